@@ -1,0 +1,84 @@
+# Everything here works from a fresh clone with python3 >= 3.10 (with its venv module), GPU or not: the first target
+# that needs it makes the environment in .venv and installs gemmkit there.
+#
+#   make demo                          two examples on real data; in the emulator where there is no GPU
+#   make test [PYTEST_ARGS=...]        all tests that need no GPU
+#   make test-gpu [PYTEST_ARGS=...]    the tests that need one
+#   make lint, make bench, make venv, make clean
+#
+#   make test PYTHON=python3.12        makes the environment with another Python
+#   make test VENV=path                another environment: made when it is not there; one that somebody else made is
+#                                      used as it is, and nothing is installed into it
+#   make venv CUDA=12                  the CUDA release of the toolkit wheels (default: what the driver speaks, or 13)
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+
+# A driver for CUDA 12 does not load what CUDA 13 compiles. The wheels of 13 compile without any driver.
+CUDA ?= $(shell nvidia-smi 2>/dev/null | grep -q 'CUDA Version: 12\.' && echo 12 || echo 13)
+CONSTRAINTS := $(if $(filter 12,$(CUDA)),constraints-common.txt,constraints.txt)
+
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.gemmkit-installed-cu$(CUDA)
+LINT_STAMP := $(VENV)/.gemmkit-installed-lint
+
+# .venv is ours. So is another environment that is not there yet, or that has the mark of one made here.
+ifneq ($(VENV),.venv)
+ifneq ($(wildcard $(VENV)/bin/python),)
+ifeq ($(wildcard $(VENV)/.gemmkit-made),)
+FOREIGN := yes
+endif
+endif
+endif
+READY := $(if $(FOREIGN),,$(STAMP))
+LINT_READY := $(if $(FOREIGN),,$(LINT_STAMP))
+
+.PHONY: help demo test test-gpu lint bench venv clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
+
+demo: $(READY)
+	$(PY) -m gemmkit demo
+
+test: $(READY)
+	$(PY) -m pytest -q -m "not gpu" -n 2 $(PYTEST_ARGS)
+
+test-gpu: $(READY)
+	$(PY) -m pytest -q -m gpu -n 8 $(PYTEST_ARGS)
+
+lint: $(LINT_READY)
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+bench: $(READY)
+	$(PY) -m bench.gemm
+	$(PY) -m bench.host
+
+venv: $(READY)
+
+$(VENV)/.gemmkit-made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	    echo "gemmkit needs Python >= 3.10; '$(PYTHON)' is not that (or not there)." \
+	         "Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	    echo "'$(PYTHON)' cannot make an environment: its venv or ensurepip module is missing." \
+	         "Install it (Debian, Ubuntu: apt install python3-venv), name another Python (make PYTHON=...)," \
+	         "or name an environment that has gemmkit's dependencies (make VENV=path ...)." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(STAMP): pyproject.toml constraints.txt constraints-common.txt | $(VENV)/.gemmkit-made
+	@echo "Installing gemmkit and the CUDA $(CUDA) toolkit wheels into $(VENV) (once; a few minutes)"
+	$(PY) -m pip install -q --disable-pip-version-check -e ".[cu$(CUDA),test]" -c $(CONSTRAINTS)
+	@touch $@
+
+$(LINT_STAMP): $(STAMP)
+	$(PY) -m pip install -q --disable-pip-version-check -e ".[lint]" -c $(CONSTRAINTS)
+	@touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

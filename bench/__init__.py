@@ -1,0 +1,9 @@
+"""Measurements: one script a table or figure, each run as `python -m bench.<name>`.
+
+backends   what a measurement needs of an array library (PyTorch, CuPy): arrays, the peer's product, timing
+harness    ours against the peer in one run: interleaved pairs, graphs, rotated inputs, checked results
+report     the result file (JSON), its schema, and the printed table
+plot       draws a result file
+gemm       products of plain matrices against cuBLAS
+host       what a call costs on the host, and what the first call of a second process costs
+"""

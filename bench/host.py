@@ -1,0 +1,165 @@
+"""What a call costs on the host: `python -m bench.host`.
+
+Rows (one problem, small enough that the device always keeps up):
+
+    plan          run(a, b, out=d) of a planned product; the peer is the library's product with out=
+    matmul        gemmkit.matmul(a, b), everything looked up; the peer is the library's product that allocates
+    first call    a second process's first product, with the kernels that the first compiled on disk; the peer
+                  is that first process. `compiles` and `peer_compiles` count the kernels that each compiled;
+                  the time is that of the first product alone, with the libraries imported and the device's
+                  context made.
+
+Host times are medians of batches between synchronisations. A batch is shorter than the driver's launch queue
+(about a thousand launches), so that no launch ever waits for room in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import backends, report
+from bench.harness import Call, Row, WrongResult
+
+SIZE = 64  # M = N = K
+DTYPE = "f16"
+TOLERANCE = 1e-3
+BATCH = 500  # launches between two synchronisations: under the launch queue's length
+
+
+def host_us(call: Call, synchronise: Call, calls: int = 2000, batch: int = BATCH, repeats: int = 5) -> float:
+    """Median host time of `call` in microseconds, over `repeats` loops of `calls` calls.
+
+    Raises:
+        ValueError: `batch` does not divide `calls`.
+    """
+    if batch <= 0 or calls <= 0 or calls % batch:
+        raise ValueError(f"calls, batch: {batch} must divide {calls}")
+    for _ in range(batch):
+        call()
+    times = []
+    for _ in range(repeats * (calls // batch)):
+        synchronise()
+        start = time.perf_counter_ns()
+        for _ in range(batch):
+            call()
+        times.append((time.perf_counter_ns() - start) * 1e-3 / batch)
+    synchronise()
+    return statistics.median(times)
+
+
+def row(work: str, ours_us: float, peer: str, peer_us: float, error: float, **further: Any) -> Row:
+    """A row of the result file, for a result that was checked.
+
+    Raises:
+        WrongResult: the error is too large, or NaN.
+    """
+    if not error <= TOLERANCE:
+        raise WrongResult(f"{work}: relative error {error:.3g}, more than {TOLERANCE:.3g}")
+    shape = {"dtype": DTYPE, "m": SIZE, "n": SIZE, "k": SIZE, "layout": "nn"}
+    times = {"ours_us": ours_us, "peer": peer, "peer_us": peer_us, "ratio": peer_us / ours_us}
+    return {"work": work, **shape, **times, "error": error, **further}
+
+
+def calls(backend: backends.Backend) -> list[Row]:
+    """The rows of cached calls with the arrays of one library."""
+    import gemmkit
+
+    a, b = (backend.normal(SIZE, SIZE, DTYPE, seed) for seed in (0, 1))
+    d, e = (backend.empty(SIZE, SIZE, DTYPE) for _ in range(2))
+    reference = backend.reference(a, b)
+    run = gemmkit.plan(a, b, None, None)
+
+    backend.poison(d)
+    run(a, b, out=d)
+    planned = backend.relative_error(d, reference)
+    derived = backend.relative_error(gemmkit.matmul(a, b), reference)
+
+    pairs: list[tuple[str, Callable[[], object], Callable[[], object], float]] = [
+        ("plan", lambda: run(a, b, out=d), lambda: backend.matmul(a, b, e), planned),
+        ("matmul", lambda: gemmkit.matmul(a, b), lambda: a @ b, derived),
+    ]
+    rows = []
+    for work, ours, peer, error in pairs:
+        ours_us, peer_us = host_us(ours, backend.synchronise), host_us(peer, backend.synchronise)
+        rows.append(row(f"{work} ({backend.name})", ours_us, backend.peer_name(), peer_us, error))
+    return rows
+
+
+def child(backend: backends.Backend, cache: Path) -> dict[str, Any]:
+    """What `bench.first_call` reports in a process of its own, with its compiled kernels kept in `cache`.
+
+    Raises:
+        RuntimeError: the process failed; with what it wrote.
+    """
+    command = [sys.executable, "-m", "bench.first_call", backend.name, DTYPE, str(SIZE)]
+    environment = {**os.environ, "GEMMKIT_CACHE_DIR": str(cache)}
+    root = Path(__file__).resolve().parent.parent
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=600)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} failed with status {done.returncode}:\n{done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def first_call(backend: backends.Backend) -> Row:
+    """The row of a second process's first call.
+
+    Raises:
+        RuntimeError: the first process compiled nothing (then it measured nothing), or the second one
+            compiled.
+    """
+    with tempfile.TemporaryDirectory(prefix="gemmkit-bench-") as cache:
+        cold, warm = child(backend, Path(cache)), child(backend, Path(cache))
+    if cold["compiles"] == 0:
+        raise RuntimeError("the first process compiled nothing: its cache folder was not fresh")
+    if warm["compiles"] != 0:
+        raise RuntimeError(f"the second process compiled {warm['compiles']} kernels that were on disk")
+    return row(
+        f"first call ({backend.name})",
+        warm["first_call_s"] * 1e6,
+        "the same with no kernel on disk",
+        cold["first_call_s"] * 1e6,
+        max(cold["error"], warm["error"]),
+        compiles=warm["compiles"],
+        peer_compiles=cold["compiles"],
+        import_s=warm["import_s"],
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.host", description="What a call costs on the host."
+    )
+    parser.add_argument(
+        "--backends", help="array libraries, separated by commas (default: all that are installed)"
+    )
+    parser.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
+    options = parser.parse_args(arguments)
+
+    found = options.backends.split(",") if options.backends else backends.installed()
+    chosen = [backends.choose(name) for name in found] or [backends.choose()]
+    rows = [each for backend in chosen for each in (*calls(backend), first_call(backend))]
+    path = report.results_path("host", options.out)
+    content = report.document("host", rows, chosen[0].device())
+    report.write(content, path)
+    print(f"\n{path}\n{report.table(content)}")
+    for each in rows:
+        if "compiles" in each:
+            warm, cold = each["ours_us"] * 1e-6, each["peer_us"] * 1e-6
+            print(f"{each['work']}: {warm:.3f} s and {each['compiles']} kernels compiled")
+            print(f"{each['peer']}: {cold:.3f} s and {each['peer_compiles']} kernels compiled")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,275 @@
+"""Configurations: what a kernel computes, and how it is mapped onto the machine.
+
+A `Config` has two parts. The *problem* (layouts, operator, transforms, epilogue, condition) decides the result; the
+*mapping* (tile shapes, warps, shared layouts, order, kernel) only the speed: any legal mapping gives the same result up
+to rounding. `get_config` fills in what is not given; what is not legal raises `ConfigError`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gemmkit.components import Component
+from gemmkit.epilogues import Default, Epilogue
+from gemmkit.kernels.rasterisation import Grouped, Order
+from gemmkit.kernels.spec import Condition, Operand, Spec
+from gemmkit.layouts import Layout, Zero
+from gemmkit.operators import Operator
+from gemmkit.runtime.device import DeviceInfo, target
+from gemmkit.tiling import Tile
+from gemmkit.transforms import Identity, Transform
+
+__all__ = ["Config", "ConfigError", "get_config"]
+
+
+class ConfigError(ValueError):
+    """A configuration that no kernel can carry out; the message names the field, its value and the rule."""
+
+
+TRANSFORMS = (
+    "transform_global_to_shared_a", "transform_global_to_shared_b", "transform_global_to_shared_c",
+    "transform_shared_to_regs_a", "transform_shared_to_regs_b", "transform_shared_to_regs_c",
+    "transform_regs_to_shared_d", "transform_shared_to_global_d",
+)
+
+
+@dataclass(frozen=True)
+class Config(Component):
+    """All that specialises a kernel. Make one with `get_config`; ``repr(config)`` can be pasted back."""
+
+    # the problem
+    global_a_layout: Layout
+    global_b_layout: Layout
+    global_c_layout: Layout
+    global_d_layout: Layout
+    operator: Operator
+    # the mapping
+    block_shape: Tile
+    warps_per_block: int
+    compute_warp: Tile
+    shared_a_layout: Any
+    shared_b_layout: Any
+    shared_c_layout: Any
+    shared_d_layout: Any
+    mem_a_warp: Tile
+    mem_a_thread: Tile
+    mem_b_warp: Tile
+    mem_b_thread: Tile
+    mem_cd_warp: Tile
+    mem_cd_thread: Tile
+    order: Order = Grouped(8)
+    kernel: str = "singlestage"
+    # the problem's functions
+    transform_global_to_shared_a: Transform = Identity()
+    transform_global_to_shared_b: Transform = Identity()
+    transform_global_to_shared_c: Transform = Identity()
+    transform_shared_to_regs_a: Transform = Identity()
+    transform_shared_to_regs_b: Transform = Identity()
+    transform_shared_to_regs_c: Transform = Identity()
+    transform_regs_to_shared_d: Transform = Identity()
+    transform_shared_to_global_d: Transform = Identity()
+    epilogue: Epilogue = Default()
+    condition: Condition = Condition()
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+    def __repr__(self) -> str:
+        parts = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.default is dataclasses.MISSING or repr(value) != repr(field.default):
+                parts.append(f"    {field.name}={value!r},")
+        return "get_config(\n" + "\n".join(parts) + "\n)"
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_per_block
+
+    @property
+    def has_c(self) -> bool:
+        """Whether there is a C to load: a zero C that no transform changes is not."""
+        return not (isinstance(self.global_c_layout, Zero) and self.transform_global_to_shared_c.is_identity
+                    and self.transform_shared_to_regs_c.is_identity)
+
+    def spec(self, whole_a: bool = False, whole_b: bool = False, whole_c: bool = False, whole_d: bool = False) -> Spec:
+        """The kernel's specialisation; the flags are the divisibility class (see `kernels.spec.Operand`)."""
+        return Spec(
+            self.block_shape, self.compute_warp, self.warps_per_block, self.operator,
+            Operand(self.global_a_layout, self.shared_a_layout, self.transform_global_to_shared_a,
+                    self.transform_shared_to_regs_a, self.mem_a_warp, self.mem_a_thread, whole_a),
+            Operand(self.global_b_layout, self.shared_b_layout, self.transform_global_to_shared_b,
+                    self.transform_shared_to_regs_b, self.mem_b_warp, self.mem_b_thread, whole_b),
+            Operand(self.global_c_layout, self.shared_c_layout, self.transform_global_to_shared_c,
+                    self.transform_shared_to_regs_c, self.mem_cd_warp, self.mem_cd_thread, whole_c),
+            Operand(self.global_d_layout, self.shared_d_layout, self.transform_shared_to_global_d,
+                    self.transform_regs_to_shared_d, self.mem_cd_warp, self.mem_cd_thread, whole_d),
+            self.epilogue, self.condition, self.order, self.has_c)
+
+    def check_device(self, device: DeviceInfo) -> None:
+        """Raise ConfigError when the kernel does not fit the device."""
+        needed = self.spec().shared_bytes
+        if needed > device.shared_memory_per_block:
+            raise ConfigError(f"block_shape={self.block_shape!r} needs {needed} bytes of shared memory with these "
+                              f"layouts, and {device.name} has {device.shared_memory_per_block} a block; take smaller tiles")
+        if self.threads > device.max_threads_per_block:
+            raise ConfigError(f"warps_per_block={self.warps_per_block} is {self.threads} threads, and {device.name} allows "
+                              f"{device.max_threads_per_block} a block")
+
+
+# -- rules ------------------------------------------------------------------------------------------------------------
+
+def _rule(condition: bool, field: str, value: Any, rule: str) -> None:
+    if not condition:
+        raise ConfigError(f"{field}={value!r}: {rule}")
+
+
+def _divides(small: Tile, large: Tile, field: str, rule: str) -> None:
+    for name in small.names:
+        part, whole = getattr(small.size, name), getattr(large.size, name)
+        _rule(whole % part == 0, field, small, f"{rule} ({name}={whole} is not a multiple of {part})")
+
+
+def validate(config: Config) -> None:
+    """Raise ConfigError for the first rule that a configuration breaks."""
+    for field in dataclasses.fields(config):
+        if field.type == "Tile":
+            _rule(isinstance(getattr(config, field.name), Tile), field.name, getattr(config, field.name),
+                  "a Tile is needed")
+        elif field.type == "Transform":
+            _rule(isinstance(getattr(config, field.name), Transform), field.name, getattr(config, field.name),
+                  "a Transform is needed; wrap a function in transforms.Elementwise")
+    _validate_types(config)
+    _validate_tiles(config)
+    _validate_dtypes(config)
+    _validate_transforms(config)
+
+
+def _validate_types(config: Config) -> None:
+    from gemmkit.kernels.select import KERNELS
+
+    for name, kind in (("operator", Operator), ("epilogue", Epilogue), ("order", Order), ("condition", Condition)):
+        _rule(isinstance(getattr(config, name), kind), name, getattr(config, name), f"an instance of {kind.__name__} is "
+              "needed (not the class itself)")
+    _rule(config.kernel in KERNELS, "kernel", config.kernel, f"the kernels are {', '.join(KERNELS)}")
+    for name in ("a", "b", "c", "d"):
+        layout = getattr(config, f"global_{name}_layout")
+        _rule(isinstance(layout, Layout), f"global_{name}_layout", layout, "a Layout is needed, for example "
+              "RowMajor('float16')")
+        if name == "d":
+            _rule(layout.writable, "global_d_layout", layout, "it has neither store_element nor store, so D cannot be "
+                  "written with it")
+        else:
+            _rule(layout.readable, f"global_{name}_layout", layout, "it has neither element nor load, so it cannot be read")
+        shared = getattr(config, f"shared_{name}_layout")
+        _rule(hasattr(shared, "physical_size"), f"shared_{name}_layout", shared, "a shared layout is needed: RowMajor, "
+              "ColMajor or Padded")
+
+
+def _validate_tiles(config: Config) -> None:
+    block, warp = config.block_shape, config.compute_warp
+    warps = config.warps_per_block
+    _rule(isinstance(warps, int) and not isinstance(warps, bool) and warps >= 1, "warps_per_block", warps,
+          "a positive number is needed")
+    for field, tile, names in (("block_shape", block, ("M", "N", "K")), ("compute_warp", warp, ("M", "N", "K")),
+                               ("mem_a_warp", config.mem_a_warp, ("M", "K")), ("mem_a_thread", config.mem_a_thread, ("M", "K")),
+                               ("mem_b_warp", config.mem_b_warp, ("K", "N")), ("mem_b_thread", config.mem_b_thread, ("K", "N")),
+                               ("mem_cd_warp", config.mem_cd_warp, ("M", "N")),
+                               ("mem_cd_thread", config.mem_cd_thread, ("M", "N"))):
+        _rule(tile.names == names, field, tile, f"its dimensions must be {', '.join(names)}")
+    m, n, k = config.operator.shape
+    operation = Tile(M=m, N=n, K=k)
+    _divides(operation, warp, "operator", f"compute_warp={warp!r} must be a multiple of the operator's {m}x{n}x{k}")
+    _divides(warp, block, "compute_warp", f"block_shape={block!r} must be a multiple of it")
+    tiles = block.size.M // warp.size.M * (block.size.N // warp.size.N)
+    _rule(tiles == warps, "warps_per_block", warps, f"block_shape and compute_warp divide the block among {tiles} warps")
+    for name, projected in (("a", block.MK), ("b", block.KN), ("cd", block.MN)):
+        mem_warp, mem_thread = getattr(config, f"mem_{name}_warp"), getattr(config, f"mem_{name}_thread")
+        _divides(mem_warp, projected, f"mem_{name}_warp", f"the block's {projected!r} must be a multiple of it")
+        _divides(mem_thread, mem_warp, f"mem_{name}_thread", f"mem_{name}_warp={mem_warp!r} must be a multiple of it")
+
+
+def _validate_dtypes(config: Config) -> None:
+    operator = config.operator
+    for name, fragment in (("a", operator.fragment_a), ("b", operator.fragment_b)):
+        layout, shared = getattr(config, f"global_{name}_layout"), getattr(config, f"shared_{name}_layout")
+        to_shared, to_regs = (getattr(config, f"transform_{way}_{name}") for way in ("global_to_shared", "shared_to_regs"))
+        loaded = getattr(operator, "shared_dtypes", {}).get(name, fragment.dtype)
+        _rule(shared.dtype == loaded or not (to_regs.is_identity or operator.is_mapped is False), f"shared_{name}_layout",
+              shared, f"{operator!r} loads {loaded}")
+        _rule(shared.dtype == loaded, f"shared_{name}_layout", shared, f"{operator!r} loads {loaded}")
+        _rule(layout.dtype == shared.dtype or not to_shared.is_identity, f"global_{name}_layout", layout,
+              f"the operator takes {name} as {shared.dtype}; nothing is converted silently: choose an operator of dtype "
+              f"{layout.dtype}, convert the array, or give transform_global_to_shared_{name}")
+    for name in ("c", "d"):
+        shared = getattr(config, f"shared_{name}_layout")
+        _rule(shared.dtype == operator.fragment_c.dtype or not _strict(operator), f"shared_{name}_layout", shared,
+              f"{operator!r} accumulates in {operator.fragment_c.dtype}")
+
+
+def _strict(operator: Operator) -> bool:
+    """Whether the operator's loads and stores of C and D convert nothing."""
+    return not operator.is_mapped
+
+
+def _validate_transforms(config: Config) -> None:
+    if config.operator.is_mapped:
+        return
+    for field in TRANSFORMS[3:7]:
+        transform = getattr(config, field)
+        _rule(transform.is_identity or not transform.with_coordinates, field, transform,
+              f"{config.operator!r} does not say which element a register holds, so a transform on registers cannot have "
+              "coordinates; transform between global and shared memory, or use MMAOp")
+
+
+# -- defaults ---------------------------------------------------------------------------------------------------------
+
+def get_config(*, operator: Operator, global_a_layout: Layout, gemm_shape: Any = None, device: DeviceInfo | None = None,
+               **fields: Any) -> Config:
+    """A complete configuration from an operator, A's layout and whatever else is given.
+
+    ``gemm_shape`` (a dict or Tile of M, N, K) helps to choose tiles and decides nothing else. Every field of `Config` may
+    be given; missing ones get: B's layout that of A, no C, D's layout that of A in the accumulator's dtype, a block shape
+    by `gemmkit.tuning.defaults`, shared layouts in the order of the global ones, padded by 16 bytes.
+
+    Raises ConfigError for a combination that no kernel can carry out, TypeError for an unknown field.
+
+    >>> from gemmkit import layouts, operators
+    >>> config = get_config(operator=operators.MMAOp(), global_a_layout=layouts.RowMajor("float16"))
+    >>> config.block_shape, config.warps_per_block
+    (Tile(M=128, N=128, K=64), 8)
+    """
+    from gemmkit.tuning import defaults
+
+    known = {field.name for field in dataclasses.fields(Config)}
+    unknown = set(fields) - known
+    if unknown:
+        raise TypeError(f"get_config() got unknown fields {', '.join(sorted(unknown))}; the fields are "
+                        + ", ".join(sorted(known)))
+    if not isinstance(operator, Operator):
+        raise ConfigError(f"operator={operator!r}: an instance of Operator is needed (not the class itself)")
+    if not isinstance(global_a_layout, Layout):
+        raise ConfigError(f"global_a_layout={global_a_layout!r}: a Layout is needed, for example RowMajor('float16')")
+    values = dict(fields, operator=operator, global_a_layout=global_a_layout)
+    device = device or target()
+    defaults.fill(values, _sizes(gemm_shape), device)
+    config = Config(**values)
+    config.check_device(device)
+    return config
+
+
+def _sizes(gemm_shape: Any) -> tuple[int, int, int] | None:
+    if gemm_shape is None:
+        return None
+    if isinstance(gemm_shape, Tile):
+        gemm_shape = dict(zip(gemm_shape.names, gemm_shape.extents))
+    if not isinstance(gemm_shape, dict) or set(gemm_shape) != {"M", "N", "K"}:
+        raise ConfigError(f"gemm_shape={gemm_shape!r}: M, N and K are needed, for example dict(M=512, N=512, K=64)")
+    for name, size in gemm_shape.items():
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
+            raise ConfigError(f"gemm_shape: {name}={size!r}: a size is 0 or more")
+    return int(gemm_shape["M"]), int(gemm_shape["N"]), int(gemm_shape["K"])

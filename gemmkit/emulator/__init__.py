@@ -1,0 +1,11 @@
+"""The CPU machine that runs kernels without a GPU and checks what hardware does not.
+
+    machine     threads, blocks, `launch`
+    scheduler   which thread runs next, deadlock
+    agent       checked memory accesses
+    memory      arrays and shared memory as addressable bytes
+    shadow      history of accesses, in which races are found
+    clocks      what is ordered before what
+    sites       kernel lines
+    errors      the faults
+"""

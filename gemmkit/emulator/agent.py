@@ -1,0 +1,157 @@
+"""Checked memory accesses, and the point in time that whoever makes them stands at."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index as as_index
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from gemmkit.emulator import errors, shadow
+from gemmkit.emulator.clocks import Foreign, Vector
+from gemmkit.emulator.memory import Memory
+from gemmkit.emulator.sites import Site, here, kernel_line, template_line
+
+if TYPE_CHECKING:
+    from gemmkit.emulator.machine import Block
+
+Bytes = npt.NDArray[np.uint8]
+
+_PLAIN_SIZES = frozenset((1, 2, 4, 8, 16))
+_ONES = {size: b"\x01" * size for size in _PLAIN_SIZES}
+
+
+class Agent:
+    """Who reads and writes memory: a thread, or something that acts beside threads, such as a copy engine.
+
+    Attributes:
+        block: where it runs; index: its entry in the block's vector clocks.
+        clock, seen, foreign: its time and its knowledge of others (`clocks`).
+        pages: the launch's history of global memory.
+    """
+
+    __slots__ = ("block", "clock", "foreign", "index", "pages", "seen")
+
+    def __init__(self, block: Block, index: int, seen: Vector, pages: shadow.Pages) -> None:
+        self.block, self.index, self.pages = block, index, pages
+        self.clock = 1
+        self.seen = seen
+        self.foreign: Foreign = None
+
+    @property
+    def id(self) -> errors.ThreadId:
+        """Block index and linear thread index, as errors give them."""
+        return errors.ThreadId(self.block.index, self.index)
+
+    def is_after(self, record: shadow.Record) -> bool:
+        """Whether another agent's access happened before now."""
+        other = record[0]
+        if other.block is self.block:
+            return record[1] <= self.seen[other.index]
+        seen = None if self.foreign is None else self.foreign.get(other.block)
+        return seen is not None and record[1] <= seen[other.index]
+
+    def read(self, memory: Memory, address: int, nbytes: int, alignment: int | None = None) -> Bytes:
+        """A copy of `nbytes` bytes from absolute byte address `address`.
+
+        Without `alignment` it is one plain access: 1, 2, 4, 8 or 16 bytes, at a multiple of its size. With
+        it, it is any number of bytes at a multiple of `alignment`.
+
+        Raises:
+            AlignmentError, BoundsError, UninitialisedRead, RaceError: the faults of the kernel.
+            ValueError: a size that no plain access has.
+        """
+        address = as_index(address)
+        low = self._locate("read", memory, address, nbytes, alignment)
+        if memory.written is not None:
+            first = memory.written.find(0, low, low + nbytes)
+            if first >= 0:
+                raise self._fault(errors.UninitialisedRead, "read", memory, address, nbytes,
+                                  f"of which nothing has written byte {first - low}")
+        pages = self.pages if memory.pages is None else memory.pages
+        conflict = shadow.note(pages, self, address, nbytes, False)
+        if conflict is not None:
+            raise self._race("read", conflict, memory, nbytes)
+        return memory.data[low:low + nbytes].copy()
+
+    def write(self, memory: Memory, address: int, data: Any, alignment: int | None = None) -> None:
+        """Stores `data` (one-dimensional uint8, or bytes) at absolute byte address `address`.
+
+        Sizes and alignment are those of `read`.
+
+        Raises:
+            ReadOnlyError, AlignmentError, BoundsError, RaceError: the faults of the kernel.
+            TypeError, ValueError: `data` is not bytes; a size that no plain access has.
+        """
+        address = as_index(address)
+        nbytes = data.nbytes if data.__class__ is np.ndarray else len(data)
+        low = self._locate("write", memory, address, nbytes, alignment)
+        if memory.readonly:
+            raise self._fault(errors.ReadOnlyError, "write", memory, address, nbytes, "which is read-only")
+        pages = self.pages if memory.pages is None else memory.pages
+        conflict = shadow.note(pages, self, address, nbytes, True)
+        if conflict is not None:
+            raise self._race("write", conflict, memory, nbytes)
+        try:
+            memory.bytes[low:low + nbytes] = data
+        except ValueError as error:
+            what = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
+            raise TypeError(f"data is {what}; pass a one-dimensional array of uint8 or bytes") from error
+        if memory.written is not None:
+            memory.written[low:low + nbytes] = _ONES.get(nbytes) or b"\x01" * nbytes
+
+    def out_of_bounds(self, memory: Memory, index: Sequence[int], shape: Sequence[int]) -> NoReturn:
+        """Reports an array index outside its extents, whatever lies at the address it would have.
+
+        Raises:
+            BoundsError: always.
+        """
+        key, extents = tuple(map(int, index)), tuple(map(int, shape))
+        raise errors.BoundsError(f"index {key} of {memory.name!r}, which has shape {extents}", site=here(),
+                                 thread=self.id, memory=memory.name)
+
+    def _locate(self, kind: str, memory: Memory, address: int, nbytes: int, alignment: int | None) -> int:
+        """Index of the access's first byte in `memory.data`, checked for size, alignment and bounds."""
+        if alignment is None:
+            if nbytes not in _PLAIN_SIZES:
+                raise ValueError(f"nbytes is {nbytes}; a plain access has 1, 2, 4, 8 or 16 bytes; "
+                                 "others need alignment=")
+            alignment = nbytes
+        elif nbytes <= 0 or alignment <= 0:
+            raise ValueError(f"nbytes is {nbytes} and alignment {alignment}; both must be positive")
+        if address % alignment:
+            raise self._fault(errors.AlignmentError, kind, memory, address, nbytes,
+                              f"which is {address % alignment} past a multiple of {alignment}")
+        low = address - memory.base
+        high = low + nbytes
+        if low < 0 or high > memory.size:
+            side = f"starts {-low} bytes before it" if low < 0 else f"ends {high - memory.size} bytes past it"
+            raise self._fault(errors.BoundsError, kind, memory, address, nbytes,
+                              f"which has {memory.size} bytes; the access {side}")
+        if memory.valid is not None and memory.valid.find(0, low, high) >= 0:
+            raise self._fault(errors.BoundsError, kind, memory, address, nbytes,
+                              "where it touches padding between the elements")
+        return low
+
+    def _fault(self, error: type[errors.EmulatorError], kind: str, memory: Memory, address: int, nbytes: int,
+               why: str) -> errors.EmulatorError:
+        return error(f"{kind} of {_place(memory, address, nbytes)}, {why}", site=here(), thread=self.id,
+                     address=address, size=nbytes, memory=memory.name)
+
+    def _race(self, kind: str, conflict: shadow.Conflict, memory: Memory, nbytes: int) -> errors.RaceError:
+        other, _, earlier = conflict.record
+        place, now = _place(memory, conflict.address, nbytes), here()
+        return errors.RaceError(f"race in {place}: nothing orders these two accesses",
+                                _access(conflict.kind, other, earlier), _access(kind, self, now), site=now,
+                                address=conflict.address, size=nbytes, memory=memory.name)
+
+
+def _place(memory: Memory, address: int, nbytes: int) -> str:
+    offset = address - memory.base
+    where = f"offset {offset}" if memory.base == 0 else f"address {address:#x} (byte {offset})"
+    return f"{nbytes} byte{'s' if nbytes > 1 else ''} at {where} of {memory.name!r}"
+
+
+def _access(kind: str, agent: Agent, site: Site) -> errors.Access:
+    return errors.Access(kind, agent.id, kernel_line(site), template_line(site))

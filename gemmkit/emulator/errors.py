@@ -1,0 +1,112 @@
+"""What the emulator reports: a class for each kind of fault, with kernel line, threads and address."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gemmkit.emulator.sites import Line, Site, kernel_line, template_line
+
+
+class ThreadId(NamedTuple):
+    """A thread of a launch: its block's index (x, y, z) and its linear index in the block."""
+
+    block: tuple[int, int, int]
+    tid: int
+
+    def __str__(self) -> str:
+        return f"thread {self.tid} of block {self.block}"
+
+
+class Access(NamedTuple):
+    """One side of a race: ``kind`` is "read" or "write"."""
+
+    kind: str
+    thread: ThreadId
+    kernel_line: Line
+    template_line: Line | None
+
+
+class Waiter(NamedTuple):
+    """Where a thread stands that cannot go on."""
+
+    thread: ThreadId
+    what: str
+    kernel_line: Line
+
+
+class EmulatorError(RuntimeError):
+    """A fault in an emulated kernel.
+
+    Attributes:
+        kernel_line: the innermost line of the kernel or of a component (`Line`: file, number, text).
+        template_line: the line of the template kernel that called it, when that is another one.
+        thread: the thread at fault, (block, tid).
+        address: absolute byte address for an array, byte offset for shared memory.
+        size: bytes of the access.
+        memory: name of the array, or of the block's shared memory.
+    """
+
+    def __init__(self, message: str, *, site: Site | None = None, thread: ThreadId | None = None,
+                 address: int | None = None, size: int | None = None, memory: str | None = None) -> None:
+        self.kernel_line = None if site is None else kernel_line(site)
+        self.template_line = None if site is None else template_line(site)
+        self.thread, self.address, self.size, self.memory = thread, address, size, memory
+        lines = [message]
+        if thread is not None:
+            lines.append(f"by {thread}")
+        if self.kernel_line is not None:
+            lines.append(f"at {self.kernel_line}")
+        if self.template_line is not None:
+            lines.append(f"called from {self.template_line}")
+        super().__init__("\n  ".join(lines))
+
+
+class BoundsError(EmulatorError):
+    """An access to bytes that belong to no element of the array, or lie outside shared memory."""
+
+
+class AlignmentError(EmulatorError):
+    """An access whose address is no multiple of its alignment."""
+
+
+class UninitialisedRead(EmulatorError):
+    """A read of bytes that nothing has written."""
+
+
+class ReadOnlyError(EmulatorError):
+    """A write to an array that the kernel may only read."""
+
+
+class DivergenceError(EmulatorError):
+    """Threads that must execute one instruction together meet at different ones.
+
+    ``lines``: the two kernel lines, the one that was there first leading.
+    """
+
+    def __init__(self, message: str, first: Site, second: Site, first_thread: ThreadId,
+                 thread: ThreadId) -> None:
+        self.lines = (kernel_line(first), kernel_line(second))
+        super().__init__(f"{message}\n  {first_thread} waits at {self.lines[0]}", site=second, thread=thread)
+
+
+class RaceError(EmulatorError):
+    """Two accesses to one byte, at least one of them a write, with nothing that orders them.
+
+    ``accesses``: the earlier and the later one in this run (another run may see them the other way round).
+    """
+
+    def __init__(self, message: str, earlier: Access, later: Access, *, site: Site, address: int, size: int,
+                 memory: str) -> None:
+        self.accesses = (earlier, later)
+        called = f"\n  called from {earlier.template_line}" if earlier.template_line else ""
+        first = f"first a {earlier.kind} by {earlier.thread}\n  at {earlier.kernel_line}{called}"
+        super().__init__(f"{message}\n  {first}\n  then a {later.kind}", site=site, thread=later.thread,
+                         address=address, size=size, memory=memory)
+
+
+class DeadlockError(EmulatorError):
+    """No thread can go on. ``waiting``: every thread that waits, for what and where."""
+
+    def __init__(self, message: str, waiting: Sequence[Waiter], site: Site) -> None:
+        self.waiting = tuple(waiting)
+        super().__init__(message, site=site, thread=waiting[0].thread)

@@ -1,0 +1,77 @@
+"""Epilogues: how a block's tile of D goes from shared to global memory.
+
+``__call__(self, x, m, n)`` is enough for anything element-wise: it gets a value of D and its **global** row and column.
+An epilogue that needs whole tiles overrides ``tile``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gemmkit.components import Component
+from gemmkit.kernels.parts import column_of, inside, row_of, transform_tile
+from gemmkit.lang.control import choose, each, keep
+from gemmkit.lang.registers import apply
+from gemmkit.ptx.special import lane_index
+from gemmkit.tiling import parallelise, translate
+
+
+@dataclass(frozen=True)
+class Epilogue(Component):
+    """Base class of epilogues.
+
+    >>> from gemmkit import Scalar
+    >>> @dataclass(frozen=True)
+    ... class Clamp(Epilogue):
+    ...     low: Scalar
+    ...     high: Scalar
+    ...     def __call__(self, x, m, n):
+    ...         return min(max(x, self.low), self.high)
+    >>> Clamp(0.0, 1.0)(3.5, 0, 0)
+    1.0
+    """
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        return x
+
+    def store(self, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
+        """Step 5 of the kernel: every thread takes its tiles of D from shared memory and hands them to `tile`."""
+        block = spec.block.MN
+        warp_tiles = parallelise(block, spec.d.warp, warp, spec.warps)
+        for i in range(len(warp_tiles)):
+            thread_tiles = parallelise(warp_tiles[i], spec.d.thread, lane_index(), 32)
+            for j in range(len(thread_tiles)):
+                tile = thread_tiles[j]
+                values = spec.d.shared.load_shared(pointer, tile, spec.d.shared.leading(block.size))
+                place = translate(tile, block_m, block_n)
+                self.tile(spec, d, place, transform_tile(spec.d.to_shared, values, place), shape)
+
+    def tile(self, spec: Any, d: Any, tile: Any, values: tuple, shape: Any) -> None:
+        """Finish and store a thread's tile of D. ``tile`` is where it lies globally; parts of it may be out of range."""
+        if inside(tile, shape.M, shape.N):
+            spec.d.layout.store(d, tile, apply(finish_element, values, self, tile), shape)
+        else:
+            choose(spec.d.whole, keep, finish_edge, values, self, spec.d.layout, d, tile, shape)
+
+
+def finish_element(x: Any, n: int, epilogue: Any, tile: Any) -> Any:
+    """The epilogue of a tile's n-th element."""
+    return epilogue(x, row_of(tile, n), column_of(tile, n))
+
+
+def finish_edge(values: tuple, epilogue: Any, layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
+    """A tile that straddles an edge: element by element, those in range."""
+    each(finish_edge_element, values, epilogue, layout, data, tile, shape)
+    return values
+
+
+def finish_edge_element(x: Any, n: int, epilogue: Any, layout: Any, data: Any, tile: Any, shape: Any) -> None:
+    i, j = row_of(tile, n), column_of(tile, n)
+    if i < shape.M and j < shape.N:
+        layout.store_element(data, i, j, epilogue(x, i, j), shape)
+
+
+@dataclass(frozen=True)
+class Default(Epilogue):
+    """Stores D."""

@@ -1,0 +1,102 @@
+"""Epilogues that come with gemmkit: bias, and BLAS's linear combination with C."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gemmkit.components import Array, Scalar
+from gemmkit.epilogues.base import Epilogue
+from gemmkit.kernels.parts import column_of, inside, row_of
+from gemmkit.lang.control import choose, each
+from gemmkit.lang.registers import apply
+from gemmkit.layouts import Layout
+
+
+@dataclass(frozen=True)
+class Bias(Epilogue):
+    """Adds a vector to every row of D (``along="N"``: bias[n], N elements) or to every column (``"M"``: bias[m]).
+
+    The vector may have any dtype; the sum is taken in NumPy's common type of it and the accumulator.
+
+    >>> import numpy as np
+    >>> float(Bias(np.array([1.0, 2.0]))(0.5, 0, 1))
+    2.5
+    """
+
+    bias: Array
+    along: str = "N"
+
+    def __post_init__(self) -> None:
+        if self.along not in ("M", "N"):
+            raise ValueError(f'Bias(along={self.along!r}): "N" (one element a column) or "M" (one a row) is needed')
+
+    @property
+    def is_along_m(self) -> bool:
+        return self.along == "M"
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        return x + self.bias[choose(self.is_along_m, first, second, m, n)]          # type: ignore[index]
+
+    def check(self, M: int, N: int) -> None:
+        """Raise ValueError unless the vector fits a D of M x N."""
+        from gemmkit.runtime.arrays import describe
+
+        shape, wanted = describe(self.bias, "bias").shape, (M if self.is_along_m else N,)
+        if shape != wanted:
+            raise ValueError(f"bias has shape {shape}; along={self.along!r} of a {M} x {N} result needs {wanted}")
+
+
+@dataclass(frozen=True)
+class LinearCombination(Epilogue):
+    """``alpha * x + beta * C``, with run-time alpha and beta; C is not read when beta is 0 (BLAS's rule).
+
+    C may be the same array as D: every element is read and written by one thread. ``layout`` is C's. The arithmetic is
+    the accumulator's.
+    """
+
+    alpha: Scalar
+    beta: Scalar
+    c: Array
+    layout: Layout
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        raise TypeError("LinearCombination works on tiles")
+
+    def tile(self, spec: Any, d: Any, tile: Any, values: tuple, shape: Any) -> None:
+        if inside(tile, shape.M, shape.N):
+            if self.beta == 0:
+                spec.d.layout.store(d, tile, apply(scaled, values, self), shape)
+            else:
+                added = self.layout.load(self.c, tile, shape)
+                spec.d.layout.store(d, tile, apply(combined, values, self, added), shape)
+        else:
+            each(combine_edge, values, self, spec.d.layout, d, tile, shape)
+
+
+def first(m: int, n: int) -> int:
+    return m
+
+
+def second(m: int, n: int) -> int:
+    return n
+
+
+def scaled(x: Any, n: int, epilogue: Any) -> Any:
+    return x * epilogue.alpha
+
+
+def combined(x: Any, n: int, epilogue: Any, c: tuple) -> Any:
+    return x * epilogue.alpha + c[n] * epilogue.beta
+
+
+def combine_edge(x: Any, n: int, epilogue: Any, layout: Any, d: Any, tile: Any, shape: Any) -> None:
+    i, j = row_of(tile, n), column_of(tile, n)
+    if i < shape.M and j < shape.N:
+        value = x * epilogue.alpha
+        if epilogue.beta != 0:
+            value = value + epilogue.layout.element(epilogue.c, i, j, shape) * epilogue.beta
+        layout.store_element(d, i, j, value, shape)
+
+
+__all__ = ["Bias", "LinearCombination"]

@@ -1,0 +1,171 @@
+"""What the template kernels share: moving an operand's tiles, masked at its edges, through its transforms.
+
+Masking is done here, once, for all layouts: an element out of range is never asked for, and stands as the operator's
+identity wherever the product would meet it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmkit.lang.control import choose, keep
+from gemmkit.lang.registers import apply, generate
+from gemmkit.lang.values import convert, convert_all, fill
+from gemmkit.ptx.fragments import fragment_coordinate
+from gemmkit.ptx.memory import load_words, pack_words, store_words
+from gemmkit.ptx.special import lane_index
+from gemmkit.tiling import parallelise, translate
+from gemmkit.transforms.base import transformed
+
+
+def copy_to_shared(operand: Any, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int,
+                   nothing: Any, warp: int, warps: int, shape: Any) -> None:
+    """Copy the block's tile of an operand from global to shared memory; (at_i, at_j) is where it lies globally."""
+    warp_tiles = parallelise(block, operand.warp, warp, warps)
+    for i in range(len(warp_tiles)):
+        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
+        for j in range(len(thread_tiles)):
+            tile = thread_tiles[j]
+            choose(operand.is_direct, copy_words, copy_elements, operand, data, pointer, tile,
+                   translate(tile, at_i, at_j), operand.shared.leading(block.size), rows, columns, nothing, shape)
+
+
+def copy_elements(operand: Any, data: Any, pointer: Any, tile: Any, place: Any, leading: int, rows: int, columns: int,
+                  nothing: Any, shape: Any) -> None:
+    """A thread's tile by way of its elements; ``place`` is where it lies globally."""
+    values = read_tile(operand, data, place, rows, columns, nothing, shape)
+    operand.shared.store_shared(pointer, tile, values, leading)
+
+
+def copy_words(operand: Any, data: Any, pointer: Any, tile: Any, place: Any, leading: int, rows: int, columns: int,
+               nothing: Any, shape: Any) -> None:
+    """A thread's tile as it is: same type and order on both sides, and no transform between."""
+    words = read_words(operand, data, place, rows, columns, nothing, shape)
+    layout = operand.shared
+    store_words(pointer, layout.position(tile.base, leading), layout.position(tile.offset, leading), words)
+
+
+def read_words(operand: Any, data: Any, tile: Any, rows: int, columns: int, nothing: Any, shape: Any) -> tuple:
+    if inside(tile, rows, columns):
+        return load_words(data, operand.layout.axis, tile.base, tile.offset, tile.count)
+    return pack_words(choose(operand.whole, nothing_of_tile, read_edge, operand, data, tile, rows, columns, nothing,
+                             shape))
+
+
+# -- reading an operand -----------------------------------------------------------------------------------------------
+
+def read_tile(operand: Any, data: Any, tile: Any, rows: int, columns: int, nothing: Any, shape: Any) -> tuple:
+    """A thread's tile of an operand, transformed, in the shared layout's dtype; ``nothing`` where it is out of range."""
+    if inside(tile, rows, columns):
+        return read_inside(operand, data, tile, shape)
+    return choose(operand.whole, nothing_of_tile, read_edge, operand, data, tile, rows, columns, nothing, shape)
+
+
+def inside(tile: Any, rows: int, columns: int) -> bool:
+    return tile.index[0] + tile.size[0] <= rows and tile.index[1] + tile.size[1] <= columns
+
+
+def read_inside(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:
+    values = convert_all(operand.layout.dtype, operand.layout.load(data, tile, shape))
+    return convert_all(operand.shared.dtype, transform_tile(operand.to_shared, values, tile))
+
+
+def nothing_of_tile(operand: Any, data: Any, tile: Any, rows: int, columns: int, nothing: Any, shape: Any) -> tuple:
+    return fill(operand.shared.dtype, tile.count, nothing)
+
+
+def read_edge(operand: Any, data: Any, tile: Any, rows: int, columns: int, nothing: Any, shape: Any) -> tuple:
+    return generate(tile.count, read_edge_element, operand, data, tile, rows, columns, nothing, shape)
+
+
+def read_edge_element(n: int, operand: Any, data: Any, tile: Any, rows: int, columns: int, nothing: Any,
+                      shape: Any) -> Any:
+    i, j = row_of(tile, n), column_of(tile, n)
+    if i < rows and j < columns:
+        value = convert(operand.layout.dtype, operand.layout.element(data, i, j, shape))
+        return convert(operand.shared.dtype, transformed(operand.to_shared, value, i, j))
+    return convert(operand.shared.dtype, nothing)
+
+
+def row_of(tile: Any, n: int) -> int:
+    """The row of a tile's n-th element, first dimension fastest."""
+    return tile.index[0] + n % tile.size[0]
+
+
+def column_of(tile: Any, n: int) -> int:
+    return tile.index[1] + n // tile.size[0]
+
+
+def transform_tile(transform: Any, values: tuple, tile: Any) -> tuple:
+    """A transform of a tile's elements."""
+    return choose(transform.is_identity, keep, transform_elements, values, transform, tile)
+
+
+def transform_elements(values: tuple, transform: Any, tile: Any) -> tuple:
+    return apply(transform_element, values, transform, tile)
+
+
+def transform_element(x: Any, n: int, transform: Any, tile: Any) -> Any:
+    return transformed(transform, x, row_of(tile, n), column_of(tile, n))
+
+
+# -- fragments --------------------------------------------------------------------------------------------------------
+
+def transform_fragment(transform: Any, mapped: bool, fragment_map: Any, dtype: Any, fragment: tuple, tile: Any) -> tuple:
+    """A transform of a fragment's elements, as ``dtype``; ``tile`` is where the fragment lies globally.
+
+    ``mapped`` is false for an opaque fragment, whose elements' coordinates are not known (`get_config` refuses a
+    transform that asks for them).
+    """
+    return convert_all(dtype, choose(transform.is_identity, keep, changed_fragment, fragment, transform, mapped,
+                                     fragment_map, tile))
+
+
+def changed_fragment(fragment: tuple, transform: Any, mapped: bool, fragment_map: Any, tile: Any) -> tuple:
+    return choose(mapped, changed_mapped, changed_opaque, fragment, transform, fragment_map, tile)
+
+
+def changed_mapped(fragment: tuple, transform: Any, fragment_map: Any, tile: Any) -> tuple:
+    return apply(changed_element, fragment, transform, fragment_map, tile)
+
+
+def changed_element(x: Any, n: int, transform: Any, fragment_map: Any, tile: Any) -> Any:
+    lane = lane_index()
+    return transformed(transform, x, tile.index[0] + fragment_coordinate(fragment_map, lane, n, 0),
+                       tile.index[1] + fragment_coordinate(fragment_map, lane, n, 1))
+
+
+def changed_opaque(fragment: tuple, transform: Any, fragment_map: Any, tile: Any) -> tuple:
+    return apply(changed_opaque_element, fragment, transform)
+
+
+def changed_opaque_element(x: Any, n: int, transform: Any) -> Any:
+    return transform.of(x)
+
+
+def transform_input(operand: Any, mapped: bool, fragment_map: Any, dtype: Any, fragment: tuple, tile: Any, axis: int,
+                    limit: int, nothing: Any) -> tuple:
+    """The shared-to-registers transform of A or B. Where K ends (``limit`` on ``axis``) there is still nothing."""
+    changed = transform_fragment(operand.to_registers, mapped, fragment_map, dtype, fragment, tile)
+    return choose(operand.to_registers.is_identity, keep, mask_where_known, changed, mapped, fragment_map, dtype, tile,
+                  axis, limit, nothing)
+
+
+def mask_where_known(fragment: tuple, mapped: bool, fragment_map: Any, dtype: Any, tile: Any, axis: int, limit: int,
+                     nothing: Any) -> tuple:
+    return choose(mapped, masked, keep, fragment, fragment_map, dtype, tile, axis, limit, nothing)
+
+
+def masked(fragment: tuple, fragment_map: Any, dtype: Any, tile: Any, axis: int, limit: int, nothing: Any) -> tuple:
+    return apply(masked_element, fragment, fragment_map, dtype, tile, axis, limit, nothing)
+
+
+def masked_element(x: Any, n: int, fragment_map: Any, dtype: Any, tile: Any, axis: int, limit: int,
+                   nothing: Any) -> Any:
+    if tile.index[axis] + fragment_coordinate(fragment_map, lane_index(), n, axis) < limit:
+        return x
+    return convert(dtype, nothing)
+
+
+__all__ = ["column_of", "copy_to_shared", "inside", "read_tile", "row_of", "transform_fragment", "transform_input",
+           "transform_tile"]

@@ -1,0 +1,135 @@
+"""The template kernel with one stage: the paper's listing, for any GPU and any component.
+
+Every thread block computes one tile of D. Nothing overlaps inside a block; several blocks a multiprocessor hide each
+other's latencies.
+
+| step | what | transform |
+|---|---|---|
+| 1 | C: global -> shared | transform_global_to_shared_c |
+| 2 | C: shared -> registers | transform_shared_to_regs_c |
+| 3a | A: global -> shared | transform_global_to_shared_a |
+| 3b | B: global -> shared | transform_global_to_shared_b |
+| 3c | A, B: shared -> registers; multiply and accumulate | transform_shared_to_regs_a, _b |
+| 4 | D: registers -> shared | transform_regs_to_shared_d |
+| 5 | D: shared -> global, by the epilogue | transform_shared_to_global_d |
+
+M, N, K are run-time values, and 0 is one of them: K = 0 gives D = transform(C).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmkit.kernels.parts import copy_to_shared, transform_fragment, transform_input
+from gemmkit.lang.control import choose
+from gemmkit.lang.registers import registers
+from gemmkit.lang.values import fill
+from gemmkit.ptx.memory import shared
+from gemmkit.ptx.special import barrier, block_x, thread_index, udiv, uniform
+from gemmkit.tiling import parallelise, translate, translate_offset
+
+
+def singlestage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
+    """D = A B + C for one tile of D; see the module's table. Launched with one block of ``spec.threads`` a tile."""
+    # 0. Which tile of D is this block's, and which warp is this thread's?
+    block = spec.block
+    rows, columns = udiv(shape.M + block.size.M - 1, block.size.M), udiv(shape.N + block.size.N - 1, block.size.N)
+    tile_m, tile_n = spec.order.block(block_x(), rows, columns)
+    block_m, block_n = tile_m * block.size.M, tile_n * block.size.N
+    warp = uniform(udiv(thread_index(), 32))
+    accumulators = registers(spec.operator.fragment_c, spec.fragments_m, spec.fragments_n)
+
+    # 1. and 2. C: global -> shared -> registers (or the start of the sum where there is no C).
+    choose(spec.has_c, load_c, start_from_nothing, spec, accumulators, c, block_m, block_n, warp, shape)
+
+    # 3. For every block along K that can matter to these rows and columns:
+    a_shared, b_shared = shared(spec.a.shared.dtype, 0), shared(spec.b.shared.dtype, spec.b_offset)
+    a_begin, a_end = spec.a.layout.k_range(block_m, min(block_m + block.size.M, shape.M), shape)
+    b_begin, b_end = spec.b.layout.k_range(block_n, min(block_n + block.size.N, shape.N), shape)
+    begin = udiv(max(a_begin, b_begin), block.size.K) * block.size.K
+    for block_k in range(begin, min(a_end, b_end), block.size.K):
+        if spec.condition(block_m, block_n, block_k):
+            # 3a. A: global -> shared.
+            copy_to_shared(spec.a, a, a_shared, block.MK, block_m, block_k, shape.M, shape.K, spec.operator.identity,
+                           warp, spec.warps, shape)
+            # 3b. B: global -> shared.
+            copy_to_shared(spec.b, b, b_shared, block.KN, block_k, block_n, shape.K, shape.N, spec.operator.identity,
+                           warp, spec.warps, shape)
+            barrier()
+            # 3c. Every warp multiplies its part.
+            warp_tiles = parallelise(block, spec.compute_warp, warp, spec.warps)
+            for step in range(len(warp_tiles)):
+                multiply(spec, accumulators, a_shared, b_shared, warp_tiles[step], block_m, block_n, block_k, shape)
+            barrier()
+
+    # 4. D: registers -> shared.
+    d_shared = shared(spec.d.shared.dtype, 0)
+    store_d(spec, accumulators, d_shared, block_m, block_n, warp)
+    barrier()
+
+    # 5. D: shared -> global.
+    spec.epilogue.store(spec, d, d_shared, block_m, block_n, warp, shape)
+
+
+def load_c(spec: Any, accumulators: Any, c: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
+    """Steps 1 and 2."""
+    pointer = shared(spec.c.shared.dtype, 0)
+    copy_to_shared(spec.c, c, pointer, spec.block.MN, block_m, block_n, shape.M, shape.N, 0, warp, spec.warps, shape)
+    barrier()
+    leading = spec.c.shared.leading(spec.block.MN.size)
+    warp_tile = parallelise(spec.block.MN, spec.compute_warp.MN, warp, spec.warps)[0]
+    for i in range(spec.fragments_m):
+        for j in range(spec.fragments_n):
+            tile = translate_offset(warp_tile, i * spec.operation.size.M, j * spec.operation.size.N)
+            fragment = spec.operator.load_c(spec.c.shared, pointer, tile, leading)
+            accumulators[i, j] = transform_fragment(
+                spec.c.to_registers, spec.operator.is_mapped, spec.operator.map_c, spec.operator.fragment_c.dtype,
+                fragment, translate(tile, block_m, block_n))
+    barrier()
+
+
+def start_from_nothing(spec: Any, accumulators: Any, c: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
+    """No C: the accumulators start as the operator says."""
+    for i in range(spec.fragments_m):
+        for j in range(spec.fragments_n):
+            accumulators[i, j] = fill(spec.operator.fragment_c.dtype, spec.operator.fragment_c.count,
+                                      spec.operator.start)
+
+
+def multiply(spec: Any, accumulators: Any, a_shared: Any, b_shared: Any, warp_tile: Any, block_m: int, block_n: int,
+             block_k: int, shape: Any) -> None:
+    """Step 3c for one slice along K of a warp's tile: fragments of A and B, and their outer product."""
+    operator, operation = spec.operator, spec.operation
+    a_leading = spec.a.shared.leading(spec.block.MK.size)
+    b_leading = spec.b.shared.leading(spec.block.KN.size)
+    a_fragments = registers(operator.fragment_a, spec.fragments_m)
+    b_fragments = registers(operator.fragment_b, spec.fragments_n)
+    for k in range(spec.steps_k):
+        for i in range(spec.fragments_m):
+            tile = translate_offset(warp_tile.MK, i * operation.size.M, k * operation.size.K)
+            fragment = operator.load_a(spec.a.shared, a_shared, tile, a_leading)
+            a_fragments[i] = transform_input(spec.a, operator.is_mapped, operator.map_a, operator.fragment_a.dtype,
+                                             fragment, translate(tile, block_m, block_k), 1, shape.K, operator.identity)
+        for j in range(spec.fragments_n):
+            tile = translate_offset(warp_tile.KN, k * operation.size.K, j * operation.size.N)
+            fragment = operator.load_b(spec.b.shared, b_shared, tile, b_leading)
+            b_fragments[j] = transform_input(spec.b, operator.is_mapped, operator.map_b, operator.fragment_b.dtype,
+                                             fragment, translate(tile, block_k, block_n), 0, shape.K, operator.identity)
+        for i in range(spec.fragments_m):
+            for j in range(spec.fragments_n):
+                accumulators[i, j] = operator.mma(a_fragments[i], b_fragments[j], accumulators[i, j])
+
+
+def store_d(spec: Any, accumulators: Any, pointer: Any, block_m: int, block_n: int, warp: int) -> None:
+    """Step 4."""
+    leading = spec.d.shared.leading(spec.block.MN.size)
+    warp_tile = parallelise(spec.block.MN, spec.compute_warp.MN, warp, spec.warps)[0]
+    for i in range(spec.fragments_m):
+        for j in range(spec.fragments_n):
+            tile = translate_offset(warp_tile, i * spec.operation.size.M, j * spec.operation.size.N)
+            fragment = transform_fragment(spec.d.to_registers, spec.operator.is_mapped, spec.operator.map_c,
+                                          spec.d.shared.dtype, accumulators[i, j], translate(tile, block_m, block_n))
+            spec.operator.store_d(spec.d.shared, pointer, tile, leading, fragment)
+
+
+__all__ = ["singlestage"]

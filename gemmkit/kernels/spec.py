@@ -1,0 +1,127 @@
+"""What a kernel is specialised by: the components in its slots, and the mapping onto blocks, warps and threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from gemmkit.components import Component, Scalar
+from gemmkit.epilogues import Epilogue
+from gemmkit.kernels.rasterisation import Order
+from gemmkit.layouts import Layout, Plain
+from gemmkit.operators import Operator
+from gemmkit.tiling import Tile
+from gemmkit.transforms import Transform
+
+ALIGNMENT = 128                        # bytes: where the next operand may start in shared memory
+
+
+@dataclass(frozen=True)
+class Shape(Component):
+    """The run-time sizes of a problem: what layouts get as ``shape``."""
+
+    M: Scalar
+    N: Scalar
+    K: Scalar
+
+
+@dataclass(frozen=True)
+class Condition(Component):
+    """Which K blocks a thread block computes: ``__call__(self, m, n, k)`` with the tile's first row, column and k."""
+
+    @property
+    def is_always(self) -> bool:
+        return type(self) is Condition
+
+    def __call__(self, m: int, n: int, k: int) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Operand(Component):
+    """One operand's way through the memories.
+
+    ``to_shared`` acts between global and shared memory, ``to_registers`` between shared memory and registers (for D:
+    the same two stretches, outwards). ``warp`` and ``thread`` are the tiles that a warp and a thread move at a time.
+    ``whole`` says that the operand's extents are multiples of the thread's tile, so no thread's tile straddles an edge.
+    """
+
+    layout: Layout
+    shared: Layout
+    to_shared: Transform
+    to_registers: Transform
+    warp: Tile
+    thread: Tile
+    whole: bool
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether a thread's tile can go to shared memory as raw words: same type and order, and no transform."""
+        layout, shared, tile = self.layout, self.shared, self.thread
+        return (isinstance(layout, Plain) and type(layout).load is Plain.load and self.to_shared.is_identity
+                and layout.dtype == shared.dtype and layout.axis == shared.axis
+                and tile.extents[layout.axis] == tile.count and tile.count * layout.dtype.itemsize % 4 == 0)
+
+
+@dataclass(frozen=True)
+class Spec(Component):
+    """All that a template kernel is specialised by."""
+
+    block: Tile
+    compute_warp: Tile
+    warps: int
+    operator: Operator
+    a: Operand
+    b: Operand
+    c: Operand
+    d: Operand
+    epilogue: Epilogue
+    condition: Condition
+    order: Order
+    has_c: bool
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def operation(self) -> Tile:
+        """The operator's shape as a tile."""
+        m, n, k = self.operator.shape
+        return Tile(M=m, N=n, K=k)
+
+    @property
+    def fragments_m(self) -> int:
+        return self.compute_warp.size.M // self.operator.shape[0]
+
+    @property
+    def fragments_n(self) -> int:
+        return self.compute_warp.size.N // self.operator.shape[1]
+
+    @property
+    def steps_k(self) -> int:
+        """Operations along K in a warp's tile."""
+        return self.compute_warp.size.K // self.operator.shape[2]
+
+    @property
+    def b_offset(self) -> int:
+        """Where B starts in shared memory, in bytes; A starts at 0, and C and D too (they live at other times)."""
+        size = self.block.size
+        return -(-_bytes(self.a.shared, size.M, size.K) // ALIGNMENT) * ALIGNMENT
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        size = self.block.size
+        inputs = self.b_offset + _bytes(self.b.shared, size.K, size.N)
+        outputs = _bytes(self.d.shared, size.M, size.N)
+        addend = _bytes(self.c.shared, size.M, size.N) if self.has_c else 0
+        return max(inputs, outputs, addend)
+
+    def grid(self, M: int, N: int) -> tuple[int, int]:
+        """Tiles of D along M and N."""
+        return -(-M // self.block.size.M), -(-N // self.block.size.N)
+
+
+def _bytes(layout: Any, rows: int, columns: int) -> int:
+    return layout.physical_size(rows, columns) * layout.dtype.itemsize

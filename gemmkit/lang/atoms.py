@@ -1,0 +1,41 @@
+"""An atom: one operation that hardware does, described once for both worlds.
+
+``Atom(name, typer, emulate)`` is a callable. In device code, ``typer(context, *types)`` gives its signature and code; in
+Python, and so in the emulator, ``emulate(*values)`` does what the hardware would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gemmkit.lang.numba_hooks import global_callable, typeof_impl, types
+
+
+class Atom:
+    """A hardware operation: its device code and its emulation."""
+
+    def __init__(self, name: str, typer: Callable[..., Any], emulate: Callable[..., Any], doc: str = ""):
+        self.__name__ = name
+        self.__doc__ = doc or emulate.__doc__
+        self.emulate = emulate
+        self.device_type = global_callable(self, typer)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.emulate(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<atom {self.__name__}>"
+
+
+def atom(typer: Callable[..., Any]) -> Callable[[Callable[..., Any]], Atom]:
+    """Decorate the emulation with its typer: ``@atom(typer) def fma(a, b, c): ...``"""
+    def wrap(emulate: Callable[..., Any]) -> Atom:
+        return Atom(emulate.__name__, typer, emulate)
+
+    return wrap
+
+
+@typeof_impl.register(Atom)
+def _typeof_atom(value: Atom, c: Any) -> types.Type:
+    return value.device_type

@@ -1,0 +1,139 @@
+"""Functions that captured arrays or NumPy scalars: those become kernel arguments.
+
+``Elementwise(lambda x, m, n: x + bias[n])`` refers to ``bias``. In Numba a captured array would be frozen into the
+kernel; here the function gets one more argument, a struct of what it captured, and a compiler pass reads the captured
+names from it.
+"""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+from numba.cuda import cgutils
+from numba.cuda.core import ir
+
+from gemmkit.lang.functions import DeviceFunction, names_of
+from gemmkit.lang.numba_hooks import (AttributeTemplate, lowering_registry, models, register_model, signature,
+                                      types, typing_registry)
+
+ARGUMENT = "gemmkit_captures"
+
+
+def captured(function: Any) -> dict[str, Any]:
+    """The runtime values (arrays, NumPy scalars) that a function refers to, by name; closure first, then globals."""
+    function = function.function if isinstance(function, DeviceFunction) else function
+    found: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        if _is_runtime(cell.cell_contents):
+            found[name] = cell.cell_contents
+    for name in sorted(set(names_of(function.__code__))):
+        value = function.__globals__.get(name)
+        if name not in found and _is_runtime(value):
+            found[name] = value
+    return found
+
+
+def _is_runtime(value: Any) -> bool:
+    from gemmkit.components import is_array
+
+    return isinstance(value, np.generic) or is_array(value)
+
+
+class CapturesType(types.Type):
+    """The struct of a function's captured values."""
+
+    def __init__(self, members: dict[str, Any]):
+        self.members = members
+        super().__init__("captures(" + ", ".join(f"{k}: {t}" for k, t in members.items()) + ")")
+
+
+@register_model(CapturesType)
+class _CapturesModel(models.StructModel):
+    def __init__(self, dmm: Any, fe_type: CapturesType):
+        super().__init__(dmm, fe_type, list(fe_type.members.items()))
+
+
+@typing_registry.register_attr
+class _CapturesAttributes(AttributeTemplate):
+    key = CapturesType
+
+    def generic_resolve(self, ty: CapturesType, attr: str) -> Any:
+        return ty.members.get(attr)
+
+
+@lowering_registry.lower_getattr_generic(CapturesType)
+def _captures_getattr(context: Any, builder: Any, ty: CapturesType, value: Any, attr: str) -> Any:
+    return getattr(cgutils.create_struct_proxy(ty)(context, builder, value=value), attr)
+
+
+class ClosureType(types.Callable):
+    """A function with the struct of its captures as value."""
+
+    def __init__(self, function: DeviceFunction, text: str, captures: CapturesType):
+        self.function, self.captures = function, captures
+        self._key = (text, captures)
+        super().__init__(f"closure {function.__name__}<{text[-12:]}>")
+
+    @property
+    def key(self) -> Any:
+        return self._key
+
+    def get_call_type(self, context: Any, args: tuple, kws: dict) -> Any:
+        if kws:
+            return None
+        result = self.function.compile(tuple(args), self.captures)
+        return signature(result.signature.return_type, *args, recvr=self.captures)
+
+    def get_call_signatures(self) -> Any:
+        return [], True
+
+    def get_impl_key(self, sig: Any) -> Any:
+        captures, *args = sig.args
+        return self.function.compile(tuple(args), captures).entry_point
+
+
+_closures: dict[Any, ClosureType] = {}
+
+
+def closure_type(function: DeviceFunction, text: str, members: dict[str, Any]) -> ClosureType:
+    """The type of a function; functions of one text are one type, whichever object came first."""
+    captures = CapturesType(members)
+    key = (text, captures)
+    found = _closures.get(key)
+    return found if found is not None else _closures.setdefault(key, ClosureType(function, text, captures))
+
+
+@register_model(ClosureType)
+class _ClosureModel(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: ClosureType):
+        super().__init__(dmm, fe_type, dmm.lookup(fe_type.captures).get_value_type())
+
+    def get_argument_type(self) -> Any:
+        return self._dmm.lookup(self._fe_type.captures).get_argument_type()
+
+    def as_argument(self, builder: Any, value: Any) -> Any:
+        return self._dmm.lookup(self._fe_type.captures).as_argument(builder, value)
+
+    def from_argument(self, builder: Any, value: Any) -> Any:
+        return self._dmm.lookup(self._fe_type.captures).from_argument(builder, value)
+
+
+def bind_captures(func_ir: Any, names: tuple[str, ...]) -> None:
+    """The compiler pass: one argument more in front, and captured names read from it."""
+    block = func_ir.blocks[min(func_ir.blocks)]
+    scope, loc = block.scope, block.loc
+    struct = scope.redefine(ARGUMENT, loc)
+    for each in func_ir.blocks.values():
+        for statement in each.body:
+            if not isinstance(statement, ir.Assign):
+                continue
+            value = statement.value
+            if isinstance(value, ir.Arg):
+                statement.value = ir.Arg(value.name, value.index + 1, value.loc)
+            elif isinstance(value, (ir.FreeVar, ir.Global)) and value.name in names:
+                statement.value = ir.Expr.getattr(struct, value.name, value.loc)
+    block.body.insert(0, ir.Assign(ir.Arg(ARGUMENT, 0, loc), struct, loc))
+    func_ir.arg_names = (ARGUMENT, *func_ir.arg_names)
+    func_ir.arg_count += 1

@@ -1,0 +1,138 @@
+"""Compile-time control: choosing, repeating and combining without leaving anything in the machine code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from gemmkit.lang.atoms import atom
+from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.registers import call_function
+from gemmkit.lang.scalars import index
+
+i32 = ir.IntType(32)
+
+
+def _resolve(context: Any, function: Any, args: tuple) -> Any:
+    return context.resolve_function_type(function, args, {}) if isinstance(function, types.Callable) else None
+
+
+def _cast_all(context: Any, builder: Any, values: Any, given: Any, wanted: Any) -> list:
+    return [context.cast(builder, v, t, to) for v, t, to in zip(values, given, wanted)]
+
+
+def _type_choose(context: Any, condition: Any, then: Any, otherwise: Any, *args: Any) -> Any:
+    if not isinstance(condition, types.BooleanLiteral):
+        return None
+    which = 1 if condition.literal_value else 2
+    function = (then, otherwise)[which - 1]
+    inner = _resolve(context, function, args)
+    if inner is None:
+        return None
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        return call_function(c, b, function, v[which], inner, _cast_all(c, b, v[3:], args, inner.args))
+
+    return signature(inner.return_type, condition, then, otherwise, *args), codegen
+
+
+@atom(_type_choose)
+def choose(condition: bool, then: Any, otherwise: Any, *args: Any) -> Any:
+    """``then(*args) if condition else otherwise(*args)``, decided at compile time: the other is not even typed."""
+    return then(*args) if condition else otherwise(*args)
+
+
+def _type_keep(context: Any, value: Any, *ignored: Any) -> Any:
+    return signature(value, value, *ignored), lambda c, b, s, v: v[0]
+
+
+@atom(_type_keep)
+def keep(value: Any, *ignored: Any) -> Any:
+    """The value: what `choose` takes where there is nothing to do."""
+    return value
+
+
+def _type_each(context: Any, function: Any, values: Any, *args: Any) -> Any:
+    if not isinstance(values, types.BaseTuple):
+        return None
+    inner = [_resolve(context, function, (t, index, *args)) for t in values.types]
+    if any(sig is None for sig in inner):
+        return None
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        for n, (sig, ty) in enumerate(zip(inner, values.types)):
+            given = (b.extract_value(v[1], n), i32(n), *v[2:])
+            call_function(c, b, function, v[0], sig, _cast_all(c, b, given, (ty, index, *args), sig.args))
+        return c.get_dummy_value()
+
+    return signature(types.none, function, values, *args), codegen
+
+
+@atom(_type_each)
+def each(function: Any, values: tuple, *args: Any) -> None:
+    """``function(value, i, *args)`` for every value of a tuple, unrolled."""
+    for i, value in enumerate(values):
+        function(value, i, *args)
+
+
+def _type_join(context: Any, parts: Any) -> Any:
+    if not isinstance(parts, types.BaseTuple) or not all(isinstance(p, types.BaseTuple) for p in parts.types):
+        return None
+    result = types.BaseTuple.from_types([t for part in parts.types for t in part.types])
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        out = []
+        for n, part in enumerate(parts.types):
+            inner = b.extract_value(v[0], n)
+            out += [b.extract_value(inner, k) for k in range(len(part.types))]
+        return c.make_tuple(b, result, out)
+
+    return signature(result, parts), codegen
+
+
+@atom(_type_join)
+def join(parts: tuple) -> tuple:
+    """A tuple of tuples as one tuple."""
+    return tuple(value for part in parts for value in part)
+
+
+def _type_outer(context: Any, function: Any, c: Any, a: Any, b: Any, depth: Any, *args: Any) -> Any:
+    if not all(isinstance(t, types.UniTuple) for t in (c, a, b)) or not isinstance(depth, types.IntegerLiteral):
+        return None
+    k = int(depth.literal_value)
+    rows, columns = a.count // k, b.count // k
+    inner = _resolve(context, function, (c.dtype, a.dtype, b.dtype, *args))
+    if inner is None or rows * columns != c.count:
+        return None
+
+    def codegen(ctx: Any, builder: Any, s: Any, v: Any) -> Any:
+        parts = [[builder.extract_value(v[at], n) for n in range(ty.count)] for at, ty in ((1, c), (2, a), (3, b))]
+        out, lhs, rhs = parts
+        for step in range(k):
+            for j in range(columns):
+                for i in range(rows):
+                    n = i + j * rows
+                    given = (out[n], lhs[step * rows + i], rhs[step * columns + j], *v[5:])
+                    given = _cast_all(ctx, builder, given, (c.dtype, a.dtype, b.dtype, *args), inner.args)
+                    value = call_function(ctx, builder, function, v[0], inner, given)
+                    out[n] = ctx.cast(builder, value, inner.return_type, c.dtype)
+        return ctx.make_tuple(builder, c, out)
+
+    return signature(c, function, c, a, b, depth, *args), codegen
+
+
+@atom(_type_outer)
+def outer(function: Any, c: tuple, a: tuple, b: tuple, depth: int, *args: Any) -> tuple:
+    """An outer product of register vectors: ``c[i, j] = function(c[i, j], a[k, i], b[k, j], *args)`` for k < depth.
+
+    ``a`` holds ``depth`` groups of rows, ``b`` as many of columns; ``c`` is rows x columns, rows first.
+    """
+    rows, columns = len(a) // depth, len(b) // depth
+    out = list(c)
+    for step in range(depth):
+        for j in range(columns):
+            for i in range(rows):
+                n = i + j * rows
+                out[n] = function(out[n], a[step * rows + i], b[step * columns + j], *args)
+    return tuple(out)

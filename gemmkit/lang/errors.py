@@ -1,0 +1,37 @@
+"""Errors of user code inside a kernel, told in the user's terms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ComponentError(TypeError):
+    """A component's method cannot be compiled; the message names its file, line and what was wrong there."""
+
+
+def explain(function: Any, args: tuple, error: Exception) -> ComponentError:
+    """``error``, raised by Numba while it compiled ``function`` for the argument types, with the user's place first."""
+    code = function.__code__
+    where = f'{code.co_filename}:{code.co_firstlineno}'
+    loc = getattr(error, "loc", None)
+    if loc is not None and loc.filename == code.co_filename:
+        where = f"{loc.filename}:{loc.line}"
+    import linecache
+
+    filename, _, line = where.rpartition(":")
+    source = linecache.getline(filename, int(line)).strip()
+    kinds = ", ".join(str(a) for a in args)
+    reason = _first_line(str(error))
+    return ComponentError(
+        f'{function.__qualname__} cannot be compiled as device code\n  File "{filename}", line {line}\n    {source}\n'
+        f"  with arguments ({kinds})\n  {reason}")
+
+
+def _first_line(text: str) -> str:
+    import re
+
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    skip = ("Failed in", "During:", "File ", "<source", "- Resolution", "Overload", "There are")
+    useful = [line for line in lines if not line.startswith(skip)]
+    return " ".join(useful[:4]) if useful else (lines[0] if lines else "unknown reason")

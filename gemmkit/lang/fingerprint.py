@@ -1,0 +1,88 @@
+"""What a Python function or constant *is*, as text: equal text means equal device code.
+
+Used for two things: two lambdas written at one place are one compile-time value, and the on-disk cache of compiled
+kernels is keyed by everything that went into a kernel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from functools import lru_cache
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from gemmkit.lang.functions import DeviceFunction
+
+_busy = threading.local()
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@lru_cache(maxsize=1)
+def package_digest() -> str:
+    """A digest of gemmkit's own source: a new version of any file invalidates every compiled kernel."""
+    root = Path(__file__).resolve().parent.parent
+    state = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        state.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return state.hexdigest()
+
+
+def code_text(code: CodeType) -> str:
+    """A code object without its place in a file."""
+    constants = [code_text(c) if isinstance(c, CodeType) else f"{type(c).__name__}:{c!r}" for c in code.co_consts]
+    return repr((code.co_name, code.co_code.hex(), constants, code.co_names, code.co_varnames, code.co_freevars,
+                 code.co_argcount))
+
+
+def function_text(function: Any) -> str:
+    """A function with all that it refers to: its code, defaults, captured variables, and the globals it names."""
+    function = function.function if isinstance(function, DeviceFunction) else function
+    stack = getattr(_busy, "stack", None)
+    if stack is None:
+        stack = _busy.stack = []
+    if function in stack:
+        return f"recursive:{function.__qualname__}"
+    stack.append(function)
+    try:
+        parts = [code_text(function.__code__), repr(function.__defaults__)]
+        parts += [value_text(cell.cell_contents) for cell in function.__closure__ or ()]
+        scope = function.__globals__
+        parts += [f"{n}={value_text(scope[n])}" for n in sorted(_global_names(function.__code__)) if n in scope]
+        return digest("\n".join(parts))
+    finally:
+        stack.pop()
+
+
+def _global_names(code: CodeType) -> set[str]:
+    names = set(code.co_names)
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            names |= _global_names(const)
+    return names
+
+
+def value_text(value: Any) -> str:
+    """Text that tells one compile-time value from another."""
+    own = getattr(value, "__fingerprint__", None)
+    if own is not None and not isinstance(value, type):
+        return own()
+    if isinstance(value, (FunctionType, DeviceFunction)):
+        return "function:" + function_text(value)
+    if isinstance(value, ModuleType):
+        return "module:" + value.__name__
+    if isinstance(value, (type, BuiltinFunctionType)):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, (tuple, list)):
+        return "(" + ",".join(value_text(v) for v in value) + ")"
+    if isinstance(value, np.dtype):
+        return f"dtype:{value.name}"
+    if isinstance(value, (bool, int, float, str, complex, bytes, type(None), np.generic)):
+        return f"{type(value).__name__}:{value!r}"
+    return f"{type(value).__module__}.{type(value).__qualname__}:{value!r}"

@@ -1,0 +1,287 @@
+"""Plain Python functions as device code.
+
+``device(f)`` keeps ``f`` callable in Python (the emulator does just that) and teaches Numba to compile it when another
+device function calls it. Three things make plain Python enough:
+
+* **Weak constants.** In NumPy (NEP 50) ``x + 1.0`` has the type of ``x``; Numba would widen a float32 to float64 and an
+  int32 to int64. The constants of a function's code object are therefore replaced by *weak* ones, whose Numba types
+  adopt the type of the other operand.
+* **Functions that call functions.** Plain Python functions that the code refers to (globals, closures) become device
+  functions themselves, so a user's helper needs no decorator.
+* **Everything is inlined**, with line information for profilers.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+from numba.cuda import compiler as numba_compiler
+from numba.cuda.core import errors
+from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
+from numba.cuda.core.compiler_lock import global_compiler_lock
+
+from gemmkit.lang.errors import ComponentError, explain
+from gemmkit.lang.numba_hooks import OpaqueModel, lowering_registry, register_model, signature, target_context, typeof_impl, types
+
+_target = threading.local()
+
+
+def target_arch() -> tuple[int, int, str] | tuple[int, int]:
+    """The compute capability that is compiled for, as Numba writes it: ``(9, 0, "a")``."""
+    return getattr(_target, "cc", (9, 0, "a"))
+
+
+def set_target_arch(cc: tuple) -> None:
+    _target.cc = cc
+
+
+def _answer_for_the_device() -> None:
+    """Numba's own library functions ask which device is current while they compile; without one, ours is the answer."""
+    from types import SimpleNamespace
+
+    from numba.cuda import dispatcher
+
+    asked = dispatcher.get_current_device
+
+    def get_current_device() -> Any:
+        if getattr(_target, "compiling", 0):
+            return SimpleNamespace(compute_capability=target_arch())
+        return asked()
+
+    dispatcher.get_current_device = get_current_device
+
+
+_answer_for_the_device()
+
+
+class WeakInt(int):
+    """An integer constant that takes the type of what it meets."""
+
+
+class WeakFloat(float):
+    """A float constant that takes the type of what it meets."""
+
+
+def weaken(value: Any) -> Any:
+    """A constant as the code of a device function should hold it."""
+    if type(value) is int:
+        return WeakInt(value)
+    if type(value) is float:
+        return WeakFloat(value)
+    if type(value) is tuple:
+        return tuple(weaken(v) for v in value)
+    return value
+
+
+class DeviceFunction:
+    """A Python function that device code can call; in Python it is the function itself."""
+
+    def __init__(self, function: FunctionType):
+        self.function = function
+        self.__name__ = function.__name__
+        self.__doc__ = function.__doc__
+        self.__wrapped__ = function
+        self._compiled: dict[tuple, Any] = {}
+        self._weakened: FunctionType | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+    def __repr__(self) -> str:
+        return f"<device function {self.function.__qualname__}>"
+
+    @property
+    def weakened(self) -> FunctionType:
+        """The function that Numba compiles: weak constants, and helpers turned into device functions."""
+        if self._weakened is None:
+            self._weakened = _weaken_function(self.function)
+        return self._weakened
+
+    def compile(self, args: tuple, captures: Any = None) -> Any:
+        """Numba's compile result for the argument types; raises ComponentError with the user's file and line.
+
+        ``captures`` is the struct type of the runtime values that the function captured (:mod:`gemmkit.lang.closures`).
+        """
+        key = (target_arch(), args, captures)
+        result = self._compiled.get(key)
+        if result is None:
+            with global_compiler_lock:
+                try:
+                    result = compile_function(self.weakened, args, captures)
+                except ComponentError:
+                    raise
+                except (errors.NumbaError, NotImplementedError, TypeError) as error:
+                    raise explain(self.function, args, error) from error
+                result.target_context.insert_user_function(result.entry_point, result.fndesc, [result.library])
+            self._compiled[key] = result
+        return result
+
+
+class _Captures(FunctionPass):
+    """Reads captured names from an extra argument instead of the closure."""
+
+    _name = "gemmkit_captures"
+
+    def __init__(self) -> None:
+        FunctionPass.__init__(self)
+
+    def run_pass(self, state: Any) -> bool:
+        from gemmkit.lang.closures import CapturesType, bind_captures
+
+        first = state.args[0] if state.args else None
+        if not isinstance(first, CapturesType):
+            return False
+        bind_captures(state.func_ir, tuple(first.members))
+        return True
+
+
+register_pass(mutates_CFG=False, analysis_only=False)(_Captures)
+
+
+class _Pipeline(numba_compiler.CUDACompiler):
+    """numba-cuda's pipeline with one pass more, right after the bytecode is read."""
+
+    def define_pipelines(self) -> Any:
+        (pipeline,) = super().define_pipelines()
+        pipeline._finalized = False
+        pipeline.add_pass_after(_Captures, numba_compiler.CUDATranslateBytecode)
+        pipeline.finalize()
+        return [pipeline]
+
+
+def compile_function(function: FunctionType, args: tuple, captures: Any = None, inline: bool = True) -> Any:
+    """What numba-cuda's ``compile_cuda`` does, with our pipeline."""
+    from numba.cuda.descriptor import cuda_target
+
+    typing_context, context = cuda_target.typing_context, cuda_target.target_context
+    flags = numba_compiler.CUDAFlags()
+    flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+    flags.debuginfo = flags.dbg_directives_only = True
+    flags.inline, flags.error_model = "never", "numpy"
+    flags.forceinline = inline
+    flags.nvvm_options = {"opt": 3, "fastmath": False}
+    flags.compute_capability = target_arch()
+    if captures is not None:
+        args = (captures, *args)
+    _target.compiling = getattr(_target, "compiling", 0) + 1
+    try:
+        with numba_compiler.utils.numba_target_override():
+            result = _run_pipeline(function, args, flags, typing_context, context)
+    finally:
+        _target.compiling -= 1
+    result.library.finalize()
+    return result
+
+
+def _run_pipeline(function: FunctionType, args: tuple, flags: Any, typing_context: Any, context: Any) -> Any:
+    return numba_compiler.compile_extra(
+        typingctx=typing_context, targetctx=context, func=function, args=args, return_type=None, flags=flags, locals={},
+        pipeline_class=_Pipeline, call_conv=numba_compiler.CUDACallConv(context), abi_info={})
+
+
+_functions: dict[FunctionType, DeviceFunction] = {}
+
+
+def device(function: Any) -> DeviceFunction:
+    """``function`` as a device function; the same object for the same function."""
+    if isinstance(function, DeviceFunction):
+        return function
+    found = _functions.get(function)
+    if found is None:
+        found = _functions.setdefault(function, DeviceFunction(function))
+    return found
+
+
+def _weaken_code(code: CodeType) -> CodeType:
+    return code.replace(co_consts=tuple(
+        _weaken_code(c) if isinstance(c, CodeType) else weaken(c) for c in code.co_consts))
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, FunctionType) and not (value.__module__ or "").startswith("numba.")
+
+
+def _prepare(value: Any) -> Any:
+    if _is_plain(value):
+        return device(value)
+    if isinstance(value, (ModuleType, type, BuiltinFunctionType)):
+        return value
+    return weaken(value)
+
+
+def _weaken_function(function: FunctionType) -> FunctionType:
+    from types import CellType
+
+    names = set(names_of(function.__code__))
+    scope = {name: _prepare(value) if name in names else value for name, value in function.__globals__.items()}
+    scope.setdefault("__builtins__", __builtins__)
+    closure = function.__closure__
+    if closure is not None:
+        closure = tuple(CellType(_prepare(cell.cell_contents)) for cell in closure)
+    weak = FunctionType(_weaken_code(function.__code__), scope, function.__name__,
+                        weaken(function.__defaults__), closure)
+    weak.__qualname__ = function.__qualname__
+    weak.__module__ = function.__module__
+    weak.__kwdefaults__ = function.__kwdefaults__
+    return weak
+
+
+def names_of(code: CodeType) -> Any:
+    """The names that a code object, or one nested in it, looks up."""
+    yield from code.co_names
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from names_of(const)
+
+
+class DeviceFunctionType(types.Callable, types.Opaque):
+    """Numba's view of a DeviceFunction."""
+
+    def __init__(self, function: DeviceFunction):
+        self.function = function
+        super().__init__(f"device({function.function.__qualname__} at {id(function):#x})")
+
+    @property
+    def key(self) -> Any:
+        return self.function
+
+    def get_call_type(self, context: Any, args: tuple, kws: dict) -> Any:
+        if kws:
+            code = self.function.function.__code__
+            names = code.co_varnames[:code.co_argcount]
+            args = tuple(args) + tuple(kws[name] for name in names[len(args):])
+        result = self.function.compile(tuple(args))
+        return signature(result.signature.return_type, *args)
+
+    def get_call_signatures(self) -> Any:
+        return [], True
+
+    def get_impl_key(self, sig: Any) -> Any:
+        return self.function.compile(tuple(sig.args)).entry_point
+
+
+register_model(DeviceFunctionType)(OpaqueModel)
+
+
+@typeof_impl.register(DeviceFunction)
+def _typeof_device_function(value: DeviceFunction, _c: Any) -> types.Type:
+    return DeviceFunctionType(value)
+
+
+@lowering_registry.lower_constant(DeviceFunctionType)
+def _constant(context: Any, builder: Any, ty: types.Type, value: Any) -> Any:
+    return context.get_dummy_value()
+
+
+@lowering_registry.lower_cast(DeviceFunctionType, DeviceFunctionType)
+def _cast(context: Any, builder: Any, fromty: types.Type, toty: types.Type, value: Any) -> Any:
+    return value
+
+
+def call(context: Any, builder: Any, function: DeviceFunction, argument_types: tuple, values: Any) -> Any:
+    """From inside a lowering: call a device function."""
+    result = function.compile(tuple(argument_types))
+    sig = signature(result.signature.return_type, *argument_types)
+    return target_context().get_function(DeviceFunctionType(function), sig)(builder, values)

@@ -1,0 +1,185 @@
+"""Memory as device code sees it: views of global arrays, and typed pointers into shared memory.
+
+A global ``View`` indexes like a NumPy array (``data[i]``, ``data[i, j]``), without wrap-around for negative indices. Its
+type holds what decides the code: element type, dimensions, which axis has stride 1, and the alignment *class*; its value
+holds address, extents and strides, so a new size compiles nothing.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.cuda import cgutils
+
+from gemmkit.lang.numba_hooks import (AttributeTemplate, lowering_registry, models, operation, register_model,
+                                      signature, types, typing_registry)
+from gemmkit.lang.scalars import index, numba_type
+
+i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+GLOBAL, SHARED = 1, 3                                          # LLVM's numbers of the address spaces
+
+
+class ViewType(types.Type):
+    """A global array: ``unit`` is the axis of stride 1 (or None), ``alignment`` in bytes holds for every row."""
+
+    def __init__(self, dtype: np.dtype, ndim: int, unit: int | None, alignment: int):
+        self.dtype, self.ndim, self.unit, self.alignment = np.dtype(dtype), ndim, unit, alignment
+        self.element = numba_type(dtype)
+        super().__init__(f"View({self.dtype}, {ndim}d, unit={unit}, align={alignment})")
+
+    @property
+    def strided_axes(self) -> list[int]:
+        return [axis for axis in range(self.ndim) if axis != self.unit]
+
+
+@register_model(ViewType)
+class _ViewModel(models.StructModel):
+    def __init__(self, dmm: Any, fe_type: ViewType):
+        members = [("address", types.uint64)]
+        members += [(f"extent{axis}", index) for axis in range(fe_type.ndim)]
+        members += [(f"stride{axis}", types.int64) for axis in fe_type.strided_axes]
+        super().__init__(dmm, fe_type, members)
+
+
+class SharedType(types.Type):
+    """A typed pointer into the block's dynamic shared memory; the value is a byte offset."""
+
+    def __init__(self, dtype: np.dtype):
+        self.dtype = np.dtype(dtype)
+        self.element = numba_type(dtype)
+        super().__init__(f"Shared({self.dtype})")
+
+
+@register_model(SharedType)
+class _SharedModel(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: SharedType):
+        super().__init__(dmm, fe_type, i32)
+
+
+# -- addresses --------------------------------------------------------------------------------------------------------
+
+def shared_symbol(builder: Any) -> Any:
+    """The block's dynamic shared memory, aligned for every swizzle."""
+    module = builder.module
+    if "gemmkit_shared" in module.globals:
+        return module.globals["gemmkit_shared"]
+    symbol = ir.GlobalVariable(module, ir.ArrayType(i8, 0), "gemmkit_shared", addrspace=SHARED)
+    symbol.linkage, symbol.align = "external", 1024
+    return symbol
+
+
+def shared_pointer(builder: Any, ty: SharedType, byte_offset: Any, elements: list, llvm_type: Any) -> Any:
+    """``base + byte_offset + sum(elements)`` as a pointer; separate terms become register + immediate addressing."""
+    pointer = builder.gep(shared_symbol(builder), [i32(0), byte_offset])
+    size = ty.dtype.itemsize
+    for term in elements:
+        pointer = builder.gep(pointer, [builder.mul(term, i32(size))], inbounds=True)
+    return builder.bitcast(pointer, ir.PointerType(llvm_type, addrspace=SHARED))
+
+
+def global_pointer(builder: Any, ty: ViewType, view: Any, terms: list[list], llvm_type: Any) -> Any:
+    """The address of coordinates given as a sum of terms (base, offset): each is one 64-bit displacement."""
+    pointer = builder.inttoptr(view.address, ir.PointerType(i8, addrspace=GLOBAL))
+    for coordinates in terms:
+        elements = None
+        for axis, coordinate in enumerate(coordinates):
+            wide = builder.sext(coordinate, i64)
+            if axis != ty.unit:
+                wide = builder.mul(wide, getattr(view, f"stride{axis}"), flags=("nsw",))
+            elements = wide if elements is None else builder.add(elements, wide, flags=("nsw",))
+        if elements is not None:
+            pointer = builder.gep(pointer, [builder.mul(elements, i64(ty.dtype.itemsize), flags=("nsw",))], inbounds=True)
+    return builder.bitcast(pointer, ir.PointerType(llvm_type, addrspace=GLOBAL))
+
+
+def coordinates_of(context: Any, builder: Any, ty: types.Type, value: Any) -> list:
+    """A coordinate, a tuple of them or a tile's Coord as a list of LLVM int32."""
+    parts = getattr(ty, "coordinate_types", None)
+    if parts is None:
+        parts = ty.types if isinstance(ty, types.BaseTuple) else None
+    if parts is None:
+        return [context.cast(builder, value, ty, index)]
+    return [context.cast(builder, builder.extract_value(value, n), t, index) for n, t in enumerate(parts)]
+
+
+def coordinate_count(ty: types.Type) -> int:
+    """How many coordinates a type carries; 0 when it is none."""
+    parts = getattr(ty, "coordinate_types", None)
+    if parts is None and isinstance(ty, types.BaseTuple):
+        parts = ty.types
+    if parts is None:
+        return 1 if isinstance(ty, types.Integer) else 0
+    return len(parts) if all(isinstance(p, types.Integer) for p in parts) else 0
+
+
+# -- indexing ---------------------------------------------------------------------------------------------------------
+
+def proxy(context: Any, builder: Any, ty: types.Type, value: Any) -> Any:
+    return cgutils.create_struct_proxy(ty)(context, builder, value=value)
+
+
+@operation(operator.getitem)
+def _getitem(context: Any, *args: Any) -> Any:
+    if len(args) != 2:
+        return None
+    ty, key = args
+    if isinstance(ty, ViewType) and coordinate_count(key) == ty.ndim:
+        def load_global(c: Any, b: Any, s: Any, v: Any) -> Any:
+            where = coordinates_of(c, b, key, v[1])
+            llvm = c.get_data_type(ty.element)
+            pointer = global_pointer(b, ty, proxy(c, b, ty, v[0]), [where], llvm)
+            value = b.load(pointer)
+            value.align = ty.dtype.itemsize
+            return c.data_model_manager[ty.element].from_data(b, value)
+
+        return signature(ty.element, *args), load_global
+    if isinstance(ty, SharedType) and isinstance(key, types.Integer):
+        def load_shared(c: Any, b: Any, s: Any, v: Any) -> Any:
+            llvm = c.get_data_type(ty.element)
+            value = b.load(shared_pointer(b, ty, v[0], coordinates_of(c, b, key, v[1]), llvm))
+            value.align = ty.dtype.itemsize
+            return c.data_model_manager[ty.element].from_data(b, value)
+
+        return signature(ty.element, *args), load_shared
+    return None
+
+
+@operation(operator.setitem)
+def _setitem(context: Any, *args: Any) -> Any:
+    if len(args) != 3:
+        return None
+    ty, key, given = args
+    is_view = isinstance(ty, ViewType) and coordinate_count(key) == ty.ndim
+    is_shared = isinstance(ty, SharedType) and isinstance(key, types.Integer)
+    if not (is_view or is_shared):
+        return None
+
+    def store(c: Any, b: Any, s: Any, v: Any) -> Any:
+        value = c.data_model_manager[ty.element].as_data(b, c.cast(b, v[2], given, ty.element))
+        where = coordinates_of(c, b, key, v[1])
+        pointer = (global_pointer(b, ty, proxy(c, b, ty, v[0]), [where], value.type) if is_view
+                   else shared_pointer(b, ty, v[0], where, value.type))
+        b.store(value, pointer, align=ty.dtype.itemsize)
+        return c.get_dummy_value()
+
+    return signature(types.none, *args), store
+
+
+@typing_registry.register_attr
+class _ViewAttributes(AttributeTemplate):
+    key = ViewType
+
+    def generic_resolve(self, ty: ViewType, attr: str) -> Any:
+        if attr == "shape":
+            return types.UniTuple(index, ty.ndim)
+        return None
+
+
+@lowering_registry.lower_getattr(ViewType, "shape")
+def _shape(context: Any, builder: Any, ty: ViewType, value: Any) -> Any:
+    view = proxy(context, builder, ty, value)
+    parts = [getattr(view, f"extent{axis}") for axis in range(ty.ndim)]
+    return context.make_tuple(builder, types.UniTuple(index, ty.ndim), parts)

@@ -1,0 +1,108 @@
+"""The few places where gemmkit touches Numba's typing and lowering internals.
+
+Everything else in :mod:`gemmkit.lang` registers its types and operations through the helpers here, so a change inside
+numba-cuda is met in one file.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from numba.cuda import types
+from numba.cuda.cudadecl import registry as typing_registry
+from numba.cuda.cudaimpl import registry as lowering_registry
+from numba.cuda.datamodel import models
+from numba.cuda.datamodel.models import OpaqueModel
+from numba.cuda.extending import register_model, typeof_impl
+from numba.cuda.typing.templates import AbstractTemplate, AttributeTemplate, Signature, signature
+
+__all__ = [
+    "AttributeTemplate",
+    "OpaqueModel",
+    "Signature",
+    "global_callable",
+    "lowering_registry",
+    "models",
+    "operation",
+    "register_model",
+    "signature",
+    "target_context",
+    "typeof_impl",
+    "types",
+    "typing_registry",
+]
+
+Typer = Callable[..., Any]
+
+
+def target_context() -> Any:
+    from numba.cuda.descriptor import cuda_target
+
+    return cuda_target.target_context
+
+
+def _template(key: Any, typer: Typer) -> type:
+    """A template that asks ``typer(typing_context, *argument_types)`` for ``(signature, codegen)`` or None.
+
+    Unlike Numba's ``@intrinsic``, the key may be any callable (``operator.add``, ``max``, an instance), arguments keep
+    their literal types, and the template goes before the built-in ones (``target: cuda``), which would widen.
+    """
+    implementations: dict[Any, Any] = {}
+    takes_keywords = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(typer).parameters.values())
+
+    def generic(self: Any, args: tuple, kws: dict) -> Signature | None:
+        if kws and not takes_keywords:
+            return None
+        result = typer(self.context, *args, **kws)
+        if result is None:
+            return None
+        sig, codegen = result
+        if kws:
+            sig = sig.replace(pysig=_keyword_signature(len(args), tuple(kws)))
+        known = implementations.get(sig.args)
+        if known is None:
+            def lowered(context: Any, builder: Any, sig: Signature, values: Any) -> Any:
+                return codegen(context, builder, sig, values)
+
+            implementations[sig.args] = lowered
+            target_context().insert_func_defn([(lowered, lowered, sig.args)])
+        return sig
+
+    def get_impl_key(self: Any, sig: Signature) -> Any:
+        return implementations[sig.args]
+
+    name = f"gemmkit_{getattr(key, '__name__', 'callable')}"
+    return type(name, (AbstractTemplate,), dict(
+        key=staticmethod(key) if callable(key) else key, generic=generic, get_impl_key=get_impl_key,
+        prefer_literal=True, metadata={"target": "cuda"}))
+
+
+def _keyword_signature(positional: int, keywords: tuple[str, ...]) -> inspect.Signature:
+    """What Numba folds a call's keywords by: the positional ones first, then the keywords in the call's order."""
+    parameter = inspect.Parameter
+    return inspect.Signature([parameter(f"_{n}", parameter.POSITIONAL_OR_KEYWORD) for n in range(positional)]
+                             + [parameter(name, parameter.POSITIONAL_OR_KEYWORD) for name in keywords])
+
+
+def operation(key: Any) -> Callable[[Typer], Typer]:
+    """Give an existing operator or built-in (``operator.add``, ``max``, ``len``) a meaning for our types.
+
+    The decorated typer must return None for argument types that are not ours, so that other people's kernels are
+    typed just as they were.
+    """
+    def register(typer: Typer) -> Typer:
+        template = _template(key, typer)
+        template.key = key                                    # type: ignore[attr-defined]
+        typing_registry.register_global(key)(template)
+        return typer
+
+    return register
+
+
+def global_callable(key: Any, typer: Typer) -> types.Type:
+    """The Numba type of a new global callable ``key`` (a function or an instance)."""
+    template = _template(key, typer)
+    template.key = key                                        # type: ignore[attr-defined]
+    return types.Function(template)

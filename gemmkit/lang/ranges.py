@@ -1,0 +1,78 @@
+"""``range`` over coordinates: 32 bits wide, so that what is computed from the loop variable stays so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import cgutils
+from numba.cuda.core.imputils import RefType, iternext_impl
+
+from gemmkit.lang.numba_hooks import lowering_registry, models, operation, register_model, signature, types
+from gemmkit.lang.scalars import IndexType, WeakIntLiteral, index
+
+i32 = ir.IntType(32)
+
+
+class IndexRangeType(types.SimpleIterableType):
+    def __init__(self) -> None:
+        super().__init__("index_range", IndexRangeIteratorType())
+
+
+class IndexRangeIteratorType(types.SimpleIteratorType):
+    def __init__(self) -> None:
+        super().__init__("index_range_iterator", index)
+
+
+@register_model(IndexRangeType)
+class _RangeModel(models.StructModel):
+    def __init__(self, dmm: Any, fe_type: Any):
+        super().__init__(dmm, fe_type, [("start", index), ("stop", index), ("step", index)])
+
+
+@register_model(IndexRangeIteratorType)
+class _IteratorModel(models.StructModel):
+    def __init__(self, dmm: Any, fe_type: Any):
+        super().__init__(dmm, fe_type, [("current", types.EphemeralPointer(index)), ("stop", index), ("step", index)])
+
+
+@operation(range)
+def _range(context: Any, *args: Any) -> Any:
+    if not 1 <= len(args) <= 3 or not all(isinstance(a, (IndexType, types.IntegerLiteral)) for a in args):
+        return None
+    if not any(isinstance(a, (IndexType, WeakIntLiteral)) for a in args):
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        state = cgutils.create_struct_proxy(sig.return_type)(context, builder)
+        values = list(values)
+        state.start = i32(0) if len(values) == 1 else values.pop(0)
+        state.stop = values.pop(0)
+        state.step = values.pop(0) if values else i32(1)
+        return state._getvalue()
+
+    return signature(IndexRangeType(), *([index] * len(args))), codegen
+
+
+@lowering_registry.lower("getiter", IndexRangeType)
+def _getiter(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    state = cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0])
+    iterator = cgutils.create_struct_proxy(sig.return_type)(context, builder)
+    iterator.current = cgutils.alloca_once_value(builder, state.start)
+    builder.store(state.start, iterator.current)
+    iterator.stop, iterator.step = state.stop, state.step
+    return iterator._getvalue()
+
+
+@lowering_registry.lower("iternext", IndexRangeIteratorType)
+@iternext_impl(RefType.UNTRACKED)
+def _iternext(context: Any, builder: Any, sig: Any, args: Any, result: Any) -> None:
+    iterator = cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0])
+    current = builder.load(iterator.current)
+    upwards = builder.icmp_signed(">", iterator.step, i32(0))
+    valid = builder.select(upwards, builder.icmp_signed("<", current, iterator.stop),
+                           builder.icmp_signed(">", current, iterator.stop))
+    result.set_valid(valid)
+    with builder.if_then(valid):
+        result.yield_(current)
+        builder.store(builder.add(current, iterator.step, flags=("nsw",)), iterator.current)

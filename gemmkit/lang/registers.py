@@ -1,0 +1,229 @@
+"""Values that live in registers: tuples made by a function, and arrays of fragments.
+
+A *fragment* is what one thread holds of a tile: a tuple of ``count`` elements. ``registers(fragment, m, n)`` is an m x n
+array of fragments; loops with constant bounds over it are unrolled, and it then lives in registers alone (tests look for
+local memory in the compiled kernels).
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.cuda import cgutils
+
+from gemmkit.lang.atoms import atom
+from gemmkit.lang.numba_hooks import (AttributeTemplate, OpaqueModel, lowering_registry, models, operation,
+                                      register_model, signature, typeof_impl, types, typing_registry)
+from gemmkit.lang.scalars import IndexType, index, numba_type
+
+i32 = ir.IntType(32)
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """What one thread holds of an operand: ``count`` elements of ``dtype``."""
+
+    dtype: np.dtype
+    count: int
+
+    def __device_type__(self) -> types.Type:
+        return FragmentType(self)
+
+
+class FragmentType(types.Type):
+    def __init__(self, fragment: Fragment):
+        self.fragment = fragment
+        self.value = types.UniTuple(numba_type(fragment.dtype), fragment.count)
+        super().__init__(f"Fragment({fragment.dtype}, {fragment.count})")
+
+
+register_model(FragmentType)(OpaqueModel)
+
+
+@typeof_impl.register(Fragment)
+def _typeof_fragment(value: Fragment, c: Any) -> types.Type:
+    return FragmentType(value)
+
+
+@typing_registry.register_attr
+class _FragmentAttributes(AttributeTemplate):
+    key = FragmentType
+
+    def generic_resolve(self, ty: FragmentType, attr: str) -> Any:
+        from gemmkit.lang.values import static_type
+
+        return static_type(getattr(ty.fragment, attr)) if attr in ("dtype", "count") else None
+
+
+@lowering_registry.lower_getattr_generic(FragmentType)
+def _fragment_getattr(context: Any, builder: Any, ty: FragmentType, value: Any, attr: str) -> Any:
+    from gemmkit.lang.values import static_type, static_value
+
+    static = getattr(ty.fragment, attr)
+    return static_value(context, builder, static_type(static), static)
+
+
+@lowering_registry.lower_constant(FragmentType)
+def _fragment_constant(context: Any, builder: Any, ty: Any, value: Any) -> Any:
+    return context.get_dummy_value()
+
+
+class RegistersType(types.Type):
+    """An array of fragments; the value is the address of a stack slot that the optimiser dissolves."""
+
+    def __init__(self, value: types.Type, shape: tuple[int, ...]):
+        self.value, self.shape = value, shape
+        super().__init__(f"registers({value}, {shape})")
+
+
+@register_model(RegistersType)
+class _RegistersModel(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: RegistersType):
+        super().__init__(dmm, fe_type, dmm.lookup(fe_type.value).get_value_type().as_pointer())
+
+
+class Registers(dict):
+    """The emulator's registers: a dictionary that knows its shape and refuses to give what was never set."""
+
+    def __init__(self, shape: tuple[int, ...]):
+        super().__init__()
+        self.shape = shape
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._check(key)
+        super().__setitem__(key, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        self._check(key)
+        return super().__getitem__(key)
+
+    def _check(self, key: Any) -> None:
+        indices = key if isinstance(key, tuple) else (key,)
+        if len(indices) != len(self.shape) or any(not 0 <= i < n for i, n in zip(indices, self.shape)):
+            raise IndexError(f"registers of shape {self.shape} indexed with {key}")
+
+
+def _type_registers(context: Any, fragment: Any, *shape: Any) -> Any:
+    if not isinstance(fragment, FragmentType) or not all(isinstance(n, types.IntegerLiteral) for n in shape):
+        return None
+    ty = RegistersType(fragment.value, tuple(int(n.literal_value) for n in shape))
+
+    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        count = int(np.prod(ty.shape))
+        with builder.goto_entry_block():
+            return builder.alloca(context.get_value_type(ty.value), size=i32(count))
+
+    return signature(ty, fragment, *shape), codegen
+
+
+@atom(_type_registers)
+def registers(fragment: Fragment, *shape: int) -> Registers:
+    """An uninitialised array of ``shape`` (compile-time numbers) whose elements are fragments."""
+    return Registers(shape)
+
+
+def _slot(context: Any, builder: Any, ty: RegistersType, pointer: Any, key_type: Any, key: Any) -> Any:
+    if isinstance(key_type, types.BaseTuple):
+        parts = [context.cast(builder, builder.extract_value(key, n), t, index)
+                 for n, t in enumerate(key_type.types)]
+    else:
+        parts = [context.cast(builder, key, key_type, index)]
+    linear = parts[0]
+    for extent, part in zip(ty.shape[1:], parts[1:]):
+        linear = builder.add(builder.mul(linear, i32(extent)), part)
+    return builder.gep(pointer, [linear])
+
+
+def _is_key(key: Any, ty: RegistersType) -> bool:
+    parts = key.types if isinstance(key, types.BaseTuple) else (key,)
+    return len(parts) == len(ty.shape) and all(isinstance(p, types.Integer) for p in parts)
+
+
+@operation(operator.getitem)
+def _getitem(context: Any, *args: Any) -> Any:
+    if len(args) != 2 or not isinstance(args[0], RegistersType) or not _is_key(args[1], args[0]):
+        return None
+    return signature(args[0].value, *args), lambda c, b, s, v: b.load(_slot(c, b, s.args[0], v[0], s.args[1], v[1]))
+
+
+@operation(operator.setitem)
+def _setitem(context: Any, *args: Any) -> Any:
+    if len(args) != 3 or not isinstance(args[0], RegistersType) or not _is_key(args[1], args[0]):
+        return None
+    ty = args[0]
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        value = c.cast(b, v[2], s.args[2], ty.value)
+        b.store(value, _slot(c, b, ty, v[0], s.args[1], v[1]))
+        return c.get_dummy_value()
+
+    return signature(types.none, *args), codegen
+
+
+# -- tuples made by functions -----------------------------------------------------------------------------------------
+
+def call_function(context: Any, builder: Any, fnty: Any, function: Any, sig: Any, values: Any) -> Any:
+    """Call a function value of any callable type from inside a lowering."""
+    implementation = context.get_function(fnty, sig)
+    if sig.recvr:
+        values = [function, *values]
+    return implementation(builder, values)
+
+
+def _type_generate(context: Any, count: Any, function: Any, *args: Any) -> Any:
+    if not isinstance(count, types.IntegerLiteral) or not isinstance(function, types.Callable):
+        return None
+    n = int(count.literal_value)
+    inner = context.resolve_function_type(function, (index, *args), {})
+    if inner is None:
+        return None
+    result = types.UniTuple(types.unliteral(inner.return_type), n)
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        out = []
+        for i in range(n):
+            given = [c.cast(b, x, t, to) for x, t, to in zip((i32(i), *v[2:]), (index, *args), inner.args)]
+            value = call_function(c, b, function, v[1], inner, given)
+            out.append(c.cast(b, value, inner.return_type, result.dtype))
+        return c.make_tuple(b, result, out)
+
+    return signature(result, count, function, *args), codegen
+
+
+@atom(_type_generate)
+def generate(count: int, function: Any, *args: Any) -> tuple:
+    """``tuple(function(i, *args) for i in range(count))``, unrolled; ``count`` is a compile-time number."""
+    return tuple(function(i, *args) for i in range(count))
+
+
+def _type_apply(context: Any, function: Any, values: Any, *args: Any) -> Any:
+    if not isinstance(values, types.BaseTuple) or not isinstance(function, types.Callable):
+        return None
+    inner = [context.resolve_function_type(function, (t, index, *args), {}) for t in values.types]
+    if any(sig is None for sig in inner):
+        return None
+    result = types.BaseTuple.from_types([types.unliteral(sig.return_type) for sig in inner])
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        out = []
+        for i, (sig, given_type) in enumerate(zip(inner, values.types)):
+            given = (b.extract_value(v[1], i), i32(i), *v[2:])
+            given = [c.cast(b, x, t, to) for x, t, to in zip(given, (given_type, index, *args), sig.args)]
+            value = call_function(c, b, function, v[0], sig, given)
+            out.append(c.cast(b, value, sig.return_type, types.unliteral(sig.return_type)))
+        return c.make_tuple(b, result, out)
+
+    return signature(result, function, values, *args), codegen
+
+
+@atom(_type_apply)
+def apply(function: Any, values: tuple, *args: Any) -> tuple:
+    """``tuple(function(value, i, *args) for i, value in enumerate(values))``, unrolled."""
+    return tuple(function(value, i, *args) for i, value in enumerate(values))
+
+
+__all__ = ["Fragment", "IndexType", "Registers", "apply", "cgutils", "generate", "registers"]

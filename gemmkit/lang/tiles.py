@@ -1,0 +1,344 @@
+"""Tiles in device code: Numba types whose sizes are compile-time and whose operations leave nothing behind."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import cgutils
+
+from gemmkit.lang.numba_hooks import (AttributeTemplate, lowering_registry, models, operation, register_model,
+                                      signature, typeof_impl, types, typing_registry)
+from gemmkit.lang.scalars import IndexType, index
+
+i32 = ir.IntType(32)
+
+
+class CoordType(types.Type):
+    """Named coordinates; ``sizes`` when they are compile-time numbers (a tile's size)."""
+
+    def __init__(self, names: tuple[str, ...]):
+        self.names = names
+        self.coordinate_types = [index] * len(names)
+        super().__init__(f"Coord({','.join(names)})")
+
+
+class SizeType(types.Type):
+    """A tile's extents: compile-time numbers."""
+
+    def __init__(self, names: tuple[str, ...], extents: tuple[int, ...]):
+        self.names, self.extents = names, extents
+        super().__init__("Size(" + ",".join(f"{n}={s}" for n, s in zip(names, extents)) + ")")
+
+
+class TileType(types.Type):
+    def __init__(self, names: tuple[str, ...], extents: tuple[int, ...]):
+        self.names, self.extents = names, extents
+        super().__init__("Tile(" + ",".join(f"{n}={s}" for n, s in zip(names, extents)) + ")")
+
+
+class TilesType(types.Type):
+    """The sub-tiles of one worker."""
+
+    def __init__(self, tile: TileType, division: Any, order: str):
+        self.tile, self.division = tile, division
+        self.sub = TileType(tile.names, division.tiling)
+        super().__init__(f"Tiles({tile}/{self.sub}/{division.count}/{order})")
+
+
+@register_model(CoordType)
+class _CoordModel(models.StructModel):
+    def __init__(self, dmm: Any, fe_type: CoordType):
+        super().__init__(dmm, fe_type, [(f"d{n}", index) for n in range(len(fe_type.names))])
+
+
+@register_model(TileType)
+class _TileModel(models.StructModel):
+    def __init__(self, dmm: Any, fe_type: TileType):
+        dims = range(len(fe_type.names))
+        super().__init__(dmm, fe_type, [(f"b{n}", index) for n in dims] + [(f"o{n}", index) for n in dims])
+
+
+@register_model(TilesType)
+class _TilesModel(models.StructModel):
+    def __init__(self, dmm: Any, fe_type: TilesType):
+        super().__init__(dmm, fe_type, [("tile", fe_type.tile), ("worker", index)])
+
+
+register_model(SizeType)(models.OpaqueModel)
+
+
+def _tile_class() -> Any:
+    from gemmkit.tiling import Tile
+
+    return Tile
+
+
+def register_tile(tile_class: type) -> None:
+    """Called by :mod:`gemmkit.tiling` once its class exists."""
+    @typeof_impl.register(tile_class)
+    def _typeof(value: Any, c: Any) -> Any:
+        return value.__device_type__()
+
+
+@lowering_registry.lower_constant(TileType)
+def _tile_constant(context: Any, builder: Any, ty: TileType, value: Any) -> Any:
+    return ir.Constant(context.get_value_type(ty), [0] * (2 * len(ty.names)))
+
+
+def proxy(context: Any, builder: Any, ty: types.Type, value: Any = None) -> Any:
+    return cgutils.create_struct_proxy(ty)(context, builder, value=value)
+
+
+# -- attributes -------------------------------------------------------------------------------------------------------
+
+_POSITIONS = ("base", "offset", "index")
+
+
+@typing_registry.register_attr
+class _TileAttributes(AttributeTemplate):
+    key = TileType
+
+    def generic_resolve(self, ty: TileType, attr: str) -> Any:
+        from gemmkit.tiling import dimensions_of
+
+        if attr in _POSITIONS:
+            return CoordType(ty.names)
+        if attr == "size":
+            return SizeType(ty.names, ty.extents)
+        if attr == "count":
+            from gemmkit.lang.values import static_type
+
+            return static_type(_product(ty.extents))
+        try:
+            dims = dimensions_of(attr, ty.names)
+        except KeyError:
+            return None
+        return TileType(tuple(ty.names[d] for d in dims), tuple(ty.extents[d] for d in dims))
+
+
+def _product(extents: tuple[int, ...]) -> int:
+    out = 1
+    for extent in extents:
+        out *= extent
+    return out
+
+
+@lowering_registry.lower_getattr_generic(TileType)
+def _tile_getattr(context: Any, builder: Any, ty: TileType, value: Any, attr: str) -> Any:
+    from gemmkit.tiling import dimensions_of
+
+    tile = proxy(context, builder, ty, value)
+    if attr == "size":
+        return context.get_dummy_value()
+    if attr == "count":
+        return i32(_product(ty.extents))
+    if attr in _POSITIONS:
+        coord = proxy(context, builder, CoordType(ty.names))
+        for n in range(len(ty.names)):
+            b, o = getattr(tile, f"b{n}"), getattr(tile, f"o{n}")
+            setattr(coord, f"d{n}", b if attr == "base" else o if attr == "offset"
+                    else builder.add(b, o, flags=("nsw",)))
+        return coord._getvalue()
+    dims = dimensions_of(attr, ty.names)
+    out = proxy(context, builder, TileType(tuple(ty.names[d] for d in dims), tuple(ty.extents[d] for d in dims)))
+    for n, d in enumerate(dims):
+        setattr(out, f"b{n}", getattr(tile, f"b{d}"))
+        setattr(out, f"o{n}", getattr(tile, f"o{d}"))
+    return out._getvalue()
+
+
+@typing_registry.register_attr
+class _CoordAttributes(AttributeTemplate):
+    key = CoordType
+
+    def generic_resolve(self, ty: CoordType, attr: str) -> Any:
+        return index if attr in ty.names else None
+
+
+@lowering_registry.lower_getattr_generic(CoordType)
+def _coord_getattr(context: Any, builder: Any, ty: CoordType, value: Any, attr: str) -> Any:
+    return builder.extract_value(value, ty.names.index(attr))
+
+
+@typing_registry.register_attr
+class _SizeAttributes(AttributeTemplate):
+    key = SizeType
+
+    def generic_resolve(self, ty: SizeType, attr: str) -> Any:
+        from gemmkit.lang.values import static_type
+
+        return static_type(ty.extents[ty.names.index(attr)]) if attr in ty.names else None
+
+
+@lowering_registry.lower_getattr_generic(SizeType)
+def _size_getattr(context: Any, builder: Any, ty: SizeType, value: Any, attr: str) -> Any:
+    return i32(ty.extents[ty.names.index(attr)])
+
+
+@operation(operator.getitem)
+def _position_getitem(context: Any, *args: Any) -> Any:
+    if len(args) != 2 or not isinstance(args[0], (CoordType, SizeType)) or not isinstance(args[1], types.IntegerLiteral):
+        return None
+    ty, n = args[0], int(args[1].literal_value)
+    if not 0 <= n < len(ty.names):
+        return None
+    if isinstance(ty, CoordType):
+        return signature(index, *args), lambda c, b, s, v: b.extract_value(v[0], n)
+    from gemmkit.lang.values import static_type
+
+    return signature(static_type(ty.extents[n]), *args), lambda c, b, s, v: i32(ty.extents[n])
+
+
+# -- parallelise ------------------------------------------------------------------------------------------------------
+
+def _literal_int(ty: Any) -> int | None:
+    return int(ty.literal_value) if isinstance(ty, types.IntegerLiteral) else None
+
+
+def _tiles_type(tile: Any, tiling: Any, count: Any, order: Any) -> TilesType | None:
+    from numba.cuda.core.errors import TypingError
+
+    from gemmkit.tiling import Division
+
+    if not (isinstance(tile, TileType) and isinstance(tiling, TileType)):
+        return None
+    n = _literal_int(count)
+    if n is None:
+        raise TypingError("parallelise: count must be a compile-time number in device code")
+    if tile.names != tiling.names:
+        raise TypingError(f"parallelise: the tile has dimensions {tile.names} and the tiling {tiling.names}")
+    how = order.literal_value if isinstance(order, types.StringLiteral) else "column"
+    try:
+        return TilesType(tile, Division(tile.names, tile.extents, tiling.extents, n, how), how)
+    except ValueError as error:
+        raise TypingError(str(error)) from error
+
+
+def type_parallelise(context: Any, tile: Any, tiling: Any, worker: Any, count: Any, *order: Any) -> Any:
+    ty = _tiles_type(tile, tiling, count, order[0] if order else None)
+    if ty is None:
+        return None
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        out = proxy(c, b, ty)
+        out.tile, out.worker = v[0], c.cast(b, v[2], worker, index)
+        return out._getvalue()
+
+    return signature(ty, tile, tiling, worker, count, *order), codegen
+
+
+def type_subdivide(context: Any, tile: Any, tiling: Any, worker: Any, count: Any, *order: Any) -> Any:
+    ty = _tiles_type(tile, tiling, count, order[0] if order else None)
+    if ty is None:
+        return None
+    return (signature(ty.sub, tile, tiling, worker, count, *order),
+            lambda c, b, s, v: _sub_tile(c, b, ty, v[0], c.cast(b, v[2], worker, index), i32(0)))
+
+
+def _sub_tile(context: Any, builder: Any, ty: TilesType, parent_value: Any, worker: Any, step: Any) -> Any:
+    """Sub-tile ``step`` of a worker: base from the worker, offset from the step (see Division.split)."""
+    division = ty.division
+    parent, out = proxy(context, builder, ty.tile, parent_value), proxy(context, builder, ty.sub)
+    ahead = builder.mul(step, i32(division.count))
+    in_base, in_offset = (worker, ahead) if division.split else (builder.add(worker, ahead), None)
+    for axis in division.axes:
+        extent, size = division.grid[axis], division.tiling[axis]
+        base, offset = getattr(parent, f"b{axis}"), getattr(parent, f"o{axis}")
+        in_base, digit = _divide(builder, in_base, extent)
+        setattr(out, f"b{axis}", builder.add(base, builder.mul(digit, i32(size)), flags=("nsw",)))
+        if in_offset is not None:
+            in_offset, digit = _divide(builder, in_offset, extent)
+            offset = builder.add(offset, builder.mul(digit, i32(size)), flags=("nsw",))
+        setattr(out, f"o{axis}", offset)
+    return out._getvalue()
+
+
+def _divide(builder: Any, value: Any, extent: int) -> Any:
+    if extent == 1:
+        return value, i32(0)
+    return builder.udiv(value, i32(extent)), builder.urem(value, i32(extent))
+
+
+@operation(len)
+def _tiles_len(context: Any, *args: Any) -> Any:
+    if len(args) != 1 or not isinstance(args[0], TilesType):
+        return None
+    ty, division = args[0], args[0].division
+    if division.even:
+        from gemmkit.lang.values import static_type
+
+        steps = division.total // division.count
+        return signature(static_type(steps), ty), lambda c, b, s, v: i32(steps)
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        tiles = proxy(c, b, ty, v[0])
+        left = b.sub(i32(division.total + division.count - 1), tiles.worker)
+        none = b.icmp_signed("<", left, i32(division.count))
+        return b.select(none, i32(0), b.udiv(left, i32(division.count)))
+
+    return signature(index, ty), codegen
+
+
+@operation(operator.getitem)
+def _tiles_getitem(context: Any, *args: Any) -> Any:
+    if len(args) != 2 or not isinstance(args[0], TilesType) or not isinstance(args[1], types.Integer):
+        return None
+    ty = args[0]
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        tiles = proxy(c, b, ty, v[0])
+        return _sub_tile(c, b, ty, tiles.tile, tiles.worker, c.cast(b, v[1], args[1], index))
+
+    return signature(ty.sub, *args), codegen
+
+
+# -- translate, linearise ---------------------------------------------------------------------------------------------
+
+def type_translate(part: str) -> Any:
+    def typer(context: Any, tile: Any, *distances: Any, **by: Any) -> Any:
+        if not isinstance(tile, TileType) or set(by) - set(tile.names):
+            return None
+        if distances and (by or len(distances) != len(tile.names)):
+            return None
+        by = dict(zip(tile.names, distances)) if distances else by
+        if not all(isinstance(t, types.Integer) for t in by.values()):
+            return None
+
+        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+            out = proxy(c, b, tile, v[0])
+            for (name, ty), distance in zip(by.items(), v[1:]):
+                field = f"{part[0]}{tile.names.index(name)}"
+                moved = b.add(getattr(out, field), c.cast(b, distance, ty, index), flags=("nsw",))
+                setattr(out, field, moved)
+            return out._getvalue()
+
+        return signature(tile, tile, *by.values()), codegen
+
+    return typer
+
+
+def type_linearise(context: Any, coord: Any, shape: Any, *order: Any) -> Any:
+    from gemmkit.lang.memory import coordinate_count, coordinates_of
+
+    dims = coordinate_count(coord)
+    extents = len(shape.extents) if isinstance(shape, SizeType) else coordinate_count(shape)
+    if dims == 0 or dims != extents:
+        return None
+    row = bool(order) and getattr(order[0], "literal_value", "column") == "row"
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        values = coordinates_of(c, b, coord, v[0])
+        sizes = [i32(e) for e in shape.extents] if isinstance(shape, SizeType) else coordinates_of(c, b, shape, v[1])
+        if row:
+            values, sizes = values[::-1], sizes[::-1]
+        linear = values[-1]
+        for value, extent in zip(reversed(values[:-1]), reversed(sizes[:-1])):
+            linear = b.add(b.mul(linear, extent, flags=("nsw",)), value, flags=("nsw",))
+        return linear
+
+    return signature(index, coord, shape, *order), codegen
+
+
+__all__ = ["CoordType", "IndexType", "SizeType", "TileType", "TilesType"]

@@ -1,0 +1,182 @@
+"""Compile-time values: how a Python object that does not change becomes a constant of device code.
+
+``static_type(value)`` is the Numba type that carries the value itself: numbers become weak constants, dtypes become
+conversions (``self.dtype(x)``), and any object with ``__device_type__()`` says its own (tiles, components).
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from gemmkit.lang.atoms import Atom, atom
+from gemmkit.lang.functions import DeviceFunction, DeviceFunctionType, weaken
+from gemmkit.lang.numba_hooks import (OpaqueModel, global_callable, lowering_registry, operation, register_model,
+                                      signature, typeof_impl, types)
+from gemmkit.lang.scalars import IndexType, NarrowFloatType, WeakFloatLiteral, WeakIntLiteral, index, numba_type
+
+
+class DTypeType(types.Callable, types.Opaque):
+    """A dtype in device code: calling it converts."""
+
+    def __init__(self, target: types.Type):
+        self.target = target
+        super().__init__(f"dtype({target})")
+
+    def get_call_type(self, context: Any, args: tuple, kws: dict) -> Any:
+        if len(args) != 1 or kws:
+            return None
+        return signature(self.target, types.unliteral(args[0]))
+
+    def get_call_signatures(self) -> Any:
+        return [], True
+
+    def get_impl_key(self, sig: Any) -> Any:
+        return _conversion(sig)
+
+
+register_model(DTypeType)(OpaqueModel)
+_conversions: dict[Any, Any] = {}
+
+
+def _conversion(sig: Any) -> Any:
+    from gemmkit.lang.numba_hooks import target_context
+
+    key = (sig.return_type, sig.args)
+    if key not in _conversions:
+        def convert(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            return context.cast(builder, args[0], sig.args[0], sig.return_type)
+
+        _conversions[key] = convert
+        target_context().insert_func_defn([(convert, convert, sig.args)])
+    return _conversions[key]
+
+
+@lowering_registry.lower_constant(DTypeType)
+def _dtype_constant(context: Any, builder: Any, ty: Any, value: Any) -> Any:
+    return context.get_dummy_value()
+
+
+@typeof_impl.register(np.dtype)
+def _typeof_dtype(value: np.dtype, c: Any) -> Any:
+    return DTypeType(numba_type(value))
+
+
+def static_type(value: Any) -> types.Type:
+    """The type that carries a compile-time value; raises TypeError for what has none."""
+    own = getattr(value, "__device_type__", None)
+    if own is not None and not isinstance(value, type):
+        return own()
+    if isinstance(value, bool):
+        return types.literal(value)
+    if isinstance(value, (int, float)) and not isinstance(value, np.generic):
+        return types.literal(weaken(value))
+    if isinstance(value, np.dtype):
+        return DTypeType(numba_type(value))
+    if isinstance(value, DeviceFunction):
+        return DeviceFunctionType(value)
+    if isinstance(value, Atom):
+        return value.device_type
+    if isinstance(value, str):
+        return types.literal(value)
+    if value is None:
+        return types.none
+    if isinstance(value, np.generic):
+        return numba_type(value.dtype)
+    if isinstance(value, tuple):
+        return types.BaseTuple.from_types([static_type(v) for v in value])
+    if isinstance(value, type) and issubclass(value, np.generic):
+        return DTypeType(numba_type(np.dtype(value)))
+    raise TypeError(f"{value!r} ({type(value).__name__}) cannot be a compile-time value of device code")
+
+
+def static_value(context: Any, builder: Any, ty: types.Type, value: Any) -> Any:
+    """The LLVM constant of a compile-time value."""
+    if isinstance(value, type) and issubclass(value, np.generic):
+        value = np.dtype(value)
+    if isinstance(ty, types.BaseTuple):
+        return context.make_tuple(builder, ty, [static_value(context, builder, t, v) for t, v in zip(ty, value)])
+    if isinstance(ty, (types.BooleanLiteral, types.NoneType)):
+        return context.get_dummy_value() if value is None else context.get_constant(types.boolean, value)
+    return context.get_constant_generic(builder, ty, value)
+
+
+# np.float16(x) and friends name Numba's own types; ours must be able to come from and go to them by a call.
+@operation(float)
+def _float(context: Any, *args: Any) -> Any:
+    if len(args) == 1 and isinstance(args[0], (NarrowFloatType, IndexType)):
+        return signature(types.float64, args[0]), lambda c, b, s, v: c.cast(b, v[0], s.args[0], types.float64)
+    return None
+
+
+@operation(int)
+def _int(context: Any, *args: Any) -> Any:
+    if len(args) == 1 and isinstance(args[0], IndexType):
+        return signature(index, index), lambda c, b, s, v: v[0]
+    if len(args) == 1 and isinstance(args[0], NarrowFloatType):
+        return signature(types.int64, args[0]), lambda c, b, s, v: c.cast(b, v[0], s.args[0], types.int64)
+    return None
+
+
+@operation(operator.getitem)
+def _tuple_item(context: Any, *args: Any) -> Any:
+    """``values[n]`` of any tuple with a compile-time number: no run-time switch, and the parts may differ in type."""
+    if len(args) != 2 or not isinstance(args[0], types.BaseTuple) or not isinstance(args[1], WeakIntLiteral):
+        return None
+    count, n = len(args[0].types), args[1].literal_value
+    if not -count <= n < count:
+        return None
+    return signature(args[0].types[n], *args), lambda c, b, s, v: b.extract_value(v[0], n % count)
+
+
+def _type_convert(context: Any, dtype: Any, value: Any) -> Any:
+    if not isinstance(dtype, DTypeType):
+        return None
+    return signature(dtype.target, dtype, value), lambda c, b, s, v: c.cast(b, v[1], value, dtype.target)
+
+
+@atom(_type_convert)
+def convert(dtype: np.dtype, value: Any) -> Any:
+    """``value`` as a scalar of ``dtype``: what ``dtype.type(value)`` is in NumPy."""
+    with np.errstate(all="ignore"):
+        return np.asarray(value).astype(dtype)[()]
+
+
+def _type_convert_all(context: Any, dtype: Any, values: Any) -> Any:
+    if not isinstance(dtype, DTypeType) or not isinstance(values, types.BaseTuple):
+        return None
+    result = types.UniTuple(dtype.target, len(values.types))
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        parts = [c.cast(b, b.extract_value(v[1], n), t, dtype.target) for n, t in enumerate(values.types)]
+        return c.make_tuple(b, result, parts)
+
+    return signature(result, dtype, values), codegen
+
+
+@atom(_type_convert_all)
+def convert_all(dtype: np.dtype, values: tuple) -> tuple:
+    """Every element of a tuple as a scalar of ``dtype``."""
+    return tuple(convert(dtype, value) for value in values)
+
+
+def _type_fill(context: Any, dtype: Any, count: Any, value: Any) -> Any:
+    if not isinstance(dtype, DTypeType) or not isinstance(count, types.IntegerLiteral):
+        return None
+    result = types.UniTuple(dtype.target, int(count.literal_value))
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        return c.make_tuple(b, result, [c.cast(b, v[2], value, dtype.target)] * result.count)
+
+    return signature(result, dtype, count, value), codegen
+
+
+@atom(_type_fill)
+def fill(dtype: np.dtype, count: int, value: Any) -> tuple:
+    """``count`` times one value, as ``dtype``."""
+    return (convert(dtype, value),) * count
+
+
+__all__ = ["DTypeType", "WeakFloatLiteral", "WeakIntLiteral", "global_callable", "static_type", "static_value"]

@@ -1,0 +1,6 @@
+"""Layouts: where the elements of operands come from and go to, in global and in shared memory."""
+
+from gemmkit.layouts.base import Layout
+from gemmkit.layouts.plain import ColMajor, Padded, Plain, RowMajor, Zero
+
+__all__ = ["ColMajor", "Layout", "Padded", "Plain", "RowMajor", "Zero"]

@@ -1,0 +1,87 @@
+"""The contract of layouts, and what a layout gets for free.
+
+A **global layout** says where an operand's elements come from (and go to). ``element(data, i, j, shape)`` is enough: (i,
+j) are the row and the column in the whole operand, ``data`` the array as the user passed it, and ``shape`` has the
+run-time ``M``, ``N``, ``K``. An element out of range is never asked for.
+
+A **shared layout** says where a tile's elements lie in shared memory. The plain layouts (:mod:`gemmkit.layouts.plain`)
+are both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gemmkit.components import Component
+from gemmkit.lang.control import each
+from gemmkit.lang.registers import generate
+from gemmkit.lang.values import convert
+from gemmkit.runtime.arrays import ArrayInfo
+
+
+@dataclass(frozen=True)
+class Layout(Component):
+    """Base class of layouts: ``dtype`` is the type of the elements that ``element`` returns.
+
+    Ten lines are a layout (a Toeplitz matrix that is never materialised):
+
+    >>> @dataclass(frozen=True)
+    ... class Toeplitz(Layout):
+    ...     def element(self, data, m, k, shape):
+    ...         return data[m - k + shape.K - 1]
+    """
+
+    dtype: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+
+    # -- device methods ---------------------------------------------------------------------------------------------
+
+    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+        """The element in row ``i``, column ``j`` of the operand."""
+        raise TypeError(f"{type(self).__qualname__} has no element(data, i, j, shape): it cannot be read")
+
+    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+        """All elements of a tile that lies inside the operand, first dimension fastest."""
+        return generate(tile.count, element_of_tile, self, data, tile, shape)
+
+    def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
+        """Store a tile's elements, first dimension fastest."""
+        each(store_element_of_tile, values, self, data, tile, shape)
+
+    def k_range(self, begin: int, end: int, shape: Any) -> tuple:
+        """The range of K in which rows (of A) or columns (of B) ``begin`` to ``end`` can be other than nothing."""
+        return 0, shape.K
+
+    # -- host methods -----------------------------------------------------------------------------------------------
+
+    @property
+    def readable(self) -> bool:
+        return type(self).element is not Layout.element or type(self).load is not Layout.load
+
+    @property
+    def writable(self) -> bool:
+        return hasattr(self, "store_element") or type(self).store is not Layout.store
+
+    @property
+    def vector_axis(self) -> int | None:
+        """The axis along which neighbours are neighbours in memory, or None."""
+        return None
+
+    def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
+        """Raise ValueError when the array cannot be an operand of ``rows`` x ``columns`` in this layout."""
+
+
+def element_of_tile(n: int, layout: Any, data: Any, tile: Any, shape: Any) -> Any:
+    """Element ``n`` of a tile, first dimension fastest, in the layout's dtype."""
+    value = layout.element(data, tile.index[0] + n % tile.size[0], tile.index[1] + n // tile.size[0], shape)
+    return convert(layout.dtype, value)
+
+
+def store_element_of_tile(value: Any, n: int, layout: Any, data: Any, tile: Any, shape: Any) -> None:
+    """Store element ``n`` of a tile."""
+    layout.store_element(data, tile.index[0] + n % tile.size[0], tile.index[1] + n // tile.size[0], value, shape)

@@ -1,0 +1,204 @@
+"""Strided matrices, in global and in shared memory: row-major, column-major, padded, and the zero matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gemmkit.lang.control import choose, each, join
+from gemmkit.lang.registers import generate
+from gemmkit.lang.values import fill
+from gemmkit.layouts.base import Layout, element_of_tile, store_element_of_tile
+from gemmkit.ptx.memory import load_global, load_shared, store_global, store_shared
+from gemmkit.runtime.arrays import ArrayInfo
+from gemmkit.tiling import translate_offset
+
+
+@dataclass(frozen=True)
+class Plain(Layout):
+    """A strided matrix: what row- and column-major have in common. ``axis`` is the one whose neighbours are adjacent."""
+
+    axis = 0
+
+    # -- global memory ----------------------------------------------------------------------------------------------
+
+    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+        return data[i, j]
+
+    def store_element(self, data: Any, i: int, j: int, value: Any, shape: Any) -> None:
+        data[i, j] = value
+
+    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+        return choose(tile.size[self.axis] == tile.count, _load_line, _load_block, self, data, tile, shape)
+
+    def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
+        choose(tile.size[self.axis] == tile.count, _store_line, _store_block, self, data, tile, values, shape)
+
+    # -- shared memory ----------------------------------------------------------------------------------------------
+
+    def leading(self, size: Any) -> int:
+        """Elements from one line to the next in shared memory."""
+        return size[self.axis]
+
+    def position(self, coord: Any, leading: int) -> int:
+        """Where a coordinate of a shared tile lies, in elements."""
+        return coord[self.axis] + coord[1 - self.axis] * leading
+
+    def load_shared(self, pointer: Any, tile: Any, leading: int) -> tuple:
+        """A tile's elements, first dimension fastest: one access when it extends along ``axis`` only."""
+        return choose(tile.size[self.axis] == tile.count, _load_shared_line, _load_shared_block, self, pointer, tile,
+                      leading)
+
+    def store_shared(self, pointer: Any, tile: Any, values: tuple, leading: int) -> None:
+        """Store a tile's elements: one access when it extends along ``axis``, else element by element."""
+        choose(tile.size[self.axis] == tile.count, _store_shared_line, _store_shared_block, self, pointer, tile, values,
+               leading)
+
+    # -- host -------------------------------------------------------------------------------------------------------
+
+    @property
+    def vector_axis(self) -> int | None:
+        return self.axis
+
+    @property
+    def padding(self) -> int:
+        return 0
+
+    def physical_size(self, rows: int, columns: int) -> int:
+        """Elements of shared memory that a tile takes."""
+        size = (rows, columns)
+        return (size[self.axis] + self.padding) * size[1 - self.axis]
+
+    def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
+        if array is None:
+            raise ValueError(f"{name} is None, and {self!r} needs an array")
+        if array.shape != (rows, columns):
+            raise ValueError(f"{name} has shape {array.shape}; ({rows}, {columns}) is needed")
+        if array.dtype != self.dtype:
+            raise ValueError(f"{name} has dtype {array.dtype} and its layout is {self!r}; convert the array, or give a "
+                             f"layout of dtype {array.dtype}")
+
+
+@dataclass(frozen=True)
+class RowMajor(Plain):
+    """A matrix whose rows are contiguous (or strided: any leading dimension, any strides).
+
+    In global memory any strides work; accesses are as wide as the strides' and the address's alignment allows when
+    the last axis has stride 1, and element by element when it has not. As a shared layout, row (i) of a tile of C
+    columns starts at element i * C.
+    """
+
+    axis = 1
+
+
+@dataclass(frozen=True)
+class ColMajor(Plain):
+    """A matrix whose columns are contiguous; otherwise as `RowMajor`."""
+
+    axis = 0
+
+
+@dataclass(frozen=True)
+class Padded(Layout):
+    """A shared layout whose lines are ``padding`` elements longer, which moves them to other banks.
+
+    >>> Padded(RowMajor("float16"), 8).physical_size(64, 32)
+    2560
+    """
+
+    layout: Plain
+    padding: int
+
+    def __init__(self, layout: Plain, padding: int):
+        if not isinstance(layout, Plain):
+            raise TypeError(f"Padded(layout={layout!r}): a RowMajor or ColMajor layout is needed")
+        if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
+            raise ValueError(f"Padded(padding={padding!r}): a number of elements, 0 or more, is needed")
+        for name, value in (("layout", layout), ("padding", padding), ("dtype", layout.dtype)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def axis(self) -> int:
+        return self.layout.axis
+
+    @property
+    def vector_axis(self) -> int | None:
+        return self.layout.axis
+
+    def leading(self, size: Any) -> int:
+        return self.layout.leading(size) + self.padding
+
+    def position(self, coord: Any, leading: int) -> int:
+        return self.layout.position(coord, leading)
+
+    def load_shared(self, pointer: Any, tile: Any, leading: int) -> tuple:
+        return self.layout.load_shared(pointer, tile, leading)
+
+    def store_shared(self, pointer: Any, tile: Any, values: tuple, leading: int) -> None:
+        self.layout.store_shared(pointer, tile, values, leading)
+
+    def physical_size(self, rows: int, columns: int) -> int:
+        size = (rows, columns)
+        return (size[self.axis] + self.padding) * size[1 - self.axis]
+
+    def __repr__(self) -> str:
+        return f"Padded({self.layout!r}, {self.padding})"
+
+
+@dataclass(frozen=True)
+class Zero(Layout):
+    """A matrix of zeros that is nowhere in memory: the C of a product without C. Reads nothing."""
+
+    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+        return 0
+
+    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+        return fill(self.dtype, tile.count, 0)
+
+
+# A tile that extends along the contiguous axis is a line, moved in accesses as wide as can be; any other is moved
+# element by element.
+
+def _load_line(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
+    return load_global(data, layout.axis, tile.base, tile.offset, tile.count)
+
+
+def _load_block(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
+    return generate(tile.count, element_of_tile, layout, data, tile, shape)
+
+
+def _store_line(layout: Any, data: Any, tile: Any, values: tuple, shape: Any) -> None:
+    store_global(data, layout.axis, tile.base, tile.offset, values)
+
+
+def _store_block(layout: Any, data: Any, tile: Any, values: tuple, shape: Any) -> None:
+    each(store_element_of_tile, values, layout, data, tile, shape)
+
+
+def _load_shared_line(layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    return load_shared(pointer, layout.position(tile.base, leading), layout.position(tile.offset, leading), tile.count)
+
+
+def _load_shared_block(layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    return join(generate(tile.count, _load_shared_element, layout, pointer, tile, leading))
+
+
+def _load_shared_element(n: int, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    at = translate_offset(tile, n % tile.size[0], n // tile.size[0])
+    return load_shared(pointer, layout.position(at.base, leading), layout.position(at.offset, leading), 1)
+
+
+def _store_shared_line(layout: Any, pointer: Any, tile: Any, values: tuple, leading: int) -> None:
+    store_shared(pointer, layout.position(tile.base, leading), layout.position(tile.offset, leading), values)
+
+
+def _store_shared_block(layout: Any, pointer: Any, tile: Any, values: tuple, leading: int) -> None:
+    each(_store_shared_element, values, layout, pointer, tile, leading)
+
+
+def _store_shared_element(value: Any, n: int, layout: Any, pointer: Any, tile: Any, leading: int) -> None:
+    at = translate_offset(tile, n % tile.size[0], n // tile.size[0])
+    store_shared(pointer, layout.position(at.base, leading), layout.position(at.offset, leading), (value,))
+
+
+__all__ = ["ColMajor", "Padded", "Plain", "RowMajor", "Zero"]

@@ -1,0 +1,8 @@
+"""Operators: the arithmetic of a warp (or warpgroup) on tiles in shared memory."""
+
+from gemmkit.operators.base import Operator
+from gemmkit.operators.fpu import FPUOp
+from gemmkit.operators.mma import MMAOp
+from gemmkit.operators.wmma import WMMAOp
+
+__all__ = ["FPUOp", "MMAOp", "Operator", "WMMAOp"]

@@ -1,0 +1,74 @@
+"""The contract of operators: from tiles in shared memory to fragments, their product, and back.
+
+``load_a``, ``load_b``, ``load_c`` take a tile of the operator's shape from shared memory to registers, ``mma`` multiplies
+and accumulates fragments, and ``store_d`` puts a fragment back. An operator acts in groups of ``threads`` threads.
+
+``identity`` is what an operand holds where there is nothing (a masked edge): its product must leave the accumulator
+unchanged. ``start`` is where accumulators begin without a C.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gemmkit.components import Component
+from gemmkit.lang.registers import Fragment
+from gemmkit.ptx.fragments import FragmentMap
+
+
+@dataclass(frozen=True)
+class Operator(Component):
+    """Base class of operators; see the module's text for the methods that a subclass gives."""
+
+    threads = 32
+    identity = 0
+    start = 0
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether it is known which element each value of a fragment is."""
+        return self.map_c is not None
+
+    @property
+    def map_a(self) -> FragmentMap | None:
+        """Which element of a tile of A a thread's n-th value is; None when that is not specified."""
+        return None
+
+    @property
+    def map_b(self) -> FragmentMap | None:
+        return None
+
+    @property
+    def map_c(self) -> FragmentMap | None:
+        return None
+
+    # device: load_a/load_b/load_c(layout, pointer, tile, leading) -> fragment; mma(a, b, c) -> fragment;
+    #         store_d(layout, pointer, tile, leading, fragment)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(M, N, K) of one operation."""
+        return self.M, self.N, self.K                      # type: ignore[attr-defined]
+
+    @property
+    def fragment_a(self) -> Fragment:
+        raise NotImplementedError
+
+    @property
+    def fragment_b(self) -> Fragment:
+        raise NotImplementedError
+
+    @property
+    def fragment_c(self) -> Fragment:
+        raise NotImplementedError
+
+    def takes(self, a: np.dtype, b: np.dtype, c: np.dtype) -> str | None:
+        """Why operands of these dtypes in shared memory will not do, or None when they will."""
+        for name, given, wanted in (("a", a, self.fragment_a.dtype), ("b", b, self.fragment_b.dtype),
+                                    ("c", c, self.fragment_c.dtype)):
+            if given != wanted:
+                return f"{type(self).__name__} takes {name} of dtype {wanted}, not {given}"
+        return None

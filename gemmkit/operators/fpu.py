@@ -1,0 +1,182 @@
+"""``FPUOp``: any arithmetic on the ordinary units, each thread an outer product of register vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gemmkit.lang.control import choose, each, join, outer
+from gemmkit.lang.registers import Fragment, generate
+from gemmkit.lang.values import convert
+from gemmkit.operators.base import Operator
+from gemmkit.ptx.arithmetic import fma
+from gemmkit.ptx.fragments import FragmentMap, fragment_coordinate
+from gemmkit.ptx.memory import load_shared, store_shared
+from gemmkit.ptx.special import lane_index
+from gemmkit.tiling import translate
+
+
+@dataclass(frozen=True)
+class FPUOp(Operator):
+    """An M x N x K product by a warp of MB x NB threads, each M/MB x N/NB elements; any real dtypes.
+
+    ``dtype`` is the type of A and B in shared memory (``b_dtype`` if B's differs), ``accumulator`` that of C and D. A
+    subclass gives another algebra in three lines (plain Python functions of scalars):
+
+    >>> import math
+    >>> @dataclass(frozen=True)
+    ... class MinPlus(FPUOp):
+    ...     identity = start = math.inf
+    ...     def multiply(self, a, b): return a + b
+    ...     def combine(self, c, product): return min(c, product)
+
+    ``identity`` stands where an operand has nothing (a masked edge): multiplied by anything it must leave the
+    accumulator as it was. ``start`` is the accumulator of an empty sum.
+
+    Raises ValueError unless MB * NB = 32, and M and N are multiples of MB and NB.
+    """
+
+    M: int = 32
+    N: int = 32
+    K: int = 1
+    MB: int = 4
+    NB: int = 8
+    dtype: Any = np.float32
+    accumulator: Any = None
+    b_dtype: Any = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        for name in ("accumulator", "b_dtype"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, self.dtype if given is None else np.dtype(given))
+        if self.MB * self.NB != 32 or self.MB < 1:
+            raise ValueError(f"{type(self).__name__}(MB={self.MB}, NB={self.NB}): MB * NB = 32 threads are needed")
+        if self.M < 1 or self.N < 1 or self.M % self.MB or self.N % self.NB:
+            raise ValueError(f"{type(self).__name__}(M={self.M}, N={self.N}): multiples of MB={self.MB} and "
+                             f"NB={self.NB} are needed")
+        if self.K < 1:
+            raise ValueError(f"{type(self).__name__}(K={self.K}): 1 or more is needed")
+
+    # -- the arithmetic -------------------------------------------------------------------------------------------
+
+    def multiply(self, a: Any, b: Any) -> Any:
+        return a * b
+
+    def combine(self, c: Any, product: Any) -> Any:
+        return c + product
+
+    def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
+        """``combine(c, multiply(a, b))`` with the operands in the accumulator's type; fused where it is the usual one."""
+        return choose(self.is_ordinary, _fused, _composed, self, convert(self.accumulator, a),
+                      convert(self.accumulator, b), c)
+
+    @property
+    def is_ordinary(self) -> bool:
+        return type(self).multiply is FPUOp.multiply and type(self).combine is FPUOp.combine
+
+    # -- who holds what -------------------------------------------------------------------------------------------
+
+    @property
+    def vector_m(self) -> int:
+        """Neighbouring rows a thread holds: 16 bytes of them if there are as many."""
+        return _vector(self.M // self.MB, self.dtype.itemsize)
+
+    @property
+    def vector_n(self) -> int:
+        return _vector(self.N // self.NB, self.b_dtype.itemsize)
+
+    @property
+    def map_a(self) -> FragmentMap:
+        v = self.vector_m
+        return FragmentMap(self.M, self.K, (self.MB, self.NB), ((v, 0), (0, 0)),
+                           (v, self.M // self.MB // v, self.K), ((1, 0), (self.MB * v, 0), (0, 1)))
+
+    @property
+    def map_b(self) -> FragmentMap:
+        v = self.vector_n
+        return FragmentMap(self.K, self.N, (self.MB, self.NB), ((0, 0), (0, v)),
+                           (v, self.N // self.NB // v, self.K), ((0, 1), (0, self.NB * v), (1, 0)))
+
+    @property
+    def map_c(self) -> FragmentMap:
+        m, n = self.vector_m, self.vector_n
+        return FragmentMap(self.M, self.N, (self.MB, self.NB), ((m, 0), (0, n)),
+                           (m, self.M // self.MB // m, n, self.N // self.NB // n),
+                           ((1, 0), (self.MB * m, 0), (0, 1), (0, self.NB * n)))
+
+    @property
+    def fragment_a(self) -> Fragment:
+        return Fragment(self.dtype, self.M // self.MB * self.K)
+
+    @property
+    def fragment_b(self) -> Fragment:
+        return Fragment(self.b_dtype, self.N // self.NB * self.K)
+
+    @property
+    def fragment_c(self) -> Fragment:
+        return Fragment(self.accumulator, self.M // self.MB * self.N // self.NB)
+
+    # -- the operator ---------------------------------------------------------------------------------------------
+
+    def load_a(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+        return choose(layout.axis == 0, _load_vectors, _load_elements, self.map_a, self.vector_m, self.fragment_a,
+                      layout, pointer, tile, leading)
+
+    def load_b(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+        return choose(layout.axis == 1, _load_vectors, _load_elements, self.map_b, self.vector_n, self.fragment_b,
+                      layout, pointer, tile, leading)
+
+    def load_c(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+        return choose(layout.axis == 0, _load_vectors, _load_elements, self.map_c, self.vector_m, self.fragment_c,
+                      layout, pointer, tile, leading)
+
+    def mma(self, a: tuple, b: tuple, c: tuple) -> tuple:
+        return outer(_multiply_add, c, a, b, self.K, self)
+
+    def store_d(self, layout: Any, pointer: Any, tile: Any, leading: int, d: tuple) -> None:
+        each(_store_element, d, self.map_c, layout, pointer, tile, leading)
+
+
+def _vector(count: int, itemsize: int) -> int:
+    return next(v for v in (16, 8, 4, 2, 1) if count % v == 0 and v * itemsize <= 16)
+
+
+def _fused(operator: Any, a: Any, b: Any, c: Any) -> Any:
+    return fma(a, b, c)
+
+
+def _composed(operator: Any, a: Any, b: Any, c: Any) -> Any:
+    return operator.combine(c, operator.multiply(a, b))
+
+
+def _multiply_add(c: Any, a: Any, b: Any, operator: Any) -> Any:
+    return operator.multiply_add(a, b, c)
+
+
+def _place(fragment_map: Any, tile: Any, n: int) -> Any:
+    """The tile moved to where this thread's n-th value lies."""
+    lane = lane_index()
+    return translate(tile, fragment_coordinate(fragment_map, lane, n, 0), fragment_coordinate(fragment_map, lane, n, 1))
+
+
+def _load_vectors(fragment_map: Any, vector: int, fragment: Any, layout: Any, pointer: Any, tile: Any,
+                  leading: int) -> tuple:
+    return join(generate(fragment.count // vector, _load_vector, vector, fragment_map, layout, pointer, tile, leading))
+
+
+def _load_vector(n: int, vector: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    return load_shared(pointer, layout.position(_place(fragment_map, tile, n * vector).base, leading),
+                       layout.position(tile.offset, leading), vector)
+
+
+def _load_elements(fragment_map: Any, vector: int, fragment: Any, layout: Any, pointer: Any, tile: Any,
+                   leading: int) -> tuple:
+    return join(generate(fragment.count, _load_vector, 1, fragment_map, layout, pointer, tile, leading))
+
+
+def _store_element(value: Any, n: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> None:
+    store_shared(pointer, layout.position(_place(fragment_map, tile, n).base, leading),
+                 layout.position(tile.offset, leading), (value,))

@@ -1,0 +1,284 @@
+"""Loads and stores of 1 to 16 bytes a thread, global and shared.
+
+An access of several elements is one instruction where the alignment class of the view allows 16 bytes, else as few as
+it allows. ``base`` and ``offset`` are given apart: their sum is the position, and keeping the compile-time part apart
+makes it the immediate of the address.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from gemmkit.lang.atoms import atom
+from gemmkit.lang.host import SharedPointer, View, piece_bytes, piece_elements
+from gemmkit.lang.memory import (SharedType, ViewType, coordinate_count, coordinates_of, global_pointer, proxy,
+                                 shared_pointer)
+from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.values import DTypeType
+
+i32 = ir.IntType(32)
+
+
+def _unit_type(size: int, itemsize: int) -> Any:
+    """The LLVM type of one access: 32-bit (or 64-bit) lanes, so that it becomes ld.v4.b32 and the like."""
+    lane = 8 if itemsize == 8 else 4
+    if size <= lane:
+        return ir.IntType(8 * size)
+    return ir.VectorType(ir.IntType(8 * lane), size // lane)
+
+
+def unpack(context: Any, builder: Any, element: types.Type, value: Any, count: int) -> list:
+    """The elements in an access, in memory order, as device values."""
+    model = context.data_model_manager[element]
+    data = context.get_data_type(element)
+    if count == 1:
+        return [model.from_data(builder, builder.bitcast(value, data))]
+    vector = builder.bitcast(value, ir.VectorType(data, count))
+    return [model.from_data(builder, builder.extract_element(vector, i32(n))) for n in range(count)]
+
+
+def pack(context: Any, builder: Any, element: types.Type, values: list, unit: Any) -> Any:
+    """Device values to one access."""
+    model = context.data_model_manager[element]
+    data = context.get_data_type(element)
+    values = [model.as_data(builder, v) for v in values]
+    if len(values) == 1:
+        return builder.bitcast(values[0], unit)
+    vector = ir.Constant(ir.VectorType(data, len(values)), ir.Undefined)
+    for n, value in enumerate(values):
+        vector = builder.insert_element(vector, value, i32(n))
+    return builder.bitcast(vector, unit)
+
+
+def cast_elements(context: Any, builder: Any, ty: types.BaseTuple, value: Any, element: types.Type) -> list:
+    return [context.cast(builder, builder.extract_value(value, n), t, element) for n, t in enumerate(ty.types)]
+
+
+def _global_access(view: ViewType, axis: int, count: int) -> tuple[int, Any]:
+    width = piece_elements(view, axis, count)
+    return width, _unit_type(width * view.dtype.itemsize, view.dtype.itemsize)
+
+
+def _global_pointers(c: Any, b: Any, view: ViewType, axis: int, count: int, value: Any, positions: list) -> Any:
+    width, unit = _global_access(view, axis, count)
+    fields = proxy(c, b, view, value)
+    for at in range(0, count, width):
+        step = [i32(at if n == axis else 0) for n in range(view.ndim)]
+        terms = [coordinates_of(c, b, ty, v) for ty, v in positions]
+        terms[-1] = [b.add(x, s) for x, s in zip(terms[-1], step)]
+        yield at, width, global_pointer(b, view, fields, terms, unit), unit
+
+
+def _is_position(view: Any, *positions: Any) -> bool:
+    return isinstance(view, ViewType) and all(coordinate_count(p) == view.ndim for p in positions)
+
+
+def _type_load_global(context: Any, view: Any, axis: Any, base: Any, offset: Any, count: Any) -> Any:
+    if not _is_position(view, base, offset) or not isinstance(count, types.IntegerLiteral):
+        return None
+    n, along = int(count.literal_value), int(axis.literal_value)
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        out = []
+        for _, width, pointer, unit in _global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
+            value = b.load(pointer)
+            value.align = width * view.dtype.itemsize
+            out += unpack(c, b, view.element, value, width)
+        return c.make_tuple(b, s.return_type, out)
+
+    return signature(types.UniTuple(view.element, n), view, axis, base, offset, count), codegen
+
+
+@atom(_type_load_global)
+def load_global(view: View, axis: int, base: Any, offset: Any, count: int) -> tuple:
+    """``count`` elements of a view along ``axis`` (a compile-time number), starting at ``base + offset``."""
+    return view.load(axis, tuple(x + y for x, y in zip(base, offset)), count)
+
+
+def _type_store_global(context: Any, view: Any, axis: Any, base: Any, offset: Any, values: Any) -> Any:
+    if not _is_position(view, base, offset) or not isinstance(values, types.BaseTuple):
+        return None
+    along, n = int(axis.literal_value), len(values.types)
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        given = cast_elements(c, b, values, v[4], view.element)
+        for at, width, pointer, unit in _global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
+            b.store(pack(c, b, view.element, given[at:at + width], unit), pointer, align=width * view.dtype.itemsize)
+        return c.get_dummy_value()
+
+    return signature(types.none, view, axis, base, offset, values), codegen
+
+
+@atom(_type_store_global)
+def store_global(view: View, axis: int, base: Any, offset: Any, values: tuple) -> None:
+    """Store elements of a view along ``axis``, starting at ``base + offset``, converted to its dtype."""
+    view.store(axis, tuple(x + y for x, y in zip(base, offset)), values)
+
+
+# -- shared -----------------------------------------------------------------------------------------------------------
+
+def _type_shared(context: Any, dtype: Any, offset: Any) -> Any:
+    if not isinstance(dtype, DTypeType) or not isinstance(offset, types.Integer):
+        return None
+    from gemmkit.lang.scalars import index, numpy_dtype
+
+    return (signature(SharedType(numpy_dtype(dtype.target)), dtype, offset),
+            lambda c, b, s, v: c.cast(b, v[1], offset, index))
+
+
+@atom(_type_shared)
+def shared(dtype: np.dtype, offset: int) -> SharedPointer:
+    """A pointer to elements of ``dtype`` that start ``offset`` bytes into the block's dynamic shared memory."""
+    return SharedPointer(np.dtype(dtype), int(offset))
+
+
+def _shared_pieces(pointer: SharedType, count: int) -> tuple[int, Any]:
+    size = pointer.dtype.itemsize
+    step = piece_bytes(count * size, 16)
+    return step // size, _unit_type(step, size)
+
+
+def _type_load_shared(context: Any, pointer: Any, base: Any, offset: Any, count: Any) -> Any:
+    if not isinstance(pointer, SharedType) or not isinstance(count, types.IntegerLiteral):
+        return None
+    n = int(count.literal_value)
+    width, unit = _shared_pieces(pointer, n)
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
+        out = []
+        for at in range(0, n, width):
+            value = b.load(shared_pointer(b, pointer, v[0], [*terms, i32(at)], unit))
+            value.align = width * pointer.dtype.itemsize
+            out += unpack(c, b, pointer.element, value, width)
+        return c.make_tuple(b, s.return_type, out)
+
+    return signature(types.UniTuple(pointer.element, n), pointer, base, offset, count), codegen
+
+
+@atom(_type_load_shared)
+def load_shared(pointer: SharedPointer, base: int, offset: int, count: int) -> tuple:
+    """``count`` consecutive elements from ``base + offset``; the position must be aligned to the access."""
+    return pointer.load(int(base) + int(offset), count)
+
+
+def _type_store_shared(context: Any, pointer: Any, base: Any, offset: Any, values: Any) -> Any:
+    if not isinstance(pointer, SharedType) or not isinstance(values, types.BaseTuple):
+        return None
+    n = len(values.types)
+    width, unit = _shared_pieces(pointer, n)
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
+        given = cast_elements(c, b, values, v[3], pointer.element)
+        for at in range(0, n, width):
+            where = shared_pointer(b, pointer, v[0], [*terms, i32(at)], unit)
+            b.store(pack(c, b, pointer.element, given[at:at + width], unit), where, align=width * pointer.dtype.itemsize)
+        return c.get_dummy_value()
+
+    return signature(types.none, pointer, base, offset, values), codegen
+
+
+@atom(_type_store_shared)
+def store_shared(pointer: SharedPointer, base: int, offset: int, values: tuple) -> None:
+    """Store consecutive elements from ``base + offset``, converted to the pointer's dtype."""
+    pointer.store(int(base) + int(offset), values)
+
+
+# -- words: elements that only pass through ---------------------------------------------------------------------------
+# Between a load and a store with nothing in between, 16- and 8-bit elements travel as 32-bit words: merging them one by
+# one where a tile is out of range would cost two instructions an element.
+
+def _word_count(itemsize: int, count: int) -> int:
+    return count * itemsize // 4
+
+
+def _as_words(b: Any, value: Any) -> list:
+    """An access of 4 bytes or more as 32-bit words."""
+    if isinstance(value.type, ir.VectorType):
+        lanes = value.type.count * value.type.element.width // 32
+        vector = b.bitcast(value, ir.VectorType(i32, lanes))
+        return [b.extract_element(vector, i32(n)) for n in range(lanes)]
+    if value.type.width == 64:
+        return _as_words(b, b.bitcast(value, ir.VectorType(i32, 2)))
+    return [value]
+
+
+def _type_load_words(context: Any, view: Any, axis: Any, base: Any, offset: Any, count: Any) -> Any:
+    if not _is_position(view, base, offset) or not isinstance(count, types.IntegerLiteral):
+        return None
+    n, along, size = int(count.literal_value), int(axis.literal_value), view.dtype.itemsize
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        words: list = []
+        for at, width, pointer, unit in _global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
+            value = b.load(pointer)
+            value.align = width * size
+            if width * size >= 4:
+                words += _as_words(b, value)
+            else:
+                shifted = b.shl(b.zext(value, i32), i32(8 * (at * size % 4)))
+                if at * size % 4:
+                    words[-1] = b.or_(words[-1], shifted)
+                else:
+                    words.append(shifted)
+        return c.make_tuple(b, s.return_type, words)
+
+    return signature(types.UniTuple(types.uint32, _word_count(size, n)), view, axis, base, offset, count), codegen
+
+
+@atom(_type_load_words)
+def load_words(view: View, axis: int, base: Any, offset: Any, count: int) -> tuple:
+    """`load_global` of ``count`` elements (a multiple of 4 bytes) as 32-bit words, not to be looked at."""
+    return tuple(np.array(load_global(view, axis, base, offset, count), view.dtype).view(np.uint32))
+
+
+def _type_pack_words(context: Any, values: Any) -> Any:
+    if not isinstance(values, types.UniTuple):
+        return None
+    from gemmkit.lang.scalars import numpy_dtype
+
+    size = numpy_dtype(values.dtype).itemsize
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        given = cast_elements(c, b, values, v[0], values.dtype)
+        per, words = max(1, 4 // size), []
+        for at in range(0, values.count, per):
+            words += _as_words(b, pack(c, b, values.dtype, given[at:at + per], _unit_type(max(4, size), size)))
+        return c.make_tuple(b, s.return_type, words)
+
+    return signature(types.UniTuple(types.uint32, _word_count(size, values.count)), values), codegen
+
+
+@atom(_type_pack_words)
+def pack_words(values: tuple) -> tuple:
+    """Elements (a multiple of 4 bytes, of one type) as 32-bit words."""
+    return tuple(np.array(values).view(np.uint32))
+
+
+def _type_store_words(context: Any, pointer: Any, base: Any, offset: Any, words: Any) -> Any:
+    if not isinstance(pointer, SharedType) or not isinstance(words, types.UniTuple):
+        return None
+    size = pointer.dtype.itemsize
+    step = piece_bytes(4 * words.count, 16) // 4
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
+        given = [b.extract_value(v[3], n) for n in range(words.count)]
+        unit = ir.VectorType(i32, step) if step > 1 else i32
+        for at in range(0, words.count, step):
+            value = pack(c, b, types.uint32, given[at:at + step], unit)
+            ahead = i32(4 * at // size) if size <= 4 else i32(at // (size // 4))
+            b.store(value, shared_pointer(b, pointer, v[0], [*terms, ahead], unit), align=4 * step)
+        return c.get_dummy_value()
+
+    return signature(types.none, pointer, base, offset, words), codegen
+
+
+@atom(_type_store_words)
+def store_words(pointer: SharedPointer, base: int, offset: int, words: tuple) -> None:
+    """Store 32-bit words of elements that `load_words` or `pack_words` gave, from element ``base + offset``."""
+    pointer.store(int(base) + int(offset), tuple(np.array(words, np.uint32).view(pointer.dtype)))

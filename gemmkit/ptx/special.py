@@ -1,0 +1,84 @@
+"""Where a thread is, and where threads meet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from gemmkit.lang.atoms import Atom, atom
+from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.scalars import index
+
+i32 = ir.IntType(32)
+
+
+def _thread() -> Any:
+    from gemmkit.emulator import machine
+
+    return machine.current()
+
+
+def _read_register(name: str, emulate: Any, doc: str) -> Atom:
+    def typer(context: Any) -> Any:
+        function = ir.FunctionType(i32, [])
+        return signature(index), lambda c, b, s, v: b.call(ir.InlineAsm(function, f"mov.u32 $0, %{name};", "=r"), [])
+
+    return Atom(name.replace(".", "_"), typer, emulate, doc)
+
+
+thread_index = _read_register("tid.x", lambda: _thread().index, "The thread's number in its block (blocks are 1-D).")
+lane_index = _read_register("laneid", lambda: _thread().lane, "The thread's number in its warp.")
+block_x = _read_register("ctaid.x", lambda: _thread().block.index[0], "The block's x in the grid.")
+block_y = _read_register("ctaid.y", lambda: _thread().block.index[1], "The block's y in the grid.")
+block_z = _read_register("ctaid.z", lambda: _thread().block.index[2], "The block's z in the grid.")
+
+
+def _type_barrier(context: Any) -> Any:
+    function = ir.FunctionType(ir.VoidType(), [])
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        b.call(ir.InlineAsm(function, "bar.sync 0;", "~{memory}", side_effect=True), [])
+        return c.get_dummy_value()
+
+    return signature(types.none), codegen
+
+
+@atom(_type_barrier)
+def barrier() -> None:
+    """All threads of the block meet; what they wrote before is seen by all after."""
+    _thread().barrier()
+
+
+def _type_uniform(context: Any, value: Any) -> Any:
+    if not isinstance(value, types.Integer):
+        return None
+    function = ir.FunctionType(i32, [i32])
+    text = "shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;"
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        return b.call(ir.InlineAsm(function, text, "=r,r", side_effect=True), [c.cast(b, v[0], value, index)])
+
+    return signature(index, value), codegen
+
+
+@atom(_type_uniform)
+def uniform(value: int) -> int:
+    """Lane 0's value in every lane of the warp: lets the assembler keep what follows from it in uniform registers."""
+    return _thread().collective("uniform", value, lambda values: [values[0]] * len(values), sync=False)
+
+
+def _type_udiv(context: Any, a: Any, b: Any) -> Any:
+    if not (isinstance(a, types.Integer) and isinstance(b, types.Integer)):
+        return None
+
+    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+        return builder.udiv(c.cast(builder, v[0], a, index), c.cast(builder, v[1], b, index))
+
+    return signature(index, a, b), codegen
+
+
+@atom(_type_udiv)
+def udiv(a: int, b: int) -> int:
+    """``a // b`` of non-negative coordinates, in 32 bits and without a sign to mind."""
+    return a // b

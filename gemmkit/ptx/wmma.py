@@ -1,0 +1,206 @@
+"""``wmma``: a warp's matrix multiply with loads and stores of its own (PTX ISA; sm_70+, bfloat16 sm_80+).
+
+The fragments are opaque: which thread holds what is not specified, so transforms on them may not look at coordinates.
+The emulation deals the elements in turn; only load -> mma -> store as a whole means the same as on hardware.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from gemmkit.lang.atoms import Atom
+from gemmkit.lang.memory import SharedType, coordinates_of
+from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.scalars import numba_type
+from gemmkit.ptx.build import assembly, braces
+from gemmkit.ptx.ldmatrix import shared_address
+from gemmkit.ptx.mma import BF16, F16, F32, PTX_NAME
+from gemmkit.ptx.registers import elements, from_registers, to_registers
+
+i32 = ir.IntType(32)
+SHAPES = ((16, 16, 16), (8, 32, 16), (32, 8, 16))
+
+
+@dataclass(frozen=True)
+class WmmaSpec:
+    """The instructions of one shape and type: ``wmma.load.{a,b,c}``, ``wmma.mma``, ``wmma.store.d``."""
+
+    M: int
+    N: int
+    K: int
+    input: np.dtype
+    accumulator: np.dtype
+
+    @property
+    def shape(self) -> str:
+        return f"m{self.M}n{self.N}k{self.K}"
+
+    def extents(self, operand: str) -> tuple[int, int]:
+        return {"a": (self.M, self.K), "b": (self.K, self.N), "c": (self.M, self.N)}[operand]
+
+    def dtype(self, operand: str) -> np.dtype:
+        return self.accumulator if operand == "c" else self.input
+
+    def count(self, operand: str) -> int:
+        """Elements a thread holds: 16 of an f16 input whatever the shape (some twice), else each once."""
+        if operand != "c" and self.input == F16:
+            return 16
+        rows, columns = self.extents(operand)
+        return rows * columns // 32
+
+    def registers(self, operand: str) -> int:
+        return self.count(operand) // (1 if self.dtype(operand) == F32 else 2)
+
+    def load_text(self, operand: str, layout: str) -> str:
+        n = self.registers(operand)
+        return (f"wmma.load.{operand}.sync.aligned.{layout}.{self.shape}.shared.{PTX_NAME[self.dtype(operand)]} "
+                f"{braces(0, n)}, [${n}], ${n + 1};")
+
+    def store_text(self, layout: str) -> str:
+        n = self.registers("c")
+        return (f"wmma.store.d.sync.aligned.{layout}.{self.shape}.shared.{PTX_NAME[self.accumulator]} "
+                f"[$0], {braces(1, n)}, ${n + 1};")
+
+    def mma_text(self, a_layout: str, b_layout: str) -> str:
+        acc, kind = PTX_NAME[self.accumulator], PTX_NAME[self.input]
+        suffix = f"{acc}.{acc}" if self.input == F16 else f"{acc}.{kind}.{kind}.{acc}"
+        a, b, c = self.registers("a"), self.registers("b"), self.registers("c")
+        return (f"wmma.mma.sync.aligned.{a_layout}.{b_layout}.{self.shape}.{suffix} {braces(0, c)}, {braces(c, a)}, "
+                f"{braces(c + a, b)}, {braces(c + a + b, c)};")
+
+    # -- emulation ------------------------------------------------------------------------------------------------
+
+    def deal(self, operand: str, matrix: np.ndarray) -> list[tuple]:
+        flat, n = matrix.reshape(-1), self.count(operand)
+        return [tuple(flat[(lane + 32 * v) % flat.size] for v in range(n)) for lane in range(32)]
+
+    def collect(self, operand: str, fragments: list) -> np.ndarray:
+        rows, columns = self.extents(operand)
+        values = np.array([[f[v] for f in fragments] for v in range(rows * columns // 32)])
+        return values.reshape(rows, columns)
+
+    def compute(self, operands: list) -> list:
+        a, b, c = (self.collect(name, [o[n] for o in operands]).astype(np.float32) for n, name in enumerate("abc"))
+        with np.errstate(all="ignore"):
+            return self.deal("c", (a @ b + c).astype(self.accumulator))
+
+
+def _wide(spec: WmmaSpec, operand: str) -> Any:
+    return types.UniTuple(numba_type(spec.dtype(operand)), spec.count(operand))
+
+
+def _lane_share(spec: WmmaSpec, operand: str, layout: str, lane: int, stride: int) -> tuple[int, int]:
+    """(first element, count) of what one lane reads or writes in the emulator: a piece of a row (or column)."""
+    rows, columns = spec.extents(operand)
+    line = columns if layout == "row" else rows
+    share = rows * columns // 32
+    first = lane * share
+    return first // line * stride + first % line, share
+
+
+def load_atom(spec: WmmaSpec, operand: str, layout: str) -> Atom:
+    """``load(pointer, base, offset, stride) -> fragment``; ``layout`` is "row" or "col", stride in elements."""
+    result = _wide(spec, operand)
+
+    def typer(context: Any, pointer: Any, base: Any, offset: Any, stride: Any) -> Any:
+        if not isinstance(pointer, SharedType) or pointer.dtype != spec.dtype(operand):
+            return None
+        register = ir.FloatType() if spec.dtype(operand) == F32 else i32
+
+        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+            terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
+            operands = [shared_address(b, pointer, v[0], terms), *coordinates_of(c, b, stride, v[3])]
+            out = assembly(b, spec.load_text(operand, layout), [register] * spec.registers(operand), operands,
+                           memory=True)
+            return c.make_tuple(b, result, from_registers(b, out, c.get_value_type(result.dtype)))
+
+        return signature(result, pointer, base, offset, stride), codegen
+
+    def emulate(pointer: Any, base: int, offset: int, stride: int) -> tuple:
+        from gemmkit.emulator import machine
+
+        thread = machine.current()
+        first, share = _lane_share(spec, operand, layout, thread.lane, stride)
+        values = pointer.load(int(base) + int(offset) + first, share)
+        rows, columns = spec.extents(operand)
+
+        def meet(parts: list) -> list:
+            flat = np.array([x for part in parts for x in part], pointer.dtype)
+            matrix = flat.reshape(rows, columns) if layout == "row" else flat.reshape(columns, rows).T
+            return spec.deal(operand, np.ascontiguousarray(matrix))
+
+        return thread.collective(f"wmma.load.{operand}", values, meet, sync=False)
+
+    return Atom(f"wmma_load_{operand}_{layout}", typer, emulate)
+
+
+def store_atom(spec: WmmaSpec, layout: str) -> Atom:
+    """``store(pointer, base, offset, stride, fragment)``."""
+    given = _wide(spec, "c")
+
+    def typer(context: Any, pointer: Any, base: Any, offset: Any, stride: Any, fragment: Any) -> Any:
+        if not isinstance(pointer, SharedType) or pointer.dtype != spec.accumulator or fragment != given:
+            return None
+
+        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+            terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
+            values = to_registers(b, elements(b, v[4], spec.count("c")))
+            operands = [shared_address(b, pointer, v[0], terms), *values, *coordinates_of(c, b, stride, v[3])]
+            assembly(b, spec.store_text(layout), [], operands, memory=True)
+            return c.get_dummy_value()
+
+        return signature(types.none, pointer, base, offset, stride, fragment), codegen
+
+    def emulate(pointer: Any, base: int, offset: int, stride: int, fragment: tuple) -> None:
+        from gemmkit.emulator import machine
+
+        thread = machine.current()
+
+        def meet(fragments: list) -> list:
+            matrix = spec.collect("c", fragments)
+            return list((matrix if layout == "row" else matrix.T).reshape(32, -1))
+
+        mine = thread.collective("wmma.store.d", fragment, meet, sync=False)
+        first, _ = _lane_share(spec, "c", layout, thread.lane, stride)
+        pointer.store(int(base) + int(offset) + first, tuple(mine))
+
+    return Atom(f"wmma_store_{layout}", typer, emulate)
+
+
+def mma_atom(spec: WmmaSpec, a_layout: str, b_layout: str) -> Atom:
+    """``mma(a, b, c) -> d`` for fragments loaded with these layouts."""
+    a_type, b_type, c_type = (_wide(spec, name) for name in "abc")
+
+    def typer(context: Any, a: Any, b: Any, c: Any) -> Any:
+        if (a, b, c) != (a_type, b_type, c_type):
+            return None
+        register = ir.FloatType() if spec.accumulator == F32 else i32
+
+        def codegen(ctx: Any, builder: Any, s: Any, v: Any) -> Any:
+            operands: list = []
+            for value, name in zip(v, "abc"):
+                operands += to_registers(builder, elements(builder, value, spec.count(name)))
+            out = assembly(builder, spec.mma_text(a_layout, b_layout), [register] * spec.registers("c"), operands)
+            return ctx.make_tuple(builder, c_type, from_registers(builder, out, ctx.get_value_type(c_type.dtype)))
+
+        return signature(c_type, a, b, c), codegen
+
+    def emulate(a: tuple, b: tuple, c: tuple) -> tuple:
+        from gemmkit.emulator import machine
+
+        return machine.current().collective("wmma.mma", (a, b, c), spec.compute, sync=False)
+
+    return Atom("wmma_mma", typer, emulate)
+
+
+SPECS = {(shape, kind, acc): WmmaSpec(*shape, kind, acc)
+         for shape in SHAPES for kind, acc in ((F16, F32), (F16, F16), (BF16, F32))}
+LOAD = {(key, operand, layout): load_atom(spec, operand, layout)
+        for key, spec in SPECS.items() for operand in "abc" for layout in ("row", "col")}
+STORE = {(key, layout): store_atom(spec, layout) for key, spec in SPECS.items() for layout in ("row", "col")}
+MMA = {(key, a, b): mma_atom(spec, a, b)
+       for key, spec in SPECS.items() for a in ("row", "col") for b in ("row", "col")}

@@ -1,0 +1,91 @@
+"""From a kernel function and argument types to PTX, by Numba; from there to a cubin, kept on disk.
+
+A kernel's key is the text of all that went into it (its own fingerprint, its arguments' fingerprints), gemmkit's source,
+the compilers' versions and the architecture. What is found under the key is loaded without compiling anything.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from gemmkit.runtime.assemble import ResourceUsage, assemble, candidates
+from gemmkit.runtime.cache import Entry, default_cache
+from gemmkit.runtime.device import DeviceInfo
+
+ENTRY = "gemmkit_kernel"
+
+
+@dataclass
+class CompileStats:
+    """How many kernels Numba compiled in this process (tests assert that a new value compiles nothing)."""
+
+    compiled: int = 0
+
+
+stats = CompileStats()
+_lock = threading.Lock()
+
+
+def to_ptx(kernel: Any, types: tuple, threads: int, device: DeviceInfo) -> str:
+    """The PTX of ``kernel`` specialised for Numba argument types; the entry is called ``gemmkit_kernel``."""
+    from numba.cuda.compiler import kernel_fixup
+    from numba.cuda.core.compiler_lock import global_compiler_lock
+    from numba.cuda.cudadrv import nvvm
+
+    from gemmkit.lang.functions import compile_function, set_target_arch
+    from gemmkit.lang.functions import device as device_function
+
+    suffix = ("a",) if device.arch_name.endswith("a") else ()
+    cc = (*device.arch, *suffix)
+    with global_compiler_lock:
+        set_target_arch(cc)
+        result = compile_function(device_function(kernel).weakened, types, inline=False)
+        library = result.library
+        function = library.get_function(result.fndesc.llvm_func_name)
+        library._entry_name = result.fndesc.llvm_func_name
+        kernel_fixup(function, False)
+        nvvm.set_launch_bounds(function, (threads, 1))
+        texts = library.get_asm_strs(cc=cc)
+    if len(texts) != 1:
+        raise RuntimeError(f"Numba made {len(texts)} PTX files of one kernel: a component calls code that must be linked")
+    with _lock:
+        stats.compiled += 1
+    return _named(texts[0])
+
+
+def _named(ptx: str) -> str:
+    found = re.search(r"\.visible \.entry (\w+)\(", ptx)
+    if found is None:
+        raise RuntimeError("Numba's PTX has no entry point")
+    return ptx.replace(found.group(1), ENTRY)
+
+
+def versions() -> str:
+    """The versions of everything that turns Python into machine code."""
+    from importlib.metadata import version
+
+    tools = [str(c) for c in candidates()[:1]]
+    return ",".join(f"{name}={version(name)}" for name in ("numba-cuda", "llvmlite", "numpy")) + ",".join(tools)
+
+
+def cubin_of(kernel: Any, types: tuple, fingerprint: str, threads: int, device: DeviceInfo) -> Entry:
+    """The assembled kernel, from memory, from disk or compiled now. ``meta["usage"]`` holds its registers and spills."""
+    from gemmkit.lang.fingerprint import function_text, package_digest
+
+    key = "\n".join((function_text(kernel), fingerprint, ",".join(map(str, types)), package_digest(), versions(),
+                     device.arch_name, f"threads={threads}"))
+
+    def build() -> tuple[bytes, dict[str, Any]]:
+        assembled = assemble(to_ptx(kernel, types, threads, device), device.arch_name)
+        return assembled.cubin, {"usage": vars_of(assembled.usage), "assembler": assembled.assembler}
+
+    return default_cache().get_or_build(key, build)
+
+
+def vars_of(usage: ResourceUsage) -> dict[str, int]:
+    from dataclasses import asdict, is_dataclass
+
+    return asdict(usage) if is_dataclass(usage) else usage._asdict()         # type: ignore[attr-defined]

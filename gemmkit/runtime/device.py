@@ -1,0 +1,183 @@
+"""What GPU there is, and what it allows.
+
+Importing this module loads no driver and makes no context; asking ``available()`` initialises the driver, and
+only ``ensure_context()`` makes a context current (the device's primary one, which CuPy and PyTorch share).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "H100",
+    "DeviceInfo",
+    "available",
+    "count",
+    "current",
+    "current_ordinal",
+    "ensure_context",
+    "target",
+]
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """The limits of one GPU. Memory sizes are in bytes.
+
+    ``shared_memory_per_block`` is the opt-in maximum a kernel may ask for, static and dynamic together;
+    ``registers_per_sm`` counts 32-bit registers.
+    """
+
+    name: str
+    arch: tuple[int, int]
+    sm_count: int
+    shared_memory_per_block: int
+    shared_memory_per_sm: int
+    max_threads_per_block: int
+    registers_per_sm: int
+    l2_bytes: int
+
+    @property
+    def arch_name(self) -> str:
+        """The name ``ptxas -arch`` knows the GPU by, e.g. ``"sm_90a"`` for (9, 0).
+
+        From Hopper on it is the architecture-specific target (suffix ``a``): wgmma exists only there.
+        """
+        major, minor = self.arch
+        return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+#: An H100 SXM: what a machine with no GPU compiles for.
+H100 = DeviceInfo(
+    name="NVIDIA H100 80GB HBM3",
+    arch=(9, 0),
+    sm_count=132,
+    shared_memory_per_block=232448,
+    shared_memory_per_sm=233472,
+    max_threads_per_block=1024,
+    registers_per_sm=65536,
+    l2_bytes=50 * 2**20,
+)
+
+
+@functools.lru_cache(maxsize=1)
+def _absence() -> str | None:
+    """Why no GPU can be used, or None when one can."""
+    try:
+        from cuda.bindings import driver
+
+        (status,) = driver.cuInit(0)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            return f"cuInit answered {status.name}"
+        status, count = driver.cuDeviceGetCount()
+        if status != driver.CUresult.CUDA_SUCCESS:
+            return f"cuDeviceGetCount answered {status.name}"
+        return None if count else "the driver lists no device"
+    except Exception as error:  # a missing driver, a missing or broken package: all mean 'no GPU here'
+        return f"{type(error).__name__}: {error}"
+
+
+def available() -> bool:
+    """Whether a GPU and its driver can be used. Asked once a process; never raises.
+
+    >>> isinstance(available(), bool)
+    True
+    """
+    return _absence() is None
+
+
+@functools.lru_cache(maxsize=1)
+def count() -> int:
+    """How many GPUs can be used; 0 without a GPU or driver."""
+    if not available():
+        return 0
+    from cuda.bindings import driver
+
+    return int(_value(driver.cuDeviceGetCount()))
+
+
+def _require() -> None:
+    reason = _absence()
+    if reason is not None:
+        raise RuntimeError(
+            f"no GPU can be used here ({reason}); install an NVIDIA driver, make a device visible "
+            "(CUDA_VISIBLE_DEVICES), or run in the emulator with `with gemmkit.emulate():`"
+        )
+
+
+def _value(outcome: tuple[Any, ...]) -> Any:
+    status, value = outcome
+    if int(status) != 0:
+        raise RuntimeError(f"the CUDA driver answered {status.name}")
+    return value
+
+
+def current_ordinal() -> int:
+    """Ordinal of the device whose context is current in this thread; 0, the default device, when none is.
+
+    Raises RuntimeError when there is no GPU.
+    """
+    _require()
+    from cuda.bindings import driver
+
+    status, ordinal = driver.cuCtxGetDevice()
+    if status == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
+        return 0
+    return int(_value((status, ordinal)))
+
+
+def ensure_context(ordinal: int | None = None) -> int:
+    """Make a context current in this thread and return its device's ordinal.
+
+    A context that is already current stays, unless ``ordinal`` names another device. What is made current is
+    the primary context, so memory and streams of CuPy, PyTorch and Numba are valid in it. Raises RuntimeError
+    when there is no GPU.
+    """
+    _require()
+    from cuda.bindings import driver
+
+    status, here = driver.cuCtxGetDevice()
+    if int(status) == 0 and (ordinal is None or int(here) == ordinal):
+        return int(here)
+    from cuda.core import Device
+
+    wanted = 0 if ordinal is None else ordinal
+    Device(wanted).set_current()
+    return wanted
+
+
+def current() -> DeviceInfo:
+    """The limits of the device of this thread's CUDA context (device 0 when no context is current).
+
+    Read once for each device. Raises RuntimeError, saying why and what to do, when there is no GPU.
+    """
+    return _describe(current_ordinal())
+
+
+@functools.cache
+def _describe(ordinal: int) -> DeviceInfo:
+    from cuda.bindings import driver
+
+    device = _value(driver.cuDeviceGet(ordinal))
+
+    def read(name: str) -> int:
+        attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(_value(driver.cuDeviceGetAttribute(attribute, device)))
+
+    return DeviceInfo(
+        name=_value(driver.cuDeviceGetName(256, device)).split(b"\0")[0].decode(),
+        arch=(read("COMPUTE_CAPABILITY_MAJOR"), read("COMPUTE_CAPABILITY_MINOR")),
+        sm_count=read("MULTIPROCESSOR_COUNT"),
+        shared_memory_per_block=read("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        shared_memory_per_sm=read("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
+        max_threads_per_block=read("MAX_THREADS_PER_BLOCK"),
+        registers_per_sm=read("MAX_REGISTERS_PER_MULTIPROCESSOR"),
+        l2_bytes=read("L2_CACHE_SIZE"),
+    )
+
+
+def target() -> DeviceInfo:
+    """The device to compile for: the current one, or ``H100`` on a machine with no GPU."""
+    return current() if available() else H100

@@ -1,0 +1,131 @@
+"""Transforms: functions of elements, applied after every load and before every store of a kernel.
+
+A transform is a component with ``__call__(self, x)`` or ``__call__(self, x, i, j)``, where (i, j) are the element's
+**global** row and column in its operand. Its result is converted to the type of where it goes next.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+from gemmkit.components import Component, ComponentType
+from gemmkit.lang.atoms import atom
+from gemmkit.lang.numba_hooks import signature
+from gemmkit.lang.registers import call_function
+
+
+def takes_coordinates(function: Any, what: str) -> bool:
+    """Whether a function is ``f(x, i, j)`` rather than ``f(x)``; raises TypeError for any other signature."""
+    try:
+        parameters = [p for p in inspect.signature(function).parameters.values()
+                      if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{what}: {function!r} has no signature to read; write a Python function of x or of x, i, j"
+                        ) from error
+    required = [p for p in parameters if p.default is p.empty]
+    if len(required) == 1:
+        return False
+    if len(required) == 3:
+        return True
+    raise TypeError(f"{what}: {function!r} takes {len(required)} arguments; f(x) or f(x, i, j) is needed")
+
+
+@dataclass(frozen=True)
+class Transform(Component):
+    """Base class of transforms.
+
+    >>> @dataclass(frozen=True)
+    ... class Scale(Transform):
+    ...     by: float
+    ...     def __call__(self, x):
+    ...         return x * self.by
+    >>> Scale(2.0)(3.0)
+    6.0
+    """
+
+    @property
+    def is_identity(self) -> bool:
+        return False
+
+    @property
+    def with_coordinates(self) -> bool:
+        """Whether ``__call__`` wants the element's row and column."""
+        return takes_coordinates(self.__call__, type(self).__qualname__)      # type: ignore[operator]
+
+
+    def of(self, x: Any) -> Any:
+        """The transform of a value, without coordinates (what device code calls)."""
+        return self(x)                                                         # type: ignore[operator]
+
+    def at(self, x: Any, i: int, j: int) -> Any:
+        """The transform of the value in row i, column j."""
+        return self(x, i, j)                                                   # type: ignore[operator]
+
+
+def _type_transformed(context: Any, transform: Any, x: Any, i: Any, j: Any) -> Any:
+    if not isinstance(transform, ComponentType):
+        return None
+    with_coordinates = transform.skeleton.with_coordinates
+    method = context.resolve_getattr(transform, "at" if with_coordinates else "of")
+    args = (x, i, j) if with_coordinates else (x,)
+    inner = context.resolve_function_type(method, args, {})
+    if inner is None:
+        return None
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        given = [c.cast(b, value, t, to) for value, t, to in zip(v[1:], args, inner.args)]
+        return call_function(c, b, method, v[0], inner, given)
+
+    return signature(inner.return_type, transform, x, i, j), codegen
+
+
+@atom(_type_transformed)
+def transformed(transform: Transform, x: Any, i: int, j: int) -> Any:
+    """A transform of one element; the coordinates are given only to a transform that wants them."""
+    return transform.at(x, i, j) if transform.with_coordinates else transform.of(x)
+
+
+@dataclass(frozen=True)
+class Identity(Transform):
+    """Passes every element on."""
+
+    def __call__(self, x: Any) -> Any:
+        return x
+
+    @property
+    def is_identity(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Elementwise(Transform):
+    """Applies a plain Python function ``f(x)`` or ``f(x, i, j)`` to every element.
+
+    Arrays and NumPy scalars that the function captured are kernel arguments: a new array of the same kind compiles
+    nothing.
+
+    >>> Elementwise(lambda x: max(x, 0))(-3)
+    0
+    """
+
+    f: Any
+
+    def __post_init__(self) -> None:
+        if not callable(self.f):
+            raise TypeError(f"Elementwise(f={self.f!r}): a function of x or of x, i, j is needed")
+        takes_coordinates(self.f, "Elementwise")
+
+    def __call__(self, *x: Any) -> Any:
+        return self.f(*x)
+
+    def of(self, x: Any) -> Any:
+        return self.f(x)
+
+    def at(self, x: Any, i: int, j: int) -> Any:
+        return self.f(x, i, j)
+
+    @property
+    def with_coordinates(self) -> bool:
+        return takes_coordinates(self.f, "Elementwise")

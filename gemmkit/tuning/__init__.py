@@ -1,0 +1,1 @@
+"""Choosing mappings: defaults by operator and size."""

@@ -1,0 +1,195 @@
+"""Default mappings: the paper's heuristics brought up to date.
+
+A block's tile is as large as keeps every multiprocessor busy: from a short list, the one whose last wave wastes least.
+Threads move 16 bytes at a time along the contiguous axis; shared tiles keep the order of the global operand (so that moves
+stay wide) and are padded by 16 bytes (so that rows start in different banks).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from gemmkit.layouts import ColMajor, Layout, Padded, RowMajor, Zero
+from gemmkit.operators import FPUOp, Operator, WMMAOp
+from gemmkit.runtime.device import DeviceInfo
+from gemmkit.tiling import Tile
+
+
+WIDE = 16                              # bytes of the widest access of a thread
+
+
+def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo) -> None:
+    """Complete the fields of a Config in place."""
+    operator: Operator = values["operator"]
+    a_layout = values["global_a_layout"]
+    accumulator = operator.fragment_c.dtype
+    values.setdefault("global_b_layout", a_layout)
+    values.setdefault("global_d_layout", _plain_like(a_layout, accumulator))
+    values.setdefault("global_c_layout", Zero(accumulator))
+    _fill_tiles(values, operator, sizes, device)
+    _fill_shared(values, operator, accumulator)
+    _fill_moves(values)
+    if isinstance(operator, WMMAOp):
+        orders = {f"{name}_order": ("col", "row")[values[f"shared_{name}_layout"].axis] for name in "ab"}
+        values["operator"] = dataclasses.replace(operator, **orders)
+
+
+def _plain_like(layout: Layout, dtype: np.dtype) -> Layout:
+    return ColMajor(dtype) if layout.vector_axis == 0 else RowMajor(dtype)
+
+
+# -- tiles ------------------------------------------------------------------------------------------------------------
+
+# (block M, N, K), (warp M, N): from the fastest on a large problem to the smallest
+TENSOR_TILES = (
+    ((128, 128, 64), (64, 32)),
+    ((128, 64, 64), (32, 32)),
+    ((64, 64, 64), (32, 16)),
+    ((32, 64, 64), (16, 32)),
+    ((32, 32, 64), (16, 16)),
+)
+FPU_TILES = (
+    ((128, 128, 16), (64, 32)),
+    ((64, 64, 16), (32, 32)),
+    ((32, 32, 32), (16, 16)),
+)
+
+
+def _fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, int, int] | None,
+                device: DeviceInfo) -> None:
+    given_block, given_warp, warps = (values.get(n) for n in ("block_shape", "compute_warp", "warps_per_block"))
+    if given_block is None:
+        block, warp = _choose(_candidates(operator), sizes, device)
+        values["block_shape"] = given_block = Tile(M=block[0], N=block[1], K=block[2])
+        if given_warp is None and warps is None:
+            given_warp = Tile(M=warp[0], N=warp[1], K=_warp_k(operator, block[2]))
+    if given_warp is None:
+        given_warp = _warp_of(given_block, operator, warps)
+    values["compute_warp"] = given_warp
+    if warps is None:
+        block = given_block.size
+        values["warps_per_block"] = max(1, block.M // given_warp.size.M) * max(1, block.N // given_warp.size.N)
+
+
+def _candidates(operator: Operator) -> list:
+    m, n, k = operator.shape
+    listed = FPU_TILES if isinstance(operator, FPUOp) else TENSOR_TILES
+    fit = []
+    for block, warp in listed:
+        warp = (math.lcm(warp[0], m), math.lcm(warp[1], n))
+        block = (math.lcm(block[0], warp[0]), math.lcm(block[1], warp[1]), math.lcm(block[2], k))
+        if block[0] // warp[0] * (block[1] // warp[1]) <= 32:
+            fit.append((block, warp))
+    return fit
+
+
+def _choose(candidates: list, sizes: tuple[int, int, int] | None, device: DeviceInfo) -> Any:
+    """The candidate with the least estimated time: waves of blocks, each as long as its tile is large.
+
+    A small tile does less per byte that it moves; ``overhead`` stands for that (in rows of a tile).
+    """
+    if sizes is None:
+        return candidates[0]
+    M, N, _ = (max(1, s) for s in sizes)
+
+    def time(candidate: Any) -> float:
+        (m, n, _), _ = candidate
+        overhead = 24
+        waves = math.ceil(math.ceil(M / m) * math.ceil(N / n) / (2 * device.sm_count))
+        return waves * (m + overhead) * (n + overhead)
+
+    return min(candidates, key=time)
+
+
+def _warp_k(operator: Operator, block_k: int) -> int:
+    """Slices along K: 16 deep on tensor cores, and on the ordinary units short enough to keep the code small."""
+    k = operator.shape[2]
+    limit = 8 if isinstance(operator, FPUOp) else 16
+    return next((d for d in range(limit, k - 1, -1) if d % k == 0 and block_k % d == 0), k)
+
+
+def _warp_of(block: Tile, operator: Operator, warps: int | None) -> Tile:
+    """The squarest division of a given block among the warps (4 x 2 for 8) that the operator's shape allows."""
+    m, n, k = operator.shape
+    best = None
+    for rows in range(1, 33):
+        for columns in range(1, 33):
+            if warps is not None and rows * columns != warps or rows * columns > 32:
+                continue
+            if block.size.M % (rows * m) or block.size.N % (columns * n):
+                continue
+            wm, wn = block.size.M // rows, block.size.N // columns
+            score = (abs(rows * columns - (warps or 8)), abs(math.log2(wm / wn)), wm < wn)
+            if best is None or score < best[0]:
+                best = score, wm, wn
+    if best is None:                     # no division: let validation name the rule that the block breaks
+        return Tile(M=m, N=n, K=k)
+    return Tile(M=best[1], N=best[2], K=_warp_k(operator, block.size.K))
+
+
+# -- shared memory ----------------------------------------------------------------------------------------------------
+
+def _fill_shared(values: dict[str, Any], operator: Operator, accumulator: np.dtype) -> None:
+    for name, fragment, preferred in (("a", operator.fragment_a, 0), ("b", operator.fragment_b, 1)):
+        axis = values[f"global_{name}_layout"].vector_axis
+        if isinstance(operator, FPUOp) or axis is None:
+            axis = preferred if isinstance(operator, FPUOp) else 1 - preferred
+        values.setdefault(f"shared_{name}_layout", _padded(axis, fragment.dtype))
+    axis = values["global_d_layout"].vector_axis
+    values.setdefault("shared_d_layout", _padded(1 if axis is None else axis, accumulator))
+    values.setdefault("shared_c_layout", values["shared_d_layout"])
+
+
+def _padded(axis: int, dtype: np.dtype) -> Padded:
+    layout = (ColMajor, RowMajor)[axis](dtype)
+    return Padded(layout, WIDE // np.dtype(dtype).itemsize)
+
+
+# -- moves ------------------------------------------------------------------------------------------------------------
+
+def _fill_moves(values: dict[str, Any]) -> None:
+    block, warps = values["block_shape"], values["warps_per_block"]
+    for name, names, operand in (("a", "MK", "a"), ("b", "KN", "b"), ("cd", "MN", "d")):
+        tile = getattr(block, names)
+        layout, shared = values[f"global_{operand}_layout"], values[f"shared_{operand}_layout"]
+        warp, thread = _move(tile, layout, shared, warps)
+        values.setdefault(f"mem_{name}_thread", thread)
+        if f"mem_{name}_warp" not in values:
+            given = values[f"mem_{name}_thread"]
+            values[f"mem_{name}_warp"] = warp if given == thread else _warp_around(tile, given)
+
+
+def _move(tile: Tile, layout: Layout, shared: Any, warps: int) -> tuple[Tile, Tile]:
+    """The tiles that a warp and a thread move: 16 bytes a thread along the contiguous axis, whole lines a warp."""
+    axis = layout.vector_axis if layout.vector_axis is not None else shared.axis
+    along, across = tile.extents[axis], tile.extents[1 - axis]
+    vector = math.gcd(WIDE // layout.dtype.itemsize, along)
+    while vector > 1 and tile.count % (warps * 32 * vector):          # every thread should have as much to move
+        vector //= 2
+    lanes = min(32, along // vector) if axis == shared.axis else min(2, along // vector)
+    lanes = math.gcd(lanes, along // vector)
+    lines = math.gcd(32 // lanes if 32 % lanes == 0 else 1, across)
+    warp, thread = [lines, lines], [1, 1]
+    warp[axis], thread[axis] = lanes * vector, vector
+    return _tile(tile.names, warp), _tile(tile.names, thread)
+
+
+def _warp_around(tile: Tile, thread: Tile) -> Tile:
+    """A warp's tile of whole thread tiles, lines along the first axis that the thread's tile extends."""
+    axis = 0 if thread.extents[0] >= thread.extents[1] else 1
+    lanes = math.gcd(32, max(1, tile.extents[axis] // thread.extents[axis]))
+    lines = math.gcd(32 // lanes, max(1, tile.extents[1 - axis] // thread.extents[1 - axis]))
+    warp = [0, 0]
+    warp[axis], warp[1 - axis] = lanes * thread.extents[axis], lines * thread.extents[1 - axis]
+    return _tile(tile.names, warp)
+
+
+def _tile(names: tuple[str, ...], extents: list[int]) -> Tile:
+    return Tile(**dict(zip(names, extents)))
+
+
+__all__ = ["fill"]

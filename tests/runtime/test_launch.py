@@ -1,0 +1,397 @@
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from gemmkit.runtime import device, launch
+from gemmkit.runtime.assemble import assemble
+from gemmkit.runtime.device import H100, DeviceInfo
+from gemmkit.runtime.launch import PARAMETER_FORMATS, BoundLaunch, LaunchError, load, validate
+
+TURING = DeviceInfo("a Turing", (7, 5), 40, 65536, 65536, 1024, 65536, 4 * 2**20)
+
+
+# -- limits --------------------------------------------------------------------------------------------------
+
+
+def test_what_the_device_can_do_is_accepted():
+    validate(H100, (2**31 - 1, 65535, 65535), (1024, 1, 1), 232448)
+    validate(H100, (4, 2, 1), (128, 2, 4), 0, (2, 2, 1), static_shared_memory=232448)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((0, 1, 1), (32, 1, 1), 0), r"grid=\(0, 1, 1\) must be at least 1"),
+        (((1, 65536, 1), (32, 1, 1), 0), r"grid=\(1, 65536, 1\) .*65535"),
+        (((1, 1, 1), (1, 1, 65), 0), r"block=\(1, 1, 65\) .*64"),
+        (((1, 1, 1), (1024, 2, 1), 0), r"2048 threads, but NVIDIA H100.* at most 1024"),
+        (((1, 1, 1), (32, 1, 1), 232449), r"shared_memory=232449 bytes.*232448.*fewer stages"),
+        (((1, 1, 1), (32, 1, 1), -1), r"shared_memory=-1 bytes"),
+        (((1, 1, 1), (32, 1, 1), 232448, None, 1), r"with 1 static bytes.*232448"),
+        (((16, 1, 1), (32, 1, 1), 0, (16, 1, 1)), r"cluster=\(16, 1, 1\) must hold 1 to 8 blocks"),
+        (((16, 1, 1), (32, 1, 1), 0, (0, 1, 1)), r"cluster=\(0, 1, 1\) must hold"),
+        (
+            ((3, 4, 1), (32, 1, 1), 0, (2, 1, 1)),
+            r"grid=\(3, 4, 1\) must be a multiple of cluster=\(2, 1, 1\)",
+        ),
+    ],
+)
+def test_what_the_device_cannot_do_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        validate(H100, *arguments)
+
+
+def test_clusters_need_hopper():
+    with pytest.raises(ValueError, match=r"capability 9\.0 or later; a Turing has 7\.5"):
+        validate(TURING, (2, 1, 1), (32, 1, 1), 0, (2, 1, 1))
+
+
+@pytest.mark.parametrize("extents", [(), (1, 1, 1, 1)])
+def test_one_to_three_extents(extents):
+    with pytest.raises(ValueError, match=r"block=.*one to three extents"):
+        launch._dim3(extents, "block")
+
+
+def test_loading_without_a_gpu_says_so(monkeypatch):
+    monkeypatch.setattr(device, "_absence", lambda: "no driver")
+    with pytest.raises(RuntimeError, match="no GPU can be used here"):
+        load(b"\x7fELF", "k")
+
+
+# -- what reaches the driver, with a driver of our own -------------------------------------------------------
+
+
+class Driver:
+    """Stands for cuLaunchKernelEx: notes grid, block, shared memory, stream, cluster and values."""
+
+    def __init__(self, parameters, statuses=(), before=lambda: None):
+        self.parameters, self.statuses, self.before, self.seen = parameters, list(statuses), before, []
+
+    def __call__(self, config_pointer, function, pointers, extra):
+        assert extra is None
+        assert function.value == 77
+        self.before()
+        config = config_pointer._obj
+        values = []
+        for pointer, code in zip(pointers, self.parameters, strict=False):
+            if code == "tensor_map":
+                values.append(ctypes.string_at(pointer, 128))
+            else:
+                kind = launch._CTYPES[PARAMETER_FORMATS[code][0]]
+                values.append(kind.from_address(pointer).value)
+            assert pointer % min(PARAMETER_FORMATS[code][1], 8) == 0
+        cluster = None
+        if config.attribute_count:
+            assert config.attribute_count == 1
+            assert config.attributes[0].id == 4
+            cluster = tuple(config.attributes[0].dimensions)
+        grid, block = tuple(config.grid), tuple(config.block)
+        self.seen.append((grid, block, config.shared_memory, config.stream, cluster, tuple(values)))
+        return self.statuses.pop(0) if self.statuses else 0
+
+
+def bound_to(driver, monkeypatch, cluster=None):
+    monkeypatch.setattr(launch, "_entry", lambda: driver)
+    kernel = SimpleNamespace(name="k")
+    return BoundLaunch(kernel, 0, (5, 6, 7), (128, 2, 1), 98304, tuple(driver.parameters), cluster, 77)
+
+
+def test_the_launch_structures_are_the_drivers():
+    """Sizes and offsets of CUlaunchConfig and CUlaunchAttribute in cuda.h."""
+    assert ctypes.sizeof(launch._Config) == 56
+    assert (launch._Config.stream.offset, launch._Config.attributes.offset) == (32, 40)
+    assert ctypes.sizeof(launch._Attribute) == 72
+    assert launch._Attribute.dimensions.offset == 8
+
+
+def test_every_value_arrives_whatever_its_neighbours(monkeypatch):
+    values = {
+        "bool": 1, "i8": -128, "u8": 255, "i16": -32768, "u16": 65535, "f16": 0x3C00, "bf16": 0x3F80,
+        "i32": -(2**31), "u32": 2**32 - 1, "i64": -(2**63), "u64": 2**64 - 1, "f32": 0.5, "f64": 0.1,
+        "tensor_map": bytes(range(128)),
+    }  # fmt: skip
+    assert values.keys() == PARAMETER_FORMATS.keys()
+    codes = list(values) + list(reversed(values))
+    driver = Driver(codes)
+    bound_to(driver, monkeypatch)(0xABC, [values[code] for code in codes])
+    assert driver.seen == [
+        ((5, 6, 7), (128, 2, 1), 98304, 0xABC, None, tuple(values[code] for code in codes))
+    ]
+
+
+def test_a_cluster_is_passed_as_an_attribute(monkeypatch):
+    driver = Driver(["i32"])
+    bound = bound_to(driver, monkeypatch, cluster=(2, 1, 1))
+    bound.launch(0, (1,))
+    bound.launch(9, (2,))
+    assert [(seen[3], seen[4], seen[5]) for seen in driver.seen] == [
+        (0, (2, 1, 1), (1,)),
+        (9, (2, 1, 1), (2,)),
+    ]
+
+
+def test_a_kernel_without_parameters(monkeypatch):
+    driver = Driver([])
+    bound_to(driver, monkeypatch).launch(1, ())
+    assert driver.seen[0][5] == ()
+
+
+def test_numpy_scalars_are_taken_as_values(monkeypatch):
+    import numpy as np
+
+    driver = Driver(["i32", "f32", "f64"])
+    bound_to(driver, monkeypatch).launch(0, (np.int64(3), np.float16(0.5), np.float32(2.0)))
+    assert driver.seen[0][5] == (3, 0.5, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [((1,), "expected"), ((1, 2.0, 3), "expected"), ((2**31, 1.0), ""), (("x", 1.0), ""), ((1.5, 1.0), "")],
+)
+def test_values_that_do_not_fit_are_named_and_launch_nothing(monkeypatch, values, why):
+    driver = Driver(["i32", "f32"])
+    bound = bound_to(driver, monkeypatch)
+    with pytest.raises(ValueError, match=rf"(?s)values=.*parameters \['i32', 'f32'\] of kernel 'k'.*{why}"):
+        bound.launch(0, values)
+    assert driver.seen == []
+    bound.launch(0, (1, 1.0))
+    assert len(driver.seen) == 1
+
+
+def test_threads_do_not_mix_their_values(monkeypatch):
+    """Each launch is interrupted between the packing of its values and the driver's reading of them."""
+    codes = ["u64", "i32", "f64"]
+    driver = Driver(codes, before=lambda: time.sleep(1e-4))
+    bound, start = bound_to(driver, monkeypatch), threading.Barrier(8)
+
+    def work(number):
+        start.wait()
+        for i in range(100):
+            bound.launch(number, (number, i, number + 0.5))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seen = sorted((entry[3], entry[5]) for entry in driver.seen)
+    assert seen == [(number, (number, i, number + 0.5)) for number in range(8) for i in range(100)]
+
+
+def test_a_launch_inside_a_launch_has_a_buffer_of_its_own(monkeypatch):
+    driver = Driver(["i32"])
+    bound = bound_to(driver, monkeypatch)
+
+    def again():
+        driver.before = lambda: None
+        bound.launch(2, (2,))
+
+    driver.before = again
+    bound.launch(1, (1,))
+    assert [(seen[3], seen[5]) for seen in driver.seen] == [(2, (2,)), (1, (1,))]
+
+
+def test_an_error_of_the_driver_names_everything(monkeypatch):
+    bound = bound_to(Driver(["i32"], statuses=[701]), monkeypatch, cluster=(1, 1, 1))
+    message = (
+        r"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES at .*'k' on device 0 .*grid=\(5, 6, 7\), block=\(128, 2, 1\), "
+    )
+    with pytest.raises(LaunchError, match=message + r"cluster=\(1, 1, 1\), shared_memory=98304"):
+        bound.launch(0, (1,))
+    bound.launch(0, (1,))
+
+
+def test_an_error_of_an_earlier_kernel_is_said_to_be_one(monkeypatch):
+    with pytest.raises(LaunchError, match=r"ILLEGAL_ADDRESS \(a kernel launched earlier went wrong\)"):
+        bound_to(Driver(["i32"], statuses=[700]), monkeypatch).launch(0, (1,))
+
+
+def test_a_status_nobody_knows_is_given_as_its_number(monkeypatch):
+    with pytest.raises(LaunchError, match="CUDA error 123456"):
+        bound_to(Driver(["i32"], statuses=[123456]), monkeypatch).launch(0, (1,))
+
+
+def test_a_thread_without_a_context_gets_one_and_the_launch_is_made(monkeypatch):
+    driver, asked = Driver(["i32"], statuses=[201, 0]), []
+    monkeypatch.setattr(device, "ensure_context", asked.append)
+    bound_to(driver, monkeypatch).launch(3, (8,))
+    assert asked == [0]
+    assert [(seen[3], seen[5]) for seen in driver.seen] == [(3, (8,))] * 2
+
+
+# -- on a GPU ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scalars(compile_ptx):
+    """A kernel that writes each of its scalars to an array of float64, and the codes of its parameters."""
+    from numba import float32, float64, int8, int16, int32, int64, types, uint64
+
+    def scalars(out, a, b, c, d, e, f, g, h):
+        out[0], out[1], out[2], out[3] = a, b, c, d
+        out[4], out[5], out[6], out[7] = e, f, g, float64(h)
+
+    kinds = (int8, int16, int32, int64, uint64, float32, float64, types.float16)
+    ptx, name = compile_ptx(scalars, float64[::1], *kinds)
+    kernel = load(assemble(ptx, device.target().arch_name).cubin, name)
+    return kernel, [*ARRAY, "i8", "i16", "i32", "i64", "u64", "f32", "f64", "f16"]
+
+
+ARRAY = ["u64", "u64", "i64", "i64", "u64", "i64", "i64"]  # a one-dimensional array, as Numba flattens it
+
+
+def flat(array):
+    return (0, 0, array.size, array.dtype.itemsize, array.data.ptr, array.size, array.dtype.itemsize)
+
+
+SCALARS = (-8, -1600, 32, -(2**40), 2**50, 0.5, 0.1, 0x3C00)
+EXPECTED = [-8, -1600, 32, -(2**40), 2**50, 0.5, 0.1, 1.0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("route", ["launch", "reference"])
+def test_both_routes_pass_every_kind_of_scalar(scalars, route):
+    import cupy
+
+    kernel, codes = scalars
+    out = cupy.full(8, cupy.nan)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.get_current_stream().synchronize()
+    getattr(kernel.bind((1,), (1,), 0, codes), route)(stream.ptr, (*flat(out), *SCALARS))
+    stream.synchronize()
+    assert out.get().tolist() == EXPECTED
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("codes", [[*ARRAY], [*ARRAY, *["i32"] * 8], ["q"]])
+def test_parameters_of_another_kernel_are_refused(scalars, codes):
+    with pytest.raises(ValueError, match=r"parameters"):
+        scalars[0].bind((1,), (1,), 0, codes)
+
+
+@pytest.fixture(scope="module")
+def shared(compile_ptx):
+    """A kernel that passes its block's number through the last word of its dynamic shared memory."""
+    from numba import cuda, int32, int64
+
+    def shared(out, words):
+        buffer = cuda.shared.array(0, int32)
+        if cuda.threadIdx.x == 0:
+            buffer[words - 1] = cuda.blockIdx.x + 1
+        cuda.syncthreads()
+        if cuda.threadIdx.x == 1:
+            out[cuda.blockIdx.x] = buffer[words - 1]
+
+    ptx, name = compile_ptx(shared, int64[::1], int32)
+    return load(assemble(ptx, device.target().arch_name).cubin, name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("route", ["launch", "reference"])
+@pytest.mark.parametrize("cluster", [None, (2,)])
+def test_all_the_shared_memory_of_the_device_and_clusters(shared, route, cluster):
+    import cupy
+
+    most = device.current().shared_memory_per_block
+    out = cupy.zeros(6, cupy.int64)
+    for size in (most, 4096):  # a smaller one afterwards must not lower the limit of the first
+        bound = shared.bind((6,), (32,), size, [*ARRAY, "i32"], cluster)
+        out.fill(0)
+        getattr(bound, route)(cupy.cuda.get_current_stream().ptr, (*flat(out), size // 4))
+        assert out.get().tolist() == [1, 2, 3, 4, 5, 6]
+    first = shared.bind((6,), (32,), most, [*ARRAY, "i32"], cluster)
+    first.launch(cupy.cuda.get_current_stream().ptr, (*flat(out), most // 4))
+    cupy.cuda.Device().synchronize()
+    with pytest.raises(ValueError, match=rf"shared_memory={most + 1}"):
+        shared.bind((6,), (32,), most + 1, [*ARRAY, "i32"])
+
+
+@pytest.mark.gpu
+def test_more_threads_than_the_kernels_registers_allow(compile_ptx):
+    from numba import float32
+
+    def plain(out):
+        out[0] = 1.0
+
+    ptx, name = compile_ptx(plain, float32[::1])
+    limited = ptx.replace(")\n{", ")\n.maxntid 64, 1, 1\n{", 1)
+    assert limited != ptx
+    kernel = load(assemble(limited, device.target().arch_name).cubin, name)
+    with pytest.raises(ValueError, match=r"128 threads, but kernel .* at most 64 a block"):
+        kernel.bind((1,), (128,), 0, ARRAY)
+
+
+@pytest.mark.gpu
+def test_a_kernel_that_is_not_in_the_cubin(reverse):
+    cubin = assemble(reverse[0], device.target().arch_name).cubin
+    with pytest.raises(LaunchError, match="'absent' could not be loaded on"):
+        load(cubin, "absent")
+    with pytest.raises(LaunchError, match="could not be loaded"):
+        load(b"\x7fELF" + bytes(100), "k")
+
+
+@pytest.mark.gpu
+def test_threads_launch_one_kernel_at_once(scalars):
+    """Threads that never used the GPU before, each with its own stream and values, in one bound launch."""
+    import cupy
+
+    kernel, codes = scalars
+    bound = kernel.bind((1,), (1,), 0, codes)
+    outs = cupy.full((8, 50, 8), cupy.nan)
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(8)]
+    cupy.cuda.Device().synchronize()
+    pointers = [[flat(outs[number, i]) for i in range(50)] for number in range(8)]
+
+    def work(number):
+        for i in range(50):
+            bound.launch(streams[number].ptr, (*pointers[number][i], number, i, 0, 0, 0, 0.0, 0.0, 0))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    cupy.cuda.Device().synchronize()
+    expected = [[[number, i] for i in range(50)] for number in range(8)]
+    assert outs.get()[:, :, :2].tolist() == expected
+
+
+@pytest.mark.gpu
+def test_a_launch_is_captured_into_a_graph_of_pytorch(scalars):
+    import torch
+
+    kernel, codes = scalars
+    bound = kernel.bind((1,), (1,), 0, codes)
+    out = torch.full((8,), torch.nan, dtype=torch.float64, device="cuda")
+    values = (0, 0, 8, 8, out.data_ptr(), 8, 8, *SCALARS)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        bound.launch(torch.cuda.current_stream().cuda_stream, values)
+    torch.cuda.synchronize()
+    assert out.isnan().all()  # captured, not run
+    graph.replay()
+    torch.cuda.synchronize()
+    assert out.tolist() == EXPECTED
+
+
+@pytest.mark.gpu
+def test_a_launch_is_captured_into_a_graph_of_cupy(scalars):
+    import cupy
+
+    kernel, codes = scalars
+    bound = kernel.bind((1,), (1,), 0, codes)
+    out = cupy.full(8, cupy.nan)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        stream.begin_capture()
+        bound.launch(stream.ptr, (*flat(out), *SCALARS))
+        graph = stream.end_capture()
+        graph.launch(stream)
+    stream.synchronize()
+    assert out.get().tolist() == EXPECTED
