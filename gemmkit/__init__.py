@@ -1,2 +1,26 @@
-"""gemmkit: a composable GEMM framework in pure Python on Numba CUDA."""
-from gemmkit.components import Array, Component, Scalar
+"""gemmkit: a composable GEMM framework in pure Python on Numba CUDA.
+
+    d = gemmkit.matmul(a, b)                                   # everything derived from the arguments
+    d = gemmkit.matmul(a, b, c, conf, out=d, epilogue=...)     # full control
+    gemmkit.blas.gemmEx("N", "T", alpha, a, b, beta, c)        # in place, as BLAS has it
+"""
+
+import numpy as _np
+
+from gemmkit.components import Array, Component, ComponentError, Scalar
+from gemmkit.emulator.mode import emulate
+from gemmkit.tiling import Tile, linearise, parallelise, subdivide, translate, translate_base, translate_offset
+from gemmkit import epilogues, layouts, operators, transforms  # isort: skip
+from gemmkit.config import Config, ConfigError, get_config
+from gemmkit.matmul import matmul
+from gemmkit.planning import Plan, plan
+from gemmkit import blas  # isort: skip
+
+float16, float32, float64 = _np.float16, _np.float32, _np.float64
+__version__ = "0.1.0"
+
+__all__ = [
+    "Array", "Component", "ComponentError", "Config", "ConfigError", "Plan", "Scalar", "Tile", "blas", "emulate",
+    "epilogues", "float16", "float32", "float64", "get_config", "layouts", "linearise", "matmul", "operators",
+    "parallelise", "plan", "subdivide", "transforms", "translate", "translate_base", "translate_offset",
+]

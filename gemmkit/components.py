@@ -26,7 +26,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import typing
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import FunctionType
 from typing import Any
 
@@ -255,8 +255,9 @@ def class_text(cls: type) -> str:
                 continue
             if isinstance(value, FunctionType):
                 parts.append(f"{name}:{function_text(value)}")
-            elif isinstance(value, property) and value.fget is not None:
-                parts.append(f"{name}:{function_text(value.fget)}")
+            elif isinstance(value, (property, cached_property)):
+                getter = value.func if isinstance(value, cached_property) else value.fget
+                parts.append(f"{name}:{function_text(getter)}")
             elif isinstance(value, (bool, int, float, str, tuple, np.dtype)):
                 parts.append(f"{name}={value_text(value)}")
     return digest("\n".join(parts))

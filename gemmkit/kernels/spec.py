@@ -30,7 +30,7 @@ class Shape(Component):
 class Condition(Component):
     """Which K blocks a thread block computes: ``__call__(self, m, n, k)`` with the tile's first row, column and k."""
 
-    @property
+    @cached_property
     def is_always(self) -> bool:
         return type(self) is Condition
 
@@ -55,7 +55,7 @@ class Operand(Component):
     thread: Tile
     whole: bool
 
-    @property
+    @cached_property
     def is_direct(self) -> bool:
         """Whether a thread's tile can go to shared memory as raw words: same type and order, and no transform."""
         layout, shared, tile = self.layout, self.shared, self.thread
@@ -81,30 +81,30 @@ class Spec(Component):
     order: Order
     has_c: bool
 
-    @property
+    @cached_property
     def threads(self) -> int:
         return 32 * self.warps
 
-    @property
+    @cached_property
     def operation(self) -> Tile:
         """The operator's shape as a tile."""
         m, n, k = self.operator.shape
         return Tile(M=m, N=n, K=k)
 
-    @property
+    @cached_property
     def fragments_m(self) -> int:
         return self.compute_warp.size.M // self.operator.shape[0]
 
-    @property
+    @cached_property
     def fragments_n(self) -> int:
         return self.compute_warp.size.N // self.operator.shape[1]
 
-    @property
+    @cached_property
     def steps_k(self) -> int:
         """Operations along K in a warp's tile."""
         return self.compute_warp.size.K // self.operator.shape[2]
 
-    @property
+    @cached_property
     def b_offset(self) -> int:
         """Where B starts in shared memory, in bytes; A starts at 0, and C and D too (they live at other times)."""
         size = self.block.size

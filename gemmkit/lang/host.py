@@ -73,6 +73,8 @@ class View:
 
 def narrowed(values: tuple, dtype: np.dtype) -> np.ndarray:
     """Values converted to a dtype as the device converts them."""
+    if all(type(v) is dtype.type for v in values):
+        return np.array(values, dtype)
     with np.errstate(all="ignore"):
         return np.array([np.asarray(v).astype(dtype) for v in values], dtype)
 

@@ -140,6 +140,8 @@ def _type_convert(context: Any, dtype: Any, value: Any) -> Any:
 @atom(_type_convert)
 def convert(dtype: np.dtype, value: Any) -> Any:
     """``value`` as a scalar of ``dtype``: what ``dtype.type(value)`` is in NumPy."""
+    if type(value) is dtype.type:
+        return value
     with np.errstate(all="ignore"):
         return np.asarray(value).astype(dtype)[()]
 
@@ -159,7 +161,11 @@ def _type_convert_all(context: Any, dtype: Any, values: Any) -> Any:
 @atom(_type_convert_all)
 def convert_all(dtype: np.dtype, values: tuple) -> tuple:
     """Every element of a tuple as a scalar of ``dtype``."""
-    return tuple(convert(dtype, value) for value in values)
+    kind = dtype.type
+    for value in values:
+        if type(value) is not kind:
+            return tuple(convert(dtype, value) for value in values)
+    return values
 
 
 def _type_fill(context: Any, dtype: Any, count: Any, value: Any) -> Any:

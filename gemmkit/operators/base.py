@@ -10,6 +10,7 @@ unchanged. ``start`` is where accumulators begin without a C.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,41 +28,41 @@ class Operator(Component):
     identity = 0
     start = 0
 
-    @property
+    @cached_property
     def is_mapped(self) -> bool:
         """Whether it is known which element each value of a fragment is."""
         return self.map_c is not None
 
-    @property
+    @cached_property
     def map_a(self) -> FragmentMap | None:
         """Which element of a tile of A a thread's n-th value is; None when that is not specified."""
         return None
 
-    @property
+    @cached_property
     def map_b(self) -> FragmentMap | None:
         return None
 
-    @property
+    @cached_property
     def map_c(self) -> FragmentMap | None:
         return None
 
     # device: load_a/load_b/load_c(layout, pointer, tile, leading) -> fragment; mma(a, b, c) -> fragment;
     #         store_d(layout, pointer, tile, leading, fragment)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int, int]:
         """(M, N, K) of one operation."""
         return self.M, self.N, self.K                      # type: ignore[attr-defined]
 
-    @property
+    @cached_property
     def fragment_a(self) -> Fragment:
         raise NotImplementedError
 
-    @property
+    @cached_property
     def fragment_b(self) -> Fragment:
         raise NotImplementedError
 
-    @property
+    @cached_property
     def fragment_c(self) -> Fragment:
         raise NotImplementedError
 

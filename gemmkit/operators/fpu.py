@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from gemmkit.lang.control import choose, each, join, outer
 from gemmkit.lang.registers import Fragment, generate
-from gemmkit.lang.values import convert
+from gemmkit.lang.values import convert_all
 from gemmkit.operators.base import Operator
-from gemmkit.ptx.arithmetic import fma
+from gemmkit.ptx.arithmetic import outer_fma
 from gemmkit.ptx.fragments import FragmentMap, fragment_coordinate
 from gemmkit.ptx.memory import load_shared, store_shared
 from gemmkit.ptx.special import lane_index
@@ -68,54 +69,49 @@ class FPUOp(Operator):
     def combine(self, c: Any, product: Any) -> Any:
         return c + product
 
-    def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
-        """``combine(c, multiply(a, b))`` with the operands in the accumulator's type; fused where it is the usual one."""
-        return choose(self.is_ordinary, _fused, _composed, self, convert(self.accumulator, a),
-                      convert(self.accumulator, b), c)
-
-    @property
+    @cached_property
     def is_ordinary(self) -> bool:
         return type(self).multiply is FPUOp.multiply and type(self).combine is FPUOp.combine
 
     # -- who holds what -------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def vector_m(self) -> int:
         """Neighbouring rows a thread holds: 16 bytes of them if there are as many."""
         return _vector(self.M // self.MB, self.dtype.itemsize)
 
-    @property
+    @cached_property
     def vector_n(self) -> int:
         return _vector(self.N // self.NB, self.b_dtype.itemsize)
 
-    @property
+    @cached_property
     def map_a(self) -> FragmentMap:
         v = self.vector_m
         return FragmentMap(self.M, self.K, (self.MB, self.NB), ((v, 0), (0, 0)),
                            (v, self.M // self.MB // v, self.K), ((1, 0), (self.MB * v, 0), (0, 1)))
 
-    @property
+    @cached_property
     def map_b(self) -> FragmentMap:
         v = self.vector_n
         return FragmentMap(self.K, self.N, (self.MB, self.NB), ((0, 0), (0, v)),
                            (v, self.N // self.NB // v, self.K), ((0, 1), (0, self.NB * v), (1, 0)))
 
-    @property
+    @cached_property
     def map_c(self) -> FragmentMap:
         m, n = self.vector_m, self.vector_n
         return FragmentMap(self.M, self.N, (self.MB, self.NB), ((m, 0), (0, n)),
                            (m, self.M // self.MB // m, n, self.N // self.NB // n),
                            ((1, 0), (self.MB * m, 0), (0, 1), (0, self.NB * n)))
 
-    @property
+    @cached_property
     def fragment_a(self) -> Fragment:
         return Fragment(self.dtype, self.M // self.MB * self.K)
 
-    @property
+    @cached_property
     def fragment_b(self) -> Fragment:
         return Fragment(self.b_dtype, self.N // self.NB * self.K)
 
-    @property
+    @cached_property
     def fragment_c(self) -> Fragment:
         return Fragment(self.accumulator, self.M // self.MB * self.N // self.NB)
 
@@ -134,7 +130,9 @@ class FPUOp(Operator):
                       layout, pointer, tile, leading)
 
     def mma(self, a: tuple, b: tuple, c: tuple) -> tuple:
-        return outer(_multiply_add, c, a, b, self.K, self)
+        """The outer product of the fragments in the accumulator's type; fused where the arithmetic is the usual one."""
+        return choose(self.is_ordinary, _fused, _composed, self, convert_all(self.accumulator, a),
+                      convert_all(self.accumulator, b), c)
 
     def store_d(self, layout: Any, pointer: Any, tile: Any, leading: int, d: tuple) -> None:
         each(_store_element, d, self.map_c, layout, pointer, tile, leading)
@@ -144,16 +142,16 @@ def _vector(count: int, itemsize: int) -> int:
     return next(v for v in (16, 8, 4, 2, 1) if count % v == 0 and v * itemsize <= 16)
 
 
-def _fused(operator: Any, a: Any, b: Any, c: Any) -> Any:
-    return fma(a, b, c)
+def _fused(operator: Any, a: tuple, b: tuple, c: tuple) -> tuple:
+    return outer_fma(c, a, b, operator.K)
 
 
-def _composed(operator: Any, a: Any, b: Any, c: Any) -> Any:
+def _composed(operator: Any, a: tuple, b: tuple, c: tuple) -> tuple:
+    return outer(_combine_product, c, a, b, operator.K, operator)
+
+
+def _combine_product(c: Any, a: Any, b: Any, operator: Any) -> Any:
     return operator.combine(c, operator.multiply(a, b))
-
-
-def _multiply_add(c: Any, a: Any, b: Any, operator: Any) -> Any:
-    return operator.multiply_add(a, b, c)
 
 
 def _place(fragment_map: Any, tile: Any, n: int) -> Any:

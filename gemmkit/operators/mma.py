@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -42,35 +43,35 @@ class MMAOp(Operator):
             known = ", ".join(f"{i} -> {a}" for i, a in SPECS)
             raise ValueError(f"MMAOp(dtype={self.dtype}, accumulator={self.accumulator}): the instruction has {known}")
 
-    @property
+    @cached_property
     def spec(self) -> MmaSpec:
         return SPECS[self.dtype, self.accumulator]
 
-    @property
+    @cached_property
     def map_a(self) -> FragmentMap:
         return self.spec.a
 
-    @property
+    @cached_property
     def map_b(self) -> FragmentMap:
         return self.spec.b
 
-    @property
+    @cached_property
     def map_c(self) -> FragmentMap:
         return self.spec.c
 
-    @property
+    @cached_property
     def fragment_a(self) -> Fragment:
         return Fragment(self.dtype, 8)
 
-    @property
+    @cached_property
     def fragment_b(self) -> Fragment:
         return Fragment(self.dtype, 4)
 
-    @property
+    @cached_property
     def fragment_c(self) -> Fragment:
         return Fragment(self.accumulator, 4)
 
-    @property
+    @cached_property
     def instruction(self) -> Any:
         return MMA[self.dtype, self.accumulator]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -44,43 +45,43 @@ class WMMAOp(Operator):
             if getattr(self, name) not in ("row", "col"):
                 raise ValueError(f'WMMAOp({name}={getattr(self, name)!r}): "row" or "col" is needed')
 
-    @property
+    @cached_property
     def _key(self) -> Any:
         return self.shape, self.dtype, self.accumulator
 
-    @property
+    @cached_property
     def spec(self) -> WmmaSpec:
         return SPECS[self._key]
 
-    @property
+    @cached_property
     def fragment_a(self) -> Fragment:
         return Fragment(self.dtype, self.spec.count("a"))
 
-    @property
+    @cached_property
     def fragment_b(self) -> Fragment:
         return Fragment(self.dtype, self.spec.count("b"))
 
-    @property
+    @cached_property
     def fragment_c(self) -> Fragment:
         return Fragment(self.accumulator, self.spec.count("c"))
 
-    @property
+    @cached_property
     def load_a_atom(self) -> Any:
         return LOAD[self._key, "a", self.a_order]
 
-    @property
+    @cached_property
     def load_b_atom(self) -> Any:
         return LOAD[self._key, "b", self.b_order]
 
-    @property
+    @cached_property
     def load_c_atoms(self) -> Any:
         return LOAD[self._key, "c", "col"], LOAD[self._key, "c", "row"]
 
-    @property
+    @cached_property
     def store_d_atoms(self) -> Any:
         return STORE[self._key, "col"], STORE[self._key, "row"]
 
-    @property
+    @cached_property
     def mma_atom(self) -> Any:
         return MMA[self._key, self.a_order, self.b_order]
 

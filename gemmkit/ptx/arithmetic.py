@@ -42,3 +42,40 @@ def fma(a: Any, b: Any, c: Any) -> Any:
         if kind == np.float64:
             return kind.type(a * b + c)
         return kind.type(np.float64(a) * np.float64(b) + np.float64(c))
+
+
+def _type_outer_fma(context: Any, c: Any, a: Any, b: Any, depth: Any) -> Any:
+    if not all(isinstance(t, types.UniTuple) for t in (c, a, b)) or not a.dtype == b.dtype == c.dtype:
+        return None
+    element = _typer(context, c.dtype, c.dtype, c.dtype)
+    k = int(depth.literal_value)
+    rows, columns = a.count // k, b.count // k
+    if element is None or rows * columns != c.count:
+        return None
+    sig, multiply_add = element
+
+    def codegen(ctx: Any, builder: Any, s: Any, v: Any) -> Any:
+        out, lhs, rhs = ([builder.extract_value(x, n) for n in range(t.count)] for x, t in zip(v, (c, a, b)))
+        for step in range(k):
+            for j in range(columns):
+                for i in range(rows):
+                    n = i + j * rows
+                    given = [lhs[step * rows + i], rhs[step * columns + j], out[n]]
+                    out[n] = multiply_add(ctx, builder, sig, given)
+        return ctx.make_tuple(builder, c, out)
+
+    return signature(c, c, a, b, depth), codegen
+
+
+@atom(_type_outer_fma)
+def outer_fma(c: tuple, a: tuple, b: tuple, depth: int) -> tuple:
+    """``c[i, j] += a[k, i] * b[k, j]`` for k < depth, all of one type: `control.outer` of `fma`."""
+    kind = c[0].dtype
+    wide = kind if kind.kind in "iu" else np.dtype(np.float64)
+    rows, columns = len(a) // depth, len(b) // depth
+    out = np.array(c, kind).reshape(columns, rows)
+    lhs, rhs = np.array(a, kind).astype(wide), np.array(b, kind).astype(wide)
+    for step in range(depth):
+        product = np.outer(rhs[step * columns:(step + 1) * columns], lhs[step * rows:(step + 1) * rows])
+        out = (product + out).astype(kind)
+    return tuple(out.reshape(-1))

@@ -38,22 +38,28 @@ class FragmentMap(Component):
     value_shape: tuple[int, ...]
     value_strides: Strides
 
-    @property
+    @cached_property
     def threads(self) -> int:
         return int(np.prod(self.thread_shape))
 
-    @property
+    @cached_property
     def values(self) -> int:
         return int(np.prod(self.value_shape))
 
     def row(self, thread: int, value: int) -> int:
-        """The row of a thread's value (works in device code too)."""
-        return walk(self.thread_shape, self.thread_strides, thread, 0) + walk(
-            self.value_shape, self.value_strides, value, 0)
+        """The row of a thread's value."""
+        return self._of_threads[0][thread] + self._of_values[0][value]
 
     def column(self, thread: int, value: int) -> int:
-        return walk(self.thread_shape, self.thread_strides, thread, 1) + walk(
-            self.value_shape, self.value_strides, value, 1)
+        return self._of_threads[1][thread] + self._of_values[1][value]
+
+    @cached_property
+    def _of_threads(self) -> tuple[list[int], list[int]]:
+        return _table(self.thread_shape, self.thread_strides)
+
+    @cached_property
+    def _of_values(self) -> tuple[list[int], list[int]]:
+        return _table(self.value_shape, self.value_strides)
 
     def __hash__(self) -> int:
         return hash((self.rows, self.columns, self.thread_shape, self.thread_strides, self.value_shape))
@@ -96,6 +102,13 @@ def walk(shape: tuple[int, ...], strides: Strides, number: int, axis: int) -> in
     if len(shape) == 1:
         return number * strides[0][axis]
     return number % shape[0] * strides[0][axis] + walk(shape[1:], strides[1:], number // shape[0], axis)
+
+
+def _table(shape: tuple[int, ...], strides: Strides) -> tuple[list[int], list[int]]:
+    """`walk` for every number: the part of rows, and of columns."""
+    count = int(np.prod(shape))
+    rows, columns = ([walk(shape, strides, n, axis) for n in range(count)] for axis in (0, 1))
+    return rows, columns
 
 
 def _emit(builder: Any, shape: tuple[int, ...], strides: Strides, number: Any, axis: int) -> Any:

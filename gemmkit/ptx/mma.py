@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import ml_dtypes
@@ -34,7 +35,7 @@ class MmaSpec:
     a, b, c = A_16X16, B_16X8, C_16X8
     M, N, K = 16, 8, 16
 
-    @property
+    @cached_property
     def text(self) -> str:
         """The instruction, with ``$`` operands: D, A, B, C."""
         kind, acc = PTX_NAME[self.input], PTX_NAME[self.accumulator]

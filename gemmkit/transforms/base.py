@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from gemmkit.components import Component, ComponentType
@@ -45,11 +46,11 @@ class Transform(Component):
     6.0
     """
 
-    @property
+    @cached_property
     def is_identity(self) -> bool:
         return False
 
-    @property
+    @cached_property
     def with_coordinates(self) -> bool:
         """Whether ``__call__`` wants the element's row and column."""
         return takes_coordinates(self.__call__, type(self).__qualname__)      # type: ignore[operator]
@@ -94,7 +95,7 @@ class Identity(Transform):
     def __call__(self, x: Any) -> Any:
         return x
 
-    @property
+    @cached_property
     def is_identity(self) -> bool:
         return True
 
@@ -126,6 +127,6 @@ class Elementwise(Transform):
     def at(self, x: Any, i: int, j: int) -> Any:
         return self.f(x, i, j)
 
-    @property
+    @cached_property
     def with_coordinates(self) -> bool:
         return takes_coordinates(self.f, "Elementwise")

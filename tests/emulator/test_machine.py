@@ -202,6 +202,20 @@ def test_a_schedule_finds_an_order_dependent_fault() -> None:
     assert 0 < failures < 16
 
 
+def test_a_shuffled_schedule_lets_one_warp_run_ahead() -> None:
+    def kernel(log: list[int]) -> None:
+        thread = machine.current()
+        for _ in range(10):
+            thread.collective("step", thread.warp, lambda warps: log.append(warps[0]) or warps)
+
+    logs: list[list[int]] = []
+    for seed in range(8):
+        logs.append([])
+        run(kernel, logs[-1], threads=64, schedule_seed=seed)
+    assert any(len(set(log[:8])) == 1 for log in logs)
+    assert {log[0] for log in logs} == {0, 1}
+
+
 def test_many_threads() -> None:
     """Each thread's stack is its own, so a thousand of them do not add up to the recursion limit."""
     total = []

@@ -121,6 +121,7 @@ VIEWS = {
     "no dimension": lambda a: a[1, 1, ...],
     "broadcast": lambda a: np.broadcast_to(a[1], (3, 8)),
     "sliding windows": lambda a: np.lib.stride_tricks.sliding_window_view(a[0], 3),
+    "gaps and overlaps": lambda a: np.lib.stride_tricks.as_strided(a, (3, 3), (4, 4)),
     "cut transposed": lambda a: a[:, 1:7].T[1:],
     "empty": lambda a: a[:0],
 }

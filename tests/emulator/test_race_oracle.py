@@ -1,7 +1,7 @@
 """Random programs: the machine reports a race exactly when an independent account of them finds one.
 
-The account keeps for every thread the set of all accesses in its past (as the bits of an integer), and compares each
-access with every earlier one.
+The account keeps for every thread the set of all accesses in its past (as the bits of an integer), and
+compares each access with every earlier one.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def play(seed: int) -> bool:
     """Runs one random program; returns whether it raced."""
     rng = random.Random(seed)
     account, clocks = Account(), [machine.Clock() for _ in range(CLOCKS)]
-    array = np.zeros(8192, np.uint8)
+    array = np.zeros(16384, np.uint8)
     memory = for_array(array, "array")
     base = -array.ctypes.data % 4096 + 4096 - 24  # the bytes in play straddle a boundary of pages
     span = rng.choice([16, 48])

@@ -155,6 +155,26 @@ def test_two_memories_over_one_array_race() -> None:
     assert [a.kind for a in race(kernel).accesses] == ["read", "write"]
 
 
+@pytest.mark.parametrize("known", [0, 1])
+def test_readers_of_an_ended_block_are_told_apart_if_a_clock_can_order_them(known: int) -> None:
+    """Two threads of block 0 read; block 1 learns of one of them alone, reads too, and writes."""
+    array = np.zeros(1, np.float32)
+    memory = for_array(array, "d")
+
+    def kernel(clock: machine.Clock) -> None:
+        thread = machine.current()
+        if thread.block.index[0] == 0:
+            thread.read(memory, array.ctypes.data, 4)
+            if thread.index == known:
+                clock.release(thread)
+        elif thread.index == 0:
+            clock.acquire(thread)
+            thread.read(memory, array.ctypes.data, 4)
+            thread.write(memory, array.ctypes.data, as_bytes(1.0))
+
+    assert race(kernel, machine.Clock(), threads=2, blocks=2).accesses[0].thread == ((0, 0, 0), 1 - known)
+
+
 @pytest.mark.parametrize("reader", range(32))
 def test_each_of_many_readers_counts(reader: int) -> None:
     """Only one of 32 readers of the bytes is not ordered before the write."""

@@ -1,0 +1,87 @@
+"""``matmul``: D = A B + C with any components, on arrays of any library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmkit.components import Component, freeze
+from gemmkit.config import Config
+from gemmkit.emulator.mode import current_mode
+from gemmkit.planning import Plan
+from gemmkit.runtime.arrays import alignment, describe
+
+__all__ = ["matmul"]
+
+_plans: dict[Any, tuple[Plan, Any]] = {}
+_LIMIT = 4096                                   # plans kept; beyond it the memory starts anew
+
+
+def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, stream: Any = None,
+           **keywords: Any) -> Any:
+    """D = A B + C, or what the components make of it.
+
+    Args:
+        a: (M, K), b: (K, N), c: (M, N) or None. CuPy arrays, PyTorch CUDA tensors, Numba device arrays, anything with
+            ``__cuda_array_interface__`` or DLPack; NumPy arrays under ``with gemmkit.emulate():``. Any strides: a
+            transposed or sliced view is read in place.
+        conf: a configuration of `gemmkit.get_config`; None chooses one by dtypes and sizes.
+        out: (M, N), written and returned; None allocates one of a's library, in C order, of NumPy's result type of a
+            and b (of c's type if there is a c). It may be c itself, and may overlap nothing else.
+        stream: where to launch; None is the current stream of a's library.
+        keywords: an ``operator``, ``epilogue``, ``condition``, any of the eight ``transform_...`` of `Config`, a
+            ``global_{a,b,c,d}_layout`` for operands that are not plain matrices, and ``gemm_shape=dict(M=, N=, K=)``
+            where such layouts leave the sizes open.
+
+    Returns:
+        out. Nothing is copied, cast or synchronised.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit each other; an ``out`` that overlaps or is read-only.
+        TypeError: something that is no array; a host array without emulation; a dtype that no operator takes.
+        ConfigError: a configuration that no kernel can carry out.
+        ComponentError: a component's method that cannot be compiled, with its file and line.
+
+    >>> import numpy as np, gemmkit
+    >>> a, b = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((3, 2), np.float32)
+    >>> with gemmkit.emulate():
+    ...     gemmkit.matmul(a, b, epilogue=gemmkit.epilogues.Bias(np.float32([0.5, 0]))).tolist()
+    [[3.5, 3.0], [12.5, 12.0]]
+    """
+    if keywords:
+        return _with_components(a, b, c, conf, out, stream, keywords)
+    key = (_kind(a, "a"), _kind(b, "b"), c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
+           id(conf), current_mode() is not None)
+    known = _plans.get(key)
+    if known is None:
+        known = _remember(key, Plan(a, b, c, out, conf, {}), conf)
+    return known[0](a, b, c, out=out, stream=stream)
+
+
+def _kind(x: Any, name: str) -> Any:
+    """What decides how an array is computed with: all but its address and stream."""
+    info = describe(x, name)
+    return type(x), info[1:7], alignment(info)
+
+
+def _remember(key: Any, made: Plan, conf: Any) -> tuple[Plan, Any]:
+    if len(_plans) >= _LIMIT:
+        _plans.clear()
+    _plans[key] = found = (made, conf)              # conf is kept, so that its id stays its own
+    return found
+
+
+def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, keywords: dict[str, Any]) -> Any:
+    frozen = {name: freeze(value) for name, value in keywords.items() if isinstance(value, Component)}
+    if set(frozen) != set(keywords):                # sizes and the like: resolved anew each time
+        return Plan(a, b, c, out, conf, keywords)(a, b, c, out=out, stream=stream)
+    key = (_kind(a, "a"), _kind(b, "b"), c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
+           id(conf), current_mode() is not None,
+           tuple((name, f.type, f.fingerprint, tuple((i.shape, i.device) for i in f.arrays)) for name, f in frozen.items()))
+    known = None if current_mode() is not None else _plans.get(key)
+    if known is None:
+        known = _remember(key, Plan(a, b, c, out, conf, keywords), conf)
+    made = known[0]
+    values = list(made.values)
+    for name, f in frozen.items():
+        values[made.ranges[name]] = [value for _, value in f.leaves]
+    return made.run(tuple(values), a, b, c, out, stream)

@@ -1,0 +1,277 @@
+"""Plans: a product resolved once, then launched in microseconds."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from gemmkit.components import Component, Frozen, freeze, freeze_array
+from gemmkit.config import Config
+from gemmkit.emulator.mode import current_mode
+from gemmkit.kernels.select import KERNELS
+from gemmkit.kernels.spec import Shape
+from gemmkit.layouts import Layout, Plain
+from gemmkit.problem import Problem, check_out, check_places, describe_all, resolve
+from gemmkit.runtime.arrays import (ArrayInfo, alignment, as_stream_handle, byte_range, current_stream, describe,
+                                    empty_like, matcher)
+
+__all__ = ["Plan", "plan"]
+
+
+class Nothing(Component):
+    """Stands for an operand that is not there."""
+
+
+def is_whole(rows: int, columns: int, thread: Any) -> bool:
+    """Whether an operand's extents are multiples of a thread's tile."""
+    return rows % thread.extents[0] == 0 and columns % thread.extents[1] == 0
+
+
+class Compiled:
+    """A kernel for a class of problems, and how its arguments are laid out: shared by all plans of the class."""
+
+    def __init__(self, problem: Problem, out: ArrayInfo):
+        conf = problem.config
+        M, N, K = problem.M, problem.N, problem.K
+        self.spec = conf.spec(is_whole(M, K, conf.mem_a_thread), is_whole(K, N, conf.mem_b_thread),
+                              is_whole(M, N, conf.mem_cd_thread), is_whole(M, N, conf.mem_cd_thread))
+        self.operands = [_operand(info, layout) for info, layout in (
+            (problem.a, conf.global_a_layout), (problem.b, conf.global_b_layout),
+            (problem.c if conf.has_c else None, conf.global_c_layout), (out, conf.global_d_layout))]
+        spec, shape = freeze(self.spec), freeze(Shape(M, N, K))
+        arguments = [spec, *self.operands, shape]
+        self.arguments = arguments
+        self.formats = [code for argument in arguments for code, _ in argument.leaves]
+        self.values = [value for argument in arguments for _, value in argument.leaves]
+        self.pointers: list[int | None] = []
+        at = len(spec.leaves)
+        for operand in self.operands:
+            self.pointers.append(at if operand.leaves else None)
+            at += len(operand.leaves)
+        for info in spec.arrays:
+            if info.device != problem.a.device:
+                raise ValueError(f"a component's array is on device {info.device} and a on device {problem.a.device}")
+        rows, columns = self.spec.grid(M, N)
+        self.blocks = rows * columns
+        self.problem = problem
+
+    def bind(self) -> Any:
+        """Compile (or find) the kernel, load it, and make it launchable."""
+        from gemmkit.runtime.compile import cubin_of
+        from gemmkit.runtime.launch import load
+
+        conf = self.problem.config
+        entry = cubin_of(KERNELS[conf.kernel], tuple(a.type for a in self.arguments),
+                         "\n".join(a.fingerprint for a in self.arguments), conf.threads, self.problem.device)
+        kernel = _loaded(entry.cubin, load)
+        return kernel.bind((self.blocks, 1, 1), (conf.threads, 1, 1), self.spec.shared_bytes, self.formats)
+
+
+_kernels: dict[tuple[int, bytes], Any] = {}
+
+
+def _loaded(cubin: bytes, load: Any) -> Any:
+    from gemmkit.runtime.compile import ENTRY
+    from gemmkit.runtime.device import current_ordinal
+
+    key = (current_ordinal(), cubin)
+    found = _kernels.get(key)
+    return found if found is not None else _kernels.setdefault(key, load(cubin, ENTRY))
+
+
+def _operand(info: ArrayInfo | None, layout: Layout) -> Frozen:
+    if info is None:
+        return freeze(Nothing())
+    if not isinstance(layout, Plain):
+        return freeze_array(info)
+    axis = layout.axis
+    contiguous = info.strides[axis] == 1 or info.shape[axis] <= 1
+    return freeze_array(info, axis if contiguous else None)
+
+
+# -- runtime values of components -------------------------------------------------------------------------------------
+
+PARTS = ("operator",
+         "global_a_layout", "shared_a_layout", "transform_global_to_shared_a", "transform_shared_to_regs_a",
+         "global_b_layout", "shared_b_layout", "transform_global_to_shared_b", "transform_shared_to_regs_b",
+         "global_c_layout", "shared_c_layout", "transform_global_to_shared_c", "transform_shared_to_regs_c",
+         "global_d_layout", "shared_d_layout", "transform_shared_to_global_d", "transform_regs_to_shared_d",
+         "epilogue", "condition", "order")           # the components of a Spec, in the order of its fields
+
+
+def leaf_ranges(conf: Config) -> dict[str, slice]:
+    """Where each component's runtime values lie among the kernel's arguments."""
+    ranges, at = {}, 0
+    for name in PARTS:
+        count = len(freeze(getattr(conf, name)).leaves)
+        ranges[name] = slice(at, at + count)
+        at += count
+    return ranges
+
+
+# -- plans ------------------------------------------------------------------------------------------------------------
+
+class Plan:
+    """A product of arrays of one kind (library, shape, strides, dtype, device): ``run(a, b, c, out=d)``.
+
+    Other arrays of that kind and of at least that alignment are accepted; anything else raises ValueError.
+    """
+
+    def __init__(self, a: Any, b: Any, c: Any, out: Any, conf: Config | None, keywords: dict[str, Any]):
+        infos = describe_all(a, b, c, out)
+        problem = resolve(*infos, conf, keywords)
+        self.config = problem.config
+        self.shape = problem.M, problem.N, problem.K
+        self._dtype = problem.config.global_d_layout.dtype
+        if out is None:
+            out = empty_like(a, self.shape[:2], self._dtype)
+        self._infos = (*infos[:3], describe(out, "out"))
+        self._compiled = Compiled(problem, self._infos[3])
+        self._match = tuple(None if x is None else matcher(x, name)
+                            for x, name in ((a, "a"), (b, "b"), (c, "c"), (out, "out")))
+        self._align = tuple(1 if i is None else alignment(i) for i in self._infos)
+        self._ranges = tuple((0, 0) if i is None else _extent(i) for i in self._infos)
+        self._library, self._device, self._producer = infos[0].library, infos[0].device, infos[0].stream
+        self._has_work = problem.M > 0 and problem.N > 0
+        self._launch: Any = None
+        self._lock = threading.Lock()
+        self.values = tuple(self._compiled.values)
+        self.ranges = leaf_ranges(self.config)
+
+    def __repr__(self) -> str:
+        M, N, K = self.shape
+        return f"<plan of a {M} x {N} x {K} product>"
+
+    def __call__(self, a: Any, b: Any, c: Any = None, *, out: Any = None, stream: Any = None) -> Any:
+        """Compute the product into ``out``, which is allocated when it is not given, and return it.
+
+        Raises ValueError for arrays that are not of the plan's kind, before anything is launched.
+        """
+        return self.run(self.values, a, b, c, out, stream)
+
+    def run(self, template: tuple, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+        """`__call__` with other runtime values of the components."""
+        if self._device < 0:
+            return self._emulate(a, b, c, out)
+        if out is None:
+            out = empty_like(a, self.shape[:2], self._dtype)
+        match_a, match_b, match_c, match_out = self._match
+        at_a, at_b, at_out = match_a(a), match_b(b), match_out(out)          # type: ignore[misc]
+        at_c = 0 if c is None else match_c(c) if match_c is not None else None
+        align = self._align
+        if (at_a is None or at_b is None or at_c is None or at_out is None or (c is None) != (match_c is None)
+                or at_a % align[0] or at_b % align[1] or at_c % align[2] or at_out % align[3]
+                or self._shares(at_a, at_b, at_c, at_out)):
+            self._refuse((("a", a), ("b", b), ("c", c), ("out", out)))
+        handle = (current_stream(self._library, self._device, producer=self._producer) if stream is None
+                  else self._stream(stream))
+        if not self._has_work:
+            return out
+        launch = self._launch or self._bind()
+        values, slots = list(template), self._compiled.pointers
+        values[slots[0]], values[slots[1]], values[slots[3]] = at_a, at_b, at_out
+        if slots[2] is not None:
+            values[slots[2]] = at_c
+        launch(handle, values)
+        return out
+
+    def _bind(self) -> Any:
+        with self._lock:
+            if self._launch is None:
+                self._launch = self._compiled.bind().launch
+        return self._launch
+
+    def _shares(self, at_a: int, at_b: int, at_c: int, at_out: int) -> bool:
+        """Whether out overlaps an operand (other than being c itself)."""
+        (a0, a1), (b0, b1), (c0, c1), (d0, d1) = self._ranges
+        low, high = at_out + d0, at_out + d1
+        return (at_a + a0 < high and low < at_a + a1 or at_b + b0 < high and low < at_b + b1
+                or at_c + c0 < high and low < at_c + c1 and not (at_c == at_out and self._same_kind))
+
+    @property
+    def _same_kind(self) -> bool:
+        c, out = self._infos[2], self._infos[3]
+        return c is not None and c[1:4] == out[1:4]
+
+    def _refuse(self, arrays: tuple) -> None:
+        """Say why these arrays do not fit the plan."""
+        infos: dict[str, ArrayInfo | None] = {}
+        for (name, array), planned, align in zip(arrays, self._infos, self._align):
+            infos[name] = info = None if array is None else describe(array, name)
+            if (info is None) != (planned is None):
+                raise ValueError(f"{name} is {'missing' if info is None else 'given'}, and the plan was made "
+                                 f"{'with' if info is None else 'without'} it")
+            if info is None or planned is None:
+                continue
+            if info[1:6] != planned[1:6]:
+                fields = ", ".join(f"{field}={getattr(info, field)} (planned {getattr(planned, field)})"
+                                   for field in ("shape", "strides", "dtype", "device", "readonly")
+                                   if getattr(info, field) != getattr(planned, field))
+                raise ValueError(f"{name} differs from the plan's: {fields}; make another plan, or call matmul")
+            if info.pointer % align:
+                raise ValueError(f"{name} is at an address that is not a multiple of {align} bytes, as the plan's was; make "
+                                 "another plan, or call matmul")
+        out = infos["out"]
+        assert out is not None
+        check_out(out, infos)
+        raise ValueError("an array is of another library than the plan's; make another plan, or call matmul")
+
+    def _stream(self, stream: Any) -> int:
+        handle = as_stream_handle(stream)
+        check_stream(handle, self._device)
+        return handle
+
+    def _emulate(self, a: Any, b: Any, c: Any, out: Any) -> Any:
+        from gemmkit.emulator.kernels import run
+
+        if current_mode() is None:
+            raise TypeError("a is a host array (NumPy) and this plan was made in the emulator; call it inside "
+                            "with gemmkit.emulate(): ...")
+        if out is None:
+            out = empty_like(a, self.shape[:2], self._dtype)
+        infos = dict(zip(("a", "b", "c", "out"), describe_all(a, b, c, out)))
+        check_places(infos)
+        if any((i is None) != (p is None) or i is not None and p is not None and i[1:4] != p[1:4]
+               for i, p in zip(infos.values(), self._infos)):
+            self._refuse((("a", a), ("b", b), ("c", c), ("out", out)))
+        assert infos["out"] is not None
+        check_out(infos["out"], infos)
+        if self._has_work:
+            run(self._compiled, a, b, c, out, self.shape)
+        return out
+
+
+def _extent(info: ArrayInfo) -> tuple[int, int]:
+    """First and last byte of an array, relative to its pointer."""
+    first, last = byte_range(info)
+    return first - info.pointer, last - info.pointer
+
+
+def check_stream(handle: int, device: int) -> None:
+    """Raise ValueError when a stream is another device's than the arrays'."""
+    from cuda.bindings import driver
+
+    if handle in (0, 1, 2) or not hasattr(driver, "cuStreamGetDevice"):
+        return
+    status, found = driver.cuStreamGetDevice(handle)
+    if int(status) == 0 and int(found) != device:
+        raise ValueError(f"stream is of device {int(found)} and the arrays are on device {device}")
+
+
+def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, **keywords: Any) -> Plan:
+    """Resolve a product once; calling the plan then costs microseconds.
+
+    Takes what `gemmkit.matmul` takes. The arrays are examples of their kind: the plan accepts others of the same
+    library, shape, strides, dtype and device. The kernel is compiled (or found in the cache) and loaded here.
+
+    >>> import numpy as np, gemmkit
+    >>> a, b = np.ones((3, 4), np.float32), np.ones((4, 2), np.float32)
+    >>> with gemmkit.emulate():
+    ...     run = gemmkit.plan(a, b)
+    ...     run(a, b).tolist()
+    [[4.0, 4.0], [4.0, 4.0], [4.0, 4.0]]
+    """
+    made = Plan(a, b, c, out, conf, keywords)
+    if made._device >= 0 and made._has_work:
+        made._bind()
+    return made

@@ -1,0 +1,225 @@
+"""From a call's arguments to a problem: operands described, sizes agreed, a configuration chosen, everything checked.
+
+Nothing is launched, allocated or written here; what is wrong with the arguments is said here, by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from gemmkit.config import TRANSFORMS, Config, ConfigError, get_config
+from gemmkit.emulator.mode import is_emulating
+from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor, Zero
+from gemmkit.runtime.arrays import ArrayInfo, describe, overlaps
+from gemmkit.runtime.device import DeviceInfo, target
+from gemmkit.transforms import Transform
+from gemmkit.tuning.operators import operator_for, result_dtype
+
+HOST = -1
+LIMIT = 2**31 - 2**10                  # coordinates are 32 bits wide
+
+FUNCTIONS = (*TRANSFORMS, "epilogue", "condition")
+LAYOUTS = tuple(f"global_{name}_layout" for name in "abcd")
+KEYWORDS = (*FUNCTIONS, *LAYOUTS, "operator", "gemm_shape")
+
+
+@dataclass
+class Problem:
+    """A checked call: sizes, configuration and operands (``out`` is None when it is still to be made)."""
+
+    M: int
+    N: int
+    K: int
+    config: Config
+    a: ArrayInfo
+    b: ArrayInfo
+    c: ArrayInfo | None
+    out: ArrayInfo | None
+    device: DeviceInfo
+
+
+def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | None, conf: Config | None,
+            keywords: dict[str, Any]) -> Problem:
+    """Check a call and complete what it leaves open. Raises ValueError, TypeError or ConfigError; see `matmul`."""
+    unknown = set(keywords) - set(KEYWORDS)
+    if unknown:
+        raise TypeError(f"matmul() got unknown keywords {', '.join(sorted(unknown))}; it takes out, stream, "
+                        + ", ".join(KEYWORDS))
+    keywords = {name: value for name, value in keywords.items() if value is not None}
+    for name in set(keywords) & set(TRANSFORMS):
+        if not isinstance(keywords[name], Transform):
+            raise TypeError(f"{name}={keywords[name]!r}: a Transform is needed; wrap a function in transforms.Elementwise")
+    gemm_shape = keywords.pop("gemm_shape", None)
+    infos = {"a": a, "b": b, "c": c, "out": out}
+    check_places(infos)
+    layouts = _layouts(infos, conf, keywords)
+    M, N, K = _sizes(infos, layouts, gemm_shape)
+    device = target()
+    if conf is None:
+        conf = _configure(infos, layouts, (M, N, K), keywords, device)
+    else:
+        if "operator" in keywords:
+            raise ConfigError("operator: it is given beside conf, which has one; give it to get_config")
+        changes = {**{k: v for k, v in keywords.items()}, **({"global_c_layout": layouts["c"]} if c is not None else {})}
+        if changes:
+            conf = dataclasses.replace(conf, **changes)
+        conf.check_device(device)
+    _check_operands(infos, conf, M, N, K)
+    _check_functions(conf, M, N, K)
+    return Problem(M, N, K, conf, a, b, c, out, device)
+
+
+# -- where the arrays are ---------------------------------------------------------------------------------------------
+
+def check_places(infos: dict[str, ArrayInfo | None]) -> None:
+    """All on one device, or all on the host under emulation."""
+    emulating = is_emulating()
+    first: tuple[str, int] | None = None
+    for name, info in infos.items():
+        if info is None:
+            continue
+        if info.device == HOST and not emulating:
+            raise TypeError(f"{name} is a host array (NumPy); put it on the GPU (cupy.asarray), or compute in the emulator: "
+                            "with gemmkit.emulate(): ...")
+        if info.device != HOST and emulating:
+            raise TypeError(f"{name} is on GPU {info.device}, and the emulator works on NumPy arrays")
+        if first is None:
+            first = name, info.device
+        elif info.device != first[1]:
+            raise ValueError(f"{name} is on device {info.device} and {first[0]} on device {first[1]}; all operands of a "
+                             "product must be on one device")
+
+
+# -- layouts and sizes ------------------------------------------------------------------------------------------------
+
+def _layouts(infos: dict[str, ArrayInfo | None], conf: Config | None, keywords: dict[str, Any]) -> dict[str, Layout | None]:
+    out: dict[str, Layout | None] = {}
+    for name, info in (("a", infos["a"]), ("b", infos["b"]), ("c", infos["c"]), ("d", infos["out"])):
+        field = f"global_{name}_layout"
+        if field in keywords:
+            out[name] = keywords[field]
+        elif conf is not None and not (name == "c" and info is not None and isinstance(conf.global_c_layout, Zero)):
+            out[name] = getattr(conf, field)
+        elif info is not None:
+            out[name] = layout_of(info, "out" if name == "d" else name)
+        else:
+            out[name] = None
+    return out
+
+
+def layout_of(info: ArrayInfo, name: str) -> Layout:
+    """The plain layout of a 2-D array: column-major if only its first axis is contiguous."""
+    if len(info.shape) != 2:
+        raise ValueError(f"{name} has {len(info.shape)} dimensions; a matrix of 2 is needed (a vector v: v[:, None] or "
+                         "v[None, :])")
+    rows, columns = info.strides
+    column_major = rows == 1 and columns != 1 and info.shape[0] > 1 or (columns != 1 and info.shape[0] > 1 and rows == 1)
+    return (ColMajor if column_major else RowMajor)(info.dtype)
+
+
+def _sizes(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None], gemm_shape: Any) -> tuple[int, int, int]:
+    found: dict[str, tuple[str, int]] = {}
+    if gemm_shape is not None:
+        from gemmkit.config import _sizes as checked
+
+        for name, size in zip("MNK", checked(gemm_shape) or ()):
+            found[name] = "gemm_shape", size
+    for name, dims in (("a", "MK"), ("b", "KN"), ("c", "MN"), ("out", "MN")):
+        info, layout = infos[name], layouts["d" if name == "out" else name]
+        if info is None or not isinstance(layout, Plain):
+            continue
+        if len(info.shape) != 2:
+            raise ValueError(f"{name} has {len(info.shape)} dimensions; a matrix of 2 is needed (a vector v: v[:, None] or "
+                             "v[None, :])")
+        for dim, size in zip(dims, info.shape):
+            known = found.setdefault(dim, (name, size))
+            if known[1] != size:
+                what = "rows" if dims.index(dim) == 0 else "columns"
+                raise ValueError(f"{name} has shape {info.shape}, that is {dim}={size} {what}, and {known[0]} says "
+                                 f"{dim}={known[1]}; a is (M, K), b is (K, N), c and out are (M, N)")
+    missing = [dim for dim in "MNK" if dim not in found]
+    if missing:
+        raise ConfigError(f"gemm_shape=None: {', '.join(missing)} cannot be told from the arrays (their layouts are not "
+                          "plain); give gemm_shape=dict(M=..., N=..., K=...)")
+    for dim, (name, size) in found.items():
+        if size > LIMIT:
+            raise ValueError(f"{name}: {dim}={size} is over the limit of {LIMIT}")
+    return found["M"][1], found["N"][1], found["K"][1]
+
+
+# -- configuration ----------------------------------------------------------------------------------------------------
+
+def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: tuple[int, int, int],
+               keywords: dict[str, Any], device: DeviceInfo) -> Config:
+    a, b = layouts["a"], layouts["b"]
+    assert a is not None and b is not None
+    c = layouts["c"]
+    operator = keywords.get("operator")
+    if operator is None:
+        operator = operator_for(a.dtype, b.dtype, sizes, device)
+    fields = dict(keywords)
+    fields.pop("operator", None)
+    fields["global_a_layout"], fields["global_b_layout"] = a, b
+    fields["global_c_layout"] = c if c is not None else Zero(operator.fragment_c.dtype)
+    if layouts["d"] is not None:
+        fields["global_d_layout"] = layouts["d"]
+    else:
+        fields["global_d_layout"] = RowMajor(result_dtype(a.dtype, b.dtype, c, operator))
+    return get_config(operator=operator, gemm_shape=dict(zip("MNK", sizes)), device=device, **fields)
+
+
+def _check_operands(infos: dict[str, ArrayInfo | None], conf: Config, M: int, N: int, K: int) -> None:
+    shapes = {"a": (M, K), "b": (K, N), "c": (M, N), "out": (M, N)}
+    for name, info in infos.items():
+        layout = getattr(conf, f"global_{'d' if name == 'out' else name}_layout")
+        if info is not None:
+            layout.check(info, *shapes[name], name)
+            if isinstance(layout, Plain):
+                _check_order(info, layout, name)
+    out = infos["out"]
+    if out is not None:
+        check_out(out, infos)
+
+
+def _check_order(info: ArrayInfo, layout: Plain, name: str) -> None:
+    rows, columns = info.strides
+    other = columns if layout.axis == 0 else rows
+    mine = rows if layout.axis == 0 else columns
+    if mine != 1 and other == 1 and min(info.shape) > 1:
+        raise ConfigError(f"{name} is {'row' if layout.axis == 0 else 'column'}-major (strides {info.strides} in elements) and "
+                          f"its layout is {layout!r}; take {'RowMajor' if layout.axis == 0 else 'ColMajor'}")
+
+
+def check_out(out: ArrayInfo, infos: dict[str, ArrayInfo | None]) -> None:
+    """``out`` can be written and is nobody else's memory (it may be c itself)."""
+    if out.readonly:
+        raise ValueError("out is read-only; give a writable array, or leave it out")
+    if any(stride == 0 and extent > 1 for stride, extent in zip(out.strides, out.shape)):
+        raise ValueError(f"out has strides {out.strides}: several of its elements share memory")
+    for name in ("a", "b", "c"):
+        info = infos.get(name)
+        if info is None or not overlaps(out, info):
+            continue
+        if name == "c" and info[:4] == out[:4]:
+            continue
+        raise ValueError(f"out overlaps {name} in memory; every thread block reads {name} while others write out")
+
+
+def _check_functions(conf: Config, M: int, N: int, K: int) -> None:
+    check = getattr(conf.epilogue, "check", None)
+    if check is not None:
+        check(M, N)
+    if conf.operator.is_mapped or K % conf.block_shape.size.K == 0:
+        return
+    for name in ("transform_shared_to_regs_a", "transform_shared_to_regs_b"):
+        if not getattr(conf, name).is_identity:
+            raise ConfigError(f"{name}: with {conf.operator!r}, K={K} must be a multiple of the block's "
+                              f"{conf.block_shape.size.K} (its registers cannot be masked); transform between global and "
+                              "shared memory, or use MMAOp")
+
+
+def describe_all(a: Any, b: Any, c: Any, out: Any) -> tuple[ArrayInfo, ArrayInfo, ArrayInfo | None, ArrayInfo | None]:
+    return (describe(a, "a"), describe(b, "b"), None if c is None else describe(c, "c"),
+            None if out is None else describe(out, "out"))

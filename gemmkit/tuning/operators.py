@@ -1,0 +1,59 @@
+"""Which operator computes a product of given dtypes, when the caller does not say."""
+
+from __future__ import annotations
+
+
+import ml_dtypes
+import numpy as np
+
+from gemmkit.layouts import Layout
+from gemmkit.operators import FPUOp, MMAOp, Operator
+from gemmkit.runtime.device import DeviceInfo
+
+_SIXTEEN = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
+def operator_for(a: np.dtype, b: np.dtype, sizes: tuple[int, int, int], device: DeviceInfo) -> Operator:
+    """Tensor cores for float16 and bfloat16, the ordinary units for everything else real.
+
+    float32 stays float32 (tf32 is a choice of the caller's). Raises TypeError for dtypes that no operator takes.
+    """
+    if a == b and a in _SIXTEEN and device.arch >= (8, 0):
+        return MMAOp(dtype=a)
+    for name, dtype in (("a", a), ("b", b)):
+        if dtype.kind not in "iuf" and dtype not in _SIXTEEN:
+            raise TypeError(f"{name} has dtype {dtype}; the operators take real integers and floats")
+    accumulator = accumulator_for(a, b)
+    M, N, _ = sizes
+    size = max(a.itemsize, b.itemsize, accumulator.itemsize)
+    large = min(M, N) >= 512 and M * N >= 1024 * 1024
+    if size == 8:
+        shape: dict[str, int] = dict(M=32, N=32, MB=4, NB=8) if large else dict(M=16, N=16, MB=4, NB=8)
+    else:
+        shape = dict(M=64, N=32, MB=8, NB=4) if large else dict(M=32, N=32, MB=4, NB=8) if min(M, N) > 64 else \
+            dict(M=16, N=16, MB=4, NB=8)
+    return FPUOp(**shape, dtype=a, b_dtype=b, accumulator=accumulator)
+
+
+def accumulator_for(a: np.dtype, b: np.dtype) -> np.dtype:
+    """NumPy's result type of the operands; at least float32 for floats."""
+    try:
+        common = np.result_type(a, b)
+    except TypeError:
+        raise TypeError(f"a is {a} and b is {b}: they have no common type; convert one of them") from None
+    return np.dtype(np.float32) if common in _SIXTEEN else common
+
+
+def result_dtype(a: np.dtype, b: np.dtype, c: Layout | None, operator: Operator) -> np.dtype:
+    """The dtype of a result that the call makes: C's if there is one, else NumPy's result type of a and b."""
+    if c is not None:
+        return c.dtype
+    if a.kind in "iuf" and b.kind in "iuf" or (a in _SIXTEEN and b in _SIXTEEN):
+        try:
+            return np.result_type(a, b)
+        except TypeError:
+            pass
+    return operator.fragment_c.dtype
+
+
+__all__ = ["accumulator_for", "operator_for", "result_dtype"]
