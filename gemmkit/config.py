@@ -63,6 +63,7 @@ class Config(Component):
     mem_cd_thread: Tile
     order: Order = Grouped(8)
     kernel: str = "singlestage"
+    blocks_per_sm: int = 1              # how many blocks a multiprocessor must be able to hold: bounds the registers
     # the problem's functions
     transform_global_to_shared_a: Transform = Identity()
     transform_global_to_shared_b: Transform = Identity()
@@ -175,6 +176,8 @@ def _validate_tiles(config: Config) -> None:
     warps = config.warps_per_block
     _rule(isinstance(warps, int) and not isinstance(warps, bool) and warps >= 1, "warps_per_block", warps,
           "a positive number is needed")
+    _rule(isinstance(config.blocks_per_sm, int) and 1 <= config.blocks_per_sm <= 32, "blocks_per_sm", config.blocks_per_sm,
+          "a number from 1 to 32 is needed")
     for field, tile, names in (("block_shape", block, ("M", "N", "K")), ("compute_warp", warp, ("M", "N", "K")),
                                ("mem_a_warp", config.mem_a_warp, ("M", "K")), ("mem_a_thread", config.mem_a_thread, ("M", "K")),
                                ("mem_b_warp", config.mem_b_warp, ("K", "N")), ("mem_b_thread", config.mem_b_thread, ("K", "N")),

@@ -62,7 +62,8 @@ class Compiled:
 
         conf = self.problem.config
         entry = cubin_of(KERNELS[conf.kernel], tuple(a.type for a in self.arguments),
-                         "\n".join(a.fingerprint for a in self.arguments), conf.threads, self.problem.device)
+                         "\n".join(a.fingerprint for a in self.arguments), conf.threads, self.problem.device,
+                         conf.blocks_per_sm)
         kernel = _loaded(entry.cubin, load)
         return kernel.bind((self.blocks, 1, 1), (conf.threads, 1, 1), self.spec.shared_bytes, self.formats)
 

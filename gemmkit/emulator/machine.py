@@ -223,15 +223,12 @@ class Block:
             Thread(self, i, nothing_seen, pages, scheduler) for i in range(self.size)]
 
     def leave(self) -> None:
-        """A thread has ended. The last one of a cluster frees its shared memory; races may yet name it."""
+        """A thread has ended. With the last one shared memory goes, for its cluster as well."""
         self._running -= 1
-        if self._running:
-            return
-        self.finished = True
-        if all(block.finished for block in self.cluster):
-            for block in self.cluster:
-                block.shared = Memory.shared(0, f"shared memory of the finished block {block.index}")
-                block.threads = ()
+        if not self._running:
+            self.finished = True
+            self.shared = Memory.shared(0, f"shared memory of the finished block {self.index}")
+            self.threads = ()
 
 
 def current() -> Thread:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gemmkit.emulator.machine import Block, Thread
 
 _TURNS_PER_POLL = 256  # so that a condition is looked at even while other threads keep each other busy
-_STAY_IN_WARP = (0.0, 0.9, 0.999)  # shuffled order, one by seed: how far a warp tends to run ahead of the others
+_STAY_IN_WARP = (0.0, 0.9, 0.999)  # shuffled order, one by seed: how far a warp tends to run ahead
 
 
 class Fiber(greenlet):
@@ -54,7 +54,7 @@ class Scheduler:
         self._polling: deque[Thread] = deque()
         self._fibers: dict[Thread, Fiber] = {}
         self._turns = 0
-        self._moved = True     # whether anything but a vain poll has happened since the last round of polls
+        self._moved = False  # whether a thread has begun, or a condition held, since the last round of polls
         self._stopped = False
         self._warp: tuple[Block, int] | None = None
 
@@ -97,7 +97,6 @@ class Scheduler:
         thread.waits_for = what
         self._switch()
         thread.waits_for = None
-        self._moved = True
 
     def wait_until(self, thread: Thread, predicate: Callable[[], bool], what: str) -> None:
         """Suspends the running thread until `predicate()` holds; it is asked in the thread itself."""
@@ -110,7 +109,7 @@ class Scheduler:
             if predicate():
                 break
         thread.waits_for = None
-        self._moved = True
+        self._moved = True  # and whatever this thread wakes may make another's condition true
 
     def _switch(self) -> None:
         if not self._stopped:
@@ -141,6 +140,7 @@ class Scheduler:
                 fiber = self._fibers[thread] = Fiber(self._run, self._hub, thread)
                 fiber.switch()
             self.wake(block.threads)
+            self._moved = True
         return bool(blocks)
 
     def _run(self) -> None:
@@ -150,7 +150,6 @@ class Scheduler:
             # A greenlet inherits the depth of recursion where it starts. So all start in the scheduler and
             # come back at once: if they started from each other, a few hundred would reach the limit.
             self._hub.switch()
-            self._moved = True
             result = self._kernel(*self._args)
             if result is not None:
                 raise TypeError(f"kernel {_name(self._kernel)} returned {result!r}; a kernel returns nothing")

@@ -46,6 +46,9 @@ def target_context() -> Any:
 def _template(key: Any, typer: Typer) -> type:
     """A template that asks ``typer(typing_context, *argument_types)`` for ``(signature, codegen)`` or None.
 
+    Numba finds the code again by the signature's argument types alone: ``codegen`` may depend on nothing else (a constant
+    that it depends on must stay a literal type in the signature; keyword names are in ``sig.pysig``).
+
     Unlike Numba's ``@intrinsic``, the key may be any callable (``operator.add``, ``max``, an instance), arguments keep
     their literal types, and the template goes before the built-in ones (``target: cuda``), which would widen.
     """

@@ -405,11 +405,12 @@ def _index_operation(op: Any, a: Any, b: Any) -> Any:
     if op not in _INDEX_ARITHMETIC:
         return None
     shift = _power_of_two(b)
+    # Numba finds code by the signature's types, so code that depends on a constant keeps the constant in its signature.
     if op is operator.floordiv and shift is not None:
-        return (signature(index, index, index),
+        return (signature(index, index, b),
                 lambda c, builder, s, v: builder.ashr(v[0], ir.Constant(i32, shift)))
     if op is operator.mod and shift is not None:
-        return (signature(index, index, index),
+        return (signature(index, index, b),
                 lambda c, builder, s, v: builder.and_(v[0], ir.Constant(i32, (1 << shift) - 1)))
     emit = _INDEX_ARITHMETIC[op]
     return signature(index, index, index), lambda c, builder, s, v: emit(builder, v[0], v[1])

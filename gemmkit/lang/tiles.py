@@ -308,7 +308,9 @@ def type_translate(part: str) -> Any:
 
         def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
             out = proxy(c, b, tile, v[0])
-            for (name, ty), distance in zip(by.items(), v[1:]):
+            # the names come with the signature: Numba finds this code by the argument types alone
+            names = tile.names if s.pysig is None else tuple(s.pysig.parameters)[1:]
+            for name, ty, distance in zip(names, s.args[1:], v[1:]):
                 field = f"{part[0]}{tile.names.index(name)}"
                 moved = b.add(getattr(out, field), c.cast(b, distance, ty, index), flags=("nsw",))
                 setattr(out, field, moved)

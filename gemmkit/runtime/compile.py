@@ -29,7 +29,7 @@ stats = CompileStats()
 _lock = threading.Lock()
 
 
-def to_ptx(kernel: Any, types: tuple, threads: int, device: DeviceInfo) -> str:
+def to_ptx(kernel: Any, types: tuple, threads: int, device: DeviceInfo, blocks_per_sm: int = 1) -> str:
     """The PTX of ``kernel`` specialised for Numba argument types; the entry is called ``gemmkit_kernel``."""
     from numba.cuda.compiler import kernel_fixup
     from numba.cuda.core.compiler_lock import global_compiler_lock
@@ -47,7 +47,7 @@ def to_ptx(kernel: Any, types: tuple, threads: int, device: DeviceInfo) -> str:
         function = library.get_function(result.fndesc.llvm_func_name)
         library._entry_name = result.fndesc.llvm_func_name
         kernel_fixup(function, False)
-        nvvm.set_launch_bounds(function, (threads, 1))
+        nvvm.set_launch_bounds(function, (threads, blocks_per_sm))
         texts = library.get_asm_strs(cc=cc)
     if len(texts) != 1:
         raise RuntimeError(f"Numba made {len(texts)} PTX files of one kernel: a component calls code that must be linked")
@@ -71,15 +71,16 @@ def versions() -> str:
     return ",".join(f"{name}={version(name)}" for name in ("numba-cuda", "llvmlite", "numpy")) + ",".join(tools)
 
 
-def cubin_of(kernel: Any, types: tuple, fingerprint: str, threads: int, device: DeviceInfo) -> Entry:
+def cubin_of(kernel: Any, types: tuple, fingerprint: str, threads: int, device: DeviceInfo,
+             blocks_per_sm: int = 1) -> Entry:
     """The assembled kernel, from memory, from disk or compiled now. ``meta["usage"]`` holds its registers and spills."""
     from gemmkit.lang.fingerprint import function_text, package_digest
 
     key = "\n".join((function_text(kernel), fingerprint, ",".join(map(str, types)), package_digest(), versions(),
-                     device.arch_name, f"threads={threads}"))
+                     device.arch_name, f"threads={threads},{blocks_per_sm}"))
 
     def build() -> tuple[bytes, dict[str, Any]]:
-        assembled = assemble(to_ptx(kernel, types, threads, device), device.arch_name)
+        assembled = assemble(to_ptx(kernel, types, threads, device, blocks_per_sm), device.arch_name)
         return assembled.cubin, {"usage": vars_of(assembled.usage), "assembler": assembled.assembler}
 
     return default_cache().get_or_build(key, build)

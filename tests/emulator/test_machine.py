@@ -119,7 +119,8 @@ def test_nothing_is_left_behind_by_a_fault(seed: int | None) -> None:
         finally:
             unwound.append(thread.index)
             if thread.index != 40:
-                thread.barrier()  # waits no more
+                thread.barrier(1)  # waits no more, and goes no further
+                swallowed.append(thread)
 
     for _ in range(3):
         unwound.clear()
@@ -214,6 +215,21 @@ def test_a_shuffled_schedule_lets_one_warp_run_ahead() -> None:
         run(kernel, logs[-1], threads=64, schedule_seed=seed)
     assert any(len(set(log[:8])) == 1 for log in logs)
     assert {log[0] for log in logs} == {0, 1}
+
+
+def test_the_last_at_a_barrier_need_not_leave_it_first() -> None:
+    def kernel(log: list[int]) -> None:
+        thread = machine.current()
+        log.append(thread.index)
+        thread.barrier()
+        log.append(thread.index)
+
+    first = []
+    for seed in range(8):
+        log: list[int] = []
+        run(kernel, log, threads=64, schedule_seed=seed)
+        first.append(log[63] == log[64])
+    assert not all(first)
 
 
 def test_many_threads() -> None:

@@ -331,6 +331,16 @@ def test_a_component_and_its_template_are_both_named() -> None:
     assert str(error).count(f"called from {file}:3: component(x)") == 2
 
 
+def test_the_innermost_function_is_named() -> None:
+    def helper() -> None:
+        machine.current().shared_write(0, as_bytes(1.0))  # write
+
+    def kernel() -> None:
+        helper()
+
+    assert {a.kernel_line.number for a in race(kernel).accesses} == {line_of(helper, "write")}
+
+
 def test_machinery_is_never_the_kernel_line() -> None:
     from gemmkit.emulator import sites
 

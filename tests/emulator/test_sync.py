@@ -168,6 +168,15 @@ def test_lanes_at_different_instructions(seed: int | None) -> None:
     assert "'shfl'" in str(error) and all(str(line) in str(error) for line in error.lines)
 
 
+def test_lanes_that_differ_in_what_an_instruction_orders() -> None:
+    def kernel() -> None:
+        thread = machine.current()
+        thread.collective("shfl", 0, lambda operands: operands, sync=thread.lane < 16)
+
+    with pytest.raises(errors.DivergenceError):
+        run(kernel)
+
+
 def test_a_lane_that_never_comes() -> None:
     def kernel() -> None:
         thread = machine.current()
@@ -350,7 +359,7 @@ def test_clusters_run_together_and_reach_each_others_shared_memory(seed: int | N
         go(False)
 
 
-def test_shared_memory_ends_with_its_cluster() -> None:
+def test_shared_memory_ends_with_its_block() -> None:
     blocks = []
 
     def kernel() -> None:
@@ -358,5 +367,7 @@ def test_shared_memory_ends_with_its_cluster() -> None:
         blocks.append(thread.block)
         thread.read(blocks[0].shared, 0, 4) if len(blocks) > 1 else thread.shared_write(0, bytes(4))
 
-    with pytest.raises(errors.BoundsError, match=r"shared memory of the finished block \(0, 0, 0\)"):
-        run(kernel, threads=1, blocks=2)
+    for cluster in ((1, 1, 1), (2, 1, 1)):
+        blocks.clear()
+        with pytest.raises(errors.BoundsError, match=r"shared memory of the finished block \(0, 0, 0\)"):
+            run(kernel, threads=1, blocks=2, cluster=cluster)

@@ -1,0 +1,128 @@
+"""Where a test's products run: the same test in the emulator, and on a GPU (marked `gpu`).
+
+    @on_machines
+    def test_something(machine): ...
+        with machine.session():
+            d = gk.matmul(machine.array(a), machine.array(b))
+        machine.numpy(d)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gemmkit as gk
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+SENTINEL = 0x5B                              # every byte of an integer that nobody has written
+
+
+class Emulator:
+    """NumPy arrays, emulated kernels."""
+
+    def __repr__(self) -> str:
+        return "emulator"
+
+    def session(self) -> contextlib.AbstractContextManager[Any]:
+        return gk.emulate()
+
+    def array(self, x: np.ndarray) -> Any:
+        """A copy of ``x`` where the machine multiplies, in ``x``'s order (C or Fortran)."""
+        return np.array(x, order="K")
+
+    def numpy(self, x: Any) -> np.ndarray:
+        return np.asarray(x)
+
+
+class Gpu(Emulator):
+    """CuPy arrays; PyTorch tensors where CuPy may not know the dtype (bfloat16)."""
+
+    def __repr__(self) -> str:
+        return "gpu"
+
+    def session(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def array(self, x: np.ndarray) -> Any:
+        if x.dtype == BF16:
+            import torch
+
+            flip = x.ndim == 2 and x.flags.f_contiguous and not x.flags.c_contiguous
+            words = np.ascontiguousarray(x.T if flip else x).view(np.int16)
+            tensor = torch.from_numpy(words.copy()).cuda().view(torch.bfloat16)
+            return tensor.T if flip else tensor
+        import cupy
+
+        return cupy.array(x, order="K")
+
+    def numpy(self, x: Any) -> np.ndarray:
+        if hasattr(x, "get"):
+            return np.asarray(x.get())
+        import torch
+
+        if x.dtype == torch.bfloat16:
+            return np.asarray(x.contiguous().view(torch.int16).cpu().numpy().view(BF16))
+        return np.asarray(x.cpu().numpy())
+
+
+MACHINES = {"emulator": Emulator(), "gpu": Gpu()}
+
+on_machines = pytest.mark.parametrize(
+    "machine", [pytest.param(MACHINES["emulator"], id="emulator"),
+                pytest.param(MACHINES["gpu"], id="gpu", marks=pytest.mark.gpu)])
+
+
+def poison(shape: tuple[int, ...], dtype: Any, order: Any = "C") -> np.ndarray:
+    """An array with nothing written: NaN, or the sentinel in every byte of an integer."""
+    dtype = np.dtype(dtype)
+    out = np.empty(shape, dtype, order=order)
+    if dtype.kind in "iu":
+        out.reshape(-1, order="A").view(np.uint8)[:] = SENTINEL
+    else:
+        out.fill(np.nan)
+    return out
+
+
+def is_poison(x: np.ndarray) -> bool:
+    """Whether nothing has been written to any element."""
+    return bool(np.array_equal(np.ascontiguousarray(x).view(np.uint8), poison(x.shape, x.dtype).view(np.uint8)))
+
+
+def random(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, order: Any = "C") -> np.ndarray:
+    """Standard normal floats, or integers of the dtype's whole range."""
+    dtype = np.dtype(dtype)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return np.asarray(rng.integers(limits.min, limits.max, shape, dtype, endpoint=True), order=order)
+    return np.asarray(rng.standard_normal(shape).astype(dtype), order=order)
+
+
+def whole(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, most: int = 3) -> np.ndarray:
+    """Small whole numbers: sums of their products are exact in every float, so a result is right or wrong."""
+    return rng.integers(-most, most, shape, endpoint=True).astype(dtype)
+
+
+def reference(a: np.ndarray, b: np.ndarray, c: np.ndarray | None = None, dtype: Any = None) -> np.ndarray:
+    """A B + C in float64; of integers in int64, wrapped to ``dtype`` as the hardware wraps."""
+    if a.dtype.kind in "iu" and b.dtype.kind in "iu":
+        with np.errstate(all="ignore"):
+            out = a.astype(np.int64) @ b.astype(np.int64)
+            return (out if c is None else out + c.astype(np.int64)).astype(dtype or np.int64)
+    out = a.astype(np.float64) @ b.astype(np.float64)
+    return out if c is None else out + c.astype(np.float64)
+
+
+def epsilon(dtype: Any) -> float:
+    """The distance from 1 to the next number; 0 for integers, which are exact."""
+    dtype = np.dtype(dtype)
+    return 0.0 if dtype.kind in "iu" else float(ml_dtypes.finfo(dtype).eps)
+
+
+def tolerance(dtype: Any, accumulator: Any, out: Any, K: int) -> float:
+    """sqrt(eps) of the input's type, or tighter: K roundings of the accumulator and one of the result."""
+    return min(epsilon(dtype) ** 0.5, (K + 2) * epsilon(accumulator) + epsilon(out))
