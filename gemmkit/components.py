@@ -27,7 +27,7 @@ import copy
 import dataclasses
 import typing
 from functools import cached_property, lru_cache
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -315,9 +315,20 @@ def component_type(cls: type, fingerprint: str, runtime: dict, static: dict, com
     if found is None:
         skeleton = copy.copy(component)
         for name in runtime:
-            object.__setattr__(skeleton, name, _RuntimeField(cls, name))
+            object.__setattr__(skeleton, name, _without_runtime(cls, name, runtime[name], getattr(component, name)))
         found = _types.setdefault(key, ComponentType(cls, fingerprint, runtime, static, skeleton))
     return found
+
+
+def _without_runtime(cls: type, name: str, ty: Any, value: Any) -> Any:
+    """What stands for a runtime field in a skeleton: a component or a function may be asked for all that is static."""
+    if isinstance(ty, ComponentType):
+        return ty.skeleton
+    if isinstance(value, FunctionType):
+        cells = [cell if key not in ty.captures.members else CellType(_RuntimeField(cls, f"{name}'s captured {key}"))
+                 for key, cell in zip(value.__code__.co_freevars, value.__closure__ or ())]
+        return FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells))
+    return _RuntimeField(cls, name)
 
 
 class _RuntimeField:
@@ -424,5 +435,5 @@ def _getattr(context: Any, builder: Any, ty: ComponentType, value: Any, attr: st
     static = getattr(ty.skeleton, attr)
     static_ty = _static_attribute_type(ty, attr, static)
     if isinstance(static, FunctionType):
-        return cgutils.create_struct_proxy(static_ty)(context, builder)._getvalue()
+        return cgutils.create_struct_proxy(static_ty.captures)(context, builder)._getvalue()
     return static_value(context, builder, static_ty, static)

@@ -8,6 +8,7 @@ to rounding. `get_config` fills in what is not given; what is not legal raises `
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +148,7 @@ def validate(config: Config) -> None:
     _validate_types(config)
     _validate_tiles(config)
     _validate_dtypes(config)
+    _validate_lines(config)
     _validate_transforms(config)
 
 
@@ -212,6 +214,23 @@ def _validate_dtypes(config: Config) -> None:
         shared = getattr(config, f"shared_{name}_layout")
         _rule(shared.dtype == operator.fragment_c.dtype or not _strict(operator), f"shared_{name}_layout", shared,
               f"{operator!r} accumulates in {operator.fragment_c.dtype}")
+
+
+def _validate_lines(config: Config) -> None:
+    """Lines of shared tiles start where the widest access to them may."""
+    block = config.block_shape
+    for name, tile, thread in (("a", block.MK, config.mem_a_thread), ("b", block.KN, config.mem_b_thread),
+                               ("c", block.MN, config.mem_cd_thread), ("d", block.MN, config.mem_cd_thread)):
+        layout = getattr(config, f"shared_{name}_layout")
+        refusal = config.operator.refuses(name, layout)
+        _rule(refusal is None, f"shared_{name}_layout", layout, refusal or "")
+        size = layout.dtype.itemsize
+        moved = thread.count if thread.extents[layout.axis] == thread.count else 1
+        needed = max(math.gcd(16, moved * size), config.operator.line_alignment(name, layout))
+        line = layout.leading(tile.size) * size
+        _rule(line % needed == 0, f"shared_{name}_layout", layout, f"its lines are {line} bytes long in the block's "
+              f"{tile!r}, and must be multiples of {needed}: threads move that much at a time; pad by a multiple of "
+              f"{needed // size or 1} elements")
 
 
 def _strict(operator: Operator) -> bool:

@@ -196,7 +196,7 @@ def check_out(out: ArrayInfo, infos: dict[str, ArrayInfo | None]) -> None:
     """``out`` can be written and is nobody else's memory (it may be c itself)."""
     if out.readonly:
         raise ValueError("out is read-only; give a writable array, or leave it out")
-    if any(stride == 0 and extent > 1 for stride, extent in zip(out.strides, out.shape)):
+    if 0 not in out.shape and any(stride == 0 and extent > 1 for stride, extent in zip(out.strides, out.shape)):
         raise ValueError(f"out has strides {out.strides}: several of its elements share memory")
     for name in ("a", "b", "c"):
         info = infos.get(name)

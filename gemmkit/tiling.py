@@ -24,14 +24,15 @@ tiles[i]``: the compiler unrolls and folds it, which it cannot do with an iterat
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gemmkit.lang import tiles as _device
 from gemmkit.lang.atoms import Atom
 
-__all__ = ["Coord", "Tile", "Tiles", "linearise", "parallelise", "subdivide", "translate", "translate_base",
-           "translate_offset"]
+__all__ = ["Coord", "Division", "Tile", "Tiles", "division", "linearise", "parallelise", "project", "subdivide",
+           "translate", "translate_base", "translate_offset"]
 
 
 class Coord:
@@ -43,6 +44,8 @@ class Coord:
         self.names, self.values = names, tuple(values)
 
     def __getattr__(self, name: str) -> int:
+        if name.startswith("__") or name in Coord.__slots__:      # not there yet: this is being copied or unpickled
+            raise AttributeError(name)
         try:
             return self.values[self.names.index(name)]
         except ValueError:
@@ -81,13 +84,11 @@ class Tile:
     def __init__(self, **extents: int):
         if not extents:
             raise ValueError("Tile() got no dimensions; write for example Tile(M=64, N=32)")
-        for name, extent in extents.items():
-            if isinstance(extent, bool) or not isinstance(extent, int) or extent < 1:
-                raise ValueError(f"Tile({name}={extent!r}): an extent is a positive integer")
+        for name in extents:
             if name in RESERVED:
                 raise ValueError(f"Tile({name}=...): {name!r} is an attribute of every tile; choose another name")
         self.names = tuple(extents)
-        self.extents = tuple(extents.values())
+        self.extents = tuple(_extent(name, extent) for name, extent in extents.items())
         self._base = self._offset = (0,) * len(extents)
 
     @classmethod
@@ -120,10 +121,12 @@ class Tile:
         return math.prod(self.extents)
 
     def __getattr__(self, name: str) -> Tile:
+        if name.startswith("__") or name in Tile.__slots__:       # not there yet: this is being copied or unpickled
+            raise AttributeError(name)
         try:
-            return _project(self, dimensions_of(name, self.names))
-        except KeyError:
-            raise AttributeError(f"{name!r} does not project a tile of dimensions {', '.join(self.names)}") from None
+            return _take(self, dimensions_of(name, self.names))
+        except KeyError as error:
+            raise AttributeError(error.args[0]) from None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tile) and self._state() == other._state()
@@ -151,27 +154,45 @@ class Tile:
 RESERVED = frozenset(name for name in dir(Tile) if not name.startswith("__"))
 
 
+def _extent(name: str, extent: Any) -> int:
+    try:
+        value = 0 if isinstance(extent, bool) else operator.index(extent)
+    except TypeError:
+        value = 0
+    if value < 1:
+        raise ValueError(f"Tile({name}={extent!r}): an extent is a positive integer")
+    return value
+
+
 def dimensions_of(projection: str, names: tuple[str, ...]) -> list[int]:
-    """The dimensions that a projection names, in its order; raises KeyError."""
+    """The dimensions that ``tile.<projection>`` names, in its order; raises KeyError with a reason."""
     if projection in names:
         return [names.index(projection)]
     chosen = [names.index(letter) if letter in names else -1 for letter in projection]
     if not chosen or -1 in chosen or len(set(chosen)) != len(chosen):
-        raise KeyError(projection)
+        raise KeyError(f"{projection!r} does not project a tile of dimensions {', '.join(names)}")
     return chosen
 
 
-def _project(tile: Tile, dims: list[int]) -> Tile:
+def named_dimensions(tile: Any, names: tuple[str, ...]) -> list[int]:
+    """The dimensions that ``project(tile, *names)`` keeps; raises ValueError with a reason."""
+    missing = [name for name in names if name not in tile.names]
+    if missing or not names:
+        raise ValueError(f"project: {missing or 'nothing'} is not among the dimensions {', '.join(tile.names)}")
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"project: {name} is named twice")
+    return [tile.names.index(name) for name in names]
+
+
+def _take(tile: Tile, dims: list[int]) -> Tile:
     return Tile.at(tuple(tile.names[d] for d in dims), tuple(tile.extents[d] for d in dims),
                    tuple(tile._base[d] for d in dims), tuple(tile._offset[d] for d in dims))
 
 
-def project(tile: Tile, *names: str) -> Tile:
+def _project(tile: Tile, *names: str) -> Tile:
     """Keep the named dimensions, in this order; raises ValueError for a name that the tile lacks."""
-    missing = [name for name in names if name not in tile.names]
-    if missing or not names:
-        raise ValueError(f"project: {missing or 'nothing'} is not among the dimensions {', '.join(tile.names)}")
-    return _project(tile, [tile.names.index(name) for name in names])
+    return _take(tile, named_dimensions(tile, names))
 
 
 class Division:
@@ -249,22 +270,26 @@ class Tiles:
         return (self[step] for step in range(len(self)))
 
 
-def _same_names(tile: Tile, tiling: Tile) -> None:
-    if tile.names != tiling.names:
-        raise ValueError(f"parallelise: the tile has dimensions {', '.join(tile.names)} and the tiling "
-                         f"{', '.join(tiling.names)}; project one of them")
-
-
 _divisions: dict[tuple, Division] = {}
 
 
-def _division(tile: Tile, tiling: Tile, count: int, order: str) -> Division:
+def division(tile: Any, tiling: Any, count: int, order: str = "column") -> Division:
+    """The division of a tile (or its device type); raises ValueError when there is none."""
     key = (tile.names, tile.extents, tiling.names, tiling.extents, count, order)
     found = _divisions.get(key)
     if found is None:
-        _same_names(tile, tiling)
+        if tile.names != tiling.names:
+            raise ValueError(f"parallelise: the tile has dimensions {', '.join(tile.names)} and the tiling "
+                             f"{', '.join(tiling.names)}; project one of them")
         found = _divisions.setdefault(key, Division(tile.names, tile.extents, tiling.extents, count, order))
     return found
+
+
+def _tiles(tile: Tile, tiling: Tile, index: int, count: int, order: str) -> Tiles:
+    how = division(tile, tiling, count, order)
+    if not 0 <= index < count:
+        raise ValueError(f"parallelise: index is {index}; the workers are 0 to {count - 1}")
+    return Tiles(tile, how, index)
 
 
 _device.register_tile(Tile)
@@ -275,25 +300,28 @@ def _parallelise(tile: Tile, tiling: Tile, index: int, count: int, order: str = 
 
     Sub-tiles are numbered along the first dimension first (``order="column"``) or the last (``"row"``), and dealt in
     turn. ``count`` may leave tiles for further rounds, or exceed the number of sub-tiles (then some workers get none).
-    Raises ValueError when the tile is not a multiple of the tiling.
+    Raises ValueError when the tile is not a multiple of the tiling, and (on the host) when there is no such worker.
     """
-    return Tiles(tile, _division(tile, tiling, count, order), index)
+    return _tiles(tile, tiling, index, count, order)
 
 
 def _subdivide(tile: Tile, tiling: Tile, index: int, count: int, order: str = "column") -> Tile:
     """The first sub-tile of worker ``index`` of ``count``: ``parallelise(...)[0]``."""
-    return Tiles(tile, _division(tile, tiling, count, order), index)[0]
+    return _tiles(tile, tiling, index, count, order)[0]
 
 
-def _distances(tile: Tile, distances: tuple[int, ...], by: dict[str, int]) -> list[int]:
-    if distances:
-        if by or len(distances) != len(tile.names):
-            raise ValueError(f"translate: give one distance for each of {', '.join(tile.names)}, or name them")
-        return list(distances)
+def check_distances(tile: Any, distances: tuple, by: dict[str, Any]) -> None:
+    """Raise ValueError unless these distances, by position or by name, are a tile's (or its device type's)."""
+    if distances and (by or len(distances) != len(tile.names)):
+        raise ValueError(f"translate: give one distance for each of {', '.join(tile.names)}, or name them")
     unknown = set(by) - set(tile.names)
     if unknown:
         raise ValueError(f"translate: {', '.join(sorted(unknown))} is not among the dimensions {', '.join(tile.names)}")
-    return [by.get(name, 0) for name in tile.names]
+
+
+def _distances(tile: Tile, distances: tuple[int, ...], by: dict[str, int]) -> list[int]:
+    check_distances(tile, distances, by)
+    return list(distances) if distances else [by.get(name, 0) for name in tile.names]
 
 
 def _translate(tile: Tile, *distances: int, **by: int) -> Tile:
@@ -308,14 +336,21 @@ def _translate_offset(tile: Tile, *distances: int, **by: int) -> Tile:
     return Tile.at(tile.names, tile.extents, tile._base, offset)
 
 
+def check_linearisation(coordinates: int, dimensions: int, order: str) -> None:
+    """Raise ValueError unless so many coordinates can be linearised in an array of so many dimensions."""
+    if coordinates != dimensions:
+        raise ValueError(f"linearise: {coordinates} coordinates in an array of {dimensions} dimensions")
+    if order not in ("column", "row"):
+        raise ValueError(f'linearise: order is {order!r}; it is "column" or "row"')
+
+
 def _linearise(coord: Any, shape: Any, order: str = "column") -> int:
     """The linear position of a coordinate in an array of ``shape``, first dimension fastest (``order="row"``: last).
 
     ``coord`` and ``shape`` are Coords, tuples or tile sizes of one length. The slowest extent is not used.
     """
     values, extents = tuple(coord), tuple(shape)
-    if len(values) != len(extents):
-        raise ValueError(f"linearise: {len(values)} coordinates in an array of {len(extents)} dimensions")
+    check_linearisation(len(values), len(extents), order)
     if order == "row":
         values, extents = values[::-1], extents[::-1]
     linear = 0
@@ -324,6 +359,7 @@ def _linearise(coord: Any, shape: Any, order: str = "column") -> int:
     return linear
 
 
+project = Atom("project", _device.type_project, _project)
 parallelise = Atom("parallelise", _device.type_parallelise, _parallelise)
 subdivide = Atom("subdivide", _device.type_subdivide, _subdivide)
 translate = Atom("translate", _device.type_translate("base"), _translate)

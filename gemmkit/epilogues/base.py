@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import Component
-from gemmkit.kernels.parts import column_of, inside, row_of, transform_tile
+from gemmkit.kernels.parts import column_of, inside, row_of, transform_within
 from gemmkit.lang.control import choose, each, keep
 from gemmkit.lang.registers import apply
 from gemmkit.ptx.special import lane_index
@@ -45,7 +45,7 @@ class Epilogue(Component):
                 tile = thread_tiles[j]
                 values = spec.d.shared.load_shared(pointer, tile, spec.d.shared.leading(block.size))
                 place = translate(tile, block_m, block_n)
-                self.tile(spec, d, place, transform_tile(spec.d.to_shared, values, place), shape)
+                self.tile(spec, d, place, transform_within(spec.d.to_shared, values, place, shape.M, shape.N), shape)
 
     def tile(self, spec: Any, d: Any, tile: Any, values: tuple, shape: Any) -> None:
         """Finish and store a thread's tile of D. ``tile`` is where it lies globally; parts of it may be out of range."""

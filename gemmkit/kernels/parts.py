@@ -109,33 +109,51 @@ def transform_element(x: Any, n: int, transform: Any, tile: Any) -> Any:
     return transformed(transform, x, row_of(tile, n), column_of(tile, n))
 
 
+def transform_within(transform: Any, values: tuple, tile: Any, rows: int, columns: int) -> tuple:
+    """`transform_tile` of a tile that may be partly out of range: there the coordinates are the nearest in range."""
+    return choose(transform.is_identity, keep, transform_elements_within, values, transform, tile, rows, columns)
+
+
+def transform_elements_within(values: tuple, transform: Any, tile: Any, rows: int, columns: int) -> tuple:
+    return apply(transform_element_within, values, transform, tile, rows, columns)
+
+
+def transform_element_within(x: Any, n: int, transform: Any, tile: Any, rows: int, columns: int) -> Any:
+    return transformed(transform, x, min(row_of(tile, n), rows - 1), min(column_of(tile, n), columns - 1))
+
+
 # -- fragments --------------------------------------------------------------------------------------------------------
 
-def transform_fragment(transform: Any, mapped: bool, fragment_map: Any, dtype: Any, fragment: tuple, tile: Any) -> tuple:
+def transform_fragment(transform: Any, mapped: bool, fragment_map: Any, dtype: Any, fragment: tuple, tile: Any,
+                       rows: int, columns: int) -> tuple:
     """A transform of a fragment's elements, as ``dtype``; ``tile`` is where the fragment lies globally.
 
+    An element outside the operand's ``rows`` and ``columns`` is transformed as if it were the nearest one inside: a
+    function that indexes an array by its coordinates stays within it, and nobody looks at the result.
     ``mapped`` is false for an opaque fragment, whose elements' coordinates are not known (`get_config` refuses a
     transform that asks for them).
     """
     return convert_all(dtype, choose(transform.is_identity, keep, changed_fragment, fragment, transform, mapped,
-                                     fragment_map, tile))
+                                     fragment_map, tile, rows, columns))
 
 
-def changed_fragment(fragment: tuple, transform: Any, mapped: bool, fragment_map: Any, tile: Any) -> tuple:
-    return choose(mapped, changed_mapped, changed_opaque, fragment, transform, fragment_map, tile)
+def changed_fragment(fragment: tuple, transform: Any, mapped: bool, fragment_map: Any, tile: Any, rows: int,
+                     columns: int) -> tuple:
+    return choose(mapped, changed_mapped, changed_opaque, fragment, transform, fragment_map, tile, rows, columns)
 
 
-def changed_mapped(fragment: tuple, transform: Any, fragment_map: Any, tile: Any) -> tuple:
-    return apply(changed_element, fragment, transform, fragment_map, tile)
+def changed_mapped(fragment: tuple, transform: Any, fragment_map: Any, tile: Any, rows: int, columns: int) -> tuple:
+    return apply(changed_element, fragment, transform, fragment_map, tile, rows, columns)
 
 
-def changed_element(x: Any, n: int, transform: Any, fragment_map: Any, tile: Any) -> Any:
+def changed_element(x: Any, n: int, transform: Any, fragment_map: Any, tile: Any, rows: int, columns: int) -> Any:
     lane = lane_index()
-    return transformed(transform, x, tile.index[0] + fragment_coordinate(fragment_map, lane, n, 0),
-                       tile.index[1] + fragment_coordinate(fragment_map, lane, n, 1))
+    i = tile.index[0] + fragment_coordinate(fragment_map, lane, n, 0)
+    j = tile.index[1] + fragment_coordinate(fragment_map, lane, n, 1)
+    return transformed(transform, x, min(i, rows - 1), min(j, columns - 1))
 
 
-def changed_opaque(fragment: tuple, transform: Any, fragment_map: Any, tile: Any) -> tuple:
+def changed_opaque(fragment: tuple, transform: Any, fragment_map: Any, tile: Any, rows: int, columns: int) -> tuple:
     return apply(changed_opaque_element, fragment, transform)
 
 
@@ -143,10 +161,10 @@ def changed_opaque_element(x: Any, n: int, transform: Any) -> Any:
     return transform.of(x)
 
 
-def transform_input(operand: Any, mapped: bool, fragment_map: Any, dtype: Any, fragment: tuple, tile: Any, axis: int,
-                    limit: int, nothing: Any) -> tuple:
+def transform_input(operand: Any, mapped: bool, fragment_map: Any, dtype: Any, fragment: tuple, tile: Any, rows: int,
+                    columns: int, axis: int, limit: int, nothing: Any) -> tuple:
     """The shared-to-registers transform of A or B. Where K ends (``limit`` on ``axis``) there is still nothing."""
-    changed = transform_fragment(operand.to_registers, mapped, fragment_map, dtype, fragment, tile)
+    changed = transform_fragment(operand.to_registers, mapped, fragment_map, dtype, fragment, tile, rows, columns)
     return choose(operand.to_registers.is_identity, keep, mask_where_known, changed, mapped, fragment_map, dtype, tile,
                   axis, limit, nothing)
 
@@ -168,4 +186,4 @@ def masked_element(x: Any, n: int, fragment_map: Any, dtype: Any, tile: Any, axi
 
 
 __all__ = ["column_of", "copy_to_shared", "inside", "read_tile", "row_of", "transform_fragment", "transform_input",
-           "transform_tile"]
+           "transform_tile", "transform_within"]

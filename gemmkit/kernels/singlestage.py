@@ -64,7 +64,7 @@ def singlestage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
 
     # 4. D: registers -> shared.
     d_shared = shared(spec.d.shared.dtype, 0)
-    store_d(spec, accumulators, d_shared, block_m, block_n, warp)
+    store_d(spec, accumulators, d_shared, block_m, block_n, warp, shape)
     barrier()
 
     # 5. D: shared -> global.
@@ -84,7 +84,7 @@ def load_c(spec: Any, accumulators: Any, c: Any, block_m: int, block_n: int, war
             fragment = spec.operator.load_c(spec.c.shared, pointer, tile, leading)
             accumulators[i, j] = transform_fragment(
                 spec.c.to_registers, spec.operator.is_mapped, spec.operator.map_c, spec.operator.fragment_c.dtype,
-                fragment, translate(tile, block_m, block_n))
+                fragment, translate(tile, block_m, block_n), shape.M, shape.N)
     barrier()
 
 
@@ -109,18 +109,20 @@ def multiply(spec: Any, accumulators: Any, a_shared: Any, b_shared: Any, warp_ti
             tile = translate_offset(warp_tile.MK, i * operation.size.M, k * operation.size.K)
             fragment = operator.load_a(spec.a.shared, a_shared, tile, a_leading)
             a_fragments[i] = transform_input(spec.a, operator.is_mapped, operator.map_a, operator.fragment_a.dtype,
-                                             fragment, translate(tile, block_m, block_k), 1, shape.K, operator.identity)
+                                             fragment, translate(tile, block_m, block_k), shape.M, shape.K, 1, shape.K,
+                                             operator.identity)
         for j in range(spec.fragments_n):
             tile = translate_offset(warp_tile.KN, k * operation.size.K, j * operation.size.N)
             fragment = operator.load_b(spec.b.shared, b_shared, tile, b_leading)
             b_fragments[j] = transform_input(spec.b, operator.is_mapped, operator.map_b, operator.fragment_b.dtype,
-                                             fragment, translate(tile, block_k, block_n), 0, shape.K, operator.identity)
+                                             fragment, translate(tile, block_k, block_n), shape.K, shape.N, 0, shape.K,
+                                             operator.identity)
         for i in range(spec.fragments_m):
             for j in range(spec.fragments_n):
                 accumulators[i, j] = operator.mma(a_fragments[i], b_fragments[j], accumulators[i, j])
 
 
-def store_d(spec: Any, accumulators: Any, pointer: Any, block_m: int, block_n: int, warp: int) -> None:
+def store_d(spec: Any, accumulators: Any, pointer: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
     """Step 4."""
     leading = spec.d.shared.leading(spec.block.MN.size)
     warp_tile = parallelise(spec.block.MN, spec.compute_warp.MN, warp, spec.warps)[0]
@@ -128,7 +130,8 @@ def store_d(spec: Any, accumulators: Any, pointer: Any, block_m: int, block_n: i
         for j in range(spec.fragments_n):
             tile = translate_offset(warp_tile, i * spec.operation.size.M, j * spec.operation.size.N)
             fragment = transform_fragment(spec.d.to_registers, spec.operator.is_mapped, spec.operator.map_c,
-                                          spec.d.shared.dtype, accumulators[i, j], translate(tile, block_m, block_n))
+                                          spec.d.shared.dtype, accumulators[i, j], translate(tile, block_m, block_n),
+                                          shape.M, shape.N)
             spec.operator.store_d(spec.d.shared, pointer, tile, leading, fragment)
 
 

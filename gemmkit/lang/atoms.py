@@ -19,7 +19,7 @@ class Atom:
         self.__name__ = name
         self.__doc__ = doc or emulate.__doc__
         self.emulate = emulate
-        self.device_type = global_callable(self, typer)
+        self.device_type = global_callable(self, typer, emulate)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.emulate(*args, **kwargs)

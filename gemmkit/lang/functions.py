@@ -18,6 +18,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from numba.cuda import compiler as numba_compiler
+from numba.cuda import lowering
 from numba.cuda.core import errors
 from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
 from numba.cuda.core.compiler_lock import global_compiler_lock
@@ -176,9 +177,19 @@ def compile_function(function: FunctionType, args: tuple, captures: Any = None, 
 
 
 def _run_pipeline(function: FunctionType, args: tuple, flags: Any, typing_context: Any, context: Any) -> Any:
-    return numba_compiler.compile_extra(
-        typingctx=typing_context, targetctx=context, func=function, args=args, return_type=None, flags=flags, locals={},
-        pipeline_class=_Pipeline, call_conv=numba_compiler.CUDACallConv(context), abi_info={})
+    # Numba parses a function's source for the line of its ``def``, which fails for a lambda inside a longer expression
+    # (its lines alone are no syntax); the code object knows the line. The caller holds the compiler lock.
+    parse, lowering.get_func_def_lineno = lowering.get_func_def_lineno, _first_line
+    try:
+        return numba_compiler.compile_extra(
+            typingctx=typing_context, targetctx=context, func=function, args=args, return_type=None, flags=flags,
+            locals={}, pipeline_class=_Pipeline, call_conv=numba_compiler.CUDACallConv(context), abi_info={})
+    finally:
+        lowering.get_func_def_lineno = parse
+
+
+def _first_line(function: FunctionType) -> int:
+    return function.__code__.co_firstlineno
 
 
 _functions: dict[FunctionType, DeviceFunction] = {}

@@ -43,7 +43,7 @@ def target_context() -> Any:
     return cuda_target.target_context
 
 
-def _template(key: Any, typer: Typer) -> type:
+def _template(key: Any, typer: Typer, python: Callable[..., Any] | None = None) -> type:
     """A template that asks ``typer(typing_context, *argument_types)`` for ``(signature, codegen)`` or None.
 
     Numba finds the code again by the signature's argument types alone: ``codegen`` may depend on nothing else (a constant
@@ -51,19 +51,28 @@ def _template(key: Any, typer: Typer) -> type:
 
     Unlike Numba's ``@intrinsic``, the key may be any callable (``operator.add``, ``max``, an instance), arguments keep
     their literal types, and the template goes before the built-in ones (``target: cuda``), which would widen.
+    ``python`` is the function that ``key`` is in Python: its signature says where a keyword belongs.
     """
     implementations: dict[Any, Any] = {}
     takes_keywords = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(typer).parameters.values())
 
     def generic(self: Any, args: tuple, kws: dict) -> Signature | None:
-        if kws and not takes_keywords:
-            return None
-        result = typer(self.context, *args, **kws)
+        names = None
+        if kws and takes_keywords:
+            result = typer(self.context, *args, **kws)
+            names = _keyword_signature(len(args), tuple(kws))
+        else:
+            if kws:
+                bound = _by_position(python, args, kws)
+                if bound is None:
+                    return None
+                args, names = bound
+            result = typer(self.context, *args)
         if result is None:
             return None
         sig, codegen = result
-        if kws:
-            sig = sig.replace(pysig=_keyword_signature(len(args), tuple(kws)))
+        if names is not None:
+            sig = sig.replace(pysig=names)
         known = implementations.get(sig.args)
         if known is None:
             def lowered(context: Any, builder: Any, sig: Signature, values: Any) -> Any:
@@ -80,6 +89,21 @@ def _template(key: Any, typer: Typer) -> type:
     return type(name, (AbstractTemplate,), dict(
         key=staticmethod(key) if callable(key) else key, generic=generic, get_impl_key=get_impl_key,
         prefer_literal=True, metadata={"target": "cuda"}))
+
+
+def _by_position(python: Any, args: tuple, kws: dict) -> tuple[tuple, inspect.Signature] | None:
+    """All arguments in order, and the signature that Numba folds the call's keywords by; None when they do not fit."""
+    if python is None:
+        return None
+    declared = inspect.signature(python)
+    try:
+        bound = declared.bind(*args, **kws)
+    except TypeError:
+        return None
+    if bound.kwargs or len(bound.args) != len(args) + len(kws):       # a default would have to be filled in between
+        return None
+    parameters = [p.replace(default=p.empty, annotation=p.empty) for p in declared.parameters.values()]
+    return bound.args, inspect.Signature(parameters[:len(bound.args)])
 
 
 def _keyword_signature(positional: int, keywords: tuple[str, ...]) -> inspect.Signature:
@@ -104,8 +128,8 @@ def operation(key: Any) -> Callable[[Typer], Typer]:
     return register
 
 
-def global_callable(key: Any, typer: Typer) -> types.Type:
-    """The Numba type of a new global callable ``key`` (a function or an instance)."""
-    template = _template(key, typer)
+def global_callable(key: Any, typer: Typer, python: Callable[..., Any] | None = None) -> types.Type:
+    """The Numba type of a new global callable ``key`` (a function or an instance); ``python`` is what it is in Python."""
+    template = _template(key, typer, python)
     template.key = key                                        # type: ignore[attr-defined]
     return types.Function(template)

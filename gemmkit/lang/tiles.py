@@ -7,6 +7,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba.cuda import cgutils
+from numba.cuda.core.errors import TypingError
 
 from gemmkit.lang.numba_hooks import (AttributeTemplate, lowering_registry, models, operation, register_model,
                                       signature, typeof_impl, types, typing_registry)
@@ -111,11 +112,16 @@ class _TileAttributes(AttributeTemplate):
             from gemmkit.lang.values import static_type
 
             return static_type(_product(ty.extents))
-        try:
-            dims = dimensions_of(attr, ty.names)
-        except KeyError:
+        if attr.startswith("__"):
             return None
-        return TileType(tuple(ty.names[d] for d in dims), tuple(ty.extents[d] for d in dims))
+        try:
+            return _projected(ty, dimensions_of(attr, ty.names))
+        except KeyError as error:
+            raise TypingError(error.args[0]) from None
+
+
+def _projected(ty: TileType, dims: list[int]) -> TileType:
+    return TileType(tuple(ty.names[d] for d in dims), tuple(ty.extents[d] for d in dims))
 
 
 def _product(extents: tuple[int, ...]) -> int:
@@ -141,12 +147,28 @@ def _tile_getattr(context: Any, builder: Any, ty: TileType, value: Any, attr: st
             setattr(coord, f"d{n}", b if attr == "base" else o if attr == "offset"
                     else builder.add(b, o, flags=("nsw",)))
         return coord._getvalue()
-    dims = dimensions_of(attr, ty.names)
-    out = proxy(context, builder, TileType(tuple(ty.names[d] for d in dims), tuple(ty.extents[d] for d in dims)))
+    return _project(context, builder, ty, value, dimensions_of(attr, ty.names))
+
+
+def _project(context: Any, builder: Any, ty: TileType, value: Any, dims: list[int]) -> Any:
+    tile, out = proxy(context, builder, ty, value), proxy(context, builder, _projected(ty, dims))
     for n, d in enumerate(dims):
         setattr(out, f"b{n}", getattr(tile, f"b{d}"))
         setattr(out, f"o{n}", getattr(tile, f"o{d}"))
     return out._getvalue()
+
+
+def type_project(context: Any, tile: Any, *names: Any) -> Any:
+    from gemmkit.tiling import named_dimensions
+
+    if not isinstance(tile, TileType) or not all(isinstance(n, types.StringLiteral) for n in names):
+        return None
+    try:
+        dims = named_dimensions(tile, tuple(n.literal_value for n in names))
+    except ValueError as error:
+        raise TypingError(str(error)) from None
+    return (signature(_projected(tile, dims), tile, *names),
+            lambda c, b, s, v: _project(c, b, tile, v[0], dims))
 
 
 @typing_registry.register_attr
@@ -181,9 +203,10 @@ def _size_getattr(context: Any, builder: Any, ty: SizeType, value: Any, attr: st
 def _position_getitem(context: Any, *args: Any) -> Any:
     if len(args) != 2 or not isinstance(args[0], (CoordType, SizeType)) or not isinstance(args[1], types.IntegerLiteral):
         return None
-    ty, n = args[0], int(args[1].literal_value)
-    if not 0 <= n < len(ty.names):
-        return None
+    ty, n, count = args[0], int(args[1].literal_value), len(args[0].names)
+    if not -count <= n < count:
+        raise TypingError(f"position {n} of the {count} dimensions {', '.join(ty.names)}")
+    n %= count
     if isinstance(ty, CoordType):
         return signature(index, *args), lambda c, b, s, v: b.extract_value(v[0], n)
     from gemmkit.lang.values import static_type
@@ -198,22 +221,26 @@ def _literal_int(ty: Any) -> int | None:
 
 
 def _tiles_type(tile: Any, tiling: Any, count: Any, order: Any) -> TilesType | None:
-    from numba.cuda.core.errors import TypingError
-
-    from gemmkit.tiling import Division
+    from gemmkit.tiling import division
 
     if not (isinstance(tile, TileType) and isinstance(tiling, TileType)):
         return None
     n = _literal_int(count)
     if n is None:
         raise TypingError("parallelise: count must be a compile-time number in device code")
-    if tile.names != tiling.names:
-        raise TypingError(f"parallelise: the tile has dimensions {tile.names} and the tiling {tiling.names}")
-    how = order.literal_value if isinstance(order, types.StringLiteral) else "column"
     try:
-        return TilesType(tile, Division(tile.names, tile.extents, tiling.extents, n, how), how)
+        return TilesType(tile, division(tile, tiling, n, _order(order)), _order(order))
     except ValueError as error:
-        raise TypingError(str(error)) from error
+        raise TypingError(str(error)) from None
+
+
+def _order(ty: Any) -> str:
+    """The order that an optional argument names: a compile-time string."""
+    if ty is None:
+        return "column"
+    if not isinstance(ty, types.StringLiteral):
+        raise TypingError(f'order must be the constant "column" or "row" in device code, not a {ty}')
+    return ty.literal_value
 
 
 def type_parallelise(context: Any, tile: Any, tiling: Any, worker: Any, count: Any, *order: Any) -> Any:
@@ -243,26 +270,38 @@ def _sub_tile(context: Any, builder: Any, ty: TilesType, parent_value: Any, work
     parent, out = proxy(context, builder, ty.tile, parent_value), proxy(context, builder, ty.sub)
     ahead = builder.mul(step, i32(division.count))
     in_base, in_offset = (worker, ahead) if division.split else (builder.add(worker, ahead), None)
-    for axis in division.axes:
-        extent, size = division.grid[axis], division.tiling[axis]
-        base, offset = getattr(parent, f"b{axis}"), getattr(parent, f"o{axis}")
-        in_base, digit = _divide(builder, in_base, extent)
-        setattr(out, f"b{axis}", builder.add(base, builder.mul(digit, i32(size)), flags=("nsw",)))
-        if in_offset is not None:
-            in_offset, digit = _divide(builder, in_offset, extent)
-            offset = builder.add(offset, builder.mul(digit, i32(size)), flags=("nsw",))
-        setattr(out, f"o{axis}", offset)
+    base_digits = _digits(builder, in_base, division, division.count if division.split else division.total)
+    offset_digits = {} if in_offset is None else _digits(builder, in_offset, division, division.total)
+    for axis, size in enumerate(division.tiling):
+        for part, digits in (("b", base_digits), ("o", offset_digits)):
+            at = getattr(parent, f"{part}{axis}")
+            if axis in digits:
+                at = builder.add(at, builder.mul(digits[axis], i32(size), flags=("nsw",)), flags=("nsw",))
+            setattr(out, f"{part}{axis}", at)
     return out._getvalue()
 
 
-def _divide(builder: Any, value: Any, extent: int) -> Any:
-    if extent == 1:
-        return value, i32(0)
-    return builder.udiv(value, i32(extent)), builder.urem(value, i32(extent))
+def _digits(builder: Any, value: Any, division: Any, bound: int) -> dict[int, Any]:
+    """The grid coordinates of sub-tile ``value``, by axis. It is below ``bound``: what follows from that is not computed."""
+    digits = {}
+    for axis in division.axes:
+        extent = division.grid[axis]
+        if bound <= extent:
+            digits[axis] = value
+            break
+        if extent > 1:
+            digits[axis] = builder.urem(value, i32(extent))
+            value, bound = builder.udiv(value, i32(extent)), -(-bound // extent)
+    return digits
 
 
 @operation(len)
-def _tiles_len(context: Any, *args: Any) -> Any:
+def _len(context: Any, *args: Any) -> Any:
+    if len(args) == 1 and isinstance(args[0], (CoordType, SizeType)):
+        from gemmkit.lang.values import static_type
+
+        count = len(args[0].names)
+        return signature(static_type(count), args[0]), lambda c, b, s, v: i32(count)
     if len(args) != 1 or not isinstance(args[0], TilesType):
         return None
     ty, division = args[0], args[0].division
@@ -298,10 +337,14 @@ def _tiles_getitem(context: Any, *args: Any) -> Any:
 
 def type_translate(part: str) -> Any:
     def typer(context: Any, tile: Any, *distances: Any, **by: Any) -> Any:
-        if not isinstance(tile, TileType) or set(by) - set(tile.names):
+        from gemmkit.tiling import check_distances
+
+        if not isinstance(tile, TileType):
             return None
-        if distances and (by or len(distances) != len(tile.names)):
-            return None
+        try:
+            check_distances(tile, distances, by)
+        except ValueError as error:
+            raise TypingError(str(error)) from None
         by = dict(zip(tile.names, distances)) if distances else by
         if not all(isinstance(t, types.Integer) for t in by.values()):
             return None
@@ -324,11 +367,18 @@ def type_translate(part: str) -> Any:
 def type_linearise(context: Any, coord: Any, shape: Any, *order: Any) -> Any:
     from gemmkit.lang.memory import coordinate_count, coordinates_of
 
+    from gemmkit.tiling import check_linearisation
+
     dims = coordinate_count(coord)
     extents = len(shape.extents) if isinstance(shape, SizeType) else coordinate_count(shape)
-    if dims == 0 or dims != extents:
+    if dims == 0 or extents == 0:
         return None
-    row = bool(order) and getattr(order[0], "literal_value", "column") == "row"
+    how = _order(*order) if order else "column"
+    try:
+        check_linearisation(dims, extents, how)
+    except ValueError as error:
+        raise TypingError(str(error)) from None
+    row = how == "row"
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
         values = coordinates_of(c, b, coord, v[0])

@@ -66,6 +66,14 @@ class Operator(Component):
     def fragment_c(self) -> Fragment:
         raise NotImplementedError
 
+    def line_alignment(self, operand: str, layout: Any) -> int:
+        """Bytes at whose multiples the lines of a shared tile of ``operand`` ("a", "b", "c" or "d") must start."""
+        return int(layout.dtype.itemsize)
+
+    def refuses(self, operand: str, layout: Any) -> str | None:
+        """Why tiles of ``operand`` in this shared layout cannot be loaded (or stored), or None when they can."""
+        return None
+
     def takes(self, a: np.dtype, b: np.dtype, c: np.dtype) -> str | None:
         """Why operands of these dtypes in shared memory will not do, or None when they will."""
         for name, given, wanted in (("a", a, self.fragment_a.dtype), ("b", b, self.fragment_b.dtype),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -114,6 +115,11 @@ class FPUOp(Operator):
     @cached_property
     def fragment_c(self) -> Fragment:
         return Fragment(self.accumulator, self.M // self.MB * self.N // self.NB)
+
+    def line_alignment(self, operand: str, layout: Any) -> int:
+        """Vectors of neighbours, where the layout has them as neighbours."""
+        vector = {("a", 0): self.vector_m, ("b", 1): self.vector_n, ("c", 0): self.vector_m}.get((operand, layout.axis), 1)
+        return math.gcd(16, vector * layout.dtype.itemsize)
 
     # -- the operator ---------------------------------------------------------------------------------------------
 

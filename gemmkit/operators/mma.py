@@ -75,6 +75,12 @@ class MMAOp(Operator):
     def instruction(self) -> Any:
         return MMA[self.dtype, self.accumulator]
 
+    def line_alignment(self, operand: str, layout: Any) -> int:
+        """16 bytes for ``ldmatrix``, pairs of neighbours for C and D."""
+        if operand in ("a", "b"):
+            return 16
+        return int(layout.dtype.itemsize) * (2 if layout.axis == 1 else 1)
+
     def load_a(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
         """16 x 16 of A. Lane l addresses row l % 16 (of a column-major A: column) of the left or right half."""
         return choose(layout.axis == 1, _load_a_rows, _load_a_columns, layout, pointer, tile, leading)

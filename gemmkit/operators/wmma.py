@@ -85,6 +85,16 @@ class WMMAOp(Operator):
     def mma_atom(self) -> Any:
         return MMA[self._key, self.a_order, self.b_order]
 
+    def line_alignment(self, operand: str, layout: Any) -> int:
+        """What the instructions ask of a stride."""
+        return 16
+
+    def refuses(self, operand: str, layout: Any) -> str | None:
+        order, actual = getattr(self, f"{operand}_order", None), ("col", "row")[layout.axis]
+        if order is None or order == actual:
+            return None
+        return f"{self!r} loads tiles of {operand} in {order} order; give it {operand}_order={actual!r}"
+
     def load_a(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
         return self.load_a_atom(pointer, layout.position(tile.base, leading), layout.position(tile.offset, leading), leading)
 

@@ -48,12 +48,19 @@ def to_ptx(kernel: Any, types: tuple, threads: int, device: DeviceInfo, blocks_p
         library._entry_name = result.fndesc.llvm_func_name
         kernel_fixup(function, False)
         nvvm.set_launch_bounds(function, (threads, blocks_per_sm))
+        library._llvm_strs = [_without_variables(str(module)) for module in library.modules]
         texts = library.get_asm_strs(cc=cc)
     if len(texts) != 1:
         raise RuntimeError(f"Numba made {len(texts)} PTX files of one kernel: a component calls code that must be linked")
     with _lock:
         stats.compiled += 1
     return _named(texts[0])
+
+
+def _without_variables(text: str) -> str:
+    """LLVM IR with line numbers but no variables for a debugger: with those NVVM 13.0 gives up on some kernels ("Symbol
+    name with unsupported characters")."""
+    return re.sub(r"^  call void @\"?llvm\.dbg\.(?:declare|value)\"?\(.*\n", "", text, flags=re.MULTILINE)
 
 
 def _named(ptx: str) -> str:
