@@ -6,24 +6,29 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.config import Config
 from gemmkit.epilogues import LinearCombination
 from gemmkit.matmul import matmul
+from gemmkit.operators import Operator
 from gemmkit.problem import layout_of
-from gemmkit.runtime.arrays import describe, empty_like
+from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like, overlaps
 
 __all__ = ["gemm", "gemmEx"]
 
 
-def gemmEx(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: Any, *, stream: Any = None) -> Any:
+def gemmEx(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: Any, *, operator: Operator | None = None,
+           conf: Config | None = None, stream: Any = None) -> Any:
     """``C := alpha op(A) op(B) + beta C``, in place; returns c.
 
     Args:
         transa, transb: "N" (as it is), "T" (transposed) or "C" (conjugate transposed; for real numbers that is "T").
         alpha, beta: numbers, applied in the accumulator's precision. With beta = 0, C is not read: it may hold NaN.
         a, b: op(A) is (M, K) and op(B) is (K, N). c: (M, N), any strides.
+        operator: what multiplies; None chooses one by dtypes and sizes.
+        conf: a configuration for op(A), op(B) and c, whose epilogue gives way to alpha and beta.
         stream: None is the current stream of a's library.
 
-    Raises ValueError, TypeError as `gemmkit.matmul`, and ValueError for another ``trans`` character.
+    Raises ValueError, TypeError and ConfigError as `gemmkit.matmul`, and ValueError for another ``trans`` character.
 
     >>> import numpy as np, gemmkit
     >>> a, c = np.array([[1, 2], [3, 4]], np.float32), np.ones((2, 2), np.float32)
@@ -31,10 +36,14 @@ def gemmEx(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: A
     ...     gemmEx("T", "N", 2.0, a, a, -1.0, c).tolist()
     [[19.0, 27.0], [27.0, 39.0]]
     """
-    a, b = _operated(transa, a, "transa", "a"), _operated(transb, b, "transb", "b")
-    info = describe(c, "c")
-    epilogue = LinearCombination(_number(alpha, "alpha"), _number(beta, "beta"), c, layout_of(info, "c"))
-    return matmul(a, b, out=c, epilogue=epilogue, stream=stream)
+    op_a, a_info = _operated(transa, a, "transa", "a")
+    op_b, b_info = _operated(transb, b, "transb", "b")
+    c_info = describe(c, "c")
+    alpha, beta, layout = _number(alpha, "alpha"), _number(beta, "beta"), layout_of(c_info, "c")
+    _check(transa, a_info, transb, b_info, c_info)
+    epilogue = LinearCombination(alpha, beta, c, layout)
+    more = {} if operator is None else {"operator": operator}
+    return matmul(op_a, op_b, conf=conf, out=c, epilogue=epilogue, stream=stream, **more)
 
 
 def gemm(transa: str, transb: str, a: Any, b: Any, out: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Any:
@@ -50,21 +59,48 @@ def gemm(transa: str, transb: str, a: Any, b: Any, out: Any = None, alpha: Any =
     """
     transa, transb = ("C" if t == "H" else t for t in (transa, transb))
     if out is None:
-        rows = describe(_operated(transa, a, "transa", "a"), "a").shape[0]
-        columns = describe(_operated(transb, b, "transb", "b"), "b").shape[-1]
-        info = describe(a, "a")
-        out, beta = empty_like(a, (rows, columns), np.result_type(info.dtype, describe(b, "b").dtype)), 0.0
+        a_info, b_info = _operated(transa, a, "transa", "a")[1], _operated(transb, b, "transb", "b")[1]
+        rows, columns = a_info.shape[transa != "N"], b_info.shape[transb == "N"]
+        out, beta = empty_like(a, (rows, columns), np.result_type(a_info.dtype, b_info.dtype)), 0.0
     return gemmEx(transa, transb, alpha, a, b, beta, out)
 
 
-def _operated(trans: str, x: Any, argument: str, name: str) -> Any:
-    """op(x) as a view: nothing is copied."""
+def _operated(trans: str, x: Any, argument: str, name: str) -> tuple[Any, ArrayInfo]:
+    """op(x) as a view (nothing is copied), and x described."""
     if trans not in ("N", "T", "C"):
         raise ValueError(f'{argument} is {trans!r}; "N", "T" or "C" is needed')
     info = describe(x, name)
     if len(info.shape) != 2:
         raise ValueError(f"{name} has {len(info.shape)} dimensions; a matrix of 2 is needed")
-    return x if trans == "N" else x.T
+    if trans == "N":
+        return x, info
+    return (x.T if hasattr(x, "T") else _Transposed(x, info)), info
+
+
+class _Transposed:
+    """The transpose of an array whose library has none: the same memory behind another interface."""
+
+    def __init__(self, x: Any, info: ArrayInfo):
+        self.owner, self.dtype = x, info.dtype
+        self.__cuda_array_interface__ = {
+            "version": 3, "shape": info.shape[::-1], "typestr": info.dtype.str, "data": (info.pointer, info.readonly),
+            "strides": tuple(stride * info.dtype.itemsize for stride in info.strides[::-1]), "stream": info.stream}
+
+
+def _check(transa: str, a: ArrayInfo, transb: str, b: ArrayInfo, c: ArrayInfo) -> None:
+    """Raise ValueError, in BLAS's terms, where the operands do not fit each other or c cannot be written."""
+    M, K = a.shape if transa == "N" else a.shape[::-1]
+    inner, N = b.shape if transb == "N" else b.shape[::-1]
+    if K != inner:
+        raise ValueError(f"a has shape {a.shape} and b has shape {b.shape}: with transa={transa!r} and transb={transb!r} "
+                         f"op(a) has {K} columns and op(b) {inner} rows; both are K")
+    if c.shape != (M, N):
+        raise ValueError(f"c has shape {c.shape}; op(a) op(b) is ({M}, {N})")
+    if c.readonly:
+        raise ValueError("c is read-only, and the result is written to it; give a writable array")
+    for name, other in (("a", a), ("b", b)):
+        if overlaps(c, other):
+            raise ValueError(f"c overlaps {name} in memory; every thread block reads {name} while others write c")
 
 
 def _number(value: Any, name: str) -> Any:

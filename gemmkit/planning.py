@@ -131,7 +131,9 @@ class Plan:
         self._match = tuple(None if x is None else matcher(x, name)
                             for x, name in ((a, "a"), (b, "b"), (c, "c"), (out, "out")))
         self._align = tuple(1 if i is None else alignment(i) for i in self._infos)
-        self._ranges = tuple((0, 0) if i is None else _extent(i) for i in self._infos)
+        self._mask = max(self._align) - 1
+        self._bounds = tuple(bound for i in self._infos for bound in ((0, 0) if i is None else _extent(i)))
+        self._no_c = c is None
         self._library, self._device, self._producer = infos[0].library, infos[0].device, infos[0].stream
         self._has_work = problem.M > 0 and problem.N > 0
         self._launch: Any = None
@@ -159,32 +161,41 @@ class Plan:
         match_a, match_b, match_c, match_out = self._match
         at_a, at_b, at_out = match_a(a), match_b(b), match_out(out)          # type: ignore[misc]
         at_c = 0 if c is None else match_c(c) if match_c is not None else None
-        align = self._align
-        if (at_a is None or at_b is None or at_c is None or at_out is None or (c is None) != (match_c is None)
-                or at_a % align[0] or at_b % align[1] or at_c % align[2] or at_out % align[3]
+        if (at_a is None or at_b is None or at_c is None or at_out is None or (c is None) is not self._no_c
+                or (at_a | at_b | at_c | at_out) & self._mask and self._is_misaligned(at_a, at_b, at_c, at_out)
                 or self._shares(at_a, at_b, at_c, at_out)):
             self._refuse((("a", a), ("b", b), ("c", c), ("out", out)))
         handle = (current_stream(self._library, self._device, producer=self._producer) if stream is None
                   else self._stream(stream))
-        if not self._has_work:
-            return out
-        launch = self._launch or self._bind()
-        values, slots = list(template), self._compiled.pointers
-        values[slots[0]], values[slots[1]], values[slots[3]] = at_a, at_b, at_out
-        if slots[2] is not None:
-            values[slots[2]] = at_c
-        launch(handle, values)
+        if self._has_work:
+            (self._launch or self._bind())(handle, template, at_a, at_b, at_c, at_out)
         return out
 
     def _bind(self) -> Any:
         with self._lock:
             if self._launch is None:
-                self._launch = self._compiled.bind().launch
+                self._launch = self._launcher(self._compiled.bind().launch)
         return self._launch
+
+    def _launcher(self, launch: Any) -> Any:
+        """``f(stream, template, a, b, c, out)``: the template's values with the four addresses put in."""
+        slot_a, slot_b, slot_c, slot_out = self._compiled.pointers
+
+        def start(handle: int, template: tuple, at_a: int, at_b: int, at_c: int, at_out: int) -> None:
+            values = list(template)
+            values[slot_a], values[slot_b], values[slot_out] = at_a, at_b, at_out
+            if slot_c is not None:
+                values[slot_c] = at_c
+            launch(handle, values)
+
+        return start
+
+    def _is_misaligned(self, *addresses: int) -> bool:
+        return any(at % align for at, align in zip(addresses, self._align))
 
     def _shares(self, at_a: int, at_b: int, at_c: int, at_out: int) -> bool:
         """Whether out overlaps an operand (other than being c itself)."""
-        (a0, a1), (b0, b1), (c0, c1), (d0, d1) = self._ranges
+        a0, a1, b0, b1, c0, c1, d0, d1 = self._bounds
         low, high = at_out + d0, at_out + d1
         return (at_a + a0 < high and low < at_a + a1 or at_b + b0 < high and low < at_b + b1
                 or at_c + c0 < high and low < at_c + c1 and not (at_c == at_out and self._same_kind))

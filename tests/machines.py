@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -25,6 +26,8 @@ SENTINEL = 0x5B                              # every byte of an integer that nob
 class Emulator:
     """NumPy arrays, emulated kernels."""
 
+    emulated = True
+
     def __repr__(self) -> str:
         return "emulator"
 
@@ -38,9 +41,19 @@ class Emulator:
     def numpy(self, x: Any) -> np.ndarray:
         return np.asarray(x)
 
+    def product64(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """A B in float64."""
+        return np.asarray(a.astype(np.float64) @ b.astype(np.float64))
+
+    def compiles_nothing(self) -> contextlib.AbstractContextManager[Any]:
+        """Asserts that no kernel is compiled meanwhile (nothing ever is in the emulator)."""
+        return contextlib.nullcontext()
+
 
 class Gpu(Emulator):
     """CuPy arrays; PyTorch tensors where CuPy may not know the dtype (bfloat16)."""
+
+    emulated = False
 
     def __repr__(self) -> str:
         return "gpu"
@@ -68,6 +81,20 @@ class Gpu(Emulator):
         if x.dtype == torch.bfloat16:
             return np.asarray(x.contiguous().view(torch.int16).cpu().numpy().view(BF16))
         return np.asarray(x.cpu().numpy())
+
+    def product64(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        import cupy
+
+        a64, b64 = (cupy.asarray(x.astype(np.float64) if x.dtype == BF16 else x).astype(np.float64) for x in (a, b))
+        return np.asarray((a64 @ b64).get())
+
+    @contextlib.contextmanager
+    def compiles_nothing(self) -> Iterator[None]:
+        from gemmkit.runtime.compile import stats
+
+        before = stats.compiled
+        yield
+        assert stats.compiled == before, f"{stats.compiled - before} kernels were compiled"
 
 
 MACHINES = {"emulator": Emulator(), "gpu": Gpu()}

@@ -72,6 +72,16 @@ def copy_with_tiles(out: Any, c: Any, global_m: int, global_n: int, how: Any) ->
     store_global(out, 0, (how.vector * thread_index(),), (0,), load_shared(pointer, at, 0, how.vector))
 
 
+def low(number: int, extent: int, count: int) -> int:
+    """``number % extent`` as one writes it who knows that the number is below ``count`` (lanes: 32)."""
+    return number if count <= extent else number % extent
+
+
+def high(number: int, extent: int, count: int) -> int:
+    """``number // extent``, likewise."""
+    return 0 if count <= extent else udiv(number, extent)
+
+
 def copy_by_hand(out: Any, c: Any, global_m: int, global_n: int, how: Any) -> None:
     """Listing 4: every address worked out by hand."""
     block_m, block_n = how.block.size.M, how.block.size.N
@@ -80,18 +90,20 @@ def copy_by_hand(out: Any, c: Any, global_m: int, global_n: int, how: Any) -> No
     block_i, block_j = block_x() * block_m, block_y() * block_n
     warp, lane = uniform(udiv(thread_index(), 32)), lane_index()
     pointer = shared(how.dtype, 0)
-    for warp_offset in range(0, block_m * block_n // (warp_m * warp_n), how.warps):
-        warp_rows = block_m // warp_m
-        base_warp_i, base_warp_j = warp % warp_rows * warp_m, udiv(warp, warp_rows) * warp_n
+    for warp_step in range(block_m * block_n // (warp_m * warp_n) // how.warps):
+        warp_rows, warp_offset = block_m // warp_m, warp_step * how.warps
+        base_warp_i = low(warp, warp_rows, how.warps) * warp_m
+        base_warp_j = high(warp, warp_rows, how.warps) * warp_n
         warp_i, warp_j = warp_offset % warp_rows * warp_m, udiv(warp_offset, warp_rows) * warp_n
-        for thread_offset in range(0, warp_m * warp_n // (thread_m * thread_n), 32):
-            thread_rows = warp_m // thread_m
-            base_thread_i, base_thread_j = lane % thread_rows * thread_m, udiv(lane, thread_rows) * thread_n
+        for thread_step in range(warp_m * warp_n // (thread_m * thread_n) // 32):
+            thread_rows, thread_offset = warp_m // thread_m, thread_step * 32
+            base_thread_i = low(lane, thread_rows, 32) * thread_m
+            base_thread_j = high(lane, thread_rows, 32) * thread_n
             thread_i, thread_j = thread_offset % thread_rows * thread_m, udiv(thread_offset, thread_rows) * thread_n
-            global_base = (block_j + base_warp_j + base_thread_j) * global_m + block_i + base_warp_i + base_thread_i
-            global_offset = (warp_j + thread_j) * global_m + warp_i + thread_i
-            shared_base = (base_warp_j + base_thread_j) * block_m + base_warp_i + base_thread_i
-            shared_offset = (warp_j + thread_j) * block_m + warp_i + thread_i
+            global_base = (base_warp_j + base_thread_j + block_j) * global_m + (base_warp_i + base_thread_i + block_i)
+            global_offset = (warp_j + thread_j) * global_m + (warp_i + thread_i)
+            shared_base = (base_warp_j + base_thread_j) * block_m + (base_warp_i + base_thread_i)
+            shared_offset = (warp_j + thread_j) * block_m + (warp_i + thread_i)
             value = load_global(c, 0, (global_base,), (global_offset,), how.vector)
             store_shared(pointer, shared_base, shared_offset, value)
     barrier()

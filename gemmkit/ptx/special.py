@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
+from numba.cuda import cgutils
 
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.numba_hooks import signature, types
@@ -22,7 +23,11 @@ def _thread() -> Any:
 def _read_register(name: str, emulate: Any, doc: str) -> Atom:
     def typer(context: Any) -> Any:
         function = ir.FunctionType(i32, [])
-        return signature(index), lambda c, b, s, v: b.call(ir.InlineAsm(function, f"mov.u32 $0, %{name};", "=r"), [])
+        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+            # An intrinsic rather than assembly: the compiler knows its range (a lane is below 32, a block index no sign).
+            return b.call(cgutils.get_or_insert_function(b.module, function, f"llvm.nvvm.read.ptx.sreg.{name}"), [])
+
+        return signature(index), codegen
 
     return Atom(name.replace(".", "_"), typer, emulate, doc)
 

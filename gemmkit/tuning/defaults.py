@@ -44,18 +44,20 @@ def _plain_like(layout: Layout, dtype: np.dtype) -> Layout:
 
 # -- tiles ------------------------------------------------------------------------------------------------------------
 
-# (block M, N, K), (warp M, N): from the fastest on a large problem to the smallest
+# (block M, N, K), (warp M, N), blocks a multiprocessor: from the fastest on a large problem to the smallest. Measured on an
+# H100 (bench/results/gemm.json): with one stage, latency is hidden by a large tile or by several blocks side by side.
 TENSOR_TILES = (
-    ((128, 128, 64), (64, 32)),
-    ((128, 64, 64), (32, 32)),
-    ((64, 64, 64), (32, 16)),
-    ((32, 64, 64), (16, 32)),
-    ((32, 32, 64), (16, 16)),
+    ((128, 256, 64), (64, 64), 1),
+    ((128, 128, 64), (64, 32), 2),
+    ((128, 64, 64), (32, 32), 2),
+    ((64, 64, 64), (32, 16), 3),
+    ((32, 64, 64), (16, 32), 4),
+    ((32, 32, 64), (16, 16), 4),
 )
 FPU_TILES = (
-    ((128, 128, 16), (64, 32)),
-    ((64, 64, 16), (32, 32)),
-    ((32, 32, 32), (16, 16)),
+    ((128, 128, 16), (64, 32), 2),
+    ((64, 64, 16), (32, 32), 4),
+    ((32, 32, 32), (16, 16), 4),
 )
 
 
@@ -63,7 +65,9 @@ def _fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, in
                 device: DeviceInfo) -> None:
     given_block, given_warp, warps = (values.get(n) for n in ("block_shape", "compute_warp", "warps_per_block"))
     if given_block is None:
-        block, warp = _choose(_candidates(operator), sizes, device)
+        block, warp, blocks = _choose(_candidates(operator), sizes, device)
+        if given_warp is None and warps is None and _is_small(operator):
+            values.setdefault("blocks_per_sm", blocks)
         values["block_shape"] = given_block = Tile(M=block[0], N=block[1], K=block[2])
         if given_warp is None and warps is None:
             given_warp = Tile(M=warp[0], N=warp[1], K=_warp_k(operator, block[2]))
@@ -75,32 +79,42 @@ def _fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, in
         values["warps_per_block"] = max(1, block.M // given_warp.size.M) * max(1, block.N // given_warp.size.N)
 
 
+def _is_small(operator: Operator) -> bool:
+    """Whether the listed numbers of blocks leave enough registers: 8-byte elements take twice as many."""
+    return max(f.dtype.itemsize for f in (operator.fragment_a, operator.fragment_b, operator.fragment_c)) <= 4
+
+
 def _candidates(operator: Operator) -> list:
     m, n, k = operator.shape
     listed = FPU_TILES if isinstance(operator, FPUOp) else TENSOR_TILES
     fit = []
-    for block, warp in listed:
+    for block, warp, blocks in listed:
+        if isinstance(operator, FPUOp):          # one operation a warp: a second would double what its threads hold
+            warp = (m, n)
         warp = (math.lcm(warp[0], m), math.lcm(warp[1], n))
         block = (math.lcm(block[0], warp[0]), math.lcm(block[1], warp[1]), math.lcm(block[2], k))
         if block[0] // warp[0] * (block[1] // warp[1]) <= 32:
-            fit.append((block, warp))
+            fit.append((block, warp, blocks))
     return fit
 
 
 def _choose(candidates: list, sizes: tuple[int, int, int] | None, device: DeviceInfo) -> Any:
     """The candidate with the least estimated time: waves of blocks, each as long as its tile is large.
 
-    A small tile does less per byte that it moves; ``overhead`` stands for that (in rows of a tile).
+    A small tile does less per byte that it moves; ``overhead`` stands for that (in rows of a tile). Blocks that share a
+    multiprocessor share its time.
     """
     if sizes is None:
         return candidates[0]
     M, N, _ = (max(1, s) for s in sizes)
 
     def time(candidate: Any) -> float:
-        (m, n, _), _ = candidate
+        (m, n, _), _, blocks = candidate
         overhead = 24
-        waves = math.ceil(math.ceil(M / m) * math.ceil(N / n) / (2 * device.sm_count))
-        return waves * (m + overhead) * (n + overhead)
+        tiles = math.ceil(M / m) * math.ceil(N / n)
+        waves = tiles / (blocks * device.sm_count)
+        shared_by = blocks if waves >= 1 else max(1.0, tiles / device.sm_count)
+        return max(1, math.ceil(waves)) * shared_by * (m + overhead) * (n + overhead)
 
     return min(candidates, key=time)
 
