@@ -133,13 +133,13 @@ class Plan:
         self._align = tuple(1 if i is None else alignment(i) for i in self._infos)
         self._mask = max(self._align) - 1
         self._bounds = tuple(bound for i in self._infos for bound in ((0, 0) if i is None else _extent(i)))
-        self._no_c = c is None
         self._library, self._device, self._producer = infos[0].library, infos[0].device, infos[0].stream
         self._has_work = problem.M > 0 and problem.N > 0
         self._launch: Any = None
         self._lock = threading.Lock()
         self.values = tuple(self._compiled.values)
         self.ranges = leaf_ranges(self.config)
+        self._fast = self._make_fast() if self._device >= 0 else None
 
     def __repr__(self) -> str:
         M, N, K = self.shape
@@ -158,47 +158,64 @@ class Plan:
             return self._emulate(a, b, c, out)
         if out is None:
             out = empty_like(a, self.shape[:2], self._dtype)
+        return self._fast(template, a, b, c, out, stream)
+
+    def _make_fast(self) -> Any:
+        """The checks and the launch of a call, as a closure: its variables cost less than attributes."""
         match_a, match_b, match_c, match_out = self._match
-        at_a, at_b, at_out = match_a(a), match_b(b), match_out(out)          # type: ignore[misc]
-        at_c = 0 if c is None else match_c(c) if match_c is not None else None
-        if (at_a is None or at_b is None or at_c is None or at_out is None or (c is None) is not self._no_c
-                or (at_a | at_b | at_c | at_out) & self._mask and self._is_misaligned(at_a, at_b, at_c, at_out)
-                or self._shares(at_a, at_b, at_c, at_out)):
-            self._refuse((("a", a), ("b", b), ("c", c), ("out", out)))
-        handle = (current_stream(self._library, self._device, producer=self._producer) if stream is None
-                  else self._stream(stream))
-        if self._has_work:
-            (self._launch or self._bind())(handle, template, at_a, at_b, at_c, at_out)
-        return out
+        library, device, producer, refuse = self._library, self._device, self._producer, self._refuse
+        a0, a1, b0, b1, c0, c1, d0, d1 = self._bounds
+        mask, is_misaligned, no_c, same_kind = self._mask, self._is_misaligned, match_c is None, self._same_kind
+        has_work, bind, own_stream = self._has_work, self._bind, self._stream
+        start: Any = None
+
+        def fast(template: tuple, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+            nonlocal start
+            at_a, at_b, at_out = match_a(a), match_b(b), match_out(out)
+            at_c = 0 if c is None else None if no_c else match_c(c)
+            if at_a is None or at_b is None or at_c is None or at_out is None or (c is None) is not no_c:
+                refuse((("a", a), ("b", b), ("c", c), ("out", out)))
+            low, high = at_out + d0, at_out + d1                 # out shares memory with nothing, but may be c itself
+            if ((at_a | at_b | at_c | at_out) & mask and is_misaligned(at_a, at_b, at_c, at_out)
+                    or at_a + a0 < high and low < at_a + a1 or at_b + b0 < high and low < at_b + b1
+                    or not no_c and at_c + c0 < high and low < at_c + c1 and not (at_c == at_out and same_kind)):
+                refuse((("a", a), ("b", b), ("c", c), ("out", out)))
+            handle = current_stream(library, device, producer) if stream is None else own_stream(stream)
+            if has_work:
+                if start is None:
+                    start = bind()
+                start(handle, template, at_a, at_b, at_c, at_out)
+            return out
+
+        return fast
 
     def _bind(self) -> Any:
         with self._lock:
             if self._launch is None:
-                self._launch = self._launcher(self._compiled.bind().launch)
+                self._launch = self._launcher(self._compiled.bind())
         return self._launch
 
-    def _launcher(self, launch: Any) -> Any:
-        """``f(stream, template, a, b, c, out)``: the template's values with the four addresses put in."""
-        slot_a, slot_b, slot_c, slot_out = self._compiled.pointers
+    def _launcher(self, bound: Any) -> Any:
+        """``f(stream, template, a, b, c, out)``: the template's values with the addresses put in."""
+        slots = self._compiled.pointers
+        used = [slot for slot in slots if slot is not None]
+        planned, ready, launch = self.values, bound.prepare(self.values, used), bound.launch
+        with_c = slots[2] is not None
 
         def start(handle: int, template: tuple, at_a: int, at_b: int, at_c: int, at_out: int) -> None:
-            values = list(template)
-            values[slot_a], values[slot_b], values[slot_out] = at_a, at_b, at_out
-            if slot_c is not None:
-                values[slot_c] = at_c
+            addresses = (at_a, at_b, at_c, at_out) if with_c else (at_a, at_b, at_out)
+            if template is planned:
+                ready(handle, addresses)
+                return
+            values = list(template)                       # other runtime values of the components
+            for slot, address in zip(used, addresses):
+                values[slot] = address
             launch(handle, values)
 
         return start
 
     def _is_misaligned(self, *addresses: int) -> bool:
         return any(at % align for at, align in zip(addresses, self._align))
-
-    def _shares(self, at_a: int, at_b: int, at_c: int, at_out: int) -> bool:
-        """Whether out overlaps an operand (other than being c itself)."""
-        a0, a1, b0, b1, c0, c1, d0, d1 = self._bounds
-        low, high = at_out + d0, at_out + d1
-        return (at_a + a0 < high and low < at_a + a1 or at_b + b0 < high and low < at_b + b1
-                or at_c + c0 < high and low < at_c + c1 and not (at_c == at_out and self._same_kind))
 
     @property
     def _same_kind(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from gemmkit.config import TRANSFORMS, Config, ConfigError, get_config
 from gemmkit.emulator.mode import is_emulating
 from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor, Zero
+from gemmkit.operators import Operator
 from gemmkit.runtime.arrays import ArrayInfo, describe, overlaps
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.transforms import Transform
@@ -51,6 +52,13 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     for name in set(keywords) & set(TRANSFORMS):
         if not isinstance(keywords[name], Transform):
             raise TypeError(f"{name}={keywords[name]!r}: a Transform is needed; wrap a function in transforms.Elementwise")
+    for name in set(keywords) & set(LAYOUTS):
+        if not isinstance(keywords[name], Layout):
+            raise ConfigError(f"{name}={keywords[name]!r}: a Layout is needed, for example RowMajor('float16')")
+    if "operator" in keywords and not isinstance(keywords["operator"], Operator):
+        raise ConfigError(f"operator={keywords['operator']!r}: an instance of Operator is needed (not the class itself)")
+    if conf is not None and not isinstance(conf, Config):
+        raise TypeError(f"conf={conf!r}: a configuration of gemmkit.get_config is needed")
     gemm_shape = keywords.pop("gemm_shape", None)
     infos = {"a": a, "b": b, "c": c, "out": out}
     check_places(infos)

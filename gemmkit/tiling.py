@@ -25,8 +25,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar
 
 from gemmkit.lang import tiles as _device
 from gemmkit.lang.atoms import Atom
@@ -35,39 +36,64 @@ __all__ = ["Coord", "Division", "Tile", "Tiles", "division", "linearise", "paral
            "translate", "translate_base", "translate_offset"]
 
 
-class Coord:
+class Coord(tuple[int, ...]):
     """A named position or extent: ``coord.M``, ``coord[0]``, iterable in dimension order."""
 
-    __slots__ = ("names", "values")
+    __slots__ = ()
+    names: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, names: tuple[str, ...], values: Sequence[int]):
-        self.names, self.values = names, tuple(values)
+    def __new__(cls, names: tuple[str, ...], values: Sequence[int]) -> Coord:
+        return tuple.__new__(_coord_class(names), values)
 
     def __getattr__(self, name: str) -> int:
-        if name.startswith("__") or name in Coord.__slots__:      # not there yet: this is being copied or unpickled
-            raise AttributeError(name)
-        try:
-            return self.values[self.names.index(name)]
-        except ValueError:
-            raise AttributeError(f"no dimension {name!r} among {', '.join(self.names)}") from None
-
-    def __getitem__(self, position: int) -> int:
-        return self.values[position]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.values)
-
-    def __len__(self) -> int:
-        return len(self.values)
+        raise AttributeError(f"no dimension {name!r} among {', '.join(self.names)}")
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Coord) and (self.names, self.values) == (other.names, other.values)
+        return isinstance(other, Coord) and self.names == other.names and tuple.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
     def __hash__(self) -> int:
-        return hash((self.names, self.values))
+        return hash((self.names, tuple(self)))
 
     def __repr__(self) -> str:
-        return "(" + ", ".join(f"{n}={v}" for n, v in zip(self.names, self.values)) + ")"
+        return "(" + ", ".join(f"{n}={v}" for n, v in zip(self.names, self)) + ")"
+
+    def __reduce__(self) -> Any:
+        return Coord, (self.names, tuple(self))
+
+    __add__ = __mul__ = __rmul__ = None                # type: ignore[assignment]  # a tuple's: never what is meant
+
+
+@lru_cache(maxsize=None)
+def _coord_class(names: tuple[str, ...]) -> type[Coord]:
+    """Coords of these dimensions: a class of their own makes reading one as quick as an index."""
+    fields = {name: property(operator.itemgetter(n)) for n, name in enumerate(names)}
+    return type("Coord", (Coord,), {"__slots__": (), "names": names, **fields})
+
+
+class _Form:
+    """What tiles of one size have in common, made once: a thread of the emulator goes through thousands of tiles."""
+
+    __slots__ = ("coord", "extents", "names", "projections", "size")
+
+    def __init__(self, names: tuple[str, ...], extents: tuple[int, ...]):
+        self.names, self.extents = names, extents
+        self.coord = _coord_class(names)
+        self.size = Coord(names, extents)
+        self.projections: dict[str, tuple[_Form, Callable[[tuple], tuple]]] = {}
+
+    def projection(self, dims: list[int]) -> tuple[_Form, Callable[[tuple], tuple]]:
+        """The form of the dimensions kept, and what picks them from a position."""
+        one = operator.itemgetter(dims[0])
+        pick = operator.itemgetter(*dims) if len(dims) > 1 else lambda position: (one(position),)
+        return _form(pick(self.names), pick(self.extents)), pick
+
+
+@lru_cache(maxsize=None)
+def _form(names: tuple[str, ...], extents: tuple[int, ...]) -> _Form:
+    return _Form(names, extents)
 
 
 class Tile:
@@ -79,7 +105,7 @@ class Tile:
     Raises ValueError for an extent that is not a positive integer, or when no dimension is given.
     """
 
-    __slots__ = ("_base", "_offset", "extents", "names")
+    __slots__ = ("_base", "_form", "_offset")
 
     def __init__(self, **extents: int):
         if not extents:
@@ -87,46 +113,56 @@ class Tile:
         for name in extents:
             if name in RESERVED:
                 raise ValueError(f"Tile({name}=...): {name!r} is an attribute of every tile; choose another name")
-        self.names = tuple(extents)
-        self.extents = tuple(_extent(name, extent) for name, extent in extents.items())
+        self._form = _form(tuple(extents), tuple(_extent(name, extent) for name, extent in extents.items()))
         self._base = self._offset = (0,) * len(extents)
 
     @classmethod
     def at(cls, names: tuple[str, ...], extents: tuple[int, ...], base: tuple, offset: tuple) -> Tile:
-        """A tile at a position (no checks: the inner loop of the emulator comes through here)."""
-        tile = object.__new__(cls)
-        tile.names, tile.extents, tile._base, tile._offset = names, extents, base, offset
-        return tile
+        """A tile at a position; nothing is checked."""
+        return _at(_form(names, extents), base, offset)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._form.names
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        return self._form.extents
 
     @property
     def size(self) -> Coord:
-        return Coord(self.names, self.extents)
+        return self._form.size
 
     @property
     def base(self) -> Coord:
-        return Coord(self.names, self._base)
+        return _new_tuple(self._form.coord, self._base)
 
     @property
     def offset(self) -> Coord:
-        return Coord(self.names, self._offset)
+        return _new_tuple(self._form.coord, self._offset)
 
     @property
     def index(self) -> Coord:
         """The position: base + offset."""
-        return Coord(self.names, tuple(b + o for b, o in zip(self._base, self._offset)))
+        return _new_tuple(self._form.coord, map(operator.add, self._base, self._offset))
 
     @property
     def count(self) -> int:
         """How many elements the tile has."""
-        return math.prod(self.extents)
+        return math.prod(self._form.extents)
 
     def __getattr__(self, name: str) -> Tile:
-        if name.startswith("__") or name in Tile.__slots__:       # not there yet: this is being copied or unpickled
-            raise AttributeError(name)
-        try:
-            return _take(self, dimensions_of(name, self.names))
-        except KeyError as error:
-            raise AttributeError(error.args[0]) from None
+        known = self._form.projections
+        if name not in known:
+            try:
+                known[name] = self._form.projection(dimensions_of(name, self._form.names))
+            except KeyError as error:
+                raise AttributeError(error.args[0]) from None
+        form, pick = known[name]
+        return _at(form, pick(self._base), pick(self._offset))
+
+    def __reduce__(self) -> Any:
+        return Tile.at, self._state()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tile) and self._state() == other._state()
@@ -149,6 +185,16 @@ class Tile:
         if any(self._base) or any(self._offset):
             raise TypeError(f"{self!r} cannot be a compile-time value: only a tile at the origin can")
         return TileType(self.names, self.extents)
+
+
+_new_tuple, _new_tile = tuple.__new__, object.__new__
+
+
+def _at(form: _Form, base: tuple, offset: tuple) -> Tile:
+    """A tile at a position (the inner loop of the emulator comes through here)."""
+    tile = _new_tile(Tile)
+    tile._form, tile._base, tile._offset = form, base, offset
+    return tile
 
 
 RESERVED = frozenset(name for name in dir(Tile) if not name.startswith("__"))
@@ -185,14 +231,10 @@ def named_dimensions(tile: Any, names: tuple[str, ...]) -> list[int]:
     return [tile.names.index(name) for name in names]
 
 
-def _take(tile: Tile, dims: list[int]) -> Tile:
-    return Tile.at(tuple(tile.names[d] for d in dims), tuple(tile.extents[d] for d in dims),
-                   tuple(tile._base[d] for d in dims), tuple(tile._offset[d] for d in dims))
-
-
 def _project(tile: Tile, *names: str) -> Tile:
     """Keep the named dimensions, in this order; raises ValueError for a name that the tile lacks."""
-    return _take(tile, named_dimensions(tile, names))
+    form, pick = tile._form.projection(named_dimensions(tile, names))
+    return _at(form, pick(tile._base), pick(tile._offset))
 
 
 class Division:
@@ -218,6 +260,7 @@ class Division:
         self.total = math.prod(self.grid)
         self.even = self.total % count == 0
         self.split = self._carry_free()
+        self._places: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     def _carry_free(self) -> bool:
         left = self.count
@@ -243,28 +286,35 @@ class Division:
             out[axis] = digit * self.tiling[axis]
         return tuple(out)
 
+    def place(self, worker: int, step: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Base and offset of a worker's sub-tile; raises IndexError where it has none."""
+        found = self._places.get((worker, step))
+        if found is None:
+            if not 0 <= step < self.steps(worker):
+                raise IndexError(f"sub-tile {step} of {self.steps(worker)}")
+            if self.split:
+                found = self.position(worker), self.position(step * self.count)
+            else:
+                found = self.position(worker + step * self.count), (0,) * len(self.grid)
+            self._places[worker, step] = found
+        return found
+
 
 class Tiles:
     """The sub-tiles of one worker: ``len(tiles)``, ``tiles[i]``, iterable in Python."""
 
-    __slots__ = ("division", "tile", "worker")
+    __slots__ = ("division", "form", "tile", "worker")
 
     def __init__(self, tile: Tile, division: Division, worker: int):
         self.tile, self.division, self.worker = tile, division, worker
+        self.form = _form(tile._form.names, division.tiling)
 
     def __len__(self) -> int:
         return self.division.steps(self.worker)
 
     def __getitem__(self, step: int) -> Tile:
-        division, tile = self.division, self.tile
-        if not 0 <= step < len(self):
-            raise IndexError(f"sub-tile {step} of {len(self)}")
-        if division.split:
-            base, offset = division.position(self.worker), division.position(step * division.count)
-        else:
-            base, offset = division.position(self.worker + step * division.count), (0,) * len(division.grid)
-        return Tile.at(tile.names, division.tiling, tuple(a + b for a, b in zip(tile._base, base)),
-                       tuple(a + b for a, b in zip(tile._offset, offset)))
+        tile, (base, offset) = self.tile, self.division.place(self.worker, step)
+        return _at(self.form, tuple(map(operator.add, tile._base, base)), tuple(map(operator.add, tile._offset, offset)))
 
     def __iter__(self) -> Iterator[Tile]:
         return (self[step] for step in range(len(self)))
@@ -319,21 +369,22 @@ def check_distances(tile: Any, distances: tuple, by: dict[str, Any]) -> None:
         raise ValueError(f"translate: {', '.join(sorted(unknown))} is not among the dimensions {', '.join(tile.names)}")
 
 
-def _distances(tile: Tile, distances: tuple[int, ...], by: dict[str, int]) -> list[int]:
-    check_distances(tile, distances, by)
-    return list(distances) if distances else [by.get(name, 0) for name in tile.names]
+def _moved(tile: Tile, position: tuple, distances: tuple[int, ...], by: dict[str, int]) -> tuple:
+    """``position`` and these distances from it."""
+    if by or len(distances) != len(position):
+        check_distances(tile, distances, by)
+        distances = tuple(by.get(name, 0) for name in tile.names)
+    return tuple(map(operator.add, position, distances))
 
 
 def _translate(tile: Tile, *distances: int, **by: int) -> Tile:
     """The tile with its base moved: ``translate(tile, M=i, N=j)`` (dimensions not named stay), or by position."""
-    base = tuple(b + d for b, d in zip(tile._base, _distances(tile, distances, by)))
-    return Tile.at(tile.names, tile.extents, base, tile._offset)
+    return _at(tile._form, _moved(tile, tile._base, distances, by), tile._offset)
 
 
 def _translate_offset(tile: Tile, *distances: int, **by: int) -> Tile:
     """The tile with its offset moved; for distances that are compile-time numbers."""
-    offset = tuple(o + d for o, d in zip(tile._offset, _distances(tile, distances, by)))
-    return Tile.at(tile.names, tile.extents, tile._base, offset)
+    return _at(tile._form, tile._base, _moved(tile, tile._offset, distances, by))
 
 
 def check_linearisation(coordinates: int, dimensions: int, order: str) -> None:

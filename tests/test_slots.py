@@ -326,10 +326,13 @@ def test_another_algebra_on_integers(machine: Any, rng: np.random.Generator) -> 
     assert np.array_equal(d, np.bitwise_xor.reduce(a[:, :, None] & b[None], 1))
 
 
+COLUMNS = Columns()
+
+
 @dataclass(frozen=True)
 class Backwards(Order):
     def block(self, linear, rows, columns):
-        row, column = Columns().block(linear, rows, columns)
+        row, column = COLUMNS.block(linear, rows, columns)
         return rows - 1 - row, columns - 1 - column
 
 

@@ -11,11 +11,7 @@ from typing import Any
 
 import numpy as np
 
-
-def _machine() -> Any:
-    from gemmkit.emulator import machine
-
-    return machine
+from gemmkit.emulator.machine import current
 
 
 class View:
@@ -29,51 +25,61 @@ class View:
         self.steps = array.strides
         self.unit, self.alignment = unit, alignment
 
-    def locate(self, key: Any) -> int:
-        """The absolute address of an element; an index outside the extents is an error whatever lies there."""
-        key = key if isinstance(key, tuple) else (key,)
+    def locate(self, key: tuple, axis: int = 0, count: int = 1) -> int:
+        """The absolute address of an element, the first of ``count`` along ``axis``.
+
+        An index outside the extents is an error whatever lies there.
+        """
         if len(key) != self.ndim:
             raise IndexError(f"{self.memory.name} has {self.ndim} dimensions and was indexed with {key}")
         address = self.address
         for i, extent, step in zip(key, self.shape, self.steps):
             if not 0 <= i < extent:
-                machine = _machine()
-                machine.current().out_of_bounds(self.memory, key, self.shape)
+                current().out_of_bounds(self.memory, key, self.shape)
             address += int(i) * step
+        if count > 1 and key[axis] + count > self.shape[axis]:
+            last = tuple(i + (count - 1 if n == axis else 0) for n, i in enumerate(key))
+            current().out_of_bounds(self.memory, last, self.shape)
         return address
 
     def __getitem__(self, key: Any) -> Any:
-        data = _machine().current().read(self.memory, self.locate(key), self.dtype.itemsize)
-        return data.view(self.dtype)[0]
+        address = self.locate(key if isinstance(key, tuple) else (key,))
+        return current().read(self.memory, address, self.dtype.itemsize).view(self.dtype)[0]
 
     def __setitem__(self, key: Any, value: Any) -> None:
         data = np.asarray(value).astype(self.dtype).reshape(1).view(np.uint8)
-        _machine().current().write(self.memory, self.locate(key), data)
+        current().write(self.memory, self.locate(key if isinstance(key, tuple) else (key,)), data)
 
     def load(self, axis: int, first: tuple, count: int) -> tuple:
         """``count`` elements along ``axis``, in accesses as wide as the device code's."""
+        return tuple(self.load_bytes(axis, first, count).view(self.dtype))
+
+    def load_bytes(self, axis: int, first: tuple, count: int) -> np.ndarray:
+        """`load`, as bytes."""
         width = piece_elements(self, axis, count)
-        thread, out = _machine().current(), []
-        for at in range(0, count, width):
-            key = tuple(int(i) + (at if n == axis else 0) for n, i in enumerate(first))
-            self.locate(key[:axis] + (key[axis] + width - 1,) + key[axis + 1:])
-            out.extend(thread.read(self.memory, self.locate(key), width * self.dtype.itemsize).view(self.dtype))
-        return tuple(out)
+        read, memory, size = current().read, self.memory, width * self.dtype.itemsize
+        if width == count:
+            return read(memory, self.locate(first, axis, width), size)
+        return np.concatenate([read(memory, self.locate(_ahead(first, axis, at), axis, width), size)
+                               for at in range(0, count, width)])
 
     def store(self, axis: int, first: tuple, values: tuple) -> None:
         count = len(values)
         width = piece_elements(self, axis, count)
-        thread = _machine().current()
+        thread = current()
         data = narrowed(values, self.dtype)
         for at in range(0, count, width):
-            key = tuple(int(i) + (at if n == axis else 0) for n, i in enumerate(first))
-            self.locate(key[:axis] + (key[axis] + width - 1,) + key[axis + 1:])
-            thread.write(self.memory, self.locate(key), data[at:at + width].view(np.uint8))
+            address = self.locate(_ahead(first, axis, at), axis, width)
+            thread.write(self.memory, address, data[at:at + width].view(np.uint8))
+
+
+def _ahead(position: tuple, axis: int, distance: int) -> tuple:
+    return tuple(i + (distance if n == axis else 0) for n, i in enumerate(position)) if distance else position
 
 
 def narrowed(values: tuple, dtype: np.dtype) -> np.ndarray:
     """Values converted to a dtype as the device converts them."""
-    if all(type(v) is dtype.type for v in values):
+    if {*map(type, values)} == {dtype.type}:
         return np.array(values, dtype)
     with np.errstate(all="ignore"):
         return np.array([np.asarray(v).astype(dtype) for v in values], dtype)
@@ -106,18 +112,21 @@ class SharedPointer:
         self.store(int(i), (value,))
 
     def load(self, first: int, count: int) -> tuple:
-        size = self.dtype.itemsize
-        step = piece_bytes(count * size, 16)
-        thread, at = _machine().current(), self.offset + first * size
-        if step == count * size:
-            return tuple(thread.shared_read(at, step).view(self.dtype))
-        return tuple(x for k in range(0, count * size, step)
-                     for x in thread.shared_read(at + k, step).view(self.dtype))
+        return tuple(self.load_bytes(first, count).view(self.dtype))
+
+    def load_bytes(self, first: int, count: int) -> np.ndarray:
+        size = count * self.dtype.itemsize
+        step, at = piece_bytes(size, 16), self.offset + first * self.dtype.itemsize
+        read = current().shared_read
+        if step == size:
+            return read(at, step)
+        return np.concatenate([read(at + k, step) for k in range(0, size, step)])
 
     def store(self, first: int, values: tuple) -> None:
-        size = self.dtype.itemsize
-        step = piece_bytes(len(values) * size, 16)
-        thread, at = _machine().current(), self.offset + first * size
-        data = narrowed(values, self.dtype).view(np.uint8)
+        self.store_bytes(first, narrowed(values, self.dtype).view(np.uint8))
+
+    def store_bytes(self, first: int, data: np.ndarray) -> None:
+        step, at = piece_bytes(len(data), 16), self.offset + first * self.dtype.itemsize
+        write = current().shared_write
         for k in range(0, len(data), step):
-            thread.shared_write(at + k, data[k:k + step])
+            write(at + k, data[k:k + step])

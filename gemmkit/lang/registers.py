@@ -94,12 +94,13 @@ class Registers(dict):
         self.shape = shape
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._check(key)
+        if key not in self:                                            # what is there was checked when it was set
+            self._check(key)
         super().__setitem__(key, value)
 
-    def __getitem__(self, key: Any) -> Any:
+    def __missing__(self, key: Any) -> Any:
         self._check(key)
-        return super().__getitem__(key)
+        raise KeyError(f"registers of shape {self.shape}: {key} was read before anything set it")
 
     def _check(self, key: Any) -> None:
         indices = key if isinstance(key, tuple) else (key,)

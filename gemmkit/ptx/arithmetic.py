@@ -33,15 +33,21 @@ def _typer(context: Any, a: Any, b: Any, c: Any) -> Any:
 
 @atom(_typer)
 def fma(a: Any, b: Any, c: Any) -> Any:
-    """``a * b + c`` rounded once; integers wrap. All three of one type."""
+    """``a * b + c`` rounded once (16-bit floats: in float32, then to 16 bits); integers wrap. All three of one type.
+
+    The emulation rounds a float64 twice, a float32 to float64 first: the result may be off by its last bit.
+    """
     kind = np.asarray(c).dtype
     with np.errstate(all="ignore"):
         if kind.kind in "iu":
-            return kind.type((int(a) * int(b) + int(c)) & ((1 << 8 * kind.itemsize) - 1)) if kind.kind == "u" else \
-                np.array(int(a) * int(b) + int(c)).astype(np.int64).astype(kind)[()]
-        if kind == np.float64:
-            return kind.type(a * b + c)
-        return kind.type(np.float64(a) * np.float64(b) + np.float64(c))
+            wrapped = (int(a) * int(b) + int(c)) % (1 << 8 * kind.itemsize)
+            return np.array(wrapped, f"u{kind.itemsize}").view(kind)[()]
+        return _rounded(np.asarray(a, np.float64) * np.asarray(b, np.float64) + np.asarray(c, np.float64), kind)[()]
+
+
+def _rounded(value: np.ndarray, kind: np.dtype) -> np.ndarray:
+    """A float64 result as the hardware gives it: 16-bit floats by way of float32."""
+    return value.astype(np.float32).astype(kind) if kind.itemsize == 2 else value.astype(kind)
 
 
 def _type_outer_fma(context: Any, c: Any, a: Any, b: Any, depth: Any) -> Any:
@@ -75,7 +81,8 @@ def outer_fma(c: tuple, a: tuple, b: tuple, depth: int) -> tuple:
     rows, columns = len(a) // depth, len(b) // depth
     out = np.array(c, kind).reshape(columns, rows)
     lhs, rhs = np.array(a, kind).astype(wide), np.array(b, kind).astype(wide)
-    for step in range(depth):
-        product = np.outer(rhs[step * columns:(step + 1) * columns], lhs[step * rows:(step + 1) * rows])
-        out = (product + out).astype(kind)
+    with np.errstate(all="ignore"):
+        for step in range(depth):
+            product = np.outer(rhs[step * columns:(step + 1) * columns], lhs[step * rows:(step + 1) * rows])
+            out = product + out if wide == kind else _rounded(product + out, kind)
     return tuple(out.reshape(-1))

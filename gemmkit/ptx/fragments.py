@@ -138,4 +138,4 @@ def _type_coordinate(context: Any, fragment_map: Any, thread: Any, value: Any, a
 @atom(_type_coordinate)
 def fragment_coordinate(fragment_map: FragmentMap, thread: int, value: int, axis: int) -> int:
     """The row (axis 0) or column (axis 1) of a thread's value."""
-    return fragment_map.row(thread, value) if axis == 0 else fragment_map.column(thread, value)
+    return fragment_map._of_threads[axis][thread] + fragment_map._of_values[axis][value]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
+from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.memory import SharedType, coordinates_of, shared_pointer
 from gemmkit.lang.numba_hooks import signature, types
@@ -54,9 +55,7 @@ def distribute(rows: list[np.ndarray], matrices: int, trans: bool) -> list[tuple
 @atom(_typer)
 def ldmatrix(pointer: Any, base: int, offset: int, matrices: int, trans: bool) -> tuple:
     """Load 1, 2 or 4 matrices of 8 x 8; ``base + offset`` is where this lane's row begins, in elements."""
-    from gemmkit.emulator import machine
-
-    thread = machine.current()
+    thread = current()
     mine = None
     if thread.lane < 8 * matrices:
         at = pointer.offset + (int(base) + int(offset)) * 2

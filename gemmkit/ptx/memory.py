@@ -7,6 +7,7 @@ makes it the immediate of the address.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ def _type_load_global(context: Any, view: Any, axis: Any, base: Any, offset: Any
 @atom(_type_load_global)
 def load_global(view: View, axis: int, base: Any, offset: Any, count: int) -> tuple:
     """``count`` elements of a view along ``axis`` (a compile-time number), starting at ``base + offset``."""
-    return view.load(axis, tuple(x + y for x, y in zip(base, offset)), count)
+    return view.load(axis, tuple(map(operator.add, base, offset)), count)
 
 
 def _type_store_global(context: Any, view: Any, axis: Any, base: Any, offset: Any, values: Any) -> Any:
@@ -115,7 +116,7 @@ def _type_store_global(context: Any, view: Any, axis: Any, base: Any, offset: An
 @atom(_type_store_global)
 def store_global(view: View, axis: int, base: Any, offset: Any, values: tuple) -> None:
     """Store elements of a view along ``axis``, starting at ``base + offset``, converted to its dtype."""
-    view.store(axis, tuple(x + y for x, y in zip(base, offset)), values)
+    view.store(axis, tuple(map(operator.add, base, offset)), values)
 
 
 # -- shared -----------------------------------------------------------------------------------------------------------
@@ -233,7 +234,7 @@ def _type_load_words(context: Any, view: Any, axis: Any, base: Any, offset: Any,
 @atom(_type_load_words)
 def load_words(view: View, axis: int, base: Any, offset: Any, count: int) -> tuple:
     """`load_global` of ``count`` elements (a multiple of 4 bytes) as 32-bit words, not to be looked at."""
-    return tuple(np.array(load_global(view, axis, base, offset, count), view.dtype).view(np.uint32))
+    return tuple(view.load_bytes(axis, tuple(map(operator.add, base, offset)), count).view(np.uint32))
 
 
 def _type_pack_words(context: Any, values: Any) -> Any:
@@ -281,4 +282,4 @@ def _type_store_words(context: Any, pointer: Any, base: Any, offset: Any, words:
 @atom(_type_store_words)
 def store_words(pointer: SharedPointer, base: int, offset: int, words: tuple) -> None:
     """Store 32-bit words of elements that `load_words` or `pack_words` gave, from element ``base + offset``."""
-    pointer.store(int(base) + int(offset), tuple(np.array(words, np.uint32).view(pointer.dtype)))
+    pointer.store_bytes(int(base) + int(offset), np.array(words, np.uint32).view(np.uint8))

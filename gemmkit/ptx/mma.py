@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 from llvmlite import ir
 
+from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import Atom
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.scalars import numba_type
@@ -75,9 +76,7 @@ def _typer(spec: MmaSpec) -> Any:
 
 def _emulation(spec: MmaSpec) -> Any:
     def mma(a: tuple, b: tuple, c: tuple) -> tuple:
-        from gemmkit.emulator import machine
-
-        return machine.current().collective("mma", (a, b, c), spec.compute, sync=False)
+        return current().collective("mma", (a, b, c), spec.compute, sync=False)
 
     return mma
 

@@ -7,17 +7,12 @@ from typing import Any
 from llvmlite import ir
 from numba.cuda import cgutils
 
+from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.scalars import index
 
 i32 = ir.IntType(32)
-
-
-def _thread() -> Any:
-    from gemmkit.emulator import machine
-
-    return machine.current()
 
 
 def _read_register(name: str, emulate: Any, doc: str) -> Atom:
@@ -32,11 +27,11 @@ def _read_register(name: str, emulate: Any, doc: str) -> Atom:
     return Atom(name.replace(".", "_"), typer, emulate, doc)
 
 
-thread_index = _read_register("tid.x", lambda: _thread().index, "The thread's number in its block (blocks are 1-D).")
-lane_index = _read_register("laneid", lambda: _thread().lane, "The thread's number in its warp.")
-block_x = _read_register("ctaid.x", lambda: _thread().block.index[0], "The block's x in the grid.")
-block_y = _read_register("ctaid.y", lambda: _thread().block.index[1], "The block's y in the grid.")
-block_z = _read_register("ctaid.z", lambda: _thread().block.index[2], "The block's z in the grid.")
+thread_index = _read_register("tid.x", lambda: current().index, "The thread's number in its block (blocks are 1-D).")
+lane_index = _read_register("laneid", lambda: current().lane, "The thread's number in its warp.")
+block_x = _read_register("ctaid.x", lambda: current().block.index[0], "The block's x in the grid.")
+block_y = _read_register("ctaid.y", lambda: current().block.index[1], "The block's y in the grid.")
+block_z = _read_register("ctaid.z", lambda: current().block.index[2], "The block's z in the grid.")
 
 
 def _type_barrier(context: Any) -> Any:
@@ -52,7 +47,7 @@ def _type_barrier(context: Any) -> Any:
 @atom(_type_barrier)
 def barrier() -> None:
     """All threads of the block meet; what they wrote before is seen by all after."""
-    _thread().barrier()
+    current().barrier()
 
 
 def _type_uniform(context: Any, value: Any) -> Any:
@@ -70,7 +65,7 @@ def _type_uniform(context: Any, value: Any) -> Any:
 @atom(_type_uniform)
 def uniform(value: int) -> int:
     """Lane 0's value in every lane of the warp: lets the assembler keep what follows from it in uniform registers."""
-    return _thread().collective("uniform", value, lambda values: [values[0]] * len(values), sync=False)
+    return current().collective("uniform", value, lambda values: [values[0]] * len(values), sync=False)
 
 
 def _type_udiv(context: Any, a: Any, b: Any) -> Any:

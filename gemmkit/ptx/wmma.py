@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
+from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import Atom
 from gemmkit.lang.memory import SharedType, coordinates_of
 from gemmkit.lang.numba_hooks import signature, types
@@ -38,6 +39,11 @@ class WmmaSpec:
     @property
     def shape(self) -> str:
         return f"m{self.M}n{self.N}k{self.K}"
+
+    @property
+    def name(self) -> str:
+        """Part of the atoms' names: two atoms of one name would be one compile-time value."""
+        return f"{self.shape}_{PTX_NAME[self.input]}_{PTX_NAME[self.accumulator]}"
 
     def extents(self, operand: str) -> tuple[int, int]:
         return {"a": (self.M, self.K), "b": (self.K, self.N), "c": (self.M, self.N)}[operand]
@@ -121,9 +127,7 @@ def load_atom(spec: WmmaSpec, operand: str, layout: str) -> Atom:
         return signature(result, pointer, base, offset, stride), codegen
 
     def emulate(pointer: Any, base: int, offset: int, stride: int) -> tuple:
-        from gemmkit.emulator import machine
-
-        thread = machine.current()
+        thread = current()
         first, share = _lane_share(spec, operand, layout, thread.lane, stride)
         values = pointer.load(int(base) + int(offset) + first, share)
         rows, columns = spec.extents(operand)
@@ -135,7 +139,7 @@ def load_atom(spec: WmmaSpec, operand: str, layout: str) -> Atom:
 
         return thread.collective(f"wmma.load.{operand}", values, meet, sync=False)
 
-    return Atom(f"wmma_load_{operand}_{layout}", typer, emulate)
+    return Atom(f"wmma_load_{operand}_{layout}_{spec.name}", typer, emulate)
 
 
 def store_atom(spec: WmmaSpec, layout: str) -> Atom:
@@ -156,9 +160,7 @@ def store_atom(spec: WmmaSpec, layout: str) -> Atom:
         return signature(types.none, pointer, base, offset, stride, fragment), codegen
 
     def emulate(pointer: Any, base: int, offset: int, stride: int, fragment: tuple) -> None:
-        from gemmkit.emulator import machine
-
-        thread = machine.current()
+        thread = current()
 
         def meet(fragments: list) -> list:
             matrix = spec.collect("c", fragments)
@@ -168,7 +170,7 @@ def store_atom(spec: WmmaSpec, layout: str) -> Atom:
         first, _ = _lane_share(spec, "c", layout, thread.lane, stride)
         pointer.store(int(base) + int(offset) + first, tuple(mine))
 
-    return Atom(f"wmma_store_{layout}", typer, emulate)
+    return Atom(f"wmma_store_{layout}_{spec.name}", typer, emulate)
 
 
 def mma_atom(spec: WmmaSpec, a_layout: str, b_layout: str) -> Atom:
@@ -190,11 +192,9 @@ def mma_atom(spec: WmmaSpec, a_layout: str, b_layout: str) -> Atom:
         return signature(c_type, a, b, c), codegen
 
     def emulate(a: tuple, b: tuple, c: tuple) -> tuple:
-        from gemmkit.emulator import machine
+        return current().collective("wmma.mma", (a, b, c), spec.compute, sync=False)
 
-        return machine.current().collective("wmma.mma", (a, b, c), spec.compute, sync=False)
-
-    return Atom("wmma_mma", typer, emulate)
+    return Atom(f"wmma_mma_{a_layout}_{b_layout}_{spec.name}", typer, emulate)
 
 
 SPECS = {(shape, kind, acc): WmmaSpec(*shape, kind, acc)

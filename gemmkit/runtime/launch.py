@@ -233,10 +233,37 @@ class BoundLaunch:
         self.shared_memory = shared_memory
         self.parameters = parameters
         self.cluster = cluster
+        self._function = function
         self.launch = _launcher(self, _entry(), function)
 
     def __call__(self, stream_handle: int, values: Sequence[int | float | bytes]) -> None:
         self.launch(stream_handle, values)
+
+    def prepare(
+        self, values: Sequence[int | float | bytes], slots: Sequence[int]
+    ) -> Callable[[int, Sequence[int]], None]:
+        """``f(stream_handle, addresses)``: launches with ``values``, but the addresses at the parameters ``slots``
+        (of 64 bits). All else is packed beforehand, which makes it the fastest launch there is."""
+        pack = parameter_struct(self.parameters)[0].pack_into
+        frames: list[_Frame] = []
+        start = _starter(self, _entry(), self._function)
+        values = tuple(values)
+
+        def launch(stream_handle: int, addresses: Sequence[int]) -> None:
+            try:
+                mine = frames.pop()
+            except IndexError:
+                mine = _frame(self, slots)
+                try:
+                    pack(mine[0], 0, *values)
+                except (struct.error, TypeError, OverflowError) as error:
+                    self._misfit(values, error)
+            for cell, address in zip(mine[4], addresses):
+                cell.value = address
+            start(stream_handle, mine)
+            frames.append(mine)
+
+        return launch
 
     def reference(self, stream_handle: int, values: Sequence[int | float | bytes]) -> None:
         """The same launch by ``cuda.core.launch``; tensor maps cannot be passed this way."""
@@ -282,44 +309,57 @@ def _launcher(
     bound: BoundLaunch, entry: Any, handle: int
 ) -> Callable[[int, Sequence[int | float | bytes]], None]:
     """The launch function of ``bound``. A closure: its variables cost less than attributes of an object."""
-    packer, offsets = parameter_struct(bound.parameters)
-    pack = packer.pack_into
-    function = ctypes.c_void_p(handle)
-    frames: list[tuple[Any, ...]] = []
-
-    def frame() -> tuple[Any, ...]:
-        """A parameter buffer, the launch structure, and the pointers to both as the driver takes them."""
-        buffer = ctypes.create_string_buffer(max(packer.size, 1))
-        base = ctypes.addressof(buffer)
-        pointers = (ctypes.c_void_p * max(len(offsets), 1))(*(base + offset for offset in offsets))
-        config = _Config(bound.grid, bound.block, bound.shared_memory)
-        if bound.cluster is not None:
-            config.attributes = ctypes.pointer(
-                _Attribute(_CLUSTER_DIMENSION, bound.cluster)
-            )  # kept alive by config
-            config.attribute_count = 1
-        return buffer, config, ctypes.byref(config), pointers
+    pack = parameter_struct(bound.parameters)[0].pack_into
+    frames: list[_Frame] = []
+    start = _starter(bound, entry, handle)
 
     def launch(stream_handle: int, values: Sequence[int | float | bytes]) -> None:
         try:
             mine = frames.pop()
         except IndexError:
-            mine = frame()
-        buffer, config, config_pointer, pointers = mine
+            mine = _frame(bound)
         try:
-            pack(buffer, 0, *values)
+            pack(mine[0], 0, *values)
         except (struct.error, TypeError, OverflowError) as error:
             bound._misfit(values, error)
-        config.stream = stream_handle
-        status = entry(config_pointer, function, pointers, None)
-        if status in _NO_CONTEXT:  # a thread that has not used the GPU yet
-            device.ensure_context(bound.ordinal)
-            status = entry(config_pointer, function, pointers, None)
+        start(stream_handle, mine)
         frames.append(mine)
-        if status:
-            bound._fail(status)
 
     return launch
+
+
+_Frame = tuple[Any, Any, Any, Any, tuple[Any, ...]]
+
+
+def _frame(bound: BoundLaunch, slots: Sequence[int] = ()) -> _Frame:
+    """A parameter buffer, the launch structure, the pointers to both as the driver takes them, and the 64-bit
+    parameters at ``slots`` as ctypes numbers that live in the buffer."""
+    packer, offsets = parameter_struct(bound.parameters)
+    buffer = ctypes.create_string_buffer(max(packer.size, 1))
+    base = ctypes.addressof(buffer)
+    pointers = (ctypes.c_void_p * max(len(offsets), 1))(*(base + offset for offset in offsets))
+    config = _Config(bound.grid, bound.block, bound.shared_memory)
+    if bound.cluster is not None:
+        config.attributes = ctypes.pointer(_Attribute(_CLUSTER_DIMENSION, bound.cluster))  # kept alive by config
+        config.attribute_count = 1
+    cells = tuple(ctypes.c_uint64.from_buffer(buffer, offsets[slot]) for slot in slots)
+    return buffer, config, ctypes.byref(config), pointers, cells
+
+
+def _starter(bound: BoundLaunch, entry: Any, handle: int) -> Callable[[int, _Frame], None]:
+    function = ctypes.c_void_p(handle)
+
+    def start(stream_handle: int, mine: _Frame) -> None:
+        mine[1].stream = stream_handle
+        status = entry(mine[2], function, mine[3], None)
+        if status:
+            if status in _NO_CONTEXT:  # a thread that has not used the GPU yet
+                device.ensure_context(bound.ordinal)
+                status = entry(mine[2], function, mine[3], None)
+            if status:
+                bound._fail(status)
+
+    return start
 
 
 def parameter_struct(parameters: Sequence[str]) -> tuple[struct.Struct, list[int]]:

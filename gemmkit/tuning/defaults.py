@@ -54,11 +54,13 @@ TENSOR_TILES = (
     ((32, 64, 64), (16, 32), 4),
     ((32, 32, 64), (16, 16), 4),
 )
-FPU_TILES = (
-    ((128, 128, 16), (64, 32), 2),
-    ((64, 64, 16), (32, 32), 4),
-    ((32, 32, 32), (16, 16), 4),
-)
+# On the ordinary units a warp's tile is the operator's, and the block's follows from it.
+FPU_TILES = {
+    (64, 32): (((64, 128, 32), 4),),
+    (32, 16): (((64, 64, 64), 2),),
+    (32, 32): (((64, 64, 32), 4), ((32, 32, 32), 4)),
+    (16, 16): (((32, 32, 32), 4),),
+}
 
 
 def _fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, int, int] | None,
@@ -86,11 +88,12 @@ def _is_small(operator: Operator) -> bool:
 
 def _candidates(operator: Operator) -> list:
     m, n, k = operator.shape
-    listed = FPU_TILES if isinstance(operator, FPUOp) else TENSOR_TILES
+    listed: Any = TENSOR_TILES
+    if isinstance(operator, FPUOp):              # one operation a warp: a second would double what its threads hold
+        known = FPU_TILES.get((m, n), (((2 * m, 2 * n, 32), 1),))
+        listed = tuple((block, (m, n), blocks) for block, blocks in known)
     fit = []
     for block, warp, blocks in listed:
-        if isinstance(operator, FPUOp):          # one operation a warp: a second would double what its threads hold
-            warp = (m, n)
         warp = (math.lcm(warp[0], m), math.lcm(warp[1], n))
         block = (math.lcm(block[0], warp[0]), math.lcm(block[1], warp[1]), math.lcm(block[2], k))
         if block[0] // warp[0] * (block[1] // warp[1]) <= 32:

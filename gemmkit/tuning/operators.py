@@ -25,13 +25,20 @@ def operator_for(a: np.dtype, b: np.dtype, sizes: tuple[int, int, int], device: 
             raise TypeError(f"{name} has dtype {dtype}; the operators take real integers and floats")
     accumulator = accumulator_for(a, b)
     M, N, _ = sizes
-    size = max(a.itemsize, b.itemsize, accumulator.itemsize)
-    large = min(M, N) >= 512 and M * N >= 1024 * 1024
-    if size == 8:
-        shape: dict[str, int] = dict(M=32, N=32, MB=4, NB=8) if large else dict(M=16, N=16, MB=4, NB=8)
+    wide = max(a.itemsize, b.itemsize, accumulator.itemsize) == 8
+
+    def tiles(m: int, n: int) -> float:
+        """Blocks a multiprocessor gets when each computes m x n."""
+        return -(-M // m) * -(-N // n) / device.sm_count
+
+    if wide:                                      # 8-byte elements: half as many fit the registers
+        shape = dict(M=32, N=32, MB=4, NB=8) if tiles(64, 64) >= 1 else dict(M=16, N=16, MB=4, NB=8)
+    elif tiles(64, 128) >= 2:
+        shape = dict(M=64, N=32, MB=8, NB=4)
+    elif tiles(64, 64) >= 0.75:
+        shape = dict(M=32, N=16, MB=8, NB=4)
     else:
-        shape = dict(M=64, N=32, MB=8, NB=4) if large else dict(M=32, N=32, MB=4, NB=8) if min(M, N) > 64 else \
-            dict(M=16, N=16, MB=4, NB=8)
+        shape = dict(M=16, N=16, MB=4, NB=8)
     return FPUOp(**shape, dtype=a, b_dtype=b, accumulator=accumulator)
 
 
