@@ -39,7 +39,7 @@ GRAPHS = {
 class MinPlus(operators.FPUOp):
     """The semiring (min, +): paths in sequence add up, and of two paths the shorter one counts."""
 
-    identity = math.inf
+    identity = start = math.inf
 
     def multiply(self, a, b):  # type: ignore[no-untyped-def]
         return a + b
@@ -112,7 +112,7 @@ def reference_square(distances: np.ndarray) -> np.ndarray:
 def square(distances: np.ndarray, where: machine.Machine) -> np.ndarray:
     """One min-plus square as a gemmkit product."""
     d = where.to_device(distances)
-    return where.to_host(gk.matmul(d, d, operator=MinPlus()))
+    return where.to_host(gk.matmul(d, d, operator=MinPlus(dtype=distances.dtype)))
 
 
 def all_pairs(network: Network, where: machine.Machine) -> tuple[np.ndarray, int]:

@@ -130,65 +130,71 @@ def _rule(condition: bool, field: str, value: Any, rule: str) -> None:
         raise ConfigError(f"{field}={value!r}: {rule}")
 
 
-def _divides(small: Tile, large: Tile, field: str, rule: str) -> None:
+def _divides(small: Tile, large: Tile, field: str, rule: str, value: Any = None) -> None:
     for name in small.names:
         part, whole = getattr(small.size, name), getattr(large.size, name)
-        _rule(whole % part == 0, field, small, f"{rule} ({name}={whole} is not a multiple of {part})")
+        _rule(whole % part == 0, field, small if value is None else value,
+              f"{rule} ({name}={whole} is not a multiple of {part})")
 
 
 def validate(config: Config) -> None:
     """Raise ConfigError for the first rule that a configuration breaks."""
-    for field in dataclasses.fields(config):
-        if field.type == "Tile":
-            _rule(isinstance(getattr(config, field.name), Tile), field.name, getattr(config, field.name),
-                  "a Tile is needed")
-        elif field.type == "Transform":
-            _rule(isinstance(getattr(config, field.name), Transform), field.name, getattr(config, field.name),
-                  "a Transform is needed; wrap a function in transforms.Elementwise")
-    _validate_types(config)
+    _check_fields({field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
     _validate_tiles(config)
     _validate_dtypes(config)
     _validate_lines(config)
     _validate_transforms(config)
 
 
-def _validate_types(config: Config) -> None:
+TILES = {"block_shape": ("M", "N", "K"), "compute_warp": ("M", "N", "K"), "mem_a_warp": ("M", "K"),
+         "mem_a_thread": ("M", "K"), "mem_b_warp": ("K", "N"), "mem_b_thread": ("K", "N"), "mem_cd_warp": ("M", "N"),
+         "mem_cd_thread": ("M", "N")}
+KINDS = {"operator": Operator, "epilogue": Epilogue, "order": Order, "condition": Condition}
+
+
+def _check_fields(fields: dict[str, Any]) -> None:
+    """The rules of single fields, of those that are given: what the defaults may then build upon."""
     from gemmkit.kernels.select import KERNELS
 
-    for name, kind in (("operator", Operator), ("epilogue", Epilogue), ("order", Order), ("condition", Condition)):
-        _rule(isinstance(getattr(config, name), kind), name, getattr(config, name), f"an instance of {kind.__name__} is "
-              "needed (not the class itself)")
-    _rule(config.kernel in KERNELS, "kernel", config.kernel, f"the kernels are {', '.join(KERNELS)}")
-    for name in ("a", "b", "c", "d"):
-        layout = getattr(config, f"global_{name}_layout")
-        _rule(isinstance(layout, Layout), f"global_{name}_layout", layout, "a Layout is needed, for example "
-              "RowMajor('float16')")
-        if name == "d":
-            _rule(layout.writable, "global_d_layout", layout, "it has neither store_element nor store, so D cannot be "
-                  "written with it")
-        else:
-            _rule(layout.readable, f"global_{name}_layout", layout, "it has neither element nor load, so it cannot be read")
-        shared = getattr(config, f"shared_{name}_layout")
-        _rule(hasattr(shared, "physical_size"), f"shared_{name}_layout", shared, "a shared layout is needed: RowMajor, "
-              "ColMajor or Padded")
+    for name, value in fields.items():
+        if name in TILES:
+            _rule(isinstance(value, Tile), name, value, "a Tile is needed")
+            _rule(value.names == TILES[name], name, value, f"its dimensions must be {', '.join(TILES[name])}")
+        elif name in TRANSFORMS:
+            _rule(isinstance(value, Transform), name, value, "a Transform is needed; wrap a function in "
+                  "transforms.Elementwise")
+        elif name in KINDS:
+            _rule(isinstance(value, KINDS[name]), name, value, f"an instance of {KINDS[name].__name__} is needed (not the "
+                  "class itself)")
+        elif name.startswith("global_"):
+            _check_global_layout(name, value)
+        elif name.startswith("shared_"):
+            _rule(hasattr(value, "physical_size") and not isinstance(value, type), name, value, "a shared layout is needed: "
+                  "RowMajor, ColMajor or Padded")
+        elif name == "kernel":
+            _rule(value in KERNELS, name, value, f"the kernels are {', '.join(KERNELS)}")
+        elif name == "warps_per_block":
+            _rule(isinstance(value, int) and not isinstance(value, bool) and value >= 1, name, value,
+                  "a positive number is needed")
+        elif name == "blocks_per_sm":
+            _rule(isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 32, name, value,
+                  "a number from 1 to 32 is needed")
+
+
+def _check_global_layout(name: str, layout: Any) -> None:
+    _rule(isinstance(layout, Layout), name, layout, "a Layout is needed, for example RowMajor('float16')")
+    if name == "global_d_layout":
+        _rule(layout.writable, name, layout, "it has neither store_element nor store, so D cannot be written with it")
+    else:
+        _rule(layout.readable, name, layout, "it has neither element nor load, so it cannot be read")
 
 
 def _validate_tiles(config: Config) -> None:
-    block, warp = config.block_shape, config.compute_warp
-    warps = config.warps_per_block
-    _rule(isinstance(warps, int) and not isinstance(warps, bool) and warps >= 1, "warps_per_block", warps,
-          "a positive number is needed")
-    _rule(isinstance(config.blocks_per_sm, int) and 1 <= config.blocks_per_sm <= 32, "blocks_per_sm", config.blocks_per_sm,
-          "a number from 1 to 32 is needed")
-    for field, tile, names in (("block_shape", block, ("M", "N", "K")), ("compute_warp", warp, ("M", "N", "K")),
-                               ("mem_a_warp", config.mem_a_warp, ("M", "K")), ("mem_a_thread", config.mem_a_thread, ("M", "K")),
-                               ("mem_b_warp", config.mem_b_warp, ("K", "N")), ("mem_b_thread", config.mem_b_thread, ("K", "N")),
-                               ("mem_cd_warp", config.mem_cd_warp, ("M", "N")),
-                               ("mem_cd_thread", config.mem_cd_thread, ("M", "N"))):
-        _rule(tile.names == names, field, tile, f"its dimensions must be {', '.join(names)}")
+    block, warp, warps = config.block_shape, config.compute_warp, config.warps_per_block
     m, n, k = config.operator.shape
     operation = Tile(M=m, N=n, K=k)
-    _divides(operation, warp, "operator", f"compute_warp={warp!r} must be a multiple of the operator's {m}x{n}x{k}")
+    _divides(operation, warp, "operator", f"compute_warp={warp!r} must be a multiple of the operator's {m}x{n}x{k}",
+             config.operator)
     _divides(warp, block, "compute_warp", f"block_shape={block!r} must be a multiple of it")
     tiles = block.size.M // warp.size.M * (block.size.N // warp.size.N)
     _rule(tiles == warps, "warps_per_block", warps, f"block_shape and compute_warp divide the block among {tiles} warps")
@@ -263,7 +269,7 @@ def get_config(*, operator: Operator, global_a_layout: Layout, gemm_shape: Any =
     >>> from gemmkit import layouts, operators
     >>> config = get_config(operator=operators.MMAOp(), global_a_layout=layouts.RowMajor("float16"))
     >>> config.block_shape, config.warps_per_block
-    (Tile(M=128, N=128, K=64), 8)
+    (Tile(M=128, N=256, K=128), 8)
     """
     from gemmkit.tuning import defaults
 
@@ -272,11 +278,8 @@ def get_config(*, operator: Operator, global_a_layout: Layout, gemm_shape: Any =
     if unknown:
         raise TypeError(f"get_config() got unknown fields {', '.join(sorted(unknown))}; the fields are "
                         + ", ".join(sorted(known)))
-    if not isinstance(operator, Operator):
-        raise ConfigError(f"operator={operator!r}: an instance of Operator is needed (not the class itself)")
-    if not isinstance(global_a_layout, Layout):
-        raise ConfigError(f"global_a_layout={global_a_layout!r}: a Layout is needed, for example RowMajor('float16')")
     values = dict(fields, operator=operator, global_a_layout=global_a_layout)
+    _check_fields(values)
     device = device or target()
     defaults.fill(values, _sizes(gemm_shape), device)
     config = Config(**values)

@@ -39,7 +39,7 @@ def make(**fields: Any) -> gk.Config:
 # -- defaults ---------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=repr)
-@pytest.mark.parametrize("kinds", itertools.product((RowMajor, ColMajor), repeat=3),
+@pytest.mark.parametrize("kinds", list(itertools.product((RowMajor, ColMajor), repeat=3)),
                          ids=lambda kinds: "".join(k.__name__[0] for k in kinds))
 def test_defaults_are_legal_for_every_operator_order_and_size(operator: Any, kinds: Any) -> None:
     a, b, d = kinds
@@ -52,7 +52,7 @@ def test_defaults_are_legal_for_every_operator_order_and_size(operator: Any, kin
         assert conf.global_c_layout == Zero(operator.accumulator) and not conf.has_c
 
 
-@pytest.mark.parametrize("dtypes", itertools.product(["f2", BF16, "f4", "f8", "i1", "u1", "i2", "i4", "i8", "u4"], repeat=2),
+@pytest.mark.parametrize("dtypes", list(itertools.product(["f2", BF16, "f4", "f8", "i1", "u1", "i2", "i4", "i8", "u4"], repeat=2)),
                          ids=str)
 def test_an_operator_is_found_for_every_pair_of_types(dtypes: Any) -> None:
     a, b = map(np.dtype, dtypes)
@@ -170,11 +170,11 @@ RULES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "shared dtype": (dict(shared_b_layout=Padded(RowMajor("f4"), 4)),
                      ("shared_b_layout=Padded(RowMajor('float32'), 4)", "MMAOp() loads float16")),
     "wmma accumulators": (dict(operator=WMMAOp(), shared_d_layout=Padded(RowMajor("f2"), 8)),
-                          ("shared_d_layout=Padded(RowMajor('float16'), 8)", "accumulates in float32")),
+                          ("shared_c_layout=Padded(RowMajor('float16'), 8)", "accumulates in float32")),
     "lines for ldmatrix": (dict(shared_a_layout=Padded(RowMajor("f2"), 4), mem_a_thread=Tile(M=1, K=4)),
                            ("shared_a_layout=Padded(RowMajor('float16'), 4)", "136 bytes long", "multiples of 16")),
     "lines for threads": (dict(operator=FPUOp(), global_a_layout=RowMajor("f4"), shared_d_layout=Padded(RowMajor("f4"), 1)),
-                          ("shared_d_layout=Padded(RowMajor('float32'), 1)", "multiples of 16", "pad by a multiple of 4")),
+                          ("shared_c_layout=Padded(RowMajor('float32'), 1)", "multiples of 16", "pad by a multiple of 4")),
     "lines for vectors": (dict(operator=FPUOp(), global_a_layout=ColMajor("f4"), mem_a_thread=Tile(M=1, K=1),
                                shared_a_layout=Padded(ColMajor("f4"), 3)),
                           ("shared_a_layout=Padded(ColMajor('float32'), 3)", "multiples of 16")),

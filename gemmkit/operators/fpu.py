@@ -141,7 +141,8 @@ class FPUOp(Operator):
                       convert_all(self.accumulator, b), c)
 
     def store_d(self, layout: Any, pointer: Any, tile: Any, leading: int, d: tuple) -> None:
-        each(_store_element, d, self.map_c, layout, pointer, tile, leading)
+        each(_store_element, d, self.map_c, layout, pointer, tile, leading, lane_index(),
+             layout.position(tile.offset, leading))
 
 
 def _vector(count: int, itemsize: int) -> int:
@@ -160,27 +161,28 @@ def _combine_product(c: Any, a: Any, b: Any, operator: Any) -> Any:
     return operator.combine(c, operator.multiply(a, b))
 
 
-def _place(fragment_map: Any, tile: Any, n: int) -> Any:
-    """The tile moved to where this thread's n-th value lies."""
-    lane = lane_index()
+def _place(fragment_map: Any, tile: Any, lane: int, n: int) -> Any:
+    """The tile moved to where a thread's n-th value lies."""
     return translate(tile, fragment_coordinate(fragment_map, lane, n, 0), fragment_coordinate(fragment_map, lane, n, 1))
 
 
 def _load_vectors(fragment_map: Any, vector: int, fragment: Any, layout: Any, pointer: Any, tile: Any,
                   leading: int) -> tuple:
-    return join(generate(fragment.count // vector, _load_vector, vector, fragment_map, layout, pointer, tile, leading))
+    return join(generate(fragment.count // vector, _load_vector, vector, fragment_map, layout, pointer, tile, leading,
+                         lane_index(), layout.position(tile.offset, leading)))
 
 
-def _load_vector(n: int, vector: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return load_shared(pointer, layout.position(_place(fragment_map, tile, n * vector).base, leading),
-                       layout.position(tile.offset, leading), vector)
+def _load_vector(n: int, vector: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any, leading: int, lane: int,
+                 offset: int) -> tuple:
+    return load_shared(pointer, layout.position(_place(fragment_map, tile, lane, n * vector).base, leading), offset, vector)
 
 
 def _load_elements(fragment_map: Any, vector: int, fragment: Any, layout: Any, pointer: Any, tile: Any,
                    leading: int) -> tuple:
-    return join(generate(fragment.count, _load_vector, 1, fragment_map, layout, pointer, tile, leading))
+    return join(generate(fragment.count, _load_vector, 1, fragment_map, layout, pointer, tile, leading, lane_index(),
+                         layout.position(tile.offset, leading)))
 
 
-def _store_element(value: Any, n: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> None:
-    store_shared(pointer, layout.position(_place(fragment_map, tile, n).base, leading),
-                 layout.position(tile.offset, leading), (value,))
+def _store_element(value: Any, n: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any, leading: int, lane: int,
+                   offset: int) -> None:
+    store_shared(pointer, layout.position(_place(fragment_map, tile, lane, n).base, leading), offset, (value,))

@@ -78,11 +78,9 @@ def outer_fma(c: tuple, a: tuple, b: tuple, depth: int) -> tuple:
     """``c[i, j] += a[k, i] * b[k, j]`` for k < depth, all of one type: `control.outer` of `fma`."""
     kind = c[0].dtype
     wide = kind if kind.kind in "iu" else np.dtype(np.float64)
-    rows, columns = len(a) // depth, len(b) // depth
-    out = np.array(c, kind).reshape(columns, rows)
-    lhs, rhs = np.array(a, kind).astype(wide), np.array(b, kind).astype(wide)
-    with np.errstate(all="ignore"):
-        for step in range(depth):
-            product = np.outer(rhs[step * columns:(step + 1) * columns], lhs[step * rows:(step + 1) * rows])
-            out = product + out if wide == kind else _rounded(product + out, kind)
+    out = np.array(c, kind).reshape(len(b) // depth, len(a) // depth)
+    lhs = np.array(a, kind).astype(wide).reshape(depth, 1, -1)
+    rhs = np.array(b, kind).astype(wide).reshape(depth, -1, 1)
+    for step in range(depth):
+        out = (rhs[step] * lhs[step] + out).astype(kind)
     return tuple(out.reshape(-1))

@@ -47,10 +47,10 @@ def _plain_like(layout: Layout, dtype: np.dtype) -> Layout:
 # (block M, N, K), (warp M, N), blocks a multiprocessor: from the fastest on a large problem to the smallest. Measured on an
 # H100 (bench/results/gemm.json): with one stage, latency is hidden by a large tile or by several blocks side by side.
 TENSOR_TILES = (
-    ((128, 256, 64), (64, 64), 1),
-    ((128, 128, 64), (64, 32), 2),
-    ((128, 64, 64), (32, 32), 2),
-    ((64, 64, 64), (32, 16), 3),
+    ((128, 256, 128), (64, 64), 1),
+    ((128, 128, 128), (64, 32), 2),
+    ((64, 128, 128), (32, 64), 2),
+    ((64, 64, 128), (32, 32), 4),
     ((32, 64, 64), (16, 32), 4),
     ((32, 32, 64), (16, 16), 4),
 )
@@ -68,6 +68,8 @@ def _fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, in
     given_block, given_warp, warps = (values.get(n) for n in ("block_shape", "compute_warp", "warps_per_block"))
     if given_block is None:
         block, warp, blocks = _choose(_candidates(operator), sizes, device)
+        if sizes is not None and sizes[2] <= 64 < block[2]:               # a short K would leave half of it empty
+            block = (*block[:2], math.lcm(64, operator.shape[2]))
         if given_warp is None and warps is None and _is_small(operator):
             values.setdefault("blocks_per_sm", blocks)
         values["block_shape"] = given_block = Tile(M=block[0], N=block[1], K=block[2])

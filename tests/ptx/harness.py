@@ -19,6 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -105,17 +106,22 @@ def emulated(kernel: Callable[..., None], *arguments: Any, threads: int = 32, sh
     return outputs
 
 
-def on_device(kernel: Callable[..., None], *arguments: Any, threads: int = 32, shared: int = 0,
-              blocks: int = 1) -> list[np.ndarray]:
-    """Run the kernel on the current GPU, compiled afresh; the output arrays, as NumPy's."""
-    import cupy
-
+@lru_cache(maxsize=None)
+def _loaded(kernel: Callable[..., None], types: tuple, threads: int) -> Any:
     from gemmkit.runtime.assemble import assemble
     from gemmkit.runtime.launch import load
 
-    frozen = [_frozen(a) for a in arguments]
     device = current()
-    cubin = assemble(to_ptx(kernel, tuple(f.type for f in frozen), threads, device), device.arch_name).cubin
+    return load(assemble(to_ptx(kernel, types, threads, device), device.arch_name).cubin, ENTRY)
+
+
+def on_device(kernel: Callable[..., None], *arguments: Any, threads: int = 32, shared: int = 0,
+              blocks: int = 1) -> list[np.ndarray]:
+    """Run the kernel on the current GPU; the output arrays, as NumPy's."""
+    import cupy
+
+    frozen = [_frozen(a) for a in arguments]
+    loaded = _loaded(kernel, tuple(f.type for f in frozen), threads)
     leaves, outputs, keep = [], [], []
     for argument, part in zip(arguments, frozen, strict=True):
         here = list(part.leaves)
@@ -129,7 +135,7 @@ def on_device(kernel: Callable[..., None], *arguments: Any, threads: int = 32, s
             keep.append(there)
             here[0] = ("u64", there.data.ptr)
         leaves += here
-    bound = load(cubin, ENTRY).bind((blocks, 1, 1), (threads, 1, 1), shared, [code for code, _ in leaves])
+    bound = loaded.bind((blocks, 1, 1), (threads, 1, 1), shared, [code for code, _ in leaves])
     bound.launch(cupy.cuda.get_current_stream().ptr, [value for _, value in leaves])
     return [cupy.asnumpy(there).view(host.dtype).reshape(host.shape, order=order) for there, host, order in outputs]
 
