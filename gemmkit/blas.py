@@ -12,6 +12,7 @@ from gemmkit.matmul import matmul
 from gemmkit.operators import Operator
 from gemmkit.problem import layout_of
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like, overlaps
+from gemmkit.transforms import Elementwise
 
 __all__ = ["gemm", "gemmEx"]
 
@@ -21,8 +22,10 @@ def gemmEx(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: A
     """``C := alpha op(A) op(B) + beta C``, in place; returns c.
 
     Args:
-        transa, transb: "N" (as it is), "T" (transposed) or "C" (conjugate transposed; for real numbers that is "T").
-        alpha, beta: numbers, applied in the accumulator's precision. With beta = 0, C is not read: it may hold NaN.
+        transa, transb: "N" (as it is), "T" (transposed) or "C" (conjugate transposed, conjugated on the way in; for
+            real numbers that is "T").
+        alpha, beta: numbers (complex ones for a complex C), applied in the accumulator's precision. With beta = 0, C is
+            not read: it may hold NaN.
         a, b: op(A) is (M, K) and op(B) is (K, N). c: (M, N), any strides.
         operator: what multiplies; None chooses one by dtypes and sizes.
         conf: a configuration for op(A), op(B) and c, whose epilogue gives way to alpha and beta.
@@ -39,10 +42,15 @@ def gemmEx(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: A
     op_a, a_info = _operated(transa, a, "transa", "a")
     op_b, b_info = _operated(transb, b, "transb", "b")
     c_info = describe(c, "c")
-    alpha, beta, layout = _number(alpha, "alpha"), _number(beta, "beta"), layout_of(c_info, "c")
+    alpha, beta = _number(alpha, "alpha", c_info.dtype), _number(beta, "beta", c_info.dtype)
+    layout = layout_of(c_info, "c")
     _check(transa, a_info, transb, b_info, c_info)
     epilogue = LinearCombination(alpha, beta, c, layout)
-    more = {} if operator is None else {"operator": operator}
+    more: dict[str, Any] = {f"transform_global_to_shared_{name}": CONJUGATE
+                            for name, trans, info in (("a", transa, a_info), ("b", transb, b_info))
+                            if trans == "C" and info.dtype.kind == "c"}
+    if operator is not None:
+        more["operator"] = operator
     return matmul(op_a, op_b, conf=conf, out=c, epilogue=epilogue, stream=stream, **more)
 
 
@@ -103,7 +111,18 @@ def _check(transa: str, a: ArrayInfo, transb: str, b: ArrayInfo, c: ArrayInfo) -
             raise ValueError(f"c overlaps {name} in memory; every thread block reads {name} while others write c")
 
 
-def _number(value: Any, name: str) -> Any:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"{name} is {value!r}; a real number is needed")
-    return value
+def _number(value: Any, name: str, dtype: np.dtype) -> Any:
+    """A scalar as the epilogue takes it: complex ones in the precision of C."""
+    kinds: tuple = (int, float, np.integer, np.floating)
+    if dtype.kind == "c":
+        kinds = (*kinds, complex, np.complexfloating)
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, kinds):
+        raise TypeError(f"{name} is {value!r}; a {'' if dtype.kind == 'c' else 'real '}number is needed for a C of {dtype}")
+    return dtype.type(value) if dtype.kind == "c" else value
+
+
+def _conjugate(x: Any) -> Any:
+    return x.conjugate()
+
+
+CONJUGATE = Elementwise(_conjugate)

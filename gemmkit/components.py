@@ -186,6 +186,9 @@ def unit_axis(info: ArrayInfo) -> int | None:
 def freeze_scalar(value: Any) -> Frozen:
     if isinstance(value, np.generic):
         ty = numba_type(value.dtype)
+        if value.dtype.kind == "c":
+            part = f"f{4 * value.dtype.itemsize}"
+            return Frozen(ty, str(ty), [(part, float(value.real)), (part, float(value.imag))], [])
         kind = {"f": "f", "i": "i", "u": "u", "b": "u"}.get(value.dtype.kind)
         if kind is None or value.dtype.itemsize == 2 and kind == "f":
             return Frozen(ty, str(ty), [("u16", int(value.view(np.uint16)))], [])
@@ -266,7 +269,7 @@ def class_text(cls: type) -> str:
 def _freeze_function(function: Any, name: str) -> Frozen:
     values = captured(function)
     frozen = {key: freeze(value, f"{name}'s captured {key}") for key, value in values.items()}
-    text = "function:" + function_text(function)
+    text = "function:" + function_text(function, values.keys())
     ty = closure_type(device(function), text, {key: f.type for key, f in frozen.items()})
     leaves = [leaf for f in frozen.values() for leaf in f.leaves]
     arrays = [info for f in frozen.values() for info in f.arrays]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
@@ -41,8 +42,11 @@ def code_text(code: CodeType) -> str:
                  code.co_argcount))
 
 
-def function_text(function: Any) -> str:
-    """A function with all that it refers to: its code, defaults, captured variables, and the globals it names."""
+def function_text(function: Any, runtime: Collection[str] = ()) -> str:
+    """A function with all that it refers to: its code, defaults, captured variables, and the globals it names.
+
+    Of the names in ``runtime`` the values do not matter: they become arguments (:mod:`gemmkit.lang.closures`).
+    """
     function = function.function if isinstance(function, DeviceFunction) else function
     stack = getattr(_busy, "stack", None)
     if stack is None:
@@ -52,9 +56,11 @@ def function_text(function: Any) -> str:
     stack.append(function)
     try:
         parts = [code_text(function.__code__), repr(function.__defaults__)]
-        parts += [value_text(cell.cell_contents) for cell in function.__closure__ or ()]
+        cells = zip(function.__code__.co_freevars, function.__closure__ or ())
+        parts += [n if n in runtime else value_text(cell.cell_contents) for n, cell in cells]
         scope = function.__globals__
-        parts += [f"{n}={value_text(scope[n])}" for n in sorted(_global_names(function.__code__)) if n in scope]
+        parts += [n if n in runtime else f"{n}={value_text(scope[n])}"
+                  for n in sorted(_global_names(function.__code__)) if n in scope]
         return digest("\n".join(parts))
     finally:
         stack.pop()
@@ -83,6 +89,8 @@ def value_text(value: Any) -> str:
         return "(" + ",".join(value_text(v) for v in value) + ")"
     if isinstance(value, np.dtype):
         return f"dtype:{value.name}"
+    if isinstance(value, np.ndarray):                     # its repr leaves elements out
+        return f"array:{value.dtype.name}{value.shape}:{hashlib.sha256(value.tobytes()).hexdigest()}"
     if isinstance(value, (bool, int, float, str, complex, bytes, type(None), np.generic)):
         return f"{type(value).__name__}:{value!r}"
     return f"{type(value).__module__}.{type(value).__qualname__}:{value!r}"

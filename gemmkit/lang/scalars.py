@@ -80,7 +80,7 @@ class WeakFloatLiteral(types.Literal, types.Dummy):
         return self.name
 
     def can_convert_to(self, typingctx: Any, other: types.Type) -> Any:
-        return Conversion.safe if isinstance(other, (types.Float, NarrowFloatType)) else None
+        return Conversion.safe if isinstance(other, (types.Float, types.Complex, NarrowFloatType)) else None
 
     def unify(self, typingctx: Any, other: types.Type) -> Any:
         if isinstance(other, (types.Float, NarrowFloatType)):
@@ -97,7 +97,7 @@ class WeakFloat64Type(types.Type):
         super().__init__("weak float64")
 
     def can_convert_to(self, typingctx: Any, other: types.Type) -> Any:
-        return Conversion.safe if isinstance(other, (types.Float, NarrowFloatType)) else None
+        return Conversion.safe if isinstance(other, (types.Float, types.Complex, NarrowFloatType)) else None
 
     def unify(self, typingctx: Any, other: types.Type) -> Any:
         if isinstance(other, (types.Float, NarrowFloatType)):
@@ -200,28 +200,11 @@ def _narrow_to_float(context: Any, builder: Any, fromty: Any, toty: Any, value: 
 
 @lowering_registry.lower_cast(types.Float, NarrowFloatType)
 def _float_to_narrow(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
-    if fromty == types.float64 and toty == float16:           # one rounding, not two
+    if fromty == types.float64 and toty == float16:           # NumPy rounds once here,
         return builder.bitcast(builder.fptrunc(value, ir.HalfType()), i16)
-    if fromty == types.float64:
-        value = _round_to_odd(builder, value)
+    if fromty == types.float64:                               # and ml_dtypes goes by way of float32
+        value = builder.fptrunc(value, f32)
     return narrow(builder, toty, value)
-
-
-def _round_to_odd(builder: Any, value: Any) -> Any:
-    """A double as a float rounded to odd, so that a second rounding to fewer bits is as good as one."""
-    down = builder.fptrunc(value, f32)
-    exact = builder.fcmp_unordered("ueq", builder.fpext(down, f64), value)
-    bits = builder.bitcast(down, i32)
-    magnitude_too_large = builder.fcmp_ordered(
-        "ogt", builder.call(_fabs(builder, f64), [builder.fpext(down, f64)]),
-        builder.call(_fabs(builder, f64), [value]))
-    toward_zero = builder.sub(bits, builder.zext(magnitude_too_large, i32))
-    odd = builder.or_(toward_zero, ir.Constant(i32, 1))
-    return builder.bitcast(builder.select(exact, bits, odd), f32)
-
-
-def _fabs(builder: Any, ty: Any) -> Any:
-    return builder.module.declare_intrinsic("llvm.fabs", [ty])
 
 
 @lowering_registry.lower_cast(types.Integer, NarrowFloatType)
@@ -260,6 +243,7 @@ def _weak_to_number(context: Any, builder: Any, fromty: Any, toty: Any, value: A
 
 
 @lowering_registry.lower_cast(WeakFloat64Type, types.Float)
+@lowering_registry.lower_cast(WeakFloat64Type, types.Complex)
 @lowering_registry.lower_cast(WeakFloat64Type, types.Integer)
 @lowering_registry.lower_cast(WeakFloat64Type, types.Boolean)
 @lowering_registry.lower_cast(WeakFloat64Type, NarrowFloatType)
@@ -268,7 +252,8 @@ def _weak_float64_to_number(context: Any, builder: Any, fromty: Any, toty: Any, 
 
 
 for _weak in (WeakIntLiteral, WeakFloatLiteral):              # exact classes: Numba refuses ambiguous casts
-    for _to in (types.Integer, IndexType, types.Float, NarrowFloatType, types.Boolean, WeakIntLiteral, WeakFloatLiteral):
+    for _to in (types.Integer, IndexType, types.Float, types.Complex, NarrowFloatType, types.Boolean, WeakIntLiteral,
+                WeakFloatLiteral):
         lowering_registry.lower_cast(_weak, _to)(_weak_to_number)
 
 
@@ -280,6 +265,8 @@ def number_constant(context: Any, builder: Any, ty: types.Type, v: Any) -> Any:
         return ir.Constant(ir.IntType(ty.bitwidth), int(v))
     if isinstance(ty, types.Float):
         return context.get_constant(ty, float(v))
+    if isinstance(ty, types.Complex):
+        return context.get_constant_generic(builder, ty, complex(v))
     return context.get_constant_generic(builder, ty, v)
 
 
@@ -304,6 +291,8 @@ def _weak_pair(a: Any, b: Any) -> types.Type | None:
     for strong, weak in ((a, b), (b, a)):
         if isinstance(strong, types.Literal):
             continue
+        if isinstance(strong, types.Complex) and isinstance(weak, (WeakIntLiteral, WeakFloatLiteral, WeakFloat64Type, IndexType)):
+            return strong
         if isinstance(weak, WeakFloat64Type) and isinstance(strong, (types.Integer, WeakFloat64Type)):
             return types.float64
         if isinstance(strong, WeakFloat64Type) and isinstance(weak, types.Literal):
@@ -523,9 +512,10 @@ def numba_type(dtype: Any) -> types.Type:
     found = _NUMBA.get(dtype)
     if found is not None:
         return found
-    if dtype.kind in "biuf" and dtype.itemsize <= 8:
+    if dtype.kind in "biuf" and dtype.itemsize <= 8 or dtype.kind == "c" and dtype.itemsize <= 16:
         return getattr(types, dtype.name if dtype.kind != "b" else "boolean")
-    raise TypeError(f"dtype {dtype} has no device type; bool, integers, float16, bfloat16, float32 and float64 have")
+    raise TypeError(f"dtype {dtype} has no device type; bool, integers, float16, bfloat16, float32, float64, complex64 and "
+                    "complex128 have")
 
 
 def numpy_dtype(ty: types.Type) -> np.dtype:

@@ -72,7 +72,8 @@ class FPUOp(Operator):
 
     @cached_property
     def is_ordinary(self) -> bool:
-        return type(self).multiply is FPUOp.multiply and type(self).combine is FPUOp.combine
+        return (type(self).multiply is FPUOp.multiply and type(self).combine is FPUOp.combine
+                and self.accumulator.kind != "c")
 
     # -- who holds what -------------------------------------------------------------------------------------------
 

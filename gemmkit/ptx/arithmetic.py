@@ -46,7 +46,9 @@ def fma(a: Any, b: Any, c: Any) -> Any:
 
 
 def _rounded(value: np.ndarray, kind: np.dtype) -> np.ndarray:
-    """A float64 result as the hardware gives it: 16-bit floats by way of float32."""
+    """A float64 result as the hardware gives it: 16-bit floats by way of float32. (Integers have wrapped already.)"""
+    if value.dtype == kind:
+        return value
     return value.astype(np.float32).astype(kind) if kind.itemsize == 2 else value.astype(kind)
 
 
@@ -81,6 +83,7 @@ def outer_fma(c: tuple, a: tuple, b: tuple, depth: int) -> tuple:
     out = np.array(c, kind).reshape(len(b) // depth, len(a) // depth)
     lhs = np.array(a, kind).astype(wide).reshape(depth, 1, -1)
     rhs = np.array(b, kind).astype(wide).reshape(depth, -1, 1)
-    for step in range(depth):
-        out = (rhs[step] * lhs[step] + out).astype(kind)
+    with np.errstate(all="ignore"):
+        for step in range(depth):
+            out = _rounded(rhs[step] * lhs[step] + out, kind)
     return tuple(out.reshape(-1))

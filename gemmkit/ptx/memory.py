@@ -33,6 +33,10 @@ def _unit_type(size: int, itemsize: int) -> Any:
 
 def unpack(context: Any, builder: Any, element: types.Type, value: Any, count: int) -> list:
     """The elements in an access, in memory order, as device values."""
+    if isinstance(element, types.Complex):
+        part = element.underlying_float
+        parts = unpack(context, builder, part, value, 2 * count)
+        return [_complex(context, builder, element, re, im) for re, im in zip(parts[::2], parts[1::2])]
     model = context.data_model_manager[element]
     data = context.get_data_type(element)
     if count == 1:
@@ -41,8 +45,17 @@ def unpack(context: Any, builder: Any, element: types.Type, value: Any, count: i
     return [model.from_data(builder, builder.extract_element(vector, i32(n))) for n in range(count)]
 
 
+def _complex(context: Any, builder: Any, element: types.Type, real: Any, imaginary: Any) -> Any:
+    value = context.make_complex(builder, element)
+    value.real, value.imag = real, imaginary
+    return value._getvalue()
+
+
 def pack(context: Any, builder: Any, element: types.Type, values: list, unit: Any) -> Any:
     """Device values to one access."""
+    if isinstance(element, types.Complex):
+        parts = [builder.extract_value(v, n) for v in values for n in (0, 1)]
+        return pack(context, builder, element.underlying_float, parts, unit)
     model = context.data_model_manager[element]
     data = context.get_data_type(element)
     values = [model.as_data(builder, v) for v in values]

@@ -21,17 +21,19 @@ def operator_for(a: np.dtype, b: np.dtype, sizes: tuple[int, int, int], device: 
     if a == b and a in _SIXTEEN and device.arch >= (8, 0):
         return MMAOp(dtype=a)
     for name, dtype in (("a", a), ("b", b)):
-        if dtype.kind not in "iuf" and dtype not in _SIXTEEN:
-            raise TypeError(f"{name} has dtype {dtype}; the operators take real integers and floats")
+        if dtype.kind not in "iufc" and dtype not in _SIXTEEN:
+            raise TypeError(f"{name} has dtype {dtype}; the operators take integers, floats and complex numbers")
     accumulator = accumulator_for(a, b)
     M, N, _ = sizes
-    wide = max(a.itemsize, b.itemsize, accumulator.itemsize) == 8
+    size = max(a.itemsize, b.itemsize, accumulator.itemsize)
 
     def tiles(m: int, n: int) -> float:
         """Blocks a multiprocessor gets when each computes m x n."""
         return -(-M // m) * -(-N // n) / device.sm_count
 
-    if wide:                                      # 8-byte elements: half as many fit the registers
+    if size == 16:
+        shape = dict(M=16, N=16, MB=4, NB=8)
+    elif size == 8:                               # half as many fit the registers
         shape = dict(M=32, N=32, MB=4, NB=8) if tiles(64, 64) >= 1 else dict(M=16, N=16, MB=4, NB=8)
     elif tiles(64, 128) >= 2:
         shape = dict(M=64, N=32, MB=8, NB=4)
@@ -55,7 +57,7 @@ def result_dtype(a: np.dtype, b: np.dtype, c: Layout | None, operator: Operator)
     """The dtype of a result that the call makes: C's if there is one, else NumPy's result type of a and b."""
     if c is not None:
         return c.dtype
-    if a.kind in "iuf" and b.kind in "iuf" or (a in _SIXTEEN and b in _SIXTEEN):
+    if a.kind in "iufc" and b.kind in "iufc" or (a in _SIXTEEN and b in _SIXTEEN):
         try:
             return np.result_type(a, b)
         except TypeError:
