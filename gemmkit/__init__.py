@@ -10,10 +10,12 @@ import numpy as _np
 from gemmkit.components import Array, Component, ComponentError, Scalar
 from gemmkit.emulator.mode import emulate
 from gemmkit.tiling import Tile, linearise, parallelise, subdivide, translate, translate_base, translate_offset
+
 from gemmkit import epilogues, layouts, operators, transforms  # isort: skip
 from gemmkit.config import Config, ConfigError, get_config
 from gemmkit.matmul import matmul
 from gemmkit.planning import Plan, plan
+
 from gemmkit import blas  # isort: skip
 
 float16, float32, float64 = _np.float16, _np.float32, _np.float64

@@ -26,7 +26,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import typing
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from types import CellType, FunctionType
 from typing import Any
 
@@ -37,8 +37,16 @@ from gemmkit.lang.errors import ComponentError
 from gemmkit.lang.fingerprint import digest, function_text, value_text
 from gemmkit.lang.functions import DeviceFunction, device
 from gemmkit.lang.memory import ViewType
-from gemmkit.lang.numba_hooks import (AttributeTemplate, lowering_registry, models, register_model, signature,
-                                      typeof_impl, types, typing_registry)
+from gemmkit.lang.numba_hooks import (
+    AttributeTemplate,
+    lowering_registry,
+    models,
+    register_model,
+    signature,
+    typeof_impl,
+    types,
+    typing_registry,
+)
 from gemmkit.lang.scalars import index, numba_type, weak_float64
 from gemmkit.lang.values import static_type, static_value
 from gemmkit.runtime.arrays import ArrayInfo, alignment, describe
@@ -46,12 +54,16 @@ from gemmkit.runtime.arrays import ArrayInfo, alignment, describe
 __all__ = ["Array", "Component", "ComponentError", "Frozen", "Scalar", "freeze"]
 
 
-class Array:
-    """Annotation of a runtime array field: a CuPy array, PyTorch CUDA tensor, NumPy array (emulated), ..."""
+if typing.TYPE_CHECKING:                # to a type checker they are what they hold: anything array- or number-like
+    Array = Any
+    Scalar = Any
+else:
+    class Array:
+        """Annotation of a runtime array field: a CuPy array, PyTorch CUDA tensor, NumPy array (emulated), ..."""
 
-
-class Scalar:
-    """Annotation of a runtime scalar field: a number. Python numbers are weak (NEP 50), NumPy scalars keep their type."""
+    class Scalar:
+        """Annotation of a runtime scalar field: a number. Python numbers are weak (NEP 50), NumPy scalars keep their
+        type."""
 
 
 class Component:
@@ -105,7 +117,7 @@ class Frozen:
 
 # -- which fields are runtime -----------------------------------------------------------------------------------------
 
-@lru_cache(maxsize=None)
+@cache
 def _annotated(cls: type) -> dict[str, Any]:
     """Fields whose annotation says that they are runtime."""
     try:
@@ -163,7 +175,7 @@ def freeze(value: Any, name: str = "value") -> Frozen:
     return Frozen(ty, value_text(value), [], [])
 
 
-def freeze_array(info: ArrayInfo, unit: int | None | bool = True, align: int | None = None) -> Frozen:
+def freeze_array(info: ArrayInfo, unit: int | bool | None = True, align: int | None = None) -> Frozen:
     """An array as a view. ``unit`` is the axis of stride 1 (True: find one)."""
     if unit is True:
         unit = unit_axis(info)
@@ -190,7 +202,7 @@ def freeze_scalar(value: Any) -> Frozen:
             part = f"f{4 * value.dtype.itemsize}"
             return Frozen(ty, str(ty), [(part, float(value.real)), (part, float(value.imag))], [])
         kind = {"f": "f", "i": "i", "u": "u", "b": "u"}.get(value.dtype.kind)
-        if kind is None or value.dtype.itemsize == 2 and kind == "f":
+        if kind is None or (value.dtype.itemsize == 2 and kind == "f"):
             return Frozen(ty, str(ty), [("u16", int(value.view(np.uint16)))], [])
         code = f"{kind}{8 * value.dtype.itemsize}"
         return Frozen(ty, str(ty), [(code, value.item() if kind != "u" else int(value))], [])
@@ -206,7 +218,8 @@ def freeze_scalar(value: Any) -> Frozen:
 
 def _freeze_field(component: Component, field: str, value: Any, path: str) -> tuple[bool, Frozen | None]:
     """(runtime?, frozen); None for a static field."""
-    kind = _annotated(type(component)).get(field)
+    cls: Any = type(component)
+    kind = _annotated(cls).get(field)
     where = f"{path}.{field}"
     if kind is Scalar and value is not None and not isinstance(value, Component):
         try:
@@ -224,8 +237,8 @@ def _freeze_field(component: Component, field: str, value: Any, path: str) -> tu
 
 
 def _freeze_component(component: Component, path: str) -> Frozen:
-    cls = type(component)
-    if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:      # type: ignore[attr-defined]
+    cls: Any = type(component)
+    if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:
         if dataclasses.is_dataclass(cls) or getattr(cls, "__annotations__", None):
             raise TypeError(f"{cls.__qualname__}: a component is a frozen dataclass; write @dataclass(frozen=True)")
     path = cls.__qualname__ if path == "value" else path
@@ -246,7 +259,7 @@ def _freeze_component(component: Component, path: str) -> Frozen:
     return Frozen(component_type(cls, fingerprint, runtime, static, component), fingerprint, leaves, arrays)
 
 
-@lru_cache(maxsize=None)
+@cache
 def class_text(cls: type) -> str:
     """A component class as text: its name, and the code of all its functions (inherited ones too)."""
     parts = [f"{cls.__module__}.{cls.__qualname__}"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, cast
 
 from gemmkit.components import Component, Frozen, freeze, freeze_array
 from gemmkit.config import Config
@@ -12,8 +12,16 @@ from gemmkit.kernels.select import KERNELS
 from gemmkit.kernels.spec import Shape
 from gemmkit.layouts import Layout, Plain
 from gemmkit.problem import Problem, check_out, check_places, describe_all, resolve
-from gemmkit.runtime.arrays import (ArrayInfo, alignment, as_stream_handle, byte_range, current_stream, describe,
-                                    empty_like, matcher)
+from gemmkit.runtime.arrays import (
+    ArrayInfo,
+    alignment,
+    as_stream_handle,
+    byte_range,
+    current_stream,
+    describe,
+    empty_like,
+    matcher,
+)
 
 __all__ = ["Plan", "plan"]
 
@@ -139,7 +147,7 @@ class Plan:
         self._lock = threading.Lock()
         self.values = tuple(self._compiled.values)
         self.ranges = leaf_ranges(self.config)
-        self._fast = self._make_fast() if self._device >= 0 else None
+        self._fast: Any = self._make_fast() if self._device >= 0 else None
 
     def __repr__(self) -> str:
         M, N, K = self.shape
@@ -162,7 +170,7 @@ class Plan:
 
     def _make_fast(self) -> Any:
         """The checks and the launch of a call, as a closure: its variables cost less than attributes."""
-        match_a, match_b, match_c, match_out = self._match
+        match_a, match_b, match_c, match_out = cast("tuple[Any, Any, Any, Any]", self._match)
         library, device, producer, refuse = self._library, self._device, self._producer, self._refuse
         a0, a1, b0, b1, c0, c1, d0, d1 = self._bounds
         mask, is_misaligned, no_c, same_kind = self._mask, self._is_misaligned, match_c is None, self._same_kind
@@ -172,13 +180,13 @@ class Plan:
         def fast(template: tuple, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
             nonlocal start
             at_a, at_b, at_out = match_a(a), match_b(b), match_out(out)
-            at_c = 0 if c is None else None if no_c else match_c(c)
+            at_c: Any = 0 if c is None else None if no_c else match_c(c)
             if at_a is None or at_b is None or at_c is None or at_out is None or (c is None) is not no_c:
                 refuse((("a", a), ("b", b), ("c", c), ("out", out)))
             low, high = at_out + d0, at_out + d1                 # out shares memory with nothing, but may be c itself
-            if ((at_a | at_b | at_c | at_out) & mask and is_misaligned(at_a, at_b, at_c, at_out)
-                    or at_a + a0 < high and low < at_a + a1 or at_b + b0 < high and low < at_b + b1
-                    or not no_c and at_c + c0 < high and low < at_c + c1 and not (at_c == at_out and same_kind)):
+            if (((at_a | at_b | at_c | at_out) & mask and is_misaligned(at_a, at_b, at_c, at_out))
+                    or (at_a + a0 < high and low < at_a + a1) or (at_b + b0 < high and low < at_b + b1)
+                    or (not no_c and at_c + c0 < high and low < at_c + c1 and not (at_c == at_out and same_kind))):
                 refuse((("a", a), ("b", b), ("c", c), ("out", out)))
             handle = current_stream(library, device, producer) if stream is None else own_stream(stream)
             if has_work:
@@ -260,7 +268,7 @@ class Plan:
             out = empty_like(a, self.shape[:2], self._dtype)
         infos = dict(zip(("a", "b", "c", "out"), describe_all(a, b, c, out)))
         check_places(infos)
-        if any((i is None) != (p is None) or i is not None and p is not None and i[1:4] != p[1:4]
+        if any((i is None) != (p is None) or (i is not None and p is not None and i[1:4] != p[1:4])
                for i, p in zip(infos.values(), self._infos)):
             self._refuse((("a", a), ("b", b), ("c", c), ("out", out)))
         assert infos["out"] is not None

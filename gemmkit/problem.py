@@ -123,7 +123,7 @@ def layout_of(info: ArrayInfo, name: str) -> Layout:
         raise ValueError(f"{name} has {len(info.shape)} dimensions; a matrix of 2 is needed (a vector v: v[:, None] or "
                          "v[None, :])")
     rows, columns = info.strides
-    column_major = rows == 1 and columns != 1 and info.shape[0] > 1 or (columns != 1 and info.shape[0] > 1 and rows == 1)
+    column_major = (rows == 1 and columns != 1 and info.shape[0] > 1) or (columns != 1 and info.shape[0] > 1 and rows == 1)
     return (ColMajor if column_major else RowMajor)(info.dtype)
 
 
@@ -196,8 +196,8 @@ def _check_order(info: ArrayInfo, layout: Plain, name: str) -> None:
     other = columns if layout.axis == 0 else rows
     mine = rows if layout.axis == 0 else columns
     if mine != 1 and other == 1 and min(info.shape) > 1:
-        raise ConfigError(f"{name} is {'row' if layout.axis == 0 else 'column'}-major (strides {info.strides} in elements) and "
-                          f"its layout is {layout!r}; take {'RowMajor' if layout.axis == 0 else 'ColMajor'}")
+        raise ConfigError(f"{name} is {'row' if layout.axis == 0 else 'column'}-major (strides {info.strides} in elements) "
+                          f"and its layout is {layout!r}; take {'RowMajor' if layout.axis == 0 else 'ColMajor'}")
 
 
 def check_out(out: ArrayInfo, infos: dict[str, ArrayInfo | None]) -> None:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any, ClassVar
 
 from gemmkit.lang import tiles as _device
@@ -66,7 +66,7 @@ class Coord(tuple[int, ...]):
     __add__ = __mul__ = __rmul__ = None                # type: ignore[assignment]  # a tuple's: never what is meant
 
 
-@lru_cache(maxsize=None)
+@cache
 def _coord_class(names: tuple[str, ...]) -> type[Coord]:
     """Coords of these dimensions: a class of their own makes reading one as quick as an index."""
     fields = {name: property(operator.itemgetter(n)) for n, name in enumerate(names)}
@@ -91,7 +91,7 @@ class _Form:
         return _form(pick(self.names), pick(self.extents)), pick
 
 
-@lru_cache(maxsize=None)
+@cache
 def _form(names: tuple[str, ...], extents: tuple[int, ...]) -> _Form:
     return _Form(names, extents)
 

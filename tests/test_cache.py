@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
 import textwrap
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -195,3 +197,23 @@ def test_threads_that_call_for_one_kernel_compile_it_once(cache: CubinCache) -> 
     cupy.cuda.Device().synchronize()
     assert compiling.stats.compiled == before + 1
     assert all(bool((d == 48 * n).all()) for n, d in enumerate(results))
+
+
+@pytest.mark.compile
+def test_a_captured_array_dies_with_its_function(cache: CubinCache) -> None:
+    """A kernel is kept for as long as the process lives; an array that its first user captured is not."""
+    class Array(np.ndarray):                                         # one that can be referred to weakly
+        pass
+
+    def conf_of(values: np.ndarray) -> gk.Config:
+        return small(transform_regs_to_shared_d=Elementwise(lambda x, i, j: x + values[j]))
+
+    for _ in range(2):
+        array = np.ones(256, "f4").view(Array)
+        alive = weakref.ref(array)
+        conf = conf_of(array)
+        entry(conf)
+        del conf, array
+        gc.collect()
+        assert alive() is None
+    assert cache.stats.builds == 1

@@ -14,7 +14,7 @@ import gemmkit as gk
 from gemmkit import layouts
 from gemmkit.operators import FPUOp
 from tests.checks import assert_close
-from tests.machines import on_machines, poison, tolerance
+from tests.machines import on_machines, tolerance
 
 TYPES = {"f16,f16->f32": ("f2", "f4"), "f32": ("f4", "f4"), "f32,f32->f64": ("f4", "f8"), "f64": ("f8", "f8"),
          "i16": ("i2", "i2"), "i32": ("i4", "i4"), "i64": ("i8", "i8")}

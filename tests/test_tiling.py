@@ -20,8 +20,18 @@ from hypothesis import strategies as st
 import gemmkit as gk
 from gemmkit.lang.registers import generate
 from gemmkit.ptx.special import thread_index
-from gemmkit.tiling import (Coord, Division, Tile, linearise, parallelise, project, subdivide, translate,
-                            translate_base, translate_offset)
+from gemmkit.tiling import (
+    Coord,
+    Division,
+    Tile,
+    linearise,
+    parallelise,
+    project,
+    subdivide,
+    translate,
+    translate_base,
+    translate_offset,
+)
 from tests.ptx.harness import Out, Runtime, compiled, constants_stored, emulated, leaves_nothing, on_device
 
 # -- what parallelise must do, written another way ---------------------------------------------------------------------

@@ -36,7 +36,7 @@ class Bias(Epilogue):
         return self.along == "M"
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
-        return x + self.bias[choose(self.is_along_m, first, second, m, n)]          # type: ignore[index]
+        return x + self.bias[choose(self.is_along_m, first, second, m, n)]
 
     def check(self, M: int, N: int) -> None:
         """Raise ValueError unless the vector fits a D of M x N."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from gemmkit.components import Component, Scalar
 from gemmkit.epilogues import Epilogue
@@ -58,7 +58,7 @@ class Operand(Component):
     @cached_property
     def is_direct(self) -> bool:
         """Whether a thread's tile can go to shared memory as raw words: same type and order, and no transform."""
-        layout, shared, tile = self.layout, self.shared, self.thread
+        layout, shared, tile = self.layout, cast(Any, self.shared), self.thread
         return (isinstance(layout, Plain) and type(layout).load is Plain.load and self.to_shared.is_identity
                 and layout.dtype == shared.dtype and layout.axis == shared.axis
                 and tile.extents[layout.axis] == tile.count and tile.count * layout.dtype.itemsize % 4 == 0)

@@ -7,7 +7,6 @@ names from it.
 
 from __future__ import annotations
 
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,15 @@ from numba.cuda import cgutils
 from numba.cuda.core import ir
 
 from gemmkit.lang.functions import DeviceFunction, names_of
-from gemmkit.lang.numba_hooks import (AttributeTemplate, lowering_registry, models, register_model, signature,
-                                      types, typing_registry)
+from gemmkit.lang.numba_hooks import (
+    AttributeTemplate,
+    lowering_registry,
+    models,
+    register_model,
+    signature,
+    types,
+    typing_registry,
+)
 
 ARGUMENT = "gemmkit_captures"
 

@@ -113,8 +113,8 @@ def _type_outer(context: Any, function: Any, c: Any, a: Any, b: Any, depth: Any,
             for j in range(columns):
                 for i in range(rows):
                     n = i + j * rows
-                    given = (out[n], lhs[step * rows + i], rhs[step * columns + j], *v[5:])
-                    given = _cast_all(ctx, builder, given, (c.dtype, a.dtype, b.dtype, *args), inner.args)
+                    operands = (out[n], lhs[step * rows + i], rhs[step * columns + j], *v[5:])
+                    given = _cast_all(ctx, builder, operands, (c.dtype, a.dtype, b.dtype, *args), inner.args)
                     value = call_function(ctx, builder, function, v[0], inner, given)
                     out[n] = ctx.cast(builder, value, inner.return_type, c.dtype)
         return ctx.make_tuple(builder, c, out)

@@ -20,11 +20,19 @@ from typing import Any
 from numba.cuda import compiler as numba_compiler
 from numba.cuda import lowering
 from numba.cuda.core import errors
-from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
 from numba.cuda.core.compiler_lock import global_compiler_lock
+from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
 
 from gemmkit.lang.errors import ComponentError, explain
-from gemmkit.lang.numba_hooks import OpaqueModel, lowering_registry, register_model, signature, target_context, typeof_impl, types
+from gemmkit.lang.numba_hooks import (
+    OpaqueModel,
+    lowering_registry,
+    register_model,
+    signature,
+    target_context,
+    typeof_impl,
+    types,
+)
 
 _target = threading.local()
 
@@ -80,7 +88,7 @@ class DeviceFunction:
     """A Python function that device code can call; in Python it is the function itself."""
 
     def __init__(self, function: FunctionType):
-        self.function = function
+        self.function: Any = function
         self.__name__ = function.__name__
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
@@ -94,7 +102,7 @@ class DeviceFunction:
         return f"<device function {self.function.__qualname__}>"
 
     @property
-    def weakened(self) -> FunctionType:
+    def weakened(self) -> Any:
         """The function that Numba compiles: weak constants, and helpers turned into device functions."""
         if self._weakened is None:
             self._weakened = _weaken_function(self.function)

@@ -14,8 +14,16 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import cgutils
 
-from gemmkit.lang.numba_hooks import (AttributeTemplate, lowering_registry, models, operation, register_model,
-                                      signature, types, typing_registry)
+from gemmkit.lang.numba_hooks import (
+    AttributeTemplate,
+    lowering_registry,
+    models,
+    operation,
+    register_model,
+    signature,
+    types,
+    typing_registry,
+)
 from gemmkit.lang.scalars import index, numba_type
 
 i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)

@@ -16,8 +16,18 @@ from llvmlite import ir
 from numba.cuda import cgutils
 
 from gemmkit.lang.atoms import atom
-from gemmkit.lang.numba_hooks import (AttributeTemplate, OpaqueModel, lowering_registry, models, operation,
-                                      register_model, signature, typeof_impl, types, typing_registry)
+from gemmkit.lang.numba_hooks import (
+    AttributeTemplate,
+    OpaqueModel,
+    lowering_registry,
+    models,
+    operation,
+    register_model,
+    signature,
+    typeof_impl,
+    types,
+    typing_registry,
+)
 from gemmkit.lang.scalars import IndexType, index, numba_type
 
 i32 = ir.IntType(32)
@@ -212,8 +222,8 @@ def _type_apply(context: Any, function: Any, values: Any, *args: Any) -> Any:
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
         out = []
         for i, (sig, given_type) in enumerate(zip(inner, values.types)):
-            given = (b.extract_value(v[1], i), i32(i), *v[2:])
-            given = [c.cast(b, x, t, to) for x, t, to in zip(given, (given_type, index, *args), sig.args)]
+            args_in = (b.extract_value(v[1], i), i32(i), *v[2:])
+            given = [c.cast(b, x, t, to) for x, t, to in zip(args_in, (given_type, index, *args), sig.args)]
             value = call_function(c, b, function, v[0], sig, given)
             out.append(c.cast(b, value, sig.return_type, types.unliteral(sig.return_type)))
         return c.make_tuple(b, result, out)

@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba.cuda.typeconv import Conversion
 
 from gemmkit.lang.functions import WeakFloat, WeakInt
-from gemmkit.lang.numba_hooks import (lowering_registry, models, operation, register_model, signature, types)
+from gemmkit.lang.numba_hooks import lowering_registry, models, operation, register_model, signature, types
 
 i1, i16, i32, i64 = (ir.IntType(n) for n in (1, 16, 32, 64))
 f32, f64 = ir.FloatType(), ir.DoubleType()
@@ -291,7 +291,8 @@ def _weak_pair(a: Any, b: Any) -> types.Type | None:
     for strong, weak in ((a, b), (b, a)):
         if isinstance(strong, types.Literal):
             continue
-        if isinstance(strong, types.Complex) and isinstance(weak, (WeakIntLiteral, WeakFloatLiteral, WeakFloat64Type, IndexType)):
+        if isinstance(strong, types.Complex) and isinstance(
+                weak, (WeakIntLiteral, WeakFloatLiteral, WeakFloat64Type, IndexType)):
             return strong
         if isinstance(weak, WeakFloat64Type) and isinstance(strong, (types.Integer, WeakFloat64Type)):
             return types.float64
@@ -512,7 +513,7 @@ def numba_type(dtype: Any) -> types.Type:
     found = _NUMBA.get(dtype)
     if found is not None:
         return found
-    if dtype.kind in "biuf" and dtype.itemsize <= 8 or dtype.kind == "c" and dtype.itemsize <= 16:
+    if (dtype.kind in "biuf" and dtype.itemsize <= 8) or (dtype.kind == "c" and dtype.itemsize <= 16):
         return getattr(types, dtype.name if dtype.kind != "b" else "boolean")
     raise TypeError(f"dtype {dtype} has no device type; bool, integers, float16, bfloat16, float32, float64, complex64 and "
                     "complex128 have")

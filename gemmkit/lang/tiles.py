@@ -9,8 +9,17 @@ from llvmlite import ir
 from numba.cuda import cgutils
 from numba.cuda.core.errors import TypingError
 
-from gemmkit.lang.numba_hooks import (AttributeTemplate, lowering_registry, models, operation, register_model,
-                                      signature, typeof_impl, types, typing_registry)
+from gemmkit.lang.numba_hooks import (
+    AttributeTemplate,
+    lowering_registry,
+    models,
+    operation,
+    register_model,
+    signature,
+    typeof_impl,
+    types,
+    typing_registry,
+)
 from gemmkit.lang.scalars import IndexType, index
 
 i32 = ir.IntType(32)
@@ -366,7 +375,6 @@ def type_translate(part: str) -> Any:
 
 def type_linearise(context: Any, coord: Any, shape: Any, *order: Any) -> Any:
     from gemmkit.lang.memory import coordinate_count, coordinates_of
-
     from gemmkit.tiling import check_linearisation
 
     dims = coordinate_count(coord)

@@ -13,8 +13,16 @@ import numpy as np
 
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.functions import DeviceFunction, DeviceFunctionType, weaken
-from gemmkit.lang.numba_hooks import (OpaqueModel, global_callable, lowering_registry, operation, register_model,
-                                      signature, typeof_impl, types)
+from gemmkit.lang.numba_hooks import (
+    OpaqueModel,
+    global_callable,
+    lowering_registry,
+    operation,
+    register_model,
+    signature,
+    typeof_impl,
+    types,
+)
 from gemmkit.lang.scalars import IndexType, NarrowFloatType, WeakFloatLiteral, WeakIntLiteral, index, numba_type
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,8 +25,8 @@ class Operator(Component):
     """Base class of operators; see the module's text for the methods that a subclass gives."""
 
     threads = 32
-    identity = 0
-    start = 0
+    identity: ClassVar[Any] = 0
+    start: ClassVar[Any] = 0
 
     @cached_property
     def is_mapped(self) -> bool:

@@ -15,8 +15,7 @@ from llvmlite import ir
 
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.host import SharedPointer, View, piece_bytes, piece_elements
-from gemmkit.lang.memory import (SharedType, ViewType, coordinate_count, coordinates_of, global_pointer, proxy,
-                                 shared_pointer)
+from gemmkit.lang.memory import SharedType, ViewType, coordinate_count, coordinates_of, global_pointer, proxy, shared_pointer
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.values import DTypeType
 
@@ -97,7 +96,7 @@ def _type_load_global(context: Any, view: Any, axis: Any, base: Any, offset: Any
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
         out = []
-        for _, width, pointer, unit in _global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
+        for _, width, pointer, _unit in _global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
             value = b.load(pointer)
             value.align = width * view.dtype.itemsize
             out += unpack(c, b, view.element, value, width)
@@ -228,7 +227,7 @@ def _type_load_words(context: Any, view: Any, axis: Any, base: Any, offset: Any,
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
         words: list = []
-        for at, width, pointer, unit in _global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
+        for at, width, pointer, _unit in _global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
             value = b.load(pointer)
             value.align = width * size
             if width * size >= 4:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from gemmkit.runtime.assemble import ResourceUsage, assemble, candidates
+from gemmkit.runtime.assemble import assemble, candidates
 from gemmkit.runtime.cache import Entry, default_cache
 from gemmkit.runtime.device import DeviceInfo
 
@@ -88,12 +88,6 @@ def cubin_of(kernel: Any, types: tuple, fingerprint: str, threads: int, device: 
 
     def build() -> tuple[bytes, dict[str, Any]]:
         assembled = assemble(to_ptx(kernel, types, threads, device, blocks_per_sm), device.arch_name)
-        return assembled.cubin, {"usage": vars_of(assembled.usage), "assembler": assembled.assembler}
+        return assembled.cubin, {"usage": asdict(assembled.usage), "assembler": assembled.assembler}
 
     return default_cache().get_or_build(key, build)
-
-
-def vars_of(usage: ResourceUsage) -> dict[str, int]:
-    from dataclasses import asdict, is_dataclass
-
-    return asdict(usage) if is_dataclass(usage) else usage._asdict()         # type: ignore[attr-defined]

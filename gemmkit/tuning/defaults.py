@@ -18,7 +18,6 @@ from gemmkit.operators import FPUOp, Operator, WMMAOp
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 
-
 WIDE = 16                              # bytes of the widest access of a thread
 
 
@@ -34,7 +33,7 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     _fill_shared(values, operator, accumulator)
     _fill_moves(values)
     if isinstance(operator, WMMAOp):
-        orders = {f"{name}_order": ("col", "row")[values[f"shared_{name}_layout"].axis] for name in "ab"}
+        orders: dict[str, Any] = {f"{name}_order": ("col", "row")[values[f"shared_{name}_layout"].axis] for name in "ab"}
         values["operator"] = dataclasses.replace(operator, **orders)
 
 
@@ -137,7 +136,7 @@ def _warp_of(block: Tile, operator: Operator, warps: int | None) -> Tile:
     best = None
     for rows in range(1, 33):
         for columns in range(1, 33):
-            if warps is not None and rows * columns != warps or rows * columns > 32:
+            if (warps is not None and rows * columns != warps) or rows * columns > 32:
                 continue
             if block.size.M % (rows * m) or block.size.N % (columns * n):
                 continue

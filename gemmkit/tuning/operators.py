@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import ml_dtypes
 import numpy as np
 
@@ -57,7 +56,7 @@ def result_dtype(a: np.dtype, b: np.dtype, c: Layout | None, operator: Operator)
     """The dtype of a result that the call makes: C's if there is one, else NumPy's result type of a and b."""
     if c is not None:
         return c.dtype
-    if a.kind in "iufc" and b.kind in "iufc" or (a in _SIXTEEN and b in _SIXTEEN):
+    if (a.kind in "iufc" and b.kind in "iufc") or (a in _SIXTEEN and b in _SIXTEEN):
         try:
             return np.result_type(a, b)
         except TypeError:

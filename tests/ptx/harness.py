@@ -19,7 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -106,7 +106,7 @@ def emulated(kernel: Callable[..., None], *arguments: Any, threads: int = 32, sh
     return outputs
 
 
-@lru_cache(maxsize=None)
+@cache
 def _loaded(kernel: Callable[..., None], types: tuple, threads: int) -> Any:
     from gemmkit.runtime.assemble import assemble
     from gemmkit.runtime.launch import load

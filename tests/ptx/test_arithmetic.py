@@ -13,13 +13,21 @@ import pytest
 import gemmkit as gk
 from gemmkit.emulator.errors import EmulatorError
 from gemmkit.lang.atoms import Atom
-from gemmkit.lang.control import each
 from gemmkit.lang.values import convert
 from gemmkit.ptx.arithmetic import fma, outer_fma
 from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
 from gemmkit.ptx.special import barrier, block_x, block_y, block_z, lane_index, thread_index, udiv, uniform
-from tests.ptx.harness import (Out, Runtime, compiled, emulated, instructions, leaves_nothing, lines_with, on_device,
-                               same_bits)
+from tests.ptx.harness import (
+    Out,
+    Runtime,
+    compiled,
+    emulated,
+    instructions,
+    leaves_nothing,
+    lines_with,
+    on_device,
+    same_bits,
+)
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 FLOATS = [np.dtype("f2"), BF16, np.dtype("f4"), np.dtype("f8")]
