@@ -22,7 +22,7 @@ import numpy as np
 
 import gemmkit as gk
 from examples import machine
-from gemmkit import epilogues
+from gemmkit import epilogues, layouts, operators
 
 # The best pair of a five-fold cross-validation on the training digits alone (0.9917), over gamma from 0.03 to
 # 0.4 and lambda from 0.001 to 0.1. The held-out digits had no say in it.
@@ -116,10 +116,16 @@ def gram_matrix(x: np.ndarray, y: np.ndarray, gamma: float, where: machine.Machi
     def norms(rows: np.ndarray) -> machine.Array:
         return where.to_device(np.sum(rows.astype(np.float32) ** 2, axis=1))
 
+    conf = gk.get_config(
+        operator=operators.MMAOp(),
+        global_a_layout=layouts.RowMajor(np.float16),
+        global_b_layout=layouts.ColMajor(np.float16),
+        global_d_layout=layouts.RowMajor(np.float32),
+        gemm_shape=dict(M=len(x), N=len(y), K=x.shape[1]),
+        **where.mapping(M=64, N=64, K=64),
+    )
     epilogue = RBF(norms(x), norms(y), gk.float32(gamma))
-    out = where.to_device(np.empty((len(x), len(y)), dtype=np.float32))
-    gk.matmul(where.to_device(x), where.to_device(y).T, out=out, epilogue=epilogue)
-    return where.to_host(out)
+    return where.to_host(gk.matmul(where.to_device(x), where.to_device(y).T, conf=conf, epilogue=epilogue))
 
 
 def main(emulate: bool | None = None, train: int | None = None, test: int | None = None) -> bool:

@@ -111,20 +111,15 @@ def reference_square(distances: np.ndarray) -> np.ndarray:
 
 def square(distances: np.ndarray, where: machine.Machine) -> np.ndarray:
     """One min-plus square as a gemmkit product."""
-    d, operator = where.to_device(distances), MinPlus(dtype=distances.dtype)
-    if where.emulated:
-        return where.to_host(gk.matmul(d, d, conf=one_warp(operator, len(distances))))
-    return where.to_host(gk.matmul(d, d, operator=operator))
-
-
-def one_warp(operator: MinPlus, nodes: int) -> gk.Config:
-    """The whole square in one block of one warp.
-
-    A mapping decides the speed alone, not the result; and the emulator is the faster the fewer threads there are.
-    """
-    tile = gk.Tile(M=-(-nodes // operator.M) * operator.M, N=-(-nodes // operator.N) * operator.N, K=16)
-    layout = layouts.RowMajor(operator.dtype)
-    return gk.get_config(operator=operator, global_a_layout=layout, block_shape=tile, compute_warp=tile)
+    nodes, operator = len(distances), MinPlus(dtype=distances.dtype)
+    conf = gk.get_config(
+        operator=operator,
+        global_a_layout=layouts.RowMajor(operator.dtype),
+        gemm_shape=dict(M=nodes, N=nodes, K=nodes),
+        **where.mapping(M=-(-nodes // operator.M) * operator.M, N=-(-nodes // operator.N) * operator.N, K=16),
+    )
+    d = where.to_device(distances)
+    return where.to_host(gk.matmul(d, d, conf=conf))
 
 
 def all_pairs(network: Network, where: machine.Machine) -> tuple[np.ndarray, int]:

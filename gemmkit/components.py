@@ -27,12 +27,12 @@ import copy
 import dataclasses
 import typing
 from functools import cache, cached_property
-from types import CellType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.closures import captured, closure_type
+from gemmkit.lang.closures import captured, closure_type, without_captures
 from gemmkit.lang.errors import ComponentError
 from gemmkit.lang.fingerprint import digest, function_text, value_text
 from gemmkit.lang.functions import DeviceFunction, device
@@ -146,7 +146,7 @@ def is_array(value: Any) -> bool:
             or hasattr(value, "__dlpack__"))
 
 
-def field_values(component: Component) -> dict[str, Any]:
+def field_values(component: Any) -> dict[str, Any]:
     if not dataclasses.is_dataclass(component):
         return {}
     return {field.name: getattr(component, field.name) for field in dataclasses.fields(component)}
@@ -238,8 +238,9 @@ def _freeze_field(component: Component, field: str, value: Any, path: str) -> tu
 
 def _freeze_component(component: Component, path: str) -> Frozen:
     cls: Any = type(component)
-    if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:
-        if dataclasses.is_dataclass(cls) or getattr(cls, "__annotations__", None):
+    parameters = getattr(cls, "__dataclass_params__", None)
+    if parameters is None or not parameters.frozen:
+        if parameters is not None or getattr(cls, "__annotations__", None):
             raise TypeError(f"{cls.__qualname__}: a component is a frozen dataclass; write @dataclass(frozen=True)")
     path = cls.__qualname__ if path == "value" else path
     runtime: dict[str, Any] = {}
@@ -283,7 +284,7 @@ def _freeze_function(function: Any, name: str) -> Frozen:
     values = captured(function)
     frozen = {key: freeze(value, f"{name}'s captured {key}") for key, value in values.items()}
     text = "function:" + function_text(function, values.keys())
-    ty = closure_type(device(function), text, {key: f.type for key, f in frozen.items()})
+    ty = closure_type(function, text, {key: f.type for key, f in frozen.items()})
     leaves = [leaf for f in frozen.values() for leaf in f.leaves]
     arrays = [info for f in frozen.values() for info in f.arrays]
     return Frozen(ty, text + "".join(f",{k}:{f.fingerprint}" for k, f in frozen.items()), leaves, arrays)
@@ -341,9 +342,7 @@ def _without_runtime(cls: type, name: str, ty: Any, value: Any) -> Any:
     if isinstance(ty, ComponentType):
         return ty.skeleton
     if isinstance(value, FunctionType):
-        cells = [cell if key not in ty.captures.members else CellType(_RuntimeField(cls, f"{name}'s captured {key}"))
-                 for key, cell in zip(value.__code__.co_freevars, value.__closure__ or ())]
-        return FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells))
+        return without_captures(value, ty.captures.members, lambda key: _RuntimeField(cls, f"{name}'s captured {key}"))
     return _RuntimeField(cls, name)
 
 

@@ -7,13 +7,15 @@ names from it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from types import CellType, FunctionType
 from typing import Any
 
 import numpy as np
 from numba.cuda import cgutils
 from numba.cuda.core import ir
 
-from gemmkit.lang.functions import DeviceFunction, names_of
+from gemmkit.lang.functions import DeviceFunction, device, names_of
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
     lowering_registry,
@@ -103,12 +105,29 @@ class ClosureType(types.Callable):
 _closures: dict[Any, ClosureType] = {}
 
 
-def closure_type(function: DeviceFunction, text: str, members: dict[str, Any]) -> ClosureType:
-    """The type of a function; functions of one text are one type, whichever object came first."""
+def closure_type(function: Any, text: str, members: dict[str, Any]) -> ClosureType:
+    """The type of a function; functions of one text are one type, whichever object came first.
+
+    What is kept of that one is without its captured values: an array that a lambda captured dies with the lambda.
+    """
     captures = CapturesType(members)
     key = (text, captures)
     found = _closures.get(key)
-    return found if found is not None else _closures.setdefault(key, ClosureType(function, text, captures))
+    if found is None:
+        kept = device(without_captures(function, members, lambda name: None) if members else function)
+        found = _closures.setdefault(key, ClosureType(kept, text, captures))
+    return found
+
+
+def without_captures(function: Any, names: Collection[str], instead: Callable[[str], Any]) -> FunctionType:
+    """The function with other values in the cells of the captured ``names``."""
+    function = function.function if isinstance(function, DeviceFunction) else function
+    cells = tuple(CellType(instead(name)) if name in names else cell
+                  for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()))
+    out = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+    out.__qualname__, out.__module__ = function.__qualname__, function.__module__
+    out.__kwdefaults__ = function.__kwdefaults__
+    return out
 
 
 @register_model(ClosureType)
