@@ -104,6 +104,9 @@ def _check(transa: str, a: ArrayInfo, transb: str, b: ArrayInfo, c: ArrayInfo) -
                          f"op(a) has {K} columns and op(b) {inner} rows; both are K")
     if c.shape != (M, N):
         raise ValueError(f"c has shape {c.shape}; op(a) op(b) is ({M}, {N})")
+    for name, other in (("a", a), ("b", b)):
+        if other.dtype.kind == "c" and c.dtype.kind != "c":
+            raise TypeError(f"c has dtype {c.dtype} and {name} {other.dtype}: the result is complex; give a complex c")
     if c.readonly:
         raise ValueError("c is read-only, and the result is written to it; give a writable array")
     for name, other in (("a", a), ("b", b)):

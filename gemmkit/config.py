@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import Component
-from gemmkit.epilogues import Default, Epilogue
+from gemmkit.epilogues import Bias, Default, Epilogue, LinearCombination
 from gemmkit.kernels.rasterisation import Grouped, Order
 from gemmkit.kernels.spec import Condition, Operand, Spec
 from gemmkit.layouts import Layout, Zero
@@ -114,6 +114,9 @@ class Config(Component):
 
     def check_device(self, device: DeviceInfo) -> None:
         """Raise ConfigError when the kernel does not fit the device."""
+        least = self.operator.minimum_arch
+        _rule(device.arch >= least, "operator", self.operator, f"its instructions need compute capability {least[0]}."
+              f"{least[1]}, and {device.name} has {device.arch[0]}.{device.arch[1]}; take FPUOp")
         needed = self.spec().shared_bytes
         if needed > device.shared_memory_per_block:
             raise ConfigError(f"block_shape={self.block_shape!r} needs {needed} bytes of shared memory with these "
@@ -216,10 +219,26 @@ def _validate_dtypes(config: Config) -> None:
         _rule(layout.dtype == shared.dtype or not to_shared.is_identity, f"global_{name}_layout", layout,
               f"the operator takes {name} as {shared.dtype}; nothing is converted silently: choose an operator of dtype "
               f"{layout.dtype}, convert the array, or give transform_global_to_shared_{name}")
+    _validate_complex(config)
     for name in ("c", "d"):
         shared = getattr(config, f"shared_{name}_layout")
         _rule(shared.dtype == operator.fragment_c.dtype or not _strict(operator), f"shared_{name}_layout", shared,
               f"{operator!r} accumulates in {operator.fragment_c.dtype}")
+
+
+def _validate_complex(config: Config) -> None:
+    """An imaginary part is dropped only where a function of the user's says how."""
+    accumulator = config.operator.fragment_c.dtype
+    c, d = config.global_c_layout, config.global_d_layout
+    unchanged = config.transform_global_to_shared_c.is_identity and config.transform_shared_to_regs_c.is_identity
+    _rule(c.dtype.kind != "c" or accumulator.kind == "c" or not unchanged, "global_c_layout", c,
+          f"the operator accumulates {accumulator}, which has no imaginary part; convert the array, or give "
+          "transform_global_to_shared_c")
+    unchanged = (config.transform_regs_to_shared_d.is_identity and config.transform_shared_to_global_d.is_identity
+                 and type(config.epilogue) in (Default, Bias, LinearCombination))
+    _rule(accumulator.kind != "c" or d.dtype.kind == "c" or not unchanged, "global_d_layout", d,
+          f"the operator accumulates {accumulator}, whose imaginary part would be lost; take a complex layout, or give "
+          "transform_shared_to_global_d or an epilogue that says what becomes of it")
 
 
 def _validate_lines(config: Config) -> None:

@@ -35,7 +35,7 @@ def entry(conf: gk.Config, **how: Any) -> Any:
                     conf.threads, H100, conf.blocks_per_sm)
 
 
-class Machinecode(NamedTuple):
+class MachineCode(NamedTuple):
     """``counts`` are of whole opcodes with their modifiers."""
 
     ptx: str
@@ -48,8 +48,8 @@ class Machinecode(NamedTuple):
                    if name.split(".")[0] == opcode and set(modifiers) <= set(name.split(".")[1:]))
 
 
-def machine_code(conf: gk.Config, **how: Any) -> Machinecode:
+def machine_code(conf: gk.Config, **how: Any) -> MachineCode:
     given = arguments(conf, **how)
     ptx = to_ptx(KERNELS[conf.kernel], tuple(x.type for x in given), conf.threads, H100, conf.blocks_per_sm)
     assembled = assemble(ptx)
-    return Machinecode(ptx, assembled.usage, instruction_counts(disassemble(assembled.cubin), full=True))
+    return MachineCode(ptx, assembled.usage, instruction_counts(disassemble(assembled.cubin), full=True))

@@ -171,6 +171,10 @@ RULES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
                      ("shared_b_layout=Padded(RowMajor('float32'), 4)", "MMAOp() loads float16")),
     "wmma accumulators": (dict(operator=WMMAOp(), shared_d_layout=Padded(RowMajor("f2"), 8)),
                           ("shared_c_layout=Padded(RowMajor('float16'), 8)", "accumulates in float32")),
+    "complex d": (dict(operator=FPUOp(16, 16, dtype="c8"), global_a_layout=RowMajor("c8"), global_d_layout=RowMajor("f4")),
+                  ("global_d_layout=RowMajor('float32')", "accumulates complex64", "imaginary part would be lost")),
+    "complex c": (dict(global_c_layout=RowMajor("c8")),
+                  ("global_c_layout=RowMajor('complex64')", "accumulates float32", "transform_global_to_shared_c")),
     "lines for ldmatrix": (dict(shared_a_layout=Padded(RowMajor("f2"), 4), mem_a_thread=Tile(M=1, K=4)),
                            ("shared_a_layout=Padded(RowMajor('float16'), 4)", "136 bytes long", "multiples of 16")),
     "lines for threads": (dict(operator=FPUOp(), global_a_layout=RowMajor("f4"), shared_d_layout=Padded(RowMajor("f4"), 1)),
@@ -194,8 +198,9 @@ RULES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_names_field_value_and_rule(name: str) -> None:
     fields, says = RULES[name]
+    tiles = dict(block_shape=Tile(M=128, N=128, K=64), compute_warp=Tile(M=64, N=32, K=16))
     with pytest.raises(gk.ConfigError) as caught:
-        make(**fields)
+        make(**{**tiles, **fields})
     for words in says:
         assert words in str(caught.value)
 

@@ -69,8 +69,8 @@ class Agent:
             if first >= 0:
                 raise self._fault(errors.UninitialisedRead, "read", memory, address, nbytes,
                                   f"of which nothing has written byte {first - low}")
-        pages = self.pages if memory.pages is None else memory.pages
-        conflict = shadow.note(pages, self, address, nbytes, False)
+        pages = memory.pages
+        conflict = shadow.note(self.pages if pages is None else pages, self, address, nbytes, False)
         if conflict is not None:
             raise self._race("read", conflict, memory, nbytes)
         return memory.data[low:low + nbytes].copy()
@@ -113,6 +113,10 @@ class Agent:
 
     def _locate(self, kind: str, memory: Memory, address: int, nbytes: int, alignment: int | None) -> int:
         """Index of the access's first byte in `memory.data`, checked for size, alignment and bounds."""
+        low = address - memory.base
+        if (alignment is None and nbytes in _PLAIN_SIZES and not address % nbytes and 0 <= low <= memory.size - nbytes
+                and memory.valid is None):
+            return low
         if alignment is None:
             if nbytes not in _PLAIN_SIZES:
                 raise ValueError(f"nbytes is {nbytes}; a plain access has 1, 2, 4, 8 or 16 bytes; "
@@ -123,7 +127,6 @@ class Agent:
         if address % alignment:
             raise self._fault(errors.AlignmentError, kind, memory, address, nbytes,
                               f"which is {address % alignment} past a multiple of {alignment}")
-        low = address - memory.base
         high = low + nbytes
         if low < 0 or high > memory.size:
             side = f"starts {-low} bytes before it" if low < 0 else f"ends {high - memory.size} bytes past it"

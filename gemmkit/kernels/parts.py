@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit.lang.control import choose, keep
-from gemmkit.lang.registers import apply, generate
+from gemmkit.lang.registers import apply, generate, registers
 from gemmkit.lang.values import convert, convert_all, fill
 from gemmkit.ptx.fragments import fragment_coordinate
 from gemmkit.ptx.memory import load_words, pack_words, store_words
@@ -18,38 +18,62 @@ from gemmkit.tiling import parallelise, translate
 from gemmkit.transforms.base import transformed
 
 
-def copy_to_shared(operand: Any, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int,
-                   nothing: Any, warp: int, warps: int, shape: Any) -> None:
-    """Copy the block's tile of an operand from global to shared memory; (at_i, at_j) is where it lies globally."""
+def copy_to_shared(operand: Any, moves: int, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int,
+                   columns: int, nothing: Any, warp: int, warps: int, shape: Any) -> None:
+    """Copy the block's tile of an operand from global to shared memory; (at_i, at_j) is where it lies globally.
+
+    ``moves`` is how many tiles a thread copies when its registers can hold them all (0 when not): then all loads go out
+    before the first store waits for one.
+    """
+    choose(moves > 0, copy_together, copy_in_turn, operand, moves, data, pointer, block, at_i, at_j, rows, columns, nothing,
+           warp, warps, shape)
+
+
+def copy_in_turn(operand: Any, moves: int, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int,
+                 columns: int, nothing: Any, warp: int, warps: int, shape: Any) -> None:
+    """Tile by tile."""
     warp_tiles = parallelise(block, operand.warp, warp, warps)
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
         for j in range(len(thread_tiles)):
             tile = thread_tiles[j]
-            choose(operand.is_direct, copy_words, copy_elements, operand, data, pointer, tile,
-                   translate(tile, at_i, at_j), operand.shared.leading(block.size), rows, columns, nothing, shape)
+            held = choose(operand.is_direct, read_words, read_tile, operand, data, translate(tile, at_i, at_j), rows, columns,
+                          nothing, shape)
+            choose(operand.is_direct, put_words, put_elements, operand, pointer, tile, operand.shared.leading(block.size), held)
 
 
-def copy_elements(operand: Any, data: Any, pointer: Any, tile: Any, place: Any, leading: int, rows: int, columns: int,
-                  nothing: Any, shape: Any) -> None:
-    """A thread's tile by way of its elements; ``place`` is where it lies globally."""
-    values = read_tile(operand, data, place, rows, columns, nothing, shape)
-    operand.shared.store_shared(pointer, tile, values, leading)
-
-
-def copy_words(operand: Any, data: Any, pointer: Any, tile: Any, place: Any, leading: int, rows: int, columns: int,
-               nothing: Any, shape: Any) -> None:
-    """A thread's tile as it is: same type and order on both sides, and no transform between."""
-    words = read_words(operand, data, place, rows, columns, nothing, shape)
-    layout = operand.shared
-    store_words(pointer, layout.position(tile.base, leading), layout.position(tile.offset, leading), words)
+def copy_together(operand: Any, moves: int, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int,
+                  columns: int, nothing: Any, warp: int, warps: int, shape: Any) -> None:
+    """All loads, then all stores."""
+    held = registers(operand.held, moves)
+    warp_tiles = parallelise(block, operand.warp, warp, warps)
+    for i in range(len(warp_tiles)):
+        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
+        for j in range(len(thread_tiles)):
+            held[i * len(thread_tiles) + j] = choose(operand.is_direct, read_words, read_tile, operand, data,
+                                                     translate(thread_tiles[j], at_i, at_j), rows, columns, nothing, shape)
+    for i in range(len(warp_tiles)):
+        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
+        for j in range(len(thread_tiles)):
+            choose(operand.is_direct, put_words, put_elements, operand, pointer, thread_tiles[j],
+                   operand.shared.leading(block.size), held[i * len(thread_tiles) + j])
 
 
 def read_words(operand: Any, data: Any, tile: Any, rows: int, columns: int, nothing: Any, shape: Any) -> tuple:
+    """A thread's tile as it is, in 32-bit words: for the same type and order on both sides, and no transform between."""
     if inside(tile, rows, columns):
         return load_words(data, operand.layout.axis, tile.base, tile.offset, tile.count)
     return pack_words(choose(operand.whole, nothing_of_tile, read_edge, operand, data, tile, rows, columns, nothing,
                              shape))
+
+
+def put_words(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple) -> None:
+    layout = operand.shared
+    store_words(pointer, layout.position(tile.base, leading), layout.position(tile.offset, leading), words)
+
+
+def put_elements(operand: Any, pointer: Any, tile: Any, leading: int, values: tuple) -> None:
+    operand.shared.store_shared(pointer, tile, values, leading)
 
 
 # -- reading an operand -----------------------------------------------------------------------------------------------

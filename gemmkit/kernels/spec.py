@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
+import numpy as np
+
 from gemmkit.components import Component, Scalar
 from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.rasterisation import Order
+from gemmkit.lang.registers import Fragment
 from gemmkit.layouts import Layout, Plain
 from gemmkit.operators import Operator
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Transform
 
+HELD = 64                              # registers a thread may hold of an operand on its way to shared memory
 ALIGNMENT = 128                        # bytes: where the next operand may start in shared memory
 
 
@@ -64,6 +68,21 @@ class Operand(Component):
                 and tile.extents[layout.axis] == tile.count and tile.count * layout.dtype.itemsize % 4 == 0)
 
 
+    @cached_property
+    def held(self) -> Fragment:
+        """A thread's tile on its way: 32-bit words when it only passes through, else its elements."""
+        if self.is_direct:
+            return Fragment(np.dtype(np.uint32), self.thread.count * self.shared.dtype.itemsize // 4)
+        return Fragment(self.shared.dtype, self.thread.count)
+
+    def moves(self, tile: Tile, warps: int) -> int:
+        """How many thread tiles of the block's tile a thread copies, if all copy as many and can hold them; else 0."""
+        lanes, left = divmod(self.warp.count, 32 * self.thread.count)
+        steps, right = divmod(tile.count, self.warp.count * warps)
+        registers = lanes * steps * self.held.count * max(1, self.held.dtype.itemsize // 4)
+        return lanes * steps if not left and not right and registers <= HELD else 0
+
+
 @dataclass(frozen=True)
 class Spec(Component):
     """All that a template kernel is specialised by."""
@@ -103,6 +122,18 @@ class Spec(Component):
     def steps_k(self) -> int:
         """Operations along K in a warp's tile."""
         return self.compute_warp.size.K // self.operator.shape[2]
+
+    @cached_property
+    def a_moves(self) -> int:
+        return self.a.moves(self.block.MK, self.warps)
+
+    @cached_property
+    def b_moves(self) -> int:
+        return self.b.moves(self.block.KN, self.warps)
+
+    @cached_property
+    def c_moves(self) -> int:
+        return self.c.moves(self.block.MN, self.warps)
 
     @cached_property
     def b_offset(self) -> int:

@@ -17,9 +17,10 @@ import threading
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 from numba.cuda import compiler as numba_compiler
 from numba.cuda import lowering
-from numba.cuda.core import errors
+from numba.cuda.core import errors, ir
 from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
 
@@ -128,6 +129,51 @@ class DeviceFunction:
         return result
 
 
+class _ModuleAttributes(FunctionPass):
+    """What a function reads from a module becomes what its own globals would be: ``math.pi`` is a weak constant,
+    ``np.float32`` a conversion, ``helpers.f`` a device function."""
+
+    _name = "gemmkit_module_attributes"
+
+    def __init__(self) -> None:
+        FunctionPass.__init__(self)
+
+    def run_pass(self, state: Any) -> bool:
+        changed = False
+        for block in state.func_ir.blocks.values():
+            for statement in block.body:
+                if isinstance(statement, ir.Assign) and _is_getattr(statement.value):
+                    value = getattr(_module(state.func_ir, statement.value.value), statement.value.attr, None)
+                    prepared = _prepare(value)
+                    if prepared is not value:
+                        statement.value = (ir.Const(prepared, statement.loc) if isinstance(prepared, (int, float))
+                                           else ir.Global(statement.value.attr, prepared, statement.loc))
+                        changed = True
+        return changed
+
+
+def _is_getattr(value: Any) -> bool:
+    return isinstance(value, ir.Expr) and value.op == "getattr"
+
+
+def _module(func_ir: Any, variable: Any) -> ModuleType | None:
+    """The module that a variable of the code is, if it is one."""
+    try:
+        definition = func_ir.get_definition(variable)
+    except KeyError:
+        return None
+    if isinstance(definition, (ir.Global, ir.FreeVar)):
+        value = definition.value
+    elif _is_getattr(definition):
+        value = getattr(_module(func_ir, definition.value), definition.attr, None)
+    else:
+        return None
+    return value if isinstance(value, ModuleType) else None
+
+
+register_pass(mutates_CFG=False, analysis_only=False)(_ModuleAttributes)
+
+
 class _Captures(FunctionPass):
     """Reads captured names from an extra argument instead of the closure."""
 
@@ -150,11 +196,12 @@ register_pass(mutates_CFG=False, analysis_only=False)(_Captures)
 
 
 class _Pipeline(numba_compiler.CUDACompiler):
-    """numba-cuda's pipeline with one pass more, right after the bytecode is read."""
+    """numba-cuda's pipeline with two passes more, right after the bytecode is read."""
 
     def define_pipelines(self) -> Any:
         (pipeline,) = super().define_pipelines()
         pipeline._finalized = False
+        pipeline.add_pass_after(_ModuleAttributes, numba_compiler.CUDATranslateBytecode)
         pipeline.add_pass_after(_Captures, numba_compiler.CUDATranslateBytecode)
         pipeline.finalize()
         return [pipeline]
@@ -219,15 +266,28 @@ def _weaken_code(code: CodeType) -> CodeType:
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, FunctionType) and not (value.__module__ or "").startswith("numba.")
+    return isinstance(value, FunctionType) and (value.__module__ or "").partition(".")[0] not in ("numba", "numpy")
 
 
 def _prepare(value: Any) -> Any:
     if _is_plain(value):
         return device(value)
+    if isinstance(value, type) and issubclass(value, np.generic):
+        return _conversion(value)
     if isinstance(value, (ModuleType, type, BuiltinFunctionType)):
         return value
     return weaken(value)
+
+
+def _conversion(scalar: type) -> Any:
+    """``np.float32`` as the dtype that converts in device code; a class of which there is none stays."""
+    from gemmkit.lang.scalars import numba_type
+
+    try:
+        numba_type(scalar)
+    except TypeError:
+        return scalar
+    return np.dtype(scalar)
 
 
 def _weaken_function(function: FunctionType) -> FunctionType:

@@ -117,16 +117,17 @@ class SharedPointer:
     def load_bytes(self, first: int, count: int) -> np.ndarray:
         size = count * self.dtype.itemsize
         step, at = piece_bytes(size, 16), self.offset + first * self.dtype.itemsize
-        read = current().shared_read
+        thread = current()
+        memory = thread.block.shared
         if step == size:
-            return read(at, step)
-        return np.concatenate([read(at + k, step) for k in range(0, size, step)])
+            return thread.read(memory, at, step)
+        return np.concatenate([thread.read(memory, at + k, step) for k in range(0, size, step)])
 
     def store(self, first: int, values: tuple) -> None:
         self.store_bytes(first, narrowed(values, self.dtype).view(np.uint8))
 
     def store_bytes(self, first: int, data: np.ndarray) -> None:
         step, at = piece_bytes(len(data), 16), self.offset + first * self.dtype.itemsize
-        write = current().shared_write
+        thread = current()
         for k in range(0, len(data), step):
-            write(at + k, data[k:k + step])
+            thread.write(thread.block.shared, at + k, data[k:k + step])

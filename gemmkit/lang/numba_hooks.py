@@ -32,6 +32,7 @@ __all__ = [
     "typeof_impl",
     "types",
     "typing_registry",
+    "unify_weakly",
 ]
 
 Typer = Callable[..., Any]
@@ -133,3 +134,19 @@ def global_callable(key: Any, typer: Typer, python: Callable[..., Any] | None = 
     template = _template(key, typer, python)
     template.key = key                                        # type: ignore[attr-defined]
     return types.Function(template)
+
+
+def unify_weakly(weak: tuple[type, ...]) -> None:
+    """Let a number type and one of the ``weak`` types unify to the former: ``x if x > 0 else 0`` has the type of x.
+
+    Numba asks the first of two types, which would be float32 here, and that makes float64 of the pair.
+    """
+    ask = types.Number.unify
+
+    def unify(self: Any, typing_context: Any, other: Any) -> Any:
+        if isinstance(other, weak) and not isinstance(self, (types.Literal, types.Boolean, *weak)):
+            if isinstance(self, (types.Float, types.Complex)) or isinstance(other, types.Literal):
+                return self
+        return ask(self, typing_context, other)
+
+    types.Number.unify = unify

@@ -19,7 +19,8 @@ from llvmlite import ir
 from numba.cuda.typeconv import Conversion
 
 from gemmkit.lang.functions import WeakFloat, WeakInt
-from gemmkit.lang.numba_hooks import lowering_registry, models, operation, register_model, signature, types
+from gemmkit.lang.numba_hooks import (lowering_registry, models, operation, register_model, signature, types,
+                                      unify_weakly)
 
 i1, i16, i32, i64 = (ir.IntType(n) for n in (1, 16, 32, 64))
 f32, f64 = ir.FloatType(), ir.DoubleType()
@@ -85,9 +86,9 @@ class WeakFloatLiteral(types.Literal, types.Dummy):
     def unify(self, typingctx: Any, other: types.Type) -> Any:
         if isinstance(other, (types.Float, NarrowFloatType)):
             return other
-        if isinstance(other, (WeakFloatLiteral, types.Integer)):
-            return types.float64
-        return None
+        if isinstance(other, (types.Literal, IndexType)):
+            return weak_float64
+        return types.float64 if isinstance(other, types.Integer) else None
 
 
 class WeakFloat64Type(types.Type):
@@ -97,14 +98,16 @@ class WeakFloat64Type(types.Type):
         super().__init__("weak float64")
 
     def can_convert_to(self, typingctx: Any, other: types.Type) -> Any:
+        if other == types.float64:
+            return Conversion.promote                     # where nothing else decides (``math.exp(alpha)``): all of it
         return Conversion.safe if isinstance(other, (types.Float, types.Complex, NarrowFloatType)) else None
 
     def unify(self, typingctx: Any, other: types.Type) -> Any:
         if isinstance(other, (types.Float, NarrowFloatType)):
             return other
-        if isinstance(other, (types.Integer, types.Literal)):
-            return types.float64
-        return None
+        if isinstance(other, (types.Literal, IndexType)):
+            return self
+        return types.float64 if isinstance(other, types.Integer) else None
 
 
 weak_float64 = WeakFloat64Type()
@@ -116,6 +119,8 @@ class _WeakFloat64Model(models.PrimitiveModel):
         super().__init__(dmm, fe_type, f64)
 
 
+_WEAK_FLOATS = (WeakFloatLiteral, WeakFloat64Type)
+unify_weakly((WeakIntLiteral, IndexType))
 types.Literal.ctor_map[WeakInt] = WeakIntLiteral
 types.Literal.ctor_map[WeakFloat] = WeakFloatLiteral
 register_model(WeakIntLiteral)(models.IntegerModel)
@@ -135,7 +140,7 @@ class NarrowFloatType(types.Type):
         return None
 
     def unify(self, typingctx: Any, other: types.Type) -> Any:
-        if isinstance(other, (types.Literal, types.Boolean)):
+        if isinstance(other, (types.Literal, types.Boolean, IndexType)):
             return self
         if isinstance(other, types.Float) and other.bitwidth >= 32:
             return other
@@ -251,9 +256,15 @@ def _weak_float64_to_number(context: Any, builder: Any, fromty: Any, toty: Any, 
     return value if toty == types.float64 else context.cast(builder, value, types.float64, toty)
 
 
+@lowering_registry.lower_cast(types.Float, WeakFloat64Type)
+@lowering_registry.lower_cast(types.Integer, WeakFloat64Type)
+def _number_to_weak_float64(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+    return context.cast(builder, value, fromty, types.float64)
+
+
 for _weak in (WeakIntLiteral, WeakFloatLiteral):              # exact classes: Numba refuses ambiguous casts
-    for _to in (types.Integer, IndexType, types.Float, types.Complex, NarrowFloatType, types.Boolean, WeakIntLiteral,
-                WeakFloatLiteral):
+    for _to in (types.Integer, IndexType, types.Float, types.Complex, NarrowFloatType, types.Boolean, WeakFloat64Type,
+                WeakIntLiteral, WeakFloatLiteral):
         lowering_registry.lower_cast(_weak, _to)(_weak_to_number)
 
 
@@ -263,6 +274,8 @@ def number_constant(context: Any, builder: Any, ty: types.Type, v: Any) -> Any:
         return _narrow_constant(context, builder, ty, v)
     if isinstance(ty, types.Integer):
         return ir.Constant(ir.IntType(ty.bitwidth), int(v))
+    if isinstance(ty, WeakFloat64Type):
+        return ir.Constant(f64, float(v))
     if isinstance(ty, types.Float):
         return context.get_constant(ty, float(v))
     if isinstance(ty, types.Complex):
@@ -283,20 +296,25 @@ def _index_pair(a: Any, b: Any) -> bool:
     return ours == 2 or (ours == 1 and literal == 1)
 
 
+def _is_weak(t: Any) -> bool:
+    return isinstance(t, (WeakIntLiteral, WeakFloatLiteral, WeakFloat64Type, IndexType))
+
+
 def _weak_pair(a: Any, b: Any) -> types.Type | None:
     """The type that a weak operand takes beside a strong one (NEP 50), or None.
 
-    Coordinates are Python integers in the emulator, so they are weak too: ``x * m`` has the type of ``x``.
+    Coordinates are Python integers in the emulator, so they are weak too: ``x * m`` has the type of ``x``. What Python
+    computes as a float of its own (``m * 0.5``, ``alpha * beta``) is a weak float64.
     """
+    if _is_weak(a) and _is_weak(b):
+        return weak_float64
     for strong, weak in ((a, b), (b, a)):
         if isinstance(strong, types.Literal):
             continue
         if isinstance(strong, types.Complex) and isinstance(
                 weak, (WeakIntLiteral, WeakFloatLiteral, WeakFloat64Type, IndexType)):
             return strong
-        if isinstance(weak, WeakFloat64Type) and isinstance(strong, (types.Integer, WeakFloat64Type)):
-            return types.float64
-        if isinstance(strong, WeakFloat64Type) and isinstance(weak, types.Literal):
+        if isinstance(weak, WeakFloat64Type) and isinstance(strong, (types.Integer, types.Boolean)):
             return types.float64
         if isinstance(weak, IndexType) and isinstance(strong, types.Float):
             return strong
@@ -351,6 +369,9 @@ _PYTHON = {operator.add, operator.sub, operator.mul, operator.floordiv, operator
            *_COMPARISON}
 
 
+_GIVE_FLOATS = (operator.truediv,)                            # of two coordinates
+
+
 def _fold(op: Any, a: Any, b: Any) -> Any:
     """Two constants: the result is a constant again (or nothing, where Python itself would raise)."""
     weak = (WeakIntLiteral, WeakFloatLiteral)
@@ -375,12 +396,14 @@ def _register_binary(op: Any) -> None:
         folded = _fold(op, a, b)
         if folded is not None:
             return folded
-        if _index_pair(a, b):
+        if _index_pair(a, b) and op not in _GIVE_FLOATS:
             return _index_operation(op, a, b)
         if isinstance(a, NarrowFloatType) or isinstance(b, NarrowFloatType):
             return _narrow_operation(context, op, a, b)
         strong = _weak_pair(a, b)
-        if strong is None and (isinstance(a, IndexType) or isinstance(b, IndexType)):
+        integer = (types.Integer, types.Boolean)
+        if strong is None and (isinstance(a, IndexType) or isinstance(b, IndexType)) \
+                and isinstance(a, integer) and isinstance(b, integer):
             strong = types.int64
         if strong is None:
             return None
@@ -407,12 +430,16 @@ def _index_operation(op: Any, a: Any, b: Any) -> Any:
 
 
 def _strong_operation(context: Any, op: Any, strong: types.Type, a: Any, b: Any) -> Any:
-    """The operator with both operands of the strong type; integers keep its width."""
-    inner = context.resolve_function_type(op, (strong, strong), {})
+    """The operator with both operands of the strong type; integers keep its width, weak floats stay weak."""
+    compute = types.float64 if strong == weak_float64 else strong
+    inner = context.resolve_function_type(op, (compute, compute), {})
     if inner is None:
         return None
-    keep = isinstance(strong, types.Integer) and inner.return_type in (types.int64, types.uint64) \
-        and op in _INDEX_ARITHMETIC
+    if strong == weak_float64:
+        keep = inner.return_type == compute
+    else:
+        keep = isinstance(strong, types.Integer) and inner.return_type in (types.int64, types.uint64) \
+            and op in _INDEX_ARITHMETIC
 
     def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
         values = [c.cast(builder, x, t, inner_t) for x, t, inner_t in zip(v, s.args, inner.args)]
@@ -423,13 +450,24 @@ def _strong_operation(context: Any, op: Any, strong: types.Type, a: Any, b: Any)
     return signature(strong if keep else inner.return_type, a, b), codegen   # (a, b): Numba finds code by these types
 
 
+def _fits_in_any_float(t: Any) -> bool:
+    return isinstance(t, types.Boolean) or _is_int(t) and t.bitwidth <= 8
+
+
 def _narrow_operation(context: Any, op: Any, a: Any, b: Any) -> Any:
-    """Arithmetic on 16-bit floats: in float32, rounded back when the result is narrow by NumPy's rule."""
+    """Arithmetic on 16-bit floats: in float32, rounded back when the result is narrow by NumPy's rule.
+
+    The rules are those of scalars, which is what the emulator computes with: a Python float is weak beside a float16, and
+    beside a bfloat16 (ml_dtypes) gives a float32.
+    """
     number = (types.Float, types.Integer, types.Boolean, NarrowFloatType, WeakFloatLiteral, WeakFloat64Type)
     if not (isinstance(a, number) and isinstance(b, number)):
         return None
-    both = [t for t in (a, b) if not isinstance(t, (WeakFloatLiteral, WeakIntLiteral, WeakFloat64Type, IndexType))]
-    if all(t == both[0] for t in both):
+    both = [t for t in (a, b) if not (isinstance(t, (WeakFloatLiteral, WeakIntLiteral, WeakFloat64Type, IndexType))
+                                      or _fits_in_any_float(t))]
+    if bfloat16 in both and (isinstance(a, _WEAK_FLOATS) or isinstance(b, _WEAK_FLOATS)):
+        result = types.float32
+    elif all(t == both[0] for t in both):
         result = both[0]
     else:
         wide = [types.float32 if isinstance(t, NarrowFloatType) else t for t in both]
@@ -447,8 +485,8 @@ def _narrow_operation(context: Any, op: Any, a: Any, b: Any) -> Any:
             narrow_type = result if isinstance(result, NarrowFloatType) else None
             if isinstance(t, types.Literal) and narrow_type is not None:      # a weak constant rounds to the narrow type
                 x, t = number_constant(c, builder, narrow_type, t.literal_value), narrow_type
-            elif isinstance(t, WeakFloat64Type) and narrow_type is not None:
-                x, t = c.cast(builder, x, types.float64, narrow_type), narrow_type
+            elif isinstance(t, (WeakFloat64Type, IndexType)) and narrow_type is not None:
+                x, t = c.cast(builder, x, t, narrow_type), narrow_type
             values.append(c.cast(builder, x, t, compute))
         out = c.get_function(context.resolve_value_type(op), inner)(builder, values)
         return c.cast(builder, out, inner.return_type, returns)
@@ -458,6 +496,23 @@ def _narrow_operation(context: Any, op: Any, a: Any, b: Any) -> Any:
 
 for _op in _PYTHON:
     _register_binary(_op)
+
+
+def _register_math(function: Any) -> None:
+    @operation(function)
+    def typer(context: Any, *args: Any) -> Any:
+        if len(args) != 2:
+            return None
+        strong = _weak_pair(*args)
+        if not isinstance(strong, (types.Float, NarrowFloatType)):
+            return None
+        strong = types.float64 if strong == types.float64 else types.float32
+        inner = context.resolve_function_type(function, (strong, strong), {})
+        return None if inner is None else _strong_operation(context, function, strong, *args)
+
+
+for _op in (math.pow, math.fmod, math.atan2, math.copysign, math.hypot):
+    _register_math(_op)
 
 
 def _register_unary(op: Any) -> None:
@@ -474,8 +529,9 @@ def _register_unary(op: Any) -> None:
             return signature(index, a), lambda c, b, s, v: _index_unary(op, b, v[0])
         if isinstance(a, NarrowFloatType) and op is not operator.invert:
             return signature(a, a), lambda c, b, s, v: _narrow_unary(op, b, v[0])
-        if isinstance(a, WeakFloat64Type) and op is operator.neg:
-            return signature(a, a), lambda c, b, s, v: b.fsub(ir.Constant(f64, -0.0), v[0])
+        if isinstance(a, WeakFloat64Type) and op is not operator.invert:
+            inner = context.resolve_function_type(op, (types.float64,), {})
+            return signature(a, a), lambda c, b, s, v: c.get_function(context.resolve_value_type(op), inner)(b, v)
         return None
 
 

@@ -23,7 +23,7 @@ from gemmkit.lang.numba_hooks import (
     typeof_impl,
     types,
 )
-from gemmkit.lang.scalars import IndexType, NarrowFloatType, WeakFloatLiteral, WeakIntLiteral, index, numba_type
+from gemmkit.lang.scalars import IndexType, NarrowFloatType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral, index, numba_type
 
 
 class DTypeType(types.Callable, types.Opaque):
@@ -114,8 +114,15 @@ def static_value(context: Any, builder: Any, ty: types.Type, value: Any) -> Any:
 # np.float16(x) and friends name Numba's own types; ours must be able to come from and go to them by a call.
 @operation(float)
 def _float(context: Any, *args: Any) -> Any:
-    if len(args) == 1 and isinstance(args[0], (NarrowFloatType, IndexType)):
+    if len(args) == 1 and isinstance(args[0], (NarrowFloatType, IndexType, WeakFloat64Type)):
         return signature(types.float64, args[0]), lambda c, b, s, v: c.cast(b, v[0], s.args[0], types.float64)
+    return None
+
+
+@operation(bool)
+def _bool(context: Any, *args: Any) -> Any:
+    if len(args) == 1 and isinstance(args[0], (NarrowFloatType, WeakFloat64Type)):
+        return signature(types.boolean, args[0]), lambda c, b, s, v: c.cast(b, v[0], s.args[0], types.boolean)
     return None
 
 
@@ -123,7 +130,7 @@ def _float(context: Any, *args: Any) -> Any:
 def _int(context: Any, *args: Any) -> Any:
     if len(args) == 1 and isinstance(args[0], IndexType):
         return signature(index, index), lambda c, b, s, v: v[0]
-    if len(args) == 1 and isinstance(args[0], NarrowFloatType):
+    if len(args) == 1 and isinstance(args[0], (NarrowFloatType, WeakFloat64Type)):
         return signature(types.int64, args[0]), lambda c, b, s, v: c.cast(b, v[0], s.args[0], types.int64)
     return None
 

@@ -29,6 +29,11 @@ class Operator(Component):
     start: ClassVar[Any] = 0
 
     @cached_property
+    def minimum_arch(self) -> tuple[int, int]:
+        """The least compute capability whose instructions it needs."""
+        return 5, 0
+
+    @cached_property
     def is_mapped(self) -> bool:
         """Whether it is known which element each value of a fragment is."""
         return self.map_c is not None

@@ -44,6 +44,10 @@ class MMAOp(Operator):
             raise ValueError(f"MMAOp(dtype={self.dtype}, accumulator={self.accumulator}): the instruction has {known}")
 
     @cached_property
+    def minimum_arch(self) -> tuple[int, int]:
+        return 8, 0
+
+    @cached_property
     def spec(self) -> MmaSpec:
         return SPECS[self.dtype, self.accumulator]
 

@@ -50,6 +50,10 @@ class WMMAOp(Operator):
         return self.shape, self.dtype, self.accumulator
 
     @cached_property
+    def minimum_arch(self) -> tuple[int, int]:
+        return (7, 0) if self.dtype == np.float16 else (8, 0)
+
+    @cached_property
     def spec(self) -> WmmaSpec:
         return SPECS[self._key]
 

@@ -18,8 +18,9 @@ from gemmkit.lang.host import SharedPointer, View, piece_bytes, piece_elements
 from gemmkit.lang.memory import SharedType, ViewType, coordinate_count, coordinates_of, global_pointer, proxy, shared_pointer
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.values import DTypeType
+from gemmkit.ptx.build import assembly
 
-i32 = ir.IntType(32)
+i16, i32 = ir.IntType(16), ir.IntType(32)
 
 
 def _unit_type(size: int, itemsize: int) -> Any:
@@ -60,6 +61,15 @@ def pack(context: Any, builder: Any, element: types.Type, values: list, unit: An
     values = [model.as_data(builder, v) for v in values]
     if len(values) == 1:
         return builder.bitcast(values[0], unit)
+    if data == ir.HalfType() or data == i16:
+        # As pairs in words that LLVM cannot look into: it would take a vector of halves apart again, and store it in
+        # two accesses of half the width.
+        values = [builder.bitcast(v, i16) for v in values]
+        values = [assembly(builder, "mov.b32 $0, {$1, $2};", [i32], pair, pure=True)[0]
+                  for pair in (values[n:n + 2] for n in range(0, len(values), 2))]
+        if len(values) == 1:
+            return builder.bitcast(values[0], unit)
+        data = i32
     vector = ir.Constant(ir.VectorType(data, len(values)), ir.Undefined)
     for n, value in enumerate(values):
         vector = builder.insert_element(vector, value, i32(n))

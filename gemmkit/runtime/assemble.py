@@ -33,6 +33,7 @@ __all__ = [
     "disassemble",
     "instruction_counts",
     "parse_usage",
+    "release",
 ]
 
 
@@ -128,8 +129,8 @@ def _wheel_folders() -> list[Path]:
 
 
 @functools.lru_cache(maxsize=16)
-def _release(tool: str) -> str:
-    """The release a tool states, e.g. "13.0.88"; empty when it states none."""
+def release(tool: str) -> str:
+    """The release that the program at the path ``tool`` states, e.g. "13.0.88"; empty when it states none."""
     said = subprocess.run([tool, "--version"], capture_output=True, text=True).stdout
     match = re.search(r"V(\d+(?:\.\d+)+)", said)
     return match.group(1) if match else ""
@@ -204,7 +205,7 @@ def _ptxas(tool: str, ptx: str, arch: str, options: Sequence[str]) -> Assembled:
                 f"{tool} -arch={arch} failed (exit status {done.returncode}):\n{log.strip()}"
             )
         cubin = result.read_bytes()
-    return Assembled(cubin, parse_usage(log), f"ptxas {_release(tool)} ({tool})", log)
+    return Assembled(cubin, parse_usage(log), f"ptxas {release(tool)} ({tool})", log)
 
 
 def parse_usage(log: str) -> ResourceUsage:

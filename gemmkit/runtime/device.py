@@ -13,6 +13,7 @@ from typing import Any
 __all__ = [
     "H100",
     "DeviceInfo",
+    "absence",
     "available",
     "count",
     "current",
@@ -27,7 +28,7 @@ class DeviceInfo:
     """The limits of one GPU. Memory sizes are in bytes.
 
     ``shared_memory_per_block`` is the opt-in maximum a kernel may ask for, static and dynamic together;
-    ``registers_per_sm`` counts 32-bit registers.
+    ``registers_per_sm`` counts 32-bit registers; ``reserved_shared_memory`` is what the driver keeps of each block's.
     """
 
     name: str
@@ -38,6 +39,9 @@ class DeviceInfo:
     max_threads_per_block: int
     registers_per_sm: int
     l2_bytes: int
+    max_threads_per_sm: int = 2048
+    max_blocks_per_sm: int = 32
+    reserved_shared_memory: int = 1024
 
     @property
     def arch_name(self) -> str:
@@ -77,6 +81,11 @@ def _absence() -> str | None:
         return None if count else "the driver lists no device"
     except Exception as error:  # a missing driver, a missing or broken package: all mean 'no GPU here'
         return f"{type(error).__name__}: {error}"
+
+
+def absence() -> str | None:
+    """Why no GPU can be used, or None when one can. Asked once a process; never raises."""
+    return _absence()
 
 
 def available() -> bool:
@@ -175,6 +184,9 @@ def _describe(ordinal: int) -> DeviceInfo:
         max_threads_per_block=read("MAX_THREADS_PER_BLOCK"),
         registers_per_sm=read("MAX_REGISTERS_PER_MULTIPROCESSOR"),
         l2_bytes=read("L2_CACHE_SIZE"),
+        max_threads_per_sm=read("MAX_THREADS_PER_MULTIPROCESSOR"),
+        max_blocks_per_sm=read("MAX_BLOCKS_PER_MULTIPROCESSOR"),
+        reserved_shared_memory=read("RESERVED_SHARED_MEMORY_PER_BLOCK"),
     )
 
 

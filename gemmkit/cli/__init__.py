@@ -1,0 +1,33 @@
+"""The command line: ``python -m gemmkit info | demo | explain | cache``.
+
+    info      versions, the GPU and its limits, compilers, cache, and which kernels and operators are usable
+    demo      the examples, on real data
+    explain   what get_config chooses for a product, and what that compiles to
+    cache     the compiled kernels on disk
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from gemmkit.cli import cache, demo, explain, info
+
+__all__ = ["main"]
+
+COMMANDS = (info, demo, explain, cache)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status is 0, or 1 for a check that failed, or 2 for a request that cannot be met."""
+    parser = argparse.ArgumentParser(prog="python -m gemmkit", description="Composable matrix products (GEMM) in Python.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for module in COMMANDS:
+        module.add_parser(commands).set_defaults(run=module.run)
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except (ValueError, TypeError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,177 @@
+"""``python -m gemmkit explain``: what get_config chooses for a product, and what that compiles to."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from gemmkit.cli.console import bytes_text, console, grid, no_gpu, pairs
+from gemmkit.config import Config, get_config
+from gemmkit.inspection import CompiledKernel, compile_config
+from gemmkit.layouts import ColMajor, RowMajor
+from gemmkit.operators import FPUOp, MMAOp, Operator, WMMAOp
+from gemmkit.runtime.assemble import AssemblerError
+from gemmkit.runtime.device import DeviceInfo, target
+from gemmkit.tiling import Tile
+from gemmkit.tuning.operators import accumulator_for, operator_for, result_dtype
+
+SHORT = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
+SHOWN = 16                             # opcodes
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "explain", help="what get_config chooses for a product, and what that compiles to",
+        description="Show the configuration that get_config chooses for D = A @ B, how many blocks of it fit on a "
+        "multiprocessor, and the compiled kernel's registers, spills, stack and instructions. Needs no GPU: without one the "
+        "kernel is compiled for an H100.")
+    parser.add_argument("--m", type=int, default=4096, help="rows of A (default: 4096)")
+    parser.add_argument("--n", type=int, default=4096, help="columns of B (default: 4096)")
+    parser.add_argument("--k", type=int, default=4096, help="columns of A (default: 4096)")
+    parser.add_argument("--a-dtype", default="float16", metavar="DTYPE",
+                        help="float16 (f16), bfloat16 (bf16), float32 (f32), float64 (f64), int8, ... (default: float16)")
+    parser.add_argument("--b-dtype", metavar="DTYPE", help="default: A's")
+    parser.add_argument("--d-dtype", metavar="DTYPE", help="default: the result type of the operands")
+    parser.add_argument("--accumulator", metavar="DTYPE", help="what sums are taken in (default: float32 or wider)")
+    parser.add_argument("--layout", choices=("nn", "nt", "tn", "tt"), default="nn",
+                        help="A and B: n is stored by rows, t by columns (default: nn)")
+    parser.add_argument("--operator", choices=("mma", "wmma", "fpu"), help="default: by the dtypes")
+    parser.add_argument("--block", metavar="MxNxK", help="the block's tile (default: chosen by the sizes)")
+    parser.add_argument("--warp", metavar="MxNxK", help="a warp's tile")
+    parser.add_argument("--blocks-per-sm", type=int, metavar="COUNT", help="bounds the registers")
+    parser.add_argument("--config", action="store_true", help="print the configuration as code, too")
+    parser.add_argument("--ptx", type=Path, metavar="FILE", help="write the PTX there")
+    parser.add_argument("--sass", type=Path, metavar="FILE", help="write the machine code there")
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    out, device = console(), target()
+    conf = configuration(options, device)
+    if no_gpu() is not None:
+        out.print(f"No GPU: compiled for {device.name}.")
+    out.print(pairs(f"D ({options.m} x {options.n}) = A ({options.m} x {options.k}) @ B ({options.k} x {options.n})",
+                    mapping(conf, options)))
+    if options.config:
+        out.print(repr(conf), markup=False)
+    kernel = compile_config(conf, device=device, gemm_shape=dict(M=options.m, N=options.n, K=options.k))
+    out.print(grid("Blocks on a multiprocessor", ("limit", "a block takes", "blocks"), fit(kernel)))
+    out.print(pairs("Compiled kernel", compiled(kernel)))
+    if options.ptx is not None:
+        options.ptx.write_text(kernel.ptx, encoding="utf-8")
+    if options.sass is not None:
+        options.sass.write_text(kernel.sass, encoding="utf-8")
+    return 0
+
+
+# -- the request ------------------------------------------------------------------------------------------------------
+
+def configuration(options: argparse.Namespace, device: DeviceInfo) -> Config:
+    """What get_config chooses; raises ValueError or TypeError for a request that it cannot meet."""
+    for name in "mnk":
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name} {getattr(options, name)}: a size of 1 or more is needed")
+    a = dtype("--a-dtype", options.a_dtype)
+    b = dtype("--b-dtype", options.b_dtype) if options.b_dtype else a
+    sizes = options.m, options.n, options.k
+    operator = choose_operator(options, a, b, sizes, device)
+    d = dtype("--d-dtype", options.d_dtype) if options.d_dtype else result_dtype(a, b, None, operator)
+    fields: dict[str, Any] = {}
+    for name, field in (("block", "block_shape"), ("warp", "compute_warp")):
+        if getattr(options, name):
+            fields[field] = tile(f"--{name}", getattr(options, name))
+    if options.blocks_per_sm is not None:
+        fields["blocks_per_sm"] = options.blocks_per_sm
+    order_a, order_b = ({"n": RowMajor, "t": ColMajor}[letter] for letter in options.layout)
+    return get_config(operator=operator, global_a_layout=order_a(a), global_b_layout=order_b(b),
+                      global_d_layout=RowMajor(d), gemm_shape=dict(zip("MNK", sizes)), device=device, **fields)
+
+
+def choose_operator(options: argparse.Namespace, a: np.dtype, b: np.dtype, sizes: tuple[int, int, int],
+                    device: DeviceInfo) -> Operator:
+    accumulator = dtype("--accumulator", options.accumulator) if options.accumulator else accumulator_for(a, b)
+    if options.operator is None and not options.accumulator:
+        return operator_for(a, b, sizes, device)
+    if options.operator in ("mma", "wmma"):
+        if a != b:
+            raise ValueError(f"--operator {options.operator}: A is {a} and B is {b}; it multiplies operands of one type")
+        return {"mma": MMAOp, "wmma": WMMAOp}[options.operator](dtype=a, accumulator=accumulator)
+    default = operator_for(a, b, sizes, device)
+    if options.operator is None and isinstance(default, MMAOp):
+        return MMAOp(dtype=a, accumulator=accumulator)
+    shape = {name: getattr(default, name) for name in ("M", "N", "MB", "NB")} if isinstance(default, FPUOp) else {}
+    return FPUOp(**shape, dtype=a, b_dtype=b, accumulator=accumulator)
+
+
+def dtype(option: str, text: str) -> np.dtype:
+    """The dtype that an option names; raises ValueError."""
+    name = SHORT.get(text, text)
+    try:
+        return np.dtype(getattr(ml_dtypes, name)) if name == "bfloat16" else np.dtype(name)
+    except TypeError:
+        raise ValueError(f"{option} {text}: no dtype of this name; for example {', '.join(SHORT.values())}, int8") from None
+
+
+def tile(option: str, text: str) -> Tile:
+    """``128x256x64`` as a Tile; raises ValueError."""
+    found = re.fullmatch(r"(\d+)x(\d+)x(\d+)", text)
+    if found is None:
+        raise ValueError(f"{option} {text}: MxNxK is needed, for example 128x128x64")
+    return Tile(**dict(zip("MNK", map(int, found.groups()))))
+
+
+# -- the answer -------------------------------------------------------------------------------------------------------
+
+def mapping(conf: Config, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    spec = conf.spec()
+    rows, columns = spec.grid(options.m, options.n)
+    yield "operator", repr(conf.operator)
+    yield "kernel", conf.kernel
+    yield "global A, B -> D", f"{conf.global_a_layout!r}, {conf.global_b_layout!r} -> {conf.global_d_layout!r}"
+    yield "shared A, B, D", f"{conf.shared_a_layout!r}, {conf.shared_b_layout!r}, {conf.shared_d_layout!r}"
+    yield "block", f"{extents(conf.block_shape)}: {rows} x {columns} blocks, {-(-options.k // spec.block.size.K)} steps along K"
+    yield "warp", f"{extents(conf.compute_warp)}: {spec.fragments_m} x {spec.fragments_n} fragments of " \
+                  f"{'x'.join(map(str, conf.operator.shape))}, {spec.steps_k} deep"
+    for name, text in (("a", "loads of A"), ("b", "loads of B"), ("cd", "stores of D")):
+        yield text, (f"a thread {extents(getattr(conf, f'mem_{name}_thread'))}, "
+                     f"a warp {extents(getattr(conf, f'mem_{name}_warp'))}")
+    yield "threads", f"{conf.threads} ({conf.warps_per_block} warps)"
+    yield "shared memory", f"{bytes_text(spec.shared_bytes)} a block"
+    yield "order", repr(conf.order)
+
+
+def extents(shape: Tile) -> str:
+    return "x".join(map(str, shape.extents)) + f" ({', '.join(shape.names)})"
+
+
+def fit(kernel: CompiledKernel) -> Iterator[tuple[object, ...]]:
+    conf, found = kernel.config, kernel.occupancy
+    yield "registers", f"{kernel.usage.registers} x {conf.threads} threads", found.by_registers
+    yield "threads", conf.threads, found.by_threads
+    yield "shared memory", bytes_text(conf.spec().shared_bytes), found.by_shared_memory
+    yield "hardware", "", found.by_hardware
+    yield "all together", "", found.blocks
+
+
+def compiled(kernel: CompiledKernel) -> Iterator[tuple[str, object]]:
+    usage = kernel.usage
+    yield "for", kernel.device.arch_name
+    yield "registers a thread", usage.registers
+    yield "spills a thread", f"{usage.spill_stores} bytes stored, {usage.spill_loads} loaded"
+    yield "stack a thread", f"{usage.stack_bytes} bytes"
+    yield "assembler", re.sub(r" \(.*/.*\)$", "", kernel.assembled.assembler)
+    for warning in kernel.assembled.warnings:
+        yield "warning", warning
+    try:
+        counts = kernel.instructions
+    except AssemblerError as error:
+        yield "instructions", str(error)
+        return
+    yield "instructions", sum(counts.values())
+    yield "by opcode", ", ".join(f"{count} {opcode}" for opcode, count in counts.most_common(SHOWN))

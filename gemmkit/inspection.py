@@ -1,0 +1,146 @@
+"""What a configuration compiles to: PTX, machine code, registers, spills. No arrays are needed, and no GPU.
+
+>>> from gemmkit import get_config, layouts, operators
+>>> conf = get_config(operator=operators.FPUOp(M=16, N=16), global_a_layout=layouts.RowMajor("float32"))
+>>> kernel = compile_config(conf)                       # for the GPU that is here, or for an H100 where there is none
+>>> kernel.usage.spill_stores, kernel.instructions["BAR"] > 0
+(0, True)
+
+What is compiled is what `gemmkit.matmul` would run for operands of the sizes given; nothing is cached.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gemmkit.components import freeze
+from gemmkit.config import Config
+from gemmkit.kernels.select import KERNELS
+from gemmkit.layouts import Layout, Plain, Zero
+from gemmkit.planning import Compiled
+from gemmkit.problem import HOST, Problem
+from gemmkit.runtime.arrays import ArrayInfo, describe
+from gemmkit.runtime.assemble import Assembled, ResourceUsage, assemble, disassemble, instruction_counts
+from gemmkit.runtime.compile import to_ptx
+from gemmkit.runtime.device import DeviceInfo, target
+
+__all__ = ["CompiledKernel", "Occupancy", "compile_config", "occupancy"]
+
+_ADDRESS = 2**20                       # of the operands that are not there: as aligned as an allocation
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A configuration's kernel for one device: ``ptx``, and what the assembler made of it."""
+
+    config: Config
+    device: DeviceInfo
+    ptx: str
+    assembled: Assembled
+
+    @property
+    def usage(self) -> ResourceUsage:
+        """Registers a thread, spills and stack."""
+        return self.assembled.usage
+
+    @cached_property
+    def sass(self) -> str:
+        """The machine code as text; raises AssemblerError where there is no nvdisasm or the driver assembled."""
+        return disassemble(self.assembled.cubin)
+
+    @cached_property
+    def instructions(self) -> Counter[str]:
+        """How many instructions of each opcode the machine code has; raises as `sass` does."""
+        return instruction_counts(self.sass)
+
+    @cached_property
+    def occupancy(self) -> Occupancy:
+        """How many blocks fit on a multiprocessor."""
+        return occupancy(self.usage.registers, self.config.threads, self.config.spec().shared_bytes, self.device)
+
+
+def compile_config(conf: Config, *, device: DeviceInfo | None = None, gemm_shape: Mapping[str, int] | None = None,
+                   operands: Mapping[str, Any] | None = None) -> CompiledKernel:
+    """The kernel of a configuration.
+
+    Args:
+        device: what to compile for; None is the current GPU, or an H100 where there is none.
+        gemm_shape: M, N and K of the problem. They decide only which class of alignment and divisibility the kernel is
+            of; None is the class of large powers of two.
+        operands: arrays to take the place of ``a``, ``b``, ``c`` and ``out``. An operand in a plain layout (RowMajor,
+            ColMajor) needs none.
+
+    Raises:
+        ValueError: an operand whose layout is not plain and that was not given, or an unknown name.
+        ConfigError: the kernel does not fit the device.
+        AssemblerError, ComponentError: what compiling raises.
+    """
+    device = device or target()
+    conf.check_device(device)
+    given = dict(operands or {})
+    unknown = set(given) - {"a", "b", "c", "out"}
+    if unknown:
+        raise ValueError(f"operands: got {', '.join(sorted(unknown))}; the operands are a, b, c and out")
+    sizes = dict(gemm_shape or {name: 4096 for name in "MNK"})
+    M, N, K = (sizes[name] for name in "MNK")
+    place = next((info.device for info in freeze(conf.spec()).arrays), HOST)
+    infos: dict[str, ArrayInfo | None] = {}
+    for name, rows, columns in (("a", M, K), ("b", K, N), ("c", M, N), ("out", M, N)):
+        layout = getattr(conf, f"global_{'d' if name == 'out' else name}_layout")
+        infos[name] = describe(given[name], name) if name in given else _imagined(name, layout, rows, columns, place)
+    a, b, out = infos["a"], infos["b"], infos["out"]
+    assert a is not None and b is not None and out is not None
+    compiled = Compiled(Problem(M, N, K, conf, a, b, infos["c"], out, device), out)
+    ptx = to_ptx(KERNELS[conf.kernel], tuple(argument.type for argument in compiled.arguments), conf.threads, device,
+                 conf.blocks_per_sm)
+    return CompiledKernel(conf, device, ptx, assemble(ptx, device.arch_name))
+
+
+def _imagined(name: str, layout: Layout, rows: int, columns: int, place: int) -> ArrayInfo | None:
+    """A dense array in a plain layout, as the compiler sees one."""
+    if isinstance(layout, Zero):
+        return None if name == "c" else ArrayInfo(_ADDRESS, (rows, columns), (columns, 1), np.dtype(layout.dtype), place,
+                                                  False, "numpy")
+    if not isinstance(layout, Plain):
+        raise ValueError(f"{name}: {layout!r} does not say what its array looks like; give operands={{{name!r}: array}}")
+    strides = (1, rows) if layout.axis == 0 else (columns, 1)
+    return ArrayInfo(_ADDRESS, (rows, columns), strides, np.dtype(layout.dtype), place, False, "numpy")
+
+
+# -- occupancy --------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Occupancy:
+    """How many blocks of a kernel fit on a multiprocessor, by each resource; ``blocks`` is the least of them."""
+
+    by_registers: int
+    by_threads: int
+    by_shared_memory: int
+    by_hardware: int
+
+    @property
+    def blocks(self) -> int:
+        return min(self.by_registers, self.by_threads, self.by_shared_memory, self.by_hardware)
+
+
+def occupancy(registers: int, threads: int, shared_bytes: int, device: DeviceInfo) -> Occupancy:
+    """The occupancy of a kernel of ``registers`` a thread.
+
+    Registers are allotted to warps 256 at a time, shared memory to blocks 128 bytes at a time, with what the driver
+    reserves on top.
+
+    >>> from gemmkit.runtime.device import H100
+    >>> occupancy(128, 256, 100_000, H100)
+    Occupancy(by_registers=2, by_threads=8, by_shared_memory=2, by_hardware=32)
+    """
+    warps = -(-threads // 32)
+    warp_registers = -(-registers * 32 // 256) * 256
+    block_bytes = -(-(shared_bytes + device.reserved_shared_memory) // 128) * 128
+    return Occupancy(device.registers_per_sm // warp_registers // warps, device.max_threads_per_sm // threads,
+                     device.shared_memory_per_sm // block_bytes, device.max_blocks_per_sm)
