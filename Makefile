@@ -4,6 +4,7 @@
 #   make demo                          two examples on real data; in the emulator where there is no GPU
 #   make test [PYTEST_ARGS=...]        all tests that need no GPU
 #   make test-gpu [PYTEST_ARGS=...]    the tests that need one
+#   make sanitize                      a sample of kernels under compute-sanitizer (GPU)
 #   make lint, make bench, make venv, make clean
 #
 #   make test PYTHON=python3.12        makes the environment with another Python
@@ -34,7 +35,7 @@ endif
 READY := $(if $(FOREIGN),,$(STAMP))
 LINT_READY := $(if $(FOREIGN),,$(LINT_STAMP))
 
-.PHONY: help demo test test-gpu lint bench venv clean
+.PHONY: help demo test test-gpu sanitize lint bench venv clean
 .DEFAULT_GOAL := help
 
 help:
@@ -48,6 +49,10 @@ test: $(READY)
 
 test-gpu: $(READY)
 	$(PY) -m pytest -q -m gpu -n 8 $(PYTEST_ARGS)
+
+sanitize: $(READY)
+	compute-sanitizer --report-api-errors no --tool memcheck --error-exitcode 9 $(PY) -m bench.sanitized
+	compute-sanitizer --report-api-errors no --tool racecheck --error-exitcode 9 $(PY) -m bench.sanitized
 
 lint: $(LINT_READY)
 	$(PY) -m ruff check .

@@ -387,8 +387,9 @@ def _fold(op: Any, a: Any, b: Any) -> Any:
     return signature(result, a, b), lambda c, builder, s, v: c.get_constant_generic(builder, result, value)
 
 
-def _register_binary(op: Any) -> None:
-    @operation(op)
+def _register_binary(op: Any, key: Any) -> None:
+    """Type ``key`` (``+`` or ``+=``) by the rules of ``op`` (``+``)."""
+    @operation(key)
     def typer(context: Any, *args: Any) -> Any:
         if len(args) != 2:
             return None
@@ -495,7 +496,10 @@ def _narrow_operation(context: Any, op: Any, a: Any, b: Any) -> Any:
 
 
 for _op in _PYTHON:
-    _register_binary(_op)
+    _register_binary(_op, _op)
+    _in_place = getattr(operator, f"i{_op.__name__.rstrip('_')}", None)
+    if _op not in _COMPARISON and _in_place is not None:
+        _register_binary(_op, _in_place)
 
 
 def _register_math(function: Any) -> None:

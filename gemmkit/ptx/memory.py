@@ -62,8 +62,8 @@ def pack(context: Any, builder: Any, element: types.Type, values: list, unit: An
     if len(values) == 1:
         return builder.bitcast(values[0], unit)
     if data == ir.HalfType() or data == i16:
-        # As pairs in words that LLVM cannot look into: it would take a vector of halves apart again, and store it in
-        # two accesses of half the width.
+        # As pairs in words that LLVM cannot look into: it would take a vector of 16-bit elements apart again, and move
+        # it in two accesses of half the width.
         values = [builder.bitcast(v, i16) for v in values]
         values = [assembly(builder, "mov.b32 $0, {$1, $2};", [i32], pair, pure=True)[0]
                   for pair in (values[n:n + 2] for n in range(0, len(values), 2))]

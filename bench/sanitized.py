@@ -1,0 +1,64 @@
+"""A sample of every kind of kernel, small and odd, for compute-sanitizer: `make sanitize` on a machine with a GPU.
+
+    compute-sanitizer --tool memcheck  python -m bench.sanitized
+    compute-sanitizer --tool racecheck python -m bench.sanitized
+
+Prints each product's error against float64 and exits with 1 if one is wrong; the sanitizer reports what it finds itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+import gemmkit as gk
+from gemmkit import epilogues, operators, transforms
+
+SIZES = ((1, 1, 1), (33, 65, 17), (128, 128, 64))
+CASES: dict[str, tuple[str, Any, float]] = {
+    "mma f16": ("f2", operators.MMAOp(), 1e-3),
+    "wmma f16": ("f2", operators.WMMAOp(), 1e-3),
+    "fpu f32": ("f4", None, 1e-5),
+    "fpu f64": ("f8", None, 1e-13),
+    "fpu int32": ("i4", None, 0.0),
+    "fpu complex64": ("c8", None, 1e-5),
+}
+
+
+def main() -> int:
+    """Run the sample on CuPy arrays; 1 when a result is wrong."""
+    import cupy
+
+    rng, wrong = np.random.default_rng(0), 0
+    for name, (dtype, operator, tolerance) in CASES.items():
+        for trans in ("NN", "TT"):
+            for m, n, k in SIZES:
+                a, b = (_random(rng, s if t == "N" else s[::-1], dtype) for s, t in zip(((m, k), (k, n)), trans))
+                c = _random(rng, (m, n), dtype)
+                left, right, out = cupy.asarray(a), cupy.asarray(b), cupy.asarray(c)
+                gk.blas.gemmEx(trans[0], trans[1], 2.0 if dtype != "i4" else 2, left, right, 1, out, operator=operator)
+                wide = np.result_type(np.float64, dtype)
+                lhs, rhs = (x.astype(wide) if t == "N" else x.astype(wide).T for x, t in zip((a, b), trans))
+                reference = 2 * lhs @ rhs + c.astype(wide)
+                error = np.linalg.norm(out.get() - reference) / np.linalg.norm(reference)
+                wrong += not error <= tolerance
+                print(f"{name:14} {trans} {m}x{n}x{k} {error:.1e}", flush=True)
+    a, b, bias = (cupy.asarray(_random(rng, s, "f4")) for s in ((37, 29), (29, 41), (41,)))
+    d = gk.matmul(a, b, epilogue=epilogues.Bias(bias), transform_shared_to_regs_a=transforms.Elementwise(lambda x: x + 1))
+    reference = (a.get().astype("f8") + 1) @ b.get().astype("f8") + bias.get()
+    error = np.linalg.norm(d.get() - reference) / np.linalg.norm(reference)
+    print(f"bias, transform {error:.1e}")
+    return int(wrong > 0 or not error <= 1e-5)
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    if dtype == "i4":
+        return rng.integers(-9, 9, shape).astype(dtype)
+    values = rng.standard_normal(shape)
+    return (values + 1j * rng.standard_normal(shape) if dtype == "c8" else values).astype(dtype)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
