@@ -152,6 +152,29 @@ def field_values(component: Any) -> dict[str, Any]:
     return {field.name: getattr(component, field.name) for field in dataclasses.fields(component)}
 
 
+def without_arrays(component: Any) -> Any:
+    """The component with descriptions (ArrayInfo) in place of arrays, also of nested ones and of those that a function
+    captured: it freezes to the same type, and keeps no array alive."""
+    changed: dict[str, Any] = {}
+    for field, value in field_values(component).items():
+        if isinstance(value, Component):
+            inner = without_arrays(value)
+            if inner is not value:
+                changed[field] = inner
+        elif isinstance(value, FunctionType):
+            held = {name: describe(x, name) for name, x in captured(value).items() if is_array(x)}
+            if held:
+                changed[field] = without_captures(value, held, held.__getitem__)
+        elif is_array(value):
+            changed[field] = describe(value, field)
+    if not changed:
+        return component
+    out = copy.copy(component)
+    for field, value in changed.items():
+        object.__setattr__(out, field, value)
+    return out
+
+
 # -- freezing ---------------------------------------------------------------------------------------------------------
 
 def freeze(value: Any, name: str = "value") -> Frozen:

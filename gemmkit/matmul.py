@@ -47,6 +47,8 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
     ...     gemmkit.matmul(a, b, epilogue=gemmkit.epilogues.Bias(np.float32([0.5, 0]))).tolist()
     [[3.5, 3.0], [12.5, 12.0]]
     """
+    if not keywords and c is None and out is None and stream is None and current_mode() is None:
+        return _simplest(a, b, conf)
     if keywords:
         return _with_components(a, b, c, conf, out, stream, keywords)
     key = (_kind(a, "a"), _kind(b, "b"), c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
@@ -55,6 +57,16 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
     if known is None:
         known = _remember(key, Plan(a, b, c, out, conf, {}), conf)
     return known[0](a, b, c, out=out, stream=stream)
+
+
+def _simplest(a: Any, b: Any, conf: Config | None) -> Any:
+    """``matmul(a, b)``: what is left to do is to look up the plan, allocate and launch."""
+    of_a, of_b = describe(a, "a"), describe(b, "b")
+    key = (type(a), of_a[1:7], of_a[0] & 15, type(b), of_b[1:7], of_b[0] & 15, id(conf))    # & 15: the alignment class
+    known = _plans.get(key)
+    if known is None:
+        known = _remember(key, Plan(a, b, None, None, conf, {}), conf)
+    return known[0].launch_new(of_a, of_b.pointer)
 
 
 def _kind(x: Any, name: str) -> Any:
@@ -80,6 +92,8 @@ def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stre
     known = None if current_mode() is not None else _plans.get(key)
     if known is None:
         known = _remember(key, Plan(a, b, c, out, conf, keywords), conf)
+        if current_mode() is None:
+            known[0].forget_arrays()            # those of the conf are kept by the conf
     made = known[0]
     values = list(made.values)
     for name, f in frozen.items():

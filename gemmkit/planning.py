@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, cast
 
-from gemmkit.components import Component, Frozen, freeze, freeze_array
+from gemmkit.components import Component, Frozen, freeze, freeze_array, without_arrays
 from gemmkit.config import Config
 from gemmkit.emulator.mode import current_mode
 from gemmkit.kernels.select import KERNELS
@@ -149,6 +149,12 @@ class Plan:
         self.ranges = leaf_ranges(self.config)
         self._fast: Any = self._make_fast() if self._device >= 0 else None
 
+    def forget_arrays(self) -> None:
+        """Keep no array of a component alive: for a plan that gets the components' values with every call."""
+        self.config = without_arrays(self.config)
+        self._compiled.problem.config = self.config
+        self._compiled.spec = without_arrays(self._compiled.spec)
+
     def __repr__(self) -> str:
         M, N, K = self.shape
         return f"<plan of a {M} x {N} x {K} product>"
@@ -167,6 +173,15 @@ class Plan:
         if out is None:
             out = empty_like(a, self.shape[:2], self._dtype)
         return self._fast(template, a, b, c, out, stream)
+
+    def launch_new(self, a: ArrayInfo, at_b: int) -> Any:
+        """The product of operands that are known to be of the plan's kind, into a new array of a's library."""
+        out = empty_like(a, self.shape[:2], self._dtype)
+        if self._has_work:
+            start = self._launch or self._bind()
+            stream = current_stream(self._library, self._device, a.stream)
+            start(stream, self.values, a.pointer, at_b, 0, describe(out).pointer)
+        return out
 
     def _make_fast(self) -> Any:
         """The checks and the launch of a call, as a closure: its variables cost less than attributes."""
@@ -290,7 +305,10 @@ def check_stream(handle: int, device: int) -> None:
 
     if handle in (0, 1, 2) or not hasattr(driver, "cuStreamGetDevice"):
         return
-    status, found = driver.cuStreamGetDevice(handle)
+    try:
+        status, found = driver.cuStreamGetDevice(handle)
+    except RuntimeError:                  # a driver of before 12.8 cannot say
+        return
     if int(status) == 0 and int(found) != device:
         raise ValueError(f"stream is of device {int(found)} and the arrays are on device {device}")
 

@@ -62,16 +62,16 @@ class Gpu(Emulator):
         return contextlib.nullcontext()
 
     def array(self, x: np.ndarray) -> Any:
+        flip = x.flags.f_contiguous and not x.flags.c_contiguous
         if x.dtype == BF16:
             import torch
 
-            flip = x.ndim == 2 and x.flags.f_contiguous and not x.flags.c_contiguous
             words = np.ascontiguousarray(x.T if flip else x).view(np.int16)
             tensor = torch.from_numpy(words.copy()).cuda().view(torch.bfloat16)
             return tensor.T if flip else tensor
         import cupy
 
-        return cupy.array(x, order="K")
+        return cupy.array(x, order="F" if flip else "C")
 
     def numpy(self, x: Any) -> np.ndarray:
         if hasattr(x, "get"):

@@ -56,11 +56,9 @@ def run(path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, s
     for old, new in sizes.items():
         assert old in text, f"{path.name} has no {old!r} to make small"
     linecache.cache[path.name] = (len(text), None, text.splitlines(keepends=True), path.name)
-    namespace: dict[str, Any] = {"__name__": path.stem}
-    sys_modules_name = ModuleType(path.stem)
-    sys_modules_name.__dict__.update(namespace)
-    monkeypatch.setitem(sys.modules, path.stem, sys_modules_name)      # where dataclasses and typing look names up
-    namespace = sys_modules_name.__dict__
+    module = ModuleType(path.stem)                                     # where dataclasses and typing look names up
+    monkeypatch.setitem(sys.modules, path.stem, module)
+    namespace = vars(module)
     count = 0
     for block in (b for b in blocks(path) if b.language == "python"):
         source = block.text
@@ -75,6 +73,9 @@ def run(path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, s
 
 
 def without_places(report: str) -> Iterator[str]:
-    """The lines of an emulator's report without file names and line numbers."""
+    """The lines of a report without what varies: file names, line and thread numbers, addresses."""
     for line in report.strip().splitlines():
-        yield re.sub(r"(at|from) \S+:\d+:", r"\1 FILE:", line).strip()
+        for pattern, name in ((r"(?<=at |om )\S+:\d+:", "FILE:"), (r'File "[^"]*", line \d+', "FILE"),
+                              (r"thread \d+", "thread T"), (r"0x[0-9a-f]+", "ADDRESS")):
+            line = re.sub(pattern, name, line)
+        yield line.strip()

@@ -217,3 +217,16 @@ def test_a_captured_array_dies_with_its_function(cache: CubinCache) -> None:
         gc.collect()
         assert alive() is None
     assert cache.stats.builds == 1
+
+
+def test_a_component_without_its_arrays_is_the_same_kernel() -> None:
+    from gemmkit.components import freeze, without_arrays
+
+    bias, table = np.ones(256, "f4"), np.ones(256, "f4")
+    conf = small(epilogue=epilogues.Bias(bias), transform_regs_to_shared_d=Elementwise(lambda x, i, j: x + table[j]))
+    spec = conf.spec(True, True, True, True)
+    count = sys.getrefcount(bias), sys.getrefcount(table)
+    described = without_arrays(spec)
+    assert freeze(described).type is freeze(spec).type and freeze(described).leaves == freeze(spec).leaves
+    assert (sys.getrefcount(bias), sys.getrefcount(table)) == count
+    assert without_arrays(small().operator) == small().operator

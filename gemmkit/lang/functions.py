@@ -20,12 +20,13 @@ from typing import Any
 import numpy as np
 from numba.cuda import compiler as numba_compiler
 from numba.cuda import lowering
-from numba.cuda.core import errors, ir
+from numba.cuda.core import ir
 from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
 
 from gemmkit.lang.errors import ComponentError, explain
 from gemmkit.lang.numba_hooks import (
+    NumbaError,
     OpaqueModel,
     lowering_registry,
     register_model,
@@ -122,7 +123,7 @@ class DeviceFunction:
                     result = compile_function(self.weakened, args, captures)
                 except ComponentError:
                     raise
-                except (errors.NumbaError, NotImplementedError, TypeError) as error:
+                except (NumbaError, NotImplementedError, TypeError) as error:
                     raise explain(self.function, args, error) from error
                 result.target_context.insert_user_function(result.entry_point, result.fndesc, [result.library])
             self._compiled[key] = result

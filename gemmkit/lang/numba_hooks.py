@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from numba.core.errors import NumbaError  # the base of numba.cuda's errors; its types raise these, too
 from numba.cuda import types
 from numba.cuda.cudadecl import registry as typing_registry
 from numba.cuda.cudaimpl import registry as lowering_registry
@@ -20,6 +21,7 @@ from numba.cuda.typing.templates import AbstractTemplate, AttributeTemplate, Sig
 
 __all__ = [
     "AttributeTemplate",
+    "NumbaError",
     "OpaqueModel",
     "Signature",
     "global_callable",

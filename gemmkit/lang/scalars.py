@@ -214,8 +214,7 @@ def _float_to_narrow(context: Any, builder: Any, fromty: Any, toty: Any, value: 
 
 @lowering_registry.lower_cast(types.Integer, NarrowFloatType)
 def _integer_to_narrow(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
-    wide = context.cast(builder, value, fromty, types.float64)
-    return context.cast(builder, wide, types.float64, toty)
+    return narrow(builder, toty, context.cast(builder, value, fromty, types.float32))
 
 
 @lowering_registry.lower_cast(types.Boolean, NarrowFloatType)

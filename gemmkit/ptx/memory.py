@@ -41,6 +41,11 @@ def unpack(context: Any, builder: Any, element: types.Type, value: Any, count: i
     data = context.get_data_type(element)
     if count == 1:
         return [model.from_data(builder, builder.bitcast(value, data))]
+    if data == ir.HalfType() or data == i16:
+        halves: list = []                                  # as in `pack`
+        for word in _as_words(builder, value):
+            halves += assembly(builder, "mov.b32 {$0, $1}, $2;", [i16, i16], [word], pure=True)
+        return [model.from_data(builder, builder.bitcast(half, data)) for half in halves]
     vector = builder.bitcast(value, ir.VectorType(data, count))
     return [model.from_data(builder, builder.extract_element(vector, i32(n))) for n in range(count)]
 

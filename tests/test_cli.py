@@ -1,0 +1,229 @@
+"""The command line, run in this process."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gemmkit as gk
+from gemmkit.cli import COMMANDS, demo, explain, info, main
+from gemmkit.runtime import cache
+from gemmkit.runtime.device import H100
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache of this test's own."""
+    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("GEMMKIT_CACHE", raising=False)
+    cache.default_cache.cache_clear()
+    yield tmp_path
+    cache.default_cache.cache_clear()
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """Rows of the printed tables: the first cell -> the others. A row that goes on in the next line is one."""
+    found: dict[str, list[str]] = {}
+    last: list[str] = []
+    for line in text.splitlines():
+        if not line.startswith("│"):
+            continue
+        name, *cells = (cell.strip() for cell in line.strip("│").split("│"))
+        if name or not last:
+            found[name] = last = cells
+        else:
+            last[:] = [f"{old} {new}".strip() for old, new in zip(last, cells, strict=True)]
+    return found
+
+
+# -- help and errors ---------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("arguments", [["--help"], *([module.__name__.rpartition(".")[2], "--help"] for module in COMMANDS)],
+                         ids=" ".join)
+def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "usage: python -m gemmkit" in said
+    for module in COMMANDS:
+        if arguments == ["--help"]:
+            assert module.__name__.rpartition(".")[2] in said
+
+
+@pytest.mark.parametrize("arguments", [[], ["sing"], ["explain", "--layout", "xy"], ["cache", "lose"]], ids=" ".join)
+def test_what_is_no_command(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--a-dtype", "float9"], "--a-dtype float9: no dtype of this name; for example float16"),
+    (["--operator", "wmma", "--a-dtype", "f32"], "WMMAOp(dtype=float32"),
+    (["--operator", "mma", "--b-dtype", "f32"], "--operator mma: A is float16 and B is float32"),
+    (["--block", "64x64"], "--block 64x64: MxNxK is needed"),
+    (["--block", "100x64x64"], "block_shape=Tile(M=100"),
+    (["--k", "0"], "--k 0: a size of 1 or more"),
+    (["--a-dtype", "U7"], "a has dtype <U7"),
+], ids=lambda x: " ".join(x) if isinstance(x, list) else "")
+def test_explain_says_what_is_wrong(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err and "Traceback" not in printed.err
+
+
+def test_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "gemmkit", "explain", "--m", "0"], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith("error: --m 0")
+
+
+# -- info and cache ----------------------------------------------------------------------------------------------------
+
+def test_info(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info"]) == 0
+    found = rows(capsys.readouterr().out)
+    assert found["gemmkit"] == [gk.__version__] and found["Python"] and found["numpy"] and found["numba-cuda"]
+    assert found["ptxas"][0].startswith("ptxas ") and "/" not in found["ptxas"][0]
+    assert found["cache"][0].replace(" ", "") == f"{folder}:0kernels,0bytes".replace(" ", "")
+    assert found["compiled for"][0].startswith("sm_") and "KiB a block" in found["shared memory"][0]
+    assert found["operator"][:2] == ["WMMAOp (bfloat16)", "yes"] and found["kernel"][:2] == ["singlestage", "yes"]
+
+
+def test_info_without_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(info, "no_gpu", lambda: "the driver lists no device")
+    monkeypatch.setattr(info, "target", lambda: H100)
+    assert main(["info"]) == 0
+    found = rows(capsys.readouterr().out)
+    assert found["GPU"][0].startswith("no GPU (the driver lists no device)") and found["target"] == [H100.name]
+
+
+def test_info_tells_what_an_old_gpu_lacks(folder: Path, monkeypatch: pytest.MonkeyPatch,
+                                          capsys: pytest.CaptureFixture[str]) -> None:
+    import dataclasses
+
+    turing = dataclasses.replace(H100, name="a Turing", arch=(7, 5))
+    monkeypatch.setattr(info, "target", lambda: turing)
+    assert main(["info"]) == 0
+    said = capsys.readouterr().out
+    assert "Usable on a Turing (compute capability 7.5)" in said
+    lines = {name: next(line for line in said.splitlines() if f"│ {name} " in line) for name in ("FPUOp", "MMAOp", "WMMAOp")}
+    assert "yes" in lines["FPUOp"] and "yes" in lines["WMMAOp"] and "no: needs compute capability 8.0" in lines["MMAOp"]
+
+
+def test_a_variable_that_names_no_tool(folder: Path, monkeypatch: pytest.MonkeyPatch,
+                                       capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("GEMMKIT_PTXAS", "/nowhere/ptxas")
+    assert main(["info"]) == 0
+    assert "is not an executable file" in rows(capsys.readouterr().out)["ptxas"][0]
+
+
+def test_the_cache_is_shown_and_cleared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for key in ("one", "two"):
+        cache.default_cache().get_or_build(key, lambda: (b"\x7fELF" + bytes(1000), {}))
+    assert main(["cache"]) == 0
+    assert capsys.readouterr().out.startswith(f"{folder}: 2 kernels, ")
+    assert main(["cache", "clear"]) == 0
+    assert "removed 2 kernels" in capsys.readouterr().out and not list(folder.glob("*.kernel"))
+    assert main(["cache", "info"]) == 0
+    assert capsys.readouterr().out == f"{folder}: 0 kernels, 0 bytes\n"
+
+
+def test_no_cache_on_disk(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("GEMMKIT_CACHE", "0")
+    cache.default_cache.cache_clear()
+    assert main(["cache", "clear"]) == 0
+    assert "Nothing is kept on disk" in capsys.readouterr().out
+
+
+# -- explain -----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.compile
+def test_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ptx, sass = tmp_path / "k.ptx", tmp_path / "k.sass"
+    assert main(["explain", "--m", "256", "--n", "512", "--k", "64", "--block", "64x64x32", "--warp", "32x32x16", "--layout",
+                 "tn", "--d-dtype", "f32", "--config", "--ptx", str(ptx), "--sass", str(sass)]) == 0
+    said = capsys.readouterr().out
+    found = rows(said)
+    assert "D (256 x 512) = A (256 x 64) @ B (64 x 512)" in said
+    assert found["operator"] == ["MMAOp()"]
+    assert found["block"] == ["64x64x32 (M, N, K): 4 x 8 blocks, 2 steps along K"]
+    assert found["warp"] == ["32x32x16 (M, N, K): 2 x 4 fragments of 16x8x16, 1 deep"]
+    assert found["global A, B -> D"] == ["ColMajor('float16'), RowMajor('float16') -> RowMajor('float32')"]
+    blocks = int(found["all together"][-1])
+    assert blocks == min(int(found[limit][-1]) for limit in ("registers", "threads", "shared memory", "hardware")) >= 1
+    assert int(found["registers a thread"][0]) > 16 and found["stack a thread"] == ["0 bytes"]
+    assert "HMMA" in found["by opcode"][0] and int(found["instructions"][0]) > 100
+    assert "get_config(" in said and "block_shape=Tile(M=64, N=64, K=32)" in said
+    assert "mma.sync" in ptx.read_text() and "HMMA" in sass.read_text()
+
+
+@pytest.mark.parametrize(("arguments", "operator"), [
+    ([], "MMAOp()"),
+    (["--a-dtype", "bf16"], "MMAOp(dtype='bfloat16')"),
+    (["--accumulator", "f16"], "MMAOp(accumulator='float16')"),
+    (["--operator", "fpu"], "FPUOp("),
+    (["--operator", "wmma", "--layout", "nt"], "WMMAOp(a_order='row'"),
+    (["--a-dtype", "f32"], "FPUOp("),
+    (["--a-dtype", "int8", "--accumulator", "int32"], "FPUOp("),
+    (["--a-dtype", "f32", "--b-dtype", "f64"], "FPUOp("),
+], ids=lambda x: " ".join(x) if isinstance(x, list) else "")
+def test_explain_chooses_the_operator_asked_for(arguments: list[str], operator: str) -> None:
+    import argparse
+
+    commands = argparse.ArgumentParser().add_subparsers()
+    options = explain.add_parser(commands).parse_args(arguments)
+    assert repr(explain.configuration(options, H100).operator).startswith(operator)
+
+
+# -- demo --------------------------------------------------------------------------------------------------------------
+
+class Example:
+    """Stands for a module of `examples`."""
+
+    def __init__(self, result: bool):
+        self.result, self.emulate = result, "not called"
+
+    def main(self, emulate: Any) -> bool:
+        self.emulate = emulate
+        return self.result
+
+
+@pytest.mark.parametrize(("results", "status"), [((True, True), 0), ((True, False), 1), ((False, True), 1)])
+def test_demo_fails_with_an_example(results: tuple[bool, bool], status: int, monkeypatch: pytest.MonkeyPatch,
+                                    capsys: pytest.CaptureFixture[str]) -> None:
+    examples = {name: Example(result) for name, result in zip(demo.EXAMPLES, results, strict=True)}
+    monkeypatch.setattr(demo, "_example", examples.__getitem__)
+    assert main(["demo", "--emulate"]) == status
+    said = capsys.readouterr().out
+    assert [e.emulate for e in examples.values()] == [True, True] and "Emulating" in said
+    for name, result in zip(demo.EXAMPLES, results, strict=True):
+        assert result or f"Not as it must be: {name}" in said
+
+
+def test_demo_says_when_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    example = Example(True)
+    monkeypatch.setattr(demo, "_example", lambda name: example)
+    monkeypatch.setattr(demo, "no_gpu", lambda: "the driver lists no device")
+    assert main(["demo"]) == 0 and example.emulate is None
+    assert capsys.readouterr().out.startswith("No GPU (the driver lists no device). The kernels run in the emulator")
+
+
+def test_demo_runs_the_examples() -> None:
+    for name in demo.EXAMPLES:
+        assert demo._example(name) is importlib.import_module(f"examples.{name}")
+
+
+def test_demo_away_from_the_source_tree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                        capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(gk, "__file__", str(tmp_path / "gemmkit" / "__init__.py"))
+    assert main(["demo", "--emulate"]) == 2
+    assert "run this command in gemmkit's source tree" in capsys.readouterr().err
