@@ -33,7 +33,7 @@ class Machine:
         """What the example's products must run inside."""
         return gk.emulate() if self.emulated else contextlib.nullcontext()
 
-    def mapping(self, **extents: int) -> dict[str, gk.Tile]:
+    def mapping(self, **extents: int) -> dict[str, Any]:
         """Fields for `gemmkit.get_config`: none on a GPU, where the defaults are right; in the emulator a block of
         these extents worked on by one warp.
 

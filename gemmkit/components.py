@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import typing
 from functools import cache, cached_property
 from types import FunctionType
@@ -47,6 +48,7 @@ from gemmkit.lang.numba_hooks import (
     types,
     typing_registry,
 )
+from gemmkit.lang.references import References
 from gemmkit.lang.scalars import index, numba_type, weak_float64
 from gemmkit.lang.values import static_type, static_value
 from gemmkit.runtime.arrays import ArrayInfo, alignment, describe
@@ -283,24 +285,43 @@ def _freeze_component(component: Component, path: str) -> Frozen:
     return Frozen(component_type(cls, fingerprint, runtime, static, component), fingerprint, leaves, arrays)
 
 
-@cache
+_class_texts: dict[type, tuple[str, list[References]]] = {}
+
+
 def class_text(cls: type) -> str:
-    """A component class as text: its name, and the code of all its functions (inherited ones too)."""
-    parts = [f"{cls.__module__}.{cls.__qualname__}"]
+    """A component class as text: its name, its constants, and the code of all its functions (inherited ones too)."""
+    known = _class_texts.get(cls)
+    if known is not None and all(references.stand() for references in known[1]):
+        return known[0]
+    parts, references = [f"{cls.__module__}.{cls.__qualname__}"], []
     for base in cls.__mro__[:-1]:
         if base is Component:
             continue
         for name, value in sorted(vars(base).items()):
             if name.startswith("__") and name != "__call__":
                 continue
-            if isinstance(value, FunctionType):
-                parts.append(f"{name}:{function_text(value)}")
-            elif isinstance(value, (property, cached_property)):
-                getter = value.func if isinstance(value, cached_property) else value.fget
-                parts.append(f"{name}:{function_text(getter)}")
-            elif isinstance(value, (bool, int, float, str, tuple, np.dtype)):
+            function = _function_of(value)
+            if function is not None:
+                parts.append(f"{name}:{function_text(function)}")
+                references.append(References(function))
+            elif isinstance(value, _CONSTANTS) or hasattr(value, "__device_type__"):
                 parts.append(f"{name}={value_text(value)}")
-    return digest("\n".join(parts))
+    _class_texts[cls] = text, _ = digest("\n".join(parts)), references
+    return text
+
+
+_CONSTANTS = (bool, int, float, complex, str, bytes, tuple, np.dtype, np.generic, type, type(None))
+
+
+def _function_of(value: Any) -> FunctionType | None:
+    """The function in an entry of a class: a method, a static method or a property's getter."""
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    elif isinstance(value, cached_property):
+        value = value.func
+    elif isinstance(value, property):
+        value = value.fget
+    return value if isinstance(value, FunctionType) else None
 
 
 def _freeze_function(function: Any, name: str) -> Frozen:
@@ -328,7 +349,7 @@ class ComponentType(types.Callable):
         return self._key
 
     def method(self, name: str) -> DeviceFunction | None:
-        value = getattr(self.cls, name, None)
+        value = inspect.getattr_static(self.cls, name, None)          # a static method is an attribute like any other
         return device(value) if isinstance(value, (FunctionType, DeviceFunction)) else None
 
     def get_call_type(self, context: Any, args: tuple, kws: dict) -> Any:

@@ -53,7 +53,7 @@ def run(path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, s
     """
     monkeypatch.setitem(sys.modules, "cupy", stand_in(rng))
     text = path.read_text(encoding="utf-8")
-    for old, new in sizes.items():
+    for old in sizes:
         assert old in text, f"{path.name} has no {old!r} to make small"
     linecache.cache[path.name] = (len(text), None, text.splitlines(keepends=True), path.name)
     module = ModuleType(path.stem)                                     # where dataclasses and typing look names up

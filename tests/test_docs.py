@@ -41,5 +41,5 @@ def test_the_map_names_what_is_there() -> None:
 def test_the_map_names_every_package() -> None:
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
     for package in (markdown.ROOT / "gemmkit").iterdir():
-        if (package / "__init__.py").exists() or package.suffix == ".py" and not package.name.startswith("__"):
+        if (package / "__init__.py").exists() or (package.suffix == ".py" and not package.name.startswith("__")):
             assert f"`{package.name}{'/' if package.is_dir() else ''}`" in text, f"architecture.md has no {package.name}"

@@ -190,6 +190,15 @@ def test_coordinates_of_other_dimensions_are_refused() -> None:
         _ = Tile(M=8, N=4).index.K
 
 
+def test_coordinates_are_no_lists() -> None:
+    """They are tuples underneath, and what tuples make of + and * is never meant (device code refuses it, too)."""
+    coord = Tile(M=8, N=4).index
+    for nonsense in (lambda: coord + coord, lambda: coord * 2, lambda: 2 * coord):
+        with pytest.raises(TypeError):
+            nonsense()
+    assert (coord.M, coord[1], list(coord)) == (0, 0, [0, 0]) and coord != (0, 0)
+
+
 # -- parallelise and subdivide -----------------------------------------------------------------------------------------
 
 @every_case

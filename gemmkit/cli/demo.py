@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
         out.print("[bold]Emulating:[/bold] the kernels run thread by thread in Python, with every memory access checked.")
     elif reason is not None:
         out.print(f"[bold]No GPU[/bold] ({reason}). The kernels run in the emulator: thread by thread in Python, with every "
-                  "memory access checked. Under a minute in all.")
+                  "memory access checked. Under a minute in all, as a rule.")
     failed = []
     for name in EXAMPLES:
         out.print()

@@ -135,7 +135,8 @@ def mapping(conf: Config, options: argparse.Namespace) -> Iterator[tuple[str, st
     yield "kernel", conf.kernel
     yield "global A, B -> D", f"{conf.global_a_layout!r}, {conf.global_b_layout!r} -> {conf.global_d_layout!r}"
     yield "shared A, B, D", f"{conf.shared_a_layout!r}, {conf.shared_b_layout!r}, {conf.shared_d_layout!r}"
-    yield "block", f"{extents(conf.block_shape)}: {rows} x {columns} blocks, {-(-options.k // spec.block.size.K)} steps along K"
+    steps = -(-options.k // spec.block.size.K)
+    yield "block", f"{extents(conf.block_shape)}: {rows} x {columns} blocks, {steps} steps along K"
     yield "warp", f"{extents(conf.compute_warp)}: {spec.fragments_m} x {spec.fragments_n} fragments of " \
                   f"{'x'.join(map(str, conf.operator.shape))}, {spec.steps_k} deep"
     for name, text in (("a", "loads of A"), ("b", "loads of B"), ("cd", "stores of D")):

@@ -37,9 +37,10 @@ def copy_in_turn(operand: Any, moves: int, data: Any, pointer: Any, block: Any, 
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
         for j in range(len(thread_tiles)):
             tile = thread_tiles[j]
-            held = choose(operand.is_direct, read_words, read_tile, operand, data, translate(tile, at_i, at_j), rows, columns,
-                          nothing, shape)
-            choose(operand.is_direct, put_words, put_elements, operand, pointer, tile, operand.shared.leading(block.size), held)
+            held = choose(operand.is_direct, read_words, read_tile, operand, data, translate(tile, at_i, at_j), rows,
+                          columns, nothing, shape)
+            choose(operand.is_direct, put_words, put_elements, operand, pointer, tile,
+                   operand.shared.leading(block.size), held)
 
 
 def copy_together(operand: Any, moves: int, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int,

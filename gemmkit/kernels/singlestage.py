@@ -50,11 +50,11 @@ def singlestage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
     for block_k in range(begin, min(a_end, b_end), block.size.K):
         if spec.condition(block_m, block_n, block_k):
             # 3a. A: global -> shared.
-            copy_to_shared(spec.a, spec.a_moves, a, a_shared, block.MK, block_m, block_k, shape.M, shape.K, spec.operator.identity,
-                           warp, spec.warps, shape)
+            copy_to_shared(spec.a, spec.a_moves, a, a_shared, block.MK, block_m, block_k, shape.M, shape.K,
+                           spec.operator.identity, warp, spec.warps, shape)
             # 3b. B: global -> shared.
-            copy_to_shared(spec.b, spec.b_moves, b, b_shared, block.KN, block_k, block_n, shape.K, shape.N, spec.operator.identity,
-                           warp, spec.warps, shape)
+            copy_to_shared(spec.b, spec.b_moves, b, b_shared, block.KN, block_k, block_n, shape.K, shape.N,
+                           spec.operator.identity, warp, spec.warps, shape)
             barrier()
             # 3c. Every warp multiplies its part.
             warp_tiles = parallelise(block, spec.compute_warp, warp, spec.warps)
@@ -74,7 +74,8 @@ def singlestage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
 def load_c(spec: Any, accumulators: Any, c: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
     """Steps 1 and 2."""
     pointer = shared(spec.c.shared.dtype, 0)
-    copy_to_shared(spec.c, spec.c_moves, c, pointer, spec.block.MN, block_m, block_n, shape.M, shape.N, 0, warp, spec.warps, shape)
+    copy_to_shared(spec.c, spec.c_moves, c, pointer, spec.block.MN, block_m, block_n, shape.M, shape.N, 0, warp,
+                   spec.warps, shape)
     barrier()
     leading = spec.c.shared.leading(spec.block.MN.size)
     warp_tile = parallelise(spec.block.MN, spec.compute_warp.MN, warp, spec.warps)[0]

@@ -80,7 +80,8 @@ class Operand(Component):
         lanes, left = divmod(self.warp.count, 32 * self.thread.count)
         steps, right = divmod(tile.count, self.warp.count * warps)
         registers = lanes * steps * self.held.count * max(1, self.held.dtype.itemsize // 4)
-        return lanes * steps if not left and not right and registers <= HELD else 0
+        limit = HELD if self.whole else HELD // 2         # edges take registers of their own
+        return lanes * steps if not left and not right and registers <= limit else 0
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 from numba.cuda import cgutils
 from numba.cuda.core import ir
 
-from gemmkit.lang.functions import DeviceFunction, device, names_of
+from gemmkit.lang.functions import DeviceFunction, device
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
     lowering_registry,
@@ -25,6 +25,8 @@ from gemmkit.lang.numba_hooks import (
     types,
     typing_registry,
 )
+from gemmkit.lang.references import names_of
+from gemmkit.runtime.arrays import ArrayInfo
 
 ARGUMENT = "gemmkit_captures"
 
@@ -46,7 +48,7 @@ def captured(function: Any) -> dict[str, Any]:
 def _is_runtime(value: Any) -> bool:
     from gemmkit.components import is_array
 
-    return isinstance(value, np.generic) or is_array(value)
+    return isinstance(value, (np.generic, ArrayInfo)) or is_array(value)
 
 
 class CapturesType(types.Type):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.functions import DeviceFunction
+from gemmkit.lang.references import attributes, names_of
 
 _busy = threading.local()
 
@@ -58,20 +59,23 @@ def function_text(function: Any, runtime: Collection[str] = ()) -> str:
         parts = [code_text(function.__code__), repr(function.__defaults__)]
         cells = zip(function.__code__.co_freevars, function.__closure__ or ())
         parts += [n if n in runtime else value_text(cell.cell_contents) for n, cell in cells]
-        scope = function.__globals__
-        parts += [n if n in runtime else f"{n}={value_text(scope[n])}"
-                  for n in sorted(_global_names(function.__code__)) if n in scope]
+        scope, names = function.__globals__, set(names_of(function.__code__))
+        parts += [n if n in runtime else f"{n}={_looked_up(scope[n], names)}" for n in sorted(names) if n in scope]
         return digest("\n".join(parts))
     finally:
         stack.pop()
 
 
-def _global_names(code: CodeType) -> set[str]:
-    names = set(code.co_names)
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            names |= _global_names(const)
-    return names
+def _looked_up(value: Any, names: set[str]) -> str:
+    """`value_text` of what a function's code names; of a user's module, with those of its attributes that it may read."""
+    if not isinstance(value, ModuleType) or value in _busy.stack:
+        return value_text(value)
+    _busy.stack.append(value)
+    try:
+        read = attributes(value, names).items()
+        return value_text(value) + "".join(f";{name}={_looked_up(x, names)}" for name, x in read)
+    finally:
+        _busy.stack.pop()
 
 
 def value_text(value: Any) -> str:

@@ -14,6 +14,7 @@ device function calls it. Three things make plain Python enough:
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -35,6 +36,7 @@ from gemmkit.lang.numba_hooks import (
     typeof_impl,
     types,
 )
+from gemmkit.lang.references import References, names_of
 
 _target = threading.local()
 
@@ -96,6 +98,7 @@ class DeviceFunction:
         self.__wrapped__ = function
         self._compiled: dict[tuple, Any] = {}
         self._weakened: FunctionType | None = None
+        self._references: References | None = None
 
     def __call__(self, *args: Any) -> Any:
         return self.function(*args)
@@ -106,15 +109,24 @@ class DeviceFunction:
     @property
     def weakened(self) -> Any:
         """The function that Numba compiles: weak constants, and helpers turned into device functions."""
+        self._look()
         if self._weakened is None:
             self._weakened = _weaken_function(self.function)
         return self._weakened
+
+    def _look(self, runtime: Collection[str] = ()) -> None:
+        """Start anew when what the function refers to has changed since it was compiled."""
+        if self._references is None or not self._references.stand():
+            self._weakened = None
+            self._compiled.clear()
+            self._references = References(self.function, runtime)
 
     def compile(self, args: tuple, captures: Any = None) -> Any:
         """Numba's compile result for the argument types; raises ComponentError with the user's file and line.
 
         ``captures`` is the struct type of the runtime values that the function captured (:mod:`gemmkit.lang.closures`).
         """
+        self._look(captures.members if captures is not None else ())
         key = (target_arch(), args, captures)
         result = self._compiled.get(key)
         if result is None:
@@ -306,14 +318,6 @@ def _weaken_function(function: FunctionType) -> FunctionType:
     weak.__module__ = function.__module__
     weak.__kwdefaults__ = function.__kwdefaults__
     return weak
-
-
-def names_of(code: CodeType) -> Any:
-    """The names that a code object, or one nested in it, looks up."""
-    yield from code.co_names
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            yield from names_of(const)
 
 
 class DeviceFunctionType(types.Callable, types.Opaque):

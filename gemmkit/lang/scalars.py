@@ -19,8 +19,7 @@ from llvmlite import ir
 from numba.cuda.typeconv import Conversion
 
 from gemmkit.lang.functions import WeakFloat, WeakInt
-from gemmkit.lang.numba_hooks import (lowering_registry, models, operation, register_model, signature, types,
-                                      unify_weakly)
+from gemmkit.lang.numba_hooks import lowering_registry, models, operation, register_model, signature, types, unify_weakly
 
 i1, i16, i32, i64 = (ir.IntType(n) for n in (1, 16, 32, 64))
 f32, f64 = ir.FloatType(), ir.DoubleType()
@@ -451,7 +450,7 @@ def _strong_operation(context: Any, op: Any, strong: types.Type, a: Any, b: Any)
 
 
 def _fits_in_any_float(t: Any) -> bool:
-    return isinstance(t, types.Boolean) or _is_int(t) and t.bitwidth <= 8
+    return isinstance(t, types.Boolean) or (_is_int(t) and t.bitwidth <= 8)
 
 
 def _narrow_operation(context: Any, op: Any, a: Any, b: Any) -> Any:

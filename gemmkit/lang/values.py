@@ -24,7 +24,15 @@ from gemmkit.lang.numba_hooks import (
     typeof_impl,
     types,
 )
-from gemmkit.lang.scalars import IndexType, NarrowFloatType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral, index, numba_type
+from gemmkit.lang.scalars import (
+    IndexType,
+    NarrowFloatType,
+    WeakFloat64Type,
+    WeakFloatLiteral,
+    WeakIntLiteral,
+    index,
+    numba_type,
+)
 
 
 class DTypeType(types.Callable, types.Opaque):

@@ -148,8 +148,10 @@ class LoadedKernel:
 
         Raises ValueError, naming the value and the limit, when the device or the kernel cannot do it.
 
-        >>> bound = kernel.bind((64, 64), (128,), 98304, ["u64", "u64", "i32", "f32"])      # doctest: +SKIP
-        >>> bound.launch(stream, (a.data.ptr, d.data.ptr, n, alpha))                        # doctest: +SKIP
+        Example::
+
+            bound = kernel.bind((64, 64), (128,), 98304, ["u64", "u64", "i32", "f32"])
+            bound.launch(stream, (a.data.ptr, d.data.ptr, n, alpha))
         """
         ordinal = device.ensure_context()
         limits, attributes = device.current(), self.kernel.attributes[ordinal]

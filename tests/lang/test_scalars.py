@@ -71,7 +71,7 @@ def test_integers_stay_what_they_are(name: str, dtype: np.dtype) -> None:
 
 def accumulate(x: Any) -> Any:
     total = 0
-    for i in range(4):
+    for _ in range(4):
         total += x * 0.5
         total *= 2
         total -= 1.0
@@ -205,7 +205,7 @@ def test_int_and_bool() -> None:
     for given in (*NARROW, F4, WEAK):
         assert device_dtype(result(lambda x: int(x), given)) == np.dtype("i8")
         assert result(lambda x: bool(x), given) == BOOL
-        assert result(lambda x: x > 0 and x < 1 or not x, given) == BOOL
+        assert result(lambda x: (x > 0 and x < 1) or not x, given) == BOOL
     assert result(lambda m: int(m), INDEX) == INDEX
 
 
