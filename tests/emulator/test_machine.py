@@ -129,8 +129,8 @@ def test_nothing_is_left_behind_by_a_fault(seed: int | None) -> None:
         assert 40 in unwound and not swallowed
         if seed is None:
             assert sorted(unwound) == list(range(41))  # the others had not begun
+        gc.collect()  # Python 3.12 may keep the last thread in a cycle of exceptions and frames
         assert greenlets() == before
-        gc.collect()
         assert not any(reference() for reference in alive)
         with pytest.raises(RuntimeError, match="not inside"):
             machine.current()
