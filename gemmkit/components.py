@@ -29,7 +29,7 @@ import inspect
 import typing
 from functools import cache, cached_property
 from types import FunctionType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -189,14 +189,14 @@ def freeze(value: Any, name: str = "value") -> Frozen:
         return _freeze_component(value, name)
     if isinstance(value, (FunctionType, DeviceFunction)):
         return _freeze_function(value, name)
-    if isinstance(value, ArrayInfo) or is_array(value):
-        return freeze_array(value if isinstance(value, ArrayInfo) else describe(value, name))
-    if isinstance(value, np.generic):
-        return freeze_scalar(value)
     try:
+        if isinstance(value, ArrayInfo) or is_array(value):
+            return freeze_array(value if isinstance(value, ArrayInfo) else describe(value, name))
+        if isinstance(value, np.generic):
+            return freeze_scalar(value)
         ty = static_type(value)
     except TypeError as error:
-        raise TypeError(f"{name}: {error}") from None
+        raise TypeError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
     return Frozen(ty, value_text(value), [], [])
 
 
@@ -354,7 +354,7 @@ class ComponentType(types.Callable):
 
     def get_call_type(self, context: Any, args: tuple, kws: dict) -> Any:
         function = self.method("__call__")
-        if function is None or kws:
+        if function is None:
             return None
         return MethodType(self, "__call__", function).get_call_type(context, args, kws)
 
@@ -375,6 +375,8 @@ def component_type(cls: type, fingerprint: str, runtime: dict, static: dict, com
     found = _types.get(key)
     if found is None:
         skeleton = copy.copy(component)
+        for name in [n for n in vars(skeleton) if isinstance(inspect.getattr_static(cls, n, None), cached_property)]:
+            del vars(skeleton)[name]                          # known for this component's runtime values alone
         for name in runtime:
             object.__setattr__(skeleton, name, _without_runtime(cls, name, runtime[name], getattr(component, name)))
         found = _types.setdefault(key, ComponentType(cls, fingerprint, runtime, static, skeleton))
@@ -397,8 +399,21 @@ class _RuntimeField:
         self.__dict__["_what"] = f"{cls.__qualname__}.{name}"
 
     def __getattr__(self, name: str) -> Any:
+        self._refuse()
+
+    def _refuse(self, *_: Any) -> NoReturn:
         raise TypeError(f"a property of a component used in device code may not depend on the runtime field {self._what}; "
                         "write a method")
+
+    __hash__ = object.__hash__
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"):
+    for _side in (f"__{_name}__", f"__r{_name}__"):
+        setattr(_RuntimeField, _side, _RuntimeField._refuse)
+for _name in ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "bool", "int", "float", "complex", "index",
+              "len", "iter", "getitem", "contains", "call", "round", "array"):
+    setattr(_RuntimeField, f"__{_name}__", _RuntimeField._refuse)
 
 
 @register_model(ComponentType)
@@ -419,12 +434,9 @@ class MethodType(types.Callable):
         return self.component, self.function
 
     def get_call_type(self, context: Any, args: tuple, kws: dict) -> Any:
-        if kws:
-            code = self.function.function.__code__
-            names = code.co_varnames[1:code.co_argcount]
-            args = tuple(args) + tuple(kws[name] for name in names[len(args):])
+        args, declared = self.function.bind(args, kws, bound=1)
         result = self.function.compile((self.component, *args))
-        return signature(result.signature.return_type, *args, recvr=self.component)
+        return signature(result.signature.return_type, *args, recvr=self.component).replace(pysig=declared)
 
     def get_call_signatures(self) -> Any:
         return [], True

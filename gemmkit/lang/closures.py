@@ -25,7 +25,7 @@ from gemmkit.lang.numba_hooks import (
     types,
     typing_registry,
 )
-from gemmkit.lang.references import names_of
+from gemmkit.lang.references import globals_of
 from gemmkit.runtime.arrays import ArrayInfo
 
 ARGUMENT = "gemmkit_captures"
@@ -38,7 +38,7 @@ def captured(function: Any) -> dict[str, Any]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         if _is_runtime(cell.cell_contents):
             found[name] = cell.cell_contents
-    for name in sorted(set(names_of(function.__code__))):
+    for name in sorted(globals_of(function.__code__)):
         value = function.__globals__.get(name)
         if name not in found and _is_runtime(value):
             found[name] = value
@@ -91,10 +91,9 @@ class ClosureType(types.Callable):
         return self._key
 
     def get_call_type(self, context: Any, args: tuple, kws: dict) -> Any:
-        if kws:
-            return None
-        result = self.function.compile(tuple(args), self.captures)
-        return signature(result.signature.return_type, *args, recvr=self.captures)
+        args, declared = self.function.bind(args, kws)
+        result = self.function.compile(args, self.captures)
+        return signature(result.signature.return_type, *args, recvr=self.captures).replace(pysig=declared)
 
     def get_call_signatures(self) -> Any:
         return [], True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 
@@ -11,20 +12,27 @@ class ComponentError(TypeError):
 
 def explain(function: Any, args: tuple, error: Exception) -> ComponentError:
     """``error``, raised by Numba while it compiled ``function`` for the argument types, with the user's place first."""
-    code = function.__code__
-    where = f'{code.co_filename}:{code.co_firstlineno}'
-    loc = getattr(error, "loc", None) or _stood_at(error)
-    if loc is not None and loc.filename == code.co_filename:
-        where = f"{loc.filename}:{loc.line}"
     import linecache
 
-    filename, _, line = where.rpartition(":")
-    source = linecache.getline(filename, int(line)).strip()
+    filename = function.__code__.co_filename
+    line = _line(filename, error) or function.__code__.co_firstlineno
+    source = linecache.getline(filename, line).strip()
     kinds = ", ".join(str(a) for a in args)
     reason = _first_line(str(error))
     return ComponentError(
         f'{function.__qualname__} cannot be compiled as device code\n  File "{filename}", line {line}\n    {source}\n'
         f"  with arguments ({kinds})\n  {reason}")
+
+
+def _line(filename: str, error: Exception) -> int | None:
+    """The line of the user's file where Numba met the error: by the error itself, by its text, or by where Numba stood."""
+    loc = getattr(error, "loc", None)
+    if loc is None or loc.filename != filename:
+        told = re.search(rf"^During: typing of .* at {re.escape(filename)} \((\d+)\)$", str(error), re.MULTILINE)
+        if told:
+            return int(told[1])
+        loc = _stood_at(error)
+    return int(loc.line) if loc is not None and loc.filename == filename else None
 
 
 def _stood_at(error: Exception) -> Any:
@@ -38,8 +46,6 @@ def _stood_at(error: Exception) -> Any:
 
 def _first_line(text: str) -> str:
     """What Numba says first, up to the source lines that it shows below."""
-    import re
-
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     skip = ("Failed in", "During:", "<source", "- Resolution", "- Of which", "With argument", "Overload", "There are")

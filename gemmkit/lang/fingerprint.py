@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.functions import DeviceFunction
-from gemmkit.lang.references import attributes, names_of
+from gemmkit.lang.references import attributes, globals_of, names_of
 
 _busy = threading.local()
 
@@ -38,7 +38,7 @@ def package_digest() -> str:
 
 def code_text(code: CodeType) -> str:
     """A code object without its place in a file."""
-    constants = [code_text(c) if isinstance(c, CodeType) else f"{type(c).__name__}:{c!r}" for c in code.co_consts]
+    constants = [code_text(c) if isinstance(c, CodeType) else value_text(c) for c in code.co_consts]
     return repr((code.co_name, code.co_code.hex(), constants, code.co_names, code.co_varnames, code.co_freevars,
                  code.co_argcount))
 
@@ -56,24 +56,24 @@ def function_text(function: Any, runtime: Collection[str] = ()) -> str:
         return f"recursive:{function.__qualname__}"
     stack.append(function)
     try:
-        parts = [code_text(function.__code__), repr(function.__defaults__)]
+        parts = [code_text(function.__code__), value_text(function.__defaults__), value_text(function.__kwdefaults__)]
         cells = zip(function.__code__.co_freevars, function.__closure__ or ())
         parts += [n if n in runtime else value_text(cell.cell_contents) for n, cell in cells]
-        scope, names = function.__globals__, set(names_of(function.__code__))
-        parts += [n if n in runtime else f"{n}={_looked_up(scope[n], names)}" for n in sorted(names) if n in scope]
+        scope, names = function.__globals__, names_of(function.__code__)
+        parts += [n if n in runtime else f"{n}={_looked_up(scope[n], names)}"
+                  for n in sorted(globals_of(function.__code__)) if n in scope]
         return digest("\n".join(parts))
     finally:
         stack.pop()
 
 
-def _looked_up(value: Any, names: set[str]) -> str:
-    """`value_text` of what a function's code names; of a user's module, with those of its attributes that it may read."""
-    if not isinstance(value, ModuleType) or value in _busy.stack:
+def _looked_up(value: Any, names: Collection[str]) -> str:
+    """`value_text` of what a function's code names; a user's module or class, with the attributes that it may read."""
+    if not isinstance(value, (ModuleType, type)) or value in _busy.stack:
         return value_text(value)
     _busy.stack.append(value)
     try:
-        read = attributes(value, names).items()
-        return value_text(value) + "".join(f";{name}={_looked_up(x, names)}" for name, x in read)
+        return value_text(value) + "".join(f";{name}={_looked_up(x, names)}" for _, name, x in attributes(value, names))
     finally:
         _busy.stack.pop()
 
@@ -91,6 +91,10 @@ def value_text(value: Any) -> str:
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, (tuple, list)):
         return "(" + ",".join(value_text(v) for v in value) + ")"
+    if isinstance(value, (set, frozenset)):               # in an order of its own in every process
+        return "{" + ",".join(sorted(map(value_text, value))) + "}"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{value_text(k)}:{value_text(v)}" for k, v in value.items()) + "}"
     if isinstance(value, np.dtype):
         return f"dtype:{value.name}"
     if isinstance(value, np.ndarray):                     # its repr leaves elements out

@@ -13,8 +13,10 @@ device function calls it. Three things make plain Python enough:
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Collection
+from functools import cached_property
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -29,6 +31,8 @@ from gemmkit.lang.errors import ComponentError, explain
 from gemmkit.lang.numba_hooks import (
     NumbaError,
     OpaqueModel,
+    TypingError,
+    fold_arguments,
     lowering_registry,
     register_model,
     signature,
@@ -36,7 +40,7 @@ from gemmkit.lang.numba_hooks import (
     typeof_impl,
     types,
 )
-from gemmkit.lang.references import References, names_of
+from gemmkit.lang.references import References, globals_of
 
 _target = threading.local()
 
@@ -121,30 +125,70 @@ class DeviceFunction:
             self._compiled.clear()
             self._references = References(self.function, runtime)
 
+    def bind(self, args: tuple, kws: dict, bound: int = 0) -> tuple[tuple, inspect.Signature | None]:
+        """A call's argument types with keywords in their places and defaults as constants, and the signature by which Numba
+        does the same with the values; the first ``bound`` parameters (``self``) are not among them."""
+        declared = self._parameters[bound:]
+        if not kws and len(args) == len(declared) and self._is_plain:
+            return tuple(args), None
+        for p in declared:
+            if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+                raise TypingError(f"{self.function.__qualname__} takes {str(p).partition(':')[0]}; device code needs a "
+                                  "fixed number of arguments")
+        plain = inspect.Signature([p.replace(kind=p.POSITIONAL_OR_KEYWORD, default=weaken(p.default), annotation=p.empty)
+                                   for p in declared], __validate_parameters__=False)
+        return fold_arguments(plain, args, kws, lambda _n, _p, given: given, _default_type, None), plain
+
+    @cached_property
+    def _parameters(self) -> list[inspect.Parameter]:
+        return list(inspect.signature(self.function).parameters.values())
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        return all(p.kind is p.POSITIONAL_OR_KEYWORD for p in self._parameters)
+
     def compile(self, args: tuple, captures: Any = None) -> Any:
         """Numba's compile result for the argument types; raises ComponentError with the user's file and line.
 
         ``captures`` is the struct type of the runtime values that the function captured (:mod:`gemmkit.lang.closures`).
         """
         self._look(captures.members if captures is not None else ())
-        key = (target_arch(), args, captures)
+        key = (self, target_arch(), args, captures)
         result = self._compiled.get(key)
         if result is None:
             with global_compiler_lock:
+                if key in _open or sum(other[0] is self for other in _open) > _NESTED:
+                    raise TypingError(f"{self.function.__qualname__} calls itself, which device code cannot; write a loop")
+                _open.append(key)
                 try:
                     result = compile_function(self.weakened, args, captures)
                 except ComponentError:
                     raise
                 except (NumbaError, NotImplementedError, TypeError) as error:
                     raise explain(self.function, args, error) from error
+                finally:
+                    _open.remove(key)
                 result.target_context.insert_user_function(result.entry_point, result.fndesc, [result.library])
             self._compiled[key] = result
         return result
 
 
+_open: list[tuple] = []                                       # what is being compiled; under Numba's compiler lock
+_NESTED = 16                                                  # components in components of one class, each another type
+
+
+def _default_type(_number: int, parameter: inspect.Parameter, default: Any) -> Any:
+    from gemmkit.lang.values import static_type
+
+    try:
+        return static_type(default)
+    except TypeError as error:
+        raise TypingError(f"the default of {parameter.name}: {error}") from None
+
+
 class _ModuleAttributes(FunctionPass):
-    """What a function reads from a module becomes what its own globals would be: ``math.pi`` is a weak constant,
-    ``np.float32`` a conversion, ``helpers.f`` a device function."""
+    """What a function reads from a module or class becomes what its own globals would be: ``math.pi`` is a weak constant,
+    ``np.float32`` a conversion, ``helpers.f`` and ``Base.method`` are device functions."""
 
     _name = "gemmkit_module_attributes"
 
@@ -162,15 +206,28 @@ class _ModuleAttributes(FunctionPass):
                         statement.value = (ir.Const(prepared, statement.loc) if isinstance(prepared, (int, float))
                                            else ir.Global(statement.value.attr, prepared, statement.loc))
                         changed = True
+        if changed:
+            _forget_classes(state.func_ir)
         return changed
+
+
+def _forget_classes(func_ir: Any) -> None:
+    """Blank out the classes that nothing but a replaced attribute was read from: Numba knows no type of them."""
+    statements = [s for block in func_ir.blocks.values() for s in block.body]
+    for statement in statements:
+        if (isinstance(statement, ir.Assign) and isinstance(statement.value, (ir.Global, ir.FreeVar))
+                and isinstance(statement.value.value, type)):
+            name = statement.target.name
+            if not any(v.name == name for s in statements if s is not statement for v in s.list_vars()):
+                statement.value = ir.Const(None, statement.loc)
 
 
 def _is_getattr(value: Any) -> bool:
     return isinstance(value, ir.Expr) and value.op == "getattr"
 
 
-def _module(func_ir: Any, variable: Any) -> ModuleType | None:
-    """The module that a variable of the code is, if it is one."""
+def _module(func_ir: Any, variable: Any) -> ModuleType | type | None:
+    """The module or class that a variable of the code is, if it is one."""
     try:
         definition = func_ir.get_definition(variable)
     except KeyError:
@@ -181,7 +238,7 @@ def _module(func_ir: Any, variable: Any) -> ModuleType | None:
         value = getattr(_module(func_ir, definition.value), definition.attr, None)
     else:
         return None
-    return value if isinstance(value, ModuleType) else None
+    return value if isinstance(value, (ModuleType, type)) else None
 
 
 register_pass(mutates_CFG=False, analysis_only=False)(_ModuleAttributes)
@@ -306,7 +363,7 @@ def _conversion(scalar: type) -> Any:
 def _weaken_function(function: FunctionType) -> FunctionType:
     from types import CellType
 
-    names = set(names_of(function.__code__))
+    names = globals_of(function.__code__)
     scope = {name: _prepare(value) if name in names else value for name, value in function.__globals__.items()}
     scope.setdefault("__builtins__", __builtins__)
     closure = function.__closure__
@@ -332,12 +389,9 @@ class DeviceFunctionType(types.Callable, types.Opaque):
         return self.function
 
     def get_call_type(self, context: Any, args: tuple, kws: dict) -> Any:
-        if kws:
-            code = self.function.function.__code__
-            names = code.co_varnames[:code.co_argcount]
-            args = tuple(args) + tuple(kws[name] for name in names[len(args):])
-        result = self.function.compile(tuple(args))
-        return signature(result.signature.return_type, *args)
+        args, declared = self.function.bind(args, kws)
+        result = self.function.compile(args)
+        return signature(result.signature.return_type, *args).replace(pysig=declared)
 
     def get_call_signatures(self) -> Any:
         return [], True

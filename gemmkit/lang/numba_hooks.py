@@ -12,18 +12,21 @@ from typing import Any
 
 from numba.core.errors import NumbaError  # the base of numba.cuda's errors; its types raise these, too
 from numba.cuda import types
+from numba.cuda.core.errors import TypingError
 from numba.cuda.cudadecl import registry as typing_registry
 from numba.cuda.cudaimpl import registry as lowering_registry
 from numba.cuda.datamodel import models
 from numba.cuda.datamodel.models import OpaqueModel
 from numba.cuda.extending import register_model, typeof_impl
-from numba.cuda.typing.templates import AbstractTemplate, AttributeTemplate, Signature, signature
+from numba.cuda.typing.templates import AbstractTemplate, AttributeTemplate, Signature, fold_arguments, signature
 
 __all__ = [
     "AttributeTemplate",
     "NumbaError",
     "OpaqueModel",
     "Signature",
+    "TypingError",
+    "fold_arguments",
     "global_callable",
     "lowering_registry",
     "models",

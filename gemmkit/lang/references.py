@@ -6,8 +6,10 @@ then the function is compiled again, as its fingerprint is another.
 
 from __future__ import annotations
 
+import dis
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -15,12 +17,17 @@ _FIXED = {*sys.stdlib_module_names, "cuda", "gemmkit", "llvmlite", "ml_dtypes", 
 _MISSING = object()
 
 
-def names_of(code: CodeType) -> Iterator[str]:
-    """The names that a code object, or one nested in it, looks up (attributes too)."""
-    yield from code.co_names
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            yield from names_of(const)
+@lru_cache(maxsize=4096)
+def globals_of(code: CodeType) -> frozenset[str]:
+    """The global names that a code object, or one nested in it, looks up."""
+    names = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return frozenset(names.union(*(globals_of(c) for c in code.co_consts if isinstance(c, CodeType))))
+
+
+@lru_cache(maxsize=4096)
+def names_of(code: CodeType) -> frozenset[str]:
+    """The names that a code object, or one nested in it, looks up: globals and attributes."""
+    return frozenset(code.co_names).union(*(names_of(c) for c in code.co_consts if isinstance(c, CodeType)))
 
 
 def may_change(module: str | None) -> bool:
@@ -28,10 +35,14 @@ def may_change(module: str | None) -> bool:
     return (module or "").partition(".")[0] not in _FIXED
 
 
-def attributes(module: ModuleType, names: Collection[str]) -> dict[str, Any]:
-    """Of ``names``, those that a user's module has, with their values."""
-    return {name: vars(module)[name] for name in sorted(names) if name in vars(module)} \
-        if may_change(module.__name__) else {}
+def attributes(holder: ModuleType | type, names: Collection[str]) -> Iterator[tuple[Mapping[str, Any], str, Any]]:
+    """(namespace, name, value) of those of ``names`` that a user's module or class has."""
+    module = isinstance(holder, ModuleType)
+    if may_change(holder.__name__ if isinstance(holder, ModuleType) else holder.__module__):
+        for scope in [vars(holder)] if module else [vars(base) for base in holder.__mro__[:-1]]:
+            for name in sorted(names):
+                if name in scope and not name.startswith("__"):
+                    yield scope, name, scope[name]
 
 
 class References:
@@ -41,7 +52,7 @@ class References:
     """
 
     def __init__(self, function: FunctionType, runtime: Collection[str] = ()):
-        self._names: list[tuple[dict[str, Any], str, Any]] = []
+        self._names: list[tuple[Mapping[str, Any], str, Any]] = []
         self._cells: list[tuple[CellType, Any]] = []
         self._seen: set[Any] = set()
         self._walk(function, runtime)
@@ -50,28 +61,29 @@ class References:
         if function in self._seen or not may_change(function.__module__):
             return
         self._seen.add(function)
-        names = set(names_of(function.__code__))
+        names = names_of(function.__code__)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             value = _contents(cell)
             if name not in runtime and value is not _MISSING:
                 self._cells.append((cell, value))
                 self._follow(value, names)
-        self._look_at(function.__globals__, names - set(runtime), names)
+        scope = function.__globals__
+        for name in globals_of(function.__code__) - set(runtime):
+            if name in scope:
+                self._note(scope, name, scope[name], names)
 
-    def _look_at(self, scope: dict[str, Any], wanted: Collection[str], names: Collection[str]) -> None:
-        for name in wanted:
-            value = scope.get(name, _MISSING)
-            if value is not _MISSING:
-                self._names.append((scope, name, value))
-                self._follow(value, names)
+    def _note(self, scope: Mapping[str, Any], name: str, value: Any, names: Collection[str]) -> None:
+        self._names.append((scope, name, value))
+        self._follow(value, names)
 
     def _follow(self, value: Any, names: Collection[str]) -> None:
         value = getattr(value, "__wrapped__", value)           # a DeviceFunction's function
         if isinstance(value, FunctionType):
             self._walk(value)
-        elif isinstance(value, ModuleType) and value not in self._seen:
+        elif isinstance(value, (ModuleType, type)) and value not in self._seen:
             self._seen.add(value)
-            self._look_at(vars(value), attributes(value, names), names)
+            for scope, name, found in attributes(value, names):
+                self._note(scope, name, found, names)
 
     def stand(self) -> bool:
         """Whether all names still have these values."""
@@ -86,4 +98,4 @@ def _contents(cell: CellType) -> Any:
         return _MISSING
 
 
-__all__ = ["References", "attributes", "may_change", "names_of"]
+__all__ = ["References", "attributes", "globals_of", "may_change", "names_of"]

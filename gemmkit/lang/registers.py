@@ -178,8 +178,12 @@ def _setitem(context: Any, *args: Any) -> Any:
 # -- tuples made by functions -----------------------------------------------------------------------------------------
 
 def call_function(context: Any, builder: Any, fnty: Any, function: Any, sig: Any, values: Any) -> Any:
-    """Call a function value of any callable type from inside a lowering."""
+    """Call a function value of any callable type from inside a lowering; parameters not given take their defaults."""
     implementation = context.get_function(fnty, sig)
+    if len(values) < len(sig.args):
+        rest = list(sig.pysig.parameters.values())[len(values):]
+        values = [*values, *(context.get_constant_generic(builder, t, p.default)
+                             for t, p in zip(sig.args[len(values):], rest))]
     if sig.recvr:
         values = [function, *values]
     return implementation(builder, values)

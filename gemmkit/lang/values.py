@@ -15,6 +15,7 @@ from gemmkit.lang import ranges as _ranges  # noqa: F401  (registers `range` ove
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.functions import DeviceFunction, DeviceFunctionType, weaken
 from gemmkit.lang.numba_hooks import (
+    AttributeTemplate,
     OpaqueModel,
     global_callable,
     lowering_registry,
@@ -23,6 +24,7 @@ from gemmkit.lang.numba_hooks import (
     signature,
     typeof_impl,
     types,
+    typing_registry,
 )
 from gemmkit.lang.scalars import (
     IndexType,
@@ -69,6 +71,19 @@ def _conversion(sig: Any) -> Any:
         _conversions[key] = convert
         target_context().insert_func_defn([(convert, convert, sig.args)])
     return _conversions[key]
+
+
+@typing_registry.register_attr
+class _DTypeAttributes(AttributeTemplate):
+    key = DTypeType
+
+    def generic_resolve(self, ty: DTypeType, attr: str) -> Any:
+        return ty if attr == "type" else None                 # ``dtype.type(x)`` is how Python converts
+
+
+@lowering_registry.lower_getattr(DTypeType, "type")
+def _dtype_type(context: Any, builder: Any, ty: Any, value: Any) -> Any:
+    return value
 
 
 @lowering_registry.lower_constant(DTypeType)

@@ -77,7 +77,10 @@ def _frozen(argument: Any) -> Frozen:
         return freeze_array(describe(aligned(argument)))
     if isinstance(argument, Runtime):
         return freeze_scalar(argument.value)
-    return freeze(argument)
+    frozen = freeze(argument)
+    if isinstance(argument, int) and not isinstance(argument, bool):     # its type says all, but it is passed as well
+        frozen.leaves.append(("i32", argument))
+    return frozen
 
 
 def compiled(kernel: Callable[..., None], *arguments: Any, threads: int = 32) -> str:
