@@ -35,7 +35,7 @@ def _typer(context: Any, a: Any, b: Any, c: Any) -> Any:
 def fma(a: Any, b: Any, c: Any) -> Any:
     """``a * b + c`` rounded once (16-bit floats: in float32, then to 16 bits); integers wrap. All three of one type.
 
-    The emulation rounds a float64 twice, a float32 to float64 first: the result may be off by its last bit.
+    The emulation computes in float64: it rounds a float64 product before the sum, too.
     """
     kind = np.asarray(c).dtype
     with np.errstate(all="ignore"):
