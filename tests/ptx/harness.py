@@ -143,11 +143,6 @@ def on_device(kernel: Callable[..., None], *arguments: Any, threads: int = 32, s
     return [cupy.asnumpy(there).view(host.dtype).reshape(host.shape, order=order) for there, host, order in outputs]
 
 
-def both(kernel: Callable[..., None], *arguments: Any, **launch: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(emulated, on the device) for every output."""
-    return list(zip(emulated(kernel, *arguments, **launch), on_device(kernel, *arguments, **launch), strict=True))
-
-
 def same_bits(x: np.ndarray, y: np.ndarray) -> bool:
     """Whether two arrays are equal bit for bit, all NaNs of a floating-point type counting as one."""
     if x.shape != y.shape or x.dtype != y.dtype:
