@@ -131,3 +131,21 @@ def test_another_algebra_is_as_tight() -> None:
     additions, minima = code.count("FADD"), code.count("FMNMX") + code.count("FMNMX3")
     assert additions >= work and additions % work == 0 and code.count("FFMA") == 0
     assert minima >= work and code.count("FSEL") == 0
+
+
+def test_a_line_of_16_bit_floats_by_one_thread() -> None:
+    """NVVM made vectors of `half` of it and gave up on them ("unsupported operation")."""
+    tiles: dict[str, Any] = dict(block_shape=gk.Tile(M=16, N=32, K=1), compute_warp=gk.Tile(M=16, N=16, K=1))
+    moves: dict[str, Any] = {f"mem_{name}_{what}": gk.Tile(**{axis: 1 for axis in axes})
+                             for name, axes in (("a", "MK"), ("b", "KN"), ("cd", "MN")) for what in ("warp", "thread")}
+    shared: dict[str, Any] = {f"shared_{name}_layout": gk.layouts.Padded(RowMajor("f2"), 0) for name in "ab"}
+    conf = gk.get_config(operator=FPUOp(16, 16, 1, 2, 16, dtype="f2", accumulator="f4"), global_a_layout=RowMajor("f2"),
+                         **tiles, **moves, **shared)
+    check_tidy(machine_code(conf))
+
+
+def test_a_product_of_float16_is_rounded_before_it_is_added() -> None:
+    """As NumPy rounds it; a fused multiply-add would not."""
+    conf = default(MMAOp(), transform_global_to_shared_a=Elementwise(lambda x: x - 7 * x * x))
+    code = machine_code(conf)
+    assert code.count("HMUL2") and not code.count("HFMA2")

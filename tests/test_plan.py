@@ -43,7 +43,7 @@ def test_a_plan_computes_with_all_arrays_of_its_kind(machine: Any, rng: np.rando
 def test_a_plan_refuses_other_arrays_and_says_why(machine: Any, rng: np.random.Generator) -> None:
     a, b, c = (machine.array(x) for x in operands(rng))
     memory = machine.array(poison((2 * M * N,), F32))
-    out = memory[:M * N].reshape(M, N)
+    out, across = memory[:M * N].reshape(M, N), memory[4:M * N + 4].reshape(M, N)          # 16 bytes on: as aligned
     with machine.session():
         run = gk.plan(a, b, c, out=out)
         for arguments, words in (
@@ -56,7 +56,7 @@ def test_a_plan_refuses_other_arrays_and_says_why(machine: Any, rng: np.random.G
             with pytest.raises(ValueError, match=words):
                 run(**{**dict(a=a, b=b, c=c, out=out), **arguments})
         with pytest.raises(ValueError, match="out overlaps c"):
-            run(a, b, memory[1:M * N + 1].reshape(M, N), out=out)
+            run(a, b, across, out=out)
         with pytest.raises(TypeError, match="a must be"):
             run([[1.0]], b, c, out=out)
         with pytest.raises(ValueError, match="c is given, and the plan was made without it"):
@@ -126,7 +126,7 @@ def test_a_new_size_compiles_nothing() -> None:
     conf = gk.get_config(operator=MMAOp(), global_a_layout=layouts.RowMajor(F16))
     product = lambda a, b: a.astype("f4") @ b  # noqa: E731
     for sizes in ([(64, 64, 64), (128, 32, 8), (8, 8, 8), (256, 512, 1024), (16, 8, 80)],       # multiples of 8
-                  [(63, 65, 67), (1, 3, 5), (101, 1, 33), (7, 77, 777)]):                       # odd
+                  [(63, 65, 67), (3, 5, 7), (101, 33, 9), (7, 77, 777)]):       # odd; a single row would be of a better alignment
         same_class(rng, sizes, lambda a, b: gk.matmul(a, b, conf=conf), product, machine)
         same_class(rng, sizes, lambda a, b: gk.plan(a, b, conf=conf)(a, b), product, machine)
 

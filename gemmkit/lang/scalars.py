@@ -182,18 +182,18 @@ def _weak_float_constant(context: Any, builder: Any, ty: WeakFloatLiteral, value
 
 def widen(builder: Any, ty: NarrowFloatType, value: Any) -> Any:
     """A narrow float's bits to an LLVM float."""
+    from gemmkit.ptx.convert import f32_from_f16
+
     if ty == float16:
-        return builder.fpext(builder.bitcast(value, ir.HalfType()), f32)
+        return f32_from_f16(builder, value)
     return builder.bitcast(builder.shl(builder.zext(value, i32), ir.Constant(i32, 16)), f32)
 
 
 def narrow(builder: Any, ty: NarrowFloatType, value: Any) -> Any:
     """An LLVM float to a narrow float's bits, round to nearest even."""
-    from gemmkit.ptx.convert import bf16_from_f32
+    from gemmkit.ptx.convert import bf16_from_f32, f16_from_f32
 
-    if ty == float16:
-        return builder.bitcast(builder.fptrunc(value, ir.HalfType()), i16)
-    return bf16_from_f32(builder, value)
+    return f16_from_f32(builder, value) if ty == float16 else bf16_from_f32(builder, value)
 
 
 @lowering_registry.lower_cast(NarrowFloatType, types.Float)
@@ -204,8 +204,10 @@ def _narrow_to_float(context: Any, builder: Any, fromty: Any, toty: Any, value: 
 
 @lowering_registry.lower_cast(types.Float, NarrowFloatType)
 def _float_to_narrow(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
+    from gemmkit.ptx.convert import f16_from_f64
+
     if fromty == types.float64 and toty == float16:           # NumPy rounds once here,
-        return builder.bitcast(builder.fptrunc(value, ir.HalfType()), i16)
+        return f16_from_f64(builder, value)
     if fromty == types.float64:                               # and ml_dtypes goes by way of float32
         value = builder.fptrunc(value, f32)
     return narrow(builder, toty, value)
@@ -453,8 +455,11 @@ def _fits_in_any_float(t: Any) -> bool:
     return isinstance(t, types.Boolean) or (_is_int(t) and t.bitwidth <= 8)
 
 
+_F16_INSTRUCTIONS = {operator.add: "add", operator.sub: "sub", operator.mul: "mul"}
+
+
 def _narrow_operation(context: Any, op: Any, a: Any, b: Any) -> Any:
-    """Arithmetic on 16-bit floats: in float32, rounded back when the result is narrow by NumPy's rule.
+    """Arithmetic on 16-bit floats: as if in float32, rounded back when the result is narrow by NumPy's rule.
 
     The rules are those of scalars, which is what the emulator computes with: a Python float is weak beside a float16, and
     beside a bfloat16 (ml_dtypes) gives a float32.
@@ -477,16 +482,22 @@ def _narrow_operation(context: Any, op: Any, a: Any, b: Any) -> Any:
     if inner is None:
         return None
     returns = result if inner.return_type == compute else inner.return_type
+    native = _F16_INSTRUCTIONS.get(op) if result == float16 else None
 
     def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
-        values = []
+        from gemmkit.ptx.convert import f16_arithmetic
+
+        values: list[Any] = []
         for x, t in zip(v, s.args):
             narrow_type = result if isinstance(result, NarrowFloatType) else None
             if isinstance(t, types.Literal) and narrow_type is not None:      # a weak constant rounds to the narrow type
                 x, t = number_constant(c, builder, narrow_type, t.literal_value), narrow_type
             elif isinstance(t, (WeakFloat64Type, IndexType)) and narrow_type is not None:
                 x, t = c.cast(builder, x, t, narrow_type), narrow_type
-            values.append(c.cast(builder, x, t, compute))
+            values.append((x, t))
+        if native and all(t == float16 for _, t in values):
+            return f16_arithmetic(builder, native, *(x for x, _ in values))
+        values = [c.cast(builder, x, t, compute) for x, t in values]
         out = c.get_function(context.resolve_value_type(op), inner)(builder, values)
         return c.cast(builder, out, inner.return_type, returns)
 
