@@ -10,18 +10,20 @@ _LETTER = {ir.IntType(32): "r", ir.IntType(64): "l", ir.IntType(16): "h", ir.Flo
 
 
 def assembly(builder: Any, text: str, results: list, operands: list, *, memory: bool = False,
-             pure: bool = False) -> list:
+             pure: bool = False, convergent: bool = False) -> list:
     """Emit ``text`` (operands ``$0`` ... : results first) and return its results.
 
     ``memory`` says that it reads or writes memory: the compiler then keeps it in order with other accesses. ``pure``
-    says that its results depend on its operands alone: the compiler may then move, merge or drop it.
+    says that its results depend on its operands alone: the compiler may then move, merge or drop it. ``convergent`` says
+    that the threads of a warp execute it together: the compiler then never copies it into two branches.
     """
     outputs = [f"={_LETTER[t]}" for t in results]
     inputs = [_LETTER[v.type] for v in operands]
     constraints = ",".join(outputs + inputs + (["~{memory}"] if memory else []))
     returns = ir.VoidType() if not results else results[0] if len(results) == 1 else ir.LiteralStructType(results)
     function = ir.FunctionType(returns, [v.type for v in operands])
-    value = builder.call(ir.InlineAsm(function, text, constraints, side_effect=not pure), operands)
+    value = builder.call(ir.InlineAsm(function, text, constraints, side_effect=not pure), operands,
+                         attrs=("convergent",) if convergent else ())
     if not results:
         return []
     return [value] if len(results) == 1 else [builder.extract_value(value, n) for n in range(len(results))]

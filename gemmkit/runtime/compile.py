@@ -15,6 +15,7 @@ from gemmkit.runtime.assemble import assemble, candidates
 from gemmkit.runtime.cache import Entry, default_cache
 from gemmkit.runtime.device import DeviceInfo
 
+PLACEHOLDER = "GEMMKIT_TENSOR_MAP_"                          # gemmkit.ptx.tma writes it where a map's address is wanted
 ENTRY = "gemmkit_kernel"
 
 
@@ -63,10 +64,23 @@ def _without_variables(text: str) -> str:
     return re.sub(r"^  call void @\"?llvm\.dbg\.(?:declare|value)\"?\(.*\n", "", text, flags=re.MULTILINE)
 
 
+_MAP_PARAMETER = re.compile(r"\.param \.align 8 \.b8 (\w+_param_\d+)\[128\]")
+
+
 def _named(ptx: str) -> str:
+    """The PTX with our name for the entry, and the names of its tensor maps where the code asks for their addresses."""
     found = re.search(r"\.visible \.entry (\w+)\(", ptx)
     if found is None:
         raise RuntimeError("Numba's PTX has no entry point")
+    maps = _MAP_PARAMETER.findall(ptx, found.end(), ptx.index("{", found.end()))
+
+    def parameter(wanted: re.Match[str]) -> str:
+        if int(wanted[1]) >= len(maps):
+            raise RuntimeError(f"the kernel uses its tensor map {wanted[1]} and has {len(maps)} as parameters")
+        return maps[int(wanted[1])]
+
+    ptx = re.sub(PLACEHOLDER + r"(\d+)", parameter, ptx)
+    ptx = _MAP_PARAMETER.sub(r".param .align 64 .b8 \1[128]", ptx)      # the copy engine takes no less
     return ptx.replace(found.group(1), ENTRY)
 
 

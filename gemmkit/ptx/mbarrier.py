@@ -1,0 +1,93 @@
+"""``mbarrier``: barriers in shared memory that count arrivals of threads and bytes of asynchronous copies (sm_90).
+
+A barrier is 8 bytes of shared memory. It goes through phases: a phase completes when ``count`` arrivals have come and all
+bytes that were expected have been copied, and the next begins at once. Phases have parities 0, 1, 0, ...; who waits for
+parity p goes on when the last phase of that parity is over. So a fresh barrier lets pass who waits for parity 1.
+
+``barriers`` is a pointer that `gemmkit.ptx.memory.shared` made of ``np.uint64``, and ``n`` the number of one of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmkit.lang.atoms import atom
+from gemmkit.lang.memory import SharedType, coordinates_of
+from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.scalars import index
+from gemmkit.ptx.build import assembly
+from gemmkit.ptx.ldmatrix import shared_address
+
+
+def is_barrier(pointer: Any, n: Any) -> bool:
+    """Whether these are the types of a pointer to barriers and of the number of one."""
+    return isinstance(pointer, SharedType) and pointer.dtype.itemsize == 8 and isinstance(n, types.Integer)
+
+
+def element_address(c: Any, b: Any, pointer: SharedType, value: Any, position: Any, at: Any) -> Any:
+    """The 32-bit shared address of an element, as assembly takes it."""
+    return shared_address(b, pointer, value, coordinates_of(c, b, position, at))
+
+
+def _instruction(text: str, operands: int) -> Any:
+    """The typer of an atom ``f(barriers, n, *operands)``; the text has the barrier's address as ``$0``."""
+    def typer(context: Any, pointer: Any, n: Any, *given: Any) -> Any:
+        if not is_barrier(pointer, n) or len(given) != operands or not all(isinstance(t, types.Integer) for t in given):
+            return None
+
+        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+            address = element_address(c, b, pointer, v[0], n, v[1])
+            assembly(b, text, [], [address, *(c.cast(b, x, t, index) for x, t in zip(v[2:], given))], memory=True)
+            return c.get_dummy_value()
+
+        return signature(types.none, pointer, n, *given), codegen
+
+    return typer
+
+
+@atom(_instruction("mbarrier.init.shared::cta.b64 [$0], $1;", 1))
+def mbarrier_init(barriers: Any, n: int, count: int) -> None:
+    """Make a barrier whose phases take ``count`` arrivals. One thread does it, before a barrier of the block."""
+    raise NotImplementedError
+
+
+@atom(_instruction("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", 1))
+def mbarrier_expect(barriers: Any, n: int, nbytes: int) -> None:
+    """Arrive, and have the phase wait for ``nbytes`` bytes of copies as well."""
+    raise NotImplementedError
+
+
+@atom(_instruction("mbarrier.arrive.shared::cta.b64 _, [$0];", 0))
+def mbarrier_arrive(barriers: Any, n: int) -> None:
+    """Arrive at a barrier of this block."""
+    raise NotImplementedError
+
+
+# Not mbarrier.arrive.release.cluster: its release costs a MEMBAR of the whole GPU each time, a third of a kernel's speed.
+@atom(_instruction("{ .reg .b32 there; mapa.shared::cluster.u32 there, $0, $1; mbarrier.arrive.shared::cluster.b64 _, "
+                   "[there]; }", 1))
+def mbarrier_arrive_at(barriers: Any, n: int, rank: int) -> None:
+    """Arrive at the barrier at the same place in the shared memory of block ``rank`` of the cluster."""
+    raise NotImplementedError
+
+
+# The braces make the labels local, so that the text may stand in a function many times.
+@atom(_instruction("{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1; @done bra over; "
+                   "bra again; over: }", 1))
+def mbarrier_wait(barriers: Any, n: int, parity: int) -> None:
+    """Wait until the last phase of this parity (0 or 1) is complete."""
+    raise NotImplementedError
+
+
+def _type_fence(context: Any) -> Any:
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        assembly(b, "fence.mbarrier_init.release.cluster;", [], [], memory=True)
+        return c.get_dummy_value()
+
+    return signature(types.none), codegen
+
+
+@atom(_type_fence)
+def mbarrier_fence_init() -> None:
+    """Let copies and other blocks of the cluster see the barriers that this thread has made."""
+    raise NotImplementedError

@@ -1,0 +1,194 @@
+"""TMA: the copy engine that moves boxes of a tensor between global and shared memory by itself (sm_90).
+
+A tensor map (`gemmkit.runtime.tensor_maps` makes it) describes the tensor, the box and the swizzle. One thread asks for a
+copy and goes on. A load ends at an mbarrier, which it gives the bytes of the box: all of them, also where the box is out of
+the tensor and zeros are written. Stores are awaited in groups by the thread that asked for them.
+
+Device code gets a map as a kernel parameter of type `TensorMapType`. The engine wants its address, which only the
+assembler knows: the code says ``PLACEHOLDER`` and the map's number, and `gemmkit.runtime.compile` puts the parameter's
+name in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda.datamodel.models import PrimitiveModel
+
+from gemmkit.lang.atoms import atom
+from gemmkit.lang.memory import SharedType, coordinate_count, coordinates_of
+from gemmkit.lang.numba_hooks import register_model, signature, types
+from gemmkit.lang.scalars import index
+from gemmkit.ptx.build import assembly
+from gemmkit.ptx.mbarrier import element_address, is_barrier
+from gemmkit.runtime.compile import PLACEHOLDER
+
+i8, i16, i64 = ir.IntType(8), ir.IntType(16), ir.IntType(64)
+BYTES = 128
+
+
+class TensorMapType(types.Type):
+    """A tensor map, passed by value: ``ordinal`` says which of the kernel's maps it is (0, 1, ...)."""
+
+    def __init__(self, ordinal: int):
+        self.ordinal = int(ordinal)
+        super().__init__(f"TensorMap({self.ordinal})")
+
+
+@register_model(TensorMapType)
+class _TensorMapModel(PrimitiveModel):
+    """128 bytes as a parameter, nothing as a value: whatever the code does with it, no copy is made of the bytes."""
+
+    def __init__(self, dmm: Any, fe_type: TensorMapType):
+        super().__init__(dmm, fe_type, i8)
+
+    def get_argument_type(self) -> Any:
+        return ir.ArrayType(i64, BYTES // 8)
+
+    def as_argument(self, builder: Any, value: Any) -> Any:
+        return ir.Constant(self.get_argument_type(), ir.Undefined)
+
+    def from_argument(self, builder: Any, value: Any) -> Any:
+        return ir.Constant(i8, 0)
+
+
+def _map_address(builder: Any, ty: TensorMapType) -> Any:
+    text = f"{{ .reg .u64 map; mov.b64 map, {PLACEHOLDER}{ty.ordinal}; cvta.param.u64 $0, map; }}"
+    return assembly(builder, text, [i64], [], pure=True)[0]
+
+
+def _is_copy(map: Any, coordinates: Any, pointer: Any, position: Any) -> bool:
+    return (isinstance(map, TensorMapType) and isinstance(coordinates, types.BaseTuple)
+            and 1 <= coordinate_count(coordinates) <= 5 and isinstance(pointer, SharedType)
+            and isinstance(position, types.Integer))
+
+
+def _box(first: int, rank: int) -> str:
+    """The operands of a tensor map's address, at ``$first``, and of the coordinates after it."""
+    return f"[${first}, {{{', '.join(f'${first + 1 + n}' for n in range(rank))}}}]"
+
+
+def _type_load(context: Any, map: Any, coordinates: Any, pointer: Any, position: Any, barriers: Any, n: Any,
+               mask: Any = None) -> Any:
+    if not _is_copy(map, coordinates, pointer, position) or not is_barrier(barriers, n):
+        return None
+    rank = coordinate_count(coordinates)
+    text = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes"
+            f"{'.multicast::cluster' if mask else ''} [$0], {_box(1, rank)}, [${rank + 2}]{f', ${rank + 3}' if mask else ''};")
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        operands = [element_address(c, b, pointer, v[2], position, v[3]), _map_address(b, map),
+                    *coordinates_of(c, b, coordinates, v[1]), element_address(c, b, barriers, v[4], n, v[5])]
+        if mask:
+            operands.append(b.trunc(c.cast(b, v[6], mask, index), i16))
+        assembly(b, text, [], operands, memory=True)
+        return c.get_dummy_value()
+
+    given = (map, coordinates, pointer, position, barriers, n) + ((mask,) if mask else ())
+    return signature(types.none, *given), codegen
+
+
+@atom(_type_load)
+def tma_load(map: Any, coordinates: tuple, pointer: Any, position: int, barriers: Any, n: int) -> None:
+    """Copy the box at ``coordinates`` (1 to 5 numbers, the fastest dimension first) to element ``position`` of ``pointer``.
+
+    The bytes of the whole box are given to barrier ``n`` of ``barriers``; elements out of the tensor are zeros.
+    """
+    raise NotImplementedError
+
+
+def _type_multicast(context: Any, map: Any, coordinates: Any, pointer: Any, position: Any, barriers: Any, n: Any,
+                    mask: Any) -> Any:
+    if not isinstance(mask, types.Integer):
+        return None
+    return _type_load(context, map, coordinates, pointer, position, barriers, n, mask)
+
+
+@atom(_type_multicast)
+def tma_load_multicast(map: Any, coordinates: tuple, pointer: Any, position: int, barriers: Any, n: int,
+                       mask: int) -> None:
+    """`tma_load` into every block of the cluster whose bit in ``mask`` is set, at the same place and for its own barrier."""
+    raise NotImplementedError
+
+
+def _type_store(context: Any, map: Any, coordinates: Any, pointer: Any, position: Any) -> Any:
+    if not _is_copy(map, coordinates, pointer, position):
+        return None
+    rank = coordinate_count(coordinates)
+    text = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group {_box(0, rank)}, [${rank + 1}];"
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        operands = [_map_address(b, map), *coordinates_of(c, b, coordinates, v[1]),
+                    element_address(c, b, pointer, v[2], position, v[3])]
+        assembly(b, text, [], operands, memory=True)
+        return c.get_dummy_value()
+
+    return signature(types.none, map, coordinates, pointer, position), codegen
+
+
+@atom(_type_store)
+def tma_store(map: Any, coordinates: tuple, pointer: Any, position: int) -> None:
+    """Copy from element ``position`` of ``pointer`` to the box at ``coordinates``; what is out of the tensor is left out.
+
+    The writers of the shared memory call `fence_async` first. `tma_commit` closes the group that the copy belongs to.
+    """
+    raise NotImplementedError
+
+
+def _type_commit(context: Any) -> Any:
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        assembly(b, "cp.async.bulk.commit_group;", [], [], memory=True)
+        return c.get_dummy_value()
+
+    return signature(types.none), codegen
+
+
+@atom(_type_commit)
+def tma_commit() -> None:
+    """Close this thread's group of stores."""
+    raise NotImplementedError
+
+
+def _wait(suffix: str) -> Any:
+    def typer(context: Any, pending: Any) -> Any:
+        if not isinstance(pending, types.IntegerLiteral) or pending.literal_value < 0:
+            return None
+        text = f"cp.async.bulk.wait_group{suffix} {pending.literal_value};"
+
+        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+            assembly(b, text, [], [], memory=True)
+            return c.get_dummy_value()
+
+        return signature(types.none, pending), codegen
+
+    return typer
+
+
+@atom(_wait(".read"))
+def tma_wait_read(pending: int) -> None:
+    """Wait until all but the last ``pending`` (a constant) groups of stores have read their shared memory."""
+    raise NotImplementedError
+
+
+@atom(_wait(""))
+def tma_wait(pending: int) -> None:
+    """Wait until all but the last ``pending`` (a constant) groups of stores are done."""
+    raise NotImplementedError
+
+
+def _type_prefetch(context: Any, map: Any) -> Any:
+    if not isinstance(map, TensorMapType):
+        return None
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        assembly(b, "prefetch.tensormap [$0];", [], [_map_address(b, map)], memory=True)
+        return c.get_dummy_value()
+
+    return signature(types.none, map), codegen
+
+
+@atom(_type_prefetch)
+def tma_prefetch(map: Any) -> None:
+    """Have the engine read the map itself, so that the first copy need not wait for it."""
+    raise NotImplementedError

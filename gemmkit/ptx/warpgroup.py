@@ -1,0 +1,100 @@
+"""What the warpgroups (128 threads) of a kernel with roles tell the hardware and each other (sm_90)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmkit.lang.atoms import atom
+from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.scalars import index
+from gemmkit.ptx.build import assembly
+
+
+def _set_registers(action: str) -> Any:
+    def typer(context: Any, n: Any) -> Any:
+        if not isinstance(n, types.IntegerLiteral) or n.literal_value % 8 or not 24 <= n.literal_value <= 256:
+            return None
+        text = f"setmaxnreg.{action}.sync.aligned.u32 {n.literal_value};"
+
+        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+            assembly(b, text, [], [], memory=True, convergent=True)
+            return c.get_dummy_value()
+
+        return signature(types.none, n), codegen
+
+    return typer
+
+
+@atom(_set_registers("dec"))
+def give_registers(n: int) -> None:
+    """Keep ``n`` registers a thread (a constant, a multiple of 8 from 24 to 256) of this warpgroup and release the rest."""
+    raise NotImplementedError
+
+
+@atom(_set_registers("inc"))
+def take_registers(n: int) -> None:
+    """Wait until the block has registers to spare for ``n`` a thread of this warpgroup, and take them."""
+    raise NotImplementedError
+
+
+def _at_barrier(instruction: str) -> Any:
+    def typer(context: Any, number: Any, threads: Any) -> Any:
+        if not (isinstance(number, types.Integer) and isinstance(threads, types.Integer)):
+            return None
+
+        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+            texts, operands = [], []
+            for ty, value in zip((number, threads), v):
+                if isinstance(ty, types.IntegerLiteral):     # with a number in a register, ptxas assumes all 16 barriers
+                    texts.append(str(ty.literal_value))
+                else:
+                    texts.append(f"${len(operands)}")
+                    operands.append(c.cast(b, value, ty, index))
+            assembly(b, f"{instruction} {', '.join(texts)};", [], operands, memory=True, convergent=True)
+            return c.get_dummy_value()
+
+        return signature(types.none, number, threads), codegen
+
+    return typer
+
+
+@atom(_at_barrier("bar.sync"))
+def named_barrier(number: int, threads: int) -> None:
+    """Meet at barrier ``number`` (1 to 15; 0 is the whole block's) until ``threads`` of the block have come."""
+    raise NotImplementedError
+
+
+@atom(_at_barrier("bar.arrive"))
+def named_arrive(number: int, threads: int) -> None:
+    """Be counted at barrier ``number`` and go on: those who wait there see what was written before."""
+    raise NotImplementedError
+
+
+def _plain(text: str) -> Any:
+    def typer(context: Any) -> Any:
+        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+            assembly(b, text, [], [], memory=True)
+            return c.get_dummy_value()
+
+        return signature(types.none), codegen
+
+    return typer
+
+
+# Not the unqualified fence.proxy.async: it orders global memory as well, and waits for it.
+@atom(_plain("fence.proxy.async.shared::cta;"))
+def fence_async() -> None:
+    """Let copies and wgmma, which reach shared memory by another way than threads, see what this thread wrote there."""
+    raise NotImplementedError
+
+
+@atom(_plain("griddepcontrol.wait;"))
+def grid_wait() -> None:
+    """Wait until the kernels before in the stream have ended, if this one was launched early; nothing otherwise."""
+    raise NotImplementedError
+
+
+@atom(_plain("griddepcontrol.launch_dependents;"))
+def grid_launch_dependents() -> None:
+    """Let the next kernel in the stream start, if it is one that may start early (it calls `grid_wait` first)."""
+    raise NotImplementedError
