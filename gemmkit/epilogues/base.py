@@ -14,7 +14,9 @@ from gemmkit.kernels.parts import column_of, inside, row_of, transform_within
 from gemmkit.lang.control import choose, each, keep
 from gemmkit.lang.registers import apply
 from gemmkit.ptx.special import lane_index
-from gemmkit.tiling import parallelise, translate
+from gemmkit.tiling import Tile, parallelise, translate
+
+ELEMENT = Tile(M=1, N=1)
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,23 @@ class Epilogue(Component):
                 place = translate(tile, block_m, block_n)
                 self.tile(spec, d, place, transform_within(spec.d.to_shared, values, place, shape.M, shape.N), shape)
 
+    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+        """The finished values of a thread's tile that lies wholly in range, first dimension fastest."""
+        return apply(finish_element, values, self, tile)
+
     def tile(self, spec: Any, d: Any, tile: Any, values: tuple, shape: Any) -> None:
         """Finish and store a thread's tile of D. ``tile`` is where it lies globally; parts of it may be out of range."""
         if inside(tile, shape.M, shape.N):
-            spec.d.layout.store(d, tile, apply(finish_element, values, self, tile), shape)
+            spec.d.layout.store(d, tile, self.finish(values, tile, shape), shape)
         else:
             choose(spec.d.whole, keep, finish_edge, values, self, spec.d.layout, d, tile, shape)
+
+    # -- host -------------------------------------------------------------------------------------------------------
+
+    @property
+    def stores_itself(self) -> bool:
+        """Whether it has its own way of storing tiles: then nobody else may store D for it."""
+        return type(self).tile is not Epilogue.tile or type(self).store is not Epilogue.store
 
 
 def finish_element(x: Any, n: int, epilogue: Any, tile: Any) -> Any:
@@ -69,7 +82,8 @@ def finish_edge(values: tuple, epilogue: Any, layout: Any, data: Any, tile: Any,
 def finish_edge_element(x: Any, n: int, epilogue: Any, layout: Any, data: Any, tile: Any, shape: Any) -> None:
     i, j = row_of(tile, n), column_of(tile, n)
     if i < shape.M and j < shape.N:
-        layout.store_element(data, i, j, epilogue(x, i, j), shape)
+        place = translate(ELEMENT, i, j)
+        layout.store(data, place, epilogue.finish((x,), place, shape), shape)
 
 
 @dataclass(frozen=True)

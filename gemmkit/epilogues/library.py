@@ -7,9 +7,9 @@ from typing import Any
 
 from gemmkit.components import Array, Scalar
 from gemmkit.epilogues.base import Epilogue
-from gemmkit.kernels.parts import column_of, inside, row_of
-from gemmkit.lang.control import choose, each
+from gemmkit.lang.control import choose
 from gemmkit.lang.registers import apply
+from gemmkit.lang.values import convert_all
 from gemmkit.layouts import Layout
 
 
@@ -51,8 +51,8 @@ class Bias(Epilogue):
 class LinearCombination(Epilogue):
     """``alpha * x + beta * C``, with run-time alpha and beta; C is not read when beta is 0 (BLAS's rule).
 
-    C may be the same array as D: every element is read and written by one thread. ``layout`` is C's. The arithmetic is
-    the accumulator's.
+    C may be the same array as D: every element is read and written by one thread. ``layout`` is C's, and its dtype is the
+    result's. The arithmetic is the accumulator's.
     """
 
     alpha: Scalar
@@ -63,15 +63,10 @@ class LinearCombination(Epilogue):
     def __call__(self, x: Any, m: int, n: int) -> Any:
         raise TypeError("LinearCombination works on tiles")
 
-    def tile(self, spec: Any, d: Any, tile: Any, values: tuple, shape: Any) -> None:
-        if inside(tile, shape.M, shape.N):
-            if self.beta == 0:
-                spec.d.layout.store(d, tile, apply(scaled, values, self), shape)
-            else:
-                added = self.layout.load(self.c, tile, shape)
-                spec.d.layout.store(d, tile, apply(combined, values, self, added), shape)
-        else:
-            each(combine_edge, values, self, spec.d.layout, d, tile, shape)
+    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+        if self.beta == 0:
+            return convert_all(self.layout.dtype, apply(scaled, values, self))
+        return convert_all(self.layout.dtype, apply(combined, values, self, self.layout.load(self.c, tile, shape)))
 
 
 def first(m: int, n: int) -> int:
@@ -88,15 +83,6 @@ def scaled(x: Any, n: int, epilogue: Any) -> Any:
 
 def combined(x: Any, n: int, epilogue: Any, c: tuple) -> Any:
     return x * epilogue.alpha + c[n] * epilogue.beta
-
-
-def combine_edge(x: Any, n: int, epilogue: Any, layout: Any, d: Any, tile: Any, shape: Any) -> None:
-    i, j = row_of(tile, n), column_of(tile, n)
-    if i < shape.M and j < shape.N:
-        value = x * epilogue.alpha
-        if epilogue.beta != 0:
-            value = value + epilogue.layout.element(epilogue.c, i, j, shape) * epilogue.beta
-        layout.store_element(d, i, j, value, shape)
 
 
 __all__ = ["Bias", "LinearCombination"]

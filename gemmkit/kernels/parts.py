@@ -12,7 +12,7 @@ from gemmkit.lang.control import choose, keep
 from gemmkit.lang.registers import apply, generate, registers
 from gemmkit.lang.values import convert, convert_all, fill
 from gemmkit.ptx.fragments import fragment_coordinate
-from gemmkit.ptx.memory import load_words, pack_words, store_words
+from gemmkit.ptx.memory import load_words, pack_words
 from gemmkit.ptx.special import lane_index
 from gemmkit.tiling import parallelise, translate
 from gemmkit.transforms.base import transformed
@@ -47,12 +47,24 @@ def copy_together(operand: Any, moves: int, data: Any, pointer: Any, block: Any,
                   columns: int, nothing: Any, warp: int, warps: int, shape: Any) -> None:
     """All loads, then all stores."""
     held = registers(operand.held, moves)
+    hold(operand, held, data, block, at_i, at_j, rows, columns, nothing, warp, warps, shape)
+    put(operand, held, pointer, block, warp, warps)
+
+
+def hold(operand: Any, held: Any, data: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int, nothing: Any,
+         warp: int, warps: int, shape: Any) -> None:
+    """Load all of a thread's tiles into the registers ``held``."""
     warp_tiles = parallelise(block, operand.warp, warp, warps)
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
         for j in range(len(thread_tiles)):
             held[i * len(thread_tiles) + j] = choose(operand.is_direct, read_words, read_tile, operand, data,
                                                      translate(thread_tiles[j], at_i, at_j), rows, columns, nothing, shape)
+
+
+def put(operand: Any, held: Any, pointer: Any, block: Any, warp: int, warps: int) -> None:
+    """Store what `hold` loaded."""
+    warp_tiles = parallelise(block, operand.warp, warp, warps)
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
         for j in range(len(thread_tiles)):
@@ -69,8 +81,7 @@ def read_words(operand: Any, data: Any, tile: Any, rows: int, columns: int, noth
 
 
 def put_words(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple) -> None:
-    layout = operand.shared
-    store_words(pointer, layout.position(tile.base, leading), layout.position(tile.offset, leading), words)
+    operand.shared.store_words(pointer, tile, words, leading)
 
 
 def put_elements(operand: Any, pointer: Any, tile: Any, leading: int, values: tuple) -> None:
@@ -210,5 +221,5 @@ def masked_element(x: Any, n: int, fragment_map: Any, dtype: Any, tile: Any, axi
     return convert(dtype, nothing)
 
 
-__all__ = ["column_of", "copy_to_shared", "inside", "read_tile", "row_of", "transform_fragment", "transform_input",
+__all__ = ["column_of", "copy_to_shared", "hold", "inside", "put", "read_inside", "read_tile", "row_of", "transform_fragment", "transform_input",
            "transform_tile", "transform_within"]

@@ -136,3 +136,50 @@ def outer(function: Any, c: tuple, a: tuple, b: tuple, depth: int, *args: Any) -
                 n = i + j * rows
                 out[n] = function(out[n], a[step * rows + i], b[step * columns + j], *args)
     return tuple(out)
+
+
+def _type_fold(context: Any, count: Any, function: Any, value: Any, *args: Any) -> Any:
+    if not isinstance(count, types.IntegerLiteral) or not isinstance(function, types.Callable):
+        return None
+    inner = _resolve(context, function, (value, index, *args))
+    if inner is None:
+        return None
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        out = v[2]
+        for n in range(int(count.literal_value)):
+            given = _cast_all(c, b, (out, i32(n), *v[3:]), (value, index, *args), inner.args)
+            out = c.cast(b, call_function(c, b, function, v[1], inner, given), inner.return_type, value)
+        return out
+
+    return signature(value, count, function, value, *args), codegen
+
+
+@atom(_type_fold)
+def fold(count: int, function: Any, value: Any, *args: Any) -> Any:
+    """``for n in range(count): value = function(value, n, *args)``, unrolled; the value keeps its type."""
+    for n in range(count):
+        value = function(value, n, *args)
+    return value
+
+
+def _type_split(context: Any, values: Any, size: Any) -> Any:
+    if not isinstance(values, types.UniTuple) or not isinstance(size, types.IntegerLiteral):
+        return None
+    width = int(size.literal_value)
+    if width < 1 or values.count % width:
+        return None
+    part = types.UniTuple(values.dtype, width)
+    result = types.UniTuple(part, values.count // width)
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        given = [b.extract_value(v[0], n) for n in range(values.count)]
+        return c.make_tuple(b, result, [c.make_tuple(b, part, given[n:n + width]) for n in range(0, values.count, width)])
+
+    return signature(result, values, size), codegen
+
+
+@atom(_type_split)
+def split(values: tuple, size: int) -> tuple:
+    """A tuple as a tuple of tuples of ``size`` values: what `join` puts together again."""
+    return tuple(values[n:n + size] for n in range(0, len(values), size))

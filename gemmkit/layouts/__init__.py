@@ -2,5 +2,6 @@
 
 from gemmkit.layouts.base import Layout
 from gemmkit.layouts.plain import ColMajor, Padded, Plain, RowMajor, Zero
+from gemmkit.layouts.swizzled import Swizzled
 
-__all__ = ["ColMajor", "Layout", "Padded", "Plain", "RowMajor", "Zero"]
+__all__ = ["ColMajor", "Layout", "Padded", "Plain", "RowMajor", "Swizzled", "Zero"]

@@ -9,7 +9,7 @@ from gemmkit.lang.control import choose, each, join
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import fill
 from gemmkit.layouts.base import Layout, element_of_tile, store_element_of_tile
-from gemmkit.ptx.memory import load_global, load_shared, store_global, store_shared
+from gemmkit.ptx.memory import load_global, load_shared, store_global, store_shared, store_words
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.tiling import translate_offset
 
@@ -53,6 +53,10 @@ class Plain(Layout):
         """Store a tile's elements: one access when it extends along ``axis``, else element by element."""
         choose(tile.size[self.axis] == tile.count, _store_shared_line, _store_shared_block, self, pointer, tile, values,
                leading)
+
+    def store_words(self, pointer: Any, tile: Any, words: tuple, leading: int) -> None:
+        """Store a tile that is a line, as 32-bit words."""
+        store_words(pointer, self.position(tile.base, leading), self.position(tile.offset, leading), words)
 
     # -- host -------------------------------------------------------------------------------------------------------
 
@@ -136,6 +140,9 @@ class Padded(Layout):
 
     def store_shared(self, pointer: Any, tile: Any, values: tuple, leading: int) -> None:
         self.layout.store_shared(pointer, tile, values, leading)
+
+    def store_words(self, pointer: Any, tile: Any, words: tuple, leading: int) -> None:
+        self.layout.store_words(pointer, tile, words, leading)
 
     def physical_size(self, rows: int, columns: int) -> int:
         size = (rows, columns)

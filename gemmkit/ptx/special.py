@@ -31,6 +31,7 @@ thread_index = _read_register("tid.x", lambda: current().index, "The thread's nu
 lane_index = _read_register("laneid", lambda: current().lane, "The thread's number in its warp.")
 block_x = _read_register("ctaid.x", lambda: current().block.index[0], "The block's x in the grid.")
 block_y = _read_register("ctaid.y", lambda: current().block.index[1], "The block's y in the grid.")
+grid_x = _read_register("nctaid.x", lambda: current().block.grid[0], "Blocks of the grid along x.")
 block_z = _read_register("ctaid.z", lambda: current().block.index[2], "The block's z in the grid.")
 
 

@@ -1,0 +1,161 @@
+"""Step 2 of `warp_specialised`: consumers multiply the ring's stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmkit.kernels.finish import finish_tile, wait_for_engine
+from gemmkit.kernels.walk import first_tile, k_steps, next_stage, skip_stages, tile_count, tile_place, tile_step
+from gemmkit.lang.control import choose
+from gemmkit.lang.registers import apply, generate
+from gemmkit.lang.values import fill
+from gemmkit.operators.wgmma import within
+from gemmkit.ptx.descriptors import advance, matrix_descriptor
+from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_at, mbarrier_wait
+from gemmkit.ptx.memory import shared
+from gemmkit.ptx.special import thread_index
+from gemmkit.ptx.warpgroup import named_arrive, named_barrier
+from gemmkit.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
+
+TURN = 8                               # named barriers 8 and 9: whose turn it is at the tensor cores
+
+
+def consume_together(spec: Any, c: Any, d: Any, map_d: Any, full: Any, empty: Any, group: int, rank: int,
+                     shape: Any) -> None:
+    """Cooperative: every consumer computes its rows of every tile."""
+    stage = thread_index() * 0
+    phase = stage
+    tile, tiles, step = first_tile(spec), tile_count(spec, shape), tile_step(spec)
+    while tile < tiles:
+        m, n = tile_place(spec, tile, rank, shape)
+        steps = k_steps(spec, m, n, rank, shape)
+        sums, stage, phase = multiply_tile(spec, full, empty, group, stage, phase, steps)
+        finish_tile(spec, sums, c, d, map_d, group, m + group * spec.first_rows, n, shape)
+        tile += step
+    wait_for_engine(spec)
+
+
+def consume_in_turns(spec: Any, c: Any, d: Any, map_d: Any, full: Any, empty: Any, group: int, rank: int,
+                     shape: Any) -> None:
+    """Ping-pong: every other tile is this consumer's. While it finishes one, the other multiplies the next.
+
+    The order barrier is needed, and not only for speed: a consumer two rounds ahead would take the parity of an old phase
+    for that of the one it waits for.
+    """
+    stage = thread_index() * 0
+    phase = stage
+    tile, tiles, step = first_tile(spec), tile_count(spec, shape), tile_step(spec)
+    turn = stage
+    if group == 1:
+        named_arrive(TURN, 256)                        # the first turn is consumer 0's
+    while tile < tiles:
+        m, n = tile_place(spec, tile, rank, shape)
+        steps = k_steps(spec, m, n, rank, shape)
+        if turn == group:
+            named_barrier(TURN + group, 256)
+            sums, stage, phase = multiply_tile(spec, full, empty, group, stage, phase, steps)
+            named_arrive(TURN + 1 - group, 256)
+            finish_tile(spec, sums, c, d, map_d, group, m, n, shape)
+        else:
+            stage, phase = skip_stages(spec, stage, phase, steps)
+        turn = turn ^ 1
+        tile += step
+    wait_for_engine(spec)
+
+
+def multiply_tile(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
+    """The sums of a consumer's fragments, and where the ring stands after ``steps`` stages."""
+    return choose(spec.is_promoted, multiply_promoted, multiply_plainly, spec, full, empty, group, stage, phase, steps)
+
+
+def multiply_plainly(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
+    """One group of wgmmas a stage; a stage is given back when the next one's group is on its way."""
+    a, b = descriptor_a(spec, group), descriptor_b(spec)
+    sums = nothing(spec)
+    previous = stage
+    for step in range(steps):
+        mbarrier_wait(full, stage, phase)
+        wgmma_fence()
+        sums = spec.operator.multiply(sums, advance(a, stage * spec.stage_bytes), advance(b, stage * spec.stage_bytes),
+                                      spec.a.shared, spec.b.shared, spec.block, min(step, 1))
+        wgmma_commit()
+        sums = wgmma_wait(1, sums)
+        if step > 0:
+            give_back(spec, empty, previous)
+        previous = stage
+        stage, phase = next_stage(spec, stage, phase)
+    sums = wgmma_wait(0, sums)
+    if steps > 0:
+        give_back(spec, empty, previous)
+    return sums, stage, phase
+
+
+def multiply_promoted(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
+    """Sums of a few stages at a time, added up in float32."""
+    a, b = descriptor_a(spec, group), descriptor_b(spec)
+    total = nothing(spec)
+    done = 0 * steps
+    while done < steps:
+        partial = nothing(spec)
+        last = min(done + spec.promoted_stages, steps)
+        while done < last:
+            mbarrier_wait(full, stage, phase)
+            wgmma_fence()
+            partial = spec.operator.multiply(partial, advance(a, stage * spec.stage_bytes),
+                                             advance(b, stage * spec.stage_bytes), spec.a.shared, spec.b.shared, spec.block,
+                                             1)
+            wgmma_commit()
+            partial = wgmma_wait(0, partial)
+            give_back(spec, empty, stage)
+            stage, phase = next_stage(spec, stage, phase)
+            done += 1
+        total = apply(add_fragment, total, partial)
+    return total, stage, phase
+
+
+def add_fragment(fragment: tuple, i: int, others: tuple) -> tuple:
+    return apply(add_value, fragment, others[i])
+
+
+def add_value(x: Any, n: int, others: tuple) -> Any:
+    return x + others[n]
+
+
+def nothing(spec: Any) -> tuple:
+    """The sums of no products."""
+    return generate(spec.fragments_m, nothing_of_fragment, spec)
+
+
+def nothing_of_fragment(n: int, spec: Any) -> tuple:
+    return fill(spec.operator.fragment_c.dtype, spec.operator.fragment_c.count, spec.operator.start)
+
+
+def give_back(spec: Any, empty: Any, stage: int) -> None:
+    """The stage is read: its producer, and in a cluster those of all who write to it, may fill it again."""
+    choose(spec.is_cluster, give_back_to_all, give_back_to_own, spec, empty, stage)
+
+
+def give_back_to_own(spec: Any, empty: Any, stage: int) -> None:
+    if thread_index() % 128 == 0:
+        mbarrier_arrive(empty, stage)
+
+
+def give_back_to_all(spec: Any, empty: Any, stage: int) -> None:
+    peer = thread_index() % 128
+    if peer < spec.peers:
+        mbarrier_arrive_at(empty, stage, peer)
+
+
+def descriptor_a(spec: Any, group: int) -> int:
+    """This consumer's rows of A in stage 0."""
+    pointer = shared(spec.a.shared.dtype, 0)
+    own = within(spec.a.shared, (group * spec.first_rows, 0), spec.block.MK.size)
+    return advance(matrix_descriptor(pointer, 0, spec.a_panel_bytes, spec.a_lines_bytes, spec.a_width), own)
+
+
+def descriptor_b(spec: Any) -> int:
+    pointer = shared(spec.b.shared.dtype, spec.b_offset)
+    return matrix_descriptor(pointer, 0, spec.b_panel_bytes, spec.b_lines_bytes, spec.b_width)
+
+
+__all__ = ["consume_in_turns", "consume_together"]

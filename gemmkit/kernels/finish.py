@@ -1,0 +1,171 @@
+"""Step 3 of `warp_specialised`: from sums in registers to D in global memory.
+
+A consumer's thread holds pairs of neighbours in a row (see `WgmmaSpec.c`). All functions of elements (the transforms of C
+and D, and the epilogue) work on these pairs, with global coordinates. Then D goes panel by panel through swizzled shared
+memory to the copy engine, which clips what is out of range; or, where the engine cannot write D (or the epilogue stores
+itself), straight from the registers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmkit.kernels.parts import read_inside, read_tile, transform_tile, transform_within
+from gemmkit.lang.control import choose, each, join, keep, split
+from gemmkit.lang.registers import apply
+from gemmkit.lang.values import convert_all
+from gemmkit.ptx.memory import shared
+from gemmkit.ptx.special import lane_index, thread_index, udiv
+from gemmkit.ptx.stmatrix import stmatrix
+from gemmkit.ptx.tma import tma_commit, tma_store, tma_wait, tma_wait_read
+from gemmkit.ptx.warpgroup import fence_async, named_barrier
+from gemmkit.tiling import translate
+
+PANEL = 1                              # named barriers from 1 on: a consumer's panel of D may be written, or is
+
+
+def finish_tile(spec: Any, sums: tuple, c: Any, d: Any, map_d: Any, group: int, m: int, n: int, shape: Any) -> None:
+    """All 64-row fragments of a consumer; (m, n) is where its part of the tile lies."""
+    each(finish_fragment, sums, spec, c, d, map_d, group, m, n, shape)
+
+
+def finish_fragment(sums: tuple, i: int, spec: Any, c: Any, d: Any, map_d: Any, group: int, m: int, n: int,
+                    shape: Any) -> None:
+    choose(spec.d_engine, finish_by_engine, finish_by_threads, sums, i, spec, c, d, map_d, group, m + i * 64, n, shape)
+
+
+def own_row() -> int:
+    """The row of this thread's first pair in a fragment; the next pair is 8 rows on."""
+    return udiv(thread_index() % 128, 32) * 16 + udiv(lane_index(), 4)
+
+
+def own_column() -> int:
+    """The column of this thread's first pair; every other pair is 8 columns on."""
+    return lane_index() % 4 * 2
+
+
+# -- by the copy engine -----------------------------------------------------------------------------------------------
+
+def finish_by_engine(sums: tuple, i: int, spec: Any, c: Any, d: Any, map_d: Any, group: int, m: int, n: int,
+                     shape: Any) -> None:
+    each(finish_panel, split(sums, spec.d_line // 2), i, spec, c, map_d, group, m, n, shape)
+
+
+def finish_panel(sums: tuple, p: int, i: int, spec: Any, c: Any, map_d: Any, group: int, m: int, n: int,
+                 shape: Any) -> None:
+    """A panel of D: 64 rows of ``spec.d_line`` columns."""
+    column = n + p * spec.d_line
+    values = choose(spec.has_epilogue, finish_values, keep, sums, spec, c, m + own_row(), column + own_column(), shape)
+    values = convert_all(spec.d.layout.dtype, values)
+    buffer = group * spec.d_buffers + (i * spec.d_panels + p) % spec.d_buffers
+    pointer = shared(spec.d.shared.dtype, spec.d_offset)
+    position = buffer * spec.d_panel
+    is_leader = thread_index() % 128 == 0
+    if is_leader:
+        tma_wait_read(spec.d_buffers - 1)              # the engine has read what was in the panel before
+    named_barrier(PANEL + group, 128)
+    choose(spec.d.shared.itemsize == 2, put_matrices, put_pairs, values, spec, pointer, position)
+    fence_async()
+    named_barrier(PANEL + group, 128)
+    if is_leader:
+        tma_store(map_d, (column, m), pointer, position)
+        tma_commit()
+
+
+def finish_values(sums: tuple, spec: Any, c: Any, row: int, column: int, shape: Any) -> tuple:
+    return join(apply(finish_pair, split(sums, 2), spec, c, row, column, shape))
+
+
+def finish_pair(pair: tuple, n: int, spec: Any, c: Any, row: int, column: int, shape: Any) -> tuple:
+    """Pairs out of range are computed as if they were the nearest in range: nobody looks at the result, and a function
+    that indexes an array stays within it."""
+    return choose(spec.d.whole, finish_together, finish_apart, pair, spec, c, row + n % 2 * 8, column + n // 2 * 8, shape)
+
+
+def finish_together(pair: tuple, spec: Any, c: Any, row: int, column: int, shape: Any) -> tuple:
+    return finished(pair, spec, c, translate(spec.pair, min(row, shape.M - 1), min(column, shape.N - 2)), shape)
+
+
+def finish_apart(pair: tuple, spec: Any, c: Any, row: int, column: int, shape: Any) -> tuple:
+    """N is odd, and a pair may straddle its end."""
+    return join(apply(finish_single, split(pair, 1), spec, c, row, column, shape))
+
+
+def finish_single(one: tuple, n: int, spec: Any, c: Any, row: int, column: int, shape: Any) -> tuple:
+    return finished(one, spec, c, translate(spec.single, min(row, shape.M - 1), min(column + n, shape.N - 1)), shape)
+
+
+def finished(values: tuple, spec: Any, c: Any, place: Any, shape: Any) -> tuple:
+    """Some sums as values of D; ``place`` is where they lie globally, in range."""
+    values = choose(spec.has_c, add_c, keep, values, spec, c, place, shape)
+    values = transform_tile(spec.d.to_registers, values, place)
+    values = transform_tile(spec.d.to_shared, values, place)
+    return spec.epilogue.finish(values, place, shape)
+
+
+def add_c(values: tuple, spec: Any, c: Any, place: Any, shape: Any) -> tuple:
+    added = transform_tile(spec.c.to_registers, read_inside(spec.c, c, place, shape), place)
+    return apply(add_value, values, convert_all(spec.operator.fragment_c.dtype, added))
+
+
+def add_value(x: Any, n: int, others: tuple) -> Any:
+    return x + others[n]
+
+
+def put_matrices(values: tuple, spec: Any, pointer: Any, position: int) -> None:
+    """16 columns of 16-bit elements at a time."""
+    each(put_matrix, split(values, 8), spec, pointer, position)
+
+
+def put_matrix(values: tuple, n: int, spec: Any, pointer: Any, position: int) -> None:
+    """Four 8 x 8 matrices: a lane addresses a line of the matrix of its quarter."""
+    lane = lane_index()
+    row = udiv(thread_index() % 128, 32) * 16 + lane % 16
+    stmatrix(pointer, position, spec.d.shared.position((row, n * 16 + udiv(lane, 16) * 8), 64), values, False)
+
+
+def put_pairs(values: tuple, spec: Any, pointer: Any, position: int) -> None:
+    each(put_pair, split(values, 2), spec, shared(spec.d.shared.dtype, spec.d_offset + position * spec.d.shared.itemsize))
+
+
+def put_pair(pair: tuple, n: int, spec: Any, pointer: Any) -> None:
+    spec.d.shared.store_shared(pointer, translate(spec.pair, own_row() + n % 2 * 8, own_column() + n // 2 * 8), pair, 64)
+
+
+def wait_for_engine(spec: Any) -> None:
+    """Before the block ends: shared memory must last until the engine has read it."""
+    choose(spec.d_engine, wait_for_stores, do_nothing)
+
+
+def wait_for_stores() -> None:
+    if thread_index() % 128 == 0:
+        tma_wait(0)
+
+
+def do_nothing() -> None:
+    pass
+
+
+# -- by threads -------------------------------------------------------------------------------------------------------
+
+def finish_by_threads(sums: tuple, i: int, spec: Any, c: Any, d: Any, map_d: Any, group: int, m: int, n: int,
+                      shape: Any) -> None:
+    each(store_pair, split(sums, 2), spec, c, d, m + own_row(), n + own_column(), shape)
+
+
+def store_pair(pair: tuple, n: int, spec: Any, c: Any, d: Any, row: int, column: int, shape: Any) -> None:
+    """The pair may be partly or wholly out of range: `read_tile` and the epilogue mask it."""
+    place = translate(spec.pair, row + n % 2 * 8, column + n // 2 * 8)
+    values = choose(spec.has_c, add_c_masked, keep, pair, spec, c, place, shape)
+    values = transform_within(spec.d.to_registers, values, place, shape.M, shape.N)
+    values = transform_within(spec.d.to_shared, values, place, shape.M, shape.N)
+    spec.epilogue.tile(spec, d, place, values, shape)
+
+
+def add_c_masked(values: tuple, spec: Any, c: Any, place: Any, shape: Any) -> tuple:
+    added = read_tile(spec.c, c, place, shape.M, shape.N, 0, shape)
+    added = transform_within(spec.c.to_registers, added, place, shape.M, shape.N)
+    return apply(add_value, values, convert_all(spec.operator.fragment_c.dtype, added))
+
+
+__all__ = ["finish_tile", "wait_for_engine"]

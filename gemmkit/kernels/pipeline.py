@@ -1,0 +1,306 @@
+"""What the warp-specialised kernel is specialised by: a `Spec` with a ring of stages, roles and a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gemmkit.components import Component
+from gemmkit.epilogues import Default
+from gemmkit.kernels.spec import Operand, Spec
+from gemmkit.tiling import Tile
+
+WARPGROUP = 128                        # threads that execute wgmma together
+PATTERN = 1024                         # bytes: what a swizzled tile must be aligned to
+BARRIER = 8                            # bytes of an mbarrier
+BUFFERS = 2                            # panels of D a warpgroup has on their way out
+
+# Registers of a producer's and a consumer's thread, by the number of consumers: what the block gets at launch, dealt out
+# anew. A producer that runs layouts and transforms needs more than one that starts copies.
+COPYING = {2: (24, 240), 3: (32, 160)}
+WORKING = {2: (88, 208), 3: (56, 152)}
+
+
+@dataclass(frozen=True)
+class PipelineSpec(Spec):
+    """A `Spec` for `warp_specialised`.
+
+    ``warps`` are those that multiply, in warpgroups of four (the consumers). ``schedule`` is "cooperative" (they share a
+    tile of D, each its rows) or "pingpong" (each has tiles of its own, in turn). ``a_engine``, ``b_engine`` and
+    ``d_engine`` say which operands the copy engine (TMA) moves; the others go through ``producer_warps`` (A, B) or leave
+    from the registers (D).
+    """
+
+    stages: int
+    schedule: str
+    cluster_m: int
+    cluster_n: int
+    producer_warps: int
+    a_engine: bool
+    b_engine: bool
+    d_engine: bool
+
+    # -- roles ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def threads(self) -> int:
+        return 32 * (self.warps + self.producer_warps)
+
+    @cached_property
+    def consumers(self) -> int:
+        return self.warps // 4
+
+    @cached_property
+    def producers(self) -> int:
+        """Warpgroups that produce."""
+        return self.producer_warps // 4
+
+    @cached_property
+    def is_pingpong(self) -> bool:
+        return self.schedule == "pingpong"
+
+    @cached_property
+    def is_working(self) -> bool:
+        """Whether the producer's warps move an operand themselves."""
+        return not (self.a_engine and self.b_engine)
+
+    @cached_property
+    def peers(self) -> int:
+        """Blocks of a cluster."""
+        return self.cluster_m * self.cluster_n
+
+    @cached_property
+    def is_cluster(self) -> bool:
+        return self.peers > 1
+
+    @cached_property
+    def shares_a(self) -> bool:
+        """Whether the blocks of a cluster have the same rows, so that each loads a part of A for all."""
+        return self.cluster_n > 1
+
+    @cached_property
+    def shares_b(self) -> bool:
+        return self.cluster_m > 1
+
+    @cached_property
+    def everyone(self) -> int:
+        """The mask of all blocks of a cluster."""
+        return (1 << self.peers) - 1
+
+    @cached_property
+    def deals_registers(self) -> bool:
+        return self.consumers in COPYING and self.producers == 1
+
+    @cached_property
+    def producer_registers(self) -> int:
+        return (WORKING if self.is_working else COPYING).get(self.consumers, (24, 240))[0]
+
+    @cached_property
+    def consumer_registers(self) -> int:
+        return (WORKING if self.is_working else COPYING).get(self.consumers, (24, 240))[1]
+
+    # -- tiles ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def group_rows(self) -> int:
+        """Rows of D that a warpgroup computes at a time."""
+        return self.compute_warp.size.M
+
+    @cached_property
+    def first_rows(self) -> int:
+        """Rows from one warpgroup's part of the block's tile to the next one's: none where each has tiles of its own."""
+        return 0 if self.is_pingpong else self.group_rows
+
+    @cached_property
+    def pair(self) -> Tile:
+        """Two neighbours in a row: what a thread holds together of D."""
+        return Tile(M=1, N=2)
+
+    @cached_property
+    def single(self) -> Tile:
+        return Tile(M=1, N=1)
+
+    @cached_property
+    def has_epilogue(self) -> bool:
+        """Whether anything happens to a value between the sum and D."""
+        return bool(self.has_c or type(self.epilogue) is not Default or not self.d.to_registers.is_identity
+                    or not self.d.to_shared.is_identity)
+
+    # -- shared memory ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def a_bytes(self) -> int:
+        return _bytes(self.a.shared, self.block.size.M, self.block.size.K)
+
+    @cached_property
+    def b_bytes(self) -> int:
+        return _bytes(self.b.shared, self.block.size.K, self.block.size.N)
+
+    @cached_property
+    def stage_bytes(self) -> int:
+        return self.a_bytes + self.b_bytes
+
+    @cached_property
+    def a_stage(self) -> int:
+        """Elements of A's dtype from one stage to the next."""
+        return self.stage_bytes // self.a.shared.dtype.itemsize
+
+    @cached_property
+    def b_stage(self) -> int:
+        return self.stage_bytes // self.b.shared.dtype.itemsize
+
+    @cached_property
+    def b_offset(self) -> int:
+        return self.a_bytes
+
+    @cached_property
+    def d_line(self) -> int:
+        """Columns of a panel of D."""
+        return int(self.d.shared.line)                               # type: ignore[attr-defined]
+
+    @cached_property
+    def d_panels(self) -> int:
+        """Panels of a 64-row fragment."""
+        return self.block.size.N // self.d_line
+
+    @cached_property
+    def d_panel(self) -> int:
+        """Elements of a panel."""
+        return 64 * self.d_line
+
+    @cached_property
+    def d_buffers(self) -> int:
+        return BUFFERS
+
+    @cached_property
+    def d_offset(self) -> int:
+        return self.stages * self.stage_bytes
+
+    @cached_property
+    def full_offset(self) -> int:
+        panels = BUFFERS * self.consumers * self.d_panel * self.d.shared.dtype.itemsize if self.d_engine else 0
+        return self.d_offset + panels
+
+    @cached_property
+    def empty_offset(self) -> int:
+        return self.full_offset + BARRIER * self.stages
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        return self.empty_offset + BARRIER * self.stages
+
+    # -- barriers ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def expected_bytes(self) -> int:
+        """What the copy engine brings a stage."""
+        return self.a_engine * self.a_bytes + self.b_engine * self.b_bytes
+
+    @cached_property
+    def full_arrivals(self) -> int:
+        return (self.expected_bytes > 0) + (32 * self.producer_warps if self.is_working else 0)
+
+    @cached_property
+    def empty_arrivals(self) -> int:
+        return (1 if self.is_pingpong else self.consumers) * self.peers
+
+    # -- copies by the engine ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def a_copy(self) -> Copy:
+        return self._copy(self.a, self.block.size.M, 1, self.shares_a)
+
+    @cached_property
+    def b_copy(self) -> Copy:
+        return self._copy(self.b, self.block.size.N, 0, self.shares_b)
+
+    def _copy(self, operand: Operand, across: int, k_axis: int, is_shared: bool) -> Copy:
+        layout: Any = operand.shared
+        peers = self.peers if is_shared else 1
+        depth = self.block.size.K
+        if layout.axis == k_axis:                                    # lines along K: the parts are some lines of each panel
+            return Copy(layout.line, across // peers, depth // layout.line, across * layout.line, layout.line,
+                        across // peers * layout.line, 0, across // peers, is_shared, True)
+        panels = across // layout.line // peers                      # lines across K: the parts are some of the panels
+        return Copy(layout.line, depth, panels, depth * layout.line, layout.line, panels * depth * layout.line,
+                    panels * layout.line, 0, is_shared, False)
+
+    # -- descriptors ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def a_panel_bytes(self) -> int:
+        """From one panel of A to the next: as many lines as the tile has."""
+        return self.a.shared.leading(self.block.MK.size) * self.a.shared.width      # type: ignore[attr-defined]
+
+    @cached_property
+    def b_panel_bytes(self) -> int:
+        return self.b.shared.leading(self.block.KN.size) * self.b.shared.width      # type: ignore[attr-defined]
+
+    @cached_property
+    def a_width(self) -> int:
+        return int(self.a.shared.width)                              # type: ignore[attr-defined]
+
+    @cached_property
+    def b_width(self) -> int:
+        return int(self.b.shared.width)                              # type: ignore[attr-defined]
+
+    @cached_property
+    def a_lines_bytes(self) -> int:
+        """Eight lines: one pattern of the swizzle."""
+        return 8 * self.a_width
+
+    @cached_property
+    def b_lines_bytes(self) -> int:
+        return 8 * self.b_width
+
+    @cached_property
+    def promoted_stages(self) -> int:
+        """After how many stages a sum is added to the one in float32; 0: never."""
+        return int(getattr(self.operator, "promote", 0)) // self.block.size.K
+
+    @cached_property
+    def is_promoted(self) -> bool:
+        return self.promoted_stages > 0
+
+    # -- launch -----------------------------------------------------------------------------------------------------
+
+    def cluster_grid(self, M: int, N: int) -> tuple[int, int]:
+        """Tiles of a cluster along M and N."""
+        size = self.block.size
+        return -(-M // (size.M * self.cluster_m)), -(-N // (size.N * self.cluster_n))
+
+    def blocks(self, M: int, N: int, sm_count: int) -> int:
+        """Blocks of a launch: as many as there are multiprocessors, for each stays until all tiles are done."""
+        rows, columns = self.cluster_grid(M, N)
+        return min(rows * columns, max(1, sm_count // self.peers)) * self.peers
+
+
+@dataclass(frozen=True)
+class Copy(Component):
+    """How the engine brings an operand's tile: ``panels`` boxes of ``lines`` lines of ``line`` elements.
+
+    ``step`` is a panel's size in shared memory, ``along`` how far the next panel's first element is along the lines. In a
+    cluster that shares the operand, a block's part begins ``part`` elements into the tile, ``part_along`` further along the
+    lines and ``part_across`` lines on.
+    """
+
+    line: int
+    lines: int
+    panels: int
+    step: int
+    along: int
+    part: int
+    part_along: int
+    part_across: int
+    is_shared: bool
+    along_k: bool
+
+
+def _bytes(layout: Any, rows: int, columns: int) -> int:
+    return int(layout.physical_size(rows, columns)) * int(np.dtype(layout.dtype).itemsize)
+
+
+__all__ = ["PATTERN", "WARPGROUP", "Copy", "PipelineSpec"]

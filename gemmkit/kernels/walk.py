@@ -1,0 +1,90 @@
+"""How the roles of `warp_specialised` walk: over tiles of D, over blocks along K, over the stages of the ring.
+
+Producer and consumers go the same ways without a word between them, so the ways are written once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmkit.lang.control import choose, keep
+from gemmkit.ptx.special import block_x, grid_x, udiv
+
+
+def first_tile(spec: Any) -> int:
+    """The first tile of this block's cluster, in the order of tiles."""
+    return udiv(block_x(), spec.peers)
+
+
+def tile_step(spec: Any) -> int:
+    """From one tile of a cluster to its next."""
+    return udiv(grid_x(), spec.peers)
+
+
+def tile_count(spec: Any, shape: Any) -> int:
+    return cluster_rows(spec, shape) * cluster_columns(spec, shape)
+
+
+def cluster_rows(spec: Any, shape: Any) -> int:
+    size = spec.block.size.M * spec.cluster_m
+    return udiv(shape.M + size - 1, size)
+
+
+def cluster_columns(spec: Any, shape: Any) -> int:
+    size = spec.block.size.N * spec.cluster_n
+    return udiv(shape.N + size - 1, size)
+
+
+def tile_place(spec: Any, tile: int, rank: int, shape: Any) -> tuple:
+    """First row and column of a block's tile of D: the blocks of a cluster lie along M or along N."""
+    row, column = spec.order.block(tile, cluster_rows(spec, shape), cluster_columns(spec, shape))
+    m, n = row * spec.cluster_m, column * spec.cluster_n
+    if spec.shares_b:
+        m += rank
+    if spec.shares_a:
+        n += rank
+    return m * spec.block.size.M, n * spec.block.size.N
+
+
+def k_blocks(spec: Any, m: int, n: int, rank: int, shape: Any) -> tuple:
+    """Where the blocks along K that can matter to a tile begin, and how many there are: the same for a whole cluster."""
+    size = spec.block.size
+    if spec.shares_b:
+        m -= rank * size.M
+    if spec.shares_a:
+        n -= rank * size.N
+    a_begin, a_end = spec.a.layout.k_range(m, min(m + size.M * spec.cluster_m, shape.M), shape)
+    b_begin, b_end = spec.b.layout.k_range(n, min(n + size.N * spec.cluster_n, shape.N), shape)
+    begin = udiv(max(a_begin, b_begin), size.K) * size.K
+    return begin, udiv(max(min(a_end, b_end) - begin, 0) + size.K - 1, size.K)
+
+
+def k_steps(spec: Any, m: int, n: int, rank: int, shape: Any) -> int:
+    """How many stages a tile takes: its blocks along K, without those that the condition leaves out."""
+    begin, count = k_blocks(spec, m, n, rank, shape)
+    return choose(spec.condition.is_always, keep, count_steps, count, spec, m, n, begin)
+
+
+def count_steps(count: int, spec: Any, m: int, n: int, begin: int) -> int:
+    steps = count * 0
+    for block in range(count):
+        if spec.condition(m, n, begin + block * spec.block.size.K):
+            steps += 1
+    return steps
+
+
+def next_stage(spec: Any, stage: int, phase: int) -> tuple:
+    """The ring's next stage; the phase turns with every round."""
+    if stage == spec.stages - 1:
+        return stage * 0, phase ^ 1
+    return stage + 1, phase
+
+
+def skip_stages(spec: Any, stage: int, phase: int, count: int) -> tuple:
+    """``count`` stages on, for those that another consumer takes."""
+    stage += count
+    rounds = udiv(stage, spec.stages)
+    return stage - rounds * spec.stages, phase ^ (rounds & 1)
+
+
+__all__ = ["first_tile", "k_blocks", "k_steps", "next_stage", "skip_stages", "tile_count", "tile_place", "tile_step"]

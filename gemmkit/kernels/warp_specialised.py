@@ -1,0 +1,85 @@
+"""The template kernel for Hopper: warps with roles around a ring of stages in shared memory.
+
+Blocks stay on their multiprocessors and walk over the tiles of D. In each, warpgroups have roles:
+
+| role | who | does | waits for | signals |
+|---|---|---|---|---|
+| producer | warpgroup 0 | fills a stage with tiles of A and B: by the copy engine (TMA), which one thread starts, or, for an operand in a layout of the user's or with a transform, with the code of the component | ``empty[stage]`` | ``full[stage]`` |
+| consumer | the others | multiplies a stage (wgmma), keeps the sums in registers | ``full[stage]`` | ``empty[stage]`` |
+| consumer | the same | finishes a tile: C, transforms, epilogue, and D by way of swizzled shared memory and the copy engine | its panel of shared memory | the engine |
+
+The barriers count in phases: the n-th filling of a stage is the n-th phase of its barriers. A *cooperative* schedule
+has all consumers work on one tile, each on its rows. With *ping-pong* each has a tile of its own, and while one multiplies
+the other finishes: they take turns at the tensor cores, which an order barrier sees to. In a cluster, blocks with the same
+rows (or columns) share A (or B): each loads a part for all.
+
+| step | what | where |
+|---|---|---|
+| 0 | barriers, registers | here |
+| 1 | A, B: global -> shared, with their transforms | `producer` |
+| 2 | multiply and accumulate | `consumer` |
+| 3 | C, transforms of C and D, epilogue; D: registers -> shared -> global | `finish` |
+
+Transforms between shared memory and registers of A and B have no place here (tensor cores read shared memory themselves).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gemmkit.kernels.consumer import consume_in_turns, consume_together
+from gemmkit.kernels.producer import produce_by_engine, produce_by_warps
+from gemmkit.lang.control import choose, keep
+from gemmkit.ptx.cluster import cluster_barrier, cluster_rank
+from gemmkit.ptx.mbarrier import mbarrier_fence_init, mbarrier_init
+from gemmkit.ptx.memory import shared
+from gemmkit.ptx.special import barrier, thread_index, udiv, uniform
+from gemmkit.ptx.tma import tma_prefetch
+from gemmkit.ptx.warpgroup import give_registers, grid_launch_dependents, grid_wait, take_registers
+
+U64 = np.dtype(np.uint64)
+
+
+def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_a: Any, map_b: Any, map_d: Any) -> None:
+    """D = A B + C; see the module's table. Launched with ``spec.threads`` threads, in clusters of ``spec.peers``."""
+    # 0. Barriers, before anybody waits on one; then what the previous kernel wrote may be read.
+    full, empty = shared(U64, spec.full_offset), shared(U64, spec.empty_offset)
+    group = uniform(udiv(thread_index(), 128))
+    rank = choose(spec.is_cluster, cluster_rank, no_rank)
+    if thread_index() == 0:
+        for stage in range(spec.stages):
+            mbarrier_init(full, stage, spec.full_arrivals)
+            mbarrier_init(empty, stage, spec.empty_arrivals)
+        mbarrier_fence_init()
+        choose(spec.a_engine, tma_prefetch, keep, map_a)
+        choose(spec.b_engine, tma_prefetch, keep, map_b)
+        choose(spec.d_engine, tma_prefetch, keep, map_d)
+    choose(spec.is_cluster, cluster_barrier, barrier)
+    grid_launch_dependents()
+    grid_wait()
+
+    if group < spec.producers:
+        # 1. A and B: global -> shared.
+        choose(spec.deals_registers, give_registers, keep, spec.producer_registers)
+        choose(spec.is_working, produce_by_warps, produce_by_engine, spec, a, b, map_a, map_b, full, empty, rank, shape)
+    else:
+        # 2. and 3. Multiply, finish.
+        choose(spec.deals_registers, take_registers, keep, spec.consumer_registers)
+        choose(spec.is_pingpong, consume_in_turns, consume_together, spec, c, d, map_d, full, empty,
+               group - spec.producers, rank, shape)
+
+    # A block's shared memory must last until its peers have read and signalled all they will.
+    choose(spec.is_cluster, cluster_barrier, nobody)
+
+
+def no_rank() -> int:
+    return thread_index() * 0
+
+
+def nobody() -> None:
+    pass
+
+
+__all__ = ["warp_specialised"]

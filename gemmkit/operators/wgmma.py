@@ -1,0 +1,128 @@
+"""``WGMMAOp``: Hopper's tensor cores, fed from shared memory by warpgroups (``wgmma``; sm_90a)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gemmkit.lang.control import fold
+from gemmkit.lang.registers import Fragment, apply
+from gemmkit.layouts.swizzled import Swizzled
+from gemmkit.operators.base import Operator
+from gemmkit.ptx.descriptors import advance
+from gemmkit.ptx.fragments import FragmentMap
+from gemmkit.ptx.wgmma import WgmmaSpec, instruction
+
+_DEFAULT_ACCUMULATOR = {"i": np.dtype(np.int32), "u": np.dtype(np.int32)}
+
+
+@dataclass(frozen=True)
+class WGMMAOp(Operator):
+    """64 x ``N`` products of a warpgroup, with both operands in swizzled shared memory.
+
+    ``dtype`` (and ``b_dtype``, where B's differs): float16 or bfloat16; float32, whose products are those of tf32 (10 bits
+    of the mantissa: a choice that is never made for the caller); float8_e4m3fn and float8_e5m2; int8 and uint8.
+    ``accumulator``: float32 (int32 for integers), or float16 for float16 and 8-bit floats. ``promote`` is for 8-bit floats,
+    whose tensor cores keep but 14 bits of a sum: every so many elements along K (a multiple of the block's K; 0: never) the
+    sum is added to one in float32.
+
+    ``a_major`` and ``b_major`` say along which axis the shared operands are contiguous: "K", or "MN" (16-bit types only);
+    `get_config` sets them after the shared layouts.
+
+    Raises ValueError for what the instruction does not have.
+    """
+
+    N: int = 256
+    dtype: Any = np.float16
+    accumulator: Any = None
+    b_dtype: Any = None
+    promote: int = 0
+    a_major: str = "K"
+    b_major: str = "K"
+
+    threads = 128
+    M = 64
+
+    def __post_init__(self) -> None:
+        dtype = np.dtype(self.dtype)
+        b_dtype = dtype if self.b_dtype is None else np.dtype(self.b_dtype)
+        chosen = _DEFAULT_ACCUMULATOR.get(dtype.kind, np.dtype(np.float32))
+        accumulator = chosen if self.accumulator is None else np.dtype(self.accumulator)
+        for name, value in (("dtype", dtype), ("b_dtype", b_dtype), ("accumulator", accumulator)):
+            object.__setattr__(self, name, value)
+        if isinstance(self.promote, bool) or not isinstance(self.promote, int) or self.promote < 0:
+            raise ValueError(f"WGMMAOp(promote={self.promote!r}): a number of elements along K is needed, or 0")
+        if self.promote and accumulator != np.float32:
+            raise ValueError(f"WGMMAOp(promote={self.promote}): sums in {accumulator} have nothing to be promoted to")
+        self.spec                                      # noqa: B018  (raises for what there is not)
+
+    @cached_property
+    def spec(self) -> WgmmaSpec:
+        return WgmmaSpec(self.N, self.dtype, self.b_dtype, self.accumulator, self.a_major, self.b_major)
+
+    @cached_property
+    def K(self) -> int:
+        return 32 // int(self.dtype.itemsize)
+
+    @cached_property
+    def minimum_arch(self) -> tuple[int, int]:
+        return 9, 0
+
+    @cached_property
+    def map_c(self) -> FragmentMap:
+        return self.spec.c
+
+    @cached_property
+    def fragment_a(self) -> Fragment:
+        return Fragment(self.dtype, 0)
+
+    @cached_property
+    def fragment_b(self) -> Fragment:
+        return Fragment(self.b_dtype, 0)
+
+    @cached_property
+    def fragment_c(self) -> Fragment:
+        return Fragment(self.accumulator, self.N // 2)
+
+    @cached_property
+    def instruction(self) -> Any:
+        return instruction(self.spec)
+
+    def refuses(self, operand: str, layout: Any) -> str | None:
+        if operand in ("a", "b") and not isinstance(layout, Swizzled):
+            return "wgmma reads swizzled tiles; take layouts.Swizzled"
+        return None
+
+    # -- device -----------------------------------------------------------------------------------------------------
+
+    def multiply(self, accumulators: tuple, a: int, b: int, a_layout: Any, b_layout: Any, block: Any,
+                 accumulate: int) -> tuple:
+        """One stage: the accumulators of several 64-row fragments, and A's and B's tiles by their descriptors."""
+        first = apply(_multiply_fragment, accumulators, self, a, b, a_layout, b_layout, block, 0, accumulate)
+        return fold(block.size.K // self.K - 1, _multiply_step, first, self, a, b, a_layout, b_layout, block)
+
+
+def _multiply_step(accumulators: tuple, n: int, operator: Any, a: int, b: int, a_layout: Any, b_layout: Any,
+                   block: Any) -> tuple:
+    return apply(_multiply_fragment, accumulators, operator, a, b, a_layout, b_layout, block, n + 1, 1)
+
+
+def _multiply_fragment(accumulator: tuple, i: int, operator: Any, a: int, b: int, a_layout: Any, b_layout: Any, block: Any,
+                       step: int, accumulate: int) -> tuple:
+    k = step * operator.K
+    return operator.instruction(accumulator, advance(a, within(a_layout, (i * 64, k), block.MK.size)),
+                                advance(b, within(b_layout, (k, 0), block.KN.size)), accumulate)
+
+
+def within(layout: Any, coord: Any, size: Any) -> int:
+    """How many bytes a coordinate lies into a swizzled tile, at a corner of the hardware's pattern: there the swizzle, which
+    is of the address, changes nothing in the way to it."""
+    along, across = coord[layout.axis], coord[1 - layout.axis]
+    return (along // layout.line * size[1 - layout.axis] * layout.line + across * layout.line
+            + along % layout.line) * layout.itemsize
+
+
+__all__ = ["WGMMAOp", "within"]

@@ -1,0 +1,105 @@
+"""The rules of configurations for the warp-specialised kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gemmkit.epilogues import Epilogue
+from gemmkit.layouts import RowMajor, Swizzled
+from gemmkit.operators.wgmma import WGMMAOp
+
+if TYPE_CHECKING:
+    from gemmkit.config import Config
+
+SCHEDULES = ("cooperative", "pingpong")
+CLUSTERS = ((1, 1), (2, 1), (1, 2))
+BOX = 256                              # elements a copy of the engine can extend along a dimension
+STAGES = 32
+ACCUMULATORS = 192                     # 32-bit registers of a consumer's sums: beyond it they spill
+
+
+def validate_pipeline(config: Config) -> None:
+    """Raise ConfigError for the first rule that a configuration of this kernel breaks."""
+    from gemmkit.config import _rule
+
+    operator: Any = config.operator
+    _rule(isinstance(operator, WGMMAOp), "operator", operator, "the warp-specialised kernel multiplies with WGMMAOp; take "
+          "it, or kernel='singlestage'")
+    _validate_roles(config, _rule)
+    _validate_tiles(config, _rule)
+    for name, across in (("a", "M"), ("b", "N")):
+        _validate_operand(config, name, across, _rule)
+    _validate_d(config, _rule)
+    for field in ("transform_shared_to_regs_a", "transform_shared_to_regs_b"):
+        _rule(getattr(config, field).is_identity, field, getattr(config, field), "tensor cores read shared memory themselves; "
+              "transform between global and shared memory, or use MMAOp")
+    _rule(type(config.epilogue).store is Epilogue.store, "epilogue", config.epilogue, "it stores whole blocks from shared "
+          "memory, where the sums of this kernel never are; override finish or tile, or use MMAOp")
+    _rule(config.condition.is_always or config.cluster.count == 1, "cluster", config.cluster, "blocks of a cluster walk along "
+          "K together, and the condition may differ between them; take Tile(M=1, N=1)")
+
+
+def _validate_roles(config: Config, rule: Any) -> None:
+    rule(config.schedule in SCHEDULES, "schedule", config.schedule, f"the schedules are {', '.join(SCHEDULES)}")
+    warps = config.warps_per_block
+    rule(warps % 4 == 0 and warps <= 12, "warps_per_block", warps, "one to three warpgroups of 4 warps multiply")
+    rule(config.schedule != "pingpong" or warps == 8, "warps_per_block", warps, "two warpgroups play ping-pong: 8 warps")
+    rule(config.producer_warps in (4, 8), "producer_warps", config.producer_warps, "4 or 8 warps produce")
+    rule(2 <= config.stages <= STAGES, "stages", config.stages, f"2 to {STAGES} stages are needed")
+    rule(tuple(config.cluster.extents) in CLUSTERS, "cluster", config.cluster, "one block, two along M or two along N: "
+         "Tile(M=1, N=1), Tile(M=2, N=1) or Tile(M=1, N=2)")
+
+
+def _validate_tiles(config: Config, rule: Any) -> None:
+    operator: Any = config.operator
+    block, group = config.block_shape.size, config.compute_warp.size
+    consumers = 1 if config.schedule == "pingpong" else config.warps_per_block // 4
+    rule(group.M % 64 == 0, "compute_warp", config.compute_warp, "a warpgroup multiplies 64 rows at a time: M must be a "
+         "multiple of 64")
+    rule(group.M * consumers == block.M, "compute_warp", config.compute_warp, f"{consumers} warpgroups of M={group.M} rows "
+         f"share a tile of block_shape={config.block_shape!r}")
+    rule(group.N == block.N == operator.N, "operator", operator, f"its N must be that of block_shape={config.block_shape!r} "
+         f"and of compute_warp={config.compute_warp!r}")
+    rule(block.K % operator.K == 0, "block_shape", config.block_shape, f"K must be a multiple of the operator's {operator.K}")
+    promote = operator.promote
+    rule(promote % block.K == 0, "operator", operator, f"promote must be a multiple of the block's K={block.K}")
+    registers = group.M // 64 * operator.N // 2 * operator.accumulator.itemsize // 4 * (2 if promote else 1)
+    rule(registers <= ACCUMULATORS, "compute_warp", config.compute_warp, f"a thread would hold {registers} registers of "
+         f"sums, and {ACCUMULATORS} is the limit; take smaller tiles")
+
+
+def _validate_operand(config: Config, name: str, across: str, rule: Any) -> None:
+    layout, field = getattr(config, f"shared_{name}_layout"), f"shared_{name}_layout"
+    operator: Any = config.operator
+    rule(isinstance(layout, Swizzled), field, layout, "wgmma reads swizzled tiles; take layouts.Swizzled")
+    k_axis = 1 if name == "a" else 0
+    is_k = layout.axis == k_axis
+    major = getattr(operator, f"{name}_major")
+    rule((major == "K") == is_k, field, layout, f"the operator reads {name} {major}-major; take {name}_major="
+         f"{'K' if is_k else 'MN'!r}")
+    extents = dict(zip(config.block_shape.names, config.block_shape.extents))
+    along, peers = (extents["K"] if is_k else extents[across]), config.cluster.size.N if name == "a" else config.cluster.size.M
+    rule(along % layout.line == 0, field, layout, f"its panels are {layout.line} elements wide, and block_shape="
+         f"{config.block_shape!r} must be a multiple of that along {'K' if is_k else across}")
+    parts = extents[across] // 8 if is_k else along // layout.line
+    rule(parts % peers == 0, "cluster", config.cluster, f"the blocks share {name}: its {along // layout.line} panels of "
+         f"{extents[across]} lines cannot be divided in {peers}" if is_k else
+         f"the blocks share {name}: its {parts} panels cannot be divided in {peers}")
+    rule(extents[across] // (peers if is_k else 1) <= BOX, "block_shape", config.block_shape, f"{across} may be {BOX}")
+    thread = getattr(config, f"mem_{name}_thread")
+    moved = thread.count * layout.itemsize
+    rule(thread.count == 1 or (thread.extents[layout.axis] == thread.count and 16 % moved == 0), f"mem_{name}_thread", thread,
+         "a thread moves one element, or a line of 2, 4, 8 or 16 bytes along the shared layout's contiguous axis")
+
+
+def _validate_d(config: Config, rule: Any) -> None:
+    layout = config.shared_d_layout
+    rule(isinstance(layout, Swizzled) and isinstance(layout.layout, RowMajor), "shared_d_layout", layout,
+         "D leaves in swizzled panels; take Swizzled(RowMajor(...))")
+    rule(layout.dtype == config.global_d_layout.dtype, "shared_d_layout", layout, f"D is {config.global_d_layout.dtype}")
+    N = config.block_shape.size.N
+    rule(N % layout.line == 0, "shared_d_layout", layout, f"its panels are {layout.line} elements wide, and N={N} of the block "
+         "must be a multiple of that")
+
+
+__all__ = ["validate_pipeline"]

@@ -1,0 +1,178 @@
+"""Default mappings of the warp-specialised kernel, and when it is the one to take."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from gemmkit.layouts import ColMajor, Plain, RowMajor, Swizzled
+from gemmkit.operators import Operator
+from gemmkit.operators.wgmma import WGMMAOp
+from gemmkit.runtime.device import DeviceInfo
+from gemmkit.tiling import Tile
+
+LINE = 128                             # bytes of K in a stage: a line of the widest swizzle
+_SIXTEEN = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """A tile of ``M`` x ``N``, how warpgroups share it, and what it costs.
+
+    ``step`` is the time of a block of K of one tile and ``finish`` what is not hidden of a tile's end and beginning, both
+    in cycles of a multiprocessor (16-bit operands), measured on an H100 (docs/hopper.md).
+    """
+
+    M: int
+    N: int
+    schedule: str
+    warps: int
+    cluster: tuple[int, int]
+    step: float
+    finish: float
+
+    @property
+    def group_rows(self) -> int:
+        return self.M if self.schedule == "pingpong" else self.M // (self.warps // 4)
+
+
+# From the fastest on a large problem to the smallest.
+MAPPINGS = (
+    Mapping(128, 256, "cooperative", 8, (2, 1), 1046, 6000),
+    Mapping(128, 192, "pingpong", 8, (2, 1), 790, 1200),
+    Mapping(128, 128, "pingpong", 8, (2, 1), 560, 1000),
+    Mapping(64, 128, "pingpong", 8, (1, 1), 300, 900),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 200, 2500),
+    Mapping(64, 32, "cooperative", 4, (1, 1), 160, 2200),
+)
+
+
+def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: int | None = None,
+                   itemsize: int = 2) -> Mapping:
+    """The mapping with the least estimated time: full waves of clusters, each as long as its tiles take."""
+    fit = [mapping for mapping in MAPPINGS if N in (None, mapping.N)]
+    if not fit:
+        assert N is not None
+        fit = [Mapping(128 if N > 64 else 64, N, "cooperative", 8 if N > 64 else 4, (1, 1), 4.2 * N, 3000)]
+    if sizes is None:
+        return fit[0]
+    m, n, k = (max(1, size) for size in sizes)
+
+    def time(mapping: Mapping) -> float:
+        rows, columns = mapping.cluster
+        clusters = math.ceil(m / (mapping.M * rows)) * math.ceil(n / (mapping.N * columns))
+        waves = math.ceil(clusters / max(1, device.sm_count // (rows * columns)))
+        return waves * (math.ceil(k * itemsize / LINE) * mapping.step + mapping.finish)
+
+    return min(fit, key=time)
+
+
+def applies(a: np.dtype, b: np.dtype, fields: dict[str, Any], device: DeviceInfo) -> bool:
+    """Whether a product for which nothing but these fields is given should go to Hopper's tensor cores."""
+    identity = all(getattr(fields.get(f"transform_shared_to_regs_{name}"), "is_identity", True) for name in "ab")
+    return device.arch[0] == 9 and a == b and a in _SIXTEEN and identity and not set(fields) & _OTHERS
+
+
+_OTHERS = {"kernel", "block_shape", "warps_per_block", "compute_warp", "blocks_per_sm",
+           *(f"shared_{name}_layout" for name in "abcd"),
+           *(f"mem_{name}_{what}" for name in ("a", "b", "cd") for what in ("warp", "thread"))}
+
+
+def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo) -> None:
+    """Complete the mapping of a Config for WGMMAOp in place; layouts are given."""
+    operator: Any = values["operator"]
+    values.setdefault("kernel", "warp_specialised")
+    mapping = choose_mapping(sizes, device, operator.N, operator.dtype.itemsize)
+    _fill_tiles(values, operator, mapping)
+    _fill_shared(values, operator)
+    _fill_moves(values)
+    cluster = mapping.cluster if values["condition"].is_always else (1, 1)
+    values.setdefault("cluster", Tile(M=cluster[0], N=cluster[1]))
+    majors = dict(a_major="K" if values["shared_a_layout"].axis == 1 else "MN",
+                  b_major="K" if values["shared_b_layout"].axis == 0 else "MN")
+    values["operator"] = dataclasses.replace(operator, **majors)
+    values.setdefault("stages", _stages(values, device))
+
+
+def _fill_tiles(values: dict[str, Any], operator: Any, mapping: Mapping) -> None:
+    values.setdefault("block_shape", Tile(M=mapping.M, N=operator.N, K=LINE // operator.dtype.itemsize))
+    block = values["block_shape"].size
+    if "schedule" not in values and "warps_per_block" not in values and block.M != mapping.M:
+        values["schedule"] = "cooperative"
+        values["warps_per_block"] = 8 if block.M % 128 == 0 else 4
+    values.setdefault("schedule", mapping.schedule)
+    values.setdefault("warps_per_block", mapping.warps if values["schedule"] == mapping.schedule else 8)
+    consumers = 1 if values["schedule"] == "pingpong" else max(1, values["warps_per_block"] // 4)
+    values.setdefault("compute_warp", Tile(M=max(1, block.M // consumers), N=block.N, K=block.K))
+    values.setdefault("producer_warps", 4)
+
+
+def _fill_shared(values: dict[str, Any], operator: Any) -> None:
+    block = values["block_shape"].size
+    for name, k_axis, across, dtype in (("a", 1, block.M, operator.dtype), ("b", 0, block.N, operator.b_dtype)):
+        layout = values[f"global_{name}_layout"]
+        axis = layout.vector_axis
+        if axis is None or dtype.itemsize != 2 or not isinstance(layout, Plain) or across * dtype.itemsize % 32:
+            axis = k_axis                                 # only 16-bit operands can be contiguous across K
+        extent = block.K if axis == k_axis else across
+        values.setdefault(f"shared_{name}_layout", _swizzled(axis, dtype, extent))
+    values.setdefault("shared_c_layout", RowMajor(operator.accumulator))
+    values.setdefault("shared_d_layout", _swizzled(1, values["global_d_layout"].dtype, block.N))
+
+
+def _swizzled(axis: int, dtype: np.dtype, extent: int) -> Swizzled:
+    """The widest swizzle whose panels divide a tile."""
+    width = next((w for w in (128, 64, 32) if extent * dtype.itemsize % w == 0), 32)
+    return Swizzled((ColMajor, RowMajor)[axis](dtype), width)
+
+
+def _fill_moves(values: dict[str, Any]) -> None:
+    """What producers move when the copy engine does not: 16 bytes a thread along the axis that both memories have, or one
+    element where they differ."""
+    block, warps = values["block_shape"], values["producer_warps"]
+    for name, tile in (("a", block.MK), ("b", block.KN)):
+        layout, shared = values[f"global_{name}_layout"], values[f"shared_{name}_layout"]
+        thread, warp = _move(tile, layout, shared, warps)
+        values.setdefault(f"mem_{name}_thread", thread)
+        values.setdefault(f"mem_{name}_warp", warp)
+    values.setdefault("mem_cd_thread", Tile(M=1, N=2))
+    values.setdefault("mem_cd_warp", Tile(M=8, N=8))
+
+
+def _move(tile: Tile, layout: Any, shared: Any, warps: int) -> tuple[Tile, Tile]:
+    """(thread, warp): lanes go along the axis of global memory, so that their loads are of neighbours."""
+    axis = shared.axis
+    vector = math.gcd(16 // shared.itemsize, tile.extents[axis])
+    thread, warp = [1, 1], [1, 1]
+    if layout.vector_axis in (axis, None):
+        thread[axis] = vector
+        lanes = math.gcd(32, tile.extents[axis] // vector)
+        warp[axis], warp[1 - axis] = lanes * vector, math.gcd(32 // lanes, tile.extents[1 - axis])
+    else:                                                 # transposed on the way: lanes along global lines
+        thread[axis] = vector
+        warp[axis], warp[1 - axis] = vector, math.gcd(32, tile.extents[1 - axis])
+    return tuple(Tile(**dict(zip(tile.names, extents))) for extents in (thread, warp))     # type: ignore[return-value]
+
+
+def _stages(values: dict[str, Any], device: DeviceInfo) -> int:
+    """As many as fit beside the panels of D."""
+    from gemmkit.kernels.pipeline import BARRIER, BUFFERS
+
+    block, a, b, d = (values[name] for name in ("block_shape", "shared_a_layout", "shared_b_layout", "shared_d_layout"))
+    size = block.size
+    stage = a.physical_size(size.M, size.K) * a.itemsize + b.physical_size(size.K, size.N) * b.itemsize
+    panels = BUFFERS * (values["warps_per_block"] // 4) * 64 * d.width
+    return max(2, min(8, (device.shared_memory_per_block - panels) // (stage + 2 * BARRIER)))
+
+
+def hopper_operator(dtype: np.dtype, sizes: tuple[int, int, int], device: DeviceInfo) -> Operator:
+    """The operator of the mapping that suits a product of 16-bit floats."""
+    return WGMMAOp(choose_mapping(sizes, device).N, dtype=dtype)
+
+
+__all__ = ["MAPPINGS", "Mapping", "applies", "choose_mapping", "fill", "hopper_operator"]
