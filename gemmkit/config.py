@@ -16,6 +16,7 @@ import numpy as np
 
 from gemmkit.components import Component
 from gemmkit.epilogues import Bias, Default, Epilogue, LinearCombination
+from gemmkit.kernels.pipeline import PipelineSpec
 from gemmkit.kernels.rasterisation import Grouped, Order
 from gemmkit.kernels.spec import Condition, Operand, Spec
 from gemmkit.layouts import Layout, Zero
@@ -65,6 +66,11 @@ class Config(Component):
     order: Order = Grouped(8)
     kernel: str = "singlestage"
     blocks_per_sm: int = 1              # how many blocks a multiprocessor must be able to hold: bounds the registers
+    # the mapping of the warp-specialised kernel (`warps_per_block` are those that multiply)
+    stages: int = 1                     # of the ring in shared memory
+    schedule: str = "cooperative"       # or "pingpong"
+    cluster: Tile = Tile(M=1, N=1)      # blocks that share operands
+    producer_warps: int = 0
     # the problem's functions
     transform_global_to_shared_a: Transform = Identity()
     transform_global_to_shared_b: Transform = Identity()
@@ -90,7 +96,12 @@ class Config(Component):
 
     @property
     def threads(self) -> int:
-        return 32 * self.warps_per_block
+        return 32 * (self.warps_per_block + self.producer_warps)
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether it is one for the warp-specialised kernel."""
+        return self.kernel == "warp_specialised"
 
     @property
     def has_c(self) -> bool:
@@ -98,10 +109,11 @@ class Config(Component):
         return not (isinstance(self.global_c_layout, Zero) and self.transform_global_to_shared_c.is_identity
                     and self.transform_shared_to_regs_c.is_identity)
 
-    def spec(self, whole_a: bool = False, whole_b: bool = False, whole_c: bool = False, whole_d: bool = False) -> Spec:
-        """The kernel's specialisation; the flags are the divisibility class (see `kernels.spec.Operand`)."""
-        return Spec(
-            self.block_shape, self.compute_warp, self.warps_per_block, self.operator,
+    def spec(self, whole_a: bool = False, whole_b: bool = False, whole_c: bool = False, whole_d: bool = False,
+             engines: tuple[bool, bool, bool] = (True, True, True)) -> Spec:
+        """The kernel's specialisation; the flags are the divisibility class (see `kernels.spec.Operand`), and which of A,
+        B and D the copy engine moves."""
+        operands = (
             Operand(self.global_a_layout, self.shared_a_layout, self.transform_global_to_shared_a,
                     self.transform_shared_to_regs_a, self.mem_a_warp, self.mem_a_thread, whole_a),
             Operand(self.global_b_layout, self.shared_b_layout, self.transform_global_to_shared_b,
@@ -109,8 +121,12 @@ class Config(Component):
             Operand(self.global_c_layout, self.shared_c_layout, self.transform_global_to_shared_c,
                     self.transform_shared_to_regs_c, self.mem_cd_warp, self.mem_cd_thread, whole_c),
             Operand(self.global_d_layout, self.shared_d_layout, self.transform_shared_to_global_d,
-                    self.transform_regs_to_shared_d, self.mem_cd_warp, self.mem_cd_thread, whole_d),
-            self.epilogue, self.condition, self.order, self.has_c)
+                    self.transform_regs_to_shared_d, self.mem_cd_warp, self.mem_cd_thread, whole_d))
+        fields = (self.block_shape, self.compute_warp, self.warps_per_block, self.operator, *operands, self.epilogue,
+                  self.condition, self.order, self.has_c)
+        if not self.is_pipeline:
+            return Spec(*fields)
+        return PipelineSpec(*fields, self.stages, self.schedule, *self.cluster.extents, self.producer_warps, *engines)
 
     def check_device(self, device: DeviceInfo) -> None:
         """Raise ConfigError when the kernel does not fit the device."""
@@ -143,15 +159,30 @@ def _divides(small: Tile, large: Tile, field: str, rule: str, value: Any = None)
 def validate(config: Config) -> None:
     """Raise ConfigError for the first rule that a configuration breaks."""
     _check_fields({field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
+    if config.is_pipeline:
+        from gemmkit.pipeline_rules import validate_pipeline
+
+        validate_pipeline(config)
+        _validate_dtypes(config)
+        return
+    _validate_one_stage(config)
     _validate_tiles(config)
     _validate_dtypes(config)
     _validate_lines(config)
     _validate_transforms(config)
 
 
+def _validate_one_stage(config: Config) -> None:
+    operator = config.operator
+    _rule(operator.threads == 32, "operator", operator, "it acts in warpgroups; take kernel='warp_specialised'")
+    for field, only in (("stages", 1), ("producer_warps", 0), ("schedule", "cooperative"), ("cluster", Tile(M=1, N=1))):
+        _rule(getattr(config, field) == only, field, getattr(config, field), f"it is a mapping of the warp-specialised kernel; "
+              f"with kernel={config.kernel!r} it is {only!r}")
+
+
 TILES = {"block_shape": ("M", "N", "K"), "compute_warp": ("M", "N", "K"), "mem_a_warp": ("M", "K"),
          "mem_a_thread": ("M", "K"), "mem_b_warp": ("K", "N"), "mem_b_thread": ("K", "N"), "mem_cd_warp": ("M", "N"),
-         "mem_cd_thread": ("M", "N")}
+         "mem_cd_thread": ("M", "N"), "cluster": ("M", "N")}
 KINDS = {"operator": Operator, "epilogue": Epilogue, "order": Order, "condition": Condition}
 
 
@@ -179,6 +210,8 @@ def _check_fields(fields: dict[str, Any]) -> None:
         elif name == "warps_per_block":
             _rule(isinstance(value, int) and not isinstance(value, bool) and value >= 1, name, value,
                   "a positive number is needed")
+        elif name in ("stages", "producer_warps"):
+            _rule(isinstance(value, int) and not isinstance(value, bool) and value >= 0, name, value, "a number is needed")
         elif name == "blocks_per_sm":
             _rule(isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 32, name, value,
                   "a number from 1 to 32 is needed")

@@ -8,6 +8,7 @@ from typing import Any, cast
 from gemmkit.components import Component, Frozen, freeze, freeze_array, without_arrays
 from gemmkit.config import Config
 from gemmkit.emulator.mode import current_mode
+from gemmkit.engines import engines, maps
 from gemmkit.kernels.select import KERNELS
 from gemmkit.kernels.spec import Shape
 from gemmkit.layouts import Layout, Plain
@@ -42,12 +43,14 @@ class Compiled:
         conf = problem.config
         M, N, K = problem.M, problem.N, problem.K
         self.spec = conf.spec(is_whole(M, K, conf.mem_a_thread), is_whole(K, N, conf.mem_b_thread),
-                              is_whole(M, N, conf.mem_cd_thread), is_whole(M, N, conf.mem_cd_thread))
+                              is_whole(M, N, conf.mem_cd_thread), is_whole(M, N, conf.mem_cd_thread),
+                              engines(conf, problem.a, problem.b, out))
         self.operands = [_operand(info, layout) for info, layout in (
             (problem.a, conf.global_a_layout), (problem.b, conf.global_b_layout),
             (problem.c if conf.has_c else None, conf.global_c_layout), (out, conf.global_d_layout))]
         spec, shape = freeze(self.spec), freeze(Shape(M, N, K))
-        arguments = [spec, *self.operands, shape]
+        self.maps = maps(self.spec, problem.a, problem.b, out)
+        arguments = [spec, *self.operands, shape, *(freeze(Nothing()) if m is None else m.frozen for m in self.maps)]
         self.arguments = arguments
         self.formats = [code for argument in arguments for code, _ in argument.leaves]
         self.values = [value for argument in arguments for _, value in argument.leaves]
@@ -56,11 +59,12 @@ class Compiled:
         for operand in self.operands:
             self.pointers.append(at if operand.leaves else None)
             at += len(operand.leaves)
+        at += len(shape.leaves)
+        self.map_slots = {at + m.ordinal: m for m in self.maps if m is not None}
         for info in spec.arrays:
             if info.device != problem.a.device:
                 raise ValueError(f"a component's array is on device {info.device} and a on device {problem.a.device}")
-        rows, columns = self.spec.grid(M, N)
-        self.blocks = rows * columns
+        self.blocks = self.spec.blocks(M, N, problem.device.sm_count)
         self.problem = problem
 
     def bind(self) -> Any:
@@ -73,7 +77,9 @@ class Compiled:
                          "\n".join(a.fingerprint for a in self.arguments), conf.threads, self.problem.device,
                          conf.blocks_per_sm)
         kernel = _loaded(entry.cubin, load)
-        return kernel.bind((self.blocks, 1, 1), (conf.threads, 1, 1), self.spec.shared_bytes, self.formats)
+        peers = conf.cluster.count
+        return kernel.bind((self.blocks, 1, 1), (conf.threads, 1, 1), self.spec.shared_bytes, self.formats,
+                           cluster=(peers, 1, 1) if peers > 1 else None, dependent=conf.is_pipeline)
 
 
 _kernels: dict[tuple[int, bytes], Any] = {}
@@ -222,17 +228,25 @@ class Plan:
         """``f(stream, template, a, b, c, out)``: the template's values with the addresses put in."""
         slots = self._compiled.pointers
         used = [slot for slot in slots if slot is not None]
-        planned, ready, launch = self.values, bound.prepare(self.values, used), bound.launch
+        encoders = [(slot, m.which, m.encoder) for slot, m in self._compiled.map_slots.items()]
+        planned, launch = self.values, bound.launch
+        ready = bound.prepare(self.values, [*used, *self._compiled.map_slots])
         with_c = slots[2] is not None
 
         def start(handle: int, template: tuple, at_a: int, at_b: int, at_c: int, at_out: int) -> None:
-            addresses = (at_a, at_b, at_c, at_out) if with_c else (at_a, at_b, at_out)
+            addresses: tuple = (at_a, at_b, at_c, at_out) if with_c else (at_a, at_b, at_out)
+            encoded: list[Any] = []
+            if encoders:
+                every = at_a, at_b, at_c, at_out
+                encoded = [encode(every[which]) for _, which, encode in encoders]
             if template is planned:
-                ready(handle, addresses)
+                ready(handle, (*addresses, *encoded))
                 return
             values = list(template)                       # other runtime values of the components
             for slot, address in zip(used, addresses):
                 values[slot] = address
+            for (slot, _, _), tensor_map in zip(encoders, encoded):
+                values[slot] = tensor_map
             launch(handle, values)
 
         return start

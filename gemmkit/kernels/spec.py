@@ -154,6 +154,11 @@ class Spec(Component):
         """Tiles of D along M and N."""
         return -(-M // self.block.size.M), -(-N // self.block.size.N)
 
+    def blocks(self, M: int, N: int, sm_count: int) -> int:
+        """Thread blocks of a launch on a device of ``sm_count`` multiprocessors: here one a tile."""
+        rows, columns = self.grid(M, N)
+        return rows * columns
+
 
 def _bytes(layout: Any, rows: int, columns: int) -> int:
     return layout.physical_size(rows, columns) * layout.dtype.itemsize

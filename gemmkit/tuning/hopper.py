@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from gemmkit.layouts import ColMajor, Plain, RowMajor, Swizzled
-from gemmkit.operators import Operator
+from gemmkit.operators.base import Operator
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
@@ -91,7 +91,8 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     _fill_tiles(values, operator, mapping)
     _fill_shared(values, operator)
     _fill_moves(values)
-    cluster = mapping.cluster if values["condition"].is_always else (1, 1)
+    condition = values.get("condition")
+    cluster = mapping.cluster if condition is None or condition.is_always else (1, 1)
     values.setdefault("cluster", Tile(M=cluster[0], N=cluster[1]))
     majors = dict(a_major="K" if values["shared_a_layout"].axis == 1 else "MN",
                   b_major="K" if values["shared_b_layout"].axis == 0 else "MN")

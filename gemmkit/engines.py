@@ -1,0 +1,85 @@
+"""Which operands the copy engine (TMA) moves in the warp-specialised kernel, and the tensor maps that tell it how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gemmkit.components import Frozen
+from gemmkit.config import Config
+from gemmkit.kernels.pipeline import PipelineSpec
+from gemmkit.kernels.spec import Spec
+from gemmkit.layouts import Plain, RowMajor
+from gemmkit.runtime.arrays import ArrayInfo
+
+
+NO_MAP = bytes(128)
+
+
+@dataclass(frozen=True)
+class Map:
+    """A tensor map of an operand: ``which`` is its place among a, b, c and out; dimensions fastest first, in elements."""
+
+    which: int
+    dtype: np.dtype
+    dims: tuple[int, int]
+    stride: int
+    box: tuple[int, int]
+    swizzle: int
+    ordinal: int
+
+    @property
+    def frozen(self) -> Frozen:
+        """The kernel's argument; its bytes are put in at each launch."""
+        from gemmkit.ptx.tma import TensorMapType
+
+        ty = TensorMapType(self.ordinal)
+        return Frozen(ty, str(ty), [("tensor_map", NO_MAP)], [])
+
+
+def engines(conf: Config, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[bool, bool, bool]:
+    """Whether the engine moves A, B and D: plain matrices that nothing changes on their way."""
+    if not conf.is_pipeline:
+        return False, False, False
+    return (_loads(conf, "a", a), _loads(conf, "b", b), _stores(conf, out))
+
+
+def _loads(conf: Config, name: str, info: ArrayInfo) -> bool:
+    from gemmkit.runtime.tensor_maps import why_not
+
+    layout, shared = getattr(conf, f"global_{name}_layout"), getattr(conf, f"shared_{name}_layout")
+    return (isinstance(layout, Plain) and type(layout).load is Plain.load and type(layout).element is Plain.element
+            and getattr(conf, f"transform_global_to_shared_{name}").is_identity and layout.dtype == shared.dtype
+            and why_not(info, shared.axis) is None)
+
+
+def _stores(conf: Config, info: ArrayInfo) -> bool:
+    from gemmkit.runtime.tensor_maps import why_not
+
+    layout = conf.global_d_layout
+    return (isinstance(layout, RowMajor) and type(layout).store is Plain.store and not conf.epilogue.stores_itself
+            and why_not(info, 1) is None)
+
+
+def maps(spec: Spec, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[Map | None, ...]:
+    """The maps of A, B and D, None for those that the engine does not move; none for another kernel."""
+    if not isinstance(spec, PipelineSpec):
+        return ()
+    made: list[Map | None] = []
+    for which, info, uses, shared, box in (
+            (0, a, spec.a_engine, spec.a.shared, (spec.a_copy.line, spec.a_copy.lines)),
+            (1, b, spec.b_engine, spec.b.shared, (spec.b_copy.line, spec.b_copy.lines)),
+            (3, out, spec.d_engine, spec.d.shared, (spec.d_line, 64))):
+        layout: Any = shared
+        if not uses:
+            made.append(None)
+            continue
+        axis = layout.axis
+        made.append(Map(which, info.dtype, (info.shape[axis], info.shape[1 - axis]), info.strides[1 - axis], box,
+                        layout.width, sum(x is not None for x in made)))
+    return tuple(made)
+
+
+__all__ = ["Map", "engines", "maps"]
