@@ -102,8 +102,8 @@ def test_every_field_can_be_given(name: str) -> None:
 
 def test_unknown_fields() -> None:
     with pytest.raises(TypeError) as caught:
-        make(block_size=64, stages=2)
-    assert "unknown fields block_size, stages" in str(caught.value) and "block_shape" in str(caught.value)
+        make(block_size=64, depth=2)
+    assert "unknown fields block_size, depth" in str(caught.value) and "block_shape" in str(caught.value)
 
 
 # -- repr -------------------------------------------------------------------------------------------------------------
