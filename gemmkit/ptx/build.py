@@ -10,15 +10,16 @@ _LETTER = {ir.IntType(32): "r", ir.IntType(64): "l", ir.IntType(16): "h", ir.Flo
 
 
 def assembly(builder: Any, text: str, results: list, operands: list, *, memory: bool = False,
-             pure: bool = False, convergent: bool = False) -> list:
+             pure: bool = False, convergent: bool = False, tied: bool = False) -> list:
     """Emit ``text`` (operands ``$0`` ... : results first) and return its results.
 
     ``memory`` says that it reads or writes memory: the compiler then keeps it in order with other accesses. ``pure``
     says that its results depend on its operands alone: the compiler may then move, merge or drop it. ``convergent`` says
-    that the threads of a warp execute it together: the compiler then never copies it into two branches.
+    that the threads of a warp execute it together: the compiler then never copies it into two branches. ``tied`` says
+    that the first operands are the results' old values, in the same registers.
     """
     outputs = [f"={_LETTER[t]}" for t in results]
-    inputs = [_LETTER[v.type] for v in operands]
+    inputs = [str(n) if tied and n < len(results) else _LETTER[v.type] for n, v in enumerate(operands)]
     constraints = ",".join(outputs + inputs + (["~{memory}"] if memory else []))
     returns = ir.VoidType() if not results else results[0] if len(results) == 1 else ir.LiteralStructType(results)
     function = ir.FunctionType(returns, [v.type for v in operands])

@@ -1,0 +1,253 @@
+"""``wgmma``: a warpgroup (128 threads) multiplies matrices that lie in shared memory (PTX ISA, wgmma.mma_async; sm_90a).
+
+The instruction is asynchronous. It begins to read shared memory, and to change its accumulators, and the threads go on:
+
+    wgmma_fence()                                        # the accumulators are as other instructions left them
+    sums = wgmma(sums, a, b, 1)                          # a, b: descriptors (`gemmkit.ptx.descriptors`)
+    sums = wgmma(sums, advance(a, 32), advance(b, 32), 1)
+    wgmma_commit()                                       # these two are a group
+    (sums,) = wgmma_wait(0, (sums,))                     # until no group is pending: only now the sums are there, and
+                                                         # only now may anyone write to what the group has read
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from llvmlite import ir
+
+from gemmkit.lang.atoms import Atom, atom
+from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.registers import Fragment
+from gemmkit.lang.scalars import index, numba_type
+from gemmkit.ptx.build import assembly, braces
+from gemmkit.ptx.fragments import FragmentMap
+from gemmkit.ptx.registers import elements, from_registers, to_registers
+
+i32 = ir.IntType(32)
+F16, BF16, F32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
+E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
+S8, U8, S32 = np.dtype(np.int8), np.dtype(np.uint8), np.dtype(np.int32)
+
+_OPERAND_NAME = {F16: "f16", BF16: "bf16", F32: "tf32", E4M3: "e4m3", E5M2: "e5m2", S8: "s8", U8: "u8"}
+_ACCUMULATOR_NAME = {F16: "f16", F32: "f32", S32: "s32"}
+_FP8, _INT8 = (E4M3, E5M2), (S8, U8)
+_KINDS = (((F16,), (F32, F16)), ((BF16,), (F32,)), ((F32,), (F32,)), (_FP8, (F32, F16)), (_INT8, (S32,)))
+
+
+@dataclass(frozen=True)
+class WgmmaSpec:
+    """One wgmma instruction: D = A B or D += A B, with A 64 x K, B K x N, and 32 bytes of K.
+
+    ``a`` and ``b`` are dtypes of the operands: float16 or bfloat16 (both the same); float32, of which the tensor cores take
+    the first 19 bits (tf32); 8-bit floats; 8-bit integers. ``a_major`` and ``b_major`` say along which axis they are
+    contiguous in shared memory: "K", or "MN" (16-bit types). With ``a_registers`` A is a fragment (`a_map`).
+
+    Raises ValueError for what the instruction set does not have.
+    """
+
+    N: int
+    a: np.dtype
+    b: np.dtype
+    accumulator: np.dtype
+    a_major: str = "K"
+    b_major: str = "K"
+    a_registers: bool = False
+
+    M = 64
+
+    def __post_init__(self) -> None:
+        for name in ("a", "b", "accumulator"):
+            object.__setattr__(self, name, np.dtype(getattr(self, name)))
+        kind = next((kind for kind in _KINDS if self.a in kind[0]), None)
+        if kind is None:
+            raise ValueError(f"wgmma: a is {self.a}; float16, bfloat16, float32 (tf32), float8_e4m3fn, float8_e5m2, int8 and "
+                             "uint8 can be multiplied")
+        if self.b not in kind[0]:
+            raise ValueError(f"wgmma: b is {self.b}; with {self.a} goes {_listed(kind[0])}")
+        if self.accumulator not in kind[1]:
+            raise ValueError(f"wgmma: accumulator is {self.accumulator}; products of {self.a} are added up in "
+                             f"{_listed(kind[1])}")
+        if isinstance(self.N, bool) or not isinstance(self.N, int) or self.N % 8 or not 8 <= self.N <= 256:
+            raise ValueError(f"wgmma: N is {self.N!r}; a multiple of 8 from 8 to 256 is needed")
+        if self.a in _INT8 and self.N % 16 and self.N > 24:
+            raise ValueError(f"wgmma: N is {self.N}; of integers 8, 24 and the multiples of 16 up to 256 can be had")
+        for name, major in (("a_major", self.a_major), ("b_major", self.b_major)):
+            if major not in ("K", "MN"):
+                raise ValueError(f'wgmma: {name} is {major!r}; "K" or "MN" is needed')
+            if major == "MN" and self.a.itemsize != 2:
+                raise ValueError(f'wgmma: {name} is "MN"; {self.a} is read K-major only (16-bit types either way)')
+        if self.a_registers and self.a_major != "K":
+            raise ValueError('wgmma: a_major is "MN"; a fragment in registers has no order in memory: leave it "K"')
+
+    @cached_property
+    def K(self) -> int:
+        return 32 // int(self.a.itemsize)
+
+    @cached_property
+    def c(self) -> FragmentMap:
+        """Who holds which accumulator: 64 x N over 128 threads."""
+        return FragmentMap(64, self.N, (4, 8, 4), ((0, 2), (1, 0), (16, 0)), (2, 2, self.N // 8), ((0, 1), (8, 0), (0, 8)))
+
+    @cached_property
+    def fragment_c(self) -> Fragment:
+        return Fragment(self.accumulator, self.N // 2)
+
+    @cached_property
+    def a_map(self) -> FragmentMap:
+        """Who holds what of an A in registers: 64 x K over 128 threads."""
+        n = 4 // int(self.a.itemsize)                                     # elements of a register
+        return FragmentMap(64, self.K, (4, 8, 4), ((0, n), (1, 0), (16, 0)), (n, 2, 2), ((0, 1), (8, 0), (0, 4 * n)))
+
+    @cached_property
+    def fragment_a(self) -> Fragment:
+        return Fragment(self.a, self.a_map.values)
+
+    @property
+    def name(self) -> str:
+        """The instruction's; two atoms of one name would be one compile-time value."""
+        a, b, acc = _OPERAND_NAME[self.a], _OPERAND_NAME[self.b], _ACCUMULATOR_NAME[self.accumulator]
+        return f"m64n{self.N}k{self.K}.{acc}.{a}.{b}"
+
+    @cached_property
+    def registers(self) -> int:
+        """32-bit registers of the accumulators, a thread."""
+        return self.N // 2 * int(self.accumulator.itemsize) // 4
+
+    @cached_property
+    def text(self) -> str:
+        """The instruction with ``$`` operands: the accumulators, the same again (tied), A, B, whether to accumulate."""
+        n = self.registers
+        a = braces(2 * n, 4) if self.a_registers else f"${2 * n}"
+        b = 2 * n + (4 if self.a_registers else 1)
+        options = "" if self.a in _INT8 else ", 1, 1"                     # nothing is negated
+        if self.a.itemsize == 2:
+            if not self.a_registers:
+                options += f", {int(self.a_major == 'MN')}"
+            options += f", {int(self.b_major == 'MN')}"
+        return (f"{{ .reg .pred accumulate; setp.ne.b32 accumulate, ${b + 1}, 0; "
+                f"wgmma.mma_async.sync.aligned.{self.name} {braces(0, n)}, {a}, ${b}, accumulate{options}; }}")
+
+
+def _listed(dtypes: tuple[np.dtype, ...]) -> str:
+    return " or ".join(str(dtype) for dtype in dtypes)
+
+
+def _register(accumulator: types.Type) -> Any:
+    """The LLVM type of an accumulator's registers; pairs of float16 are words."""
+    return ir.FloatType() if accumulator == types.float32 else i32
+
+
+def _fragment_words(builder: Any, ty: types.BaseTuple, value: Any) -> list:
+    """A fragment of A as four 32-bit registers."""
+    return [builder.bitcast(word, i32) for word in to_registers(builder, elements(builder, value, ty.count))]
+
+
+def _is_fragment(ty: Any, spec: WgmmaSpec) -> bool:
+    """Whether a type is a fragment of A: its elements, or 32-bit words of them (`gemmkit.ptx.memory.pack_words`)."""
+    if ty == types.UniTuple(types.uint32, 4):
+        return True
+    return spec.a.itemsize > 1 and ty == types.UniTuple(numba_type(spec.a), spec.a_map.values)
+
+
+def _typer(spec: WgmmaSpec) -> Any:
+    accumulators = types.UniTuple(numba_type(spec.accumulator), spec.N // 2)
+    register = _register(accumulators.dtype)
+
+    def typer(context: Any, acc: Any, a: Any, b: Any, accumulate: Any) -> Any:
+        if acc != accumulators or not isinstance(b, types.Integer) or not isinstance(accumulate, types.Integer):
+            return None
+        if not (_is_fragment(a, spec) if spec.a_registers else isinstance(a, types.Integer)):
+            return None
+
+        def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+            old = to_registers(builder, elements(builder, v[0], acc.count))
+            left = _fragment_words(builder, a, v[1]) if spec.a_registers else [c.cast(builder, v[1], a, types.int64)]
+            operands = [*old, *left, c.cast(builder, v[2], b, types.int64), c.cast(builder, v[3], accumulate, index)]
+            new = assembly(builder, spec.text, [register] * spec.registers, operands, convergent=True, tied=True)
+            return c.make_tuple(builder, acc, from_registers(builder, new, c.get_value_type(acc.dtype)))
+
+        return signature(acc, acc, a, b, accumulate), codegen
+
+    return typer
+
+
+def _emulation(spec: WgmmaSpec) -> Any:
+    def wgmma(acc: tuple, a: Any, b: int, accumulate: int) -> tuple:
+        raise NotImplementedError
+
+    return wgmma
+
+
+@lru_cache(maxsize=None)
+def instruction(spec: WgmmaSpec) -> Atom:
+    """``wgmma(accumulators, a, b, accumulate) -> accumulators``: the instruction as device code and emulation.
+
+    ``accumulators`` is what a thread holds by ``spec.c``; ``a`` and ``b`` are descriptors (``a`` a fragment with
+    ``a_registers``, or its 32-bit words); with ``accumulate`` 0 the old accumulators do not matter.
+    """
+    majors = "" if spec.a.itemsize != 2 else f"_{spec.a_major}_{spec.b_major}"
+    name = f"wgmma_{spec.name.replace('.', '_')}{majors}{'_registers' if spec.a_registers else ''}"
+    return Atom(name, _typer(spec), _emulation(spec), f"{name}(accumulators, a, b, accumulate): {WgmmaSpec.__doc__}")
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+def _plain(text: str) -> Any:
+    def typer(context: Any) -> Any:
+        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+            assembly(b, text, [], [], memory=True, convergent=True)
+            return c.get_dummy_value()
+
+        return signature(types.none), codegen
+
+    return typer
+
+
+@atom(_plain("wgmma.fence.sync.aligned;"))
+def wgmma_fence() -> None:
+    """Before the first wgmma, and before any that uses registers which other instructions have written since."""
+    raise NotImplementedError
+
+
+@atom(_plain("wgmma.commit_group.sync.aligned;"))
+def wgmma_commit() -> None:
+    """Close the group of the wgmmas so far."""
+    raise NotImplementedError
+
+
+def _is_accumulators(ty: Any) -> bool:
+    return isinstance(ty, types.BaseTuple) and all(isinstance(t, types.UniTuple) for t in ty.types)
+
+
+def _type_wait(context: Any, pending: Any, accs: Any) -> Any:
+    if not isinstance(pending, types.IntegerLiteral) or not 0 <= pending.literal_value <= 7 or not _is_accumulators(accs):
+        return None
+    wait = f"wgmma.wait_group.sync.aligned {pending.literal_value};"
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        assembly(b, wait, [], [], memory=True, convergent=True)
+        out = []
+        for n, ty in enumerate(accs.types):
+            # No instruction: it keeps the compiler from reading, or moving, a register before the wait.
+            old = to_registers(b, elements(b, b.extract_value(v[1], n), ty.count))
+            register = _register(ty.dtype)
+            new = assembly(b, "", [register] * len(old), old, memory=True, convergent=True, tied=True)
+            out.append(c.make_tuple(b, ty, from_registers(b, new, c.get_value_type(ty.dtype))))
+        return c.make_tuple(b, accs, out)
+
+    return signature(accs, pending, accs), codegen
+
+
+@atom(_type_wait)
+def wgmma_wait(pending: int, accs: tuple) -> tuple:
+    """Wait until all but the last ``pending`` (a constant from 0 to 7) groups are done; returns the accumulators ``accs``.
+
+    ``accs`` is a tuple of accumulators, of which each is a tuple. All whose groups are pending must be in it: what is not
+    might be moved to other registers while the hardware still writes to it.
+    """
+    raise NotImplementedError
