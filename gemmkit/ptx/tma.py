@@ -1,8 +1,8 @@
 """TMA: the copy engine that moves boxes of a tensor between global and shared memory by itself (sm_90).
 
-A tensor map (`gemmkit.runtime.tensor_maps` makes it) describes the tensor, the box and the swizzle. One thread asks for a
-copy and goes on. A load ends at an mbarrier, which it gives the bytes of the box: all of them, also where the box is out of
-the tensor and zeros are written. Stores are awaited in groups by the thread that asked for them.
+A tensor map (`TensorMapSpec`, `gemmkit.runtime.tensor_maps`) describes the tensor, the box and the swizzle. One thread asks
+for a copy and goes on. A load ends at an mbarrier, which it gives the bytes of the box: all of them, also where the box is
+out of the tensor and zeros are written. Stores are awaited in groups by the thread that asked for them.
 
 Device code gets a map as a kernel parameter of type `TensorMapType`. The engine wants its address, which only the
 assembler knows: the code says ``PLACEHOLDER`` and the map's number, and `gemmkit.runtime.compile` puts the parameter's
@@ -11,11 +11,15 @@ name in.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba.cuda.datamodel.models import PrimitiveModel
 
+from gemmkit.components import Component
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.memory import SharedType, coordinate_count, coordinates_of
 from gemmkit.lang.numba_hooks import register_model, signature, types
@@ -24,8 +28,53 @@ from gemmkit.ptx.build import assembly
 from gemmkit.ptx.mbarrier import element_address, is_barrier
 from gemmkit.runtime.compile import PLACEHOLDER
 
+SWIZZLES = (0, 32, 64, 128)
 i8, i16, i64 = ir.IntType(8), ir.IntType(16), ir.IntType(64)
 BYTES = 128
+
+
+@dataclass(frozen=True)
+class TensorMapSpec(Component):
+    """What does not change with the tensor: its elements, the box that a copy moves, and how shared memory is swizzled.
+
+    ``box`` counts elements, the fastest dimension first. A box lies in shared memory with its fastest dimension fastest and
+    no gaps; with a swizzle of 32, 64 or 128 bytes, which is then the length of its rows, the 16-byte chunks of a row change
+    places: the byte at address a moves to a XOR ((a >> 3) & (swizzle - 16)). It begins at a multiple of 128 bytes.
+
+    >>> TensorMapSpec(np.float16, (64, 128), 128).box_bytes
+    16384
+
+    Raises ValueError for a box that the engine cannot move, TypeError for elements that it does not know.
+    """
+
+    dtype: np.dtype
+    box: tuple[int, ...]
+    swizzle: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        object.__setattr__(self, "box", tuple(map(int, self.box)))
+        size, rows = self.dtype.itemsize, self.box
+        if size not in (1, 2, 4, 8):
+            raise TypeError(f"TensorMapSpec(dtype={self.dtype}): the copy engine moves elements of 1, 2, 4 or 8 bytes")
+        if not 1 <= len(rows) <= 5 or not all(1 <= extent <= 256 for extent in rows):
+            raise ValueError(f"TensorMapSpec(box={rows}): 1 to 5 extents from 1 to 256 are needed")
+        if rows[0] * size % 16:
+            raise ValueError(f"TensorMapSpec(box={rows}): its rows have {rows[0] * size} bytes; a multiple of 16 is needed")
+        if self.swizzle not in SWIZZLES:
+            raise ValueError(f"TensorMapSpec(swizzle={self.swizzle!r}): 0 (none), 32, 64 or 128 is needed")
+        if self.swizzle and rows[0] * size != self.swizzle:
+            raise ValueError(f"TensorMapSpec(box={rows}, swizzle={self.swizzle}): rows of {self.swizzle} bytes are needed; "
+                             f"these have {rows[0] * size}")
+
+    @property
+    def rank(self) -> int:
+        return len(self.box)
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes of a box: what a load gives its barrier."""
+        return math.prod(self.box) * int(self.dtype.itemsize)
 
 
 class TensorMapType(types.Type):
@@ -74,8 +123,9 @@ def _type_load(context: Any, map: Any, coordinates: Any, pointer: Any, position:
     if not _is_copy(map, coordinates, pointer, position) or not is_barrier(barriers, n):
         return None
     rank = coordinate_count(coordinates)
-    text = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes"
-            f"{'.multicast::cluster' if mask else ''} [$0], {_box(1, rank)}, [${rank + 2}]{f', ${rank + 3}' if mask else ''};")
+    many, last = (".multicast::cluster", f", ${rank + 3}") if mask else ("", "")
+    text = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes{many} [$0], "
+            f"{_box(1, rank)}, [${rank + 2}]{last};")
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
         operands = [element_address(c, b, pointer, v[2], position, v[3]), _map_address(b, map),

@@ -24,7 +24,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gemmkit.runtime import device
-from gemmkit.runtime.device import DeviceInfo
+from gemmkit.runtime.launch_config import (
+    CTYPES,
+    PARAMETER_FORMATS,
+    Attribute,
+    Config,
+    Dim3,
+    attributes,
+    dim3,
+    parameter_struct,
+    validate,
+)
 
 __all__ = [
     "PARAMETER_FORMATS",
@@ -37,27 +47,6 @@ __all__ = [
     "validate",
 ]
 
-#: Format codes of kernel parameters -> (struct format, alignment in bytes). Half-precision values are raw
-#: 16-bit patterns; ``tensor_map`` is the 128 bytes of a CUtensorMap, passed by value.
-PARAMETER_FORMATS: dict[str, tuple[str, int]] = {
-    "bool": ("B", 1), "i8": ("b", 1), "u8": ("B", 1),
-    "i16": ("h", 2), "u16": ("H", 2), "f16": ("H", 2), "bf16": ("H", 2),
-    "i32": ("i", 4), "u32": ("I", 4), "f32": ("f", 4),
-    "i64": ("q", 8), "u64": ("Q", 8), "f64": ("d", 8),
-    "tensor_map": ("128s", 64),
-}  # fmt: skip
-
-_CTYPES: dict[str, Any] = {
-    "B": ctypes.c_uint8, "b": ctypes.c_int8, "h": ctypes.c_int16, "H": ctypes.c_uint16, "i": ctypes.c_int32,
-    "I": ctypes.c_uint32, "q": ctypes.c_int64, "Q": ctypes.c_uint64, "f": ctypes.c_float,
-    "d": ctypes.c_double,
-}  # fmt: skip
-
-_Dim3 = tuple[int, int, int]
-_MAX_GRID: _Dim3 = (2**31 - 1, 65535, 65535)
-_MAX_BLOCK: _Dim3 = (1024, 1024, 64)
-_MAX_CLUSTER = 8  # blocks a cluster that every device with clusters takes
-_CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _NO_CONTEXT = (3, 201)  # CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_INVALID_CONTEXT
 _STICKY = (
     "ILLEGAL_ADDRESS",
@@ -70,25 +59,6 @@ _STICKY = (
 
 class LaunchError(RuntimeError):
     """The driver refused a launch, or the loading or setting up of a kernel."""
-
-
-class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute holding a cluster's dimensions."""
-
-    _fields_ = (("id", ctypes.c_uint64), ("dimensions", ctypes.c_uint32 * 3), ("rest", ctypes.c_uint8 * 52))
-
-
-class _Config(ctypes.Structure):
-    """CUlaunchConfig."""
-
-    _fields_ = (
-        ("grid", ctypes.c_uint32 * 3),
-        ("block", ctypes.c_uint32 * 3),
-        ("shared_memory", ctypes.c_uint32),
-        ("stream", ctypes.c_uint64),
-        ("attributes", ctypes.POINTER(_Attribute)),
-        ("attribute_count", ctypes.c_uint32),
-    )
 
 
 @functools.lru_cache(maxsize=1)
@@ -138,13 +108,15 @@ class LoadedKernel:
         shared_memory: int,
         parameters: Sequence[str],
         cluster: Sequence[int] | None = None,
+        dependent: bool = False,
     ) -> BoundLaunch:
         """Prepare launches on the current device.
 
         ``grid`` counts blocks (also with a ``cluster``), ``block`` threads, ``cluster`` blocks; one to three
         extents each. ``shared_memory`` is the dynamic part, in bytes; the kernel's limit is raised to it.
         ``parameters`` has one code of ``PARAMETER_FORMATS`` for each flattened kernel parameter, as Numba
-        passes them.
+        passes them. With ``dependent`` the kernel may start while the one before it in the stream still
+        runs: it must call `gemmkit.ptx.warpgroup.grid_wait` before it touches what that one writes.
 
         Raises ValueError, naming the value and the limit, when the device or the kernel cannot do it.
 
@@ -154,17 +126,17 @@ class LoadedKernel:
             bound.launch(stream, (a.data.ptr, d.data.ptr, n, alpha))
         """
         ordinal = device.ensure_context()
-        limits, attributes = device.current(), self.kernel.attributes[ordinal]
-        grid3, block3 = _dim3(grid, "grid"), _dim3(block, "block")
-        cluster3 = None if cluster is None else _dim3(cluster, "cluster")
+        limits, properties = device.current(), self.kernel.attributes[ordinal]
+        grid3, block3 = dim3(grid, "grid"), dim3(block, "block")
+        cluster3 = None if cluster is None else dim3(cluster, "cluster")
         validate(
-            limits, grid3, block3, shared_memory, cluster3, static_shared_memory=attributes.shared_size_bytes
+            limits, grid3, block3, shared_memory, cluster3, static_shared_memory=properties.shared_size_bytes
         )
-        threads, able = block3[0] * block3[1] * block3[2], attributes.max_threads_per_block
+        threads, able = block3[0] * block3[1] * block3[2], properties.max_threads_per_block
         if threads > able:
             raise ValueError(
                 f"block={block3} has {threads} threads, but kernel {self.name!r} can run at most {able} "
-                f"a block (it takes {attributes.num_regs} registers a thread); use fewer threads"
+                f"a block (it takes {properties.num_regs} registers a thread); use fewer threads"
             )
         self._check_parameters(parameters)
         with self._lock:
@@ -172,7 +144,8 @@ class LoadedKernel:
                 self._raise_dynamic_limit(ordinal, shared_memory)
                 self._dynamic_limit[ordinal] = shared_memory
         function = self._function()
-        return BoundLaunch(self, ordinal, grid3, block3, shared_memory, tuple(parameters), cluster3, function)
+        return BoundLaunch(self, ordinal, grid3, block3, shared_memory, tuple(parameters), cluster3, function,
+                           dependent)
 
     def _check_parameters(self, parameters: Sequence[str]) -> None:
         for code in parameters:
@@ -221,12 +194,13 @@ class BoundLaunch:
         self,
         kernel: LoadedKernel,
         ordinal: int,
-        grid: _Dim3,
-        block: _Dim3,
+        grid: Dim3,
+        block: Dim3,
         shared_memory: int,
         parameters: tuple[str, ...],
-        cluster: _Dim3 | None,
+        cluster: Dim3 | None,
         function: int,
+        dependent: bool = False,
     ) -> None:
         self.kernel = kernel
         self.ordinal = ordinal
@@ -235,6 +209,7 @@ class BoundLaunch:
         self.shared_memory = shared_memory
         self.parameters = parameters
         self.cluster = cluster
+        self.dependent = dependent
         self._function = function
         self.launch = _launcher(self, _entry(), function)
 
@@ -243,15 +218,16 @@ class BoundLaunch:
 
     def prepare(
         self, values: Sequence[int | float | bytes], slots: Sequence[int]
-    ) -> Callable[[int, Sequence[int]], None]:
+    ) -> Callable[[int, Sequence[int | bytes]], None]:
         """``f(stream_handle, addresses)``: launches with ``values``, but the addresses at the parameters ``slots``
-        (of 64 bits). All else is packed beforehand, which makes it the fastest launch there is."""
+        (of 64 bits, or the 128 bytes of a tensor map). All else is packed beforehand, which makes it the fastest
+        launch there is."""
         pack = parameter_struct(self.parameters)[0].pack_into
         frames: list[_Frame] = []
         start = _starter(self, _entry(), self._function)
         values = tuple(values)
 
-        def launch(stream_handle: int, addresses: Sequence[int]) -> None:
+        def launch(stream_handle: int, addresses: Sequence[int | bytes]) -> None:
             try:
                 mine = frames.pop()
             except IndexError:
@@ -304,7 +280,7 @@ def launch_arguments(bound: BoundLaunch, values: Sequence[int | float | bytes]) 
         grid = (grid[0] // cluster[0], grid[1] // cluster[1], grid[2] // cluster[2])
     config = LaunchConfig(grid=grid, block=bound.block, cluster=cluster, shmem_size=bound.shared_memory)
     letters = [PARAMETER_FORMATS[code][0] for code in bound.parameters]
-    return config, [_CTYPES[letter](value) for letter, value in zip(letters, values, strict=True)]
+    return config, [CTYPES[letter](value) for letter, value in zip(letters, values, strict=True)]
 
 
 def _launcher(
@@ -334,18 +310,24 @@ _Frame = tuple[Any, Any, Any, Any, tuple[Any, ...]]
 
 
 def _frame(bound: BoundLaunch, slots: Sequence[int] = ()) -> _Frame:
-    """A parameter buffer, the launch structure, the pointers to both as the driver takes them, and the 64-bit
-    parameters at ``slots`` as ctypes numbers that live in the buffer."""
+    """A parameter buffer, the launch structure, the pointers to both as the driver takes them, and the
+    parameters at ``slots`` as ctypes objects that live in the buffer."""
     packer, offsets = parameter_struct(bound.parameters)
     buffer = ctypes.create_string_buffer(max(packer.size, 1))
     base = ctypes.addressof(buffer)
     pointers = (ctypes.c_void_p * max(len(offsets), 1))(*(base + offset for offset in offsets))
-    config = _Config(bound.grid, bound.block, bound.shared_memory)
-    if bound.cluster is not None:
-        config.attributes = ctypes.pointer(_Attribute(_CLUSTER_DIMENSION, bound.cluster))  # kept alive by config
-        config.attribute_count = 1
-    cells = tuple(ctypes.c_uint64.from_buffer(buffer, offsets[slot]) for slot in slots)
+    config = Config(bound.grid, bound.block, bound.shared_memory)
+    wanted = attributes(bound.cluster, bound.dependent)
+    if wanted:
+        config.attributes = (Attribute * len(wanted))(*wanted)  # kept alive by config
+        config.attribute_count = len(wanted)
+    cells = tuple(_cell(bound.parameters[slot]).from_buffer(buffer, offsets[slot]) for slot in slots)
     return buffer, config, ctypes.byref(config), pointers, cells
+
+
+def _cell(code: str) -> Any:
+    """The ctypes type of a parameter that changes with every call: its ``value`` is set."""
+    return ctypes.c_char * 128 if code == "tensor_map" else ctypes.c_uint64
 
 
 def _starter(bound: BoundLaunch, entry: Any, handle: int) -> Callable[[int, _Frame], None]:
@@ -362,60 +344,3 @@ def _starter(bound: BoundLaunch, entry: Any, handle: int) -> Callable[[int, _Fra
                 bound._fail(status)
 
     return start
-
-
-def parameter_struct(parameters: Sequence[str]) -> tuple[struct.Struct, list[int]]:
-    """The struct that packs all parameters, each at a multiple of its alignment, and their offsets in it."""
-    text, offset, offsets = "=", 0, []
-    for code in parameters:
-        letter, alignment = PARAMETER_FORMATS[code]
-        padding = -offset % alignment
-        offset += padding
-        offsets.append(offset)
-        text += f"{padding}x{letter}" if padding else letter
-        offset += struct.calcsize("=" + letter)
-    return struct.Struct(text), offsets
-
-
-def _dim3(extents: Sequence[int], name: str) -> _Dim3:
-    if not 1 <= len(extents) <= 3:
-        raise ValueError(f"{name}={tuple(extents)} must have one to three extents")
-    x, y, z = (*(int(extent) for extent in extents), 1, 1)[:3]
-    return x, y, z
-
-
-def validate(
-    limits: DeviceInfo,
-    grid: _Dim3,
-    block: _Dim3,
-    shared_memory: int,
-    cluster: _Dim3 | None = None,
-    static_shared_memory: int = 0,
-) -> None:
-    """Raise ValueError, naming the value and the limit, when a device of ``limits`` cannot launch that."""
-    for name, extents, most in (("grid", grid, _MAX_GRID), ("block", block, _MAX_BLOCK)):
-        if any(not 1 <= extent <= limit for extent, limit in zip(extents, most, strict=True)):
-            raise ValueError(f"{name}={extents} must be at least 1 and at most {most} in each direction")
-    threads = block[0] * block[1] * block[2]
-    if threads > limits.max_threads_per_block:
-        raise ValueError(
-            f"block={block} has {threads} threads, but {limits.name} runs at most "
-            f"{limits.max_threads_per_block} a block; use fewer threads"
-        )
-    total = shared_memory + static_shared_memory
-    if shared_memory < 0 or total > limits.shared_memory_per_block:
-        raise ValueError(
-            f"shared_memory={shared_memory} bytes, with {static_shared_memory} static bytes, must be between "
-            f"0 and the {limits.shared_memory_per_block} bytes a block that {limits.name} has; use smaller "
-            "tiles or fewer stages"
-        )
-    if cluster is None:
-        return
-    size = cluster[0] * cluster[1] * cluster[2]
-    if limits.arch < (9, 0) or not 1 <= size <= _MAX_CLUSTER or min(cluster) < 1:
-        raise ValueError(
-            f"cluster={cluster} must hold 1 to {_MAX_CLUSTER} blocks, on a device of compute capability "
-            f"9.0 or later; {limits.name} has {limits.arch[0]}.{limits.arch[1]}"
-        )
-    if any(blocks % part for blocks, part in zip(grid, cluster, strict=True)):
-        raise ValueError(f"grid={grid} must be a multiple of cluster={cluster} in each direction")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gemmkit.runtime import device, launch
+from gemmkit.runtime import device, launch, launch_config
 from gemmkit.runtime.assemble import assemble
 from gemmkit.runtime.device import H100, DeviceInfo
 from gemmkit.runtime.launch import PARAMETER_FORMATS, BoundLaunch, LaunchError, load, validate
@@ -54,7 +54,7 @@ def test_clusters_need_hopper():
 @pytest.mark.parametrize("extents", [(), (1, 1, 1, 1)])
 def test_one_to_three_extents(extents):
     with pytest.raises(ValueError, match=r"block=.*one to three extents"):
-        launch._dim3(extents, "block")
+        launch_config.dim3(extents, "block")
 
 
 def test_loading_without_a_gpu_says_so(monkeypatch):
@@ -82,7 +82,7 @@ class Driver:
             if code == "tensor_map":
                 values.append(ctypes.string_at(pointer, 128))
             else:
-                kind = launch._CTYPES[PARAMETER_FORMATS[code][0]]
+                kind = launch_config.CTYPES[PARAMETER_FORMATS[code][0]]
                 values.append(kind.from_address(pointer).value)
             assert pointer % min(PARAMETER_FORMATS[code][1], 8) == 0
         cluster = None
@@ -103,10 +103,10 @@ def bound_to(driver, monkeypatch, cluster=None):
 
 def test_the_launch_structures_are_the_drivers():
     """Sizes and offsets of CUlaunchConfig and CUlaunchAttribute in cuda.h."""
-    assert ctypes.sizeof(launch._Config) == 56
-    assert (launch._Config.stream.offset, launch._Config.attributes.offset) == (32, 40)
-    assert ctypes.sizeof(launch._Attribute) == 72
-    assert launch._Attribute.dimensions.offset == 8
+    assert ctypes.sizeof(launch_config.Config) == 56
+    assert (launch_config.Config.stream.offset, launch_config.Config.attributes.offset) == (32, 40)
+    assert ctypes.sizeof(launch_config.Attribute) == 72
+    assert launch_config.Attribute.dimensions.offset == 8
 
 
 def test_every_value_arrives_whatever_its_neighbours(monkeypatch):

@@ -1,0 +1,174 @@
+"""Tensor maps: 128 bytes that tell the copy engine (TMA) where a tensor lies and what part of it a copy moves.
+
+    encoder = Encoder(np.float16, dims=(k, m), strides_bytes=(2 * k,), box=(64, 128), swizzle=128)
+    bound.launch(stream, (encoder(a.data.ptr), ...))        # the parameter's code is "tensor_map"
+
+Dimensions count elements and go from the fastest, which is contiguous, to the slowest; strides are those of all but the
+fastest. A call with an address that is known costs a look-up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from gemmkit.ptx.tma import TensorMapSpec
+from gemmkit.runtime.arrays import ArrayInfo
+
+BYTES = 128
+_ALIGNMENT = 16                       # bytes, of addresses and strides
+_MAX_EXTENT, _MAX_STRIDE = 2**32, 2**40
+_REMEMBERED = 64                      # addresses an encoder keeps
+
+_NAMES = {np.dtype(np.float16): "FLOAT16", np.dtype(ml_dtypes.bfloat16): "BFLOAT16", np.dtype(np.float32): "FLOAT32",
+          np.dtype(np.float64): "FLOAT64"}
+_NAMES_BY_SIZE = {1: "UINT8", 2: "UINT16", 4: "UINT32", 8: "UINT64"}
+
+
+def why_not(info: ArrayInfo, axis: int) -> str | None:
+    """Why the copy engine cannot take an array whose elements are contiguous along ``axis``, in words; None if it can.
+
+    >>> from gemmkit.runtime.arrays import ArrayInfo
+    >>> odd = ArrayInfo(4096, (8, 9), (9, 1), np.dtype("f2"), 0, False, "cupy")
+    >>> why_not(odd, 1)
+    'its stride along axis 0 is 18 bytes, no multiple of 16'
+    """
+    size = info.dtype.itemsize
+    if size not in (1, 2, 4, 8):
+        return f"its elements have {size} bytes, not 1, 2, 4 or 8"
+    if not 1 <= len(info.shape) <= 5:
+        return f"it has {len(info.shape)} dimensions, not 1 to 5"
+    if 0 in info.shape:
+        return "it is empty"
+    if info.pointer % _ALIGNMENT:
+        return f"it begins at an address that is no multiple of {_ALIGNMENT} bytes"
+    reach = info.shape[axis] * size
+    for other, (extent, stride) in enumerate(zip(info.shape, info.strides)):
+        if extent > _MAX_EXTENT:
+            return f"it has {extent} elements along axis {other}, more than {_MAX_EXTENT}"
+        if extent == 1:
+            continue                  # nobody takes a step
+        if other == axis:
+            if stride != 1:
+                return f"its elements are not contiguous along axis {axis} (stride {stride})"
+        elif stride <= 0:
+            return f"its stride along axis {other} is {stride}, not positive"
+        elif stride * size % _ALIGNMENT:
+            return f"its stride along axis {other} is {stride * size} bytes, no multiple of {_ALIGNMENT}"
+        elif stride * size >= _MAX_STRIDE:
+            return f"its stride along axis {other} is {stride * size} bytes, not below {_MAX_STRIDE}"
+        elif stride * size < reach:
+            return f"it overlaps itself: its stride along axis {other} is {stride * size} bytes, below the {reach} of a row"
+    return None
+
+
+def dimensions(shape: Sequence[int], strides_bytes: Sequence[int], axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The extents and byte strides as a tensor map has them: ``axis`` first, without its stride, then the last to the first.
+
+    >>> dimensions((5, 6, 8), (768, 128, 2), 2)
+    ((8, 6, 5), (128, 768))
+    """
+    others = [other for other in reversed(range(len(shape))) if other != axis]
+    return (shape[axis], *(shape[other] for other in others)), tuple(strides_bytes[other] for other in others)
+
+
+def encode(address: int, dtype: Any, dims: Sequence[int], strides_bytes: Sequence[int], box: Sequence[int],
+           swizzle: int = 0) -> bytes:
+    """The 128 bytes of a tensor map.
+
+    ``dims``, ``strides_bytes`` (one less) and ``box`` go from the fastest dimension to the slowest; ``swizzle`` is 0, 32, 64
+    or 128 bytes. Elements out of the tensor are loaded as zeros. Strides along dimensions of one element are not used.
+
+    Raises ValueError or TypeError for what the copy engine does not take, RuntimeError when the driver refuses.
+    """
+    return _bytes_of(_make(address, TensorMapSpec(dtype, tuple(box), swizzle), tuple(dims), tuple(strides_bytes)))
+
+
+def _make(address: int, spec: TensorMapSpec, dims: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    from cuda.bindings import driver
+
+    if len(dims) != spec.rank or len(strides) != spec.rank - 1:
+        raise ValueError(f"dims={dims} and strides_bytes={strides} do not go with box={spec.box}: {spec.rank} and "
+                         f"{spec.rank - 1} numbers are needed")
+    _check_address(address)
+    if not all(1 <= extent <= _MAX_EXTENT for extent in dims):
+        raise ValueError(f"dims={dims}: extents from 1 to 2**32 are needed")
+    steps = tuple(step if extent > 1 else _ALIGNMENT for step, extent in zip(strides, dims[1:]))
+    if any(step % _ALIGNMENT or not 0 < step < _MAX_STRIDE for step in steps):
+        raise ValueError(f"strides_bytes={strides}: positive multiples of {_ALIGNMENT} below 2**40 are needed")
+    kinds, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
+    name = _NAMES.get(spec.dtype) or _NAMES_BY_SIZE[spec.dtype.itemsize]
+    wide, narrow = driver.cuuint64_t, driver.cuuint32_t
+    status, made = driver.cuTensorMapEncodeTiled(
+        kinds[f"CU_TENSOR_MAP_DATA_TYPE_{name}"], spec.rank, address, [wide(n) for n in dims], [wide(n) for n in steps],
+        [narrow(n) for n in spec.box], [narrow(1)] * spec.rank, driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        swizzles["CU_TENSOR_MAP_SWIZZLE_" + (f"{spec.swizzle}B" if spec.swizzle else "NONE")],
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
+    if int(status) != 0:
+        raise RuntimeError(f"{status.name} for a tensor map of dims={dims}, strides_bytes={strides}, {spec!r}")
+    return made
+
+
+def _check_address(address: int) -> None:
+    if address % _ALIGNMENT:
+        raise ValueError(f"address={address:#x}: the copy engine takes multiples of {_ALIGNMENT}")
+
+
+def _bytes_of(made: Any) -> bytes:
+    return ctypes.string_at(made.getPtr(), BYTES)
+
+
+class Encoder:
+    """The tensor maps of one operand of a plan: ``encoder(address)`` gives the bytes of the map for that address.
+
+    The arguments are those of `encode`; they are checked at the first call.
+    """
+
+    __slots__ = ("_arguments", "_known", "_lock", "_map")
+
+    def __init__(self, dtype: Any, dims: Sequence[int], strides_bytes: Sequence[int], box: Sequence[int], swizzle: int = 0):
+        self._arguments = TensorMapSpec(dtype, tuple(box), swizzle), tuple(dims), tuple(strides_bytes)
+        self._known: dict[int, bytes] = {}
+        self._lock = threading.Lock()
+        self._map: Any = None
+
+    @classmethod
+    def of(cls, spec: TensorMapSpec, info: ArrayInfo, axis: int) -> Encoder:
+        """The encoder for arrays like ``info``, contiguous along ``axis``; raises ValueError with `why_not`'s reason."""
+        reason = why_not(info, axis)
+        if reason is not None:
+            raise ValueError(f"an array cannot be moved by the copy engine: {reason}")
+        if info.dtype.itemsize != spec.dtype.itemsize:
+            raise ValueError(f"an array of {info.dtype} does not go with {spec!r}")
+        size = info.dtype.itemsize
+        dims, strides = dimensions(info.shape, [stride * size for stride in info.strides], axis)
+        return cls(spec.dtype, dims, strides, spec.box, spec.swizzle)
+
+    def __call__(self, address: int) -> bytes:
+        found = self._known.get(address)
+        return self._encode(address) if found is None else found
+
+    def _encode(self, address: int) -> bytes:
+        with self._lock:
+            if self._map is None:
+                self._map = _make(address, *self._arguments)
+            else:
+                from cuda.bindings import driver
+
+                _check_address(address)
+                (status,) = driver.cuTensorMapReplaceAddress(self._map, address)
+                if int(status) != 0:
+                    raise RuntimeError(f"{status.name} for a tensor map at address {address:#x}")
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[address] = out = _bytes_of(self._map)
+        return out
+
+
+__all__ = ["BYTES", "Encoder", "dimensions", "encode", "why_not"]
