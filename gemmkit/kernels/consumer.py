@@ -72,20 +72,20 @@ def multiply_plainly(spec: Any, full: Any, empty: Any, group: int, stage: int, p
     """One group of wgmmas a stage; a stage is given back when the next one's group is on its way."""
     a, b = descriptor_a(spec, group), descriptor_b(spec)
     sums = nothing(spec)
-    previous = stage
-    for step in range(steps):
-        mbarrier_wait(full, stage, phase)
-        wgmma_fence()
-        sums = spec.operator.multiply(sums, advance(a, stage * spec.stage_bytes), advance(b, stage * spec.stage_bytes),
-                                      spec.a.shared, spec.b.shared, spec.block, min(step, 1))
-        wgmma_commit()
-        sums = wgmma_wait(1, sums)
-        if step > 0:
-            give_back(spec, empty, previous)
+    if steps > 0:                                      # around the waits, too: else ptxas makes the wgmmas wait for each other
         previous = stage
-        stage, phase = next_stage(spec, stage, phase)
-    sums = wgmma_wait(0, sums)
-    if steps > 0:
+        for step in range(steps):
+            mbarrier_wait(full, stage, phase)
+            wgmma_fence()
+            sums = spec.operator.multiply(sums, advance(a, stage * spec.stage_bytes), advance(b, stage * spec.stage_bytes),
+                                          spec.a.shared, spec.b.shared, spec.block, min(step, 1))
+            wgmma_commit()
+            sums = wgmma_wait(1, sums)
+            if step > 0:
+                give_back(spec, empty, previous)
+            previous = stage
+            stage, phase = next_stage(spec, stage, phase)
+        sums = wgmma_wait(0, sums)
         give_back(spec, empty, previous)
     return sums, stage, phase
 

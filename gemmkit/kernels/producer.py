@@ -10,7 +10,7 @@ from gemmkit.lang.control import choose
 from gemmkit.lang.registers import registers
 from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_expect, mbarrier_wait
 from gemmkit.ptx.memory import shared
-from gemmkit.ptx.special import thread_index, udiv, uniform
+from gemmkit.ptx.special import rolled, thread_index, udiv, uniform
 from gemmkit.ptx.tma import tma_load, tma_load_multicast
 from gemmkit.ptx.warpgroup import fence_async
 
@@ -36,12 +36,14 @@ def produce(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty:
     while tile < tiles:
         m, n = tile_place(spec, tile, rank, shape)
         begin, count = k_blocks(spec, m, n, rank, shape)
-        for block in range(count):
+        block = count * 0
+        while block < count:
             k = begin + block * spec.block.size.K
             if spec.condition(m, n, k):
                 choose(spec.is_working, fill_stage, copy_stage, spec, a, b, map_a, map_b, full, empty, stage, phase, m, n,
                        k, rank, shape)
                 stage, phase = next_stage(spec, stage, phase)
+            block = rolled(block + 1)                  # unrolled, its addresses would fill the few registers
         tile += step
 
 

@@ -83,3 +83,20 @@ def _type_udiv(context: Any, a: Any, b: Any) -> Any:
 def udiv(a: int, b: int) -> int:
     """``a // b`` of non-negative coordinates, in 32 bits and without a sign to mind."""
     return a // b
+
+
+def _type_rolled(context: Any, value: Any) -> Any:
+    if not isinstance(value, types.Integer):
+        return None
+    function = ir.FunctionType(i32, [i32])
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        return b.call(ir.InlineAsm(function, "mov.b32 $0, $1;", "=r,r", side_effect=True), [c.cast(b, v[0], value, index)])
+
+    return signature(index, value), codegen
+
+
+@atom(_type_rolled)
+def rolled(value: int) -> int:
+    """The value, of which the compiler knows nothing: a loop that counts with it (``n = rolled(n + 1)``) is not unrolled."""
+    return value
