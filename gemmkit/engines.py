@@ -5,38 +5,39 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from gemmkit.components import Frozen
 from gemmkit.config import Config
 from gemmkit.kernels.pipeline import PipelineSpec
 from gemmkit.kernels.spec import Spec
 from gemmkit.layouts import Plain, RowMajor
+from gemmkit.ptx.tma import TensorMapSpec, TensorMapType
 from gemmkit.runtime.arrays import ArrayInfo
+from gemmkit.runtime.tensor_maps import BYTES, Encoder, why_not
 
-
-NO_MAP = bytes(128)
+NO_MAP = bytes(BYTES)
 
 
 @dataclass(frozen=True)
 class Map:
-    """A tensor map of an operand: ``which`` is its place among a, b, c and out; dimensions fastest first, in elements."""
+    """The tensor map of an operand: ``which`` is its place among a, b, c and out, ``ordinal`` that among the kernel's maps;
+    ``axis`` is the one along which its elements are contiguous."""
 
     which: int
-    dtype: np.dtype
-    dims: tuple[int, int]
-    stride: int
-    box: tuple[int, int]
-    swizzle: int
     ordinal: int
+    info: ArrayInfo
+    axis: int
+    spec: TensorMapSpec
 
     @property
     def frozen(self) -> Frozen:
         """The kernel's argument; its bytes are put in at each launch."""
-        from gemmkit.ptx.tma import TensorMapType
-
         ty = TensorMapType(self.ordinal)
         return Frozen(ty, str(ty), [("tensor_map", NO_MAP)], [])
+
+    @property
+    def encoder(self) -> Encoder:
+        """From an address to the map's bytes."""
+        return Encoder.of(self.spec, self.info, self.axis)
 
 
 def engines(conf: Config, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[bool, bool, bool]:
@@ -47,8 +48,6 @@ def engines(conf: Config, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[b
 
 
 def _loads(conf: Config, name: str, info: ArrayInfo) -> bool:
-    from gemmkit.runtime.tensor_maps import why_not
-
     layout, shared = getattr(conf, f"global_{name}_layout"), getattr(conf, f"shared_{name}_layout")
     return (isinstance(layout, Plain) and type(layout).load is Plain.load and type(layout).element is Plain.element
             and getattr(conf, f"transform_global_to_shared_{name}").is_identity and layout.dtype == shared.dtype
@@ -56,8 +55,6 @@ def _loads(conf: Config, name: str, info: ArrayInfo) -> bool:
 
 
 def _stores(conf: Config, info: ArrayInfo) -> bool:
-    from gemmkit.runtime.tensor_maps import why_not
-
     layout = conf.global_d_layout
     return (isinstance(layout, RowMajor) and type(layout).store is Plain.store and not conf.epilogue.stores_itself
             and why_not(info, 1) is None)
@@ -73,12 +70,8 @@ def maps(spec: Spec, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[Map | 
             (1, b, spec.b_engine, spec.b.shared, (spec.b_copy.line, spec.b_copy.lines)),
             (3, out, spec.d_engine, spec.d.shared, (spec.d_line, 64))):
         layout: Any = shared
-        if not uses:
-            made.append(None)
-            continue
-        axis = layout.axis
-        made.append(Map(which, info.dtype, (info.shape[axis], info.shape[1 - axis]), info.strides[1 - axis], box,
-                        layout.width, sum(x is not None for x in made)))
+        spec_of_map = TensorMapSpec(info.dtype, box, layout.width)
+        made.append(Map(which, sum(m is not None for m in made), info, layout.axis, spec_of_map) if uses else None)
     return tuple(made)
 
 

@@ -3,6 +3,7 @@
 from gemmkit.operators.base import Operator
 from gemmkit.operators.fpu import FPUOp
 from gemmkit.operators.mma import MMAOp
+from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.operators.wmma import WMMAOp
 
-__all__ = ["FPUOp", "MMAOp", "Operator", "WMMAOp"]
+__all__ = ["FPUOp", "MMAOp", "Operator", "WGMMAOp", "WMMAOp"]
