@@ -1,6 +1,7 @@
 """Checked memory accesses, and the point in time that whoever makes them stands at."""
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from operator import index as as_index
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -29,15 +30,21 @@ class Agent:
         block: where it runs; index: its entry in the block's vector clocks.
         clock, seen, foreign: its time and its knowledge of others (`clocks`).
         pages: the launch's history of global memory.
+        fences: its times of `fence_proxy`, ascending.
+        asynchronous: whether it reaches memory by the asynchronous proxy, as copy engines and tensor cores do.
+            What threads have written it sees only where `fence_proxy` followed.
     """
 
-    __slots__ = ("block", "clock", "foreign", "index", "pages", "seen")
+    asynchronous = False
+
+    __slots__ = ("block", "clock", "fences", "foreign", "index", "pages", "seen")
 
     def __init__(self, block: Block, index: int, seen: Vector, pages: shadow.Pages) -> None:
         self.block, self.index, self.pages = block, index, pages
         self.clock = 1
         self.seen = seen
         self.foreign: Foreign = None
+        self.fences: list[int] = []
 
     @property
     def id(self) -> errors.ThreadId:
@@ -52,6 +59,22 @@ class Agent:
         seen = None if self.foreign is None else self.foreign.get(other.block)
         return seen is not None and record[1] <= seen[other.index]
 
+    def fence_proxy(self) -> None:
+        """Lets asynchronous agents that learn of this moment see what this one wrote before
+        (``fence.proxy.async``)."""
+        self.fences.append(self.clock)
+        self.clock += 1
+
+    def is_visible_to_async(self, record: shadow.Record) -> bool:
+        """Whether this asynchronous agent sees a write that happened before now: another such one made it, or
+        its writer fenced it, and the fence too happened before now."""
+        writer, time, site = record
+        if writer.asynchronous:
+            return True
+        first = bisect_left(writer.fences, time)
+        # The fence ends one moment of the writer's; who has seen the next one comes after it.
+        return first < len(writer.fences) and self.is_after((writer, writer.fences[first] + 1, site))
+
     def read(self, memory: Memory, address: int, nbytes: int, alignment: int | None = None) -> Bytes:
         """A copy of `nbytes` bytes from absolute byte address `address`.
 
@@ -59,7 +82,7 @@ class Agent:
         it, it is any number of bytes at a multiple of `alignment`.
 
         Raises:
-            AlignmentError, BoundsError, UninitialisedRead, RaceError: the faults of the kernel.
+            AlignmentError, BoundsError, UninitialisedRead, RaceError, ProxyError: the faults of the kernel.
             ValueError: a size that no plain access has.
         """
         address = as_index(address)
@@ -73,6 +96,8 @@ class Agent:
         conflict = shadow.note(self.pages if pages is None else pages, self, address, nbytes, False)
         if conflict is not None:
             raise self._race("read", conflict, memory, nbytes)
+        if self.asynchronous:
+            self._look_through_proxy(memory, self.pages if pages is None else pages, address, nbytes)
         return memory.data[low:low + nbytes].copy()
 
     def write(self, memory: Memory, address: int, data: Any, alignment: int | None = None) -> None:
@@ -141,6 +166,15 @@ class Agent:
                why: str) -> errors.EmulatorError:
         return error(f"{kind} of {_place(memory, address, nbytes)}, {why}", site=here(), thread=self.id,
                      address=address, size=nbytes, memory=memory.name)
+
+    def _look_through_proxy(self, memory: Memory, pages: shadow.Pages, address: int, nbytes: int) -> None:
+        """Raises ProxyError when a thread's write to these bytes cannot be seen yet."""
+        for record in shadow.writers(pages, address, nbytes):
+            if not self.is_visible_to_async(record):
+                raise errors.ProxyError(
+                    f"read of {_place(memory, address, nbytes)}, where a thread's write is not to be seen: the thread must "
+                    "call fence_async() after it, and let that be known", _access("write", record[0], record[2]),
+                    site=here(), thread=self.id, address=address, size=nbytes, memory=memory.name)
 
     def _race(self, kind: str, conflict: shadow.Conflict, memory: Memory, nbytes: int) -> errors.RaceError:
         other, _, earlier = conflict.record

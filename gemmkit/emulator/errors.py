@@ -104,6 +104,23 @@ class RaceError(EmulatorError):
                          address=address, size=size, memory=memory)
 
 
+class ProtocolError(EmulatorError):
+    """An instruction used against its rules: at an mbarrier that does not exist, with registers that nobody has, ..."""
+
+
+class ProxyError(EmulatorError):
+    """A copy engine or tensor core reads what a thread wrote, with no ``fence_async`` of that thread in between.
+
+    ``write``: the thread's access.
+    """
+
+    def __init__(self, message: str, write: Access, *, site: Site, thread: ThreadId, address: int, size: int,
+                 memory: str) -> None:
+        self.write = write
+        super().__init__(f"{message}\n  written by {write.thread}\n  at {write.kernel_line}", site=site,
+                         thread=thread, address=address, size=size, memory=memory)
+
+
 class DeadlockError(EmulatorError):
     """No thread can go on. ``waiting``: every thread that waits, for what and where."""
 

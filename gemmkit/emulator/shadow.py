@@ -83,6 +83,20 @@ def note(pages: Pages, agent: Agent, address: int, nbytes: int, write: bool) -> 
     return None
 
 
+def writers(pages: Pages, address: int, nbytes: int) -> list[Record]:
+    """The accesses that last wrote these bytes, each once."""
+    found: dict[int, Record] = {}
+    end = address + nbytes
+    while address < end:
+        part = min(end, (address | (PAGE_BYTES - 1)) + 1) - address
+        page, first, count = _cells(pages, address, part)
+        for record in page.writers[first:first + count]:
+            if record is not None:
+                found[id(record)] = record
+        address += part
+    return list(found.values())
+
+
 def _cells(pages: Pages, address: int, nbytes: int) -> tuple[Page, int, int]:
     """The page of an access, its first cell and their number."""
     number = address >> PAGE_BITS
