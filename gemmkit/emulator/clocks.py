@@ -27,7 +27,7 @@ def _maximum(vectors: Iterable[Vector]) -> Vector:
 def _merged(views: Iterable[Foreign]) -> dict[Block, Vector]:
     """What several agents together have seen of a set of blocks."""
     parts: dict[Block, list[Vector]] = {}
-    for view in views:
+    for view in {id(view): view for view in views}.values():  # threads that met share one
         for block, vector in (view or {}).items():
             parts.setdefault(block, []).append(vector)
     return {block: _maximum(vectors) for block, vectors in parts.items()}

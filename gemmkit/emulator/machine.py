@@ -26,7 +26,10 @@ from greenlet import getcurrent
 from gemmkit.emulator import shadow
 from gemmkit.emulator.agent import Agent, Bytes
 from gemmkit.emulator.clocks import Clock, Vector, join
+from gemmkit.emulator.clusters import ClusterBarrier, Registers
+from gemmkit.emulator.copies import Stores
 from gemmkit.emulator.errors import DivergenceError
+from gemmkit.emulator.mbarriers import Mbarrier
 from gemmkit.emulator.memory import Memory, for_array
 from gemmkit.emulator.scheduler import Scheduler
 from gemmkit.emulator.sites import Site, here
@@ -41,14 +44,15 @@ _GRID_LIMITS, _BLOCK_LIMITS, _CLUSTER_LIMIT = (2**31 - 1, 65535, 65535), (1024, 
 
 
 class _Barrier:
-    """Threads that have arrived at a named barrier of a block, and where each warp did."""
+    """Threads that wait at a named barrier of a block, where each warp came to it, and the past of those that went on."""
 
-    __slots__ = ("count", "sites", "threads")
+    __slots__ = ("arrived", "clock", "count", "sites", "threads")
 
     def __init__(self, count: int) -> None:
-        self.count = count
+        self.count, self.arrived = count, 0
         self.threads: list[Thread] = []
         self.sites: dict[int, tuple[Site, Thread]] = {}
+        self.clock: Clock | None = None
 
 
 class _Meeting:
@@ -70,9 +74,10 @@ class Thread(Agent):
         index: linear index in the block; thread_index: (x, y, z).
         lane: index in its warp of 32; warp: index of the warp.
         block: its `Block`.
+        stores: the copies to global memory that it has asked for, if it has.
     """
 
-    __slots__ = ("_scheduler", "lane", "thread_index", "waits_for", "warp")
+    __slots__ = ("_scheduler", "lane", "stores", "thread_index", "waits_for", "warp")
 
     def __init__(self, block: Block, index: int, seen: Vector, pages: shadow.Pages,
                  scheduler: Scheduler) -> None:
@@ -81,6 +86,7 @@ class Thread(Agent):
         self.thread_index: Index = index % x, index // x % y, index // (x * y)
         self.warp, self.lane = divmod(index, WARP)
         self.waits_for: Callable[[], str] | None = None
+        self.stores: Stores | None = None
         self._scheduler = scheduler
 
     def shared_read(self, offset: int, nbytes: int, alignment: int | None = None) -> Bytes:
@@ -104,6 +110,48 @@ class Thread(Agent):
             DeadlockError: (from `launch`) the threads it waits for never come.
             ValueError: a barrier or count that the hardware does not have.
         """
+        barrier, site = self._barrier(barrier_id, count), here()
+        first, neighbour = barrier.sites.setdefault(self.warp, (site, self))
+        if first != site:
+            raise DivergenceError(f"one warp is at barrier {barrier_id} on different lines", first, site,
+                                  neighbour.id, self.id)
+        barrier.threads.append(self)
+        barrier.arrived += 1
+        if barrier.arrived < barrier.count:
+            self._scheduler.park(self, lambda: f"barrier {barrier_id} ({barrier.arrived} of {barrier.count} there)")
+            return
+        self.block.open(barrier_id)
+        self._scheduler.wake(barrier.threads[:-1])
+        self._scheduler.step_back(self)
+
+    def arrive(self, barrier_id: int, count: int) -> None:
+        """Is counted at barrier `barrier_id` and goes on (``bar.arrive``); its warp does so as one.
+
+        Who waits there comes after what the thread has done; it learns nothing itself. Arguments and faults are those of
+        `barrier`.
+        """
+        site = here()
+
+        def count_warp(warp: list[Thread]) -> list[None]:
+            barrier = self._barrier(barrier_id, count)
+            if self.warp in barrier.sites:
+                first, other = barrier.sites[self.warp]
+                raise DivergenceError(f"a warp arrives again at barrier {barrier_id} before it has opened", first, site,
+                                      other.id, self.id)
+            barrier.sites[self.warp] = site, self
+            barrier.clock = barrier.clock or Clock(self.block)
+            for thread in warp:
+                barrier.clock.release(thread)
+            barrier.arrived += len(warp)
+            if barrier.arrived >= barrier.count:
+                self.block.open(barrier_id)
+                self._scheduler.wake(barrier.threads)
+            return [None] * len(warp)
+
+        self.collective(f"the arrival at barrier {barrier_id}", self, count_warp, sync=False)
+
+    def _barrier(self, barrier_id: int, count: int | None) -> _Barrier:
+        """The named barrier that this thread comes to with `count`."""
         block = self.block
         if count is None:
             count = block.size
@@ -115,24 +163,11 @@ class Thread(Agent):
         barrier = block.barriers.get(barrier_id)
         if barrier is None:
             barrier = block.barriers[barrier_id] = _Barrier(count)
-        site = here()
-        first, neighbour = barrier.sites.setdefault(self.warp, (site, self))
-        if first != site:
-            raise DivergenceError(f"one warp is at barrier {barrier_id} on different lines", first, site,
-                                  neighbour.id, self.id)
-        if barrier.count != count:
+        elif barrier.count != count:
             first, other = next(iter(barrier.sites.values()))
-            raise DivergenceError(f"barrier {barrier_id} has counts {barrier.count} and {count}", first, site,
+            raise DivergenceError(f"barrier {barrier_id} has counts {barrier.count} and {count}", first, here(),
                                   other.id, self.id)
-        barrier.threads.append(self)
-        if len(barrier.threads) < count:
-            there = barrier.threads
-            self._scheduler.park(self, lambda: f"barrier {barrier_id} ({len(there)} of {count} there)")
-            return
-        del block.barriers[barrier_id]
-        join(barrier.threads)
-        self._scheduler.wake(barrier.threads[:-1])
-        self._scheduler.step_back(self)
+        return barrier
 
     def collective(self, key: str, operand: Any, compute: Callable[[list[Any]], Sequence[Any]],
                    size: int = WARP, sync: bool = True) -> Any:
@@ -185,12 +220,12 @@ class Thread(Agent):
         self._scheduler.step_back(self)
         return results[lane]
 
-    def wait_until(self, predicate: Callable[[], bool], what: str) -> None:
+    def wait_until(self, predicate: Callable[[], bool], what: str | Callable[[], str]) -> None:
         """Waits until `predicate()` is true; it is called in this thread, and must have no effect.
 
         It orders nothing by itself: acquire a `Clock` after it. Use it wherever a kernel would spin, since a
         thread that spins without waiting keeps the others from running. `what` names the condition in a
-        DeadlockError.
+        DeadlockError; a function is called there.
         """
         self._scheduler.wait_until(self, predicate, what)
 
@@ -203,7 +238,10 @@ class Block:
         number: linear index in the grid; shared: its shared `Memory`; threads: its `Thread`s.
         cluster: the blocks of its cluster, by rank; cluster_rank: its own place there; cluster_dim: (x, y,
             z).
-        finished: all its threads have ended; exported: other blocks may learn of its past through a Clock.
+        finished: all its threads have ended; running: how many have not; exported: other blocks may learn of its past
+            through a Clock.
+        mbarriers: by their place in shared memory; cluster_barrier: where its cluster meets; registers: what its
+            warps share out.
     """
 
     def __init__(self, index: Index, grid: Index, dim: Index, cluster_dim: Index, cluster_rank: int,
@@ -216,16 +254,28 @@ class Block:
         self.cluster: Sequence[Block] = (self,)
         self.barriers: dict[int, _Barrier] = {}
         self.meetings: dict[tuple[int, int], _Meeting] = {}
+        self.mbarriers: dict[int, Mbarrier] = {}
+        self.cluster_barrier = ClusterBarrier()
+        self.registers = Registers(self.size)
         self.finished = self.exported = False
-        self._running = self.size
+        self.running = self.size
         nothing_seen = [0] * self.size
         self.threads: Sequence[Thread] = [
             Thread(self, i, nothing_seen, pages, scheduler) for i in range(self.size)]
 
+    def open(self, barrier_id: int) -> None:
+        """Orders those who wait at a named barrier after all who came to it; the next to come make it anew."""
+        barrier = self.barriers.pop(barrier_id)
+        if barrier.threads:
+            join(barrier.threads)
+        if barrier.clock is not None:
+            for thread in barrier.threads:
+                barrier.clock.acquire(thread)
+
     def leave(self) -> None:
         """A thread has ended. With the last one shared memory goes, for its cluster as well."""
-        self._running -= 1
-        if not self._running:
+        self.running -= 1
+        if not self.running:
             self.finished = True
             self.shared = Memory.shared(0, f"shared memory of the finished block {self.index}")
             self.threads = ()
@@ -284,7 +334,7 @@ def launch(kernel: Callable[..., None], args: Sequence[Any], *, grid: Index, blo
             blocks = [Block(place, grid, block, cluster, rank, shared_memory, pages, scheduler)
                       for rank, place in enumerate(places)]
             for member in blocks:
-                member.cluster = blocks
+                member.cluster, member.cluster_barrier = blocks, blocks[0].cluster_barrier
             yield blocks
 
     scheduler = Scheduler(kernel, args, clusters(), schedule_seed)

@@ -98,11 +98,11 @@ class Scheduler:
         self._switch()
         thread.waits_for = None
 
-    def wait_until(self, thread: Thread, predicate: Callable[[], bool], what: str) -> None:
+    def wait_until(self, thread: Thread, predicate: Callable[[], bool], what: str | Callable[[], str]) -> None:
         """Suspends the running thread until `predicate()` holds; it is asked in the thread itself."""
         if predicate():
             return
-        thread.waits_for = lambda: what
+        thread.waits_for = what if callable(what) else lambda: what
         while True:
             self._polling.append(thread)
             self._switch()
@@ -153,6 +153,8 @@ class Scheduler:
             result = self._kernel(*self._args)
             if result is not None:
                 raise TypeError(f"kernel {_name(self._kernel)} returned {result!r}; a kernel returns nothing")
+            if thread.stores is not None:
+                thread.stores.leave(thread)
         except GreenletExit:
             raise
         except BaseException as error:

@@ -43,16 +43,19 @@ _ARRIVE, _WAIT = "barrier.cluster.arrive.release.aligned;", "barrier.cluster.wai
 @atom(_together(_ARRIVE))
 def cluster_arrive() -> None:
     """Say that this thread has come to the cluster's barrier, and go on; `cluster_wait` is to follow."""
-    raise NotImplementedError
+    thread = current()
+    thread.block.cluster_barrier.arrive(thread)
 
 
 @atom(_together(_WAIT))
 def cluster_wait() -> None:
     """Wait until all threads of the cluster have come to its barrier; what they wrote before is seen after."""
-    raise NotImplementedError
+    thread = current()
+    thread.block.cluster_barrier.wait(thread)
 
 
 @atom(_together(f"{_ARRIVE} {_WAIT}"))
 def cluster_barrier() -> None:
     """All threads of all blocks of the cluster meet."""
-    raise NotImplementedError
+    cluster_arrive()
+    cluster_wait()

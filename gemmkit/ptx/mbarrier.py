@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.emulator import mbarriers
+from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import atom
+from gemmkit.lang.host import SharedPointer
 from gemmkit.lang.memory import SharedType, coordinates_of
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.scalars import index
@@ -27,6 +30,11 @@ def is_barrier(pointer: Any, n: Any) -> bool:
 def element_address(c: Any, b: Any, pointer: SharedType, value: Any, position: Any, at: Any) -> Any:
     """The 32-bit shared address of an element, as assembly takes it."""
     return shared_address(b, pointer, value, coordinates_of(c, b, position, at))
+
+
+def place(pointer: SharedPointer, position: int) -> int:
+    """The same in the emulator: a byte offset into the block's shared memory."""
+    return pointer.offset + int(position) * pointer.dtype.itemsize
 
 
 def _instruction(text: str, operands: int) -> Any:
@@ -48,19 +56,23 @@ def _instruction(text: str, operands: int) -> Any:
 @atom(_instruction("mbarrier.init.shared::cta.b64 [$0], $1;", 1))
 def mbarrier_init(barriers: Any, n: int, count: int) -> None:
     """Make a barrier whose phases take ``count`` arrivals. One thread does it, before a barrier of the block."""
-    raise NotImplementedError
+    mbarriers.make(current(), place(barriers, n), int(count))
 
 
 @atom(_instruction("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", 1))
 def mbarrier_expect(barriers: Any, n: int, nbytes: int) -> None:
     """Arrive, and have the phase wait for ``nbytes`` bytes of copies as well."""
-    raise NotImplementedError
+    thread = current()
+    barrier = mbarriers.find(thread, place(barriers, n))
+    barrier.expect(thread, int(nbytes))
+    barrier.arrive(thread)
 
 
 @atom(_instruction("mbarrier.arrive.shared::cta.b64 _, [$0];", 0))
 def mbarrier_arrive(barriers: Any, n: int) -> None:
     """Arrive at a barrier of this block."""
-    raise NotImplementedError
+    thread = current()
+    mbarriers.find(thread, place(barriers, n)).arrive(thread)
 
 
 # Not mbarrier.arrive.release.cluster: its release costs a MEMBAR of the whole GPU each time, a third of a kernel's speed.
@@ -68,7 +80,8 @@ def mbarrier_arrive(barriers: Any, n: int) -> None:
                    "[there]; }", 1))
 def mbarrier_arrive_at(barriers: Any, n: int, rank: int) -> None:
     """Arrive at the barrier at the same place in the shared memory of block ``rank`` of the cluster."""
-    raise NotImplementedError
+    thread = current()
+    mbarriers.find(thread, place(barriers, n), int(rank)).arrive(thread)
 
 
 # The braces make the labels local, so that the text may stand in a function many times.
@@ -76,7 +89,8 @@ def mbarrier_arrive_at(barriers: Any, n: int, rank: int) -> None:
                    "bra again; over: }", 1))
 def mbarrier_wait(barriers: Any, n: int, parity: int) -> None:
     """Wait until the last phase of this parity (0 or 1) is complete."""
-    raise NotImplementedError
+    thread = current()
+    mbarriers.find(thread, place(barriers, n)).wait(thread, int(parity))
 
 
 def _type_fence(context: Any) -> Any:
@@ -90,4 +104,4 @@ def _type_fence(context: Any) -> Any:
 @atom(_type_fence)
 def mbarrier_fence_init() -> None:
     """Let copies and other blocks of the cluster see the barriers that this thread has made."""
-    raise NotImplementedError
+    mbarriers.fence(current())

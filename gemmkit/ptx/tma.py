@@ -20,12 +20,15 @@ from llvmlite import ir
 from numba.cuda.datamodel.models import PrimitiveModel
 
 from gemmkit.components import Component
+from gemmkit.emulator import copies
+from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import atom
+from gemmkit.lang.host import View
 from gemmkit.lang.memory import SharedType, coordinate_count, coordinates_of
 from gemmkit.lang.numba_hooks import register_model, signature, types
 from gemmkit.lang.scalars import index
 from gemmkit.ptx.build import assembly
-from gemmkit.ptx.mbarrier import element_address, is_barrier
+from gemmkit.ptx.mbarrier import element_address, is_barrier, place
 from gemmkit.runtime.compile import PLACEHOLDER
 
 SWIZZLES = (0, 32, 64, 128)
@@ -75,6 +78,27 @@ class TensorMapSpec(Component):
     def box_bytes(self) -> int:
         """Bytes of a box: what a load gives its barrier."""
         return math.prod(self.box) * int(self.dtype.itemsize)
+
+
+def emulated_map(view: View, spec: TensorMapSpec, axis: int | None = None) -> copies.EmulatedTensorMap:
+    """The tensor map of a view in the emulator; ``axis`` is the contiguous one (the view's own, if it has one).
+
+    Raises ValueError where `gemmkit.runtime.tensor_maps.why_not` has an objection, or the elements differ in size.
+    """
+    from gemmkit.runtime.arrays import ArrayInfo
+    from gemmkit.runtime.tensor_maps import dimensions, why_not
+
+    size = view.dtype.itemsize
+    strides = tuple(step // size for step in view.steps)
+    along = view.unit if axis is None else axis
+    reason = ("no axis is contiguous" if along is None else
+              why_not(ArrayInfo(view.address, view.shape, strides, view.dtype, -1, view.memory.readonly, "numpy"), along))
+    if along is None or reason is not None:
+        raise ValueError(f"{view.memory.name} cannot be moved by the copy engine: {reason}")
+    if size != spec.dtype.itemsize:
+        raise ValueError(f"{view.memory.name} has elements of {view.dtype}, which does not go with {spec!r}")
+    dims, steps = dimensions(view.shape, view.steps, along)
+    return copies.EmulatedTensorMap(view.memory, view.address, dims, steps, spec)
 
 
 class TensorMapType(types.Type):
@@ -145,7 +169,7 @@ def tma_load(map: Any, coordinates: tuple, pointer: Any, position: int, barriers
 
     The bytes of the whole box are given to barrier ``n`` of ``barriers``; elements out of the tensor are zeros.
     """
-    raise NotImplementedError
+    copies.load(current(), map, coordinates, place(pointer, position), place(barriers, n), None)
 
 
 def _type_multicast(context: Any, map: Any, coordinates: Any, pointer: Any, position: Any, barriers: Any, n: Any,
@@ -159,7 +183,7 @@ def _type_multicast(context: Any, map: Any, coordinates: Any, pointer: Any, posi
 def tma_load_multicast(map: Any, coordinates: tuple, pointer: Any, position: int, barriers: Any, n: int,
                        mask: int) -> None:
     """`tma_load` into every block of the cluster whose bit in ``mask`` is set, at the same place and for its own barrier."""
-    raise NotImplementedError
+    copies.load(current(), map, coordinates, place(pointer, position), place(barriers, n), int(mask))
 
 
 def _type_store(context: Any, map: Any, coordinates: Any, pointer: Any, position: Any) -> Any:
@@ -183,7 +207,8 @@ def tma_store(map: Any, coordinates: tuple, pointer: Any, position: int) -> None
 
     The writers of the shared memory call `fence_async` first. `tma_commit` closes the group that the copy belongs to.
     """
-    raise NotImplementedError
+    thread = current()
+    copies.stores(thread).store(thread, map, coordinates, place(pointer, position))
 
 
 def _type_commit(context: Any) -> Any:
@@ -197,7 +222,7 @@ def _type_commit(context: Any) -> Any:
 @atom(_type_commit)
 def tma_commit() -> None:
     """Close this thread's group of stores."""
-    raise NotImplementedError
+    copies.stores(current()).commit()
 
 
 def _wait(suffix: str) -> Any:
@@ -218,13 +243,15 @@ def _wait(suffix: str) -> Any:
 @atom(_wait(".read"))
 def tma_wait_read(pending: int) -> None:
     """Wait until all but the last ``pending`` (a constant) groups of stores have read their shared memory."""
-    raise NotImplementedError
+    thread = current()
+    copies.stores(thread).wait(thread, pending, done=False)
 
 
 @atom(_wait(""))
 def tma_wait(pending: int) -> None:
     """Wait until all but the last ``pending`` (a constant) groups of stores are done."""
-    raise NotImplementedError
+    thread = current()
+    copies.stores(thread).wait(thread, pending, done=True)
 
 
 def _type_prefetch(context: Any, map: Any) -> Any:
@@ -241,4 +268,3 @@ def _type_prefetch(context: Any, map: Any) -> Any:
 @atom(_type_prefetch)
 def tma_prefetch(map: Any) -> None:
     """Have the engine read the map itself, so that the first copy need not wait for it."""
-    raise NotImplementedError

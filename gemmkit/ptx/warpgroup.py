@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.scalars import index
@@ -28,13 +29,15 @@ def _set_registers(action: str) -> Any:
 @atom(_set_registers("dec"))
 def give_registers(n: int) -> None:
     """Keep ``n`` registers a thread (a constant, a multiple of 8 from 24 to 256) of this warpgroup and release the rest."""
-    raise NotImplementedError
+    thread = current()
+    thread.block.registers.give(thread, n)
 
 
 @atom(_set_registers("inc"))
 def take_registers(n: int) -> None:
     """Wait until the block has registers to spare for ``n`` a thread of this warpgroup, and take them."""
-    raise NotImplementedError
+    thread = current()
+    thread.block.registers.take(thread, n)
 
 
 def _at_barrier(instruction: str) -> Any:
@@ -43,7 +46,8 @@ def _at_barrier(instruction: str) -> Any:
             return None
 
         def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-            texts, operands = [], []
+            texts: list[str] = []
+            operands: list[Any] = []
             for ty, value in zip((number, threads), v):
                 if isinstance(ty, types.IntegerLiteral):     # with a number in a register, ptxas assumes all 16 barriers
                     texts.append(str(ty.literal_value))
@@ -61,13 +65,13 @@ def _at_barrier(instruction: str) -> Any:
 @atom(_at_barrier("bar.sync"))
 def named_barrier(number: int, threads: int) -> None:
     """Meet at barrier ``number`` (1 to 15; 0 is the whole block's) until ``threads`` of the block have come."""
-    raise NotImplementedError
+    current().barrier(int(number), int(threads))
 
 
 @atom(_at_barrier("bar.arrive"))
 def named_arrive(number: int, threads: int) -> None:
     """Be counted at barrier ``number`` and go on: those who wait there see what was written before."""
-    raise NotImplementedError
+    current().arrive(int(number), int(threads))
 
 
 def _plain(text: str) -> Any:
@@ -85,16 +89,14 @@ def _plain(text: str) -> Any:
 @atom(_plain("fence.proxy.async.shared::cta;"))
 def fence_async() -> None:
     """Let copies and wgmma, which reach shared memory by another way than threads, see what this thread wrote there."""
-    raise NotImplementedError
+    current().fence_proxy()
 
 
 @atom(_plain("griddepcontrol.wait;"))
 def grid_wait() -> None:
     """Wait until the kernels before in the stream have ended, if this one was launched early; nothing otherwise."""
-    raise NotImplementedError
 
 
 @atom(_plain("griddepcontrol.launch_dependents;"))
 def grid_launch_dependents() -> None:
     """Let the next kernel in the stream start, if it is one that may start early (it calls `grid_wait` first)."""
-    raise NotImplementedError

@@ -1,0 +1,86 @@
+"""The barrier of a cluster, and the registers that the warps of a block share out."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gemmkit.emulator.clocks import Clock
+from gemmkit.emulator.mbarriers import fault
+
+if TYPE_CHECKING:
+    from gemmkit.emulator.machine import Block, Thread
+
+_REGISTERS = 65536  # of a multiprocessor
+_MOST = 256  # that a thread is given at launch
+
+
+class ClusterBarrier:
+    """Where all threads of a cluster meet that have not ended; its blocks share it."""
+
+    def __init__(self) -> None:
+        self._clock = self._last = Clock()
+        self._phase = 0
+        self._waiting: dict[Thread, int] = {}  # which phase a thread has arrived at and not yet waited for
+        self._arrived = 0
+
+    def arrive(self, thread: Thread) -> None:
+        if thread in self._waiting:
+            raise fault(thread, "a thread arrives at the cluster's barrier again before it has waited there")
+        self._waiting[thread] = self._phase
+        self._clock.release(thread)
+        self._arrived += 1
+        self._advance(thread.block.cluster)
+
+    def wait(self, thread: Thread) -> None:
+        if thread not in self._waiting:
+            raise fault(thread, "a thread waits at the cluster's barrier without having arrived")
+        phase, cluster = self._waiting[thread], thread.block.cluster
+
+        def over() -> bool:
+            self._advance(cluster)  # threads may have ended since
+            return self._phase > phase
+
+        thread.wait_until(over, lambda: f"the cluster's barrier ({self._arrived} of {_running(cluster)} there)")
+        del self._waiting[thread]
+        self._last.acquire(thread)
+
+    def _advance(self, cluster: Sequence[Block]) -> None:
+        if 0 < _running(cluster) <= self._arrived:
+            self._phase += 1
+            self._arrived = 0
+            self._last, self._clock = self._clock, Clock()
+
+
+def _running(cluster: Sequence[Block]) -> int:
+    return sum(block.running for block in cluster)
+
+
+class Registers:
+    """The registers of a block: all warps begin with as many as fit, give some back, take what others gave."""
+
+    def __init__(self, threads: int) -> None:
+        self._warps = -(-threads // 32)
+        self._each = min(_MOST, _REGISTERS // (32 * self._warps) // 8 * 8)
+        self._of: dict[int, int] = {}
+
+    def give(self, thread: Thread, n: int) -> None:
+        """The thread's warp keeps `n` a thread. Raises ProtocolError when it has fewer."""
+        if n > self._has(thread.warp):
+            raise fault(thread, f"give_registers({n}) by a warp that has {self._has(thread.warp)} registers a thread")
+        self._of[thread.warp] = n
+
+    def take(self, thread: Thread, n: int) -> None:
+        """The thread's warp waits for `n` a thread. Raises ProtocolError when it has more."""
+        if n < self._has(thread.warp):
+            raise fault(thread, f"take_registers({n}) by a warp that has {self._has(thread.warp)} registers a thread")
+        total = self._each * self._warps
+
+        def wanted() -> int:
+            return n + sum(self._has(warp) for warp in range(self._warps) if warp != thread.warp)
+
+        thread.wait_until(lambda: wanted() <= total, lambda: f"take_registers({n}): {32 * wanted()} registers would be in "
+                          f"use, and the block has {32 * total}")
+        self._of[thread.warp] = n
+
+    def _has(self, warp: int) -> int:
+        return self._of.get(warp, self._each)

@@ -1,0 +1,173 @@
+"""The copy engine (TMA): boxes of a tensor between global and shared memory, loads and stores."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gemmkit.emulator.agent import Bytes
+from gemmkit.emulator.engine import Engine
+from gemmkit.emulator.mbarriers import fault, find
+
+if TYPE_CHECKING:
+    from gemmkit.emulator.machine import Thread
+    from gemmkit.emulator.memory import Memory
+
+CHUNK = 16  # bytes that a swizzle keeps together
+_SHARED_ALIGNMENT = 128
+
+
+class EmulatedTensorMap:
+    """A tensor map in the emulator.
+
+    Args:
+        memory: of the tensor; address: of its first element.
+        dims, strides: elements, and bytes of all dimensions but the first; the fastest first.
+        spec: a `gemmkit.ptx.tma.TensorMapSpec`.
+
+    Raises:
+        ValueError: what `gemmkit.runtime.tensor_maps.encode` would not take.
+    """
+
+    def __init__(self, memory: Memory, address: int, dims: Sequence[int], strides: Sequence[int], spec: Any) -> None:
+        self.memory, self.address, self.spec = memory, address, spec
+        self.dims, self.strides = tuple(map(int, dims)), tuple(map(int, strides))
+        if len(self.dims) != spec.rank or len(self.strides) != spec.rank - 1:
+            raise ValueError(f"dims={self.dims} and strides={self.strides} do not go with box={spec.box}")
+        if address % CHUNK:
+            raise ValueError(f"{memory.name} begins at {address:#x}; the copy engine takes multiples of {CHUNK}")
+        if min(self.dims) < 1:
+            raise ValueError(f"dims={self.dims}: the copy engine takes no empty tensor")
+        for extent, step in zip(self.dims[1:], self.strides):
+            if extent > 1 and (step <= 0 or step % CHUNK):
+                raise ValueError(f"strides={self.strides}: the copy engine takes positive multiples of {CHUNK} bytes")
+
+    def rows(self, coordinates: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """(address, first byte in the box, bytes) of each row of the box at `coordinates`, as far as the tensor reaches."""
+        size, box = self.spec.dtype.itemsize, self.spec.box
+        first, *others = coordinates
+        low, high = max(0, -first), min(box[0], self.dims[0] - first)
+        if high <= low:
+            return
+        lines = product(*(range(c, c + extent) for c, extent in zip(reversed(others), reversed(box[1:]))))
+        for number, line in enumerate(lines):
+            at = line[::-1]
+            if all(0 <= i < extent for i, extent in zip(at, self.dims[1:])):
+                start = self.address + (first + low) * size + sum(i * step for i, step in zip(at, self.strides))
+                yield start, (number * box[0] + low) * size, (high - low) * size
+
+    def __repr__(self) -> str:
+        return f"<tensor map of {self.memory.name!r}: {self.dims} in boxes of {self.spec.box}>"
+
+
+@lru_cache
+def _places(phase: int, chunks: int, swizzle: int) -> np.ndarray:
+    """Where the n-th chunk of a box goes that begins `phase` bytes into the swizzle's pattern."""
+    at = phase + CHUNK * np.arange(chunks)
+    return ((at ^ ((at >> 3) & (swizzle - CHUNK))) - phase) // CHUNK
+
+
+def places(tensor_map: EmulatedTensorMap, offset: int) -> np.ndarray:
+    """Of each 16-byte chunk of a box, in order, which chunk of shared memory from `offset` on it is."""
+    spec = tensor_map.spec
+    return _places(offset % 1024 if spec.swizzle else 0, spec.box_bytes // CHUNK, spec.swizzle or CHUNK)
+
+
+def load(thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[int], offset: int, barrier: int,
+         mask: int | None) -> None:
+    """A box to `offset` of shared memory of the thread's block, or of those of its cluster in `mask`; the bytes are given to
+    the mbarrier at `barrier` of each."""
+    coordinates = _checked(thread, tensor_map, coordinates)
+    if mask is not None and mask <= 0:
+        raise fault(thread, f"mask is {mask}; it names no block of the cluster")
+    ranks = [None] if mask is None else [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
+    data: Bytes | None = None
+    for rank in ranks:
+        end = find(thread, barrier, rank)
+        if not end.fenced:
+            raise fault(thread, f"a copy is to end at {end}, and mbarrier_fence_init has not followed its mbarrier_init")
+        engine = end.engine
+        engine.starts_for(thread)
+        if data is None:
+            data = _read_box(engine, tensor_map, coordinates, offset)
+        engine.write(end.block.shared, offset, data, _SHARED_ALIGNMENT)
+        end.complete(engine, len(data))
+
+
+def _read_box(engine: Engine, tensor_map: EmulatedTensorMap, coordinates: tuple[int, ...], offset: int) -> Bytes:
+    spec = tensor_map.spec
+    box = np.zeros(spec.box_bytes, np.uint8)
+    for address, at, nbytes in tensor_map.rows(coordinates):
+        box[at:at + nbytes] = engine.read(tensor_map.memory, address, nbytes, spec.dtype.itemsize)
+    out = np.empty_like(box)
+    out.reshape(-1, CHUNK)[places(tensor_map, offset)] = box.reshape(-1, CHUNK)
+    return out
+
+
+class Stores:
+    """The stores that a thread has asked for, in groups: their time is the number of the group, from 1."""
+
+    def __init__(self, thread: Thread) -> None:
+        self._reader = Engine(thread.block, thread.pages)  # of shared memory
+        self._writer = Engine(thread.block, thread.pages)  # of the tensor
+        self._last = 0
+
+    def store(self, thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[int], offset: int) -> None:
+        """A box from `offset` of shared memory; what is out of the tensor is left out."""
+        coordinates = _checked(thread, tensor_map, coordinates)
+        reader, writer, shared = self._reader, self._writer, thread.block.shared
+        reader.starts_for(thread)
+        writer.starts_for(thread)
+        self._last = reader.clock
+        spec, where = tensor_map.spec, places(tensor_map, offset)
+        nbytes, size = spec.box_bytes, spec.dtype.itemsize
+        reader._locate("read", shared, offset, nbytes, _SHARED_ALIGNMENT)
+        rows = list(tensor_map.rows(coordinates))
+        if sum(part for _, _, part in rows) == nbytes:
+            data = reader.read(shared, offset, nbytes, _SHARED_ALIGNMENT)
+            box = data.reshape(-1, CHUNK)[where].reshape(-1)
+        else:
+            box = np.empty(nbytes, np.uint8)
+            for _, at, part in rows:
+                for low in range(at // CHUNK * CHUNK, at + part, CHUNK):
+                    first, last = max(low, at), min(low + CHUNK, at + part)
+                    source = offset + CHUNK * int(where[low // CHUNK]) + first - low
+                    box[first:last] = reader.read(shared, source, last - first, size)
+        for address, at, part in rows:
+            writer.write(tensor_map.memory, address, box[at:at + part], size)
+
+    def commit(self) -> None:
+        """Closes a group."""
+        self._reader.clock += 1
+        self._writer.clock += 1
+
+    def wait(self, thread: Thread, pending: int, done: bool) -> None:
+        """All groups but the last `pending` have read shared memory, and with `done` written the tensor too."""
+        group = self._reader.clock - 1 - pending
+        self._reader.awaited_by(thread, group)
+        if done:
+            self._writer.awaited_by(thread, group)
+
+    def leave(self, thread: Thread) -> None:
+        """The thread ends. Raises ProtocolError when a store may still read the shared memory that ends with the block."""
+        if self._reader.known_to(thread) < self._last:
+            raise fault(thread, "a thread ends whose stores may still read shared memory; it must call tma_commit and "
+                                "tma_wait_read(0), or tma_wait(0), before")
+
+
+def stores(thread: Thread) -> Stores:
+    """Those of `thread`."""
+    if thread.stores is None:
+        thread.stores = Stores(thread)
+    return thread.stores
+
+
+def _checked(thread: Thread, tensor_map: Any, coordinates: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(tensor_map, EmulatedTensorMap):
+        raise TypeError(f"map is {tensor_map!r}; in the emulator it is made by gemmkit.ptx.tma.emulated_map")
+    if len(coordinates) != tensor_map.spec.rank:
+        raise fault(thread, f"{len(coordinates)} coordinates are given for {tensor_map!r}")
+    return tuple(map(int, coordinates))

@@ -1,0 +1,81 @@
+"""Who acts beside the threads: a copy engine, at one of the things that its completion is awaited by.
+
+Copies that end at one mbarrier are one agent, whose time is the barrier's phases; copies that one thread asks for and
+awaits are one agent, whose time is the thread's groups. So to know of a phase, or of a group, is to know of all copies up to
+it, and of no other: an agent that did all copies of a block would have its later ones awaited with the earlier.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from gemmkit.emulator.agent import Agent
+from gemmkit.emulator.clocks import Vector
+from gemmkit.emulator.errors import ThreadId
+
+if TYPE_CHECKING:
+    from gemmkit.emulator.machine import Block, Thread
+
+
+class EngineId(ThreadId):
+    """How errors name an engine."""
+
+    def __str__(self) -> str:
+        return f"the copy engine of block {self.block}"
+
+
+class _Unit:
+    """Stands for a block in vector clocks, with the engine as its only thread."""
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self.index, self.number = block.index, block.number
+
+    @property
+    def finished(self) -> bool:
+        return self._block.finished
+
+    @property
+    def exported(self) -> bool:
+        return self._block.exported
+
+    @exported.setter
+    def exported(self, value: bool) -> None:
+        """Its knowledge leaves the block together with that of the block's threads."""
+
+
+class Engine(Agent):
+    """An agent that knows what the thread that set it to work knew, and makes its own accesses known.
+
+    Example: ``engine.starts_for(thread); engine.write(...); clock.release(engine)``; who acquires the clock then comes
+        after the engine's accesses up to now.
+    """
+
+    asynchronous = True
+    __slots__ = ()
+    asynchronous = True
+
+    def __init__(self, block: Block, pages: Any) -> None:
+        super().__init__(cast("Block", _Unit(block)), 0, [0], pages)
+
+    @property
+    def id(self) -> ThreadId:
+        return EngineId(self.block.index, 0)
+
+    def starts_for(self, thread: Thread) -> None:
+        """The next accesses come after all that `thread` has done and seen."""
+        own: Vector = list(thread.seen)
+        own[thread.index] = thread.clock
+        self.foreign = {**(thread.foreign or {}), thread.block: own}
+
+    def rests(self) -> None:
+        """What the engine makes known is its own accesses, not the past of who set it to work."""
+        self.foreign = None
+
+    def awaited_by(self, agent: Agent, time: int) -> None:
+        """All accesses up to `time` (of `clock`) happened before what `agent` does from now on."""
+        if time > self.known_to(agent):
+            agent.foreign = {**(agent.foreign or {}), self.block: [time]}
+
+    def known_to(self, agent: Agent) -> int:
+        """How far `agent` has seen it."""
+        return (agent.foreign or {}).get(self.block, (0,))[0]
