@@ -3,8 +3,12 @@
 A path of at most 2h edges is a path of at most h edges followed by another such: if D holds the shortest
 distances over at most h edges, then D ⊗ D, with (D ⊗ D)_ij = min_k (D_ik + D_kj), holds those over at most
 2h. Squaring until nothing changes gives all shortest paths after about log2 of the longest one's edges. The
-product is gemmkit's own kernel with another operator, `MinPlus` below. Its identity is infinity, and that is
+product is gemmkit's own kernel with another operator, `operators.MIN_PLUS`. Its zero is infinity, and that is
 what the kernel fills the edges of its tiles with: 77 nodes divide by no tile.
+
+The paths themselves take one product more: `gemmkit.select` tells of D ⊗ L, with L the lengths of the edges
+alone, which k each minimum came from. That is the node before j on a shortest path from i to j, and from one
+to the next they lead back to i.
 
 The graphs are the real social networks that networkx ships: who appears with whom in *Les Misérables* (77
 people), who met whom in a karate club (34), which women of Natchez came to which events (32) and which
@@ -20,6 +24,7 @@ import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -33,19 +38,6 @@ GRAPHS = {
     "southern-women": "davis_southern_women_graph",
     "florentine-families": "florentine_families_graph",
 }
-
-
-@dataclass(frozen=True)
-class MinPlus(operators.FPUOp):
-    """The semiring (min, +): paths in sequence add up, and of two paths the shorter one counts."""
-
-    identity = start = math.inf
-
-    def multiply(self, a, b):  # type: ignore[no-untyped-def]
-        return a + b
-
-    def combine(self, c, product):  # type: ignore[no-untyped-def]
-        return min(c, product)
 
 
 @dataclass(frozen=True)
@@ -111,12 +103,13 @@ def reference_square(distances: np.ndarray) -> np.ndarray:
 
 def square(distances: np.ndarray, where: machine.Machine) -> np.ndarray:
     """One min-plus square as a gemmkit product."""
-    nodes, operator = len(distances), MinPlus(dtype=distances.dtype)
+    nodes = len(distances)
+    extent = -(-nodes // 32) * 32
     conf = gk.get_config(
-        operator=operator,
-        global_a_layout=layouts.RowMajor(operator.dtype),
+        operator=operators.MIN_PLUS,
+        global_a_layout=layouts.RowMajor(distances.dtype),
         gemm_shape=dict(M=nodes, N=nodes, K=nodes),
-        **where.mapping(M=-(-nodes // operator.M) * operator.M, N=-(-nodes // operator.N) * operator.N, K=16),
+        **where.mapping(M=extent, N=extent, K=16),
     )
     d = where.to_device(distances)
     return where.to_host(gk.matmul(d, d, conf=conf))
@@ -141,6 +134,43 @@ def all_pairs(network: Network, where: machine.Machine) -> tuple[np.ndarray, int
     )
 
 
+def predecessors(network: Network, distances: np.ndarray, where: machine.Machine) -> np.ndarray:
+    """For all pairs the node before the last on a shortest path; -1 where there is none."""
+    edges = network.lengths.copy()
+    np.fill_diagonal(edges, np.inf)  # the last step must be one
+    with where.session():
+        _, via = gk.select(where.to_device(distances), where.to_device(edges), operator=operators.MIN_PLUS)
+        return where.to_host(via)
+
+
+def path(before: np.ndarray, i: int, j: int) -> list[int]:
+    """The nodes of a shortest path from i to j, by the predecessors; empty where no path leads there.
+
+    Raises:
+        RuntimeError: the predecessors go around in circles.
+    """
+    found = [j]
+    while found[-1] != i:
+        if before[i, found[-1]] < 0:
+            return []
+        found.append(int(before[i, found[-1]]))
+        if len(found) > len(before):
+            raise RuntimeError(f"the predecessors from {j} do not lead back to {i}; the products are wrong")
+    return found[::-1]
+
+
+def are_paths(network: Network, before: np.ndarray, reference: np.ndarray) -> bool:
+    """Whether the path of every pair is one along edges, and as long as the reference says."""
+    count = len(network.nodes)
+    for i in range(count):
+        for j in range(count):
+            nodes = path(before, i, j)
+            length = sum(network.lengths[u, v] for u, v in pairwise(nodes)) if nodes else np.inf
+            if length != reference[i, j]:
+                return False
+    return True
+
+
 def main(emulate: bool | None = None, graphs: Sequence[str] = tuple(GRAPHS)) -> bool:
     """Compute the distances, print what came out, and return whether they equal networkx's."""
     where = machine.find(emulate)
@@ -149,7 +179,9 @@ def main(emulate: bool | None = None, graphs: Sequence[str] = tuple(GRAPHS)) -> 
     for name in graphs:
         network = load(name)
         distances, products = all_pairs(network, where)
-        same = bool(np.array_equal(distances, reference_distances(network)))
+        reference = reference_distances(network)
+        before = predecessors(network, distances, where)
+        same = bool(np.array_equal(distances, reference)) and are_paths(network, before, reference)
         equal &= same
         finite = np.where(np.isfinite(distances), distances, -1.0)
         i, j = np.unravel_index(np.argmax(finite), finite.shape)
@@ -159,6 +191,7 @@ def main(emulate: bool | None = None, graphs: Sequence[str] = tuple(GRAPHS)) -> 
         )
         length = finite[i, j] / network.scale
         print(f"    farthest apart: {network.nodes[i]} and {network.nodes[j]}, at {length:.3g}")
+        print(f"    by way of {' - '.join(network.nodes[n] for n in path(before, int(i), int(j)))}")
     return equal
 
 

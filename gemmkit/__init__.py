@@ -15,6 +15,7 @@ from gemmkit import epilogues, layouts, operators, transforms  # isort: skip
 from gemmkit.config import Config, ConfigError, get_config
 from gemmkit.matmul import matmul
 from gemmkit.planning import Plan, plan
+from gemmkit.selection import select
 
 from gemmkit import blas  # isort: skip
 
@@ -24,5 +25,5 @@ __version__ = "0.1.0"
 __all__ = [
     "Array", "Component", "ComponentError", "Config", "ConfigError", "Plan", "Scalar", "Tile", "blas", "emulate",
     "epilogues", "float16", "float32", "float64", "get_config", "layouts", "linearise", "matmul", "operators",
-    "parallelise", "plan", "subdivide", "transforms", "translate", "translate_base", "translate_offset",
+    "parallelise", "plan", "select", "subdivide", "transforms", "translate", "translate_base", "translate_offset",
 ]

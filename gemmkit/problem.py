@@ -16,7 +16,7 @@ from gemmkit.operators import Operator
 from gemmkit.runtime.arrays import ArrayInfo, describe, overlaps
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.transforms import Transform
-from gemmkit.tuning.operators import operator_for, result_dtype
+from gemmkit.tuning.operators import operator_for, result_dtype, sized
 
 HOST = -1
 LIMIT = 2**31 - 2**10                  # coordinates are 32 bits wide
@@ -167,6 +167,7 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     operator = keywords.get("operator")
     if operator is None:
         operator = operator_for(a.dtype, b.dtype, sizes, device)
+    operator = sized(operator, a.dtype, b.dtype, sizes, device)
     fields = dict(keywords)
     fields.pop("operator", None)
     fields["global_a_layout"], fields["global_b_layout"] = a, b

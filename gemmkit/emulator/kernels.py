@@ -41,7 +41,9 @@ class Arena:
             if is_array(value):
                 info = describe(value, field)
                 name = f"{type(component).__qualname__}.{field}"
-                changed[field] = self.view(value, name, unit_axis(info), alignment(info), readonly=True)
+                is_output = field in getattr(component, "outputs", ())
+                changed[field] = self.view(value, name, unit_axis(info), alignment(info), readonly=not is_output,
+                                           written=not is_output)
             elif isinstance(value, Component):
                 inner = self.component(value)
                 if inner is not value:

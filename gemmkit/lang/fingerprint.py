@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.functions import DeviceFunction
+from gemmkit.lang.records import record_text
 from gemmkit.lang.references import attributes, globals_of, names_of
 
 _busy = threading.local()
@@ -96,7 +97,7 @@ def value_text(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ",".join(f"{value_text(k)}:{value_text(v)}" for k, v in value.items()) + "}"
     if isinstance(value, np.dtype):
-        return f"dtype:{value.name}"
+        return f"dtype:{value.name if value.names is None else record_text(value)}"
     if isinstance(value, np.ndarray):                     # its repr leaves elements out
         return f"array:{value.dtype.name}{value.shape}:{hashlib.sha256(value.tobytes()).hexdigest()}"
     if isinstance(value, (bool, int, float, str, complex, bytes, type(None), np.generic)):

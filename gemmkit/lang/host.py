@@ -7,11 +7,13 @@ thread's access is unordered with it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from gemmkit.emulator.machine import current
+from gemmkit.lang.records import Record, part_size, scalars, to_dtype
 
 
 class View:
@@ -43,19 +45,28 @@ class View:
         return address
 
     def __getitem__(self, key: Any) -> Any:
-        address = self.locate(key if isinstance(key, tuple) else (key,))
-        return current().read(self.memory, address, self.dtype.itemsize).view(self.dtype)[0]
+        key = key if isinstance(key, tuple) else (key,)
+        if self.dtype.names is not None:
+            return scalars(self.load_bytes(0, key, 1), self.dtype)[0]
+        return current().read(self.memory, self.locate(key), self.dtype.itemsize).view(self.dtype)[0]
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        key = key if isinstance(key, tuple) else (key,)
+        if isinstance(value, (Record, tuple)) or self.dtype.names is not None:
+            self.store(0, key, (value,))
+            return
         data = np.asarray(value).astype(self.dtype).reshape(1).view(np.uint8)
-        current().write(self.memory, self.locate(key if isinstance(key, tuple) else (key,)), data)
+        current().write(self.memory, self.locate(key), data)
 
     def load(self, axis: int, first: tuple, count: int) -> tuple:
         """``count`` elements along ``axis``, in accesses as wide as the device code's."""
-        return tuple(self.load_bytes(axis, first, count).view(self.dtype))
+        return scalars(self.load_bytes(axis, first, count), self.dtype)
 
     def load_bytes(self, axis: int, first: tuple, count: int) -> np.ndarray:
         """`load`, as bytes."""
+        if self.dtype.names is not None:
+            return np.concatenate([current().read(self.memory, address, size)
+                                   for address, size in self._accesses(axis, first, count)])
         width = piece_elements(self, axis, count)
         read, memory, size = current().read, self.memory, width * self.dtype.itemsize
         if width == count:
@@ -65,12 +76,27 @@ class View:
 
     def store(self, axis: int, first: tuple, values: tuple) -> None:
         count = len(values)
-        width = piece_elements(self, axis, count)
         thread = current()
         data = narrowed(values, self.dtype)
+        if self.dtype.names is not None:
+            raw, at = data.view(np.uint8), 0
+            for address, size in self._accesses(axis, first, count):
+                thread.write(self.memory, address, raw[at:at + size])
+                at += size
+            return
+        width = piece_elements(self, axis, count)
         for at in range(0, count, width):
             address = self.locate(_ahead(first, axis, at), axis, width)
             thread.write(self.memory, address, data[at:at + width].view(np.uint8))
+
+
+    def _accesses(self, axis: int, first: tuple, count: int) -> Iterator[tuple[int, int]]:
+        """Address and size of each access to ``count`` records, which may be wider or narrower than a record."""
+        run, step = record_accesses(self, axis, count)
+        for at in range(0, count, run):
+            address = self.locate(_ahead(first, axis, at), axis, run)
+            for byte in range(0, run * self.dtype.itemsize, step):
+                yield address + byte, step
 
 
 def _ahead(position: tuple, axis: int, distance: int) -> tuple:
@@ -79,10 +105,13 @@ def _ahead(position: tuple, axis: int, distance: int) -> tuple:
 
 def narrowed(values: tuple, dtype: np.dtype) -> np.ndarray:
     """Values converted to a dtype as the device converts them."""
+    if dtype.names is not None:
+        return np.array([tuple(to_dtype(dtype, v)) for v in values], dtype)
     if {*map(type, values)} == {dtype.type}:
         return np.array(values, dtype)
     with np.errstate(all="ignore"):
-        return np.array([np.asarray(v).astype(dtype) for v in values], dtype)
+        return np.array([to_dtype(dtype, v) if isinstance(v, (Record, tuple)) else np.asarray(v).astype(dtype)
+                         for v in values], dtype)
 
 
 def piece_bytes(total: int, alignment: int) -> int:
@@ -95,6 +124,12 @@ def piece_elements(view: Any, axis: int, count: int) -> int:
     if view.unit != axis:
         return 1
     return max(1, piece_bytes(count * view.dtype.itemsize, view.alignment) // view.dtype.itemsize)
+
+
+def record_accesses(view: Any, axis: int, count: int) -> tuple[int, int]:
+    """Of ``count`` records along ``axis``: how many are neighbours in memory, and the bytes of each access to them."""
+    run = count if view.unit == axis else 1
+    return run, max(part_size(view.dtype), piece_bytes(run * view.dtype.itemsize, view.alignment))
 
 
 class SharedPointer:
@@ -112,7 +147,7 @@ class SharedPointer:
         self.store(int(i), (value,))
 
     def load(self, first: int, count: int) -> tuple:
-        return tuple(self.load_bytes(first, count).view(self.dtype))
+        return scalars(self.load_bytes(first, count), self.dtype)
 
     def load_bytes(self, first: int, count: int) -> np.ndarray:
         size = count * self.dtype.itemsize

@@ -36,7 +36,8 @@ class ViewType(types.Type):
     def __init__(self, dtype: np.dtype, ndim: int, unit: int | None, alignment: int):
         self.dtype, self.ndim, self.unit, self.alignment = np.dtype(dtype), ndim, unit, alignment
         self.element = numba_type(dtype)
-        super().__init__(f"View({self.dtype}, {ndim}d, unit={unit}, align={alignment})")
+        element = self.element if self.dtype.names else self.dtype
+        super().__init__(f"View({element}, {ndim}d, unit={unit}, align={alignment})")
 
     @property
     def strided_axes(self) -> list[int]:
@@ -58,7 +59,7 @@ class SharedType(types.Type):
     def __init__(self, dtype: np.dtype):
         self.dtype = np.dtype(dtype)
         self.element = numba_type(dtype)
-        super().__init__(f"Shared({self.dtype})")
+        super().__init__(f"Shared({self.element if self.dtype.names else self.dtype})")
 
 
 @register_model(SharedType)
@@ -137,6 +138,8 @@ def _getitem(context: Any, *args: Any) -> Any:
     if isinstance(ty, ViewType) and coordinate_count(key) == ty.ndim:
         def load_global(c: Any, b: Any, s: Any, v: Any) -> Any:
             where = coordinates_of(c, b, key, v[1])
+            if ty.dtype.names is not None:
+                return _load_record(c, b, ty, v[0], where)
             llvm = c.get_data_type(ty.element)
             pointer = global_pointer(b, ty, proxy(c, b, ty, v[0]), [where], llvm)
             value = b.load(pointer)
@@ -166,6 +169,8 @@ def _setitem(context: Any, *args: Any) -> Any:
         return None
 
     def store(c: Any, b: Any, s: Any, v: Any) -> Any:
+        if is_view and ty.dtype.names is not None:
+            return _store_record(c, b, ty, v[0], coordinates_of(c, b, key, v[1]), c.cast(b, v[2], given, ty.element))
         value = c.data_model_manager[ty.element].as_data(b, c.cast(b, v[2], given, ty.element))
         where = coordinates_of(c, b, key, v[1])
         pointer = (global_pointer(b, ty, proxy(c, b, ty, v[0]), [where], value.type) if is_view
@@ -174,6 +179,28 @@ def _setitem(context: Any, *args: Any) -> Any:
         return c.get_dummy_value()
 
     return signature(types.none, *args), store
+
+
+def _part_pointers(c: Any, b: Any, ty: ViewType, view: Any, where: list) -> Any:
+    """Each part of a record of a view: its type, and a pointer (a record need not be aligned to its size)."""
+    start, at = global_pointer(b, ty, proxy(c, b, ty, view), [where], i8), 0
+    for part in ty.element.parts:
+        llvm = c.get_data_type(part)
+        yield part, b.bitcast(b.gep(start, [i32(at)], inbounds=True), ir.PointerType(llvm, addrspace=GLOBAL))
+        at += ty.dtype.itemsize // len(ty.element.parts)
+
+
+def _load_record(c: Any, b: Any, ty: ViewType, view: Any, where: list) -> Any:
+    out = c.get_constant_undef(ty.element)
+    for n, (part, pointer) in enumerate(_part_pointers(c, b, ty, view, where)):
+        out = b.insert_value(out, c.data_model_manager[part].from_data(b, b.load(pointer)), n)
+    return out
+
+
+def _store_record(c: Any, b: Any, ty: ViewType, view: Any, where: list, value: Any) -> Any:
+    for n, (part, pointer) in enumerate(_part_pointers(c, b, ty, view, where)):
+        b.store(c.data_model_manager[part].as_data(b, b.extract_value(value, n)), pointer)
+    return c.get_dummy_value()
 
 
 @typing_registry.register_attr

@@ -584,13 +584,26 @@ def numba_type(dtype: Any) -> types.Type:
         return found
     if (dtype.kind in "biuf" and dtype.itemsize <= 8) or (dtype.kind == "c" and dtype.itemsize <= 16):
         return getattr(types, dtype.name if dtype.kind != "b" else "boolean")
+    if dtype.names is not None:
+        return _record_type(dtype)
     raise TypeError(f"dtype {dtype} has no device type; bool, integers, float16, bfloat16, float32, float64, complex64 and "
                     "complex128 have")
 
 
+_records: dict[str, types.Type] = {}
+
+
+def _record_type(dtype: np.dtype) -> types.Type:
+    from gemmkit.lang.records import RecordType, record_text
+
+    text = record_text(dtype)
+    found = _records.get(text)
+    return found if found is not None else _records.setdefault(text, RecordType(dtype))
+
+
 def numpy_dtype(ty: types.Type) -> np.dtype:
     """The NumPy dtype of a device number type."""
-    if isinstance(ty, NarrowFloatType):
+    if isinstance(ty, NarrowFloatType) or ty in _records.values():
         return ty.dtype
     if isinstance(ty, IndexType):
         return np.dtype(np.int32)

@@ -26,6 +26,7 @@ from gemmkit.lang.numba_hooks import (
     types,
     typing_registry,
 )
+from gemmkit.lang.records import Record, to_dtype
 from gemmkit.lang.scalars import (
     IndexType,
     NarrowFloatType,
@@ -181,6 +182,8 @@ def convert(dtype: np.dtype, value: Any) -> Any:
     """``value`` as a scalar of ``dtype``: what ``dtype.type(value)`` is in NumPy."""
     if type(value) is dtype.type:
         return value
+    if dtype.names is not None or type(value) in (Record, tuple):
+        return to_dtype(dtype, value)
     with np.errstate(all="ignore"):
         return np.asarray(value).astype(dtype)[()]
 

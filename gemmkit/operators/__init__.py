@@ -3,7 +3,9 @@
 from gemmkit.operators.base import Operator
 from gemmkit.operators.fpu import FPUOp
 from gemmkit.operators.mma import MMAOp
+from gemmkit.operators.semiring import LOG_SUM_EXP, MAX_PLUS, MAX_TIMES, MIN_PLUS, OR_AND, Semiring
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.operators.wmma import WMMAOp
 
-__all__ = ["FPUOp", "MMAOp", "Operator", "WGMMAOp", "WMMAOp"]
+__all__ = ["LOG_SUM_EXP", "MAX_PLUS", "MAX_TIMES", "MIN_PLUS", "OR_AND", "FPUOp", "MMAOp", "Operator", "Semiring", "WGMMAOp",
+           "WMMAOp"]

@@ -14,9 +14,19 @@ import numpy as np
 from llvmlite import ir
 
 from gemmkit.lang.atoms import atom
-from gemmkit.lang.host import SharedPointer, View, piece_bytes, piece_elements
-from gemmkit.lang.memory import SharedType, ViewType, coordinate_count, coordinates_of, global_pointer, proxy, shared_pointer
+from gemmkit.lang.host import SharedPointer, View, piece_bytes, piece_elements, record_accesses
+from gemmkit.lang.memory import (
+    GLOBAL,
+    SharedType,
+    ViewType,
+    coordinate_count,
+    coordinates_of,
+    global_pointer,
+    proxy,
+    shared_pointer,
+)
 from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.records import RecordType, part_size
 from gemmkit.lang.values import DTypeType
 from gemmkit.ptx.build import assembly
 
@@ -37,6 +47,9 @@ def unpack(context: Any, builder: Any, element: types.Type, value: Any, count: i
         part = element.underlying_float
         parts = unpack(context, builder, part, value, 2 * count)
         return [_complex(context, builder, element, re, im) for re, im in zip(parts[::2], parts[1::2])]
+    if isinstance(element, RecordType):
+        words = unpack(context, builder, _word(element), value, count * len(element.parts))
+        return records_of_words(context, builder, element, words)
     model = context.data_model_manager[element]
     data = context.get_data_type(element)
     if count == 1:
@@ -50,6 +63,29 @@ def unpack(context: Any, builder: Any, element: types.Type, value: Any, count: i
     return [model.from_data(builder, builder.extract_element(vector, i32(n))) for n in range(count)]
 
 
+def _word(element: RecordType) -> types.Type:
+    """The integer that a record's part is in memory."""
+    return getattr(types, f"uint{8 * element.dtype.itemsize // len(element.parts)}")  
+
+
+def records_of_words(context: Any, builder: Any, element: RecordType, words: list) -> list:
+    count, out = len(element.parts), []
+    for at in range(0, len(words), count):
+        value = context.get_constant_undef(element)
+        for n, (ty, word) in enumerate(zip(element.parts, words[at:at + count])):
+            model = context.data_model_manager[ty]
+            part = model.from_data(builder, builder.bitcast(word, context.get_data_type(ty)))
+            value = builder.insert_value(value, part, n)
+        out.append(value)
+    return out
+
+
+def words_of_records(context: Any, builder: Any, element: RecordType, values: list) -> list:
+    word = context.get_data_type(_word(element))
+    return [builder.bitcast(context.data_model_manager[ty].as_data(builder, builder.extract_value(value, n)), word)
+            for value in values for n, ty in enumerate(element.parts)]
+
+
 def _complex(context: Any, builder: Any, element: types.Type, real: Any, imaginary: Any) -> Any:
     value = context.make_complex(builder, element)
     value.real, value.imag = real, imaginary
@@ -61,6 +97,8 @@ def pack(context: Any, builder: Any, element: types.Type, values: list, unit: An
     if isinstance(element, types.Complex):
         parts = [builder.extract_value(v, n) for v in values for n in (0, 1)]
         return pack(context, builder, element.underlying_float, parts, unit)
+    if isinstance(element, RecordType):
+        return pack(context, builder, _word(element), words_of_records(context, builder, element, values), unit)
     model = context.data_model_manager[element]
     data = context.get_data_type(element)
     values = [model.as_data(builder, v) for v in values]
@@ -100,6 +138,22 @@ def _global_pointers(c: Any, b: Any, view: ViewType, axis: int, count: int, valu
         yield at, width, global_pointer(b, view, fields, terms, unit), unit
 
 
+def record_pointers(c: Any, b: Any, view: ViewType, axis: int, count: int, value: Any, positions: list) -> Any:
+    """The accesses to ``count`` records: pointers, and how many parts each takes."""
+    size = part_size(view.dtype)
+    run, step = record_accesses(view, axis, count)
+    unit = _unit_type(step, size)
+    fields = proxy(c, b, view, value)
+    for at in range(0, count, run):
+        ahead = [i32(at if n == axis else 0) for n in range(view.ndim)]
+        terms = [coordinates_of(c, b, ty, v) for ty, v in positions]
+        terms[-1] = [b.add(x, s) for x, s in zip(terms[-1], ahead)]
+        start = global_pointer(b, view, fields, terms, ir.IntType(8))
+        for byte in range(0, run * view.dtype.itemsize, step):
+            pointer = b.gep(start, [i32(byte)], inbounds=True)
+            yield b.bitcast(pointer, ir.PointerType(unit, addrspace=GLOBAL)), step // size
+
+
 def _is_position(view: Any, *positions: Any) -> bool:
     return isinstance(view, ViewType) and all(coordinate_count(p) == view.ndim for p in positions)
 
@@ -110,7 +164,13 @@ def _type_load_global(context: Any, view: Any, axis: Any, base: Any, offset: Any
     n, along = int(count.literal_value), int(axis.literal_value)
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        out = []
+        out: list = []
+        if isinstance(view.element, RecordType):
+            for pointer, words in record_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
+                value = b.load(pointer)
+                value.align = words * part_size(view.dtype)
+                out += unpack(c, b, _word(view.element), value, words)
+            return c.make_tuple(b, s.return_type, records_of_words(c, b, view.element, out))
         for _, width, pointer, _unit in _global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
             value = b.load(pointer)
             value.align = width * view.dtype.itemsize
@@ -133,6 +193,13 @@ def _type_store_global(context: Any, view: Any, axis: Any, base: Any, offset: An
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
         given = cast_elements(c, b, values, v[4], view.element)
+        if isinstance(view.element, RecordType):
+            parts, at = words_of_records(c, b, view.element, given), 0
+            for pointer, words in record_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
+                piece = pack(c, b, _word(view.element), parts[at:at + words], pointer.type.pointee)
+                b.store(piece, pointer, align=words * part_size(view.dtype))
+                at += words
+            return c.get_dummy_value()
         for at, width, pointer, unit in _global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
             b.store(pack(c, b, view.element, given[at:at + width], unit), pointer, align=width * view.dtype.itemsize)
         return c.get_dummy_value()
@@ -166,7 +233,7 @@ def shared(dtype: np.dtype, offset: int) -> SharedPointer:
 def _shared_pieces(pointer: SharedType, count: int) -> tuple[int, Any]:
     size = pointer.dtype.itemsize
     step = piece_bytes(count * size, 16)
-    return step // size, _unit_type(step, size)
+    return step // size, _unit_type(step, part_size(pointer.dtype))
 
 
 def _type_load_shared(context: Any, pointer: Any, base: Any, offset: Any, count: Any) -> Any:

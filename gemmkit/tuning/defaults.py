@@ -17,14 +17,16 @@ from gemmkit.layouts import ColMajor, Layout, Padded, RowMajor, Zero
 from gemmkit.operators import FPUOp, Operator, WMMAOp
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
+from gemmkit.tuning.operators import sized
 
 WIDE = 16                              # bytes of the widest access of a thread
 
 
 def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo) -> None:
     """Complete the fields of a Config in place."""
-    operator: Operator = values["operator"]
     a_layout = values["global_a_layout"]
+    b_layout = values.get("global_b_layout", a_layout)
+    operator = values["operator"] = sized(values["operator"], a_layout.dtype, b_layout.dtype, sizes, device)
     accumulator = operator.fragment_c.dtype
     values.setdefault("global_b_layout", a_layout)
     values.setdefault("global_d_layout", _plain_like(a_layout, accumulator))
@@ -84,7 +86,8 @@ def _fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, in
 
 def _is_small(operator: Operator) -> bool:
     """Whether the listed numbers of blocks leave enough registers: 8-byte elements take twice as many."""
-    return max(f.dtype.itemsize for f in (operator.fragment_a, operator.fragment_b, operator.fragment_c)) <= 4
+    fragments = operator.fragment_a, operator.fragment_b, operator.fragment_c
+    return getattr(operator, "is_light", True) and max(f.dtype.itemsize for f in fragments) <= 4
 
 
 def _candidates(operator: Operator) -> list:

@@ -9,6 +9,7 @@ from gemmkit.layouts import Layout
 from gemmkit.operators import FPUOp, MMAOp, Operator
 from gemmkit.runtime.device import DeviceInfo
 
+LARGE = 4096                           # a size where nothing is known of it
 _SIXTEEN = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
@@ -23,24 +24,36 @@ def operator_for(a: np.dtype, b: np.dtype, sizes: tuple[int, int, int], device: 
         if dtype.kind not in "iufc" and dtype not in _SIXTEEN:
             raise TypeError(f"{name} has dtype {dtype}; the operators take integers, floats and complex numbers")
     accumulator = accumulator_for(a, b)
-    M, N, _ = sizes
-    size = max(a.itemsize, b.itemsize, accumulator.itemsize)
+    return FPUOp(**fpu_shape(max(a.itemsize, b.itemsize, accumulator.itemsize), sizes, device), dtype=a, b_dtype=b,
+                 accumulator=accumulator)
+
+
+def fpu_shape(size: int, sizes: tuple[int, int, int] | None, device: DeviceInfo) -> dict[str, int]:
+    """The shape of an operation on the ordinary units whose widest element has ``size`` bytes."""
+    M, N, _ = sizes or (LARGE, LARGE, LARGE)
 
     def tiles(m: int, n: int) -> float:
         """Blocks a multiprocessor gets when each computes m x n."""
         return -(-M // m) * -(-N // n) / device.sm_count
 
     if size == 16:
-        shape = dict(M=16, N=16, MB=4, NB=8)
-    elif size == 8:                               # half as many fit the registers
-        shape = dict(M=32, N=32, MB=4, NB=8) if tiles(64, 64) >= 1 else dict(M=16, N=16, MB=4, NB=8)
-    elif tiles(64, 128) >= 2:
-        shape = dict(M=64, N=32, MB=8, NB=4)
-    elif tiles(64, 64) >= 0.75:
-        shape = dict(M=32, N=16, MB=8, NB=4)
-    else:
-        shape = dict(M=16, N=16, MB=4, NB=8)
-    return FPUOp(**shape, dtype=a, b_dtype=b, accumulator=accumulator)
+        return dict(M=16, N=16, MB=4, NB=8)
+    if size == 8:                                 # half as many fit the registers
+        return dict(M=32, N=32, MB=4, NB=8) if tiles(64, 64) >= 1 else dict(M=16, N=16, MB=4, NB=8)
+    if tiles(64, 128) >= 2:
+        return dict(M=64, N=32, MB=8, NB=4)
+    if tiles(64, 64) >= 0.75:
+        return dict(M=32, N=16, MB=8, NB=4)
+    return dict(M=16, N=16, MB=4, NB=8)
+
+
+def sized(operator: Operator, a: np.dtype, b: np.dtype, sizes: tuple[int, int, int] | None, device: DeviceInfo) -> Operator:
+    """An operator that leaves its shape or its dtypes open, completed for operands; any other as it is."""
+    if getattr(operator, "is_sized", True):
+        return operator
+    accumulator = accumulator_for(a, b)
+    shape = fpu_shape(max(a.itemsize, b.itemsize, accumulator.itemsize), sizes, device)
+    return operator.sized(shape, a, b, accumulator)          # type: ignore[attr-defined]
 
 
 def accumulator_for(a: np.dtype, b: np.dtype) -> np.dtype:
@@ -64,4 +77,4 @@ def result_dtype(a: np.dtype, b: np.dtype, c: Layout | None, operator: Operator)
     return operator.fragment_c.dtype
 
 
-__all__ = ["accumulator_for", "operator_for", "result_dtype"]
+__all__ = ["accumulator_for", "fpu_shape", "operator_for", "result_dtype", "sized"]

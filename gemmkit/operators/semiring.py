@@ -1,0 +1,205 @@
+"""Semirings: products in which other operations stand for addition and multiplication.
+
+``D_ij = C_ij + A_i0 * B_0j + A_i1 * B_1j + ...`` with ``+`` and ``*`` two plain Python functions, on the ordinary units. The
+shipped ones:
+
+| | + | * | zero | solves |
+|---|---|---|---|---|
+| `MIN_PLUS` | min | + | infinity | shortest paths |
+| `MAX_PLUS` | max | + | -infinity | longest paths, schedules, Viterbi in logarithms |
+| `MAX_TIMES` | max | * | 0 | most probable paths (of numbers >= 0: with others it is no semiring) |
+| `LOG_SUM_EXP` | log(e^x + e^y) | + | -infinity | sums of probabilities that are kept as logarithms |
+| `OR_AND` | or | and | 0 | reachability: of booleans, or of every bit of integers at once |
+
+**Integers have no infinity**: the largest number of the accumulator's type stands for it (the smallest for -infinity), in
+A and B as in D: what it is added to stays it. Sums of other numbers wrap when they overflow, as integers do.
+
+**NaN**: a comparison with NaN is false, so what ``min`` and ``max`` make of it is not specified; keep it out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from gemmkit.lang.control import choose
+from gemmkit.operators.fpu import FPUOp
+
+LOG_2 = math.log(2.0)
+_NONE = 0                              # M of a semiring whose shape is still to be chosen
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Semiring(FPUOp):
+    """``add`` and ``mul`` in the place of + and *, by the fragments and shapes of `FPUOp`.
+
+    Args:
+        add, mul: Python functions of two scalars of the accumulator's dtype (``min`` and ``max`` themselves will do).
+        zero: the neutral element of ``add``, which ``mul`` must keep; what operands hold beyond their edges, and what an
+            empty sum is. Infinite ones stand for the extreme numbers of an integer dtype.
+        M, N, K, MB, NB, dtype, b_dtype, accumulator: as of `FPUOp`. Without M, shape and dtypes are chosen by the sizes and
+            dtypes of the arrays that it is used for.
+        sample: numbers on which the laws are tried: ``add(zero, x) == x`` and ``add(x, mul(zero, y)) == x``.
+
+    Raises ValueError when the laws do not hold on the sample, TypeError for what is no Python function.
+
+    >>> import numpy as np, gemmkit
+    >>> widest = Semiring(max, min, 0.0)                   # of all paths, the one whose narrowest edge is the widest
+    >>> roads = np.array([[9, 3, 0], [3, 9, 5], [0, 5, 9]], np.float32)
+    >>> with gemmkit.emulate():
+    ...     gemmkit.matmul(roads, roads, operator=widest).tolist()
+    [[9.0, 3.0, 3.0], [3.0, 9.0, 5.0], [3.0, 5.0, 9.0]]
+    """
+
+    add: Any = None
+    mul: Any = None
+    zero: Any = None
+    sample: Any = None
+
+    def __init__(self, add: Callable[[Any, Any], Any], mul: Callable[[Any, Any], Any], zero: Any, *, M: int | None = None,
+                 N: int | None = None, K: int = 1, MB: int = 4, NB: int = 8, dtype: Any = None, accumulator: Any = None,
+                 b_dtype: Any = None, sample: Iterable[Any] | None = None):
+        sample = _sample_for(zero) if sample is None else tuple(sample)
+        fields = dict(add=_function(add, "add"), mul=_function(mul, "mul"), zero=zero, sample=sample, M=M or _NONE, N=N or _NONE, K=K,
+                      MB=MB, NB=NB, dtype=dtype, accumulator=accumulator, b_dtype=b_dtype)
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+        _check_laws(self.add, self.mul, zero, sample)
+        if self.is_sized:
+            if dtype is None:
+                object.__setattr__(self, "dtype", np.dtype(np.float32))
+            self.__post_init__()
+
+    def __repr__(self) -> str:
+        parts = [self.add.__name__, self.mul.__name__, repr(self.zero)]
+        parts += [f"{name}={getattr(self, name)}" for name in ("M", "N", "K", "MB", "NB", "dtype") if self.is_sized]
+        return f"Semiring({', '.join(parts)})"
+
+    @cached_property
+    def is_sized(self) -> bool:
+        return self.M != _NONE
+
+    def sized(self, shape: dict[str, int], a: np.dtype, b: np.dtype, accumulator: np.dtype) -> Semiring:
+        """This semiring with a shape, and with dtypes where it has none."""
+        return dataclasses.replace(self, **shape, dtype=self.dtype or a, b_dtype=self.b_dtype or b,
+                                   accumulator=self.accumulator or accumulator)
+
+    @cached_property
+    def identity(self) -> Any:
+        """``zero`` as a number of the accumulator's type."""
+        if self.accumulator is None or self.accumulator.kind not in "iu" or not math.isinf(self.zero):
+            return self.zero
+        limits = np.iinfo(self.accumulator)
+        return int(limits.max if self.zero > 0 else limits.min)
+
+    @cached_property
+    def start(self) -> Any:
+        return self.identity
+
+    @cached_property
+    def is_absorbing(self) -> bool:
+        """Whether ``zero`` is a stand-in, which ``mul`` would not keep by itself."""
+        return bool(self.identity != self.zero)
+
+    @cached_property
+    def is_light(self) -> bool:
+        """Whether it is known to need few registers, so that blocks may share a multiprocessor."""
+        return (self.add in (minimum, maximum, either) and self.mul in (plus, times, both)
+                and min(self.dtype.itemsize, self.b_dtype.itemsize) >= 4)
+
+    def multiply(self, a: Any, b: Any) -> Any:
+        return choose(self.is_absorbing, _absorbing, _times, self, a, b)
+
+    def combine(self, c: Any, product: Any) -> Any:
+        return self.add(c, product)
+
+
+def _times(semiring: Any, a: Any, b: Any) -> Any:
+    return semiring.accumulator.type(semiring.mul(a, b))
+
+
+def _absorbing(semiring: Any, a: Any, b: Any) -> Any:
+    zero = semiring.accumulator.type(semiring.identity)
+    return zero if a == zero or b == zero else semiring.accumulator.type(semiring.mul(a, b))
+
+
+# -- what is asked of the functions -----------------------------------------------------------------------------------
+
+def _function(given: Any, name: str) -> FunctionType:
+    if given in _BUILTINS:
+        return _BUILTINS[given]
+    if not isinstance(given, FunctionType):
+        raise TypeError(f"Semiring({name}={given!r}): a Python function of two numbers is needed, for example "
+                        "lambda x, y: x + y")
+    return given
+
+
+def _sample_for(zero: Any) -> tuple:
+    if isinstance(zero, (bool, np.bool_)):
+        return False, True
+    return (1, 2, 3) if isinstance(zero, (int, np.integer)) else (0.25, 0.5, 0.75)
+
+
+def _check_laws(add: Any, mul: Any, zero: Any, sample: tuple) -> None:
+    for x, y in itertools.product(sample, (zero, *sample)):
+        for text, found in (("add(zero, x)", add(zero, x)), ("add(x, zero)", add(x, zero)),
+                            (f"add(x, mul(zero, {y!r}))", add(x, mul(zero, y)))):
+            if found != x:
+                raise ValueError(f"Semiring({add.__name__}, {mul.__name__}, zero={zero!r}): {text} is {found!r} for x={x!r} "
+                                 "and must be x: whatever lies beyond an operand's edge counts as zero (where other "
+                                 "numbers are meant, give sample=)")
+
+
+def selects(semiring: Semiring) -> bool:
+    """Whether ``add`` returns one of its arguments, as far as a sample shows."""
+    return all(semiring.add(x, y) in (x, y) for x in semiring.sample for y in semiring.sample)
+
+
+def minimum(x: Any, y: Any) -> Any:
+    return min(x, y)
+
+
+def maximum(x: Any, y: Any) -> Any:
+    return max(x, y)
+
+
+def plus(x: Any, y: Any) -> Any:
+    return x + y
+
+
+def times(x: Any, y: Any) -> Any:
+    return x * y
+
+
+def either(x: Any, y: Any) -> Any:
+    return x | y
+
+
+def both(x: Any, y: Any) -> Any:
+    return x & y
+
+
+def log_sum(x: Any, y: Any) -> Any:
+    """log(e^x + e^y) without overflow; right for infinities too."""
+    if x == y:
+        return x + LOG_2
+    return max(x, y) + math.log1p(math.exp(-abs(x - y)))
+
+
+_BUILTINS: dict[Any, Any] = {min: minimum, max: maximum}
+
+MIN_PLUS = Semiring(minimum, plus, math.inf)
+MAX_PLUS = Semiring(maximum, plus, -math.inf)
+MAX_TIMES = Semiring(maximum, times, 0.0)
+LOG_SUM_EXP = Semiring(log_sum, plus, -math.inf)
+OR_AND = Semiring(either, both, 0)
+
+__all__ = ["LOG_SUM_EXP", "MAX_PLUS", "MAX_TIMES", "MIN_PLUS", "OR_AND", "Semiring"]
