@@ -46,6 +46,14 @@ def join(agents: Sequence[Agent]) -> None:
         agent.clock += 1
 
 
+def past(agents: Sequence[Agent]) -> dict[Block, Vector]:
+    """All that agents of one block have done and seen, as an agent elsewhere comes to know it."""
+    seen = _maximum(agent.seen for agent in agents)
+    for agent in agents:
+        seen[agent.index] = agent.clock
+    return {**_merged(agent.foreign for agent in agents), agents[0].block: seen}
+
+
 class Clock:
     """Carries order through a synchronisation object: what a thread did before `release` happened before
     what another does after an `acquire` that follows.

@@ -33,6 +33,7 @@ from gemmkit.emulator.mbarriers import Mbarrier
 from gemmkit.emulator.memory import Memory, for_array
 from gemmkit.emulator.scheduler import Scheduler
 from gemmkit.emulator.sites import Site, here
+from gemmkit.emulator.tensor_cores import TensorCores
 
 __all__ = ["Block", "Clock", "Memory", "Thread", "current", "for_array", "launch"]
 
@@ -240,8 +241,8 @@ class Block:
             z).
         finished: all its threads have ended; running: how many have not; exported: other blocks may learn of its past
             through a Clock.
-        mbarriers: by their place in shared memory; cluster_barrier: where its cluster meets; registers: what its
-            warps share out.
+        mbarriers: by their place in shared memory; tensor_cores: by their warpgroup's number; cluster_barrier: where its
+            cluster meets; registers: what its warps share out.
     """
 
     def __init__(self, index: Index, grid: Index, dim: Index, cluster_dim: Index, cluster_rank: int,
@@ -255,6 +256,7 @@ class Block:
         self.barriers: dict[int, _Barrier] = {}
         self.meetings: dict[tuple[int, int], _Meeting] = {}
         self.mbarriers: dict[int, Mbarrier] = {}
+        self.tensor_cores: dict[int, TensorCores] = {}
         self.cluster_barrier = ClusterBarrier()
         self.registers = Registers(self.size)
         self.finished = self.exported = False

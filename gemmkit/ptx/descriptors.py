@@ -11,8 +11,10 @@ lines (of rows of A or columns of B, when the operand is K-major) by one swizzle
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 from llvmlite import ir
 
 from gemmkit.lang.atoms import atom
@@ -35,10 +37,26 @@ class Descriptor(NamedTuple):
     stride_bytes: int
     swizzle: int
 
-    def physical(self, logical: int) -> int:
-        """The shared address at which the hardware looks for a byte that without a swizzle would be at ``logical``."""
-        mask = max(self.swizzle - CHUNK, 0)
-        return logical ^ ((logical >> 3) & mask)
+    def addresses(self, lines: int, major: str) -> np.ndarray:
+        """Where the hardware looks for the chunks of ``lines`` lines by 32 bytes of K.
+
+        K-major: of line i the chunks [i, 0] and [i, 1]. MN-major: [i, k] are 8 lines from 8 i on, at k (0 to 15).
+        """
+        logical = self.address + _offsets(lines, major, self.leading_bytes, self.stride_bytes, self.swizzle)
+        return logical ^ ((logical >> 3) & max(self.swizzle - CHUNK, 0))
+
+
+@lru_cache
+def _offsets(lines: int, major: str, leading: int, stride: int, width: int) -> np.ndarray:
+    """The addresses without a swizzle, from the start of the operand on (the canonical layouts of the PTX ISA)."""
+    if major == "K":
+        line, chunk = np.arange(lines)[:, None], np.arange(2)
+        return line // 8 * stride + line % 8 * (width or CHUNK) + chunk * (CHUNK if width else leading)
+    chunk, k = np.arange(lines // 8)[:, None], np.arange(16)
+    if not width:
+        return chunk * stride + k // 8 * leading + k % 8 * CHUNK
+    across = width // CHUNK
+    return chunk // across * leading + chunk % across * CHUNK + k // 8 * stride + k % 8 * width
 
 
 def constant_bits(leading_bytes: int, stride_bytes: int, swizzle: int) -> int:
@@ -94,8 +112,8 @@ def matrix_descriptor(pointer: Any, position: int, leading_bytes: int, stride_by
     """
     address = pointer.offset + int(position) * pointer.dtype.itemsize
     if address % CHUNK:
-        raise ValueError(f"matrix_descriptor: the operand starts at byte {address} of shared memory; a multiple of {CHUNK} is "
-                         "needed")
+        raise ValueError(f"matrix_descriptor: the operand starts at byte {address} of shared memory; it must be at a "
+                         f"multiple of {CHUNK}")
     return constant_bits(leading_bytes, stride_bytes, swizzle) | (address // CHUNK & _FIELD)
 
 

@@ -13,18 +13,22 @@ The instruction is asynchronous. It begins to read shared memory, and to change 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from llvmlite import ir
 
+from gemmkit.emulator import tensor_cores
+from gemmkit.emulator.machine import current
+from gemmkit.emulator.tensor_cores import WARPGROUP
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.registers import Fragment
 from gemmkit.lang.scalars import index, numba_type
 from gemmkit.ptx.build import assembly, braces
+from gemmkit.ptx.descriptors import decode
 from gemmkit.ptx.fragments import FragmentMap
 from gemmkit.ptx.registers import elements, from_registers, to_registers
 
@@ -35,6 +39,7 @@ S8, U8, S32 = np.dtype(np.int8), np.dtype(np.uint8), np.dtype(np.int32)
 
 _OPERAND_NAME = {F16: "f16", BF16: "bf16", F32: "tf32", E4M3: "e4m3", E5M2: "e5m2", S8: "s8", U8: "u8"}
 _ACCUMULATOR_NAME = {F16: "f16", F32: "f32", S32: "s32"}
+_TF32_BITS = np.uint32(0xFFFFE000)             # sign, 8 bits of exponent, 10 of mantissa
 _FP8, _INT8 = (E4M3, E5M2), (S8, U8)
 _KINDS = (((F16,), (F32, F16)), ((BF16,), (F32,)), ((F32,), (F32,)), (_FP8, (F32, F16)), (_INT8, (S32,)))
 
@@ -65,8 +70,8 @@ class WgmmaSpec:
             object.__setattr__(self, name, np.dtype(getattr(self, name)))
         kind = next((kind for kind in _KINDS if self.a in kind[0]), None)
         if kind is None:
-            raise ValueError(f"wgmma: a is {self.a}; float16, bfloat16, float32 (tf32), float8_e4m3fn, float8_e5m2, int8 and "
-                             "uint8 can be multiplied")
+            raise ValueError(f"wgmma: a is {self.a}; it can be float16, bfloat16, float32 (tf32), float8_e4m3fn, "
+                             "float8_e5m2, int8 or uint8")
         if self.b not in kind[0]:
             raise ValueError(f"wgmma: b is {self.b}; with {self.a} goes {_listed(kind[0])}")
         if self.accumulator not in kind[1]:
@@ -133,6 +138,21 @@ class WgmmaSpec:
                 f"wgmma.mma_async.sync.aligned.{self.name} {braces(0, n)}, {a}, ${b}, accumulate{options}; }}")
 
 
+    def compute(self, a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> np.ndarray:
+        """A B^T + C of a 64 x K ``a``, an N x K ``b`` and a 64 x N ``c`` (None: zeros), in the accumulator's type.
+
+        Products of floats are exact in float32, in which they are added up; sums of integers wrap.
+        """
+        if self.accumulator == S32:
+            exact = (a.astype(np.float64) @ b.astype(np.float64).T).astype(np.int64)
+            return (exact if c is None else exact + c).astype(S32)
+        if self.a == F32:
+            a, b = (np.bitwise_and(x.view(np.uint32), _TF32_BITS).view(F32) for x in (a, b))
+        with np.errstate(all="ignore"):
+            product = a.astype(F32) @ b.astype(F32).T
+            return (product if c is None else product + c.astype(F32)).astype(self.accumulator)
+
+
 def _listed(dtypes: tuple[np.dtype, ...]) -> str:
     return " or ".join(str(dtype) for dtype in dtypes)
 
@@ -178,12 +198,40 @@ def _typer(spec: WgmmaSpec) -> Any:
 
 def _emulation(spec: WgmmaSpec) -> Any:
     def wgmma(acc: tuple, a: Any, b: int, accumulate: int) -> tuple:
-        raise NotImplementedError
+        thread = current()
+        given = (thread, acc, a if spec.a_registers else int(a), int(b), bool(accumulate))
+        return thread.collective(spec.name, given, multiply, WARPGROUP, sync=False)
+
+    def multiply(operands: list) -> list:
+        threads, accs, a, b, accumulate = zip(*operands)
+        thread = threads[0]
+        engine = tensor_cores.of(thread)
+        engine.starts_for_all(threads)
+        left = (_from_registers(spec, list(a)) if spec.a_registers
+                else _from_shared(thread, "a", a, 64, spec.a, spec.a_major))
+        right = _from_shared(thread, "b", b, spec.N, spec.b, spec.b_major)
+        old = spec.c.gather(list(accs)) if tensor_cores.same(thread, "accumulate", accumulate) else None
+        return spec.c.scatter(spec.compute(left, right, old))
 
     return wgmma
 
 
-@lru_cache(maxsize=None)
+def _from_shared(thread: Any, name: str, descriptors: tuple, lines: int, dtype: np.dtype, major: str) -> np.ndarray:
+    """The operand, lines by K, that the threads' descriptors say."""
+    where = decode(tensor_cores.same(thread, f"the descriptor {name}", descriptors)).addresses(lines, major)
+    chunks = tensor_cores.of(thread).gather(thread, where)
+    if major == "K":
+        return chunks.reshape(lines, -1).view(dtype)
+    return chunks.view(dtype).transpose(0, 2, 1).reshape(lines, -1)
+
+
+def _from_registers(spec: WgmmaSpec, fragments: list) -> np.ndarray:
+    if isinstance(fragments[0][0], np.uint32):
+        fragments = [np.array(words, np.uint32).view(spec.a) for words in fragments]
+    return spec.a_map.gather(fragments).astype(spec.a)
+
+
+@cache
 def instruction(spec: WgmmaSpec) -> Atom:
     """``wgmma(accumulators, a, b, accumulate) -> accumulators``: the instruction as device code and emulation.
 
@@ -211,13 +259,18 @@ def _plain(text: str) -> Any:
 @atom(_plain("wgmma.fence.sync.aligned;"))
 def wgmma_fence() -> None:
     """Before the first wgmma, and before any that uses registers which other instructions have written since."""
-    raise NotImplementedError
 
 
 @atom(_plain("wgmma.commit_group.sync.aligned;"))
 def wgmma_commit() -> None:
     """Close the group of the wgmmas so far."""
-    raise NotImplementedError
+    thread = current()
+    thread.collective("wgmma.commit_group", thread, _commit, WARPGROUP, sync=False)
+
+
+def _commit(threads: list) -> list:
+    tensor_cores.of(threads[0]).commit()
+    return [None] * len(threads)
 
 
 def _is_accumulators(ty: Any) -> bool:
@@ -250,4 +303,6 @@ def wgmma_wait(pending: int, accs: tuple) -> tuple:
     ``accs`` is a tuple of accumulators, of which each is a tuple. All whose groups are pending must be in it: what is not
     might be moved to other registers while the hardware still writes to it.
     """
-    raise NotImplementedError
+    thread = current()
+    tensor_cores.of(thread).wait(thread, pending)
+    return accs
