@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gemmkit.config import Config
 from gemmkit.epilogues import LinearCombination
 from gemmkit.matmul import matmul
+from gemmkit.matrices import Matrix, arrays, transposed
 from gemmkit.operators import Operator
 from gemmkit.problem import layout_of
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like, overlaps
@@ -26,7 +27,8 @@ def gemmEx(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: A
             real numbers that is "T").
         alpha, beta: numbers (complex ones for a complex C), applied in the accumulator's precision. With beta = 0, C is
             not read: it may hold NaN.
-        a, b: op(A) is (M, K) and op(B) is (K, N). c: (M, N), any strides.
+        a, b: op(A) is (M, K) and op(B) is (K, N): arrays, or matrices with structure (`gemmkit.Diagonal(x)` and the
+            like). c: (M, N), any strides.
         operator: what multiplies; None chooses one by dtypes and sizes.
         conf: a configuration for op(A), op(B) and c, whose epilogue gives way to alpha and beta.
         stream: None is the current stream of a's library.
@@ -69,33 +71,34 @@ def gemm(transa: str, transb: str, a: Any, b: Any, out: Any = None, alpha: Any =
     if out is None:
         a_info, b_info = _operated(transa, a, "transa", "a")[1], _operated(transb, b, "transb", "b")[1]
         rows, columns = a_info.shape[transa != "N"], b_info.shape[transb == "N"]
-        out, beta = empty_like(a, (rows, columns), np.result_type(a_info.dtype, b_info.dtype)), 0.0
+        out, beta = empty_like(arrays(a, b, ())[0], (rows, columns), np.result_type(a_info.dtype, b_info.dtype)), 0.0
     return gemmEx(transa, transb, alpha, a, b, beta, out)
 
 
-def _operated(trans: str, x: Any, argument: str, name: str) -> tuple[Any, ArrayInfo]:
+class _Operand(NamedTuple):
+    """What is asked of A and B: ``info`` is of the array behind it, if there is one."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    info: ArrayInfo | None
+
+
+def _operated(trans: str, x: Any, argument: str, name: str) -> tuple[Any, _Operand]:
     """op(x) as a view (nothing is copied), and x described."""
     if trans not in ("N", "T", "C"):
         raise ValueError(f'{argument} is {trans!r}; "N", "T" or "C" is needed')
+    if isinstance(x, Matrix):
+        about = _Operand(x.shape, x.dtype, None if x.array is None else describe(x.array, name))
+        return (x if trans == "N" else x.T), about
     info = describe(x, name)
     if len(info.shape) != 2:
         raise ValueError(f"{name} has {len(info.shape)} dimensions; a matrix of 2 is needed")
     if trans == "N":
-        return x, info
-    return (x.T if hasattr(x, "T") else _Transposed(x, info)), info
+        return x, _Operand(info.shape, info.dtype, info)
+    return transposed(x), _Operand(info.shape, info.dtype, info)
 
 
-class _Transposed:
-    """The transpose of an array whose library has none: the same memory behind another interface."""
-
-    def __init__(self, x: Any, info: ArrayInfo):
-        self.owner, self.dtype = x, info.dtype
-        self.__cuda_array_interface__ = {
-            "version": 3, "shape": info.shape[::-1], "typestr": info.dtype.str, "data": (info.pointer, info.readonly),
-            "strides": tuple(stride * info.dtype.itemsize for stride in info.strides[::-1]), "stream": info.stream}
-
-
-def _check(transa: str, a: ArrayInfo, transb: str, b: ArrayInfo, c: ArrayInfo) -> None:
+def _check(transa: str, a: _Operand, transb: str, b: _Operand, c: ArrayInfo) -> None:
     """Raise ValueError, in BLAS's terms, where the operands do not fit each other or c cannot be written."""
     M, K = a.shape if transa == "N" else a.shape[::-1]
     inner, N = b.shape if transb == "N" else b.shape[::-1]
@@ -110,7 +113,7 @@ def _check(transa: str, a: ArrayInfo, transb: str, b: ArrayInfo, c: ArrayInfo) -
     if c.readonly:
         raise ValueError("c is read-only, and the result is written to it; give a writable array")
     for name, other in (("a", a), ("b", b)):
-        if overlaps(c, other):
+        if other.info is not None and overlaps(c, other.info):
             raise ValueError(f"c overlaps {name} in memory; every thread block reads {name} while others write c")
 
 

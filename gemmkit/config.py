@@ -84,6 +84,12 @@ class Config(Component):
     condition: Condition = Condition()
 
     def __post_init__(self) -> None:
+        for name in "ab":
+            layout = getattr(self, f"global_{name}_layout")
+            ways = (getattr(self, f"transform_{way}_{name}") for way in ("global_to_shared", "shared_to_regs"))
+            if isinstance(layout, Layout):
+                transformed = any(not getattr(way, "is_identity", False) for way in ways)
+                object.__setattr__(self, f"global_{name}_layout", layout.as_operand(name, transformed))
         validate(self)
 
     def __repr__(self) -> str:

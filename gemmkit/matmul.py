@@ -7,6 +7,7 @@ from typing import Any
 from gemmkit.components import Component, freeze
 from gemmkit.config import Config
 from gemmkit.emulator.mode import current_mode
+from gemmkit.matrices import Matrix, unwrapped
 from gemmkit.planning import Plan
 from gemmkit.runtime.arrays import alignment, describe
 
@@ -23,7 +24,8 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
     Args:
         a: (M, K), b: (K, N), c: (M, N) or None. CuPy arrays, PyTorch CUDA tensors, Numba device arrays, anything with
             ``__cuda_array_interface__`` or DLPack; NumPy arrays under ``with gemmkit.emulate():``. Any strides: a
-            transposed or sliced view is read in place.
+            transposed or sliced view is read in place. a and b may also be matrices with structure (`gemmkit.Diagonal(x)`,
+            `Triangular`, `Symmetric`, `Generated`).
         conf: a configuration of `gemmkit.get_config`; None chooses one by dtypes and sizes.
         out: (M, N), written and returned; None allocates one of a's library, in C order, of NumPy's result type of a
             and b (of c's type if there is a c). It may be c itself, and may overlap nothing else.
@@ -47,6 +49,8 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
     ...     gemmkit.matmul(a, b, epilogue=gemmkit.epilogues.Bias(np.float32([0.5, 0]))).tolist()
     [[3.5, 3.0], [12.5, 12.0]]
     """
+    if isinstance(a, Matrix) or isinstance(b, Matrix):
+        a, b, keywords = unwrapped(a, b, (c, out), keywords)
     if not keywords and c is None and out is None and stream is None and current_mode() is None:
         return _simplest(a, b, conf)
     if keywords:
@@ -84,10 +88,13 @@ def _remember(key: Any, made: Plan, conf: Any) -> tuple[Plan, Any]:
 
 def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, keywords: dict[str, Any]) -> Any:
     frozen = {name: freeze(value) for name, value in keywords.items() if isinstance(value, Component)}
-    if set(frozen) != set(keywords):                # sizes and the like: resolved anew each time
+    sizes = keywords.get("gemm_shape")
+    if isinstance(sizes, dict):
+        sizes = tuple(sizes.items())
+    if set(frozen) != {name for name in keywords if name != "gemm_shape"}:      # None and the like: resolved anew each time
         return Plan(a, b, c, out, conf, keywords)(a, b, c, out=out, stream=stream)
     key = (_kind(a, "a"), _kind(b, "b"), c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
-           id(conf), current_mode() is not None,
+           id(conf), current_mode() is not None, sizes,
            tuple((name, f.type, f.fingerprint, tuple((i.shape, i.device) for i in f.arrays)) for name, f in frozen.items()))
     known = None if current_mode() is not None else _plans.get(key)
     if known is None:

@@ -12,6 +12,7 @@ from gemmkit.engines import engines, maps
 from gemmkit.kernels.select import KERNELS
 from gemmkit.kernels.spec import Shape
 from gemmkit.layouts import Layout, Plain
+from gemmkit.matrices import Matrix, arrays, unwrapped
 from gemmkit.problem import Problem, check_out, check_places, describe_all, resolve
 from gemmkit.runtime.arrays import (
     ArrayInfo,
@@ -133,6 +134,8 @@ class Plan:
     """
 
     def __init__(self, a: Any, b: Any, c: Any, out: Any, conf: Config | None, keywords: dict[str, Any]):
+        if isinstance(a, Matrix) or isinstance(b, Matrix):
+            a, b, keywords = unwrapped(a, b, (c, out), keywords)
         infos = describe_all(a, b, c, out)
         problem = resolve(*infos, conf, keywords)
         self.config = problem.config
@@ -170,6 +173,8 @@ class Plan:
 
         Raises ValueError for arrays that are not of the plan's kind, before anything is launched.
         """
+        if isinstance(a, Matrix) or isinstance(b, Matrix):
+            a, b = arrays(a, b, (c, out))
         return self.run(self.values, a, b, c, out, stream)
 
     def run(self, template: tuple, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:

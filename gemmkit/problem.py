@@ -136,16 +136,18 @@ def _sizes(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None]
             found[name] = "gemm_shape", size
     for name, dims in (("a", "MK"), ("b", "KN"), ("c", "MN"), ("out", "MN")):
         info, layout = infos[name], layouts["d" if name == "out" else name]
-        if info is None or not isinstance(layout, Plain):
+        if info is None or layout is None:
             continue
-        if len(info.shape) != 2:
+        if isinstance(layout, Plain) and len(info.shape) != 2:
             raise ValueError(f"{name} has {len(info.shape)} dimensions; a matrix of 2 is needed (a vector v: v[:, None] or "
                              "v[None, :])")
-        for dim, size in zip(dims, info.shape):
-            known = found.setdefault(dim, (name, size))
-            if known[1] != size:
+        for dim, extent in zip(dims, layout.extents(info)):
+            if extent is None:
+                continue
+            known = found.setdefault(dim, (name, extent))
+            if known[1] != extent:
                 what = "rows" if dims.index(dim) == 0 else "columns"
-                raise ValueError(f"{name} has shape {info.shape}, that is {dim}={size} {what}, and {known[0]} says "
+                raise ValueError(f"{name} has shape {info.shape}, that is {dim}={extent} {what}, and {known[0]} says "
                                  f"{dim}={known[1]}; a is (M, K), b is (K, N), c and out are (M, N)")
     missing = [dim for dim in "MNK" if dim not in found]
     if missing:

@@ -1,7 +1,10 @@
 """Layouts: where the elements of operands come from and go to, in global and in shared memory."""
 
 from gemmkit.layouts.base import Layout
+from gemmkit.layouts.generated import Generated
 from gemmkit.layouts.plain import ColMajor, Padded, Plain, RowMajor, Zero
+from gemmkit.layouts.structured import Diagonal, Symmetric, Triangular
 from gemmkit.layouts.swizzled import Swizzled
 
-__all__ = ["ColMajor", "Layout", "Padded", "Plain", "RowMajor", "Swizzled", "Zero"]
+__all__ = ["ColMajor", "Diagonal", "Generated", "Layout", "Padded", "Plain", "RowMajor", "Swizzled", "Symmetric",
+           "Triangular", "Zero"]

@@ -72,6 +72,18 @@ class Layout(Component):
         """The axis along which neighbours are neighbours in memory, or None."""
         return None
 
+    def as_operand(self, name: str, transformed: bool) -> Layout:
+        """The layout where it stands for operand ``name`` ("a" or "b"): `k_range` may differ between them.
+
+        ``transformed`` says that a transform acts on the elements; it may make something of nothing, so that no part of
+        K can be skipped.
+        """
+        return self
+
+    def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
+        """The operand's rows and columns as far as the array says."""
+        return None, None
+
     def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
         """Raise ValueError when the array cannot be an operand of ``rows`` x ``columns`` in this layout."""
 

@@ -73,6 +73,9 @@ class Plain(Layout):
         size = (rows, columns)
         return (size[self.axis] + self.padding) * size[1 - self.axis]
 
+    def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
+        return array.shape[0], array.shape[1]
+
     def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
         if array is None:
             raise ValueError(f"{name} is None, and {self!r} needs an array")

@@ -1,0 +1,140 @@
+"""Matrices that are nowhere in memory: a function of the row and the column."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numba.cuda.core.errors import TypingError
+
+from gemmkit.components import is_array
+from gemmkit.lang.atoms import atom
+from gemmkit.lang.control import choose
+from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.scalars import IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral
+from gemmkit.lang.values import DTypeType
+from gemmkit.layouts.base import Layout
+
+MOST = 4                               # run-time arguments
+
+
+@dataclass(frozen=True)
+class Generated(Layout):
+    """The matrix of ``f(i, j)``, or of ``f(i, j, first, second, ...)`` with up to four run-time arguments.
+
+    Arguments are arrays, NumPy scalars or Python numbers (taken in the layout's dtype if they are floats, else as int32);
+    another value compiles nothing. Arrays and NumPy scalars that ``f`` captured are run-time arguments too. ``f`` returns
+    the declared dtype, or a number as Python itself has it (a coordinate, a literal, what `math` makes of them: int64 and
+    float64); any other dtype raises, so that nothing is narrowed silently. The operand's own array is not read; any array
+    will do.
+
+    >>> import numpy as np, gemmkit as gk
+    >>> hilbert = Generated("float32", lambda i, j: np.float32(1) / (i + j + 1))
+    >>> with gk.emulate():
+    ...     b = np.float32([[12], [12]])
+    ...     gk.matmul(b, b, global_a_layout=hilbert, gemm_shape=dict(M=2, N=1, K=2)).tolist()
+    [[18.0], [10.0]]
+    """
+
+    f: Any
+    first: Any = None
+    second: Any = None
+    third: Any = None
+    fourth: Any = None
+    transposed: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.f):
+            raise TypeError(f"Generated(f={self.f!r}): a function of i, j and the arguments is needed")
+        given = [getattr(self, name) for name in _NAMES]
+        if any(x is None and y is not None for x, y in pairwise(given)):
+            raise TypeError("Generated: an argument is None and one after it is not; leave none out")
+        for name, value in zip(_NAMES, given):
+            object.__setattr__(self, name, _argument(value, name, self.dtype))
+
+    @property
+    def caller(self) -> Any:
+        """How f is called with as many arguments as there are."""
+        return _CALLERS[sum(getattr(self, name) is not None for name in _NAMES)]
+
+    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+        return declared(self.dtype, choose(self.transposed, _swapped, self.caller, self, i, j), self.f)
+
+
+_NAMES = ("first", "second", "third", "fourth")
+
+
+def _argument(value: Any, name: str, dtype: np.dtype) -> Any:
+    if value is None or is_array(value) or isinstance(value, np.generic):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and -2**31 <= value < 2**31:
+        return np.int32(value)
+    if isinstance(value, float) and (dtype.kind not in "iu" or math.isnan(value)):
+        return dtype.type(value)
+    raise TypeError(f"Generated({name}={value!r}): an array, a NumPy scalar or a number is needed")
+
+
+# -- device code ------------------------------------------------------------------------------------------------------
+
+def _swapped(layout: Any, i: int, j: int) -> Any:
+    return layout.caller(layout, j, i)
+
+
+def _call0(layout: Any, i: int, j: int) -> Any:
+    return layout.f(i, j)
+
+
+def _call1(layout: Any, i: int, j: int) -> Any:
+    return layout.f(i, j, layout.first)
+
+
+def _call2(layout: Any, i: int, j: int) -> Any:
+    return layout.f(i, j, layout.first, layout.second)
+
+
+def _call3(layout: Any, i: int, j: int) -> Any:
+    return layout.f(i, j, layout.first, layout.second, layout.third)
+
+
+def _call4(layout: Any, i: int, j: int) -> Any:
+    return layout.f(i, j, layout.first, layout.second, layout.third, layout.fourth)
+
+
+_CALLERS = (_call0, _call1, _call2, _call3, _call4)
+
+
+def _type_declared(context: Any, dtype: Any, value: Any, f: Any) -> Any:
+    if not isinstance(dtype, DTypeType):
+        return None
+    given, target = types.unliteral(value), dtype.target
+    is_integer = given == types.int64 or isinstance(value, (IndexType, WeakIntLiteral))
+    is_float = given == types.float64 or isinstance(value, (WeakFloatLiteral, WeakFloat64Type))
+    if given != target and not is_integer and not (is_float and not isinstance(target, types.Integer)):
+        raise TypingError(_mismatch(f.function, value, target))
+    return signature(target, dtype, value, f), lambda c, b, s, v: c.cast(b, v[1], value, target)
+
+
+@atom(_type_declared)
+def declared(dtype: np.dtype, value: Any, f: Any) -> Any:
+    """A value that ``f`` returned, which must be of the dtype already or a number as Python has it."""
+    if type(value) is dtype.type:
+        return value
+    is_integer = isinstance(value, (int, np.int64)) and not isinstance(value, bool)
+    if not is_integer and not (isinstance(value, float) and dtype.kind not in "iu"):         # np.float64 is a float, too
+        raise TypeError(_mismatch(f, np.asarray(value).dtype, dtype))
+    with np.errstate(all="ignore"):
+        return np.asarray(value).astype(dtype)[()]
+
+
+def _mismatch(f: Any, got: Any, wanted: Any) -> str:
+    code = getattr(f, "function", f).__code__
+    return (f"{code.co_qualname if hasattr(code, 'co_qualname') else code.co_name} ({code.co_filename}, line "
+            f"{code.co_firstlineno}) returns {got}, and its Generated layout declares {wanted}; convert what it returns, or "
+            f"declare {got}")
+
+
+__all__ = ["Generated"]

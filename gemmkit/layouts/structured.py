@@ -1,0 +1,248 @@
+"""Matrices with structure: diagonal, triangular and symmetric ones.
+
+Each keeps what matters and nothing else in memory, reads nothing else (the other half of a triangular or symmetric
+matrix may hold anything, NaN too), and declares by ``k_range`` which part of K matters to given rows (of A) or columns
+(of B), so that the blocks beyond are neither loaded nor multiplied: a diagonal product is O(N^2) work, a triangular
+one half the work of a dense one.
+
+Where there is no element there is ``nothing``: 0, or for an operator other than (+, *) its identity (``inf`` for
+min-plus). A skipped block contributes the operator's identity; both are the same only if ``nothing`` says so. Blocks are
+not skipped where a transform acts on the operand: it might make something of nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from gemmkit.lang.control import choose
+from gemmkit.lang.registers import generate
+from gemmkit.lang.values import convert, convert_all
+from gemmkit.layouts.base import Layout, element_of_tile
+from gemmkit.layouts.plain import Plain
+from gemmkit.runtime.arrays import ArrayInfo
+
+
+@dataclass(frozen=True)
+class Structured(Layout):
+    """What matrices with structure have in common: their place among the operands, which decides what is skipped."""
+
+    nothing: float = 0
+    operand: str = "a"                  # set by the configuration that the layout is in
+    skips: bool = True                  # likewise
+
+    def as_operand(self, name: str, transformed: bool) -> Layout:
+        if (self.operand, self.skips) == (name, not transformed):
+            return self
+        out = copy.copy(self)
+        object.__setattr__(out, "operand", name)
+        object.__setattr__(out, "skips", not transformed)
+        return out
+
+
+@dataclass(frozen=True)
+class Diagonal(Structured):
+    """A diagonal matrix as the 1-D array of its diagonal, as A, B or both; it is its own transpose.
+
+    >>> import numpy as np, gemmkit as gk
+    >>> with gk.emulate():
+    ...     gk.matmul(np.float32([2, 3]), np.ones((2, 3), np.float32), global_a_layout=Diagonal("float32")).tolist()
+    [[2.0, 2.0, 2.0], [3.0, 3.0, 3.0]]
+    """
+
+    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+        if i == j:
+            return data[i]
+        return convert(self.dtype, self.nothing)
+
+    def k_range(self, begin: int, end: int, shape: Any) -> tuple:
+        return choose(self.skips, _inner, _all, begin, end, shape)
+
+    def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
+        return (array.shape[0],) * 2 if len(array.shape) == 1 else (None, None)
+
+    def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
+        if rows != columns:
+            raise ValueError(f"{name} is {rows} x {columns}; a diagonal matrix is square")
+        _check_array(self, array, (rows,), name, f"the diagonal of a {rows} x {rows} matrix has shape ({rows},)")
+
+
+@dataclass(frozen=True)
+class _Half(Structured):
+    """A matrix of which one half (with the diagonal) is stored in a 2-D array of the matrix's shape."""
+
+    layout: Any = None
+    half: str = "lower"
+
+    def _set(self, **fields: Any) -> None:
+        layout, half = fields["layout"], fields["half"]
+        kind = type(self).__name__
+        if not isinstance(layout, Plain):
+            raise TypeError(f"{kind}(layout={layout!r}): the RowMajor or ColMajor layout of the array is needed")
+        if half not in ("lower", "upper"):
+            raise ValueError(f'{kind}(half={half!r}): "lower" or "upper" is needed')
+        for name, value in {"dtype": layout.dtype, "nothing": 0, "operand": "a", "skips": True, **fields}.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def is_lower(self) -> bool:
+        return self.half == "lower"
+
+    @property
+    def vector_axis(self) -> int | None:
+        return self.layout.vector_axis
+
+    def is_stored(self, i: int, j: int) -> bool:
+        return choose(self.is_lower, _not_before, _not_behind, i, j)
+
+    def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
+        return (array.shape[0], array.shape[1]) if len(array.shape) == 2 else (None, None)
+
+    def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
+        _check_array(self, array, (rows, columns), name, f"({rows}, {columns}) is needed")
+
+
+@dataclass(frozen=True)
+class Triangular(_Half):
+    """A triangular matrix: the lower or upper half of an array, the diagonal included; the rest is never read.
+
+    With ``unit`` the diagonal is 1 and not read either. The transpose of a lower triangular array ``x`` is
+    ``x.T`` with the upper half. Rectangular ones (trapezoids) are fine.
+
+    >>> from gemmkit.layouts import RowMajor
+    >>> Triangular(RowMajor("float16"), "upper")
+    Triangular(RowMajor('float16'), 'upper')
+    """
+
+    unit: bool = False
+
+    def __init__(self, layout: Plain, half: str = "lower", unit: bool = False, nothing: float = 0):
+        if not isinstance(unit, bool):
+            raise TypeError(f"Triangular(unit={unit!r}): True or False is needed")
+        self._set(layout=layout, half=half, unit=unit, nothing=nothing)
+
+    def __repr__(self) -> str:
+        more = ("" if not self.unit else ", unit=True") + ("" if self.nothing == 0 else f", nothing={self.nothing!r}")
+        return f"Triangular({self.layout!r}, {self.half!r}{more})"
+
+    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+        if i == j:
+            return choose(self.unit, _one, _stored, self, data, i, j, shape)
+        if self.is_stored(i, j):
+            return self.layout.element(data, i, j, shape)
+        return convert(self.dtype, self.nothing)
+
+    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+        corner = choose(self.is_lower, _upper_right, _lower_left, tile)          # the first to leave the half
+        if self.is_stored(corner[0], corner[1]) and corner[0] != corner[1]:
+            return convert_all(self.dtype, self.layout.load(data, tile, shape))
+        return generate(tile.count, element_of_tile, self, data, tile, shape)
+
+    @property
+    def starts_at_zero(self) -> bool:
+        """Whether the range of K is from 0 to the last row or column, rather than from the first to K."""
+        return self.is_lower == (self.operand == "a")
+
+    def k_range(self, begin: int, end: int, shape: Any) -> tuple:
+        return choose(self.skips, _triangle, _all, begin, end, shape, self.starts_at_zero)
+
+
+@dataclass(frozen=True)
+class Symmetric(_Half):
+    """A symmetric matrix of which the lower or upper half (with the diagonal) of an array is read, the rest never.
+
+    It is its own transpose. Every element matters to a product, so no work is skipped; what is halved is the data.
+
+    >>> from gemmkit.layouts import ColMajor
+    >>> Symmetric(ColMajor("float32"))
+    Symmetric(ColMajor('float32'), 'lower')
+    """
+
+    def __init__(self, layout: Plain, half: str = "lower"):
+        self._set(layout=layout, half=half)
+
+    def __repr__(self) -> str:
+        return f"Symmetric({self.layout!r}, {self.half!r})"
+
+    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+        low, high = min(i, j), max(i, j)
+        return choose(self.is_lower, _below, _above, self.layout, data, low, high, shape)
+
+    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+        corner = choose(self.is_lower, _upper_right, _lower_left, tile)
+        if self.is_stored(corner[0], corner[1]):
+            return convert_all(self.dtype, self.layout.load(data, tile, shape))
+        return generate(tile.count, element_of_tile, self, data, tile, shape)
+
+    def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
+        if rows != columns:
+            raise ValueError(f"{name} is {rows} x {columns}; a symmetric matrix is square")
+        super().check(array, rows, columns, name)
+
+
+def _check_array(layout: Layout, array: ArrayInfo | None, shape: tuple[int, ...], name: str, needed: str) -> None:
+    if array is None:
+        raise ValueError(f"{name} is None, and {layout!r} needs an array")
+    if array.shape != shape:
+        raise ValueError(f"{name} has shape {array.shape}; {needed}")
+    if array.dtype != layout.dtype:
+        raise ValueError(f"{name} has dtype {array.dtype} and its layout is {layout!r}; convert the array, or give a layout "
+                         f"of dtype {array.dtype}")
+
+
+# -- device code ------------------------------------------------------------------------------------------------------
+
+def _all(begin: int, end: int, shape: Any, *more: Any) -> tuple:
+    return 0, shape.K
+
+
+def _inner(begin: int, end: int, shape: Any) -> tuple:
+    return begin, min(end, shape.K)
+
+
+def _triangle(begin: int, end: int, shape: Any, starts_at_zero: bool) -> tuple:
+    return choose(starts_at_zero, _until, _since, begin, end, shape)
+
+
+def _until(begin: int, end: int, shape: Any) -> tuple:
+    return 0, min(end, shape.K)
+
+
+def _since(begin: int, end: int, shape: Any) -> tuple:
+    return begin, shape.K
+
+
+def _not_before(i: int, j: int) -> bool:
+    return i >= j
+
+
+def _not_behind(i: int, j: int) -> bool:
+    return i <= j
+
+
+def _upper_right(tile: Any) -> tuple:
+    return tile.index[0], tile.index[1] + tile.size[1] - 1
+
+
+def _lower_left(tile: Any) -> tuple:
+    return tile.index[0] + tile.size[0] - 1, tile.index[1]
+
+
+def _one(layout: Any, data: Any, i: int, j: int, shape: Any) -> Any:
+    return convert(layout.dtype, 1)
+
+
+def _stored(layout: Any, data: Any, i: int, j: int, shape: Any) -> Any:
+    return layout.layout.element(data, i, j, shape)
+
+
+def _below(layout: Any, data: Any, low: int, high: int, shape: Any) -> Any:
+    return layout.element(data, high, low, shape)
+
+
+def _above(layout: Any, data: Any, low: int, high: int, shape: Any) -> Any:
+    return layout.element(data, low, high, shape)
+
+
+__all__ = ["Diagonal", "Structured", "Symmetric", "Triangular"]

@@ -1,0 +1,199 @@
+"""Matrices with structure as objects: an array together with the layout that makes a matrix of it.
+
+``matmul``, ``plan`` and ``blas.gemmEx`` take them for A and B wherever they take an array, so that library code written
+for arrays works for them too:
+
+>>> import numpy as np, gemmkit as gk
+>>> def library_code(a, b, c):
+...     return gk.blas.gemmEx("N", "N", 2.0, a, b, 1.0, c)
+>>> b = np.float32([[1, 2], [3, 4]])
+>>> with gk.emulate():
+...     library_code(gk.Diagonal(np.float32([10, 1])), b, np.ones((2, 2), np.float32)).tolist()
+[[21.0, 41.0], [7.0, 9.0]]
+
+A new kind is a layout and, where its transpose is not the same layout of ``array.T``, a subclass with ``T``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor
+from gemmkit.layouts import Diagonal as DiagonalLayout
+from gemmkit.layouts import Generated as GeneratedLayout
+from gemmkit.layouts import Symmetric as SymmetricLayout
+from gemmkit.layouts import Triangular as TriangularLayout
+from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like
+
+__all__ = ["Diagonal", "Generated", "Matrix", "Symmetric", "Triangular"]
+
+
+class Matrix:
+    """A matrix as an array and the layout that makes a matrix of it.
+
+    ``shape`` is needed for a layout that cannot tell it from the array. ``array`` may be None for a layout that reads
+    none. Raises ValueError when neither says the shape.
+    """
+
+    def __init__(self, array: Any, layout: Layout, shape: tuple[int, int] | None = None):
+        if not isinstance(layout, Layout):
+            raise TypeError(f"layout={layout!r}: a Layout is needed, for example RowMajor('float16')")
+        self.array, self.layout = array, layout
+        found = layout.extents(describe(array, "array")) if shape is None and array is not None else shape
+        if found is None or len(found) != 2 or None in found:
+            raise ValueError(f"shape={shape!r}: {layout!r} does not say how many rows and columns an array has; give both")
+        self.shape: tuple[int, int] = (int(found[0] or 0), int(found[1] or 0))
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.layout.dtype
+
+    @property
+    def ndim(self) -> int:
+        return 2
+
+    @property
+    def T(self) -> Matrix:
+        """The transpose; nothing is copied."""
+        raise TypeError(f"a Matrix of layout {self.layout!r} does not know its transpose; give its class a property T")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of shape {self.shape}, {self.layout!r}>"
+
+
+class Diagonal(Matrix):
+    """The diagonal matrix of a vector.
+
+    >>> Diagonal(np.float32([1, 2, 3])).shape
+    (3, 3)
+    """
+
+    def __init__(self, diagonal: Any):
+        info = describe(diagonal, "diagonal")
+        if len(info.shape) != 1:
+            raise ValueError(f"diagonal has shape {info.shape}; a vector is needed")
+        super().__init__(diagonal, DiagonalLayout(info.dtype))
+
+    @property
+    def T(self) -> Matrix:
+        return self
+
+
+class Triangular(Matrix):
+    """The lower or upper half of an array with its diagonal (1 with ``unit``); the rest is never read.
+
+    >>> Triangular(np.zeros((4, 4), np.float32), "upper").T
+    <Triangular of shape (4, 4), Triangular(ColMajor('float32'), 'lower')>
+    """
+
+    def __init__(self, array: Any, half: str = "lower", unit: bool = False):
+        super().__init__(array, TriangularLayout(_plain(array), half, unit))
+
+    @property
+    def T(self) -> Matrix:
+        layout: Any = self.layout
+        return Triangular(transposed(self.array), "upper" if layout.is_lower else "lower", layout.unit)
+
+
+class Symmetric(Matrix):
+    """The symmetric matrix of which an array's lower or upper half is read, the rest never."""
+
+    def __init__(self, array: Any, half: str = "lower"):
+        layout = SymmetricLayout(_plain(array), half)
+        super().__init__(array, layout)
+        if self.shape[0] != self.shape[1]:
+            raise ValueError(f"array has shape {self.shape}; a symmetric matrix is square")
+
+    @property
+    def T(self) -> Matrix:
+        return self
+
+
+class Generated(Matrix):
+    """The matrix of ``f(i, j, *arguments)``, nowhere in memory; up to four run-time arguments (see `layouts.Generated`).
+
+    >>> import gemmkit as gk
+    >>> with gk.emulate():
+    ...     a = gk.Generated(lambda i, j, s: s * (i - j), (2, 3), "float32", 0.5)
+    ...     gk.matmul(a, np.eye(3, dtype="float32")).tolist()
+    [[0.0, -0.5, -1.0], [0.5, 0.0, -0.5]]
+    """
+
+    def __init__(self, f: Any, shape: tuple[int, int], dtype: Any, *arguments: Any):
+        from gemmkit.layouts.generated import MOST
+
+        if len(arguments) > MOST:
+            raise TypeError(f"Generated() got {len(arguments)} arguments for its function; {MOST} are the most: put numbers "
+                            "into an array")
+        if any(argument is None for argument in arguments):
+            raise TypeError("Generated() got None as an argument of its function; an array or a number is needed")
+        super().__init__(None, GeneratedLayout(dtype, f, *arguments), shape)
+
+    @property
+    def T(self) -> Matrix:
+        import dataclasses
+
+        out = object.__new__(Generated)
+        layout: Any = self.layout
+        Matrix.__init__(out, None, dataclasses.replace(layout, transposed=not layout.transposed), self.shape[::-1])
+        return out
+
+
+# -- how calls take them ----------------------------------------------------------------------------------------------
+
+def unwrapped(a: Any, b: Any, others: tuple, keywords: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """A call's operands as arrays, and its keywords with their layouts and, where arrays do not say them, the sizes."""
+    keywords = dict(keywords)
+    for name, x in (("a", a), ("b", b)):
+        if isinstance(x, Matrix):
+            field = f"global_{name}_layout"
+            if keywords.get(field) is not None:
+                raise TypeError(f"{field} is given beside {name}, a {type(x).__name__} that has a layout")
+            keywords[field] = x.layout
+    if keywords.get("gemm_shape") is None and any(isinstance(x, Matrix) and x.array is None for x in (a, b)):
+        shapes = {name: x.shape if isinstance(x, Matrix) else describe(x, name).shape for name, x in (("a", a), ("b", b))}
+        for name, shape in shapes.items():
+            if len(shape) != 2:
+                raise ValueError(f"{name} has {len(shape)} dimensions; a matrix of 2 is needed")
+        if shapes["a"][1] != shapes["b"][0]:
+            raise ValueError(f"a has shape {shapes['a']} and b has shape {shapes['b']}: a has {shapes['a'][1]} columns and "
+                             f"b {shapes['b'][0]} rows; both are K")
+        keywords["gemm_shape"] = dict(M=shapes["a"][0], N=shapes["b"][1], K=shapes["a"][1])
+    a, b = arrays(a, b, others)
+    return a, b, keywords
+
+
+def arrays(a: Any, b: Any, others: tuple) -> tuple[Any, Any]:
+    """The arrays of a call's operands. One that has none gets the other's: it says where to compute."""
+    a, b = (x.array if isinstance(x, Matrix) else x for x in (a, b))
+    if a is None and b is None:
+        beside = next((x for x in others if x is not None), None)
+        if beside is None:
+            raise TypeError("a and b have no arrays, which would say where to compute; give out")
+        a = empty_like(beside, (1,), describe(beside).dtype)        # not c or out itself: operands may not overlap out
+    return (b if a is None else a), (a if b is None else b)
+
+
+def _plain(array: Any) -> Plain:
+    info = describe(array, "array")
+    if len(info.shape) != 2:
+        raise ValueError(f"array has shape {info.shape}; a matrix of 2 dimensions is needed")
+    rows, columns = info.strides
+    return (ColMajor if rows == 1 and columns != 1 else RowMajor)(info.dtype)
+
+
+def transposed(x: Any) -> Any:
+    """The transpose as a view; nothing is copied."""
+    return x.T if hasattr(x, "T") else _Transposed(x, describe(x, "array"))
+
+
+class _Transposed:
+    """The transpose of an array whose library has none: the same memory behind another interface."""
+
+    def __init__(self, x: Any, info: ArrayInfo):
+        self.owner, self.dtype = x, info.dtype
+        self.__cuda_array_interface__ = {
+            "version": 3, "shape": info.shape[::-1], "typestr": info.dtype.str, "data": (info.pointer, info.readonly),
+            "strides": tuple(stride * info.dtype.itemsize for stride in info.strides[::-1]), "stream": info.stream}
