@@ -102,12 +102,12 @@ def _make(address: int, spec: TensorMapSpec, dims: tuple[int, ...], strides: tup
     if any(step % _ALIGNMENT or not 0 < step < _MAX_STRIDE for step in steps):
         raise ValueError(f"strides_bytes={strides}: positive multiples of {_ALIGNMENT} below 2**40 are needed")
     kinds, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
-    name = _NAMES.get(spec.dtype) or _NAMES_BY_SIZE[spec.dtype.itemsize]
+    kind = getattr(kinds, "CU_TENSOR_MAP_DATA_TYPE_" + (_NAMES.get(spec.dtype) or _NAMES_BY_SIZE[spec.dtype.itemsize]))
+    swizzle = getattr(swizzles, "CU_TENSOR_MAP_SWIZZLE_" + (f"{spec.swizzle}B" if spec.swizzle else "NONE"))
     wide, narrow = driver.cuuint64_t, driver.cuuint32_t
     status, made = driver.cuTensorMapEncodeTiled(
-        kinds[f"CU_TENSOR_MAP_DATA_TYPE_{name}"], spec.rank, address, [wide(n) for n in dims], [wide(n) for n in steps],
-        [narrow(n) for n in spec.box], [narrow(1)] * spec.rank, driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        swizzles["CU_TENSOR_MAP_SWIZZLE_" + (f"{spec.swizzle}B" if spec.swizzle else "NONE")],
+        kind, spec.rank, address, [wide(n) for n in dims], [wide(n) for n in steps], [narrow(n) for n in spec.box],
+        [narrow(1)] * spec.rank, driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
     if int(status) != 0:

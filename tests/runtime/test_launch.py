@@ -85,20 +85,19 @@ class Driver:
                 kind = launch_config.CTYPES[PARAMETER_FORMATS[code][0]]
                 values.append(kind.from_address(pointer).value)
             assert pointer % min(PARAMETER_FORMATS[code][1], 8) == 0
-        cluster = None
-        if config.attribute_count:
-            assert config.attribute_count == 1
-            assert config.attributes[0].id == 4
-            cluster = tuple(config.attributes[0].dimensions)
+        given = [config.attributes[n] for n in range(config.attribute_count)]
+        self.attributes = {attribute.id: tuple(attribute.dimensions) for attribute in given}
+        assert len(self.attributes) == len(given)
+        cluster = self.attributes.get(4)
         grid, block = tuple(config.grid), tuple(config.block)
         self.seen.append((grid, block, config.shared_memory, config.stream, cluster, tuple(values)))
         return self.statuses.pop(0) if self.statuses else 0
 
 
-def bound_to(driver, monkeypatch, cluster=None):
+def bound_to(driver, monkeypatch, cluster=None, dependent=False):
     monkeypatch.setattr(launch, "_entry", lambda: driver)
     kernel = SimpleNamespace(name="k")
-    return BoundLaunch(kernel, 0, (5, 6, 7), (128, 2, 1), 98304, tuple(driver.parameters), cluster, 77)
+    return BoundLaunch(kernel, 0, (5, 6, 7), (128, 2, 1), 98304, tuple(driver.parameters), cluster, 77, dependent)
 
 
 def test_the_launch_structures_are_the_drivers():
@@ -133,6 +132,26 @@ def test_a_cluster_is_passed_as_an_attribute(monkeypatch):
         (0, (2, 1, 1), (1,)),
         (9, (2, 1, 1), (2,)),
     ]
+
+
+@pytest.mark.parametrize("cluster", [None, (2, 1, 1)])
+@pytest.mark.parametrize("dependent", [False, True])
+def test_an_early_start_is_an_attribute_too(monkeypatch, cluster, dependent):
+    driver = Driver([])
+    bound_to(driver, monkeypatch, cluster, dependent).launch(0, ())
+    wanted = {} if cluster is None else {4: cluster}
+    assert driver.attributes == (wanted | {6: (1, 0, 0)} if dependent else wanted)
+
+
+def test_tensor_maps_are_put_in_like_addresses(monkeypatch):
+    codes = ["u64", "tensor_map", "i32", "tensor_map"]
+    driver = Driver(codes)
+    first, second = bytes(range(128)), bytes(reversed(range(128)))
+    nothing = bytes(128)
+    launch = bound_to(driver, monkeypatch).prepare((0, nothing, 7, nothing), [0, 1, 3])
+    launch(1, (11, first, second))
+    launch(2, (12, second, nothing))
+    assert [seen[5] for seen in driver.seen] == [(11, first, 7, second), (12, second, 7, nothing)]
 
 
 def test_a_kernel_without_parameters(monkeypatch):
