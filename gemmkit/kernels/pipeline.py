@@ -16,6 +16,7 @@ from gemmkit.tiling import Tile
 WARPGROUP = 128                        # threads that execute wgmma together
 PATTERN = 1024                         # bytes: what a swizzled tile must be aligned to
 BARRIER = 8                            # bytes of an mbarrier
+HELD_BY_PRODUCER = 40                  # registers of a producer's thread for an operand on its way
 BUFFERS = 2                            # panels of D a warpgroup has on their way out
 
 # Registers of a producer's and a consumer's thread, by the number of consumers: what the block gets at launch, dealt out
@@ -128,6 +129,20 @@ class PipelineSpec(Spec):
         """Whether anything happens to a value between the sum and D."""
         return bool(self.has_c or type(self.epilogue) is not Default or not self.d.to_registers.is_identity
                     or not self.d.to_shared.is_identity)
+
+    @cached_property
+    def a_moves(self) -> int:
+        return self._moves(self.a, self.block.MK)
+
+    @cached_property
+    def b_moves(self) -> int:
+        return self._moves(self.b, self.block.KN)
+
+    def _moves(self, operand: Operand, tile: Tile) -> int:
+        """`Operand.moves` by the producer's warps, whose threads have few registers."""
+        moves = operand.moves(tile, self.producer_warps)
+        words = moves * operand.held.count * max(1, operand.held.dtype.itemsize // 4)
+        return moves if words <= HELD_BY_PRODUCER else 0
 
     # -- shared memory ----------------------------------------------------------------------------------------------
 

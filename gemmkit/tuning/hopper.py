@@ -24,8 +24,8 @@ _SIXTEEN = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 class Mapping:
     """A tile of ``M`` x ``N``, how warpgroups share it, and what it costs.
 
-    ``step`` is the time of a block of K of one tile and ``finish`` what is not hidden of a tile's end and beginning, both
-    in cycles of a multiprocessor (16-bit operands), measured on an H100 (docs/hopper.md).
+    ``step`` is the time of a block of K of one tile, ``finish`` what is not hidden of a tile's end and beginning, ``start``
+    that of the whole kernel: in cycles of a multiprocessor (16-bit operands), fitted to times on an H100 (docs/hopper.md).
     """
 
     M: int
@@ -35,6 +35,7 @@ class Mapping:
     cluster: tuple[int, int]
     step: float
     finish: float
+    start: float
 
     @property
     def group_rows(self) -> int:
@@ -43,12 +44,12 @@ class Mapping:
 
 # From the fastest on a large problem to the smallest.
 MAPPINGS = (
-    Mapping(128, 256, "cooperative", 8, (2, 1), 1046, 6000),
-    Mapping(128, 192, "pingpong", 8, (2, 1), 790, 1200),
-    Mapping(128, 128, "pingpong", 8, (2, 1), 560, 1000),
-    Mapping(64, 128, "pingpong", 8, (1, 1), 300, 900),
-    Mapping(64, 64, "cooperative", 4, (1, 1), 200, 2500),
-    Mapping(64, 32, "cooperative", 4, (1, 1), 160, 2200),
+    Mapping(128, 192, "pingpong", 8, (1, 1), 790, 2500, 2000),
+    Mapping(128, 256, "cooperative", 8, (1, 1), 1046, 6000, 0),
+    Mapping(128, 128, "pingpong", 8, (1, 1), 532, 1200, 2000),
+    Mapping(64, 128, "pingpong", 8, (1, 1), 300, 1200, 2000),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 200, 2500, 0),
+    Mapping(64, 32, "cooperative", 4, (1, 1), 160, 2200, 0),
 )
 
 
@@ -58,7 +59,7 @@ def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: in
     fit = [mapping for mapping in MAPPINGS if N in (None, mapping.N)]
     if not fit:
         assert N is not None
-        fit = [Mapping(128 if N > 64 else 64, N, "cooperative", 8 if N > 64 else 4, (1, 1), 4.2 * N, 3000)]
+        fit = [Mapping(128 if N > 64 else 64, N, "cooperative", 8 if N > 64 else 4, (1, 1), 4.2 * N, 3000, 0)]
     if sizes is None:
         return fit[0]
     m, n, k = (max(1, size) for size in sizes)
@@ -67,7 +68,7 @@ def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: in
         rows, columns = mapping.cluster
         clusters = math.ceil(m / (mapping.M * rows)) * math.ceil(n / (mapping.N * columns))
         waves = math.ceil(clusters / max(1, device.sm_count // (rows * columns)))
-        return waves * (math.ceil(k * itemsize / LINE) * mapping.step + mapping.finish)
+        return waves * (math.ceil(k * itemsize / LINE) * mapping.step + mapping.finish) + mapping.start
 
     return min(fit, key=time)
 
@@ -92,7 +93,9 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     _fill_shared(values, operator)
     _fill_moves(values)
     condition = values.get("condition")
-    cluster = mapping.cluster if condition is None or condition.is_always else (1, 1)
+    always = condition is None or condition.is_always
+    cluster = next(c for c in (mapping.cluster, mapping.cluster[::-1], (1, 1))
+                   if c == (1, 1) or (always and _divides(values, c)))
     values.setdefault("cluster", Tile(M=cluster[0], N=cluster[1]))
     majors = dict(a_major="K" if values["shared_a_layout"].axis == 1 else "MN",
                   b_major="K" if values["shared_b_layout"].axis == 0 else "MN")
@@ -124,6 +127,16 @@ def _fill_shared(values: dict[str, Any], operator: Any) -> None:
         values.setdefault(f"shared_{name}_layout", _swizzled(axis, dtype, extent))
     values.setdefault("shared_c_layout", RowMajor(operator.accumulator))
     values.setdefault("shared_d_layout", _swizzled(1, values["global_d_layout"].dtype, block.N))
+
+
+def _divides(values: dict[str, Any], cluster: tuple[int, int]) -> bool:
+    """Whether the blocks of a cluster can each load a part of the operand that they share."""
+    block = values["block_shape"].size
+    for name, k_axis, across, peers in (("a", 1, block.M, cluster[1]), ("b", 0, block.N, cluster[0])):
+        layout = values[f"shared_{name}_layout"]
+        if (across // 8 if layout.axis == k_axis else across // layout.line) % peers:
+            return False
+    return True
 
 
 def _swizzled(axis: int, dtype: np.dtype, extent: int) -> Swizzled:
