@@ -14,6 +14,7 @@ from gemmkit.kernels.select import KERNELS
 from gemmkit.kernels.spec import Shape
 from gemmkit.lang.host import View
 from gemmkit.lang.memory import ViewType
+from gemmkit.ptx.tma import emulated_map
 from gemmkit.runtime.arrays import alignment, describe
 from gemmkit.runtime.device import H100
 
@@ -61,19 +62,20 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, shape: tuple[int, int, 
     conf, arena = compiled.problem.config, Arena()
     reads_out = any(is_array(x) and np.shares_memory(np.asarray(x), np.asarray(out)) for x in _arrays(compiled.spec)
                     ) or c is out
-    views = []
     types = [operand.type for operand in compiled.operands]
     views_order = (("out", out, types[3], dict(written=reads_out)), ("a", a, types[0], dict(readonly=True)),
                    ("b", b, types[1], dict(readonly=True)), ("c", c, types[2], dict(readonly=True)))
     made = {name: arena.view(array, name, ty.unit, ty.alignment, **how) if isinstance(ty, ViewType) else None
             for name, array, ty, how in views_order}
     views = [made[name] for name in ("a", "b", "c", "out")]
+    maps = [None if m is None else emulated_map(views[m.which], m.spec, m.axis) for m in compiled.maps]
     spec = arena.component(compiled.spec)
     mode = current_mode() or Mode()
     with np.errstate(all="ignore"):                # integers wrap and floats overflow, as on the device
-        machine.launch(KERNELS[conf.kernel], (spec, *views, Shape(*shape)), grid=(compiled.blocks, 1, 1),
-                       block=(conf.threads, 1, 1), shared_memory=compiled.spec.shared_bytes,
-                       max_shared_memory=H100.shared_memory_per_block, schedule_seed=mode.seed)
+        machine.launch(KERNELS[conf.kernel], (spec, *views, Shape(*shape), *maps), grid=(compiled.blocks, 1, 1),
+                       block=(conf.threads, 1, 1), cluster=(conf.cluster.count, 1, 1),
+                       shared_memory=compiled.spec.shared_bytes, max_shared_memory=H100.shared_memory_per_block,
+                       schedule_seed=mode.seed)
 
 
 def _arrays(component: Component) -> list:
