@@ -127,11 +127,17 @@ register_model(WeakFloatLiteral)(models.OpaqueModel)
 
 
 class NarrowFloatType(types.Type):
-    """A 16-bit float held as its bits. (No ``types.Number``: Numba would look for its NumPy dtype by name.)"""
+    """A 16- or 8-bit float held as its bits. (No ``types.Number``: Numba would look for its NumPy dtype by name.)"""
 
-    def __init__(self, name: str, dtype: np.dtype):
-        self.dtype, self.bitwidth = dtype, 16
+    def __init__(self, name: str, dtype: Any):
+        self.dtype = np.dtype(dtype)
+        self.bitwidth = 8 * self.dtype.itemsize
         super().__init__(name)
+
+    @property
+    def bits(self) -> Any:
+        """The LLVM type of its bits."""
+        return ir.IntType(self.bitwidth)
 
     def can_convert_to(self, typingctx: Any, other: types.Type) -> Any:
         if isinstance(other, types.Float) and other.bitwidth >= 32:
@@ -148,19 +154,23 @@ class NarrowFloatType(types.Type):
         return None
 
 
-float16 = NarrowFloatType("gemmkit.float16", np.dtype(np.float16))
-bfloat16 = NarrowFloatType("gemmkit.bfloat16", np.dtype(ml_dtypes.bfloat16))
+float16 = NarrowFloatType("gemmkit.float16", np.float16)
+bfloat16 = NarrowFloatType("gemmkit.bfloat16", ml_dtypes.bfloat16)
+float8_e4m3fn = NarrowFloatType("gemmkit.float8_e4m3fn", ml_dtypes.float8_e4m3fn)
+float8_e5m2 = NarrowFloatType("gemmkit.float8_e5m2", ml_dtypes.float8_e5m2)
+_FLOAT8 = {float8_e4m3fn: "e4m3", float8_e5m2: "e5m2"}
+_OF_ML_DTYPES = (bfloat16, float8_e4m3fn, float8_e5m2)
 
 
 @register_model(NarrowFloatType)
 class _NarrowFloatModel(models.PrimitiveModel):
     def __init__(self, dmm: Any, fe_type: NarrowFloatType):
-        super().__init__(dmm, fe_type, i16)
+        super().__init__(dmm, fe_type, fe_type.bits)
 
 
 @lowering_registry.lower_constant(NarrowFloatType)
 def _narrow_constant(context: Any, builder: Any, ty: NarrowFloatType, value: Any) -> Any:
-    return ir.Constant(i16, int(np.asarray(value, ty.dtype).view(np.uint16)))
+    return ir.Constant(ty.bits, int(np.asarray(value, ty.dtype).view(f"u{ty.dtype.itemsize}")))
 
 
 @lowering_registry.lower_constant(IndexType)
@@ -182,8 +192,10 @@ def _weak_float_constant(context: Any, builder: Any, ty: WeakFloatLiteral, value
 
 def widen(builder: Any, ty: NarrowFloatType, value: Any) -> Any:
     """A narrow float's bits to an LLVM float."""
-    from gemmkit.ptx.convert import f32_from_f16
+    from gemmkit.ptx.convert import f32_from_f8, f32_from_f16
 
+    if ty in _FLOAT8:
+        return f32_from_f8(builder, _FLOAT8[ty], value)
     if ty == float16:
         return f32_from_f16(builder, value)
     return builder.bitcast(builder.shl(builder.zext(value, i32), ir.Constant(i32, 16)), f32)
@@ -191,8 +203,10 @@ def widen(builder: Any, ty: NarrowFloatType, value: Any) -> Any:
 
 def narrow(builder: Any, ty: NarrowFloatType, value: Any) -> Any:
     """An LLVM float to a narrow float's bits, round to nearest even."""
-    from gemmkit.ptx.convert import bf16_from_f32, f16_from_f32
+    from gemmkit.ptx.convert import bf16_from_f32, f8_from_f32, f16_from_f32
 
+    if ty in _FLOAT8:
+        return f8_from_f32(builder, _FLOAT8[ty], value)
     return f16_from_f32(builder, value) if ty == float16 else bf16_from_f32(builder, value)
 
 
@@ -459,17 +473,17 @@ _F16_INSTRUCTIONS = {operator.add: "add", operator.sub: "sub", operator.mul: "mu
 
 
 def _narrow_operation(context: Any, op: Any, a: Any, b: Any) -> Any:
-    """Arithmetic on 16-bit floats: as if in float32, rounded back when the result is narrow by NumPy's rule.
+    """Arithmetic on narrow floats: as if in float32, rounded back when the result is narrow by NumPy's rule.
 
     The rules are those of scalars, which is what the emulator computes with: a Python float is weak beside a float16, and
-    beside a bfloat16 (ml_dtypes) gives a float32.
+    beside a bfloat16 or an 8-bit float (ml_dtypes) gives a float32.
     """
     number = (types.Float, types.Integer, types.Boolean, NarrowFloatType, WeakFloatLiteral, WeakFloat64Type)
     if not (isinstance(a, number) and isinstance(b, number)):
         return None
     both = [t for t in (a, b) if not (isinstance(t, (WeakFloatLiteral, WeakIntLiteral, WeakFloat64Type, IndexType))
                                       or _fits_in_any_float(t))]
-    if bfloat16 in both and (isinstance(a, _WEAK_FLOATS) or isinstance(b, _WEAK_FLOATS)):
+    if any(t in both for t in _OF_ML_DTYPES) and (isinstance(a, _WEAK_FLOATS) or isinstance(b, _WEAK_FLOATS)):
         result = types.float32
     elif all(t == both[0] for t in both):
         result = both[0]
@@ -541,7 +555,7 @@ def _register_unary(op: Any) -> None:
         if isinstance(a, IndexType):
             return signature(index, a), lambda c, b, s, v: _index_unary(op, b, v[0])
         if isinstance(a, NarrowFloatType) and op is not operator.invert:
-            return signature(a, a), lambda c, b, s, v: _narrow_unary(op, b, v[0])
+            return signature(a, a), lambda c, b, s, v: _narrow_unary(op, b, v[0], a.bits, a.bitwidth)
         if isinstance(a, WeakFloat64Type) and op is not operator.invert:
             inner = context.resolve_function_type(op, (types.float64,), {})
             return signature(a, a), lambda c, b, s, v: c.get_function(context.resolve_value_type(op), inner)(b, v)
@@ -559,12 +573,13 @@ def _index_unary(op: Any, builder: Any, value: Any) -> Any:
     return builder.select(builder.icmp_signed("<", value, ir.Constant(i32, 0)), negative, value)
 
 
-def _narrow_unary(op: Any, builder: Any, value: Any) -> Any:
+def _narrow_unary(op: Any, builder: Any, value: Any, bits: Any, width: int) -> Any:
+    sign = 1 << (width - 1)
     if op is operator.neg:
-        return builder.xor(value, ir.Constant(i16, 0x8000))
+        return builder.xor(value, ir.Constant(bits, sign))
     if op is operator.pos:
         return value
-    return builder.and_(value, ir.Constant(i16, 0x7FFF))
+    return builder.and_(value, ir.Constant(bits, sign - 1))
 
 
 for _op in (operator.neg, operator.pos, operator.invert, abs):
@@ -573,7 +588,7 @@ for _op in (operator.neg, operator.pos, operator.invert, abs):
 
 # -- conversions written as calls: np.float32(x), and the host's names ----------------------------------------------------
 
-_NUMBA = {np.dtype(np.float16): float16, np.dtype(ml_dtypes.bfloat16): bfloat16}
+_NUMBA = {ty.dtype: ty for ty in (float16, *_OF_ML_DTYPES)}
 
 
 def numba_type(dtype: Any) -> types.Type:
@@ -586,8 +601,8 @@ def numba_type(dtype: Any) -> types.Type:
         return getattr(types, dtype.name if dtype.kind != "b" else "boolean")
     if dtype.names is not None:
         return _record_type(dtype)
-    raise TypeError(f"dtype {dtype} has no device type; bool, integers, float16, bfloat16, float32, float64, complex64 and "
-                    "complex128 have")
+    raise TypeError(f"dtype {dtype} has no device type; bool, integers, float8_e4m3fn, float8_e5m2, float16, bfloat16, "
+                    "float32, float64, complex64 and complex128 have")
 
 
 _records: dict[str, types.Type] = {}

@@ -1,4 +1,4 @@
-"""16-bit floats: conversions and arithmetic.
+"""16- and 8-bit floats: conversions and arithmetic.
 
 LLVM's ``half`` is not used. Its loops of vectors end in NVVM's "unsupported operation", and a rounded product that is
 added to something becomes a fused multiply-add, which rounds once where Python's two operators round twice.
@@ -39,3 +39,31 @@ def f16_arithmetic(builder: Any, name: str, a: Any, b: Any) -> Any:
     """``add``, ``sub`` or ``mul`` on the bits of two float16, rounded; never fused with another."""
     function = ir.FunctionType(ir.IntType(16), [ir.IntType(16)] * 2)
     return builder.call(ir.InlineAsm(function, f"{name}.rn.f16 $0, $1, $2;", "=h,h,h"), [a, b])
+
+
+# -- 8-bit floats (sm_89+) ------------------------------------------------------------------------------------------------
+# The instructions saturate. What is too large becomes what ml_dtypes makes of it: a NaN of float8_e4m3fn, which has no
+# infinities, an infinity of float8_e5m2.
+
+_FLOAT8 = {"e4m3": (464.0, False, 0x7F), "e5m2": (61440.0, True, 0x7C)}       # limit, whether it is too large itself, bits
+
+
+def f8_from_f32(builder: Any, kind: str, value: Any) -> Any:
+    """float32 to the bits of an 8-bit float (``kind``: "e4m3" or "e5m2"), round to nearest even."""
+    i8, i16, i32, f32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
+    text = f"cvt.rn.satfinite.{kind}x2.f32 $0, $2, $1;"                         # the second operand is the lower half
+    pair = builder.call(ir.InlineAsm(ir.FunctionType(i16, [f32, f32]), text, "=h,f,f"), [value, ir.Constant(f32, 0.0)])
+    limit, inclusive, bits = _FLOAT8[kind]
+    word = builder.bitcast(value, i32)
+    magnitude = builder.bitcast(builder.and_(word, i32(0x7FFFFFFF)), f32)
+    is_large = builder.fcmp_ordered(">=" if inclusive else ">", magnitude, ir.Constant(f32, limit))
+    sign = builder.trunc(builder.lshr(builder.and_(word, i32(0x80000000)), i32(24)), i8)
+    return builder.select(is_large, builder.or_(sign, i8(bits)), builder.trunc(pair, i8))
+
+
+def f32_from_f8(builder: Any, kind: str, bits: Any) -> Any:
+    """The bits of an 8-bit float to float32."""
+    i16 = ir.IntType(16)
+    text = (f"{{ .reg .b32 pair; .reg .b16 low, high; cvt.rn.f16x2.{kind}x2 pair, $1; mov.b32 {{low, high}}, pair; "
+            "cvt.f32.f16 $0, low; }")
+    return builder.call(ir.InlineAsm(ir.FunctionType(ir.FloatType(), [i16]), text, "=f,h"), [builder.zext(bits, i16)])
