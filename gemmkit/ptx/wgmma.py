@@ -175,11 +175,13 @@ def _is_fragment(ty: Any, spec: WgmmaSpec) -> bool:
 
 
 def _typer(spec: WgmmaSpec) -> Any:
-    accumulators = types.UniTuple(numba_type(spec.accumulator), spec.N // 2)
-    register = _register(accumulators.dtype)
+    accumulators = [types.UniTuple(numba_type(spec.accumulator), spec.N // 2)]
+    register = _register(accumulators[0].dtype)
+    if spec.accumulator == F16:
+        accumulators.append(types.UniTuple(types.uint32, spec.N // 4))
 
     def typer(context: Any, acc: Any, a: Any, b: Any, accumulate: Any) -> Any:
-        if acc != accumulators or not isinstance(b, types.Integer) or not isinstance(accumulate, types.Integer):
+        if acc not in accumulators or not isinstance(b, types.Integer) or not isinstance(accumulate, types.Integer):
             return None
         if not (_is_fragment(a, spec) if spec.a_registers else isinstance(a, types.Integer)):
             return None
@@ -210,8 +212,12 @@ def _emulation(spec: WgmmaSpec) -> Any:
         left = (_from_registers(spec, list(a)) if spec.a_registers
                 else _from_shared(thread, "a", a, 64, spec.a, spec.a_major))
         right = _from_shared(thread, "b", b, spec.N, spec.b, spec.b_major)
-        old = spec.c.gather(list(accs)) if tensor_cores.same(thread, "accumulate", accumulate) else None
-        return spec.c.scatter(spec.compute(left, right, old))
+        packed = isinstance(accs[0][0], np.uint32)
+        old = None
+        if tensor_cores.same(thread, "accumulate", accumulate):
+            old = spec.c.gather([halves(words) for words in accs] if packed else list(accs))
+        new = spec.c.scatter(spec.compute(left, right, old))
+        return [tuple(np.array(values, F16).view(np.uint32)) for values in new] if packed else new
 
     return wgmma
 
@@ -237,10 +243,31 @@ def instruction(spec: WgmmaSpec) -> Atom:
 
     ``accumulators`` is what a thread holds by ``spec.c``; ``a`` and ``b`` are descriptors (``a`` a fragment with
     ``a_registers``, or its 32-bit words); with ``accumulate`` 0 the old accumulators do not matter.
+
+    Accumulators of float16 may be given as 32-bit words of two each, and are then returned so (`halves` takes them apart). A
+    loop with a group pending from one round to the next must do so: where it carries them one by one, the assembler sees
+    words put together while the hardware writes to them, and makes all wgmmas wait for each other.
     """
     majors = "" if spec.a.itemsize != 2 else f"_{spec.a_major}_{spec.b_major}"
     name = f"wgmma_{spec.name.replace('.', '_')}{majors}{'_registers' if spec.a_registers else ''}"
     return Atom(name, _typer(spec), _emulation(spec), f"{name}(accumulators, a, b, accumulate): {WgmmaSpec.__doc__}")
+
+
+def _type_halves(context: Any, words: Any) -> Any:
+    if not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
+        return None
+    result = types.UniTuple(numba_type(F16), 2 * words.count)
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        return c.make_tuple(b, result, from_registers(b, elements(b, v[0], words.count), ir.IntType(16)))
+
+    return signature(result, words), codegen
+
+
+@atom(_type_halves)
+def halves(words: tuple) -> tuple:
+    """The float16 accumulators in 32-bit words."""
+    return tuple(np.array(words, np.uint32).view(F16))
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
