@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from bench.harness import Call
 
@@ -23,7 +23,10 @@ class Backend(ABC):
 
     @abstractmethod
     def normal(self, rows: int, columns: int, dtype: str, seed: int) -> Array:
-        """A C-ordered array of standard normal numbers; zeros would run faster than real data does."""
+        """A C-ordered array of standard normal numbers (of integers: from all of int8's).
+
+        Zeros would run faster than real data does.
+        """
 
     @abstractmethod
     def empty(self, rows: int, columns: int, dtype: str) -> Array:
@@ -74,7 +77,7 @@ class Backend(ABC):
         """What results call the peer."""
 
     def poison(self, array: Array) -> None:
-        """Fill a floating-point `array` with NaN."""
+        """Fill `array` with NaN, or with the largest value where its type has none."""
         array.fill(float("nan"))
 
     def itemsize(self, dtype: str) -> int:
@@ -98,7 +101,11 @@ class Torch(Backend):
     """PyTorch tensors; the peer is torch.matmul."""
 
     name = "torch"
-    dtypes = ("f16", "bf16", "f32", "f64")
+    types: ClassVar = {
+        "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64",
+        "i8": "int8", "i32": "int32", "e4m3": "float8_e4m3fn",
+    }  # fmt: skip
+    dtypes = tuple(types)
 
     def __init__(self) -> None:
         import torch
@@ -107,20 +114,22 @@ class Torch(Backend):
             raise RuntimeError("PyTorch sees no CUDA device")
         torch.backends.cuda.matmul.allow_tf32 = False
         self.torch = torch
-        self._types = dict(
-            zip(self.dtypes, (torch.float16, torch.bfloat16, torch.float32, torch.float64), strict=True)
-        )
+        self._types = {name: getattr(torch, attribute) for name, attribute in self.types.items()}
 
     def normal(self, rows: int, columns: int, dtype: str, seed: int) -> Array:
         generator = self.torch.Generator(device="cuda").manual_seed(seed)
-        numbers = self.torch.randn(rows, columns, device="cuda", generator=generator)
+        if dtype in ("i8", "i32"):  # as many bits as there are: all of int8
+            numbers = self.torch.randint(-128, 128, (rows, columns), device="cuda", generator=generator)
+        else:
+            numbers = self.torch.randn(rows, columns, device="cuda", generator=generator)
         return numbers.to(self._types[self.known(dtype)])
 
     def empty(self, rows: int, columns: int, dtype: str) -> Array:
         return self.torch.empty(rows, columns, device="cuda", dtype=self._types[self.known(dtype)])
 
     def poison(self, array: Array) -> None:
-        array.fill_(float("nan"))
+        dtype = array.dtype
+        array.fill_(float("nan") if dtype.is_floating_point else self.torch.iinfo(dtype).max)
 
     def matmul(self, a: Array, b: Array, out: Array) -> None:
         self.torch.matmul(a, b, out=out)

@@ -1,7 +1,7 @@
 """Draw a result file, from the file alone: `python -m bench.plot bench/results/gemm.json [picture.svg]`.
 
 One line for each dtype and layout: above, the ratio to the peer by size; below, both speeds (both times where
-the rows count no operations).
+the rows count no operations). Rows that have groups (`bench.hopper`) are drawn by group: `bench.plot_groups`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import report
+from bench.plot_groups import draw_groups
 
 
 def size(row: Mapping[str, Any]) -> str:
@@ -36,6 +37,9 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
     """
     if not content["rows"]:
         raise ValueError(f"{content['bench']}: the result file has no rows to draw")
+    if all("group" in row for row in content["rows"]):
+        draw_groups(content, path)
+        return
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,0 +1,204 @@
+"""What is computed beside the plain product: the user's components, what must come out, and of which arrays.
+
+Each work of `WORKS` says which operands it takes beyond A and B, which keywords make gemmkit compute it, and what the result
+is in float64. The components are as a user would write them.
+
+| work | D |
+|---|---|
+| matmul | A B |
+| bias, bias relu | A B + bias; its ReLU |
+| c | A B + C |
+| gelu residual | GELU(A B) + R (the tanh form, which is cuBLASLt's) |
+| table2 | relu(relu(A + 1) (B + 1) + bias + relu(C)): the last row of the paper's Table 2 |
+| toeplitz | A B, where A is Toeplitz and only its M + K - 1 numbers are in memory |
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gemmkit import Array, transforms
+from gemmkit.epilogues import Bias, Epilogue
+from gemmkit.lang.registers import apply
+from gemmkit.layouts import Layout, RowMajor
+
+Wide = Callable[..., Any]  # wide(array, rows=None): the array, or some of its rows, in float64
+
+
+@dataclass(frozen=True)
+class BiasReLU(Epilogue):
+    """max(x + bias[n], 0)."""
+
+    bias: Array
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        return max(x + self.bias[n], 0)
+
+
+@dataclass(frozen=True)
+class GELUResidual(Epilogue):
+    """gelu(x) + residual[m, n]; whole tiles, so that a thread loads its neighbours together."""
+
+    residual: Array
+    layout: Layout
+
+    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+        return apply(gelu_plus, values, self.layout.load(self.residual, tile, shape))
+
+
+def gelu_plus(x: Any, n: int, residual: tuple) -> Any:
+    return gelu(x) + residual[n]
+
+
+def gelu(x: Any) -> Any:
+    """x / (1 + exp(-2u)) is x (1 + tanh u) / 2."""
+    return x / (1 + math.exp(x * (-1.5957691216 - 0.0713548163 * x * x)))
+
+
+@dataclass(frozen=True)
+class Toeplitz(Layout):
+    """a[m, k] = data[m - k + K - 1], never materialised."""
+
+    def element(self, data: Any, m: int, k: int, shape: Any) -> Any:
+        return data[m - k + shape.K - 1]
+
+
+def plus_one(x: Any) -> Any:
+    return x + 1
+
+
+def relu(x: Any) -> Any:
+    return max(x, 0)
+
+
+def relu_plus_one(x: Any) -> Any:
+    return max(x + 1, 0)
+
+
+@dataclass
+class Operands:
+    """The arrays of one input set. `out` is ours, `peer_out` the peer's; what a work does not take is None.
+
+    a (M, K), b (K, N), c and residual (M, N), bias (N,), diagonals (M + K - 1,).
+    """
+
+    a: Any
+    b: Any
+    out: Any
+    peer_out: Any
+    c: Any = None
+    bias: Any = None
+    residual: Any = None
+    diagonals: Any = None
+
+
+class Fusion(ABC):
+    """What is computed; the plain product unless a method says otherwise."""
+
+    name: str
+    takes: tuple[str, ...] = ()  # operands beyond A and B
+
+    def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
+        """The keywords of `gemmkit.plan`; ``dtype`` is that of the operands, as NumPy has it."""
+        return {}
+
+    @abstractmethod
+    def reference(self, x: Operands, wide: Wide, rows: Any) -> Any:
+        """The given rows of D in float64."""
+
+    def left(self, x: Operands) -> Any:
+        """The array that is `gemmkit.plan`'s a."""
+        return x.a
+
+    def added(self, x: Operands) -> Any:
+        """The array that is `gemmkit.plan`'s c."""
+        return None
+
+
+class Matmul(Fusion):
+    name = "matmul"
+
+    def reference(self, x: Operands, wide: Wide, rows: Any) -> Any:
+        return wide(x.a, rows) @ wide(x.b)
+
+
+class AddBias(Matmul):
+    name, takes = "bias", ("bias",)
+
+    def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
+        return {"epilogue": Bias(x.bias)}
+
+    def reference(self, x: Operands, wide: Wide, rows: Any) -> Any:
+        return super().reference(x, wide, rows) + wide(x.bias)
+
+
+class AddBiasReLU(AddBias):
+    name = "bias relu"
+
+    def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
+        return {"epilogue": BiasReLU(x.bias)}
+
+    def reference(self, x: Operands, wide: Wide, rows: Any) -> Any:
+        return super().reference(x, wide, rows).clip(0)
+
+
+class AddC(Matmul):
+    name, takes = "c", ("c",)
+
+    def added(self, x: Operands) -> Any:
+        return x.c
+
+    def reference(self, x: Operands, wide: Wide, rows: Any) -> Any:
+        return super().reference(x, wide, rows) + wide(x.c, rows)
+
+
+class GELUAndResidual(Matmul):
+    name, takes = "gelu residual", ("residual",)
+
+    def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
+        return {"epilogue": GELUResidual(x.residual, RowMajor(dtype))}
+
+    def reference(self, x: Operands, wide: Wide, rows: Any) -> Any:
+        y = super().reference(x, wide, rows)
+        twice_u = math.sqrt(8 / math.pi) * (y + 0.044715 * y**3)
+        return y / (1 + math.e ** (-twice_u).clip(None, 700)) + wide(x.residual, rows)
+
+
+class Table2(Fusion):
+    name, takes = "table2", ("c", "bias")
+
+    def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
+        return {
+            "transform_global_to_shared_a": transforms.Elementwise(relu_plus_one),
+            "transform_global_to_shared_b": transforms.Elementwise(plus_one),
+            "transform_global_to_shared_c": transforms.Elementwise(relu),
+            "epilogue": BiasReLU(x.bias),
+        }
+
+    def added(self, x: Operands) -> Any:
+        return x.c
+
+    def reference(self, x: Operands, wide: Wide, rows: Any) -> Any:
+        product = (wide(x.a, rows) + 1).clip(0) @ (wide(x.b) + 1)
+        return (product + wide(x.bias) + wide(x.c, rows).clip(0)).clip(0)
+
+
+class ToeplitzA(Matmul):
+    name, takes = "toeplitz", ("diagonals",)
+
+    def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
+        (k, n), m = x.b.shape, x.out.shape[0]
+        return {"global_a_layout": Toeplitz(dtype), "gemm_shape": {"M": int(m), "N": int(n), "K": int(k)}}
+
+    def left(self, x: Operands) -> Any:
+        return x.diagonals
+
+
+WORKS: dict[str, Fusion] = {
+    work.name: work
+    for work in (Matmul(), AddBias(), AddBiasReLU(), AddC(), GELUAndResidual(), Table2(), ToeplitzA())
+}

@@ -1,0 +1,196 @@
+"""What `bench.hopper` measures against: cuBLAS through PyTorch, with the fusions that cuBLASLt has.
+
+Where a work is more than cuBLASLt fuses, the rest are element-wise kernels that PyTorch compiles of one C++ expression
+(its "jiterator"), each one pass over memory. Where those do not compile, CuPy's take their place; the peer's name says
+which it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+from bench.backends import Torch
+from bench.cases import Case
+from bench.fusions import Operands
+from bench.harness import Call
+
+Array = Any
+
+
+class Peer(Protocol):
+    """What `bench.hopper` needs of a library beyond `bench.backends.Backend`."""
+
+    def wide(self, array: Array, rows: Array | None = None) -> Array:
+        """The array, or some of its rows, in float64."""
+
+    def toeplitz(self, diagonals: Array, m: int, k: int) -> Array:
+        """a[i, j] = diagonals[i - j + k - 1] in memory, C-ordered, for m rows."""
+
+    def peer(self, case: Case, x: Operands) -> Call:
+        """A call that computes the case into ``x.peer_out`` without gemmkit."""
+
+    def peer_title(self, case: Case) -> str:
+        """How results call it."""
+
+
+class TorchPeers(Torch):
+    """cuBLAS and cuBLASLt through PyTorch; for the GPU only."""
+
+    def wide(self, array: Array, rows: Array | None = None) -> Array:
+        if rows is not None:
+            # Rows of 8-bit floats are taken as rows of bytes: indexing knows those.
+            bits = array.view(self.torch.uint8) if array.element_size() == 1 else array
+            array = bits[rows].view(array.dtype)
+        return array.double()
+
+    def toeplitz(self, diagonals: Array, m: int, k: int) -> Array:
+        return diagonals.flip(0).unfold(0, k, 1).flip(0).contiguous()
+
+    # -- the plain product of each kind -----------------------------------------------------------------------------
+
+    def product(self, kind: str, a: Array, b: Array, out: Array) -> None:
+        """A @ B into ``out``, as cuBLAS computes a kind of `bench.cases.KINDS`."""
+        torch = self.torch
+        if kind == "tf32":
+            torch.backends.cuda.matmul.allow_tf32 = True
+            try:
+                torch.matmul(a, b, out=out)
+            finally:
+                torch.backends.cuda.matmul.allow_tf32 = False
+        elif kind == "i8":
+            torch._int_mm(a, b, out=out)
+        elif kind.startswith("e4m3"):
+            torch._scaled_mm(
+                a,
+                b,
+                scale_a=self._one,
+                scale_b=self._one,
+                out_dtype=out.dtype,
+                use_fast_accum=kind.endswith("fast"),
+                out=out,
+            )
+        else:
+            torch.matmul(a, b, out=out)
+
+    @cached_property
+    def _one(self) -> Array:
+        return self.torch.ones((), device="cuda", dtype=self.torch.float32)
+
+    # -- fusions ----------------------------------------------------------------------------------------------------
+
+    def peer(self, case: Case, x: Operands) -> Call:
+        fusions: dict[str, Callable[[Operands], None]] = {
+            "bias": self._bias,
+            "bias relu": self._bias_relu,
+            "c": self._c,
+            "gelu residual": self._gelu_residual,
+            "table2": self._table2,
+        }
+        if case.work in fusions:
+            call = fusions[case.work]
+            return lambda: call(x)
+        return lambda: self.product(case.kind, x.a, x.b, x.peer_out)
+
+    def peer_title(self, case: Case) -> str:
+        names = {
+            "matmul": {"i8": "torch._int_mm", "tf32": "torch.matmul, tf32 allowed"}.get(case.kind, "torch.matmul"),
+            "bias": "torch.addmm",
+            "bias relu": "torch._addmm_activation",
+            "c": "torch.addmm",
+            "gelu residual": "torch._addmm_activation and add",
+            "table2": f"relu(A+1), B+1, torch.addmm, relu(D+relu(C)) by {self._fused.maker}",
+        }
+        if case.kind.startswith("e4m3"):
+            fast = case.kind.endswith("fast")
+            return f"cuBLAS (torch {self.torch.__version__}): torch._scaled_mm, use_fast_accum={fast}"
+        return f"{self.peer_name()}: {names[case.work]}"
+
+    def _bias(self, x: Operands) -> None:
+        self.torch.addmm(x.bias, x.a, x.b, out=x.peer_out)
+
+    def _bias_relu(self, x: Operands) -> None:
+        self.torch._addmm_activation(x.bias, x.a, x.b, out=x.peer_out)
+
+    def _c(self, x: Operands) -> None:
+        self.torch.addmm(x.c, x.a, x.b, out=x.peer_out)
+
+    def _gelu_residual(self, x: Operands) -> None:
+        """cuBLASLt's GELU comes with a bias, which is zero here; the sum with the residual is a kernel of its own."""
+        zeros = self._zeros(x)
+        self.torch._addmm_activation(zeros, x.a, x.b, use_gelu=True, out=x.peer_out)
+        self.torch.add(x.peer_out, x.residual, out=x.peer_out)
+
+    def _zeros(self, x: Operands) -> Array:
+        key = int(x.b.shape[1]), x.b.dtype
+        if key not in self._kept:
+            self._kept[key] = self.torch.zeros(key[0], device="cuda", dtype=key[1])
+        return self._kept[key]
+
+    @cached_property
+    def _kept(self) -> dict[tuple[int, Any], Array]:
+        return {}
+
+    def _table2(self, x: Operands) -> None:
+        """What the last kernel allocates is the result: PyTorch's compiled expressions take no ``out``."""
+        a, b = self._fused.relu_plus_one(x.a), self.torch.add(x.b, 1)
+        x.peer_out = self._fused.relu_plus_relu(self.torch.addmm(x.bias, a, b), x.c)
+
+    @cached_property
+    def _fused(self) -> Expressions:
+        try:
+            found = jiterated()
+            ones = self.torch.ones(8, 8, device="cuda", dtype=self.torch.float16)
+            found.relu_plus_relu(found.relu_plus_one(ones), ones)
+            return found
+        except Exception as problem:  # it is a beta interface of PyTorch's
+            print(f"torch.cuda.jiterator: {type(problem).__name__}: {problem}; CuPy takes its place", flush=True)
+            return by_cupy(self.torch)
+
+
+class Expressions(NamedTuple):
+    """Element-wise kernels of one pass each, and who made them: relu(x + 1), and relu(x + relu(y)), into new arrays."""
+
+    maker: str
+    relu_plus_one: Callable[[Array], Array]
+    relu_plus_relu: Callable[[Array, Array], Array]
+
+
+def jiterated() -> Expressions:
+    """By PyTorch; computed in float32."""
+    from torch.cuda.jiterator import _create_jit_fn
+
+    return Expressions(
+        "torch.cuda.jiterator",
+        _create_jit_fn(
+            "template <typename T> T relu_plus_one(T x) {"
+            " float y = static_cast<float>(x) + 1.0f; return T(y > 0.0f ? y : 0.0f); }"
+        ),
+        _create_jit_fn(
+            "template <typename T> T relu_plus_relu(T x, T y) {"
+            " float c = static_cast<float>(y); float d = static_cast<float>(x) + (c > 0.0f ? c : 0.0f);"
+            " return T(d > 0.0f ? d : 0.0f); }"
+        ),
+    )
+
+
+def by_cupy(torch: Any) -> Expressions:
+    """By CuPy, on PyTorch's current stream; computed in float32."""
+    import cupy
+
+    one = cupy.ElementwiseKernel("T x", "T y", "float v = float(x) + 1.0f; y = T(v > 0 ? v : 0.0f)", "relu_plus_one")
+    two = cupy.ElementwiseKernel(
+        "T x, T y",
+        "T z",
+        "float c = float(y); float d = float(x) + (c > 0 ? c : 0.0f); z = T(d > 0 ? d : 0.0f)",
+        "relu_plus_relu",
+    )
+
+    def call(kernel: Any, *arrays: Array) -> Array:
+        out = torch.empty_like(arrays[0])
+        with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+            kernel(*(cupy.asarray(array) for array in (*arrays, out)))
+        return out
+
+    return Expressions("cupy.ElementwiseKernel", lambda x: call(one, x), lambda x, y: call(two, x, y))

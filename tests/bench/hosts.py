@@ -1,0 +1,91 @@
+"""A backend without a GPU: NumPy arrays, gemmkit in the emulator, and a clock that counts calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import gemmkit
+from bench.cases import DTYPES, Case
+from bench.fusions import WORKS, Operands
+from bench.harness import Call
+
+
+class Host:
+    """A `bench.backends.Backend` and a `bench.peers.Peer` in NumPy. A captured call takes 1 us, a peer's ``slower`` us."""
+
+    def __init__(self, slower: float = 1.25) -> None:
+        self.now, self.slower = 0.0, slower
+        self.wrong_peer = False
+        self.made: list[tuple[int, int, str]] = []
+
+    def normal(self, rows: int, columns: int, dtype: str, seed: int) -> np.ndarray:
+        self.made.append((rows, columns, dtype))
+        rng = np.random.default_rng(seed)
+        numbers = rng.integers(-128, 128, (rows, columns)) if dtype == "i8" else rng.standard_normal((rows, columns))
+        return numbers.astype(DTYPES[dtype])
+
+    def empty(self, rows: int, columns: int, dtype: str) -> np.ndarray:
+        return np.zeros((rows, columns), DTYPES[dtype])
+
+    def wide(self, array: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+        return (array if rows is None else array[rows]).astype(np.float64)
+
+    def toeplitz(self, diagonals: np.ndarray, m: int, k: int) -> np.ndarray:
+        return np.array([[diagonals[i - j + k - 1] for j in range(k)] for i in range(m)], diagonals.dtype)
+
+    def sample(self, rows: int, count: int, seed: int) -> np.ndarray:
+        return np.random.default_rng(seed).permutation(rows)[:count]
+
+    def relative_error(self, out: np.ndarray, reference: np.ndarray) -> float:
+        return float(np.linalg.norm(out.astype(np.float64) - reference) / np.linalg.norm(reference))
+
+    def poison(self, array: np.ndarray) -> None:
+        array.fill(np.iinfo(array.dtype).max if array.dtype.kind == "i" else np.nan)
+
+    def l2_bytes(self) -> int:
+        return 64
+
+    def capture(self, calls: Sequence[Call]) -> Call:
+        return lambda: [call() for call in calls]
+
+    def elapsed_us(self, call: Call) -> float:
+        start = self.now
+        call()
+        return self.now - start
+
+    def synchronise(self) -> None:
+        pass
+
+    def peer(self, case: Case, x: Operands) -> Call:
+        found = WORKS[case.work].reference(x, self.wide, slice(None)) * (0.5 if self.wrong_peer else 1.0)
+
+        def call() -> None:
+            self.now += self.slower
+            x.peer_out[:] = found.astype(x.peer_out.dtype)
+
+        return call
+
+    def peer_title(self, case: Case) -> str:
+        return f"NumPy: {case.work}"
+
+    def plan(self, a: Any, b: Any, c: Any, conf: Any, **keywords: Any) -> Callable[..., Any]:
+        """`gemmkit.plan` in the emulator: each input set is computed once, and its result put down again after that."""
+        if conf is None:
+            keywords.setdefault("operator", gemmkit.operators.MMAOp())
+        with gemmkit.emulate():
+            made = gemmkit.plan(a, b, c, conf, **keywords)
+        known: dict[int, np.ndarray] = {}
+
+        def run(a: Any, b: Any, c: Any = None, *, out: Any) -> Any:
+            self.now += 1.0
+            if id(out) not in known:
+                with gemmkit.emulate():
+                    made(a, b, c, out=out)
+                known[id(out)] = out.copy()
+            out[:] = known[id(out)]
+
+        run.config = made.config  # type: ignore[attr-defined]
+        return run

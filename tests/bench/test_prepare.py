@@ -1,0 +1,88 @@
+"""What is compiled ahead is what a call on device arrays then finds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench import cases, prepare
+from bench.cases import Case
+from gemmkit.planning import Plan
+from gemmkit.runtime import cache, launch
+
+SMALL = Case("fused", "bias", "f16", 64, 64, 64)
+
+
+class OnDevice:
+    """An array as a device library would pass it; it is only described here."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.dtype, self.shape = array, array.dtype, array.shape
+        self.__cuda_array_interface__ = {
+            **array.__array_interface__, "version": 3, "strides": array.strides,
+        }  # fmt: skip
+
+    @property
+    def T(self) -> OnDevice:
+        return OnDevice(self.array.T)
+
+    def __getitem__(self, key: Any) -> OnDevice:
+        return OnDevice(self.array[key])
+
+
+@pytest.fixture
+def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path))
+    cache.default_cache.cache_clear()
+    yield
+    cache.default_cache.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_cache")
+def test_a_call_finds_what_was_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = prepare.build(SMALL)
+    assert made.error is None and made.usage is not None and made.usage["registers"] > 0
+    assert "registers" in str(made) and cache.default_cache().stats.builds == 1
+
+    x = cases.operands(SMALL, lambda name, rows, columns, dtype: OnDevice(prepare.host_array(name, rows, columns, dtype)))
+    (a, b, c, conf), keywords = cases.plan_arguments(SMALL, x)
+    bound: list[bytes] = []
+
+    class Loaded:
+        def bind(self, *arguments: Any, **options: Any) -> None:
+            bound.append(b"")
+
+    monkeypatch.setattr(launch, "load", lambda cubin, name: Loaded())
+    monkeypatch.setattr("gemmkit.runtime.device.current_ordinal", lambda: 0)
+    Plan(a, b, c, keywords.pop("out"), conf, keywords)._compiled.bind()
+    assert bound and cache.default_cache().stats.builds == 1
+
+
+@pytest.mark.parametrize("case", cases.make(["square", "table2", "toeplitz"], sizes=[4096]), ids=str)
+def test_host_arrays_decide_on_the_kernel_that_device_arrays_do(case: Case) -> None:
+    x = cases.operands(case, lambda name, rows, columns, dtype: OnDevice(prepare.host_array(name, rows, columns, dtype)))
+    (a, b, c, conf), keywords = cases.plan_arguments(case, x)
+    compiled = Plan(a, b, c, keywords.pop("out"), conf, keywords)._compiled
+    config = compiled.problem.config
+    arguments = tuple((str(argument.type), argument.fingerprint) for argument in compiled.arguments)
+    assert prepare.key(case) == (config.kernel, config.threads, config.blocks_per_sm, arguments)
+
+
+def test_each_kernel_is_compiled_once_and_failures_are_named() -> None:
+    rows = cases.make(["fused"], sizes=[512])
+    bad = Case("mappings", "matmul", "f16", 512, 512, 512, "nt", mapping="96x256c-1x1-g8")
+    wanted, failed = prepare.distinct([*rows, bad])
+    assert len(wanted) == 5 and len(rows) == 9  # the plain product and four fusions, each against two peers
+    assert [made.case for made in failed] == [bad] and failed[0].error and "ConfigError" in str(failed[0])
+
+
+@pytest.mark.usefixtures("fresh_cache")
+def test_processes_share_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    found = prepare.prepare([SMALL], jobs=1)
+    assert [made.error for made in found] == [None]
+    assert "1 kernels of 1 rows" in capsys.readouterr().out
+    prepare.build(SMALL)
+    assert cache.default_cache().stats.builds == 0
