@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import Component
-from gemmkit.epilogues import Bias, Default, Epilogue, LinearCombination
+from gemmkit.epilogues import Bias, Default, Epilogue, LinearCombination, Residual, Scale, Store, parts
 from gemmkit.kernels.pipeline import PipelineSpec
 from gemmkit.kernels.rasterisation import Grouped, Order
 from gemmkit.kernels.spec import Condition, Operand, Spec
@@ -274,7 +274,8 @@ def _validate_complex(config: Config) -> None:
           f"the operator accumulates {accumulator}, which has no imaginary part; convert the array, or give "
           "transform_global_to_shared_c")
     unchanged = (config.transform_regs_to_shared_d.is_identity and config.transform_shared_to_global_d.is_identity
-                 and type(config.epilogue) in (Default, Bias, LinearCombination))
+                 and all(type(part) in (Default, Bias, LinearCombination, Residual, Scale, Store)
+                         for part in parts(config.epilogue)))
     _rule(accumulator.kind != "c" or d.dtype.kind == "c" or not unchanged, "global_d_layout", d,
           f"the operator accumulates {accumulator}, whose imaginary part would be lost; take a complex layout, or give "
           "transform_shared_to_global_d or an epilogue that says what becomes of it")

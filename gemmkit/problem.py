@@ -11,6 +11,7 @@ from typing import Any
 
 from gemmkit.config import TRANSFORMS, Config, ConfigError, get_config
 from gemmkit.emulator.mode import is_emulating
+from gemmkit.epilogues import parts
 from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor, Zero
 from gemmkit.operators import Operator
 from gemmkit.runtime.arrays import ArrayInfo, describe, overlaps
@@ -76,6 +77,7 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
         conf.check_device(device)
     _check_operands(infos, conf, M, N, K)
     _check_functions(conf, M, N, K)
+    _check_outputs(conf, infos)
     return Problem(M, N, K, conf, a, b, c, out, device)
 
 
@@ -229,6 +231,19 @@ def _check_functions(conf: Config, M: int, N: int, K: int) -> None:
             raise ConfigError(f"{name}: with {conf.operator!r}, K={K} must be a multiple of the block's "
                               f"{conf.block_shape.size.K} (its registers cannot be masked); transform between global and "
                               "shared memory, or use MMAOp")
+
+
+def _check_outputs(conf: Config, infos: dict[str, ArrayInfo | None]) -> None:
+    """What an epilogue writes beside D is nobody else's memory."""
+    for part in parts(conf.epilogue):
+        for field in getattr(part, "outputs", ()):
+            name = f"{field} of {type(part).__qualname__}"
+            info = describe(getattr(part, field), name)
+            if info.readonly:
+                raise ValueError(f"{name} is read-only, and values are stored into it")
+            for other, operand in infos.items():
+                if operand is not None and overlaps(info, operand):
+                    raise ValueError(f"{name} overlaps {other} in memory; give it memory of its own")
 
 
 def describe_all(a: Any, b: Any, c: Any, out: Any) -> tuple[ArrayInfo, ArrayInfo, ArrayInfo | None, ArrayInfo | None]:

@@ -62,6 +62,12 @@ class Epilogue(Component):
 
     # -- host -------------------------------------------------------------------------------------------------------
 
+    def __or__(self, other: Any) -> Epilogue:
+        """``self | other``: this epilogue, then the other."""
+        from gemmkit.epilogues.composed import Composed
+
+        return Composed(self, other)
+
     @property
     def stores_itself(self) -> bool:
         """Whether it has its own way of storing tiles: then nobody else may store D for it."""

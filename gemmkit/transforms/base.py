@@ -46,6 +46,10 @@ class Transform(Component):
     6.0
     """
 
+    def __or__(self, other: Any) -> Transform:
+        """``self | other``: this transform, then the other."""
+        return Composed(self, other)
+
     @cached_property
     def is_identity(self) -> bool:
         return False
@@ -86,6 +90,44 @@ def _type_transformed(context: Any, transform: Any, x: Any, i: Any, j: Any) -> A
 def transformed(transform: Transform, x: Any, i: int, j: int) -> Any:
     """A transform of one element; the coordinates are given only to a transform that wants them."""
     return transform.at(x, i, j) if transform.with_coordinates else transform.of(x)
+
+
+@dataclass(frozen=True)
+class Composed(Transform):
+    """``first``, then ``second``: what ``first | second`` makes. Either may be composed itself.
+
+    >>> (Elementwise(lambda x: x + 1) | Elementwise(lambda x, i, j: x * j))(2, 0, 5)
+    15
+    """
+
+    first: Transform
+    second: Transform
+
+    def __post_init__(self) -> None:
+        for part in (self.first, self.second):
+            if not isinstance(part, Transform):
+                raise TypeError(f"{part!r} in a composition of transforms: a Transform is needed; wrap a function in "
+                                "transforms.Elementwise")
+
+    def __call__(self, x: Any, *at: Any) -> Any:
+        return self.at(x, *at) if at else self.of(x)
+
+    def of(self, x: Any) -> Any:
+        return self.second.of(self.first.of(x))
+
+    def at(self, x: Any, i: int, j: int) -> Any:
+        return transformed(self.second, transformed(self.first, x, i, j), i, j)
+
+    @cached_property
+    def is_identity(self) -> bool:
+        return self.first.is_identity and self.second.is_identity
+
+    @cached_property
+    def with_coordinates(self) -> bool:
+        return self.first.with_coordinates or self.second.with_coordinates
+
+    def __repr__(self) -> str:
+        return f"{self.first!r} | {self.second!r}"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,146 @@
+"""Element-wise epilogues without operands: functions, activations, masks by coordinate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gemmkit import activations
+from gemmkit.components import Scalar
+from gemmkit.epilogues.base import Epilogue
+from gemmkit.lang.control import choose
+from gemmkit.transforms.base import takes_coordinates
+
+
+@dataclass(frozen=True)
+class Elementwise(Epilogue):
+    """Applies a plain Python function ``f(x)`` or ``f(x, m, n)`` to every element of D.
+
+    Arrays and NumPy scalars that the function captured are kernel arguments.
+
+    >>> Elementwise(lambda x, m, n: x + 10 * m + n)(0.5, 1, 2)
+    12.5
+    """
+
+    f: Any
+
+    def __post_init__(self) -> None:
+        if not callable(self.f):
+            raise TypeError(f"Elementwise(f={self.f!r}): a function of x or of x, m, n is needed")
+        takes_coordinates(self.f, "Elementwise")
+
+    @property
+    def with_coordinates(self) -> bool:
+        return takes_coordinates(self.f, "Elementwise")
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        return choose(self.with_coordinates, _at, _of, self.f, x, m, n)
+
+
+@dataclass(frozen=True)
+class ReLU(Epilogue):
+    """max(x, 0)."""
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        return activations.relu(x)
+
+
+@dataclass(frozen=True)
+class GELU(Epilogue):
+    """The Gaussian error linear unit; ``form`` is "erf" (itself) or "tanh" (the usual approximation)."""
+
+    form: str = "erf"
+
+    def __post_init__(self) -> None:
+        if self.form not in ("erf", "tanh"):
+            raise ValueError(f'GELU(form={self.form!r}): "erf" or "tanh" is needed')
+
+    @property
+    def is_exact(self) -> bool:
+        return self.form == "erf"
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        return choose(self.is_exact, activations.gelu, activations.gelu_tanh, x)
+
+
+@dataclass(frozen=True)
+class SiLU(Epilogue):
+    """x / (1 + exp(-x))."""
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        return activations.silu(x)
+
+
+@dataclass(frozen=True)
+class Tanh(Epilogue):
+    """The hyperbolic tangent."""
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        return activations.tanh(x)
+
+
+@dataclass(frozen=True)
+class Clamp(Epilogue):
+    """min(max(x, low), high), with run-time bounds.
+
+    >>> Clamp(0.0, 6.0)(7.5, 0, 0)
+    6.0
+    """
+
+    low: Scalar
+    high: Scalar
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        return min(max(x, self.low), self.high)
+
+
+@dataclass(frozen=True)
+class Where(Epilogue):
+    """x where ``mask(m, n)`` is true, else ``value``: a mask by global row and column.
+
+    >>> band = Where(lambda m, n: abs(m - n) <= 1, 0.0)
+    >>> band(2.5, 3, 4), band(2.5, 3, 5)
+    (2.5, 0.0)
+    """
+
+    mask: Any
+    value: Scalar
+
+    def __post_init__(self) -> None:
+        if not callable(self.mask):
+            raise TypeError(f"Where(mask={self.mask!r}): a function of m, n is needed")
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        if self.mask(m, n):
+            return x
+        return self.value
+
+
+@dataclass(frozen=True)
+class Causal(Epilogue):
+    """x where n <= m + ``offset``, else ``value``: what a query may see of the keys.
+
+    ``offset`` is a run-time number: with a cache of keys, how many came before the first query.
+
+    >>> [Causal()(1.0, 1, n) for n in range(3)]
+    [1.0, 1.0, -inf]
+    """
+
+    value: Scalar = float("-inf")
+    offset: Scalar = 0
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        if n <= m + self.offset:
+            return x
+        return self.value
+
+
+def _at(f: Any, x: Any, m: int, n: int) -> Any:
+    return f(x, m, n)
+
+
+def _of(f: Any, x: Any, m: int, n: int) -> Any:
+    return f(x)
+
+
+__all__ = ["GELU", "Causal", "Clamp", "Elementwise", "ReLU", "SiLU", "Tanh", "Where"]

@@ -1,0 +1,152 @@
+"""Epilogues with operands of their own: scaling by a number or a vector, a residual, a second output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gemmkit.components import Array, Component, Scalar, is_array
+from gemmkit.epilogues.base import Epilogue
+from gemmkit.lang.control import choose
+from gemmkit.lang.registers import apply
+from gemmkit.layouts import ColMajor, Layout, RowMajor
+from gemmkit.runtime.arrays import ArrayInfo, describe
+
+
+@dataclass(frozen=True)
+class Number(Component):
+    """A run-time number as weak as a literal."""
+
+    value: Scalar
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+@dataclass(frozen=True)
+class Scale(Epilogue):
+    """Multiplies by a run-time number, or by a vector: every column by its own element (``along="N"``: by[n]), or every
+    row (``"M"``: by[m]).
+
+    >>> import numpy as np
+    >>> Scale(2.0)(1.5, 0, 0), float(Scale(np.array([1.0, 10.0]), along="M")(1.5, 1, 0))
+    (3.0, 15.0)
+    """
+
+    by: Any
+    along: str = "N"
+
+    def __post_init__(self) -> None:
+        if self.along not in ("M", "N"):
+            raise ValueError(f'Scale(along={self.along!r}): "N" (one element a column) or "M" (one a row) is needed')
+        if isinstance(self.by, (int, float)) and not isinstance(self.by, bool):
+            object.__setattr__(self, "by", Number(self.by))
+        elif not isinstance(self.by, Number):
+            describe_vector(self.by, "Scale(by=...)")
+
+    @property
+    def is_number(self) -> bool:
+        return isinstance(self.by, Number)
+
+    @property
+    def is_along_m(self) -> bool:
+        return self.along == "M"
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        return x * choose(self.is_number, _number, _element, self, m, n)
+
+    def check(self, M: int, N: int) -> None:
+        """Raise ValueError unless the vector fits a D of M x N."""
+        if not self.is_number:
+            shape, wanted = describe(self.by, "by").shape, (M if self.is_along_m else N,)
+            if shape != wanted:
+                raise ValueError(f"by of Scale has shape {shape}; along={self.along!r} of a {M} x {N} result needs {wanted}")
+
+
+def describe_vector(x: Any, name: str) -> None:
+    if not is_array(x) and not isinstance(x, ArrayInfo):
+        raise TypeError(f"{name}: got {type(x).__name__}; a number or a vector is needed")
+
+
+@dataclass(frozen=True)
+class _WithArray(Epilogue):
+    """An epilogue with an array of D's shape, of any strides and dtype."""
+
+    array: Array
+    layout: Any = None                  # of the array; found by its strides
+
+    def __post_init__(self) -> None:
+        kind = type(self).__name__
+        info = self.array if isinstance(self.array, ArrayInfo) else describe(self.array, f"array of {kind}")
+        if len(info.shape) != 2:
+            raise ValueError(f"array of {kind} has {len(info.shape)} dimensions; a matrix of 2 is needed")
+        if self.layout is None:
+            column_major = info.strides[0] == 1 and info.strides[1] != 1
+            object.__setattr__(self, "layout", (ColMajor if column_major else RowMajor)(info.dtype))
+        elif not isinstance(self.layout, Layout):
+            raise TypeError(f"{kind}(layout={self.layout!r}): a Layout is needed, for example RowMajor('float16')")
+
+    def check(self, M: int, N: int) -> None:
+        """Raise ValueError unless the array has the shape of D."""
+        shape = describe(self.array, "array").shape
+        if shape != (M, N):
+            raise ValueError(f"array of {type(self).__name__} has shape {shape}; the result is {M} x {N}")
+
+
+@dataclass(frozen=True)
+class Residual(_WithArray):
+    """Adds an array of D's shape. It may be D's own memory: every element is read and written by one thread.
+
+    The sum is taken in NumPy's common type of the array and the values.
+
+    >>> import numpy as np
+    >>> float(Residual(np.array([[1.0, 2.0]]))(0.5, 0, 1))
+    2.5
+    """
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        return x + self.array[m, n]
+
+    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+        return apply(_added, values, self.layout.load(self.array, tile, shape))
+
+
+@dataclass(frozen=True)
+class Store(_WithArray):
+    """Stores the values into an array of D's shape as well, converted to its dtype, and passes them on unchanged.
+
+    ``Store(before) | GELU()`` keeps what a backward pass needs. The array may overlap no operand and no other output.
+    """
+
+    outputs = ("array",)
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        self.array[m, n] = x
+        return x
+
+    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+        self.layout.store(self.array, tile, values, shape)
+        return values
+
+
+def _number(epilogue: Any, m: int, n: int) -> Any:
+    return epilogue.by.value
+
+
+def _element(epilogue: Any, m: int, n: int) -> Any:
+    return epilogue.by[choose(epilogue.is_along_m, _first, _second, m, n)]
+
+
+def _first(m: int, n: int) -> int:
+    return m
+
+
+def _second(m: int, n: int) -> int:
+    return n
+
+
+def _added(x: Any, n: int, others: tuple) -> Any:
+    return x + others[n]
+
+
+__all__ = ["Residual", "Scale", "Store"]
