@@ -1,7 +1,7 @@
-"""What is computed beside the plain product: the user's components, what must come out, and of which arrays.
+"""What is computed beside the plain product: by which components, what must come out, and of which arrays.
 
 Each work of `WORKS` says which operands it takes beyond A and B, which keywords make gemmkit compute it, and what the result
-is in float64. The components are as a user would write them.
+is in float64. The transforms and the Toeplitz layout are as a user would write them; the epilogues are gemmkit's.
 
 | work | D |
 |---|---|
@@ -21,42 +21,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gemmkit import Array, transforms
-from gemmkit.epilogues import Bias, Epilogue
-from gemmkit.lang.registers import apply
-from gemmkit.layouts import Layout, RowMajor
+from gemmkit import transforms
+from gemmkit.epilogues import GELU, Bias, ReLU, Residual
+from gemmkit.layouts import Layout
 
 Wide = Callable[..., Any]  # wide(array, rows=None): the array, or some of its rows, in float64
-
-
-@dataclass(frozen=True)
-class BiasReLU(Epilogue):
-    """max(x + bias[n], 0)."""
-
-    bias: Array
-
-    def __call__(self, x: Any, m: int, n: int) -> Any:
-        return max(x + self.bias[n], 0)
-
-
-@dataclass(frozen=True)
-class GELUResidual(Epilogue):
-    """gelu(x) + residual[m, n]; whole tiles, so that a thread loads its neighbours together."""
-
-    residual: Array
-    layout: Layout
-
-    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
-        return apply(gelu_plus, values, self.layout.load(self.residual, tile, shape))
-
-
-def gelu_plus(x: Any, n: int, residual: tuple) -> Any:
-    return gelu(x) + residual[n]
-
-
-def gelu(x: Any) -> Any:
-    """x / (1 + exp(-2u)) is x (1 + tanh u) / 2."""
-    return x / (1 + math.exp(x * (-1.5957691216 - 0.0713548163 * x * x)))
 
 
 @dataclass(frozen=True)
@@ -140,7 +109,7 @@ class AddBiasReLU(AddBias):
     name = "bias relu"
 
     def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
-        return {"epilogue": BiasReLU(x.bias)}
+        return {"epilogue": Bias(x.bias) | ReLU()}
 
     def reference(self, x: Operands, wide: Wide, rows: Any) -> Any:
         return super().reference(x, wide, rows).clip(0)
@@ -160,7 +129,7 @@ class GELUAndResidual(Matmul):
     name, takes = "gelu residual", ("residual",)
 
     def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
-        return {"epilogue": GELUResidual(x.residual, RowMajor(dtype))}
+        return {"epilogue": GELU("tanh") | Residual(x.residual)}
 
     def reference(self, x: Operands, wide: Wide, rows: Any) -> Any:
         y = super().reference(x, wide, rows)
@@ -176,7 +145,7 @@ class Table2(Fusion):
             "transform_global_to_shared_a": transforms.Elementwise(relu_plus_one),
             "transform_global_to_shared_b": transforms.Elementwise(plus_one),
             "transform_global_to_shared_c": transforms.Elementwise(relu),
-            "epilogue": BiasReLU(x.bias),
+            "epilogue": Bias(x.bias) | ReLU(),
         }
 
     def added(self, x: Operands) -> Any:
