@@ -10,7 +10,9 @@ import numpy as np
 
 from gemmkit.emulator.agent import Bytes
 from gemmkit.emulator.engine import Engine
+from gemmkit.emulator.errors import ProtocolError
 from gemmkit.emulator.mbarriers import fault, find
+from gemmkit.emulator.sites import Site, here
 
 if TYPE_CHECKING:
     from gemmkit.emulator.machine import Thread
@@ -113,7 +115,8 @@ class Stores:
     def __init__(self, thread: Thread) -> None:
         self._reader = Engine(thread.block, thread.pages)  # of shared memory
         self._writer = Engine(thread.block, thread.pages)  # of the tensor
-        self._last = 0
+        self._last = 0  # the group of the last store, and its place
+        self._site: Site | None = None
 
     def store(self, thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[int], offset: int) -> None:
         """A box from `offset` of shared memory; what is out of the tensor is left out."""
@@ -121,7 +124,7 @@ class Stores:
         reader, writer, shared = self._reader, self._writer, thread.block.shared
         reader.starts_for(thread)
         writer.starts_for(thread)
-        self._last = reader.clock
+        self._last, self._site = reader.clock, here()
         spec, where = tensor_map.spec, places(tensor_map, offset)
         nbytes, size = spec.box_bytes, spec.dtype.itemsize
         reader._locate("read", shared, offset, nbytes, _SHARED_ALIGNMENT)
@@ -154,8 +157,8 @@ class Stores:
     def leave(self, thread: Thread) -> None:
         """The thread ends. Raises ProtocolError when a store may still read the shared memory that ends with the block."""
         if self._reader.known_to(thread) < self._last:
-            raise fault(thread, "a thread ends whose stores may still read shared memory; it must call tma_commit and "
-                                "tma_wait_read(0), or tma_wait(0), before")
+            raise ProtocolError("a thread has ended whose store may still read shared memory; it must call tma_commit and "
+                                "tma_wait_read(0), or tma_wait(0), before", site=self._site, thread=thread.id)
 
 
 def stores(thread: Thread) -> Stores:

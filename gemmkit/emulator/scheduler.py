@@ -95,6 +95,10 @@ class Scheduler:
     def park(self, thread: Thread, what: Callable[[], str]) -> None:
         """Suspends the running thread until it is woken. `what` says, when asked, what it waits for."""
         thread.waits_for = what
+        self._turns += 1                # not in `wait_until`: many threads that look in vain are no reason to look again
+        if self._turns % _TURNS_PER_POLL == 0:
+            self.wake(self._polling)
+            self._polling.clear()
         self._switch()
         thread.waits_for = None
 
@@ -113,10 +117,6 @@ class Scheduler:
 
     def _switch(self) -> None:
         if not self._stopped:
-            self._turns += 1
-            if self._turns % _TURNS_PER_POLL == 0:
-                self.wake(self._polling)
-                self._polling.clear()
             (self._next() if self._ready else self._hub).switch()
         if self._stopped:  # the launch has failed, and a `finally` of the kernel tried to wait once more
             raise GreenletExit

@@ -96,6 +96,17 @@ def test_a_missing_arrival_is_a_deadlock_that_says_so() -> None:
         emulated(kernel, shared=SHARED)
 
 
+def test_many_who_wait_in_vain_are_found_out() -> None:
+    def kernel() -> None:
+        if thread_index() == 0:
+            mbarrier_init(shared(U64, BARRIERS), 0, 1)
+        barrier()
+        mbarrier_wait(shared(U64, BARRIERS), 0, 0)
+
+    with pytest.raises(errors.DeadlockError, match="threads 0-639 wait"):
+        emulated(kernel, shared=SHARED, threads=640)
+
+
 def test_waiting_orders_nothing_that_came_after_the_arrival() -> None:
     def kernel(out: Any) -> None:
         bars = shared(U64, BARRIERS)

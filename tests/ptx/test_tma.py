@@ -369,8 +369,9 @@ def test_a_thread_does_not_end_before_its_stores_have_read(commits: bool) -> Non
             else:
                 tma_wait_read(0)
 
-    with pytest.raises(errors.ProtocolError, match="may still read shared memory"):
+    with pytest.raises(errors.ProtocolError, match="may still read shared memory") as caught:
         emulated(kernel, TARGET, shared=1024)
+    assert "tma_store(target" in caught.value.kernel_line.text
 
 
 def store_and_load(target: Any, out: Any, done: bool) -> None:
