@@ -45,6 +45,8 @@ def _validate_roles(config: Config, rule: Any) -> None:
     rule(warps % 4 == 0 and warps <= 12, "warps_per_block", warps, "one to three warpgroups of 4 warps multiply")
     rule(config.schedule != "pingpong" or warps == 8, "warps_per_block", warps, "two warpgroups play ping-pong: 8 warps")
     rule(config.producer_warps in (4, 8), "producer_warps", config.producer_warps, "4 or 8 warps produce")
+    rule(config.producer_warps == 4 or warps <= 8, "producer_warps", config.producer_warps, "three warpgroups that multiply "
+         "leave registers for 4 warps")
     rule(2 <= config.stages <= STAGES, "stages", config.stages, f"2 to {STAGES} stages are needed")
     rule(tuple(config.cluster.extents) in CLUSTERS, "cluster", config.cluster, "one block, two along M or two along N: "
          "Tile(M=1, N=1), Tile(M=2, N=1) or Tile(M=1, N=2)")
@@ -64,8 +66,13 @@ def _validate_tiles(config: Config, rule: Any) -> None:
     promote = operator.promote
     rule(promote % block.K == 0, "operator", operator, f"promote must be a multiple of the block's K={block.K}")
     registers = group.M // 64 * operator.N // 2 * operator.accumulator.itemsize // 4 * (2 if promote else 1)
-    rule(registers <= ACCUMULATORS, "compute_warp", config.compute_warp, f"a thread would hold {registers} registers of "
-         f"sums, and {ACCUMULATORS} is the limit; take smaller tiles")
+    own = operator.N // 2 * operator.accumulator.itemsize // 4
+    rule(config.threads <= 384 or own <= 96, "operator", operator, f"a block of {config.threads} threads begins with 128 "
+         f"registers each, and one instruction would take {own} for its sums, of which 96 can be had; take a smaller N, or "
+         "fewer warps")
+    most = ACCUMULATORS if config.threads <= 384 else 128
+    rule(registers <= most, "compute_warp", config.compute_warp, f"a thread would hold {registers} registers of "
+         f"sums, and {most} is the limit with {config.threads} threads; take smaller tiles")
 
 
 def _validate_operand(config: Config, name: str, across: str, rule: Any) -> None:

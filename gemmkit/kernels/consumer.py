@@ -6,7 +6,7 @@ from typing import Any
 
 from gemmkit.kernels.finish import finish_tile, wait_for_engine
 from gemmkit.kernels.walk import first_tile, k_steps, next_stage, skip_stages, tile_count, tile_place, tile_step
-from gemmkit.lang.control import choose
+from gemmkit.lang.control import choose, keep
 from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.values import fill
 from gemmkit.operators.wgmma import within
@@ -15,7 +15,7 @@ from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_at, mbarrier_w
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import thread_index
 from gemmkit.ptx.warpgroup import named_arrive, named_barrier
-from gemmkit.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
+from gemmkit.ptx.wgmma import halves, wgmma_commit, wgmma_fence, wgmma_wait
 
 TURN = 8                               # named barriers 8 and 9: whose turn it is at the tensor cores
 
@@ -87,7 +87,7 @@ def multiply_plainly(spec: Any, full: Any, empty: Any, group: int, stage: int, p
             stage, phase = next_stage(spec, stage, phase)
         sums = wgmma_wait(0, sums)
         give_back(spec, empty, previous)
-    return sums, stage, phase
+    return values_of(sums, spec), stage, phase
 
 
 def multiply_promoted(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
@@ -127,7 +127,20 @@ def nothing(spec: Any) -> tuple:
 
 
 def nothing_of_fragment(n: int, spec: Any) -> tuple:
-    return fill(spec.operator.fragment_c.dtype, spec.operator.fragment_c.count, spec.operator.start)
+    return fill(spec.operator.registers.dtype, spec.operator.registers.count, 0)
+
+
+def values_of(sums: tuple, spec: Any) -> tuple:
+    """Sums as elements: those in float16 were kept as words, two in each (ptxas would make their wgmmas wait)."""
+    return choose(spec.operator.sums_in_words, apply_halves, keep, sums)
+
+
+def apply_halves(sums: tuple) -> tuple:
+    return apply(halves_of, sums)
+
+
+def halves_of(words: tuple, n: int) -> tuple:
+    return halves(words)
 
 
 def give_back(spec: Any, empty: Any, stage: int) -> None:

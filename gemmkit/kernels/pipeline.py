@@ -16,13 +16,15 @@ from gemmkit.tiling import Tile
 WARPGROUP = 128                        # threads that execute wgmma together
 PATTERN = 1024                         # bytes: what a swizzled tile must be aligned to
 BARRIER = 8                            # bytes of an mbarrier
-HELD_BY_PRODUCER = 40                  # registers of a producer's thread for an operand on its way
+HELD_BY_PRODUCER = 64                  # registers that one of 128 producing threads has for an operand on its way
 BUFFERS = 2                            # panels of D a warpgroup has on their way out
 
-# Registers of a producer's and a consumer's thread, by the number of consumers: what the block gets at launch, dealt out
-# anew. A producer that runs layouts and transforms needs more than one that starts copies.
-COPYING = {2: (24, 240), 3: (32, 160)}
-WORKING = {2: (88, 208), 3: (56, 152)}
+# Registers of a producer's and a consumer's thread, by the numbers of their warpgroups: what the block got at launch, dealt
+# out anew. A producer that runs layouts and transforms needs more of them than one that starts copies; beside two consumers
+# it keeps the 168 that everyone begins with.
+COPYING = {(1, 2): (24, 240), (1, 3): (32, 160), (2, 2): (40, 208)}
+WORKING = {(1, 3): (56, 152), (2, 2): (88, 168)}
+SQUEEZED = {(1, 2): (56, 224)}         # a producer that works, beside consumers with more than 128 registers of sums
 
 
 @dataclass(frozen=True)
@@ -92,16 +94,26 @@ class PipelineSpec(Spec):
         return (1 << self.peers) - 1
 
     @cached_property
+    def _registers(self) -> tuple[int, int] | None:
+        table = COPYING if not self.is_working else SQUEEZED if self.is_squeezed else WORKING
+        return table.get((self.producers, self.consumers))
+
+    @cached_property
+    def is_squeezed(self) -> bool:
+        fragment = self.operator.fragment_c
+        return self.fragments_m * fragment.count * fragment.dtype.itemsize // 4 > 128
+
+    @cached_property
     def deals_registers(self) -> bool:
-        return self.consumers in COPYING and self.producers == 1
+        return self._registers is not None
 
     @cached_property
     def producer_registers(self) -> int:
-        return (WORKING if self.is_working else COPYING).get(self.consumers, (24, 240))[0]
+        return self._registers[0] if self._registers else 24
 
     @cached_property
     def consumer_registers(self) -> int:
-        return (WORKING if self.is_working else COPYING).get(self.consumers, (24, 240))[1]
+        return self._registers[1] if self._registers else 24
 
     # -- tiles ------------------------------------------------------------------------------------------------------
 
@@ -132,17 +144,30 @@ class PipelineSpec(Spec):
 
     @cached_property
     def a_moves(self) -> int:
+        """Tiles of A that a producer's thread holds in registers at a time: all of its stage, or 0 when it cannot."""
         return self._moves(self.a, self.block.MK)
 
     @cached_property
     def b_moves(self) -> int:
         return self._moves(self.b, self.block.KN)
 
+    @cached_property
+    def a_slots(self) -> int:
+        return max(1, self.a_moves)
+
+    @cached_property
+    def b_slots(self) -> int:
+        return max(1, self.b_moves)
+
+    @cached_property
+    def holds(self) -> bool:
+        """Whether a producer's thread can have all its part of a stage on its way at once."""
+        return (self.a_engine or self.a_moves > 0) and (self.b_engine or self.b_moves > 0)
+
     def _moves(self, operand: Operand, tile: Tile) -> int:
-        """`Operand.moves` by the producer's warps, whose threads have few registers."""
-        moves = operand.moves(tile, self.producer_warps)
-        words = moves * operand.held.count * max(1, operand.held.dtype.itemsize // 4)
-        return moves if words <= HELD_BY_PRODUCER else 0
+        moves = operand.shares(tile, self.producer_warps)
+        limit = 16 if self.is_squeezed else HELD_BY_PRODUCER * 4 // self.producer_warps
+        return moves if 0 < moves * operand.words.count <= limit else 0
 
     # -- shared memory ----------------------------------------------------------------------------------------------
 

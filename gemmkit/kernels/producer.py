@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.kernels.parts import copy_to_shared, hold, put
+from gemmkit.kernels.parts import copy_to_shared, read_inside, transform_tile
 from gemmkit.kernels.walk import first_tile, k_blocks, next_stage, tile_count, tile_place, tile_step
 from gemmkit.lang.control import choose
 from gemmkit.lang.registers import registers
+from gemmkit.lang.values import convert_all
 from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_expect, mbarrier_wait
-from gemmkit.ptx.memory import shared
-from gemmkit.ptx.special import rolled, thread_index, udiv, uniform
+from gemmkit.ptx.memory import load_words, pack_words, shared, unpack_words
+from gemmkit.ptx.special import lane_index, rolled, thread_index, udiv, uniform
 from gemmkit.ptx.tma import tma_load, tma_load_multicast
 from gemmkit.ptx.warpgroup import fence_async
+from gemmkit.tiling import parallelise, translate
 
 
 def produce_by_engine(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, rank: int,
@@ -58,40 +60,110 @@ def copy_stage(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, emp
 
 def fill_stage(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, stage: int, phase: int, m: int,
                n: int, k: int, rank: int, shape: Any) -> None:
-    """By the producer's warps: what fits their registers is on its way before the stage is empty."""
+    """By the producer's warps. Where tiles lie wholly in range, all loads go out before the wait for the stage."""
+    size = spec.block.size
     warp = uniform(udiv(thread_index(), 32))
-    choose(spec.a_engine, skip_operand, fill_a_first, spec, a, empty, stage, phase, m, k, warp, shape)
-    mbarrier_wait(empty, stage, phase)
-    if thread_index() == 0:
-        choose(spec.expected_bytes > 0, mbarrier_expect, skip, full, stage, spec.expected_bytes)
-        choose(spec.a_engine, load_a, skip_load, spec, map_a, full, stage, m, k, rank)
-        choose(spec.b_engine, load_b, skip_load, spec, map_b, full, stage, n, k, rank)
-    choose(spec.b_engine, skip_operand, fill_b, spec, b, empty, stage, phase, n, k, warp, shape)
+    if m + size.M <= shape.M and n + size.N <= shape.N and k + size.K <= shape.K:
+        choose(spec.holds, fill_ahead, fill_inside, spec, a, b, map_a, map_b, full, empty, stage, phase, m, n, k, rank, warp,
+               shape)
+    else:
+        mbarrier_wait(empty, stage, phase)
+        start_copies(spec, map_a, map_b, full, stage, m, n, k, rank)
+        choose(spec.a_engine, skip_edge, fill_edge, spec.a, a, a_stage(spec, stage), spec.block.MK, m, k, shape.M, shape.K,
+               spec, warp, shape)
+        choose(spec.b_engine, skip_edge, fill_edge, spec.b, b, b_stage(spec, stage), spec.block.KN, k, n, shape.K, shape.N,
+               spec, warp, shape)
     fence_async()                                      # tensor cores read through another way than threads write
     mbarrier_arrive(full, stage)
 
 
-def fill_a_first(spec: Any, a: Any, empty: Any, stage: int, phase: int, m: int, k: int, warp: int, shape: Any) -> None:
-    choose(spec.a_moves > 0, fill_a_ahead, fill_a, spec, a, empty, stage, phase, m, k, warp, shape)
+def start_copies(spec: Any, map_a: Any, map_b: Any, full: Any, stage: int, m: int, n: int, k: int, rank: int) -> None:
+    """The operand that the engine moves beside one that it does not."""
+    if thread_index() == 0:
+        choose(spec.expected_bytes > 0, mbarrier_expect, skip, full, stage, spec.expected_bytes)
+        choose(spec.a_engine, load_a, skip_load, spec, map_a, full, stage, m, k, rank)
+        choose(spec.b_engine, load_b, skip_load, spec, map_b, full, stage, n, k, rank)
 
 
-def fill_a_ahead(spec: Any, a: Any, empty: Any, stage: int, phase: int, m: int, k: int, warp: int, shape: Any) -> None:
-    """A's loads go out before the wait."""
-    held = registers(spec.a.held, spec.a_moves)
-    hold(spec.a, held, a, spec.block.MK, m, k, shape.M, shape.K, spec.operator.identity, warp, spec.producer_warps, shape)
+def fill_ahead(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, stage: int, phase: int, m: int,
+               n: int, k: int, rank: int, warp: int, shape: Any) -> None:
+    a_held, b_held = registers(spec.a.words, spec.a_slots), registers(spec.b.words, spec.b_slots)
+    choose(spec.a_engine, skip_hold, hold_inside, spec.a, a_held, a, spec.block.MK, m, k, spec, warp, shape)
+    choose(spec.b_engine, skip_hold, hold_inside, spec.b, b_held, b, spec.block.KN, k, n, spec, warp, shape)
     mbarrier_wait(empty, stage, phase)
-    put(spec.a, held, a_stage(spec, stage), spec.block.MK, warp, spec.producer_warps)
+    start_copies(spec, map_a, map_b, full, stage, m, n, k, rank)
+    choose(spec.a_engine, skip_put, put_inside, spec.a, a_held, a_stage(spec, stage), spec.block.MK, m, k, spec, warp)
+    choose(spec.b_engine, skip_put, put_inside, spec.b, b_held, b_stage(spec, stage), spec.block.KN, k, n, spec, warp)
 
 
-def fill_a(spec: Any, a: Any, empty: Any, stage: int, phase: int, m: int, k: int, warp: int, shape: Any) -> None:
+def fill_inside(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, stage: int, phase: int, m: int,
+                n: int, k: int, rank: int, warp: int, shape: Any) -> None:
+    """Threads' tiles that do not fit the registers all at once, or are smaller than a word."""
     mbarrier_wait(empty, stage, phase)
-    copy_to_shared(spec.a, 0, a, a_stage(spec, stage), spec.block.MK, m, k, shape.M, shape.K, spec.operator.identity, warp,
+    start_copies(spec, map_a, map_b, full, stage, m, n, k, rank)
+    choose(spec.a_engine, skip_copy, copy_inside, spec.a, a, a_stage(spec, stage), spec.block.MK, m, k, spec, warp, shape)
+    choose(spec.b_engine, skip_copy, copy_inside, spec.b, b, b_stage(spec, stage), spec.block.KN, k, n, spec, warp, shape)
+
+
+def hold_inside(operand: Any, held: Any, data: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int,
+                shape: Any) -> None:
+    """Load all of a thread's tiles: raw, or finished and packed."""
+    warp_tiles = parallelise(block, operand.warp, warp, spec.producer_warps)
+    for i in range(len(warp_tiles)):
+        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
+        for j in range(len(thread_tiles)):
+            held[i * len(thread_tiles) + j] = choose(operand.is_raw, load_raw, load_finished, operand, data,
+                                                     translate(thread_tiles[j], at_i, at_j), shape)
+
+
+def load_raw(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:
+    return load_words(data, operand.layout.axis, tile.base, tile.offset, tile.count)
+
+
+def load_finished(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:
+    return pack_words(read_inside(operand, data, tile, shape))
+
+
+def put_inside(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int) -> None:
+    """Store what `hold_inside` loaded; what is raw is transformed now."""
+    warp_tiles = parallelise(block, operand.warp, warp, spec.producer_warps)
+    for i in range(len(warp_tiles)):
+        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
+        for j in range(len(thread_tiles)):
+            choose(operand.is_raw, put_raw, put_packed, operand, pointer, thread_tiles[j],
+                   operand.shared.leading(block.size), held[i * len(thread_tiles) + j], at_i, at_j)
+
+
+def put_raw(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple, at_i: int, at_j: int) -> None:
+    choose(operand.is_direct, put_packed, put_transformed, operand, pointer, tile, leading, words, at_i, at_j)
+
+
+def put_packed(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple, at_i: int, at_j: int) -> None:
+    operand.shared.store_words(pointer, tile, words, leading)
+
+
+def put_transformed(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple, at_i: int, at_j: int) -> None:
+    values = transform_tile(operand.to_shared, unpack_words(operand.layout.dtype, words), translate(tile, at_i, at_j))
+    operand.shared.store_shared(pointer, tile, convert_all(operand.shared.dtype, values), leading)
+
+
+def copy_inside(operand: Any, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int,
+                shape: Any) -> None:
+    """Tile by tile, all in range."""
+    warp_tiles = parallelise(block, operand.warp, warp, spec.producer_warps)
+    for i in range(len(warp_tiles)):
+        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
+        for j in range(len(thread_tiles)):
+            operand.shared.store_shared(pointer, thread_tiles[j],
+                                        read_inside(operand, data, translate(thread_tiles[j], at_i, at_j), shape),
+                                        operand.shared.leading(block.size))
+
+
+def fill_edge(operand: Any, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int, spec: Any,
+              warp: int, shape: Any) -> None:
+    """A tile that may be partly out of range, masked."""
+    copy_to_shared(operand, 0, data, pointer, block, at_i, at_j, rows, columns, spec.operator.identity, warp,
                    spec.producer_warps, shape)
-
-
-def fill_b(spec: Any, b: Any, empty: Any, stage: int, phase: int, n: int, k: int, warp: int, shape: Any) -> None:
-    copy_to_shared(spec.b, spec.b_moves, b, b_stage(spec, stage), spec.block.KN, k, n, shape.K, shape.N,
-                   spec.operator.identity, warp, spec.producer_warps, shape)
 
 
 def a_stage(spec: Any, stage: int) -> Any:
@@ -150,7 +222,22 @@ def skip_load(spec: Any, tensor_map: Any, full: Any, stage: int, mn: int, k: int
     pass
 
 
-def skip_operand(spec: Any, data: Any, empty: Any, stage: int, phase: int, mn: int, k: int, warp: int, shape: Any) -> None:
+def skip_hold(operand: Any, held: Any, data: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int,
+              shape: Any) -> None:
+    pass
+
+
+def skip_put(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int) -> None:
+    pass
+
+
+def skip_copy(operand: Any, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int,
+              shape: Any) -> None:
+    pass
+
+
+def skip_edge(operand: Any, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int, spec: Any,
+              warp: int, shape: Any) -> None:
     pass
 
 

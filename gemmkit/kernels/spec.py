@@ -69,6 +69,20 @@ class Operand(Component):
 
 
     @cached_property
+    def is_raw(self) -> bool:
+        """Whether a thread's tile can be loaded as raw words, to be looked at later: a line of a plain matrix."""
+        layout, tile = self.layout, self.thread
+        return (isinstance(layout, Plain) and type(layout).load is Plain.load and type(layout).element is Plain.element
+                and tile.extents[layout.axis] == tile.count and tile.count * layout.dtype.itemsize % 4 == 0)
+
+    @cached_property
+    def words(self) -> Fragment:
+        """A thread's tile in 32-bit words: as it is in global memory if `is_raw`, else as it goes to shared memory; none if
+        it is smaller than a word."""
+        dtype = self.layout.dtype if self.is_raw else self.shared.dtype
+        return Fragment(np.dtype(np.uint32), self.thread.count * dtype.itemsize // 4)
+
+    @cached_property
     def held(self) -> Fragment:
         """A thread's tile on its way: 32-bit words when it only passes through, else its elements."""
         if self.is_direct:
@@ -77,11 +91,16 @@ class Operand(Component):
 
     def moves(self, tile: Tile, warps: int) -> int:
         """How many thread tiles of the block's tile a thread copies, if all copy as many and can hold them; else 0."""
+        moves = self.shares(tile, warps)
+        registers = moves * self.held.count * max(1, self.held.dtype.itemsize // 4)
+        limit = HELD if self.whole else HELD // 2         # edges take registers of their own
+        return moves if registers <= limit else 0
+
+    def shares(self, tile: Tile, warps: int) -> int:
+        """How many thread tiles of the block's tile every thread copies, if all copy as many; else 0."""
         lanes, left = divmod(self.warp.count, 32 * self.thread.count)
         steps, right = divmod(tile.count, self.warp.count * warps)
-        registers = lanes * steps * self.held.count * max(1, self.held.dtype.itemsize // 4)
-        limit = HELD if self.whole else HELD // 2         # edges take registers of their own
-        return lanes * steps if not left and not right and registers <= limit else 0
+        return lanes * steps if not left and not right else 0
 
 
 @dataclass(frozen=True)

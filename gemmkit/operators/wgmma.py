@@ -88,6 +88,16 @@ class WGMMAOp(Operator):
         return Fragment(self.accumulator, self.N // 2)
 
     @cached_property
+    def sums_in_words(self) -> bool:
+        """Whether a thread keeps its sums as 32-bit words, two float16 in each."""
+        return bool(self.accumulator == np.float16)
+
+    @cached_property
+    def registers(self) -> Fragment:
+        """A thread's sums while they are added up."""
+        return Fragment(np.dtype(np.uint32), self.N // 4) if self.sums_in_words else self.fragment_c
+
+    @cached_property
     def instruction(self) -> Any:
         return instruction(self.spec)
 

@@ -354,6 +354,33 @@ def pack_words(values: tuple) -> tuple:
     return tuple(np.array(values).view(np.uint32))
 
 
+def _type_unpack_words(context: Any, dtype: Any, words: Any) -> Any:
+    if not isinstance(dtype, DTypeType) or not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
+        return None
+    from gemmkit.lang.scalars import numpy_dtype
+
+    size = numpy_dtype(dtype.target).itemsize
+    per = max(1, 4 // size)
+    step = max(1, size // 4)
+    result = types.UniTuple(dtype.target, words.count // step * per)
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        given = [b.extract_value(v[1], n) for n in range(words.count)]
+        out: list = []
+        for at in range(0, words.count, step):
+            value = given[at] if step == 1 else pack(c, b, types.uint32, given[at:at + step], ir.VectorType(i32, step))
+            out += unpack(c, b, dtype.target, b.bitcast(value, _unit_type(4 * step, size)), per)
+        return c.make_tuple(b, result, out)
+
+    return signature(result, dtype, words), codegen
+
+
+@atom(_type_unpack_words)
+def unpack_words(dtype: np.dtype, words: tuple) -> tuple:
+    """The elements in 32-bit words: the inverse of `pack_words`."""
+    return tuple(np.array(words, np.uint32).view(dtype))
+
+
 def _type_store_words(context: Any, pointer: Any, base: Any, offset: Any, words: Any) -> Any:
     if not isinstance(pointer, SharedType) or not isinstance(words, types.UniTuple):
         return None
