@@ -48,15 +48,13 @@ def own_column() -> int:
 
 def finish_by_engine(sums: tuple, i: int, spec: Any, c: Any, d: Any, map_d: Any, group: int, m: int, n: int,
                      shape: Any) -> None:
-    each(finish_panel, split(sums, spec.d_line // 2), i, spec, c, map_d, group, m, n, shape)
+    """First all values are finished, so that what is loaded for them (C, a bias) is on its way at once; then they leave."""
+    values = choose(spec.has_epilogue, finish_values, keep, sums, spec, c, m + own_row(), n + own_column(), shape)
+    each(store_panel, split(convert_all(spec.d.layout.dtype, values), spec.d_line // 2), i, spec, map_d, group, m, n)
 
 
-def finish_panel(sums: tuple, p: int, i: int, spec: Any, c: Any, map_d: Any, group: int, m: int, n: int,
-                 shape: Any) -> None:
+def store_panel(values: tuple, p: int, i: int, spec: Any, map_d: Any, group: int, m: int, n: int) -> None:
     """A panel of D: 64 rows of ``spec.d_line`` columns."""
-    column = n + p * spec.d_line
-    values = choose(spec.has_epilogue, finish_values, keep, sums, spec, c, m + own_row(), column + own_column(), shape)
-    values = convert_all(spec.d.layout.dtype, values)
     buffer = group * spec.d_buffers + (i * spec.d_panels + p) % spec.d_buffers
     pointer = shared(spec.d.shared.dtype, spec.d_offset)
     position = buffer * spec.d_panel
@@ -68,7 +66,7 @@ def finish_panel(sums: tuple, p: int, i: int, spec: Any, c: Any, map_d: Any, gro
     fence_async()
     named_barrier(PANEL + group, 128)
     if is_leader:
-        tma_store(map_d, (column, m), pointer, position)
+        tma_store(map_d, (n + p * spec.d_line, m), pointer, position)
         tma_commit()
 
 

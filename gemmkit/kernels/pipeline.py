@@ -161,8 +161,8 @@ class PipelineSpec(Spec):
 
     @cached_property
     def holds(self) -> bool:
-        """Whether a producer's thread can have all its part of a stage on its way at once."""
-        return (self.a_engine or self.a_moves > 0) and (self.b_engine or self.b_moves > 0)
+        """Whether a producer's thread can have its part of the next stage on its way while it stores that of this one."""
+        return self.condition.is_always and (self.a_engine or self.a_moves > 0) and (self.b_engine or self.b_moves > 0)
 
     def _moves(self, operand: Operand, tile: Tile) -> int:
         moves = operand.shares(tile, self.producer_warps)
