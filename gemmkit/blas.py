@@ -8,9 +8,10 @@ import numpy as np
 
 from gemmkit.config import Config
 from gemmkit.epilogues import LinearCombination
+from gemmkit.lang.records import REAL_IMAG, conjugate
 from gemmkit.matmul import matmul
 from gemmkit.matrices import Matrix, arrays, transposed
-from gemmkit.operators import Operator
+from gemmkit.operators import Algebra, Operator
 from gemmkit.problem import layout_of
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like, overlaps
 from gemmkit.transforms import Elementwise
@@ -24,12 +25,13 @@ def gemmEx(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: A
 
     Args:
         transa, transb: "N" (as it is), "T" (transposed) or "C" (conjugate transposed, conjugated on the way in; for
-            real numbers that is "T").
-        alpha, beta: numbers (complex ones for a complex C), applied in the accumulator's precision. With beta = 0, C is
-            not read: it may hold NaN.
+            real and dual numbers that is "T").
+        alpha, beta: numbers (complex ones for a complex C, real ones otherwise), applied in the accumulator's precision.
+            With beta = 0, C is not read: it may hold NaN.
         a, b: op(A) is (M, K) and op(B) is (K, N): arrays, or matrices with structure (`gemmkit.Diagonal(x)` and the
             like). c: (M, N), any strides.
-        operator: what multiplies; None chooses one by dtypes and sizes.
+        operator: what multiplies; None chooses one by dtypes and sizes. With an `operators.Algebra` the arrays may have a
+            last axis, the parts of its numbers.
         conf: a configuration for op(A), op(B) and c, whose epilogue gives way to alpha and beta.
         stream: None is the current stream of a's library.
 
@@ -41,16 +43,19 @@ def gemmEx(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: A
     ...     gemmEx("T", "N", 2.0, a, a, -1.0, c).tolist()
     [[19.0, 27.0], [27.0, 39.0]]
     """
-    op_a, a_info = _operated(transa, a, "transa", "a")
-    op_b, b_info = _operated(transb, b, "transb", "b")
+    multiplies = operator if operator is not None or conf is None else conf.operator
+    op_a, a_info = _operated(transa, a, "transa", "a", multiplies)
+    op_b, b_info = _operated(transb, b, "transb", "b", multiplies)
     c_info = describe(c, "c")
-    alpha, beta = _number(alpha, "alpha", c_info.dtype), _number(beta, "beta", c_info.dtype)
-    layout = layout_of(c_info, "c")
-    _check(transa, a_info, transb, b_info, c_info)
-    epilogue = LinearCombination(alpha, beta, c, layout)
+    layout = layout_of(c_info, "c", multiplies)
+    seen = layout.seen(c_info)
+    alpha, beta = _number(alpha, "alpha", seen.dtype), _number(beta, "beta", seen.dtype)
+    _check(transa, a_info, transb, b_info, seen)
+    held = c if seen is c_info else seen if c_info.device >= 0 else layout.host_view(c)
+    epilogue = LinearCombination(alpha, beta, held, layout)
     more: dict[str, Any] = {f"transform_global_to_shared_{name}": CONJUGATE
                             for name, trans, info in (("a", transa, a_info), ("b", transb, b_info))
-                            if trans == "C" and info.dtype.kind == "c"}
+                            if trans == "C" and info.dtype.kind in "cV"}
     if operator is not None:
         more["operator"] = operator
     return matmul(op_a, op_b, conf=conf, out=c, epilogue=epilogue, stream=stream, **more)
@@ -83,7 +88,7 @@ class _Operand(NamedTuple):
     info: ArrayInfo | None
 
 
-def _operated(trans: str, x: Any, argument: str, name: str) -> tuple[Any, _Operand]:
+def _operated(trans: str, x: Any, argument: str, name: str, operator: Any = None) -> tuple[Any, _Operand]:
     """op(x) as a view (nothing is copied), and x described."""
     if trans not in ("N", "T", "C"):
         raise ValueError(f'{argument} is {trans!r}; "N", "T" or "C" is needed')
@@ -91,6 +96,9 @@ def _operated(trans: str, x: Any, argument: str, name: str) -> tuple[Any, _Opera
         about = _Operand(x.shape, x.dtype, None if x.array is None else describe(x.array, name))
         return (x if trans == "N" else x.T), about
     info = describe(x, name)
+    if isinstance(operator, Algebra) and len(info.shape) == 3:           # a last axis of parts
+        seen = layout_of(info, name, operator).seen(info)
+        return x if trans == "N" else x.swapaxes(0, 1), _Operand(seen.shape, seen.dtype, info)
     if len(info.shape) != 2:
         raise ValueError(f"{name} has {len(info.shape)} dimensions; a matrix of 2 is needed")
     if trans == "N":
@@ -120,15 +128,16 @@ def _check(transa: str, a: _Operand, transb: str, b: _Operand, c: ArrayInfo) -> 
 def _number(value: Any, name: str, dtype: np.dtype) -> Any:
     """A scalar as the epilogue takes it: complex ones in the precision of C."""
     kinds: tuple = (int, float, np.integer, np.floating)
-    if dtype.kind == "c":
+    is_complex = dtype.kind == "c" or dtype.names == REAL_IMAG
+    if is_complex:
         kinds = (*kinds, complex, np.complexfloating)
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, kinds):
-        raise TypeError(f"{name} is {value!r}; a {'' if dtype.kind == 'c' else 'real '}number is needed for a C of {dtype}")
-    return dtype.type(value) if dtype.kind == "c" else value
+        raise TypeError(f"{name} is {value!r}; a {'' if is_complex else 'real '}number is needed for a C of {dtype}")
+    return value if not is_complex else dtype.type(value) if dtype.kind == "c" else np.complex64(value)
 
 
 def _conjugate(x: Any) -> Any:
-    return x.conjugate()
+    return conjugate(x)
 
 
 CONJUGATE = Elementwise(_conjugate)

@@ -19,6 +19,7 @@ from gemmkit.epilogues import Bias, Default, Epilogue, LinearCombination, Residu
 from gemmkit.kernels.pipeline import PipelineSpec
 from gemmkit.kernels.rasterisation import Grouped, Order
 from gemmkit.kernels.spec import Condition, Operand, Spec
+from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import Layout, Zero
 from gemmkit.operators import Operator
 from gemmkit.runtime.device import DeviceInfo, target
@@ -270,13 +271,17 @@ def _validate_complex(config: Config) -> None:
     accumulator = config.operator.fragment_c.dtype
     c, d = config.global_c_layout, config.global_d_layout
     unchanged = config.transform_global_to_shared_c.is_identity and config.transform_shared_to_regs_c.is_identity
-    _rule(c.dtype.kind != "c" or accumulator.kind == "c" or not unchanged, "global_c_layout", c,
+    _rule(c.dtype.kind != "c" or accumulator.kind in "cV" or not unchanged, "global_c_layout", c,
           f"the operator accumulates {accumulator}, which has no imaginary part; convert the array, or give "
           "transform_global_to_shared_c")
     unchanged = (config.transform_regs_to_shared_d.is_identity and config.transform_shared_to_global_d.is_identity
                  and all(type(part) in (Default, Bias, LinearCombination, Residual, Scale, Store)
                          for part in parts(config.epilogue)))
-    _rule(accumulator.kind != "c" or d.dtype.kind == "c" or not unchanged, "global_d_layout", d,
+    count = len(part_dtypes(accumulator))
+    _rule(accumulator.names is None or len(part_dtypes(d.dtype)) == count or not unchanged, "global_d_layout", d,
+          f"the operator's numbers have {count} parts ({', '.join(accumulator.names or ())}), which would be lost; take "
+          f"operator.number_dtype({part_dtypes(d.dtype)[0].name!r}), or give an epilogue that says what becomes of them")
+    _rule(accumulator.kind != "c" or d.dtype.kind in "cV" or not unchanged, "global_d_layout", d,
           f"the operator accumulates {accumulator}, whose imaginary part would be lost; take a complex layout, or give "
           "transform_shared_to_global_d or an epilogue that says what becomes of it")
 
@@ -289,6 +294,7 @@ def _validate_lines(config: Config) -> None:
         layout = getattr(config, f"shared_{name}_layout")
         refusal = config.operator.refuses(name, layout)
         _rule(refusal is None, f"shared_{name}_layout", layout, refusal or "")
+        layout = getattr(layout, "plane", layout)              # of numbers in planes, one plane is loaded at a time
         size = layout.dtype.itemsize
         moved = thread.count if thread.extents[layout.axis] == thread.count else 1
         needed = max(math.gcd(16, moved * size), config.operator.line_alignment(name, layout))

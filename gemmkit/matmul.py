@@ -76,7 +76,7 @@ def _simplest(a: Any, b: Any, conf: Config | None) -> Any:
 def _kind(x: Any, name: str) -> Any:
     """What decides how an array is computed with: all but its address and stream."""
     info = describe(x, name)
-    return type(x), info[1:7], alignment(info)
+    return type(x), info[1:7], alignment(info) if len(info.shape) == 2 else info[0] & 15
 
 
 def _remember(key: Any, made: Plan, conf: Any) -> tuple[Plan, Any]:

@@ -66,7 +66,7 @@ class Compiled:
             if info.device != problem.a.device:
                 raise ValueError(f"a component's array is on device {info.device} and a on device {problem.a.device}")
         self.blocks = self.spec.blocks(M, N, problem.device.sm_count)
-        self.problem = problem
+        self.problem, self.out = problem, out
 
     def bind(self) -> Any:
         """Compile (or find) the kernel, load it, and make it launchable."""
@@ -140,14 +140,16 @@ class Plan:
         problem = resolve(*infos, conf, keywords)
         self.config = problem.config
         self.shape = problem.M, problem.N, problem.K
-        self._dtype = problem.config.global_d_layout.dtype
+        d_layout = problem.config.global_d_layout
+        self._dtype, self._shape = d_layout.storage, d_layout.array_shape(problem.M, problem.N)
         if out is None:
-            out = empty_like(a, self.shape[:2], self._dtype)
+            out = empty_like(a, self._shape, self._dtype)
         self._infos = (*infos[:3], describe(out, "out"))
-        self._compiled = Compiled(problem, self._infos[3])
+        self._compiled = Compiled(problem, d_layout.seen(self._infos[3]))
         self._match = tuple(None if x is None else matcher(x, name)
                             for x, name in ((a, "a"), (b, "b"), (c, "c"), (out, "out")))
-        self._align = tuple(1 if i is None else alignment(i) for i in self._infos)
+        seen = problem.a, problem.b, problem.c, self._compiled.out
+        self._align = tuple(1 if i is None else alignment(i) for i in seen)
         self._mask = max(self._align) - 1
         self._bounds = tuple(bound for i in self._infos for bound in ((0, 0) if i is None else _extent(i)))
         self._library, self._device, self._producer = infos[0].library, infos[0].device, infos[0].stream
@@ -182,12 +184,12 @@ class Plan:
         if self._device < 0:
             return self._emulate(a, b, c, out)
         if out is None:
-            out = empty_like(a, self.shape[:2], self._dtype)
+            out = empty_like(a, self._shape, self._dtype)
         return self._fast(template, a, b, c, out, stream)
 
     def launch_new(self, a: ArrayInfo, at_b: int) -> Any:
         """The product of operands that are known to be of the plan's kind, into a new array of a's library."""
-        out = empty_like(a, self.shape[:2], self._dtype)
+        out = empty_like(a, self._shape, self._dtype)
         if self._has_work:
             start = self._launch or self._bind()
             stream = current_stream(self._library, self._device, a.stream)
@@ -299,7 +301,7 @@ class Plan:
             raise TypeError("a is a host array (NumPy) and this plan was made in the emulator; call it inside "
                             "with gemmkit.emulate(): ...")
         if out is None:
-            out = empty_like(a, self.shape[:2], self._dtype)
+            out = empty_like(a, self._shape, self._dtype)
         infos = dict(zip(("a", "b", "c", "out"), describe_all(a, b, c, out)))
         check_places(infos)
         if any((i is None) != (p is None) or (i is not None and p is not None and i[1:4] != p[1:4])

@@ -12,8 +12,8 @@ from typing import Any
 from gemmkit.config import TRANSFORMS, Config, ConfigError, get_config
 from gemmkit.emulator.mode import is_emulating
 from gemmkit.epilogues import parts
-from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor, Zero
-from gemmkit.operators import Operator
+from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, Planar, RowMajor, Zero
+from gemmkit.operators import Algebra, Operator
 from gemmkit.runtime.arrays import ArrayInfo, describe, overlaps
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.transforms import Transform
@@ -64,6 +64,7 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     infos = {"a": a, "b": b, "c": c, "out": out}
     check_places(infos)
     layouts = _layouts(infos, conf, keywords)
+    infos = {name: _seen(info, layouts["d" if name == "out" else name], name) for name, info in infos.items()}
     M, N, K = _sizes(infos, layouts, gemm_shape)
     device = target()
     if conf is None:
@@ -78,7 +79,8 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     _check_operands(infos, conf, M, N, K)
     _check_functions(conf, M, N, K)
     _check_outputs(conf, infos)
-    return Problem(M, N, K, conf, a, b, c, out, device)
+    assert infos["a"] is not None and infos["b"] is not None
+    return Problem(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device)
 
 
 # -- where the arrays are ---------------------------------------------------------------------------------------------
@@ -113,14 +115,29 @@ def _layouts(infos: dict[str, ArrayInfo | None], conf: Config | None, keywords: 
         elif conf is not None and not (name == "c" and info is not None and isinstance(conf.global_c_layout, Zero)):
             out[name] = getattr(conf, field)
         elif info is not None:
-            out[name] = layout_of(info, "out" if name == "d" else name)
+            operator = keywords.get("operator", getattr(conf, "operator", None))
+            out[name] = layout_of(info, "out" if name == "d" else name, operator)
         else:
             out[name] = None
     return out
 
 
-def layout_of(info: ArrayInfo, name: str) -> Layout:
-    """The plain layout of a 2-D array: column-major if only its first axis is contiguous."""
+def _seen(info: ArrayInfo | None, layout: Layout | None, name: str) -> ArrayInfo | None:
+    if info is None or layout is None:
+        return info
+    try:
+        return layout.seen(info)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def layout_of(info: ArrayInfo, name: str, operator: Operator | None = None) -> Layout:
+    """The plain layout of a 2-D array: column-major if only its first axis is contiguous.
+
+    For an algebra's operator an array may have a last axis, the parts of its numbers.
+    """
+    if isinstance(operator, Algebra) and len(info.shape) == 3:
+        return Interleaved(operator.number_dtype(info.dtype), "col" if info.strides[0] < info.strides[1] else "row")
     if len(info.shape) != 2:
         raise ValueError(f"{name} has {len(info.shape)} dimensions; a matrix of 2 is needed (a vector v: v[:, None] or "
                          "v[None, :])")
@@ -179,7 +196,8 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     if layouts["d"] is not None:
         fields["global_d_layout"] = layouts["d"]
     else:
-        fields["global_d_layout"] = RowMajor(result_dtype(a.dtype, b.dtype, c, operator))
+        dtype = result_dtype(a.dtype, b.dtype, c, operator)
+        fields["global_d_layout"] = type(a)(dtype) if isinstance(a, (Interleaved, Planar)) else RowMajor(dtype)
     return get_config(operator=operator, gemm_shape=dict(zip("MNK", sizes)), device=device, **fields)
 
 

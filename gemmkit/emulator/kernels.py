@@ -62,6 +62,8 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, shape: tuple[int, int, 
     conf, arena = compiled.problem.config, Arena()
     reads_out = any(is_array(x) and np.shares_memory(np.asarray(x), np.asarray(out)) for x in _arrays(compiled.spec)
                     ) or c is out
+    a, b, c, out = (array if array is None else getattr(conf, f"global_{name}_layout").host_view(np.asarray(array))
+                    for name, array in zip("abcd", (a, b, c, out)))
     types = [operand.type for operand in compiled.operands]
     views_order = (("out", out, types[3], dict(written=reads_out)), ("a", a, types[0], dict(readonly=True)),
                    ("b", b, types[1], dict(readonly=True)), ("c", c, types[2], dict(readonly=True)))

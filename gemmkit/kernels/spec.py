@@ -64,6 +64,7 @@ class Operand(Component):
         """Whether a thread's tile can go to shared memory as raw words: same type and order, and no transform."""
         layout, shared, tile = self.layout, cast(Any, self.shared), self.thread
         return (isinstance(layout, Plain) and type(layout).load is Plain.load and self.to_shared.is_identity
+                and not hasattr(shared, "plane") and layout.dtype.names is None
                 and layout.dtype == shared.dtype and layout.axis == shared.axis
                 and tile.extents[layout.axis] == tile.count and tile.count * layout.dtype.itemsize % 4 == 0)
 

@@ -2,9 +2,10 @@
 
 from gemmkit.layouts.base import Layout
 from gemmkit.layouts.generated import Generated
+from gemmkit.layouts.number import Interleaved, Planar, Planes
 from gemmkit.layouts.plain import ColMajor, Padded, Plain, RowMajor, Zero
 from gemmkit.layouts.structured import Diagonal, Symmetric, Triangular
 from gemmkit.layouts.swizzled import Swizzled
 
-__all__ = ["ColMajor", "Diagonal", "Generated", "Layout", "Padded", "Plain", "RowMajor", "Swizzled", "Symmetric",
-           "Triangular", "Zero"]
+__all__ = ["ColMajor", "Diagonal", "Generated", "Interleaved", "Layout", "Padded", "Plain", "Planar", "Planes", "RowMajor",
+           "Swizzled", "Symmetric", "Triangular", "Zero"]

@@ -84,6 +84,23 @@ class Layout(Component):
         """The operand's rows and columns as far as the array says."""
         return None, None
 
+    @property
+    def storage(self) -> np.dtype:
+        """The dtype of an array in this layout, where that is not the elements' own."""
+        return np.dtype(self.dtype)
+
+    def array_shape(self, rows: int, columns: int) -> tuple[int, ...]:
+        """The shape of an array that holds an operand in this layout."""
+        return rows, columns
+
+    def seen(self, info: ArrayInfo) -> ArrayInfo:
+        """The array as the kernel sees it."""
+        return info
+
+    def host_view(self, array: np.ndarray) -> np.ndarray:
+        """`seen`, of a NumPy array."""
+        return array
+
     def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
         """Raise ValueError when the array cannot be an operand of ``rows`` x ``columns`` in this layout."""
 

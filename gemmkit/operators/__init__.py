@@ -1,5 +1,6 @@
 """Operators: the arithmetic of a warp (or warpgroup) on tiles in shared memory."""
 
+from gemmkit.operators.algebra import COMPLEX, DUAL, QUATERNION, SPLIT_COMPLEX, Algebra, dual
 from gemmkit.operators.base import Operator
 from gemmkit.operators.fpu import FPUOp
 from gemmkit.operators.mma import MMAOp
@@ -7,5 +8,5 @@ from gemmkit.operators.semiring import LOG_SUM_EXP, MAX_PLUS, MAX_TIMES, MIN_PLU
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.operators.wmma import WMMAOp
 
-__all__ = ["LOG_SUM_EXP", "MAX_PLUS", "MAX_TIMES", "MIN_PLUS", "OR_AND", "FPUOp", "MMAOp", "Operator", "Semiring", "WGMMAOp",
-           "WMMAOp"]
+__all__ = ["COMPLEX", "DUAL", "LOG_SUM_EXP", "MAX_PLUS", "MAX_TIMES", "MIN_PLUS", "OR_AND", "QUATERNION", "SPLIT_COMPLEX",
+           "Algebra", "FPUOp", "MMAOp", "Operator", "Semiring", "WGMMAOp", "WMMAOp", "dual"]

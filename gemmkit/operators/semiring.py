@@ -68,8 +68,8 @@ class Semiring(FPUOp):
                  N: int | None = None, K: int = 1, MB: int = 4, NB: int = 8, dtype: Any = None, accumulator: Any = None,
                  b_dtype: Any = None, sample: Iterable[Any] | None = None):
         sample = _sample_for(zero) if sample is None else tuple(sample)
-        fields = dict(add=_function(add, "add"), mul=_function(mul, "mul"), zero=zero, sample=sample, M=M or _NONE, N=N or _NONE, K=K,
-                      MB=MB, NB=NB, dtype=dtype, accumulator=accumulator, b_dtype=b_dtype)
+        fields = dict(add=_function(add, "add"), mul=_function(mul, "mul"), zero=zero, sample=sample, M=M or _NONE,
+                      N=N or _NONE, K=K, MB=MB, NB=NB, dtype=dtype, accumulator=accumulator, b_dtype=b_dtype)
         for name, value in fields.items():
             object.__setattr__(self, name, value)
         _check_laws(self.add, self.mul, zero, sample)

@@ -65,7 +65,7 @@ def unpack(context: Any, builder: Any, element: types.Type, value: Any, count: i
 
 def _word(element: RecordType) -> types.Type:
     """The integer that a record's part is in memory."""
-    return getattr(types, f"uint{8 * element.dtype.itemsize // len(element.parts)}")  
+    return getattr(types, f"uint{8 * element.dtype.itemsize // len(element.parts)}")
 
 
 def records_of_words(context: Any, builder: Any, element: RecordType, words: list) -> list:
@@ -228,6 +228,21 @@ def _type_shared(context: Any, dtype: Any, offset: Any) -> Any:
 def shared(dtype: np.dtype, offset: int) -> SharedPointer:
     """A pointer to elements of ``dtype`` that start ``offset`` bytes into the block's dynamic shared memory."""
     return SharedPointer(np.dtype(dtype), int(offset))
+
+
+def _type_repoint(context: Any, pointer: Any, dtype: Any, distance: Any) -> Any:
+    if not isinstance(pointer, SharedType) or not isinstance(dtype, DTypeType) or not isinstance(distance, types.Integer):
+        return None
+    from gemmkit.lang.scalars import index, numpy_dtype
+
+    return (signature(SharedType(numpy_dtype(dtype.target)), pointer, dtype, distance),
+            lambda c, b, s, v: b.add(v[0], c.cast(b, v[2], distance, index)))
+
+
+@atom(_type_repoint)
+def repoint(pointer: SharedPointer, dtype: np.dtype, distance: int) -> SharedPointer:
+    """A pointer to elements of ``dtype``, ``distance`` bytes behind another pointer."""
+    return SharedPointer(np.dtype(dtype), pointer.offset + int(distance))
 
 
 def _shared_pieces(pointer: SharedType, count: int) -> tuple[int, Any]:

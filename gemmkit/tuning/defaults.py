@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import ColMajor, Layout, Padded, RowMajor, Zero
-from gemmkit.operators import FPUOp, Operator, WMMAOp
+from gemmkit.operators import Algebra, FPUOp, Operator, WMMAOp
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning.operators import sized
@@ -55,6 +56,7 @@ TENSOR_TILES = (
     ((32, 64, 64), (16, 32), 4),
     ((32, 32, 64), (16, 16), 4),
 )
+SHARED = 200 * 1024                    # bytes of shared memory that the blocks of a multiprocessor may take
 # On the ordinary units a warp's tile is the operator's, and the block's follows from it.
 FPU_TILES = {
     (64, 32): (((64, 128, 32), 4),),
@@ -86,6 +88,8 @@ def _fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, in
 
 def _is_small(operator: Operator) -> bool:
     """Whether the listed numbers of blocks leave enough registers: 8-byte elements take twice as many."""
+    if isinstance(operator, Algebra):            # `_shrunk` has seen to it on tensor cores
+        return not isinstance(operator.base, FPUOp)
     fragments = operator.fragment_a, operator.fragment_b, operator.fragment_c
     return getattr(operator, "is_light", True) and max(f.dtype.itemsize for f in fragments) <= 4
 
@@ -93,7 +97,9 @@ def _is_small(operator: Operator) -> bool:
 def _candidates(operator: Operator) -> list:
     m, n, k = operator.shape
     listed: Any = TENSOR_TILES
-    if isinstance(operator, FPUOp):              # one operation a warp: a second would double what its threads hold
+    if isinstance(operator, Algebra):
+        listed = [_shrunk(block, warp, blocks, operator.parts) for block, warp, blocks in TENSOR_TILES]
+    if isinstance(_units(operator), FPUOp):      # one operation a warp: a second would double what its threads hold
         known = FPU_TILES.get((m, n), (((2 * m, 2 * n, 32), 1),))
         listed = tuple((block, (m, n), blocks) for block, blocks in known)
     fit = []
@@ -103,6 +109,25 @@ def _candidates(operator: Operator) -> list:
         if block[0] // warp[0] * (block[1] // warp[1]) <= 32:
             fit.append((block, warp, blocks))
     return fit
+
+
+def _units(operator: Operator) -> Operator:
+    """What computes: of an algebra, the operator on its parts."""
+    return getattr(operator, "base", operator)
+
+
+def _shrunk(block: tuple, warp: tuple, blocks: int, parts: int) -> tuple:
+    """Tiles for numbers of several parts, that take no more registers and shared memory than those for one."""
+    (M, N, K), (m, n) = block, warp
+    accumulators = m * n
+    while parts * m * n > accumulators and (m > 16 or n > 8):
+        if m > n:
+            M, m = M // 2, m // 2
+        else:
+            N, n = N // 2, n // 2
+    while parts * (M + N) * K * 2 * blocks > SHARED and K > 16:
+        K //= 2
+    return (M, N, K), (m, n), blocks
 
 
 def _choose(candidates: list, sizes: tuple[int, int, int] | None, device: DeviceInfo) -> Any:
@@ -129,7 +154,7 @@ def _choose(candidates: list, sizes: tuple[int, int, int] | None, device: Device
 def _warp_k(operator: Operator, block_k: int) -> int:
     """Slices along K: 16 deep on tensor cores, and on the ordinary units short enough to keep the code small."""
     k = operator.shape[2]
-    limit = 8 if isinstance(operator, FPUOp) else 16
+    limit = 8 if isinstance(_units(operator), FPUOp) else 16
     return next((d for d in range(limit, k - 1, -1) if d % k == 0 and block_k % d == 0), k)
 
 
@@ -157,12 +182,20 @@ def _warp_of(block: Tile, operator: Operator, warps: int | None) -> Tile:
 def _fill_shared(values: dict[str, Any], operator: Operator, accumulator: np.dtype) -> None:
     for name, fragment, preferred in (("a", operator.fragment_a, 0), ("b", operator.fragment_b, 1)):
         axis = values[f"global_{name}_layout"].vector_axis
-        if isinstance(operator, FPUOp) or axis is None:
-            axis = preferred if isinstance(operator, FPUOp) else 1 - preferred
-        values.setdefault(f"shared_{name}_layout", _padded(axis, fragment.dtype))
+        units = isinstance(_units(operator), FPUOp)
+        if units or axis is None:
+            axis = preferred if units else 1 - preferred
+        values.setdefault(f"shared_{name}_layout", _shared(axis, fragment.dtype, operator))
     axis = values["global_d_layout"].vector_axis
-    values.setdefault("shared_d_layout", _padded(1 if axis is None else axis, accumulator))
+    values.setdefault("shared_d_layout", _shared(1 if axis is None else axis, accumulator, operator))
     values.setdefault("shared_c_layout", values["shared_d_layout"])
+
+
+def _shared(axis: int, dtype: np.dtype, operator: Operator) -> Any:
+    """Of an algebra's numbers, planes."""
+    if isinstance(operator, Algebra):
+        return operator.split(_padded(axis, part_dtypes(dtype)[0]), dtype)
+    return _padded(axis, dtype)
 
 
 def _padded(axis: int, dtype: np.dtype) -> Padded:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
+from gemmkit.lang.records import SIGNS, TABLE, metadata_of, part_dtypes
 from gemmkit.layouts import Layout
-from gemmkit.operators import FPUOp, MMAOp, Operator
+from gemmkit.operators import COMPLEX, Algebra, FPUOp, MMAOp, Operator
 from gemmkit.runtime.device import DeviceInfo
 
 LARGE = 4096                           # a size where nothing is known of it
@@ -14,10 +15,13 @@ _SIXTEEN = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
 def operator_for(a: np.dtype, b: np.dtype, sizes: tuple[int, int, int], device: DeviceInfo) -> Operator:
-    """Tensor cores for float16 and bfloat16, the ordinary units for everything else real.
+    """Tensor cores for float16 and bfloat16, the ordinary units for everything else; of complex and other numbers by parts.
 
     float32 stays float32 (tf32 is a choice of the caller's). Raises TypeError for dtypes that no operator takes.
     """
+    algebra = algebra_of(a)
+    if algebra is not None and a == b:
+        return sized(algebra, a, b, sizes, device)
     if a == b and a in _SIXTEEN and device.arch >= (8, 0):
         return MMAOp(dtype=a)
     for name, dtype in (("a", a), ("b", b)):
@@ -47,13 +51,33 @@ def fpu_shape(size: int, sizes: tuple[int, int, int] | None, device: DeviceInfo)
     return dict(M=16, N=16, MB=4, NB=8)
 
 
+def algebra_of(dtype: np.dtype) -> Algebra | None:
+    """The algebra whose numbers have this dtype."""
+    if dtype.kind == "c":
+        return COMPLEX
+    metadata = metadata_of(dtype)
+    return Algebra(None, metadata[TABLE], dtype.names, metadata[SIGNS]) if TABLE in metadata else None
+
+
 def sized(operator: Operator, a: np.dtype, b: np.dtype, sizes: tuple[int, int, int] | None, device: DeviceInfo) -> Operator:
     """An operator that leaves its shape or its dtypes open, completed for operands; any other as it is."""
     if getattr(operator, "is_sized", True):
         return operator
+    if isinstance(operator, Algebra):
+        return operator.with_base(_base_for(operator.parts, part_dtypes(a)[0], part_dtypes(b)[0], sizes, device))
     accumulator = accumulator_for(a, b)
     shape = fpu_shape(max(a.itemsize, b.itemsize, accumulator.itemsize), sizes, device)
     return operator.sized(shape, a, b, accumulator)          # type: ignore[attr-defined]
+
+
+def _base_for(parts: int, a: np.dtype, b: np.dtype, sizes: tuple[int, int, int] | None, device: DeviceInfo) -> Operator:
+    """What multiplies the parts of numbers."""
+    if a == b and a in _SIXTEEN and device.arch >= (8, 0):
+        return MMAOp(dtype=a)
+    accumulator = accumulator_for(a, b)
+    size = parts * max(a.itemsize, b.itemsize, accumulator.itemsize)
+    shape = fpu_shape(4, sizes, device) if size == 8 else fpu_shape(8 if size <= 12 else 16, sizes, device)
+    return FPUOp(**shape, dtype=a, b_dtype=b, accumulator=accumulator)
 
 
 def accumulator_for(a: np.dtype, b: np.dtype) -> np.dtype:
@@ -69,6 +93,9 @@ def result_dtype(a: np.dtype, b: np.dtype, c: Layout | None, operator: Operator)
     """The dtype of a result that the call makes: C's if there is one, else NumPy's result type of a and b."""
     if c is not None:
         return c.dtype
+    if isinstance(operator, Algebra):
+        parts = [part_dtypes(dtype)[0] for dtype in (a, b)]
+        return operator.number_dtype(np.result_type(*parts) if parts[0] != parts[1] else parts[0])
     if (a.kind in "iufc" and b.kind in "iufc") or (a in _SIXTEEN and b in _SIXTEEN):
         try:
             return np.result_type(a, b)

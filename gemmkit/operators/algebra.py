@@ -1,0 +1,234 @@
+"""Algebras: products of complex, dual, quaternion and other numbers by real multiply-accumulates.
+
+A finite-dimensional algebra is its multiplication table: ``e_i e_j = sum_k table[i][j][k] e_k``. `Algebra` holds numbers as
+planes (all first parts, all second parts, ...) and issues one real operation of its ``base`` for every entry of the table
+that is not zero: 4 for complex numbers, 3 for dual ones (1 + 2p with p tangents), 16 for quaternions. The base is any
+operator of real numbers: tensor cores (`MMAOp`) or the ordinary units (`FPUOp`).
+
+One number is one element everywhere else: transforms and epilogues see a value whose parts are ``x[0]``, ``x[1]``, ... (or
+``x.real``, ``x.value``, by the algebra's names), which can be added and multiplied, and they may return a tuple of parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gemmkit.lang.control import each
+from gemmkit.lang.records import number_dtype, numbers_of, planes_of, terms
+from gemmkit.lang.registers import Fragment, generate
+from gemmkit.layouts import Planes
+from gemmkit.operators.base import Operator
+from gemmkit.ptx.algebra import multiply_planes
+from gemmkit.ptx.fragments import FragmentMap
+
+Table = tuple[tuple[tuple[Any, ...], ...], ...]
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Algebra(Operator):
+    """Products of an algebra's numbers.
+
+    Args:
+        base: the operator that multiplies their parts; None chooses one by the dtypes and sizes of the arrays.
+        table: ``table[i][j][k]`` is the coefficient of e_k in e_i e_j; or an algebra that has it.
+        names: of the parts; e0, e1, ... by default. The first part is the real one: a real number r is r e_0.
+        conjugate: the signs that a conjugate's parts get (+1 or -1); none changes by default.
+
+    Raises ValueError for a table that is not n x n x n, names or signs that are not n, or a base that is no operator of
+    real numbers.
+
+    >>> split_complex = Algebra(None, [[[1, 0], [0, 1]], [[0, 1], [1, 0]]])      # j * j = 1
+    >>> split_complex.products
+    4
+    """
+
+    base: Any = None
+    table: Any = None
+    names: Any = None
+    conjugate: Any = None
+
+    def __init__(self, base: Operator | None, table: Any, names: Sequence[str] | None = None,
+                 conjugate: Sequence[int] | None = None):
+        if isinstance(table, Algebra):
+            names, conjugate, table = names or table.names, conjugate or table.conjugate, table.table
+        table = _checked_table(table)
+        count = len(table)
+        names = tuple(f"e{n}" for n in range(count)) if names is None else tuple(names)
+        signs = (1,) * count if conjugate is None else tuple(int(s) for s in conjugate)
+        if len(names) != count or len(set(names)) != count:
+            raise ValueError(f"Algebra(names={names!r}): {count} different names are needed, as many as the table has parts")
+        if len(signs) != count or any(s not in (1, -1) for s in signs):
+            raise ValueError(f"Algebra(conjugate={conjugate!r}): {count} signs, +1 or -1, are needed")
+        if base is not None and (not isinstance(base, Operator) or isinstance(base, Algebra) or base.threads != 32
+                                 or base.map_c is None):
+            raise ValueError(f"Algebra(base={base!r}): an MMAOp or FPUOp (an instance) is needed")
+        for name, value in (("base", base), ("table", table), ("names", names), ("conjugate", signs)):
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        return f"Algebra({self.base!r}, {self.table!r}, {self.names!r}, {self.conjugate!r})"
+
+    # -- host -------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def parts(self) -> int:
+        return len(self.table)
+
+    @cached_property
+    def products(self) -> int:
+        """Real multiply-accumulates for each product of two numbers."""
+        return len(terms(self.table))
+
+    def number_dtype(self, part: Any) -> np.dtype:
+        """The dtype of numbers with parts of a real dtype: a structured one (complex ones of float32 are complex64).
+
+        >>> DUAL.number_dtype("float16")
+        dtype([('value', '<f2'), ('tangent', '<f2')])
+        """
+        return number_dtype(self.names, np.dtype(part), self.table, self.conjugate)
+
+    @cached_property
+    def is_sized(self) -> bool:
+        return self.base is not None
+
+    def with_base(self, base: Operator) -> Algebra:
+        return dataclasses.replace(self, base=base)
+
+    def split(self, plane: Any, dtype: np.dtype) -> Planes:
+        """The shared layout of numbers of ``dtype`` whose parts are in ``plane``."""
+        return Planes(plane, dtype)
+
+    @cached_property
+    def threads(self) -> int:                                    # type: ignore[override]
+        return 32 if self.base is None else int(self.base.threads)
+
+    @cached_property
+    def minimum_arch(self) -> tuple[int, int]:
+        return tuple(self.base.minimum_arch)
+
+    @cached_property
+    def shape(self) -> tuple[int, int, int]:
+        return tuple(self.base.shape)
+
+    @cached_property
+    def map_a(self) -> FragmentMap | None:
+        return self.base.map_a
+
+    @cached_property
+    def map_b(self) -> FragmentMap | None:
+        return self.base.map_b
+
+    @cached_property
+    def map_c(self) -> FragmentMap | None:
+        return self.base.map_c
+
+    @cached_property
+    def fragment_a(self) -> Fragment:
+        return self._numbers(self.base.fragment_a)
+
+    @cached_property
+    def fragment_b(self) -> Fragment:
+        return self._numbers(self.base.fragment_b)
+
+    @cached_property
+    def fragment_c(self) -> Fragment:
+        return self._numbers(self.base.fragment_c)
+
+    def _numbers(self, fragment: Fragment) -> Fragment:
+        return Fragment(self.number_dtype(fragment.dtype), fragment.count)
+
+    def line_alignment(self, operand: str, layout: Any) -> int:
+        return int(self.base.line_alignment(operand, layout))    # of each plane
+
+    def refuses(self, operand: str, layout: Any) -> str | None:
+        if not isinstance(layout, Planes):
+            return "an algebra's numbers are in planes in shared memory: Planes(Padded(RowMajor(...), ...), ...)"
+        refusal: str | None = self.base.refuses(operand, layout.plane)
+        return refusal
+
+    # -- device -----------------------------------------------------------------------------------------------------
+
+    def load_a(self, layout: Any, pointer: Any, tile: Any, leading: Any) -> tuple:
+        return numbers_of(self.fragment_a.dtype, generate(self.parts, _load_a, self, layout, pointer, tile, leading))
+
+    def load_b(self, layout: Any, pointer: Any, tile: Any, leading: Any) -> tuple:
+        return numbers_of(self.fragment_b.dtype, generate(self.parts, _load_b, self, layout, pointer, tile, leading))
+
+    def load_c(self, layout: Any, pointer: Any, tile: Any, leading: Any) -> tuple:
+        return numbers_of(self.fragment_c.dtype, generate(self.parts, _load_c, self, layout, pointer, tile, leading))
+
+    def mma(self, a: tuple, b: tuple, c: tuple) -> tuple:
+        """One real operation for every entry of the table."""
+        return multiply_planes(self, a, b, c)
+
+    def store_d(self, layout: Any, pointer: Any, tile: Any, leading: Any, d: tuple) -> None:
+        each(_store_d, planes_of(d), self, layout, pointer, tile, leading)
+
+
+def _load_a(n: int, algebra: Any, layout: Any, pointer: Any, tile: Any, leading: Any) -> tuple:
+    return algebra.base.load_a(layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0])
+
+
+def _load_b(n: int, algebra: Any, layout: Any, pointer: Any, tile: Any, leading: Any) -> tuple:
+    return algebra.base.load_b(layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0])
+
+
+def _load_c(n: int, algebra: Any, layout: Any, pointer: Any, tile: Any, leading: Any) -> tuple:
+    return algebra.base.load_c(layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0])
+
+
+def _store_d(plane: tuple, n: int, algebra: Any, layout: Any, pointer: Any, tile: Any, leading: Any) -> None:
+    algebra.base.store_d(layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0], plane)
+
+
+def _checked_table(table: Any) -> Table:
+    array = np.asarray(table, dtype=object)
+    if array.ndim != 3 or len(set(array.shape)) != 1 or array.shape[0] < 2:
+        raise ValueError(f"Algebra(table=...): it has shape {array.shape}, and must be n x n x n with n of 2 or more: "
+                         "table[i][j][k] is the coefficient of e_k in e_i e_j")
+    for value in array.flat:
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+            raise ValueError(f"Algebra(table=...): {value!r} is no real number")
+    return tuple(tuple(tuple(_plain(x) for x in sums) for sums in row) for row in array.tolist())
+
+
+def _plain(x: Any) -> Any:
+    return int(x) if float(x).is_integer() else float(x)
+
+
+# -- the algebras that come with gemmkit --------------------------------------------------------------------------------
+
+def dual(tangents: int) -> Algebra:
+    """Dual numbers with so many tangents: of forward-mode derivatives in as many directions at once.
+
+    A real matrix extended by derivatives is still real: "C" (the conjugate transpose) of it is its transpose.
+
+    >>> dual(3).products
+    7
+    """
+    if isinstance(tangents, bool) or not isinstance(tangents, int) or tangents < 1:
+        raise ValueError(f"dual(tangents={tangents!r}): a number of 1 or more is needed")
+    n = tangents + 1
+    table = np.zeros((n, n, n), int)
+    for k in range(n):
+        table[0, k, k] = table[k, 0, k] = 1
+    names = ("value", "tangent") if tangents == 1 else ("value", *(f"tangent{k}" for k in range(tangents)))
+    return Algebra(None, table, names)
+
+
+COMPLEX = Algebra(None, [[[1, 0], [0, 1]], [[0, 1], [-1, 0]]], ("real", "imag"), (1, -1))
+SPLIT_COMPLEX = Algebra(None, [[[1, 0], [0, 1]], [[0, 1], [1, 0]]], ("real", "hyper"), (1, -1))
+DUAL = dual(1)
+QUATERNION = Algebra(None, [[[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]],
+                            [[0, 1, 0, 0], [-1, 0, 0, 0], [0, 0, 0, 1], [0, 0, -1, 0]],
+                            [[0, 0, 1, 0], [0, 0, 0, -1], [-1, 0, 0, 0], [0, 1, 0, 0]],
+                            [[0, 0, 0, 1], [0, 0, 1, 0], [0, -1, 0, 0], [-1, 0, 0, 0]]],
+                     ("real", "i", "j", "k"), (1, -1, -1, -1))
+
+__all__ = ["COMPLEX", "DUAL", "QUATERNION", "SPLIT_COMPLEX", "Algebra", "dual"]

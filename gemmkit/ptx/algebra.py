@@ -1,0 +1,99 @@
+"""The product of an algebra's fragments: a real operation for every entry of its multiplication table."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from llvmlite import ir
+
+from gemmkit.components import ComponentType
+from gemmkit.lang.atoms import atom
+from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.records import numbers_of, part_types, planes_of, scaled, terms
+from gemmkit.lang.registers import call_function
+from gemmkit.lang.scalars import NarrowFloatType
+
+i16, i32 = ir.IntType(16), ir.IntType(32)
+
+
+def _negative(context: Any, builder: Any, kind: types.Type, values: list) -> list:
+    """The negatives of a plane's values; of 16-bit floats two at a time, in the registers that instructions take."""
+    if isinstance(kind, types.Float):
+        return [builder.fsub(ir.Constant(v.type, -0.0), v) for v in values]
+    if isinstance(kind, NarrowFloatType) and len(values) % 2 == 0:
+        from gemmkit.ptx.registers import from_registers, to_registers
+
+        signs = ir.Constant(i32, 0x80008000)
+        return from_registers(builder, [builder.xor(word, signs) for word in to_registers(builder, values)], i16)
+    inner = context.typing_context.resolve_function_type(operator.neg, (kind,), {})
+    function = context.get_function(context.typing_context.resolve_value_type(operator.neg), inner)
+    return [context.cast(builder, function(builder, [v]), inner.return_type, kind) for v in values]
+
+
+def _times(context: Any, builder: Any, kind: types.Type, values: list, factor: Any) -> list:
+    if factor == 1:
+        return values
+    if factor == -1:
+        return _negative(context, builder, kind, values)
+    typing = context.typing_context
+    inner = typing.resolve_function_type(operator.mul, (kind, kind), {})
+    function = context.get_function(typing.resolve_value_type(operator.mul), inner)
+    weight = context.cast(builder, context.get_constant(types.float64, float(factor)), types.float64, kind)
+    out = []
+    for v in values:
+        given = [context.cast(builder, x, kind, to) for x, to in zip((v, weight), inner.args)]
+        out.append(context.cast(builder, function(builder, given), inner.return_type, kind))
+    return out
+
+
+def _typer(context: Any, algebra: Any, a: Any, b: Any, c: Any) -> Any:
+    if not isinstance(algebra, ComponentType) or not all(isinstance(t, types.UniTuple) for t in (a, b, c)):
+        return None
+    kinds = [part_types(t.dtype) for t in (a, b, c)]
+    if None in kinds:
+        return None
+    planes = [types.UniTuple(kind[0], t.count) for kind, t in zip(kinds, (a, b, c))]    # type: ignore[index]
+    base = context.resolve_getattr(algebra, "base")
+    method = context.resolve_getattr(base, "mma")
+    inner = context.resolve_function_type(method, tuple(planes), {})
+    if inner is None:
+        return None
+    entries = terms(algebra.skeleton.table)
+
+    def codegen(ctx: Any, builder: Any, s: Any, v: Any) -> Any:
+        operand = ctx.get_getattr(algebra, "base")(ctx, builder, algebra, v[0], "base")
+        lhs, rhs, out = ([[builder.extract_value(builder.extract_value(value, n), p) for n in range(ty.count)]
+                          for p in range(len(kind))] for value, ty, kind in zip(v[1:], (a, b, c), kinds))  # type: ignore[arg-type]
+        sums: list = [ctx.make_tuple(builder, planes[2], plane) for plane in out]
+        weighted: dict = {}
+        for i, j, k, factor in entries:
+            if (i, factor) not in weighted:
+                plane = _times(ctx, builder, planes[0].dtype, lhs[i], factor)
+                weighted[i, factor] = ctx.make_tuple(builder, planes[0], plane)
+            given = [weighted[i, factor], ctx.make_tuple(builder, planes[1], rhs[j]), sums[k]]
+            given = [ctx.cast(builder, x, t, to) for x, t, to in zip(given, planes, inner.args)]
+            value = call_function(ctx, builder, method, operand, inner, given)
+            sums[k] = ctx.cast(builder, value, inner.return_type, planes[2])
+        numbers = []
+        for n in range(c.count):
+            number = ctx.get_constant_undef(c.dtype)
+            for p, plane in enumerate(sums):
+                number = builder.insert_value(number, builder.extract_value(plane, n), p)
+            numbers.append(number)
+        return ctx.make_tuple(builder, c, numbers)
+
+    return signature(c, algebra, a, b, c), codegen
+
+
+@atom(_typer)
+def multiply_planes(algebra: Any, a: tuple, b: tuple, c: tuple) -> tuple:
+    """``c_k += table[i][j][k] a_i b_j`` on fragments of numbers, each term one operation of the algebra's base."""
+    lhs, rhs, sums = planes_of(a), planes_of(b), list(planes_of(c))
+    for i, j, k, factor in terms(algebra.table):
+        weighted = tuple(scaled(x, factor if abs(factor) == 1 else type(x)(factor)) for x in lhs[i])
+        sums[k] = algebra.base.mma(weighted, rhs[j], sums[k])
+    return numbers_of(algebra.fragment_c.dtype, tuple(sums))
+
+
+__all__ = ["multiply_planes"]
