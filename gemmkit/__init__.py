@@ -13,6 +13,7 @@ from gemmkit.tiling import Tile, linearise, parallelise, subdivide, translate, t
 
 from gemmkit import epilogues, layouts, operators, transforms  # isort: skip
 from gemmkit.config import Config, ConfigError, get_config
+from gemmkit.contraction import einsum
 from gemmkit.matmul import matmul
 from gemmkit.matrices import Diagonal, Generated, Matrix, Symmetric, Triangular
 from gemmkit.planning import Plan, plan
@@ -25,7 +26,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Array", "Component", "ComponentError", "Config", "ConfigError", "Diagonal", "Generated", "Matrix", "Plan",
-    "Scalar", "Symmetric", "Tile", "Triangular", "blas", "emulate", "epilogues", "float16", "float32", "float64",
+    "Scalar", "Symmetric", "Tile", "Triangular", "blas", "einsum", "emulate", "epilogues", "float16", "float32", "float64",
     "get_config", "layouts", "linearise", "matmul", "operators", "parallelise", "plan", "select", "subdivide",
     "transforms", "translate", "translate_base", "translate_offset",
 ]

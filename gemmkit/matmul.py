@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.batched import is_batched, matmul_batched
 from gemmkit.components import Component, freeze
 from gemmkit.config import Config
 from gemmkit.emulator.mode import current_mode
@@ -25,7 +26,8 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
         a: (M, K), b: (K, N), c: (M, N) or None. CuPy arrays, PyTorch CUDA tensors, Numba device arrays, anything with
             ``__cuda_array_interface__`` or DLPack; NumPy arrays under ``with gemmkit.emulate():``. Any strides: a
             transposed or sliced view is read in place. a and b may also be matrices with structure (`gemmkit.Diagonal(x)`,
-            `Triangular`, `Symmetric`, `Generated`).
+            `Triangular`, `Symmetric`, `Generated`). Of arrays of more dimensions the last two are the matrices, and those
+            before are broadcast as NumPy does; out is then (..., M, N).
         conf: a configuration of `gemmkit.get_config`; None chooses one by dtypes and sizes.
         out: (M, N), written and returned; None allocates one of a's library, in C order, of NumPy's result type of a
             and b (of c's type if there is a c). It may be c itself, and may overlap nothing else.
@@ -59,6 +61,8 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
            id(conf), current_mode() is not None)
     known = _plans.get(key)
     if known is None:
+        if is_batched(a, b, c, {}):
+            return matmul_batched(a, b, c, conf, out, stream, {})
         known = _remember(key, Plan(a, b, c, out, conf, {}), conf)
     return known[0](a, b, c, out=out, stream=stream)
 
@@ -69,6 +73,8 @@ def _simplest(a: Any, b: Any, conf: Config | None) -> Any:
     key = (type(a), of_a[1:7], of_a[0] & 15, type(b), of_b[1:7], of_b[0] & 15, id(conf))    # & 15: the alignment class
     known = _plans.get(key)
     if known is None:
+        if is_batched(a, b, None, {}):
+            return matmul_batched(a, b, None, conf, None, None, {})
         known = _remember(key, Plan(a, b, None, None, conf, {}), conf)
     return known[0].launch_new(of_a, of_b.pointer)
 
@@ -92,12 +98,16 @@ def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stre
     if isinstance(sizes, dict):
         sizes = tuple(sizes.items())
     if set(frozen) != {name for name in keywords if name != "gemm_shape"}:      # None and the like: resolved anew each time
+        if is_batched(a, b, c, keywords):
+            return matmul_batched(a, b, c, conf, out, stream, keywords)
         return Plan(a, b, c, out, conf, keywords)(a, b, c, out=out, stream=stream)
     key = (_kind(a, "a"), _kind(b, "b"), c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
            id(conf), current_mode() is not None, sizes,
            tuple((name, f.type, f.fingerprint, tuple((i.shape, i.device) for i in f.arrays)) for name, f in frozen.items()))
     known = None if current_mode() is not None else _plans.get(key)
     if known is None:
+        if is_batched(a, b, c, keywords):
+            return matmul_batched(a, b, c, conf, out, stream, keywords)
         known = _remember(key, Plan(a, b, c, out, conf, keywords), conf)
         if current_mode() is None:
             known[0].forget_arrays()            # those of the conf are kept by the conf

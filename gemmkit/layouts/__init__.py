@@ -6,6 +6,7 @@ from gemmkit.layouts.number import Interleaved, Planar, Planes
 from gemmkit.layouts.plain import ColMajor, Padded, Plain, RowMajor, Zero
 from gemmkit.layouts.structured import Diagonal, Symmetric, Triangular
 from gemmkit.layouts.swizzled import Swizzled
+from gemmkit.layouts.tensor import Tensor
 
 __all__ = ["ColMajor", "Diagonal", "Generated", "Interleaved", "Layout", "Padded", "Plain", "Planar", "Planes", "RowMajor",
-           "Swizzled", "Symmetric", "Triangular", "Zero"]
+           "Swizzled", "Symmetric", "Tensor", "Triangular", "Zero"]

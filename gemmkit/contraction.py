@@ -1,0 +1,242 @@
+"""``einsum``: contractions of tensors as single matrix products, without transposition (GETT).
+
+The indices of ``D = einsum(spec, A, B)`` fall into four kinds: those of A and D are the rows of D (M), those of B and D its
+columns (N), those that D lacks are summed over (K), and those that all three have count products (the batch). The
+operands are then matrices whose rows and columns are made of several dimensions each; `layouts.Tensor` reads and writes
+them in place. Dimensions that lie in each other's stride, in both operands that have them, are merged first; where one is
+left in each kind the operand is an ordinary strided matrix, and moves as one.
+
+Of each kind the order of the dimensions is free; it is chosen so that neighbours in A's or B's memory (else in D's) are
+neighbours in the product, which makes accesses wide.
+
+A batch is one launch for each of its products. A kernel's grid has the tiles of one product: a batch inside would be one
+more coordinate that every layout, transform and epilogue had to take, for the sake of products too small to fill a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmkit.epilogues import Epilogue
+from gemmkit.layouts import Layout, Tensor
+from gemmkit.matmul import matmul
+from gemmkit.operators import Operator
+from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like
+from gemmkit.runtime.device import target
+from gemmkit.runtime.views import strided
+from gemmkit.tuning.operators import operator_for, result_dtype
+
+__all__ = ["einsum"]
+
+
+def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None = None, epilogue: Epilogue | None = None,
+           stream: Any = None, optimize: Any = "auto") -> Any:
+    """Sum of products of tensors' elements, as `numpy.einsum` has it.
+
+    Args:
+        spec: the indices of each operand and, after ``->``, of the result: ``"abj,jk->bak"``. Without ``->`` the result
+            has the indices that occur once, in alphabetical order. An index is one letter.
+        operands: two arrays or more, of any strides, of one library. Three and more are contracted two at a time along
+            `opt_einsum`'s path, intermediates in the result's dtype.
+        out: where the result goes (any strides); None allocates it in C order, of NumPy's result type.
+        operator: what multiplies and sums; None chooses one by dtypes and sizes.
+        epilogue: an element-wise function of the result. Its coordinates are the row and column of the matrix product,
+            not the tensor's.
+        stream: None is the current stream of the operands' library.
+        optimize: for three operands and more: a path, or how `opt_einsum.contract_path` is to find one.
+
+    Returns:
+        out.
+
+    Raises:
+        ValueError: a spec that does not fit the operands: it repeats an index in one operand, asks for one that no operand
+            has, counts operands or dimensions otherwise; sizes of one index that differ.
+        TypeError, ConfigError, ComponentError: as `gemmkit.matmul`.
+
+    >>> import gemmkit
+    >>> a, b = np.arange(24, dtype=np.float32).reshape(2, 3, 4), np.ones((4, 2), np.float32)
+    >>> with gemmkit.emulate():
+    ...     einsum("aij,ja->ia", a, b).tolist()
+    [[6.0, 54.0], [22.0, 70.0], [38.0, 86.0]]
+    """
+    if not isinstance(spec, str):
+        raise TypeError(f"spec={spec!r}: a string such as 'ij,jk->ik' is needed")
+    if len(operands) < 2:
+        raise ValueError(f"einsum({spec!r}) got {len(operands)} operands; two or more are needed")
+    infos = tuple(describe(x, f"operand {n}") for n, x in enumerate(operands))
+    terms, result = _parsed(spec, tuple(info.shape for info in infos))
+    if len(operands) > 2:
+        return _chain(terms, result, operands, infos, out, operator, epilogue, stream, optimize)
+    a, b = operands
+    if out is None:
+        sizes = _sizes(spec, terms, tuple(info.shape for info in infos))
+        shape = tuple(sizes[label] for label in result)
+        dtypes = infos[0].dtype, infos[1].dtype
+        chosen = operator or operator_for(*dtypes, (1, 1, 1), target())
+        out = empty_like(a, shape, result_dtype(*dtypes, None, chosen))
+    of_out = describe(out, "out")
+    recipe = _recipe(spec, terms, result, tuple((i.shape, i.strides) for i in (*infos, of_out)))
+    views = [strided(x, i, *v) for x, i, v in zip((a, b, out), (*infos, of_out), recipe.views)]
+    keywords: dict[str, Any] = {name: value for name, value in (("operator", operator), ("epilogue", epilogue))
+                                if value is not None}
+    for at in recipe.batch:
+        of_a, of_b, of_d = (view[at] if at else view for view in views)
+        for name, x, rows in zip("abd", (of_a, of_b, of_d), recipe.rows):
+            if rows:
+                keywords[f"global_{name}_layout"] = _layout(describe(x), rows)
+        matmul(of_a, of_b, out=of_d, stream=stream, **keywords)
+    return out
+
+
+@functools.lru_cache(maxsize=4096)
+def _layout(info: ArrayInfo, rows: int) -> Layout:
+    return Tensor.of(info, rows)
+
+
+# -- what a spec says -------------------------------------------------------------------------------------------------
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(spec: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[str, ...], str]:
+    """The operands' indices and the result's, checked but for the sizes."""
+    text = spec.replace(" ", "")
+    if "." in text:
+        raise ValueError(f"einsum({spec!r}): an ellipsis is not understood; name every index")
+    left, arrow, result = text.partition("->")
+    terms = tuple(left.split(","))
+    if any(not label.isalpha() for label in "".join(terms) + result):
+        raise ValueError(f"einsum({spec!r}): indices are letters, terms are separated by commas, and one -> may follow them")
+    if len(terms) != len(shapes):
+        raise ValueError(f"einsum({spec!r}) has {len(terms)} terms and got {len(shapes)} operands")
+    for n, (term, shape) in enumerate(zip(terms, shapes)):
+        if len(term) != len(shape):
+            raise ValueError(f"einsum({spec!r}): {term!r} names {len(term)} dimensions, and operand {n} has shape {shape}")
+        if len(set(term)) != len(term):
+            raise ValueError(f"einsum({spec!r}): {term!r} repeats an index; take the diagonal of operand {n} first")
+    if not arrow:
+        result = "".join(sorted(label for label in set(left) - {","} if left.count(label) == 1))
+    if len(set(result)) != len(result):
+        raise ValueError(f"einsum({spec!r}): the result {result!r} repeats an index")
+    missing = set(result) - set(left)
+    if missing:
+        raise ValueError(f"einsum({spec!r}): the result has {', '.join(sorted(missing))}, which no operand has")
+    _sizes(spec, terms, shapes)
+    return terms, result
+
+
+def _sizes(spec: str, terms: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+    sizes: dict[str, tuple[int, int]] = {}
+    for n, (term, shape) in enumerate(zip(terms, shapes)):
+        for label, extent in zip(term, shape):
+            first, known = sizes.setdefault(label, (n, extent))
+            if known != extent:
+                raise ValueError(f"einsum({spec!r}): {label} is {extent} in operand {n} (shape {shape}) and {known} in "
+                                 f"operand {first} (shape {tuple(shapes[first])})")
+    return {label: extent for label, (_, extent) in sizes.items()}
+
+
+# -- which dimensions are rows, columns and terms ---------------------------------------------------------------------
+
+class Mode(NamedTuple):
+    """One dimension that two tensors have, or several merged: its extent and its strides in the two."""
+
+    extent: int
+    first: int
+    second: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A contraction resolved: shape and strides of the views of A, B and D; how many of each view's dimensions are its
+    matrix's rows (0: it is an ordinary matrix); and the coordinates of the products."""
+
+    views: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    rows: tuple[int, ...]
+    extents: tuple[int, ...]
+
+    @property
+    def batch(self) -> Iterator[tuple[int, ...]]:
+        return itertools.product(*map(range, self.extents))
+
+
+@functools.lru_cache(maxsize=4096)
+def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple) -> Recipe:
+    (a_shape, _), (b_shape, _), (d_shape, _) = arrays
+    sizes = _sizes(spec, terms, (a_shape, b_shape))
+    wanted = tuple(sizes[label] for label in result)
+    if d_shape != wanted:
+        raise ValueError(f"einsum({spec!r}): out has shape {d_shape}; the result has {wanted}")
+    a, b, d = (dict(zip(term, strides)) for term, (_, strides) in zip((*terms, result), arrays))
+    batch = [label for label in result if label in a and label in b]
+    modes = {kind: [label for label in labels if sizes[label] != 1] for kind, labels in (
+        ("m", [x for x in result if x not in b]), ("n", [x for x in result if x not in a]),
+        ("k", [x for x in dict.fromkeys(terms[0] + terms[1]) if x not in result]))}
+
+    def group(kind: str, first: dict[str, int], second: dict[str, int]) -> list[Mode]:
+        made = [Mode(sizes[label], first.get(label, 0), second.get(label, 0)) for label in modes[kind]]
+        return _merged(made, _leads(made))
+
+    m, n, k = group("m", a, d), group("n", b, d), group("k", a, b)
+    views, rows = [], []
+    for own, up, down in ((a, [(x.extent, x.first) for x in m], [(x.extent, x.first) for x in k]),
+                          (b, [(x.extent, x.second) for x in k], [(x.extent, x.first) for x in n]),
+                          (d, [(x.extent, x.second) for x in m], [(x.extent, x.second) for x in n])):
+        outer = [(sizes[label], own[label]) for label in batch]
+        both = [*outer, *up, *down]
+        views.append((tuple(extent for extent, _ in both), tuple(stride for _, stride in both)))
+        rows.append(0 if len(up) == len(down) == 1 else len(up))
+    if any(math.prod(x.extent for x in group) >= 2**31 - 2**10 for group in (m, n, k)):
+        raise ValueError(f"einsum({spec!r}) is a product with 2**31 rows, columns or terms, or more; split an index")
+    return Recipe(tuple(views), tuple(rows), tuple(sizes[label] for label in batch))
+
+
+def _leads(modes: list[Mode]) -> int:
+    """Whose strides decide the order: the first tensor's, unless only the second has its neighbours here."""
+    return 1 if any(x.second == 1 for x in modes) and not any(x.first == 1 for x in modes) else 0
+
+
+def _merged(modes: list[Mode], lead: int) -> list[Mode]:
+    """The modes, fastest first by one tensor's strides; those merged that lie in each other's stride in both."""
+    out: list[Mode] = []
+    for mode in sorted(modes, key=lambda x: (abs(x[1 + lead]) or np.inf, abs(x[2 - lead]))):
+        last = out[-1] if out else None
+        if last is not None and mode.first == last.first * last.extent and mode.second == last.second * last.extent:
+            out[-1] = Mode(last.extent * mode.extent, last.first, last.second)
+        else:
+            out.append(mode)
+    return out or [Mode(1, 1, 1)]
+
+
+# -- three operands and more ------------------------------------------------------------------------------------------
+
+def _chain(terms: tuple[str, ...], result: str, operands: tuple, infos: tuple[ArrayInfo, ...], out: Any,
+           operator: Operator | None, epilogue: Epilogue | None, stream: Any, optimize: Any) -> Any:
+    import opt_einsum
+
+    text = f"{','.join(terms)}->{result}"
+    if isinstance(optimize, bool):
+        optimize = "auto" if optimize else [(0, 1)] * (len(operands) - 1)
+    path, _ = opt_einsum.contract_path(text, *(info.shape for info in infos), shapes=True, optimize=optimize)
+    if any(len(step) != 2 for step in path):
+        raise ValueError(f"optimize={optimize!r}: its path takes {path} at a time; every step must take two operands")
+    left, arrays = list(terms), list(operands)
+    for step, pair in enumerate(path):
+        first, second = sorted(pair)
+        here, there = left[first], left[second]
+        arguments = arrays[first], arrays[second]
+        for at in (second, first):
+            del left[at], arrays[at]
+        is_last = step == len(path) - 1
+        needed = set(result).union(*left)
+        kept = result if is_last else "".join(x for x in dict.fromkeys(here + there) if x in needed)
+        made = einsum(f"{here},{there}->{kept}", *arguments, out=out if is_last else None, operator=operator,
+                      epilogue=epilogue if is_last else None, stream=stream)
+        left.append(kept)
+        arrays.append(made)
+    return arrays[0]
