@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.config import Config
+from gemmkit.operators import Algebra
 from gemmkit.problem import check_places
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like
 from gemmkit.runtime.device import target
@@ -18,8 +19,13 @@ from gemmkit.tuning.operators import operator_for, result_dtype
 __all__ = ["is_batched", "matmul_batched"]
 
 
-def is_batched(a: Any, b: Any, c: Any, keywords: dict[str, Any]) -> bool:
-    """Whether a call is one for `matmul_batched`: a stack of matrices among the operands that have no layout given."""
+def is_batched(a: Any, b: Any, c: Any, conf: Config | None, keywords: dict[str, Any]) -> bool:
+    """Whether a call is one for `matmul_batched`: a stack of matrices among the operands that have no layout given.
+
+    Not for an algebra's operator, whose numbers may have their parts along a last axis.
+    """
+    if isinstance(keywords.get("operator", conf and conf.operator), Algebra):
+        return False
     return any(x is not None and f"global_{name}_layout" not in keywords and len(describe(x, name).shape) > 2
                for name, x in (("a", a), ("b", b), ("c", c)))
 

@@ -61,7 +61,7 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
            id(conf), current_mode() is not None)
     known = _plans.get(key)
     if known is None:
-        if is_batched(a, b, c, {}):
+        if is_batched(a, b, c, conf, {}):
             return matmul_batched(a, b, c, conf, out, stream, {})
         known = _remember(key, Plan(a, b, c, out, conf, {}), conf)
     return known[0](a, b, c, out=out, stream=stream)
@@ -73,7 +73,7 @@ def _simplest(a: Any, b: Any, conf: Config | None) -> Any:
     key = (type(a), of_a[1:7], of_a[0] & 15, type(b), of_b[1:7], of_b[0] & 15, id(conf))    # & 15: the alignment class
     known = _plans.get(key)
     if known is None:
-        if is_batched(a, b, None, {}):
+        if is_batched(a, b, None, conf, {}):
             return matmul_batched(a, b, None, conf, None, None, {})
         known = _remember(key, Plan(a, b, None, None, conf, {}), conf)
     return known[0].launch_new(of_a, of_b.pointer)
@@ -98,7 +98,7 @@ def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stre
     if isinstance(sizes, dict):
         sizes = tuple(sizes.items())
     if set(frozen) != {name for name in keywords if name != "gemm_shape"}:      # None and the like: resolved anew each time
-        if is_batched(a, b, c, keywords):
+        if is_batched(a, b, c, conf, keywords):
             return matmul_batched(a, b, c, conf, out, stream, keywords)
         return Plan(a, b, c, out, conf, keywords)(a, b, c, out=out, stream=stream)
     key = (_kind(a, "a"), _kind(b, "b"), c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
@@ -106,7 +106,7 @@ def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stre
            tuple((name, f.type, f.fingerprint, tuple((i.shape, i.device) for i in f.arrays)) for name, f in frozen.items()))
     known = None if current_mode() is not None else _plans.get(key)
     if known is None:
-        if is_batched(a, b, c, keywords):
+        if is_batched(a, b, c, conf, keywords):
             return matmul_batched(a, b, c, conf, out, stream, keywords)
         known = _remember(key, Plan(a, b, c, out, conf, keywords), conf)
         if current_mode() is None:
