@@ -17,6 +17,7 @@ from gemmkit.operators import Algebra, Operator
 from gemmkit.runtime.arrays import ArrayInfo, describe, overlaps
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.transforms import Transform
+from gemmkit.tuning import hopper
 from gemmkit.tuning.operators import operator_for, result_dtype, sized
 
 HOST = -1
@@ -186,10 +187,13 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     assert a is not None and b is not None
     c = layouts["c"]
     operator = keywords.get("operator")
+    fields = dict(keywords)
+    if operator is None and hopper.applies(a.dtype, b.dtype, fields, device):
+        operator, mapping = hopper.choice(a, b, infos, fields, sizes, device)
+        fields.update(mapping)
     if operator is None:
         operator = operator_for(a.dtype, b.dtype, sizes, device)
     operator = sized(operator, a.dtype, b.dtype, sizes, device)
-    fields = dict(keywords)
     fields.pop("operator", None)
     fields["global_a_layout"], fields["global_b_layout"] = a, b
     fields["global_c_layout"] = c if c is not None else Zero(operator.fragment_c.dtype)

@@ -95,7 +95,7 @@ def test_info(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["ptxas"][0].startswith("ptxas ") and "/" not in found["ptxas"][0]
     assert found["cache"][0].replace(" ", "") == f"{folder}:0kernels,0bytes".replace(" ", "")
     assert found["compiled for"][0].startswith("sm_") and "KiB a block" in found["shared memory"][0]
-    assert found["operator"][:2] == ["WMMAOp (bfloat16)", "yes"] and found["kernel"][:2] == ["singlestage", "yes"]
+    assert found["operator"][:2] == ["WMMAOp (bfloat16)", "yes"] and found["kernel"][:2] == ["warp_specialised", "yes"]
 
 
 def test_info_without_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,10 +10,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gemmkit.layouts import ColMajor, Plain, RowMajor, Swizzled
+from gemmkit.epilogues import Epilogue
+from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor, Swizzled
 from gemmkit.operators.base import Operator
 from gemmkit.operators.wgmma import WGMMAOp
+from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
+from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
 
 LINE = 128                             # bytes of K in a stage: a line of the widest swizzle
@@ -36,6 +39,13 @@ class Mapping:
     step: float
     finish: float
     start: float
+    producer_warps: int = 4
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """It as fields of a Config for 16-bit operands."""
+        return dict(block_shape=Tile(M=self.M, N=self.N, K=LINE // 2), schedule=self.schedule, warps_per_block=self.warps,
+                    producer_warps=self.producer_warps)
 
     @property
     def group_rows(self) -> int:
@@ -53,10 +63,26 @@ MAPPINGS = (
 )
 
 
-def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: int | None = None,
-                   itemsize: int = 2) -> Mapping:
+# Where the producer's warps move an operand themselves: it is in a layout of the user's, or transformed on the way;
+WORKING = (
+    Mapping(128, 256, "cooperative", 8, (1, 1), 1750, 6000, 0),
+    Mapping(128, 128, "cooperative", 8, (1, 1), 1500, 4000, 0),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 800, 2500, 0),
+    Mapping(64, 32, "cooperative", 4, (1, 1), 600, 2200, 0),
+)
+# or TMA cannot take it as it lies in memory, and it comes element by element.
+MISALIGNED = (
+    Mapping(128, 192, "cooperative", 8, (1, 1), 4800, 5000, 0, 8),
+    Mapping(128, 128, "cooperative", 8, (1, 1), 3600, 4000, 0, 8),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 1900, 2500, 0, 8),
+    Mapping(64, 32, "cooperative", 4, (1, 1), 1500, 2200, 0, 8),
+)
+
+
+def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: int | None = None, itemsize: int = 2,
+                   mappings: tuple[Mapping, ...] = MAPPINGS) -> Mapping:
     """The mapping with the least estimated time: full waves of clusters, each as long as its tiles take."""
-    fit = [mapping for mapping in MAPPINGS if N in (None, mapping.N)]
+    fit = [mapping for mapping in mappings if N in (None, mapping.N)]
     if not fit:
         assert N is not None
         fit = [Mapping(128 if N > 64 else 64, N, "cooperative", 8 if N > 64 else 4, (1, 1), 4.2 * N, 3000, 0)]
@@ -76,7 +102,24 @@ def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: in
 def applies(a: np.dtype, b: np.dtype, fields: dict[str, Any], device: DeviceInfo) -> bool:
     """Whether a product for which nothing but these fields is given should go to Hopper's tensor cores."""
     identity = all(getattr(fields.get(f"transform_shared_to_regs_{name}"), "is_identity", True) for name in "ab")
-    return device.arch[0] == 9 and a == b and a in _SIXTEEN and identity and not set(fields) & _OTHERS
+    epilogue = fields.get("epilogue")
+    stores_blocks = isinstance(epilogue, Epilogue) and type(epilogue).store is not Epilogue.store
+    return (device.arch[0] == 9 and a == b and a in _SIXTEEN and identity and not stores_blocks
+            and not set(fields) & _OTHERS)
+
+
+def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
+           device: DeviceInfo) -> tuple[Operator, dict[str, Any]]:
+    """The operator for a product of 16-bit floats in these layouts, and the fields of its mapping."""
+    mappings = MAPPINGS
+    for name, layout in (("a", a), ("b", b)):
+        info, transform = infos[name], fields.get(f"transform_global_to_shared_{name}")
+        if not isinstance(layout, Plain) or not getattr(transform, "is_identity", True):
+            mappings = WORKING if mappings is MAPPINGS else mappings
+        if isinstance(layout, Plain) and info is not None and why_not(info, layout.axis) is not None:
+            mappings = MISALIGNED
+    mapping = choose_mapping(sizes, device, mappings=mappings)
+    return WGMMAOp(mapping.N, dtype=a.dtype), mapping.fields
 
 
 _OTHERS = {"kernel", "block_shape", "warps_per_block", "compute_warp", "blocks_per_sm",
@@ -113,7 +156,7 @@ def _fill_tiles(values: dict[str, Any], operator: Any, mapping: Mapping) -> None
     values.setdefault("warps_per_block", mapping.warps if values["schedule"] == mapping.schedule else 8)
     consumers = 1 if values["schedule"] == "pingpong" else max(1, values["warps_per_block"] // 4)
     values.setdefault("compute_warp", Tile(M=max(1, block.M // consumers), N=block.N, K=block.K))
-    values.setdefault("producer_warps", 4)
+    values.setdefault("producer_warps", mapping.producer_warps)
 
 
 def _fill_shared(values: dict[str, Any], operator: Any) -> None:
@@ -184,9 +227,4 @@ def _stages(values: dict[str, Any], device: DeviceInfo) -> int:
     return max(2, min(8, (device.shared_memory_per_block - panels) // (stage + 2 * BARRIER)))
 
 
-def hopper_operator(dtype: np.dtype, sizes: tuple[int, int, int], device: DeviceInfo) -> Operator:
-    """The operator of the mapping that suits a product of 16-bit floats."""
-    return WGMMAOp(choose_mapping(sizes, device).N, dtype=dtype)
-
-
-__all__ = ["MAPPINGS", "Mapping", "applies", "choose_mapping", "fill", "hopper_operator"]
+__all__ = ["MAPPINGS", "MISALIGNED", "WORKING", "Mapping", "applies", "choice", "choose_mapping", "fill"]
