@@ -24,10 +24,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gemmkit.emulator.mode import current_mode
 from gemmkit.epilogues import Epilogue
-from gemmkit.layouts import Layout, Tensor
+from gemmkit.layouts import Tensor
 from gemmkit.matmul import matmul
 from gemmkit.operators import Operator
+from gemmkit.planning import Plan, plan
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like
 from gemmkit.runtime.device import target
 from gemmkit.runtime.views import strided
@@ -87,17 +89,32 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     keywords: dict[str, Any] = {name: value for name, value in (("operator", operator), ("epilogue", epilogue))
                                 if value is not None}
     for at in recipe.batch:
-        of_a, of_b, of_d = (view[at] if at else view for view in views)
-        for name, x, rows in zip("abd", (of_a, of_b, of_d), recipe.rows):
-            if rows:
-                keywords[f"global_{name}_layout"] = _layout(describe(x), rows)
-        matmul(of_a, of_b, out=of_d, stream=stream, **keywords)
+        _product(recipe, *(view[at] if at else view for view in views), stream, keywords)
     return out
 
 
-@functools.lru_cache(maxsize=4096)
-def _layout(info: ArrayInfo, rows: int) -> Layout:
-    return Tensor.of(info, rows)
+def _product(recipe: Recipe, a: Any, b: Any, out: Any, stream: Any, keywords: dict[str, Any]) -> None:
+    """One product of the batch. Without components of the user's its plan is kept, which leaves a launch to do."""
+    infos = describe(a, "a"), describe(b, "b"), describe(out, "out")
+    key = None
+    if not keywords and current_mode() is None:
+        key = recipe, tuple((type(x), info[1:7], info.pointer & 15) for x, info in zip((a, b, out), infos))
+        known = _plans.get(key)
+        if known is not None:
+            known(a, b, out=out, stream=stream)
+            return
+    layouts = {f"global_{name}_layout": Tensor.of(info, rows) for name, info, rows in zip("abd", infos, recipe.rows) if rows}
+    if key is None:
+        matmul(a, b, out=out, stream=stream, **keywords, **layouts)
+        return
+    if len(_plans) >= _LIMIT:
+        _plans.clear()
+    _plans[key] = made = plan(a, b, out=out, **layouts)
+    made(a, b, out=out, stream=stream)
+
+
+_plans: dict[Any, Plan] = {}
+_LIMIT = 4096                                   # plans kept; beyond it the memory starts anew
 
 
 # -- what a spec says -------------------------------------------------------------------------------------------------

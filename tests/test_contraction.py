@@ -104,8 +104,8 @@ def test_tccg_in_full(case: str) -> None:
     for dtype in (F32, F16):
         for less in (0, 1):
             sizes = {x: extent - less for x, extent in full_size(case, dtype.itemsize, (200 if dtype == F32 else 100) << 20).items()}
-            rng = cupy.random.default_rng(len(case))
-            arrays = [cupy.asfortranarray(rng.integers(-2, 3, tuple(sizes[x] for x in term), dtype=cupy.int8).astype(dtype))
+            rng = cupy.random.RandomState(len(case))
+            arrays = [cupy.asfortranarray(rng.randint(-2, 3, tuple(sizes[x] for x in term), dtype=np.int32).astype(dtype))
                       for term in (a, b)]
             out = cupy.full(tuple(sizes[x] for x in case.split("-")[0]), cupy.nan, F32, order="F")
             gk.einsum(spec, *arrays, out=out)
@@ -151,7 +151,7 @@ def test_any_contraction(drawn: tuple[str, dict[str, int]], order_a: str, order_
 
 
 @pytest.mark.gpu
-@settings(max_examples=300)
+@settings(max_examples=40)
 @given(contractions(), st.sampled_from("CF"), st.sampled_from("CF"), st.integers(0, 2**32 - 1))
 def test_any_contraction_on_a_gpu(drawn: tuple[str, dict[str, int]], order_a: str, order_b: str, seed: int) -> None:
     from tests.machines import MACHINES
