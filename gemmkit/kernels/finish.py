@@ -59,8 +59,11 @@ def store_panel(values: tuple, p: int, i: int, spec: Any, map_d: Any, group: int
     pointer = shared(spec.d.shared.dtype, spec.d_offset)
     position = buffer * spec.d_panel
     is_leader = thread_index() % 128 == 0
-    if is_leader:
-        tma_wait_read(spec.d_buffers - 1)              # the engine has read what was in the panel before
+    if is_leader:                                      # the engine has read what was in the panel before
+        if i + p == 0:
+            tma_wait_read(spec.d_pending)
+        else:
+            tma_wait_read(spec.d_buffers - 1)
     named_barrier(PANEL + group, 128)
     choose(spec.d.shared.itemsize == 2, put_matrices, put_pairs, values, spec, pointer, position)
     fence_async()

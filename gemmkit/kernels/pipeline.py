@@ -216,6 +216,12 @@ class PipelineSpec(Spec):
         return BUFFERS
 
     @cached_property
+    def d_pending(self) -> int:
+        """How many panels may still be on their way out when a tile's first one is written: where a tile does not fill all
+        buffers alike, that is the buffer of the last tile's last panel."""
+        return BUFFERS - 1 if self.fragments_m * self.d_panels % BUFFERS == 0 else 0
+
+    @cached_property
     def d_offset(self) -> int:
         return self.stages * self.stage_bytes
 
