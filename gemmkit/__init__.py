@@ -19,13 +19,14 @@ from gemmkit.matrices import Diagonal, Generated, Matrix, Symmetric, Triangular
 from gemmkit.planning import Plan, plan
 from gemmkit.selection import select
 
+from gemmkit.dual import Dual  # isort: skip
 from gemmkit import blas  # isort: skip
 
 float16, float32, float64 = _np.float16, _np.float32, _np.float64
 __version__ = "0.1.0"
 
 __all__ = [
-    "Array", "Component", "ComponentError", "Config", "ConfigError", "Diagonal", "Generated", "Matrix", "Plan",
+    "Array", "Component", "ComponentError", "Config", "ConfigError", "Diagonal", "Dual", "Generated", "Matrix", "Plan",
     "Scalar", "Symmetric", "Tile", "Triangular", "blas", "einsum", "emulate", "epilogues", "float16", "float32", "float64",
     "get_config", "layouts", "linearise", "matmul", "operators", "parallelise", "plan", "select", "subdivide",
     "transforms", "translate", "translate_base", "translate_offset",

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.config import Config
+from gemmkit.dual import Dual
 from gemmkit.epilogues import LinearCombination
 from gemmkit.lang.records import REAL_IMAG, conjugate
 from gemmkit.matmul import matmul
 from gemmkit.matrices import Matrix, arrays, transposed
-from gemmkit.operators import Algebra, Operator
+from gemmkit.operators import Algebra, Operator, dual
 from gemmkit.problem import layout_of
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like, overlaps
 from gemmkit.transforms import Elementwise
@@ -43,6 +44,8 @@ def gemmEx(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: A
     ...     gemmEx("T", "N", 2.0, a, a, -1.0, c).tolist()
     [[19.0, 27.0], [27.0, 39.0]]
     """
+    if isinstance(c, Dual):
+        return _dual(transa, transb, alpha, a, b, beta, c, operator, conf, stream)
     multiplies = operator if operator is not None or conf is None else conf.operator
     op_a, a_info = _operated(transa, a, "transa", "a", multiplies)
     op_b, b_info = _operated(transb, b, "transb", "b", multiplies)
@@ -59,6 +62,19 @@ def gemmEx(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: A
     if operator is not None:
         more["operator"] = operator
     return matmul(op_a, op_b, conf=conf, out=c, epilogue=epilogue, stream=stream, **more)
+
+
+def _dual(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: Dual, operator: Any, conf: Any,
+          stream: Any) -> Dual:
+    """`gemmEx` of dual arrays: of their parts. Real ones among A and B count as constants."""
+    for name, x in (("a", a), ("b", b)):
+        if isinstance(x, Dual) and x.count != c.count:
+            raise ValueError(f"{name} has {x.count} tangents and c {c.count}; all need as many")
+    parts = [(x if isinstance(x, Dual) else Dual.constant(x, c.count)).parts for x in (a, b)]
+    if operator is None and conf is None:
+        operator = dual(c.count)
+    gemmEx(transa, transb, alpha, *parts, beta, c.parts, operator=operator, conf=conf, stream=stream)
+    return c
 
 
 def gemm(transa: str, transb: str, a: Any, b: Any, out: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Any:

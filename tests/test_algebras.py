@@ -141,7 +141,8 @@ def test_complex_arrays(machine: Any, dtype: str, rng: np.random.Generator) -> N
 
 def test_complex64_is_planes_of_float32() -> None:
     conf = gk.get_config(operator=COMPLEX, global_a_layout=RowMajor("c8"))
-    assert conf.operator.base.dtype == np.float32 and isinstance(conf.operator.base, FPUOp)
+    operator = conf.operator
+    assert isinstance(operator, Algebra) and isinstance(operator.base, FPUOp) and operator.base.dtype == np.float32
     assert isinstance(conf.shared_a_layout, Planes) and conf.shared_a_layout.plane.dtype == np.float32
 
 
@@ -268,6 +269,7 @@ def test_tensor_cores_do_what_the_table_asks(name: str, order: str) -> None:
                                                ("dual3", "f4", "FFMA")])
 def test_ordinary_units_do_what_the_table_asks(name: str, dtype: str, opcode: str) -> None:
     conf, kernel = compiled(ALGEBRAS[name], dtype)
+    assert isinstance(conf.operator, Algebra)
     base = conf.operator.base
     step = ALGEBRAS[name].products * base.M * base.N * base.K // 32             # of one thread; steps may be unrolled
     assert kernel.instructions[opcode] in (step, 2 * step, 4 * step, 8 * step)

@@ -28,6 +28,13 @@ def test_components(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -
         assert list(markdown.without_places(said)) == list(markdown.without_places(text))
 
 
+def test_number_systems(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
+        assert not said, said
+
+    assert markdown.run(DOCS / "number_systems.md", monkeypatch, rng, {}, check) == 9
+
+
 def test_the_map_names_what_is_there() -> None:
     """Every file and folder that a text names in the package, the tests or the benches exists."""
     import re
