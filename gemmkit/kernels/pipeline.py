@@ -16,7 +16,6 @@ from gemmkit.tiling import Tile
 WARPGROUP = 128                        # threads that execute wgmma together
 PATTERN = 1024                         # bytes: what a swizzled tile must be aligned to
 BARRIER = 8                            # bytes of an mbarrier
-HELD_BY_PRODUCER = 64                  # registers that one of 128 producing threads has for an operand on its way
 BUFFERS = 2                            # panels of D a warpgroup has on their way out
 
 # Registers of a producer's and a consumer's thread, by the numbers of their warpgroups: what the block got at launch, dealt
@@ -142,32 +141,44 @@ class PipelineSpec(Spec):
         return bool(self.has_c or type(self.epilogue) is not Default or not self.d.to_registers.is_identity
                     or not self.d.to_shared.is_identity)
 
-    @cached_property
-    def a_moves(self) -> int:
-        """Tiles of A that a producer's thread holds in registers at a time: all of its stage, or 0 when it cannot."""
-        return self._moves(self.a, self.block.MK)
+    # -- what the producer's warps move -------------------------------------------------------------------------------
 
     @cached_property
-    def b_moves(self) -> int:
-        return self._moves(self.b, self.block.KN)
+    def teams(self) -> int:
+        """Teams of the producer's warps: two, if half of them can hold a stage with registers to spare."""
+        if not self.is_working:
+            return 1
+        limit = self._most_held * 3 // 4
+        return 2 if 0 < self._held(self.producer_warps // 2) <= limit else 1
 
     @cached_property
-    def a_slots(self) -> int:
-        return max(1, self.a_moves)
-
-    @cached_property
-    def b_slots(self) -> int:
-        return max(1, self.b_moves)
+    def team_warps(self) -> int:
+        return self.producer_warps // self.teams
 
     @cached_property
     def holds(self) -> bool:
-        """Whether a producer's thread can have its part of the next stage on its way while it stores that of this one."""
-        return self.condition.is_always and (self.a_engine or self.a_moves > 0) and (self.b_engine or self.b_moves > 0)
+        """Whether the threads of a team can have all their part of a stage on its way at once."""
+        return 0 < self._held(self.team_warps) <= self._most_held
 
-    def _moves(self, operand: Operand, tile: Tile) -> int:
-        moves = operand.shares(tile, self.producer_warps)
-        limit = 16 if self.is_squeezed else HELD_BY_PRODUCER * 4 // self.producer_warps
-        return moves if 0 < moves * operand.words.count <= limit else 0
+    @cached_property
+    def _most_held(self) -> int:
+        """Registers that a producer's thread has for operands on their way."""
+        return 16 if self.is_squeezed else 48 if self.threads > 384 else 96
+
+    def _held(self, warps: int) -> int:
+        """Words that a thread of so many warps holds of a stage; 0 if some cannot be held."""
+        words = [operand.shares(tile, warps) * operand.words.count for operand, tile, by_engine in (
+            (self.a, self.block.MK, self.a_engine), (self.b, self.block.KN, self.b_engine)) if not by_engine]
+        return sum(words) if all(words) else 0
+
+    @cached_property
+    def a_slots(self) -> int:
+        """Tiles of A that a thread holds."""
+        return max(1, self.a.shares(self.block.MK, self.team_warps))
+
+    @cached_property
+    def b_slots(self) -> int:
+        return max(1, self.b.shares(self.block.KN, self.team_warps))
 
     # -- shared memory ----------------------------------------------------------------------------------------------
 
@@ -247,7 +258,7 @@ class PipelineSpec(Spec):
 
     @cached_property
     def full_arrivals(self) -> int:
-        return (self.expected_bytes > 0) + (32 * self.producer_warps if self.is_working else 0)
+        return (self.expected_bytes > 0) + (32 * self.team_warps if self.is_working else 0)
 
     @cached_property
     def empty_arrivals(self) -> int:

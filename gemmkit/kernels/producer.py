@@ -21,18 +21,25 @@ def produce_by_engine(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: A
                       shape: Any) -> None:
     """Both operands by the copy engine: one thread does it all."""
     if thread_index() == 0:
-        produce(spec, a, b, map_a, map_b, full, empty, rank, shape)
+        produce(spec, a, b, map_a, map_b, full, empty, thread_index() * 0, rank, shape)
 
 
 def produce_by_warps(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, rank: int,
                      shape: Any) -> None:
-    """An operand, or both, by the producer's warps."""
-    choose(spec.holds, produce_ahead, produce, spec, a, b, map_a, map_b, full, empty, rank, shape)
+    """An operand, or both, by the producer's warps, in teams that take turns at the stages.
+
+    A fence waits for all that a thread has on its way, its loads too. So no thread loads for the next stage while it stores
+    this one's; another team does.
+    """
+    team = udiv(uniform(udiv(thread_index(), 32)), spec.team_warps)
+    produce(spec, a, b, map_a, map_b, full, empty, team, rank, shape)
 
 
-def produce(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, rank: int, shape: Any) -> None:
+def produce(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, team: int, rank: int,
+            shape: Any) -> None:
     """For every tile of D, for every block along K: wait until the next stage is empty, and fill it."""
     stage = thread_index() * 0
+    turn = stage                                       # whose stage it is
     phase = stage + 1                                  # nothing has been in the ring: its first round waits for nobody
     tile, tiles, step = first_tile(spec), tile_count(spec, shape), tile_step(spec)
     while tile < tiles:
@@ -42,8 +49,10 @@ def produce(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty:
         while block < count:
             k = begin + block * spec.block.size.K
             if spec.condition(m, n, k):
-                choose(spec.is_working, fill_stage, copy_stage, spec, a, b, map_a, map_b, full, empty, stage, phase, m, n,
-                       k, rank, shape)
+                if turn == team:
+                    choose(spec.is_working, fill_stage, copy_stage, spec, a, b, map_a, map_b, full, empty, stage, phase, m, n,
+                           k, rank, shape)
+                turn = (turn + 1) % spec.teams
                 stage, phase = next_stage(spec, stage, phase)
             block = rolled(block + 1)                  # unrolled, its addresses would fill the few registers
         tile += step
@@ -60,15 +69,15 @@ def copy_stage(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, emp
 
 def fill_stage(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, stage: int, phase: int, m: int,
                n: int, k: int, rank: int, shape: Any) -> None:
-    """By the producer's warps, tile by tile."""
+    """By a team of the producer's warps."""
     size = spec.block.size
-    warp = uniform(udiv(thread_index(), 32))
-    mbarrier_wait(empty, stage, phase)
-    start_copies(spec, map_a, map_b, full, stage, m, n, k, rank)
+    warp = uniform(udiv(thread_index(), 32)) % spec.team_warps
     if m + size.M <= shape.M and n + size.N <= shape.N and k + size.K <= shape.K:
-        choose(spec.a_engine, skip_copy, copy_inside, spec.a, a, a_stage(spec, stage), spec.block.MK, m, k, spec, warp, shape)
-        choose(spec.b_engine, skip_copy, copy_inside, spec.b, b, b_stage(spec, stage), spec.block.KN, k, n, spec, warp, shape)
+        choose(spec.holds, fill_ahead, fill_inside, spec, a, b, map_a, map_b, full, empty, stage, phase, m, n, k, rank, warp,
+               shape)
     else:
+        mbarrier_wait(empty, stage, phase)
+        start_copies(spec, map_a, map_b, full, stage, m, n, k, rank)
         choose(spec.a_engine, skip_edge, fill_edge, spec.a, a, a_stage(spec, stage), spec.block.MK, m, k, shape.M, shape.K,
                spec, warp, shape)
         choose(spec.b_engine, skip_edge, fill_edge, spec.b, b, b_stage(spec, stage), spec.block.KN, k, n, shape.K, shape.N,
@@ -77,51 +86,30 @@ def fill_stage(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, emp
     mbarrier_arrive(full, stage)
 
 
-def produce_ahead(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, rank: int, shape: Any) -> None:
-    """`produce`, with loads one stage ahead: a thread's registers hold its part of the stage to come, and as soon as one
-    of their tiles is stored, that of the next stage is loaded in its place. So a load has a whole stage's time.
-
-    Tiles of D and blocks along K that reach out of range are filled without.
-    """
-    size = spec.block.size
-    warp = uniform(udiv(thread_index(), 32))
+def fill_ahead(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, stage: int, phase: int, m: int,
+               n: int, k: int, rank: int, warp: int, shape: Any) -> None:
+    """All loads go out before the wait for the stage; registers hold what they bring."""
     a_held, b_held = registers(spec.a.words, spec.a_slots), registers(spec.b.words, spec.b_slots)
-    stage = thread_index() * 0
-    phase = stage + 1
-    tile, tiles, step = first_tile(spec), tile_count(spec, shape), tile_step(spec)
-    while tile < tiles:
-        m, n = tile_place(spec, tile, rank, shape)
-        begin, count = k_blocks(spec, m, n, rank, shape)
-        whole = count * 0
-        if m + size.M <= shape.M and n + size.N <= shape.N:
-            whole = min(count, udiv(shape.K - begin, size.K))
-        if whole > 0:
-            choose(spec.a_engine, skip_hold, hold_inside, spec.a, a_held, a, spec.block.MK, m, begin, spec, warp, shape)
-            choose(spec.b_engine, skip_hold, hold_inside, spec.b, b_held, b, spec.block.KN, begin, n, spec, warp, shape)
-        block = count * 0
-        while block < whole:
-            k = begin + block * size.K
-            coming = begin + min(block + 1, whole - 1) * size.K
-            mbarrier_wait(empty, stage, phase)
-            start_copies(spec, map_a, map_b, full, stage, m, n, k, rank)
-            choose(spec.a_engine, skip_refill, refill_inside, spec.a, a_held, a, a_stage(spec, stage), spec.block.MK, m, k, m,
-                   coming, spec, warp, shape)
-            choose(spec.b_engine, skip_refill, refill_inside, spec.b, b_held, b, b_stage(spec, stage), spec.block.KN, k, n,
-                   coming, n, spec, warp, shape)
-            fence_async()
-            mbarrier_arrive(full, stage)
-            stage, phase = next_stage(spec, stage, phase)
-            block = rolled(block + 1)
-        while block < count:
-            fill_stage(spec, a, b, map_a, map_b, full, empty, stage, phase, m, n, begin + block * size.K, rank, shape)
-            stage, phase = next_stage(spec, stage, phase)
-            block = rolled(block + 1)
-        tile += step
+    choose(spec.a_engine, skip_hold, hold_inside, spec.a, a_held, a, spec.block.MK, m, k, spec, warp, shape)
+    choose(spec.b_engine, skip_hold, hold_inside, spec.b, b_held, b, spec.block.KN, k, n, spec, warp, shape)
+    mbarrier_wait(empty, stage, phase)
+    start_copies(spec, map_a, map_b, full, stage, m, n, k, rank)
+    choose(spec.a_engine, skip_put, put_inside, spec.a, a_held, a_stage(spec, stage), spec.block.MK, m, k, spec, warp)
+    choose(spec.b_engine, skip_put, put_inside, spec.b, b_held, b_stage(spec, stage), spec.block.KN, k, n, spec, warp)
+
+
+def fill_inside(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, stage: int, phase: int, m: int,
+                n: int, k: int, rank: int, warp: int, shape: Any) -> None:
+    """Threads' tiles that do not fit the registers all at once, or are smaller than a word."""
+    mbarrier_wait(empty, stage, phase)
+    start_copies(spec, map_a, map_b, full, stage, m, n, k, rank)
+    choose(spec.a_engine, skip_copy, copy_inside, spec.a, a, a_stage(spec, stage), spec.block.MK, m, k, spec, warp, shape)
+    choose(spec.b_engine, skip_copy, copy_inside, spec.b, b, b_stage(spec, stage), spec.block.KN, k, n, spec, warp, shape)
 
 
 def start_copies(spec: Any, map_a: Any, map_b: Any, full: Any, stage: int, m: int, n: int, k: int, rank: int) -> None:
-    """The operand that the engine moves beside one that it does not."""
-    if thread_index() == 0:
+    """The operand that the engine moves beside one that it does not, by a team's first thread."""
+    if thread_index() % (32 * spec.team_warps) == 0:
         choose(spec.expected_bytes > 0, mbarrier_expect, skip, full, stage, spec.expected_bytes)
         choose(spec.a_engine, load_a, skip_load, spec, map_a, full, stage, m, k, rank)
         choose(spec.b_engine, load_b, skip_load, spec, map_b, full, stage, n, k, rank)
@@ -130,7 +118,7 @@ def start_copies(spec: Any, map_a: Any, map_b: Any, full: Any, stage: int, m: in
 def hold_inside(operand: Any, held: Any, data: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int,
                 shape: Any) -> None:
     """Load all of a thread's tiles: raw, or finished and packed."""
-    warp_tiles = parallelise(block, operand.warp, warp, spec.producer_warps)
+    warp_tiles = parallelise(block, operand.warp, warp, spec.team_warps)
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
         for j in range(len(thread_tiles)):
@@ -146,18 +134,14 @@ def load_finished(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:
     return pack_words(read_inside(operand, data, tile, shape))
 
 
-def refill_inside(operand: Any, held: Any, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, next_i: int,
-                  next_j: int, spec: Any, warp: int, shape: Any) -> None:
-    """Store what is held of the tile at (at_i, at_j), and load that at (next_i, next_j); what is raw is transformed now."""
-    warp_tiles = parallelise(block, operand.warp, warp, spec.producer_warps)
+def put_inside(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int) -> None:
+    """Store what `hold_inside` loaded; what is raw is transformed now."""
+    warp_tiles = parallelise(block, operand.warp, warp, spec.team_warps)
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
         for j in range(len(thread_tiles)):
-            slot = i * len(thread_tiles) + j
             choose(operand.is_raw, put_raw, put_packed, operand, pointer, thread_tiles[j],
-                   operand.shared.leading(block.size), held[slot], at_i, at_j)
-            held[slot] = choose(operand.is_raw, load_raw, load_finished, operand, data,
-                                translate(thread_tiles[j], next_i, next_j), shape)
+                   operand.shared.leading(block.size), held[i * len(thread_tiles) + j], at_i, at_j)
 
 
 def put_raw(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple, at_i: int, at_j: int) -> None:
@@ -176,7 +160,7 @@ def put_transformed(operand: Any, pointer: Any, tile: Any, leading: int, words: 
 def copy_inside(operand: Any, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int,
                 shape: Any) -> None:
     """Tile by tile, all in range."""
-    warp_tiles = parallelise(block, operand.warp, warp, spec.producer_warps)
+    warp_tiles = parallelise(block, operand.warp, warp, spec.team_warps)
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
         for j in range(len(thread_tiles)):
@@ -189,7 +173,7 @@ def fill_edge(operand: Any, data: Any, pointer: Any, block: Any, at_i: int, at_j
               warp: int, shape: Any) -> None:
     """A tile that may be partly out of range, masked."""
     copy_to_shared(operand, 0, data, pointer, block, at_i, at_j, rows, columns, spec.operator.identity, warp,
-                   spec.producer_warps, shape)
+                   spec.team_warps, shape)
 
 
 def a_stage(spec: Any, stage: int) -> Any:
@@ -253,8 +237,7 @@ def skip_hold(operand: Any, held: Any, data: Any, block: Any, at_i: int, at_j: i
     pass
 
 
-def skip_refill(operand: Any, held: Any, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, next_i: int, next_j: int,
-                spec: Any, warp: int, shape: Any) -> None:
+def skip_put(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int) -> None:
     pass
 
 

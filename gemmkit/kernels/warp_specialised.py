@@ -2,11 +2,16 @@
 
 Blocks stay on their multiprocessors and walk over the tiles of D. In each, warpgroups have roles:
 
-| role | who | does | waits for | signals |
-|---|---|---|---|---|
-| producer | warpgroup 0 | fills a stage with tiles of A and B: by the copy engine (TMA), which one thread starts, or, for an operand in a layout of the user's or with a transform, with the code of the component | ``empty[stage]`` | ``full[stage]`` |
-| consumer | the others | multiplies a stage (wgmma), keeps the sums in registers | ``full[stage]`` | ``empty[stage]`` |
-| consumer | the same | finishes a tile: C, transforms, epilogue, and D by way of swizzled shared memory and the copy engine | its panel of shared memory | the engine |
+| role | who | waits for | signals |
+|---|---|---|---|
+| producer | the first warpgroup (or two) | ``empty[stage]`` | ``full[stage]`` |
+| consumer, multiplying | the other warpgroups | ``full[stage]`` | ``empty[stage]`` |
+| consumer, finishing | the same | its panel of shared memory | the copy engine |
+
+The producer fills a stage with tiles of A and B: by the copy engine (TMA), which one thread starts; or, for an operand in a
+layout of the user's, or with a transform, or lying where the engine cannot reach, with the code of the component. Consumers
+multiply a stage (wgmma) and keep the sums in registers; at the end of a tile they finish it (C, transforms, epilogue) and
+send D by way of swizzled shared memory and the copy engine.
 
 The barriers count in phases: the n-th filling of a stage is the n-th phase of its barriers. A *cooperative* schedule
 has all consumers work on one tile, each on its rows. With *ping-pong* each has a tile of its own, and while one multiplies

@@ -18,6 +18,7 @@ from gemmkit.layouts import ColMajor, Layout, Padded, RowMajor, Zero
 from gemmkit.operators import Algebra, FPUOp, Operator, WMMAOp
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
+from gemmkit.tuning import hopper
 from gemmkit.tuning.operators import sized
 
 WIDE = 16                              # bytes of the widest access of a thread
@@ -32,6 +33,9 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     values.setdefault("global_b_layout", a_layout)
     values.setdefault("global_d_layout", _plain_like(a_layout, accumulator))
     values.setdefault("global_c_layout", Zero(accumulator))
+    if operator.threads == 128:
+        hopper.fill(values, sizes, device)
+        return
     _fill_tiles(values, operator, sizes, device)
     _fill_shared(values, operator, accumulator)
     _fill_moves(values)

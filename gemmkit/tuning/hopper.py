@@ -75,7 +75,6 @@ MISALIGNED = (
     Mapping(128, 192, "cooperative", 8, (1, 1), 4800, 5000, 0, 8),
     Mapping(128, 128, "cooperative", 8, (1, 1), 3600, 4000, 0, 8),
     Mapping(64, 64, "cooperative", 4, (1, 1), 1900, 2500, 0, 8),
-    Mapping(64, 32, "cooperative", 4, (1, 1), 1500, 2200, 0, 8),
 )
 
 
@@ -119,7 +118,20 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
         if isinstance(layout, Plain) and info is not None and why_not(info, layout.axis) is not None:
             mappings = MISALIGNED
     mapping = choose_mapping(sizes, device, mappings=mappings)
-    return WGMMAOp(mapping.N, dtype=a.dtype), mapping.fields
+    moves = {} if mappings is not MISALIGNED else _narrow_moves(a, b)
+    return WGMMAOp(mapping.N, dtype=a.dtype), {**mapping.fields, **moves}
+
+
+def _narrow_moves(a: Layout, b: Layout) -> dict[str, Any]:
+    """Two elements a thread: a warp's accesses of lines that begin anywhere are then of neighbours."""
+    moves: dict[str, Any] = {}
+    for name, layout, names in (("a", a, "MK"), ("b", b, "KN")):
+        if isinstance(layout, Plain):
+            for what, extent in (("thread", 2), ("warp", 64)):
+                extents = [1, 1]
+                extents[layout.axis] = extent
+                moves[f"mem_{name}_{what}"] = Tile(**dict(zip(names, extents)))
+    return moves
 
 
 _OTHERS = {"kernel", "block_shape", "warps_per_block", "compute_warp", "blocks_per_sm",
