@@ -129,11 +129,13 @@ class Config(Component):
                     self.transform_shared_to_regs_c, self.mem_cd_warp, self.mem_cd_thread, whole_c),
             Operand(self.global_d_layout, self.shared_d_layout, self.transform_shared_to_global_d,
                     self.transform_regs_to_shared_d, self.mem_cd_warp, self.mem_cd_thread, whole_d))
-        fields = (self.block_shape, self.compute_warp, self.warps_per_block, self.operator, *operands, self.epilogue,
+        fields: tuple[Any, ...] = (self.block_shape, self.compute_warp, self.warps_per_block, self.operator, *operands, self.epilogue,
                   self.condition, self.order, self.has_c)
         if not self.is_pipeline:
             return Spec(*fields)
-        return PipelineSpec(*fields, self.stages, self.schedule, *self.cluster.extents, self.producer_warps, *engines)
+        m, n = self.cluster.extents
+        more: tuple[Any, ...] = (self.stages, self.schedule, m, n, self.producer_warps, *engines)
+        return PipelineSpec(*fields, *more)
 
     def check_device(self, device: DeviceInfo) -> None:
         """Raise ConfigError when the kernel does not fit the device."""
@@ -183,8 +185,8 @@ def _validate_one_stage(config: Config) -> None:
     operator = config.operator
     _rule(operator.threads == 32, "operator", operator, "it acts in warpgroups; take kernel='warp_specialised'")
     for field, only in (("stages", 1), ("producer_warps", 0), ("schedule", "cooperative"), ("cluster", Tile(M=1, N=1))):
-        _rule(getattr(config, field) == only, field, getattr(config, field), f"it is a mapping of the warp-specialised kernel; "
-              f"with kernel={config.kernel!r} it is {only!r}")
+        _rule(getattr(config, field) == only, field, getattr(config, field), "it is a mapping of the warp-specialised "
+              f"kernel; with kernel={config.kernel!r} it is {only!r}")
 
 
 TILES = {"block_shape": ("M", "N", "K"), "compute_warp": ("M", "N", "K"), "mem_a_warp": ("M", "K"),

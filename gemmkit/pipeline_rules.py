@@ -31,12 +31,12 @@ def validate_pipeline(config: Config) -> None:
         _validate_operand(config, name, across, _rule)
     _validate_d(config, _rule)
     for field in ("transform_shared_to_regs_a", "transform_shared_to_regs_b"):
-        _rule(getattr(config, field).is_identity, field, getattr(config, field), "tensor cores read shared memory themselves; "
-              "transform between global and shared memory, or use MMAOp")
+        _rule(getattr(config, field).is_identity, field, getattr(config, field), "tensor cores read shared memory "
+              "themselves; transform between global and shared memory, or use MMAOp")
     _rule(type(config.epilogue).store is Epilogue.store, "epilogue", config.epilogue, "it stores whole blocks from shared "
           "memory, where the sums of this kernel never are; override finish or tile, or use MMAOp")
-    _rule(config.condition.is_always or config.cluster.count == 1, "cluster", config.cluster, "blocks of a cluster walk along "
-          "K together, and the condition may differ between them; take Tile(M=1, N=1)")
+    _rule(config.condition.is_always or config.cluster.count == 1, "cluster", config.cluster, "blocks of a cluster walk "
+          "along K together, and the condition may differ between them; take Tile(M=1, N=1)")
 
 
 def _validate_roles(config: Config, rule: Any) -> None:
@@ -62,7 +62,8 @@ def _validate_tiles(config: Config, rule: Any) -> None:
          f"share a tile of block_shape={config.block_shape!r}")
     rule(group.N == block.N == operator.N, "operator", operator, f"its N must be that of block_shape={config.block_shape!r} "
          f"and of compute_warp={config.compute_warp!r}")
-    rule(block.K % operator.K == 0, "block_shape", config.block_shape, f"K must be a multiple of the operator's {operator.K}")
+    rule(block.K % operator.K == 0, "block_shape", config.block_shape, "K must be a multiple of the operator's "
+         f"{operator.K}")
     promote = operator.promote
     rule(promote % block.K == 0, "operator", operator, f"promote must be a multiple of the block's K={block.K}")
     registers = group.M // 64 * operator.N // 2 * operator.accumulator.itemsize // 4 * (2 if promote else 1)
@@ -85,7 +86,8 @@ def _validate_operand(config: Config, name: str, across: str, rule: Any) -> None
     rule((major == "K") == is_k, field, layout, f"the operator reads {name} {major}-major; take {name}_major="
          f"{'K' if is_k else 'MN'!r}")
     extents = dict(zip(config.block_shape.names, config.block_shape.extents))
-    along, peers = (extents["K"] if is_k else extents[across]), config.cluster.size.N if name == "a" else config.cluster.size.M
+    along = extents["K"] if is_k else extents[across]
+    peers = config.cluster.size.N if name == "a" else config.cluster.size.M
     rule(along % layout.line == 0, field, layout, f"its panels are {layout.line} elements wide, and block_shape="
          f"{config.block_shape!r} must be a multiple of that along {'K' if is_k else across}")
     parts = extents[across] // 8 if is_k else along // layout.line
@@ -95,8 +97,9 @@ def _validate_operand(config: Config, name: str, across: str, rule: Any) -> None
     rule(extents[across] // (peers if is_k else 1) <= BOX, "block_shape", config.block_shape, f"{across} may be {BOX}")
     thread = getattr(config, f"mem_{name}_thread")
     moved = thread.count * layout.itemsize
-    rule(thread.count == 1 or (thread.extents[layout.axis] == thread.count and 16 % moved == 0), f"mem_{name}_thread", thread,
-         "a thread moves one element, or a line of 2, 4, 8 or 16 bytes along the shared layout's contiguous axis")
+    is_line = thread.extents[layout.axis] == thread.count and 16 % moved == 0
+    rule(thread.count == 1 or is_line, f"mem_{name}_thread", thread, "a thread moves one element, or a line of 2, 4, 8 "
+         "or 16 bytes along the shared layout's contiguous axis")
 
 
 def _validate_d(config: Config, rule: Any) -> None:
@@ -105,8 +108,8 @@ def _validate_d(config: Config, rule: Any) -> None:
          "D leaves in swizzled panels; take Swizzled(RowMajor(...))")
     rule(layout.dtype == config.global_d_layout.dtype, "shared_d_layout", layout, f"D is {config.global_d_layout.dtype}")
     N = config.block_shape.size.N
-    rule(N % layout.line == 0, "shared_d_layout", layout, f"its panels are {layout.line} elements wide, and N={N} of the block "
-         "must be a multiple of that")
+    rule(N % layout.line == 0, "shared_d_layout", layout, f"its panels are {layout.line} elements wide, and N={N} of the "
+         "block must be a multiple of that")
 
 
 __all__ = ["validate_pipeline"]

@@ -72,7 +72,7 @@ def multiply_plainly(spec: Any, full: Any, empty: Any, group: int, stage: int, p
     """One group of wgmmas a stage; a stage is given back when the next one's group is on its way."""
     a, b = descriptor_a(spec, group), descriptor_b(spec)
     sums = nothing(spec)
-    if steps > 0:                                      # around the waits, too: else ptxas makes the wgmmas wait for each other
+    if steps > 0:                                      # around the waits, too: or ptxas makes each wgmma wait for the last
         previous = stage
         for step in range(steps):
             mbarrier_wait(full, stage, phase)

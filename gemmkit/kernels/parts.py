@@ -221,5 +221,5 @@ def masked_element(x: Any, n: int, fragment_map: Any, dtype: Any, tile: Any, axi
     return convert(dtype, nothing)
 
 
-__all__ = ["column_of", "copy_to_shared", "hold", "inside", "put", "read_inside", "read_tile", "row_of", "transform_fragment", "transform_input",
-           "transform_tile", "transform_within"]
+__all__ = ["column_of", "copy_to_shared", "hold", "inside", "put", "read_inside", "read_tile", "row_of",
+           "transform_fragment", "transform_input", "transform_tile", "transform_within"]

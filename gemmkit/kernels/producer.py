@@ -50,8 +50,8 @@ def produce(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty:
             k = begin + block * spec.block.size.K
             if spec.condition(m, n, k):
                 if turn == team:
-                    choose(spec.is_working, fill_stage, copy_stage, spec, a, b, map_a, map_b, full, empty, stage, phase, m, n,
-                           k, rank, shape)
+                    choose(spec.is_working, fill_stage, copy_stage, spec, a, b, map_a, map_b, full, empty, stage, phase, m,
+                           n, k, rank, shape)
                 turn = (turn + 1) % spec.teams
                 stage, phase = next_stage(spec, stage, phase)
             block = rolled(block + 1)                  # unrolled, its addresses would fill the few registers

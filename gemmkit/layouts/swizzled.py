@@ -20,8 +20,8 @@ class Swizzled(Layout):
     """A shared tile in panels of ``width`` bytes (32, 64 or 128) along the contiguous axis of ``layout``.
 
     A panel holds all lines of the tile, ``width`` bytes of each, one after the other; within a panel the 16-byte chunks of
-    a line change places: bits 4-6 of an element's byte address are XORed with bits 7-9 (for 128 bytes; with 64 two bits, with
-    32 one). So 8 neighbours across lines lie in different banks, as do 8 along a line. It is the 32-, 64- and 128-byte
+    a line change places: bits 4-6 of an element's byte address are XORed with bits 7-9 (for 128 bytes; with 64 two bits,
+    with 32 one). So 8 neighbours across lines lie in different banks, as do 8 along a line. It is the 32-, 64- and 128-byte
     swizzle of TMA and of wgmma's matrix descriptors (PTX ISA, "Shared memory matrix layout"), whose patterns start at
     multiples of 8 lines: tiles must be aligned to 8 * ``width`` bytes.
 

@@ -110,7 +110,7 @@ def applies(a: np.dtype, b: np.dtype, fields: dict[str, Any], device: DeviceInfo
 def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
            device: DeviceInfo) -> tuple[Operator, dict[str, Any]]:
     """The operator for a product of 16-bit floats in these layouts, and the fields of its mapping."""
-    mappings = MAPPINGS
+    mappings: tuple[Mapping, ...] = MAPPINGS
     for name, layout in (("a", a), ("b", b)):
         info, transform = infos[name], fields.get(f"transform_global_to_shared_{name}")
         if not isinstance(layout, Plain) or not getattr(transform, "is_identity", True):
@@ -118,7 +118,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
         if isinstance(layout, Plain) and info is not None and why_not(info, layout.axis) is not None:
             mappings = MISALIGNED
     mapping = choose_mapping(sizes, device, mappings=mappings)
-    moves = {} if mappings is not MISALIGNED else _narrow_moves(a, b)
+    moves = _narrow_moves(a, b) if mappings is MISALIGNED else {}
     return WGMMAOp(mapping.N, dtype=a.dtype), {**mapping.fields, **moves}
 
 
