@@ -129,8 +129,9 @@ class Config(Component):
                     self.transform_shared_to_regs_c, self.mem_cd_warp, self.mem_cd_thread, whole_c),
             Operand(self.global_d_layout, self.shared_d_layout, self.transform_shared_to_global_d,
                     self.transform_regs_to_shared_d, self.mem_cd_warp, self.mem_cd_thread, whole_d))
-        fields: tuple[Any, ...] = (self.block_shape, self.compute_warp, self.warps_per_block, self.operator, *operands, self.epilogue,
-                  self.condition, self.order, self.has_c)
+        fields: tuple[Any, ...] = (
+            self.block_shape, self.compute_warp, self.warps_per_block, self.operator, *operands, self.epilogue,
+            self.condition, self.order, self.has_c)
         if not self.is_pipeline:
             return Spec(*fields)
         m, n = self.cluster.extents
