@@ -20,6 +20,8 @@ import pytest
 import gemmkit as gk
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
+E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
+TORCHS = {BF16: "bfloat16", E4M3: "float8_e4m3fn", E5M2: "float8_e5m2"}       # what CuPy may not know
 SENTINEL = 0x5B                              # every byte of an integer that nobody has written
 
 
@@ -51,7 +53,7 @@ class Emulator:
 
 
 class Gpu(Emulator):
-    """CuPy arrays; PyTorch tensors where CuPy may not know the dtype (bfloat16)."""
+    """CuPy arrays; PyTorch tensors where CuPy may not know the dtype (bfloat16, 8-bit floats)."""
 
     emulated = False
 
@@ -63,11 +65,11 @@ class Gpu(Emulator):
 
     def array(self, x: np.ndarray) -> Any:
         flip = x.flags.f_contiguous and not x.flags.c_contiguous
-        if x.dtype == BF16:
+        if x.dtype in TORCHS:
             import torch
 
-            words = np.ascontiguousarray(x.T if flip else x).view(np.int16)
-            tensor = torch.from_numpy(words.copy()).cuda().view(torch.bfloat16)
+            words = np.ascontiguousarray(x.T if flip else x).view((np.uint8, np.int16)[x.dtype.itemsize - 1])
+            tensor = torch.from_numpy(words.copy()).cuda().view(getattr(torch, TORCHS[x.dtype]))
             return tensor.T if flip else tensor
         import cupy
 
@@ -78,14 +80,16 @@ class Gpu(Emulator):
             return np.asarray(x.get())
         import torch
 
-        if x.dtype == torch.bfloat16:
-            return np.asarray(x.contiguous().view(torch.int16).cpu().numpy().view(BF16))
+        for dtype, name in TORCHS.items():
+            if x.dtype == getattr(torch, name):
+                words = x.contiguous().view((torch.uint8, torch.int16)[dtype.itemsize - 1])
+                return np.asarray(words.cpu().numpy().view(dtype))
         return np.asarray(x.cpu().numpy())
 
     def product64(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         import cupy
 
-        a64, b64 = (cupy.asarray(x.astype(np.float64) if x.dtype == BF16 else x).astype(np.float64) for x in (a, b))
+        a64, b64 = (cupy.asarray(x.astype(np.float64) if x.dtype in TORCHS else x).astype(np.float64) for x in (a, b))
         return np.asarray((a64 @ b64).get())
 
     @contextlib.contextmanager

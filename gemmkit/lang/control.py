@@ -9,7 +9,7 @@ from llvmlite import ir
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.registers import call_function
-from gemmkit.lang.scalars import index
+from gemmkit.lang.scalars import WeakFloatLiteral, WeakIntLiteral, index, weak_float64
 
 i32 = ir.IntType(32)
 
@@ -141,18 +141,28 @@ def outer(function: Any, c: tuple, a: tuple, b: tuple, depth: int, *args: Any) -
 def _type_fold(context: Any, count: Any, function: Any, value: Any, *args: Any) -> Any:
     if not isinstance(count, types.IntegerLiteral) or not isinstance(function, types.Callable):
         return None
-    inner = _resolve(context, function, (value, index, *args))
+    kept = _of_any_value(value)
+    inner = _resolve(context, function, (kept, index, *args))
     if inner is None:
         return None
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        out = v[2]
+        out = c.cast(b, v[2], value, kept)
         for n in range(int(count.literal_value)):
-            given = _cast_all(c, b, (out, i32(n), *v[3:]), (value, index, *args), inner.args)
-            out = c.cast(b, call_function(c, b, function, v[1], inner, given), inner.return_type, value)
+            given = _cast_all(c, b, (out, i32(n), *v[3:]), (kept, index, *args), inner.args)
+            out = c.cast(b, call_function(c, b, function, v[1], inner, given), inner.return_type, kept)
         return out
 
-    return signature(value, count, function, value, *args), codegen
+    return signature(kept, count, function, value, *args), codegen
+
+
+def _of_any_value(ty: Any) -> Any:
+    """The type of a value that will change: not that of a constant, which is its value."""
+    if isinstance(ty, types.BaseTuple):
+        return types.BaseTuple.from_types([_of_any_value(t) for t in ty.types])
+    if isinstance(ty, types.Literal):
+        return {WeakIntLiteral: index, WeakFloatLiteral: weak_float64}.get(type(ty), types.unliteral(ty))
+    return ty
 
 
 @atom(_type_fold)
