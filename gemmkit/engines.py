@@ -70,8 +70,8 @@ def maps(spec: Spec, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[Map | 
             (1, b, spec.b_engine, spec.b.shared, (spec.b_copy.line, spec.b_copy.lines)),
             (3, out, spec.d_engine, spec.d.shared, (spec.d_line, 64))):
         layout: Any = shared
-        spec_of_map = TensorMapSpec(info.dtype, box, layout.width)
-        made.append(Map(which, sum(m is not None for m in made), info, layout.axis, spec_of_map) if uses else None)
+        made.append(Map(which, sum(m is not None for m in made), info, layout.axis,
+                        TensorMapSpec(info.dtype, box, layout.width)) if uses else None)
     return tuple(made)
 
 
