@@ -7,6 +7,7 @@ from typing import Any
 from gemmkit.kernels.parts import copy_to_shared, read_inside, transform_tile
 from gemmkit.kernels.walk import first_tile, k_blocks, next_stage, tile_count, tile_place, tile_step
 from gemmkit.lang.control import choose
+from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.registers import registers
 from gemmkit.lang.values import convert_all
 from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_expect, mbarrier_wait
@@ -153,6 +154,28 @@ def put_packed(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple
 
 
 def put_transformed(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple, at_i: int, at_j: int) -> None:
+    choose(operand.same_dtype, put_changed, put_singly, operand, pointer, tile, leading, words, at_i, at_j)
+
+
+def put_changed(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple, at_i: int, at_j: int) -> None:
+    choose(is_pairwise(operand.to_shared, operand.layout.dtype), put_pairwise, put_singly, operand, pointer, tile, leading,
+           words, at_i, at_j)
+
+
+def put_pairwise(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple, at_i: int, at_j: int) -> None:
+    changed = transform_pairs(operand.to_shared, operand.layout.dtype, words)
+    choose(operand.same_axis, store_line, put_values, operand, pointer, tile, leading, changed)
+
+
+def store_line(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple) -> None:
+    operand.shared.store_words(pointer, tile, words, leading)
+
+
+def put_values(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple) -> None:
+    operand.shared.store_shared(pointer, tile, unpack_words(operand.shared.dtype, words), leading)
+
+
+def put_singly(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple, at_i: int, at_j: int) -> None:
     values = transform_tile(operand.to_shared, unpack_words(operand.layout.dtype, words), translate(tile, at_i, at_j))
     operand.shared.store_shared(pointer, tile, convert_all(operand.shared.dtype, values), leading)
 

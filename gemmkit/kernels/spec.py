@@ -77,6 +77,16 @@ class Operand(Component):
                 and tile.extents[layout.axis] == tile.count and tile.count * layout.dtype.itemsize % 4 == 0)
 
     @cached_property
+    def same_dtype(self) -> bool:
+        """Whether shared memory holds the dtype of global memory."""
+        return bool(self.layout.dtype == self.shared.dtype)
+
+    @cached_property
+    def same_axis(self) -> bool:
+        """Whether a thread's line is one in shared memory, too."""
+        return self.thread.extents[self.shared.axis] == self.thread.count        # type: ignore[attr-defined]
+
+    @cached_property
     def words(self) -> Fragment:
         """A thread's tile in 32-bit words: as it is in global memory if `is_raw`, else as it goes to shared memory; none if
         it is smaller than a word."""

@@ -67,3 +67,14 @@ def f32_from_f8(builder: Any, kind: str, bits: Any) -> Any:
     text = (f"{{ .reg .b32 pair; .reg .b16 low, high; cvt.rn.f16x2.{kind}x2 pair, $1; mov.b32 {{low, high}}, pair; "
             "cvt.f32.f16 $0, low; }")
     return builder.call(ir.InlineAsm(ir.FunctionType(ir.FloatType(), [i16]), text, "=f,h"), [builder.zext(bits, i16)])
+
+
+# -- two at once (float16: sm_80+; bfloat16: sm_90) ---------------------------------------------------------------------
+
+def pair_arithmetic(builder: Any, instruction: str, operands: list) -> Any:
+    """An instruction on 16-bit floats in pairs; one that rounds is never fused with another."""
+    i32 = ir.IntType(32)
+    places = ", ".join(f"${n}" for n in range(len(operands) + 1))
+    function = ir.FunctionType(i32, [i32] * len(operands))
+    constraints = ",".join(["=r"] + ["r"] * len(operands))
+    return builder.call(ir.InlineAsm(function, f"{instruction} {places};", constraints), operands)
