@@ -89,7 +89,8 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     keywords: dict[str, Any] = {name: value for name, value in (("operator", operator), ("epilogue", epilogue))
                                 if value is not None}
     for at in recipe.batch:
-        _product(recipe, *(view[at] if at else view for view in views), stream, keywords)
+        of_a, of_b, of_d = (view[at] if at else view for view in views)
+        _product(recipe, of_a, of_b, of_d, stream, keywords)
     return out
 
 
@@ -103,7 +104,8 @@ def _product(recipe: Recipe, a: Any, b: Any, out: Any, stream: Any, keywords: di
         if known is not None:
             known(a, b, out=out, stream=stream)
             return
-    layouts = {f"global_{name}_layout": Tensor.of(info, rows) for name, info, rows in zip("abd", infos, recipe.rows) if rows}
+    layouts: dict[str, Any] = {f"global_{name}_layout": Tensor.of(info, rows)
+                               for name, info, rows in zip("abd", infos, recipe.rows) if rows}
     if key is None:
         matmul(a, b, out=out, stream=stream, **keywords, **layouts)
         return

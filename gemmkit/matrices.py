@@ -82,7 +82,7 @@ class Diagonal(Matrix):
 
 
 class Triangular(Matrix):
-    """The lower or upper half of an array with its diagonal (1 with ``unit``); the rest is never read.
+    """The lower or upper half of an array with its diagonal (1 with ``unit``); the rest may hold anything.
 
     >>> Triangular(np.zeros((4, 4), np.float32), "upper").T
     <Triangular of shape (4, 4), Triangular(ColMajor('float32'), 'lower')>

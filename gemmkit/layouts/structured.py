@@ -1,7 +1,7 @@
 """Matrices with structure: diagonal, triangular and symmetric ones.
 
-Each keeps what matters and nothing else in memory, reads nothing else (the other half of a triangular or symmetric
-matrix may hold anything, NaN too), and declares by ``k_range`` which part of K matters to given rows (of A) or columns
+Each takes from memory what matters and nothing else (the other half of a triangular or symmetric matrix may hold
+anything, NaN too), and declares by ``k_range`` which part of K matters to given rows (of A) or columns
 (of B), so that the blocks beyond are neither loaded nor multiplied: a diagonal product is O(N^2) work, a triangular
 one half the work of a dense one.
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.lang.control import choose
-from gemmkit.lang.registers import generate
+from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.values import convert, convert_all
 from gemmkit.layouts.base import Layout, element_of_tile
 from gemmkit.layouts.plain import Plain
@@ -52,9 +52,8 @@ class Diagonal(Structured):
     """
 
     def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
-        if i == j:
-            return data[i]
-        return convert(self.dtype, self.nothing)
+        here = data[i]                             # one load for all of a row, and no branch
+        return here if i == j else convert(self.dtype, self.nothing)
 
     def k_range(self, begin: int, end: int, shape: Any) -> tuple:
         return choose(self.skips, _inner, _all, begin, end, shape)
@@ -105,9 +104,9 @@ class _Half(Structured):
 
 @dataclass(frozen=True)
 class Triangular(_Half):
-    """A triangular matrix: the lower or upper half of an array, the diagonal included; the rest is never read.
+    """A triangular matrix: the lower or upper half of an array, the diagonal included; the rest may hold anything.
 
-    With ``unit`` the diagonal is 1 and not read either. The transpose of a lower triangular array ``x`` is
+    With ``unit`` the diagonal is 1, whatever the array has there. The transpose of a lower triangular array ``x`` is
     ``x.T`` with the upper half. Rectangular ones (trapezoids) are fine.
 
     >>> from gemmkit.layouts import RowMajor
@@ -127,17 +126,16 @@ class Triangular(_Half):
         return f"Triangular({self.layout!r}, {self.half!r}{more})"
 
     def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
-        if i == j:
-            return choose(self.unit, _one, _stored, self, data, i, j, shape)
-        if self.is_stored(i, j):
-            return self.layout.element(data, i, j, shape)
-        return convert(self.dtype, self.nothing)
+        return self.of_stored(convert(self.dtype, self.layout.element(data, i, j, shape)), i, j)
 
     def load(self, data: Any, tile: Any, shape: Any) -> tuple:
-        corner = choose(self.is_lower, _upper_right, _lower_left, tile)          # the first to leave the half
-        if self.is_stored(corner[0], corner[1]) and corner[0] != corner[1]:
-            return convert_all(self.dtype, self.layout.load(data, tile, shape))
-        return generate(tile.count, element_of_tile, self, data, tile, shape)
+        # Of a tile on the diagonal all is loaded, and what is not of the matrix is dropped: cheaper than a branch for each.
+        return apply(_of_stored, convert_all(self.dtype, self.layout.load(data, tile, shape)), self, tile)
+
+    def of_stored(self, value: Any, i: int, j: int) -> Any:
+        """The matrix's element where the array has ``value``."""
+        value = value if self.is_stored(i, j) else convert(self.dtype, self.nothing)
+        return choose(self.unit, _with_unit, _as_stored, self.dtype, value, i, j)
 
     @property
     def starts_at_zero(self) -> bool:
@@ -170,10 +168,7 @@ class Symmetric(_Half):
         return choose(self.is_lower, _below, _above, self.layout, data, low, high, shape)
 
     def load(self, data: Any, tile: Any, shape: Any) -> tuple:
-        corner = choose(self.is_lower, _upper_right, _lower_left, tile)
-        if self.is_stored(corner[0], corner[1]):
-            return convert_all(self.dtype, self.layout.load(data, tile, shape))
-        return generate(tile.count, element_of_tile, self, data, tile, shape)
+        return choose(tile.size[self.layout.axis] == tile.count, _load_line, _load_block, self, data, tile, shape)
 
     def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
         if rows != columns:
@@ -229,12 +224,28 @@ def _lower_left(tile: Any) -> tuple:
     return tile.index[0] + tile.size[0] - 1, tile.index[1]
 
 
-def _one(layout: Any, data: Any, i: int, j: int, shape: Any) -> Any:
-    return convert(layout.dtype, 1)
+def _of_stored(value: Any, n: int, layout: Any, tile: Any) -> Any:
+    return layout.of_stored(value, tile.index[0] + n % tile.size[0], tile.index[1] + n // tile.size[0])
 
 
-def _stored(layout: Any, data: Any, i: int, j: int, shape: Any) -> Any:
-    return layout.layout.element(data, i, j, shape)
+def _load_line(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
+    """A tile along the array's contiguous axis: at once where all of it is stored."""
+    corner = choose(layout.is_lower, _upper_right, _lower_left, tile)            # the first to leave the half
+    if layout.is_stored(corner[0], corner[1]):
+        return convert_all(layout.dtype, layout.layout.load(data, tile, shape))
+    return _load_block(layout, data, tile, shape)
+
+
+def _load_block(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
+    return generate(tile.count, element_of_tile, layout, data, tile, shape)
+
+
+def _with_unit(dtype: Any, value: Any, i: int, j: int) -> Any:
+    return convert(dtype, 1) if i == j else value
+
+
+def _as_stored(dtype: Any, value: Any, i: int, j: int) -> Any:
+    return value
 
 
 def _below(layout: Any, data: Any, low: int, high: int, shape: Any) -> Any:
