@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.lang import arithmetic as _arithmetic  # noqa: F401  (registers + and its like)
 from gemmkit.lang import ranges as _ranges  # noqa: F401  (registers `range` over coordinates)
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.functions import DeviceFunction, DeviceFunctionType, weaken
