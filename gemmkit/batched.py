@@ -24,7 +24,7 @@ def is_batched(a: Any, b: Any, c: Any, conf: Config | None, keywords: dict[str, 
 
     Not for an algebra's operator, whose numbers may have their parts along a last axis.
     """
-    if isinstance(keywords.get("operator", conf and conf.operator), Algebra):
+    if isinstance(keywords.get("operator", getattr(conf, "operator", None)), Algebra):
         return False
     return any(x is not None and f"global_{name}_layout" not in keywords and len(describe(x, name).shape) > 2
                for name, x in (("a", a), ("b", b), ("c", c)))
