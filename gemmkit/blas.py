@@ -9,7 +9,8 @@ import numpy as np
 from gemmkit.config import Config
 from gemmkit.dual import Dual
 from gemmkit.epilogues import LinearCombination
-from gemmkit.lang.records import REAL_IMAG, conjugate
+from gemmkit.lang.record_types import conjugate
+from gemmkit.lang.records import REAL_IMAG
 from gemmkit.matmul import matmul
 from gemmkit.matrices import Matrix, arrays, transposed
 from gemmkit.operators import Algebra, Operator, dual
@@ -70,10 +71,10 @@ def _dual(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: Du
     for name, x in (("a", a), ("b", b)):
         if isinstance(x, Dual) and x.count != c.count:
             raise ValueError(f"{name} has {x.count} tangents and c {c.count}; all need as many")
-    parts = [(x if isinstance(x, Dual) else Dual.constant(x, c.count)).parts for x in (a, b)]
+    a, b = ((x if isinstance(x, Dual) else Dual.constant(x, c.count)).parts for x in (a, b))
     if operator is None and conf is None:
         operator = dual(c.count)
-    gemmEx(transa, transb, alpha, *parts, beta, c.parts, operator=operator, conf=conf, stream=stream)
+    gemmEx(transa, transb, alpha, a, b, beta, c.parts, operator=operator, conf=conf, stream=stream)
     return c
 
 

@@ -214,7 +214,7 @@ class Dual(Matrix):
         if conf is None:
             keywords.setdefault("operator", dual(count))
         arrays = [None if x is None else x.parts for x in (*given, out)]
-        made = matmul(*arrays[:3], conf, out=arrays[3], stream=stream, **keywords)
+        made = matmul(arrays[0], arrays[1], arrays[2], conf, out=arrays[3], stream=stream, **keywords)
         return Dual(made) if out is None else out
 
 

@@ -93,7 +93,8 @@ def compile_config(conf: Config, *, device: DeviceInfo | None = None, gemm_shape
     infos: dict[str, ArrayInfo | None] = {}
     for name, rows, columns in (("a", M, K), ("b", K, N), ("c", M, N), ("out", M, N)):
         layout = getattr(conf, f"global_{'d' if name == 'out' else name}_layout")
-        infos[name] = describe(given[name], name) if name in given else _imagined(name, layout, rows, columns, place)
+        infos[name] = (layout.seen(describe(given[name], name)) if name in given
+                       else _imagined(name, layout, rows, columns, place))
     a, b, out = infos["a"], infos["b"], infos["out"]
     assert a is not None and b is not None and out is not None
     compiled = Compiled(Problem(M, N, K, conf, a, b, infos["c"], out, device), out)

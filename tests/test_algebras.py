@@ -261,7 +261,23 @@ def test_tensor_cores_do_what_the_table_asks(name: str, order: str) -> None:
     conf, kernel = compiled(algebra, "f2", order)
     warp = conf.compute_warp.size
     assert kernel.instructions["HMMA"] == algebra.products * warp.M * warp.N // (16 * 8)
+    moved = (conf.block_shape.MK.count + conf.block_shape.KN.count) // conf.threads
+    assert algebra.parts != 2 or kernel.instructions["PRMT"] <= moved + 8         # two numbers' parts by two instructions
     assert algebra.products == {"complex": 4, "dual": 3, "dual3": 7, "quaternion": 16, "split": 4}[name]
+
+
+@pytest.mark.compile
+def test_numbers_that_start_at_odd_parts_compile() -> None:
+    """2-byte alignment: part by part, and no wider access."""
+    number = COMPLEX.number_dtype("f2")
+    parts = np.zeros(64 * 64 * 2 + 1, np.float16)[1:].reshape(64, 64, 2)
+    assert parts.ctypes.data % 4 == 2
+    conf = gk.get_config(operator=COMPLEX, global_a_layout=Interleaved(number), global_d_layout=Interleaved(number),
+                         gemm_shape=dict(M=64, N=64, K=64), device=H100)
+    kernel = inspection.compile_config(conf, device=H100, gemm_shape=dict(M=64, N=64, K=64),
+                                       operands=dict(a=parts, b=parts, out=parts))
+    assert kernel.usage.spill_stores == 0 and "LDG.E.U16" in kernel.sass
+    assert "LDG.E.128" not in kernel.sass and "STG.E.128" not in kernel.sass
 
 
 @pytest.mark.compile

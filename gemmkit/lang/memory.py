@@ -191,15 +191,17 @@ def _part_pointers(c: Any, b: Any, ty: ViewType, view: Any, where: list) -> Any:
 
 
 def _load_record(c: Any, b: Any, ty: ViewType, view: Any, where: list) -> Any:
-    out = c.get_constant_undef(ty.element)
-    for n, (part, pointer) in enumerate(_part_pointers(c, b, ty, view, where)):
-        out = b.insert_value(out, c.data_model_manager[part].from_data(b, b.load(pointer)), n)
-    return out
+    from gemmkit.lang.record_types import of_parts
+
+    return of_parts(c, b, ty.element, [c.data_model_manager[part].from_data(b, b.load(pointer))
+                                       for part, pointer in _part_pointers(c, b, ty, view, where)])
 
 
 def _store_record(c: Any, b: Any, ty: ViewType, view: Any, where: list, value: Any) -> Any:
+    from gemmkit.lang.record_types import part_of
+
     for n, (part, pointer) in enumerate(_part_pointers(c, b, ty, view, where)):
-        b.store(c.data_model_manager[part].as_data(b, b.extract_value(value, n)), pointer)
+        b.store(c.data_model_manager[part].as_data(b, part_of(b, ty.element, value, n)), pointer)
     return c.get_dummy_value()
 
 

@@ -319,11 +319,12 @@ _records: dict[str, types.Type] = {}
 
 
 def _record_type(dtype: np.dtype) -> types.Type:
-    from gemmkit.lang.records import RecordType, record_text
+    from gemmkit.lang.record_types import record_type
+    from gemmkit.lang.records import record_text
 
     text = record_text(dtype)
     found = _records.get(text)
-    return found if found is not None else _records.setdefault(text, RecordType(dtype))
+    return found if found is not None else _records.setdefault(text, record_type(dtype))
 
 
 def numpy_dtype(ty: types.Type) -> np.dtype:

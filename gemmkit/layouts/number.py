@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.control import choose, each
-from gemmkit.lang.records import numbers_of, part_dtypes, planes_of
+from gemmkit.lang.record_types import numbers_of, planes_of
+from gemmkit.lang.records import part_dtypes
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import convert, convert_all
 from gemmkit.layouts.base import Layout, element_of_tile, store_element_of_tile

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.control import each
-from gemmkit.lang.records import number_dtype, numbers_of, planes_of, terms
+from gemmkit.lang.record_types import numbers_of, planes_of
+from gemmkit.lang.records import number_dtype, terms
 from gemmkit.lang.registers import Fragment, generate
 from gemmkit.layouts import Planes
 from gemmkit.operators.base import Operator

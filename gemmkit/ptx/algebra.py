@@ -10,7 +10,8 @@ from llvmlite import ir
 from gemmkit.components import ComponentType
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.numba_hooks import signature, types
-from gemmkit.lang.records import numbers_of, part_types, planes_of, scaled, terms
+from gemmkit.lang.record_types import numbers_of, of_parts, part_of, part_types, planes_of
+from gemmkit.lang.records import scaled, terms
 from gemmkit.lang.registers import call_function
 from gemmkit.lang.scalars import NarrowFloatType
 
@@ -63,7 +64,7 @@ def _typer(context: Any, algebra: Any, a: Any, b: Any, c: Any) -> Any:
 
     def codegen(ctx: Any, builder: Any, s: Any, v: Any) -> Any:
         operand = ctx.get_getattr(algebra, "base")(ctx, builder, algebra, v[0], "base")
-        lhs, rhs, out = ([[builder.extract_value(builder.extract_value(value, n), p) for n in range(ty.count)]
+        lhs, rhs, out = ([[part_of(builder, ty.dtype, builder.extract_value(value, n), p) for n in range(ty.count)]
                           for p in range(len(kind))] for value, ty, kind in zip(v[1:], (a, b, c), kinds))  # type: ignore[arg-type]
         sums: list = [ctx.make_tuple(builder, planes[2], plane) for plane in out]
         weighted: dict = {}
@@ -77,10 +78,8 @@ def _typer(context: Any, algebra: Any, a: Any, b: Any, c: Any) -> Any:
             sums[k] = ctx.cast(builder, value, inner.return_type, planes[2])
         numbers = []
         for n in range(c.count):
-            number = ctx.get_constant_undef(c.dtype)
-            for p, plane in enumerate(sums):
-                number = builder.insert_value(number, builder.extract_value(plane, n), p)
-            numbers.append(number)
+            parts = [builder.extract_value(plane, n) for plane in sums]
+            numbers.append(of_parts(ctx, builder, c.dtype, parts))
         return ctx.make_tuple(builder, c, numbers)
 
     return signature(c, algebra, a, b, c), codegen

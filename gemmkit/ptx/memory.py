@@ -26,7 +26,8 @@ from gemmkit.lang.memory import (
     shared_pointer,
 )
 from gemmkit.lang.numba_hooks import signature, types
-from gemmkit.lang.records import RecordType, part_size
+from gemmkit.lang.record_types import PackedType, RecordType, of_parts, part_of
+from gemmkit.lang.records import part_size
 from gemmkit.lang.values import DTypeType
 from gemmkit.ptx.build import assembly
 
@@ -47,6 +48,8 @@ def unpack(context: Any, builder: Any, element: types.Type, value: Any, count: i
         part = element.underlying_float
         parts = unpack(context, builder, part, value, 2 * count)
         return [_complex(context, builder, element, re, im) for re, im in zip(parts[::2], parts[1::2])]
+    if isinstance(element, PackedType):
+        return unpack(context, builder, types.uint32, value, count)
     if isinstance(element, RecordType):
         words = unpack(context, builder, _word(element), value, count * len(element.parts))
         return records_of_words(context, builder, element, words)
@@ -71,18 +74,17 @@ def _word(element: RecordType) -> types.Type:
 def records_of_words(context: Any, builder: Any, element: RecordType, words: list) -> list:
     count, out = len(element.parts), []
     for at in range(0, len(words), count):
-        value = context.get_constant_undef(element)
-        for n, (ty, word) in enumerate(zip(element.parts, words[at:at + count])):
+        parts = []
+        for ty, word in zip(element.parts, words[at:at + count]):
             model = context.data_model_manager[ty]
-            part = model.from_data(builder, builder.bitcast(word, context.get_data_type(ty)))
-            value = builder.insert_value(value, part, n)
-        out.append(value)
+            parts.append(model.from_data(builder, builder.bitcast(word, context.get_data_type(ty))))
+        out.append(of_parts(context, builder, element, parts))
     return out
 
 
 def words_of_records(context: Any, builder: Any, element: RecordType, values: list) -> list:
     word = context.get_data_type(_word(element))
-    return [builder.bitcast(context.data_model_manager[ty].as_data(builder, builder.extract_value(value, n)), word)
+    return [builder.bitcast(context.data_model_manager[ty].as_data(builder, part_of(builder, element, value, n)), word)
             for value in values for n, ty in enumerate(element.parts)]
 
 
@@ -97,6 +99,8 @@ def pack(context: Any, builder: Any, element: types.Type, values: list, unit: An
     if isinstance(element, types.Complex):
         parts = [builder.extract_value(v, n) for v in values for n in (0, 1)]
         return pack(context, builder, element.underlying_float, parts, unit)
+    if isinstance(element, PackedType):
+        return pack(context, builder, types.uint32, values, unit)
     if isinstance(element, RecordType):
         return pack(context, builder, _word(element), words_of_records(context, builder, element, values), unit)
     model = context.data_model_manager[element]
@@ -169,7 +173,12 @@ def _type_load_global(context: Any, view: Any, axis: Any, base: Any, offset: Any
             for pointer, words in record_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
                 value = b.load(pointer)
                 value.align = words * part_size(view.dtype)
-                out += unpack(c, b, _word(view.element), value, words)
+                if isinstance(view.element, PackedType) and words % 2 == 0:
+                    out += unpack(c, b, view.element, value, words // 2)
+                else:
+                    out += unpack(c, b, _word(view.element), value, words)
+            if len(out) == n:                                  # records already
+                return c.make_tuple(b, s.return_type, out)
             return c.make_tuple(b, s.return_type, records_of_words(c, b, view.element, out))
         for _, width, pointer, _unit in _global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
             value = b.load(pointer)
@@ -196,7 +205,10 @@ def _type_store_global(context: Any, view: Any, axis: Any, base: Any, offset: An
         if isinstance(view.element, RecordType):
             parts, at = words_of_records(c, b, view.element, given), 0
             for pointer, words in record_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
-                piece = pack(c, b, _word(view.element), parts[at:at + words], pointer.type.pointee)
+                if isinstance(view.element, PackedType) and words % 2 == 0:
+                    piece = pack(c, b, view.element, given[at // 2:(at + words) // 2], pointer.type.pointee)
+                else:
+                    piece = pack(c, b, _word(view.element), parts[at:at + words], pointer.type.pointee)
                 b.store(piece, pointer, align=words * part_size(view.dtype))
                 at += words
             return c.get_dummy_value()
