@@ -218,7 +218,7 @@ def _fill_moves(values: dict[str, Any]) -> None:
 def _move(tile: Tile, layout: Any, shared: Any, warps: int) -> tuple[Tile, Tile]:
     """(thread, warp): lanes go along the axis of global memory, so that their loads are of neighbours."""
     axis = shared.axis
-    vector = math.gcd(16 // shared.itemsize, tile.extents[axis])
+    vector = math.gcd(16 // shared.dtype.itemsize, tile.extents[axis])
     thread, warp = [1, 1], [1, 1]
     if layout.vector_axis in (axis, None):
         thread[axis] = vector
@@ -236,8 +236,8 @@ def _stages(values: dict[str, Any], device: DeviceInfo) -> int:
 
     block, a, b, d = (values[name] for name in ("block_shape", "shared_a_layout", "shared_b_layout", "shared_d_layout"))
     size = block.size
-    stage = a.physical_size(size.M, size.K) * a.itemsize + b.physical_size(size.K, size.N) * b.itemsize
-    panels = BUFFERS * (values["warps_per_block"] // 4) * 64 * d.width
+    stage = a.physical_size(size.M, size.K) * a.dtype.itemsize + b.physical_size(size.K, size.N) * b.dtype.itemsize
+    panels = BUFFERS * (values["warps_per_block"] // 4) * 64 * getattr(d, "width", LINE)
     return max(2, min(8, (device.shared_memory_per_block - panels) // (stage + 2 * BARRIER)))
 
 
