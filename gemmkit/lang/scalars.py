@@ -189,10 +189,17 @@ def _weak_float_constant(context: Any, builder: Any, ty: WeakFloatLiteral, value
 
 # -- casts ------------------------------------------------------------------------------------------------------------
 
+def _is_number(value: Any) -> bool:
+    """Whether an LLVM value is a known float: assembly does not fold, so it is done here."""
+    return isinstance(value, ir.Constant) and isinstance(value.constant, float)
+
+
 def widen(builder: Any, ty: NarrowFloatType, value: Any) -> Any:
     """A narrow float's bits to an LLVM float."""
     from gemmkit.ptx.convert import f32_from_f8, f32_from_f16
 
+    if isinstance(value, ir.Constant) and isinstance(value.constant, int):
+        return ir.Constant(f32, float(np.array(value.constant, f"u{ty.dtype.itemsize}").view(ty.dtype)))
     if ty in _FLOAT8:
         return f32_from_f8(builder, _FLOAT8[ty], value)
     if ty == float16:
@@ -204,6 +211,8 @@ def narrow(builder: Any, ty: NarrowFloatType, value: Any) -> Any:
     """An LLVM float to a narrow float's bits, round to nearest even."""
     from gemmkit.ptx.convert import bf16_from_f32, f8_from_f32, f16_from_f32
 
+    if _is_number(value):
+        return ir.Constant(ty.bits, int(np.float32(value.constant).astype(ty.dtype).view(f"u{ty.dtype.itemsize}")))
     if ty in _FLOAT8:
         return f8_from_f32(builder, _FLOAT8[ty], value)
     return f16_from_f32(builder, value) if ty == float16 else bf16_from_f32(builder, value)
@@ -219,6 +228,8 @@ def _narrow_to_float(context: Any, builder: Any, fromty: Any, toty: Any, value: 
 def _float_to_narrow(context: Any, builder: Any, fromty: Any, toty: Any, value: Any) -> Any:
     from gemmkit.ptx.convert import f16_from_f64
 
+    if fromty == types.float64 and _is_number(value):
+        return _narrow_constant(context, builder, toty, value.constant)
     if fromty == types.float64 and toty == float16:           # NumPy rounds once here,
         return f16_from_f64(builder, value)
     if fromty == types.float64:                               # and ml_dtypes goes by way of float32
