@@ -329,7 +329,7 @@ def test_two_structures(machine: Any, rng: np.random.Generator) -> None:
 @pytest.mark.compile
 @pytest.mark.parametrize("layout", [layouts.Diagonal(F16), layouts.Triangular(layouts.RowMajor(F16)),
                                     layouts.Triangular(layouts.ColMajor(F16), "upper", unit=True),
-                                    layouts.Symmetric(layouts.RowMajor(F16)), layouts.Generated(F16, one)], ids=repr)
+                                    layouts.Symmetric(layouts.RowMajor(F16)), layouts.Generated(F16, one)], ids=lambda layout: repr(layout).split(" at 0x")[0])
 def test_structure_compiles_to_registers(layout: Any) -> None:
     """No spill, no stack, on tensor cores; as A and as B."""
     array = np.zeros((256,) if isinstance(layout, layouts.Diagonal) else (256, 256), F16)
