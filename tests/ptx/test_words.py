@@ -1,0 +1,117 @@
+"""`pack_words`, `unpack_words` and `rolled`: the same in the emulator and on the GPU, and what they leave in PTX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit.ptx.memory import load_global, load_words, pack_words, store_global, unpack_words
+from gemmkit.ptx.special import rolled, thread_index
+from tests.lang.typing import INDEX, result
+from tests.ptx.harness import Out, Runtime, compiled, emulated, leaves_nothing, lines_with, on_device, same_bits
+
+DTYPES = [np.dtype(x) for x in ("i1", "u1", ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, "i2", "f2", ml_dtypes.bfloat16, "i4",
+                                "f4", "i8", "f8")]
+CASES = [(dtype, nbytes // dtype.itemsize) for dtype in DTYPES for nbytes in (4, 8, 16) if nbytes >= dtype.itemsize]
+every_case = pytest.mark.parametrize("dtype, count", CASES, ids=[f"{d}x{n}" for d, n in CASES])
+
+
+@dataclass(frozen=True)
+class Words(gk.Component):
+    dtype: Any
+    count: int
+
+
+def numbers(rng: np.random.Generator, dtype: np.dtype, count: int) -> np.ndarray:
+    """Random bit patterns, without NaNs."""
+    bits = rng.integers(0, 256, count * dtype.itemsize, np.uint8).view(dtype)
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isnan(bits.astype("f8")), np.ones((), dtype), bits) if dtype.kind not in "iu" else bits
+
+
+def loaded_as_words(out: Any, a: Any, case: Any) -> None:
+    """Loaded as words, and looked at as elements."""
+    at = thread_index() * case.count
+    store_global(out, 0, (at,), (0,), unpack_words(case.dtype, load_words(a, 0, (at,), (0,), case.count)))
+
+
+def there_and_back(out: Any, a: Any, case: Any) -> None:
+    at = thread_index() * case.count
+    values = load_global(a, 0, (at,), (0,), case.count)
+    store_global(out, 0, (at,), (0,), unpack_words(case.dtype, pack_words(values)))
+
+
+@every_case
+@pytest.mark.parametrize("kernel", [loaded_as_words, there_and_back])
+def test_words_keep_every_bit(kernel: Any, dtype: np.dtype, count: int, rng: np.random.Generator) -> None:
+    a, out, case = numbers(rng, dtype, 32 * count), Out((32 * count,), dtype), Words(dtype, count)
+    assert same_bits(emulated(kernel, out, a, case)[0], a)
+    ptx = compiled(kernel, out, a, case)
+    assert leaves_nothing(ptx) and len(lines_with(ptx, "ld.global")) == len(lines_with(ptx, "st.global")) == 1
+
+
+@pytest.mark.gpu
+@every_case
+def test_words_keep_every_bit_on_the_gpu(dtype: np.dtype, count: int, rng: np.random.Generator) -> None:
+    a, out, case = numbers(rng, dtype, 32 * count), Out((32 * count,), dtype), Words(dtype, count)
+    for kernel in (loaded_as_words, there_and_back):
+        assert same_bits(on_device(kernel, out, a, case)[0], a)
+
+
+def a_second_element(out: Any, a: Any, case: Any) -> None:
+    """The order within a word: the first element is in the low bits."""
+    at = thread_index() * 4
+    values = unpack_words(case.dtype, load_words(a, 0, (at,), (0,), 4))
+    out[thread_index()] = values[1] - values[0]
+
+
+@pytest.mark.parametrize("run", [emulated, pytest.param(on_device, marks=pytest.mark.gpu)], ids=["emulator", "gpu"])
+@pytest.mark.parametrize("dtype", ["i1", "f2", "f4"])
+def test_elements_are_in_order(dtype: str, run: Any) -> None:
+    a = (np.arange(128) % 100).astype(dtype)
+    a[1::4] += 3
+    (out,) = run(a_second_element, Out((32,), dtype), a, Words(np.dtype(dtype), 4))
+    assert (out == 4).all()
+
+
+def test_what_is_no_words_is_refused() -> None:
+    def of_floats(out: Any, case: Any) -> None:
+        out[0] = unpack_words(case.dtype, (np.float32(1), np.float32(2)))[0]
+
+    with pytest.raises(Exception, match="unpack_words"):
+        compiled(of_floats, Out((1,), "f4"), Words(np.dtype("f4"), 1))
+
+
+# -- rolled -----------------------------------------------------------------------------------------------------------
+
+def counting(out: Any, a: Any, turns: int, is_rolled: bool) -> None:
+    total, n = a[thread_index()], turns * 0
+    while n < turns:
+        total = total * 3 + a[(thread_index() + n) % 32]
+        n = rolled(n + 1) if is_rolled else n + 1
+    out[thread_index()] = total
+
+
+@pytest.mark.parametrize("run", [emulated, pytest.param(on_device, marks=pytest.mark.gpu)], ids=["emulator", "gpu"])
+def test_rolled_changes_nothing(run: Any) -> None:
+    a = np.arange(32, dtype=np.int32)
+    (there,) = run(counting, Out((32,), np.int32), a, Runtime(7), True)
+    (plain,) = run(counting, Out((32,), np.int32), a, Runtime(7), False)
+    assert np.array_equal(there, plain)
+
+
+def test_rolled_is_a_coordinate() -> None:
+    assert result(lambda m: rolled(m), INDEX) == INDEX and result(lambda i: rolled(i), np.int32) == INDEX
+
+
+def test_rolled_keeps_a_loop_one() -> None:
+    """Of a known number of turns the compiler makes straight code, whose addresses take registers a producer does not have."""
+    def loads(is_rolled: bool) -> int:
+        return len(lines_with(compiled(counting, Out((32,), np.int32), np.zeros(32, np.int32), 6, is_rolled), "ld.global"))
+
+    assert loads(True) == 2 < loads(False)
