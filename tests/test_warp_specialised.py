@@ -51,7 +51,7 @@ def test_sizes_for_the_copy_engine(machine: Any, schedule: str, rng: np.random.G
 
 
 @on_machines
-@pytest.mark.parametrize("schedule", ["one", "two", "three", "pingpong", "one-2x1", "pingpong-1x2"])
+@pytest.mark.parametrize("schedule", ["one", "three", "pingpong", "one-2x1"])
 def test_sizes_that_the_engine_refuses(machine: Any, schedule: str, rng: np.random.Generator) -> None:
     """Both operands by the producer's warps, D by the consumers' threads."""
     conf = mapping(schedule, depth=32)
@@ -60,7 +60,7 @@ def test_sizes_that_the_engine_refuses(machine: Any, schedule: str, rng: np.rand
 
 
 @on_machines
-@pytest.mark.parametrize("schedule", ["one", "pingpong", "one-2x1", "one-1x2"])
+@pytest.mark.parametrize("schedule", ["pingpong", "one-2x1", "one-1x2"])
 def test_one_operand_by_the_engine_and_the_other_by_warps(machine: Any, schedule: str, rng: np.random.Generator) -> None:
     m, n = (1021, 1000) if not machine.emulated else (67, 40)
     check(machine, mapping(schedule), rng, m, n, 77)              # A's rows are no multiples of 16 bytes, B's are
@@ -70,7 +70,7 @@ def test_one_operand_by_the_engine_and_the_other_by_warps(machine: Any, schedule
 @on_machines
 def test_single_rows_columns_and_products(machine: Any, rng: np.random.Generator) -> None:
     conf = mapping("one", depth=16)
-    for size in [(1, 1, 1), (1, 9, 3), (9, 1, 1), (2, 2, 17)]:
+    for size in [(1, 1, 1), (2, 2, 17)]:
         check(machine, conf, rng, *size)
 
 
@@ -93,10 +93,9 @@ def test_no_products_leave_c(machine: Any, rng: np.random.Generator) -> None:
 
 
 @on_machines
-@pytest.mark.parametrize("schedule", ["one", "pingpong", "one-2x1"])
-@pytest.mark.parametrize("n", [16, 48], ids=["one panel of D a tile", "three panels"])
+@pytest.mark.parametrize("schedule, n", [("one", 16), ("one", 48), ("pingpong", 48), ("one-2x1", 48)])
 def test_blocks_with_several_tiles(machine: Any, schedule: str, n: int, rng: np.random.Generator, few_blocks: Any) -> None:
-    """The ring goes on turning from one tile to the next, and panels of D are used again."""
+    """The ring goes on turning from one tile to the next, and panels of D are used again: one a tile, or three."""
     conf = mapping(schedule, WGMMAOp(n), depth=16, stages=3, a=RowMajor, b=ColMajor)
     check(machine, conf, rng, 64 * 5, n, 40)
 
@@ -109,7 +108,7 @@ def test_pingpong_with_any_number_of_stages_a_tile(machine: Any, k: int, rng: np
 
 
 @on_machines
-@pytest.mark.parametrize("order", [Columns(), Grouped(1), Grouped(2), Hilbert()], ids=repr)
+@pytest.mark.parametrize("order", [Columns(), Grouped(2), Hilbert()], ids=repr)
 def test_orders_decide_nothing(machine: Any, order: Any, rng: np.random.Generator, few_blocks: Any) -> None:
     check(machine, mapping("one", WGMMAOp(8), depth=16, order=order), rng, 64 * 2 + 8, 8 * 3 + 4, 16)
 
@@ -117,18 +116,16 @@ def test_orders_decide_nothing(machine: Any, order: Any, rng: np.random.Generato
 # -- types ------------------------------------------------------------------------------------------------------------
 
 TYPES = {
-    "bf16": (WGMMAOp(32, BF16), F32, ""),
-    "f16 in f16": (WGMMAOp(32, accumulator=F16), F16, ""),
-    "tf32": (WGMMAOp(32, F32), F32, ""),
-    "i8": (WGMMAOp(32, "i1"), "i4", ""),
-    "u8": (WGMMAOp(32, "u1"), "i4", ""),
-    "i8 u8": (WGMMAOp(32, "i1", b_dtype="u1"), "i4", ""),
-    "e4m3": (WGMMAOp(32, E4M3, promote=128), F32, ""),
-    "e5m2": (WGMMAOp(32, E5M2, promote=256), F32, ""),
-    "e4m3 fast": (WGMMAOp(32, E4M3), F16, ""),
-    "e4m3 e5m2 in f16": (WGMMAOp(32, E4M3, F16, b_dtype=E5M2), F16, ""),
-    "f16 to f16": (WGMMAOp(32), F16, ""),
-    "bf16 to bf16": (WGMMAOp(32, BF16), BF16, ""),
+    "bf16": (WGMMAOp(32, BF16), F32),
+    "f16 in f16": (WGMMAOp(32, accumulator=F16), F16),
+    "tf32": (WGMMAOp(32, F32), F32),
+    "i8": (WGMMAOp(32, "i1"), "i4"),
+    "i8 u8": (WGMMAOp(32, "i1", b_dtype="u1"), "i4"),
+    "e4m3": (WGMMAOp(32, E4M3, promote=128), F32),
+    "e5m2": (WGMMAOp(32, E5M2, promote=256), F32),
+    "e4m3 fast": (WGMMAOp(32, E4M3), F16),
+    "e4m3 e5m2 in f16": (WGMMAOp(32, E4M3, F16, b_dtype=E5M2), F16),
+    "bf16 to bf16": (WGMMAOp(32, BF16), BF16),
 }
 
 
@@ -136,15 +133,15 @@ TYPES = {
 @pytest.mark.parametrize("name", TYPES)
 def test_types(machine: Any, name: str, rng: np.random.Generator) -> None:
     """K-major, as the copy engine takes every type."""
-    operator, d, _ = TYPES[name]
+    operator, d = TYPES[name]
     conf = mapping("pingpong" if "16" in name else "one", operator, a=RowMajor, b=ColMajor, d=RowMajor(d))
     for m, n, k in ([(72, 48, 2 * conf.block_shape.size.K + 16)] if machine.emulated else [(520, 272, 528), (72, 1008, 48)]):
         check(machine, conf, rng, m, n, k)
 
 
 @on_machines
-@pytest.mark.parametrize("kinds", ["RR", "RC", "CR", "CC"])
-@pytest.mark.parametrize("dtype", ["f2", BF16, "f4", "i1", E4M3], ids=str)
+@pytest.mark.parametrize("dtype, kinds", [("f2", "RR"), ("f2", "RC"), ("f2", "CR"), ("f2", "CC"), (BF16, "CR"), ("f4", "RR"),
+                                          ("f4", "CC"), ("i1", "CR"), ("i1", "CC"), (E4M3, "RR"), (E4M3, "CR")], ids=str)
 def test_transposes(machine: Any, dtype: Any, kinds: str, rng: np.random.Generator) -> None:
     """Those of 16 bits stay as they are; of the others, what is contiguous across K is transposed on the way in."""
     conf = mapping("one", WGMMAOp(32, dtype), a=KINDS[kinds[0]], b=KINDS[kinds[1]], depth=32)
@@ -157,7 +154,7 @@ def test_transposes(machine: Any, dtype: Any, kinds: str, rng: np.random.Generat
 
 
 @on_machines
-@pytest.mark.parametrize("schedule, kinds", [("two-2x1", "RC"), ("two-2x1", "CR"), ("pingpong-1x2", "CC")])
+@pytest.mark.parametrize("schedule, kinds", [("two-2x1", "RC"), ("pingpong-1x2", "CC")])
 def test_clusters_share_operands_of_either_kind(machine: Any, schedule: str, kinds: str, rng: np.random.Generator) -> None:
     """Parts that blocks load for all are lines of each panel, or some of the panels."""
     conf = mapping(schedule, a=KINDS[kinds[0]], b=KINDS[kinds[1]])
@@ -213,7 +210,6 @@ def test_d_by_threads(machine: Any, dtype: np.dtype, rng: np.random.Generator) -
 # -- large tiles ------------------------------------------------------------------------------------------------------
 
 LARGE = {
-    "128x256": dict(operator=WGMMAOp(256), block_shape=Tile(M=128, N=256, K=64), warps_per_block=8, schedule="cooperative"),
     "128x256-2x1": dict(operator=WGMMAOp(256), block_shape=Tile(M=128, N=256, K=64), warps_per_block=8,
                         schedule="cooperative", cluster=Tile(M=2, N=1)),
     "128x192": dict(operator=WGMMAOp(192), block_shape=Tile(M=128, N=192, K=64), warps_per_block=8, schedule="pingpong"),

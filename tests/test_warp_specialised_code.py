@@ -1,0 +1,159 @@
+"""The machine code of the warp-specialised kernel, without a GPU: nothing spills, and nothing makes tensor cores wait."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit import epilogues, layouts
+from gemmkit.inspection import CompiledKernel, compile_config
+from gemmkit.layouts import ColMajor, RowMajor
+from gemmkit.operators import WGMMAOp
+from gemmkit.runtime.device import H100
+from gemmkit.transforms import Elementwise
+from gemmkit.tuning.hopper import MAPPINGS, WORKING, Mapping
+from tests.hopper import F16, F32
+from tests.machines import BF16, E4M3
+
+pytestmark = pytest.mark.compile
+
+LARGEST = next(mapping for mapping in MAPPINGS if (mapping.M, mapping.N) == (128, 256))
+SMALL = next(mapping for mapping in MAPPINGS if mapping.N == 64)
+PINGPONG = next(mapping for mapping in MAPPINGS if (mapping.M, mapping.N) == (128, 128))
+
+
+def config(mapping: Mapping, operator: Any = None, **fields: Any) -> gk.Config:
+    """A shipped mapping: rows of A, columns of B, rows of 16-bit D for 16-bit operands."""
+    operator = operator or WGMMAOp(mapping.N)
+    wide = operator.accumulator if operator.dtype.itemsize != 2 else operator.dtype
+    return gk.get_config(**{**dict(
+        operator=operator, block_shape=gk.Tile(M=mapping.M, N=operator.N, K=128 // operator.dtype.itemsize),
+        schedule=mapping.schedule, warps_per_block=mapping.warps, global_a_layout=RowMajor(operator.dtype),
+        global_b_layout=ColMajor(operator.b_dtype), global_d_layout=RowMajor(wide), device=H100), **fields})
+
+
+class Code:
+    """A kernel's instructions in their order."""
+
+    def __init__(self, conf: gk.Config, **operands: Any):
+        self.conf = conf
+        self.kernel: CompiledKernel = compile_config(conf, device=H100, operands=operands)
+        self.lines = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([^;\n]*;)", self.kernel.sass)
+
+    def count(self, opcode: str) -> int:
+        return sum(line.startswith((opcode + ".", opcode + " ")) for line in self.lines)
+
+    def check_tidy(self) -> None:
+        """Everything lives in registers, and nothing is called."""
+        usage = self.kernel.assembled.usage
+        assert (usage.spill_stores, usage.spill_loads, usage.stack_bytes) == (0, 0, 0)
+        assert [self.count(opcode) for opcode in ("LDL", "STL", "CALL")] == [0, 0, 0]
+
+    def check_asynchronous(self, opcode: str = "HGMMA") -> None:
+        """Of the products of a stage only the last signals (gsb0): where each does, the assembler has made them wait for
+        each other."""
+        issued = [line for line in self.lines if "GMMA" in line]
+        assert issued and all(opcode in line for line in issued)
+        group = self.conf.compute_warp.size.M // 64 * (self.conf.block_shape.size.K // self.conf.operator.K)
+        assert len(issued) % group == 0
+        assert ["gsb0" in line for line in issued] == ([False] * (group - 1) + [True]) * (len(issued) // group)
+
+    def check_copied(self) -> None:
+        """A, B and D by the copy engine alone."""
+        assert self.count("UTMALDG") > 0 and self.count("UTMASTG") > 0
+        assert self.count("LDG") == 0 and self.count("STG") == 0
+
+    def check_dealt(self) -> None:
+        """Where two or three warpgroups multiply, the producer gives them registers."""
+        assert self.count("USETMAXREG") == (2 if self.conf.warps_per_block > 4 else 0)
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS, ids=lambda m: f"{m.M}x{m.N}-{m.schedule}")
+def test_shipped_mappings(mapping: Mapping) -> None:
+    code = Code(config(mapping))
+    code.check_tidy()
+    code.check_asynchronous()
+    code.check_copied()
+    code.check_dealt()
+    assert code.count("STSM") > 0                                  # D's panels are written matrix by matrix
+
+
+TYPES = {
+    "bf16, both across K": (WGMMAOp(128, BF16), "HGMMA", dict(global_a_layout=ColMajor(BF16), global_b_layout=RowMajor(BF16))),
+    "f16 in f16": (WGMMAOp(128, accumulator=F16), "HGMMA", {}),
+    "tf32": (WGMMAOp(128, F32), "HGMMA", {}),
+    "i8": (WGMMAOp(128, "i1"), "IGMMA", {}),
+    "e4m3": (WGMMAOp(64, E4M3, promote=128), "QGMMA", {}),
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_types(name: str) -> None:
+    operator, opcode, fields = TYPES[name]
+    code = Code(config(PINGPONG, operator, **fields))
+    code.check_tidy()
+    code.check_asynchronous(opcode)
+    code.check_copied()
+    code.check_dealt()
+
+
+def test_a_bias_costs_no_memory() -> None:
+    code = Code(config(LARGEST, epilogue=epilogues.Bias(np.ones(4096, F16))))
+    code.check_tidy()
+    code.check_asynchronous()
+    assert code.count("UTMALDG") > 0 and code.count("UTMASTG") > 0 and code.count("STG") == 0
+
+
+def test_c_costs_no_memory() -> None:
+    code = Code(config(LARGEST, global_c_layout=RowMajor(F16), transform_global_to_shared_c=Elementwise(lambda x: max(x, 0))))
+    code.check_tidy()
+    code.check_asynchronous()
+    assert code.count("UTMASTG") > 0
+
+
+def test_composed_epilogues_cost_no_memory() -> None:
+    bias, residual = np.ones(4096, F16), np.ones((4096, 4096), F16)
+    code = Code(config(PINGPONG, epilogue=epilogues.Bias(bias) | epilogues.ReLU() | epilogues.Residual(residual)))
+    code.check_tidy()
+    code.check_asynchronous()
+    assert code.count("UTMALDG") > 0 and code.count("UTMASTG") > 0 and code.count("STG") == 0
+
+
+@pytest.mark.parametrize("mapping", WORKING[:2], ids=lambda m: f"{m.M}x{m.N}-{m.schedule}")
+def test_transforms_cost_no_memory(mapping: Mapping) -> None:
+    """ReLU(relu(A + 1) @ (B + 1) + bias): both operands by the producer's warps."""
+    bias = np.ones(4096, F16)
+    code = Code(config(mapping, epilogue=epilogues.Bias(bias) | epilogues.ReLU(),
+                       transform_global_to_shared_a=Elementwise(lambda x: max(x + 1, 0)),
+                       transform_global_to_shared_b=Elementwise(lambda x: x + 1)))
+    code.check_tidy()
+    code.check_asynchronous()
+    assert code.count("UTMALDG") == 0 and code.count("UTMASTG") > 0
+
+
+@dataclass(frozen=True)
+class Toeplitz(layouts.Layout):
+    """a[m, k] = t[m - k + K - 1], never materialised."""
+
+    def element(self, data, m, k, shape):
+        return data[m - k + shape.K - 1]
+
+
+def test_a_layout_of_the_users_costs_no_memory() -> None:
+    code = Code(config(LARGEST, global_a_layout=Toeplitz(F16)), a=np.ones(8191, F16))
+    code.check_tidy()
+    code.check_asynchronous()
+    assert code.count("UTMALDG") > 0                               # B still goes by the engine
+
+
+def test_clusters_load_for_each_other() -> None:
+    code = Code(config(SMALL, cluster=gk.Tile(M=2, N=1)))
+    code.check_tidy()
+    code.check_asynchronous()
+    code.check_copied()
+    assert 0 < sum("UTMALDG" in line and "MULTICAST" in line for line in code.lines) < code.count("UTMALDG")
