@@ -159,6 +159,28 @@ def test_nothing_is_kept_where_that_is_asked(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+KEY_SCRIPT = """
+    import hashlib
+    import json
+    import numpy as np
+    import gemmkit as gk
+    from gemmkit.planning import Plan
+
+    a = np.ones((64, 32), "f2")
+    texts = []
+    for operator in (gk.operators.WGMMAOp(64), gk.operators.MMAOp(), gk.operators.FPUOp(dtype="f2", accumulator="f4")):
+        with gk.emulate():
+            made = Plan(a, a.T, None, None, None, dict(operator=operator))
+        texts += [x.fingerprint for x in made._compiled.arguments]
+    print(json.dumps(hashlib.sha256("|".join(texts).encode()).hexdigest()))
+"""
+
+
+def test_a_kernel_has_one_key_in_all_processes() -> None:
+    """An address in a fingerprint would make every process compile anew."""
+    assert process(KEY_SCRIPT) == process(KEY_SCRIPT)
+
+
 GPU_SCRIPT = """
     import json
     import cupy

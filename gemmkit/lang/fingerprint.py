@@ -86,6 +86,8 @@ def value_text(value: Any) -> str:
         return own()
     if isinstance(value, (FunctionType, DeviceFunction)):
         return "function:" + function_text(value)
+    if isinstance(getattr(value, "__wrapped__", None), FunctionType):                # as lru_cache makes of a function
+        return "wrapped:" + function_text(value.__wrapped__)
     if isinstance(value, ModuleType):
         return "module:" + value.__name__
     if isinstance(value, (type, BuiltinFunctionType)):

@@ -212,14 +212,21 @@ class _ModuleAttributes(FunctionPass):
 
 
 def _forget_classes(func_ir: Any) -> None:
-    """Blank out the classes that nothing but a replaced attribute was read from: Numba knows no type of them."""
+    """Blank out the classes that nothing but a replaced attribute was read from: Numba knows no type of them, and none of
+    those that are read from a module."""
     statements = [s for block in func_ir.blocks.values() for s in block.body]
     for statement in statements:
-        if (isinstance(statement, ir.Assign) and isinstance(statement.value, (ir.Global, ir.FreeVar))
-                and isinstance(statement.value.value, type)):
+        if isinstance(statement, ir.Assign) and isinstance(_class_read(func_ir, statement.value), type):
             name = statement.target.name
             if not any(v.name == name for s in statements if s is not statement for v in s.list_vars()):
                 statement.value = ir.Const(None, statement.loc)
+
+
+def _class_read(func_ir: Any, value: Any) -> Any:
+    """What an expression reads, if it is a global or an attribute of a module or class; else None."""
+    if isinstance(value, (ir.Global, ir.FreeVar)):
+        return value.value
+    return getattr(_module(func_ir, value.value), value.attr, None) if _is_getattr(value) else None
 
 
 def _is_getattr(value: Any) -> bool:

@@ -62,6 +62,11 @@ def unpack(context: Any, builder: Any, element: types.Type, value: Any, count: i
         for word in _as_words(builder, value):
             halves += assembly(builder, "mov.b32 {$0, $1}, $2;", [i16, i16], [word], pure=True)
         return [model.from_data(builder, builder.bitcast(half, data)) for half in halves]
+    if data == ir.IntType(8) and count >= 4:
+        # By hand, as LLVM cannot look into: of a vector of bytes NVVM forgets to extend the sign of the first, and shifts
+        # it turns into accesses of single bytes.
+        return [model.from_data(builder, builder.trunc(byte, data)) for word in _as_words(builder, value)
+                for n in range(4) for byte in assembly(builder, f"bfe.u32 $0, $1, {8 * n}, 8;", [i32], [word], pure=True)]
     vector = builder.bitcast(value, ir.VectorType(data, count))
     return [model.from_data(builder, builder.extract_element(vector, i32(n))) for n in range(count)]
 
@@ -117,10 +122,23 @@ def pack(context: Any, builder: Any, element: types.Type, values: list, unit: An
         if len(values) == 1:
             return builder.bitcast(values[0], unit)
         data = i32
+    if data == ir.IntType(8) and len(values) >= 4:
+        values = [_word_of_bytes(builder, values[n:n + 4]) for n in range(0, len(values), 4)]
+        if len(values) == 1:
+            return builder.bitcast(values[0], unit)
+        data = i32
     vector = ir.Constant(ir.VectorType(data, len(values)), ir.Undefined)
     for n, value in enumerate(values):
         vector = builder.insert_element(vector, value, i32(n))
     return builder.bitcast(vector, unit)
+
+
+def _word_of_bytes(builder: Any, values: list) -> Any:
+    """Four bytes in a word that LLVM cannot look into, for the reason that pairs are."""
+    word = builder.zext(values[0], i32)
+    for n, value in enumerate(values[1:], 1):
+        word = builder.or_(word, builder.shl(builder.zext(value, i32), i32(8 * n)))
+    return assembly(builder, "mov.b32 $0, $1;", [i32], [word], pure=True)[0]
 
 
 def cast_elements(context: Any, builder: Any, ty: types.BaseTuple, value: Any, element: types.Type) -> list:

@@ -120,20 +120,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
         if isinstance(layout, Plain) and info is not None and why_not(info, layout.axis) is not None:
             mappings = MISALIGNED
     mapping = choose_mapping(sizes, device, mappings=mappings)
-    moves = _narrow_moves(a, b) if mappings is MISALIGNED else {}
-    return WGMMAOp(mapping.N, dtype=a.dtype), {**mapping.fields, **moves}
-
-
-def _narrow_moves(a: Layout, b: Layout) -> dict[str, Any]:
-    """Two elements a thread: a warp's accesses of lines that begin anywhere are then of neighbours."""
-    moves: dict[str, Any] = {}
-    for name, layout, names in (("a", a, "MK"), ("b", b, "KN")):
-        if isinstance(layout, Plain):
-            for what, extent in (("thread", 2), ("warp", 64)):
-                extents = [1, 1]
-                extents[layout.axis] = extent
-                moves[f"mem_{name}_{what}"] = Tile(**dict(zip(names, extents)))
-    return moves
+    return WGMMAOp(mapping.N, dtype=a.dtype), mapping.fields
 
 
 _OTHERS = {"kernel", "block_shape", "warps_per_block", "compute_warp", "blocks_per_sm",
@@ -145,7 +132,7 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     """Complete the mapping of a Config for WGMMAOp in place; layouts are given."""
     operator: Any = values["operator"]
     values.setdefault("kernel", "warp_specialised")
-    mapping = choose_mapping(sizes, device, operator.N, operator.dtype.itemsize)
+    mapping = choose_mapping(sizes, device, operator.N, operator.dtype.itemsize, WORKING if _works(values) else MAPPINGS)
     _fill_tiles(values, operator, mapping)
     _fill_shared(values, operator)
     _fill_moves(values)
@@ -158,6 +145,16 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
                   b_major="K" if values["shared_b_layout"].axis == 0 else "MN")
     values["operator"] = dataclasses.replace(operator, **majors)
     values.setdefault("stages", _stages(values, device))
+
+
+def _works(values: dict[str, Any]) -> bool:
+    """Whether the producer's warps are sure to move an operand: what TMA can take depends on the arrays, too."""
+    for name, k_axis in (("a", 1), ("b", 0)):
+        layout, transform = values[f"global_{name}_layout"], values.get(f"transform_global_to_shared_{name}")
+        transposed = layout.dtype.itemsize != 2 and layout.vector_axis != k_axis
+        if not isinstance(layout, Plain) or not getattr(transform, "is_identity", True) or transposed:
+            return True
+    return False
 
 
 def _fill_tiles(values: dict[str, Any], operator: Any, mapping: Mapping) -> None:

@@ -78,8 +78,8 @@ def _frozen(argument: Any) -> Frozen:
     if isinstance(argument, Runtime):
         return freeze_scalar(argument.value)
     frozen = freeze(argument)
-    if isinstance(argument, int) and not isinstance(argument, bool):     # its type says all, but it is passed as well
-        frozen.leaves.append(("i32", argument))
+    if isinstance(argument, int):                                       # its type says all, but it is passed as well
+        frozen.leaves.append(("bool" if isinstance(argument, bool) else "i32", int(argument)))
     return frozen
 
 
