@@ -105,12 +105,12 @@ def _unary(name: str) -> Callable[..., Any]:
     return typer
 
 
-for _op, _name in ((operator.add, "add"), (operator.sub, "sub"), (operator.mul, "mul")):
-    operation(_op)(_binary(_name))
-for _op, _name in ((max, "max"), (min, "min")):
-    operation(_op)(_extremum(_name))
-for _op, _name in ((operator.neg, "neg"), (abs, "abs")):
-    operation(_op)(_unary(_name))
+_MAKERS: tuple[tuple[Callable[[str], Callable[..., Any]], dict[str, Any]], ...] = (
+    (_binary, dict(add=operator.add, sub=operator.sub, mul=operator.mul)), (_extremum, dict(max=max, min=min)),
+    (_unary, dict(neg=operator.neg, abs=abs)))
+for _make, _functions in _MAKERS:
+    for _name, _function in _functions.items():
+        operation(_function)(_make(_name))
 
 
 def _pairwise(context: Any, transform: Any, element: Any) -> Any:

@@ -98,5 +98,6 @@ def _type_rolled(context: Any, value: Any) -> Any:
 
 @atom(_type_rolled)
 def rolled(value: int) -> int:
-    """The value, of which the compiler knows nothing: a loop that counts with it (``n = rolled(n + 1)``) is not unrolled."""
+    """The value, of which LLVM knows nothing: it does not unroll a loop that counts with it (``n = rolled(n + 1)``). The
+    assembler still may, where it finds registers for it."""
     return value
