@@ -60,6 +60,7 @@ lint: $(LINT_READY)
 
 bench: $(READY)
 	$(PY) -m bench.gemm
+	$(PY) -m bench.hopper
 	$(PY) -m bench.host
 
 venv: $(READY)

@@ -5,7 +5,10 @@ Compare results with `from tests.checks import assert_close, relative_error`.
 
 from __future__ import annotations
 
+import os
 import zlib
+from collections.abc import Generator
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -27,6 +30,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not device.available():
         config.hook.pytest_deselected(items=gpu)
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
+# What a process cannot get over: after it every call of the driver fails.
+_STICKY = ("IllegalInstruction", "IllegalAddress", "MisalignedAddress", "LaunchFailure", "HardwareStackError",
+           "ILLEGAL_INSTRUCTION", "ILLEGAL_ADDRESS", "MISALIGNED_ADDRESS", "LAUNCH_FAILED", "illegal memory access")
+_lost: list[str] = []
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Generator[None, Any, None]:
+    """Notice the test after which the GPU is lost to this process."""
+    yield
+    if call.excinfo is not None and item.get_closest_marker("gpu") and any(s in str(call.excinfo.value) for s in _STICKY):
+        _lost.append(item.nodeid)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Hundreds of failures after one are no news: a worker of xdist gives up, and a fresh one goes on with the rest."""
+    if _lost and item.get_closest_marker("gpu") and "PYTEST_XDIST_WORKER" in os.environ:
+        os._exit(3)
 
 
 @pytest.fixture
