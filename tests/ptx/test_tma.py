@@ -141,12 +141,12 @@ def test_a_box_goes_where_the_definition_says(case: tuple) -> None:
 
 
 @pytest.mark.gpu
-def test_hardware_does_as_the_emulation() -> None:
-    for case in CASES_2D + CASES_3D:
-        given = arguments_of(*case)
-        kernel = round_trip_2d if case[0].rank == 2 else round_trip_3d
-        for got, wanted in zip(on_device(kernel, *given, shared=SHARED), emulated(kernel, *given, shared=SHARED)):
-            assert same_bits(got, wanted), case
+@pytest.mark.parametrize("case", CASES_2D + CASES_3D, ids=str)
+def test_hardware_does_as_the_emulation(case: tuple) -> None:
+    given = arguments_of(*case)
+    kernel = round_trip_2d if case[0].rank == 2 else round_trip_3d
+    for got, wanted in zip(on_device(kernel, *given, shared=SHARED), emulated(kernel, *given, shared=SHARED)):
+        assert same_bits(got, wanted)
 
 
 def test_the_map_is_a_parameter_and_nothing_is_copied() -> None:
