@@ -12,8 +12,8 @@ from gemmkit.lang.control import choose, keep
 from gemmkit.lang.registers import apply, generate, registers
 from gemmkit.lang.values import convert, convert_all, fill
 from gemmkit.ptx.fragments import fragment_coordinate
-from gemmkit.ptx.memory import load_words, pack_words
 from gemmkit.ptx.special import lane_index
+from gemmkit.ptx.words import load_words, pack_words
 from gemmkit.tiling import parallelise, translate
 from gemmkit.transforms.base import transformed
 

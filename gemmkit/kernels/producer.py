@@ -11,10 +11,11 @@ from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.registers import registers
 from gemmkit.lang.values import convert_all
 from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_expect, mbarrier_wait
-from gemmkit.ptx.memory import load_words, pack_words, shared, unpack_words
+from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import lane_index, rolled, thread_index, udiv, uniform
 from gemmkit.ptx.tma import tma_load, tma_load_multicast
 from gemmkit.ptx.warpgroup import fence_async
+from gemmkit.ptx.words import load_words, pack_words, unpack_words
 from gemmkit.tiling import parallelise, translate
 
 

@@ -9,7 +9,8 @@ from gemmkit.lang.control import choose, each, join
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import fill
 from gemmkit.layouts.base import Layout, element_of_tile, store_element_of_tile
-from gemmkit.ptx.memory import load_global, load_shared, store_global, store_shared, store_words
+from gemmkit.ptx.memory import load_global, load_shared, store_global, store_shared
+from gemmkit.ptx.words import store_words
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.tiling import translate_offset
 

@@ -9,7 +9,8 @@ from gemmkit.lang.control import choose, each, join
 from gemmkit.lang.registers import generate
 from gemmkit.layouts.base import Layout
 from gemmkit.layouts.plain import Plain
-from gemmkit.ptx.memory import load_shared, store_shared, store_words
+from gemmkit.ptx.memory import load_shared, store_shared
+from gemmkit.ptx.words import store_words
 from gemmkit.tiling import translate_offset
 
 CHUNK = 16                                     # bytes that stay together

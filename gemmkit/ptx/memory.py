@@ -34,7 +34,7 @@ from gemmkit.ptx.build import assembly
 i16, i32 = ir.IntType(16), ir.IntType(32)
 
 
-def _unit_type(size: int, itemsize: int) -> Any:
+def unit_type(size: int, itemsize: int) -> Any:
     """The LLVM type of one access: 32-bit (or 64-bit) lanes, so that it becomes ld.v4.b32 and the like."""
     lane = 8 if itemsize == 8 else 4
     if size <= lane:
@@ -59,13 +59,13 @@ def unpack(context: Any, builder: Any, element: types.Type, value: Any, count: i
         return [model.from_data(builder, builder.bitcast(value, data))]
     if data == ir.HalfType() or data == i16:
         halves: list = []                                  # as in `pack`
-        for word in _as_words(builder, value):
+        for word in as_words(builder, value):
             halves += assembly(builder, "mov.b32 {$0, $1}, $2;", [i16, i16], [word], pure=True)
         return [model.from_data(builder, builder.bitcast(half, data)) for half in halves]
     if data == ir.IntType(8) and count >= 4:
         # By hand, as LLVM cannot look into: of a vector of bytes NVVM forgets to extend the sign of the first, and shifts
         # it turns into accesses of single bytes.
-        return [model.from_data(builder, builder.trunc(byte, data)) for word in _as_words(builder, value)
+        return [model.from_data(builder, builder.trunc(byte, data)) for word in as_words(builder, value)
                 for n in range(4) for byte in assembly(builder, f"bfe.u32 $0, $1, {8 * n}, 8;", [i32], [word], pure=True)]
     vector = builder.bitcast(value, ir.VectorType(data, count))
     return [model.from_data(builder, builder.extract_element(vector, i32(n))) for n in range(count)]
@@ -97,6 +97,17 @@ def _complex(context: Any, builder: Any, element: types.Type, real: Any, imagina
     value = context.make_complex(builder, element)
     value.real, value.imag = real, imaginary
     return value._getvalue()
+
+
+def as_words(b: Any, value: Any) -> list:
+    """An access of 4 bytes or more as 32-bit words."""
+    if isinstance(value.type, ir.VectorType):
+        lanes = value.type.count * value.type.element.width // 32
+        vector = b.bitcast(value, ir.VectorType(i32, lanes))
+        return [b.extract_element(vector, i32(n)) for n in range(lanes)]
+    if value.type.width == 64:
+        return as_words(b, b.bitcast(value, ir.VectorType(i32, 2)))
+    return [value]
 
 
 def pack(context: Any, builder: Any, element: types.Type, values: list, unit: Any) -> Any:
@@ -147,10 +158,10 @@ def cast_elements(context: Any, builder: Any, ty: types.BaseTuple, value: Any, e
 
 def _global_access(view: ViewType, axis: int, count: int) -> tuple[int, Any]:
     width = piece_elements(view, axis, count)
-    return width, _unit_type(width * view.dtype.itemsize, view.dtype.itemsize)
+    return width, unit_type(width * view.dtype.itemsize, view.dtype.itemsize)
 
 
-def _global_pointers(c: Any, b: Any, view: ViewType, axis: int, count: int, value: Any, positions: list) -> Any:
+def global_pointers(c: Any, b: Any, view: ViewType, axis: int, count: int, value: Any, positions: list) -> Any:
     width, unit = _global_access(view, axis, count)
     fields = proxy(c, b, view, value)
     for at in range(0, count, width):
@@ -164,7 +175,7 @@ def record_pointers(c: Any, b: Any, view: ViewType, axis: int, count: int, value
     """The accesses to ``count`` records: pointers, and how many parts each takes."""
     size = part_size(view.dtype)
     run, step = record_accesses(view, axis, count)
-    unit = _unit_type(step, size)
+    unit = unit_type(step, size)
     fields = proxy(c, b, view, value)
     for at in range(0, count, run):
         ahead = [i32(at if n == axis else 0) for n in range(view.ndim)]
@@ -176,12 +187,12 @@ def record_pointers(c: Any, b: Any, view: ViewType, axis: int, count: int, value
             yield b.bitcast(pointer, ir.PointerType(unit, addrspace=GLOBAL)), step // size
 
 
-def _is_position(view: Any, *positions: Any) -> bool:
+def is_position(view: Any, *positions: Any) -> bool:
     return isinstance(view, ViewType) and all(coordinate_count(p) == view.ndim for p in positions)
 
 
 def _type_load_global(context: Any, view: Any, axis: Any, base: Any, offset: Any, count: Any) -> Any:
-    if not _is_position(view, base, offset) or not isinstance(count, types.IntegerLiteral):
+    if not is_position(view, base, offset) or not isinstance(count, types.IntegerLiteral):
         return None
     n, along = int(count.literal_value), int(axis.literal_value)
 
@@ -198,7 +209,7 @@ def _type_load_global(context: Any, view: Any, axis: Any, base: Any, offset: Any
             if len(out) == n:                                  # records already
                 return c.make_tuple(b, s.return_type, out)
             return c.make_tuple(b, s.return_type, records_of_words(c, b, view.element, out))
-        for _, width, pointer, _unit in _global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
+        for _, width, pointer, _unit in global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
             value = b.load(pointer)
             value.align = width * view.dtype.itemsize
             out += unpack(c, b, view.element, value, width)
@@ -214,7 +225,7 @@ def load_global(view: View, axis: int, base: Any, offset: Any, count: int) -> tu
 
 
 def _type_store_global(context: Any, view: Any, axis: Any, base: Any, offset: Any, values: Any) -> Any:
-    if not _is_position(view, base, offset) or not isinstance(values, types.BaseTuple):
+    if not is_position(view, base, offset) or not isinstance(values, types.BaseTuple):
         return None
     along, n = int(axis.literal_value), len(values.types)
 
@@ -230,7 +241,7 @@ def _type_store_global(context: Any, view: Any, axis: Any, base: Any, offset: An
                 b.store(piece, pointer, align=words * part_size(view.dtype))
                 at += words
             return c.get_dummy_value()
-        for at, width, pointer, unit in _global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
+        for at, width, pointer, unit in global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
             b.store(pack(c, b, view.element, given[at:at + width], unit), pointer, align=width * view.dtype.itemsize)
         return c.get_dummy_value()
 
@@ -278,7 +289,7 @@ def repoint(pointer: SharedPointer, dtype: np.dtype, distance: int) -> SharedPoi
 def _shared_pieces(pointer: SharedType, count: int) -> tuple[int, Any]:
     size = pointer.dtype.itemsize
     step = piece_bytes(count * size, 16)
-    return step // size, _unit_type(step, part_size(pointer.dtype))
+    return step // size, unit_type(step, part_size(pointer.dtype))
 
 
 def _type_load_shared(context: Any, pointer: Any, base: Any, offset: Any, count: Any) -> Any:
@@ -326,126 +337,3 @@ def _type_store_shared(context: Any, pointer: Any, base: Any, offset: Any, value
 def store_shared(pointer: SharedPointer, base: int, offset: int, values: tuple) -> None:
     """Store consecutive elements from ``base + offset``, converted to the pointer's dtype."""
     pointer.store(int(base) + int(offset), values)
-
-
-# -- words: elements that only pass through ---------------------------------------------------------------------------
-# Between a load and a store with nothing in between, 16- and 8-bit elements travel as 32-bit words: merging them one by
-# one where a tile is out of range would cost two instructions an element.
-
-def _word_count(itemsize: int, count: int) -> int:
-    return count * itemsize // 4
-
-
-def _as_words(b: Any, value: Any) -> list:
-    """An access of 4 bytes or more as 32-bit words."""
-    if isinstance(value.type, ir.VectorType):
-        lanes = value.type.count * value.type.element.width // 32
-        vector = b.bitcast(value, ir.VectorType(i32, lanes))
-        return [b.extract_element(vector, i32(n)) for n in range(lanes)]
-    if value.type.width == 64:
-        return _as_words(b, b.bitcast(value, ir.VectorType(i32, 2)))
-    return [value]
-
-
-def _type_load_words(context: Any, view: Any, axis: Any, base: Any, offset: Any, count: Any) -> Any:
-    if not _is_position(view, base, offset) or not isinstance(count, types.IntegerLiteral):
-        return None
-    n, along, size = int(count.literal_value), int(axis.literal_value), view.dtype.itemsize
-
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        words: list = []
-        for at, width, pointer, _unit in _global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
-            value = b.load(pointer)
-            value.align = width * size
-            if width * size >= 4:
-                words += _as_words(b, value)
-            else:
-                shifted = b.shl(b.zext(value, i32), i32(8 * (at * size % 4)))
-                if at * size % 4:
-                    words[-1] = b.or_(words[-1], shifted)
-                else:
-                    words.append(shifted)
-        return c.make_tuple(b, s.return_type, words)
-
-    return signature(types.UniTuple(types.uint32, _word_count(size, n)), view, axis, base, offset, count), codegen
-
-
-@atom(_type_load_words)
-def load_words(view: View, axis: int, base: Any, offset: Any, count: int) -> tuple:
-    """`load_global` of ``count`` elements (a multiple of 4 bytes) as 32-bit words, not to be looked at."""
-    return tuple(view.load_bytes(axis, tuple(map(operator.add, base, offset)), count).view(np.uint32))
-
-
-def _type_pack_words(context: Any, values: Any) -> Any:
-    if not isinstance(values, types.UniTuple):
-        return None
-    from gemmkit.lang.scalars import numpy_dtype
-
-    size = numpy_dtype(values.dtype).itemsize
-
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        given = cast_elements(c, b, values, v[0], values.dtype)
-        per, words = max(1, 4 // size), []
-        for at in range(0, values.count, per):
-            words += _as_words(b, pack(c, b, values.dtype, given[at:at + per], _unit_type(max(4, size), size)))
-        return c.make_tuple(b, s.return_type, words)
-
-    return signature(types.UniTuple(types.uint32, _word_count(size, values.count)), values), codegen
-
-
-@atom(_type_pack_words)
-def pack_words(values: tuple) -> tuple:
-    """Elements (a multiple of 4 bytes, of one type) as 32-bit words."""
-    return tuple(np.array(values).view(np.uint32))
-
-
-def _type_unpack_words(context: Any, dtype: Any, words: Any) -> Any:
-    if not isinstance(dtype, DTypeType) or not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
-        return None
-    from gemmkit.lang.scalars import numpy_dtype
-
-    size = numpy_dtype(dtype.target).itemsize
-    per = max(1, 4 // size)
-    step = max(1, size // 4)
-    result = types.UniTuple(dtype.target, words.count // step * per)
-
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        given = [b.extract_value(v[1], n) for n in range(words.count)]
-        out: list = []
-        for at in range(0, words.count, step):
-            value = given[at] if step == 1 else pack(c, b, types.uint32, given[at:at + step], ir.VectorType(i32, step))
-            out += unpack(c, b, dtype.target, b.bitcast(value, _unit_type(4 * step, size)), per)
-        return c.make_tuple(b, result, out)
-
-    return signature(result, dtype, words), codegen
-
-
-@atom(_type_unpack_words)
-def unpack_words(dtype: np.dtype, words: tuple) -> tuple:
-    """The elements in 32-bit words: the inverse of `pack_words`."""
-    return tuple(np.array(words, np.uint32).view(dtype))
-
-
-def _type_store_words(context: Any, pointer: Any, base: Any, offset: Any, words: Any) -> Any:
-    if not isinstance(pointer, SharedType) or not isinstance(words, types.UniTuple):
-        return None
-    size = pointer.dtype.itemsize
-    step = piece_bytes(4 * words.count, 16) // 4
-
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
-        given = [b.extract_value(v[3], n) for n in range(words.count)]
-        unit = ir.VectorType(i32, step) if step > 1 else i32
-        for at in range(0, words.count, step):
-            value = pack(c, b, types.uint32, given[at:at + step], unit)
-            ahead = i32(4 * at // size) if size <= 4 else i32(at // (size // 4))
-            b.store(value, shared_pointer(b, pointer, v[0], [*terms, ahead], unit), align=4 * step)
-        return c.get_dummy_value()
-
-    return signature(types.none, pointer, base, offset, words), codegen
-
-
-@atom(_type_store_words)
-def store_words(pointer: SharedPointer, base: int, offset: int, words: tuple) -> None:
-    """Store 32-bit words of elements that `load_words` or `pack_words` gave, from element ``base + offset``."""
-    pointer.store_bytes(int(base) + int(offset), np.array(words, np.uint32).view(np.uint8))

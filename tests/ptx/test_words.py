@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.ptx.memory import load_global, load_words, pack_words, store_global, unpack_words
+from gemmkit.ptx.memory import load_global, store_global
 from gemmkit.ptx.special import rolled, thread_index
+from gemmkit.ptx.words import load_words, pack_words, unpack_words
 from tests.lang.typing import INDEX, result
 from tests.ptx.harness import Out, Runtime, compiled, emulated, leaves_nothing, lines_with, on_device, same_bits
 

@@ -1,0 +1,130 @@
+"""Words: elements that only pass through.
+
+Between a load and a store with nothing in between, 16- and 8-bit elements travel as 32-bit words: merging them one by one
+where a tile is out of range would cost two instructions an element.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from gemmkit.lang.atoms import atom
+from gemmkit.lang.host import SharedPointer, View, piece_bytes
+from gemmkit.lang.memory import SharedType, coordinates_of, shared_pointer
+from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.values import DTypeType
+from gemmkit.ptx.memory import as_words, cast_elements, global_pointers, is_position, pack, unit_type, unpack
+
+i32 = ir.IntType(32)
+
+
+def _word_count(itemsize: int, count: int) -> int:
+    return count * itemsize // 4
+
+
+def _type_load_words(context: Any, view: Any, axis: Any, base: Any, offset: Any, count: Any) -> Any:
+    if not is_position(view, base, offset) or not isinstance(count, types.IntegerLiteral):
+        return None
+    n, along, size = int(count.literal_value), int(axis.literal_value), view.dtype.itemsize
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        words: list = []
+        for at, width, pointer, _unit in global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
+            value = b.load(pointer)
+            value.align = width * size
+            if width * size >= 4:
+                words += as_words(b, value)
+            else:
+                shifted = b.shl(b.zext(value, i32), i32(8 * (at * size % 4)))
+                if at * size % 4:
+                    words[-1] = b.or_(words[-1], shifted)
+                else:
+                    words.append(shifted)
+        return c.make_tuple(b, s.return_type, words)
+
+    return signature(types.UniTuple(types.uint32, _word_count(size, n)), view, axis, base, offset, count), codegen
+
+
+@atom(_type_load_words)
+def load_words(view: View, axis: int, base: Any, offset: Any, count: int) -> tuple:
+    """`load_global` of ``count`` elements (a multiple of 4 bytes) as 32-bit words, not to be looked at."""
+    return tuple(view.load_bytes(axis, tuple(map(operator.add, base, offset)), count).view(np.uint32))
+
+
+def _type_pack_words(context: Any, values: Any) -> Any:
+    if not isinstance(values, types.UniTuple):
+        return None
+    from gemmkit.lang.scalars import numpy_dtype
+
+    size = numpy_dtype(values.dtype).itemsize
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        given = cast_elements(c, b, values, v[0], values.dtype)
+        per, words = max(1, 4 // size), []
+        for at in range(0, values.count, per):
+            words += as_words(b, pack(c, b, values.dtype, given[at:at + per], unit_type(max(4, size), size)))
+        return c.make_tuple(b, s.return_type, words)
+
+    return signature(types.UniTuple(types.uint32, _word_count(size, values.count)), values), codegen
+
+
+@atom(_type_pack_words)
+def pack_words(values: tuple) -> tuple:
+    """Elements (a multiple of 4 bytes, of one type) as 32-bit words."""
+    return tuple(np.array(values).view(np.uint32))
+
+
+def _type_unpack_words(context: Any, dtype: Any, words: Any) -> Any:
+    if not isinstance(dtype, DTypeType) or not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
+        return None
+    from gemmkit.lang.scalars import numpy_dtype
+
+    size = numpy_dtype(dtype.target).itemsize
+    per = max(1, 4 // size)
+    step = max(1, size // 4)
+    result = types.UniTuple(dtype.target, words.count // step * per)
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        given = [b.extract_value(v[1], n) for n in range(words.count)]
+        out: list = []
+        for at in range(0, words.count, step):
+            value = given[at] if step == 1 else pack(c, b, types.uint32, given[at:at + step], ir.VectorType(i32, step))
+            out += unpack(c, b, dtype.target, b.bitcast(value, unit_type(4 * step, size)), per)
+        return c.make_tuple(b, result, out)
+
+    return signature(result, dtype, words), codegen
+
+
+@atom(_type_unpack_words)
+def unpack_words(dtype: np.dtype, words: tuple) -> tuple:
+    """The elements in 32-bit words: the inverse of `pack_words`."""
+    return tuple(np.array(words, np.uint32).view(dtype))
+
+
+def _type_store_words(context: Any, pointer: Any, base: Any, offset: Any, words: Any) -> Any:
+    if not isinstance(pointer, SharedType) or not isinstance(words, types.UniTuple):
+        return None
+    size = pointer.dtype.itemsize
+    step = piece_bytes(4 * words.count, 16) // 4
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
+        given = [b.extract_value(v[3], n) for n in range(words.count)]
+        unit = ir.VectorType(i32, step) if step > 1 else i32
+        for at in range(0, words.count, step):
+            value = pack(c, b, types.uint32, given[at:at + step], unit)
+            ahead = i32(4 * at // size) if size <= 4 else i32(at // (size // 4))
+            b.store(value, shared_pointer(b, pointer, v[0], [*terms, ahead], unit), align=4 * step)
+        return c.get_dummy_value()
+
+    return signature(types.none, pointer, base, offset, words), codegen
+
+
+@atom(_type_store_words)
+def store_words(pointer: SharedPointer, base: int, offset: int, words: tuple) -> None:
+    """Store 32-bit words of elements that `load_words` or `pack_words` gave, from element ``base + offset``."""
+    pointer.store_bytes(int(base) + int(offset), np.array(words, np.uint32).view(np.uint8))
