@@ -55,9 +55,10 @@ def _loads(conf: Config, name: str, info: ArrayInfo) -> bool:
 
 
 def _stores(conf: Config, info: ArrayInfo) -> bool:
+    """The engine clips what is out of range, so values there are computed as well; an epilogue that writes has none."""
     layout = conf.global_d_layout
     return (isinstance(layout, RowMajor) and type(layout).store is Plain.store and not conf.epilogue.stores_itself
-            and why_not(info, 1) is None)
+            and not conf.epilogue.writes and why_not(info, 1) is None)
 
 
 def maps(spec: Spec, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[Map | None, ...]:

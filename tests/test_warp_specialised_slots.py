@@ -281,6 +281,16 @@ def test_an_epilogue_that_stores_itself(machine: Any, rng: np.random.Generator) 
     assert np.array_equal(d[kept], expected[kept]) and np.isnan(d[~kept]).all()
 
 
+@on_machines
+@pytest.mark.parametrize("size", [EVEN, (70, 40, 24), (M, N, K)], ids=str)
+def test_an_epilogue_that_writes_another_array(machine: Any, size: tuple[int, int, int], rng: np.random.Generator) -> None:
+    """What lies out of range is nobody's to write, in a tile that straddles the edges, too."""
+    a, b, _ = operands(rng, size)
+    before = machine.array(poison(size[:2], F32))
+    d = product(machine, small(epilogue=epilogues.Store(before) | epilogues.ReLU()), a, b)
+    assert np.array_equal(machine.numpy(before), reference(a, b)) and np.array_equal(d, np.maximum(reference(a, b), 0))
+
+
 # -- conditions -------------------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)

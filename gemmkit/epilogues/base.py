@@ -7,7 +7,7 @@ An epilogue that needs whole tiles overrides ``tile``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from gemmkit.components import Component
 from gemmkit.kernels.parts import column_of, inside, row_of, transform_within
@@ -33,6 +33,8 @@ class Epilogue(Component):
     >>> Clamp(0.0, 1.0)(3.5, 0, 0)
     1.0
     """
+
+    outputs: ClassVar[tuple[str, ...]] = ()                # fields that are arrays which it writes, beside D
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
         return x
@@ -72,6 +74,11 @@ class Epilogue(Component):
     def stores_itself(self) -> bool:
         """Whether it has its own way of storing tiles: then nobody else may store D for it."""
         return type(self).tile is not Epilogue.tile or type(self).store is not Epilogue.store
+
+    @property
+    def writes(self) -> bool:
+        """Whether it writes anything beside D: then it must not be asked for an element that is out of range."""
+        return bool(self.outputs)
 
 
 def finish_element(x: Any, n: int, epilogue: Any, tile: Any) -> Any:

@@ -39,6 +39,10 @@ class Composed(Epilogue):
     def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
         return self.second.finish(self.first.finish(values, tile, shape), tile, shape)
 
+    @property
+    def writes(self) -> bool:
+        return self.first.writes or self.second.writes
+
     def check(self, M: int, N: int) -> None:
         """What the parts check."""
         for part in (self.first, self.second):
