@@ -6,6 +6,8 @@ from typing import Any
 
 from llvmlite import ir
 
+from gemmkit.lang.numba_hooks import signature, types
+
 _LETTER = {ir.IntType(32): "r", ir.IntType(64): "l", ir.IntType(16): "h", ir.FloatType(): "f", ir.DoubleType(): "d"}
 
 
@@ -28,6 +30,18 @@ def assembly(builder: Any, text: str, results: list, operands: list, *, memory: 
     if not results:
         return []
     return [value] if len(results) == 1 else [builder.extract_value(value, n) for n in range(len(results))]
+
+
+def plain(text: str, convergent: bool = False) -> Any:
+    """The typer of an atom without operands or result that orders memory; ``convergent`` as for `assembly`."""
+    def typer(context: Any) -> Any:
+        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+            assembly(b, text, [], [], memory=True, convergent=convergent)
+            return c.get_dummy_value()
+
+        return signature(types.none), codegen
+
+    return typer
 
 
 def braces(first: int, count: int) -> str:

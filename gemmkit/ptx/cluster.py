@@ -8,9 +8,9 @@ from llvmlite import ir
 
 from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import atom
-from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.numba_hooks import signature
 from gemmkit.lang.scalars import index
-from gemmkit.ptx.build import assembly
+from gemmkit.ptx.build import assembly, plain
 
 i32 = ir.IntType(32)
 
@@ -26,35 +26,24 @@ def cluster_rank() -> int:
     return current().block.cluster_rank
 
 
-def _together(text: str) -> Any:
-    def typer(context: Any) -> Any:
-        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-            assembly(b, text, [], [], memory=True, convergent=True)
-            return c.get_dummy_value()
-
-        return signature(types.none), codegen
-
-    return typer
-
-
 _ARRIVE, _WAIT = "barrier.cluster.arrive.release.aligned;", "barrier.cluster.wait.acquire.aligned;"
 
 
-@atom(_together(_ARRIVE))
+@atom(plain(_ARRIVE, convergent=True))
 def cluster_arrive() -> None:
     """Say that this thread has come to the cluster's barrier, and go on; `cluster_wait` is to follow."""
     thread = current()
     thread.block.cluster_barrier.arrive(thread)
 
 
-@atom(_together(_WAIT))
+@atom(plain(_WAIT, convergent=True))
 def cluster_wait() -> None:
     """Wait until all threads of the cluster have come to its barrier; what they wrote before is seen after."""
     thread = current()
     thread.block.cluster_barrier.wait(thread)
 
 
-@atom(_together(f"{_ARRIVE} {_WAIT}"))
+@atom(plain(f"{_ARRIVE} {_WAIT}", convergent=True))
 def cluster_barrier() -> None:
     """All threads of all blocks of the cluster meet."""
     cluster_arrive()

@@ -18,7 +18,7 @@ from gemmkit.lang.host import SharedPointer
 from gemmkit.lang.memory import SharedType, coordinates_of
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.scalars import index
-from gemmkit.ptx.build import assembly
+from gemmkit.ptx.build import assembly, plain
 from gemmkit.ptx.ldmatrix import shared_address
 
 
@@ -93,15 +93,7 @@ def mbarrier_wait(barriers: Any, n: int, parity: int) -> None:
     mbarriers.find(thread, place(barriers, n)).wait(thread, int(parity))
 
 
-def _type_fence(context: Any) -> Any:
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        assembly(b, "fence.mbarrier_init.release.cluster;", [], [], memory=True)
-        return c.get_dummy_value()
-
-    return signature(types.none), codegen
-
-
-@atom(_type_fence)
+@atom(plain("fence.mbarrier_init.release.cluster;"))
 def mbarrier_fence_init() -> None:
     """Let copies and other blocks of the cluster see the barriers that this thread has made."""
     mbarriers.fence(current())

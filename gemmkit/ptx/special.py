@@ -11,6 +11,7 @@ from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.scalars import index
+from gemmkit.ptx.build import plain
 
 i32 = ir.IntType(32)
 
@@ -35,17 +36,7 @@ grid_x = _read_register("nctaid.x", lambda: current().block.grid[0], "Blocks of 
 block_z = _read_register("ctaid.z", lambda: current().block.index[2], "The block's z in the grid.")
 
 
-def _type_barrier(context: Any) -> Any:
-    function = ir.FunctionType(ir.VoidType(), [])
-
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        b.call(ir.InlineAsm(function, "bar.sync 0;", "~{memory}", side_effect=True), [])
-        return c.get_dummy_value()
-
-    return signature(types.none), codegen
-
-
-@atom(_type_barrier)
+@atom(plain("bar.sync 0;"))
 def barrier() -> None:
     """All threads of the block meet; what they wrote before is seen by all after."""
     current().barrier()

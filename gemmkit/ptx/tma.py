@@ -27,7 +27,7 @@ from gemmkit.lang.host import View
 from gemmkit.lang.memory import SharedType, coordinate_count, coordinates_of
 from gemmkit.lang.numba_hooks import register_model, signature, types
 from gemmkit.lang.scalars import index
-from gemmkit.ptx.build import assembly
+from gemmkit.ptx.build import assembly, plain
 from gemmkit.ptx.mbarrier import element_address, is_barrier, place
 from gemmkit.runtime.compile import PLACEHOLDER
 
@@ -211,15 +211,7 @@ def tma_store(map: Any, coordinates: tuple, pointer: Any, position: int) -> None
     copies.stores(thread).store(thread, map, coordinates, place(pointer, position))
 
 
-def _type_commit(context: Any) -> Any:
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        assembly(b, "cp.async.bulk.commit_group;", [], [], memory=True)
-        return c.get_dummy_value()
-
-    return signature(types.none), codegen
-
-
-@atom(_type_commit)
+@atom(plain("cp.async.bulk.commit_group;"))
 def tma_commit() -> None:
     """Close this thread's group of stores."""
     copies.stores(current()).commit()

@@ -8,7 +8,7 @@ from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.scalars import index
-from gemmkit.ptx.build import assembly
+from gemmkit.ptx.build import assembly, plain
 
 
 def _set_registers(action: str) -> Any:
@@ -74,29 +74,18 @@ def named_arrive(number: int, threads: int) -> None:
     current().arrive(int(number), int(threads))
 
 
-def _plain(text: str) -> Any:
-    def typer(context: Any) -> Any:
-        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-            assembly(b, text, [], [], memory=True)
-            return c.get_dummy_value()
-
-        return signature(types.none), codegen
-
-    return typer
-
-
 # Not the unqualified fence.proxy.async: it orders global memory as well, and waits for it.
-@atom(_plain("fence.proxy.async.shared::cta;"))
+@atom(plain("fence.proxy.async.shared::cta;"))
 def fence_async() -> None:
     """Let copies and wgmma, which reach shared memory by another way than threads, see what this thread wrote there."""
     current().fence_proxy()
 
 
-@atom(_plain("griddepcontrol.wait;"))
+@atom(plain("griddepcontrol.wait;"))
 def grid_wait() -> None:
     """Wait until the kernels before in the stream have ended, if this one was launched early; nothing otherwise."""
 
 
-@atom(_plain("griddepcontrol.launch_dependents;"))
+@atom(plain("griddepcontrol.launch_dependents;"))
 def grid_launch_dependents() -> None:
     """Let the next kernel in the stream start, if it is one that may start early (it calls `grid_wait` first)."""

@@ -27,7 +27,7 @@ from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.registers import Fragment
 from gemmkit.lang.scalars import index, numba_type
-from gemmkit.ptx.build import assembly, braces
+from gemmkit.ptx.build import assembly, braces, plain
 from gemmkit.ptx.descriptors import decode
 from gemmkit.ptx.fragments import FragmentMap
 from gemmkit.ptx.registers import elements, from_registers, to_registers
@@ -272,23 +272,12 @@ def halves(words: tuple) -> tuple:
 
 # -- groups -----------------------------------------------------------------------------------------------------------
 
-def _plain(text: str) -> Any:
-    def typer(context: Any) -> Any:
-        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-            assembly(b, text, [], [], memory=True, convergent=True)
-            return c.get_dummy_value()
-
-        return signature(types.none), codegen
-
-    return typer
-
-
-@atom(_plain("wgmma.fence.sync.aligned;"))
+@atom(plain("wgmma.fence.sync.aligned;", convergent=True))
 def wgmma_fence() -> None:
     """Before the first wgmma, and before any that uses registers which other instructions have written since."""
 
 
-@atom(_plain("wgmma.commit_group.sync.aligned;"))
+@atom(plain("wgmma.commit_group.sync.aligned;", convergent=True))
 def wgmma_commit() -> None:
     """Close the group of the wgmmas so far."""
     thread = current()
