@@ -169,6 +169,11 @@ def without_arrays(component: Any) -> Any:
                 changed[field] = without_captures(value, held, held.__getitem__)
         elif is_array(value):
             changed[field] = describe(value, field)
+    return with_fields(component, changed)
+
+
+def with_fields(component: Any, changed: dict[str, Any]) -> Any:
+    """The component with other values in some fields, which nothing checks: itself if there are none."""
     if not changed:
         return component
     out = copy.copy(component)

@@ -49,9 +49,8 @@ def engines(conf: Config, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[b
 
 def _loads(conf: Config, name: str, info: ArrayInfo) -> bool:
     layout, shared = getattr(conf, f"global_{name}_layout"), getattr(conf, f"shared_{name}_layout")
-    return (isinstance(layout, Plain) and type(layout).load is Plain.load and type(layout).element is Plain.element
-            and getattr(conf, f"transform_global_to_shared_{name}").is_identity and layout.dtype == shared.dtype
-            and why_not(info, shared.axis) is None)
+    return (layout.is_plain and getattr(conf, f"transform_global_to_shared_{name}").is_identity
+            and layout.dtype == shared.dtype and why_not(info, shared.axis) is None)
 
 
 def _stores(conf: Config, info: ArrayInfo) -> bool:

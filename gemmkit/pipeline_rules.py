@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gemmkit.epilogues import Epilogue
 from gemmkit.layouts import RowMajor, Swizzled
 from gemmkit.operators.wgmma import WGMMAOp
 
@@ -33,7 +32,7 @@ def validate_pipeline(config: Config) -> None:
     for field in ("transform_shared_to_regs_a", "transform_shared_to_regs_b"):
         _rule(getattr(config, field).is_identity, field, getattr(config, field), "tensor cores read shared memory "
               "themselves; transform between global and shared memory, or use MMAOp")
-    _rule(type(config.epilogue).store is Epilogue.store, "epilogue", config.epilogue, "it stores whole blocks from shared "
+    _rule(not config.epilogue.stores_blocks, "epilogue", config.epilogue, "it stores whole blocks from shared "
           "memory, where the sums of this kernel never are; override finish or tile, or use MMAOp")
     _rule(config.condition.is_always or config.cluster.count == 1, "cluster", config.cluster, "blocks of a cluster walk "
           "along K together, and the condition may differ between them; take Tile(M=1, N=1)")

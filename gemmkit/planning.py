@@ -234,26 +234,22 @@ class Plan:
     def _launcher(self, bound: Any) -> Any:
         """``f(stream, template, a, b, c, out)``: the template's values with the addresses put in."""
         slots = self._compiled.pointers
-        used = [slot for slot in slots if slot is not None]
-        encoders = [(slot, m.which, m.encoder) for slot, m in self._compiled.map_slots.items()]
-        planned, launch = self.values, bound.launch
-        ready = bound.prepare(self.values, [*used, *self._compiled.map_slots])
+        encoders = [(m.which, m.encoder) for m in self._compiled.map_slots.values()]
+        called = [*(slot for slot in slots if slot is not None), *self._compiled.map_slots]      # what a call puts in
+        planned, ready, launch = self.values, bound.prepare(self.values, called), bound.launch
         with_c = slots[2] is not None
 
         def start(handle: int, template: tuple, at_a: int, at_b: int, at_c: int, at_out: int) -> None:
-            addresses: tuple = (at_a, at_b, at_c, at_out) if with_c else (at_a, at_b, at_out)
-            encoded: list[Any] = []
+            given: tuple = (at_a, at_b, at_c, at_out) if with_c else (at_a, at_b, at_out)
             if encoders:
                 every = at_a, at_b, at_c, at_out
-                encoded = [encode(every[which]) for _, which, encode in encoders]
+                given = *given, *[encode(every[which]) for which, encode in encoders]
             if template is planned:
-                ready(handle, (*addresses, *encoded))
+                ready(handle, given)
                 return
             values = list(template)                       # other runtime values of the components
-            for slot, address in zip(used, addresses):
-                values[slot] = address
-            for (slot, _, _), tensor_map in zip(encoders, encoded):
-                values[slot] = tensor_map
+            for slot, value in zip(called, given):
+                values[slot] = value
             launch(handle, values)
 
         return start

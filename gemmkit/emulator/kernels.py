@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
 
-from gemmkit.components import Component, field_values, is_array, unit_axis
+from gemmkit.components import Component, field_values, is_array, unit_axis, with_fields
 from gemmkit.emulator import machine
 from gemmkit.emulator.mode import Mode, current_mode
 from gemmkit.kernels.select import KERNELS
@@ -49,12 +48,7 @@ class Arena:
                 inner = self.component(value)
                 if inner is not value:
                     changed[field] = inner
-        if not changed:
-            return component
-        out = copy.copy(component)
-        for field, value in changed.items():
-            object.__setattr__(out, field, value)
-        return out
+        return with_fields(component, changed)
 
 
 def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, shape: tuple[int, int, int]) -> None:

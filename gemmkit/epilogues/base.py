@@ -73,7 +73,12 @@ class Epilogue(Component):
     @property
     def stores_itself(self) -> bool:
         """Whether it has its own way of storing tiles: then nobody else may store D for it."""
-        return type(self).tile is not Epilogue.tile or type(self).store is not Epilogue.store
+        return type(self).tile is not Epilogue.tile or self.stores_blocks
+
+    @property
+    def stores_blocks(self) -> bool:
+        """Whether it takes whole blocks from shared memory."""
+        return type(self).store is not Epilogue.store
 
     @property
     def writes(self) -> bool:

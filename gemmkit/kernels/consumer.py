@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.kernels.finish import finish_tile, wait_for_engine
+from gemmkit.kernels.finish import add_value, finish_tile, wait_for_engine
 from gemmkit.kernels.walk import first_tile, k_steps, next_stage, skip_stages, tile_count, tile_place, tile_step
 from gemmkit.lang.control import choose, keep
 from gemmkit.lang.registers import apply, generate
@@ -115,10 +115,6 @@ def multiply_promoted(spec: Any, full: Any, empty: Any, group: int, stage: int, 
 
 def add_fragment(fragment: tuple, i: int, others: tuple) -> tuple:
     return apply(add_value, fragment, others[i])
-
-
-def add_value(x: Any, n: int, others: tuple) -> Any:
-    return x + others[n]
 
 
 def nothing(spec: Any) -> tuple:

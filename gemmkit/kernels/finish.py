@@ -135,16 +135,12 @@ def put_pair(pair: tuple, n: int, spec: Any, pointer: Any) -> None:
 
 def wait_for_engine(spec: Any) -> None:
     """Before the block ends: shared memory must last until the engine has read it."""
-    choose(spec.d_engine, wait_for_stores, do_nothing)
+    choose(spec.d_engine, wait_for_stores, keep, spec)
 
 
-def wait_for_stores() -> None:
+def wait_for_stores(spec: Any) -> None:
     if thread_index() % 128 == 0:
         tma_wait(0)
-
-
-def do_nothing() -> None:
-    pass
 
 
 # -- by threads -------------------------------------------------------------------------------------------------------
@@ -169,4 +165,4 @@ def add_c_masked(values: tuple, spec: Any, c: Any, place: Any, shape: Any) -> tu
     return apply(add_value, values, convert_all(spec.operator.fragment_c.dtype, added))
 
 
-__all__ = ["finish_tile", "wait_for_engine"]
+__all__ = ["add_value", "finish_tile", "wait_for_engine"]

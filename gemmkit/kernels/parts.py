@@ -47,24 +47,12 @@ def copy_together(operand: Any, moves: int, data: Any, pointer: Any, block: Any,
                   columns: int, nothing: Any, warp: int, warps: int, shape: Any) -> None:
     """All loads, then all stores."""
     held = registers(operand.held, moves)
-    hold(operand, held, data, block, at_i, at_j, rows, columns, nothing, warp, warps, shape)
-    put(operand, held, pointer, block, warp, warps)
-
-
-def hold(operand: Any, held: Any, data: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int, nothing: Any,
-         warp: int, warps: int, shape: Any) -> None:
-    """Load all of a thread's tiles into the registers ``held``."""
     warp_tiles = parallelise(block, operand.warp, warp, warps)
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
         for j in range(len(thread_tiles)):
             held[i * len(thread_tiles) + j] = choose(operand.is_direct, read_words, read_tile, operand, data,
                                                      translate(thread_tiles[j], at_i, at_j), rows, columns, nothing, shape)
-
-
-def put(operand: Any, held: Any, pointer: Any, block: Any, warp: int, warps: int) -> None:
-    """Store what `hold` loaded."""
-    warp_tiles = parallelise(block, operand.warp, warp, warps)
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
         for j in range(len(thread_tiles)):
@@ -221,5 +209,5 @@ def masked_element(x: Any, n: int, fragment_map: Any, dtype: Any, tile: Any, axi
     return convert(dtype, nothing)
 
 
-__all__ = ["column_of", "copy_to_shared", "hold", "inside", "put", "read_inside", "read_tile", "row_of",
+__all__ = ["column_of", "copy_to_shared", "inside", "put_elements", "put_words", "read_inside", "read_tile", "row_of",
            "transform_fragment", "transform_input", "transform_tile", "transform_within"]

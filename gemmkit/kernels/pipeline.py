@@ -6,15 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from gemmkit.components import Component
 from gemmkit.epilogues import Default
-from gemmkit.kernels.spec import Operand, Spec
+from gemmkit.kernels.spec import Operand, Spec, bytes_of
 from gemmkit.tiling import Tile
 
-WARPGROUP = 128                        # threads that execute wgmma together
-PATTERN = 1024                         # bytes: what a swizzled tile must be aligned to
 BARRIER = 8                            # bytes of an mbarrier
 BUFFERS = 2                            # panels of D a warpgroup has on their way out
 
@@ -184,11 +180,11 @@ class PipelineSpec(Spec):
 
     @cached_property
     def a_bytes(self) -> int:
-        return _bytes(self.a.shared, self.block.size.M, self.block.size.K)
+        return bytes_of(self.a.shared, self.block.size.M, self.block.size.K)
 
     @cached_property
     def b_bytes(self) -> int:
-        return _bytes(self.b.shared, self.block.size.K, self.block.size.N)
+        return bytes_of(self.b.shared, self.block.size.K, self.block.size.N)
 
     @cached_property
     def stage_bytes(self) -> int:
@@ -356,8 +352,4 @@ class Copy(Component):
     along_k: bool
 
 
-def _bytes(layout: Any, rows: int, columns: int) -> int:
-    return int(layout.physical_size(rows, columns)) * int(np.dtype(layout.dtype).itemsize)
-
-
-__all__ = ["PATTERN", "WARPGROUP", "Copy", "PipelineSpec"]
+__all__ = ["Copy", "PipelineSpec"]

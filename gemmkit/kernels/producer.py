@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.kernels.parts import copy_to_shared, read_inside, transform_tile
+from gemmkit.kernels.parts import copy_to_shared, put_elements, put_words, read_inside, transform_tile
 from gemmkit.kernels.walk import first_tile, k_blocks, next_stage, tile_count, tile_place, tile_step
-from gemmkit.lang.control import choose
+from gemmkit.lang.control import choose, keep
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.registers import registers
 from gemmkit.lang.values import convert_all
@@ -80,9 +80,9 @@ def fill_stage(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, emp
     else:
         mbarrier_wait(empty, stage, phase)
         start_copies(spec, map_a, map_b, full, stage, m, n, k, rank)
-        choose(spec.a_engine, skip_edge, fill_edge, spec.a, a, a_stage(spec, stage), spec.block.MK, m, k, shape.M, shape.K,
+        choose(spec.a_engine, keep, fill_edge, spec.a, a, a_stage(spec, stage), spec.block.MK, m, k, shape.M, shape.K,
                spec, warp, shape)
-        choose(spec.b_engine, skip_edge, fill_edge, spec.b, b, b_stage(spec, stage), spec.block.KN, k, n, shape.K, shape.N,
+        choose(spec.b_engine, keep, fill_edge, spec.b, b, b_stage(spec, stage), spec.block.KN, k, n, shape.K, shape.N,
                spec, warp, shape)
     fence_async()                                      # tensor cores read through another way than threads write
     mbarrier_arrive(full, stage)
@@ -92,12 +92,12 @@ def fill_ahead(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, emp
                n: int, k: int, rank: int, warp: int, shape: Any) -> None:
     """All loads go out before the wait for the stage; registers hold what they bring."""
     a_held, b_held = registers(spec.a.words, spec.a_slots), registers(spec.b.words, spec.b_slots)
-    choose(spec.a_engine, skip_hold, hold_inside, spec.a, a_held, a, spec.block.MK, m, k, spec, warp, shape)
-    choose(spec.b_engine, skip_hold, hold_inside, spec.b, b_held, b, spec.block.KN, k, n, spec, warp, shape)
+    choose(spec.a_engine, keep, hold_inside, spec.a, a_held, a, spec.block.MK, m, k, spec, warp, shape)
+    choose(spec.b_engine, keep, hold_inside, spec.b, b_held, b, spec.block.KN, k, n, spec, warp, shape)
     mbarrier_wait(empty, stage, phase)
     start_copies(spec, map_a, map_b, full, stage, m, n, k, rank)
-    choose(spec.a_engine, skip_put, put_inside, spec.a, a_held, a_stage(spec, stage), spec.block.MK, m, k, spec, warp)
-    choose(spec.b_engine, skip_put, put_inside, spec.b, b_held, b_stage(spec, stage), spec.block.KN, k, n, spec, warp)
+    choose(spec.a_engine, keep, put_inside, spec.a, a_held, a_stage(spec, stage), spec.block.MK, m, k, spec, warp)
+    choose(spec.b_engine, keep, put_inside, spec.b, b_held, b_stage(spec, stage), spec.block.KN, k, n, spec, warp)
 
 
 def fill_inside(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, stage: int, phase: int, m: int,
@@ -105,16 +105,16 @@ def fill_inside(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, em
     """Threads' tiles that do not fit the registers all at once, or are smaller than a word."""
     mbarrier_wait(empty, stage, phase)
     start_copies(spec, map_a, map_b, full, stage, m, n, k, rank)
-    choose(spec.a_engine, skip_copy, copy_inside, spec.a, a, a_stage(spec, stage), spec.block.MK, m, k, spec, warp, shape)
-    choose(spec.b_engine, skip_copy, copy_inside, spec.b, b, b_stage(spec, stage), spec.block.KN, k, n, spec, warp, shape)
+    choose(spec.a_engine, keep, copy_inside, spec.a, a, a_stage(spec, stage), spec.block.MK, m, k, spec, warp, shape)
+    choose(spec.b_engine, keep, copy_inside, spec.b, b, b_stage(spec, stage), spec.block.KN, k, n, spec, warp, shape)
 
 
 def start_copies(spec: Any, map_a: Any, map_b: Any, full: Any, stage: int, m: int, n: int, k: int, rank: int) -> None:
     """The operand that the engine moves beside one that it does not, by a team's first thread."""
     if thread_index() % (32 * spec.team_warps) == 0:
-        choose(spec.expected_bytes > 0, mbarrier_expect, skip, full, stage, spec.expected_bytes)
-        choose(spec.a_engine, load_a, skip_load, spec, map_a, full, stage, m, k, rank)
-        choose(spec.b_engine, load_b, skip_load, spec, map_b, full, stage, n, k, rank)
+        choose(spec.expected_bytes > 0, mbarrier_expect, keep, full, stage, spec.expected_bytes)
+        choose(spec.a_engine, load_a, keep, spec, map_a, full, stage, m, k, rank)
+        choose(spec.b_engine, load_b, keep, spec, map_b, full, stage, n, k, rank)
 
 
 def hold_inside(operand: Any, held: Any, data: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int,
@@ -151,7 +151,7 @@ def put_raw(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple, a
 
 
 def put_packed(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple, at_i: int, at_j: int) -> None:
-    operand.shared.store_words(pointer, tile, words, leading)
+    put_words(operand, pointer, tile, leading, words)
 
 
 def put_transformed(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple, at_i: int, at_j: int) -> None:
@@ -165,20 +165,16 @@ def put_changed(operand: Any, pointer: Any, tile: Any, leading: int, words: tupl
 
 def put_pairwise(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple, at_i: int, at_j: int) -> None:
     changed = transform_pairs(operand.to_shared, operand.layout.dtype, words)
-    choose(operand.same_axis, store_line, put_values, operand, pointer, tile, leading, changed)
+    choose(operand.same_axis, put_words, put_unpacked, operand, pointer, tile, leading, changed)
 
 
-def store_line(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple) -> None:
-    operand.shared.store_words(pointer, tile, words, leading)
-
-
-def put_values(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple) -> None:
-    operand.shared.store_shared(pointer, tile, unpack_words(operand.shared.dtype, words), leading)
+def put_unpacked(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple) -> None:
+    put_elements(operand, pointer, tile, leading, unpack_words(operand.shared.dtype, words))
 
 
 def put_singly(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple, at_i: int, at_j: int) -> None:
     values = transform_tile(operand.to_shared, unpack_words(operand.layout.dtype, words), translate(tile, at_i, at_j))
-    operand.shared.store_shared(pointer, tile, convert_all(operand.shared.dtype, values), leading)
+    put_elements(operand, pointer, tile, leading, convert_all(operand.shared.dtype, values))
 
 
 def copy_inside(operand: Any, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int,
@@ -188,9 +184,8 @@ def copy_inside(operand: Any, data: Any, pointer: Any, block: Any, at_i: int, at
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
         for j in range(len(thread_tiles)):
-            operand.shared.store_shared(pointer, thread_tiles[j],
-                                        read_inside(operand, data, translate(thread_tiles[j], at_i, at_j), shape),
-                                        operand.shared.leading(block.size))
+            put_elements(operand, pointer, thread_tiles[j], operand.shared.leading(block.size),
+                         read_inside(operand, data, translate(thread_tiles[j], at_i, at_j), shape))
 
 
 def fill_edge(operand: Any, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int, spec: Any,
@@ -246,33 +241,6 @@ def paired(first: int, second: int) -> tuple:
 
 def swapped(first: int, second: int) -> tuple:
     return second, first
-
-
-def skip(barriers: Any, n: int, nbytes: int) -> None:
-    pass
-
-
-def skip_load(spec: Any, tensor_map: Any, full: Any, stage: int, mn: int, k: int, rank: int) -> None:
-    pass
-
-
-def skip_hold(operand: Any, held: Any, data: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int,
-              shape: Any) -> None:
-    pass
-
-
-def skip_put(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int) -> None:
-    pass
-
-
-def skip_copy(operand: Any, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int,
-              shape: Any) -> None:
-    pass
-
-
-def skip_edge(operand: Any, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int, spec: Any,
-              warp: int, shape: Any) -> None:
-    pass
 
 
 __all__ = ["produce_by_engine", "produce_by_warps"]

@@ -72,9 +72,9 @@ class Operand(Component):
     @cached_property
     def is_raw(self) -> bool:
         """Whether a thread's tile can be loaded as raw words, to be looked at later: a line of a plain matrix."""
-        layout, tile = self.layout, self.thread
-        return (isinstance(layout, Plain) and type(layout).load is Plain.load and type(layout).element is Plain.element
-                and tile.extents[layout.axis] == tile.count and tile.count * layout.dtype.itemsize % 4 == 0)
+        layout, tile = cast(Any, self.layout), self.thread
+        return (layout.is_plain and tile.extents[layout.axis] == tile.count
+                and tile.count * layout.dtype.itemsize % 4 == 0)
 
     @cached_property
     def same_dtype(self) -> bool:
@@ -170,14 +170,14 @@ class Spec(Component):
     def b_offset(self) -> int:
         """Where B starts in shared memory, in bytes; A starts at 0, and C and D too (they live at other times)."""
         size = self.block.size
-        return -(-_bytes(self.a.shared, size.M, size.K) // ALIGNMENT) * ALIGNMENT
+        return -(-bytes_of(self.a.shared, size.M, size.K) // ALIGNMENT) * ALIGNMENT
 
     @cached_property
     def shared_bytes(self) -> int:
         size = self.block.size
-        inputs = self.b_offset + _bytes(self.b.shared, size.K, size.N)
-        outputs = _bytes(self.d.shared, size.M, size.N)
-        addend = _bytes(self.c.shared, size.M, size.N) if self.has_c else 0
+        inputs = self.b_offset + bytes_of(self.b.shared, size.K, size.N)
+        outputs = bytes_of(self.d.shared, size.M, size.N)
+        addend = bytes_of(self.c.shared, size.M, size.N) if self.has_c else 0
         return max(inputs, outputs, addend)
 
     def grid(self, M: int, N: int) -> tuple[int, int]:
@@ -190,5 +190,5 @@ class Spec(Component):
         return rows * columns
 
 
-def _bytes(layout: Any, rows: int, columns: int) -> int:
+def bytes_of(layout: Any, rows: int, columns: int) -> int:
     return layout.physical_size(rows, columns) * layout.dtype.itemsize

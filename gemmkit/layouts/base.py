@@ -68,6 +68,12 @@ class Layout(Component):
         return hasattr(self, "store_element") or type(self).store is not Layout.store
 
     @property
+    def is_plain(self) -> bool:
+        """Whether its elements are those of a strided matrix as they lie in memory, and nothing of its own is done to read
+        them: raw words can then stand for them, and the copy engine can move them."""
+        return False
+
+    @property
     def vector_axis(self) -> int | None:
         """The axis along which neighbours are neighbours in memory, or None."""
         return None

@@ -62,6 +62,10 @@ class Plain(Layout):
     # -- host -------------------------------------------------------------------------------------------------------
 
     @property
+    def is_plain(self) -> bool:
+        return type(self).load is Plain.load and type(self).element is Plain.element
+
+    @property
     def vector_axis(self) -> int | None:
         return self.axis
 

@@ -12,10 +12,10 @@ not skipped where a transform acts on the operand: it might make something of no
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
+from gemmkit.components import with_fields
 from gemmkit.lang.control import choose
 from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.values import convert, convert_all
@@ -35,10 +35,7 @@ class Structured(Layout):
     def as_operand(self, name: str, transformed: bool) -> Layout:
         if (self.operand, self.skips) == (name, not transformed):
             return self
-        out = copy.copy(self)
-        object.__setattr__(out, "operand", name)
-        object.__setattr__(out, "skips", not transformed)
-        return out
+        return with_fields(self, dict(operand=name, skips=not transformed))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from gemmkit.epilogues import Epilogue
@@ -18,9 +17,9 @@ from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
+from gemmkit.tuning.operators import SIXTEEN
 
 LINE = 128                             # bytes of K in a stage: a line of the widest swizzle
-_SIXTEEN = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
 @dataclass(frozen=True)
@@ -46,10 +45,6 @@ class Mapping:
         """It as fields of a Config for 16-bit operands."""
         return dict(block_shape=Tile(M=self.M, N=self.N, K=LINE // 2), schedule=self.schedule, warps_per_block=self.warps,
                     producer_warps=self.producer_warps)
-
-    @property
-    def group_rows(self) -> int:
-        return self.M if self.schedule == "pingpong" else self.M // (self.warps // 4)
 
 
 # From the fastest on a large problem to the smallest.
@@ -104,8 +99,8 @@ def applies(a: np.dtype, b: np.dtype, fields: dict[str, Any], device: DeviceInfo
     """Whether a product for which nothing but these fields is given should go to Hopper's tensor cores."""
     identity = all(getattr(fields.get(f"transform_shared_to_regs_{name}"), "is_identity", True) for name in "ab")
     epilogue = fields.get("epilogue")
-    stores_blocks = isinstance(epilogue, Epilogue) and type(epilogue).store is not Epilogue.store
-    return (device.arch[0] == 9 and a == b and a in _SIXTEEN and identity and not stores_blocks
+    stores_blocks = isinstance(epilogue, Epilogue) and epilogue.stores_blocks
+    return (device.arch[0] == 9 and a == b and a in SIXTEEN and identity and not stores_blocks
             and not set(fields) & _OTHERS)
 
 
@@ -114,8 +109,8 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     """The operator for a product of 16-bit floats in these layouts, and the fields of its mapping."""
     mappings: tuple[Mapping, ...] = MAPPINGS
     for name, layout in (("a", a), ("b", b)):
-        info, transform = infos[name], fields.get(f"transform_global_to_shared_{name}")
-        if not isinstance(layout, Plain) or not getattr(transform, "is_identity", True):
+        info = infos[name]
+        if _is_changed(name, layout, fields):
             mappings = WORKING if mappings is MAPPINGS else mappings
         if isinstance(layout, Plain) and info is not None and why_not(info, layout.axis) is not None:
             mappings = MISALIGNED
@@ -150,11 +145,17 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
 def _works(values: dict[str, Any]) -> bool:
     """Whether the producer's warps are sure to move an operand: what TMA can take depends on the arrays, too."""
     for name, k_axis in (("a", 1), ("b", 0)):
-        layout, transform = values[f"global_{name}_layout"], values.get(f"transform_global_to_shared_{name}")
+        layout = values[f"global_{name}_layout"]
         transposed = layout.dtype.itemsize != 2 and layout.vector_axis != k_axis
-        if not isinstance(layout, Plain) or not getattr(transform, "is_identity", True) or transposed:
+        if transposed or _is_changed(name, layout, values):
             return True
     return False
+
+
+def _is_changed(name: str, layout: Layout, fields: dict[str, Any]) -> bool:
+    """Whether code of a component stands between an operand's memory and shared memory."""
+    transform = fields.get(f"transform_global_to_shared_{name}")
+    return not isinstance(layout, Plain) or not getattr(transform, "is_identity", True)
 
 
 def _fill_tiles(values: dict[str, Any], operator: Any, mapping: Mapping) -> None:
@@ -200,8 +201,7 @@ def _swizzled(axis: int, dtype: np.dtype, extent: int) -> Swizzled:
 
 
 def _fill_moves(values: dict[str, Any]) -> None:
-    """What producers move when the copy engine does not: 16 bytes a thread along the axis that both memories have, or one
-    element where they differ."""
+    """What producers move when the copy engine does not: 16 bytes a thread along the shared axis."""
     block, warps = values["block_shape"], values["producer_warps"]
     for name, tile in (("a", block.MK), ("b", block.KN)):
         layout, shared = values[f"global_{name}_layout"], values[f"shared_{name}_layout"]

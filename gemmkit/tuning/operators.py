@@ -11,7 +11,7 @@ from gemmkit.operators import COMPLEX, Algebra, FPUOp, MMAOp, Operator
 from gemmkit.runtime.device import DeviceInfo
 
 LARGE = 4096                           # a size where nothing is known of it
-_SIXTEEN = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+SIXTEEN = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
 def operator_for(a: np.dtype, b: np.dtype, sizes: tuple[int, int, int], device: DeviceInfo) -> Operator:
@@ -22,10 +22,10 @@ def operator_for(a: np.dtype, b: np.dtype, sizes: tuple[int, int, int], device: 
     algebra = algebra_of(a)
     if algebra is not None and a == b:
         return sized(algebra, a, b, sizes, device)
-    if a == b and a in _SIXTEEN and device.arch >= (8, 0):
+    if a == b and a in SIXTEEN and device.arch >= (8, 0):
         return MMAOp(dtype=a)
     for name, dtype in (("a", a), ("b", b)):
-        if dtype.kind not in "iufc" and dtype not in _SIXTEEN:
+        if dtype.kind not in "iufc" and dtype not in SIXTEEN:
             raise TypeError(f"{name} has dtype {dtype}; the operators take integers, floats and complex numbers")
     accumulator = accumulator_for(a, b)
     return FPUOp(**fpu_shape(max(a.itemsize, b.itemsize, accumulator.itemsize), sizes, device), dtype=a, b_dtype=b,
@@ -72,7 +72,7 @@ def sized(operator: Operator, a: np.dtype, b: np.dtype, sizes: tuple[int, int, i
 
 def _base_for(parts: int, a: np.dtype, b: np.dtype, sizes: tuple[int, int, int] | None, device: DeviceInfo) -> Operator:
     """What multiplies the parts of numbers."""
-    if a == b and a in _SIXTEEN and device.arch >= (8, 0):
+    if a == b and a in SIXTEEN and device.arch >= (8, 0):
         return MMAOp(dtype=a)
     accumulator = accumulator_for(a, b)
     size = parts * max(a.itemsize, b.itemsize, accumulator.itemsize)
@@ -86,7 +86,7 @@ def accumulator_for(a: np.dtype, b: np.dtype) -> np.dtype:
         common = np.result_type(a, b)
     except TypeError:
         raise TypeError(f"a is {a} and b is {b}: they have no common type; convert one of them") from None
-    return np.dtype(np.float32) if common in _SIXTEEN else common
+    return np.dtype(np.float32) if common in SIXTEEN else common
 
 
 def result_dtype(a: np.dtype, b: np.dtype, c: Layout | None, operator: Operator) -> np.dtype:
@@ -96,7 +96,7 @@ def result_dtype(a: np.dtype, b: np.dtype, c: Layout | None, operator: Operator)
     if isinstance(operator, Algebra):
         parts = [part_dtypes(dtype)[0] for dtype in (a, b)]
         return operator.number_dtype(np.result_type(*parts) if parts[0] != parts[1] else parts[0])
-    if (a.kind in "iufc" and b.kind in "iufc") or (a in _SIXTEEN and b in _SIXTEEN):
+    if (a.kind in "iufc" and b.kind in "iufc") or (a in SIXTEEN and b in SIXTEEN):
         try:
             return np.result_type(a, b)
         except TypeError:
