@@ -1,4 +1,4 @@
-"""The picture of a result file whose rows have groups (`bench.hopper`): a panel a group, a line a row.
+"""The picture of a result file whose rows have groups (`bench.hopper`, `bench.experiments`): a panel a group, a line a row.
 
 A dot is the ratio, with half the spread to each side; a tick is the bar, a triangle the aim. Of the mappings only the best
 of each type, size and layout are drawn.
