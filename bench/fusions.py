@@ -86,6 +86,10 @@ class Fusion(ABC):
     def reference(self, x: Operands, wide: Wide, rows: Any) -> Any:
         """The given rows of D in float64."""
 
+    def elements(self, m: int, n: int, k: int) -> int:
+        """Of A and B, as many as ours reads."""
+        return (m + n) * k
+
     def left(self, x: Operands) -> Any:
         """The array that is `gemmkit.plan`'s a."""
         return x.a
@@ -213,6 +217,9 @@ class DiagonalA(Matmul):
     def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
         return {"global_a_layout": Diagonal(dtype)}
 
+    def elements(self, m: int, n: int, k: int) -> int:
+        return k + k * n
+
     def left(self, x: Operands) -> Any:
         return x.diagonal
 
@@ -225,6 +232,9 @@ class DiagonalB(Matmul):
 
     def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
         return {"global_b_layout": Diagonal(dtype)}
+
+    def elements(self, m: int, n: int, k: int) -> int:
+        return m * k + k
 
     def right(self, x: Operands) -> Any:
         return x.diagonal

@@ -75,15 +75,15 @@ class Bench:
 
     def operands(self, case: Case) -> list[Operands]:
         """The input sets of a case."""
-        kind, backend = KINDS[case.kind], self.backend
+        kind, work, backend = KINDS[case.kind], WORKS[case.work], self.backend
         now = (case.m, case.n, case.k, case.kind)
         if now != self.last:
             self.arrays.clear()
             self.last = now
-        count = input_sets((case.m + case.n) * case.k * kind.itemsize, backend.l2_bytes())
+        count = input_sets(work.elements(case.m, case.n, case.k) * kind.itemsize, backend.l2_bytes())
         sets = [cases.operands(case, functools.partial(self.matrix, i)) for i in range(count)]
         for x in sets:
-            WORKS[case.work].materialise(x, backend)
+            work.materialise(x, backend)
         return sets
 
     def measure(self, case: Case) -> Row:

@@ -29,6 +29,7 @@ from gemmkit.runtime.assemble import assemble, disassemble, instruction_counts
 from gemmkit.runtime.device import H100
 from tests.bench.hosts import Host
 from tests.bench.test_hopper import hopper_row
+from tests.bench.test_prepare import OnDevice
 from tests.ptx.harness import Out, emulated
 
 
@@ -222,6 +223,26 @@ def test_sixteen_bit_products_take_the_tensor_cores_of_hopper(case: Any) -> None
     conf = compiled.problem.config
     tensor = getattr(conf.operator, "base", conf.operator)
     assert type(tensor).__name__ in ("WGMMAOp", "MMAOp")
+
+
+@pytest.mark.parametrize("case", first_of_each(), ids=str)
+def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+
+    def bind(plan: Any) -> Any:
+        found.append(plan._compiled)
+        return lambda *arguments: None
+
+    class OnTheDevice(prepare.HostArrays):
+        def complex_view(self, parts: OnDevice) -> OnDevice:  # type: ignore[override]
+            return OnDevice(super().complex_view(parts.array))
+
+    monkeypatch.setattr(Plan, "_bind", bind)
+    x = case.operands(prepare.HostArrays(), 0)
+    for name in ("a", "b", "out"):
+        setattr(x, name, OnDevice(getattr(x, name)))
+    case.ours(OnTheDevice(), x)()
+    assert {prepare.kernel_of(compiled) for compiled in found} == set(prepare.key(case)[0])
 
 
 def test_a_row_that_cannot_be_compiled_says_why() -> None:
