@@ -41,16 +41,26 @@ class Map:
 
 
 def engines(conf: Config, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[bool, bool, bool]:
-    """Whether the engine moves A, B and D: plain matrices that nothing changes on their way."""
+    """Whether the engine moves A, B and D: plain matrices. One that is transformed it brings as it is, to be changed in
+    place, if it moves the other operand as well."""
     if not conf.is_pipeline:
         return False, False, False
-    return (_loads(conf, "a", a), _loads(conf, "b", b), _stores(conf, out))
+    loads = _loads(conf, "a", a), _loads(conf, "b", b)
+    if not all(loads):
+        loads = loads[0] and _keeps(conf, "a"), loads[1] and _keeps(conf, "b")
+    return (*loads, _stores(conf, out))
 
 
 def _loads(conf: Config, name: str, info: ArrayInfo) -> bool:
     layout, shared = getattr(conf, f"global_{name}_layout"), getattr(conf, f"shared_{name}_layout")
-    return (layout.is_plain and getattr(conf, f"transform_global_to_shared_{name}").is_identity
-            and layout.dtype == shared.dtype and why_not(info, shared.axis) is None)
+    thread = getattr(conf, f"mem_{name}_thread")
+    by_words = thread.extents[shared.axis] == thread.count and thread.count * shared.itemsize % 4 == 0
+    return (layout.is_plain and layout.dtype == shared.dtype and why_not(info, shared.axis) is None
+            and (by_words or _keeps(conf, name)))
+
+
+def _keeps(conf: Config, name: str) -> bool:
+    return bool(getattr(conf, f"transform_global_to_shared_{name}").is_identity)
 
 
 def _stores(conf: Config, info: ArrayInfo) -> bool:

@@ -65,7 +65,7 @@ def _validate_tiles(config: Config, rule: Any) -> None:
          f"{operator.K}")
     promote = operator.promote
     rule(promote % block.K == 0, "operator", operator, f"promote must be a multiple of the block's K={block.K}")
-    registers = group.M // 64 * operator.N // 2 * operator.accumulator.itemsize // 4 * (2 if promote else 1)
+    registers = group.M // 64 * operator.N // 2 * operator.accumulator.itemsize // 4 * (3 if promote else 1)
     own = operator.N // 2 * operator.accumulator.itemsize // 4
     rule(config.threads <= 384 or own <= 96, "operator", operator, f"a block of {config.threads} threads begins with 128 "
          f"registers each, and one instruction would take {own} for its sums, of which 96 can be had; take a smaller N, or "

@@ -13,7 +13,7 @@ from gemmkit.operators.wgmma import within
 from gemmkit.ptx.descriptors import advance, matrix_descriptor
 from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_at, mbarrier_wait
 from gemmkit.ptx.memory import shared
-from gemmkit.ptx.special import thread_index
+from gemmkit.ptx.special import thread_index, udiv
 from gemmkit.ptx.warpgroup import named_arrive, named_barrier
 from gemmkit.ptx.wgmma import halves, wgmma_commit, wgmma_fence, wgmma_wait
 
@@ -68,6 +68,12 @@ def multiply_tile(spec: Any, full: Any, empty: Any, group: int, stage: int, phas
     return choose(spec.is_promoted, multiply_promoted, multiply_plainly, spec, full, empty, group, stage, phase, steps)
 
 
+def multiply_promoted(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
+    """Sums of a few stages at a time, added up in float32."""
+    return choose(spec.promoted_stages == 1, multiply_in_pairs, multiply_portions, spec, full, empty, group, stage, phase,
+                  steps)
+
+
 def multiply_plainly(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
     """One group of wgmmas a stage; a stage is given back when the next one's group is on its way."""
     a, b = descriptor_a(spec, group), descriptor_b(spec)
@@ -90,8 +96,43 @@ def multiply_plainly(spec: Any, full: Any, empty: Any, group: int, stage: int, p
     return values_of(sums, spec), stage, phase
 
 
-def multiply_promoted(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
-    """Sums of a few stages at a time, added up in float32."""
+def multiply_in_pairs(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
+    """Two stages at a time, in registers of their own: the first one's sums are added to the total while the second is
+    multiplied. (Were it on its way still when the loop begins anew, ptxas would make each wgmma wait for the last.)"""
+    total, one, other = nothing(spec), nothing(spec), nothing(spec)
+    for _ in range(udiv(steps, 2)):
+        first = stage
+        one = start_stage(spec, full, group, stage, phase, one)
+        stage, phase = next_stage(spec, stage, phase)
+        other = start_stage(spec, full, group, stage, phase, other)
+        one = wgmma_wait(1, one)
+        give_back(spec, empty, first)
+        total = apply(add_fragment, total, one)
+        other = wgmma_wait(0, other)
+        give_back(spec, empty, stage)
+        stage, phase = next_stage(spec, stage, phase)
+        total = apply(add_fragment, total, other)
+    if steps % 2 == 1:
+        one = wgmma_wait(0, start_stage(spec, full, group, stage, phase, one))
+        give_back(spec, empty, stage)
+        stage, phase = next_stage(spec, stage, phase)
+        total = apply(add_fragment, total, one)
+    return total, stage, phase
+
+
+def start_stage(spec: Any, full: Any, group: int, stage: int, phase: int, sums: tuple) -> tuple:
+    """The products of one stage, in place of ``sums``."""
+    a, b = descriptor_a(spec, group), descriptor_b(spec)
+    mbarrier_wait(full, stage, phase)
+    wgmma_fence()
+    sums = spec.operator.multiply(sums, advance(a, stage * spec.stage_bytes), advance(b, stage * spec.stage_bytes),
+                                  spec.a.shared, spec.b.shared, spec.block, 0)
+    wgmma_commit()
+    return sums
+
+
+def multiply_portions(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
+    """Several stages at a time: the wait at the end of each portion is a small part of it."""
     a, b = descriptor_a(spec, group), descriptor_b(spec)
     total = nothing(spec)
     done = 0 * steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,7 @@ from gemmkit.kernels.spec import Operand, Spec, bytes_of
 from gemmkit.tiling import Tile
 
 BARRIER = 8                            # bytes of an mbarrier
+HELD = 32                              # registers of tiles that a producer's thread changes in place at a time
 BUFFERS = 2                            # panels of D a warpgroup has on their way out
 
 # Registers of a producer's and a consumer's thread, by the numbers of their warpgroups: what the block got at launch, dealt
@@ -19,6 +21,7 @@ BUFFERS = 2                            # panels of D a warpgroup has on their wa
 # it keeps the 168 that everyone begins with.
 COPYING = {(1, 2): (24, 240), (1, 3): (32, 160), (2, 2): (40, 208)}
 WORKING = {(1, 3): (56, 152), (2, 2): (88, 168)}
+CHANGING = {(1, 2): (72, 216), **WORKING}
 SQUEEZED = {(1, 2): (56, 224)}         # a producer that works, beside consumers with more than 128 registers of sums
 
 
@@ -62,8 +65,22 @@ class PipelineSpec(Spec):
 
     @cached_property
     def is_working(self) -> bool:
-        """Whether the producer's warps move an operand themselves."""
-        return not (self.a_engine and self.b_engine)
+        """Whether the producer's warps move an operand themselves, or change one in place."""
+        return not (self.a_engine and self.b_engine) or self.is_changing
+
+    @cached_property
+    def a_changes(self) -> bool:
+        """Whether A is transformed in place, once the engine has brought it."""
+        return self.a_engine and not self.a.to_shared.is_identity
+
+    @cached_property
+    def b_changes(self) -> bool:
+        return self.b_engine and not self.b.to_shared.is_identity
+
+    @cached_property
+    def is_changing(self) -> bool:
+        """Whether an operand is transformed in place; then the engine moves both."""
+        return self.a_changes or self.b_changes
 
     @cached_property
     def peers(self) -> int:
@@ -90,7 +107,8 @@ class PipelineSpec(Spec):
 
     @cached_property
     def _registers(self) -> tuple[int, int] | None:
-        table = COPYING if not self.is_working else SQUEEZED if self.is_squeezed else WORKING
+        table = (COPYING if not self.is_working else CHANGING if self.is_changing else SQUEEZED if self.is_squeezed
+                 else WORKING)
         return table.get((self.producers, self.consumers))
 
     @cached_property
@@ -141,9 +159,11 @@ class PipelineSpec(Spec):
 
     @cached_property
     def teams(self) -> int:
-        """Teams of the producer's warps: two, if half of them can hold a stage with registers to spare."""
+        """Teams of the producer's warps: two, if half of them can hold a stage with registers to spare, or need not."""
         if not self.is_working:
             return 1
+        if self.is_changing:
+            return 2
         limit = self._most_held * 3 // 4
         return 2 if 0 < self._held(self.producer_warps // 2) <= limit else 1
 
@@ -166,6 +186,19 @@ class PipelineSpec(Spec):
         words = [operand.shares(tile, warps) * operand.words.count for operand, tile, by_engine in (
             (self.a, self.block.MK, self.a_engine), (self.b, self.block.KN, self.b_engine)) if not by_engine]
         return sum(words) if all(words) else 0
+
+    @cached_property
+    def a_batch(self) -> int:
+        """Of how many of its warp's tiles of A a thread holds its part while it changes them in place."""
+        return self._batch(self.a, self.block.MK)
+
+    @cached_property
+    def b_batch(self) -> int:
+        return self._batch(self.b, self.block.KN)
+
+    def _batch(self, operand: Operand, tile: Tile) -> int:
+        warp_tiles = operand.shares(tile, self.team_warps) // operand.lane_tiles
+        return math.gcd(warp_tiles, max(1, HELD // (operand.lane_tiles * operand.words.count))) if warp_tiles else 1
 
     @cached_property
     def a_slots(self) -> int:
@@ -242,8 +275,13 @@ class PipelineSpec(Spec):
         return self.full_offset + BARRIER * self.stages
 
     @cached_property
-    def shared_bytes(self) -> int:
+    def landed_offset(self) -> int:
+        """Barriers of stages that the engine has brought and the producer's warps have yet to change."""
         return self.empty_offset + BARRIER * self.stages
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        return self.landed_offset + (BARRIER * self.stages if self.is_changing else 0)
 
     # -- barriers ---------------------------------------------------------------------------------------------------
 
@@ -254,7 +292,8 @@ class PipelineSpec(Spec):
 
     @cached_property
     def full_arrivals(self) -> int:
-        return (self.expected_bytes > 0) + (32 * self.team_warps if self.is_working else 0)
+        by_engine = self.expected_bytes > 0 and not self.is_changing
+        return by_engine + (32 * self.team_warps if self.is_working else 0)
 
     @cached_property
     def empty_arrivals(self) -> int:

@@ -9,7 +9,8 @@ Blocks stay on their multiprocessors and walk over the tiles of D. In each, warp
 | consumer, finishing | the same | its panel of shared memory | the copy engine |
 
 The producer fills a stage with tiles of A and B: by the copy engine (TMA), which one thread starts; or, for an operand in a
-layout of the user's, or with a transform, or lying where the engine cannot reach, with the code of the component. Consumers
+layout of the user's, or lying where the engine cannot reach, with the code of the component. What is transformed comes by
+the engine, too, where it can, and the producer's warps change it in place (``landed[stage]`` stands between). Consumers
 multiply a stage (wgmma) and keep the sums in registers; at the end of a tile they finish it (C, transforms, epilogue) and
 send D by way of swizzled shared memory and the copy engine.
 
@@ -32,9 +33,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from gemmkit.kernels.consumer import consume_in_turns, consume_together
+from gemmkit.kernels.inplace import BARRIERS
 from gemmkit.kernels.producer import produce_by_engine, produce_by_warps
 from gemmkit.lang.control import choose, keep
 from gemmkit.ptx.cluster import cluster_barrier, cluster_rank
@@ -44,19 +44,18 @@ from gemmkit.ptx.special import barrier, thread_index, udiv, uniform
 from gemmkit.ptx.tma import tma_prefetch
 from gemmkit.ptx.warpgroup import give_registers, grid_launch_dependents, grid_wait, take_registers
 
-U64 = np.dtype(np.uint64)
-
 
 def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_a: Any, map_b: Any, map_d: Any) -> None:
     """D = A B + C; see the module's table. Launched with ``spec.threads`` threads, in clusters of ``spec.peers``."""
     # 0. Barriers, before anybody waits on one; then what the previous kernel wrote may be read.
-    full, empty = shared(U64, spec.full_offset), shared(U64, spec.empty_offset)
+    full, empty = shared(BARRIERS, spec.full_offset), shared(BARRIERS, spec.empty_offset)
     group = uniform(udiv(thread_index(), 128))
     rank = choose(spec.is_cluster, cluster_rank, no_rank)
     if thread_index() == 0:
         for stage in range(spec.stages):
             mbarrier_init(full, stage, spec.full_arrivals)
             mbarrier_init(empty, stage, spec.empty_arrivals)
+            choose(spec.is_changing, mbarrier_init, keep, shared(BARRIERS, spec.landed_offset), stage, 1)
         mbarrier_fence_init()
         choose(spec.a_engine, tma_prefetch, keep, map_a)
         choose(spec.b_engine, tma_prefetch, keep, map_b)

@@ -6,6 +6,7 @@ where a tile is out of range would cost two instructions an element.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from typing import Any
 
@@ -14,12 +15,14 @@ from llvmlite import ir
 
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.host import SharedPointer, View, piece_bytes
-from gemmkit.lang.memory import SharedType, coordinates_of, shared_pointer
+from gemmkit.lang.memory import GLOBAL, SharedType, coordinates_of, global_pointer, proxy, shared_pointer
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.values import DTypeType
+from gemmkit.ptx.build import assembly
 from gemmkit.ptx.memory import as_words, cast_elements, global_pointers, is_position, pack, unit_type, unpack
 
-i32 = ir.IntType(32)
+i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+LINE = 16                              # bytes: the widest access
 
 
 def _word_count(itemsize: int, count: int) -> int:
@@ -31,7 +34,17 @@ def _type_load_words(context: Any, view: Any, axis: Any, base: Any, offset: Any,
         return None
     n, along, size = int(count.literal_value), int(axis.literal_value), view.dtype.itemsize
 
+    def across_words(c: Any, b: Any, s: Any, v: Any) -> Any:
+        words: list = []
+        for at in range(0, n, LINE // size):
+            start = [coordinates_of(c, b, base, v[2]), coordinates_of(c, b, offset, v[3])]
+            start[-1] = [b.add(x, i32(at if axis == along else 0)) for axis, x in enumerate(start[-1])]
+            words += _sixteen_bytes(b, global_pointer(b, view, proxy(c, b, view, v[0]), start, i8), size)
+        return c.make_tuple(b, s.return_type, words)
+
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        if view.unit == along and view.alignment <= 4 and n * size % LINE == 0:
+            return across_words(c, b, s, v)
         words: list = []
         for at, width, pointer, _unit in global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
             value = b.load(pointer)
@@ -47,6 +60,30 @@ def _type_load_words(context: Any, view: Any, axis: Any, base: Any, offset: Any,
         return c.make_tuple(b, s.return_type, words)
 
     return signature(types.UniTuple(types.uint32, _word_count(size, n)), view, axis, base, offset, count), codegen
+
+
+def _sixteen_bytes(b: Any, pointer: Any, size: int) -> list:
+    """16 bytes that begin anywhere, as four words: of the two aligned lines that have them, in two loads.
+
+    What else is in these lines may lie outside the array, but in no line without an element of it: memory is handed out in
+    larger pieces, so it can be read, and it is dropped.
+    """
+    address = b.ptrtoint(pointer, i64)
+    lines: list = []
+    for first in (address, b.add(address, i64(LINE - 1))):
+        aligned = b.inttoptr(b.and_(first, i64(-LINE)), ir.PointerType(ir.VectorType(i32, 4), addrspace=GLOBAL))
+        line = b.load(aligned)
+        line.align = LINE
+        lines += as_words(b, line)
+    low = b.trunc(address, i32)
+    for distance in (2, 1):                               # in words: the wanted five come to the front
+        is_ahead = b.icmp_unsigned("!=", b.and_(low, i32(4 * distance)), i32(0))
+        lines = [b.select(is_ahead, far, near) for near, far in zip(lines, lines[distance:])]
+    if size >= 4:
+        return lines[:4]
+    bits = b.shl(low, i32(3))                              # of the last two bits of the address: shf takes it modulo 32
+    return [assembly(b, "shf.r.wrap.b32 $0, $1, $2, $3;", [i32], [near, far, bits], pure=True)[0]
+            for near, far in itertools.pairwise(lines)]
 
 
 @atom(_type_load_words)

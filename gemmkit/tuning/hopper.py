@@ -235,7 +235,7 @@ def _stages(values: dict[str, Any], device: DeviceInfo) -> int:
     size = block.size
     stage = a.physical_size(size.M, size.K) * a.dtype.itemsize + b.physical_size(size.K, size.N) * b.dtype.itemsize
     panels = BUFFERS * (values["warps_per_block"] // 4) * 64 * getattr(d, "width", LINE)
-    return max(2, min(8, (device.shared_memory_per_block - panels) // (stage + 2 * BARRIER)))
+    return max(2, min(8, (device.shared_memory_per_block - panels) // (stage + 3 * BARRIER)))
 
 
 __all__ = ["MAPPINGS", "MISALIGNED", "WORKING", "Mapping", "applies", "choice", "choose_mapping", "fill"]
