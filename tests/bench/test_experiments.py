@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -243,6 +245,22 @@ def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, mo
         setattr(x, name, OnDevice(getattr(x, name)))
     case.ours(OnTheDevice(), x)()
     assert {prepare.kernel_of(compiled) for compiled in found} == set(prepare.key(case)[0])
+
+
+def keys_of(groups: tuple[str, ...]) -> dict[str, str]:
+    rows = [case for group in groups for case in experiments.make([group], "f16|f32")]
+    return {str(case): repr(prepare.key(case)) for case in rows}
+
+
+def test_what_came_before_does_not_change_a_kernel() -> None:
+    """Processes that compile rows ahead take them in any order, the worker in its own."""
+    groups = ("diagonal", "algebras", "complex64", "minplus", "contraction")
+    spawn = multiprocessing.get_context("spawn")
+    found = []
+    for order in (groups, groups[1:] + groups[:1], groups[::-1]):
+        with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+            found.append(pool.submit(keys_of, order).result())
+    assert found[0] == found[1] == found[2]
 
 
 def test_a_row_that_cannot_be_compiled_says_why() -> None:
