@@ -99,6 +99,16 @@ def load(thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[in
         end.complete(engine, len(data))
 
 
+def send(thread: Thread, offset: int, data: Bytes, barrier: int, rank: int) -> None:
+    """Bytes to `offset` of the shared memory of block `rank` of the cluster; they are given to its mbarrier at `barrier`."""
+    end = find(thread, barrier, rank)
+    if not end.fenced:
+        raise fault(thread, f"a store is to end at {end}, and mbarrier_fence_init has not followed its mbarrier_init")
+    end.engine.starts_for(thread)
+    end.engine.write(end.block.shared, offset, data, len(data))
+    end.complete(end.engine, len(data))
+
+
 def _read_box(engine: Engine, tensor_map: EmulatedTensorMap, coordinates: tuple[int, ...], offset: int) -> Bytes:
     spec = tensor_map.spec
     box = np.zeros(spec.box_bytes, np.uint8)

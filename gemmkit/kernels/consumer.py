@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.kernels.exchange import exchange
 from gemmkit.kernels.finish import add_value, finish_tile, wait_for_engine
 from gemmkit.kernels.walk import first_tile, k_steps, next_stage, skip_stages, tile_count, tile_place, tile_step
 from gemmkit.lang.control import choose, keep
@@ -24,15 +25,21 @@ def consume_together(spec: Any, c: Any, d: Any, map_d: Any, full: Any, empty: An
                      shape: Any) -> None:
     """Cooperative: every consumer computes its rows of every tile."""
     stage = thread_index() * 0
-    phase = stage
+    phase = turn = stage
     tile, tiles, step = first_tile(spec), tile_count(spec, shape), tile_step(spec)
     while tile < tiles:
         m, n = tile_place(spec, tile, rank, shape)
         steps = k_steps(spec, m, n, rank, shape)
         sums, stage, phase = multiply_tile(spec, full, empty, group, stage, phase, steps)
-        finish_tile(spec, sums, c, d, map_d, group, m + group * spec.first_rows, n, shape)
+        sums = choose(spec.splits > 1, exchange_in_turn, keep, sums, spec, group, rank, turn)
+        finish_tile(spec, sums, c, d, map_d, group, m + group * spec.first_rows, n + rank * spec.slice_columns, shape)
+        turn = turn ^ 1
         tile += step
     wait_for_engine(spec)
+
+
+def exchange_in_turn(sums: tuple, spec: Any, group: int, rank: int, turn: int) -> tuple:
+    return exchange(spec, sums, group, rank, turn)
 
 
 def consume_in_turns(spec: Any, c: Any, d: Any, map_d: Any, full: Any, empty: Any, group: int, rank: int,
@@ -182,7 +189,7 @@ def halves_of(words: tuple, n: int) -> tuple:
 
 def give_back(spec: Any, empty: Any, stage: int) -> None:
     """The stage is read: its producer, and in a cluster those of all who write to it, may fill it again."""
-    choose(spec.is_cluster, give_back_to_all, give_back_to_own, spec, empty, stage)
+    choose(spec.shares, give_back_to_all, give_back_to_own, spec, empty, stage)
 
 
 def give_back_to_own(spec: Any, empty: Any, stage: int) -> None:

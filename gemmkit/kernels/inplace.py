@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from gemmkit.kernels.parts import column_of, put_elements, put_words, row_of, transform_tile
+from gemmkit.kernels.walk import BARRIERS
 from gemmkit.lang.control import choose, keep
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.registers import apply, registers
@@ -22,8 +21,6 @@ from gemmkit.ptx.warpgroup import fence_async
 from gemmkit.ptx.words import pack_words, unpack_words
 from gemmkit.tiling import parallelise, translate
 from gemmkit.transforms.base import transformed
-
-BARRIERS = np.dtype(np.uint64)
 
 
 def change_stage(spec: Any, full: Any, brought: tuple, shape: Any) -> None:
@@ -94,4 +91,4 @@ def change_element(x: Any, n: int, operand: Any, place: Any, rows: int, columns:
     return convert(operand.shared.dtype, nothing)
 
 
-__all__ = ["BARRIERS", "change_stage"]
+__all__ = ["change_stage"]

@@ -29,6 +29,8 @@ SQUEEZED = {(1, 2): (56, 224)}         # a producer that works, beside consumers
 class PipelineSpec(Spec):
     """A `Spec` for `warp_specialised`.
 
+    ``splits`` blocks of a cluster share the K of a tile.
+
     ``warps`` are those that multiply, in warpgroups of four (the consumers). ``schedule`` is "cooperative" (they share a
     tile of D, each its rows) or "pingpong" (each has tiles of its own, in turn). ``a_engine``, ``b_engine`` and
     ``d_engine`` say which operands the copy engine (TMA) moves; the others go through ``producer_warps`` (A, B) or leave
@@ -39,6 +41,7 @@ class PipelineSpec(Spec):
     schedule: str
     cluster_m: int
     cluster_n: int
+    splits: int
     producer_warps: int
     a_engine: bool
     b_engine: bool
@@ -84,12 +87,17 @@ class PipelineSpec(Spec):
 
     @cached_property
     def peers(self) -> int:
-        """Blocks of a cluster."""
-        return self.cluster_m * self.cluster_n
+        """Blocks of a cluster: those that share operands, or the K of a tile."""
+        return self.cluster_m * self.cluster_n * self.splits
 
     @cached_property
     def is_cluster(self) -> bool:
         return self.peers > 1
+
+    @cached_property
+    def shares(self) -> bool:
+        """Whether the blocks of a cluster share an operand."""
+        return self.shares_a or self.shares_b
 
     @cached_property
     def shares_a(self) -> bool:
@@ -162,8 +170,8 @@ class PipelineSpec(Spec):
         """Teams of the producer's warps: two, if half of them can hold a stage with registers to spare, or need not."""
         if not self.is_working:
             return 1
-        if self.is_changing:
-            return 2
+        if self.is_changing:                              # a stage each on its way and in work, and two with the consumers
+            return 2 if self.stages >= 6 else 1
         limit = self._most_held * 3 // 4
         return 2 if 0 < self._held(self.producer_warps // 2) <= limit else 1
 
@@ -247,6 +255,11 @@ class PipelineSpec(Spec):
         return self.block.size.N // self.d_line
 
     @cached_property
+    def own_panels(self) -> int:
+        """Panels of a fragment that this block finishes."""
+        return self.d_panels // self.splits
+
+    @cached_property
     def d_panel(self) -> int:
         """Elements of a panel."""
         return 64 * self.d_line
@@ -259,16 +272,19 @@ class PipelineSpec(Spec):
     def d_pending(self) -> int:
         """How many panels may still be on their way out when a tile's first one is written: where a tile does not fill all
         buffers alike, that is the buffer of the last tile's last panel."""
-        return BUFFERS - 1 if self.fragments_m * self.d_panels % BUFFERS == 0 else 0
+        return BUFFERS - 1 if self.fragments_m * self.own_panels % BUFFERS == 0 else 0
 
     @cached_property
     def d_offset(self) -> int:
         return self.stages * self.stage_bytes
 
     @cached_property
+    def _panels_bytes(self) -> int:
+        return BUFFERS * self.consumers * self.d_panel * self.d.shared.dtype.itemsize if self.d_engine else 0
+
+    @cached_property
     def full_offset(self) -> int:
-        panels = BUFFERS * self.consumers * self.d_panel * self.d.shared.dtype.itemsize if self.d_engine else 0
-        return self.d_offset + panels
+        return self.exchange_offset + self.exchanging * self.exchanged_bytes
 
     @cached_property
     def empty_offset(self) -> int:
@@ -280,8 +296,48 @@ class PipelineSpec(Spec):
         return self.empty_offset + BARRIER * self.stages
 
     @cached_property
-    def shared_bytes(self) -> int:
+    def filled_offset(self) -> int:
+        """Barriers of the sums that a consumer is sent, and of the room to send some."""
         return self.landed_offset + (BARRIER * self.stages if self.is_changing else 0)
+
+    @cached_property
+    def free_offset(self) -> int:
+        return self.filled_offset + BARRIER * self.exchanging
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        return self.free_offset + BARRIER * self.exchanging
+
+    # -- sums that the blocks of a cluster exchange -----------------------------------------------------------------------
+
+    @cached_property
+    def exchanging(self) -> int:
+        """Consumers that exchange sums with those of other blocks."""
+        return self.consumers if self.splits > 1 else 0
+
+    @cached_property
+    def slice_columns(self) -> int:
+        """From the columns that a block finishes to those of the next."""
+        return self.block.size.N // self.splits if self.splits > 1 else 0
+
+    @cached_property
+    def slice_count(self) -> int:
+        """A thread's sums in a slice of a fragment."""
+        return int(self.operator.fragment_c.count) // self.splits
+
+    @cached_property
+    def slice_words(self) -> int:
+        """In how many pieces of four they are sent."""
+        return self.slice_count // 4
+
+    @cached_property
+    def exchanged_bytes(self) -> int:
+        """What a consumer is sent for a tile: as much as it has itself."""
+        return self.fragments_m * int(self.operator.fragment_c.count) * 4 * 128
+
+    @cached_property
+    def exchange_offset(self) -> int:
+        return self.d_offset + self._panels_bytes
 
     # -- barriers ---------------------------------------------------------------------------------------------------
 
@@ -297,7 +353,7 @@ class PipelineSpec(Spec):
 
     @cached_property
     def empty_arrivals(self) -> int:
-        return (1 if self.is_pingpong else self.consumers) * self.peers
+        return (1 if self.is_pingpong else self.consumers) * self.cluster_m * self.cluster_n
 
     # -- copies by the engine ---------------------------------------------------------------------------------------
 

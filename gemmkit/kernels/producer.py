@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.kernels.inplace import BARRIERS, change_stage
+from gemmkit.kernels.inplace import change_stage
 from gemmkit.kernels.parts import copy_to_shared, put_elements, put_words, read_inside, transform_tile
-from gemmkit.kernels.walk import first_tile, k_blocks, next_stage, tile_count, tile_place, tile_step
+from gemmkit.kernels.walk import BARRIERS, first_tile, k_blocks, next_stage, tile_count, tile_place, tile_step
 from gemmkit.lang.control import choose, keep
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.registers import registers
@@ -66,7 +66,8 @@ def produce(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty:
 
 def serve_stage(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, stage: int, phase: int, m: int,
                 n: int, k: int, rank: int, shape: Any, is_behind: int, brought: tuple) -> tuple:
-    choose(spec.is_working, fill_stage, copy_stage, spec, a, b, map_a, map_b, full, empty, stage, phase, m, n, k, rank, shape)
+    choose(spec.is_working, fill_stage, copy_stage, spec, a, b, map_a, map_b, full, empty, stage, phase, m, n, k, rank,
+           shape)
     return is_behind, brought
 
 

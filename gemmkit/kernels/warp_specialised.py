@@ -17,7 +17,7 @@ send D by way of swizzled shared memory and the copy engine.
 The barriers count in phases: the n-th filling of a stage is the n-th phase of its barriers. A *cooperative* schedule
 has all consumers work on one tile, each on its rows. With *ping-pong* each has a tile of its own, and while one multiplies
 the other finishes: they take turns at the tensor cores, which an order barrier sees to. In a cluster, blocks with the same
-rows (or columns) share A (or B): each loads a part for all.
+rows (or columns) share A (or B): each loads a part for all. Or they share the K of a tile, and `exchange` their sums.
 
 | step | what | where |
 |---|---|---|
@@ -34,8 +34,8 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit.kernels.consumer import consume_in_turns, consume_together
-from gemmkit.kernels.inplace import BARRIERS
 from gemmkit.kernels.producer import produce_by_engine, produce_by_warps
+from gemmkit.kernels.walk import BARRIERS
 from gemmkit.lang.control import choose, keep
 from gemmkit.ptx.cluster import cluster_barrier, cluster_rank
 from gemmkit.ptx.mbarrier import mbarrier_fence_init, mbarrier_init
@@ -56,6 +56,9 @@ def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_
             mbarrier_init(full, stage, spec.full_arrivals)
             mbarrier_init(empty, stage, spec.empty_arrivals)
             choose(spec.is_changing, mbarrier_init, keep, shared(BARRIERS, spec.landed_offset), stage, 1)
+        for consumer in range(spec.exchanging):
+            mbarrier_init(shared(BARRIERS, spec.filled_offset), consumer, 1)
+            mbarrier_init(shared(BARRIERS, spec.free_offset), consumer, spec.splits)
         mbarrier_fence_init()
         choose(spec.a_engine, tma_prefetch, keep, map_a)
         choose(spec.b_engine, tma_prefetch, keep, map_b)

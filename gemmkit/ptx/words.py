@@ -22,7 +22,7 @@ from gemmkit.ptx.build import assembly
 from gemmkit.ptx.memory import as_words, cast_elements, global_pointers, is_position, pack, unit_type, unpack
 
 i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-LINE = 16                              # bytes: the widest access
+LINE = 16                              # bytes that are loaded together
 
 
 def _word_count(itemsize: int, count: int) -> int:
@@ -39,11 +39,11 @@ def _type_load_words(context: Any, view: Any, axis: Any, base: Any, offset: Any,
         for at in range(0, n, LINE // size):
             start = [coordinates_of(c, b, base, v[2]), coordinates_of(c, b, offset, v[3])]
             start[-1] = [b.add(x, i32(at if axis == along else 0)) for axis, x in enumerate(start[-1])]
-            words += _sixteen_bytes(b, global_pointer(b, view, proxy(c, b, view, v[0]), start, i8), size)
+            words += _sixteen_bytes(b, global_pointer(b, view, proxy(c, b, view, v[0]), start, i8))
         return c.make_tuple(b, s.return_type, words)
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        if view.unit == along and view.alignment <= 4 and n * size % LINE == 0:
+        if view.unit == along and view.alignment < 4 and n * size % LINE == 0:
             return across_words(c, b, s, v)
         words: list = []
         for at, width, pointer, _unit in global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
@@ -62,28 +62,22 @@ def _type_load_words(context: Any, view: Any, axis: Any, base: Any, offset: Any,
     return signature(types.UniTuple(types.uint32, _word_count(size, n)), view, axis, base, offset, count), codegen
 
 
-def _sixteen_bytes(b: Any, pointer: Any, size: int) -> list:
-    """16 bytes that begin anywhere, as four words: of the two aligned lines that have them, in two loads.
+def _sixteen_bytes(b: Any, pointer: Any) -> list:
+    """16 bytes that begin anywhere, as four words: of the five aligned words that have them.
 
-    What else is in these lines may lie outside the array, but in no line without an element of it: memory is handed out in
-    larger pieces, so it can be read, and it is dropped.
+    What else is in these words may lie outside the array, but in no word without an element of it: memory is handed out in
+    larger pieces, so it can be read, and it is dropped. (Two loads of 16 bytes would keep eight registers waiting.)
     """
     address = b.ptrtoint(pointer, i64)
-    lines: list = []
-    for first in (address, b.add(address, i64(LINE - 1))):
-        aligned = b.inttoptr(b.and_(first, i64(-LINE)), ir.PointerType(ir.VectorType(i32, 4), addrspace=GLOBAL))
-        line = b.load(aligned)
-        line.align = LINE
-        lines += as_words(b, line)
-    low = b.trunc(address, i32)
-    for distance in (2, 1):                               # in words: the wanted five come to the front
-        is_ahead = b.icmp_unsigned("!=", b.and_(low, i32(4 * distance)), i32(0))
-        lines = [b.select(is_ahead, far, near) for near, far in zip(lines, lines[distance:])]
-    if size >= 4:
-        return lines[:4]
-    bits = b.shl(low, i32(3))                              # of the last two bits of the address: shf takes it modulo 32
+    words: list = []
+    for ahead in (0, 4, 8, 12, LINE - 1):                 # at an aligned address the last word is the fourth again
+        aligned = b.inttoptr(b.and_(b.add(address, i64(ahead)), i64(-4)), ir.PointerType(i32, addrspace=GLOBAL))
+        word = b.load(aligned)
+        word.align = 4
+        words.append(word)
+    bits = b.shl(b.trunc(address, i32), i32(3))            # shf takes it modulo 32: of the last two bits of the address
     return [assembly(b, "shf.r.wrap.b32 $0, $1, $2, $3;", [i32], [near, far, bits], pure=True)[0]
-            for near, far in itertools.pairwise(lines)]
+            for near, far in itertools.pairwise(words)]
 
 
 @atom(_type_load_words)
