@@ -1,6 +1,6 @@
 """Between steps 2 and 3 of `warp_specialised`, where blocks of a cluster share the K of a tile: they add up their sums.
 
-Each of ``spec.splits`` blocks has sums of the whole tile, over its part of K. Block r finishes the r-th slice of the columns:
+Each of ``spec.splits`` blocks has sums of the whole tile, over its part of K. Block r finishes the r-th slice of columns:
 every thread sends each slice to the block that finishes it, straight into its shared memory, and adds up, in the order of
 the blocks, what it is sent itself. Nothing goes through global memory, and the result does not depend on who is first.
 """

@@ -81,8 +81,11 @@ MISALIGNED = (
 )
 
 # Sums that are promoted take three times the registers.
-PROMOTED = (Mapping(128, 128, "cooperative", 8, (1, 2), 600, 4000, 0), Mapping(64, 128, "cooperative", 4, (1, 2), 400, 3000, 0),
-            Mapping(64, 64, "cooperative", 4, (1, 1), 300, 2500, 0))
+PROMOTED = (
+    Mapping(128, 128, "cooperative", 8, (1, 2), 600, 4000, 0),
+    Mapping(64, 128, "cooperative", 4, (1, 2), 400, 3000, 0),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 300, 2500, 0),
+)
 
 
 def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: int | None = None, itemsize: int = 2,
