@@ -151,7 +151,8 @@ def epilogue_part(part: str, x: Bounded, at: Context) -> tuple[Any, Bounded, Any
     """One part as "name" or "name:dtype": the epilogue, what it makes of ``x``, and an output to check or None."""
     name, _, of = part.partition(":")
     integer = x.is_integer
-    if not integer and name != "store" and (of or name == "leaky"):    # NumPy's common type, of what is not as weak as a literal
+    # NumPy's common type, of what is not as weak as a literal (in the emulator each branch of a function has its own type)
+    if not integer and name != "store" and (of or (name == "leaky" and not at.tables.machine.emulated)):
         other = np.dtype(of or np.float32)
         is_narrower = at.is_python and epsilon(other) > epsilon(at.dtype)
         at.dtype = other if is_narrower else np.result_type(at.dtype, other)
