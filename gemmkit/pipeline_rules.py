@@ -123,6 +123,8 @@ def _validate_d(config: Config, rule: Any) -> None:
     rule(isinstance(layout, Swizzled) and isinstance(layout.layout, RowMajor), "shared_d_layout", layout,
          "D leaves in swizzled panels; take Swizzled(RowMajor(...))")
     rule(layout.dtype == config.global_d_layout.dtype, "shared_d_layout", layout, f"D is {config.global_d_layout.dtype}")
+    rule(layout.line >= 8, "shared_d_layout", layout, f"its panels are {layout.line} elements wide, and 4 threads hold 8 "
+         "neighbouring columns of a row; take a wider one")
     N = config.block_shape.size.N
     rule(N % layout.line == 0, "shared_d_layout", layout, f"its panels are {layout.line} elements wide, and N={N} of the "
          "block must be a multiple of that")

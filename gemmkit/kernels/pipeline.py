@@ -10,6 +10,7 @@ from typing import Any
 from gemmkit.components import Component
 from gemmkit.epilogues import Default
 from gemmkit.kernels.spec import Operand, Spec, bytes_of
+from gemmkit.layouts.swizzled import pattern_of
 from gemmkit.tiling import Tile
 
 BARRIER = 8                            # bytes of an mbarrier
@@ -229,7 +230,7 @@ class PipelineSpec(Spec):
 
     @cached_property
     def stage_bytes(self) -> int:
-        return self.a_bytes + self.b_bytes
+        return self.b_offset + pattern_of(self.b_bytes)
 
     @cached_property
     def a_stage(self) -> int:
@@ -242,7 +243,7 @@ class PipelineSpec(Spec):
 
     @cached_property
     def b_offset(self) -> int:
-        return self.a_bytes
+        return pattern_of(self.a_bytes)
 
     @cached_property
     def d_line(self) -> int:
