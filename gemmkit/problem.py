@@ -190,7 +190,7 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     fields = dict(keywords)
     if operator is None and hopper.applies(a.dtype, b.dtype, fields, device):
         operator, mapping = hopper.choice(a, b, infos, fields, sizes, device)
-        fields.update(mapping)
+        fields = {**mapping, **fields}
     if operator is None:
         operator = operator_for(a.dtype, b.dtype, sizes, device)
     operator = sized(operator, a.dtype, b.dtype, sizes, device)
