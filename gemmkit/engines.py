@@ -55,12 +55,30 @@ def _loads(conf: Config, name: str, info: ArrayInfo) -> bool:
     layout, shared = getattr(conf, f"global_{name}_layout"), getattr(conf, f"shared_{name}_layout")
     thread = getattr(conf, f"mem_{name}_thread")
     by_words = thread.extents[shared.axis] == thread.count and thread.count * shared.itemsize % 4 == 0
-    return (layout.is_plain and layout.dtype == shared.dtype and why_not(info, shared.axis) is None
-            and (by_words or _keeps(conf, name)))
+    return (layout.is_plain and layout.dtype == shared.dtype and why_not(info, layout.axis) is None
+            and (_keeps(conf, name) or by_words) and (layout.axis == shared.axis or _turns(conf, name)))
 
 
 def _keeps(conf: Config, name: str) -> bool:
-    return bool(getattr(conf, f"transform_global_to_shared_{name}").is_identity)
+    """Whether nothing changes an operand on its way."""
+    layout, shared = getattr(conf, f"global_{name}_layout"), getattr(conf, f"shared_{name}_layout")
+    transform = getattr(conf, f"transform_global_to_shared_{name}")
+    return bool(transform.is_identity) and getattr(layout, "axis", None) == shared.axis
+
+
+TURNED = 64                            # registers of a tile that a producer's thread may hold while it is turned
+
+
+def _turns(conf: Config, name: str) -> bool:
+    """Whether a tile can be turned where it lies: its lines divide, and the registers of the producer hold it."""
+    block = conf.block_shape.size
+    shared, thread, warp = (getattr(conf, field) for field in (f"shared_{name}_layout", f"mem_{name}_thread",
+                                                              f"mem_{name}_warp"))
+    across, threads = block.M if name == "a" else block.N, 32 * conf.producer_warps
+    line, held = shared.width // shared.itemsize, across * block.K * shared.itemsize // (4 * threads)
+    tile = conf.block_shape.MK if name == "a" else conf.block_shape.KN
+    whole = tile.count % (warp.count * conf.producer_warps) == 0 and warp.count % (32 * thread.count) == 0
+    return whole and across % line == 0 and held <= TURNED and conf.cluster.count == 1
 
 
 def _stores(conf: Config, info: ArrayInfo) -> bool:
@@ -76,8 +94,8 @@ def maps(spec: Spec, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[Map | 
         return ()
     made: list[Map | None] = []
     for which, info, uses, shared, box in (
-            (0, a, spec.a_engine, spec.a.shared, (spec.a_copy.line, spec.a_copy.lines)),
-            (1, b, spec.b_engine, spec.b.shared, (spec.b_copy.line, spec.b_copy.lines)),
+            (0, a, spec.a_engine, spec.a.brought, (spec.a_copy.line, spec.a_copy.lines)),
+            (1, b, spec.b_engine, spec.b.brought, (spec.b_copy.line, spec.b_copy.lines)),
             (3, out, spec.d_engine, spec.d.shared, (spec.d_line, 64))):
         layout: Any = shared
         made.append(Map(which, sum(m is not None for m in made), info, layout.axis,

@@ -77,6 +77,14 @@ WORKING = (
     Mapping(64, 64, "cooperative", 4, (1, 1), 700, 2500, 0, order=Hilbert()),
     Mapping(64, 32, "cooperative", 4, (1, 1), 550, 2200, 0, order=Hilbert()),
 )
+# or its tiles are turned where they lie, because tensor cores read 8- and 32-bit operands along K alone;
+TURNING = (
+    Mapping(256, 128, "cooperative", 8, (1, 1), 1300, 6000, 0),
+    Mapping(128, 128, "cooperative", 8, (1, 1), 800, 4000, 0),
+    Mapping(128, 256, "cooperative", 8, (1, 1), 1500, 6000, 0),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 500, 2500, 0),
+    Mapping(64, 32, "cooperative", 4, (1, 1), 400, 2200, 0),
+)
 # or TMA cannot take it as it lies in memory, and it comes element by element.
 MISALIGNED = (
     Mapping(128, 192, "cooperative", 8, (1, 1), 3600, 5000, 0, 8, order=Hilbert()),
@@ -158,7 +166,8 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     operator: Any = values["operator"]
     values.setdefault("kernel", "warp_specialised")
     splits = SPLIT if operator.accumulator.itemsize == 4 and not set(values) & _OF_A_MAPPING else ()
-    mappings = WORKING if _works(values) else PROMOTED if operator.promote else MAPPINGS + splits
+    mappings = (PROMOTED if operator.promote else WORKING if _works(values) else TURNING if _turns(values)
+                else MAPPINGS + splits)
     mapping = choose_mapping(sizes, device, operator.N, operator.dtype.itemsize, mappings)
     values.setdefault("splits", mapping.splits if splits else 1)
     values.setdefault("order", mapping.order)
@@ -177,13 +186,14 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
 
 
 def _works(values: dict[str, Any]) -> bool:
-    """Whether the producer's warps are sure to move an operand: what TMA can take depends on the arrays, too."""
-    for name, k_axis in (("a", 1), ("b", 0)):
-        layout = values[f"global_{name}_layout"]
-        transposed = layout.dtype.itemsize != 2 and layout.vector_axis != k_axis
-        if transposed or _is_changed(name, layout, values):
-            return True
-    return False
+    """Whether the producer's warps are sure to work on an operand: what TMA can take depends on the arrays, too."""
+    return any(_is_changed(name, values[f"global_{name}_layout"], values) for name in "ab")
+
+
+def _turns(values: dict[str, Any]) -> bool:
+    """Whether an operand lies across K that the hardware reads along K."""
+    layouts = (values["global_a_layout"], 1), (values["global_b_layout"], 0)
+    return any(layout.dtype.itemsize != 2 and layout.vector_axis != k_axis for layout, k_axis in layouts)
 
 
 def _is_changed(name: str, layout: Layout, fields: dict[str, Any]) -> bool:
