@@ -15,6 +15,7 @@ from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.tensor_maps import BYTES, Encoder, why_not
 
 NO_MAP = bytes(BYTES)
+CHUNK = 16                             # bytes that the engine moves together
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,11 @@ def _turns(conf: Config, name: str) -> bool:
 
 
 def _stores(conf: Config, info: ArrayInfo) -> bool:
-    """The engine clips what is out of range, so values there are computed as well; an epilogue that writes has none."""
+    """The engine clips what is out of range, so values there are computed as well; an epilogue that writes has none. It
+    clips rows at multiples of 16 bytes alone: beyond a row that ends elsewhere it would write."""
     layout = conf.global_d_layout
     return (isinstance(layout, RowMajor) and type(layout).store is Plain.store and not conf.epilogue.stores_itself
-            and not conf.epilogue.writes and why_not(info, 1) is None)
+            and not conf.epilogue.writes and why_not(info, 1) is None and info.shape[1] * info.dtype.itemsize % CHUNK == 0)
 
 
 def maps(spec: Spec, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[Map | None, ...]:

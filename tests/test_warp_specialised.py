@@ -252,3 +252,16 @@ def test_matmul_chooses_it(rng: np.random.Generator) -> None:
         assert plan.config.is_pipeline
         d = machine.numpy(plan(a, b))
         assert np.array_equal(d, machine.product64(machine.numpy(a), machine.numpy(b)).astype(d.dtype))
+
+
+@on_machines
+@pytest.mark.parametrize("columns", [92, 61, 96])
+def test_nothing_beside_d_is_written(machine: Any, columns: int, rng: np.random.Generator) -> None:
+    """Where rows of D are 16 bytes apart but end between: TMA would write up to the next multiple of 16 bytes."""
+    a, b = (rng.integers(-3, 4, shape).astype(F16) for shape in ((70, 48), (48, columns)))
+    wide = machine.array(np.full((70, 104), 7, F16))
+    conf = mapping("two", WGMMAOp(32), d=RowMajor(F16))
+    with machine.session():
+        gk.matmul(machine.array(a), machine.array(b), None, conf, out=wide[:, :columns])
+    found = machine.numpy(wide)
+    assert np.array_equal(found[:, :columns], a.astype("f4") @ b.astype("f4")) and (found[:, columns:] == 7).all()

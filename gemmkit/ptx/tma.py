@@ -206,8 +206,9 @@ def _type_store(context: Any, map: Any, coordinates: Any, pointer: Any, position
 def tma_store(map: Any, coordinates: tuple, pointer: Any, position: int) -> None:
     """Copy from element ``position`` of ``pointer`` to the box at ``coordinates``; what is out of the tensor is left out.
 
-    The first coordinate is a multiple of 16 bytes, and none may be negative (or the instruction is illegal). The writers of
-    the shared memory call `fence_async` first. `tma_commit` closes the group that the copy belongs to.
+    The first coordinate is a multiple of 16 bytes, and none may be negative (or the instruction is illegal). Rows of the
+    tensor are a multiple of 16 bytes: the engine clips there alone. The writers of the shared memory call `fence_async`
+    first. `tma_commit` closes the group that the copy belongs to.
     """
     thread = current()
     copies.stores(thread).store(thread, map, coordinates, place(pointer, position))

@@ -290,6 +290,17 @@ def test_the_places_that_no_store_can_go_to(at: tuple, said: str) -> None:
         emulated(kernel, Tensor(Out((16, 64), F16), SPEC), *map(Runtime, at), shared=SHARED)
 
 
+def test_a_store_to_rows_that_end_between_chunks() -> None:
+    """On an H100 it writes the rest of the last 16 bytes as well."""
+    def kernel(target: Any) -> None:
+        if thread_index() == 0:
+            tma_store(target, (0, 0), shared(U32, 0), 0)
+
+    narrow = Tensor(Out((1, 60), F16), SPEC)
+    with pytest.raises(errors.ProtocolError, match="whose rows have 120 bytes"):
+        emulated(kernel, narrow, shared=SHARED)
+
+
 def test_a_load_from_between_chunks() -> None:
     def kernel(source: Any) -> None:
         begin(1)
