@@ -9,7 +9,7 @@ from gemmkit.components import Frozen
 from gemmkit.config import Config
 from gemmkit.kernels.pipeline import PipelineSpec
 from gemmkit.kernels.spec import Spec
-from gemmkit.layouts import Plain, RowMajor
+from gemmkit.layouts import Plain, Planar
 from gemmkit.ptx.tma import TensorMapSpec, TensorMapType
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.tensor_maps import BYTES, Encoder, why_not
@@ -48,16 +48,21 @@ def engines(conf: Config, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[b
 
 
 def _loads(conf: Config, name: str, info: ArrayInfo) -> bool:
+    """Numbers of several parts must be planes already: the engine takes nothing apart."""
     layout, shared = getattr(conf, f"global_{name}_layout"), getattr(conf, f"shared_{name}_layout")
-    return (layout.is_plain and getattr(conf, f"transform_global_to_shared_{name}").is_identity
-            and layout.dtype == shared.dtype and why_not(info, shared.axis) is None)
+    if hasattr(shared, "plane"):
+        takes, axis = type(layout) is Planar, shared.axis + 1
+    else:
+        takes, axis = layout.is_plain, shared.axis
+    return bool(takes and getattr(conf, f"transform_global_to_shared_{name}").is_identity and layout.dtype == shared.dtype
+                and why_not(info, axis) is None)
 
 
 def _stores(conf: Config, info: ArrayInfo) -> bool:
     """The engine clips what is out of range, so values there are computed as well; an epilogue that writes has none."""
     layout = conf.global_d_layout
-    return (isinstance(layout, RowMajor) and type(layout).store is Plain.store and not conf.epilogue.stores_itself
-            and not conf.epilogue.writes and why_not(info, 1) is None)
+    return (isinstance(layout, Plain) and layout.axis == 1 and type(layout).store is Plain.store
+            and not conf.epilogue.stores_itself and not conf.epilogue.writes and why_not(info, 1) is None)
 
 
 def maps(spec: Spec, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[Map | None, ...]:
@@ -66,12 +71,13 @@ def maps(spec: Spec, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[Map | 
         return ()
     made: list[Map | None] = []
     for which, info, uses, shared, box in (
-            (0, a, spec.a_engine, spec.a.shared, (spec.a_copy.line, spec.a_copy.lines)),
-            (1, b, spec.b_engine, spec.b.shared, (spec.b_copy.line, spec.b_copy.lines)),
+            (0, a, spec.a_engine, spec.a.plane, (spec.a_copy.line, spec.a_copy.lines)),
+            (1, b, spec.b_engine, spec.b.plane, (spec.b_copy.line, spec.b_copy.lines)),
             (3, out, spec.d_engine, spec.d.shared, (spec.d_line, 64))):
         layout: Any = shared
-        made.append(Map(which, sum(m is not None for m in made), info, layout.axis,
-                        TensorMapSpec(info.dtype, box, layout.width)) if uses else None)
+        planes = len(info.shape) - 2                                  # a box is of one plane
+        made.append(Map(which, sum(m is not None for m in made), info, layout.axis + planes,
+                        TensorMapSpec(info.dtype, box + (1,) * planes, layout.width)) if uses else None)
     return tuple(made)
 
 

@@ -137,6 +137,15 @@ class PipelineSpec(Spec):
         return bool(self.has_c or type(self.epilogue) is not Default or not self.d.to_registers.is_identity
                     or not self.d.to_shared.is_identity)
 
+    @cached_property
+    def sums(self) -> int:
+        """Accumulators that a consumer's thread has: of numbers of several parts, each fragment has one a part."""
+        return self.fragments_m * int(getattr(self.operator, "sums", 1))
+
+    @cached_property
+    def has_parts(self) -> bool:
+        return int(getattr(self.operator, "sums", 1)) > 1
+
     # -- what the producer's warps move -------------------------------------------------------------------------------
 
     @cached_property
@@ -192,12 +201,12 @@ class PipelineSpec(Spec):
 
     @cached_property
     def a_stage(self) -> int:
-        """Elements of A's dtype from one stage to the next."""
-        return self.stage_bytes // self.a.shared.dtype.itemsize
+        """Elements of A's planes from one stage to the next."""
+        return self.stage_bytes // self.a.plane.dtype.itemsize
 
     @cached_property
     def b_stage(self) -> int:
-        return self.stage_bytes // self.b.shared.dtype.itemsize
+        return self.stage_bytes // self.b.plane.dtype.itemsize
 
     @cached_property
     def b_offset(self) -> int:
@@ -271,34 +280,35 @@ class PipelineSpec(Spec):
         return self._copy(self.b, self.block.size.N, 0, self.shares_b)
 
     def _copy(self, operand: Operand, across: int, k_axis: int, is_shared: bool) -> Copy:
-        layout: Any = operand.shared
+        layout: Any = operand.plane
         peers = self.peers if is_shared else 1
         depth = self.block.size.K
+        plane = operand.planes, layout.physical_size(across, depth)
         if layout.axis == k_axis:                                    # lines along K: the parts are some lines of each panel
             return Copy(layout.line, across // peers, depth // layout.line, across * layout.line, layout.line,
-                        across // peers * layout.line, 0, across // peers, is_shared, True)
+                        across // peers * layout.line, 0, across // peers, is_shared, True, *plane)
         panels = across // layout.line // peers                      # lines across K: the parts are some of the panels
         return Copy(layout.line, depth, panels, depth * layout.line, layout.line, panels * depth * layout.line,
-                    panels * layout.line, 0, is_shared, False)
+                    panels * layout.line, 0, is_shared, False, *plane)
 
     # -- descriptors ------------------------------------------------------------------------------------------------
 
     @cached_property
     def a_panel_bytes(self) -> int:
         """From one panel of A to the next: as many lines as the tile has."""
-        return self.a.shared.leading(self.block.MK.size) * self.a.shared.width      # type: ignore[attr-defined]
+        return int(self.a.plane.leading(self.block.MK.size) * self.a.plane.width)
 
     @cached_property
     def b_panel_bytes(self) -> int:
-        return self.b.shared.leading(self.block.KN.size) * self.b.shared.width      # type: ignore[attr-defined]
+        return int(self.b.plane.leading(self.block.KN.size) * self.b.plane.width)
 
     @cached_property
     def a_width(self) -> int:
-        return int(self.a.shared.width)                              # type: ignore[attr-defined]
+        return int(self.a.plane.width)
 
     @cached_property
     def b_width(self) -> int:
-        return int(self.b.shared.width)                              # type: ignore[attr-defined]
+        return int(self.b.plane.width)
 
     @cached_property
     def a_lines_bytes(self) -> int:
@@ -337,7 +347,7 @@ class Copy(Component):
 
     ``step`` is a panel's size in shared memory, ``along`` how far the next panel's first element is along the lines. In a
     cluster that shares the operand, a block's part begins ``part`` elements into the tile, ``part_along`` further along the
-    lines and ``part_across`` lines on.
+    lines and ``part_across`` lines on. Numbers of several parts come plane by plane: ``planes`` of ``plane`` elements each.
     """
 
     line: int
@@ -350,6 +360,8 @@ class Copy(Component):
     part_across: int
     is_shared: bool
     along_k: bool
+    planes: int
+    plane: int
 
 
 __all__ = ["Copy", "PipelineSpec"]

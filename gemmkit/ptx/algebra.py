@@ -110,7 +110,8 @@ def _type_terms(context: Any, algebra: Any, sums: Any, function: Any, *args: Any
         for at, m, i, j, negative, first in steps:
             sig, literals = inner[negative, first], flags[negative, first]
             given = [(out[at], sums.dtype), *((i32(n), index) for n in (m, i, j)),
-                     *((c.get_dummy_value(), literal) for literal in literals), *zip(v[3:], args)]
+                     *((ir.Constant(ir.IntType(1), literal.literal_value), literal) for literal in literals),
+                     *zip(v[3:], args)]
             values = [c.cast(b, value, ty, to) for (value, ty), to in zip(given, sig.args)]
             out[at] = call_function(c, b, function, v[2], sig, values)
         return c.make_tuple(b, sums, out)

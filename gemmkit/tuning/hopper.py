@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.epilogues import Epilogue
-from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor, Swizzled
+from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, Planar, RowMajor, Swizzled
 from gemmkit.operators.base import Operator
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.arrays import ArrayInfo
@@ -39,11 +39,12 @@ class Mapping:
     finish: float
     start: float
     producer_warps: int = 4
+    depth: int = LINE                  # bytes of K in a stage
 
     @property
     def fields(self) -> dict[str, Any]:
         """It as fields of a Config for 16-bit operands."""
-        return dict(block_shape=Tile(M=self.M, N=self.N, K=LINE // 2), schedule=self.schedule, warps_per_block=self.warps,
+        return dict(block_shape=Tile(M=self.M, N=self.N, K=self.depth // 2), schedule=self.schedule, warps_per_block=self.warps,
                     producer_warps=self.producer_warps)
 
 
@@ -125,11 +126,17 @@ _OTHERS = {"kernel", "block_shape", "warps_per_block", "compute_warp", "blocks_p
 
 def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo) -> None:
     """Complete the mapping of a Config for WGMMAOp in place; layouts are given."""
-    operator: Any = values["operator"]
+    from gemmkit.tuning import algebras
+
+    whole: Any = values["operator"]
+    operator: Any = getattr(whole, "base", whole)              # what multiplies: of an algebra, its base
     values.setdefault("kernel", "warp_specialised")
-    mapping = choose_mapping(sizes, device, operator.N, operator.dtype.itemsize, WORKING if _works(values) else MAPPINGS)
+    listed = algebras.mappings(whole, values) if whole is not operator else WORKING if _works(values) else MAPPINGS
+    mapping = choose_mapping(sizes, device, operator.N, operator.dtype.itemsize, listed)
     _fill_tiles(values, operator, mapping)
     _fill_shared(values, operator)
+    if whole is not operator:
+        algebras.split(values)
     _fill_moves(values)
     condition = values.get("condition")
     always = condition is None or condition.is_always
@@ -138,7 +145,8 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     values.setdefault("cluster", Tile(M=cluster[0], N=cluster[1]))
     majors = dict(a_major="K" if values["shared_a_layout"].axis == 1 else "MN",
                   b_major="K" if values["shared_b_layout"].axis == 0 else "MN")
-    values["operator"] = dataclasses.replace(operator, **majors)
+    units = dataclasses.replace(operator, **majors)
+    values["operator"] = units if whole is operator else whole.with_base(units)
     values.setdefault("stages", _stages(values, device))
 
 
@@ -159,7 +167,7 @@ def _is_changed(name: str, layout: Layout, fields: dict[str, Any]) -> bool:
 
 
 def _fill_tiles(values: dict[str, Any], operator: Any, mapping: Mapping) -> None:
-    values.setdefault("block_shape", Tile(M=mapping.M, N=operator.N, K=LINE // operator.dtype.itemsize))
+    values.setdefault("block_shape", Tile(M=mapping.M, N=operator.N, K=mapping.depth // operator.dtype.itemsize))
     block = values["block_shape"].size
     if "schedule" not in values and "warps_per_block" not in values and block.M != mapping.M:
         values["schedule"] = "cooperative"
@@ -176,11 +184,11 @@ def _fill_shared(values: dict[str, Any], operator: Any) -> None:
     for name, k_axis, across, dtype in (("a", 1, block.M, operator.dtype), ("b", 0, block.N, operator.b_dtype)):
         layout = values[f"global_{name}_layout"]
         axis = layout.vector_axis
-        if axis is None or dtype.itemsize != 2 or not isinstance(layout, Plain) or across * dtype.itemsize % 32:
+        if axis is None or dtype.itemsize != 2 or not isinstance(layout, (Plain, Planar)) or across * dtype.itemsize % 32:
             axis = k_axis                                 # only 16-bit operands can be contiguous across K
         extent = block.K if axis == k_axis else across
         values.setdefault(f"shared_{name}_layout", _swizzled(axis, dtype, extent))
-    values.setdefault("shared_c_layout", RowMajor(operator.accumulator))
+    values.setdefault("shared_c_layout", RowMajor(values["operator"].fragment_c.dtype))
     values.setdefault("shared_d_layout", _swizzled(1, values["global_d_layout"].dtype, block.N))
 
 
@@ -197,7 +205,8 @@ def _divides(values: dict[str, Any], cluster: tuple[int, int]) -> bool:
 def _swizzled(axis: int, dtype: np.dtype, extent: int) -> Swizzled:
     """The widest swizzle whose panels divide a tile."""
     width = next((w for w in (128, 64, 32) if extent * dtype.itemsize % w == 0), 32)
-    return Swizzled((ColMajor, RowMajor)[axis](dtype), width)
+    plain = Interleaved(dtype, ("col", "row")[axis]) if dtype.names else (ColMajor, RowMajor)[axis](dtype)
+    return Swizzled(plain, width)
 
 
 def _fill_moves(values: dict[str, Any]) -> None:
@@ -215,7 +224,7 @@ def _fill_moves(values: dict[str, Any]) -> None:
 def _move(tile: Tile, layout: Any, shared: Any, warps: int) -> tuple[Tile, Tile]:
     """(thread, warp): lanes go along the axis of global memory, so that their loads are of neighbours."""
     axis = shared.axis
-    vector = math.gcd(16 // shared.dtype.itemsize, tile.extents[axis])
+    vector = math.gcd(4 if hasattr(shared, "plane") else 16 // shared.dtype.itemsize, tile.extents[axis])
     thread, warp = [1, 1], [1, 1]
     if layout.vector_axis in (axis, None):
         thread[axis] = vector
@@ -238,4 +247,4 @@ def _stages(values: dict[str, Any], device: DeviceInfo) -> int:
     return max(2, min(8, (device.shared_memory_per_block - panels) // (stage + 2 * BARRIER)))
 
 
-__all__ = ["MAPPINGS", "MISALIGNED", "WORKING", "Mapping", "applies", "choice", "choose_mapping", "fill"]
+__all__ = ["LINE", "MAPPINGS", "MISALIGNED", "WORKING", "Mapping", "applies", "choice", "choose_mapping", "fill"]
