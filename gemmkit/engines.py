@@ -40,11 +40,12 @@ class Map:
         return Encoder.of(self.spec, self.info, self.axis)
 
 
-def engines(conf: Config, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[bool, bool, bool]:
-    """Whether the engine moves A, B and D: plain matrices that nothing changes on their way."""
+def engines(conf: Config, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[bool, ...]:
+    """Whether the engine moves A, B and D: plain matrices that nothing changes on their way; and whether it can bring A and
+    B to the place where warps take them apart (`gemmkit.kernels.landing`)."""
     if not conf.is_pipeline:
         return False, False, False
-    return (_loads(conf, "a", a), _loads(conf, "b", b), _stores(conf, out))
+    return (_loads(conf, "a", a), _loads(conf, "b", b), _stores(conf, out), _lands(conf, "a", a), _lands(conf, "b", b))
 
 
 def _loads(conf: Config, name: str, info: ArrayInfo) -> bool:
@@ -56,6 +57,11 @@ def _loads(conf: Config, name: str, info: ArrayInfo) -> bool:
         takes, axis = layout.is_plain, shared.axis
     return bool(takes and getattr(conf, f"transform_global_to_shared_{name}").is_identity and layout.dtype == shared.dtype
                 and why_not(info, axis) is None)
+
+
+def _lands(conf: Config, name: str, info: ArrayInfo) -> bool:
+    layout, shared = getattr(conf, f"global_{name}_layout"), getattr(conf, f"shared_{name}_layout")
+    return bool(hasattr(shared, "plane") and layout.is_plain and layout.axis == shared.axis and why_not(info, shared.axis) is None)
 
 
 def _stores(conf: Config, info: ArrayInfo) -> bool:
@@ -76,8 +82,13 @@ def maps(spec: Spec, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[Map | 
             (3, out, spec.d_engine, spec.d.shared, (spec.d_line, 64))):
         layout: Any = shared
         planes = len(info.shape) - 2                                  # a box is of one plane
+        lands = spec.is_landing and which < 3 and not uses
+        if lands:
+            extents = (spec.block.MK, spec.block.KN)[which].extents
+            box = extents[layout.axis], extents[1 - layout.axis]
         made.append(Map(which, sum(m is not None for m in made), info, layout.axis + planes,
-                        TensorMapSpec(info.dtype, box + (1,) * planes, layout.width)) if uses else None)
+                        TensorMapSpec(info.dtype, box + (1,) * planes, 0 if lands else layout.width))
+                    if uses or lands else None)
     return tuple(made)
 
 

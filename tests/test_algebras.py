@@ -213,7 +213,7 @@ def test_tables_of_the_wrong_shape() -> None:
         Algebra(None, DUAL.table, ["a"])
     with pytest.raises(ValueError, match="2 signs"):
         Algebra(None, DUAL.table, conjugate=(1, 0))
-    with pytest.raises(ValueError, match="an MMAOp or FPUOp"):
+    with pytest.raises(ValueError, match="an MMAOp, WGMMAOp or FPUOp"):
         Algebra(COMPLEX, DUAL)
     with pytest.raises(ValueError, match=r"dual\(tangents=0\)"):
         dual(0)

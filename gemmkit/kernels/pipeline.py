@@ -30,6 +30,7 @@ class PipelineSpec(Spec):
     tile of D, each its rows) or "pingpong" (each has tiles of its own, in turn). ``a_engine``, ``b_engine`` and
     ``d_engine`` say which operands the copy engine (TMA) moves; the others go through ``producer_warps`` (A, B) or leave
     from the registers (D).
+    ``a_lands`` and ``b_lands`` are for numbers of several parts that the engine brings and warps then take apart.
     """
 
     stages: int
@@ -40,6 +41,8 @@ class PipelineSpec(Spec):
     a_engine: bool
     b_engine: bool
     d_engine: bool
+    a_lands: bool = False
+    b_lands: bool = False
 
     # -- roles ------------------------------------------------------------------------------------------------------
 
@@ -185,6 +188,35 @@ class PipelineSpec(Spec):
     def b_slots(self) -> int:
         return max(1, self.b.shares(self.block.KN, self.team_warps))
 
+    # -- numbers that land and are taken apart ------------------------------------------------------------------------
+
+    @cached_property
+    def is_landing(self) -> bool:
+        """Whether the engine brings all there is, and the warps that take it apart can hold what they read."""
+        landing = [slots * operand.words.count for slots, operand, lands in (
+            (self.a_landed, self.a, self.a_lands), (self.b_landed, self.b, self.b_lands)) if lands]
+        return (bool(landing) and self.peers == 1 and (self.a_engine or self.a_lands) and (self.b_engine or self.b_lands)
+                and all(0 < words <= self._most_held for words in landing))
+
+    @cached_property
+    def landing_warps(self) -> int:
+        """Warps that take an operand apart."""
+        return self.producer_warps // (2 if self.a_lands and self.b_lands else 1)
+
+    @cached_property
+    def a_landed(self) -> int:
+        """Tiles of A that a thread takes apart."""
+        return self.a.shares(self.block.MK, self.landing_warps)
+
+    @cached_property
+    def b_landed(self) -> int:
+        return self.b.shares(self.block.KN, self.landing_warps)
+
+    @cached_property
+    def stages_ahead(self) -> int:
+        """How many stages before it is needed a copy starts: beside it one is full, one multiplied and one being filled."""
+        return max(1, self.stages - 3)
+
     # -- shared memory ----------------------------------------------------------------------------------------------
 
     @cached_property
@@ -251,8 +283,12 @@ class PipelineSpec(Spec):
         return self.full_offset + BARRIER * self.stages
 
     @cached_property
-    def shared_bytes(self) -> int:
+    def landed_offset(self) -> int:
         return self.empty_offset + BARRIER * self.stages
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        return self.landed_offset + (BARRIER * self.stages if self.is_landing else 0)
 
     # -- barriers ---------------------------------------------------------------------------------------------------
 
@@ -263,6 +299,8 @@ class PipelineSpec(Spec):
 
     @cached_property
     def full_arrivals(self) -> int:
+        if self.is_landing:
+            return 32 * self.producer_warps
         return (self.expected_bytes > 0) + (32 * self.team_warps if self.is_working else 0)
 
     @cached_property

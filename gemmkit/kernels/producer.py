@@ -96,8 +96,10 @@ def fill_ahead(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, emp
     choose(spec.b_engine, keep, hold_inside, spec.b, b_held, b, spec.block.KN, k, n, spec, warp, shape)
     mbarrier_wait(empty, stage, phase)
     start_copies(spec, map_a, map_b, full, stage, m, n, k, rank)
-    choose(spec.a_engine, keep, put_inside, spec.a, a_held, a_stage(spec, stage), spec.block.MK, m, k, spec, warp)
-    choose(spec.b_engine, keep, put_inside, spec.b, b_held, b_stage(spec, stage), spec.block.KN, k, n, spec, warp)
+    choose(spec.a_engine, keep, put_inside, spec.a, a_held, a_stage(spec, stage), spec.block.MK, m, k, spec, warp,
+           spec.team_warps)
+    choose(spec.b_engine, keep, put_inside, spec.b, b_held, b_stage(spec, stage), spec.block.KN, k, n, spec, warp,
+           spec.team_warps)
 
 
 def fill_inside(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, stage: int, phase: int, m: int,
@@ -136,9 +138,10 @@ def load_finished(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:
     return pack_words(read_inside(operand, data, tile, shape))
 
 
-def put_inside(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int) -> None:
+def put_inside(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int,
+               warps: int) -> None:
     """Store what `hold_inside` loaded; what is raw is transformed now."""
-    warp_tiles = parallelise(block, operand.warp, warp, spec.team_warps)
+    warp_tiles = parallelise(block, operand.warp, warp, warps)
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
         for j in range(len(thread_tiles)):
@@ -250,4 +253,4 @@ def swapped(first: int, second: int) -> tuple:
     return second, first
 
 
-__all__ = ["produce_by_engine", "produce_by_warps"]
+__all__ = ["load_a", "load_b", "produce_by_engine", "produce_by_warps", "put_inside"]

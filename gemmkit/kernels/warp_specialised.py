@@ -21,7 +21,7 @@ rows (or columns) share A (or B): each loads a part for all.
 | step | what | where |
 |---|---|---|
 | 0 | barriers, registers | here |
-| 1 | A, B: global -> shared, with their transforms | `producer` |
+| 1 | A, B: global -> shared, with their transforms | `producer`; `landing` |
 | 2 | multiply and accumulate | `consumer` |
 | 3 | C, transforms of C and D, epilogue; D: registers -> shared -> global | `finish` |
 
@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.kernels.consumer import consume_in_turns, consume_together
+from gemmkit.kernels.landing import produce_by_landing
 from gemmkit.kernels.producer import produce_by_engine, produce_by_warps
 from gemmkit.lang.control import choose, keep
 from gemmkit.ptx.cluster import cluster_barrier, cluster_rank
@@ -57,6 +58,7 @@ def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_
         for stage in range(spec.stages):
             mbarrier_init(full, stage, spec.full_arrivals)
             mbarrier_init(empty, stage, spec.empty_arrivals)
+        choose(spec.is_landing, make_landed, keep, spec)
         mbarrier_fence_init()
         choose(spec.a_engine, tma_prefetch, keep, map_a)
         choose(spec.b_engine, tma_prefetch, keep, map_b)
@@ -68,7 +70,7 @@ def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_
     if group < spec.producers:
         # 1. A and B: global -> shared.
         choose(spec.deals_registers, give_registers, keep, spec.producer_registers)
-        choose(spec.is_working, produce_by_warps, produce_by_engine, spec, a, b, map_a, map_b, full, empty, rank, shape)
+        choose(spec.is_landing, produce_by_landing, produce, spec, a, b, map_a, map_b, full, empty, rank, shape)
     else:
         # 2. and 3. Multiply, finish.
         choose(spec.deals_registers, take_registers, keep, spec.consumer_registers)
@@ -77,6 +79,16 @@ def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_
 
     # A block's shared memory must last until its peers have read and signalled all they will.
     choose(spec.is_cluster, cluster_barrier, nobody)
+
+
+def produce(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, rank: int, shape: Any) -> None:
+    choose(spec.is_working, produce_by_warps, produce_by_engine, spec, a, b, map_a, map_b, full, empty, rank, shape)
+
+
+def make_landed(spec: Any) -> None:
+    landed = shared(U64, spec.landed_offset)
+    for stage in range(spec.stages):
+        mbarrier_init(landed, stage, 1)
 
 
 def no_rank() -> int:

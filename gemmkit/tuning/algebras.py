@@ -16,6 +16,7 @@ from gemmkit.tuning.hopper import LINE, Mapping, applies, choose_mapping
 REGISTERS = 128                        # of a consumer's sums: beside them a producer that works keeps what it needs
 STAGE = 48 * 1024                      # bytes: four stages fit
 MOST_PARTS = 8
+HELD = 64 * 72 * 2                     # parts of 16 bits that two warps can hold
 PEAK = 2048                            # real multiply-accumulates of a multiprocessor in a cycle
 MOVED = 14.0                           # bytes of numbers that the producer's warps take apart in a cycle
 
@@ -35,10 +36,12 @@ def take(values: dict[str, Any], a: Layout, b: Layout, sizes: tuple[int, int, in
 
 def mappings(algebra: Algebra, values: dict[str, Any]) -> tuple[Mapping, ...]:
     """From the largest tile, as wide as the sums of all parts fit a thread's registers, to the smallest."""
+    works = any(_works(name, values) for name in "ab")
     widest = max(8, REGISTERS * 2 // algebra.parts // 16 * 16)
+    if works:                                                    # what warps divide among them
+        widest = 2 ** (widest.bit_length() - 1)
     widths = [n for n in (widest, 64, 32, 16) if n <= widest]
     tiles = [(128, widest, 8), *((64, n, 4) for n in dict.fromkeys(widths))]
-    works = any(_works(name, values) for name in "ab")
     return tuple(_mapping(algebra, M, N, warps, works) for M, N, warps in tiles)
 
 
@@ -49,9 +52,10 @@ def _works(name: str, values: dict[str, Any]) -> bool:
 
 
 def _mapping(algebra: Algebra, M: int, N: int, warps: int, works: bool) -> Mapping:
-    """The deepest stage of which four fit; where warps fill it, one that half of them can hold, so that they take turns."""
+    """The deepest stage of which four fit; where warps take it apart, one of which two of them can hold an operand."""
     line = algebra.parts * (M + N) * 2                           # bytes of a step along K
-    depth = next((k for k in (64, 32, 16) if line * k <= STAGE and not (works and k > 16)), 16)
+    most = HELD // (algebra.parts * max(M, N)) if works else 64
+    depth = next((k for k in (64, 32, 16) if line * k <= STAGE and k <= most), 16)
     step = 64 * max(algebra.products * M * N / PEAK, line / MOVED if works else 0.0)
     return Mapping(M, N, "cooperative", warps, (1, 1), step, 5000, 0, depth=2 * depth)
 
