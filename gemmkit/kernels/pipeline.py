@@ -12,6 +12,7 @@ from gemmkit.kernels.spec import Operand, Spec, bytes_of
 from gemmkit.tiling import Tile
 
 BARRIER = 8                            # bytes of an mbarrier
+PATTERN = 1024                         # bytes after which a swizzle of 128 bytes begins anew
 BUFFERS = 2                            # panels of D a warpgroup has on their way out
 
 # Registers of a producer's and a consumer's thread, by the numbers of their warpgroups: what the block got at launch, dealt
@@ -229,7 +230,8 @@ class PipelineSpec(Spec):
 
     @cached_property
     def stage_bytes(self) -> int:
-        return self.a_bytes + self.b_bytes
+        """Every stage begins where the pattern of the widest swizzle does."""
+        return -(-(self.a_bytes + self.b_bytes) // PATTERN) * PATTERN
 
     @cached_property
     def a_stage(self) -> int:

@@ -104,7 +104,7 @@ def _type_pack_words(context: Any, values: Any) -> Any:
 def pack_words(values: tuple) -> tuple:
     """Elements (a multiple of 4 bytes, of one type) as 32-bit words."""
     data = narrowed(values, values[0].dtype) if isinstance(values[0], Record) else np.array(values)
-    return tuple(data.view(np.uint32))
+    return tuple(data.view(np.uint8).view(np.uint32))
 
 
 def _part_word(element: RecordType) -> Any:

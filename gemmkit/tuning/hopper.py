@@ -238,13 +238,14 @@ def _move(tile: Tile, layout: Any, shared: Any, warps: int) -> tuple[Tile, Tile]
 
 def _stages(values: dict[str, Any], device: DeviceInfo) -> int:
     """As many as fit beside the panels of D."""
-    from gemmkit.kernels.pipeline import BARRIER, BUFFERS
+    from gemmkit.kernels.pipeline import BARRIER, BUFFERS, PATTERN
 
     block, a, b, d = (values[name] for name in ("block_shape", "shared_a_layout", "shared_b_layout", "shared_d_layout"))
     size = block.size
     stage = a.physical_size(size.M, size.K) * a.dtype.itemsize + b.physical_size(size.K, size.N) * b.dtype.itemsize
+    stage = -(-stage // PATTERN) * PATTERN
     panels = BUFFERS * (values["warps_per_block"] // 4) * 64 * getattr(d, "width", LINE)
-    return max(2, min(8, (device.shared_memory_per_block - panels) // (stage + 2 * BARRIER)))
+    return max(2, min(8, (device.shared_memory_per_block - panels) // (stage + 3 * BARRIER)))
 
 
 __all__ = ["LINE", "MAPPINGS", "MISALIGNED", "WORKING", "Mapping", "applies", "choice", "choose_mapping", "fill"]
