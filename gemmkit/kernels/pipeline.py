@@ -215,8 +215,9 @@ class PipelineSpec(Spec):
 
     @cached_property
     def stages_ahead(self) -> int:
-        """How many stages before it is needed a copy starts: beside it one is full, one multiplied and one being filled."""
-        return max(1, self.stages - 3)
+        """How many stages ahead of the one that warps take apart a copy starts. Consumers give a stage back when they have the
+        next, so its place can be that of two stages before, and no later one; of three before, where there are enough."""
+        return min(self.stages - 2, max(1, self.stages - 3))
 
     # -- shared memory ----------------------------------------------------------------------------------------------
 
@@ -323,7 +324,7 @@ class PipelineSpec(Spec):
         layout: Any = operand.plane
         peers = self.peers if is_shared else 1
         depth = self.block.size.K
-        plane = operand.planes, layout.physical_size(across, depth)
+        plane = operand.planes, layout.physical_size(*((across, depth) if k_axis == 1 else (depth, across)))
         if layout.axis == k_axis:                                    # lines along K: the parts are some lines of each panel
             return Copy(layout.line, across // peers, depth // layout.line, across * layout.line, layout.line,
                         across // peers * layout.line, 0, across // peers, is_shared, True, *plane)

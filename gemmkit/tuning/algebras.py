@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.records import part_dtypes
-from gemmkit.layouts import Layout, Planar
+from gemmkit.layouts import Layout, Planar, Swizzled
 from gemmkit.operators.algebra import Algebra
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.device import DeviceInfo
@@ -65,7 +65,7 @@ def split(values: dict[str, Any]) -> None:
     algebra = values["operator"]
     for name in "ab":
         shared = values[f"shared_{name}_layout"]
-        if not hasattr(shared, "plane"):
+        if isinstance(shared, Swizzled) and shared.dtype in part_dtypes(values[f"global_{name}_layout"].dtype):
             values[f"shared_{name}_layout"] = algebra.split(shared, algebra.number_dtype(shared.dtype))
 
 

@@ -79,16 +79,6 @@ def test_words_keep_numbers(kernel: Any, dtype: np.dtype, count: int, run: Any, 
     assert run(kernel, out, parts.view(dtype), Words(dtype, count))[0].tobytes() == parts.tobytes()
 
 
-def test_words_of_numbers_at_odd_places(rng: np.random.Generator) -> None:
-    """A word is put together of parts where numbers begin between words."""
-    dtype = COMPLEX.number_dtype("f2")
-    a = numbers(rng, dtype[0], 2 * 128 + 1)[1:].view(dtype)
-    assert a.ctypes.data % 4 == 2
-    out = Out((128,), dtype)
-    assert emulated(loaded_as_words, out, a, Words(dtype, 4))[0].tobytes() == a.tobytes()
-    assert len(lines_with(compiled(loaded_as_words, out, a, Words(dtype, 4)), "ld.global")) == 8
-
-
 def a_second_element(out: Any, a: Any, case: Any) -> None:
     """The order within a word: the first element is in the low bits."""
     at = thread_index() * 4
