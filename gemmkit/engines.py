@@ -61,7 +61,8 @@ def _loads(conf: Config, name: str, info: ArrayInfo) -> bool:
 
 def _lands(conf: Config, name: str, info: ArrayInfo) -> bool:
     layout, shared = getattr(conf, f"global_{name}_layout"), getattr(conf, f"shared_{name}_layout")
-    return bool(hasattr(shared, "plane") and layout.is_plain and layout.axis == shared.axis and why_not(info, shared.axis) is None)
+    return bool(hasattr(shared, "plane") and layout.is_plain and layout.axis == shared.axis
+                and why_not(info, shared.axis) is None)
 
 
 def _stores(conf: Config, info: ArrayInfo) -> bool:

@@ -95,8 +95,8 @@ def _validate_operand(config: Config, name: str, across: str, rule: Any) -> None
     layout, field = getattr(config, f"shared_{name}_layout"), f"shared_{name}_layout"
     operator = _units(config)
     if isinstance(config.operator, Algebra):
-        rule(isinstance(layout, Planes) and isinstance(layout.plane, Swizzled), field, layout, "wgmma reads an algebra's numbers "
-             "in swizzled planes; take layouts.Planes(Swizzled(...), ...)")
+        rule(isinstance(layout, Planes) and isinstance(layout.plane, Swizzled), field, layout, "wgmma reads an algebra's "
+             "numbers in swizzled planes; take layouts.Planes(Swizzled(...), ...)")
         layout = layout.plane
     rule(isinstance(layout, Swizzled), field, layout, "wgmma reads swizzled tiles; take layouts.Swizzled")
     k_axis = 1 if name == "a" else 0
@@ -128,8 +128,8 @@ def _validate_d(config: Config, rule: Any) -> None:
     rule(layout.dtype == config.global_d_layout.dtype, "shared_d_layout", layout, f"D is {config.global_d_layout.dtype}")
     N = config.block_shape.size.N
     moved = layout.itemsize in (1, 2, 4, 8)                       # other sizes the copy engine leaves to the threads
-    rule(N % layout.line == 0 or not moved, "shared_d_layout", layout, f"its panels are {layout.line} elements wide, and N={N} of the "
-         "block must be a multiple of that")
+    rule(N % layout.line == 0 or not moved, "shared_d_layout", layout, f"its panels are {layout.line} elements wide, and "
+         f"N={N} of the block must be a multiple of that")
 
 
 __all__ = ["validate_pipeline"]

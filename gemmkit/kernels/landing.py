@@ -74,7 +74,7 @@ def produce_by_landing(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: 
 # -- copies, ahead of everything --------------------------------------------------------------------------------------
 
 def first_place(spec: Any, rank: int, shape: Any) -> tuple:
-    """A place in the walk: a tile, its first row and column, where its blocks along K begin, how many there are, which one."""
+    """A place in the walk: a tile, its first row and column, where its blocks along K begin, how many, and which one."""
     tile = first_tile(spec)
     m, n = tile_place(spec, tile, rank, shape)
     begin, count = k_blocks(spec, m, n, rank, shape)
@@ -148,12 +148,12 @@ def split_a(spec: Any, stage: int, m: int, n: int, k: int, team: int, shape: Any
 
 
 def split_b(spec: Any, stage: int, m: int, n: int, k: int, team: int, shape: Any) -> None:
-    split_operand(spec.b, stage * spec.stage_bytes + spec.b_offset, spec.block.KN, spec.b_landed, k, n, shape.K, shape.N, spec,
-                  team)
+    split_operand(spec.b, stage * spec.stage_bytes + spec.b_offset, spec.block.KN, spec.b_landed, k, n, shape.K, shape.N,
+                  spec, team)
 
 
-def split_operand(operand: Any, place: int, block: Any, slots: int, at_i: int, at_j: int, rows: int, columns: int, spec: Any,
-                  team: int) -> None:
+def split_operand(operand: Any, place: int, block: Any, slots: int, at_i: int, at_j: int, rows: int, columns: int,
+                  spec: Any, team: int) -> None:
     """A team reads all numbers of a tile, ``place`` bytes into shared memory, and writes their parts over them."""
     warp = uniform(udiv(thread_index(), 32)) % spec.landing_warps
     held = registers(operand.words, slots)
@@ -164,8 +164,8 @@ def split_operand(operand: Any, place: int, block: Any, slots: int, at_i: int, a
             held[i * len(thread_tiles) + j] = load_landed(operand, place, block, thread_tiles[j])
     named_barrier(TEAM + team, 32 * spec.landing_warps)
     pointer = shared(operand.shared.dtype, place)
-    choose(operand.to_shared.is_identity, put_untouched, put_touched, operand, held, pointer, block, at_i, at_j, rows, columns,
-           spec, warp)
+    choose(operand.to_shared.is_identity, put_untouched, put_touched, operand, held, pointer, block, at_i, at_j, rows,
+           columns, spec, warp)
 
 
 def load_landed(operand: Any, place: int, block: Any, tile: Any) -> tuple:
@@ -175,8 +175,8 @@ def load_landed(operand: Any, place: int, block: Any, tile: Any) -> tuple:
     return load_shared(shared(U32, place), words, 0, operand.words.count)
 
 
-def put_untouched(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int, spec: Any,
-                  warp: int) -> None:
+def put_untouched(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int,
+                  spec: Any, warp: int) -> None:
     """What is out of range is zeros, as the engine brings it."""
     put_landed(operand, held, pointer, block, at_i, at_j, spec, warp)
 

@@ -217,8 +217,8 @@ class PipelineSpec(Spec):
 
     @cached_property
     def stages_ahead(self) -> int:
-        """How many stages ahead of the one that warps take apart a copy starts. Consumers give a stage back when they have the
-        next, so its place can be that of two stages before, and no later one; of three before, where there are enough."""
+        """How many stages ahead of the one that warps take apart a copy starts. Consumers give a stage back when they have
+        the next, so it can take the place of the last but one, and no later one; where there are enough, of one before."""
         return min(self.stages - 2, max(1, self.stages - 3))
 
     # -- shared memory ----------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def multiply_planes(algebra: Any, a: tuple, b: tuple, c: tuple) -> tuple:
 
 
 def _type_terms(context: Any, algebra: Any, sums: Any, function: Any, *args: Any) -> Any:
-    if not isinstance(algebra, ComponentType) or not isinstance(sums, types.UniTuple) or not isinstance(function, types.Callable):
+    if not isinstance(algebra, ComponentType) or not isinstance(sums, types.UniTuple):
         return None
     steps = list(_steps(algebra.skeleton, sums.count))
     flags = {(negative, first): (types.literal(negative), types.literal(first)) for *_, negative, first in steps}
@@ -134,8 +134,8 @@ def accumulate_terms(algebra: Any, sums: tuple, function: Any, *args: Any) -> tu
     """Every product that the table asks for, of the planes of several fragments: ``sums`` holds those of the first
     fragment, of the second, ...; the table's coefficients are +1 and -1.
 
-    ``sum = function(sum, m, i, j, negative, first, *args)`` adds the product of A's plane i (rows of fragment m) and B's plane
-    j, or subtracts it if ``negative``; ``first`` says that it is the first of this sum. Both are compile-time values.
+    ``sum = function(sum, m, i, j, negative, first, *args)`` adds the product of A's plane i (rows of fragment m) and B's
+    plane j, or subtracts it if ``negative``; ``first`` says that it is the first of this sum. Both are compile-time values.
     """
     out = list(sums)
     for at, m, i, j, negative, first in _steps(algebra, len(sums)):

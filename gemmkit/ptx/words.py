@@ -50,8 +50,10 @@ def _type_load_words(context: Any, view: Any, axis: Any, base: Any, offset: Any,
             value = b.load(pointer)
             value.align = parts * part_size(view.dtype)
             words += [value] if value.align < 4 else as_words(b, value)
-        if words[0].type.width == 16:
-            words = [b.or_(b.zext(low, i32), b.shl(b.zext(high, i32), i32(16))) for low, high in zip(words[::2], words[1::2])]
+        while words[0].type.width < 32:
+            wider = ir.IntType(2 * words[0].type.width)
+            words = [b.or_(b.zext(low, wider), b.shl(b.zext(high, wider), wider(wider.width // 2)))
+                     for low, high in zip(words[::2], words[1::2])]
         return c.make_tuple(b, s.return_type, words)
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import Layout, Planar, Swizzled
 from gemmkit.operators.algebra import Algebra
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.device import DeviceInfo
-from gemmkit.tuning.hopper import LINE, Mapping, applies, choose_mapping
+from gemmkit.tuning.hopper import Mapping, applies, choose_mapping
 
 REGISTERS = 128                        # of a consumer's sums: beside them a producer that works keeps what it needs
 STAGE = 48 * 1024                      # bytes: four stages fit
 MOST_PARTS = 8
 HELD = 64 * 72 * 2                     # parts of 16 bits that two warps can hold
 PEAK = 2048                            # real multiply-accumulates of a multiprocessor in a cycle
-MOVED = 14.0                           # bytes of numbers that the producer's warps take apart in a cycle
+MOVED = 40.0                           # bytes of numbers that the producer's warps take apart in a cycle
 
 
 def take(values: dict[str, Any], a: Layout, b: Layout, sizes: tuple[int, int, int] | None, device: DeviceInfo) -> None:
@@ -26,11 +24,11 @@ def take(values: dict[str, Any], a: Layout, b: Layout, sizes: tuple[int, int, in
     algebra = values["operator"]
     if not isinstance(algebra, Algebra) or algebra.base is not None or not algebra.is_signed:
         return
-    parts = [part_dtypes(layout.dtype)[0] for layout in (a, b)]
-    counts = {len(part_dtypes(layout.dtype)) for layout in (a, b)}
-    if counts == {algebra.parts} and algebra.parts <= MOST_PARTS and applies(*parts, values, device):
-        mapping = choose_mapping(sizes, device, mappings=mappings(algebra, dict(values, global_a_layout=a, global_b_layout=b)))
-        values["operator"] = algebra.with_base(WGMMAOp(mapping.N, dtype=parts[0]))
+    of_a, of_b = part_dtypes(a.dtype), part_dtypes(b.dtype)
+    if len(of_a) == len(of_b) == algebra.parts <= MOST_PARTS and applies(of_a[0], of_b[0], values, device):
+        listed = mappings(algebra, dict(values, global_a_layout=a, global_b_layout=b))
+        mapping = choose_mapping(sizes, device, mappings=listed)
+        values["operator"] = algebra.with_base(WGMMAOp(mapping.N, dtype=of_a[0]))
         values.update(mapping.fields)
 
 

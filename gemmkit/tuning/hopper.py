@@ -44,8 +44,8 @@ class Mapping:
     @property
     def fields(self) -> dict[str, Any]:
         """It as fields of a Config for 16-bit operands."""
-        return dict(block_shape=Tile(M=self.M, N=self.N, K=self.depth // 2), schedule=self.schedule, warps_per_block=self.warps,
-                    producer_warps=self.producer_warps)
+        return dict(block_shape=Tile(M=self.M, N=self.N, K=self.depth // 2), schedule=self.schedule,
+                    warps_per_block=self.warps, producer_warps=self.producer_warps)
 
 
 # From the fastest on a large problem to the smallest.
@@ -248,4 +248,4 @@ def _stages(values: dict[str, Any], device: DeviceInfo) -> int:
     return max(2, min(8, (device.shared_memory_per_block - panels) // (stage + 3 * BARRIER)))
 
 
-__all__ = ["LINE", "MAPPINGS", "MISALIGNED", "WORKING", "Mapping", "applies", "choice", "choose_mapping", "fill"]
+__all__ = ["MAPPINGS", "MISALIGNED", "WORKING", "Mapping", "applies", "choice", "choose_mapping", "fill"]
