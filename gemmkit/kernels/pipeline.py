@@ -20,7 +20,7 @@ BUFFERS = 2                            # panels of D a warpgroup has on their wa
 # it keeps the 168 that everyone begins with.
 COPYING = {(1, 2): (24, 240), (1, 3): (32, 160), (2, 2): (40, 208)}
 WORKING = {(1, 3): (56, 152), (2, 2): (88, 168)}
-LANDING = {(1, 2): (120, 192)}         # a producer that waits for shared memory only
+LANDING = {**WORKING, (1, 2): (120, 192)}        # a producer that takes apart what has landed
 SQUEEZED = {(1, 2): (56, 224)}         # a producer that works, beside consumers with more than 128 registers of sums
 
 
