@@ -101,7 +101,7 @@ FIELDS: dict[str, tuple[Algebra, dict[str, Any]]] = {
     "f16 in f16": (COMPLEX, dict(operator=Algebra(WGMMAOp(128, accumulator="f2"), COMPLEX))),
     "small": (QUATERNION, dict(gemm_shape=dict(M=128, N=128, K=64))),
     "c and a bias": (COMPLEX, dict(global_c_layout=Interleaved(COMPLEX.number_dtype("f2")),
-                                   epilogue=epilogues.Bias(np.ones(4096, "f4")))),
+                                   epilogue=epilogues.Bias(np.ones(4096, "f2")))),
 }
 
 
