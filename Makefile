@@ -1,7 +1,7 @@
 # Everything here works from a fresh clone with python3 >= 3.10 (with its venv module), GPU or not: the first target
 # that needs it makes the environment in .venv and installs gemmkit there.
 #
-#   make demo                          two examples on real data; in the emulator where there is no GPU
+#   make demo                          the examples, on real data; in the emulator where there is no GPU
 #   make test [PYTEST_ARGS=...]        all tests that need no GPU
 #   make test-gpu [PYTEST_ARGS=...]    the tests that need one
 #   make sanitize                      a sample of kernels under compute-sanitizer (GPU)

@@ -8,5 +8,6 @@ gemm       products of plain matrices against cuBLAS
 hopper     the warp-specialised kernel on an H100: all that was asked of it, and mappings to tune it
              cases (its rows), fusions (their components and references), mappings (by short names), peers (cuBLAS and
              cuBLASLt), prepare (compiles ahead), supervise (a worker process), verdicts (bars, tables, merging)
+experiments  the paper's experiments, from diagonal matrices to tensor contractions, by the same means
 host       what a call costs on the host, and what the first call of a second process costs
 """

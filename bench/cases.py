@@ -64,7 +64,11 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One row. `peer` is "cuBLAS", or "plain": our own plain product. `bar` and `aim` are of the ratio."""
+    """One row. `bar` and `aim` are of the ratio.
+
+    `peer` is "cuBLAS" with what cuBLASLt fuses, "kernels" (cuBLAS's plain product, the rest by element-wise kernels), or
+    "plain" (our own plain product).
+    """
 
     group: str
     work: str
@@ -87,7 +91,8 @@ class Case:
 # -- the groups -------------------------------------------------------------------------------------------------------
 
 SIZES = {"square": (2048, 4096, 8192, 16384), "types": (4096, 8192), "fused": (4096,), "table2": (4096,),
-         "toeplitz": (4096,), "mappings": (4096,)}  # fmt: skip
+         "toeplitz": (4096,), "diagonal": (4096,), "triangular": (8192,), "fusion": (4096,),
+         "mappings": (4096,)}  # fmt: skip
 QUICK_SIZES = {"square": (2048, 4096), "types": (4096,)}
 LAYOUTS = ("nn", "nt", "tn", "tt")
 RAGGED = (
@@ -146,6 +151,33 @@ def toeplitz(sizes: Sizes) -> Iterator[Case]:
         yield Case("toeplitz", "toeplitz", "f16", n, n, n, peer="plain", bar=0.7, aim=0.95)
 
 
+def diagonal(sizes: Sizes) -> Iterator[Case]:
+    """The paper's Table 1, on either side."""
+    for n in sizes:
+        for work in ("diagonal", "dense diagonal"):
+            yield Case("diagonal", work, "f16", n, n, n, bar=5.0, aim=8.0)
+
+
+def triangular(sizes: Sizes) -> Iterator[Case]:
+    for n in sizes:
+        for work in ("lower", "upper"):
+            yield Case("triangular", work, "f16", n, n, n, bar=1.6, aim=1.9)
+
+
+# The rows of the paper's Table 2, and what is asked of the first and the last.
+TABLE_2: dict[str, tuple[float | None, float | None]] = {
+    "matmul": (0.98, 1.05), "relu": (None, None), "bias": (None, None), "bias relu": (None, None),
+    "bias relu c": (None, None), "table2": (1.4, 1.55),
+}  # fmt: skip
+
+
+def fusion(sizes: Sizes) -> Iterator[Case]:
+    for n in sizes:
+        for work, (bar, aim) in TABLE_2.items():
+            peer = "cuBLAS" if work == "matmul" else "kernels"
+            yield Case("fusion", work, "f16", n, n, n, peer=peer, bar=bar, aim=aim)
+
+
 def tuned(sizes: Sizes, kinds: Sequence[str], names: Sequence[str]) -> Iterator[Case]:
     for n in sizes:
         for kind in kinds:
@@ -154,8 +186,9 @@ def tuned(sizes: Sizes, kinds: Sequence[str], names: Sequence[str]) -> Iterator[
                     yield Case("mappings", "matmul", kind, n, n, n, layout, mapping=name)
 
 
-GROUPS = ("square", "ragged", "types", "fused", "table2", "toeplitz", "mappings")
-PUBLISHED = GROUPS[:-1]  # what the issue asks for; the rest is for tuning
+PUBLISHED = ("square", "ragged", "types", "fused", "table2", "toeplitz")  # by bench.hopper; the rest is for tuning
+PAPER = ("diagonal", "triangular", "fusion")  # by bench.experiments
+GROUPS = (*PUBLISHED, *PAPER, "mappings")
 
 
 def make(
@@ -189,6 +222,9 @@ def make(
         "fused": lambda: fused(of("fused")),
         "table2": lambda: table2(of("table2")),
         "toeplitz": lambda: toeplitz(of("toeplitz")),
+        "diagonal": lambda: diagonal(of("diagonal")),
+        "triangular": lambda: triangular(of("triangular")),
+        "fusion": lambda: fusion(of("fusion")),
         "mappings": lambda: tuned(of("mappings"), kinds, names),
     }
     found = [case for group in GROUPS if group in groups for case in made[group]()]
@@ -210,7 +246,7 @@ def operands(case: Case, matrix: Matrix) -> Operands:
             return matrix(name, rows, columns, kind.dtype)
         return matrix(name, columns, rows, kind.dtype).T
 
-    shapes = {"c": (m, n), "bias": (1, n), "residual": (m, n), "diagonals": (1, m + k - 1)}
+    shapes = {"c": (m, n), "bias": (1, n), "residual": (m, n), "diagonals": (1, m + k - 1), "diagonal": (1, k)}
     more = {name: matrix(name, *shapes[name], kind.dtype) for name in WORKS[case.work].takes}
     return Operands(
         stored("a", m, k, case.layout[0]),
@@ -228,21 +264,21 @@ def plan_arguments(case: Case, x: Operands) -> tuple[tuple[Any, ...], dict[str, 
         gemmkit.ConfigError: the mapping is none that the kernel has.
     """
     kind, work, sizes = KINDS[case.kind], WORKS[case.work], (case.m, case.n, case.k)
-    a = work.left(x)
+    a, b = work.left(x), work.right(x)
     keywords = {"out": x.out, **work.keywords(x, DTYPES[kind.dtype])}
     name = case.mapping or kind.mapping
     if name is None:
         if kind.operator is not None:
             n = choose_mapping(sizes, target(), itemsize=kind.itemsize).N
             keywords["operator"] = WGMMAOp(n, **kind.operator)
-        return (a, x.b, work.added(x), None), keywords
+        return (a, b, work.added(x), None), keywords
     mapping = mappings.parse(name)
     conf = gemmkit.get_config(
         operator=WGMMAOp(mapping.N, **(kind.operator or dict(dtype=DTYPES[kind.dtype]))),
         global_a_layout=keywords.get("global_a_layout") or layout_of(describe(a, "a"), "a"),
-        global_b_layout=layout_of(describe(x.b, "b"), "b"),
+        global_b_layout=keywords.get("global_b_layout") or layout_of(describe(b, "b"), "b"),
         global_d_layout=layout_of(describe(x.out, "out"), "out"),
         gemm_shape=dict(zip("MNK", sizes, strict=True)),
         **mapping.fields(kind.itemsize),
     )
-    return (a, x.b, work.added(x), conf), keywords
+    return (a, b, work.added(x), conf), keywords

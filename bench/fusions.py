@@ -6,11 +6,15 @@ is in float64. The transforms and the Toeplitz layout are as a user would write 
 | work | D |
 |---|---|
 | matmul | A B |
+| relu | the ReLU of A B |
 | bias, bias relu | A B + bias; its ReLU |
+| bias relu c | relu(A B + bias + relu(C)) |
 | c | A B + C |
 | gelu residual | GELU(A B) + R (the tanh form, which is cuBLASLt's) |
 | table2 | relu(relu(A + 1) (B + 1) + bias + relu(C)): the last row of the paper's Table 2 |
 | toeplitz | A B, where A is Toeplitz and only its M + K - 1 numbers are in memory |
+| diagonal, dense diagonal | A B, where A is diagonal (B is), and only the diagonal is in memory |
+| lower, upper | A B, where A is triangular; its other half is not read |
 """
 
 from __future__ import annotations
@@ -23,7 +27,9 @@ from typing import Any
 
 from gemmkit import transforms
 from gemmkit.epilogues import GELU, Bias, ReLU, Residual
-from gemmkit.layouts import Layout
+from gemmkit.layouts import Diagonal, Layout, Triangular
+from gemmkit.problem import layout_of
+from gemmkit.runtime.arrays import describe
 
 Wide = Callable[..., Any]  # wide(array, rows=None): the array, or some of its rows, in float64
 
@@ -52,7 +58,7 @@ def relu_plus_one(x: Any) -> Any:
 class Operands:
     """The arrays of one input set. `out` is ours, `peer_out` the peer's; what a work does not take is None.
 
-    a (M, K), b (K, N), c and residual (M, N), bias (N,), diagonals (M + K - 1,).
+    a (M, K), b (K, N), c and residual (M, N), bias (N,), diagonals (M + K - 1,), diagonal (K,).
     """
 
     a: Any
@@ -63,6 +69,7 @@ class Operands:
     bias: Any = None
     residual: Any = None
     diagonals: Any = None
+    diagonal: Any = None
 
 
 class Fusion(ABC):
@@ -79,13 +86,24 @@ class Fusion(ABC):
     def reference(self, x: Operands, wide: Wide, rows: Any) -> Any:
         """The given rows of D in float64."""
 
+    def elements(self, m: int, n: int, k: int) -> int:
+        """Of A and B, as many as ours reads."""
+        return (m + n) * k
+
     def left(self, x: Operands) -> Any:
         """The array that is `gemmkit.plan`'s a."""
         return x.a
 
+    def right(self, x: Operands) -> Any:
+        """The array that is `gemmkit.plan`'s b."""
+        return x.b
+
     def added(self, x: Operands) -> Any:
         """The array that is `gemmkit.plan`'s c."""
         return None
+
+    def materialise(self, x: Operands, backend: Any) -> None:  # noqa: B027
+        """Put into memory the operands that the peer multiplies and that ours knows by their structure."""
 
 
 class Matmul(Fusion):
@@ -93,6 +111,16 @@ class Matmul(Fusion):
 
     def reference(self, x: Operands, wide: Wide, rows: Any) -> Any:
         return wide(x.a, rows) @ wide(x.b)
+
+
+class AddReLU(Matmul):
+    name = "relu"
+
+    def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
+        return {"epilogue": ReLU()}
+
+    def reference(self, x: Operands, wide: Wide, rows: Any) -> Any:
+        return super().reference(x, wide, rows).clip(0)
 
 
 class AddBias(Matmul):
@@ -137,23 +165,36 @@ class GELUAndResidual(Matmul):
         return y / (1 + math.e ** (-twice_u).clip(None, 700)) + wide(x.residual, rows)
 
 
-class Table2(Fusion):
-    name, takes = "table2", ("c", "bias")
+class AddBiasReLUC(Matmul):
+    """ReLU on C and D."""
+
+    name, takes = "bias relu c", ("c", "bias")
+
+    def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
+        return {"transform_global_to_shared_c": transforms.Elementwise(relu), "epilogue": Bias(x.bias) | ReLU()}
+
+    def added(self, x: Operands) -> Any:
+        return x.c
+
+    def product(self, x: Operands, wide: Wide, rows: Any) -> Any:
+        return super().reference(x, wide, rows)
+
+    def reference(self, x: Operands, wide: Wide, rows: Any) -> Any:
+        return (self.product(x, wide, rows) + wide(x.bias) + wide(x.c, rows).clip(0)).clip(0)
+
+
+class Table2(AddBiasReLUC):
+    name = "table2"
 
     def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
         return {
             "transform_global_to_shared_a": transforms.Elementwise(relu_plus_one),
             "transform_global_to_shared_b": transforms.Elementwise(plus_one),
-            "transform_global_to_shared_c": transforms.Elementwise(relu),
-            "epilogue": Bias(x.bias) | ReLU(),
+            **super().keywords(x, dtype),
         }
 
-    def added(self, x: Operands) -> Any:
-        return x.c
-
-    def reference(self, x: Operands, wide: Wide, rows: Any) -> Any:
-        product = (wide(x.a, rows) + 1).clip(0) @ (wide(x.b) + 1)
-        return (product + wide(x.bias) + wide(x.c, rows).clip(0)).clip(0)
+    def product(self, x: Operands, wide: Wide, rows: Any) -> Any:
+        return (wide(x.a, rows) + 1).clip(0) @ (wide(x.b) + 1)
 
 
 class ToeplitzA(Matmul):
@@ -166,8 +207,58 @@ class ToeplitzA(Matmul):
     def left(self, x: Operands) -> Any:
         return x.diagonals
 
+    def materialise(self, x: Operands, backend: Any) -> None:
+        x.a = backend.toeplitz(x.diagonals, *x.a.shape)
 
-WORKS: dict[str, Fusion] = {
-    work.name: work
-    for work in (Matmul(), AddBias(), AddBiasReLU(), AddC(), GELUAndResidual(), Table2(), ToeplitzA())
-}
+
+class DiagonalA(Matmul):
+    name, takes = "diagonal", ("diagonal",)
+
+    def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
+        return {"global_a_layout": Diagonal(dtype)}
+
+    def elements(self, m: int, n: int, k: int) -> int:
+        return k + k * n
+
+    def left(self, x: Operands) -> Any:
+        return x.diagonal
+
+    def materialise(self, x: Operands, backend: Any) -> None:
+        x.a = backend.diagonal_matrix(x.diagonal)
+
+
+class DiagonalB(Matmul):
+    name, takes = "dense diagonal", ("diagonal",)
+
+    def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
+        return {"global_b_layout": Diagonal(dtype)}
+
+    def elements(self, m: int, n: int, k: int) -> int:
+        return m * k + k
+
+    def right(self, x: Operands) -> Any:
+        return x.diagonal
+
+    def materialise(self, x: Operands, backend: Any) -> None:
+        x.b = backend.diagonal_matrix(x.diagonal)
+
+
+class TriangularA(Matmul):
+    """The peer's matrix has zeros in its other half, with which it draws less power and runs faster."""
+
+    def __init__(self, half: str):
+        self.name = half
+
+    def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
+        layout: Any = layout_of(describe(x.a, "a"), "a")
+        return {"global_a_layout": Triangular(layout, self.name)}
+
+    def materialise(self, x: Operands, backend: Any) -> None:
+        x.a = backend.half(x.a, self.name)
+
+
+_ALL: tuple[Fusion, ...] = (
+    Matmul(), AddReLU(), AddBias(), AddBiasReLU(), AddBiasReLUC(), AddC(), GELUAndResidual(), Table2(), ToeplitzA(),
+    DiagonalA(), DiagonalB(), TriangularA("lower"), TriangularA("upper"),
+)  # fmt: skip
+WORKS = {work.name: work for work in _ALL}

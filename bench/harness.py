@@ -57,7 +57,7 @@ class Work:
 
     `layout` has a letter for A and one for B: "n" if it is stored row by row as it is multiplied (C order),
     "t" if it is the transposed view of such an array. `flops` counts floating-point operations a call (a
-    multiply-add is two).
+    multiply-add is two); numbers of several parts take `products` real multiply-adds each.
     """
 
     work: str
@@ -66,10 +66,11 @@ class Work:
     n: int
     k: int
     layout: str = "nn"
+    products: int = 1
 
     @property
     def flops(self) -> float:
-        return 2.0 * self.m * self.n * self.k
+        return 2.0 * self.products * self.m * self.n * self.k
 
     def __str__(self) -> str:
         return f"{self.work} {self.dtype} {self.m}x{self.n}x{self.k} {self.layout}"

@@ -37,11 +37,11 @@ from bench import cases, mappings, prepare, report, verdicts
 from bench.cases import KINDS, Case
 from bench.fusions import WORKS, Operands
 from bench.gemm import names
-from bench.harness import Row, Work, WrongResult, compare, input_sets
+from bench.harness import Call, Row, Work, WrongResult, compare, input_sets
 from bench.supervise import Outcome, Patience, outcomes
 
 SAMPLED_ROWS = 64  # of the result, compared with float64
-SEEDS = {name: n for n, name in enumerate(("a", "b", "out", "peer_out", "c", "bias", "residual", "diagonals"))}
+SEEDS = {name: n for n, name in enumerate(("a", "b", "out", "peer_out", "c", "bias", "residual", "diagonals", "diagonal"))}
 
 
 def gemmkit_plan(*arguments: Any, **keywords: Any) -> Any:
@@ -75,16 +75,15 @@ class Bench:
 
     def operands(self, case: Case) -> list[Operands]:
         """The input sets of a case."""
-        kind, backend = KINDS[case.kind], self.backend
+        kind, work, backend = KINDS[case.kind], WORKS[case.work], self.backend
         now = (case.m, case.n, case.k, case.kind)
         if now != self.last:
             self.arrays.clear()
             self.last = now
-        count = input_sets((case.m + case.n) * case.k * kind.itemsize, backend.l2_bytes())
+        count = input_sets(work.elements(case.m, case.n, case.k) * kind.itemsize, backend.l2_bytes())
         sets = [cases.operands(case, functools.partial(self.matrix, i)) for i in range(count)]
-        if case.work == "toeplitz":  # its peer multiplies the same matrix, which is in memory for that
-            for x in sets:
-                x.a = backend.toeplitz(x.diagonals, case.m, case.k)
+        for x in sets:
+            work.materialise(x, backend)
         return sets
 
     def measure(self, case: Case) -> Row:
@@ -127,15 +126,48 @@ class Bench:
             for x in sets:
                 backend.poison(x.out)
 
-        row = compare(
-            Work(case.work, case.kind, case.m, case.n, case.k, case.layout),
+        return self.row(
+            case,
             [ours(i) for i in range(len(sets))],
             peer,
-            peer_name=title,
-            clock=backend,
+            title,
             poison=poison,
             error=error,
             tolerance=kind.tolerance * (2 if work.takes else 1),  # what is added is rounded too
+            peer_error=lambda: float(backend.relative_error(sets[0].peer_out[rows], reference(peers_work, 0))),
+            peer_tolerance=max(8 * kind.tolerance, 1e-6),
+            chosen=getattr(plans[0], "config", None),
+        )
+
+    def row(
+        self,
+        case: Any,
+        ours: Sequence[Call],
+        peer: Sequence[Call],
+        title: str,
+        *,
+        poison: Call,
+        error: Callable[[int], float],
+        tolerance: float,
+        peer_error: Callable[[], float],
+        peer_tolerance: float,
+        chosen: Any = None,
+        products: int = 1,
+    ) -> Row:
+        """A case's row, from a call for each input set; ``chosen`` is the configuration of ours.
+
+        Raises:
+            WrongResult: ours or the peer's result is wrong.
+        """
+        row = compare(
+            Work(case.work, case.kind, case.m, case.n, case.k, case.layout, products),
+            ours,
+            peer,
+            peer_name=title,
+            clock=self.backend,
+            poison=poison,
+            error=error,
+            tolerance=tolerance,
             pairs=self.pairs,
             target_us=self.target_us,
             further={
@@ -146,11 +178,10 @@ class Bench:
                 "aim": case.aim,
             },
         )
-        peer_error = float(backend.relative_error(sets[0].peer_out[rows], reference(peers_work, 0)))
-        if not peer_error <= max(8 * kind.tolerance, 1e-6):
-            raise WrongResult(f"{case}: the peer's relative error is {peer_error:.3g}: {title}")
-        chosen = getattr(plans[0], "config", None)
-        return {**row, "peer_error": peer_error, "mapping": chosen and mappings.describe(chosen)}
+        found = peer_error()
+        if not found <= peer_tolerance:
+            raise WrongResult(f"{case}: the peer's relative error is {found:.3g}: {title}")
+        return {**row, "peer_error": found, "mapping": chosen and mappings.describe(chosen)}
 
     def is_lost(self) -> bool:
         try:
@@ -160,14 +191,19 @@ class Bench:
         return False
 
 
-def on_torch(pairs: int, target_us: float) -> Bench:
-    """What a worker makes."""
+def peers() -> Any:
+    """PyTorch's arrays and products, for a worker."""
     from bench.peers import TorchPeers
 
-    made = Bench(TorchPeers(), pairs, target_us)
+    made = TorchPeers()
     gc.collect()
     gc.freeze()  # PyTorch may collect garbage before every capture: not what the imports left
     return made
+
+
+def on_torch(pairs: int, target_us: float) -> Bench:
+    """What a worker makes."""
+    return Bench(peers(), pairs, target_us)
 
 
 def machine() -> str:
@@ -189,10 +225,15 @@ def record(
 
 
 def run(
-    wanted: Sequence[Case], start: Callable[[], Any], path: Any, patience: Patience, method: str = "spawn"
+    wanted: Sequence[Any],
+    start: Callable[[], Any],
+    path: Any,
+    patience: Patience,
+    method: str = "spawn",
+    name: str = "hopper",
 ) -> tuple[dict[str, Any], list[Outcome]]:
-    """Measure the cases, print a line each and write the file after each."""
-    header = report.document("hopper", [], machine())
+    """Measure the cases, print a line each and write the file of the bench ``name`` after each."""
+    header = report.document(name, [], machine())
     found: list[Outcome] = []
     content = record(found, header, path)
     begun = time.monotonic()
@@ -241,6 +282,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--kinds", type=names(tuple(KINDS)), default=["f16"], help="types of the group mappings")
     made.add_argument("--mappings", type=mapping_names, default=list(mappings.DEFAULT), help="see bench/mappings.py")
     made.add_argument("--config", type=mapping_name, help="a mapping for the rows that have none of their own")
+    add_options(made)
+    return made
+
+
+def add_options(made: argparse.ArgumentParser) -> None:
+    """How rows are measured, whatever they are: what `execute` takes."""
     made.add_argument("--match", type=expression, default="", help="only rows whose text has this regular expression")
     made.add_argument("--quick", action="store_true", help="fewer sizes, 4 pairs, shorter graphs")
     made.add_argument("--pairs", type=int, help="timed pairs a row (default 10)")
@@ -251,7 +298,26 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--row-limit", type=float, default=Patience.row, help="seconds that a row may take")
     made.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
     made.add_argument("--list", action="store_true", help="list the rows and stop")
-    return made
+
+
+def execute(name: str, wanted: Sequence[Any], options: argparse.Namespace, start: Callable[[int, float], Any]) -> int:
+    """List, prepare or measure the rows as the options say; the exit status. ``start`` makes a worker."""
+    if options.list or not wanted:
+        for case in wanted:
+            print(case, "" if case.bar is None else f"(at least {case.bar:.3f}, aim {case.aim:.3f})")
+        print(f"{len(wanted)} rows")
+        return 0 if wanted else 1
+    if options.prepare != "no":
+        unprepared = [made for made in prepare.prepare(wanted, options.jobs) if made.error]
+        if options.prepare == "only":
+            return 1 if unprepared else 0
+    pairs = options.pairs or (4 if options.quick else 10)
+    target_us = options.target_us or (1000.0 if options.quick else 4000.0)
+    path = report.results_path(name, options.out)
+    patience = Patience(row=options.row_limit, whole=options.limit)
+    content, found = run(wanted, functools.partial(start, pairs, target_us), path, patience, name=name)
+    print(f"\n{path}\n{verdicts.table(content)}")
+    return 1 if any(outcome.row is None for outcome in found) else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -265,23 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         quick=options.quick,
         config=options.config,
     )
-    if options.list or not wanted:
-        for case in wanted:
-            print(case, "" if case.bar is None else f"(at least {case.bar:.3f}, aim {case.aim:.3f})")
-        print(f"{len(wanted)} rows")
-        return 0 if wanted else 1
-    if options.prepare != "no":
-        unprepared = [made for made in prepare.prepare(wanted, options.jobs) if made.error]
-        if options.prepare == "only":
-            return 1 if unprepared else 0
-    pairs = options.pairs or (4 if options.quick else 10)
-    target_us = options.target_us or (1000.0 if options.quick else 4000.0)
-    path = report.results_path("hopper", options.out)
-    content, found = run(
-        wanted, functools.partial(on_torch, pairs, target_us), path, Patience(row=options.row_limit, whole=options.limit)
-    )
-    print(f"\n{path}\n{verdicts.table(content)}")
-    return 1 if any(outcome.row is None for outcome in found) else 0
+    return execute("hopper", wanted, options, on_torch)
 
 
 if __name__ == "__main__":

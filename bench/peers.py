@@ -1,4 +1,4 @@
-"""What `bench.hopper` measures against: cuBLAS through PyTorch, with the fusions that cuBLASLt has.
+"""What `bench.hopper` and `bench.experiments` measure against: cuBLAS through PyTorch, with the fusions that cuBLASLt has.
 
 Where a work is more than cuBLASLt fuses, the rest are element-wise kernels that PyTorch compiles of one C++ expression
 (its "jiterator"), each one pass over memory. Where those do not compile, CuPy's take their place; the peer's name says
@@ -28,6 +28,24 @@ class Peer(Protocol):
     def toeplitz(self, diagonals: Array, m: int, k: int) -> Array:
         """a[i, j] = diagonals[i - j + k - 1] in memory, C-ordered, for m rows."""
 
+    def diagonal_matrix(self, diagonal: Array) -> Array:
+        """It in memory, C-ordered."""
+
+    def half(self, a: Array, half: str) -> Array:
+        """A copy of ``a`` with zeros beside its "lower" or "upper" half."""
+
+    def einsum(self, spec: str, a: Array, b: Array) -> Array:
+        """The contraction, into a new array."""
+
+    def complex_view(self, parts: Array) -> Array:
+        """An array of float32 with a last axis of 2 as one of complex64."""
+
+    def min_plus(self, a: Array, b: Array, rows: Array) -> Array:
+        """The given rows of the min-plus product, in float64."""
+
+    def limit(self, limit: Any, out: Array, first: Array) -> Call:
+        """A call of a `bench.experiments.limit.Limit`."""
+
     def peer(self, case: Case, x: Operands) -> Call:
         """A call that computes the case into ``x.peer_out`` without gemmkit."""
 
@@ -47,6 +65,26 @@ class TorchPeers(Torch):
 
     def toeplitz(self, diagonals: Array, m: int, k: int) -> Array:
         return diagonals.flip(0).unfold(0, k, 1).flip(0).contiguous()
+
+    def diagonal_matrix(self, diagonal: Array) -> Array:
+        return self.torch.diag(diagonal)
+
+    def half(self, a: Array, half: str) -> Array:
+        return a.tril() if half == "lower" else a.triu()
+
+    def einsum(self, spec: str, a: Array, b: Array) -> Array:
+        return self.torch.einsum(spec, a, b)
+
+    def complex_view(self, parts: Array) -> Array:
+        return self.torch.view_as_complex(parts)
+
+    def min_plus(self, a: Array, b: Array, rows: Array) -> Array:
+        wide = b.double()
+        return self.torch.stack([(row[:, None] + wide).amin(0) for row in a[rows].double()])
+
+    def limit(self, limit: Any, out: Array, first: Array) -> Call:
+        call: Call = limit.bind(out, first)
+        return call
 
     # -- the plain product of each kind -----------------------------------------------------------------------------
 
@@ -84,28 +122,59 @@ class TorchPeers(Torch):
         fusions: dict[str, Callable[[Operands], None]] = {
             "bias": self._bias,
             "bias relu": self._bias_relu,
+            "bias relu c": self._bias_relu_c,
             "c": self._c,
             "gelu residual": self._gelu_residual,
             "table2": self._table2,
         }
-        if case.work in fusions:
-            call = fusions[case.work]
+        by_kernels: dict[str, Callable[[Operands], None]] = {
+            "relu": self._then_relu,
+            "bias": self._then_bias,
+            "bias relu": self._then_bias_relu,
+        }
+        call = (by_kernels if case.peer == "kernels" else {}).get(case.work) or fusions.get(case.work)
+        if call is not None:
             return lambda: call(x)
         return lambda: self.product(case.kind, x.a, x.b, x.peer_out)
 
     def peer_title(self, case: Case) -> str:
-        names = {
-            "matmul": {"i8": "torch._int_mm", "tf32": "torch.matmul, tf32 allowed"}.get(case.kind, "torch.matmul"),
-            "bias": "torch.addmm",
-            "bias relu": "torch._addmm_activation",
-            "c": "torch.addmm",
-            "gelu residual": "torch._addmm_activation and add",
-            "table2": f"relu(A+1), B+1, torch.addmm, relu(D+relu(C)) by {self._fused.maker}",
-        }
         if case.kind.startswith("e4m3"):
             fast = case.kind.endswith("fast")
             return f"cuBLAS (torch {self.torch.__version__}): torch._scaled_mm, use_fast_accum={fast}"
-        return f"{self.peer_name()}: {names[case.work]}"
+        product = {"i8": "torch._int_mm", "tf32": "torch.matmul, tf32 allowed"}.get(case.kind, "torch.matmul")
+        materialised = f"{product} of the materialised matrix"
+        maker = self._fused.maker if case.work in ("bias relu", "bias relu c", "table2") else ""
+        names = {
+            "bias": "torch.addmm",
+            "bias relu": "torch._addmm_activation",
+            "bias relu c": f"torch.addmm, relu(D+relu(C)) by {maker}",
+            "c": "torch.addmm",
+            "gelu residual": "torch._addmm_activation and add",
+            "table2": f"relu(A+1), B+1, torch.addmm, relu(D+relu(C)) by {maker}",
+            **dict.fromkeys(("diagonal", "dense diagonal", "lower", "upper"), materialised),
+        }
+        by_kernels = {
+            "relu": "torch.matmul, torch.relu_",
+            "bias": "torch.matmul, torch.add_",
+            "bias relu": f"torch.matmul, relu(D+bias) by {maker}",
+        }
+        name = (by_kernels if case.peer == "kernels" else {}).get(case.work) or names.get(case.work, product)
+        return f"{self.peer_name()}: {name}"
+
+    def _then_relu(self, x: Operands) -> None:
+        self.torch.matmul(x.a, x.b, out=x.peer_out)
+        self.torch.relu_(x.peer_out)
+
+    def _then_bias(self, x: Operands) -> None:
+        self.torch.matmul(x.a, x.b, out=x.peer_out)
+        x.peer_out.add_(x.bias)
+
+    def _then_bias_relu(self, x: Operands) -> None:
+        x.peer_out = self._fused.relu_of_sum(self.torch.matmul(x.a, x.b), x.bias)
+
+    def _bias_relu_c(self, x: Operands) -> None:
+        """cuBLASLt adds the bias, which spares a pass over memory that the paper's peer had."""
+        x.peer_out = self._fused.relu_plus_relu(self.torch.addmm(x.bias, x.a, x.b), x.c)
 
     def _bias(self, x: Operands) -> None:
         self.torch.addmm(x.bias, x.a, x.b, out=x.peer_out)
@@ -142,7 +211,7 @@ class TorchPeers(Torch):
         try:
             found = jiterated()
             ones = self.torch.ones(8, 8, device="cuda", dtype=self.torch.float16)
-            found.relu_plus_relu(found.relu_plus_one(ones), ones)
+            found.relu_of_sum(found.relu_plus_relu(found.relu_plus_one(ones), ones), ones[0])
             return found
         except Exception as problem:  # it is a beta interface of PyTorch's
             print(f"torch.cuda.jiterator: {type(problem).__name__}: {problem}; CuPy takes its place", flush=True)
@@ -150,11 +219,13 @@ class TorchPeers(Torch):
 
 
 class Expressions(NamedTuple):
-    """Element-wise kernels of one pass each, and who made them: relu(x + 1), and relu(x + relu(y)), into new arrays."""
+    """Element-wise kernels of one pass each, into new arrays, and who made them: relu(x + 1), relu(x + relu(y)), and
+    relu(x + y) of a matrix and a row."""
 
     maker: str
     relu_plus_one: Callable[[Array], Array]
     relu_plus_relu: Callable[[Array, Array], Array]
+    relu_of_sum: Callable[[Array, Array], Array]
 
 
 def jiterated() -> Expressions:
@@ -172,6 +243,10 @@ def jiterated() -> Expressions:
             " float c = static_cast<float>(y); float d = static_cast<float>(x) + (c > 0.0f ? c : 0.0f);"
             " return T(d > 0.0f ? d : 0.0f); }"
         ),
+        _create_jit_fn(
+            "template <typename T> T relu_of_sum(T x, T y) {"
+            " float d = static_cast<float>(x) + static_cast<float>(y); return T(d > 0.0f ? d : 0.0f); }"
+        ),
     )
 
 
@@ -186,6 +261,9 @@ def by_cupy(torch: Any) -> Expressions:
         "float c = float(y); float d = float(x) + (c > 0 ? c : 0.0f); z = T(d > 0 ? d : 0.0f)",
         "relu_plus_relu",
     )
+    three = cupy.ElementwiseKernel(
+        "T x, T y", "T z", "float d = float(x) + float(y); z = T(d > 0 ? d : 0.0f)", "relu_of_sum"
+    )
 
     def call(kernel: Any, *arrays: Array) -> Array:
         out = torch.empty_like(arrays[0])
@@ -193,4 +271,9 @@ def by_cupy(torch: Any) -> Expressions:
             kernel(*(cupy.asarray(array) for array in (*arrays, out)))
         return out
 
-    return Expressions("cupy.ElementwiseKernel", lambda x: call(one, x), lambda x, y: call(two, x, y))
+    return Expressions(
+        "cupy.ElementwiseKernel",
+        lambda x: call(one, x),
+        lambda x, y: call(two, x, y),
+        lambda x, y: call(three, x, y),
+    )

@@ -1,7 +1,7 @@
-"""The picture of a result file whose rows have groups (`bench.hopper`): a panel a group, a line a row.
+"""The picture of a result file whose rows have groups (`bench.hopper`, `bench.experiments`): a panel a group, a line a row.
 
-A dot is the ratio, with half the spread to each side; a tick is the bar, a triangle the aim. Of the mappings only the best
-of each type, size and layout are drawn.
+A dot is the ratio, with half the spread to each side; a tick is the bar, a triangle the aim; a dashed line is a group's
+geometric mean where something is asked of that. Of the mappings only the best of each type, size and layout are drawn.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.verdicts import GROUPS, grouped, size, verdict
+from bench.verdicts import GROUPS, MEANS, geometric_mean, grouped, size, verdict
 
 BEST = 6  # mappings of a type, size and layout
+WIDE = 3  # ratios beyond which the axis is logarithmic
 COLOURS = {"aim": "tab:green", "bar": "tab:blue", "missed": "tab:red", "": "0.4"}
 
 
@@ -63,11 +64,22 @@ def draw_groups(content: Mapping[str, Any], path: Path) -> None:
             if aim is not None:
                 panel.plot(aim, y, marker=">", color="0.6", markersize=4)
         panel.axvline(1.0, color="0.5", linewidth=1)
+        if group in MEANS:
+            mean = geometric_mean([row["ratio"] for row in rows])
+            panel.axvline(mean, color=COLOURS[verdict(mean, *MEANS[group])], linewidth=1, linestyle="--")
         panel.set_yticks(range(len(rows)), [label(group, row) for row in rows], fontsize=7)
         panel.set_ylim(len(rows) - 0.25, -0.75)
         panel.grid(axis="x", alpha=0.3)
         panel.set_title(GROUPS[group], fontsize="small", loc="left")
-    axes[0, 0].set_xlim(min(0.5, *every) - 0.05, max(1.1, *every, *asked) + 0.05)
+    most = max(1.1, *every, *asked)
+    if most > WIDE:
+        ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if min(every) / 2 <= tick <= 2 * most]
+        axes[0, 0].set_xscale("log")
+        axes[0, 0].set_xticks(ticks, map(str, ticks))
+        axes[0, 0].minorticks_off()
+        axes[0, 0].set_xlim(min(0.5, *every) / 1.1, most * 1.1)
+    else:
+        axes[0, 0].set_xlim(min(0.5, *every) - 0.05, most + 0.05)
     axes[-1, 0].set_xlabel("peer's time / ours   (|: the bar, >: the aim; red: missed)")
     figure.suptitle(f"{content['bench']}, {content['device']}, {content['date'][:10]}", fontsize="medium")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,21 +10,23 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from bench.cases import DTYPES, Case, operands, plan_arguments
+from bench.experiments.experiment import Experiment
 
 
 @dataclass(frozen=True)
 class Prepared:
     """What became of a case's kernel: its resources, or why there is none."""
 
-    case: Case
+    case: Any
     seconds: float
     usage: dict[str, Any] | None = None
     error: str | None = None
@@ -58,39 +60,86 @@ def resolve(case: Case) -> Any:
         return Compiled(resolved(*infos, conf, keywords), infos[3])
 
 
-def key(case: Case) -> tuple:
-    """What decides which kernel a case runs."""
-    compiled = resolve(case)
+class HostArrays:
+    """What experiments need of an array library to make their operands."""
+
+    def normal(self, rows: int, columns: int, dtype: str, seed: int) -> np.ndarray:
+        return host_array("", rows, columns, dtype)
+
+    def empty(self, rows: int, columns: int, dtype: str) -> np.ndarray:
+        return host_array("", rows, columns, dtype)
+
+    def complex_view(self, parts: np.ndarray) -> np.ndarray:
+        return parts.view(np.complex64)[..., 0]
+
+
+def recorded(call: Callable[[], object]) -> list[Any]:
+    """The products that a call of gemmkit would compute on host arrays (`gemmkit.planning.Compiled`); none is computed."""
+    import gemmkit
+    from gemmkit.planning import Plan
+
+    found: list[Any] = []
+
+    def record(self: Any, a: Any, b: Any, c: Any, out: Any) -> Any:
+        found.append(self._compiled)
+        return out
+
+    with mock.patch.object(Plan, "_emulate", record), gemmkit.emulate():
+        call()
+    return found
+
+
+def products(case: Any) -> list[Any]:
+    """What a case launches, as `recorded` has it."""
+    if not isinstance(case, Experiment):
+        return [resolve(case)]
+    host = HostArrays()
+    return recorded(case.ours(host, case.operands(host, 0)))
+
+
+def kernel_of(compiled: Any) -> tuple:
     conf = compiled.problem.config
     arguments = tuple((str(argument.type), argument.fingerprint) for argument in compiled.arguments)
     return conf.kernel, conf.threads, conf.blocks_per_sm, arguments
 
 
-def build(case: Case) -> Prepared:
-    """Compile a case's kernel, or find it on disk."""
+def key(case: Any) -> tuple:
+    """What decides which kernels a case runs."""
+    return tuple(dict.fromkeys(map(kernel_of, products(case)))), isinstance(case, Experiment) and case.peers_kernel
+
+
+def built(compiled: Any) -> dict[str, Any]:
+    """Compile a kernel, or find it on disk; the resources that it takes."""
     from gemmkit.kernels.select import KERNELS
     from gemmkit.runtime.compile import cubin_of
 
+    conf = compiled.problem.config
+    entry = cubin_of(
+        KERNELS[conf.kernel],
+        tuple(argument.type for argument in compiled.arguments),
+        "\n".join(argument.fingerprint for argument in compiled.arguments),
+        conf.threads,
+        compiled.problem.device,
+        conf.blocks_per_sm,
+    )
+    return dict(entry.meta["usage"])
+
+
+def build(case: Any) -> Prepared:
+    """Compile a case's kernels, or find them on disk; of several, the most that one of them takes."""
     start = time.perf_counter()
     try:
-        compiled = resolve(case)
-        conf = compiled.problem.config
-        entry = cubin_of(
-            KERNELS[conf.kernel],
-            tuple(argument.type for argument in compiled.arguments),
-            "\n".join(argument.fingerprint for argument in compiled.arguments),
-            conf.threads,
-            compiled.problem.device,
-            conf.blocks_per_sm,
-        )
+        usages = [built(compiled) for compiled in {kernel_of(each): each for each in products(case)}.values()]
+        if isinstance(case, Experiment):
+            case.build_peer()
     except Exception as problem:
         return Prepared(case, time.perf_counter() - start, error=f"{type(problem).__name__}: {problem}")
-    return Prepared(case, time.perf_counter() - start, dict(entry.meta["usage"]))
+    return Prepared(case, time.perf_counter() - start, {name: max(u[name] for u in usages) for name in usages[0]})
 
 
-def distinct(cases: Sequence[Case]) -> tuple[list[Case], list[Prepared]]:
+def distinct(cases: Sequence[Any]) -> tuple[list[Any], list[Prepared]]:
     """One case for each kernel, and the cases that have none."""
-    kernels: dict[tuple, Case] = {}
+    kernels: dict[tuple, Any] = {}
     failed = []
     for case in cases:
         try:
@@ -105,7 +154,7 @@ def plain_twin(case: Case) -> Case:
     return Case(case.group, "matmul", case.kind, case.m, case.n, case.k, case.layout, mapping=case.mapping)
 
 
-def prepare(cases: Sequence[Case], jobs: int | None = None) -> list[Prepared]:
+def prepare(cases: Sequence[Any], jobs: int | None = None) -> list[Prepared]:
     """Compile what the cases run in ``jobs`` processes; each kernel once. Prints a line a kernel as it comes."""
     jobs = jobs or max(1, (os.cpu_count() or 2) - 2)
     start = time.perf_counter()

@@ -1,7 +1,7 @@
-"""What was asked of the rows of `bench.hopper`, and whether they reached it: `python -m bench.verdicts hopper.json`.
+"""What was asked of rows, and whether they reached it: `python -m bench.verdicts hopper.json`.
 
-Prints the table of a result file (``--markdown``: as docs/hopper.md has it), from the file alone. Rows carry their ``bar``
-(at least) and ``aim`` of the ratio; of the square products their geometric mean has one too.
+Prints the table of a result file of `bench.hopper` or `bench.experiments` (``--markdown``: as docs/hopper.md has it), from
+the file alone. Rows carry their ``bar`` (at least) and ``aim`` of the ratio; some groups' geometric mean has one too.
 """
 
 from __future__ import annotations
@@ -21,9 +21,18 @@ GROUPS = {
     "fused": "Fusions, f16 (the plain product over the fused one, and against PyTorch)",
     "table2": "relu(A+1) @ (B+1) + bias + relu(C), ReLU on D",
     "toeplitz": "A Toeplitz matrix that is never materialised, against the plain product",
+    "diagonal": "Diagonal x dense, against cuBLAS on the materialised matrix (Table 1)",
+    "triangular": "Triangular x dense, against cuBLAS on the matrix with its zeros",
+    "fusion": "Fusion, against cuBLAS and element-wise kernels (Table 2)",
+    "algebras": "Complex and dual numbers of f16, against as many real products (Fig. 9)",
+    "complex64": "complex64, no tf32",
+    "minplus": "min-plus, against the card's limit for adds and minima",
+    "contraction": "D_abc = A_bda B_dc at the paper's sizes (Table 3)",
+    "tccg": "The 48 contractions of the TCCG benchmark",
     "mappings": "Mappings (tuning)",
 }
-SQUARE_MEAN = {"bar": 1.02, "aim": 1.08}
+# What is asked of a group's geometric mean: at least, aim.
+MEANS = {"square": (1.02, 1.08), "contraction": (1.1, 1.5), "tccg": (1.1, 1.5)}
 HEADER = ["work", "dtype", "size", "layout", "config", "ours us", "peer us", "ratio", "spread", "bar", "aim", "verdict"]
 HEADER += ["peer"]
 TEXT = {0, 1, 2, 3, 4, 11, 12}  # columns that are text
@@ -64,13 +73,13 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "asked": len(asked),
             "missed": verdicts.count("missed"),
         }
-        if group == "square":
-            mean = found[group]["geometric_mean"]
-            found[group].update(
-                mean_bar=SQUARE_MEAN["bar"],
-                mean_aim=SQUARE_MEAN["aim"],
-                mean_verdict=verdict(mean, SQUARE_MEAN["bar"], SQUARE_MEAN["aim"]),
-            )
+        if group in MEANS:
+            mean, (bar, aim) = found[group]["geometric_mean"], MEANS[group]
+            found[group].update(mean_bar=bar, mean_aim=aim, mean_verdict=verdict(mean, bar, aim))
+            dtypes = dict.fromkeys(row["dtype"] for row in mine)
+            found[group]["means"] = {
+                dtype: geometric_mean([row["ratio"] for row in mine if row["dtype"] == dtype]) for dtype in dtypes
+            }
     return found
 
 
@@ -79,8 +88,9 @@ def sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = []
     for group, found in summary(rows).items():
         line = f"{group}: {found['rows']} rows"
-        if group == "square":
-            line += f", geometric mean {found['geometric_mean']:.3f} (bar 1.02, aim 1.08: {found['mean_verdict']})"
+        if group in MEANS:
+            line += f", geometric mean {found['geometric_mean']:.3f} (bar {found['mean_bar']}, aim {found['mean_aim']}: "
+            line += f"{found['mean_verdict']}; {', '.join(f'{t} {mean:.3f}' for t, mean in found['means'].items())})"
         if found["asked"]:
             line += f", worst {found['worst']:.3f}, {found['missed']} of {found['asked']} missed their bar"
         lines.append(line)
@@ -177,7 +187,7 @@ def merge(contents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.verdicts", description="Print a result file of bench.hopper.")
+    parser = argparse.ArgumentParser(prog="python -m bench.verdicts", description="Print a result file with groups.")
     parser.add_argument("results", type=Path, nargs="+", help="result files; of each case the last one's row counts")
     parser.add_argument("--markdown", action="store_true", help="as docs/hopper.md has it")
     parser.add_argument("--out", type=Path, help="write the merged file here")

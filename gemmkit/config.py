@@ -71,6 +71,7 @@ class Config(Component):
     stages: int = 1                     # of the ring in shared memory
     schedule: str = "cooperative"       # or "pingpong"
     cluster: Tile = Tile(M=1, N=1)      # blocks that share operands
+    splits: int = 1                     # blocks that share the K of a tile, and add up their sums in a cluster
     producer_warps: int = 0
     # the problem's functions
     transform_global_to_shared_a: Transform = Identity()
@@ -111,6 +112,11 @@ class Config(Component):
         return self.kernel == "warp_specialised"
 
     @property
+    def peers(self) -> int:
+        """Blocks of a cluster."""
+        return self.cluster.count * self.splits
+
+    @property
     def has_c(self) -> bool:
         """Whether there is a C to load: a zero C that no transform changes is not."""
         return not (isinstance(self.global_c_layout, Zero) and self.transform_global_to_shared_c.is_identity
@@ -135,7 +141,7 @@ class Config(Component):
         if not self.is_pipeline:
             return Spec(*fields)
         m, n = self.cluster.extents
-        more: tuple[Any, ...] = (self.stages, self.schedule, m, n, self.producer_warps, *engines)
+        more: tuple[Any, ...] = (self.stages, self.schedule, m, n, self.splits, self.producer_warps, *engines)
         return PipelineSpec(*fields, *more)
 
     def check_device(self, device: DeviceInfo) -> None:
@@ -185,7 +191,8 @@ def validate(config: Config) -> None:
 def _validate_one_stage(config: Config) -> None:
     operator = config.operator
     _rule(operator.threads == 32, "operator", operator, "it acts in warpgroups; take kernel='warp_specialised'")
-    for field, only in (("stages", 1), ("producer_warps", 0), ("schedule", "cooperative"), ("cluster", Tile(M=1, N=1))):
+    for field, only in (("stages", 1), ("producer_warps", 0), ("schedule", "cooperative"), ("cluster", Tile(M=1, N=1)),
+                        ("splits", 1)):
         _rule(getattr(config, field) == only, field, getattr(config, field), "it is a mapping of the warp-specialised "
               f"kernel; with kernel={config.kernel!r} it is {only!r}")
 
@@ -217,7 +224,7 @@ def _check_fields(fields: dict[str, Any]) -> None:
                   "RowMajor, ColMajor or Padded")
         elif name == "kernel":
             _rule(value in KERNELS, name, value, f"the kernels are {', '.join(KERNELS)}")
-        elif name == "warps_per_block":
+        elif name in ("warps_per_block", "splits"):
             _rule(isinstance(value, int) and not isinstance(value, bool) and value >= 1, name, value,
                   "a positive number is needed")
         elif name in ("stages", "producer_warps"):

@@ -41,22 +41,31 @@ class Map:
 
 
 def engines(conf: Config, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[bool, ...]:
-    """Whether the engine moves A, B and D: plain matrices that nothing changes on their way; and whether it can bring A and
-    B to the place where warps take them apart (`gemmkit.kernels.landing`)."""
+    """Whether the engine moves A, B and D: plain matrices. One that is transformed it brings as it is, to be changed in
+    place, if it moves the other operand as well. And whether it can bring A and B as numbers of several parts, to be taken
+    apart in place (`gemmkit.kernels.landing`)."""
     if not conf.is_pipeline:
         return False, False, False
-    return (_loads(conf, "a", a), _loads(conf, "b", b), _stores(conf, out), _lands(conf, "a", a), _lands(conf, "b", b))
+    loads = _loads(conf, "a", a), _loads(conf, "b", b)
+    if not all(loads):
+        loads = loads[0] and _keeps(conf, "a"), loads[1] and _keeps(conf, "b")
+    return (*loads, _stores(conf, out), _lands(conf, "a", a), _lands(conf, "b", b))
 
 
 def _loads(conf: Config, name: str, info: ArrayInfo) -> bool:
     """Numbers of several parts must be planes already: the engine takes nothing apart."""
     layout, shared = getattr(conf, f"global_{name}_layout"), getattr(conf, f"shared_{name}_layout")
     if hasattr(shared, "plane"):
-        takes, axis = type(layout) is Planar, shared.axis + 1
-    else:
-        takes, axis = layout.is_plain, shared.axis
-    return bool(takes and getattr(conf, f"transform_global_to_shared_{name}").is_identity and layout.dtype == shared.dtype
-                and why_not(info, axis) is None)
+        return bool(type(layout) is Planar and _keeps(conf, name) and layout.dtype == shared.dtype
+                    and why_not(info, shared.axis + 1) is None)
+    thread = getattr(conf, f"mem_{name}_thread")
+    by_words = thread.extents[shared.axis] == thread.count and thread.count * shared.itemsize % 4 == 0
+    return (layout.is_plain and layout.dtype == shared.dtype and why_not(info, shared.axis) is None
+            and (by_words or _keeps(conf, name)))
+
+
+def _keeps(conf: Config, name: str) -> bool:
+    return bool(getattr(conf, f"transform_global_to_shared_{name}").is_identity)
 
 
 def _lands(conf: Config, name: str, info: ArrayInfo) -> bool:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 SCHEDULES = ("cooperative", "pingpong")
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
+SPLITS = (1, 2, 4, 8)
 BOX = 256                              # elements a copy of the engine can extend along a dimension
 STAGES = 32
 ACCUMULATORS = 192                     # 32-bit registers of a consumer's sums: beyond it they spill
@@ -32,6 +33,8 @@ def validate_pipeline(config: Config) -> None:
     for name, across in (("a", "M"), ("b", "N")):
         _validate_operand(config, name, across, _rule)
     _validate_d(config, _rule)
+    if config.splits > 1:
+        _validate_splits(config, _rule)
     for field in ("transform_shared_to_regs_a", "transform_shared_to_regs_b"):
         _rule(getattr(config, field).is_identity, field, getattr(config, field), "tensor cores read shared memory "
               "themselves; transform between global and shared memory, or use MMAOp")
@@ -81,7 +84,7 @@ def _validate_tiles(config: Config, rule: Any) -> None:
          f"{operator.K}")
     promote = operator.promote
     rule(promote % block.K == 0, "operator", operator, f"promote must be a multiple of the block's K={block.K}")
-    registers = parts * group.M // 64 * operator.N // 2 * operator.accumulator.itemsize // 4 * (2 if promote else 1)
+    registers = parts * group.M // 64 * operator.N // 2 * operator.accumulator.itemsize // 4 * (3 if promote else 1)
     own = operator.N // 2 * operator.accumulator.itemsize // 4
     rule(config.threads <= 384 or own <= 96, "operator", operator, f"a block of {config.threads} threads begins with 128 "
          f"registers each, and one instruction would take {own} for its sums, of which 96 can be had; take a smaller N, or "
@@ -89,6 +92,21 @@ def _validate_tiles(config: Config, rule: Any) -> None:
     most = ACCUMULATORS if config.threads <= 384 else 128
     rule(registers <= most, "compute_warp", config.compute_warp, f"a thread would hold {registers} registers of "
          f"sums, and {most} is the limit with {config.threads} threads; take smaller tiles")
+
+
+def _validate_splits(config: Config, rule: Any) -> None:
+    operator = _units(config)
+    splits, N = config.splits, config.block_shape.size.N
+    rule(operator is config.operator, "splits", splits, "sums of numbers of several parts are not exchanged; take splits=1")
+    rule(splits in SPLITS, "splits", splits, f"blocks of a cluster that share K are one of {', '.join(map(str, SPLITS))}")
+    rule(config.cluster.count == 1, "splits", splits, f"the blocks of a cluster={config.cluster!r} share operands; they "
+         "cannot share K as well")
+    rule(config.schedule == "cooperative", "splits", splits, "consumers that play ping-pong have no time to exchange sums; "
+         "take schedule='cooperative'")
+    rule(operator.accumulator.itemsize == 4, "splits", splits, f"sums in {operator.accumulator} are not exchanged")
+    line = config.shared_d_layout.line
+    rule(N % splits == 0 and N // splits % max(8, line) == 0, "splits", splits, f"each block finishes N={N} / {splits} "
+         f"columns, which must be a multiple of 8 and of the {line} of a panel of D")
 
 
 def _validate_operand(config: Config, name: str, across: str, rule: Any) -> None:

@@ -78,7 +78,7 @@ class Compiled:
                          "\n".join(a.fingerprint for a in self.arguments), conf.threads, self.problem.device,
                          conf.blocks_per_sm)
         kernel = _loaded(entry.cubin, load)
-        peers = conf.cluster.count
+        peers = conf.peers
         return kernel.bind((self.blocks, 1, 1), (conf.threads, 1, 1), self.spec.shared_bytes, self.formats,
                            cluster=(peers, 1, 1) if peers > 1 else None, dependent=conf.is_pipeline)
 

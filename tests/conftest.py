@@ -6,7 +6,9 @@ Compare results with `from tests.checks import assert_close, relative_error`.
 from __future__ import annotations
 
 import os
+import secrets
 import zlib
+from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
@@ -18,6 +20,28 @@ import pytest
 # seconds.
 hypothesis.settings.register_profile("gemmkit", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("gemmkit")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One seed for the drawn cases of all workers: xdist's inherit it."""
+    os.environ.setdefault("GEMMKIT_SEED", str(secrets.randbelow(10**9)))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"drawn cases: GEMMKIT_SEED={os.environ['GEMMKIT_SEED']}"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """How many cases were drawn (tests/test_drawn.py), by what the workers' reports say."""
+    counts: dict[str, Counter[str]] = {}
+    for report in (report for reports in terminalreporter.stats.values() for report in reports):
+        for name, value in getattr(report, "user_properties", ()):
+            if name == "drawn" and report.when == "call":
+                machine, *numbers = value.split(":")
+                counts.setdefault(machine, Counter()).update(dict(zip(("families", "cases", "refused"), map(int, numbers))))
+    for machine, of in counts.items():
+        terminalreporter.write_line(f"drawn cases ({machine}): {of['cases']} of {of['families']} families; {of['refused']} mappings "
+                                    f"refused and drawn anew; GEMMKIT_SEED={os.environ['GEMMKIT_SEED']}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

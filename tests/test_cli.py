@@ -197,16 +197,24 @@ class Example:
         return self.result
 
 
-@pytest.mark.parametrize(("results", "status"), [((True, True), 0), ((True, False), 1), ((False, True), 1)])
-def test_demo_fails_with_an_example(results: tuple[bool, bool], status: int, monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("failing", [None, *demo.EXAMPLES])
+def test_demo_fails_with_an_example(failing: str | None, monkeypatch: pytest.MonkeyPatch,
                                     capsys: pytest.CaptureFixture[str]) -> None:
-    examples = {name: Example(result) for name, result in zip(demo.EXAMPLES, results, strict=True)}
+    examples = {name: Example(name != failing) for name in demo.EXAMPLES}
     monkeypatch.setattr(demo, "_example", examples.__getitem__)
-    assert main(["demo", "--emulate"]) == status
+    assert main(["demo", "--emulate"]) == (0 if failing is None else 1)
     said = capsys.readouterr().out
-    assert [e.emulate for e in examples.values()] == [True, True] and "Emulating" in said
-    for name, result in zip(demo.EXAMPLES, results, strict=True):
-        assert result or f"Not as it must be: {name}" in said
+    assert [e.emulate for e in examples.values()] == [True] * len(examples) and "Emulating" in said
+    assert ("All are as they must be" if failing is None else f"Not as it must be: {failing}") in said
+
+
+def test_demo_of_some_examples(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    examples = {name: Example(True) for name in demo.EXAMPLES}
+    monkeypatch.setattr(demo, "_example", examples.__getitem__)
+    assert main(["demo", "attention", "digits", "--emulate"]) == 0
+    assert {name for name, e in examples.items() if e.emulate != "not called"} == {"attention", "digits"}
+    assert main(["demo", "atention"]) == 2
+    assert "example 'atention' is none of digits, shortest_paths, " in capsys.readouterr().err
 
 
 def test_demo_says_when_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

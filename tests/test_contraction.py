@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import pathlib
 import string
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gemmkit as gk
+from bench.experiments.contractions import tccg_cases, tccg_sizes
 from gemmkit import inspection, layouts
 from gemmkit.contraction import _recipe
 from gemmkit.epilogues import ReLU, Scale
@@ -28,8 +27,7 @@ from tests.checks import assert_close
 from tests.machines import on_machines, poison, random, whole
 
 F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
-TCCG = json.loads((pathlib.Path(__file__).parent / "data" / "tccg.json").read_text())
-CASES = [case for group in TCCG["groups"].values() for case in group]
+CASES = tccg_cases()
 
 
 def contract(machine: Any, spec: str, *arrays: np.ndarray, order: str = "C", dtype: Any = None, **fields: Any) -> np.ndarray:
@@ -84,15 +82,6 @@ def test_tccg_on_tensor_cores_in_small(case: str, rng: np.random.Generator) -> N
     assert np.array_equal(d, reference(einsum_spec(case), *arrays))
 
 
-def full_size(case: str, itemsize: int, target: int = 200 << 20) -> dict[str, int]:
-    """The benchmark's sizes: the largest tensor about 200 MiB, stride-1 extents multiples of 24, the others of 4."""
-    terms = case.split("-")
-    rank = max(map(len, terms))
-    extent = round((target / itemsize) ** (1 / rank))
-    firsts = {term[0] for term in terms}
-    return {x: max(24, extent // 24 * 24) if x in firsts else max(4, extent // 4 * 4) for x in set("".join(terms))}
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES)
 def test_tccg_in_full(case: str) -> None:
@@ -103,7 +92,7 @@ def test_tccg_in_full(case: str) -> None:
     spec = einsum_spec(case)
     for dtype in (F32, F16):
         for less in (0, 1):
-            sizes = {x: extent - less for x, extent in full_size(case, dtype.itemsize, (200 if dtype == F32 else 100) << 20).items()}
+            sizes = {x: extent - less for x, extent in tccg_sizes(case).items()}
             rng = cupy.random.RandomState(len(case))
             arrays = [cupy.asfortranarray(rng.randint(-2, 3, tuple(sizes[x] for x in term), dtype=np.int32).astype(dtype))
                       for term in (a, b)]

@@ -152,3 +152,43 @@ def test_torch_forward_mode(rng: np.random.Generator) -> None:
         value, tangent = forward_ad.unpack_dual(expected)
     assert_close(out.value.cpu().numpy(), value.cpu().numpy(), 1e-13)
     assert_close(out.tangents[..., 0].cpu().numpy(), tangent.cpu().numpy(), 1e-13)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_torch_jvp(count: int, dtype: str, rng: np.random.Generator) -> None:
+    """All directions at once, against PyTorch's of float64, one at a time."""
+    import torch
+
+    shapes = (130, 65), (65, 97), (97,), (97, 33)
+    x, w, b, v = (torch.from_numpy(random(rng, shape, "f8")).cuda() / 8 for shape in shapes)
+    dw, dv = (torch.from_numpy(random(rng, (*value.shape, count), "f8")).cuda() for value in (w, v))
+
+    def network(w: Any, v: Any) -> Any:
+        return torch.tanh(x @ w + b) @ v
+
+    kind = torch.float32 if dtype == "f4" else torch.float64
+    weights, last = Dual.of(w.to(kind), dw.to(kind)), Dual.of(v.to(kind), dv.to(kind))
+    out = gk.matmul(np.tanh(gk.matmul(x.to(kind), weights) + b.to(kind)), last)
+    assert out.parts.dtype == kind and out.count == count
+    for k in range(count):
+        value, tangent = torch.func.jvp(network, (w, v), (dw[..., k], dv[..., k]))
+        assert_close(out.value.cpu().numpy(), value.cpu().numpy(), 1e-5 if dtype == "f4" else 1e-13)
+        assert_close(out.tangents[..., k].cpu().numpy(), tangent.cpu().numpy(), 1e-5 if dtype == "f4" else 1e-13)
+
+
+@pytest.mark.gpu
+def test_functions_of_tensors(rng: np.random.Generator) -> None:
+    """Every function that a Dual has is the tensor's own, and its derivative PyTorch's."""
+    import torch
+
+    from gemmkit.dual import _DERIVATIVES
+
+    x, dx = (torch.from_numpy(random(rng, (7, 5), "f8")).cuda() for _ in range(2))
+    x = x.abs() / 2 + 0.25                                      # where all of them are smooth
+    for name in _DERIVATIVES:
+        value, tangent = torch.func.jvp(lambda t: getattr(t, name)(), (x,), (dx,))
+        out = getattr(Dual.of(x, dx), name)()
+        assert_close(out.value.cpu().numpy(), value.cpu().numpy(), 1e-15)
+        assert_close(out.tangents[..., 0].cpu().numpy(), tangent.cpu().numpy(), 1e-14)

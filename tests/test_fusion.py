@@ -80,6 +80,7 @@ PLAIN: dict[str, Any] = {
     "causal": (Causal(0.0), lambda x: np.where(COLUMNS <= ROWS, x, 0)),
     "causal offset": (Causal(0.0, 5), lambda x: np.where(COLUMNS <= ROWS + 5, x, 0)),
     "number": (Scale(0.25), lambda x: 0.25 * x),
+    "NumPy's number": (Scale(np.float32(0.25)), lambda x: 0.25 * x),
 }
 
 

@@ -390,3 +390,12 @@ def test_a_generated_function_of_another_dtype_is_refused_when_compiled() -> Non
                          global_b_layout=layouts.RowMajor(F32), device=H100)
     with pytest.raises(gk.ComponentError, match=r"test_structured.py, line \d+\) returns .*float16, .* declares float32"):
         inspection.compile_config(conf, device=H100, operands=dict(a=X))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("layout", [layouts.Diagonal(F32), layouts.Triangular(layouts.RowMajor(F32), "upper")], ids=repr)
+def test_with_a_transform_nothing_is_skipped_in_compiled_code_either(layout: Any) -> None:
+    """What does not matter to a right result may still not compile."""
+    conf = gk.get_config(**mapping(OPERATORS["fpu"]), global_a_layout=layout, global_b_layout=layouts.RowMajor(F32), device=H100,
+                         transform_global_to_shared_a=transforms.Elementwise(lambda x: x + 1))
+    assert inspection.compile_config(conf, device=H100, operands=dict(a=X[0] if layout.vector_axis is None else X)).usage.registers > 0

@@ -99,6 +99,16 @@ def load(thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[in
         end.complete(engine, len(data))
 
 
+def send(thread: Thread, offset: int, data: Bytes, barrier: int, rank: int) -> None:
+    """Bytes to `offset` of the shared memory of block `rank` of the cluster; they are given to its mbarrier at `barrier`."""
+    end = find(thread, barrier, rank)
+    if not end.fenced:
+        raise fault(thread, f"a store is to end at {end}, and mbarrier_fence_init has not followed its mbarrier_init")
+    end.engine.starts_for(thread)
+    end.engine.write(end.block.shared, offset, data, len(data))
+    end.complete(end.engine, len(data))
+
+
 def _read_box(engine: Engine, tensor_map: EmulatedTensorMap, coordinates: tuple[int, ...], offset: int) -> Bytes:
     spec = tensor_map.spec
     box = np.zeros(spec.box_bytes, np.uint8)
@@ -121,6 +131,8 @@ class Stores:
     def store(self, thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[int], offset: int) -> None:
         """A box from `offset` of shared memory; what is out of the tensor is left out."""
         coordinates = _checked(thread, tensor_map, coordinates)
+        if min(coordinates) < 0:
+            raise fault(thread, f"a store to {coordinates} of {tensor_map!r}: coordinates of a store must not be negative")
         reader, writer, shared = self._reader, self._writer, thread.block.shared
         reader.starts_for(thread)
         writer.starts_for(thread)
@@ -173,4 +185,7 @@ def _checked(thread: Thread, tensor_map: Any, coordinates: Sequence[int]) -> tup
         raise TypeError(f"map is {tensor_map!r}; in the emulator it is made by gemmkit.ptx.tma.emulated_map")
     if len(coordinates) != tensor_map.spec.rank:
         raise fault(thread, f"{len(coordinates)} coordinates are given for {tensor_map!r}")
+    if int(coordinates[0]) * tensor_map.spec.dtype.itemsize % CHUNK:
+        raise fault(thread, f"a copy at {tuple(map(int, coordinates))} of {tensor_map!r}: the first coordinate must be a "
+                            f"multiple of {CHUNK} bytes")
     return tuple(map(int, coordinates))

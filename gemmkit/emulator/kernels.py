@@ -69,7 +69,7 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, shape: tuple[int, int, 
     mode = current_mode() or Mode()
     with np.errstate(all="ignore"):                # integers wrap and floats overflow, as on the device
         machine.launch(KERNELS[conf.kernel], (spec, *views, Shape(*shape), *maps), grid=(compiled.blocks, 1, 1),
-                       block=(conf.threads, 1, 1), cluster=(conf.cluster.count, 1, 1),
+                       block=(conf.threads, 1, 1), cluster=(conf.peers, 1, 1),
                        shared_memory=compiled.spec.shared_bytes, max_shared_memory=H100.shared_memory_per_block,
                        schedule_seed=mode.seed)
 

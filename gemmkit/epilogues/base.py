@@ -44,7 +44,7 @@ class Epilogue(Component):
         block = spec.block.MN
         warp_tiles = parallelise(block, spec.d.warp, warp, spec.warps)
         for i in range(len(warp_tiles)):
-            thread_tiles = parallelise(warp_tiles[i], spec.d.thread, lane_index(), 32)
+            thread_tiles = parallelise(warp_tiles[i], spec.d.thread, lane_index(), 32, spec.d.order)
             for j in range(len(thread_tiles)):
                 tile = thread_tiles[j]
                 values = spec.d.shared.load_shared(pointer, tile, spec.d.shared.leading(block.size))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from gemmkit.components import Array, Component, Scalar, is_array
 from gemmkit.epilogues.base import Epilogue
 from gemmkit.lang.control import choose
@@ -39,7 +41,7 @@ class Scale(Epilogue):
     def __post_init__(self) -> None:
         if self.along not in ("M", "N"):
             raise ValueError(f'Scale(along={self.along!r}): "N" (one element a column) or "M" (one a row) is needed')
-        if isinstance(self.by, (int, float)) and not isinstance(self.by, bool):
+        if isinstance(self.by, (int, float, np.integer, np.floating)) and not isinstance(self.by, bool):
             object.__setattr__(self, "by", Number(self.by))
         elif not isinstance(self.by, Number):
             describe_vector(self.by, "Scale(by=...)")

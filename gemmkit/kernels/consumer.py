@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.kernels.exchange import exchange
 from gemmkit.kernels.finish import add_value, finish_tile, wait_for_engine
 from gemmkit.kernels.walk import first_tile, k_steps, next_stage, skip_stages, tile_count, tile_place, tile_step
 from gemmkit.lang.control import choose, keep, split
@@ -14,7 +15,7 @@ from gemmkit.operators.wgmma import within
 from gemmkit.ptx.descriptors import advance, matrix_descriptor
 from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_at, mbarrier_wait
 from gemmkit.ptx.memory import shared
-from gemmkit.ptx.special import thread_index
+from gemmkit.ptx.special import thread_index, udiv
 from gemmkit.ptx.warpgroup import named_arrive, named_barrier
 from gemmkit.ptx.wgmma import halves, wgmma_commit, wgmma_fence, wgmma_wait
 
@@ -25,15 +26,21 @@ def consume_together(spec: Any, c: Any, d: Any, map_d: Any, full: Any, empty: An
                      shape: Any) -> None:
     """Cooperative: every consumer computes its rows of every tile."""
     stage = thread_index() * 0
-    phase = stage
+    phase = turn = stage
     tile, tiles, step = first_tile(spec), tile_count(spec, shape), tile_step(spec)
     while tile < tiles:
         m, n = tile_place(spec, tile, rank, shape)
         steps = k_steps(spec, m, n, rank, shape)
         sums, stage, phase = multiply_tile(spec, full, empty, group, stage, phase, steps)
-        finish_tile(spec, sums, c, d, map_d, group, m + group * spec.first_rows, n, shape)
+        sums = choose(spec.splits > 1, exchange_in_turn, keep, sums, spec, group, rank, turn)
+        finish_tile(spec, sums, c, d, map_d, group, m + group * spec.first_rows, n + rank * spec.slice_columns, shape)
+        turn = turn ^ 1
         tile += step
     wait_for_engine(spec)
+
+
+def exchange_in_turn(sums: tuple, spec: Any, group: int, rank: int, turn: int) -> tuple:
+    return exchange(spec, sums, group, rank, turn)
 
 
 def consume_in_turns(spec: Any, c: Any, d: Any, map_d: Any, full: Any, empty: Any, group: int, rank: int,
@@ -71,6 +78,12 @@ def multiply_tile(spec: Any, full: Any, empty: Any, group: int, stage: int, phas
     return choose(spec.has_parts, numbers_of_parts, keep, sums, spec), stage, phase
 
 
+def multiply_promoted(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
+    """Sums of a few stages at a time, added up in float32."""
+    return choose(spec.promoted_stages == 1, multiply_in_pairs, multiply_portions, spec, full, empty, group, stage, phase,
+                  steps)
+
+
 def multiply_plainly(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
     """One group of wgmmas a stage; a stage is given back when the next one's group is on its way."""
     a, b = descriptor_a(spec, group), descriptor_b(spec)
@@ -93,8 +106,43 @@ def multiply_plainly(spec: Any, full: Any, empty: Any, group: int, stage: int, p
     return values_of(sums, spec), stage, phase
 
 
-def multiply_promoted(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
-    """Sums of a few stages at a time, added up in float32."""
+def multiply_in_pairs(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
+    """Two stages at a time, in registers of their own: the first one's sums are added to the total while the second is
+    multiplied. (Were it on its way still when the loop begins anew, ptxas would make each wgmma wait for the last.)"""
+    total, one, other = nothing(spec), nothing(spec), nothing(spec)
+    for _ in range(udiv(steps, 2)):
+        first = stage
+        one = start_stage(spec, full, group, stage, phase, one)
+        stage, phase = next_stage(spec, stage, phase)
+        other = start_stage(spec, full, group, stage, phase, other)
+        one = wgmma_wait(1, one)
+        give_back(spec, empty, first)
+        total = apply(add_fragment, total, one)
+        other = wgmma_wait(0, other)
+        give_back(spec, empty, stage)
+        stage, phase = next_stage(spec, stage, phase)
+        total = apply(add_fragment, total, other)
+    if steps % 2 == 1:
+        one = wgmma_wait(0, start_stage(spec, full, group, stage, phase, one))
+        give_back(spec, empty, stage)
+        stage, phase = next_stage(spec, stage, phase)
+        total = apply(add_fragment, total, one)
+    return total, stage, phase
+
+
+def start_stage(spec: Any, full: Any, group: int, stage: int, phase: int, sums: tuple) -> tuple:
+    """The products of one stage, in place of ``sums``."""
+    a, b = descriptor_a(spec, group), descriptor_b(spec)
+    mbarrier_wait(full, stage, phase)
+    wgmma_fence()
+    sums = spec.operator.multiply(sums, advance(a, stage * spec.stage_bytes), advance(b, stage * spec.stage_bytes),
+                                  spec.a.shared, spec.b.shared, spec.block, 0)
+    wgmma_commit()
+    return sums
+
+
+def multiply_portions(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
+    """Several stages at a time: the wait at the end of each portion is a small part of it."""
     a, b = descriptor_a(spec, group), descriptor_b(spec)
     total = nothing(spec)
     done = 0 * steps
@@ -153,7 +201,7 @@ def halves_of(words: tuple, n: int) -> tuple:
 
 def give_back(spec: Any, empty: Any, stage: int) -> None:
     """The stage is read: its producer, and in a cluster those of all who write to it, may fill it again."""
-    choose(spec.is_cluster, give_back_to_all, give_back_to_own, spec, empty, stage)
+    choose(spec.shares, give_back_to_all, give_back_to_own, spec, empty, stage)
 
 
 def give_back_to_own(spec: Any, empty: Any, stage: int) -> None:

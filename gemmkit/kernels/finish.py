@@ -55,7 +55,7 @@ def finish_by_engine(sums: tuple, i: int, spec: Any, c: Any, d: Any, map_d: Any,
 
 def store_panel(values: tuple, p: int, i: int, spec: Any, map_d: Any, group: int, m: int, n: int) -> None:
     """A panel of D: 64 rows of ``spec.d_line`` columns."""
-    buffer = group * spec.d_buffers + (i * spec.d_panels + p) % spec.d_buffers
+    buffer = group * spec.d_buffers + (i * spec.own_panels + p) % spec.d_buffers
     pointer = shared(spec.d.shared.dtype, spec.d_offset)
     position = buffer * spec.d_panel
     is_leader = thread_index() % 128 == 0

@@ -22,7 +22,7 @@ import numpy as np
 
 from gemmkit.kernels.parts import put_elements, transform_within
 from gemmkit.kernels.producer import load_a, load_b, put_inside
-from gemmkit.kernels.walk import first_tile, k_blocks, next_stage, tile_count, tile_place, tile_step
+from gemmkit.kernels.walk import BARRIERS, first_tile, k_blocks, next_stage, tile_count, tile_place, tile_step
 from gemmkit.lang.control import choose
 from gemmkit.lang.registers import apply, registers
 from gemmkit.lang.values import convert, convert_all
@@ -34,14 +34,14 @@ from gemmkit.ptx.warpgroup import fence_async, named_barrier
 from gemmkit.ptx.words import unpack_words
 from gemmkit.tiling import parallelise, translate
 
-U32, U64 = np.dtype(np.uint32), np.dtype(np.uint64)
+U32 = np.dtype(np.uint32)
 TEAM = 4                               # named barriers 4 and 5: a team has read what it will write over
 
 
 def produce_by_landing(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, rank: int,
                        shape: Any) -> None:
     """For every tile of D, for every block along K: start a copy some stages ahead, and split what has landed."""
-    landed = shared(U64, spec.landed_offset)
+    landed = shared(BARRIERS, spec.landed_offset)
     is_first = thread_index() == 0
     zero = thread_index() * 0
     tile, tiles, step = first_tile(spec), tile_count(spec, shape), tile_step(spec)
@@ -159,7 +159,7 @@ def split_operand(operand: Any, place: int, block: Any, slots: int, at_i: int, a
     held = registers(operand.words, slots)
     warp_tiles = parallelise(block, operand.warp, warp, spec.landing_warps)
     for i in range(len(warp_tiles)):
-        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
+        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
             held[i * len(thread_tiles) + j] = load_landed(operand, place, block, thread_tiles[j])
     named_barrier(TEAM + team, 32 * spec.landing_warps)
@@ -198,7 +198,7 @@ def put_clipped(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at
                 warp: int) -> None:
     warp_tiles = parallelise(block, operand.warp, warp, spec.landing_warps)
     for i in range(len(warp_tiles)):
-        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
+        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
             tile = translate(thread_tiles[j], at_i, at_j)
             values = unpack_words(operand.layout.dtype, held[i * len(thread_tiles) + j])

@@ -34,7 +34,7 @@ def copy_in_turn(operand: Any, moves: int, data: Any, pointer: Any, block: Any, 
     """Tile by tile."""
     warp_tiles = parallelise(block, operand.warp, warp, warps)
     for i in range(len(warp_tiles)):
-        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
+        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
             tile = thread_tiles[j]
             held = choose(operand.is_direct, read_words, read_tile, operand, data, translate(tile, at_i, at_j), rows,
@@ -49,12 +49,12 @@ def copy_together(operand: Any, moves: int, data: Any, pointer: Any, block: Any,
     held = registers(operand.held, moves)
     warp_tiles = parallelise(block, operand.warp, warp, warps)
     for i in range(len(warp_tiles)):
-        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
+        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
             held[i * len(thread_tiles) + j] = choose(operand.is_direct, read_words, read_tile, operand, data,
                                                      translate(thread_tiles[j], at_i, at_j), rows, columns, nothing, shape)
     for i in range(len(warp_tiles)):
-        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
+        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
             choose(operand.is_direct, put_words, put_elements, operand, pointer, thread_tiles[j],
                    operand.shared.leading(block.size), held[i * len(thread_tiles) + j])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,6 +14,7 @@ from gemmkit.tiling import Tile
 
 BARRIER = 8                            # bytes of an mbarrier
 PATTERN = 1024                         # bytes after which a swizzle of 128 bytes begins anew
+HELD = 32                              # registers of tiles that a producer's thread changes in place at a time
 BUFFERS = 2                            # panels of D a warpgroup has on their way out
 
 # Registers of a producer's and a consumer's thread, by the numbers of their warpgroups: what the block got at launch, dealt
@@ -20,6 +22,7 @@ BUFFERS = 2                            # panels of D a warpgroup has on their wa
 # it keeps the 168 that everyone begins with.
 COPYING = {(1, 2): (24, 240), (1, 3): (32, 160), (2, 2): (40, 208)}
 WORKING = {(1, 3): (56, 152), (2, 2): (88, 168)}
+CHANGING = {(1, 2): (72, 216), **WORKING}
 LANDING = {**WORKING, (1, 2): (120, 192)}        # a producer that takes apart what has landed
 SQUEEZED = {(1, 2): (56, 224)}         # a producer that works, beside consumers with more than 128 registers of sums
 
@@ -27,6 +30,8 @@ SQUEEZED = {(1, 2): (56, 224)}         # a producer that works, beside consumers
 @dataclass(frozen=True)
 class PipelineSpec(Spec):
     """A `Spec` for `warp_specialised`.
+
+    ``splits`` blocks of a cluster share the K of a tile.
 
     ``warps`` are those that multiply, in warpgroups of four (the consumers). ``schedule`` is "cooperative" (they share a
     tile of D, each its rows) or "pingpong" (each has tiles of its own, in turn). ``a_engine``, ``b_engine`` and
@@ -39,6 +44,7 @@ class PipelineSpec(Spec):
     schedule: str
     cluster_m: int
     cluster_n: int
+    splits: int
     producer_warps: int
     a_engine: bool
     b_engine: bool
@@ -67,17 +73,36 @@ class PipelineSpec(Spec):
 
     @cached_property
     def is_working(self) -> bool:
-        """Whether the producer's warps move an operand themselves."""
-        return not (self.a_engine and self.b_engine)
+        """Whether the producer's warps move an operand themselves, or change one in place."""
+        return not (self.a_engine and self.b_engine) or self.is_changing
+
+    @cached_property
+    def a_changes(self) -> bool:
+        """Whether A is transformed in place, once the engine has brought it."""
+        return self.a_engine and not self.a.to_shared.is_identity
+
+    @cached_property
+    def b_changes(self) -> bool:
+        return self.b_engine and not self.b.to_shared.is_identity
+
+    @cached_property
+    def is_changing(self) -> bool:
+        """Whether an operand is transformed in place; then the engine moves both."""
+        return self.a_changes or self.b_changes
 
     @cached_property
     def peers(self) -> int:
-        """Blocks of a cluster."""
-        return self.cluster_m * self.cluster_n
+        """Blocks of a cluster: those that share operands, or the K of a tile."""
+        return self.cluster_m * self.cluster_n * self.splits
 
     @cached_property
     def is_cluster(self) -> bool:
         return self.peers > 1
+
+    @cached_property
+    def shares(self) -> bool:
+        """Whether the blocks of a cluster share an operand."""
+        return self.shares_a or self.shares_b
 
     @cached_property
     def shares_a(self) -> bool:
@@ -95,8 +120,8 @@ class PipelineSpec(Spec):
 
     @cached_property
     def _registers(self) -> tuple[int, int] | None:
-        table = (COPYING if not self.is_working else SQUEEZED if self.is_squeezed else LANDING if self.is_landing
-                 else WORKING)
+        table = (COPYING if not self.is_working else CHANGING if self.is_changing else SQUEEZED if self.is_squeezed
+                 else LANDING if self.is_landing else WORKING)
         return table.get((self.producers, self.consumers))
 
     @cached_property
@@ -156,9 +181,11 @@ class PipelineSpec(Spec):
 
     @cached_property
     def teams(self) -> int:
-        """Teams of the producer's warps: two, if half of them can hold a stage with registers to spare."""
+        """Teams of the producer's warps: two, if half of them can hold a stage with registers to spare, or need not."""
         if not self.is_working:
             return 1
+        if self.is_changing:                              # a stage each on its way and in work, and two with the consumers
+            return 2 if self.stages >= 6 else 1
         limit = self._most_held * 3 // 4
         return 2 if 0 < self._held(self.producer_warps // 2) <= limit else 1
 
@@ -181,6 +208,19 @@ class PipelineSpec(Spec):
         words = [operand.shares(tile, warps) * operand.words.count for operand, tile, by_engine in (
             (self.a, self.block.MK, self.a_engine), (self.b, self.block.KN, self.b_engine)) if not by_engine]
         return sum(words) if all(words) else 0
+
+    @cached_property
+    def a_batch(self) -> int:
+        """Of how many of its warp's tiles of A a thread holds its part while it changes them in place."""
+        return self._batch(self.a, self.block.MK)
+
+    @cached_property
+    def b_batch(self) -> int:
+        return self._batch(self.b, self.block.KN)
+
+    def _batch(self, operand: Operand, tile: Tile) -> int:
+        warp_tiles = operand.shares(tile, self.team_warps) // operand.lane_tiles
+        return math.gcd(warp_tiles, max(1, HELD // (operand.lane_tiles * operand.words.count))) if warp_tiles else 1
 
     @cached_property
     def a_slots(self) -> int:
@@ -260,6 +300,11 @@ class PipelineSpec(Spec):
         return self.block.size.N // self.d_line
 
     @cached_property
+    def own_panels(self) -> int:
+        """Panels of a fragment that this block finishes."""
+        return self.d_panels // self.splits
+
+    @cached_property
     def d_panel(self) -> int:
         """Elements of a panel."""
         return 64 * self.d_line
@@ -272,16 +317,19 @@ class PipelineSpec(Spec):
     def d_pending(self) -> int:
         """How many panels may still be on their way out when a tile's first one is written: where a tile does not fill all
         buffers alike, that is the buffer of the last tile's last panel."""
-        return BUFFERS - 1 if self.fragments_m * self.d_panels % BUFFERS == 0 else 0
+        return BUFFERS - 1 if self.fragments_m * self.own_panels % BUFFERS == 0 else 0
 
     @cached_property
     def d_offset(self) -> int:
         return self.stages * self.stage_bytes
 
     @cached_property
+    def _panels_bytes(self) -> int:
+        return BUFFERS * self.consumers * self.d_panel * self.d.shared.dtype.itemsize if self.d_engine else 0
+
+    @cached_property
     def full_offset(self) -> int:
-        panels = BUFFERS * self.consumers * self.d_panel * self.d.shared.dtype.itemsize if self.d_engine else 0
-        return self.d_offset + panels
+        return self.exchange_offset + self.exchanging * self.exchanged_bytes
 
     @cached_property
     def empty_offset(self) -> int:
@@ -289,11 +337,52 @@ class PipelineSpec(Spec):
 
     @cached_property
     def landed_offset(self) -> int:
+        """Barriers of stages that the engine has brought and the producer's warps have yet to change or take apart."""
         return self.empty_offset + BARRIER * self.stages
 
     @cached_property
+    def filled_offset(self) -> int:
+        """Barriers of the sums that a consumer is sent, and of the room to send some."""
+        return self.landed_offset + (BARRIER * self.stages if self.is_changing or self.is_landing else 0)
+
+    @cached_property
+    def free_offset(self) -> int:
+        return self.filled_offset + BARRIER * self.exchanging
+
+    @cached_property
     def shared_bytes(self) -> int:
-        return self.landed_offset + (BARRIER * self.stages if self.is_landing else 0)
+        return self.free_offset + BARRIER * self.exchanging
+
+    # -- sums that the blocks of a cluster exchange -----------------------------------------------------------------------
+
+    @cached_property
+    def exchanging(self) -> int:
+        """Consumers that exchange sums with those of other blocks."""
+        return self.consumers if self.splits > 1 else 0
+
+    @cached_property
+    def slice_columns(self) -> int:
+        """From the columns that a block finishes to those of the next."""
+        return self.block.size.N // self.splits if self.splits > 1 else 0
+
+    @cached_property
+    def slice_count(self) -> int:
+        """A thread's sums in a slice of a fragment."""
+        return int(self.operator.fragment_c.count) // self.splits
+
+    @cached_property
+    def slice_words(self) -> int:
+        """In how many pieces of four they are sent."""
+        return self.slice_count // 4
+
+    @cached_property
+    def exchanged_bytes(self) -> int:
+        """What a consumer is sent for a tile: as much as it has itself."""
+        return self.fragments_m * int(self.operator.fragment_c.count) * 4 * 128
+
+    @cached_property
+    def exchange_offset(self) -> int:
+        return self.d_offset + self._panels_bytes
 
     # -- barriers ---------------------------------------------------------------------------------------------------
 
@@ -306,11 +395,12 @@ class PipelineSpec(Spec):
     def full_arrivals(self) -> int:
         if self.is_landing:
             return 32 * self.producer_warps
-        return (self.expected_bytes > 0) + (32 * self.team_warps if self.is_working else 0)
+        by_engine = self.expected_bytes > 0 and not self.is_changing
+        return by_engine + (32 * self.team_warps if self.is_working else 0)
 
     @cached_property
     def empty_arrivals(self) -> int:
-        return (1 if self.is_pingpong else self.consumers) * self.peers
+        return (1 if self.is_pingpong else self.consumers) * self.cluster_m * self.cluster_n
 
     # -- copies by the engine ---------------------------------------------------------------------------------------
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.kernels.inplace import change_stage
 from gemmkit.kernels.parts import copy_to_shared, put_elements, put_words, read_inside, transform_tile
-from gemmkit.kernels.walk import first_tile, k_blocks, next_stage, tile_count, tile_place, tile_step
+from gemmkit.kernels.walk import BARRIERS, first_tile, k_blocks, next_stage, tile_count, tile_place, tile_step
 from gemmkit.lang.control import choose, keep
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.registers import registers
@@ -43,6 +44,8 @@ def produce(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty:
     stage = thread_index() * 0
     turn = stage                                       # whose stage it is
     phase = stage + 1                                  # nothing has been in the ring: its first round waits for nobody
+    brought = (stage, stage, stage, stage, stage)      # a stage that this team has yet to change, and its tiles' place
+    is_behind = stage
     tile, tiles, step = first_tile(spec), tile_count(spec, shape), tile_step(spec)
     while tile < tiles:
         m, n = tile_place(spec, tile, rank, shape)
@@ -52,12 +55,34 @@ def produce(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty:
             k = begin + block * spec.block.size.K
             if spec.condition(m, n, k):
                 if turn == team:
-                    choose(spec.is_working, fill_stage, copy_stage, spec, a, b, map_a, map_b, full, empty, stage, phase, m,
-                           n, k, rank, shape)
+                    is_behind, brought = choose(spec.is_changing, bring_stage, serve_stage, spec, a, b, map_a, map_b, full,
+                                                empty, stage, phase, m, n, k, rank, shape, is_behind, brought)
                 turn = (turn + 1) % spec.teams
                 stage, phase = next_stage(spec, stage, phase)
             block = rolled(block + 1)                  # unrolled, its addresses would fill the few registers
         tile += step
+    choose(spec.is_changing, change_last, keep, spec, full, is_behind, brought, shape)
+
+
+def serve_stage(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, stage: int, phase: int, m: int,
+                n: int, k: int, rank: int, shape: Any, is_behind: int, brought: tuple) -> tuple:
+    choose(spec.is_working, fill_stage, copy_stage, spec, a, b, map_a, map_b, full, empty, stage, phase, m, n, k, rank,
+           shape)
+    return is_behind, brought
+
+
+def bring_stage(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, stage: int, phase: int, m: int,
+                n: int, k: int, rank: int, shape: Any, is_behind: int, brought: tuple) -> tuple:
+    """By the engine, for a team that transforms it in place: a turn later, when it has landed."""
+    if thread_index() % (32 * spec.team_warps) == 0:
+        copy_stage(spec, a, b, map_a, map_b, shared(BARRIERS, spec.landed_offset), empty, stage, phase, m, n, k, rank, shape)
+    change_last(spec, full, is_behind, brought, shape)
+    return 1, (stage, phase ^ 1, m, n, k)
+
+
+def change_last(spec: Any, full: Any, is_behind: int, brought: tuple, shape: Any) -> None:
+    if is_behind == 1:
+        change_stage(spec, full, brought, shape)
 
 
 def copy_stage(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, stage: int, phase: int, m: int,
@@ -124,7 +149,7 @@ def hold_inside(operand: Any, held: Any, data: Any, block: Any, at_i: int, at_j:
     """Load all of a thread's tiles: raw, or finished and packed."""
     warp_tiles = parallelise(block, operand.warp, warp, spec.team_warps)
     for i in range(len(warp_tiles)):
-        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
+        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
             held[i * len(thread_tiles) + j] = choose(operand.is_raw, load_raw, load_finished, operand, data,
                                                      translate(thread_tiles[j], at_i, at_j), shape)
@@ -143,7 +168,7 @@ def put_inside(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at_
     """Store what `hold_inside` loaded; what is raw is transformed now."""
     warp_tiles = parallelise(block, operand.warp, warp, warps)
     for i in range(len(warp_tiles)):
-        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
+        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
             choose(operand.is_raw, put_raw, put_packed, operand, pointer, thread_tiles[j],
                    operand.shared.leading(block.size), held[i * len(thread_tiles) + j], at_i, at_j)
@@ -185,7 +210,7 @@ def copy_inside(operand: Any, data: Any, pointer: Any, block: Any, at_i: int, at
     """Tile by tile, all in range."""
     warp_tiles = parallelise(block, operand.warp, warp, spec.team_warps)
     for i in range(len(warp_tiles)):
-        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32)
+        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
             put_elements(operand, pointer, thread_tiles[j], operand.shared.leading(block.size),
                          read_inside(operand, data, translate(thread_tiles[j], at_i, at_j), shape))

@@ -68,6 +68,12 @@ class Operand(Component):
                 and layout.dtype == shared.dtype and layout.axis == shared.axis
                 and tile.extents[layout.axis] == tile.count and tile.count * layout.dtype.itemsize % 4 == 0)
 
+    @cached_property
+    def order(self) -> str:
+        """How a warp's lanes lie in its tile: along the contiguous axis of global memory first. Accesses of 16 bytes are
+        served eight lanes at a time, and these should be neighbours, in global memory and in the banks of shared memory."""
+        axis = self.shared.vector_axis if self.layout.vector_axis is None else self.layout.vector_axis
+        return "row" if axis == 1 else "column"
 
     @cached_property
     def is_raw(self) -> bool:
@@ -109,6 +115,11 @@ class Operand(Component):
         if self.is_direct:
             return Fragment(np.dtype(np.uint32), self.thread.count * self.shared.dtype.itemsize // 4)
         return Fragment(self.shared.dtype, self.thread.count)
+
+    @cached_property
+    def lane_tiles(self) -> int:
+        """Tiles of a thread in one of its warp."""
+        return max(1, self.warp.count // (32 * self.thread.count))
 
     def moves(self, tile: Tile, warps: int) -> int:
         """How many thread tiles of the block's tile a thread copies, if all copy as many and can hold them; else 0."""

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from gemmkit.lang.control import choose, keep
 from gemmkit.ptx.special import block_x, grid_x, udiv
+
+BARRIERS = np.dtype(np.uint64)         # what pointers to mbarriers point to
 
 
 def first_tile(spec: Any) -> int:
@@ -47,7 +51,8 @@ def tile_place(spec: Any, tile: int, rank: int, shape: Any) -> tuple:
 
 
 def k_blocks(spec: Any, m: int, n: int, rank: int, shape: Any) -> tuple:
-    """Where the blocks along K that can matter to a tile begin, and how many there are: the same for a whole cluster."""
+    """Where the blocks along K that can matter to a tile begin, and how many there are: the same for a whole cluster, or
+    this block's share of them."""
     size = spec.block.size
     if spec.shares_b:
         m -= rank * size.M
@@ -56,7 +61,14 @@ def k_blocks(spec: Any, m: int, n: int, rank: int, shape: Any) -> tuple:
     a_begin, a_end = spec.a.layout.k_range(m, min(m + size.M * spec.cluster_m, shape.M), shape)
     b_begin, b_end = spec.b.layout.k_range(n, min(n + size.N * spec.cluster_n, shape.N), shape)
     begin = udiv(max(a_begin, b_begin), size.K) * size.K
-    return begin, udiv(max(min(a_end, b_end) - begin, 0) + size.K - 1, size.K)
+    count = udiv(max(min(a_end, b_end) - begin, 0) + size.K - 1, size.K)
+    return choose(spec.splits > 1, own_share, keep, (begin, count), spec, rank)
+
+
+def own_share(blocks: tuple, spec: Any, rank: int) -> tuple:
+    begin, count = blocks
+    share = udiv(count + spec.splits - 1, spec.splits)
+    return begin + rank * share * spec.block.size.K, max(min(count - rank * share, share), 0)
 
 
 def k_steps(spec: Any, m: int, n: int, rank: int, shape: Any) -> int:
@@ -87,4 +99,5 @@ def skip_stages(spec: Any, stage: int, phase: int, count: int) -> tuple:
     return stage - rounds * spec.stages, phase ^ (rounds & 1)
 
 
-__all__ = ["first_tile", "k_blocks", "k_steps", "next_stage", "skip_stages", "tile_count", "tile_place", "tile_step"]
+__all__ = ["BARRIERS", "first_tile", "k_blocks", "k_steps", "next_stage", "skip_stages", "tile_count", "tile_place",
+           "tile_step"]

@@ -9,14 +9,15 @@ Blocks stay on their multiprocessors and walk over the tiles of D. In each, warp
 | consumer, finishing | the same | its panel of shared memory | the copy engine |
 
 The producer fills a stage with tiles of A and B: by the copy engine (TMA), which one thread starts; or, for an operand in a
-layout of the user's, or with a transform, or lying where the engine cannot reach, with the code of the component. Consumers
+layout of the user's, or lying where the engine cannot reach, with the code of the component. What is transformed comes by
+the engine, too, where it can, and the producer's warps change it in place (``landed[stage]`` stands between). Consumers
 multiply a stage (wgmma) and keep the sums in registers; at the end of a tile they finish it (C, transforms, epilogue) and
 send D by way of swizzled shared memory and the copy engine.
 
 The barriers count in phases: the n-th filling of a stage is the n-th phase of its barriers. A *cooperative* schedule
 has all consumers work on one tile, each on its rows. With *ping-pong* each has a tile of its own, and while one multiplies
 the other finishes: they take turns at the tensor cores, which an order barrier sees to. In a cluster, blocks with the same
-rows (or columns) share A (or B): each loads a part for all.
+rows (or columns) share A (or B): each loads a part for all. Or they share the K of a tile, and `exchange` their sums.
 
 | step | what | where |
 |---|---|---|
@@ -32,11 +33,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from gemmkit.kernels.consumer import consume_in_turns, consume_together
 from gemmkit.kernels.landing import produce_by_landing
 from gemmkit.kernels.producer import produce_by_engine, produce_by_warps
+from gemmkit.kernels.walk import BARRIERS
 from gemmkit.lang.control import choose, keep
 from gemmkit.ptx.cluster import cluster_barrier, cluster_rank
 from gemmkit.ptx.mbarrier import mbarrier_fence_init, mbarrier_init
@@ -45,20 +45,21 @@ from gemmkit.ptx.special import barrier, thread_index, udiv, uniform
 from gemmkit.ptx.tma import tma_prefetch
 from gemmkit.ptx.warpgroup import give_registers, grid_launch_dependents, grid_wait, take_registers
 
-U64 = np.dtype(np.uint64)
-
 
 def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_a: Any, map_b: Any, map_d: Any) -> None:
     """D = A B + C; see the module's table. Launched with ``spec.threads`` threads, in clusters of ``spec.peers``."""
     # 0. Barriers, before anybody waits on one; then what the previous kernel wrote may be read.
-    full, empty = shared(U64, spec.full_offset), shared(U64, spec.empty_offset)
+    full, empty = shared(BARRIERS, spec.full_offset), shared(BARRIERS, spec.empty_offset)
     group = uniform(udiv(thread_index(), 128))
     rank = choose(spec.is_cluster, cluster_rank, no_rank)
     if thread_index() == 0:
         for stage in range(spec.stages):
             mbarrier_init(full, stage, spec.full_arrivals)
             mbarrier_init(empty, stage, spec.empty_arrivals)
-        choose(spec.is_landing, make_landed, keep, spec)
+            choose(spec.is_changing or spec.is_landing, mbarrier_init, keep, shared(BARRIERS, spec.landed_offset), stage, 1)
+        for consumer in range(spec.exchanging):
+            mbarrier_init(shared(BARRIERS, spec.filled_offset), consumer, 1)
+            mbarrier_init(shared(BARRIERS, spec.free_offset), consumer, spec.splits)
         mbarrier_fence_init()
         choose(spec.a_engine, tma_prefetch, keep, map_a)
         choose(spec.b_engine, tma_prefetch, keep, map_b)
@@ -83,12 +84,6 @@ def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_
 
 def produce(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, rank: int, shape: Any) -> None:
     choose(spec.is_working, produce_by_warps, produce_by_engine, spec, a, b, map_a, map_b, full, empty, rank, shape)
-
-
-def make_landed(spec: Any) -> None:
-    landed = shared(U64, spec.landed_offset)
-    for stage in range(spec.stages):
-        mbarrier_init(landed, stage, 1)
 
 
 def no_rank() -> int:

@@ -326,21 +326,17 @@ def numba_type(dtype: Any) -> types.Type:
                     "float32, float64, complex64 and complex128 have")
 
 
-_records: dict[str, types.Type] = {}
-
-
 def _record_type(dtype: np.dtype) -> types.Type:
     from gemmkit.lang.record_types import record_type
-    from gemmkit.lang.records import record_text
 
-    text = record_text(dtype)
-    found = _records.get(text)
-    return found if found is not None else _records.setdefault(text, record_type(dtype))
+    return record_type(dtype)               # Numba keeps one of each name; a memory here would be part of every fingerprint
 
 
 def numpy_dtype(ty: types.Type) -> np.dtype:
     """The NumPy dtype of a device number type."""
-    if isinstance(ty, NarrowFloatType) or ty in _records.values():
+    from gemmkit.lang.record_types import RecordType
+
+    if isinstance(ty, (NarrowFloatType, RecordType)):
         return ty.dtype
     if isinstance(ty, IndexType):
         return np.dtype(np.int32)

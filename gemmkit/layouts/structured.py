@@ -140,7 +140,7 @@ class Triangular(_Half):
         return self.is_lower == (self.operand == "a")
 
     def k_range(self, begin: int, end: int, shape: Any) -> tuple:
-        return choose(self.skips, _triangle, _all, begin, end, shape, self.starts_at_zero)
+        return choose(self.skips, _triangle, _all_of_it, begin, end, shape, self.starts_at_zero)
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,11 @@ def _check_array(layout: Layout, array: ArrayInfo | None, shape: tuple[int, ...]
 
 # -- device code ------------------------------------------------------------------------------------------------------
 
-def _all(begin: int, end: int, shape: Any, *more: Any) -> tuple:
+def _all(begin: int, end: int, shape: Any) -> tuple:
+    return 0, shape.K
+
+
+def _all_of_it(begin: int, end: int, shape: Any, starts_at_zero: bool) -> tuple:
     return 0, shape.K
 
 

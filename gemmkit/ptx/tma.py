@@ -167,7 +167,8 @@ def _type_load(context: Any, map: Any, coordinates: Any, pointer: Any, position:
 def tma_load(map: Any, coordinates: tuple, pointer: Any, position: int, barriers: Any, n: int) -> None:
     """Copy the box at ``coordinates`` (1 to 5 numbers, the fastest dimension first) to element ``position`` of ``pointer``.
 
-    The bytes of the whole box are given to barrier ``n`` of ``barriers``; elements out of the tensor are zeros.
+    The bytes of the whole box are given to barrier ``n`` of ``barriers``; elements out of the tensor are zeros. The first
+    coordinate is a multiple of 16 bytes (or the instruction is illegal); coordinates may be negative.
     """
     copies.load(current(), map, coordinates, place(pointer, position), place(barriers, n), None)
 
@@ -205,7 +206,8 @@ def _type_store(context: Any, map: Any, coordinates: Any, pointer: Any, position
 def tma_store(map: Any, coordinates: tuple, pointer: Any, position: int) -> None:
     """Copy from element ``position`` of ``pointer`` to the box at ``coordinates``; what is out of the tensor is left out.
 
-    The writers of the shared memory call `fence_async` first. `tma_commit` closes the group that the copy belongs to.
+    The first coordinate is a multiple of 16 bytes, and none may be negative (or the instruction is illegal). The writers of
+    the shared memory call `fence_async` first. `tma_commit` closes the group that the copy belongs to.
     """
     thread = current()
     copies.stores(thread).store(thread, map, coordinates, place(pointer, position))

@@ -6,6 +6,7 @@ where a tile is out of range would cost two instructions an element.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from typing import Any
 
@@ -14,11 +15,12 @@ from llvmlite import ir
 
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.host import SharedPointer, View, narrowed, piece_bytes
-from gemmkit.lang.memory import SharedType, coordinates_of, shared_pointer
+from gemmkit.lang.memory import GLOBAL, SharedType, coordinates_of, global_pointer, proxy, shared_pointer
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.record_types import PackedType, RecordType
 from gemmkit.lang.records import Record, part_size, scalars
 from gemmkit.lang.values import DTypeType
+from gemmkit.ptx.build import assembly
 from gemmkit.ptx.memory import (
     as_words,
     cast_elements,
@@ -32,7 +34,8 @@ from gemmkit.ptx.memory import (
     words_of_records,
 )
 
-i32 = ir.IntType(32)
+i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+LINE = 16                              # bytes that are loaded together
 
 
 def _word_count(itemsize: int, count: int) -> int:
@@ -56,9 +59,19 @@ def _type_load_words(context: Any, view: Any, axis: Any, base: Any, offset: Any,
                      for low, high in zip(words[::2], words[1::2])]
         return c.make_tuple(b, s.return_type, words)
 
+    def across_words(c: Any, b: Any, s: Any, v: Any) -> Any:
+        words: list = []
+        for at in range(0, n, LINE // size):
+            start = [coordinates_of(c, b, base, v[2]), coordinates_of(c, b, offset, v[3])]
+            start[-1] = [b.add(x, i32(at if axis == along else 0)) for axis, x in enumerate(start[-1])]
+            words += _sixteen_bytes(b, global_pointer(b, view, proxy(c, b, view, v[0]), start, i8))
+        return c.make_tuple(b, s.return_type, words)
+
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
         if isinstance(view.element, RecordType):
             return records(c, b, s, v)
+        if view.unit == along and view.alignment < 4 and n * size % LINE == 0:
+            return across_words(c, b, s, v)
         words: list = []
         for at, width, pointer, _unit in global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
             value = b.load(pointer)
@@ -74,6 +87,24 @@ def _type_load_words(context: Any, view: Any, axis: Any, base: Any, offset: Any,
         return c.make_tuple(b, s.return_type, words)
 
     return signature(types.UniTuple(types.uint32, _word_count(size, n)), view, axis, base, offset, count), codegen
+
+
+def _sixteen_bytes(b: Any, pointer: Any) -> list:
+    """16 bytes that begin anywhere, as four words: of the five aligned words that have them.
+
+    What else is in these words may lie outside the array, but in no word without an element of it: memory is handed out in
+    larger pieces, so it can be read, and it is dropped. (Two loads of 16 bytes would keep eight registers waiting.)
+    """
+    address = b.ptrtoint(pointer, i64)
+    words: list = []
+    for ahead in (0, 4, 8, 12, LINE - 1):                 # at an aligned address the last word is the fourth again
+        aligned = b.inttoptr(b.and_(b.add(address, i64(ahead)), i64(-4)), ir.PointerType(i32, addrspace=GLOBAL))
+        word = b.load(aligned)
+        word.align = 4
+        words.append(word)
+    bits = b.shl(b.trunc(address, i32), i32(3))            # shf takes it modulo 32: of the last two bits of the address
+    return [assembly(b, "shf.r.wrap.b32 $0, $1, $2, $3;", [i32], [near, far, bits], pure=True)[0]
+            for near, far in itertools.pairwise(words)]
 
 
 @atom(_type_load_words)

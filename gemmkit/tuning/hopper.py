@@ -39,13 +39,15 @@ class Mapping:
     finish: float
     start: float
     producer_warps: int = 4
+    splits: int = 1
     depth: int = LINE                  # bytes of K in a stage
 
     @property
     def fields(self) -> dict[str, Any]:
         """It as fields of a Config for 16-bit operands."""
         return dict(block_shape=Tile(M=self.M, N=self.N, K=self.depth // 2), schedule=self.schedule,
-                    warps_per_block=self.warps, producer_warps=self.producer_warps)
+                    warps_per_block=self.warps, producer_warps=self.producer_warps, splits=self.splits,
+                    cluster=Tile(M=self.cluster[0], N=self.cluster[1]))
 
 
 # From the fastest on a large problem to the smallest.
@@ -57,6 +59,12 @@ MAPPINGS = (
     Mapping(64, 64, "cooperative", 4, (1, 1), 200, 2500, 0),
     Mapping(64, 32, "cooperative", 4, (1, 1), 160, 2200, 0),
 )
+
+
+# Where K is long and there are few tiles, the blocks of a cluster share it, and exchange their sums at the end.
+SPLIT = tuple(Mapping(*tile, step, finish, 0, splits=splits) for tile, step, finish in (
+    ((128, 128, "cooperative", 8, (1, 1)), 560, 6500), ((64, 128, "cooperative", 4, (1, 1)), 330, 5500))
+    for splits in (2, 4, 8))
 
 
 # Where the producer's warps move an operand themselves: it is in a layout of the user's, or transformed on the way;
@@ -71,6 +79,13 @@ MISALIGNED = (
     Mapping(128, 192, "cooperative", 8, (1, 1), 4800, 5000, 0, 8),
     Mapping(128, 128, "cooperative", 8, (1, 1), 3600, 4000, 0, 8),
     Mapping(64, 64, "cooperative", 4, (1, 1), 1900, 2500, 0, 8),
+)
+
+# Sums that are promoted take three times the registers.
+PROMOTED = (
+    Mapping(128, 128, "cooperative", 8, (1, 2), 600, 4000, 0),
+    Mapping(64, 128, "cooperative", 4, (1, 2), 400, 3000, 0),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 300, 2500, 0),
 )
 
 
@@ -89,8 +104,9 @@ def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: in
     def time(mapping: Mapping) -> float:
         rows, columns = mapping.cluster
         clusters = math.ceil(m / (mapping.M * rows)) * math.ceil(n / (mapping.N * columns))
-        waves = math.ceil(clusters / max(1, device.sm_count // (rows * columns)))
-        return waves * (math.ceil(k * itemsize / LINE) * mapping.step + mapping.finish) + mapping.start
+        waves = math.ceil(clusters / max(1, device.sm_count // (rows * columns * mapping.splits)))
+        steps = math.ceil(math.ceil(k * itemsize / LINE) / mapping.splits)
+        return waves * (steps * mapping.step + mapping.finish) + mapping.start
 
     least = min(map(time, fit))
     return next(mapping for mapping in fit if time(mapping) <= 1.01 * least)
@@ -108,11 +124,11 @@ def applies(a: np.dtype, b: np.dtype, fields: dict[str, Any], device: DeviceInfo
 def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
            device: DeviceInfo) -> tuple[Operator, dict[str, Any]]:
     """The operator for a product of 16-bit floats in these layouts, and the fields of its mapping."""
-    mappings: tuple[Mapping, ...] = MAPPINGS
+    mappings: tuple[Mapping, ...] = MAPPINGS + SPLIT
     for name, layout in (("a", a), ("b", b)):
         info = infos[name]
         if _is_changed(name, layout, fields):
-            mappings = WORKING if mappings is MAPPINGS else mappings
+            mappings = mappings if mappings is MISALIGNED else WORKING
         if isinstance(layout, Plain) and info is not None and why_not(info, layout.axis) is not None:
             mappings = MISALIGNED
     mapping = choose_mapping(sizes, device, mappings=mappings)
@@ -123,6 +139,8 @@ _OTHERS = {"kernel", "block_shape", "warps_per_block", "compute_warp", "blocks_p
            *(f"shared_{name}_layout" for name in "abcd"),
            *(f"mem_{name}_{what}" for name in ("a", "b", "cd") for what in ("warp", "thread"))}
 
+_OF_A_MAPPING = {"block_shape", "compute_warp", "warps_per_block", "schedule", "cluster", "stages", "shared_d_layout"}
+
 
 def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo) -> None:
     """Complete the mapping of a Config for WGMMAOp in place; layouts are given."""
@@ -131,11 +149,15 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     whole: Any = values["operator"]
     operator: Any = getattr(whole, "base", whole)              # what multiplies: of an algebra, its base
     values.setdefault("kernel", "warp_specialised")
-    listed = algebras.mappings(whole, values) if whole is not operator else WORKING if _works(values) else MAPPINGS
-    mapping = choose_mapping(sizes, device, operator.N, operator.dtype.itemsize, listed)
+    is_algebra = whole is not operator
+    splits = () if is_algebra or operator.accumulator.itemsize != 4 or set(values) & _OF_A_MAPPING else SPLIT
+    mappings = (algebras.mappings(whole, values) if is_algebra else WORKING if _works(values)
+                else PROMOTED if operator.promote else MAPPINGS + splits)
+    mapping = choose_mapping(sizes, device, operator.N, operator.dtype.itemsize, mappings)
+    values.setdefault("splits", mapping.splits if splits else 1)
     _fill_tiles(values, operator, mapping)
     _fill_shared(values, operator)
-    if whole is not operator:
+    if is_algebra:
         algebras.split(values)
     _fill_moves(values)
     condition = values.get("condition")
@@ -189,7 +211,8 @@ def _fill_shared(values: dict[str, Any], operator: Any) -> None:
         extent = block.K if axis == k_axis else across
         values.setdefault(f"shared_{name}_layout", _swizzled(axis, dtype, extent))
     values.setdefault("shared_c_layout", RowMajor(values["operator"].fragment_c.dtype))
-    values.setdefault("shared_d_layout", _swizzled(1, values["global_d_layout"].dtype, block.N))
+    values.setdefault("shared_d_layout", _swizzled(1, values["global_d_layout"].dtype,
+                                                      block.N // values["splits"]))
 
 
 def _divides(values: dict[str, Any], cluster: tuple[int, int]) -> bool:
@@ -245,7 +268,8 @@ def _stages(values: dict[str, Any], device: DeviceInfo) -> int:
     stage = a.physical_size(size.M, size.K) * a.dtype.itemsize + b.physical_size(size.K, size.N) * b.dtype.itemsize
     stage = -(-stage // PATTERN) * PATTERN
     panels = BUFFERS * (values["warps_per_block"] // 4) * 64 * getattr(d, "width", LINE)
-    return max(2, min(8, (device.shared_memory_per_block - panels) // (stage + 3 * BARRIER)))
+    sums = size.M * size.N * 4 + 2 * BARRIER * BUFFERS if values["splits"] > 1 else 0
+    return max(2, min(8, (device.shared_memory_per_block - panels - sums) // (stage + 3 * BARRIER)))
 
 
 __all__ = ["MAPPINGS", "MISALIGNED", "WORKING", "Mapping", "applies", "choice", "choose_mapping", "fill"]

@@ -36,6 +36,36 @@ class Host:
     def toeplitz(self, diagonals: np.ndarray, m: int, k: int) -> np.ndarray:
         return np.array([[diagonals[i - j + k - 1] for j in range(k)] for i in range(m)], diagonals.dtype)
 
+    def diagonal_matrix(self, diagonal: np.ndarray) -> np.ndarray:
+        return np.diag(diagonal)
+
+    def half(self, a: np.ndarray, half: str) -> np.ndarray:
+        return np.tril(a) if half == "lower" else np.triu(a)
+
+    def complex_view(self, parts: np.ndarray) -> np.ndarray:
+        return parts.view(np.complex64)[..., 0]
+
+    def min_plus(self, a: np.ndarray, b: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return np.asarray((self.wide(a, rows)[:, :, None] + self.wide(b)[None]).min(axis=1))
+
+    def einsum(self, spec: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        self.now += self.slower
+        return np.asarray(np.einsum(spec, a.astype(np.float64), b.astype(np.float64)), a.dtype) * self.scale
+
+    def matmul(self, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+        self.now += self.slower
+        out[...] = (a.astype(np.result_type(a, np.float32)) @ b) * self.scale
+
+    def limit(self, limit: Any, out: np.ndarray, first: np.ndarray) -> Call:
+        def call() -> None:
+            self.now += self.slower
+            out[...] = first + np.array([[limit.expected(n)] for n in range(len(out))]) * self.scale
+
+        return call
+
+    def peer_name(self) -> str:
+        return "NumPy"
+
     def sample(self, rows: int, count: int, seed: int) -> np.ndarray:
         return np.random.default_rng(seed).permutation(rows)[:count]
 
@@ -59,8 +89,12 @@ class Host:
     def synchronise(self) -> None:
         pass
 
+    @property
+    def scale(self) -> float:
+        return 0.5 if self.wrong_peer else 1.0
+
     def peer(self, case: Case, x: Operands) -> Call:
-        found = WORKS[case.work].reference(x, self.wide, slice(None)) * (0.5 if self.wrong_peer else 1.0)
+        found = WORKS[case.work].reference(x, self.wide, slice(None)) * self.scale
 
         def call() -> None:
             self.now += self.slower

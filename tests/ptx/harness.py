@@ -80,6 +80,8 @@ def _frozen(argument: Any) -> Frozen:
     frozen = freeze(argument)
     if isinstance(argument, int):                                       # its type says all, but it is passed as well
         frozen.leaves.append(("bool" if isinstance(argument, bool) else "i32", int(argument)))
+    elif isinstance(argument, np.dtype):
+        frozen.leaves.append(("u64", 0))                                # Numba passes a pointer that nobody reads
     return frozen
 
 

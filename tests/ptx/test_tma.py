@@ -114,21 +114,22 @@ def expected(arguments: tuple) -> tuple[np.ndarray, np.ndarray]:
     return out, memory.view(U32)
 
 
+# As the hardware takes them: the first coordinate in multiples of 16 bytes, none of a store negative.
 CASES_2D = [
     (TensorMapSpec("f2", (64, 16), 128), (40, 72), (0, 0), (0, 8)),
-    (TensorMapSpec("f2", (64, 16), 128), (40, 72), (-8, 30), (24, -7)),            # over three edges
-    (TensorMapSpec("f2", (32, 16), 64), (40, 72), (64, 37), (-3, 35)),
-    (TensorMapSpec("f2", (16, 24), 32), (40, 72), (60, -5), (71, 0)),
-    (TensorMapSpec("f2", (40, 16), 0), (40, 72), (33, 20), (-20, 30)),
-    (TensorMapSpec("f4", (32, 16), 128), (40, 36), (7, 30), (10, 1)),
-    (TensorMapSpec(ml_dtypes.bfloat16, (64, 8), 128), (40, 72), (9, 33), (1, 0)),
-    (TensorMapSpec("i1", (128, 8), 128), (24, 144), (100, 3), (31, 20)),
-    (TensorMapSpec("f8", (16, 8), 128), (24, 18), (4, 17), (-1, 0)),
-    (TensorMapSpec("f2", (64, 16), 128), (40, 72), (100, 0), (0, 50)),             # out of the tensor altogether
+    (TensorMapSpec("f2", (64, 16), 128), (40, 72), (-8, 30), (24, 31)),            # over three edges
+    (TensorMapSpec("f2", (32, 16), 64), (40, 72), (64, -5), (48, 35)),
+    (TensorMapSpec("f2", (16, 24), 32), (40, 72), (64, 37), (64, 0)),
+    (TensorMapSpec("f2", (40, 16), 0), (40, 72), (40, 20), (56, 30)),
+    (TensorMapSpec("f4", (32, 16), 128), (40, 36), (8, 30), (12, 1)),
+    (TensorMapSpec(ml_dtypes.bfloat16, (64, 8), 128), (40, 72), (-16, 33), (8, 3)),
+    (TensorMapSpec("i1", (128, 8), 128), (24, 144), (112, 3), (32, 20)),
+    (TensorMapSpec("f8", (16, 8), 128), (24, 18), (4, 17), (6, 0)),
+    (TensorMapSpec("f2", (64, 16), 128), (40, 72), (104, 0), (0, 50)),             # out of the tensor altogether
 ]
 CASES_3D = [
-    (TensorMapSpec("f2", (64, 4, 3), 128), (5, 10, 72), (16, 8, 3), (-8, -2, 4)),
-    (TensorMapSpec("f4", (8, 4, 4), 32), (5, 10, 12), (3, 2, -1), (8, 9, 0)),
+    (TensorMapSpec("f2", (64, 4, 3), 128), (5, 10, 72), (16, 8, 3), (16, 7, 4)),
+    (TensorMapSpec("f4", (8, 4, 4), 32), (5, 10, 12), (4, 2, -1), (8, 9, 0)),
 ]
 
 
@@ -275,6 +276,28 @@ def test_expecting_too_many_bytes_is_a_deadlock(nbytes: int) -> None:
 def test_expecting_too_few_bytes_is_a_deadlock() -> None:
     with pytest.raises(errors.DeadlockError, match="-512 bytes"):
         emulated(load_and_read, source(), 512, True, shared=SHARED)
+
+
+@pytest.mark.parametrize("at, said", [((8, -1), "must not be negative"), ((-8, 0), "must not be negative"),
+                                      ((4, 0), "multiple of 16 bytes")])
+def test_the_places_that_no_store_can_go_to(at: tuple, said: str) -> None:
+    """Illegal instructions on an H100."""
+    def kernel(target: Any, x: int, y: int) -> None:
+        if thread_index() == 0:
+            tma_store(target, (x, y), shared(U32, 0), 0)
+
+    with pytest.raises(errors.ProtocolError, match=said):
+        emulated(kernel, Tensor(Out((16, 64), F16), SPEC), *map(Runtime, at), shared=SHARED)
+
+
+def test_a_load_from_between_chunks() -> None:
+    def kernel(source: Any) -> None:
+        begin(1)
+        if thread_index() == 0:
+            tma_load(source, (1, 0), shared(U32, 0), 0, shared(U64, BARRIERS), 0)
+
+    with pytest.raises(errors.ProtocolError, match="multiple of 16 bytes"):
+        emulated(kernel, source(), shared=SHARED)
 
 
 def ring(source: Any, out: Any, early: bool) -> None:

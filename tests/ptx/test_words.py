@@ -79,6 +79,31 @@ def test_words_keep_numbers(kernel: Any, dtype: np.dtype, count: int, run: Any, 
     assert run(kernel, out, parts.view(dtype), Words(dtype, count))[0].tobytes() == parts.tobytes()
 
 
+# -- at any address ---------------------------------------------------------------------------------------------------
+
+def load_rows(out: Any, a: Any, case: Any) -> None:
+    """A row of 16 bytes from the second column on: every thread's at another distance from a multiple of 16."""
+    row = thread_index()
+    store_global(out, 1, (row, 0), (0, 0), unpack_words(case.dtype, load_words(a, 1, (row, 0), (0, 1), case.count)))
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d.itemsize <= 4], ids=str)
+@pytest.mark.parametrize("run", [emulated, pytest.param(on_device, marks=pytest.mark.gpu)], ids=["emulator", "gpu"])
+def test_words_begin_anywhere(dtype: np.dtype, run: Any, rng: np.random.Generator) -> None:
+    count = 16 // dtype.itemsize
+    a = numbers(rng, dtype, 32 * (count + 1)).reshape(32, count + 1)
+    (out,) = run(load_rows, Out((32, count), dtype), a, Words(dtype, count))
+    assert same_bits(out, np.ascontiguousarray(a[:, 1:]))
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d.itemsize <= 2], ids=str)
+def test_words_from_anywhere_are_loaded_as_words(dtype: np.dtype) -> None:
+    count = 16 // dtype.itemsize
+    ptx = compiled(load_rows, Out((32, count), dtype), np.zeros((32, count + 1), dtype), Words(dtype, count))
+    assert [line.split()[0] for line in lines_with(ptx, "ld.global")] == ["ld.global.u32"] * 5
+    assert len(lines_with(ptx, "shf.r.wrap")) == 4
+
+
 def a_second_element(out: Any, a: Any, case: Any) -> None:
     """The order within a word: the first element is in the low bits."""
     at = thread_index() * 4

@@ -1,0 +1,17 @@
+"""The paper's experiments (and what goes beyond them), side by side with their peers: `python -m bench.experiments`.
+
+| group | what | at least, aim |
+|---|---|---|
+| square | mixed precision, all transposes: rows of `bench.hopper` (Fig. 8; not among the default ones) | 0.96, 1.0 |
+| diagonal | diagonal x dense and dense x diagonal, f16, against cuBLAS on the materialised matrix (Table 1) | 5, 8 |
+| triangular | triangular x dense, f16, against cuBLAS on the matrix with its zeros | 1.6, 1.9 |
+| fusion | the six rows of Table 2 against cuBLAS and element-wise kernels | first 0.98, 1.05; last 1.4, 1.55 |
+| algebras | complex and dual numbers of f16 against as many real products by cuBLAS (Fig. 9) | 0.7, 0.95 |
+| complex64 | complex64 without tf32 against cuBLAS | 0.7, 1.0 |
+| minplus | min-plus f32 against the card's own limit for adds and minima, which is measured | 0.6, 0.9 |
+| contraction | D_abc = A_bda B_dc at the paper's sizes against torch.einsum (Table 3) | mean 1.1, 1.5 |
+| tccg | the 48 contractions of the TCCG benchmark, f16 and f32, against torch.einsum | mean 1.1, 1.5 |
+
+diagonal, triangular and fusion are cases of `bench.cases`; the others are each an `experiment.Experiment`:
+algebras, minplus (and limit, the kernel that measures the card's), contractions.
+"""

@@ -1,0 +1,84 @@
+"""What a row of `bench.experiments` is, if `bench.cases` does not have it."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from bench.harness import Call
+
+Lib = Any  # a `bench.backends.Backend` that is a `bench.peers.Peer` too
+
+# The largest relative error of a right result: the rounding of D, and of float32 that of the sum, which grows with K.
+TOLERANCES = {"f16": 1e-3, "f32": 1e-5}
+ROUNDING = 1e-7  # of a sum of one term in float32
+ITEMSIZES = {"f16": 2, "f32": 4}
+
+
+@dataclass(frozen=True)
+class Experiment(ABC):
+    """One row: what is computed on which operands, by gemmkit as it chooses by itself and by a peer.
+
+    ``m``, ``n``, ``k`` are those of the matrix product. ``operands`` makes one input set; the other methods take it. ``bar``
+    and ``aim`` are of the ratio; those of a group's geometric mean are in `bench.verdicts.MEANS`.
+    """
+
+    group: str
+    work: str
+    kind: str
+    m: int
+    n: int
+    k: int
+    bar: float | None = field(default=None, compare=False)
+    aim: float | None = field(default=None, compare=False)
+
+    layout: ClassVar[str] = "nn"
+    peer: ClassVar[str] = "cuBLAS"
+    mapping: ClassVar[str | None] = None
+    peers_kernel: ClassVar[str | None] = None  # what the peer needs compiled: ``build_peer`` does it
+
+    def __str__(self) -> str:
+        return f"{self.group}: {self.work} {self.kind} {self.m}x{self.n}x{self.k}"
+
+    @property
+    def products(self) -> int:
+        """Real multiply-adds for one of the product's."""
+        return 1
+
+    @property
+    def tolerance(self) -> float:
+        return max(TOLERANCES[self.kind], ROUNDING * math.sqrt(self.k)) if self.kind == "f32" else TOLERANCES[self.kind]
+
+    @property
+    def input_bytes(self) -> int:
+        """Of one input set."""
+        return (self.m + self.n) * self.k * ITEMSIZES[self.kind]
+
+    @abstractmethod
+    def operands(self, lib: Lib, i: int) -> Any:
+        """The arrays of input set ``i``: ``out`` is ours."""
+
+    @abstractmethod
+    def ours(self, lib: Lib, x: Any) -> Call:
+        """A call of gemmkit's that writes ``x.out``."""
+
+    @abstractmethod
+    def peers(self, lib: Lib, x: Any) -> Call:
+        """A call without gemmkit."""
+
+    @abstractmethod
+    def title(self, lib: Lib) -> str:
+        """How results call the peer."""
+
+    @abstractmethod
+    def error(self, lib: Lib, x: Any) -> float:
+        """The relative error of ``x.out`` against float64."""
+
+    @abstractmethod
+    def peer_error(self, lib: Lib, x: Any) -> float:
+        """That of the peer's result."""
+
+    def build_peer(self) -> None:  # noqa: B027
+        """Compile ahead what the peer launches; nothing, unless an experiment says otherwise."""

@@ -1,0 +1,94 @@
+"""Step 1 of `warp_specialised` where the copy engine brings an operand and the producer's warps transform it where it lies.
+
+A stage has three barriers then: ``landed`` (the engine has brought it), ``full`` (it is transformed) and ``empty``. A team
+asks for its next stage before it works on the last one, so that nobody waits for global memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmkit.kernels.parts import column_of, put_elements, put_words, row_of, transform_tile
+from gemmkit.kernels.walk import BARRIERS
+from gemmkit.lang.control import choose, keep
+from gemmkit.lang.pairs import is_pairwise, transform_pairs
+from gemmkit.lang.registers import apply, registers
+from gemmkit.lang.values import convert, convert_all
+from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
+from gemmkit.ptx.memory import shared
+from gemmkit.ptx.special import lane_index, rolled, thread_index, udiv, uniform
+from gemmkit.ptx.warpgroup import fence_async
+from gemmkit.ptx.words import pack_words, unpack_words
+from gemmkit.tiling import parallelise, translate
+from gemmkit.transforms.base import transformed
+
+
+def change_stage(spec: Any, full: Any, brought: tuple, shape: Any) -> None:
+    """Transform what the engine has brought: ``brought`` are the stage, its phase, and where its tiles lie globally."""
+    stage, phase, m, n, k = brought
+    warp = uniform(udiv(thread_index(), 32)) % spec.team_warps
+    mbarrier_wait(shared(BARRIERS, spec.landed_offset), stage, phase)
+    a, b = shared(spec.a.shared.dtype, stage * spec.stage_bytes), shared(spec.b.shared.dtype, stage * spec.stage_bytes
+                                                                         + spec.b_offset)
+    size = spec.block.size
+    if m + size.M <= shape.M and n + size.N <= shape.N and k + size.K <= shape.K:
+        choose(spec.a_changes, change_inside, keep, spec.a, a, spec.block.MK, m, k, warp, spec.a_batch, spec)
+        choose(spec.b_changes, change_inside, keep, spec.b, b, spec.block.KN, k, n, warp, spec.b_batch, spec)
+    else:
+        choose(spec.a_changes, change_edge, keep, spec.a, a, spec.block.MK, m, k, shape.M, shape.K, warp, spec)
+        choose(spec.b_changes, change_edge, keep, spec.b, b, spec.block.KN, k, n, shape.K, shape.N, warp, spec)
+    fence_async()                                      # tensor cores read through another way than threads write
+    mbarrier_arrive(full, stage)
+
+
+def change_inside(operand: Any, pointer: Any, block: Any, at_i: int, at_j: int, warp: int, batch: int,
+                  spec: Any) -> None:
+    """Some tiles at a time: all are read before the first is written, or each would wait for the last."""
+    warp_tiles = parallelise(block, operand.warp, warp, spec.team_warps)
+    first = warp * 0
+    while first < len(warp_tiles):
+        held = registers(operand.words, batch * operand.lane_tiles)
+        for i in range(batch):
+            thread_tiles = parallelise(warp_tiles[first + i], operand.thread, lane_index(), 32, operand.order)
+            for j in range(len(thread_tiles)):
+                held[i * len(thread_tiles) + j] = pack_words(
+                    operand.shared.load_shared(pointer, thread_tiles[j], operand.shared.leading(block.size)))
+        for i in range(batch):
+            thread_tiles = parallelise(warp_tiles[first + i], operand.thread, lane_index(), 32, operand.order)
+            for j in range(len(thread_tiles)):
+                choose(is_pairwise(operand.to_shared, operand.shared.dtype), put_pairs, put_singly, operand, pointer,
+                       thread_tiles[j], operand.shared.leading(block.size), held[i * len(thread_tiles) + j], at_i, at_j)
+        first = rolled(first + batch)
+
+
+def put_pairs(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple, at_i: int, at_j: int) -> None:
+    put_words(operand, pointer, tile, leading, transform_pairs(operand.to_shared, operand.shared.dtype, words))
+
+
+def put_singly(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple, at_i: int, at_j: int) -> None:
+    values = transform_tile(operand.to_shared, unpack_words(operand.shared.dtype, words), translate(tile, at_i, at_j))
+    put_elements(operand, pointer, tile, leading, convert_all(operand.shared.dtype, values))
+
+
+def change_edge(operand: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int, warp: int,
+                spec: Any) -> None:
+    """A tile that is partly out of range: there the engine has put zeros, and the product must meet the identity."""
+    warp_tiles = parallelise(block, operand.warp, warp, spec.team_warps)
+    for i in range(len(warp_tiles)):
+        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
+        for j in range(len(thread_tiles)):
+            tile, leading = thread_tiles[j], operand.shared.leading(block.size)
+            values = operand.shared.load_shared(pointer, tile, leading)
+            put_elements(operand, pointer, tile, leading, apply(change_element, values, operand,
+                                                                translate(tile, at_i, at_j), rows, columns,
+                                                                spec.operator.identity))
+
+
+def change_element(x: Any, n: int, operand: Any, place: Any, rows: int, columns: int, nothing: Any) -> Any:
+    i, j = row_of(place, n), column_of(place, n)
+    if i < rows and j < columns:
+        return convert(operand.shared.dtype, transformed(operand.to_shared, x, i, j))
+    return convert(operand.shared.dtype, nothing)
+
+
+__all__ = ["change_stage"]
