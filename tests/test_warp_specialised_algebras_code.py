@@ -81,6 +81,13 @@ def test_planes_go_by_the_engine(algebra: Algebra) -> None:
     assert made.count("LDS") == 0
 
 
+def test_planes_beside_numbers_that_land() -> None:
+    conf = config(COMPLEX, "NT", global_a_layout=Planar(COMPLEX.number_dtype("f2")))
+    made = code(conf, a=np.zeros((2, 4096, 4096), "f2"))
+    made.check_copied()
+    made.check_dealt()
+
+
 @pytest.mark.parametrize("algebra", [dual(2), dual(4), dual(7)], ids=lambda a: f"{a.parts}-{a.products}")
 def test_numbers_that_the_engine_does_not_know(algebra: Algebra) -> None:
     """Of 6, 10 and 16 bytes: by warps."""

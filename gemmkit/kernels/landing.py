@@ -129,7 +129,7 @@ def second_first(mn: int, k: int) -> tuple:
 # -- splitting --------------------------------------------------------------------------------------------------------
 
 def split_stage(spec: Any, stage: int, m: int, n: int, k: int, shape: Any) -> None:
-    choose(spec.a_lands and spec.b_lands, split_both, split_one, spec, stage, m, n, k, shape)
+    choose(spec.lands_both, split_both, split_one, spec, stage, m, n, k, shape)
 
 
 def split_both(spec: Any, stage: int, m: int, n: int, k: int, shape: Any) -> None:

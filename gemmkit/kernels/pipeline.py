@@ -242,9 +242,18 @@ class PipelineSpec(Spec):
                 and all(0 < words <= self._most_held for words in landing))
 
     @cached_property
+    def lands_both(self) -> bool:
+        return self.a_lands and self.b_lands
+
+    @cached_property
+    def has_landed(self) -> bool:
+        """Whether stages are changed, or taken apart, after the engine has brought them."""
+        return self.is_changing or self.is_landing
+
+    @cached_property
     def landing_warps(self) -> int:
         """Warps that take an operand apart."""
-        return self.producer_warps // (2 if self.a_lands and self.b_lands else 1)
+        return self.producer_warps // (2 if self.lands_both else 1)
 
     @cached_property
     def a_landed(self) -> int:
@@ -343,7 +352,7 @@ class PipelineSpec(Spec):
     @cached_property
     def filled_offset(self) -> int:
         """Barriers of the sums that a consumer is sent, and of the room to send some."""
-        return self.landed_offset + (BARRIER * self.stages if self.is_changing or self.is_landing else 0)
+        return self.landed_offset + (BARRIER * self.stages if self.has_landed else 0)
 
     @cached_property
     def free_offset(self) -> int:

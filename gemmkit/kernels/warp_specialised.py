@@ -56,7 +56,7 @@ def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_
         for stage in range(spec.stages):
             mbarrier_init(full, stage, spec.full_arrivals)
             mbarrier_init(empty, stage, spec.empty_arrivals)
-            choose(spec.is_changing or spec.is_landing, mbarrier_init, keep, shared(BARRIERS, spec.landed_offset), stage, 1)
+            choose(spec.has_landed, mbarrier_init, keep, shared(BARRIERS, spec.landed_offset), stage, 1)
         for consumer in range(spec.exchanging):
             mbarrier_init(shared(BARRIERS, spec.filled_offset), consumer, 1)
             mbarrier_init(shared(BARRIERS, spec.free_offset), consumer, spec.splits)
