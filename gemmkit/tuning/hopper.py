@@ -247,7 +247,8 @@ def _fill_moves(values: dict[str, Any]) -> None:
 def _move(tile: Tile, layout: Any, shared: Any, warps: int) -> tuple[Tile, Tile]:
     """(thread, warp): lanes go along the axis of global memory, so that their loads are of neighbours."""
     axis = shared.axis
-    vector = math.gcd(4 if hasattr(shared, "plane") else 16 // shared.dtype.itemsize, tile.extents[axis])
+    size = shared.dtype.itemsize                          # of a number, where it has several parts
+    vector = math.gcd(16 // size if 16 % size == 0 and size <= 8 else 4, tile.extents[axis])
     thread, warp = [1, 1], [1, 1]
     if layout.vector_axis in (axis, None):
         thread[axis] = vector
