@@ -190,7 +190,7 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     fields = dict(keywords)
     if operator is None and hopper.applies(a.dtype, b.dtype, fields, device):
         operator, mapping = hopper.choice(a, b, infos, fields, sizes, device)
-        fields.update(mapping)
+        fields = {**mapping, **fields}
     if operator is None and algebra_of(a.dtype) is not None and a.dtype == b.dtype:
         operator = algebra_of(a.dtype)
     fields["operator"] = operator

@@ -13,7 +13,7 @@ from gemmkit import layouts
 from gemmkit.blas import gemm, gemmEx
 from gemmkit.operators import FPUOp, MMAOp, WMMAOp
 from gemmkit.tiling import Tile
-from tests.machines import is_poison, on_machines, poison, whole
+from tests.machines import BF16, is_poison, on_machines, poison, whole
 
 F16, F32 = np.dtype("f2"), np.dtype("f4")
 M, N, K = 19, 18, 9
@@ -64,6 +64,18 @@ def test_alpha_and_beta(machine: Any, alpha: float, beta: float, rng: np.random.
         gemmEx("N", "N", alpha, machine.array(a), machine.array(b), beta, out)
     product = alpha * op(a, "N") @ op(b, "N")
     assert np.array_equal(machine.numpy(out), product + beta * c if beta != 0 else product)
+
+
+@on_machines
+@pytest.mark.parametrize("dtype", [np.dtype("f2"), BF16], ids=str)
+def test_beta_times_c_is_not_rounded_to_cs_type(machine: Any, dtype: np.dtype, rng: np.random.Generator) -> None:
+    """It was: 0.3 as a float16 is 0.30005, and the product another float16."""
+    a, b = np.zeros((40, 16), dtype), np.zeros((16, 24), dtype)
+    c = (1000 + 8 * np.arange(40 * 24)).reshape(40, 24).astype(dtype)
+    out = machine.array(c.copy())
+    with machine.session():
+        gemmEx("N", "N", 1.0, machine.array(a), machine.array(b), 0.3, out)
+    assert np.array_equal(machine.numpy(out).astype("f4"), (np.float32(0.3) * c.astype("f4")).astype(dtype).astype("f4"))
 
 
 @on_machines

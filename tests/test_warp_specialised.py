@@ -14,7 +14,7 @@ import pytest
 import gemmkit as gk
 from gemmkit.kernels.pipeline import PipelineSpec
 from gemmkit.kernels.rasterisation import Columns, Grouped, Hilbert
-from gemmkit.layouts import ColMajor, RowMajor
+from gemmkit.layouts import ColMajor, RowMajor, Swizzled
 from gemmkit.operators import WGMMAOp
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
@@ -159,6 +159,17 @@ def test_clusters_share_operands_of_either_kind(machine: Any, schedule: str, kin
     """Parts that blocks load for all are lines of each panel, or some of the panels."""
     conf = mapping(schedule, a=KINDS[kinds[0]], b=KINDS[kinds[1]])
     check(machine, conf, rng, *((136, 40, 72) if machine.emulated else (1008, 520, 304)))
+
+
+@on_machines
+@pytest.mark.parametrize("n", [8, 24])
+def test_stages_begin_where_the_swizzle_does(machine: Any, n: int, rng: np.random.Generator) -> None:
+    """A's and B's panels of different widths, and a stage of them that is no multiple of the wider pattern (512 bytes): the
+    engine, threads and tensor cores must mean the same place."""
+    conf = mapping("one", WGMMAOp(n), a=ColMajor, b=ColMajor, depth=16, stages=3, shared_a_layout=Swizzled(ColMajor(F16), 64))
+    assert (64 * 16 + n * 16) * 2 % 512 == 256
+    for m in (72, 71):
+        check(machine, conf, rng, m, n, 64)
 
 
 # -- views ------------------------------------------------------------------------------------------------------------

@@ -72,6 +72,8 @@ CASES: dict[str, tuple[str, dict[str, Any], str, str]] = {       # name: (schedu
     "type of d": ("one", dict(shared_d_layout=Swizzled(RowMajor(F16), 64)), "shared_d_layout=Swizzled", "D is float32"),
     "panels of d": ("one", dict(operator=WGMMAOp(8), shared_d_layout=Swizzled(RowMajor(F32), 64)), "shared_d_layout=Swizzled",
                     "panels are 16 elements wide"),
+    "narrow panels of d": ("one", dict(d=RowMajor("f8"), shared_d_layout=Swizzled(RowMajor("f8"), 32)), "shared_d_layout=Swizzled",
+                           "take a wider one"),
     "transform to registers": ("one", dict(transform_shared_to_regs_a=Elementwise(twice)), "transform_shared_to_regs_a=",
                                "transform between global and shared memory"),
     "transform of b to registers": ("one", dict(transform_shared_to_regs_b=Elementwise(twice)), "transform_shared_to_regs_b=",

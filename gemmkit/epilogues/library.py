@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from gemmkit.components import Array, Scalar
 from gemmkit.epilogues.base import Epilogue
 from gemmkit.lang.control import choose
@@ -52,7 +54,7 @@ class LinearCombination(Epilogue):
     """``alpha * x + beta * C``, with run-time alpha and beta; C is not read when beta is 0 (BLAS's rule).
 
     C may be the same array as D: every element is read and written by one thread. ``layout`` is C's, and its dtype is the
-    result's. The arithmetic is the accumulator's.
+    result's. The arithmetic is the accumulator's, or float32's.
     """
 
     alpha: Scalar
@@ -66,7 +68,15 @@ class LinearCombination(Epilogue):
     def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
         if self.beta == 0:
             return convert_all(self.layout.dtype, apply(scaled, values, self))
-        return convert_all(self.layout.dtype, apply(combined, values, self, self.layout.load(self.c, tile, shape)))
+        c = convert_all(self.wide, self.layout.load(self.c, tile, shape))
+        return convert_all(self.layout.dtype, apply(combined, values, self, c))
+
+    @property
+    def wide(self) -> np.dtype:
+        """What C is multiplied by beta in: float32 for the narrow floats, which beta, a plain number, would not widen."""
+        dtype = self.layout.dtype
+        is_narrow = dtype.names is None and dtype.kind not in "iub" and dtype.itemsize < 4
+        return np.dtype(np.float32) if is_narrow else dtype
 
 
 def first(m: int, n: int) -> int:

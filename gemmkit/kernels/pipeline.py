@@ -10,10 +10,10 @@ from typing import Any
 from gemmkit.components import Component
 from gemmkit.epilogues import Default
 from gemmkit.kernels.spec import Operand, Spec, bytes_of
+from gemmkit.layouts.swizzled import pattern_of
 from gemmkit.tiling import Tile
 
 BARRIER = 8                            # bytes of an mbarrier
-PATTERN = 1024                         # bytes after which a swizzle of 128 bytes begins anew
 HELD = 32                              # registers of tiles that a producer's thread changes in place at a time
 BUFFERS = 2                            # panels of D a warpgroup has on their way out
 
@@ -282,8 +282,7 @@ class PipelineSpec(Spec):
 
     @cached_property
     def stage_bytes(self) -> int:
-        """Every stage begins where the pattern of the widest swizzle does."""
-        return -(-(self.a_bytes + self.b_bytes) // PATTERN) * PATTERN
+        return self.b_offset + pattern_of(self.b_bytes)
 
     @cached_property
     def a_stage(self) -> int:
@@ -296,7 +295,7 @@ class PipelineSpec(Spec):
 
     @cached_property
     def b_offset(self) -> int:
-        return self.a_bytes
+        return pattern_of(self.a_bytes)
 
     @cached_property
     def d_line(self) -> int:

@@ -14,6 +14,12 @@ from gemmkit.ptx.words import store_words
 from gemmkit.tiling import translate_offset
 
 CHUNK = 16                                     # bytes that stay together
+PATTERN = 1024                                 # bytes of the widest swizzle's pattern: tiles that begin there suit any
+
+
+def pattern_of(size: int) -> int:
+    """``size`` bytes, up to the next place where a swizzled tile may begin."""
+    return -(-size // PATTERN) * PATTERN
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ def take(values: dict[str, Any], a: Layout, b: Layout, sizes: tuple[int, int, in
         listed = mappings(algebra, dict(values, global_a_layout=a, global_b_layout=b))
         mapping = choose_mapping(sizes, device, mappings=listed)
         values["operator"] = algebra.with_base(WGMMAOp(mapping.N, dtype=of_a[0]))
-        values.update(mapping.fields)
+        for name, value in mapping.fields.items():                # what the user gives of a mapping stays
+            values.setdefault(name, value)
 
 
 def mappings(algebra: Algebra, values: dict[str, Any]) -> tuple[Mapping, ...]:

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from gemmkit.epilogues import Epilogue
+from gemmkit.kernels.rasterisation import Grouped, Hilbert, Order
 from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, Planar, RowMajor, Swizzled
+from gemmkit.layouts.swizzled import pattern_of
 from gemmkit.operators.base import Operator
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.arrays import ArrayInfo
@@ -20,6 +22,7 @@ from gemmkit.tiling import Tile
 from gemmkit.tuning.operators import SIXTEEN
 
 LINE = 128                             # bytes of K in a stage: a line of the widest swizzle
+RAGGED = 3200                          # bytes a cycle that the L2 gives all multiprocessors of lines that straddle its own
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Mapping:
     start: float
     producer_warps: int = 4
     splits: int = 1
+    order: Order = Grouped(8)
     depth: int = LINE                  # bytes of K in a stage
 
     @property
@@ -47,14 +51,15 @@ class Mapping:
         """It as fields of a Config for 16-bit operands."""
         return dict(block_shape=Tile(M=self.M, N=self.N, K=self.depth // 2), schedule=self.schedule,
                     warps_per_block=self.warps, producer_warps=self.producer_warps, splits=self.splits,
-                    cluster=Tile(M=self.cluster[0], N=self.cluster[1]))
+                    cluster=Tile(M=self.cluster[0], N=self.cluster[1]), order=self.order)
 
 
-# From the fastest on a large problem to the smallest.
+# Roughly from the fastest on a large problem to the smallest.
 MAPPINGS = (
     Mapping(128, 192, "pingpong", 8, (1, 1), 790, 2500, 2000),
     Mapping(128, 256, "cooperative", 8, (1, 1), 1046, 6000, 0),
     Mapping(128, 128, "pingpong", 8, (1, 1), 532, 1200, 2000),
+    Mapping(256, 128, "cooperative", 8, (1, 1), 1046, 6000, 0),
     Mapping(64, 128, "pingpong", 8, (1, 1), 300, 1200, 2000),
     Mapping(64, 64, "cooperative", 4, (1, 1), 200, 2500, 0),
     Mapping(64, 32, "cooperative", 4, (1, 1), 160, 2200, 0),
@@ -69,16 +74,16 @@ SPLIT = tuple(Mapping(*tile, step, finish, 0, splits=splits) for tile, step, fin
 
 # Where the producer's warps move an operand themselves: it is in a layout of the user's, or transformed on the way;
 WORKING = (
-    Mapping(128, 256, "cooperative", 8, (1, 1), 1750, 6000, 0),
-    Mapping(128, 128, "cooperative", 8, (1, 1), 1500, 4000, 0),
-    Mapping(64, 64, "cooperative", 4, (1, 1), 800, 2500, 0),
-    Mapping(64, 32, "cooperative", 4, (1, 1), 600, 2200, 0),
+    Mapping(128, 256, "cooperative", 8, (1, 1), 1750, 6000, 0, order=Hilbert()),
+    Mapping(128, 128, "cooperative", 8, (1, 1), 1150, 4000, 0, order=Hilbert()),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 700, 2500, 0, order=Hilbert()),
+    Mapping(64, 32, "cooperative", 4, (1, 1), 550, 2200, 0, order=Hilbert()),
 )
 # or TMA cannot take it as it lies in memory, and it comes element by element.
 MISALIGNED = (
-    Mapping(128, 192, "cooperative", 8, (1, 1), 4800, 5000, 0, 8),
-    Mapping(128, 128, "cooperative", 8, (1, 1), 3600, 4000, 0, 8),
-    Mapping(64, 64, "cooperative", 4, (1, 1), 1900, 2500, 0, 8),
+    Mapping(128, 192, "cooperative", 8, (1, 1), 3600, 5000, 0, 8, order=Hilbert()),
+    Mapping(128, 128, "cooperative", 8, (1, 1), 2800, 4000, 0, 8, order=Hilbert()),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 1500, 2500, 0, 8, order=Hilbert()),
 )
 
 # Sums that are promoted take three times the registers.
@@ -90,9 +95,12 @@ PROMOTED = (
 
 
 def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: int | None = None, itemsize: int = 2,
-                   mappings: tuple[Mapping, ...] = MAPPINGS) -> Mapping:
+                   mappings: tuple[Mapping, ...] = MAPPINGS, is_ragged: bool = False) -> Mapping:
     """The mapping with the least estimated time: full waves of clusters, each as long as its tiles take. Of those that are
-    as good as equal, the first, whose tiles are the largest: they move less, and a card at its power limit repays that."""
+    as good as equal, the first, whose tiles are the largest: they move less, and a card at its power limit repays that.
+
+    ``is_ragged`` says that rows do not begin at multiples of 128 bytes: then what the L2 can give limits the rest.
+    """
     fit = [mapping for mapping in mappings if N in (None, mapping.N)]
     if not fit:
         assert N is not None
@@ -106,10 +114,13 @@ def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: in
         clusters = math.ceil(m / (mapping.M * rows)) * math.ceil(n / (mapping.N * columns))
         waves = math.ceil(clusters / max(1, device.sm_count // (rows * columns * mapping.splits)))
         steps = math.ceil(math.ceil(k * itemsize / LINE) / mapping.splits)
-        return waves * (steps * mapping.step + mapping.finish) + mapping.start
+        cycles = waves * (steps * mapping.step + mapping.finish) + mapping.start
+        moved = clusters * rows * columns * math.ceil(k * itemsize / LINE) * LINE * (mapping.M + mapping.N)
+        return max(cycles, moved / RAGGED) if is_ragged else cycles
 
     least = min(map(time, fit))
-    return next(mapping for mapping in fit if time(mapping) <= 1.01 * least)
+    equal = [mapping for mapping in fit if time(mapping) <= 1.01 * least]
+    return max(equal, key=lambda mapping: mapping.M) if is_ragged else equal[0]
 
 
 def applies(a: np.dtype, b: np.dtype, fields: dict[str, Any], device: DeviceInfo) -> bool:
@@ -131,7 +142,9 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
             mappings = mappings if mappings is MISALIGNED else WORKING
         if isinstance(layout, Plain) and info is not None and why_not(info, layout.axis) is not None:
             mappings = MISALIGNED
-    mapping = choose_mapping(sizes, device, mappings=mappings)
+    is_ragged = any(info is not None and any(stride * info.dtype.itemsize % LINE for stride in info.strides if stride != 1)
+                    for info in (infos["a"], infos["b"]))
+    mapping = choose_mapping(sizes, device, mappings=mappings, is_ragged=is_ragged)
     return WGMMAOp(mapping.N, dtype=a.dtype), mapping.fields
 
 
@@ -155,6 +168,7 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
                 else PROMOTED if operator.promote else MAPPINGS + splits)
     mapping = choose_mapping(sizes, device, operator.N, operator.dtype.itemsize, mappings)
     values.setdefault("splits", mapping.splits if splits else 1)
+    values.setdefault("order", mapping.order)
     _fill_tiles(values, operator, mapping)
     _fill_shared(values, operator)
     if is_algebra:
@@ -212,7 +226,7 @@ def _fill_shared(values: dict[str, Any], operator: Any) -> None:
         values.setdefault(f"shared_{name}_layout", _swizzled(axis, dtype, extent))
     values.setdefault("shared_c_layout", RowMajor(values["operator"].fragment_c.dtype))
     values.setdefault("shared_d_layout", _swizzled(1, values["global_d_layout"].dtype,
-                                                      block.N // values["splits"]))
+                                                   block.N // values["splits"]))
 
 
 def _divides(values: dict[str, Any], cluster: tuple[int, int]) -> bool:
@@ -262,12 +276,12 @@ def _move(tile: Tile, layout: Any, shared: Any, warps: int) -> tuple[Tile, Tile]
 
 def _stages(values: dict[str, Any], device: DeviceInfo) -> int:
     """As many as fit beside the panels of D."""
-    from gemmkit.kernels.pipeline import BARRIER, BUFFERS, PATTERN
+    from gemmkit.kernels.pipeline import BARRIER, BUFFERS
 
     block, a, b, d = (values[name] for name in ("block_shape", "shared_a_layout", "shared_b_layout", "shared_d_layout"))
     size = block.size
-    stage = a.physical_size(size.M, size.K) * a.dtype.itemsize + b.physical_size(size.K, size.N) * b.dtype.itemsize
-    stage = -(-stage // PATTERN) * PATTERN
+    stage = (pattern_of(a.physical_size(size.M, size.K) * a.dtype.itemsize)
+             + pattern_of(b.physical_size(size.K, size.N) * b.dtype.itemsize))
     panels = BUFFERS * (values["warps_per_block"] // 4) * 64 * getattr(d, "width", LINE)
     sums = size.M * size.N * 4 + 2 * BARRIER * BUFFERS if values["splits"] > 1 else 0
     return max(2, min(8, (device.shared_memory_per_block - panels - sums) // (stage + 3 * BARRIER)))

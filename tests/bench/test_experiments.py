@@ -18,8 +18,8 @@ import pytest
 import gemmkit
 from bench import cases, hopper, plot, prepare, report, verdicts
 from bench.cases import Case
-from bench.experiments import __main__ as experiments
 from bench.experiments import algebras, contractions, limit, minplus
+from bench.experiments import run as experiments
 from bench.experiments.experiment import Experiment
 from bench.fusions import WORKS
 from bench.harness import WrongResult

@@ -1,0 +1,99 @@
+"""The paper's experiments: `python -m bench.experiments`.
+
+    python -m bench.experiments                             all default groups (bench/experiments/__init__.py lists them)
+    python -m bench.experiments diagonal                    one experiment alone; several: diagonal triangular
+    python -m bench.experiments --quick --limit 150         4 pairs a row, shorter graphs; what is late is reported so
+    python -m bench.experiments --prepare only              compile all kernels (no GPU needed), measure nothing
+    python -m bench.experiments --list                      the rows, and what is asked of them
+    python -m bench.plot bench/results/experiments.json     draw it
+
+It runs as `bench.hopper` does: kernels are compiled ahead in parallel processes, a worker process measures the rows, the
+result file is written after every row, and the table comes last. The exit status is 1 if a row is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from bench import cases, hopper, prepare
+from bench.experiments import algebras, contractions, minplus
+from bench.experiments.experiment import Experiment
+from bench.gemm import names
+from bench.harness import Row, input_sets
+
+FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
+    "algebras": algebras.algebras,
+    "complex64": algebras.complex64,
+    "minplus": minplus.minplus,
+    "contraction": contractions.contraction,
+    "tccg": contractions.tccg,
+}
+DEFAULT = (*cases.PAPER, *FURTHER)
+GROUPS = ("square", *DEFAULT)
+
+
+class Bench(hopper.Bench):
+    """Measures experiments too."""
+
+    def measure(self, case: Any) -> Row:
+        if not isinstance(case, Experiment):
+            return super().measure(case)
+        self.arrays.clear()  # of the cases before
+        self.last = ()
+        lib = self.backend
+        sets = [case.operands(lib, i) for i in range(input_sets(case.input_bytes, lib.l2_bytes()))]
+
+        def poison() -> None:
+            for x in sets:
+                lib.poison(x.out)
+
+        return self.row(
+            case,
+            [case.ours(lib, x) for x in sets],
+            [case.peers(lib, x) for x in sets],
+            case.title(lib),
+            poison=poison,
+            error=lambda i: case.error(lib, sets[i]),
+            tolerance=case.tolerance,
+            peer_error=lambda: case.peer_error(lib, sets[0]),
+            peer_tolerance=8 * case.tolerance,
+            chosen=prepare.products(case)[0].problem.config,
+            products=case.products,
+        )
+
+
+def on_torch(pairs: int, target_us: float) -> Bench:
+    """What a worker makes."""
+    return Bench(hopper.peers(), pairs, target_us)
+
+
+def make(groups: Sequence[str], match: str = "", quick: bool = False) -> list[Any]:
+    """The rows of some groups, in the order of GROUPS; ``match`` is a regular expression of their texts."""
+    found: list[Any] = []
+    for group in GROUPS:
+        if group in groups:
+            found += FURTHER[group]() if group in FURTHER else cases.make([group], quick=quick)
+    return [case for case in found if re.search(match, str(case))]
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m bench.experiments", description="The paper's experiments.")
+    one = names(GROUPS)
+    made.add_argument("experiments", nargs="*", metavar="experiment", help=f"of {', '.join(GROUPS)}")
+    made.add_argument("--groups", type=one, default=[], help="the same, separated by commas")
+    hopper.add_options(made)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    made = parser()
+    options = made.parse_args(arguments)
+    for name in options.experiments:
+        if name not in GROUPS:
+            made.error(f"{name!r} is none of {', '.join(GROUPS)}")
+    groups = [*options.experiments, *options.groups] or list(DEFAULT)
+    wanted = make(groups, options.match, options.quick)
+    return hopper.execute("experiments", wanted, options, on_torch)
