@@ -144,12 +144,13 @@ def _validate_d(config: Config, rule: Any) -> None:
     rule(isinstance(layout, Swizzled) and layout.axis == 1, "shared_d_layout", layout,
          "D leaves in swizzled panels; take Swizzled(RowMajor(...))")
     rule(layout.dtype == config.global_d_layout.dtype, "shared_d_layout", layout, f"D is {config.global_d_layout.dtype}")
+    if layout.itemsize not in (1, 2, 4, 8):                       # the copy engine leaves it to the threads: no panels
+        return
     rule(layout.line >= 8, "shared_d_layout", layout, f"its panels are {layout.line} elements wide, and 4 threads hold 8 "
          "neighbouring columns of a row; take a wider one")
     N = config.block_shape.size.N
-    moved = layout.itemsize in (1, 2, 4, 8)                       # other sizes the copy engine leaves to the threads
-    rule(N % layout.line == 0 or not moved, "shared_d_layout", layout, f"its panels are {layout.line} elements wide, and "
-         f"N={N} of the block must be a multiple of that")
+    rule(N % layout.line == 0, "shared_d_layout", layout, f"its panels are {layout.line} elements wide, and N={N} of the "
+         "block must be a multiple of that")
 
 
 __all__ = ["validate_pipeline"]
