@@ -56,16 +56,34 @@ def _loads(conf: Config, name: str, info: ArrayInfo) -> bool:
     """Numbers of several parts must be planes already: the engine takes nothing apart."""
     layout, shared = getattr(conf, f"global_{name}_layout"), getattr(conf, f"shared_{name}_layout")
     if hasattr(shared, "plane"):
-        return bool(type(layout) is Planar and _keeps(conf, name) and layout.dtype == shared.dtype
-                    and why_not(info, shared.axis + 1) is None)
+        unchanged = getattr(conf, f"transform_global_to_shared_{name}").is_identity and layout.dtype == shared.dtype
+        return bool(type(layout) is Planar and unchanged and why_not(info, shared.axis + 1) is None)
     thread = getattr(conf, f"mem_{name}_thread")
     by_words = thread.extents[shared.axis] == thread.count and thread.count * shared.itemsize % 4 == 0
-    return (layout.is_plain and layout.dtype == shared.dtype and why_not(info, shared.axis) is None
-            and (by_words or _keeps(conf, name)))
+    return (layout.is_plain and layout.dtype == shared.dtype and why_not(info, layout.axis) is None
+            and (_keeps(conf, name) or by_words) and (layout.axis == shared.axis or _turns(conf, name)))
 
 
 def _keeps(conf: Config, name: str) -> bool:
-    return bool(getattr(conf, f"transform_global_to_shared_{name}").is_identity)
+    """Whether nothing changes an operand on its way."""
+    layout, shared = getattr(conf, f"global_{name}_layout"), getattr(conf, f"shared_{name}_layout")
+    transform = getattr(conf, f"transform_global_to_shared_{name}")
+    return bool(transform.is_identity and layout.vector_axis == shared.axis)
+
+
+TURNED = 64                            # registers of a tile that a producer's thread may hold while it is turned
+
+
+def _turns(conf: Config, name: str) -> bool:
+    """Whether a tile can be turned where it lies: its lines divide, and the registers of the producer hold it."""
+    block = conf.block_shape.size
+    shared, thread, warp = (getattr(conf, field) for field in (f"shared_{name}_layout", f"mem_{name}_thread",
+                                                              f"mem_{name}_warp"))
+    across, threads = block.M if name == "a" else block.N, 32 * conf.producer_warps
+    line, held = shared.width // shared.itemsize, across * block.K * shared.itemsize // (4 * threads)
+    tile = conf.block_shape.MK if name == "a" else conf.block_shape.KN
+    whole = tile.count % (warp.count * conf.producer_warps) == 0 and warp.count % (32 * thread.count) == 0
+    return whole and across % line == 0 and held <= TURNED and conf.cluster.count == 1
 
 
 def _lands(conf: Config, name: str, info: ArrayInfo) -> bool:
@@ -87,8 +105,8 @@ def maps(spec: Spec, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[Map | 
         return ()
     made: list[Map | None] = []
     for which, info, uses, shared, box in (
-            (0, a, spec.a_engine, spec.a.plane, (spec.a_copy.line, spec.a_copy.lines)),
-            (1, b, spec.b_engine, spec.b.plane, (spec.b_copy.line, spec.b_copy.lines)),
+            (0, a, spec.a_engine, spec.a.brought, (spec.a_copy.line, spec.a_copy.lines)),
+            (1, b, spec.b_engine, spec.b.brought, (spec.b_copy.line, spec.b_copy.lines)),
             (3, out, spec.d_engine, spec.d.shared, (spec.d_line, 64))):
         layout: Any = shared
         planes = len(info.shape) - 2                                  # a box is of one plane

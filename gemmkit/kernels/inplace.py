@@ -1,4 +1,7 @@
-"""Step 1 of `warp_specialised` where the copy engine brings an operand and the producer's warps transform it where it lies.
+"""Step 1 of `warp_specialised` where the copy engine brings an operand and the producer's warps change it where it lies.
+
+They transform its elements; or they turn its tile, where the tensor cores read 8- and 32-bit operands along K alone and it
+lies the other way. Then all of a team read the whole tile before any of them writes.
 
 A stage has three barriers then: ``landed`` (the engine has brought it), ``full`` (it is transformed) and ``empty``. A team
 asks for its next stage before it works on the last one, so that nobody waits for global memory.
@@ -17,16 +20,19 @@ from gemmkit.lang.values import convert, convert_all
 from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import lane_index, rolled, thread_index, udiv, uniform
-from gemmkit.ptx.warpgroup import fence_async
+from gemmkit.ptx.warpgroup import fence_async, named_barrier
 from gemmkit.ptx.words import pack_words, unpack_words
 from gemmkit.tiling import parallelise, translate
 from gemmkit.transforms.base import transformed
+
+TEAM = 10                              # named barriers from 10 on: a team has read what it is to write
 
 
 def change_stage(spec: Any, full: Any, brought: tuple, shape: Any) -> None:
     """Transform what the engine has brought: ``brought`` are the stage, its phase, and where its tiles lie globally."""
     stage, phase, m, n, k = brought
-    warp = uniform(udiv(thread_index(), 32)) % spec.team_warps
+    number = uniform(udiv(thread_index(), 32))
+    warp, team = number % spec.team_warps, udiv(number, spec.team_warps)
     mbarrier_wait(shared(BARRIERS, spec.landed_offset), stage, phase)
     a, b = shared(spec.a.shared.dtype, stage * spec.stage_bytes), shared(spec.b.shared.dtype, stage * spec.stage_bytes
                                                                          + spec.b_offset)
@@ -37,6 +43,8 @@ def change_stage(spec: Any, full: Any, brought: tuple, shape: Any) -> None:
     else:
         choose(spec.a_changes, change_edge, keep, spec.a, a, spec.block.MK, m, k, shape.M, shape.K, warp, spec)
         choose(spec.b_changes, change_edge, keep, spec.b, b, spec.block.KN, k, n, shape.K, shape.N, warp, spec)
+    choose(spec.a_turns, turn, keep, spec.a, a, spec.block.MK, m, k, shape.M, shape.K, warp, team, spec.a_slots, spec)
+    choose(spec.b_turns, turn, keep, spec.b, b, spec.block.KN, k, n, shape.K, shape.N, warp, team, spec.b_slots, spec)
     fence_async()                                      # tensor cores read through another way than threads write
     mbarrier_arrive(full, stage)
 
@@ -82,6 +90,30 @@ def change_edge(operand: Any, pointer: Any, block: Any, at_i: int, at_j: int, ro
             put_elements(operand, pointer, tile, leading, apply(change_element, values, operand,
                                                                 translate(tile, at_i, at_j), rows, columns,
                                                                 spec.operator.identity))
+
+
+def turn(operand: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int, warp: int, team: int,
+         slots: int, spec: Any) -> None:
+    """Read the team's part of the tile as it came, line by line across K, and store it along K."""
+    held = registers(operand.words, slots)
+    warp_tiles = parallelise(block, operand.warp, warp, spec.team_warps)
+    for i in range(len(warp_tiles)):
+        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
+        for j in range(len(thread_tiles)):
+            values = operand.brought.load_shared(pointer, thread_tiles[j], operand.brought.leading(block.size))
+            held[i * len(thread_tiles) + j] = pack_words(
+                choose(operand.to_shared.is_identity, keep, turn_transformed, values, operand,
+                       translate(thread_tiles[j], at_i, at_j), rows, columns, spec))
+    named_barrier(TEAM + team, 32 * spec.team_warps)
+    for i in range(len(warp_tiles)):
+        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
+        for j in range(len(thread_tiles)):
+            put_words(operand, pointer, thread_tiles[j], operand.shared.leading(block.size),
+                      held[i * len(thread_tiles) + j])
+
+
+def turn_transformed(values: tuple, operand: Any, place: Any, rows: int, columns: int, spec: Any) -> tuple:
+    return apply(change_element, values, operand, place, rows, columns, spec.operator.identity)
 
 
 def change_element(x: Any, n: int, operand: Any, place: Any, rows: int, columns: int, nothing: Any) -> Any:

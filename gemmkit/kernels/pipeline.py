@@ -24,6 +24,7 @@ COPYING = {(1, 2): (24, 240), (1, 3): (32, 160), (2, 2): (40, 208)}
 WORKING = {(1, 3): (56, 152), (2, 2): (88, 168)}
 CHANGING = {(1, 2): (72, 216), **WORKING}
 LANDING = {**WORKING, (1, 2): (120, 192)}        # a producer that takes apart what has landed
+TURNING = {(1, 2): (104, 200), (1, 3): (56, 152), (2, 2): (88, 168)}
 SQUEEZED = {(1, 2): (56, 224)}         # a producer that works, beside consumers with more than 128 registers of sums
 
 
@@ -79,16 +80,29 @@ class PipelineSpec(Spec):
     @cached_property
     def a_changes(self) -> bool:
         """Whether A is transformed in place, once the engine has brought it."""
-        return self.a_engine and not self.a.to_shared.is_identity
+        return self.a_engine and not self.a.to_shared.is_identity and not self.a_turns
 
     @cached_property
     def b_changes(self) -> bool:
-        return self.b_engine and not self.b.to_shared.is_identity
+        return self.b_engine and not self.b.to_shared.is_identity and not self.b_turns
+
+    @cached_property
+    def a_turns(self) -> bool:
+        """Whether A's tiles are turned in place (and transformed on the way)."""
+        return self.a_engine and self.a.brought != self.a.plane
+
+    @cached_property
+    def b_turns(self) -> bool:
+        return self.b_engine and self.b.brought != self.b.plane
+
+    @cached_property
+    def is_turning(self) -> bool:
+        return self.a_turns or self.b_turns
 
     @cached_property
     def is_changing(self) -> bool:
-        """Whether an operand is transformed in place; then the engine moves both."""
-        return self.a_changes or self.b_changes
+        """Whether an operand is changed in place; then the engine moves both."""
+        return self.a_changes or self.b_changes or self.is_turning
 
     @cached_property
     def peers(self) -> int:
@@ -120,14 +134,14 @@ class PipelineSpec(Spec):
 
     @cached_property
     def _registers(self) -> tuple[int, int] | None:
-        table = (COPYING if not self.is_working else CHANGING if self.is_changing else SQUEEZED if self.is_squeezed
-                 else LANDING if self.is_landing else WORKING)
+        table = (COPYING if not self.is_working else SQUEEZED if self.is_squeezed else TURNING if self.is_turning
+                 else CHANGING if self.is_changing else LANDING if self.is_landing else WORKING)
         return table.get((self.producers, self.consumers))
 
     @cached_property
     def is_squeezed(self) -> bool:
-        fragment = self.operator.fragment_c
-        return self.fragments_m * fragment.count * fragment.dtype.itemsize // 4 > 128
+        fragment, sets = self.operator.fragment_c, 3 if self.is_promoted else 1
+        return sets * self.fragments_m * fragment.count * fragment.dtype.itemsize // 4 > 128
 
     @cached_property
     def deals_registers(self) -> bool:
@@ -185,7 +199,7 @@ class PipelineSpec(Spec):
         if not self.is_working:
             return 1
         if self.is_changing:                              # a stage each on its way and in work, and two with the consumers
-            return 2 if self.stages >= 6 else 1
+            return 2 if self.stages >= 6 and not self.is_turning else 1
         limit = self._most_held * 3 // 4
         return 2 if 0 < self._held(self.producer_warps // 2) <= limit else 1
 
@@ -421,7 +435,7 @@ class PipelineSpec(Spec):
         return self._copy(self.b, self.block.size.N, 0, self.shares_b)
 
     def _copy(self, operand: Operand, across: int, k_axis: int, is_shared: bool) -> Copy:
-        layout: Any = operand.plane
+        layout: Any = operand.brought
         peers = self.peers if is_shared else 1
         depth = self.block.size.K
         plane = operand.planes, layout.physical_size(*((across, depth) if k_axis == 1 else (depth, across)))

@@ -12,7 +12,7 @@ from gemmkit.components import Component, Scalar
 from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.rasterisation import Order
 from gemmkit.lang.registers import Fragment
-from gemmkit.layouts import Layout, Plain
+from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor, Swizzled
 from gemmkit.operators import Operator
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Transform
@@ -81,6 +81,14 @@ class Operand(Component):
         layout, tile = cast(Any, self.layout), self.thread
         return (layout.is_plain and tile.extents[layout.axis] == tile.count
                 and tile.count * layout.dtype.itemsize % 4 == 0)
+
+    @cached_property
+    def brought(self) -> Layout:
+        """How the copy engine brings a tile: as it is to lie in shared memory, or across, where global memory has it so."""
+        shared, axis = cast(Any, self.shared), self.layout.vector_axis
+        if not isinstance(shared, Swizzled) or axis in (shared.axis, None):
+            return cast(Layout, self.plane)
+        return Swizzled((ColMajor, RowMajor)[axis](self.layout.dtype), shared.width)
 
     @cached_property
     def same_dtype(self) -> bool:

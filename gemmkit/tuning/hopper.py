@@ -79,6 +79,14 @@ WORKING = (
     Mapping(64, 64, "cooperative", 4, (1, 1), 700, 2500, 0, order=Hilbert()),
     Mapping(64, 32, "cooperative", 4, (1, 1), 550, 2200, 0, order=Hilbert()),
 )
+# or its tiles are turned where they lie, because tensor cores read 8- and 32-bit operands along K alone;
+TURNING = (
+    Mapping(256, 128, "cooperative", 8, (1, 1), 1300, 6000, 0),
+    Mapping(128, 128, "cooperative", 8, (1, 1), 800, 4000, 0),
+    Mapping(128, 256, "cooperative", 8, (1, 1), 1500, 6000, 0),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 500, 2500, 0),
+    Mapping(64, 32, "cooperative", 4, (1, 1), 400, 2200, 0),
+)
 # or TMA cannot take it as it lies in memory, and it comes element by element.
 MISALIGNED = (
     Mapping(128, 192, "cooperative", 8, (1, 1), 3600, 5000, 0, 8, order=Hilbert()),
@@ -164,8 +172,8 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     values.setdefault("kernel", "warp_specialised")
     is_algebra = whole is not operator
     splits = () if is_algebra or operator.accumulator.itemsize != 4 or set(values) & _OF_A_MAPPING else SPLIT
-    mappings = (algebras.mappings(whole, values) if is_algebra else WORKING if _works(values)
-                else PROMOTED if operator.promote else MAPPINGS + splits)
+    mappings = (algebras.mappings(whole, values) if is_algebra else PROMOTED if operator.promote
+                else WORKING if _works(values) else TURNING if _turns(values) else MAPPINGS + splits)
     mapping = choose_mapping(sizes, device, operator.N, operator.dtype.itemsize, mappings)
     values.setdefault("splits", mapping.splits if splits else 1)
     values.setdefault("order", mapping.order)
@@ -187,13 +195,14 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
 
 
 def _works(values: dict[str, Any]) -> bool:
-    """Whether the producer's warps are sure to move an operand: what TMA can take depends on the arrays, too."""
-    for name, k_axis in (("a", 1), ("b", 0)):
-        layout = values[f"global_{name}_layout"]
-        transposed = layout.dtype.itemsize != 2 and layout.vector_axis != k_axis
-        if transposed or _is_changed(name, layout, values):
-            return True
-    return False
+    """Whether the producer's warps are sure to work on an operand: what TMA can take depends on the arrays, too."""
+    return any(_is_changed(name, values[f"global_{name}_layout"], values) for name in "ab")
+
+
+def _turns(values: dict[str, Any]) -> bool:
+    """Whether an operand lies across K that the hardware reads along K."""
+    layouts = (values["global_a_layout"], 1), (values["global_b_layout"], 0)
+    return any(layout.dtype.itemsize != 2 and layout.vector_axis != k_axis for layout, k_axis in layouts)
 
 
 def _is_changed(name: str, layout: Layout, fields: dict[str, Any]) -> bool:
