@@ -9,7 +9,7 @@ from gemmkit.components import Frozen
 from gemmkit.config import Config
 from gemmkit.kernels.pipeline import PipelineSpec
 from gemmkit.kernels.spec import Spec
-from gemmkit.layouts import Plain, RowMajor
+from gemmkit.layouts import Plain, Planar
 from gemmkit.ptx.tma import TensorMapSpec, TensorMapType
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.tensor_maps import BYTES, Encoder, why_not
@@ -41,19 +41,24 @@ class Map:
         return Encoder.of(self.spec, self.info, self.axis)
 
 
-def engines(conf: Config, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[bool, bool, bool]:
+def engines(conf: Config, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[bool, ...]:
     """Whether the engine moves A, B and D: plain matrices. One that is transformed it brings as it is, to be changed in
-    place, if it moves the other operand as well."""
+    place, if it moves the other operand as well. And whether it can bring A and B as numbers of several parts, to be taken
+    apart in place (`gemmkit.kernels.landing`)."""
     if not conf.is_pipeline:
         return False, False, False
     loads = _loads(conf, "a", a), _loads(conf, "b", b)
     if not all(loads):
         loads = loads[0] and _keeps(conf, "a"), loads[1] and _keeps(conf, "b")
-    return (*loads, _stores(conf, out))
+    return (*loads, _stores(conf, out), _lands(conf, "a", a), _lands(conf, "b", b))
 
 
 def _loads(conf: Config, name: str, info: ArrayInfo) -> bool:
+    """Numbers of several parts must be planes already: the engine takes nothing apart."""
     layout, shared = getattr(conf, f"global_{name}_layout"), getattr(conf, f"shared_{name}_layout")
+    if hasattr(shared, "plane"):
+        unchanged = getattr(conf, f"transform_global_to_shared_{name}").is_identity and layout.dtype == shared.dtype
+        return bool(type(layout) is Planar and unchanged and why_not(info, shared.axis + 1) is None)
     thread = getattr(conf, f"mem_{name}_thread")
     by_words = thread.extents[shared.axis] == thread.count and thread.count * shared.itemsize % 4 == 0
     return (layout.is_plain and layout.dtype == shared.dtype and why_not(info, layout.axis) is None
@@ -64,7 +69,7 @@ def _keeps(conf: Config, name: str) -> bool:
     """Whether nothing changes an operand on its way."""
     layout, shared = getattr(conf, f"global_{name}_layout"), getattr(conf, f"shared_{name}_layout")
     transform = getattr(conf, f"transform_global_to_shared_{name}")
-    return bool(transform.is_identity) and getattr(layout, "axis", None) == shared.axis
+    return bool(transform.is_identity and layout.vector_axis == shared.axis)
 
 
 TURNED = 64                            # registers of a tile that a producer's thread may hold while it is turned
@@ -82,12 +87,19 @@ def _turns(conf: Config, name: str) -> bool:
     return whole and across % line == 0 and held <= TURNED and conf.cluster.count == 1
 
 
+def _lands(conf: Config, name: str, info: ArrayInfo) -> bool:
+    layout, shared = getattr(conf, f"global_{name}_layout"), getattr(conf, f"shared_{name}_layout")
+    return bool(hasattr(shared, "plane") and layout.is_plain and layout.axis == shared.axis
+                and why_not(info, shared.axis) is None)
+
+
 def _stores(conf: Config, info: ArrayInfo) -> bool:
     """The engine clips what is out of range, so values there are computed as well; an epilogue that writes has none. It
     clips rows at multiples of 16 bytes alone: beyond a row that ends elsewhere it would write."""
     layout = conf.global_d_layout
-    return (isinstance(layout, RowMajor) and type(layout).store is Plain.store and not conf.epilogue.stores_itself
-            and not conf.epilogue.writes and why_not(info, 1) is None and info.shape[1] * info.dtype.itemsize % CHUNK == 0)
+    return (isinstance(layout, Plain) and layout.axis == 1 and type(layout).store is Plain.store
+            and not conf.epilogue.stores_itself and not conf.epilogue.writes and why_not(info, 1) is None
+            and info.shape[1] * info.dtype.itemsize % CHUNK == 0)
 
 
 def maps(spec: Spec, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[Map | None, ...]:
@@ -100,8 +112,14 @@ def maps(spec: Spec, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[Map | 
             (1, b, spec.b_engine, spec.b.brought, (spec.b_copy.line, spec.b_copy.lines)),
             (3, out, spec.d_engine, spec.d.shared, (spec.d_line, 64))):
         layout: Any = shared
-        made.append(Map(which, sum(m is not None for m in made), info, layout.axis,
-                        TensorMapSpec(info.dtype, box, layout.width)) if uses else None)
+        planes = len(info.shape) - 2                                  # a box is of one plane
+        lands = spec.is_landing and which < 3 and not uses
+        if lands:
+            extents = (spec.block.MK, spec.block.KN)[which].extents
+            box = extents[layout.axis], extents[1 - layout.axis]
+        made.append(Map(which, sum(m is not None for m in made), info, layout.axis + planes,
+                        TensorMapSpec(info.dtype, box + (1,) * planes, 0 if lands else layout.width))
+                    if uses or lands else None)
     return tuple(made)
 
 

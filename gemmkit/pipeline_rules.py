@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gemmkit.layouts import RowMajor, Swizzled
+from gemmkit.layouts import Planes, Swizzled
+from gemmkit.operators.algebra import Algebra
 from gemmkit.operators.wgmma import WGMMAOp
 
 if TYPE_CHECKING:
@@ -23,8 +24,10 @@ def validate_pipeline(config: Config) -> None:
     from gemmkit.config import _rule
 
     operator: Any = config.operator
-    _rule(isinstance(operator, WGMMAOp), "operator", operator, "the warp-specialised kernel multiplies with WGMMAOp; take "
-          "it, or kernel='singlestage'")
+    _rule(isinstance(_units(config), WGMMAOp), "operator", operator, "the warp-specialised kernel multiplies with WGMMAOp; "
+          "take it, or kernel='singlestage'")
+    if isinstance(operator, Algebra):
+        _validate_algebra(operator, _rule)
     _validate_roles(config, _rule)
     _validate_tiles(config, _rule)
     for name, across in (("a", "M"), ("b", "N")):
@@ -41,6 +44,19 @@ def validate_pipeline(config: Config) -> None:
           "along K together, and the condition may differ between them; take Tile(M=1, N=1)")
 
 
+def _units(config: Config) -> Any:
+    """What multiplies: of an algebra, its base."""
+    return getattr(config.operator, "base", config.operator)
+
+
+def _validate_algebra(operator: Algebra, rule: Any) -> None:
+    rule(operator.is_signed, "operator", operator, "wgmma adds or subtracts a product and cannot scale it: the table's "
+         "coefficients must be 1 or -1 (or 0); take MMAOp or FPUOp as the base")
+    negative = any(factor < 0 for row in operator.table for sums in row for factor in sums)
+    rule(not negative or operator.base.accumulator.kind == "f", "operator", operator, "wgmma does not subtract products of "
+         "integers, and the table has a -1; take FPUOp as the base")
+
+
 def _validate_roles(config: Config, rule: Any) -> None:
     rule(config.schedule in SCHEDULES, "schedule", config.schedule, f"the schedules are {', '.join(SCHEDULES)}")
     warps = config.warps_per_block
@@ -55,7 +71,7 @@ def _validate_roles(config: Config, rule: Any) -> None:
 
 
 def _validate_tiles(config: Config, rule: Any) -> None:
-    operator: Any = config.operator
+    operator, parts = _units(config), getattr(config.operator, "parts", 1)
     block, group = config.block_shape.size, config.compute_warp.size
     consumers = 1 if config.schedule == "pingpong" else config.warps_per_block // 4
     rule(group.M % 64 == 0, "compute_warp", config.compute_warp, "a warpgroup multiplies 64 rows at a time: M must be a "
@@ -68,7 +84,7 @@ def _validate_tiles(config: Config, rule: Any) -> None:
          f"{operator.K}")
     promote = operator.promote
     rule(promote % block.K == 0, "operator", operator, f"promote must be a multiple of the block's K={block.K}")
-    registers = group.M // 64 * operator.N // 2 * operator.accumulator.itemsize // 4 * (3 if promote else 1)
+    registers = parts * group.M // 64 * operator.N // 2 * operator.accumulator.itemsize // 4 * (3 if promote else 1)
     own = operator.N // 2 * operator.accumulator.itemsize // 4
     rule(config.threads <= 384 or own <= 96, "operator", operator, f"a block of {config.threads} threads begins with 128 "
          f"registers each, and one instruction would take {own} for its sums, of which 96 can be had; take a smaller N, or "
@@ -79,8 +95,9 @@ def _validate_tiles(config: Config, rule: Any) -> None:
 
 
 def _validate_splits(config: Config, rule: Any) -> None:
-    operator: Any = config.operator
+    operator = _units(config)
     splits, N = config.splits, config.block_shape.size.N
+    rule(operator is config.operator, "splits", splits, "sums of numbers of several parts are not exchanged; take splits=1")
     rule(splits in SPLITS, "splits", splits, f"blocks of a cluster that share K are one of {', '.join(map(str, SPLITS))}")
     rule(config.cluster.count == 1, "splits", splits, f"the blocks of a cluster={config.cluster!r} share operands; they "
          "cannot share K as well")
@@ -94,7 +111,11 @@ def _validate_splits(config: Config, rule: Any) -> None:
 
 def _validate_operand(config: Config, name: str, across: str, rule: Any) -> None:
     layout, field = getattr(config, f"shared_{name}_layout"), f"shared_{name}_layout"
-    operator: Any = config.operator
+    operator = _units(config)
+    if isinstance(config.operator, Algebra):
+        rule(isinstance(layout, Planes) and isinstance(layout.plane, Swizzled), field, layout, "wgmma reads an algebra's "
+             "numbers in swizzled planes; take layouts.Planes(Swizzled(...), ...)")
+        layout = layout.plane
     rule(isinstance(layout, Swizzled), field, layout, "wgmma reads swizzled tiles; take layouts.Swizzled")
     k_axis = 1 if name == "a" else 0
     is_k = layout.axis == k_axis
@@ -120,9 +141,11 @@ def _validate_operand(config: Config, name: str, across: str, rule: Any) -> None
 
 def _validate_d(config: Config, rule: Any) -> None:
     layout = config.shared_d_layout
-    rule(isinstance(layout, Swizzled) and isinstance(layout.layout, RowMajor), "shared_d_layout", layout,
+    rule(isinstance(layout, Swizzled) and layout.axis == 1, "shared_d_layout", layout,
          "D leaves in swizzled panels; take Swizzled(RowMajor(...))")
     rule(layout.dtype == config.global_d_layout.dtype, "shared_d_layout", layout, f"D is {config.global_d_layout.dtype}")
+    if layout.itemsize not in (1, 2, 4, 8):                       # the copy engine leaves it to the threads: no panels
+        return
     rule(layout.line >= 8, "shared_d_layout", layout, f"its panels are {layout.line} elements wide, and 4 threads hold 8 "
          "neighbouring columns of a row; take a wider one")
     N = config.block_shape.size.N

@@ -17,8 +17,8 @@ from gemmkit.operators import Algebra, Operator
 from gemmkit.runtime.arrays import ArrayInfo, describe, overlaps
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.transforms import Transform
-from gemmkit.tuning import hopper
-from gemmkit.tuning.operators import operator_for, result_dtype, sized
+from gemmkit.tuning import algebras, hopper
+from gemmkit.tuning.operators import algebra_of, operator_for, result_dtype, sized
 
 HOST = -1
 LIMIT = 2**31 - 2**10                  # coordinates are 32 bits wide
@@ -191,10 +191,14 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     if operator is None and hopper.applies(a.dtype, b.dtype, fields, device):
         operator, mapping = hopper.choice(a, b, infos, fields, sizes, device)
         fields = {**mapping, **fields}
+    if operator is None and algebra_of(a.dtype) is not None and a.dtype == b.dtype:
+        operator = algebra_of(a.dtype)
+    fields["operator"] = operator
+    algebras.take(fields, a, b, sizes, device)
+    operator = fields.pop("operator")
     if operator is None:
         operator = operator_for(a.dtype, b.dtype, sizes, device)
     operator = sized(operator, a.dtype, b.dtype, sizes, device)
-    fields.pop("operator", None)
     fields["global_a_layout"], fields["global_b_layout"] = a, b
     fields["global_c_layout"] = c if c is not None else Zero(operator.fragment_c.dtype)
     if layouts["d"] is not None:

@@ -213,7 +213,7 @@ def test_tables_of_the_wrong_shape() -> None:
         Algebra(None, DUAL.table, ["a"])
     with pytest.raises(ValueError, match="2 signs"):
         Algebra(None, DUAL.table, conjugate=(1, 0))
-    with pytest.raises(ValueError, match="an MMAOp or FPUOp"):
+    with pytest.raises(ValueError, match="an MMAOp, WGMMAOp or FPUOp"):
         Algebra(COMPLEX, DUAL)
     with pytest.raises(ValueError, match=r"dual\(tangents=0\)"):
         dual(0)
@@ -243,8 +243,9 @@ LARGE = dict(M=4096, N=4096, K=4096)
 
 
 def compiled(algebra: Algebra, dtype: Any, order: str = "row") -> tuple[gk.Config, Any]:
+    """By the kernel for any GPU."""
     number = algebra.number_dtype(dtype)
-    conf = gk.get_config(operator=algebra, global_a_layout=Interleaved(number, order), global_d_layout=Interleaved(number),
+    conf = gk.get_config(operator=Algebra(MMAOp(), algebra) if dtype == "f2" else algebra, global_a_layout=Interleaved(number, order), global_d_layout=Interleaved(number),
                          gemm_shape=LARGE, device=H100)
     kernel = inspection.compile_config(conf, device=H100)
     assert (kernel.usage.spill_stores, kernel.usage.spill_loads, kernel.usage.stack_bytes) == (0, 0, 0)
@@ -272,8 +273,8 @@ def test_numbers_that_start_at_odd_parts_compile() -> None:
     number = COMPLEX.number_dtype("f2")
     parts = np.zeros(64 * 64 * 2 + 1, np.float16)[1:].reshape(64, 64, 2)
     assert parts.ctypes.data % 4 == 2
-    conf = gk.get_config(operator=COMPLEX, global_a_layout=Interleaved(number), global_d_layout=Interleaved(number),
-                         gemm_shape=dict(M=64, N=64, K=64), device=H100)
+    conf = gk.get_config(operator=Algebra(MMAOp(), COMPLEX), global_a_layout=Interleaved(number),
+                         global_d_layout=Interleaved(number), gemm_shape=dict(M=64, N=64, K=64), device=H100)
     kernel = inspection.compile_config(conf, device=H100, gemm_shape=dict(M=64, N=64, K=64),
                                        operands=dict(a=parts, b=parts, out=parts))
     assert kernel.usage.spill_stores == 0 and "LDG.E.U16" in kernel.sass

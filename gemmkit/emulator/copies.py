@@ -135,8 +135,8 @@ class Stores:
             raise fault(thread, f"a store to {coordinates} of {tensor_map!r}: coordinates of a store must not be negative")
         row = tensor_map.dims[0] * tensor_map.spec.dtype.itemsize
         if row % CHUNK:
-            raise fault(thread, f"a store to {tensor_map!r}, whose rows have {row} bytes: the engine would write up to the next "
-                                f"multiple of {CHUNK}")
+            raise fault(thread, f"a store to {tensor_map!r}, whose rows have {row} bytes: the engine would write up to the "
+                                f"next multiple of {CHUNK}")
         reader, writer, shared = self._reader, self._writer, thread.block.shared
         reader.starts_for(thread)
         writer.starts_for(thread)

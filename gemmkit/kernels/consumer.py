@@ -7,7 +7,8 @@ from typing import Any
 from gemmkit.kernels.exchange import exchange
 from gemmkit.kernels.finish import add_value, finish_tile, wait_for_engine
 from gemmkit.kernels.walk import first_tile, k_steps, next_stage, skip_stages, tile_count, tile_place, tile_step
-from gemmkit.lang.control import choose, keep
+from gemmkit.lang.control import choose, keep, split
+from gemmkit.lang.record_types import numbers_of
 from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.values import fill
 from gemmkit.operators.wgmma import within
@@ -72,7 +73,9 @@ def consume_in_turns(spec: Any, c: Any, d: Any, map_d: Any, full: Any, empty: An
 
 def multiply_tile(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
     """The sums of a consumer's fragments, and where the ring stands after ``steps`` stages."""
-    return choose(spec.is_promoted, multiply_promoted, multiply_plainly, spec, full, empty, group, stage, phase, steps)
+    sums, stage, phase = choose(spec.is_promoted, multiply_promoted, multiply_plainly, spec, full, empty, group, stage,
+                                phase, steps)
+    return choose(spec.has_parts, numbers_of_parts, keep, sums, spec), stage, phase
 
 
 def multiply_promoted(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
@@ -167,7 +170,7 @@ def add_fragment(fragment: tuple, i: int, others: tuple) -> tuple:
 
 def nothing(spec: Any) -> tuple:
     """The sums of no products."""
-    return generate(spec.fragments_m, nothing_of_fragment, spec)
+    return generate(spec.sums, nothing_of_fragment, spec)
 
 
 def nothing_of_fragment(n: int, spec: Any) -> tuple:
@@ -177,6 +180,15 @@ def nothing_of_fragment(n: int, spec: Any) -> tuple:
 def values_of(sums: tuple, spec: Any) -> tuple:
     """Sums as elements: those in float16 were kept as words, two in each (ptxas would make their wgmmas wait)."""
     return choose(spec.operator.sums_in_words, apply_halves, keep, sums)
+
+
+def numbers_of_parts(sums: tuple, spec: Any) -> tuple:
+    """The sums of all parts, by fragments, as numbers."""
+    return apply(numbers_of_fragment, split(sums, spec.operator.sums), spec)
+
+
+def numbers_of_fragment(planes: tuple, n: int, spec: Any) -> tuple:
+    return numbers_of(spec.operator.fragment_c.dtype, planes)
 
 
 def apply_halves(sums: tuple) -> tuple:
@@ -205,13 +217,13 @@ def give_back_to_all(spec: Any, empty: Any, stage: int) -> None:
 
 def descriptor_a(spec: Any, group: int) -> int:
     """This consumer's rows of A in stage 0."""
-    pointer = shared(spec.a.shared.dtype, 0)
-    own = within(spec.a.shared, (group * spec.first_rows, 0), spec.block.MK.size)
+    pointer = shared(spec.a.plane.dtype, 0)
+    own = within(spec.a.plane, (group * spec.first_rows, 0), spec.block.MK.size)
     return advance(matrix_descriptor(pointer, 0, spec.a_panel_bytes, spec.a_lines_bytes, spec.a_width), own)
 
 
 def descriptor_b(spec: Any) -> int:
-    pointer = shared(spec.b.shared.dtype, spec.b_offset)
+    pointer = shared(spec.b.plane.dtype, spec.b_offset)
     return matrix_descriptor(pointer, 0, spec.b_panel_bytes, spec.b_lines_bytes, spec.b_width)
 
 

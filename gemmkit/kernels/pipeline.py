@@ -23,6 +23,7 @@ BUFFERS = 2                            # panels of D a warpgroup has on their wa
 COPYING = {(1, 2): (24, 240), (1, 3): (32, 160), (2, 2): (40, 208)}
 WORKING = {(1, 3): (56, 152), (2, 2): (88, 168)}
 CHANGING = {(1, 2): (72, 216), **WORKING}
+LANDING = {**WORKING, (1, 2): (120, 192)}        # a producer that takes apart what has landed
 TURNING = {(1, 2): (104, 200), (1, 3): (56, 152), (2, 2): (88, 168)}
 SQUEEZED = {(1, 2): (56, 224)}         # a producer that works, beside consumers with more than 128 registers of sums
 
@@ -37,6 +38,7 @@ class PipelineSpec(Spec):
     tile of D, each its rows) or "pingpong" (each has tiles of its own, in turn). ``a_engine``, ``b_engine`` and
     ``d_engine`` say which operands the copy engine (TMA) moves; the others go through ``producer_warps`` (A, B) or leave
     from the registers (D).
+    ``a_lands`` and ``b_lands`` are for numbers of several parts that the engine brings and warps then take apart.
     """
 
     stages: int
@@ -48,6 +50,8 @@ class PipelineSpec(Spec):
     a_engine: bool
     b_engine: bool
     d_engine: bool
+    a_lands: bool = False
+    b_lands: bool = False
 
     # -- roles ------------------------------------------------------------------------------------------------------
 
@@ -85,11 +89,11 @@ class PipelineSpec(Spec):
     @cached_property
     def a_turns(self) -> bool:
         """Whether A's tiles are turned in place (and transformed on the way)."""
-        return self.a_engine and self.a.brought != self.a.shared
+        return self.a_engine and self.a.brought != self.a.plane
 
     @cached_property
     def b_turns(self) -> bool:
-        return self.b_engine and self.b.brought != self.b.shared
+        return self.b_engine and self.b.brought != self.b.plane
 
     @cached_property
     def is_turning(self) -> bool:
@@ -131,7 +135,7 @@ class PipelineSpec(Spec):
     @cached_property
     def _registers(self) -> tuple[int, int] | None:
         table = (COPYING if not self.is_working else SQUEEZED if self.is_squeezed else TURNING if self.is_turning
-                 else CHANGING if self.is_changing else WORKING)
+                 else CHANGING if self.is_changing else LANDING if self.is_landing else WORKING)
         return table.get((self.producers, self.consumers))
 
     @cached_property
@@ -177,6 +181,15 @@ class PipelineSpec(Spec):
         """Whether anything happens to a value between the sum and D."""
         return bool(self.has_c or type(self.epilogue) is not Default or not self.d.to_registers.is_identity
                     or not self.d.to_shared.is_identity)
+
+    @cached_property
+    def sums(self) -> int:
+        """Accumulators that a consumer's thread has: of numbers of several parts, each fragment has one a part."""
+        return self.fragments_m * int(getattr(self.operator, "sums", 1))
+
+    @cached_property
+    def has_parts(self) -> bool:
+        return int(getattr(self.operator, "sums", 1)) > 1
 
     # -- what the producer's warps move -------------------------------------------------------------------------------
 
@@ -232,6 +245,45 @@ class PipelineSpec(Spec):
     def b_slots(self) -> int:
         return max(1, self.b.shares(self.block.KN, self.team_warps))
 
+    # -- numbers that land and are taken apart ------------------------------------------------------------------------
+
+    @cached_property
+    def is_landing(self) -> bool:
+        """Whether the engine brings all there is, and the warps that take it apart can hold what they read."""
+        landing = [slots * operand.words.count for slots, operand, lands in (
+            (self.a_landed, self.a, self.a_lands), (self.b_landed, self.b, self.b_lands)) if lands]
+        return (bool(landing) and self.peers == 1 and (self.a_engine or self.a_lands) and (self.b_engine or self.b_lands)
+                and all(0 < words <= self._most_held for words in landing))
+
+    @cached_property
+    def lands_both(self) -> bool:
+        return self.a_lands and self.b_lands
+
+    @cached_property
+    def has_landed(self) -> bool:
+        """Whether stages are changed, or taken apart, after the engine has brought them."""
+        return self.is_changing or self.is_landing
+
+    @cached_property
+    def landing_warps(self) -> int:
+        """Warps that take an operand apart."""
+        return self.producer_warps // (2 if self.lands_both else 1)
+
+    @cached_property
+    def a_landed(self) -> int:
+        """Tiles of A that a thread takes apart."""
+        return self.a.shares(self.block.MK, self.landing_warps)
+
+    @cached_property
+    def b_landed(self) -> int:
+        return self.b.shares(self.block.KN, self.landing_warps)
+
+    @cached_property
+    def stages_ahead(self) -> int:
+        """How many stages ahead of the one that warps take apart a copy starts. Consumers give a stage back when they have
+        the next, so it can take the place of the last but one, and no later one; where there are enough, of one before."""
+        return min(self.stages - 2, max(1, self.stages - 3))
+
     # -- shared memory ----------------------------------------------------------------------------------------------
 
     @cached_property
@@ -248,12 +300,12 @@ class PipelineSpec(Spec):
 
     @cached_property
     def a_stage(self) -> int:
-        """Elements of A's dtype from one stage to the next."""
-        return self.stage_bytes // self.a.shared.dtype.itemsize
+        """Elements of A's planes from one stage to the next."""
+        return self.stage_bytes // self.a.plane.dtype.itemsize
 
     @cached_property
     def b_stage(self) -> int:
-        return self.stage_bytes // self.b.shared.dtype.itemsize
+        return self.stage_bytes // self.b.plane.dtype.itemsize
 
     @cached_property
     def b_offset(self) -> int:
@@ -307,13 +359,13 @@ class PipelineSpec(Spec):
 
     @cached_property
     def landed_offset(self) -> int:
-        """Barriers of stages that the engine has brought and the producer's warps have yet to change."""
+        """Barriers of stages that the engine has brought and the producer's warps have yet to change or take apart."""
         return self.empty_offset + BARRIER * self.stages
 
     @cached_property
     def filled_offset(self) -> int:
         """Barriers of the sums that a consumer is sent, and of the room to send some."""
-        return self.landed_offset + (BARRIER * self.stages if self.is_changing else 0)
+        return self.landed_offset + (BARRIER * self.stages if self.has_landed else 0)
 
     @cached_property
     def free_offset(self) -> int:
@@ -363,6 +415,8 @@ class PipelineSpec(Spec):
 
     @cached_property
     def full_arrivals(self) -> int:
+        if self.is_landing:
+            return 32 * self.producer_warps
         by_engine = self.expected_bytes > 0 and not self.is_changing
         return by_engine + (32 * self.team_warps if self.is_working else 0)
 
@@ -384,31 +438,32 @@ class PipelineSpec(Spec):
         layout: Any = operand.brought
         peers = self.peers if is_shared else 1
         depth = self.block.size.K
+        plane = operand.planes, layout.physical_size(*((across, depth) if k_axis == 1 else (depth, across)))
         if layout.axis == k_axis:                                    # lines along K: the parts are some lines of each panel
             return Copy(layout.line, across // peers, depth // layout.line, across * layout.line, layout.line,
-                        across // peers * layout.line, 0, across // peers, is_shared, True)
+                        across // peers * layout.line, 0, across // peers, is_shared, True, *plane)
         panels = across // layout.line // peers                      # lines across K: the parts are some of the panels
         return Copy(layout.line, depth, panels, depth * layout.line, layout.line, panels * depth * layout.line,
-                    panels * layout.line, 0, is_shared, False)
+                    panels * layout.line, 0, is_shared, False, *plane)
 
     # -- descriptors ------------------------------------------------------------------------------------------------
 
     @cached_property
     def a_panel_bytes(self) -> int:
         """From one panel of A to the next: as many lines as the tile has."""
-        return self.a.shared.leading(self.block.MK.size) * self.a.shared.width      # type: ignore[attr-defined]
+        return int(self.a.plane.leading(self.block.MK.size) * self.a.plane.width)
 
     @cached_property
     def b_panel_bytes(self) -> int:
-        return self.b.shared.leading(self.block.KN.size) * self.b.shared.width      # type: ignore[attr-defined]
+        return int(self.b.plane.leading(self.block.KN.size) * self.b.plane.width)
 
     @cached_property
     def a_width(self) -> int:
-        return int(self.a.shared.width)                              # type: ignore[attr-defined]
+        return int(self.a.plane.width)
 
     @cached_property
     def b_width(self) -> int:
-        return int(self.b.shared.width)                              # type: ignore[attr-defined]
+        return int(self.b.plane.width)
 
     @cached_property
     def a_lines_bytes(self) -> int:
@@ -447,7 +502,7 @@ class Copy(Component):
 
     ``step`` is a panel's size in shared memory, ``along`` how far the next panel's first element is along the lines. In a
     cluster that shares the operand, a block's part begins ``part`` elements into the tile, ``part_along`` further along the
-    lines and ``part_across`` lines on.
+    lines and ``part_across`` lines on. Numbers of several parts come plane by plane: ``planes`` of ``plane`` elements each.
     """
 
     line: int
@@ -460,6 +515,8 @@ class Copy(Component):
     part_across: int
     is_shared: bool
     along_k: bool
+    planes: int
+    plane: int
 
 
 __all__ = ["Copy", "PipelineSpec"]

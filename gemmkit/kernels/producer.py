@@ -121,8 +121,10 @@ def fill_ahead(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, emp
     choose(spec.b_engine, keep, hold_inside, spec.b, b_held, b, spec.block.KN, k, n, spec, warp, shape)
     mbarrier_wait(empty, stage, phase)
     start_copies(spec, map_a, map_b, full, stage, m, n, k, rank)
-    choose(spec.a_engine, keep, put_inside, spec.a, a_held, a_stage(spec, stage), spec.block.MK, m, k, spec, warp)
-    choose(spec.b_engine, keep, put_inside, spec.b, b_held, b_stage(spec, stage), spec.block.KN, k, n, spec, warp)
+    choose(spec.a_engine, keep, put_inside, spec.a, a_held, a_stage(spec, stage), spec.block.MK, m, k, spec, warp,
+           spec.team_warps)
+    choose(spec.b_engine, keep, put_inside, spec.b, b_held, b_stage(spec, stage), spec.block.KN, k, n, spec, warp,
+           spec.team_warps)
 
 
 def fill_inside(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, stage: int, phase: int, m: int,
@@ -161,9 +163,10 @@ def load_finished(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:
     return pack_words(read_inside(operand, data, tile, shape))
 
 
-def put_inside(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int) -> None:
+def put_inside(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int,
+               warps: int) -> None:
     """Store what `hold_inside` loaded; what is raw is transformed now."""
-    warp_tiles = parallelise(block, operand.warp, warp, spec.team_warps)
+    warp_tiles = parallelise(block, operand.warp, warp, warps)
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
@@ -232,11 +235,11 @@ def b_stage(spec: Any, stage: int) -> Any:
 # -- the copy engine --------------------------------------------------------------------------------------------------
 
 def load_a(spec: Any, map_a: Any, full: Any, stage: int, m: int, k: int, rank: int) -> None:
-    load_tile(spec, spec.a_copy, map_a, shared(spec.a.shared.dtype, 0), stage * spec.a_stage, full, stage, m, k, rank)
+    load_tile(spec, spec.a_copy, map_a, shared(spec.a.plane.dtype, 0), stage * spec.a_stage, full, stage, m, k, rank)
 
 
 def load_b(spec: Any, map_b: Any, full: Any, stage: int, n: int, k: int, rank: int) -> None:
-    load_tile(spec, spec.b_copy, map_b, shared(spec.b.shared.dtype, spec.b_offset), stage * spec.b_stage, full, stage, n,
+    load_tile(spec, spec.b_copy, map_b, shared(spec.b.plane.dtype, spec.b_offset), stage * spec.b_stage, full, stage, n,
               k, rank)
 
 
@@ -244,23 +247,30 @@ def load_tile(spec: Any, copy: Any, tensor_map: Any, pointer: Any, position: int
               rank: int) -> None:
     """A tile of an operand, panel by panel; in a cluster that shares it, this block's part, to all."""
     along, across = choose(copy.along_k, swapped, paired, mn, k)
-    for panel in range(copy.panels):
-        choose(copy.is_shared, load_for_all, load_for_one, spec, copy, tensor_map, pointer, position + panel * copy.step,
-               along + panel * copy.along, across, full, stage, rank)
+    for plane in range(copy.planes):
+        for panel in range(copy.panels):
+            choose(copy.is_shared, load_for_all, load_for_one, spec, copy, tensor_map, pointer,
+                   position + plane * copy.plane + panel * copy.step, along + panel * copy.along, across, plane, full, stage,
+                   rank)
 
 
-def load_for_one(spec: Any, copy: Any, tensor_map: Any, pointer: Any, position: int, along: int, across: int, full: Any,
-                 stage: int, rank: int) -> None:
-    tma_load(tensor_map, (along, across), pointer, position, full, stage)
+def load_for_one(spec: Any, copy: Any, tensor_map: Any, pointer: Any, position: int, along: int, across: int, plane: int,
+                 full: Any, stage: int, rank: int) -> None:
+    tma_load(tensor_map, choose(copy.planes > 1, tripled, paired, along, across, plane), pointer, position, full, stage)
 
 
-def load_for_all(spec: Any, copy: Any, tensor_map: Any, pointer: Any, position: int, along: int, across: int, full: Any,
-                 stage: int, rank: int) -> None:
-    tma_load_multicast(tensor_map, (along + rank * copy.part_along, across + rank * copy.part_across), pointer,
+def load_for_all(spec: Any, copy: Any, tensor_map: Any, pointer: Any, position: int, along: int, across: int, plane: int,
+                 full: Any, stage: int, rank: int) -> None:
+    along, across = along + rank * copy.part_along, across + rank * copy.part_across
+    tma_load_multicast(tensor_map, choose(copy.planes > 1, tripled, paired, along, across, plane), pointer,
                        position + rank * copy.part, full, stage, spec.everyone)
 
 
-def paired(first: int, second: int) -> tuple:
+def tripled(first: int, second: int, third: int) -> tuple:
+    return first, second, third
+
+
+def paired(first: int, second: int, third: int = 0) -> tuple:
     return first, second
 
 
@@ -268,4 +278,4 @@ def swapped(first: int, second: int) -> tuple:
     return second, first
 
 
-__all__ = ["produce_by_engine", "produce_by_warps"]
+__all__ = ["load_a", "load_b", "produce_by_engine", "produce_by_warps", "put_inside"]

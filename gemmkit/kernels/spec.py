@@ -87,7 +87,7 @@ class Operand(Component):
         """How the copy engine brings a tile: as it is to lie in shared memory, or across, where global memory has it so."""
         shared, axis = cast(Any, self.shared), self.layout.vector_axis
         if not isinstance(shared, Swizzled) or axis in (shared.axis, None):
-            return self.shared
+            return cast(Layout, self.plane)
         return Swizzled((ColMajor, RowMajor)[axis](self.layout.dtype), shared.width)
 
     @cached_property
@@ -101,11 +101,21 @@ class Operand(Component):
         return self.thread.extents[self.shared.axis] == self.thread.count        # type: ignore[attr-defined]
 
     @cached_property
+    def plane(self) -> Any:
+        """The shared layout of one part: of real elements the shared layout itself."""
+        return getattr(self.shared, "plane", self.shared)
+
+    @cached_property
+    def planes(self) -> int:
+        return int(getattr(self.shared, "count", 1))
+
+    @cached_property
     def words(self) -> Fragment:
         """A thread's tile in 32-bit words: as it is in global memory if `is_raw`, else as it goes to shared memory; none if
         it is smaller than a word."""
         dtype = self.layout.dtype if self.is_raw else self.shared.dtype
-        return Fragment(np.dtype(np.uint32), self.thread.count * dtype.itemsize // 4)
+        count, rest = divmod(self.thread.count * dtype.itemsize, 4)
+        return Fragment(np.dtype(np.uint32), count if not rest else 0)
 
     @cached_property
     def held(self) -> Fragment:

@@ -22,7 +22,7 @@ rows (or columns) share A (or B): each loads a part for all. Or they share the K
 | step | what | where |
 |---|---|---|
 | 0 | barriers, registers | here |
-| 1 | A, B: global -> shared, with their transforms | `producer` |
+| 1 | A, B: global -> shared, with their transforms | `producer`; `landing` |
 | 2 | multiply and accumulate | `consumer` |
 | 3 | C, transforms of C and D, epilogue; D: registers -> shared -> global | `finish` |
 
@@ -34,6 +34,7 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit.kernels.consumer import consume_in_turns, consume_together
+from gemmkit.kernels.landing import produce_by_landing
 from gemmkit.kernels.producer import produce_by_engine, produce_by_warps
 from gemmkit.kernels.walk import BARRIERS
 from gemmkit.lang.control import choose, keep
@@ -55,7 +56,7 @@ def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_
         for stage in range(spec.stages):
             mbarrier_init(full, stage, spec.full_arrivals)
             mbarrier_init(empty, stage, spec.empty_arrivals)
-            choose(spec.is_changing, mbarrier_init, keep, shared(BARRIERS, spec.landed_offset), stage, 1)
+            choose(spec.has_landed, mbarrier_init, keep, shared(BARRIERS, spec.landed_offset), stage, 1)
         for consumer in range(spec.exchanging):
             mbarrier_init(shared(BARRIERS, spec.filled_offset), consumer, 1)
             mbarrier_init(shared(BARRIERS, spec.free_offset), consumer, spec.splits)
@@ -70,7 +71,7 @@ def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_
     if group < spec.producers:
         # 1. A and B: global -> shared.
         choose(spec.deals_registers, give_registers, keep, spec.producer_registers)
-        choose(spec.is_working, produce_by_warps, produce_by_engine, spec, a, b, map_a, map_b, full, empty, rank, shape)
+        choose(spec.is_landing, produce_by_landing, produce, spec, a, b, map_a, map_b, full, empty, rank, shape)
     else:
         # 2. and 3. Multiply, finish.
         choose(spec.deals_registers, take_registers, keep, spec.consumer_registers)
@@ -79,6 +80,10 @@ def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_
 
     # A block's shared memory must last until its peers have read and signalled all they will.
     choose(spec.is_cluster, cluster_barrier, nobody)
+
+
+def produce(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, rank: int, shape: Any) -> None:
+    choose(spec.is_working, produce_by_warps, produce_by_engine, spec, a, b, map_a, map_b, full, empty, rank, shape)
 
 
 def no_rank() -> int:

@@ -199,6 +199,22 @@ def _fits_in_any_float(t: Any) -> bool:
     return isinstance(t, types.Boolean) or (_is_int(t) and t.bitwidth <= 8)
 
 
+def _beside_complex(context: Any, op: Any, a: Any, b: Any) -> Any:
+    """A narrow float beside a complex number is a float32."""
+    if not any(isinstance(t, types.Complex) for t in (a, b)):
+        return None
+    kinds = tuple(types.float32 if isinstance(t, NarrowFloatType) else t for t in (a, b))
+    inner = context.resolve_function_type(op, kinds, {})
+    if inner is None:
+        return None
+
+    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+        given = [c.cast(builder, x, t, to) for x, t, to in zip(v, s.args, inner.args)]
+        return c.get_function(context.resolve_value_type(op), inner)(builder, given)
+
+    return signature(inner.return_type, a, b), codegen
+
+
 _F16_INSTRUCTIONS = {operator.add: "add", operator.sub: "sub", operator.mul: "mul"}
 
 
@@ -210,7 +226,7 @@ def _narrow_operation(context: Any, op: Any, a: Any, b: Any) -> Any:
     """
     number = (types.Float, types.Integer, types.Boolean, NarrowFloatType, WeakFloatLiteral, WeakFloat64Type)
     if not (isinstance(a, number) and isinstance(b, number)):
-        return None
+        return _beside_complex(context, op, a, b)
     both = [t for t in (a, b) if not (isinstance(t, (WeakFloatLiteral, WeakIntLiteral, WeakFloat64Type, IndexType))
                                       or _fits_in_any_float(t))]
     if any(t in both for t in OF_ML_DTYPES) and (isinstance(a, WEAK_FLOATS) or isinstance(b, WEAK_FLOATS)):

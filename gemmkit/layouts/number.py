@@ -20,6 +20,7 @@ from gemmkit.lang.values import convert, convert_all
 from gemmkit.layouts.base import Layout, element_of_tile, store_element_of_tile
 from gemmkit.layouts.plain import Plain
 from gemmkit.ptx.memory import load_global, repoint, store_global
+from gemmkit.ptx.words import unpack_words
 from gemmkit.runtime.arrays import ArrayInfo
 
 
@@ -249,6 +250,10 @@ class Planes(Layout):
     def plane_at(self, n: int, pointer: Any, leading: Any) -> Any:
         """A pointer to plane ``n``."""
         return repoint(pointer, self.plane.dtype, n * leading[1] * self.itemsize)
+
+    def store_words(self, pointer: Any, tile: Any, words: tuple, leading: Any) -> None:
+        """Store a tile of numbers that came as 32-bit words."""
+        self.store_shared(pointer, tile, unpack_words(self.dtype, words), leading)
 
     def load_shared(self, pointer: Any, tile: Any, leading: Any) -> tuple:
         return numbers_of(self.dtype, generate(self.count, _load_plane, self, pointer, tile, leading))

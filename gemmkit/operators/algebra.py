@@ -3,7 +3,8 @@
 A finite-dimensional algebra is its multiplication table: ``e_i e_j = sum_k table[i][j][k] e_k``. `Algebra` holds numbers as
 planes (all first parts, all second parts, ...) and issues one real operation of its ``base`` for every entry of the table
 that is not zero: 4 for complex numbers, 3 for dual ones (1 + 2p with p tangents), 16 for quaternions. The base is any
-operator of real numbers: tensor cores (`MMAOp`) or the ordinary units (`FPUOp`).
+operator of real numbers: tensor cores (`MMAOp`; Hopper's, `WGMMAOp`, where all entries are +1 or -1) or the ordinary units
+(`FPUOp`).
 
 One number is one element everywhere else: transforms and epilogues see a value whose parts are ``x[0]``, ``x[1]``, ... (or
 ``x.real``, ``x.value``, by the algebra's names), which can be added and multiplied, and they may return a tuple of parts.
@@ -19,13 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.control import each
+from gemmkit.lang.control import choose, each, fold, keep
 from gemmkit.lang.record_types import numbers_of, planes_of
 from gemmkit.lang.records import number_dtype, terms
 from gemmkit.lang.registers import Fragment, generate
 from gemmkit.layouts import Planes
 from gemmkit.operators.base import Operator
-from gemmkit.ptx.algebra import multiply_planes
+from gemmkit.operators.wgmma import within
+from gemmkit.ptx.algebra import accumulate_terms, multiply_planes
+from gemmkit.ptx.descriptors import advance
 from gemmkit.ptx.fragments import FragmentMap
 
 Table = tuple[tuple[tuple[Any, ...], ...], ...]
@@ -66,9 +69,8 @@ class Algebra(Operator):
             raise ValueError(f"Algebra(names={names!r}): {count} different names are needed, as many as the table has parts")
         if len(signs) != count or any(s not in (1, -1) for s in signs):
             raise ValueError(f"Algebra(conjugate={conjugate!r}): {count} signs, +1 or -1, are needed")
-        if base is not None and (not isinstance(base, Operator) or isinstance(base, Algebra) or base.threads != 32
-                                 or base.map_c is None):
-            raise ValueError(f"Algebra(base={base!r}): an MMAOp or FPUOp (an instance) is needed")
+        if base is not None and (not isinstance(base, Operator) or isinstance(base, Algebra) or base.map_c is None):
+            raise ValueError(f"Algebra(base={base!r}): an MMAOp, WGMMAOp or FPUOp (an instance) is needed")
         for name, value in (("base", base), ("table", table), ("names", names), ("conjugate", signs)):
             object.__setattr__(self, name, value)
 
@@ -141,6 +143,30 @@ class Algebra(Operator):
     def fragment_c(self) -> Fragment:
         return self._numbers(self.base.fragment_c)
 
+    @cached_property
+    def is_signed(self) -> bool:
+        """Whether every entry of the table is +1 or -1 (or 0): a sign is free, any other factor is not."""
+        return all(abs(factor) == 1 for *_, factor in terms(self.table))
+
+    # what the warp-specialised kernel asks of a base that is a WGMMAOp
+
+    @cached_property
+    def sums(self) -> int:
+        """Accumulators of a 64-row fragment: one for each part."""
+        return self.parts
+
+    @cached_property
+    def registers(self) -> Fragment:
+        return self.base.registers
+
+    @cached_property
+    def sums_in_words(self) -> bool:
+        return bool(self.base.sums_in_words)
+
+    @cached_property
+    def promote(self) -> int:
+        return int(getattr(self.base, "promote", 0))
+
     def _numbers(self, fragment: Fragment) -> Fragment:
         return Fragment(self.number_dtype(fragment.dtype), fragment.count)
 
@@ -168,8 +194,40 @@ class Algebra(Operator):
         """One real operation for every entry of the table."""
         return multiply_planes(self, a, b, c)
 
+    def multiply(self, accumulators: tuple, a: int, b: int, a_layout: Any, b_layout: Any, block: Any,
+                 accumulate: int) -> tuple:
+        """One stage of the warp-specialised kernel: real wgmmas of planes, all those of a step along K before the next's."""
+        first = accumulate_terms(self, accumulators, _multiply_term, self, a, b, a_layout, b_layout, block, 0, accumulate)
+        return fold(block.size.K // self.base.K - 1, _multiply_step, first, self, a, b, a_layout, b_layout, block)
+
     def store_d(self, layout: Any, pointer: Any, tile: Any, leading: Any, d: tuple) -> None:
         each(_store_d, planes_of(d), self, layout, pointer, tile, leading)
+
+
+def _multiply_step(sums: tuple, n: int, algebra: Any, a: int, b: int, a_layout: Any, b_layout: Any, block: Any) -> tuple:
+    return accumulate_terms(algebra, sums, _multiply_term, algebra, a, b, a_layout, b_layout, block, n + 1, 1)
+
+
+def _multiply_term(sums: tuple, m: int, i: int, j: int, is_negative: bool, is_first: bool, algebra: Any, a: int, b: int,
+                   a_layout: Any, b_layout: Any, block: Any, step: int, accumulate: int) -> tuple:
+    k = step * algebra.base.K
+    a_plane, b_plane = a_layout.leading(block.MK.size)[1], b_layout.leading(block.KN.size)[1]
+    return choose(is_negative, _subtract, _add, sums, algebra,
+                  advance(a, i * a_plane * a_layout.itemsize + within(a_layout.plane, (m * 64, k), block.MK.size)),
+                  advance(b, j * b_plane * b_layout.itemsize + within(b_layout.plane, (k, 0), block.KN.size)),
+                  choose(is_first, keep, _always, accumulate))
+
+
+def _add(sums: tuple, algebra: Any, a: int, b: int, accumulate: int) -> tuple:
+    return algebra.base.instruction(sums, a, b, accumulate)
+
+
+def _subtract(sums: tuple, algebra: Any, a: int, b: int, accumulate: int) -> tuple:
+    return algebra.base.negated_instruction(sums, a, b, accumulate)
+
+
+def _always(accumulate: int) -> int:
+    return 1
 
 
 def _load_a(n: int, algebra: Any, layout: Any, pointer: Any, tile: Any, leading: Any) -> tuple:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -100,6 +101,16 @@ class WGMMAOp(Operator):
     @cached_property
     def instruction(self) -> Any:
         return instruction(self.spec)
+
+    @cached_property
+    def negated_instruction(self) -> Any:
+        """The one that subtracts the product."""
+        return instruction(dataclasses.replace(self.spec, negates=True))
+
+    @cached_property
+    def sums(self) -> int:
+        """Accumulators of a 64-row fragment."""
+        return 1
 
     def refuses(self, operand: str, layout: Any) -> str | None:
         if operand in ("a", "b") and not isinstance(layout, Swizzled):

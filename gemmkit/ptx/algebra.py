@@ -1,4 +1,4 @@
-"""The product of an algebra's fragments: a real operation for every entry of its multiplication table."""
+"""The product of an algebra's numbers in planes: a real operation for every entry of its multiplication table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.record_types import numbers_of, of_parts, part_of, part_types, planes_of
 from gemmkit.lang.records import scaled, terms
 from gemmkit.lang.registers import call_function
-from gemmkit.lang.scalars import NarrowFloatType
+from gemmkit.lang.scalars import NarrowFloatType, index
 
 i16, i32 = ir.IntType(16), ir.IntType(32)
 
@@ -95,4 +95,52 @@ def multiply_planes(algebra: Any, a: tuple, b: tuple, c: tuple) -> tuple:
     return numbers_of(algebra.fragment_c.dtype, tuple(sums))
 
 
-__all__ = ["multiply_planes"]
+def _type_terms(context: Any, algebra: Any, sums: Any, function: Any, *args: Any) -> Any:
+    if not isinstance(algebra, ComponentType) or not isinstance(sums, types.UniTuple):
+        return None
+    steps = list(_steps(algebra.skeleton, sums.count))
+    flags = {(negative, first): (types.literal(negative), types.literal(first)) for *_, negative, first in steps}
+    inner = {key: context.resolve_function_type(function, (sums.dtype, index, index, index, *literals, *args), {})
+             for key, literals in flags.items()}
+    if not inner or any(sig is None or sig.return_type != sums.dtype for sig in inner.values()):
+        return None
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        out = [b.extract_value(v[1], n) for n in range(sums.count)]
+        for at, m, i, j, negative, first in steps:
+            sig, literals = inner[negative, first], flags[negative, first]
+            given = [(out[at], sums.dtype), *((i32(n), index) for n in (m, i, j)),
+                     *((ir.Constant(ir.IntType(1), literal.literal_value), literal) for literal in literals),
+                     *zip(v[3:], args)]
+            values = [c.cast(b, value, ty, to) for (value, ty), to in zip(given, sig.args)]
+            out[at] = call_function(c, b, function, v[2], sig, values)
+        return c.make_tuple(b, sums, out)
+
+    return signature(sums, algebra, sums, function, *args), codegen
+
+
+def _steps(algebra: Any, count: int) -> Any:
+    """(sum, fragment, i, j, whether negative, whether the sum's first) of every product of a step along K."""
+    seen = set()
+    for m in range(count // algebra.parts):
+        for i, j, k, factor in terms(algebra.table):
+            at = m * algebra.parts + k
+            yield at, m, i, j, factor < 0, at not in seen
+            seen.add(at)
+
+
+@atom(_type_terms)
+def accumulate_terms(algebra: Any, sums: tuple, function: Any, *args: Any) -> tuple:
+    """Every product that the table asks for, of the planes of several fragments: ``sums`` holds those of the first
+    fragment, of the second, ...; the table's coefficients are +1 and -1.
+
+    ``sum = function(sum, m, i, j, negative, first, *args)`` adds the product of A's plane i (rows of fragment m) and B's
+    plane j, or subtracts it if ``negative``; ``first`` says that it is the first of this sum. Both are compile-time values.
+    """
+    out = list(sums)
+    for at, m, i, j, negative, first in _steps(algebra, len(sums)):
+        out[at] = function(out[at], m, i, j, negative, first, *args)
+    return tuple(out)
+
+
+__all__ = ["accumulate_terms", "multiply_planes"]

@@ -50,7 +50,8 @@ class WgmmaSpec:
 
     ``a`` and ``b`` are dtypes of the operands: float16 or bfloat16 (both the same); float32, of which the tensor cores take
     the first 19 bits (tf32); 8-bit floats; 8-bit integers. ``a_major`` and ``b_major`` say along which axis they are
-    contiguous in shared memory: "K", or "MN" (16-bit types). With ``a_registers`` A is a fragment (`a_map`).
+    contiguous in shared memory: "K", or "MN" (16-bit types). With ``a_registers`` A is a fragment (`a_map`); with
+    ``negates`` the product is subtracted (floats).
 
     Raises ValueError for what the instruction set does not have.
     """
@@ -62,6 +63,7 @@ class WgmmaSpec:
     a_major: str = "K"
     b_major: str = "K"
     a_registers: bool = False
+    negates: bool = False
 
     M = 64
 
@@ -88,6 +90,8 @@ class WgmmaSpec:
                 raise ValueError(f'wgmma: {name} is "MN"; {self.a} is read K-major only (16-bit types either way)')
         if self.a_registers and self.a_major != "K":
             raise ValueError('wgmma: a_major is "MN"; a fragment in registers has no order in memory: leave it "K"')
+        if self.negates and self.a in _INT8:
+            raise ValueError(f"wgmma: negates is True; products of {self.a} are added only")
 
     @cached_property
     def K(self) -> int:
@@ -129,7 +133,7 @@ class WgmmaSpec:
         n = self.registers
         a = braces(2 * n, 4) if self.a_registers else f"${2 * n}"
         b = 2 * n + (4 if self.a_registers else 1)
-        options = "" if self.a in _INT8 else ", 1, 1"                     # nothing is negated
+        options = "" if self.a in _INT8 else f", {-1 if self.negates else 1}, 1"
         if self.a.itemsize == 2:
             if not self.a_registers:
                 options += f", {int(self.a_major == 'MN')}"
@@ -139,7 +143,8 @@ class WgmmaSpec:
 
 
     def compute(self, a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> np.ndarray:
-        """A B^T + C of a 64 x K ``a``, an N x K ``b`` and a 64 x N ``c`` (None: zeros), in the accumulator's type.
+        """C + A B^T (C - A B^T with ``negates``) of a 64 x K ``a``, an N x K ``b`` and a 64 x N ``c`` (None: zeros), in the
+        accumulator's type.
 
         Products of floats are exact in float32, in which they are added up; sums of integers wrap.
         """
@@ -150,6 +155,8 @@ class WgmmaSpec:
             a, b = (np.bitwise_and(x.view(np.uint32), _TF32_BITS).view(F32) for x in (a, b))
         with np.errstate(all="ignore"):
             product = a.astype(F32) @ b.astype(F32).T
+            if self.negates:
+                product = -product
             return (product if c is None else product + c.astype(F32)).astype(self.accumulator)
 
 
@@ -249,7 +256,8 @@ def instruction(spec: WgmmaSpec) -> Atom:
     words put together while the hardware writes to them, and makes all wgmmas wait for each other.
     """
     majors = "" if spec.a.itemsize != 2 else f"_{spec.a_major}_{spec.b_major}"
-    name = f"wgmma_{spec.name.replace('.', '_')}{majors}{'_registers' if spec.a_registers else ''}"
+    name = (f"wgmma_{spec.name.replace('.', '_')}{majors}{'_registers' if spec.a_registers else ''}"
+            f"{'_negated' if spec.negates else ''}")
     return Atom(name, _typer(spec), _emulation(spec), f"{name}(accumulators, a, b, accumulate): {WgmmaSpec.__doc__}")
 
 

@@ -14,12 +14,25 @@ import numpy as np
 from llvmlite import ir
 
 from gemmkit.lang.atoms import atom
-from gemmkit.lang.host import SharedPointer, View, piece_bytes
+from gemmkit.lang.host import SharedPointer, View, narrowed, piece_bytes
 from gemmkit.lang.memory import GLOBAL, SharedType, coordinates_of, global_pointer, proxy, shared_pointer
 from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.record_types import PackedType, RecordType
+from gemmkit.lang.records import Record, part_size, scalars
 from gemmkit.lang.values import DTypeType
 from gemmkit.ptx.build import assembly
-from gemmkit.ptx.memory import as_words, cast_elements, global_pointers, is_position, pack, unit_type, unpack
+from gemmkit.ptx.memory import (
+    as_words,
+    cast_elements,
+    global_pointers,
+    is_position,
+    pack,
+    record_pointers,
+    records_of_words,
+    unit_type,
+    unpack,
+    words_of_records,
+)
 
 i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 LINE = 16                              # bytes that are loaded together
@@ -34,6 +47,18 @@ def _type_load_words(context: Any, view: Any, axis: Any, base: Any, offset: Any,
         return None
     n, along, size = int(count.literal_value), int(axis.literal_value), view.dtype.itemsize
 
+    def records(c: Any, b: Any, s: Any, v: Any) -> Any:
+        words: list = []
+        for pointer, parts in record_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
+            value = b.load(pointer)
+            value.align = parts * part_size(view.dtype)
+            words += [value] if value.align < 4 else as_words(b, value)
+        while words[0].type.width < 32:
+            wider = ir.IntType(2 * words[0].type.width)
+            words = [b.or_(b.zext(low, wider), b.shl(b.zext(high, wider), wider(wider.width // 2)))
+                     for low, high in zip(words[::2], words[1::2])]
+        return c.make_tuple(b, s.return_type, words)
+
     def across_words(c: Any, b: Any, s: Any, v: Any) -> Any:
         words: list = []
         for at in range(0, n, LINE // size):
@@ -43,6 +68,8 @@ def _type_load_words(context: Any, view: Any, axis: Any, base: Any, offset: Any,
         return c.make_tuple(b, s.return_type, words)
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        if isinstance(view.element, RecordType):
+            return records(c, b, s, v)
         if view.unit == along and view.alignment < 4 and n * size % LINE == 0:
             return across_words(c, b, s, v)
         words: list = []
@@ -94,10 +121,13 @@ def _type_pack_words(context: Any, values: Any) -> Any:
     size = numpy_dtype(values.dtype).itemsize
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        given = cast_elements(c, b, values, v[0], values.dtype)
-        per, words = max(1, 4 // size), []
-        for at in range(0, values.count, per):
-            words += as_words(b, pack(c, b, values.dtype, given[at:at + per], unit_type(max(4, size), size)))
+        given, element, width = cast_elements(c, b, values, v[0], values.dtype), values.dtype, size
+        if isinstance(element, RecordType):
+            given, element = words_of_records(c, b, element, given), _part_word(element)
+            width = element.bitwidth // 8
+        per, words = max(1, 4 // width), []
+        for at in range(0, len(given), per):
+            words += as_words(b, pack(c, b, element, given[at:at + per], unit_type(max(4, width), width)))
         return c.make_tuple(b, s.return_type, words)
 
     return signature(types.UniTuple(types.uint32, _word_count(size, values.count)), values), codegen
@@ -106,7 +136,13 @@ def _type_pack_words(context: Any, values: Any) -> Any:
 @atom(_type_pack_words)
 def pack_words(values: tuple) -> tuple:
     """Elements (a multiple of 4 bytes, of one type) as 32-bit words."""
-    return tuple(np.array(values).view(np.uint32))
+    data = narrowed(values, values[0].dtype) if isinstance(values[0], Record) else np.array(values)
+    return tuple(data.view(np.uint8).view(np.uint32))
+
+
+def _part_word(element: RecordType) -> Any:
+    """The integer that a record's part is in memory."""
+    return getattr(types, f"uint{8 * part_size(element.dtype)}")
 
 
 def _type_unpack_words(context: Any, dtype: Any, words: Any) -> Any:
@@ -117,11 +153,18 @@ def _type_unpack_words(context: Any, dtype: Any, words: Any) -> Any:
     size = numpy_dtype(dtype.target).itemsize
     per = max(1, 4 // size)
     step = max(1, size // 4)
-    result = types.UniTuple(dtype.target, words.count // step * per)
+    result = types.UniTuple(dtype.target, 4 * words.count // size)
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
         given = [b.extract_value(v[1], n) for n in range(words.count)]
         out: list = []
+        if isinstance(dtype.target, PackedType):
+            return c.make_tuple(b, result, given)
+        if isinstance(dtype.target, RecordType):
+            part = _part_word(dtype.target)
+            for word in given:
+                out += unpack(c, b, part, word, 32 // part.bitwidth) if part.bitwidth <= 32 else [word]
+            return c.make_tuple(b, result, records_of_words(c, b, dtype.target, out))
         for at in range(0, words.count, step):
             value = given[at] if step == 1 else pack(c, b, types.uint32, given[at:at + step], ir.VectorType(i32, step))
             out += unpack(c, b, dtype.target, b.bitcast(value, unit_type(4 * step, size)), per)
@@ -133,7 +176,7 @@ def _type_unpack_words(context: Any, dtype: Any, words: Any) -> Any:
 @atom(_type_unpack_words)
 def unpack_words(dtype: np.dtype, words: tuple) -> tuple:
     """The elements in 32-bit words: the inverse of `pack_words`."""
-    return tuple(np.array(words, np.uint32).view(dtype))
+    return scalars(np.array(words, np.uint32).view(np.uint8), dtype)
 
 
 def _type_store_words(context: Any, pointer: Any, base: Any, offset: Any, words: Any) -> Any:

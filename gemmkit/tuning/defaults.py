@@ -18,7 +18,7 @@ from gemmkit.layouts import ColMajor, Layout, Padded, RowMajor, Zero
 from gemmkit.operators import Algebra, FPUOp, Operator, WMMAOp
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
-from gemmkit.tuning import hopper
+from gemmkit.tuning import algebras, hopper
 from gemmkit.tuning.operators import sized
 
 WIDE = 16                              # bytes of the widest access of a thread
@@ -28,6 +28,7 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     """Complete the fields of a Config in place."""
     a_layout = values["global_a_layout"]
     b_layout = values.get("global_b_layout", a_layout)
+    algebras.take(values, a_layout, b_layout, sizes, device)
     operator = values["operator"] = sized(values["operator"], a_layout.dtype, b_layout.dtype, sizes, device)
     accumulator = operator.fragment_c.dtype
     values.setdefault("global_b_layout", a_layout)

@@ -11,7 +11,8 @@ import numpy as np
 
 from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.rasterisation import Grouped, Hilbert, Order
-from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor, Swizzled
+from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, Planar, RowMajor, Swizzled
+from gemmkit.layouts.swizzled import pattern_of
 from gemmkit.operators.base import Operator
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.arrays import ArrayInfo
@@ -43,12 +44,13 @@ class Mapping:
     producer_warps: int = 4
     splits: int = 1
     order: Order = Grouped(8)
+    depth: int = LINE                  # bytes of K in a stage
 
     @property
     def fields(self) -> dict[str, Any]:
         """It as fields of a Config for 16-bit operands."""
-        return dict(block_shape=Tile(M=self.M, N=self.N, K=LINE // 2), schedule=self.schedule, warps_per_block=self.warps,
-                    producer_warps=self.producer_warps, splits=self.splits,
+        return dict(block_shape=Tile(M=self.M, N=self.N, K=self.depth // 2), schedule=self.schedule,
+                    warps_per_block=self.warps, producer_warps=self.producer_warps, splits=self.splits,
                     cluster=Tile(M=self.cluster[0], N=self.cluster[1]), order=self.order)
 
 
@@ -163,16 +165,22 @@ _OF_A_MAPPING = {"block_shape", "compute_warp", "warps_per_block", "schedule", "
 
 def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo) -> None:
     """Complete the mapping of a Config for WGMMAOp in place; layouts are given."""
-    operator: Any = values["operator"]
+    from gemmkit.tuning import algebras
+
+    whole: Any = values["operator"]
+    operator: Any = getattr(whole, "base", whole)              # what multiplies: of an algebra, its base
     values.setdefault("kernel", "warp_specialised")
-    splits = SPLIT if operator.accumulator.itemsize == 4 and not set(values) & _OF_A_MAPPING else ()
-    mappings = (PROMOTED if operator.promote else WORKING if _works(values) else TURNING if _turns(values)
-                else MAPPINGS + splits)
+    is_algebra = whole is not operator
+    splits = () if is_algebra or operator.accumulator.itemsize != 4 or set(values) & _OF_A_MAPPING else SPLIT
+    mappings = (algebras.mappings(whole, values) if is_algebra else PROMOTED if operator.promote
+                else WORKING if _works(values) else TURNING if _turns(values) else MAPPINGS + splits)
     mapping = choose_mapping(sizes, device, operator.N, operator.dtype.itemsize, mappings)
     values.setdefault("splits", mapping.splits if splits else 1)
     values.setdefault("order", mapping.order)
     _fill_tiles(values, operator, mapping)
     _fill_shared(values, operator)
+    if is_algebra:
+        algebras.split(values)
     _fill_moves(values)
     condition = values.get("condition")
     always = condition is None or condition.is_always
@@ -181,7 +189,8 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     values.setdefault("cluster", Tile(M=cluster[0], N=cluster[1]))
     majors = dict(a_major="K" if values["shared_a_layout"].axis == 1 else "MN",
                   b_major="K" if values["shared_b_layout"].axis == 0 else "MN")
-    values["operator"] = dataclasses.replace(operator, **majors)
+    units = dataclasses.replace(operator, **majors)
+    values["operator"] = units if whole is operator else whole.with_base(units)
     values.setdefault("stages", _stages(values, device))
 
 
@@ -203,7 +212,7 @@ def _is_changed(name: str, layout: Layout, fields: dict[str, Any]) -> bool:
 
 
 def _fill_tiles(values: dict[str, Any], operator: Any, mapping: Mapping) -> None:
-    values.setdefault("block_shape", Tile(M=mapping.M, N=operator.N, K=LINE // operator.dtype.itemsize))
+    values.setdefault("block_shape", Tile(M=mapping.M, N=operator.N, K=mapping.depth // operator.dtype.itemsize))
     block = values["block_shape"].size
     if "schedule" not in values and "warps_per_block" not in values and block.M != mapping.M:
         values["schedule"] = "cooperative"
@@ -220,11 +229,11 @@ def _fill_shared(values: dict[str, Any], operator: Any) -> None:
     for name, k_axis, across, dtype in (("a", 1, block.M, operator.dtype), ("b", 0, block.N, operator.b_dtype)):
         layout = values[f"global_{name}_layout"]
         axis = layout.vector_axis
-        if axis is None or dtype.itemsize != 2 or not isinstance(layout, Plain) or across * dtype.itemsize % 32:
+        if axis is None or dtype.itemsize != 2 or not isinstance(layout, (Plain, Planar)) or across * dtype.itemsize % 32:
             axis = k_axis                                 # only 16-bit operands can be contiguous across K
         extent = block.K if axis == k_axis else across
         values.setdefault(f"shared_{name}_layout", _swizzled(axis, dtype, extent))
-    values.setdefault("shared_c_layout", RowMajor(operator.accumulator))
+    values.setdefault("shared_c_layout", RowMajor(values["operator"].fragment_c.dtype))
     values.setdefault("shared_d_layout", _swizzled(1, values["global_d_layout"].dtype,
                                                    block.N // values["splits"]))
 
@@ -242,7 +251,8 @@ def _divides(values: dict[str, Any], cluster: tuple[int, int]) -> bool:
 def _swizzled(axis: int, dtype: np.dtype, extent: int) -> Swizzled:
     """The widest swizzle whose panels divide a tile."""
     width = next((w for w in (128, 64, 32) if extent * dtype.itemsize % w == 0), 32)
-    return Swizzled((ColMajor, RowMajor)[axis](dtype), width)
+    plain = Interleaved(dtype, ("col", "row")[axis]) if dtype.names else (ColMajor, RowMajor)[axis](dtype)
+    return Swizzled(plain, width)
 
 
 def _fill_moves(values: dict[str, Any]) -> None:
@@ -260,7 +270,8 @@ def _fill_moves(values: dict[str, Any]) -> None:
 def _move(tile: Tile, layout: Any, shared: Any, warps: int) -> tuple[Tile, Tile]:
     """(thread, warp): lanes go along the axis of global memory, so that their loads are of neighbours."""
     axis = shared.axis
-    vector = math.gcd(16 // shared.dtype.itemsize, tile.extents[axis])
+    size = shared.dtype.itemsize                          # of a number, where it has several parts
+    vector = math.gcd(16 // size if 16 % size == 0 and size <= 8 else 4, tile.extents[axis])
     thread, warp = [1, 1], [1, 1]
     if layout.vector_axis in (axis, None):
         thread[axis] = vector
@@ -278,7 +289,8 @@ def _stages(values: dict[str, Any], device: DeviceInfo) -> int:
 
     block, a, b, d = (values[name] for name in ("block_shape", "shared_a_layout", "shared_b_layout", "shared_d_layout"))
     size = block.size
-    stage = a.physical_size(size.M, size.K) * a.dtype.itemsize + b.physical_size(size.K, size.N) * b.dtype.itemsize
+    stage = (pattern_of(a.physical_size(size.M, size.K) * a.dtype.itemsize)
+             + pattern_of(b.physical_size(size.K, size.N) * b.dtype.itemsize))
     panels = BUFFERS * (values["warps_per_block"] // 4) * 64 * getattr(d, "width", LINE)
     sums = size.M * size.N * 4 + 2 * BARRIER * BUFFERS if values["splits"] > 1 else 0
     return max(2, min(8, (device.shared_memory_per_block - panels - sums) // (stage + 3 * BARRIER)))

@@ -104,4 +104,4 @@ def result_dtype(a: np.dtype, b: np.dtype, c: Layout | None, operator: Operator)
     return operator.fragment_c.dtype
 
 
-__all__ = ["accumulator_for", "fpu_shape", "operator_for", "result_dtype", "sized"]
+__all__ = ["accumulator_for", "algebra_of", "fpu_shape", "operator_for", "result_dtype", "sized"]

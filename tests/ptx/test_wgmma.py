@@ -47,14 +47,14 @@ DATA = ["integers", "normal"]
 
 
 def multiplied(run: Any, spec: WgmmaSpec, width: int, data: str, accumulate: int, rng: np.random.Generator) -> None:
-    """Run `product_kernel` one way or another and compare: D = A B (+ C)."""
+    """Run `product_kernel` one way or another and compare: D = A B (+ C), or D = -A B (+ C)."""
     k = STEPS * spec.K
     a, b = draw(rng, data, (64, k), spec.a), draw(rng, data, (spec.N, k), spec.b)
     c = draw(rng, data, (64, spec.N), spec.accumulator)
     case = Product(spec, width)
     (d,) = run(product_kernel, Out(c.shape, c.dtype), words(a, spec.a_major), words(b, spec.b_major), c,
                Runtime(accumulate), case, threads=128, shared=case.shared)
-    assert_product(d, a, b, c if accumulate else np.zeros_like(c), data)
+    assert_product(d, -a if spec.negates else a, b, c if accumulate else np.zeros_like(c), data)
 
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=kind_name)
@@ -121,6 +121,17 @@ def test_elements_in_registers(kind: tuple, rng: np.random.Generator) -> None:
 
 
 # -- hardware ------------------------------------------------------------------------------------------------------------------
+
+FLOATS = pytest.mark.parametrize("kind", [k for k in KINDS if k[2] != S32], ids=kind_name)
+
+
+@FLOATS
+@pytest.mark.parametrize("run", [emulated, pytest.param(on_device, marks=pytest.mark.gpu)], ids=["emulator", "gpu"])
+def test_subtracts(kind: tuple, run: Any, rng: np.random.Generator) -> None:
+    for accumulate in (0, 1):
+        multiplied(run, WgmmaSpec(24, *kind, negates=True), 128, "integers", accumulate, rng)
+    multiplied(run, WgmmaSpec(24, *kind, a_registers=True, negates=True), 64, "normal", 1, rng)
+
 
 @pytest.mark.gpu
 @every_kind

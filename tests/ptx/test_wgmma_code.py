@@ -44,7 +44,9 @@ def texts() -> list[tuple[WgmmaSpec, str]]:
         (WgmmaSpec(128, F16, F16, F16, "MN", "K"), "m64n128k16.f16.f16.f16 , 1, 1, 1, 0"),
         (WgmmaSpec(64, BF16, BF16, F32, "K", "MN"), "m64n64k16.f32.bf16.bf16 , 1, 1, 0, 1"),
         (WgmmaSpec(64, BF16, BF16, F32, "K", "MN", True), "m64n64k16.f32.bf16.bf16 , 1, 1, 1"),
+        (WgmmaSpec(128, F16, F16, F32, "MN", "K", negates=True), "m64n128k16.f32.f16.f16 , -1, 1, 1, 0"),
         (WgmmaSpec(96, F32, F32, F32), "m64n96k8.f32.tf32.tf32 , 1, 1"),
+        (WgmmaSpec(96, F32, F32, F32, negates=True), "m64n96k8.f32.tf32.tf32 , -1, 1"),
         (WgmmaSpec(8, E4M3, E5M2, F32), "m64n8k32.f32.e4m3.e5m2 , 1, 1"),
         (WgmmaSpec(8, E5M2, E5M2, F16, a_registers=True), "m64n8k32.f16.e5m2.e5m2 , 1, 1"),
         (WgmmaSpec(24, S8, U8, S32), "m64n24k32.s32.s8.u8 "),
@@ -146,6 +148,7 @@ def test_descriptor_refuses_odd_starts() -> None:
     ((64, BF16, BF16, F16), "accumulator is float16"), ((64, S8, U8, F32), "accumulator is float32"),
     ((64, F32, F32, F32, "MN", "K"), 'a_major is "MN"'), ((64, E4M3, E4M3, F32, "K", "MN"), 'b_major is "MN"'),
     ((64, F16, F16, F32, "M"), "a_major is 'M'"), ((64, F16, F16, F32, "MN", "K", True), "fragment in registers"),
+    ((64, S8, S8, S32, "K", "K", False, True), "negates is True; products of int8 are added only"),
 ], ids=str)
 def test_spec_refuses(arguments: tuple, word: str) -> None:
     with pytest.raises(ValueError, match=word):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit.operators import COMPLEX, DUAL, QUATERNION, dual
 from gemmkit.ptx.memory import load_global, store_global
 from gemmkit.ptx.special import rolled, thread_index
 from gemmkit.ptx.words import load_words, pack_words, unpack_words
@@ -62,6 +63,20 @@ def test_words_keep_every_bit_on_the_gpu(dtype: np.dtype, count: int, rng: np.ra
     a, out, case = numbers(rng, dtype, 32 * count), Out((32 * count,), dtype), Words(dtype, count)
     for kernel in (loaded_as_words, there_and_back):
         assert same_bits(on_device(kernel, out, a, case)[0], a)
+
+
+RECORDS = [(COMPLEX.number_dtype("f2"), 4), (dual(2).number_dtype("f2"), 4), (QUATERNION.number_dtype("f2"), 2),
+           (DUAL.number_dtype("i1"), 8), (dual(2).number_dtype("f4"), 1), (COMPLEX.number_dtype(ml_dtypes.bfloat16), 1)]
+
+
+@pytest.mark.parametrize("run", [emulated, pytest.param(on_device, marks=pytest.mark.gpu)], ids=["emulator", "gpu"])
+@pytest.mark.parametrize("dtype, count", RECORDS, ids=[f"{len(d.names)}x{d[0]}x{n}" for d, n in RECORDS])
+@pytest.mark.parametrize("kernel", [loaded_as_words, there_and_back])
+def test_words_keep_numbers(kernel: Any, dtype: np.dtype, count: int, run: Any, rng: np.random.Generator) -> None:
+    """Numbers of several parts, which may be wider or narrower than a word."""
+    parts = numbers(rng, dtype[0], 32 * count * len(dtype.names or ()))
+    out = Out((32 * count,), dtype)
+    assert run(kernel, out, parts.view(dtype), Words(dtype, count))[0].tobytes() == parts.tobytes()
 
 
 # -- at any address ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,217 @@
+"""Step 1 of `warp_specialised` for numbers of several parts that lie side by side in memory (`Interleaved`).
+
+Tensor cores want planes, and the copy engine takes nothing apart. So it brings a stage's numbers as they are, some stages
+ahead, into the very place of their planes; the producer's warps read them all, meet, and write them back part by part. Such
+a stage goes around the ring in three states:
+
+| state | who makes it so | told by |
+|---|---|---|
+| empty | the consumers, who have read it | ``empty[stage]`` |
+| landed | the copy engine, which the producer's first thread starts | ``landed[stage]`` |
+| full | the producer's warps | ``full[stage]`` |
+
+Global memory's latency is the engine's affair, and warps wait for shared memory only. Where both operands land, half of the
+warps take A and half B, each at their own pace. A transform is applied on the way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gemmkit.kernels.parts import put_elements, transform_within
+from gemmkit.kernels.producer import load_a, load_b, put_inside
+from gemmkit.kernels.walk import BARRIERS, first_tile, k_blocks, next_stage, tile_count, tile_place, tile_step
+from gemmkit.lang.control import choose
+from gemmkit.lang.registers import apply, registers
+from gemmkit.lang.values import convert, convert_all
+from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_expect, mbarrier_wait
+from gemmkit.ptx.memory import load_shared, shared
+from gemmkit.ptx.special import lane_index, rolled, thread_index, udiv, uniform
+from gemmkit.ptx.tma import tma_load
+from gemmkit.ptx.warpgroup import fence_async, named_barrier
+from gemmkit.ptx.words import unpack_words
+from gemmkit.tiling import parallelise, translate
+
+U32 = np.dtype(np.uint32)
+TEAM = 4                               # named barriers 4 and 5: a team has read what it will write over
+
+
+def produce_by_landing(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, rank: int,
+                       shape: Any) -> None:
+    """For every tile of D, for every block along K: start a copy some stages ahead, and split what has landed."""
+    landed = shared(BARRIERS, spec.landed_offset)
+    is_first = thread_index() == 0
+    zero = thread_index() * 0
+    tile, tiles, step = first_tile(spec), tile_count(spec, shape), tile_step(spec)
+    ahead = first_place(spec, rank, shape)
+    ahead_stage, ahead_phase = zero, zero + 1
+    if is_first:
+        for _ in range(spec.stages_ahead):
+            ahead, ahead_stage, ahead_phase = start_copy(spec, map_a, map_b, landed, empty, ahead, ahead_stage, ahead_phase,
+                                                         tiles, step, rank, shape)
+    stage, phase = zero, zero
+    while tile < tiles:
+        m, n = tile_place(spec, tile, rank, shape)
+        begin, count = k_blocks(spec, m, n, rank, shape)
+        block = count * 0
+        while block < count:
+            k = begin + block * spec.block.size.K
+            if spec.condition(m, n, k):
+                if is_first:
+                    ahead, ahead_stage, ahead_phase = start_copy(spec, map_a, map_b, landed, empty, ahead, ahead_stage,
+                                                                 ahead_phase, tiles, step, rank, shape)
+                mbarrier_wait(landed, stage, phase)
+                split_stage(spec, stage, m, n, k, shape)
+                fence_async()                          # tensor cores read through another way than threads write
+                mbarrier_arrive(full, stage)
+                stage, phase = next_stage(spec, stage, phase)
+            block = rolled(block + 1)
+        tile += step
+
+
+# -- copies, ahead of everything --------------------------------------------------------------------------------------
+
+def first_place(spec: Any, rank: int, shape: Any) -> tuple:
+    """A place in the walk: a tile, its first row and column, where its blocks along K begin, how many, and which one."""
+    tile = first_tile(spec)
+    m, n = tile_place(spec, tile, rank, shape)
+    begin, count = k_blocks(spec, m, n, rank, shape)
+    return tile, m, n, begin, count, count * 0
+
+
+def start_copy(spec: Any, map_a: Any, map_b: Any, landed: Any, empty: Any, place: tuple, stage: int, phase: int, tiles: int,
+               step: int, rank: int, shape: Any) -> tuple:
+    """Copy the next block to the next stage, if there is one left; returns the place and the stage after it."""
+    tile, m, n, begin, count, block = place
+    while tile < tiles and not is_filled(spec, m, n, begin, count, block):
+        block += 1
+        if block >= count:
+            tile += step
+            m, n = tile_place(spec, min(tile, tiles - 1), rank, shape)
+            begin, count = k_blocks(spec, m, n, rank, shape)
+            block = count * 0
+    if tile < tiles:
+        k = begin + block * spec.block.size.K
+        mbarrier_wait(empty, stage, phase)
+        mbarrier_expect(landed, stage, spec.a_bytes + spec.b_bytes)
+        choose(spec.a_engine, load_a, land_a, spec, map_a, landed, stage, m, k, rank)
+        choose(spec.b_engine, load_b, land_b, spec, map_b, landed, stage, n, k, rank)
+        stage, phase = next_stage(spec, stage, phase)
+        block += 1
+    return (tile, m, n, begin, count, block), stage, phase
+
+
+def is_filled(spec: Any, m: int, n: int, begin: int, count: int, block: int) -> bool:
+    """Whether this block is one, and the condition does not leave it out."""
+    return block < count and spec.condition(m, n, begin + block * spec.block.size.K)
+
+
+def land_a(spec: Any, map_a: Any, landed: Any, stage: int, m: int, k: int, rank: int) -> None:
+    tma_load(map_a, choose(spec.a.plane.axis == 1, second_first, first_first, m, k),
+             shared(spec.a.shared.dtype, stage * spec.stage_bytes), 0, landed, stage)
+
+
+def land_b(spec: Any, map_b: Any, landed: Any, stage: int, n: int, k: int, rank: int) -> None:
+    tma_load(map_b, choose(spec.b.plane.axis == 1, first_first, second_first, n, k),
+             shared(spec.b.shared.dtype, stage * spec.stage_bytes + spec.b_offset), 0, landed, stage)
+
+
+def first_first(mn: int, k: int) -> tuple:
+    return mn, k
+
+
+def second_first(mn: int, k: int) -> tuple:
+    return k, mn
+
+
+# -- splitting --------------------------------------------------------------------------------------------------------
+
+def split_stage(spec: Any, stage: int, m: int, n: int, k: int, shape: Any) -> None:
+    choose(spec.lands_both, split_both, split_one, spec, stage, m, n, k, shape)
+
+
+def split_both(spec: Any, stage: int, m: int, n: int, k: int, shape: Any) -> None:
+    if uniform(udiv(thread_index(), 32)) < spec.landing_warps:
+        split_a(spec, stage, m, n, k, 0, shape)
+    else:
+        split_b(spec, stage, m, n, k, 1, shape)
+
+
+def split_one(spec: Any, stage: int, m: int, n: int, k: int, shape: Any) -> None:
+    choose(spec.a_lands, split_a, split_b, spec, stage, m, n, k, 0, shape)
+
+
+def split_a(spec: Any, stage: int, m: int, n: int, k: int, team: int, shape: Any) -> None:
+    split_operand(spec.a, stage * spec.stage_bytes, spec.block.MK, spec.a_landed, m, k, shape.M, shape.K, spec, team)
+
+
+def split_b(spec: Any, stage: int, m: int, n: int, k: int, team: int, shape: Any) -> None:
+    split_operand(spec.b, stage * spec.stage_bytes + spec.b_offset, spec.block.KN, spec.b_landed, k, n, shape.K, shape.N,
+                  spec, team)
+
+
+def split_operand(operand: Any, place: int, block: Any, slots: int, at_i: int, at_j: int, rows: int, columns: int,
+                  spec: Any, team: int) -> None:
+    """A team reads all numbers of a tile, ``place`` bytes into shared memory, and writes their parts over them."""
+    warp = uniform(udiv(thread_index(), 32)) % spec.landing_warps
+    held = registers(operand.words, slots)
+    warp_tiles = parallelise(block, operand.warp, warp, spec.landing_warps)
+    for i in range(len(warp_tiles)):
+        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
+        for j in range(len(thread_tiles)):
+            held[i * len(thread_tiles) + j] = load_landed(operand, place, block, thread_tiles[j])
+    named_barrier(TEAM + team, 32 * spec.landing_warps)
+    pointer = shared(operand.shared.dtype, place)
+    choose(operand.to_shared.is_identity, put_untouched, put_touched, operand, held, pointer, block, at_i, at_j, rows,
+           columns, spec, warp)
+
+
+def load_landed(operand: Any, place: int, block: Any, tile: Any) -> tuple:
+    """A thread's numbers, in words, of a tile that is as it was in global memory, without gaps."""
+    axis = operand.plane.axis
+    words = (tile.index[1 - axis] * block.size[axis] + tile.index[axis]) * operand.words.count // tile.count
+    return load_shared(shared(U32, place), words, 0, operand.words.count)
+
+
+def put_untouched(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int,
+                  spec: Any, warp: int) -> None:
+    """What is out of range is zeros, as the engine brings it."""
+    put_landed(operand, held, pointer, block, at_i, at_j, spec, warp)
+
+
+def put_touched(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int, spec: Any,
+                warp: int) -> None:
+    """A transform may make something of the zeros out of range."""
+    if at_i + block.size[0] <= rows and at_j + block.size[1] <= columns:
+        put_landed(operand, held, pointer, block, at_i, at_j, spec, warp)
+    else:
+        put_clipped(operand, held, pointer, block, at_i, at_j, rows, columns, spec, warp)
+
+
+def put_landed(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int) -> None:
+    put_inside(operand, held, pointer, block, at_i, at_j, spec, warp, spec.landing_warps)
+
+
+def put_clipped(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int, spec: Any,
+                warp: int) -> None:
+    warp_tiles = parallelise(block, operand.warp, warp, spec.landing_warps)
+    for i in range(len(warp_tiles)):
+        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
+        for j in range(len(thread_tiles)):
+            tile = translate(thread_tiles[j], at_i, at_j)
+            values = unpack_words(operand.layout.dtype, held[i * len(thread_tiles) + j])
+            values = convert_all(operand.shared.dtype, transform_within(operand.to_shared, values, tile, rows, columns))
+            put_elements(operand, pointer, thread_tiles[j], operand.shared.leading(block.size),
+                         apply(clipped, values, operand, tile, rows, columns, spec))
+
+
+def clipped(value: Any, n: int, operand: Any, tile: Any, rows: int, columns: int, spec: Any) -> Any:
+    """The value, or nothing where it is out of range."""
+    if tile.index[0] + n % tile.size[0] < rows and tile.index[1] + n // tile.size[0] < columns:
+        return value
+    return convert(operand.shared.dtype, spec.operator.identity)
+
+
+__all__ = ["produce_by_landing"]

@@ -1,0 +1,71 @@
+"""Default mappings of algebras on Hopper's tensor cores, and when these are the ones to take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmkit.lang.records import part_dtypes
+from gemmkit.layouts import Layout, Planar, Swizzled
+from gemmkit.operators.algebra import Algebra
+from gemmkit.operators.wgmma import WGMMAOp
+from gemmkit.runtime.device import DeviceInfo
+from gemmkit.tuning.hopper import Mapping, applies, choose_mapping
+
+REGISTERS = 128                        # of a consumer's sums: beside them a producer that works keeps what it needs
+STAGE = 48 * 1024                      # bytes: four stages fit
+MOST_PARTS = 8
+HELD = 64 * 72 * 2                     # parts of 16 bits that two warps can hold
+PEAK = 2048                            # real multiply-accumulates of a multiprocessor in a cycle
+MOVED = 40.0                           # bytes of numbers that the producer's warps take apart in a cycle
+
+
+def take(values: dict[str, Any], a: Layout, b: Layout, sizes: tuple[int, int, int] | None, device: DeviceInfo) -> None:
+    """Give an algebra that leaves its base open Hopper's tensor cores, in place, if they are the ones to take."""
+    algebra = values["operator"]
+    if not isinstance(algebra, Algebra) or algebra.base is not None or not algebra.is_signed:
+        return
+    of_a, of_b = part_dtypes(a.dtype), part_dtypes(b.dtype)
+    if len(of_a) == len(of_b) == algebra.parts <= MOST_PARTS and applies(of_a[0], of_b[0], values, device):
+        listed = mappings(algebra, dict(values, global_a_layout=a, global_b_layout=b))
+        mapping = choose_mapping(sizes, device, mappings=listed)
+        values["operator"] = algebra.with_base(WGMMAOp(mapping.N, dtype=of_a[0]))
+        for name, value in mapping.fields.items():                # what the user gives of a mapping stays
+            values.setdefault(name, value)
+
+
+def mappings(algebra: Algebra, values: dict[str, Any]) -> tuple[Mapping, ...]:
+    """From the largest tile, as wide as the sums of all parts fit a thread's registers, to the smallest."""
+    works = any(_works(name, values) for name in "ab")
+    widest = max(8, REGISTERS * 2 // algebra.parts // 16 * 16)
+    if works:                                                    # what warps divide among them
+        widest = 2 ** (widest.bit_length() - 1)
+    widths = [n for n in (widest, 64, 32, 16) if n <= widest]
+    tiles = [(128, widest, 8), *((64, n, 4) for n in dict.fromkeys(widths))]
+    return tuple(_mapping(algebra, M, N, warps, works) for M, N, warps in tiles)
+
+
+def _works(name: str, values: dict[str, Any]) -> bool:
+    """Whether the producer's warps move an operand: the copy engine takes planes, and nothing apart."""
+    transform = values.get(f"transform_global_to_shared_{name}")
+    return not isinstance(values[f"global_{name}_layout"], Planar) or not getattr(transform, "is_identity", True)
+
+
+def _mapping(algebra: Algebra, M: int, N: int, warps: int, works: bool) -> Mapping:
+    """The deepest stage of which four fit; where warps take it apart, one of which two of them can hold an operand."""
+    line = algebra.parts * (M + N) * 2                           # bytes of a step along K
+    most = HELD // (algebra.parts * max(M, N)) if works else 64
+    depth = next((k for k in (64, 32, 16) if line * k <= STAGE and k <= most), 16)
+    step = 64 * max(algebra.products * M * N / PEAK, line / MOVED if works else 0.0)
+    return Mapping(M, N, "cooperative", warps, (1, 1), step, 5000, 0, depth=2 * depth)
+
+
+def split(values: dict[str, Any]) -> None:
+    """Shared layouts of real parts as those of numbers, in place."""
+    algebra = values["operator"]
+    for name in "ab":
+        shared = values[f"shared_{name}_layout"]
+        if isinstance(shared, Swizzled) and shared.dtype in part_dtypes(values[f"global_{name}_layout"].dtype):
+            values[f"shared_{name}_layout"] = algebra.split(shared, algebra.number_dtype(shared.dtype))
+
+
+__all__ = ["mappings", "split", "take"]
