@@ -61,15 +61,16 @@ def _loads(conf: Config, name: str, info: ArrayInfo) -> bool:
         return bool(type(layout) is Planar and unchanged and why_not(info, shared.axis + 1) is None)
     thread = getattr(conf, f"mem_{name}_thread")
     by_words = thread.extents[shared.axis] == thread.count and thread.count * shared.itemsize % 4 == 0
-    return (layout.is_plain and layout.dtype == shared.dtype and why_not(info, layout.axis) is None
-            and (_keeps(conf, name) or by_words) and (layout.axis == shared.axis or _turns(conf, name)))
+    stored = layout.stored
+    return bool(stored is not None and stored.dtype == shared.dtype and why_not(info, stored.axis) is None
+                and (_keeps(conf, name) or by_words) and (stored.axis == shared.axis or _turns(conf, name)))
 
 
 def _keeps(conf: Config, name: str) -> bool:
     """Whether nothing changes an operand on its way."""
     layout, shared = getattr(conf, f"global_{name}_layout"), getattr(conf, f"shared_{name}_layout")
     transform = getattr(conf, f"transform_global_to_shared_{name}")
-    return bool(transform.is_identity and layout.vector_axis == shared.axis)
+    return bool(transform.is_identity and layout.vector_axis == shared.axis and layout.stored in (layout, None))
 
 
 TURNED = 64                            # registers of a tile that a producer's thread may hold while it is turned
@@ -82,6 +83,8 @@ def _turns(conf: Config, name: str) -> bool:
                                                               f"mem_{name}_warp"))
     across, threads = block.M if name == "a" else block.N, 32 * conf.producer_warps
     line, held = shared.width // shared.itemsize, across * block.K * shared.itemsize // (4 * threads)
+    if not getattr(conf, f"global_{name}_layout").is_plain:
+        return False
     tile = conf.block_shape.MK if name == "a" else conf.block_shape.KN
     whole = tile.count % (warp.count * conf.producer_warps) == 0 and warp.count % (32 * thread.count) == 0
     return whole and across % line == 0 and held <= TURNED and conf.cluster.count == 1

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gemmkit as gk
 from gemmkit.engines import engines
 from gemmkit.kernels.pipeline import PipelineSpec
-from gemmkit.layouts import ColMajor, RowMajor
+from gemmkit.layouts import ColMajor, RowMajor, Triangular
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.arrays import describe
 from gemmkit.transforms import Elementwise
@@ -24,7 +25,7 @@ ACROSS = {"RR": (RowMajor, RowMajor), "CR": (ColMajor, RowMajor), "CC": (ColMajo
 
 def spec_of(conf: Any, a: np.ndarray, b: np.ndarray) -> PipelineSpec:
     d = np.zeros((a.shape[0], b.shape[1]), conf.global_d_layout.dtype)
-    arrays = [describe(ordered(x, layout)) for x, layout in (
+    arrays = [describe(ordered(x, layout.stored)) for x, layout in (
         (a, conf.global_a_layout), (b, conf.global_b_layout), (d, conf.global_d_layout))]
     spec = conf.spec(engines=engines(conf, *arrays))
     assert isinstance(spec, PipelineSpec)
@@ -56,6 +57,33 @@ def test_tiles_are_turned(machine: Any, schedule: str, dtype: np.dtype, orders: 
     assert spec.is_turning == (orders[0] == "R" or conf.block_shape.size.M % line == 0)
     changed = b.astype(F32) if transform is None else transform(b.astype(F32))
     assert np.array_equal(product(machine, conf, a, b), a.astype(F32) @ changed)
+
+
+@on_machines
+@pytest.mark.parametrize("orders", ["RR", "CC"])
+@pytest.mark.parametrize("half, unit, transform", [("lower", False, None), ("upper", True, None),
+                                                   ("lower", True, lambda x, i, j: x + j % 2)],
+                         ids=["lower", "upper unit", "lower transformed"])
+def test_triangular_operands_are_masked_where_they_lie(machine: Any, half: str, unit: bool, transform: Any, orders: str,
+                                                       rng: np.random.Generator) -> None:
+    """The other half holds NaN, and with a unit diagonal the diagonal too."""
+    kinds = ACROSS["RR"] if orders == "RR" else ACROSS["CC"]
+    fields = {} if transform is None else {"transform_global_to_shared_a": Elementwise(transform)}
+    n, columns = 200, 48
+    a, b = whole(rng, (n, n), F16), whole(rng, (n, columns), F16)
+    triangle = (np.tril if half == "lower" else np.triu)(a.astype(F32), (-1 if half == "lower" else 1) if unit else 0)
+    holes = np.tril(np.ones((n, n), bool), -1 if unit else 0) if half == "lower" else np.triu(np.ones((n, n), bool), unit)
+    matrix = triangle + np.eye(n, dtype=F32) if unit else triangle
+    if transform is not None:
+        matrix = matrix + np.indices((n, n))[1] % 2
+    conf = mapping("two", a=kinds[0], b=kinds[1], global_a_layout=Triangular(kinds[0](F16), half, unit=unit), **fields)
+    a = np.where(holes, a, np.nan).astype(F16)
+    spec = spec_of(conf, ordered(a, kinds[0](F16)), b)
+    assert spec.a_engine and spec.a_changes
+    out = machine.array(np.full((n, columns), np.nan, F32))
+    with machine.session():
+        gk.matmul(machine.array(ordered(a, kinds[0](F16))), machine.array(ordered(b, kinds[1](F16))), None, conf, out=out)
+    assert np.array_equal(machine.numpy(out), matrix @ b.astype(F32))
 
 
 @pytest.mark.parametrize("columns, turns", [(96, True), (95, False)])

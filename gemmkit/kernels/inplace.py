@@ -38,8 +38,8 @@ def change_stage(spec: Any, full: Any, brought: tuple, shape: Any) -> None:
                                                                          + spec.b_offset)
     size = spec.block.size
     if m + size.M <= shape.M and n + size.N <= shape.N and k + size.K <= shape.K:
-        choose(spec.a_changes, change_inside, keep, spec.a, a, spec.block.MK, m, k, warp, spec.a_batch, spec)
-        choose(spec.b_changes, change_inside, keep, spec.b, b, spec.block.KN, k, n, warp, spec.b_batch, spec)
+        choose(spec.a_changes, change_whole, keep, spec.a, a, spec.block.MK, m, k, warp, spec.a_batch, spec)
+        choose(spec.b_changes, change_whole, keep, spec.b, b, spec.block.KN, k, n, warp, spec.b_batch, spec)
     else:
         choose(spec.a_changes, change_edge, keep, spec.a, a, spec.block.MK, m, k, shape.M, shape.K, warp, spec)
         choose(spec.b_changes, change_edge, keep, spec.b, b, spec.block.KN, k, n, shape.K, shape.N, warp, spec)
@@ -47,6 +47,22 @@ def change_stage(spec: Any, full: Any, brought: tuple, shape: Any) -> None:
     choose(spec.b_turns, turn, keep, spec.b, b, spec.block.KN, k, n, shape.K, shape.N, warp, team, spec.b_slots, spec)
     fence_async()                                      # tensor cores read through another way than threads write
     mbarrier_arrive(full, stage)
+
+
+def change_whole(operand: Any, pointer: Any, block: Any, at_i: int, at_j: int, warp: int, batch: int,
+                 spec: Any) -> None:
+    """A tile that is wholly in range."""
+    choose(operand.is_masked, change_masked, change_inside, operand, pointer, block, at_i, at_j, warp, batch, spec)
+
+
+def change_masked(operand: Any, pointer: Any, block: Any, at_i: int, at_j: int, warp: int, batch: int,
+                  spec: Any) -> None:
+    """Most tiles of a triangular matrix are as they are stored."""
+    rows, columns = block.extents
+    if operand.layout.is_as_stored(at_i, at_j, rows, columns):
+        choose(operand.to_shared.is_identity, keep, change_inside, operand, pointer, block, at_i, at_j, warp, batch, spec)
+    else:
+        change_edge(operand, pointer, block, at_i, at_j, at_i + rows, at_j + columns, warp, spec)
 
 
 def change_inside(operand: Any, pointer: Any, block: Any, at_i: int, at_j: int, warp: int, batch: int,
@@ -119,8 +135,13 @@ def turn_transformed(values: tuple, operand: Any, place: Any, rows: int, columns
 def change_element(x: Any, n: int, operand: Any, place: Any, rows: int, columns: int, nothing: Any) -> Any:
     i, j = row_of(place, n), column_of(place, n)
     if i < rows and j < columns:
-        return convert(operand.shared.dtype, transformed(operand.to_shared, x, i, j))
+        value = choose(operand.is_masked, of_stored, keep, x, operand.layout, i, j)
+        return convert(operand.shared.dtype, transformed(operand.to_shared, value, i, j))
     return convert(operand.shared.dtype, nothing)
+
+
+def of_stored(x: Any, layout: Any, i: int, j: int) -> Any:
+    return layout.of_stored(x, i, j)
 
 
 __all__ = ["change_stage"]

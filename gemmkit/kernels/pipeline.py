@@ -80,11 +80,11 @@ class PipelineSpec(Spec):
     @cached_property
     def a_changes(self) -> bool:
         """Whether A is transformed in place, once the engine has brought it."""
-        return self.a_engine and not self.a.to_shared.is_identity and not self.a_turns
+        return self.a_engine and not self.a_turns and (self.a.is_masked or not self.a.to_shared.is_identity)
 
     @cached_property
     def b_changes(self) -> bool:
-        return self.b_engine and not self.b.to_shared.is_identity and not self.b_turns
+        return self.b_engine and not self.b_turns and (self.b.is_masked or not self.b.to_shared.is_identity)
 
     @cached_property
     def a_turns(self) -> bool:

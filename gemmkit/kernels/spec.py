@@ -91,6 +91,11 @@ class Operand(Component):
         return Swizzled((ColMajor, RowMajor)[axis](self.layout.dtype), shared.width)
 
     @cached_property
+    def is_masked(self) -> bool:
+        """Whether its elements are a function of what lies at their place in an array (`Layout.stored`)."""
+        return self.layout.stored is not None and not self.layout.is_plain
+
+    @cached_property
     def same_dtype(self) -> bool:
         """Whether shared memory holds the dtype of global memory."""
         return bool(self.layout.dtype == self.shared.dtype)

@@ -74,6 +74,13 @@ class Layout(Component):
         return False
 
     @property
+    def stored(self) -> Layout | None:
+        """The plain layout of the array, where an element is a function of the array's element at its place: its method
+        ``of_stored(value, i, j)``. The copy engine can then bring tiles, and the function be applied where they lie, but to
+        those blocks that ``is_as_stored(i, j, rows, columns)`` says it would not change."""
+        return self if self.is_plain else None
+
+    @property
     def vector_axis(self) -> int | None:
         """The axis along which neighbours are neighbours in memory, or None."""
         return None

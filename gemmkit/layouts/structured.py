@@ -125,6 +125,18 @@ class Triangular(_Half):
     def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
         return self.of_stored(convert(self.dtype, self.layout.element(data, i, j, shape)), i, j)
 
+    @property
+    def stored(self) -> Layout | None:
+        return self.layout if self.layout.is_plain else None
+
+    def is_as_stored(self, i: int, j: int, rows: int, columns: int) -> bool:
+        """Whether all of a block lies within the half, and with ``unit`` off the diagonal."""
+        return choose(self.is_lower, _is_below, _is_above, i, j, rows, columns, self.strictness)
+
+    @property
+    def strictness(self) -> int:
+        return 1 if self.unit else 0
+
     def load(self, data: Any, tile: Any, shape: Any) -> tuple:
         # Of a tile on the diagonal all is loaded, and what is not of the matrix is dropped: cheaper than a branch for each.
         return apply(_of_stored, convert_all(self.dtype, self.layout.load(data, tile, shape)), self, tile)
@@ -215,6 +227,14 @@ def _not_before(i: int, j: int) -> bool:
 
 def _not_behind(i: int, j: int) -> bool:
     return i <= j
+
+
+def _is_below(i: int, j: int, rows: int, columns: int, strictness: int) -> bool:
+    return i >= j + columns - 1 + strictness
+
+
+def _is_above(i: int, j: int, rows: int, columns: int, strictness: int) -> bool:
+    return i + rows - 1 + strictness <= j
 
 
 def _upper_right(tile: Any) -> tuple:

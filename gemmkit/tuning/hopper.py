@@ -229,7 +229,8 @@ def _fill_shared(values: dict[str, Any], operator: Any) -> None:
     for name, k_axis, across, dtype in (("a", 1, block.M, operator.dtype), ("b", 0, block.N, operator.b_dtype)):
         layout = values[f"global_{name}_layout"]
         axis = layout.vector_axis
-        if axis is None or dtype.itemsize != 2 or not isinstance(layout, (Plain, Planar)) or across * dtype.itemsize % 32:
+        lines = isinstance(layout, (Plain, Planar)) or layout.stored is not None
+        if axis is None or dtype.itemsize != 2 or not lines or across * dtype.itemsize % 32:
             axis = k_axis                                 # only 16-bit operands can be contiguous across K
         extent = block.K if axis == k_axis else across
         values.setdefault(f"shared_{name}_layout", _swizzled(axis, dtype, extent))
