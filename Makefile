@@ -62,6 +62,7 @@ bench: $(READY)
 	$(PY) -m bench.gemm
 	$(PY) -m bench.hopper
 	$(PY) -m bench.host
+	$(PY) -m bench.experiments
 
 venv: $(READY)
 

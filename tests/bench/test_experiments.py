@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import multiprocessing
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -189,6 +192,48 @@ def test_the_limits_kernel_computes_what_is_expected_of_it() -> None:
     (out,) = emulated(limit.chains, Out((limit.CHAINS, 32), "f4"), np.zeros(32, "f4"), other.operator, limit.STEP,
                       limit.BOUND, 2, threads=32)  # fmt: skip
     assert (out == limit.BOUND).all()  # the greater of the two, and too large to add 1 to
+
+
+def test_a_call_of_the_limits_kernel_keeps_its_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that was given back is another array's by the time of the launch: the chains would begin at whatever it has."""
+    loaded = mock.Mock()
+    monkeypatch.setattr(limit, "load", lambda cubin, entry: loaded)
+    monkeypatch.setattr(limit, "current_stream", lambda library, device, producer: 0)
+    case = minplus.MinPlus("minplus", "min-plus", "f32", 64, 64, 64)
+    arrays: list[weakref.ref] = []
+
+    class Lib(prepare.HostArrays):
+        def limit(self, limit: Any, out: np.ndarray, first: np.ndarray) -> Any:
+            given = OnDevice(out), OnDevice(first)
+            arrays.extend(map(weakref.ref, given))
+            assert not first.any()
+            return limit.bind(*given)
+
+    monkeypatch.setattr(minplus, "target", lambda: H100)
+    x = SimpleNamespace()
+    call = case.peers(Lib(), x)
+    gc.collect()
+    call()
+    alive = [array() for array in arrays]
+    assert len(alive) == 2 and None not in alive
+    addresses = {array.array.ctypes.data for array in alive}
+    stream, values = loaded.bind.return_value.launch.call_args.args
+    assert stream == 0 and addresses <= set(values)
+    (grid, block, *_), _ = loaded.bind.call_args
+    assert grid[0] * block[0] == case.limit.threads and case.limit.rounds in values
+    del call, alive
+    gc.collect()
+    assert all(array() is None for array in arrays)
+
+
+def test_chains_that_begin_elsewhere_are_found() -> None:
+    """A result of the limit's kernel that began at anything but zero is no row."""
+    made = limit.Limit(MIN_PLUS, 1, H100)
+    given_back = (np.random.default_rng(0).random(16) - 7).view("f4")  # float64 numbers as they lie in memory
+    (out,) = emulated(limit.chains, Out((limit.CHAINS, 32), "f4"), given_back, made.operator, limit.STEP, limit.BOUND,
+                      made.rounds, threads=32)  # fmt: skip
+    wanted = np.array([[made.expected(n)] * 32 for n in range(limit.CHAINS)])
+    assert not Host().relative_error(out, wanted) < 1.0
 
 
 def test_the_limits_kernel_is_adds_and_minima_on_registers() -> None:
