@@ -152,6 +152,22 @@ def test_a_layout_of_the_users_costs_no_memory() -> None:
     assert code.count("UTMALDG") > 0                               # B still goes by the engine
 
 
+@pytest.mark.parametrize("half", ["lower", "upper"])
+def test_a_triangular_operand_costs_no_memory(half: str) -> None:
+    code = Code(config(LARGEST, global_a_layout=layouts.Triangular(RowMajor(F16), half)), a=np.ones((512, 512), F16))
+    code.check_tidy()
+    code.check_asynchronous()
+    assert code.count("UTMALDG") > 0 and code.count("LDG") == 0    # A by the engine, too
+
+
+def test_turned_tiles_cost_no_memory() -> None:
+    code = Code(config(next(m for m in MAPPINGS if (m.M, m.N) == (256, 128)), WGMMAOp(128, F32),
+                       global_b_layout=RowMajor(F32)))
+    code.check_tidy()
+    code.check_asynchronous()
+    assert code.count("UTMALDG") > 0 and code.count("LDG") == 0
+
+
 def test_clusters_load_for_each_other() -> None:
     code = Code(config(SMALL, cluster=gk.Tile(M=2, N=1)))
     code.check_tidy()

@@ -58,7 +58,7 @@ def change_whole(operand: Any, pointer: Any, block: Any, at_i: int, at_j: int, w
 def change_masked(operand: Any, pointer: Any, block: Any, at_i: int, at_j: int, warp: int, batch: int,
                   spec: Any) -> None:
     """Most tiles of a triangular matrix are as they are stored."""
-    rows, columns = block.extents
+    rows, columns = block.size[0], block.size[1]
     if operand.layout.is_as_stored(at_i, at_j, rows, columns):
         choose(operand.to_shared.is_identity, keep, change_inside, operand, pointer, block, at_i, at_j, warp, batch, spec)
     else:
