@@ -76,6 +76,11 @@ class Epilogue(Component):
         return type(self).tile is not Epilogue.tile or self.stores_blocks
 
     @property
+    def reads_tiles(self) -> bool:
+        """Whether it reads as many elements as D has: that takes a time which only large tiles hide."""
+        return False
+
+    @property
     def stores_blocks(self) -> bool:
         """Whether it takes whole blocks from shared memory."""
         return type(self).store is not Epilogue.store

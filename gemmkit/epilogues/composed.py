@@ -40,6 +40,10 @@ class Composed(Epilogue):
         return self.second.finish(self.first.finish(values, tile, shape), tile, shape)
 
     @property
+    def reads_tiles(self) -> bool:
+        return self.first.reads_tiles or self.second.reads_tiles
+
+    @property
     def writes(self) -> bool:
         return self.first.writes or self.second.writes
 

@@ -72,6 +72,10 @@ class LinearCombination(Epilogue):
         return convert_all(self.layout.dtype, apply(combined, values, self, c))
 
     @property
+    def reads_tiles(self) -> bool:
+        return True                                       # unless beta is 0, which must not change the kernel
+
+    @property
     def wide(self) -> np.dtype:
         """What C is multiplied by beta in: float32 for the narrow floats, which beta, a plain number, would not widen."""
         dtype = self.layout.dtype

@@ -88,6 +88,10 @@ class _WithArray(Epilogue):
         elif not isinstance(self.layout, Layout):
             raise TypeError(f"{kind}(layout={self.layout!r}): a Layout is needed, for example RowMajor('float16')")
 
+    @property
+    def reads_tiles(self) -> bool:
+        return True
+
     def check(self, M: int, N: int) -> None:
         """Raise ValueError unless the array has the shape of D."""
         shape = describe(self.array, "array").shape
