@@ -84,6 +84,8 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
         chosen = operator or operator_for(*dtypes, (1, 1, 1), target())
         out = empty_like(a, shape, result_dtype(*dtypes, None, chosen))
     of_out = describe(out, "out")
+    if operator is None and epilogue is None and _lies_across(terms, result, of_out):
+        a, b, infos, terms = b, a, infos[::-1], terms[::-1]
     recipe = _recipe(spec, terms, result, tuple((i.shape, i.strides) for i in (*infos, of_out)))
     views = [strided(x, i, *v) for x, i, v in zip((a, b, out), (*infos, of_out), recipe.views)]
     keywords: dict[str, Any] = {name: value for name, value in (("operator", operator), ("epilogue", epilogue))
@@ -160,6 +162,13 @@ def _sizes(spec: str, terms: Sequence[str], shapes: Sequence[tuple[int, ...]]) -
     return {label: extent for label, (_, extent) in sizes.items()}
 
 
+def _lies_across(terms: Sequence[str], result: str, out: ArrayInfo) -> bool:
+    """Whether the result is contiguous along a dimension of the first operand's: then the second should be first, for D is
+    best stored by rows. (Components of the user's would see rows for columns, so with them the order is as given.)"""
+    contiguous = [x for x, extent, stride in zip(result, out.shape, out.strides) if stride == 1 and extent > 1]
+    return any(x in terms[0] and x not in terms[1] for x in contiguous)
+
+
 # -- which dimensions are rows, columns and terms ---------------------------------------------------------------------
 
 class Mode(NamedTuple):
@@ -207,12 +216,24 @@ def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple) -> Re
                           (b, [(x.extent, x.second) for x in k], [(x.extent, x.first) for x in n]),
                           (d, [(x.extent, x.second) for x in m], [(x.extent, x.second) for x in n])):
         outer = [(sizes[label], own[label]) for label in batch]
+        up, down = _joined(up), _joined(down)
         both = [*outer, *up, *down]
         views.append((tuple(extent for extent, _ in both), tuple(stride for _, stride in both)))
         rows.append(0 if len(up) == len(down) == 1 else len(up))
     if any(math.prod(x.extent for x in group) >= 2**31 - 2**10 for group in (m, n, k)):
         raise ValueError(f"einsum({spec!r}) is a product with 2**31 rows, columns or terms, or more; split an index")
     return Recipe(tuple(views), tuple(rows), tuple(sizes[label] for label in batch))
+
+
+def _joined(modes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(extent, stride) of one tensor's dimensions, fastest first: those in each other's stride are one, to it alone."""
+    out = modes[:1]
+    for extent, stride in modes[1:]:
+        if stride == out[-1][0] * out[-1][1]:
+            out[-1] = out[-1][0] * extent, out[-1][1]
+        else:
+            out.append((extent, stride))
+    return out
 
 
 def _leads(modes: list[Mode]) -> int:

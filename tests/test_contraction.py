@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import gemmkit as gk
 from bench.experiments.contractions import tccg_cases, tccg_sizes
 from gemmkit import inspection, layouts
-from gemmkit.contraction import _recipe
+from gemmkit.contraction import _lies_across, _recipe
 from gemmkit.epilogues import ReLU, Scale
 from gemmkit.operators import FPUOp, MMAOp
 from gemmkit.ptx.division import divided, reciprocal
@@ -223,8 +223,15 @@ def test_dimensions_are_merged() -> None:
 
     assert rows("abk,kn->abn", (2, 3, 4), (4, 5), (2, 3, 5)) == ((0, 0, 0), [(6, 4), (4, 5), (6, 5)])
     assert rows("abjk,jkn->abn", (2, 3, 4, 5), (4, 5, 6), (2, 3, 6)) == ((0, 0, 0), [(6, 20), (20, 6), (6, 6)])
-    assert rows("abk,kn->ban", (2, 3, 4), (4, 5), (3, 2, 5)) == ((2, 0, 2), [(3, 2, 4), (4, 5), (3, 2, 5)])
+    assert rows("abk,kn->ban", (2, 3, 4), (4, 5), (3, 2, 5)) == ((0, 0, 2), [(6, 4), (4, 5), (3, 2, 5)])
     assert rows("bik,bkn->bin", (2, 3, 4), (2, 4, 5), (2, 3, 5)) == ((0, 0, 0), [(2, 3, 4), (2, 4, 5), (2, 3, 5)])
+
+
+@pytest.mark.parametrize("order, across", [("C", False), ("F", True)])
+def test_the_operand_that_d_is_contiguous_along_comes_second(order: Any, across: bool) -> None:
+    out = describe(np.zeros((4, 5, 6), F32, order=order))
+    assert _lies_across(("abk", "kn"), "abn", out) == across
+    assert not _lies_across(("bk", "bkn"), "bn", describe(np.zeros((4, 5), F32, order="F")))     # a batch is no row
 
 
 # -- tensors as layouts -----------------------------------------------------------------------------------------------
