@@ -35,6 +35,14 @@ def test_number_systems(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generato
     assert markdown.run(DOCS / "number_systems.md", monkeypatch, rng, {}, check) == 9
 
 
+def test_experiments_shows_the_results_that_are_there() -> None:
+    """Where it does not: `python -m bench.asked --into docs/experiments.md`."""
+    from bench import asked
+
+    text = (DOCS / "experiments.md").read_text(encoding="utf-8")
+    assert asked.put(text, asked.made(asked.FILES)) == text
+
+
 def test_the_map_names_what_is_there() -> None:
     """Every file and folder that a text names in the package, the tests or the benches exists."""
     import re

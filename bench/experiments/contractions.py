@@ -27,9 +27,14 @@ KINDS = ("f16", "f32")
 Sizes = tuple[tuple[str, int], ...]  # of each index
 
 
+def tccg_groups() -> dict[str, list[str]]:
+    """The benchmark's cases by its own groups: coupled clusters, changes of basis, times a matrix, triples."""
+    groups: dict[str, list[str]] = json.loads(TCCG.read_text())["groups"]
+    return groups
+
+
 def tccg_cases() -> list[str]:
-    groups = json.loads(TCCG.read_text())["groups"]
-    return [case for group in groups.values() for case in group]
+    return [case for group in tccg_groups().values() for case in group]
 
 
 def tccg_sizes(case: str, largest: int = LARGEST) -> dict[str, int]:
@@ -116,12 +121,12 @@ class Contraction(Experiment):
         return self.error_of(lib, x, x.peer_out)
 
 
-def contraction() -> Iterator[Experiment]:
+def contraction() -> Iterator[Contraction]:
     for kind in KINDS:
         yield Contraction.of("contraction", *PAPER, kind)
 
 
-def tccg(largest: int = LARGEST) -> Iterator[Experiment]:
+def tccg(largest: int = LARGEST) -> Iterator[Contraction]:
     for kind in KINDS:
         for case in tccg_cases():
             yield Contraction.of("tccg", case, tccg_sizes(case, largest), kind)

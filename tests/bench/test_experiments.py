@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import gemmkit
-from bench import cases, hopper, plot, prepare, report, verdicts
+from bench import asked, cases, hopper, plot, prepare, report, verdicts
 from bench.cases import Case
 from bench.experiments import algebras, contractions, limit, minplus
 from bench.experiments import run as experiments
@@ -368,6 +368,40 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         with pytest.raises(SystemExit) as stop:
             experiments.main(bad)
         assert stop.value.code == 2 and "'round' is none of square, diagonal" in capsys.readouterr().err
+
+
+def test_the_tables_of_what_was_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [hopper_row(case, 0.9 + 0.001 * n) for n, case in enumerate(experiments.make(experiments.DEFAULT))]
+    left = next(row for row in rows if row["group"] == "minplus")
+    rows.remove(left)
+    square = [hopper_row(case, 1.05) for case in cases.make(["square"], sizes=[64])]
+    paths = [tmp_path / "hopper.json", tmp_path / "experiments.json"]
+    report.write(report.document("hopper", square, "a device"), paths[0])
+    report.write(report.document("experiments", rows, "a device", failed={left["case"]: "it hung"}), paths[1])
+    into = tmp_path / "text.md"
+    into.write_text(f"before\n{asked.BEGIN}\nold\n{asked.END}\nafter\n")
+    assert asked.main([*map(str, paths), "--into", str(into)]) == 0 and not capsys.readouterr().out
+    assert asked.main([*map(str, paths)]) == 0
+    tables = capsys.readouterr().out.strip()
+    assert into.read_text() == f"before\n{asked.BEGIN}\n{tables}\n{asked.END}\nafter\n"
+    lines = [line for line in tables.splitlines() if line.startswith("|")]
+    for row in rows:
+        if row["group"] not in verdicts.MEANS:
+            shown = [line for line in lines if f"| {row['work']} {row['dtype']} " in line and f"**{row['ratio']:.3f}**" in line]
+            assert len(shown) == 1 and shown[0].endswith(f"{verdicts.verdict(row['ratio'], row['bar'], row['aim'])} |")
+    (unmeasured,) = (line for line in lines if "it hung" in line)
+    assert "not measured" in unmeasured and unmeasured.endswith("missed |")
+    assert sum("geometric mean of" in line for line in lines) == 3 and "**1.050** | 1.02 | 1.08 | bar |" in tables
+    families = lines[[line.startswith("| TCCG's") for line in lines].index(True) + 2 :]
+    assert sum(int(line.split("|")[4]) for line in families) == 48 and not any("not measured" in line for line in families)
+    with pytest.raises(ValueError, match="lacks"):
+        asked.put("no marks", tables)
+
+
+def test_where_the_fastest_indices_of_a_contraction_are() -> None:
+    assert asked.directions("ij-kil-lkj") == ("K, K, M", "A and B")
+    assert asked.directions("abcijk-eibc-jkea") == ("K, N, N", "B and D")
+    assert asked.directions("abrs-qb-aqrs") == ("K, N, N", "")
 
 
 @pytest.mark.usefixtures("stubbed")
