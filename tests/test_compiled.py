@@ -47,8 +47,10 @@ def check_wide_moves(conf: gk.Config, code: MachineCode) -> None:
     assert code.count("STG") == code.count("STG", "128") > 0
 
 
-@pytest.mark.parametrize("a,b", [(RowMajor, RowMajor), (ColMajor, ColMajor)], ids=["NN", "TT"])
-@pytest.mark.parametrize("name", TENSOR)
+@pytest.mark.parametrize("name,a,b", [
+    ("mma-f16", RowMajor, RowMajor), ("mma-f16", ColMajor, ColMajor), ("mma-f16-f16", RowMajor, RowMajor),
+    ("mma-bf16", ColMajor, ColMajor), ("wmma-f16", RowMajor, RowMajor), ("wmma-f16", ColMajor, ColMajor),
+    ("wmma-8x32", ColMajor, ColMajor)], ids=lambda x: getattr(x, "__name__", x))
 def test_tensor_cores(name: str, a: Any, b: Any) -> None:
     conf = default(TENSOR[name], a, b)
     code = machine_code(conf)

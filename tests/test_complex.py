@@ -20,9 +20,8 @@ def complex_normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: str)
 
 
 @on_machines
-@pytest.mark.parametrize("dtype", ["c8", "c16"])
-@pytest.mark.parametrize("transa", "NTC")
-@pytest.mark.parametrize("transb", "NTC")
+@pytest.mark.parametrize("transa,transb,dtype", [
+    *((a, b, "c8") for a in "NTC" for b in "NTC"), ("N", "N", "c16"), ("T", "C", "c16"), ("C", "T", "c16")])
 def test_gemm_ex(machine: Any, dtype: str, transa: str, transb: str, rng: np.random.Generator) -> None:
     sizes = [(9, 7, 5)] if machine.emulated else [(9, 7, 5), (64, 96, 32), (101, 67, 33)]
     for M, N, K in sizes:

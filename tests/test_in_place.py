@@ -48,15 +48,26 @@ def test_tiles_are_turned(machine: Any, schedule: str, dtype: np.dtype, orders: 
     """Operands that the hardware reads along K alone, lying the other way; with edges along M, N and K."""
     columns, transform = 128 // dtype.itemsize, (lambda x: x + 1) if transformed else None
     fields = {} if transform is None else {"transform_global_to_shared_b": Elementwise(transform)}
+    stages = 2 if transformed else 3
     a_kind, b_kind = ACROSS[orders]
-    conf = mapping(schedule, WGMMAOp(columns, dtype), a=a_kind, b=b_kind, **fields)
+    conf = mapping(schedule, WGMMAOp(columns, dtype), a=a_kind, b=b_kind, stages=stages, **fields)
     line = 128 // dtype.itemsize
-    m, n, k = 144, columns + 16, 4 * line + 32
+    m, n, k = 144, columns + 16, stages * line + 32                # one block along K more than stages
     a, b = whole(rng, (m, k), dtype), whole(rng, (k, n), dtype)
     spec = spec_of(conf, a, b)
     assert spec.is_turning == (orders[0] == "R" or conf.block_shape.size.M % line == 0)
     changed = b.astype(F32) if transform is None else transform(b.astype(F32))
     assert np.array_equal(product(machine, conf, a, b), a.astype(F32) @ changed)
+
+
+@on_machines
+@pytest.mark.parametrize("schedule", ["two", "pingpong", "one-2x1"])
+def test_two_stages(machine: Any, schedule: str, rng: np.random.Generator) -> None:
+    """Consumers hold one until they have the other."""
+    conf = mapping(schedule, stages=2, transform_global_to_shared_a=Elementwise(lambda x: x + 1))
+    a, b = whole(rng, (144, 200), F16), whole(rng, (200, 40), F16)
+    assert spec_of(conf, a, b).is_changing
+    assert np.array_equal(product(machine, conf, a, b), (a.astype(F32) + 1) @ b.astype(F32))
 
 
 @on_machines

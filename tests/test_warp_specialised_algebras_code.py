@@ -53,8 +53,8 @@ def code(conf: gk.Config, **operands: Any) -> AlgebraCode:
     return made
 
 
-@pytest.mark.parametrize("orders", ["NT", "TN"])
-@pytest.mark.parametrize("algebra", [COMPLEX, DUAL, dual(3), QUATERNION], ids=lambda a: f"{a.parts}-{a.products}")
+@pytest.mark.parametrize("algebra, orders", [(COMPLEX, "NT"), (COMPLEX, "TN"), (DUAL, "NT"), (dual(3), "TN"), (QUATERNION, "NT"),
+                                             (QUATERNION, "TN")], ids=lambda x: x if isinstance(x, str) else f"{x.parts}-{x.products}")
 def test_interleaved_numbers_land(algebra: Algebra, orders: str) -> None:
     """All that comes from global memory is brought by the engine; a read of 16 bytes is written in one access a part."""
     conf = config(algebra, orders)

@@ -73,10 +73,12 @@ def serve_stage(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, em
 
 def bring_stage(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, stage: int, phase: int, m: int,
                 n: int, k: int, rank: int, shape: Any, is_behind: int, brought: tuple) -> tuple:
-    """By the engine, for a team that transforms it in place: a turn later, when it has landed."""
+    """By the engine, for a team that transforms it in place: a turn later, when it has landed. Consumers give a stage back
+    when they have the next: of two stages the last must be changed before the next can be asked for."""
+    choose(spec.stages > 2, keep, change_last, spec, full, is_behind, brought, shape)
     if thread_index() % (32 * spec.team_warps) == 0:
         copy_stage(spec, a, b, map_a, map_b, shared(BARRIERS, spec.landed_offset), empty, stage, phase, m, n, k, rank, shape)
-    change_last(spec, full, is_behind, brought, shape)
+    choose(spec.stages > 2, change_last, keep, spec, full, is_behind, brought, shape)
     return 1, (stage, phase ^ 1, m, n, k)
 
 
