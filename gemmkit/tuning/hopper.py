@@ -159,8 +159,8 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     reads_tiles = infos.get("c") is not None or (isinstance(epilogue, Epilogue) and epilogue.reads_tiles)
     if reads_tiles:
         # What a finishing consumer reads by way of L1 makes the one that multiplies wait: 7 % of its time, measured.
-        mappings = tuple(dataclasses.replace(mapping, step=1.07 * mapping.step) if mapping.schedule == "pingpong" else mapping
-                         for mapping in mappings)
+        mappings = tuple(dataclasses.replace(one, step=1.07 * one.step) if one.schedule == "pingpong" else one
+                         for one in mappings)
     mapping = choose_mapping(sizes, device, mappings=mappings, is_ragged=is_ragged, is_tall=reads_tiles)
     return WGMMAOp(mapping.N, dtype=a.dtype), mapping.fields
 
