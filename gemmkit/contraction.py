@@ -208,7 +208,8 @@ def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple) -> Re
 
     def group(kind: str, first: dict[str, int], second: dict[str, int]) -> list[Mode]:
         made = [Mode(sizes[label], first.get(label, 0), second.get(label, 0)) for label in modes[kind]]
-        return _merged(made, _leads(made))
+        larger = math.prod(sizes[label] for label in second) >= LARGER * math.prod(sizes[label] for label in first)
+        return _merged(made, _leads(made, larger))
 
     m, n, k = group("m", a, d), group("n", b, d), group("k", a, b)
     views, rows = [], []
@@ -236,9 +237,14 @@ def _joined(modes: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return out
 
 
-def _leads(modes: list[Mode]) -> int:
-    """Whose strides decide the order: the first tensor's, unless only the second has its neighbours here."""
-    return 1 if any(x.second == 1 for x in modes) and not any(x.first == 1 for x in modes) else 0
+LARGER = 4                                     # times as many elements: what a tensor must have to decide over another
+
+
+def _leads(modes: list[Mode], is_second_larger: bool) -> int:
+    """Whose strides decide the order: the first tensor's, unless only the second has its neighbours here, or has them here
+    too and is much the larger (where K is small D is nearly all that moves)."""
+    first, second = any(x.first == 1 for x in modes), any(x.second == 1 for x in modes)
+    return 1 if second and (is_second_larger or not first) else 0
 
 
 def _merged(modes: list[Mode], lead: int) -> list[Mode]:

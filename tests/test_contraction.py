@@ -14,12 +14,16 @@ from hypothesis import strategies as st
 
 import gemmkit as gk
 from bench.experiments.contractions import tccg_cases, tccg_sizes
+from bench.prepare import recorded
 from gemmkit import inspection, layouts
 from gemmkit.contraction import _lies_across, _recipe
 from gemmkit.epilogues import ReLU, Scale
-from gemmkit.operators import FPUOp, MMAOp
+from gemmkit.kernels.select import KERNELS
+from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
 from gemmkit.ptx.division import divided, reciprocal
 from gemmkit.runtime.arrays import describe
+from gemmkit.runtime.assemble import assemble
+from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.device import H100
 from gemmkit.runtime.views import strided
 from gemmkit.tiling import Tile
@@ -260,6 +264,35 @@ def test_lines_of_tensors_are_moved_at_once() -> None:
         assert made.usage.stack_bytes == 0 and made.usage.spill_stores == 0
         assert made.sass.count("LDG.E.128") == plain.sass.count("LDG.E.128") > 0
         assert made.instructions["MUFU"] == plain.instructions["MUFU"] and made.instructions["CALL"] == 0
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("spec", ["njmi,mknl->lkji", "njmi,kmln->lkji"])
+def test_lines_across_k_are_moved_at_once_on_hopper(spec: str) -> None:
+    """Tensor cores read 16-bit operands along M and N too: a tensor lies in shared memory as it does in global memory."""
+    sizes = dict(zip("ijklmn", (16, 12, 8, 16, 24, 8)))
+    terms = spec.replace("->", ",").split(",")
+    a, b, out = (np.zeros([sizes[label] for label in term], F16) for term in terms)
+    (made,) = recorded(lambda: gk.einsum(spec, a, b, out=out, operator=WGMMAOp(128)))
+    conf = made.problem.config
+    ptx = to_ptx(KERNELS[conf.kernel], tuple(argument.type for argument in made.arguments), conf.threads, H100, conf.blocks_per_sm)
+    kernel = inspection.CompiledKernel(conf, H100, ptx, assemble(ptx, H100.arch_name))
+    assert "LDG.E.128" in kernel.sass and "LDG.E.U16" not in kernel.sass
+    assert kernel.usage.stack_bytes == kernel.usage.spill_stores == 0
+
+
+def test_the_order_is_the_larger_tensors() -> None:
+    """Where K is small D is nearly all that moves, so its neighbours are those of the product."""
+    def first_of_d(k: int) -> tuple[int, int]:
+        sizes = dict(a=16, b=8, c=8, i=32, j=8, m=k)
+        terms = ("amji", "cbm", "jicba")
+        arrays = tuple((info.shape, info.strides) for info in (
+            describe(np.zeros([sizes[label] for label in term], F16)) for term in terms))
+        shape, strides = _recipe("amji,cbm->jicba", terms[:2], terms[2], arrays).views[2]
+        return shape[0], strides[0]
+
+    assert first_of_d(4) == (16, 1)                                        # a, as D has it
+    assert first_of_d(4096) == (32 * 8, 16 * 8 * 8)                        # i and j, as A has them
 
 
 def test_views_of_an_array() -> None:

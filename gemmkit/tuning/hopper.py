@@ -11,7 +11,7 @@ import numpy as np
 
 from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.rasterisation import Grouped, Hilbert, Order
-from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, Planar, RowMajor, Swizzled
+from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, Planar, RowMajor, Swizzled, Tensor
 from gemmkit.layouts.swizzled import pattern_of
 from gemmkit.operators.base import Operator
 from gemmkit.operators.wgmma import WGMMAOp
@@ -238,7 +238,7 @@ def _fill_shared(values: dict[str, Any], operator: Any) -> None:
     for name, k_axis, across, dtype in (("a", 1, block.M, operator.dtype), ("b", 0, block.N, operator.b_dtype)):
         layout = values[f"global_{name}_layout"]
         axis = layout.vector_axis
-        lines = isinstance(layout, (Plain, Planar)) or layout.stored is not None
+        lines = isinstance(layout, (Plain, Planar, Tensor)) or layout.stored is not None
         if axis is None or dtype.itemsize != 2 or not lines or across * dtype.itemsize % 32:
             axis = k_axis                                 # only 16-bit operands can be contiguous across K
         extent = block.K if axis == k_axis else across
