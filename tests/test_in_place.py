@@ -48,7 +48,7 @@ def test_tiles_are_turned(machine: Any, schedule: str, dtype: np.dtype, orders: 
     """Operands that the hardware reads along K alone, lying the other way; with edges along M, N and K."""
     columns, transform = 128 // dtype.itemsize, (lambda x: x + 1) if transformed else None
     fields = {} if transform is None else {"transform_global_to_shared_b": Elementwise(transform)}
-    stages = 2 if transformed else 3
+    stages = 2 if transformed or dtype.itemsize == 1 else 3
     a_kind, b_kind = ACROSS[orders]
     conf = mapping(schedule, WGMMAOp(columns, dtype), a=a_kind, b=b_kind, stages=stages, **fields)
     line = 128 // dtype.itemsize

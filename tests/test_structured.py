@@ -291,7 +291,7 @@ def test_gemmex_dispatches_on_what_its_arguments_are(machine: Any, rng: np.rando
     x = whole(rng, (n, n), F32)
     b, c = whole(rng, (n, other), F32), whole(rng, (n, other), F32)
     for matrix, full in objects(machine, x):
-        for transa, transb in ("NT", "TN", "CT"):
+        for transa, transb in ("NT", "CN"):
             got = machine.array(c)
             given = machine.array(b if transb == "N" else np.ascontiguousarray(b.T))
             with machine.session():

@@ -39,7 +39,7 @@ def test_sums_are_exchanged(machine: Any, schedule: str, splits: int, shape: tup
 def test_eight_blocks_and_other_types(machine: Any, dtype: np.dtype, rng: np.random.Generator) -> None:
     """Each block of a cluster has some of K, and one of 16-bit numbers more than the others."""
     k = 1008 if dtype.itemsize == 1 else 520
-    a, b = whole(rng, (70, k), dtype), whole(rng, (k, 144), dtype)
+    a, b = whole(rng, (40, k), dtype), whole(rng, (k, 144), dtype)
     conf = mapping("one", WGMMAOp(128, dtype), b=ColMajor if dtype.itemsize == 1 else RowMajor, splits=8)
     assert np.array_equal(product(machine, conf, a, b), a.astype(F32) @ b.astype(F32))
 
