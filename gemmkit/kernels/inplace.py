@@ -4,8 +4,8 @@ They transform its elements; or they turn its tile, where the tensor cores read 
 lies the other way. Then all of a team read the whole tile before any of them writes.
 
 A stage has three barriers then: ``landed`` (the engine has brought it), ``full`` (it is transformed) and ``empty``. A team
-asks for its next stage before it works on the last one, so that nobody waits for global memory (with a ring of two it cannot:
-the consumers hold the other).
+asks for its next stage before it works on the last one, so that nobody waits for global memory (with a ring of two it
+cannot: the consumers hold the other).
 """
 
 from __future__ import annotations
