@@ -16,7 +16,7 @@ from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.device import H100
 from gemmkit.transforms import Elementwise
-from gemmkit.tuning.hopper import MAPPINGS, WORKING, Mapping
+from gemmkit.tuning.hopper import MAPPINGS, PROMOTED, SPLIT, TURNING, WORKING, Mapping
 from tests.hopper import F16, F32
 from tests.machines import BF16, E4M3
 
@@ -160,12 +160,29 @@ def test_a_triangular_operand_costs_no_memory(half: str) -> None:
     assert code.count("UTMALDG") > 0 and code.count("LDG") == 0    # A by the engine, too
 
 
-def test_turned_tiles_cost_no_memory() -> None:
-    code = Code(config(next(m for m in MAPPINGS if (m.M, m.N) == (256, 128)), WGMMAOp(128, F32),
-                       global_b_layout=RowMajor(F32)))
+@pytest.mark.parametrize("mapping", TURNING, ids=lambda m: f"{m.M}x{m.N}")
+def test_turned_tiles_cost_no_memory(mapping: Mapping) -> None:
+    code = Code(config(mapping, WGMMAOp(mapping.N, F32), global_b_layout=RowMajor(F32)))
     code.check_tidy()
     code.check_asynchronous()
     assert code.count("UTMALDG") > 0 and code.count("LDG") == 0
+
+
+@pytest.mark.parametrize("mapping", SPLIT[1:3] + SPLIT[-1:], ids=lambda m: f"{m.M}x{m.N}-{m.splits}")
+def test_exchanged_sums_cost_no_memory(mapping: Mapping) -> None:
+    code = Code(config(mapping, splits=mapping.splits))
+    code.check_tidy()
+    code.check_asynchronous()
+    code.check_copied()
+    assert code.count("STG") == 0
+
+
+@pytest.mark.parametrize("mapping", PROMOTED, ids=lambda m: f"{m.M}x{m.N}")
+def test_promoted_sums_cost_no_memory(mapping: Mapping) -> None:
+    code = Code(config(mapping, WGMMAOp(mapping.N, E4M3, promote=128), cluster=gk.Tile(M=mapping.cluster[0], N=mapping.cluster[1])))
+    code.check_tidy()
+    code.check_asynchronous("QGMMA")
+    code.check_copied()
 
 
 def test_clusters_load_for_each_other() -> None:
