@@ -22,7 +22,6 @@ from gemmkit.problem import layout_of
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import target
 from gemmkit.tuning import hopper
-from gemmkit.tuning.hopper import choose_mapping
 
 DTYPES = {
     "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32),
@@ -276,7 +275,7 @@ def plan_arguments(case: Case, x: Operands) -> tuple[tuple[Any, ...], dict[str, 
     name = case.mapping or kind.mapping
     if name is None:
         if kind.operator is not None:
-            n = choose_mapping(sizes, target(), itemsize=kind.itemsize, mappings=kind.mappings(case.layout)).N
+            n = hopper.choose_mapping(sizes, target(), itemsize=kind.itemsize, mappings=kind.mappings(case.layout)).N
             keywords["operator"] = WGMMAOp(n, **kind.operator)
         return (a, b, work.added(x), None), keywords
     mapping = mappings.parse(name)

@@ -16,6 +16,7 @@ from gemmkit.runtime.tensor_maps import BYTES, Encoder, why_not
 
 NO_MAP = bytes(BYTES)
 CHUNK = 16                             # bytes that the engine moves together
+TURNED = 64                            # registers of a tile that a producer's thread may hold while it is turned
 
 
 @dataclass(frozen=True)
@@ -73,18 +74,15 @@ def _keeps(conf: Config, name: str) -> bool:
     return bool(transform.is_identity and layout.vector_axis == shared.axis and layout.stored in (layout, None))
 
 
-TURNED = 64                            # registers of a tile that a producer's thread may hold while it is turned
-
-
 def _turns(conf: Config, name: str) -> bool:
     """Whether a tile can be turned where it lies: its lines divide, and the registers of the producer hold it."""
+    if not getattr(conf, f"global_{name}_layout").is_plain:
+        return False
     block = conf.block_shape.size
     shared, thread, warp = (getattr(conf, field) for field in (f"shared_{name}_layout", f"mem_{name}_thread",
                                                               f"mem_{name}_warp"))
     across, threads = block.M if name == "a" else block.N, 32 * conf.producer_warps
     line, held = shared.width // shared.itemsize, across * block.K * shared.itemsize // (4 * threads)
-    if not getattr(conf, f"global_{name}_layout").is_plain:
-        return False
     tile = conf.block_shape.MK if name == "a" else conf.block_shape.KN
     whole = tile.count % (warp.count * conf.producer_warps) == 0 and warp.count % (32 * thread.count) == 0
     return whole and across % line == 0 and held <= TURNED and conf.cluster.count == 1

@@ -24,6 +24,7 @@ from tests import drawn_functions as functions
 from tests.drawn_memory import Held, Place, hold
 from tests.drawn_reference import Bounded, algebra_product, assert_within, product, rounded, semiring_product, through
 from tests.machines import epsilon, poison
+from tests.user_layouts import Hankel, Packed, Toeplitz
 
 WIDEST = Semiring(max, min, 0.0)
 SEMIRINGS = {"min_plus": operators.MIN_PLUS, "max_plus": operators.MAX_PLUS, "max_times": operators.MAX_TIMES,
@@ -99,35 +100,6 @@ def operator_of(spec: tuple) -> Operator:
 def element_dtype(family_dtype: str, operator: Operator) -> np.dtype:
     """The dtype of an operand's elements: of numbers, where the operator has them."""
     return operator.number_dtype(family_dtype) if isinstance(operator, Algebra) else np.dtype(family_dtype)
-
-
-# -- layouts of the user's ------------------------------------------------------------------------------------------------
-
-@dataclass(frozen=True)
-class Toeplitz(layouts.Layout):
-    """a[m, k] = t[m - k + K - 1]."""
-
-    def element(self, data, m, k, shape):
-        return data[m - k + shape.K - 1]
-
-
-@dataclass(frozen=True)
-class Hankel(layouts.Layout):
-    """x[i, j] = t[i + j]."""
-
-    def element(self, data, i, j, shape):
-        return data[i + j]
-
-
-@dataclass(frozen=True)
-class Packed(layouts.Layout):
-    """Rows of N elements one after the other, in an array of one dimension."""
-
-    def element(self, data, m, n, shape):
-        return data[m * shape.N + n]
-
-    def store_element(self, data, m, n, value, shape):
-        data[m * shape.N + n] = value
 
 
 def pattern(i, j):

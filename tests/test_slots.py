@@ -20,6 +20,7 @@ from gemmkit.operators import FPUOp, MMAOp, WMMAOp
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
 from tests.machines import on_machines, poison, reference, whole
+from tests.user_layouts import Packed, Toeplitz
 
 F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
 M, N, K = 21, 19, 13
@@ -216,25 +217,6 @@ def test_an_epilogue_of_the_users(machine: Any, rng: np.random.Generator) -> Non
 
 
 # -- layouts ----------------------------------------------------------------------------------------------------------
-
-@dataclass(frozen=True)
-class Toeplitz(layouts.Layout):
-    """a[m, k] = t[m - k + K - 1], never materialised."""
-
-    def element(self, data, m, k, shape):
-        return data[m - k + shape.K - 1]
-
-
-@dataclass(frozen=True)
-class Packed(layouts.Layout):
-    """The rows of a matrix of N columns one after another, in an array of one dimension."""
-
-    def element(self, data, m, n, shape):
-        return data[m * shape.N + n]
-
-    def store_element(self, data, m, n, value, shape):
-        data[m * shape.N + n] = value
-
 
 @on_machines
 @pytest.mark.parametrize("name", OPERATORS)

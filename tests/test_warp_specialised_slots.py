@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import epilogues, layouts
+from gemmkit import epilogues
 from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
 from gemmkit.transforms import Elementwise
 from tests.hopper import F16, F32, mapping, product
 from tests.machines import BF16, E4M3, MACHINES, on_machines, poison, reference, whole
+from tests.user_layouts import Hankel, Packed, Toeplitz
 
 M, N, K = 71, 37, 45                                      # one tile and a part of one along M and N
 EVEN = 72, 40, 48                                         # sizes for the copy engine
@@ -34,33 +35,6 @@ def small(schedule: str = "one", **fields: Any) -> gk.Config:
 
 
 # -- layouts of the user's --------------------------------------------------------------------------------------------
-
-@dataclass(frozen=True)
-class Toeplitz(layouts.Layout):
-    """a[m, k] = t[m - k + K - 1], never materialised."""
-
-    def element(self, data, m, k, shape):
-        return data[m - k + shape.K - 1]
-
-
-@dataclass(frozen=True)
-class Hankel(layouts.Layout):
-    """b[k, n] = t[k + n]."""
-
-    def element(self, data, k, n, shape):
-        return data[k + n]
-
-
-@dataclass(frozen=True)
-class Packed(layouts.Layout):
-    """The rows of a matrix of N columns one after another, in an array of one dimension."""
-
-    def element(self, data, m, n, shape):
-        return data[m * shape.N + n]
-
-    def store_element(self, data, m, n, value, shape):
-        data[m * shape.N + n] = value
-
 
 @on_machines
 @pytest.mark.parametrize("schedule", ["one", "pingpong"])

@@ -11,7 +11,7 @@ import numpy as np
 from gemmkit.emulator.agent import Bytes
 from gemmkit.emulator.engine import Engine
 from gemmkit.emulator.errors import ProtocolError
-from gemmkit.emulator.mbarriers import fault, find
+from gemmkit.emulator.mbarriers import Mbarrier, fault, find
 from gemmkit.emulator.sites import Site, here
 
 if TYPE_CHECKING:
@@ -88,11 +88,8 @@ def load(thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[in
     ranks = [None] if mask is None else [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
     data: Bytes | None = None
     for rank in ranks:
-        end = find(thread, barrier, rank)
-        if not end.fenced:
-            raise fault(thread, f"a copy is to end at {end}, and mbarrier_fence_init has not followed its mbarrier_init")
+        end = _end(thread, barrier, rank, "copy")
         engine = end.engine
-        engine.starts_for(thread)
         if data is None:
             data = _read_box(engine, tensor_map, coordinates, offset)
         engine.write(end.block.shared, offset, data, _SHARED_ALIGNMENT)
@@ -101,12 +98,18 @@ def load(thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[in
 
 def send(thread: Thread, offset: int, data: Bytes, barrier: int, rank: int) -> None:
     """Bytes to `offset` of the shared memory of block `rank` of the cluster; they are given to its mbarrier at `barrier`."""
-    end = find(thread, barrier, rank)
-    if not end.fenced:
-        raise fault(thread, f"a store is to end at {end}, and mbarrier_fence_init has not followed its mbarrier_init")
-    end.engine.starts_for(thread)
+    end = _end(thread, barrier, rank, "store")
     end.engine.write(end.block.shared, offset, data, len(data))
     end.complete(end.engine, len(data))
+
+
+def _end(thread: Thread, barrier: int, rank: int | None, what: str) -> Mbarrier:
+    """The mbarrier that is given the bytes, with its engine at work for the thread."""
+    end = find(thread, barrier, rank)
+    if not end.fenced:
+        raise fault(thread, f"a {what} is to end at {end}, and mbarrier_fence_init has not followed its mbarrier_init")
+    end.engine.starts_for(thread)
+    return end
 
 
 def _read_box(engine: Engine, tensor_map: EmulatedTensorMap, coordinates: tuple[int, ...], offset: int) -> Bytes:

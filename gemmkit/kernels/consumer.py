@@ -32,15 +32,11 @@ def consume_together(spec: Any, c: Any, d: Any, map_d: Any, full: Any, empty: An
         m, n = tile_place(spec, tile, rank, shape)
         steps = k_steps(spec, m, n, rank, shape)
         sums, stage, phase = multiply_tile(spec, full, empty, group, stage, phase, steps)
-        sums = choose(spec.splits > 1, exchange_in_turn, keep, sums, spec, group, rank, turn)
+        sums = choose(spec.splits > 1, exchange, keep, sums, spec, group, rank, turn)
         finish_tile(spec, sums, c, d, map_d, group, m + group * spec.first_rows, n + rank * spec.slice_columns, shape)
         turn = turn ^ 1
         tile += step
     wait_for_engine(spec)
-
-
-def exchange_in_turn(sums: tuple, spec: Any, group: int, rank: int, turn: int) -> tuple:
-    return exchange(spec, sums, group, rank, turn)
 
 
 def consume_in_turns(spec: Any, c: Any, d: Any, map_d: Any, full: Any, empty: Any, group: int, rank: int,
@@ -91,12 +87,7 @@ def multiply_plainly(spec: Any, full: Any, empty: Any, group: int, stage: int, p
     if steps > 0:                                      # around the waits, too: or ptxas makes each wgmma wait for the last
         previous = stage
         for step in range(steps):
-            mbarrier_wait(full, stage, phase)
-            wgmma_fence()
-            sums = spec.operator.multiply(sums, advance(a, stage * spec.stage_bytes), advance(b, stage * spec.stage_bytes),
-                                          spec.a.shared, spec.b.shared, spec.block, min(step, 1))
-            wgmma_commit()
-            sums = wgmma_wait(1, sums)
+            sums = wgmma_wait(1, start_stage(spec, full, a, b, stage, phase, sums, step))
             if step > 0:
                 give_back(spec, empty, previous)
             previous = stage
@@ -109,12 +100,13 @@ def multiply_plainly(spec: Any, full: Any, empty: Any, group: int, stage: int, p
 def multiply_in_pairs(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
     """Two stages at a time, in registers of their own: the first one's sums are added to the total while the second is
     multiplied. (Were it on its way still when the loop begins anew, ptxas would make each wgmma wait for the last.)"""
+    a, b = descriptor_a(spec, group), descriptor_b(spec)
     total, one, other = nothing(spec), nothing(spec), nothing(spec)
     for _ in range(udiv(steps, 2)):
         first = stage
-        one = start_stage(spec, full, group, stage, phase, one)
+        one = start_stage(spec, full, a, b, stage, phase, one, 0)
         stage, phase = next_stage(spec, stage, phase)
-        other = start_stage(spec, full, group, stage, phase, other)
+        other = start_stage(spec, full, a, b, stage, phase, other, 0)
         one = wgmma_wait(1, one)
         give_back(spec, empty, first)
         total = apply(add_fragment, total, one)
@@ -123,20 +115,20 @@ def multiply_in_pairs(spec: Any, full: Any, empty: Any, group: int, stage: int, 
         stage, phase = next_stage(spec, stage, phase)
         total = apply(add_fragment, total, other)
     if steps % 2 == 1:
-        one = wgmma_wait(0, start_stage(spec, full, group, stage, phase, one))
+        one = wgmma_wait(0, start_stage(spec, full, a, b, stage, phase, one, 0))
         give_back(spec, empty, stage)
         stage, phase = next_stage(spec, stage, phase)
         total = apply(add_fragment, total, one)
     return total, stage, phase
 
 
-def start_stage(spec: Any, full: Any, group: int, stage: int, phase: int, sums: tuple) -> tuple:
-    """The products of one stage, in place of ``sums``."""
-    a, b = descriptor_a(spec, group), descriptor_b(spec)
+def start_stage(spec: Any, full: Any, a: int, b: int, stage: int, phase: int, sums: tuple, done: int) -> tuple:
+    """Start the products of one stage, as a group: in place of ``sums`` if these have ``done`` 0 stages, else added to them.
+    ``a`` and ``b`` are the descriptors of stage 0."""
     mbarrier_wait(full, stage, phase)
     wgmma_fence()
     sums = spec.operator.multiply(sums, advance(a, stage * spec.stage_bytes), advance(b, stage * spec.stage_bytes),
-                                  spec.a.shared, spec.b.shared, spec.block, 0)
+                                  spec.a.shared, spec.b.shared, spec.block, min(done, 1))
     wgmma_commit()
     return sums
 
@@ -150,13 +142,7 @@ def multiply_portions(spec: Any, full: Any, empty: Any, group: int, stage: int, 
         partial = nothing(spec)
         last = min(done + spec.promoted_stages, steps)
         while done < last:
-            mbarrier_wait(full, stage, phase)
-            wgmma_fence()
-            partial = spec.operator.multiply(partial, advance(a, stage * spec.stage_bytes),
-                                             advance(b, stage * spec.stage_bytes), spec.a.shared, spec.b.shared, spec.block,
-                                             1)
-            wgmma_commit()
-            partial = wgmma_wait(0, partial)
+            partial = wgmma_wait(0, start_stage(spec, full, a, b, stage, phase, partial, 1))
             give_back(spec, empty, stage)
             stage, phase = next_stage(spec, stage, phase)
             done += 1

@@ -20,7 +20,7 @@ from gemmkit.ptx.special import thread_index
 from gemmkit.ptx.warpgroup import named_barrier
 
 
-def exchange(spec: Any, sums: tuple, group: int, rank: int, phase: int) -> tuple:
+def exchange(sums: tuple, spec: Any, group: int, rank: int, phase: int) -> tuple:
     """This block's slice of the columns, over all of K; ``phase`` turns with every tile."""
     filled, free = shared(BARRIERS, spec.filled_offset), shared(BARRIERS, spec.free_offset)
     thread = thread_index() % 128

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.kernels.parts import put_elements, transform_within
+from gemmkit.kernels.parts import column_of, put_elements, row_of, transform_within
 from gemmkit.kernels.producer import load_a, load_b, put_inside
 from gemmkit.kernels.walk import BARRIERS, first_tile, k_blocks, next_stage, tile_count, tile_place, tile_step
 from gemmkit.lang.control import choose
@@ -209,7 +209,7 @@ def put_clipped(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at
 
 def clipped(value: Any, n: int, operand: Any, tile: Any, rows: int, columns: int, spec: Any) -> Any:
     """The value, or nothing where it is out of range."""
-    if tile.index[0] + n % tile.size[0] < rows and tile.index[1] + n // tile.size[0] < columns:
+    if row_of(tile, n) < rows and column_of(tile, n) < columns:
         return value
     return convert(operand.shared.dtype, spec.operator.identity)
 

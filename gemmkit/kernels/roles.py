@@ -19,7 +19,7 @@ COPYING = {(1, 2): (24, 240), (1, 3): (32, 160), (2, 2): (40, 208)}
 WORKING = {(1, 3): (56, 152), (2, 2): (88, 168)}
 CHANGING = {(1, 2): (72, 216), **WORKING}
 LANDING = {**WORKING, (1, 2): (120, 192)}        # a producer that takes apart what has landed
-TURNING = {(1, 2): (104, 200), (1, 3): (56, 152), (2, 2): (88, 168)}
+TURNING = {(1, 2): (104, 200), **WORKING}
 SQUEEZED = {(1, 2): (56, 224)}         # a producer that works, beside consumers with more than 128 registers of sums
 
 
