@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
-from gemmkit.components import Frozen
+from gemmkit.components import Frozen, unit_axis
 from gemmkit.config import Config
 from gemmkit.kernels.pipeline import PipelineSpec
 from gemmkit.kernels.spec import Spec
 from gemmkit.layouts import Plain, Planar
+from gemmkit.ptx.copy_async import SIZES
 from gemmkit.ptx.tma import TensorMapSpec, TensorMapType
-from gemmkit.runtime.arrays import ArrayInfo
+from gemmkit.runtime.arrays import ArrayInfo, alignment
 from gemmkit.runtime.tensor_maps import BYTES, Encoder, why_not
 
 NO_MAP = bytes(BYTES)
 CHUNK = 16                             # bytes that the engine moves together
+WORD = 4                               # bytes that a thread stores at least
 TURNED = 64                            # registers of a tile that a producer's thread may hold while it is turned
 
 
@@ -45,13 +48,15 @@ class Map:
 def engines(conf: Config, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[bool, ...]:
     """Whether the engine moves A, B and D: plain matrices. One that is transformed it brings as it is, to be changed in
     place, if it moves the other operand as well. And whether it can bring A and B as numbers of several parts, to be taken
-    apart in place (`gemmkit.kernels.landing`)."""
+    apart in place (`gemmkit.kernels.landing`); and whether threads can have A and B copied (`gemmkit.kernels.gather`), and how many
+    neighbours of D they can store together."""
     if not conf.is_pipeline:
         return False, False, False
     loads = _loads(conf, "a", a), _loads(conf, "b", b)
     if not all(loads):
         loads = loads[0] and _keeps(conf, "a"), loads[1] and _keeps(conf, "b")
-    return (*loads, _stores(conf, out), _lands(conf, "a", a), _lands(conf, "b", b))
+    return (*loads, _stores(conf, out), _lands(conf, "a", a), _lands(conf, "b", b),
+            not loads[0] and _gathers(conf, "a", a), not loads[1] and _gathers(conf, "b", b), _run(conf, out))
 
 
 def _loads(conf: Config, name: str, info: ArrayInfo) -> bool:
@@ -94,13 +99,44 @@ def _lands(conf: Config, name: str, info: ArrayInfo) -> bool:
                 and why_not(info, shared.axis) is None)
 
 
+def _gathers(conf: Config, name: str, info: ArrayInfo) -> bool:
+    """Whether every thread's tile is a line of neighbours in memory, there and in range as a whole, that a copy takes."""
+    layout, shared, thread, warp = (getattr(conf, field) for field in (
+        f"global_{name}_layout", f"shared_{name}_layout", f"mem_{name}_thread", f"mem_{name}_warp"))
+    if hasattr(shared, "plane") or not layout.is_separable or layout.dtype != shared.dtype or not _keeps(conf, name):
+        return False
+    extents, nbytes = layout.extents(info), thread.count * shared.itemsize
+    tile, axis = conf.block_shape.MK if name == "a" else conf.block_shape.KN, shared.axis
+    is_line = (thread.extents[axis] == thread.count and nbytes in SIZES and layout.run % thread.count == 0
+               and unit_axis(info) == _unit(layout) and alignment(info) % nbytes == 0)
+    shared_by_all = tile.count % (warp.count * conf.producer_warps) == 0 and warp.count % (32 * thread.count) == 0
+    return bool(is_line and extents[axis] % thread.count == 0 and shared_by_all and conf.cluster.count == 1)
+
+
+def _unit(layout: Any) -> int:
+    """The dimension of the array along which a layout's lines lie."""
+    return int(getattr(layout, "unit", layout.axis))
+
+
 def _stores(conf: Config, info: ArrayInfo) -> bool:
     """The engine clips what is out of range, so values there are computed as well; an epilogue that writes has none. It
     clips rows at multiples of 16 bytes alone: beyond a row that ends elsewhere it would write."""
     layout = conf.global_d_layout
-    return (isinstance(layout, Plain) and layout.axis == 1 and type(layout).store is Plain.store
-            and not conf.epilogue.stores_itself and not conf.epilogue.writes and why_not(info, 1) is None
+    return (isinstance(layout, Plain) and layout.axis == conf.shared_d_layout.axis == 1
+            and type(layout).store is Plain.store and not conf.epilogue.stores_itself and not conf.epilogue.writes and why_not(info, 1) is None
             and info.shape[1] * info.dtype.itemsize % CHUNK == 0)
+
+
+def _run(conf: Config, info: ArrayInfo) -> int:
+    """How many neighbours of D, all in range or none, a thread stores together; 0 where that is nothing to speak of, or the
+    engine stores D, or the epilogue."""
+    layout, shared = conf.global_d_layout, conf.shared_d_layout
+    if (not layout.is_separable or layout.vector_axis != shared.vector_axis or conf.epilogue.stores_itself
+            or conf.epilogue.writes or _stores(conf, info) or unit_axis(info) != _unit(layout)):
+        return 0
+    extent = layout.extents(info)[shared.axis] or 1
+    nbytes = math.gcd(CHUNK, layout.run * shared.itemsize, extent * shared.itemsize, alignment(info))
+    return nbytes // shared.itemsize if nbytes >= WORD and nbytes >= shared.itemsize else 0
 
 
 def maps(spec: Spec, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[Map | None, ...]:
@@ -111,7 +147,7 @@ def maps(spec: Spec, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[Map | 
     for which, info, uses, shared, box in (
             (0, a, spec.a_engine, spec.a.brought, (spec.a_copy.line, spec.a_copy.lines)),
             (1, b, spec.b_engine, spec.b.brought, (spec.b_copy.line, spec.b_copy.lines)),
-            (3, out, spec.d_engine, spec.d.shared, (spec.d_line, 64))):
+            (3, out, spec.d_engine, spec.d.shared, (spec.d_columns, 64))):
         layout: Any = shared
         planes = len(info.shape) - 2                                  # a box is of one plane
         lands = spec.is_landing and which < 3 and not uses

@@ -104,7 +104,7 @@ def _validate_splits(config: Config, rule: Any) -> None:
     rule(config.schedule == "cooperative", "splits", splits, "consumers that play ping-pong have no time to exchange sums; "
          "take schedule='cooperative'")
     rule(operator.accumulator.itemsize == 4, "splits", splits, f"sums in {operator.accumulator} are not exchanged")
-    line = config.shared_d_layout.line
+    line = config.shared_d_layout.line if config.shared_d_layout.axis == 1 else 8
     rule(N % splits == 0 and N // splits % max(8, line) == 0, "splits", splits, f"each block finishes N={N} / {splits} "
          f"columns, which must be a multiple of 8 and of the {line} of a panel of D")
 
@@ -141,16 +141,17 @@ def _validate_operand(config: Config, name: str, across: str, rule: Any) -> None
 
 def _validate_d(config: Config, rule: Any) -> None:
     layout = config.shared_d_layout
-    rule(isinstance(layout, Swizzled) and layout.axis == 1, "shared_d_layout", layout,
-         "D leaves in swizzled panels; take Swizzled(RowMajor(...))")
+    rule(isinstance(layout, Swizzled) and layout.axis in (1, config.global_d_layout.vector_axis), "shared_d_layout", layout,
+         "D leaves in swizzled panels; take Swizzled(RowMajor(...)), or Swizzled(ColMajor(...)) where D is contiguous along its "
+         "columns")
     rule(layout.dtype == config.global_d_layout.dtype, "shared_d_layout", layout, f"D is {config.global_d_layout.dtype}")
     if layout.itemsize not in (1, 2, 4, 8):                       # the copy engine leaves it to the threads: no panels
         return
     rule(layout.line >= 8, "shared_d_layout", layout, f"its panels are {layout.line} elements wide, and 4 threads hold 8 "
          "neighbouring columns of a row; take a wider one")
     N = config.block_shape.size.N
-    rule(N % layout.line == 0, "shared_d_layout", layout, f"its panels are {layout.line} elements wide, and N={N} of the "
-         "block must be a multiple of that")
+    rule(layout.axis == 0 or N % layout.line == 0, "shared_d_layout", layout, f"its panels are {layout.line} elements wide, and "
+         f"N={N} of the block must be a multiple of that")
 
 
 __all__ = ["validate_pipeline"]

@@ -30,14 +30,14 @@ class Agent:
         block: where it runs; index: its entry in the block's vector clocks.
         clock, seen, foreign: its time and its knowledge of others (`clocks`).
         pages: the launch's history of global memory.
-        fences: its times of `fence_proxy`, ascending.
+        fences: its times of `fence_proxy`, ascending; fenced: what it knew at the last: itself, its clock, `seen`, `foreign`.
         asynchronous: whether it reaches memory by the asynchronous proxy, as copy engines and tensor cores do.
-            What threads have written it sees only where `fence_proxy` followed.
+            What threads have written it sees only where `fence_proxy` followed, of the writer or of who set it to work.
     """
 
     asynchronous = False
 
-    __slots__ = ("block", "clock", "fences", "foreign", "index", "pages", "seen")
+    __slots__ = ("block", "clock", "fenced", "fences", "foreign", "index", "pages", "seen")
 
     def __init__(self, block: Block, index: int, seen: Vector, pages: shadow.Pages) -> None:
         self.block, self.index, self.pages = block, index, pages
@@ -45,6 +45,7 @@ class Agent:
         self.seen = seen
         self.foreign: Foreign = None
         self.fences: list[int] = []
+        self.fenced: tuple[Agent, int, Vector, Foreign] | None = None
 
     @property
     def id(self) -> errors.ThreadId:
@@ -63,17 +64,27 @@ class Agent:
         """Lets asynchronous agents that learn of this moment see what this one wrote before
         (``fence.proxy.async``)."""
         self.fences.append(self.clock)
+        self.fenced = self, self.clock, self.seen, self.foreign
         self.clock += 1
 
     def is_visible_to_async(self, record: shadow.Record) -> bool:
-        """Whether this asynchronous agent sees a write that happened before now: another such one made it, or
-        its writer fenced it, and the fence too happened before now."""
+        """Whether this asynchronous agent sees a write that happened before now: another such one made it; its writer
+        fenced it, and the fence too happened before now; or who set the agent to work knew of the write, and fenced."""
         writer, time, site = record
-        if writer.asynchronous:
+        if writer.asynchronous or self._is_fenced(writer, time):
             return True
         first = bisect_left(writer.fences, time)
         # The fence ends one moment of the writer's; who has seen the next one comes after it.
         return first < len(writer.fences) and self.is_after((writer, writer.fences[first] + 1, site))
+
+    def _is_fenced(self, writer: Agent, time: int) -> bool:
+        if self.fenced is None:
+            return False
+        thread, clock, seen, foreign = self.fenced
+        if writer is thread:
+            return time <= clock
+        known = seen if writer.block is thread.block else (foreign or {}).get(writer.block)
+        return known is not None and time <= known[writer.index]
 
     def read(self, memory: Memory, address: int, nbytes: int, alignment: int | None = None) -> Bytes:
         """A copy of `nbytes` bytes from absolute byte address `address`.

@@ -66,6 +66,7 @@ class Engine(Agent):
         own: Vector = list(thread.seen)
         own[thread.index] = thread.clock
         self.foreign = {**(thread.foreign or {}), thread.block: own}
+        self.fenced = thread.fenced
 
     def rests(self) -> None:
         """What the engine makes known is its own accesses, not the past of who set it to work."""

@@ -76,9 +76,10 @@ class Thread(Agent):
         lane: index in its warp of 32; warp: index of the warp.
         block: its `Block`.
         stores: the copies to global memory that it has asked for, if it has.
+        is_copying: whether copies to shared memory that it has started have yet to be told of (`thread_copies`).
     """
 
-    __slots__ = ("_scheduler", "lane", "stores", "thread_index", "waits_for", "warp")
+    __slots__ = ("_scheduler", "is_copying", "lane", "stores", "thread_index", "waits_for", "warp")
 
     def __init__(self, block: Block, index: int, seen: Vector, pages: shadow.Pages,
                  scheduler: Scheduler) -> None:
@@ -88,6 +89,7 @@ class Thread(Agent):
         self.warp, self.lane = divmod(index, WARP)
         self.waits_for: Callable[[], str] | None = None
         self.stores: Stores | None = None
+        self.is_copying = False
         self._scheduler = scheduler
 
     def shared_read(self, offset: int, nbytes: int, alignment: int | None = None) -> Bytes:

@@ -16,7 +16,7 @@ from gemmkit.ptx.descriptors import advance, matrix_descriptor
 from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_at, mbarrier_wait
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import thread_index, udiv
-from gemmkit.ptx.warpgroup import named_arrive, named_barrier
+from gemmkit.ptx.warpgroup import fence_async, named_arrive, named_barrier
 from gemmkit.ptx.wgmma import halves, wgmma_commit, wgmma_fence, wgmma_wait
 
 TURN = 8                               # named barriers 8 and 9: whose turn it is at the tensor cores
@@ -126,11 +126,16 @@ def start_stage(spec: Any, full: Any, a: int, b: int, stage: int, phase: int, su
     """Start the products of one stage, as a group: in place of ``sums`` if these have ``done`` 0 stages, else added to them.
     ``a`` and ``b`` are the descriptors of stage 0."""
     mbarrier_wait(full, stage, phase)
+    choose(spec.is_gathering, fence_async, nobody)     # threads' copies write as threads do
     wgmma_fence()
     sums = spec.operator.multiply(sums, advance(a, stage * spec.stage_bytes), advance(b, stage * spec.stage_bytes),
                                   spec.a.shared, spec.b.shared, spec.block, min(done, 1))
     wgmma_commit()
     return sums
+
+
+def nobody() -> None:
+    pass
 
 
 def multiply_portions(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:

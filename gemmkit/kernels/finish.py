@@ -19,7 +19,7 @@ from gemmkit.ptx.special import lane_index, thread_index, udiv
 from gemmkit.ptx.stmatrix import stmatrix
 from gemmkit.ptx.tma import tma_commit, tma_store, tma_wait, tma_wait_read
 from gemmkit.ptx.warpgroup import fence_async, named_barrier
-from gemmkit.tiling import translate
+from gemmkit.tiling import parallelise, translate
 
 PANEL = 1                              # named barriers from 1 on: a consumer's panel of D may be written, or is
 
@@ -31,7 +31,12 @@ def finish_tile(spec: Any, sums: tuple, c: Any, d: Any, map_d: Any, group: int, 
 
 def finish_fragment(sums: tuple, i: int, spec: Any, c: Any, d: Any, map_d: Any, group: int, m: int, n: int,
                     shape: Any) -> None:
-    choose(spec.d_engine, finish_by_engine, finish_by_threads, sums, i, spec, c, d, map_d, group, m + i * 64, n, shape)
+    choose(spec.d_run > 0, finish_by_panels, finish_otherwise, sums, i, spec, c, d, map_d, group, m + i * 64, n, shape)
+
+
+def finish_otherwise(sums: tuple, i: int, spec: Any, c: Any, d: Any, map_d: Any, group: int, m: int, n: int,
+                     shape: Any) -> None:
+    choose(spec.d_engine, finish_by_engine, finish_by_threads, sums, i, spec, c, d, map_d, group, m, n, shape)
 
 
 def own_row() -> int:
@@ -50,11 +55,11 @@ def finish_by_engine(sums: tuple, i: int, spec: Any, c: Any, d: Any, map_d: Any,
                      shape: Any) -> None:
     """First all values are finished, so that what is loaded for them (C, a bias) is on its way at once; then they leave."""
     values = choose(spec.has_epilogue, finish_values, keep, sums, spec, c, m + own_row(), n + own_column(), shape)
-    each(store_panel, split(convert_all(spec.d.layout.dtype, values), spec.d_line // 2), i, spec, map_d, group, m, n)
+    each(store_panel, split(convert_all(spec.d.layout.dtype, values), spec.d_columns // 2), i, spec, map_d, group, m, n)
 
 
 def store_panel(values: tuple, p: int, i: int, spec: Any, map_d: Any, group: int, m: int, n: int) -> None:
-    """A panel of D: 64 rows of ``spec.d_line`` columns."""
+    """A panel of D: 64 rows of ``spec.d_columns`` columns."""
     buffer = group * spec.d_buffers + (i * spec.own_panels + p) % spec.d_buffers
     pointer = shared(spec.d.shared.dtype, spec.d_offset)
     position = buffer * spec.d_panel
@@ -65,11 +70,11 @@ def store_panel(values: tuple, p: int, i: int, spec: Any, map_d: Any, group: int
         else:
             tma_wait_read(spec.d_buffers - 1)
     named_barrier(PANEL + group, 128)
-    choose(spec.d.shared.itemsize == 2, put_matrices, put_pairs, values, spec, pointer, position)
+    put_panel(values, spec, pointer, position)
     fence_async()
     named_barrier(PANEL + group, 128)
     if is_leader:
-        tma_store(map_d, (n + p * spec.d_line, m), pointer, position)
+        tma_store(map_d, (n + p * spec.d_columns, m), pointer, position)
         tma_commit()
 
 
@@ -113,9 +118,21 @@ def add_value(x: Any, n: int, others: tuple) -> Any:
     return x + others[n]
 
 
+def put_panel(values: tuple, spec: Any, pointer: Any, position: int) -> None:
+    choose(spec.d.shared.itemsize == 2, put_matrices, put_pairs, values, spec, pointer, position)
+
+
 def put_matrices(values: tuple, spec: Any, pointer: Any, position: int) -> None:
     """16 columns of 16-bit elements at a time."""
+    choose(spec.d.shared.axis == 1, put_straight, put_transposed, values, spec, pointer, position)
+
+
+def put_straight(values: tuple, spec: Any, pointer: Any, position: int) -> None:
     each(put_matrix, split(values, 8), spec, pointer, position)
+
+
+def put_transposed(values: tuple, spec: Any, pointer: Any, position: int) -> None:
+    each(put_transpose, split(values, 8), spec, pointer, position)
 
 
 def put_matrix(values: tuple, n: int, spec: Any, pointer: Any, position: int) -> None:
@@ -125,12 +142,21 @@ def put_matrix(values: tuple, n: int, spec: Any, pointer: Any, position: int) ->
     stmatrix(pointer, position, spec.d.shared.position((row, n * 16 + udiv(lane, 16) * 8), 64), values, False)
 
 
+def put_transpose(values: tuple, n: int, spec: Any, pointer: Any, position: int) -> None:
+    """The same, each matrix transposed: its lines are columns of D."""
+    lane = lane_index()
+    row = udiv(thread_index() % 128, 32) * 16 + udiv(lane, 8) % 2 * 8
+    column = n * 16 + udiv(lane, 16) * 8 + lane % 8
+    stmatrix(pointer, position, spec.d.shared.position((row, column), spec.d_lines), values, True)
+
+
 def put_pairs(values: tuple, spec: Any, pointer: Any, position: int) -> None:
     each(put_pair, split(values, 2), spec, shared(spec.d.shared.dtype, spec.d_offset + position * spec.d.shared.itemsize))
 
 
 def put_pair(pair: tuple, n: int, spec: Any, pointer: Any) -> None:
-    spec.d.shared.store_shared(pointer, translate(spec.pair, own_row() + n % 2 * 8, own_column() + n // 2 * 8), pair, 64)
+    spec.d.shared.store_shared(pointer, translate(spec.pair, own_row() + n % 2 * 8, own_column() + n // 2 * 8), pair,
+                               spec.d_lines)
 
 
 def wait_for_engine(spec: Any) -> None:
@@ -141,6 +167,38 @@ def wait_for_engine(spec: Any) -> None:
 def wait_for_stores(spec: Any) -> None:
     if thread_index() % 128 == 0:
         tma_wait(0)
+
+
+# -- by threads, from panels ------------------------------------------------------------------------------------------
+
+def finish_by_panels(sums: tuple, i: int, spec: Any, c: Any, d: Any, map_d: Any, group: int, m: int, n: int,
+                     shape: Any) -> None:
+    values = choose(spec.has_epilogue, finish_values, keep, sums, spec, c, m + own_row(), n + own_column(), shape)
+    each(pass_panel, split(convert_all(spec.d.layout.dtype, values), spec.d_columns // 2), i, spec, d, group, m, n, shape)
+
+
+def pass_panel(values: tuple, p: int, i: int, spec: Any, d: Any, group: int, m: int, n: int, shape: Any) -> None:
+    """A panel is written, and read in lines. While some threads still store the last one from the other buffer, others fill
+    this one; who fills the next but one has met them all in between."""
+    position = (group * spec.d_buffers + (i * spec.own_panels + p) % spec.d_buffers) * spec.d_panel
+    if i + p == 0:
+        named_barrier(PANEL + group, 128)              # the last tile's panels
+    put_panel(values, spec, shared(spec.d.shared.dtype, spec.d_offset), position)
+    named_barrier(PANEL + group, 128)
+    store_lines(spec, d, shared(spec.d.shared.dtype, spec.d_offset + position * spec.d.shared.itemsize), m,
+                n + p * spec.d_columns, shape)
+
+
+def store_lines(spec: Any, d: Any, panel: Any, m: int, n: int, shape: Any) -> None:
+    """Each thread's lines are wholly in range, or wholly out."""
+    warp_tiles = parallelise(spec.panel, spec.panel_warp, udiv(thread_index() % 128, 32), 4)
+    for i in range(len(warp_tiles)):
+        thread_tiles = parallelise(warp_tiles[i], spec.panel_thread, lane_index(), 32, spec.panel_order)
+        for j in range(len(thread_tiles)):
+            tile = thread_tiles[j]
+            place = translate(tile, m, n)
+            if place.index[0] < shape.M and place.index[1] < shape.N:
+                spec.d.layout.store(d, place, spec.d.shared.load_shared(panel, tile, spec.d_lines), shape)
 
 
 # -- by threads -------------------------------------------------------------------------------------------------------

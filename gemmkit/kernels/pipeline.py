@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,8 +11,10 @@ from gemmkit.components import Component
 from gemmkit.kernels.roles import PipelineRoles
 from gemmkit.kernels.spec import Operand, bytes_of
 from gemmkit.layouts.swizzled import pattern_of
+from gemmkit.tiling import Tile
 
 BARRIER = 8                            # bytes of an mbarrier
+PANEL = 64                             # columns of a panel of D whose lines go along columns, at most
 BUFFERS = 2                            # panels of D a warpgroup has on their way out
 
 
@@ -47,14 +50,20 @@ class PipelineSpec(PipelineRoles):
         return pattern_of(self.a_bytes)
 
     @cached_property
-    def d_line(self) -> int:
-        """Columns of a panel of D."""
-        return int(self.d.shared.line)                               # type: ignore[attr-defined]
+    def d_columns(self) -> int:
+        """Columns of a panel of D: those of a line, where lines go along rows."""
+        shared: Any = self.d.shared
+        return int(shared.line) if shared.axis == 1 else math.gcd(self.block.size.N // self.splits, PANEL)
+
+    @cached_property
+    def d_lines(self) -> int:
+        """Lines of a panel."""
+        return self.d_columns if self.d.shared.vector_axis == 0 else 64
 
     @cached_property
     def d_panels(self) -> int:
         """Panels of a 64-row fragment."""
-        return self.block.size.N // self.d_line
+        return self.block.size.N // self.d_columns
 
     @cached_property
     def own_panels(self) -> int:
@@ -64,7 +73,30 @@ class PipelineSpec(PipelineRoles):
     @cached_property
     def d_panel(self) -> int:
         """Elements of a panel."""
-        return 64 * self.d_line
+        return 64 * self.d_columns
+
+    @cached_property
+    def panel(self) -> Tile:
+        return Tile(M=64, N=self.d_columns)
+
+    @cached_property
+    def panel_thread(self) -> Tile:
+        """What a thread stores of a panel at a time, where threads do."""
+        return Tile(M=1, N=self.d_run) if self.d.shared.vector_axis == 1 else Tile(M=self.d_run, N=1)
+
+    @cached_property
+    def panel_warp(self) -> Tile:
+        """What a warp stores: as long lines as there are."""
+        axis = self.d.shared.vector_axis
+        assert axis is not None
+        along, across = self.panel.extents[axis], self.panel.extents[1 - axis]
+        lanes = math.gcd(32, along // self.d_run)
+        extents = lanes * self.d_run, math.gcd(32 // lanes, across)
+        return Tile(M=extents[axis], N=extents[1 - axis])
+
+    @cached_property
+    def panel_order(self) -> str:
+        return "row" if self.d.shared.vector_axis == 1 else "column"
 
     @cached_property
     def d_buffers(self) -> int:
@@ -82,7 +114,8 @@ class PipelineSpec(PipelineRoles):
 
     @cached_property
     def _panels_bytes(self) -> int:
-        return BUFFERS * self.consumers * self.d_panel * self.d.shared.dtype.itemsize if self.d_engine else 0
+        uses = self.d_engine or self.d_run > 0
+        return BUFFERS * self.consumers * self.d_panel * self.d.shared.dtype.itemsize if uses else 0
 
     @cached_property
     def full_offset(self) -> int:
@@ -153,7 +186,7 @@ class PipelineSpec(PipelineRoles):
         if self.is_landing:
             return 32 * self.producer_warps
         by_engine = self.expected_bytes > 0 and not self.is_changing
-        return by_engine + (32 * self.team_warps if self.is_working else 0)
+        return by_engine + (32 * self.team_warps if self.is_working or self.is_gathering else 0)
 
     @cached_property
     def empty_arrivals(self) -> int:

@@ -33,7 +33,9 @@ class PipelineRoles(Spec):
     tile of D, each its rows) or "pingpong" (each has tiles of its own, in turn). ``a_engine``, ``b_engine`` and
     ``d_engine`` say which operands the copy engine (TMA) moves; the others go through ``producer_warps`` (A, B) or leave
     from the registers (D).
-    ``a_lands`` and ``b_lands`` are for numbers of several parts that the engine brings and warps then take apart.
+    ``a_lands`` and ``b_lands`` are for numbers of several parts that the engine brings and warps then take apart;
+    ``a_gathers`` and ``b_gathers`` for operands that threads can have copied piece by piece. ``d_run`` is how many neighbours
+    of D threads store together where the engine does not, 0 if there are none.
     """
 
     stages: int
@@ -47,6 +49,9 @@ class PipelineRoles(Spec):
     d_engine: bool
     a_lands: bool = False
     b_lands: bool = False
+    a_gathers: bool = False
+    b_gathers: bool = False
+    d_run: int = 0
 
     # -- roles ------------------------------------------------------------------------------------------------------
 
@@ -70,7 +75,13 @@ class PipelineRoles(Spec):
     @cached_property
     def is_working(self) -> bool:
         """Whether the producer's warps move an operand themselves, or change one in place."""
-        return not (self.a_engine and self.b_engine) or self.is_changing
+        return not self.is_gathering and not (self.a_engine and self.b_engine) or self.is_changing
+
+    @cached_property
+    def is_gathering(self) -> bool:
+        """Whether the producer's threads start copies of what the engine does not bring, and look at nothing."""
+        return ((self.a_gathers or self.b_gathers) and (self.a_engine or self.a_gathers)
+                and (self.b_engine or self.b_gathers) and not self.is_changing)
 
     @cached_property
     def a_changes(self) -> bool:
@@ -129,7 +140,7 @@ class PipelineRoles(Spec):
 
     @cached_property
     def _registers(self) -> tuple[int, int] | None:
-        table = (COPYING if not self.is_working else SQUEEZED if self.is_squeezed else TURNING if self.is_turning
+        table = (WORKING if self.is_gathering else COPYING if not self.is_working else SQUEEZED if self.is_squeezed else TURNING if self.is_turning
                  else CHANGING if self.is_changing else LANDING if self.is_landing else WORKING)
         return table.get((self.producers, self.consumers))
 

@@ -22,7 +22,7 @@ rows (or columns) share A (or B): each loads a part for all. Or they share the K
 | step | what | where |
 |---|---|---|
 | 0 | barriers, registers | here |
-| 1 | A, B: global -> shared, with their transforms | `producer`; `landing` |
+| 1 | A, B: global -> shared, with their transforms | `producer`; `gather`; `inplace`; `landing` |
 | 2 | multiply and accumulate | `consumer` |
 | 3 | C, transforms of C and D, epilogue; D: registers -> shared -> global | `finish` |
 
@@ -34,6 +34,7 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit.kernels.consumer import consume_in_turns, consume_together
+from gemmkit.kernels.gather import produce_by_copies
 from gemmkit.kernels.landing import produce_by_landing
 from gemmkit.kernels.producer import produce_by_engine, produce_by_warps
 from gemmkit.kernels.walk import BARRIERS
@@ -83,6 +84,11 @@ def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_
 
 
 def produce(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, rank: int, shape: Any) -> None:
+    choose(spec.is_gathering, produce_by_copies, produce_by_others, spec, a, b, map_a, map_b, full, empty, rank, shape)
+
+
+def produce_by_others(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, rank: int,
+                      shape: Any) -> None:
     choose(spec.is_working, produce_by_warps, produce_by_engine, spec, a, b, map_a, map_b, full, empty, rank, shape)
 
 

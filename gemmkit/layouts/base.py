@@ -57,7 +57,26 @@ class Layout(Component):
         """The range of K in which rows (of A) or columns (of B) ``begin`` to ``end`` can be other than nothing."""
         return 0, shape.K
 
+    def row_offset(self, data: Any, i: int) -> int:
+        """How many bytes behind the first element of the array row ``i`` begins, where `is_separable`."""
+        raise TypeError(f"{type(self).__qualname__} has no row_offset(data, i)")
+
+    def column_offset(self, data: Any, j: int) -> int:
+        """How much further column ``j`` lies."""
+        raise TypeError(f"{type(self).__qualname__} has no column_offset(data, j)")
+
     # -- host methods -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_separable(self) -> bool:
+        """Whether an element is the array's at the sum of `row_offset` and `column_offset`, and the array's dtype its own:
+        threads can then have it copied without looking at it, and keep one of the two while the other changes."""
+        return False
+
+    @property
+    def run(self) -> int:
+        """How many neighbours along `vector_axis`, from a multiple of as many on, are neighbours in memory for certain."""
+        return 1
 
     @property
     def readable(self) -> bool:

@@ -9,10 +9,13 @@ from gemmkit.lang.control import choose, each, join
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import fill
 from gemmkit.layouts.base import Layout, element_of_tile, store_element_of_tile
+from gemmkit.ptx.copy_async import offset_of
 from gemmkit.ptx.memory import load_global, load_shared, store_global, store_shared
 from gemmkit.ptx.words import store_words
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.tiling import translate_offset
+
+LINE = 16                              # elements, and more, that lie side by side
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,12 @@ class Plain(Layout):
 
     def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
         choose(tile.size[self.axis] == tile.count, _store_line, _store_block, self, data, tile, values, shape)
+
+    def row_offset(self, data: Any, i: int) -> int:
+        return offset_of(data, (i, 0))
+
+    def column_offset(self, data: Any, j: int) -> int:
+        return offset_of(data, (0, j))
 
     # -- shared memory ----------------------------------------------------------------------------------------------
 
@@ -64,6 +73,14 @@ class Plain(Layout):
     @property
     def is_plain(self) -> bool:
         return type(self).load is Plain.load and type(self).element is Plain.element
+
+    @property
+    def is_separable(self) -> bool:
+        return self.is_plain
+
+    @property
+    def run(self) -> int:
+        return LINE
 
     @property
     def vector_axis(self) -> int | None:

@@ -16,10 +16,14 @@ import numpy as np
 from gemmkit.components import Component, Scalar
 from gemmkit.lang.control import choose, each, join
 from gemmkit.lang.registers import generate
+from gemmkit.lang.values import fill
 from gemmkit.layouts.base import Layout, element_of_tile, store_element_of_tile
+from gemmkit.ptx.copy_async import offset_of
 from gemmkit.ptx.division import divided, reciprocal
 from gemmkit.ptx.memory import load_global, store_global
 from gemmkit.runtime.arrays import ArrayInfo
+
+INDEX = np.dtype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,10 @@ class Modes(Component):
     def split(self, linear: int) -> tuple:
         """A row's coordinate in each dimension, the fastest first."""
         return choose(self.is_last, _last, _more, self, linear)
+
+    def nowhere(self) -> tuple:
+        """No step along any of them."""
+        return fill(INDEX, self.depth, 0)
 
     @staticmethod
     def of(extents: tuple[int, ...]) -> Modes:
@@ -117,7 +125,21 @@ class Tensor(Layout):
     def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
         choose(tile.size[self.line_axis] == tile.count, _store_along, _store_block, self, data, tile, values, shape)
 
+    def row_offset(self, data: Any, i: int) -> int:
+        return offset_of(data, join((self.rows.split(i), self.columns.nowhere())))
+
+    def column_offset(self, data: Any, j: int) -> int:
+        return offset_of(data, join((self.rows.nowhere(), self.columns.split(j))))
+
     # -- host -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_separable(self) -> bool:
+        return True
+
+    @property
+    def run(self) -> int:
+        return self.vector
 
     @property
     def line_axis(self) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.emulator import mbarriers
+from gemmkit.emulator import mbarriers, thread_copies
 from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.host import SharedPointer
@@ -72,6 +72,7 @@ def mbarrier_expect(barriers: Any, n: int, nbytes: int) -> None:
 def mbarrier_arrive(barriers: Any, n: int) -> None:
     """Arrive at a barrier of this block."""
     thread = current()
+    thread_copies.check_told(thread)
     mbarriers.find(thread, place(barriers, n)).arrive(thread)
 
 

@@ -23,6 +23,7 @@ from gemmkit.tuning.operators import SIXTEEN
 
 LINE = 128                             # bytes of K in a stage: a line of the widest swizzle
 RAGGED = 3200                          # bytes a cycle that the L2 gives all multiprocessors of lines that straddle its own
+PIECES = 2640                          # and of shorter ones still
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,17 @@ WORKING = (
     Mapping(64, 64, "cooperative", 4, (1, 1), 700, 2500, 0, order=Hilbert()),
     Mapping(64, 32, "cooperative", 4, (1, 1), 550, 2200, 0, order=Hilbert()),
 )
+# or threads have its pieces copied, and look at nothing;
+GATHERING = (
+    Mapping(128, 256, "cooperative", 8, (1, 1), 1700, 4000, 0),
+    Mapping(256, 128, "cooperative", 8, (1, 1), 1700, 3700, 0),
+    Mapping(128, 128, "pingpong", 8, (1, 1), 1265, 1800, 2000),
+    Mapping(64, 256, "pingpong", 8, (1, 1), 1400, 2000, 2000),
+    Mapping(64, 128, "pingpong", 8, (1, 1), 1000, 1500, 2000),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 700, 2500, 0),
+    Mapping(64, 32, "cooperative", 4, (1, 1), 550, 2200, 0),
+    *(dataclasses.replace(one, step=1265 if one.M == 128 else 1000) for one in SPLIT),
+)
 # or its tiles are turned where they lie, because tensor cores read 8- and 32-bit operands along K alone;
 TURNING = (
     Mapping(256, 128, "cooperative", 8, (1, 1), 1300, 6000, 0, order=Hilbert()),
@@ -103,12 +115,13 @@ PROMOTED = (
 
 
 def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: int | None = None, itemsize: int = 2,
-                   mappings: tuple[Mapping, ...] = MAPPINGS, is_ragged: bool = False, is_tall: bool = False) -> Mapping:
+                   mappings: tuple[Mapping, ...] = MAPPINGS, is_ragged: bool = False, is_tall: bool = False,
+                   limit: int = RAGGED) -> Mapping:
     """The mapping with the least estimated time: full waves of clusters, each as long as its tiles take. Of those that are
     as good as equal, the first, whose tiles are the largest: they move less, and a card at its power limit repays that.
 
-    ``is_ragged`` says that rows do not begin at multiples of 128 bytes: then what the L2 can give limits the rest. With
-    ``is_tall`` the tallest of the equal is taken.
+    ``is_ragged`` says that rows do not begin at multiples of 128 bytes: then what the L2 can give, ``limit`` bytes a cycle,
+    limits the rest. With ``is_tall`` the tallest of the equal is taken.
     """
     fit = [mapping for mapping in mappings if N in (None, mapping.N)]
     if not fit:
@@ -127,7 +140,7 @@ def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: in
         steps = math.ceil(math.ceil(k * itemsize / LINE) / mapping.splits)
         cycles = waves * (steps * mapping.step + mapping.finish) + mapping.start
         moved = clusters * rows * columns * math.ceil(k * itemsize / LINE) * LINE * (mapping.M + mapping.N)
-        return max(cycles, moved / RAGGED) if is_ragged or mapping.splits > 1 else cycles
+        return max(cycles, moved / limit) if is_ragged or mapping.splits > 1 else cycles
 
     least = min(map(time, fit))
     equal = [mapping for mapping in fit if time(mapping) <= 1.01 * least]
@@ -150,7 +163,8 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     for name, layout in (("a", a), ("b", b)):
         info = infos[name]
         if _is_changed(name, layout, fields):
-            mappings = mappings if mappings is MISALIGNED else WORKING
+            gathers = _is_gathered(name, layout, fields) and mappings not in (MISALIGNED, WORKING)
+            mappings = mappings if mappings is MISALIGNED else GATHERING if gathers else WORKING
         if isinstance(layout, Plain) and info is not None and why_not(info, layout.axis) is not None:
             mappings = MISALIGNED
     is_ragged = any(info is not None and any(stride * info.dtype.itemsize % LINE for stride in info.strides if stride != 1)
@@ -161,7 +175,10 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
         # What a finishing consumer reads by way of L1 makes the one that multiplies wait: 7 % of its time, measured.
         mappings = tuple(dataclasses.replace(one, step=1.07 * one.step) if one.schedule == "pingpong" else one
                          for one in mappings)
-    mapping = choose_mapping(sizes, device, mappings=mappings, is_ragged=is_ragged, is_tall=reads_tiles)
+    mapping = choose_mapping(sizes, device, mappings=mappings, is_ragged=is_ragged or mappings is GATHERING,
+                             is_tall=reads_tiles, limit=PIECES if mappings is GATHERING else RAGGED)
+    if mappings is GATHERING and sizes is not None and sizes[2] * a.dtype.itemsize <= LINE // 2:
+        mapping = dataclasses.replace(mapping, depth=LINE // 2)
     return WGMMAOp(mapping.N, dtype=a.dtype), mapping.fields
 
 
@@ -182,7 +199,7 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     is_algebra = whole is not operator
     splits = () if is_algebra or operator.accumulator.itemsize != 4 or set(values) & _OF_A_MAPPING else SPLIT
     mappings = (algebras.mappings(whole, values) if is_algebra else PROMOTED if operator.promote
-                else WORKING if _works(values) else TURNING if _turns(values) else MAPPINGS + splits)
+                else GATHERING if _gathers(values) else WORKING if _works(values) else TURNING if _turns(values) else MAPPINGS + splits)
     mapping = choose_mapping(sizes, device, operator.N, operator.dtype.itemsize, mappings)
     values.setdefault("splits", mapping.splits if splits else 1)
     values.setdefault("order", mapping.order)
@@ -206,6 +223,17 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
 def _works(values: dict[str, Any]) -> bool:
     """Whether the producer's warps are sure to work on an operand: what TMA can take depends on the arrays, too."""
     return any(_is_changed(name, values[f"global_{name}_layout"], values) for name in "ab")
+
+
+def _gathers(values: dict[str, Any]) -> bool:
+    """Whether threads are likely to have copied what the copy engine does not take, and need not look at it."""
+    changed = [name for name in "ab" if _is_changed(name, values[f"global_{name}_layout"], values)]
+    return bool(changed) and all(_is_gathered(name, values[f"global_{name}_layout"], values) for name in changed)
+
+
+def _is_gathered(name: str, layout: Layout, fields: dict[str, Any]) -> bool:
+    transform = fields.get(f"transform_global_to_shared_{name}")
+    return layout.is_separable and layout.run * layout.dtype.itemsize >= 4 and getattr(transform, "is_identity", True)
 
 
 def _turns(values: dict[str, Any]) -> bool:
@@ -244,8 +272,9 @@ def _fill_shared(values: dict[str, Any], operator: Any) -> None:
         extent = block.K if axis == k_axis else across
         values.setdefault(f"shared_{name}_layout", _swizzled(axis, dtype, extent))
     values.setdefault("shared_c_layout", RowMajor(values["operator"].fragment_c.dtype))
-    values.setdefault("shared_d_layout", _swizzled(1, values["global_d_layout"].dtype,
-                                                   block.N // values["splits"]))
+    d = values["global_d_layout"]
+    axis = 0 if d.vector_axis == 0 and d.is_separable else 1
+    values.setdefault("shared_d_layout", _swizzled(axis, d.dtype, block.N // values["splits"] if axis == 1 else 64))
 
 
 def _divides(values: dict[str, Any], cluster: tuple[int, int]) -> bool:
@@ -282,6 +311,8 @@ def _move(tile: Tile, layout: Any, shared: Any, warps: int) -> tuple[Tile, Tile]
     axis = shared.axis
     size = shared.dtype.itemsize                          # of a number, where it has several parts
     vector = math.gcd(16 // size if 16 % size == 0 and size <= 8 else 4, tile.extents[axis])
+    if layout.run > 1 and layout.vector_axis == axis:
+        vector = math.gcd(vector, layout.run)
     thread, warp = [1, 1], [1, 1]
     if layout.vector_axis in (axis, None):
         thread[axis] = vector
