@@ -123,7 +123,7 @@ class Config(Component):
                     and self.transform_shared_to_regs_c.is_identity)
 
     def spec(self, whole_a: bool = False, whole_b: bool = False, whole_c: bool = False, whole_d: bool = False,
-             engines: tuple[bool, ...] = (True, True, True)) -> Spec:
+             engines: tuple[int, ...] = (True, True, True)) -> Spec:
         """The kernel's specialisation; the flags are the divisibility class (see `kernels.spec.Operand`), and which of A,
         B and D the copy engine moves."""
         operands = (

@@ -45,11 +45,11 @@ class Map:
         return Encoder.of(self.spec, self.info, self.axis)
 
 
-def engines(conf: Config, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[bool, ...]:
+def engines(conf: Config, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[int, ...]:
     """Whether the engine moves A, B and D: plain matrices. One that is transformed it brings as it is, to be changed in
     place, if it moves the other operand as well. And whether it can bring A and B as numbers of several parts, to be taken
-    apart in place (`gemmkit.kernels.landing`); and whether threads can have A and B copied (`gemmkit.kernels.gather`), and how many
-    neighbours of D they can store together."""
+    apart in place (`gemmkit.kernels.landing`); whether threads can have A and B copied (`gemmkit.kernels.gather`); and how
+    many neighbours of D they can store together."""
     if not conf.is_pipeline:
         return False, False, False
     loads = _loads(conf, "a", a), _loads(conf, "b", b)
@@ -123,8 +123,8 @@ def _stores(conf: Config, info: ArrayInfo) -> bool:
     clips rows at multiples of 16 bytes alone: beyond a row that ends elsewhere it would write."""
     layout = conf.global_d_layout
     return (isinstance(layout, Plain) and layout.axis == conf.shared_d_layout.axis == 1
-            and type(layout).store is Plain.store and not conf.epilogue.stores_itself and not conf.epilogue.writes and why_not(info, 1) is None
-            and info.shape[1] * info.dtype.itemsize % CHUNK == 0)
+            and type(layout).store is Plain.store and not conf.epilogue.stores_itself and not conf.epilogue.writes
+            and why_not(info, 1) is None and info.shape[1] * info.dtype.itemsize % CHUNK == 0)
 
 
 def _run(conf: Config, info: ArrayInfo) -> int:

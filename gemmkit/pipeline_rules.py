@@ -141,17 +141,17 @@ def _validate_operand(config: Config, name: str, across: str, rule: Any) -> None
 
 def _validate_d(config: Config, rule: Any) -> None:
     layout = config.shared_d_layout
-    rule(isinstance(layout, Swizzled) and layout.axis in (1, config.global_d_layout.vector_axis), "shared_d_layout", layout,
-         "D leaves in swizzled panels; take Swizzled(RowMajor(...)), or Swizzled(ColMajor(...)) where D is contiguous along its "
-         "columns")
+    is_along = isinstance(layout, Swizzled) and layout.axis in (1, config.global_d_layout.vector_axis)
+    rule(is_along, "shared_d_layout", layout, "D leaves in swizzled panels; take Swizzled(RowMajor(...)), or "
+         "Swizzled(ColMajor(...)) where D is contiguous along its columns")
     rule(layout.dtype == config.global_d_layout.dtype, "shared_d_layout", layout, f"D is {config.global_d_layout.dtype}")
     if layout.itemsize not in (1, 2, 4, 8):                       # the copy engine leaves it to the threads: no panels
         return
     rule(layout.line >= 8, "shared_d_layout", layout, f"its panels are {layout.line} elements wide, and 4 threads hold 8 "
          "neighbouring columns of a row; take a wider one")
     N = config.block_shape.size.N
-    rule(layout.axis == 0 or N % layout.line == 0, "shared_d_layout", layout, f"its panels are {layout.line} elements wide, and "
-         f"N={N} of the block must be a multiple of that")
+    rule(layout.axis == 0 or N % layout.line == 0, "shared_d_layout", layout, f"its panels are {layout.line} elements "
+         f"wide, and N={N} of the block must be a multiple of that")
 
 
 __all__ = ["validate_pipeline"]

@@ -30,7 +30,8 @@ class Agent:
         block: where it runs; index: its entry in the block's vector clocks.
         clock, seen, foreign: its time and its knowledge of others (`clocks`).
         pages: the launch's history of global memory.
-        fences: its times of `fence_proxy`, ascending; fenced: what it knew at the last: itself, its clock, `seen`, `foreign`.
+        fences: its times of `fence_proxy`, ascending.
+        fenced: what it knew at the last: itself, its clock, `seen`, `foreign`.
         asynchronous: whether it reaches memory by the asynchronous proxy, as copy engines and tensor cores do.
             What threads have written it sees only where `fence_proxy` followed, of the writer or of who set it to work.
     """

@@ -1,7 +1,7 @@
 """Copies that threads start and do not wait for (``cp.async``).
 
-In the emulator the bytes are there at once, as if the thread had written them; what is checked is that others are told of them
-in the one way that waits for them.
+In the emulator the bytes are there at once, as if the thread had written them; what is checked is that others are told of
+them in the one way that waits for them.
 """
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Step 1 of `warp_specialised` for operands that the copy engine does not take, and whose neighbours still lie side by side.
+"""Step 1 of `warp_specialised` for operands that the copy engine does not take, whose neighbours still lie side by side.
 
-The engine copies boxes of at most five dimensions; an operand of a contraction is a matrix whose rows and columns are made of
-any number of them, wherever a tile begins. The producer's threads then start copies of 4 to 16 bytes each (cp.async), and the
-hardware tells ``full[stage]`` when a thread's have come: nobody waits for global memory, and no register holds what is on its
-way. An element's place is the sum of its row's and its column's (`Layout.is_separable`): what stays the same along K is
-computed once a tile of D. What is out of range comes as zeros.
+The engine copies boxes of at most five dimensions; an operand of a contraction is a matrix whose rows and columns are made
+of any number of them, wherever a tile begins. The producer's threads then start copies of 4 to 16 bytes each (cp.async), and
+the hardware tells ``full[stage]`` when a thread's have come: nobody waits for global memory, and no register holds what is
+on its way. An element's place is the sum of its row's and its column's (`Layout.is_separable`): what stays the same along K
+is computed once a tile of D. What is out of range comes as zeros.
 
 They write as threads do: consumers fence (`fence_async`) before tensor cores read a stage.
 """

@@ -34,8 +34,8 @@ class PipelineRoles(Spec):
     ``d_engine`` say which operands the copy engine (TMA) moves; the others go through ``producer_warps`` (A, B) or leave
     from the registers (D).
     ``a_lands`` and ``b_lands`` are for numbers of several parts that the engine brings and warps then take apart;
-    ``a_gathers`` and ``b_gathers`` for operands that threads can have copied piece by piece. ``d_run`` is how many neighbours
-    of D threads store together where the engine does not, 0 if there are none.
+    ``a_gathers`` and ``b_gathers`` for operands that threads can have copied piece by piece. ``d_run`` is how many
+    neighbours of D threads store together where the engine does not, 0 if there are none.
     """
 
     stages: int
@@ -75,7 +75,7 @@ class PipelineRoles(Spec):
     @cached_property
     def is_working(self) -> bool:
         """Whether the producer's warps move an operand themselves, or change one in place."""
-        return not self.is_gathering and not (self.a_engine and self.b_engine) or self.is_changing
+        return self.is_changing or not (self.is_gathering or (self.a_engine and self.b_engine))
 
     @cached_property
     def is_gathering(self) -> bool:
@@ -140,8 +140,9 @@ class PipelineRoles(Spec):
 
     @cached_property
     def _registers(self) -> tuple[int, int] | None:
-        table = (WORKING if self.is_gathering else COPYING if not self.is_working else SQUEEZED if self.is_squeezed else TURNING if self.is_turning
-                 else CHANGING if self.is_changing else LANDING if self.is_landing else WORKING)
+        table = (WORKING if self.is_gathering else COPYING if not self.is_working else SQUEEZED if self.is_squeezed
+                 else TURNING if self.is_turning else CHANGING if self.is_changing else LANDING if self.is_landing
+                 else WORKING)
         return table.get((self.producers, self.consumers))
 
     @cached_property

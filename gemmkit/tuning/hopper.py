@@ -198,8 +198,10 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     values.setdefault("kernel", "warp_specialised")
     is_algebra = whole is not operator
     splits = () if is_algebra or operator.accumulator.itemsize != 4 or set(values) & _OF_A_MAPPING else SPLIT
+    gathering = tuple(one for one in GATHERING if splits or one.splits == 1)
     mappings = (algebras.mappings(whole, values) if is_algebra else PROMOTED if operator.promote
-                else GATHERING if _gathers(values) else WORKING if _works(values) else TURNING if _turns(values) else MAPPINGS + splits)
+                else gathering if _gathers(values) else WORKING if _works(values) else TURNING if _turns(values)
+                else MAPPINGS + splits)
     mapping = choose_mapping(sizes, device, operator.N, operator.dtype.itemsize, mappings)
     values.setdefault("splits", mapping.splits if splits else 1)
     values.setdefault("order", mapping.order)
