@@ -23,16 +23,16 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 EMULATOR = MACHINES["emulator"]
 
 
-def tensor(x: np.ndarray, fast: int, inner: int) -> tuple[np.ndarray, int]:
+def tensor(machine: Any, x: np.ndarray, fast: int, inner: int) -> tuple[Any, int]:
     """A matrix as a view of three dimensions, whose axis ``fast`` is contiguous in lines of ``inner``: they are far apart in
     memory, so that it is no strided matrix; and how many of its dimensions are rows."""
     rows, columns = x.shape
     extent = x.shape[fast] // inner
     if fast == 1:
         memory = np.ascontiguousarray(x.reshape(rows, extent, inner).transpose(1, 0, 2))      # [k1, i, k0]
-        return memory.transpose(1, 2, 0), 1                                                  # [i, k0, k1]
+        return machine.array(memory).transpose(1, 2, 0), 1                                   # [i, k0, k1]
     memory = np.ascontiguousarray(x.reshape(extent, inner, columns).transpose(0, 2, 1))      # [i1, j, i0]
-    return memory.transpose(2, 0, 1), 2                                                      # [i0, i1, j]
+    return machine.array(memory).transpose(2, 0, 1), 2                                       # [i0, i1, j]
 
 
 def run(machine: Any, a: np.ndarray, b: np.ndarray, schedule: str = "one", operator: Any = None, fast: tuple = (1, 1),
@@ -42,21 +42,19 @@ def run(machine: Any, a: np.ndarray, b: np.ndarray, schedule: str = "one", opera
     layouts, views = {}, {}
     for name, x, axis, lines in (("a", a, fast[0], inner[0]), ("b", b, fast[1], inner[1])):
         if name in which:
-            view, rows = tensor(x, axis, lines)
-            layouts[f"global_{name}_layout"] = Tensor.of(describe(view), rows)
+            views[name], rows = tensor(machine, x, axis, lines)
+            layouts[f"global_{name}_layout"] = Tensor.of(describe(views[name]), rows)
         else:
-            view = np.asarray(x, order="FC"[axis])
+            views[name] = machine.array(np.asarray(x, order="FC"[axis]))
             layouts[f"global_{name}_layout"] = (ColMajor, RowMajor)[axis](x.dtype)
-        views[name] = machine.array(view)
     M, N = a.shape[0], b.shape[1]
     layouts["global_d_layout"] = RowMajor(out_dtype)
-    host = poison((M, N), out_dtype)
+    out = machine.array(poison((M, N), out_dtype, "CF"[d_fast == 0]))
     if d_fast == 0:
-        host, layouts["global_d_layout"] = poison((M, N), out_dtype, "F"), ColMajor(out_dtype)
+        layouts["global_d_layout"] = ColMajor(out_dtype)
     if d_fast == 2:                                        # rows of 8 that are far apart
-        host = poison((N // 8, M, 8), out_dtype).transpose(1, 2, 0)
-        layouts["global_d_layout"] = Tensor.of(describe(host), 1)
-    out = machine.array(host)
+        out = machine.array(poison((N // 8, M, 8), out_dtype)).transpose(1, 2, 0)
+        layouts["global_d_layout"] = Tensor.of(describe(out), 1)
     base = mapping(schedule, operator, d=layouts["global_d_layout"])
     conf = gk.get_config(operator=operator, block_shape=base.block_shape, warps_per_block=base.warps_per_block,
                          schedule=base.schedule, **{**layouts, **fields})
