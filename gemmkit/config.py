@@ -17,6 +17,7 @@ import numpy as np
 from gemmkit.components import Component
 from gemmkit.epilogues import Bias, Default, Epilogue, LinearCombination, Residual, Scale, Store, parts
 from gemmkit.kernels.pipeline import PipelineSpec
+from gemmkit.kernels.weave import with_a_by_registers
 from gemmkit.kernels.rasterisation import Grouped, Order
 from gemmkit.kernels.spec import Condition, Operand, Spec
 from gemmkit.lang.records import part_dtypes
@@ -142,7 +143,7 @@ class Config(Component):
             return Spec(*fields)
         m, n = self.cluster.extents
         more: tuple[Any, ...] = (self.stages, self.schedule, m, n, self.splits, self.producer_warps, *engines)
-        return PipelineSpec(*fields, *more)
+        return with_a_by_registers(PipelineSpec(*fields, *more))
 
     def check_device(self, device: DeviceInfo) -> None:
         """Raise ConfigError when the kernel does not fit the device."""

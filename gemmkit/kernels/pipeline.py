@@ -157,7 +157,9 @@ class PipelineSpec(PipelineRoles):
 
     @cached_property
     def empty_arrivals(self) -> int:
-        return (1 if self.is_pingpong else self.consumers) * self.cluster_m * self.cluster_n
+        """Of a consumer one thread: its tensor cores have read for all. What its threads have read, each warp must say."""
+        consumers = 1 if self.is_pingpong else self.consumers
+        return consumers * self.cluster_m * self.cluster_n * (4 if self.a_by_registers else 1)
 
     # -- copies by the engine ---------------------------------------------------------------------------------------
 
@@ -170,10 +172,10 @@ class PipelineSpec(PipelineRoles):
         return self._copy(self.b, self.block.size.N, 0, self.shares_b)
 
     def _copy(self, operand: Operand, across: int, k_axis: int, is_shared: bool) -> Copy:
-        layout: Any = operand.brought
+        layout: Any = operand.numbers or operand.brought
         peers = self.peers if is_shared else 1
         depth = self.block.size.K
-        plane = operand.planes, layout.physical_size(*((across, depth) if k_axis == 1 else (depth, across)))
+        plane = 1 if operand.in_panels else operand.planes, layout.physical_size(*((across, depth) if k_axis == 1 else (depth, across)))
         if layout.axis == k_axis:                                    # lines along K: the parts are some lines of each panel
             return Copy(layout.line, across // peers, depth // layout.line, across * layout.line, layout.line,
                         across // peers * layout.line, 0, across // peers, is_shared, True, *plane)
