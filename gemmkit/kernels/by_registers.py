@@ -16,8 +16,8 @@ from gemmkit.ptx.descriptors import advance
 from gemmkit.ptx.ldmatrix import ldmatrix
 from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
 from gemmkit.ptx.memory import shared
-from gemmkit.ptx.special import lane_index, thread_index, udiv, uniform, warp_barrier
-from gemmkit.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
+from gemmkit.ptx.special import lane_index, thread_index, udiv, warp_barrier
+from gemmkit.ptx.wgmma import settle, wgmma_commit, wgmma_fence, wgmma_wait
 
 
 def multiply_stages(spec: Any, full: Any, empty: Any, sums: tuple, b: int, group: int, stage: int, phase: int,
@@ -70,14 +70,14 @@ def load_fragments(spec: Any, group: int, stage: int, step: int) -> tuple:
 
 def load_fragment(m: int, spec: Any, group: int, stage: int, step: int) -> tuple:
     numbers = generate(2, load_numbers, spec, group * spec.first_rows + 64 * m, stage, 16 * step)
-    return join(apply(first_parts, numbers)), join(apply(second_parts, numbers))
+    return settle(join(apply(first_parts, numbers))), settle(join(apply(second_parts, numbers)))
 
 
 def load_numbers(half: int, spec: Any, row: int, stage: int, k: int) -> tuple:
     """Of this lane's two rows, two numbers of eight along K: as parts, side by side."""
-    lane, warp = lane_index(), uniform(udiv(thread_index(), 32)) % 4
-    matrix = udiv(lane, 8)                             # whose line this lane points to: k, k + 4, and so eight rows on
-    line = row + 16 * warp + matrix // 2 * 8 + lane % 8
+    thread = thread_index() % 128
+    matrix = udiv(thread, 8) % 4                       # that of which this lane points to a line: at k, k + 4, and eight rows on
+    line = row + udiv(thread, 32) * 16 + udiv(matrix, 2) * 8 + thread % 8
     at = spec.a.numbers.position((line, k + 8 * half + matrix % 2 * 4), spec.a.numbers.leading(spec.block.MK.size))
     return ldmatrix(shared(spec.a.plane.dtype, 0), stage * spec.a_stage + 2 * at, 0, 4, False)
 
