@@ -26,6 +26,7 @@ from gemmkit.tiling import Tile, translate
 
 EIGHT = 8                              # numbers along K that change places
 NUMBER = 4                             # bytes: two parts of 16 bits
+THREADS = 384                          # of a block: with more they begin with too few registers, and wgmmas wait for each other
 
 
 @dataclass(frozen=True, init=False)
@@ -61,7 +62,7 @@ def store_across(layout: Any, pointer: Any, tile: Any, values: tuple, leading: A
 
 def with_a_by_registers(spec: PipelineSpec) -> PipelineSpec:
     """The specialisation itself, or, where numbers of A can go by registers, one in which they do."""
-    if not (spec.a_lands and spec.b_lands and spec.peers == 1 and not spec.is_promoted):
+    if not (spec.a_lands and spec.b_lands and spec.peers == 1 and not spec.is_promoted and spec.threads <= THREADS):
         return spec
     a, b = spec.a, spec.b
     if a.plane.axis != 1 or not a.to_shared.is_identity or any(
