@@ -98,9 +98,10 @@ def test_tiles_by_registers(algebra: Algebra, size: tuple[int, int, int]) -> Non
                                     dict(block_shape=gk.Tile(M=128, N=64, K=32), warps_per_block=4),
                                     dict(block_shape=gk.Tile(M=64, N=32, K=128), warps_per_block=4)],
                          ids=["ping-pong", "one step", "two fragments", "eight steps"])
-def test_mappings_by_registers(fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize("algebra", [COMPLEX, DUAL], ids=lambda a: a.names[1])
+def test_mappings_by_registers(algebra: Algebra, fields: dict[str, Any]) -> None:
     N = fields["block_shape"].size.N
-    code(config(COMPLEX, operator=Algebra(WGMMAOp(N), COMPLEX), **fields), by_registers=True)
+    code(config(algebra, operator=Algebra(WGMMAOp(N), algebra), **fields), by_registers=True)
 
 
 @pytest.mark.parametrize("algebra, orders", [(COMPLEX, "TN"), (DUAL, "TT"), (dual(3), "TN"), (QUATERNION, "NT"),
@@ -165,4 +166,4 @@ FIELDS: dict[str, tuple[Algebra, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", FIELDS)
 def test_others(name: str) -> None:
     algebra, fields = FIELDS[name]
-    code(config(algebra, **fields))
+    code(config(algebra, **fields), by_registers=algebra is COMPLEX)
