@@ -17,9 +17,9 @@ import numpy as np
 from gemmkit.components import Component
 from gemmkit.epilogues import Bias, Default, Epilogue, LinearCombination, Residual, Scale, Store, parts
 from gemmkit.kernels.pipeline import PipelineSpec
-from gemmkit.kernels.weave import with_a_by_registers
 from gemmkit.kernels.rasterisation import Grouped, Order
 from gemmkit.kernels.spec import Condition, Operand, Spec
+from gemmkit.kernels.weave import with_a_by_registers
 from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import Layout, Zero
 from gemmkit.operators import Operator

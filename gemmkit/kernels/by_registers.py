@@ -76,7 +76,7 @@ def load_fragment(m: int, spec: Any, group: int, stage: int, step: int) -> tuple
 def load_numbers(half: int, spec: Any, row: int, stage: int, k: int) -> tuple:
     """Of this lane's two rows, two numbers of eight along K: as parts, side by side."""
     thread = thread_index() % 128
-    matrix = udiv(thread, 8) % 4                       # that of which this lane points to a line: at k, k + 4, and eight rows on
+    matrix = udiv(thread, 8) % 4                       # of which this lane points to a line: at k, k + 4, and eight rows on
     line = row + udiv(thread, 32) * 16 + udiv(matrix, 2) * 8 + thread % 8
     at = spec.a.numbers.position((line, k + 8 * half + matrix % 2 * 4), spec.a.numbers.leading(spec.block.MK.size))
     return ldmatrix(shared(spec.a.plane.dtype, 0), stage * spec.a_stage + 2 * at, 0, 4, False)

@@ -76,7 +76,8 @@ def multiply_tile(spec: Any, full: Any, empty: Any, group: int, stage: int, phas
 
 
 def multiply_unpromoted(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
-    return choose(spec.a_by_registers, multiply_by_registers, multiply_plainly, spec, full, empty, group, stage, phase, steps)
+    return choose(spec.a_by_registers, multiply_by_registers, multiply_plainly, spec, full, empty, group, stage, phase,
+                  steps)
 
 
 def multiply_promoted(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:

@@ -121,8 +121,8 @@ def land_panels_a(spec: Any, map_a: Any, landed: Any, stage: int, m: int, k: int
 
 
 def land_panels_b(spec: Any, map_b: Any, landed: Any, stage: int, n: int, k: int, rank: int) -> None:
-    load_tile(spec, spec.b_copy, map_b, shared(spec.b.shared.dtype, stage * spec.stage_bytes + spec.b_offset), 0, landed, stage,
-              n, k, rank)
+    load_tile(spec, spec.b_copy, map_b, shared(spec.b.shared.dtype, stage * spec.stage_bytes + spec.b_offset), 0, landed,
+              stage, n, k, rank)
 
 
 def land_whole_a(spec: Any, map_a: Any, landed: Any, stage: int, m: int, k: int, rank: int) -> None:

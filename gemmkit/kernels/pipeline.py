@@ -172,10 +172,11 @@ class PipelineSpec(PipelineRoles):
         return self._copy(self.b, self.block.size.N, 0, self.shares_b)
 
     def _copy(self, operand: Operand, across: int, k_axis: int, is_shared: bool) -> Copy:
-        layout: Any = operand.numbers or operand.brought
+        layout: Any = operand.brought
         peers = self.peers if is_shared else 1
         depth = self.block.size.K
-        plane = 1 if operand.in_panels else operand.planes, layout.physical_size(*((across, depth) if k_axis == 1 else (depth, across)))
+        planes = 1 if operand.in_panels else operand.planes
+        plane = planes, layout.physical_size(*((across, depth) if k_axis == 1 else (depth, across)))
         if layout.axis == k_axis:                                    # lines along K: the parts are some lines of each panel
             return Copy(layout.line, across // peers, depth // layout.line, across * layout.line, layout.line,
                         across // peers * layout.line, 0, across // peers, is_shared, True, *plane)

@@ -1,9 +1,9 @@
 """When A of an algebra goes to the tensor cores by registers, and how B is then woven to go with it.
 
-The copy engine lays numbers of two 16-bit parts in panels of their own. `ldmatrix` takes them for 8 x 8 matrices of pairs of
-elements, and so gives each lane whole numbers: of the 16 along K of an instruction, lane t (of the four that share a row) has
-t, t + 4, t + 8 and t + 12. What the instruction expects there are the places 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. The order
-along K is free as long as B has the same, so nobody moves a number of A: B's planes are written in this order.
+The copy engine lays numbers of two 16-bit parts in panels of their own. `ldmatrix` takes them for 8 x 8 matrices of pairs
+of elements, and so gives each lane whole numbers: of the 16 along K of an instruction, lane t (of the four that share a row)
+has t, t + 4, t + 8 and t + 12. What the instruction expects there are the places 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. The
+order along K is free as long as B has the same, so nobody moves a number of A: B's planes are written in this order.
 
 | place along K | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |
 |---|---|---|---|---|---|---|---|---|
@@ -15,6 +15,7 @@ and so on for every eight.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ from gemmkit.tiling import Tile, translate
 
 EIGHT = 8                              # numbers along K that change places
 NUMBER = 4                             # bytes: two parts of 16 bits
-THREADS = 384                          # of a block: with more they begin with too few registers, and wgmmas wait for each other
+THREADS = 384                          # of a block: with more they have too few registers, and wgmmas wait for each other
 
 
 @dataclass(frozen=True, init=False)
@@ -72,8 +73,9 @@ def with_a_by_registers(spec: PipelineSpec) -> PipelineSpec:
     a = dataclasses.replace(a, numbers=_panels(a, depth))
     b = dataclasses.replace(b, shared=Woven(b.shared.plane, b.shared.dtype))                # type: ignore[attr-defined]
     if b.plane.axis == 0:
-        lanes = next(n for n in (32, 16, 8, 4, 2) if depth % (EIGHT * n) == 0)
-        b = dataclasses.replace(b, numbers=_panels(b, depth), thread=Tile(K=EIGHT, N=1), warp=Tile(K=EIGHT * lanes, N=32 // lanes))
+        lanes = math.gcd(32, depth // EIGHT)
+        b = dataclasses.replace(b, numbers=_panels(b, depth), thread=Tile(K=EIGHT, N=1),
+                                warp=Tile(K=EIGHT * lanes, N=32 // lanes))
     chosen = dataclasses.replace(spec, a=a, b=b, a_by_registers=True)
     return chosen if chosen.is_landing else spec
 

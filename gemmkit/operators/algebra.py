@@ -216,18 +216,20 @@ def _multiply_step(sums: tuple, n: int, algebra: Any, a: int, b: int, a_layout: 
 def _multiply_term(sums: tuple, m: int, i: int, j: int, is_negative: bool, is_first: bool, algebra: Any, a: int, b: int,
                    a_layout: Any, b_layout: Any, block: Any, step: int, accumulate: int) -> tuple:
     k = step * algebra.base.K
-    a_plane, b_plane = a_layout.leading(block.MK.size)[1], b_layout.leading(block.KN.size)[1]
     return choose(is_negative, _subtract, _add, sums, algebra,
-                  advance(a, i * a_plane * a_layout.itemsize + within(a_layout.plane, (m * 64, k), block.MK.size)),
-                  advance(b, j * b_plane * b_layout.itemsize + within(b_layout.plane, (k, 0), block.KN.size)),
-                  choose(is_first, keep, _always, accumulate))
+                  advance(a, _within_planes(a_layout, i, (m * 64, k), block.MK.size)),
+                  advance(b, _within_planes(b_layout, j, (k, 0), block.KN.size)), choose(is_first, keep, _always, accumulate))
 
 
-def _multiply_registers(sums: tuple, m: int, i: int, j: int, is_negative: bool, is_first: bool, algebra: Any, fragments: tuple,
-                        b: int, b_layout: Any, block: Any, step: int, accumulate: int) -> tuple:
-    b_plane = b_layout.leading(block.KN.size)[1]
+def _within_planes(layout: Any, n: int, coord: Any, size: Any) -> int:
+    """How many bytes a coordinate of plane ``n`` lies into a tile."""
+    return n * layout.leading(size)[1] * layout.itemsize + within(layout.plane, coord, size)
+
+
+def _multiply_registers(sums: tuple, m: int, i: int, j: int, is_negative: bool, is_first: bool, algebra: Any,
+                        fragments: tuple, b: int, b_layout: Any, block: Any, step: int, accumulate: int) -> tuple:
     return choose(is_negative, _subtract_registers, _add_registers, sums, algebra, fragments[m][i],
-                  advance(b, j * b_plane * b_layout.itemsize + within(b_layout.plane, (step * algebra.base.K, 0), block.KN.size)),
+                  advance(b, _within_planes(b_layout, j, (step * algebra.base.K, 0), block.KN.size)),
                   choose(is_first, keep, _always, accumulate))
 
 

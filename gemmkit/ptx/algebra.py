@@ -127,9 +127,8 @@ def _steps(algebra: Any, count: int) -> Any:
     where that is in the midst of a group, the group ends there.
     """
     seen = set()
-    entries = terms(algebra.table)
-    uses = Counter(i for i, *_ in entries)
-    entries = sorted(entries, key=lambda entry: uses[entry[0]])
+    uses = Counter(i for i, *_ in terms(algebra.table))
+    entries = sorted(terms(algebra.table), key=lambda entry: uses[entry[0]])
     for m in range(count // algebra.parts):
         for i, j, k, factor in entries:
             at = m * algebra.parts + k

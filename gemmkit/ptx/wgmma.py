@@ -288,7 +288,7 @@ def _type_settle(context: Any, fragment: Any) -> Any:
         given = elements(b, v[0], fragment.count)
         if given[0].type != i16:
             raise TypingError(f"settle: a fragment of 16-bit elements is needed, not of {fragment.dtype}")
-        words = [assembly(b, "mov.b32 $0, {$1, $2};", [i32], pair)[0] for pair in zip(given[::2], given[1::2])]
+        words = [assembly(b, "mov.b32 $0, {$1, $2};", [i32], list(pair))[0] for pair in zip(given[::2], given[1::2])]
         return c.make_tuple(b, result, words)
 
     return signature(result, fragment), codegen
@@ -298,8 +298,8 @@ def _type_settle(context: Any, fragment: Any) -> Any:
 def settle(fragment: tuple) -> tuple:
     """A's fragment of 16-bit elements as the registers of the instruction, which are made here and no later.
 
-    To be called before `wgmma_fence`: where the compiler makes a register between the fence and its wgmma, ptxas puts a fence
-    of its own there, and ends the group.
+    To be called before `wgmma_fence`: where the compiler makes a register between the fence and its wgmma, ptxas puts a
+    fence of its own there, and ends the group.
     """
     return pack_words(fragment)
 
