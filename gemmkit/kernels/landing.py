@@ -11,7 +11,8 @@ a stage goes around the ring in three states:
 | full | the producer's warps | ``full[stage]`` |
 
 Global memory's latency is the engine's affair, and warps wait for shared memory only. Where both operands land, half of the
-warps take A and half B, each at their own pace. A transform is applied on the way.
+warps take A and half B, each at their own pace; or all take B, and those who multiply take A apart in registers, where
+`gemmkit.kernels.weave` finds that they can. A transform is applied on the way.
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ class Operand(Component):
 
     @cached_property
     def brought(self) -> Layout:
-        """How the copy engine brings a tile: as it is to lie in shared memory, or across, where global memory has it so; or as
-        numbers in panels."""
+        """How the copy engine brings a tile: as it is to lie in shared memory, or across, where global memory has it so; or
+        as numbers in panels."""
         if self.numbers is not None:
             return self.numbers
         shared, axis = cast(Any, self.shared), self.layout.vector_axis

@@ -203,7 +203,8 @@ class Algebra(Operator):
     def multiply_fragments(self, accumulators: tuple, fragments: tuple, b: int, b_layout: Any, block: Any, step: int,
                            accumulate: int) -> tuple:
         """A step along K with A in registers: ``fragments`` holds the parts of each 64-row fragment."""
-        return accumulate_terms(self, accumulators, _multiply_registers, self, fragments, b, b_layout, block, step, accumulate)
+        return accumulate_terms(self, accumulators, _multiply_registers, self, fragments, b, b_layout, block, step,
+                                accumulate)
 
     def store_d(self, layout: Any, pointer: Any, tile: Any, leading: Any, d: tuple) -> None:
         each(_store_d, planes_of(d), self, layout, pointer, tile, leading)
@@ -218,7 +219,8 @@ def _multiply_term(sums: tuple, m: int, i: int, j: int, is_negative: bool, is_fi
     k = step * algebra.base.K
     return choose(is_negative, _subtract, _add, sums, algebra,
                   advance(a, _within_planes(a_layout, i, (m * 64, k), block.MK.size)),
-                  advance(b, _within_planes(b_layout, j, (k, 0), block.KN.size)), choose(is_first, keep, _always, accumulate))
+                  advance(b, _within_planes(b_layout, j, (k, 0), block.KN.size)),
+                  choose(is_first, keep, _always, accumulate))
 
 
 def _within_planes(layout: Any, n: int, coord: Any, size: Any) -> int:
