@@ -33,7 +33,7 @@ def multiply_stages(spec: Any, full: Any, empty: Any, sums: tuple, b: int, group
             sums = start_step(sums, spec, fragments, b, stage, 0, min(step, 1))
             if step > 0:
                 give_back(empty, previous)
-            sums = fold(spec.k_steps - 1, add_step, sums, spec, b, group, stage)
+            sums = fold(spec.stage_steps - 1, add_step, sums, spec, b, group, stage)
             previous = stage
             stage, phase = next_stage(spec, stage, phase)
         sums = wgmma_wait(0, sums)

@@ -180,14 +180,14 @@ class PipelineRoles(Spec):
                     or not self.d.to_shared.is_identity)
 
     @cached_property
-    def k_steps(self) -> int:
+    def stage_steps(self) -> int:
         """Steps along K in a stage."""
         return self.block.size.K // self.operator.shape[2]
 
     @cached_property
     def pending_steps(self) -> int:
         """How many groups may be on their way while the registers of the next step are filled."""
-        return 1 if self.k_steps > 1 else 0
+        return 1 if self.stage_steps > 1 else 0
 
     @cached_property
     def sums(self) -> int:
