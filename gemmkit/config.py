@@ -19,6 +19,7 @@ from gemmkit.epilogues import Bias, Default, Epilogue, LinearCombination, Residu
 from gemmkit.kernels.pipeline import PipelineSpec
 from gemmkit.kernels.rasterisation import Grouped, Order
 from gemmkit.kernels.spec import Condition, Operand, Spec
+from gemmkit.kernels.weave import with_a_by_registers
 from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import Layout, Zero
 from gemmkit.operators import Operator
@@ -142,7 +143,7 @@ class Config(Component):
             return Spec(*fields)
         m, n = self.cluster.extents
         more: tuple[Any, ...] = (self.stages, self.schedule, m, n, self.splits, self.producer_warps, *engines)
-        return PipelineSpec(*fields, *more)
+        return with_a_by_registers(PipelineSpec(*fields, *more))
 
     def check_device(self, device: DeviceInfo) -> None:
         """Raise ConfigError when the kernel does not fit the device."""

@@ -145,8 +145,8 @@ def maps(spec: Spec, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[Map | 
         return ()
     made: list[Map | None] = []
     for which, info, uses, shared, box in (
-            (0, a, spec.a_engine, spec.a.brought, (spec.a_copy.line, spec.a_copy.lines)),
-            (1, b, spec.b_engine, spec.b.brought, (spec.b_copy.line, spec.b_copy.lines)),
+            (0, a, spec.a_engine or spec.a.in_panels, spec.a.brought, (spec.a_copy.line, spec.a_copy.lines)),
+            (1, b, spec.b_engine or spec.b.in_panels, spec.b.brought, (spec.b_copy.line, spec.b_copy.lines)),
             (3, out, spec.d_engine, spec.d.shared, (spec.d_columns, 64))):
         layout: Any = shared
         planes = len(info.shape) - 2                                  # a box is of one plane

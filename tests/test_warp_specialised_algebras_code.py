@@ -3,6 +3,7 @@ spilt, and tensor cores that wait for nobody."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import gemmkit as gk
 from gemmkit import epilogues
 from gemmkit.blas import CONJUGATE
 from gemmkit.layouts import Interleaved, Planar
-from gemmkit.operators import COMPLEX, DUAL, QUATERNION, Algebra, WGMMAOp, dual
+from gemmkit.operators import COMPLEX, DUAL, QUATERNION, SPLIT_COMPLEX, Algebra, WGMMAOp, dual
 from gemmkit.runtime.device import H100
 from tests.machines import BF16
 from tests.test_algebras import TRIANGULAR
@@ -36,24 +37,74 @@ class AlgebraCode(Code):
         algebra: Any = conf.operator
         self.algebra, self.base = algebra, algebra.base
 
+    @property
+    def issued(self) -> list[str]:
+        return [line for line in self.lines if "GMMA" in line]
+
+    @property
+    def fragments(self) -> int:
+        return int(self.conf.compute_warp.size.M // 64)
+
+    @property
+    def steps(self) -> int:
+        return int(self.conf.block_shape.size.K // self.base.K)
+
+    @property
+    def by_registers(self) -> bool:
+        return any(re.match(r"HGMMA\S* R\d+, -?R", line) for line in self.issued)
+
     def check_products(self) -> None:
-        """One wgmma for every entry of the table, 64 rows and step along K; only the last of a stage signals (gsb0)."""
-        issued = [line for line in self.lines if "GMMA" in line]
+        """One wgmma for every entry of the table, 64 rows and step along K; only the last of a stage signals (gsb0), or the
+        last of each step where A comes by registers."""
+        groups = self.steps if self.by_registers else 1
         negative = sum(factor < 0 for row in self.algebra.table for sums in row for factor in sums)
-        count = self.conf.compute_warp.size.M // 64 * (self.conf.block_shape.size.K // self.base.K)
-        assert len(issued) == count * self.algebra.products
-        assert sum("negA" in line for line in issued) == count * negative
-        assert ["gsb0" in line for line in issued] == [False] * (len(issued) - 1) + [True]
+        count = self.fragments * self.steps
+        assert len(self.issued) == count * self.algebra.products
+        assert sum("negA" in line or ", -R" in line for line in self.issued) == count * negative
+        assert ["gsb0" in line for line in self.issued] == ([False] * (len(self.issued) // groups - 1) + [True]) * groups
+        assert self.count("LDSM") == (2 * count if self.by_registers else 0)
 
 
-def code(conf: gk.Config, **operands: Any) -> AlgebraCode:
+def code(conf: gk.Config, by_registers: bool = False, **operands: Any) -> AlgebraCode:
     made = AlgebraCode(conf, **operands)
+    assert made.by_registers == by_registers
     made.check_tidy()
     made.check_products()
     return made
 
 
-@pytest.mark.parametrize("algebra, orders", [(COMPLEX, "NT"), (COMPLEX, "TN"), (DUAL, "NT"), (dual(3), "TN"), (QUATERNION, "NT"),
+@pytest.mark.parametrize("dtype", ["f2", BF16], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("orders", ["NN", "NT"])
+@pytest.mark.parametrize("algebra", [COMPLEX, DUAL, SPLIT_COMPLEX], ids=lambda a: f"{a.products}-{a.names[1]}")
+def test_a_by_registers(algebra: Algebra, orders: str, dtype: Any) -> None:
+    """Numbers of A are read once, 16 x 16 of them in two instructions, and nobody writes them."""
+    conf = config(algebra, orders, dtype)
+    made = code(conf, by_registers=True)
+    made.check_copied()
+    made.check_dealt()
+    words = conf.block_shape.KN.count // 128                                        # of a thread that takes B apart
+    assert made.count("LDS") == words // 4
+    assert made.count("STS") <= words // (2 if orders == "NN" else 4) + conf.block_shape.size.N // 4    # the latter are D's
+
+
+@pytest.mark.parametrize("size", [(4096, 128, 4096), (512, 512, 512), (128, 128, 128), (128, 32, 128), (64, 16, 64)], ids=str)
+@pytest.mark.parametrize("algebra", [COMPLEX, DUAL], ids=lambda a: a.names[1])
+def test_tiles_by_registers(algebra: Algebra, size: tuple[int, int, int]) -> None:
+    code(config(algebra, gemm_shape=dict(zip("MNK", size))), by_registers=True)
+
+
+@pytest.mark.parametrize("fields", [dict(schedule="pingpong", warps_per_block=8, block_shape=gk.Tile(M=64, N=128, K=32)),
+                                    dict(block_shape=gk.Tile(M=128, N=128, K=16), warps_per_block=8),
+                                    dict(block_shape=gk.Tile(M=128, N=64, K=32), warps_per_block=4),
+                                    dict(block_shape=gk.Tile(M=64, N=32, K=128), warps_per_block=4)],
+                         ids=["ping-pong", "one step", "two fragments", "eight steps"])
+@pytest.mark.parametrize("algebra", [COMPLEX, DUAL], ids=lambda a: a.names[1])
+def test_mappings_by_registers(algebra: Algebra, fields: dict[str, Any]) -> None:
+    N = fields["block_shape"].size.N
+    code(config(algebra, operator=Algebra(WGMMAOp(N), algebra), **fields), by_registers=True)
+
+
+@pytest.mark.parametrize("algebra, orders", [(COMPLEX, "TN"), (DUAL, "TT"), (dual(3), "TN"), (QUATERNION, "NT"),
                                              (QUATERNION, "TN")], ids=lambda x: x if isinstance(x, str) else f"{x.parts}-{x.products}")
 def test_interleaved_numbers_land(algebra: Algebra, orders: str) -> None:
     """All that comes from global memory is brought by the engine; a read of 16 bytes is written in one access a part."""
@@ -115,4 +166,4 @@ FIELDS: dict[str, tuple[Algebra, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", FIELDS)
 def test_others(name: str) -> None:
     algebra, fields = FIELDS[name]
-    code(config(algebra, **fields))
+    code(config(algebra, **fields), by_registers=algebra is COMPLEX)

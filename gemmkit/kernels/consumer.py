@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.kernels.by_registers import multiply_stages
 from gemmkit.kernels.exchange import exchange
 from gemmkit.kernels.finish import add_value, finish_tile, wait_for_engine
 from gemmkit.kernels.walk import first_tile, k_steps, next_stage, skip_stages, tile_count, tile_place, tile_step
@@ -69,9 +70,14 @@ def consume_in_turns(spec: Any, c: Any, d: Any, map_d: Any, full: Any, empty: An
 
 def multiply_tile(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
     """The sums of a consumer's fragments, and where the ring stands after ``steps`` stages."""
-    sums, stage, phase = choose(spec.is_promoted, multiply_promoted, multiply_plainly, spec, full, empty, group, stage,
+    sums, stage, phase = choose(spec.is_promoted, multiply_promoted, multiply_unpromoted, spec, full, empty, group, stage,
                                 phase, steps)
     return choose(spec.has_parts, numbers_of_parts, keep, sums, spec), stage, phase
+
+
+def multiply_unpromoted(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
+    return choose(spec.a_by_registers, multiply_by_registers, multiply_plainly, spec, full, empty, group, stage, phase,
+                  steps)
 
 
 def multiply_promoted(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
@@ -94,6 +100,12 @@ def multiply_plainly(spec: Any, full: Any, empty: Any, group: int, stage: int, p
             stage, phase = next_stage(spec, stage, phase)
         sums = wgmma_wait(0, sums)
         give_back(spec, empty, previous)
+    return values_of(sums, spec), stage, phase
+
+
+def multiply_by_registers(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
+    """A by registers: a group of wgmmas a step along K."""
+    sums, stage, phase = multiply_stages(spec, full, empty, nothing(spec), descriptor_b(spec), group, stage, phase, steps)
     return values_of(sums, spec), stage, phase
 
 

@@ -11,7 +11,8 @@ a stage goes around the ring in three states:
 | full | the producer's warps | ``full[stage]`` |
 
 Global memory's latency is the engine's affair, and warps wait for shared memory only. Where both operands land, half of the
-warps take A and half B, each at their own pace. A transform is applied on the way.
+warps take A and half B, each at their own pace; or all take B, and those who multiply take A apart in registers, where
+`gemmkit.kernels.weave` finds that they can. A transform is applied on the way.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from gemmkit.kernels.parts import column_of, put_elements, row_of, transform_within
-from gemmkit.kernels.producer import load_a, load_b, put_inside
+from gemmkit.kernels.producer import load_a, load_b, load_tile, put_inside
 from gemmkit.kernels.walk import BARRIERS, first_tile, k_blocks, next_stage, tile_count, tile_place, tile_step
-from gemmkit.lang.control import choose
-from gemmkit.lang.registers import apply, registers
+from gemmkit.lang.control import choose, join
+from gemmkit.lang.registers import apply, generate, registers
 from gemmkit.lang.values import convert, convert_all
 from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_expect, mbarrier_wait
 from gemmkit.ptx.memory import load_shared, shared
@@ -109,11 +110,28 @@ def is_filled(spec: Any, m: int, n: int, begin: int, count: int, block: int) -> 
 
 
 def land_a(spec: Any, map_a: Any, landed: Any, stage: int, m: int, k: int, rank: int) -> None:
+    choose(spec.a.in_panels, land_panels_a, land_whole_a, spec, map_a, landed, stage, m, k, rank)
+
+
+def land_b(spec: Any, map_b: Any, landed: Any, stage: int, n: int, k: int, rank: int) -> None:
+    choose(spec.b.in_panels, land_panels_b, land_whole_b, spec, map_b, landed, stage, n, k, rank)
+
+
+def land_panels_a(spec: Any, map_a: Any, landed: Any, stage: int, m: int, k: int, rank: int) -> None:
+    load_tile(spec, spec.a_copy, map_a, shared(spec.a.shared.dtype, stage * spec.stage_bytes), 0, landed, stage, m, k, rank)
+
+
+def land_panels_b(spec: Any, map_b: Any, landed: Any, stage: int, n: int, k: int, rank: int) -> None:
+    load_tile(spec, spec.b_copy, map_b, shared(spec.b.shared.dtype, stage * spec.stage_bytes + spec.b_offset), 0, landed,
+              stage, n, k, rank)
+
+
+def land_whole_a(spec: Any, map_a: Any, landed: Any, stage: int, m: int, k: int, rank: int) -> None:
     tma_load(map_a, choose(spec.a.plane.axis == 1, second_first, first_first, m, k),
              shared(spec.a.shared.dtype, stage * spec.stage_bytes), 0, landed, stage)
 
 
-def land_b(spec: Any, map_b: Any, landed: Any, stage: int, n: int, k: int, rank: int) -> None:
+def land_whole_b(spec: Any, map_b: Any, landed: Any, stage: int, n: int, k: int, rank: int) -> None:
     tma_load(map_b, choose(spec.b.plane.axis == 1, first_first, second_first, n, k),
              shared(spec.b.shared.dtype, stage * spec.stage_bytes + spec.b_offset), 0, landed, stage)
 
@@ -129,7 +147,7 @@ def second_first(mn: int, k: int) -> tuple:
 # -- splitting --------------------------------------------------------------------------------------------------------
 
 def split_stage(spec: Any, stage: int, m: int, n: int, k: int, shape: Any) -> None:
-    choose(spec.lands_both, split_both, split_one, spec, stage, m, n, k, shape)
+    choose(spec.splits_both, split_both, split_one, spec, stage, m, n, k, shape)
 
 
 def split_both(spec: Any, stage: int, m: int, n: int, k: int, shape: Any) -> None:
@@ -140,7 +158,7 @@ def split_both(spec: Any, stage: int, m: int, n: int, k: int, shape: Any) -> Non
 
 
 def split_one(spec: Any, stage: int, m: int, n: int, k: int, shape: Any) -> None:
-    choose(spec.a_lands, split_a, split_b, spec, stage, m, n, k, 0, shape)
+    choose(spec.a_splits, split_a, split_b, spec, stage, m, n, k, 0, shape)
 
 
 def split_a(spec: Any, stage: int, m: int, n: int, k: int, team: int, shape: Any) -> None:
@@ -161,7 +179,8 @@ def split_operand(operand: Any, place: int, block: Any, slots: int, at_i: int, a
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
-            held[i * len(thread_tiles) + j] = load_landed(operand, place, block, thread_tiles[j])
+            held[i * len(thread_tiles) + j] = choose(operand.in_panels, load_chunks, load_landed, operand, place, block,
+                                                     thread_tiles[j])
     named_barrier(TEAM + team, 32 * spec.landing_warps)
     pointer = shared(operand.shared.dtype, place)
     choose(operand.to_shared.is_identity, put_untouched, put_touched, operand, held, pointer, block, at_i, at_j, rows,
@@ -173,6 +192,17 @@ def load_landed(operand: Any, place: int, block: Any, tile: Any) -> tuple:
     axis = operand.plane.axis
     words = (tile.index[1 - axis] * block.size[axis] + tile.index[axis]) * operand.words.count // tile.count
     return load_shared(shared(U32, place), words, 0, operand.words.count)
+
+
+def load_chunks(operand: Any, place: int, block: Any, tile: Any) -> tuple:
+    """The same of a tile of B that lies in swizzled panels: a line along K of several chunks of 16 bytes."""
+    return join(generate(operand.words.count // 4, load_chunk, operand, place, block, tile))
+
+
+def load_chunk(n: int, operand: Any, place: int, block: Any, tile: Any) -> tuple:
+    """Four numbers of 4 bytes."""
+    chunk = tile.index[0] + 4 * n, tile.index[1]
+    return load_shared(shared(U32, place), operand.numbers.position(chunk, operand.numbers.leading(block.size)), 0, 4)
 
 
 def put_untouched(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int,

@@ -190,7 +190,9 @@ class PipelineSpec(PipelineRoles):
 
     @cached_property
     def empty_arrivals(self) -> int:
-        return (1 if self.is_pingpong else self.consumers) * self.cluster_m * self.cluster_n
+        """Of a consumer one thread: its tensor cores have read for all. What its threads have read, each warp must say."""
+        consumers = 1 if self.is_pingpong else self.consumers
+        return consumers * self.cluster_m * self.cluster_n * (4 if self.a_by_registers else 1)
 
     # -- copies by the engine ---------------------------------------------------------------------------------------
 
@@ -206,7 +208,8 @@ class PipelineSpec(PipelineRoles):
         layout: Any = operand.brought
         peers = self.peers if is_shared else 1
         depth = self.block.size.K
-        plane = operand.planes, layout.physical_size(*((across, depth) if k_axis == 1 else (depth, across)))
+        planes = 1 if operand.in_panels else operand.planes
+        plane = planes, layout.physical_size(*((across, depth) if k_axis == 1 else (depth, across)))
         if layout.axis == k_axis:                                    # lines along K: the parts are some lines of each panel
             return Copy(layout.line, across // peers, depth // layout.line, across * layout.line, layout.line,
                         across // peers * layout.line, 0, across // peers, is_shared, True, *plane)

@@ -280,4 +280,4 @@ def swapped(first: int, second: int) -> tuple:
     return second, first
 
 
-__all__ = ["load_a", "load_b", "produce_by_engine", "produce_by_warps", "put_inside"]
+__all__ = ["load_a", "load_b", "load_tile", "produce_by_engine", "produce_by_warps", "put_inside"]

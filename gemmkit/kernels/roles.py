@@ -33,9 +33,10 @@ class PipelineRoles(Spec):
     tile of D, each its rows) or "pingpong" (each has tiles of its own, in turn). ``a_engine``, ``b_engine`` and
     ``d_engine`` say which operands the copy engine (TMA) moves; the others go through ``producer_warps`` (A, B) or leave
     from the registers (D).
-    ``a_lands`` and ``b_lands`` are for numbers of several parts that the engine brings and warps then take apart;
-    ``a_gathers`` and ``b_gathers`` for operands that threads can have copied piece by piece. ``d_run`` is how many
-    neighbours of D threads store together where the engine does not, 0 if there are none.
+    ``a_lands`` and ``b_lands`` are for numbers of several parts that the engine brings and warps then take apart; with
+    ``a_by_registers`` those who multiply take A apart themselves (`gemmkit.kernels.by_registers`).
+    ``a_gathers`` and ``b_gathers`` are for operands that threads can have copied piece by piece (`gemmkit.kernels.gather`).
+    ``d_run`` is how many neighbours of D threads store together where the engine does not, 0 if there are none.
     """
 
     stages: int
@@ -52,6 +53,7 @@ class PipelineRoles(Spec):
     a_gathers: bool = False
     b_gathers: bool = False
     d_run: int = 0
+    a_by_registers: bool = False
 
     # -- roles ------------------------------------------------------------------------------------------------------
 
@@ -190,6 +192,16 @@ class PipelineRoles(Spec):
                     or not self.d.to_shared.is_identity)
 
     @cached_property
+    def stage_steps(self) -> int:
+        """Steps along K in a stage."""
+        return self.block.size.K // self.operator.shape[2]
+
+    @cached_property
+    def pending_steps(self) -> int:
+        """How many groups may be on their way while the registers of the next step are filled."""
+        return 1 if self.stage_steps > 1 else 0
+
+    @cached_property
     def sums(self) -> int:
         """Accumulators that a consumer's thread has: of numbers of several parts, each fragment has one a part."""
         return self.fragments_m * int(getattr(self.operator, "sums", 1))
@@ -257,14 +269,19 @@ class PipelineRoles(Spec):
     @cached_property
     def is_landing(self) -> bool:
         """Whether the engine brings all there is, and the warps that take it apart can hold what they read."""
-        landing = [slots * operand.words.count for slots, operand, lands in (
-            (self.a_landed, self.a, self.a_lands), (self.b_landed, self.b, self.b_lands)) if lands]
+        landing = [slots * operand.words.count for slots, operand, splits in (
+            (self.a_landed, self.a, self.a_splits), (self.b_landed, self.b, self.b_lands)) if splits]
         return (bool(landing) and self.peers == 1 and (self.a_engine or self.a_lands) and (self.b_engine or self.b_lands)
                 and all(0 < words <= self._most_held for words in landing))
 
     @cached_property
-    def lands_both(self) -> bool:
-        return self.a_lands and self.b_lands
+    def a_splits(self) -> bool:
+        """Whether the producer's warps take A apart."""
+        return self.a_lands and not self.a_by_registers
+
+    @cached_property
+    def splits_both(self) -> bool:
+        return self.a_splits and self.b_lands
 
     @cached_property
     def has_landed(self) -> bool:
@@ -274,7 +291,7 @@ class PipelineRoles(Spec):
     @cached_property
     def landing_warps(self) -> int:
         """Warps that take an operand apart."""
-        return self.producer_warps // (2 if self.lands_both else 1)
+        return self.producer_warps // (2 if self.splits_both else 1)
 
     @cached_property
     def a_landed(self) -> int:

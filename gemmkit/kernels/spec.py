@@ -49,6 +49,7 @@ class Operand(Component):
     ``to_shared`` acts between global and shared memory, ``to_registers`` between shared memory and registers (for D:
     the same two stretches, outwards). ``warp`` and ``thread`` are the tiles that a warp and a thread move at a time.
     ``whole`` says that the operand's extents are multiples of the thread's tile, so no thread's tile straddles an edge.
+    ``numbers`` is how numbers of several parts lie that the copy engine brings in panels before they are taken apart.
     """
 
     layout: Layout
@@ -58,6 +59,11 @@ class Operand(Component):
     warp: Tile
     thread: Tile
     whole: bool
+    numbers: Swizzled | None = None
+
+    @cached_property
+    def in_panels(self) -> bool:
+        return self.numbers is not None
 
     @cached_property
     def is_direct(self) -> bool:
@@ -84,7 +90,10 @@ class Operand(Component):
 
     @cached_property
     def brought(self) -> Layout:
-        """How the copy engine brings a tile: as it is to lie in shared memory, or across, where global memory has it so."""
+        """How the copy engine brings a tile: as it is to lie in shared memory, or across, where global memory has it so; or
+        as numbers in panels."""
+        if self.numbers is not None:
+            return self.numbers
         shared, axis = cast(Any, self.shared), self.layout.vector_axis
         if not isinstance(shared, Swizzled) or axis in (shared.axis, None):
             return cast(Layout, self.plane)

@@ -200,6 +200,12 @@ class Algebra(Operator):
         first = accumulate_terms(self, accumulators, _multiply_term, self, a, b, a_layout, b_layout, block, 0, accumulate)
         return fold(block.size.K // self.base.K - 1, _multiply_step, first, self, a, b, a_layout, b_layout, block)
 
+    def multiply_fragments(self, accumulators: tuple, fragments: tuple, b: int, b_layout: Any, block: Any, step: int,
+                           accumulate: int) -> tuple:
+        """A step along K with A in registers: ``fragments`` holds the parts of each 64-row fragment."""
+        return accumulate_terms(self, accumulators, _multiply_registers, self, fragments, b, b_layout, block, step,
+                                accumulate)
+
     def store_d(self, layout: Any, pointer: Any, tile: Any, leading: Any, d: tuple) -> None:
         each(_store_d, planes_of(d), self, layout, pointer, tile, leading)
 
@@ -211,11 +217,30 @@ def _multiply_step(sums: tuple, n: int, algebra: Any, a: int, b: int, a_layout: 
 def _multiply_term(sums: tuple, m: int, i: int, j: int, is_negative: bool, is_first: bool, algebra: Any, a: int, b: int,
                    a_layout: Any, b_layout: Any, block: Any, step: int, accumulate: int) -> tuple:
     k = step * algebra.base.K
-    a_plane, b_plane = a_layout.leading(block.MK.size)[1], b_layout.leading(block.KN.size)[1]
     return choose(is_negative, _subtract, _add, sums, algebra,
-                  advance(a, i * a_plane * a_layout.itemsize + within(a_layout.plane, (m * 64, k), block.MK.size)),
-                  advance(b, j * b_plane * b_layout.itemsize + within(b_layout.plane, (k, 0), block.KN.size)),
+                  advance(a, _within_planes(a_layout, i, (m * 64, k), block.MK.size)),
+                  advance(b, _within_planes(b_layout, j, (k, 0), block.KN.size)),
                   choose(is_first, keep, _always, accumulate))
+
+
+def _within_planes(layout: Any, n: int, coord: Any, size: Any) -> int:
+    """How many bytes a coordinate of plane ``n`` lies into a tile."""
+    return n * layout.leading(size)[1] * layout.itemsize + within(layout.plane, coord, size)
+
+
+def _multiply_registers(sums: tuple, m: int, i: int, j: int, is_negative: bool, is_first: bool, algebra: Any,
+                        fragments: tuple, b: int, b_layout: Any, block: Any, step: int, accumulate: int) -> tuple:
+    return choose(is_negative, _subtract_registers, _add_registers, sums, algebra, fragments[m][i],
+                  advance(b, _within_planes(b_layout, j, (step * algebra.base.K, 0), block.KN.size)),
+                  choose(is_first, keep, _always, accumulate))
+
+
+def _add_registers(sums: tuple, algebra: Any, a: tuple, b: int, accumulate: int) -> tuple:
+    return algebra.base.register_instruction(sums, a, b, accumulate)
+
+
+def _subtract_registers(sums: tuple, algebra: Any, a: tuple, b: int, accumulate: int) -> tuple:
+    return algebra.base.negated_register_instruction(sums, a, b, accumulate)
 
 
 def _add(sums: tuple, algebra: Any, a: int, b: int, accumulate: int) -> tuple:

@@ -108,6 +108,15 @@ class WGMMAOp(Operator):
         return instruction(dataclasses.replace(self.spec, negates=True))
 
     @cached_property
+    def register_instruction(self) -> Any:
+        """The one that takes A from registers."""
+        return instruction(dataclasses.replace(self.spec, a_major="K", a_registers=True))
+
+    @cached_property
+    def negated_register_instruction(self) -> Any:
+        return instruction(dataclasses.replace(self.spec, a_major="K", a_registers=True, negates=True))
+
+    @cached_property
     def sums(self) -> int:
         """Accumulators of a 64-row fragment."""
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from typing import Any
 
 from llvmlite import ir
@@ -120,10 +121,16 @@ def _type_terms(context: Any, algebra: Any, sums: Any, function: Any, *args: Any
 
 
 def _steps(algebra: Any, count: int) -> Any:
-    """(sum, fragment, i, j, whether negative, whether the sum's first) of every product of a step along K."""
+    """(sum, fragment, i, j, whether negative, whether the sum's first) of every product of a step along K.
+
+    The parts of A that are in the fewest products come first: a register that is used once ptxas makes where it is used, and
+    where that is in the midst of a group, the group ends there.
+    """
     seen = set()
+    uses = Counter(i for i, *_ in terms(algebra.table))
+    entries = sorted(terms(algebra.table), key=lambda entry: uses[entry[0]])
     for m in range(count // algebra.parts):
-        for i, j, k, factor in terms(algebra.table):
+        for i, j, k, factor in entries:
             at = m * algebra.parts + k
             yield at, m, i, j, factor < 0, at not in seen
             seen.add(at)

@@ -42,6 +42,12 @@ def barrier() -> None:
     current().barrier()
 
 
+@atom(plain("bar.warp.sync 0xffffffff;", convergent=True))
+def warp_barrier() -> None:
+    """The lanes of a warp meet; what they wrote before is seen by all after, and what they read has been read."""
+    current().collective("bar.warp.sync", None, lambda lanes: lanes)
+
+
 def _type_uniform(context: Any, value: Any) -> Any:
     if not isinstance(value, types.Integer):
         return None

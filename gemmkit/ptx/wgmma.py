@@ -24,15 +24,16 @@ from gemmkit.emulator import tensor_cores
 from gemmkit.emulator.machine import current
 from gemmkit.emulator.tensor_cores import WARPGROUP
 from gemmkit.lang.atoms import Atom, atom
-from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.numba_hooks import TypingError, signature, types
 from gemmkit.lang.registers import Fragment
 from gemmkit.lang.scalars import index, numba_type
 from gemmkit.ptx.build import assembly, braces, plain
 from gemmkit.ptx.descriptors import decode
 from gemmkit.ptx.fragments import FragmentMap
 from gemmkit.ptx.registers import elements, from_registers, to_registers
+from gemmkit.ptx.words import pack_words
 
-i32 = ir.IntType(32)
+i16, i32 = ir.IntType(16), ir.IntType(32)
 F16, BF16, F32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 S8, U8, S32 = np.dtype(np.int8), np.dtype(np.uint8), np.dtype(np.int32)
@@ -276,6 +277,31 @@ def _type_halves(context: Any, words: Any) -> Any:
 def halves(words: tuple) -> tuple:
     """The float16 accumulators in 32-bit words."""
     return tuple(np.array(words, np.uint32).view(F16))
+
+
+def _type_settle(context: Any, fragment: Any) -> Any:
+    if not isinstance(fragment, types.UniTuple) or fragment.count % 2:
+        return None
+    result = types.UniTuple(types.uint32, fragment.count // 2)
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        given = elements(b, v[0], fragment.count)
+        if given[0].type != i16:
+            raise TypingError(f"settle: a fragment of 16-bit elements is needed, not of {fragment.dtype}")
+        words = [assembly(b, "mov.b32 $0, {$1, $2};", [i32], list(pair))[0] for pair in zip(given[::2], given[1::2])]
+        return c.make_tuple(b, result, words)
+
+    return signature(result, fragment), codegen
+
+
+@atom(_type_settle)
+def settle(fragment: tuple) -> tuple:
+    """A's fragment of 16-bit elements as the registers of the instruction, which are made here and no later.
+
+    To be called before `wgmma_fence`: where the compiler makes a register between the fence and its wgmma, ptxas puts a
+    fence of its own there, and ends the group.
+    """
+    return pack_words(fragment)
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ STAGE = 48 * 1024                      # bytes: four stages fit
 MOST_PARTS = 8
 HELD = 64 * 72 * 2                     # parts of 16 bits that two warps can hold
 PEAK = 2048                            # real multiply-accumulates of a multiprocessor in a cycle
-MOVED = 40.0                           # bytes of numbers that the producer's warps take apart in a cycle
+SHARED = 128.0                         # bytes that go in or out of a multiprocessor's shared memory in a cycle
 
 
 def take(values: dict[str, Any], a: Layout, b: Layout, sizes: tuple[int, int, int] | None, device: DeviceInfo) -> None:
@@ -41,7 +41,7 @@ def mappings(algebra: Algebra, values: dict[str, Any]) -> tuple[Mapping, ...]:
         widest = 2 ** (widest.bit_length() - 1)
     widths = [n for n in (widest, 64, 32, 16) if n <= widest]
     tiles = [(128, widest, 8), *((64, n, 4) for n in dict.fromkeys(widths))]
-    return tuple(_mapping(algebra, M, N, warps, works) for M, N, warps in tiles)
+    return tuple(_mapping(algebra, M, N, warps, works, _by_registers(algebra, values)) for M, N, warps in tiles)
 
 
 def _works(name: str, values: dict[str, Any]) -> bool:
@@ -50,12 +50,24 @@ def _works(name: str, values: dict[str, Any]) -> bool:
     return not isinstance(values[f"global_{name}_layout"], Planar) or not getattr(transform, "is_identity", True)
 
 
-def _mapping(algebra: Algebra, M: int, N: int, warps: int, works: bool) -> Mapping:
+def _by_registers(algebra: Algebra, values: dict[str, Any]) -> bool:
+    """Whether A, if the engine can bring the operands, goes to the tensor cores by registers (`gemmkit.kernels.weave`)."""
+    a, b = (values[f"global_{name}_layout"] for name in "ab")
+    identity = getattr(values.get("transform_global_to_shared_a"), "is_identity", True)
+    return bool(algebra.parts == 2 and a.is_plain and b.is_plain and a.vector_axis == 1 and identity
+                and part_dtypes(a.dtype)[0].itemsize == 2)
+
+
+def _mapping(algebra: Algebra, M: int, N: int, warps: int, works: bool, by_registers: bool) -> Mapping:
     """The deepest stage of which four fit; where warps take it apart, one of which two of them can hold an operand."""
     line = algebra.parts * (M + N) * 2                           # bytes of a step along K
     most = HELD // (algebra.parts * max(M, N)) if works else 64
     depth = next((k for k in (64, 32, 16) if line * k <= STAGE and k <= most), 16)
-    step = 64 * max(algebra.products * M * N / PEAK, line / MOVED if works else 0.0)
+    # Through shared memory go numbers once (planes), twice (to registers) or three times (to be taken apart), then what
+    # every wgmma reads of B, and of A.
+    moved = 2 * algebra.parts * (M * (2 if by_registers else 3 if works else 1) + N * (3 if works else 1))
+    read = 2 * algebra.products * M // 64 * (N + (0 if by_registers else 64))
+    step = 64 * max(algebra.products * M * N / PEAK, (moved + read) / SHARED)
     return Mapping(M, N, "cooperative", warps, (1, 1), step, 5000, 0, depth=2 * depth)
 
 

@@ -11,12 +11,24 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit.emulator import errors
 from gemmkit.emulator.errors import EmulatorError
 from gemmkit.lang.atoms import Atom
+from gemmkit.lang.control import choose
 from gemmkit.lang.values import convert
 from gemmkit.ptx.arithmetic import fma, outer_fma
 from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
-from gemmkit.ptx.special import barrier, block_x, block_y, block_z, lane_index, thread_index, udiv, uniform
+from gemmkit.ptx.special import (
+    barrier,
+    block_x,
+    block_y,
+    block_z,
+    lane_index,
+    thread_index,
+    udiv,
+    uniform,
+    warp_barrier,
+)
 from tests.ptx.harness import (
     Out,
     Runtime,
@@ -299,3 +311,37 @@ def test_runtime_numbers_reach_the_kernel() -> None:
     assert result[0] == N + np.float32(0.1) * 0.1 + 3 and type(np.float32(0.1) * 0.1) is np.float32
     ptx = compiled(kernel, Out((N,), "f8"), np.float32(0.1), Runtime(0.1), Runtime(3))
     assert instructions(ptx)["ld.param.f64"] == instructions(ptx)["ld.param.f32"] == 1
+
+
+# -- where the lanes of a warp meet ------------------------------------------------------------------------------------
+
+I4 = np.dtype("i4")
+
+
+def neighbours_kernel(out: Any, meets: bool) -> None:
+    """Every lane writes its number to shared memory, and reads what the next one wrote."""
+    i, pointer = thread_index(), shared(I4, 0)
+    store_shared(pointer, i, 0, (i,))
+    choose(meets, warp_barrier, nothing)
+    out[i] = load_shared(pointer, i - i % 32 + (i + 1) % 32, 0, 1)[0]
+
+
+def nothing() -> None:
+    pass
+
+
+@pytest.mark.parametrize("run", [emulated, pytest.param(on_device, marks=pytest.mark.gpu)], ids=["emulator", "gpu"])
+def test_a_warp_meets(run: Any) -> None:
+    (result,) = run(neighbours_kernel, Out((64,), "i4"), True, threads=64, shared=256)
+    i = np.arange(64)
+    assert np.array_equal(result, i // 32 * 32 + (i + 1) % 32)
+
+
+def test_a_warp_that_does_not_meet_races() -> None:
+    with pytest.raises((errors.RaceError, errors.UninitialisedRead)):
+        emulated(neighbours_kernel, Out((64,), "i4"), False, threads=64, shared=256)
+
+
+def test_a_warp_meets_in_one_instruction() -> None:
+    ptx = compiled(neighbours_kernel, Out((64,), "i4"), True, threads=64)
+    assert len(lines_with(ptx, "bar.warp.sync")) == 1 and leaves_nothing(ptx)

@@ -19,7 +19,7 @@ from gemmkit.ptx.descriptors import matrix_descriptor
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier
 from gemmkit.ptx.warpgroup import fence_async
-from gemmkit.ptx.wgmma import WgmmaSpec, halves, wgmma_commit, wgmma_fence, wgmma_wait
+from gemmkit.ptx.wgmma import WgmmaSpec, halves, settle, wgmma_commit, wgmma_fence, wgmma_wait
 from tests.ptx.harness import Out, Runtime, compiled, emulated, leaves_nothing, on_device
 from tests.ptx.wgmma_cases import (
     F16,
@@ -95,15 +95,16 @@ def test_integers_wrap() -> None:
 
 
 def element_kernel(d: Any, a: Any, b: Any, case: Any) -> None:
-    """A's fragment as elements, and float16 accumulators as words."""
+    """A's fragment as elements, once and settled, and float16 accumulators as words."""
     copy_in(case.b, b, 0, case)
     fence_async()
     barrier()
     descriptor = matrix_descriptor(shared(case.word, 0), 0, case.b.leading_bytes, case.b.stride_bytes, case.width)
     sums = fill(case.start_dtype, case.start_count, 0)
+    fragment = choose(case.is_settled, settle, unchanged, generate(case.elements, take, a, case.map_a))
     wgmma_fence()
-    for _ in range(2):
-        sums = case.instruction(sums, generate(case.elements, take, a, case.map_a), descriptor, 1)
+    sums = case.instruction(sums, generate(case.elements, take, a, case.map_a), descriptor, 1)
+    sums = case.instruction(sums, fragment, descriptor, 1)
     wgmma_commit()
     (sums,) = wgmma_wait(0, (sums,))
     each(put, choose(case.is_packed, halves, unchanged, sums), d, case.map_c)

@@ -220,6 +220,11 @@ class Elements(Product):
     def elements(self) -> int:
         return self.spec.a_map.values
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether A's fragment is settled before the fence: those of 16-bit elements."""
+        return self.spec.a.itemsize == 2
+
 
 def unchanged(sums: tuple) -> tuple:
     return sums
