@@ -223,13 +223,13 @@ def _fill_moves(values: dict[str, Any]) -> None:
 
 
 def _move(tile: Tile, layout: Layout, shared: Any, warps: int) -> tuple[Tile, Tile]:
-    """The tiles that a warp and a thread move: 16 bytes a thread along the contiguous axis, whole lines a warp."""
+    """The tiles that a warp and a thread move: a thread what makes its accesses 16 bytes wide, whole lines a warp."""
     axis = layout.vector_axis if layout.vector_axis is not None else shared.axis
     along, across = tile.extents[axis], tile.extents[1 - axis]
-    vector = math.gcd(WIDE // layout.dtype.itemsize, along)
+    vector = math.gcd(layout.run, along)
     while vector > 1 and tile.count % (warps * 32 * vector):          # every thread should have as much to move
         vector //= 2
-    lanes = min(32, along // vector) if axis == shared.axis else min(2, along // vector)
+    lanes = min(32, along // vector) if axis == shared.axis else min(2 if layout.comb == 1 else 1, along // vector)
     lanes = math.gcd(lanes, along // vector)
     lines = math.gcd(32 // lanes if 32 % lanes == 0 else 1, across)
     warp, thread = [lines, lines], [1, 1]
