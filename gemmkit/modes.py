@@ -5,7 +5,7 @@ nothing at once; and a tile should cover whole lines of memory. Where the tensor
 extent v w and stride s is one of extent v and stride s, and one of extent w and stride s v.
 
 * One tensor leads: ``v`` elements of its fastest mode, 16 bytes, come first. Its accesses are vectors.
-* Where another mode is the other tensor's fastest (they are *at odds*), as many elements of that come next. Its neighbours in
+* Where another mode is the other tensor's fastest (*at odds*), as many elements of that come next. Its neighbours in
   memory are then v apart in the product, like the teeth of a comb, and a thread that takes all v teeth moves vectors of both
   (`gemmkit.layouts.Tensor`, ``comb``).
   Of equally large tensors it is two or three such vectors, for memory moves sectors of 32 bytes.
@@ -39,8 +39,8 @@ class Mode(NamedTuple):
 
 
 def ordered(modes: Sequence[Mode], itemsizes: tuple[int, int], counts: tuple[int, int]) -> list[Mode]:
-    """The modes of two tensors, whose elements have ``itemsizes`` bytes and of which there are ``counts``: the fastest first,
-    those merged that lie in each other's stride in both.
+    """The modes of two tensors, whose elements have ``itemsizes`` bytes and of which there are ``counts``: the fastest
+    first, those merged that lie in each other's stride in both.
 
     >>> [mode.extent for mode in ordered([Mode(16, 1, 48), Mode(48, 16, 1)], (4, 4), (768, 768))]          # at odds
     [4, 8, 4, 6]
@@ -61,7 +61,7 @@ def ordered(modes: Sequence[Mode], itemsizes: tuple[int, int], counts: tuple[int
     front: list[Mode] = []
     rest = [mode for at, mode in enumerate(modes) if at not in pieces]
     for at, count in pieces.items():
-        if front and larger is None:                         # both count: let a tile have more than half sectors of the other
+        if front and larger is None:                         # both count: a tile should have whole sectors of the other
             count *= next((n for n in (2, 3) if modes[at].extent // count % n == 0), 1)
         piece, *others = modes[at].cut(count)
         front.append(piece)

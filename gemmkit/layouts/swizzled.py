@@ -111,7 +111,7 @@ class Swizzled(Layout):
         return f"Swizzled({self.layout!r}, {self.width})"
 
 
-# A line of a power of two elements, at most a chunk and at a multiple of its length, is one access; a longer one is an access
+# A line of a power of two elements, at most a chunk and at a multiple of its length, is one access; a longer one an access
 # for each of its chunks. `get_config` refuses tiles of threads that are neither.
 
 def _load_line(layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:

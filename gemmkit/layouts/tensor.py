@@ -19,6 +19,7 @@ from gemmkit.lang.registers import generate
 from gemmkit.layouts.base import Layout, element_of_tile, store_element_of_tile
 from gemmkit.ptx.division import divided, reciprocal
 from gemmkit.ptx.memory import load_global, store_global
+from gemmkit.ptx.words import load_words, weave_words
 from gemmkit.runtime.arrays import ArrayInfo
 
 COMBS = 1, 2, 4, 8                      # teeth that a thread's registers can put in order
@@ -102,8 +103,8 @@ class Tensor(Layout):
             raise ValueError(f"Tensor(comb={self.comb!r}): 1, 2, 4 or 8 is needed")
         modes = self.columns if self.axis == 1 else self.rows
         if self.comb > 1 and (self.axis is None or modes.is_last or modes.extent != self.comb):
-            raise ValueError(f"Tensor(comb={self.comb}): along axis={self.axis!r} there must be two dimensions or more, of which "
-                             f"the first has {self.comb} elements")
+            raise ValueError(f"Tensor(comb={self.comb}): along axis={self.axis!r} there must be two dimensions or more, "
+                             f"of which the first has {self.comb} elements")
 
     @staticmethod
     def of(array: ArrayInfo, rows: int) -> Tensor:
@@ -136,6 +137,12 @@ class Tensor(Layout):
 
     def load(self, data: Any, tile: Any, shape: Any) -> tuple:
         return choose(tile.size[self.line_axis] == tile.count, _load_along, _load_block, self, data, tile, shape)
+
+    def load_packed(self, data: Any, tile: Any, shape: Any) -> tuple:
+        """What `load` gives, in 32-bit words, of a tile that it `packs`."""
+        place = self.place(tile.index[0], tile.index[1])
+        teeth = generate(self.comb, _load_words, self, data, place, tile.count // self.comb)
+        return choose(self.is_narrow, weave_words, interleave, teeth)
 
     def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
         choose(tile.size[self.line_axis] == tile.count, _store_along, _store_block, self, data, tile, values, shape)
@@ -172,6 +179,19 @@ class Tensor(Layout):
     @property
     def run(self) -> int:
         return self.comb * math.gcd(self.vector, super().run) if self.vector > 1 else super().run
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the teeth of a comb cannot be put in order word by word."""
+        return self.comb > 1 and self.dtype.itemsize == 2
+
+    def packs(self, tile: Any) -> bool:
+        """Whether `load_packed` loads tiles of threads such as this."""
+        count, size = tile.count // self.comb, self.dtype.itemsize
+        is_run = tile.extents[self.line_axis] == tile.count == self.comb * count and self.vector % max(1, count) == 0
+        is_own = type(self).load is not Tensor.load or type(self).element is not Tensor.element
+        in_words = count * size % 4 == 0 and (self.comb == 1 or size in (2, 4))
+        return bool(is_run and in_words and self.dtype.names is None and not is_own)
 
     def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
         return math.prod(self.rows.extents()), math.prod(self.columns.extents())
@@ -214,6 +234,10 @@ def _load_run(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
 
 def _load_tooth(tooth: int, layout: Any, data: Any, place: tuple, count: int) -> tuple:
     return load_global(data, layout.unit, place, generate(layout.ndim, _towards, layout.teeth, tooth), count)
+
+
+def _load_words(tooth: int, layout: Any, data: Any, place: tuple, count: int) -> tuple:
+    return load_words(data, layout.unit, place, generate(layout.ndim, _towards, layout.teeth, tooth), count)
 
 
 def _towards(dimension: int, teeth: int, tooth: int) -> int:

@@ -227,7 +227,7 @@ def _move(tile: Tile, layout: Layout, shared: Any, warps: int) -> tuple[Tile, Ti
     axis = layout.vector_axis if layout.vector_axis is not None else shared.axis
     along, across = tile.extents[axis], tile.extents[1 - axis]
     vector = math.gcd(layout.run, along)
-    while vector > 1 and tile.count % (warps * 32 * vector):          # every thread should have as much to move
+    while vector > layout.comb and tile.count % (warps * 32 * vector):          # every thread should have as much to move
         vector //= 2
     lanes = min(32, along // vector) if axis == shared.axis else min(2 if layout.comb == 1 else 1, along // vector)
     lanes = math.gcd(lanes, along // vector)

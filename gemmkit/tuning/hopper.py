@@ -283,7 +283,9 @@ def _move(tile: Tile, layout: Any, shared: Any, warps: int) -> tuple[Tile, Tile]
     size = shared.dtype.itemsize                          # of a number, where it has several parts
     vector = math.gcd(16 // size if 16 % size == 0 and size <= 8 else 4, tile.extents[axis])
     if isinstance(layout, Tensor) and layout.vector_axis == axis:
-        vector = math.gcd(layout.run, tile.extents[axis])
+        run = math.gcd(layout.run, tile.extents[axis])
+        vectors = (run >> n for n in range(run.bit_length()) if run >> n >= layout.comb)
+        vector = next((v for v in vectors if tile.count % (16 * warps * v) == 0), run)   # as much for each of half of them
     thread, warp = [1, 1], [1, 1]
     if layout.vector_axis in (axis, None):
         thread[axis] = vector
