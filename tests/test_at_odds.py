@@ -18,6 +18,7 @@ from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.assemble import assemble, disassemble, instruction_counts
 from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.device import H100
+from gemmkit.transforms import Elementwise
 from tests.compiling import MachineCode
 from tests.machines import on_machines, poison, whole
 
@@ -107,6 +108,26 @@ def test_int8(machine: Any, rng: np.random.Generator) -> None:
     with machine.session():
         gk.einsum(SPECS["K"], *map(machine.array, arrays), out=out)
     assert np.array_equal(machine.numpy(out), np.einsum(SPECS["K"], *(x.astype(np.int64) for x in arrays)).astype(np.int8))
+
+
+@on_machines
+@pytest.mark.parametrize("kernel", ["f16 on Hopper", "f16", "f32"])
+def test_a_comb_transformed(machine: Any, kernel: str, rng: np.random.Generator) -> None:
+    """A function of an element, its row and its column: each is where the product has it."""
+    dtype, operator = KERNELS_OF[kernel]
+    teeth = 16 // dtype.itemsize
+    x, b = whole(rng, (40, 3, teeth, 16), dtype), whole(rng, (40, 24), dtype)
+    held = machine.array(x)
+    view = held.transpose(2, 3, 1, 0)
+    layout = Tensor.of(describe(view), 3)
+    out = machine.array(poison((3 * 16 * teeth, 24), dtype))
+    with machine.session():
+        gk.matmul(view, machine.array(b), out=out, operator=operator, global_a_layout=layout,
+                  transform_global_to_shared_a=Elementwise(lambda x, i, k: x + i % 5 - k % 3))
+    assert layout.comb == teeth
+    rows = x.transpose(1, 3, 2, 0).reshape(-1, 40).astype(F64)             # the teeth are fastest
+    i, k = np.indices(rows.shape)
+    assert np.array_equal(machine.numpy(out), (rows + i % 5 - k % 3) @ b.astype(F64))
 
 
 def test_combs_are_found() -> None:

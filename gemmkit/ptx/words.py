@@ -192,7 +192,7 @@ def _type_weave_words(context: Any, teeth: Any) -> Any:
         for n in range(teeth.dtype.count):
             words = [b.extract_value(tooth, n) for tooth in given]
             for halves in ("0x5410", "0x7632"):                       # the low ones of two words, the high ones
-                out += [assembly(b, f"prmt.b32 $0, $1, $2, {halves};", [i32], pair, pure=True)[0]
+                out += [assembly(b, f"prmt.b32 $0, $1, $2, {halves};", [i32], list(pair), pure=True)[0]
                         for pair in zip(words[::2], words[1::2])]
         return c.make_tuple(b, result, out)
 
