@@ -149,7 +149,7 @@ def operands(case: Contraction) -> str:
     return "ab" if case.kind == "f16" else "abd"
 
 
-@pytest.mark.parametrize("case", tccg(), ids=lambda case: f"{case.kind}-{case.work}")
+@pytest.mark.parametrize("case", list(tccg()), ids=lambda case: f"{case.kind}-{case.work}")
 def test_all_of_the_benchmark_move_in_vectors(case: Contraction) -> None:
     """8 bytes where a tile has too few of 16 for all threads, as `ij-kil-lkj` with its small D."""
     (made,) = products(case)
