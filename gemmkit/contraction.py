@@ -6,8 +6,7 @@ operands are then matrices whose rows and columns are made of several dimensions
 them in place. Dimensions that lie in each other's stride, in both operands that have them, are merged first; where one is
 left in each kind the operand is an ordinary strided matrix, and moves as one.
 
-Of each kind the order of the dimensions is free; it is chosen so that neighbours in A's or B's memory (else in D's) are
-neighbours in the product, which makes accesses wide.
+Of each kind the order of the dimensions is free; `gemmkit.modes` chooses it, so that accesses are wide.
 
 A batch is one launch for each of its products. A kernel's grid has the tiles of one product: a batch inside would be one
 more coordinate that every layout, transform and epilogue had to take, for the sake of products too small to fill a GPU.
@@ -20,14 +19,13 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from gemmkit.emulator.mode import current_mode
 from gemmkit.epilogues import Epilogue
 from gemmkit.layouts import Tensor
 from gemmkit.matmul import matmul
+from gemmkit.modes import Mode, ordered
 from gemmkit.operators import Operator
 from gemmkit.planning import Plan, plan
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like
@@ -62,7 +60,7 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
             has, counts operands or dimensions otherwise; sizes of one index that differ.
         TypeError, ConfigError, ComponentError: as `gemmkit.matmul`.
 
-    >>> import gemmkit
+    >>> import gemmkit, numpy as np
     >>> a, b = np.arange(24, dtype=np.float32).reshape(2, 3, 4), np.ones((4, 2), np.float32)
     >>> with gemmkit.emulate():
     ...     einsum("aij,ja->ia", a, b).tolist()
@@ -86,7 +84,7 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     of_out = describe(out, "out")
     if operator is None and epilogue is None and _lies_across(terms, result, of_out):
         a, b, infos, terms = b, a, infos[::-1], terms[::-1]
-    recipe = _recipe(spec, terms, result, tuple((i.shape, i.strides) for i in (*infos, of_out)))
+    recipe = _recipe(spec, terms, result, tuple((i.shape, i.strides, i.dtype.itemsize) for i in (*infos, of_out)))
     views = [strided(x, i, *v) for x, i, v in zip((a, b, out), (*infos, of_out), recipe.views)]
     keywords: dict[str, Any] = {name: value for name, value in (("operator", operator), ("epilogue", epilogue))
                                 if value is not None}
@@ -171,14 +169,6 @@ def _lies_across(terms: Sequence[str], result: str, out: ArrayInfo) -> bool:
 
 # -- which dimensions are rows, columns and terms ---------------------------------------------------------------------
 
-class Mode(NamedTuple):
-    """One dimension that two tensors have, or several merged: its extent and its strides in the two."""
-
-    extent: int
-    first: int
-    second: int
-
-
 @dataclass(frozen=True)
 class Recipe:
     """A contraction resolved: shape and strides of the views of A, B and D; how many of each view's dimensions are its
@@ -195,23 +185,24 @@ class Recipe:
 
 @functools.lru_cache(maxsize=4096)
 def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple) -> Recipe:
-    (a_shape, _), (b_shape, _), (d_shape, _) = arrays
+    (a_shape, _, _), (b_shape, _, _), (d_shape, _, _) = arrays
     sizes = _sizes(spec, terms, (a_shape, b_shape))
     wanted = tuple(sizes[label] for label in result)
     if d_shape != wanted:
         raise ValueError(f"einsum({spec!r}): out has shape {d_shape}; the result has {wanted}")
-    a, b, d = (dict(zip(term, strides)) for term, (_, strides) in zip((*terms, result), arrays))
+    strides = [dict(zip(term, own)) for term, (_, own, _) in zip((*terms, result), arrays)]
+    counts = [math.prod(shape) for shape, _, _ in arrays]
+    a, b, d = strides
     batch = [label for label in result if label in a and label in b]
-    modes = {kind: [label for label in labels if sizes[label] != 1] for kind, labels in (
-        ("m", [x for x in result if x not in b]), ("n", [x for x in result if x not in a]),
-        ("k", [x for x in dict.fromkeys(terms[0] + terms[1]) if x not in result]))}
+    kinds = {"m": [x for x in result if x not in b], "n": [x for x in result if x not in a],
+             "k": [x for x in dict.fromkeys(terms[0] + terms[1]) if x not in result]}
 
-    def group(kind: str, first: dict[str, int], second: dict[str, int]) -> list[Mode]:
-        made = [Mode(sizes[label], first.get(label, 0), second.get(label, 0)) for label in modes[kind]]
-        larger = math.prod(sizes[label] for label in second) >= LARGER * math.prod(sizes[label] for label in first)
-        return _merged(made, _leads(made, larger))
+    def group(kind: str, first: int, second: int) -> list[Mode]:
+        """The dimensions of one kind, that the ``first`` and the ``second`` of A, B and D have."""
+        made = [Mode(sizes[x], strides[first].get(x, 0), strides[second].get(x, 0)) for x in kinds[kind] if sizes[x] != 1]
+        return ordered(made, (arrays[first][2], arrays[second][2]), (counts[first], counts[second]))
 
-    m, n, k = group("m", a, d), group("n", b, d), group("k", a, b)
+    m, n, k = group("m", 0, 2), group("n", 1, 2), group("k", 0, 1)
     views, rows = [], []
     for own, up, down in ((a, [(x.extent, x.first) for x in m], [(x.extent, x.first) for x in k]),
                           (b, [(x.extent, x.second) for x in k], [(x.extent, x.first) for x in n]),
@@ -235,28 +226,6 @@ def _joined(modes: list[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             out.append((extent, stride))
     return out
-
-
-LARGER = 4                                     # times as many elements: what a tensor must have to decide over another
-
-
-def _leads(modes: list[Mode], is_second_larger: bool) -> int:
-    """Whose strides decide the order: the first tensor's, unless only the second has its neighbours here, or has them here
-    too and is much the larger (where K is small D is nearly all that moves)."""
-    first, second = any(x.first == 1 for x in modes), any(x.second == 1 for x in modes)
-    return 1 if second and (is_second_larger or not first) else 0
-
-
-def _merged(modes: list[Mode], lead: int) -> list[Mode]:
-    """The modes, fastest first by one tensor's strides; those merged that lie in each other's stride in both."""
-    out: list[Mode] = []
-    for mode in sorted(modes, key=lambda x: (abs(x[1 + lead]) or np.inf, abs(x[2 - lead]))):
-        last = out[-1] if out else None
-        if last is not None and mode.first == last.first * last.extent and mode.second == last.second * last.extent:
-            out[-1] = Mode(last.extent * mode.extent, last.first, last.second)
-        else:
-            out.append(mode)
-    return out or [Mode(1, 1, 1)]
 
 
 # -- three operands and more ------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def _gathers(conf: Config, name: str, info: ArrayInfo) -> bool:
         return False
     extents, nbytes = layout.extents(info), thread.count * shared.itemsize
     tile, axis = conf.block_shape.MK if name == "a" else conf.block_shape.KN, shared.axis
-    is_line = (thread.extents[axis] == thread.count and nbytes in SIZES and layout.run % thread.count == 0
+    is_line = (thread.extents[axis] == thread.count and nbytes in SIZES and layout.neighbours % thread.count == 0
                and unit_axis(info) == _unit(layout) and alignment(info) % nbytes == 0)
     shared_by_all = tile.count % (warp.count * conf.producer_warps) == 0 and warp.count % (32 * thread.count) == 0
     return bool(is_line and extents[axis] % thread.count == 0 and shared_by_all and conf.cluster.count == 1)
@@ -134,9 +134,9 @@ def _run(conf: Config, info: ArrayInfo) -> int:
     if (not layout.is_separable or layout.vector_axis != shared.vector_axis or conf.epilogue.stores_itself
             or conf.epilogue.writes or _stores(conf, info) or unit_axis(info) != _unit(layout)):
         return 0
-    extent = layout.extents(info)[shared.axis] or 1
-    nbytes = math.gcd(CHUNK, layout.run * shared.itemsize, extent * shared.itemsize, alignment(info))
-    return nbytes // shared.itemsize if nbytes >= WORD and nbytes >= shared.itemsize else 0
+    line = math.gcd(layout.run, layout.extents(info)[shared.axis] or 1) // layout.comb
+    nbytes = math.gcd(CHUNK, line * shared.itemsize, alignment(info))
+    return layout.comb * nbytes // shared.itemsize if nbytes >= WORD and nbytes >= shared.itemsize else 0
 
 
 def maps(spec: Spec, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[Map | None, ...]:

@@ -134,9 +134,9 @@ def _validate_operand(config: Config, name: str, across: str, rule: Any) -> None
     rule(extents[across] // (peers if is_k else 1) <= BOX, "block_shape", config.block_shape, f"{across} may be {BOX}")
     thread = getattr(config, f"mem_{name}_thread")
     moved = thread.count * layout.itemsize
-    is_line = thread.extents[layout.axis] == thread.count and 16 % moved == 0
+    is_line = thread.extents[layout.axis] == thread.count and (16 % moved == 0 or moved % 16 == 0)
     rule(thread.count == 1 or is_line, f"mem_{name}_thread", thread, "a thread moves one element, or a line of 2, 4, 8 "
-         "or 16 bytes along the shared layout's contiguous axis")
+         "or a multiple of 16 bytes along the shared layout's contiguous axis")
 
 
 def _validate_d(config: Config, rule: Any) -> None:

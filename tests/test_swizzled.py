@@ -148,11 +148,12 @@ def element_of(n: int, a: Any, tile: Any) -> Any:
     return a[tile.index[0] + n % tile.size[0], tile.index[1] + n // tile.size[0]]
 
 
-def copying(dtype: str, kind: Any, width: int, patch: bool, words: bool = False) -> tuple[Copying, np.ndarray]:
+def copying(dtype: str, kind: Any, width: int, patch: bool, words: bool = False,
+            chunks: int = 1) -> tuple[Copying, np.ndarray]:
     layout = Swizzled(kind(dtype), width)
-    rows, columns = tile_of(layout, panels=1, lines=8)
+    rows, columns = tile_of(layout, panels=max(1, 16 * chunks // width), lines=8)
     thread = [1, 1]
-    thread[layout.axis] = min(16 // layout.itemsize, layout.line)
+    thread[layout.axis] = chunks * 16 // layout.itemsize
     if patch:
         thread = [2, 2]
     tile = Tile(M=rows, K=columns)
@@ -163,7 +164,9 @@ def copying(dtype: str, kind: Any, width: int, patch: bool, words: bool = False)
 COPIES = [("f2", RowMajor, 128, False, False), ("f2", ColMajor, 64, False, True), ("f4", RowMajor, 128, False, True),
           ("f4", ColMajor, 32, False, False), ("i1", RowMajor, 128, False, False), ("f2", RowMajor, 64, True, False),
           ("i4", ColMajor, 128, True, False)]
-every_copy = pytest.mark.parametrize("how", COPIES, ids=lambda how: "-".join(
+LONG = [("f2", ColMajor, 128, False, True, 8), ("f2", RowMajor, 128, False, False, 4), ("f2", ColMajor, 32, False, True, 8),
+        ("f4", RowMajor, 128, False, False, 8), ("f4", ColMajor, 64, False, True, 4), ("f8", RowMajor, 128, False, False, 2)]
+every_copy = pytest.mark.parametrize("how", COPIES + LONG, ids=lambda how: "-".join(
     x.__name__ if isinstance(x, type) else str(x) for x in how))
 
 
@@ -197,3 +200,12 @@ def test_a_chunk_is_one_access(how: tuple) -> None:
     stores = lines_with(ptx, "st.shared")
     assert len(stores) == 1 and ".v4" in stores[0]
     assert all(".v4" in line for line in lines_with(ptx, "ld.shared"))
+
+
+@pytest.mark.parametrize("how", LONG, ids=str)
+def test_a_longer_line_is_an_access_for_each_chunk(how: tuple) -> None:
+    case, a = copying(*how)
+    ptx = compiled(copy, Out(a.shape, a.dtype), Out((a.size,), a.dtype), a, case, threads=case.tile.count // case.thread.count)
+    assert leaves_nothing(ptx)
+    stores = lines_with(ptx, "st.shared")
+    assert len(stores) == how[5] and all(".v4" in line or ".v2.f64" in line for line in stores)

@@ -37,9 +37,9 @@ def copy_in_turn(operand: Any, moves: int, data: Any, pointer: Any, block: Any, 
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
             tile = thread_tiles[j]
-            held = choose(operand.is_direct, read_words, read_tile, operand, data, translate(tile, at_i, at_j), rows,
+            held = choose(operand.passes_words, read_words, read_tile, operand, data, translate(tile, at_i, at_j), rows,
                           columns, nothing, shape)
-            choose(operand.is_direct, put_words, put_elements, operand, pointer, tile,
+            choose(operand.passes_words, put_words, put_elements, operand, pointer, tile,
                    operand.shared.leading(block.size), held)
 
 
@@ -51,21 +51,29 @@ def copy_together(operand: Any, moves: int, data: Any, pointer: Any, block: Any,
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
-            held[i * len(thread_tiles) + j] = choose(operand.is_direct, read_words, read_tile, operand, data,
+            held[i * len(thread_tiles) + j] = choose(operand.passes_words, read_words, read_tile, operand, data,
                                                      translate(thread_tiles[j], at_i, at_j), rows, columns, nothing, shape)
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
-            choose(operand.is_direct, put_words, put_elements, operand, pointer, thread_tiles[j],
+            choose(operand.passes_words, put_words, put_elements, operand, pointer, thread_tiles[j],
                    operand.shared.leading(block.size), held[i * len(thread_tiles) + j])
 
 
 def read_words(operand: Any, data: Any, tile: Any, rows: int, columns: int, nothing: Any, shape: Any) -> tuple:
-    """A thread's tile as it is, in 32-bit words: for the same type and order on both sides, and no transform between."""
+    """A thread's tile in 32-bit words: for the same type and order on both sides, and no transform between."""
     if inside(tile, rows, columns):
-        return load_words(data, operand.layout.axis, tile.base, tile.offset, tile.count)
+        return choose(operand.is_packed, read_packed, read_line, operand, data, tile, shape)
     return pack_words(choose(operand.whole, nothing_of_tile, read_edge, operand, data, tile, rows, columns, nothing,
                              shape))
+
+
+def read_line(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:
+    return load_words(data, operand.layout.axis, tile.base, tile.offset, tile.count)
+
+
+def read_packed(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:
+    return operand.layout.load_packed(data, tile, shape)
 
 
 def put_words(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple) -> None:
@@ -209,5 +217,5 @@ def masked_element(x: Any, n: int, fragment_map: Any, dtype: Any, tile: Any, axi
     return convert(dtype, nothing)
 
 
-__all__ = ["column_of", "copy_to_shared", "inside", "put_elements", "put_words", "read_inside", "read_tile", "row_of",
-           "transform_fragment", "transform_input", "transform_tile", "transform_within"]
+__all__ = ["column_of", "copy_to_shared", "inside", "put_elements", "put_words", "read_inside", "read_packed", "read_tile",
+           "row_of", "transform_fragment", "transform_input", "transform_tile", "transform_within"]

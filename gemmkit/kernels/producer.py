@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit.kernels.inplace import change_stage
-from gemmkit.kernels.parts import copy_to_shared, put_elements, put_words, read_inside, transform_tile
+from gemmkit.kernels.parts import copy_to_shared, put_elements, put_words, read_inside, read_packed, transform_tile
 from gemmkit.kernels.walk import BARRIERS, first_tile, k_blocks, next_stage, tile_count, tile_place, tile_step
 from gemmkit.lang.control import choose, keep
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
@@ -162,6 +162,10 @@ def load_raw(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:
 
 
 def load_finished(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:
+    return choose(operand.is_packed, read_packed, read_finished, operand, data, tile, shape)
+
+
+def read_finished(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:
     return pack_words(read_inside(operand, data, tile, shape))
 
 

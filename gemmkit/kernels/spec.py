@@ -12,7 +12,7 @@ from gemmkit.components import Component, Scalar
 from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.rasterisation import Order
 from gemmkit.lang.registers import Fragment
-from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor, Swizzled
+from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor, Swizzled, Tensor
 from gemmkit.operators import Operator
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Transform
@@ -75,6 +75,17 @@ class Operand(Component):
                 and tile.extents[layout.axis] == tile.count and tile.count * layout.dtype.itemsize % 4 == 0)
 
     @cached_property
+    def is_packed(self) -> bool:
+        """Whether a thread's tile of a tensor is loaded in 32-bit words, because nobody has to know its elements."""
+        return (isinstance(self.layout, Tensor) and self.layout.packs(self.thread) and self.to_shared.is_identity
+                and not hasattr(self.shared, "plane") and self.same_dtype and self.same_axis)
+
+    @cached_property
+    def passes_words(self) -> bool:
+        """Whether shared memory is given words as global memory has them, in their order or another."""
+        return self.is_direct or self.is_packed
+
+    @cached_property
     def order(self) -> str:
         """How a warp's lanes lie in its tile: along the contiguous axis of global memory first. Accesses of 16 bytes are
         served eight lanes at a time, and these should be neighbours, in global memory and in the banks of shared memory."""
@@ -134,7 +145,7 @@ class Operand(Component):
     @cached_property
     def held(self) -> Fragment:
         """A thread's tile on its way: 32-bit words when it only passes through, else its elements."""
-        if self.is_direct:
+        if self.passes_words:
             return Fragment(np.dtype(np.uint32), self.thread.count * self.shared.dtype.itemsize // 4)
         return Fragment(self.shared.dtype, self.thread.count)
 

@@ -193,3 +193,43 @@ def _type_split(context: Any, values: Any, size: Any) -> Any:
 def split(values: tuple, size: int) -> tuple:
     """A tuple as a tuple of tuples of ``size`` values: what `join` puts together again."""
     return tuple(values[n:n + size] for n in range(0, len(values), size))
+
+
+def _type_interleave(context: Any, parts: Any) -> Any:
+    if not isinstance(parts, types.UniTuple) or not isinstance(parts.dtype, types.UniTuple):
+        return None
+    result = types.UniTuple(parts.dtype.dtype, parts.count * parts.dtype.count)
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        given = [b.extract_value(v[0], n) for n in range(parts.count)]
+        return c.make_tuple(b, result, [b.extract_value(part, n) for n in range(parts.dtype.count) for part in given])
+
+    return signature(result, parts), codegen
+
+
+@atom(_type_interleave)
+def interleave(parts: tuple) -> tuple:
+    """Tuples of one length as one tuple: the first value of each, then the second of each, and so on."""
+    return tuple(part[n] for n in range(len(parts[0])) for part in parts)
+
+
+def _type_deal(context: Any, values: Any, count: Any) -> Any:
+    if not isinstance(values, types.UniTuple) or not isinstance(count, types.IntegerLiteral):
+        return None
+    hands = int(count.literal_value)
+    if hands < 1 or values.count % hands:
+        return None
+    part = types.UniTuple(values.dtype, values.count // hands)
+    result = types.UniTuple(part, hands)
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        given = [b.extract_value(v[0], n) for n in range(values.count)]
+        return c.make_tuple(b, result, [c.make_tuple(b, part, given[n::hands]) for n in range(hands)])
+
+    return signature(result, values, count), codegen
+
+
+@atom(_type_deal)
+def deal(values: tuple, count: int) -> tuple:
+    """A tuple as ``count`` tuples, dealt out one by one: what `interleave` puts together again."""
+    return tuple(values[n::count] for n in range(count))

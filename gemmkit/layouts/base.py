@@ -21,6 +21,8 @@ from gemmkit.lang.registers import generate
 from gemmkit.lang.values import convert
 from gemmkit.runtime.arrays import ArrayInfo
 
+WIDE = 16                              # bytes of the widest access of a thread
+
 
 @dataclass(frozen=True)
 class Layout(Component):
@@ -35,6 +37,8 @@ class Layout(Component):
     """
 
     dtype: Any
+
+    comb = 1                             # how far apart along ``vector_axis`` the neighbours in memory are
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
@@ -74,7 +78,7 @@ class Layout(Component):
         return False
 
     @property
-    def run(self) -> int:
+    def neighbours(self) -> int:
         """How many neighbours along `vector_axis`, from a multiple of as many on, are neighbours in memory for certain."""
         return 1
 
@@ -103,6 +107,11 @@ class Layout(Component):
     def vector_axis(self) -> int | None:
         """The axis along which neighbours are neighbours in memory, or None."""
         return None
+
+    @property
+    def run(self) -> int:
+        """How many elements along ``vector_axis`` a thread should move: what makes its accesses 16 bytes wide."""
+        return max(1, WIDE // self.dtype.itemsize)
 
     def as_operand(self, name: str, transformed: bool) -> Layout:
         """The layout where it stands for operand ``name`` ("a" or "b"): `k_range` may differ between them.

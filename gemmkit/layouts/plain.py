@@ -79,7 +79,7 @@ class Plain(Layout):
         return self.is_plain
 
     @property
-    def run(self) -> int:
+    def neighbours(self) -> int:
         return LINE
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gemmkit.lang.control import choose, each, join
+from gemmkit.lang.control import choose, each, join, split
 from gemmkit.lang.registers import generate
 from gemmkit.layouts.base import Layout
 from gemmkit.layouts.plain import Plain
@@ -69,6 +69,11 @@ class Swizzled(Layout):
         return int(self.dtype.itemsize)
 
     @property
+    def chunk(self) -> int:
+        """Elements that stay together."""
+        return max(1, CHUNK // self.itemsize)
+
+    @property
     def mask(self) -> int:
         """Which bits of an element's index change: those of its chunk in the line."""
         return (self.width - CHUNK) // int(self.dtype.itemsize)
@@ -95,8 +100,8 @@ class Swizzled(Layout):
         choose(tile.size[self.axis] == tile.count, _store_line, _store_block, self, pointer, tile, values, leading)
 
     def store_words(self, pointer: Any, tile: Any, words: tuple, leading: int) -> None:
-        """Store a line of at most a chunk, as 32-bit words."""
-        store_words(pointer, self.position(tile.index, leading), 0, words)
+        """Store a line, as 32-bit words."""
+        choose(tile.count > self.chunk, _store_chunks_of_words, _store_chunk_of_words, words, self, pointer, tile, leading)
 
     def physical_size(self, rows: int, columns: int) -> int:
         size = (rows, columns)
@@ -106,11 +111,28 @@ class Swizzled(Layout):
         return f"Swizzled({self.layout!r}, {self.width})"
 
 
-# A line of a power of two elements, at most a chunk and at a multiple of its length, is one access. `get_config` refuses
-# tiles of threads that are longer.
+# A line of a power of two elements, at most a chunk and at a multiple of its length, is one access; a longer one an access
+# for each of its chunks. `get_config` refuses tiles of threads that are neither.
 
 def _load_line(layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    return choose(tile.count > layout.chunk, _load_chunks, _load_chunk, layout, pointer, tile, leading)
+
+
+def _load_chunk(layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
     return load_shared(pointer, layout.position(tile.index, leading), 0, tile.count)
+
+
+def _load_chunks(layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    return join(generate(tile.count // layout.chunk, _load_next_chunk, layout, pointer, tile, leading))
+
+
+def _load_next_chunk(n: int, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    return load_shared(pointer, layout.position(_ahead(tile, n * layout.chunk).index, leading), 0, layout.chunk)
+
+
+def _ahead(tile: Any, n: int) -> Any:
+    """The tile whose first element is the n-th of this one."""
+    return translate_offset(tile, n % tile.size[0], n // tile.size[0])
 
 
 def _load_block(layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
@@ -118,11 +140,34 @@ def _load_block(layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
 
 
 def _load_element(n: int, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    at = translate_offset(tile, n % tile.size[0], n // tile.size[0])
-    return load_shared(pointer, layout.position(at.index, leading), 0, 1)
+    return load_shared(pointer, layout.position(_ahead(tile, n).index, leading), 0, 1)
 
 
 def _store_line(layout: Any, pointer: Any, tile: Any, values: tuple, leading: int) -> None:
+    choose(tile.count > layout.chunk, _store_chunks, _store_chunk, layout, pointer, tile, values, leading)
+
+
+def _store_chunks(layout: Any, pointer: Any, tile: Any, values: tuple, leading: int) -> None:
+    each(_store_next_chunk, split(values, layout.chunk), layout, pointer, tile, leading)
+
+
+def _store_next_chunk(values: tuple, n: int, layout: Any, pointer: Any, tile: Any, leading: int) -> None:
+    store_shared(pointer, layout.position(_ahead(tile, n * layout.chunk).index, leading), 0, values)
+
+
+def _store_chunks_of_words(words: tuple, layout: Any, pointer: Any, tile: Any, leading: int) -> None:
+    each(_store_next_words, split(words, CHUNK // 4), layout, pointer, tile, leading)
+
+
+def _store_next_words(words: tuple, n: int, layout: Any, pointer: Any, tile: Any, leading: int) -> None:
+    store_words(pointer, layout.position(_ahead(tile, n * layout.chunk).index, leading), 0, words)
+
+
+def _store_chunk_of_words(words: tuple, layout: Any, pointer: Any, tile: Any, leading: int) -> None:
+    store_words(pointer, layout.position(tile.index, leading), 0, words)
+
+
+def _store_chunk(layout: Any, pointer: Any, tile: Any, values: tuple, leading: int) -> None:
     store_shared(pointer, layout.position(tile.index, leading), 0, values)
 
 
@@ -131,8 +176,7 @@ def _store_block(layout: Any, pointer: Any, tile: Any, values: tuple, leading: i
 
 
 def _store_element(value: Any, n: int, layout: Any, pointer: Any, tile: Any, leading: int) -> None:
-    at = translate_offset(tile, n % tile.size[0], n // tile.size[0])
-    store_shared(pointer, layout.position(at.index, leading), 0, (value,))
+    store_shared(pointer, layout.position(_ahead(tile, n).index, leading), 0, (value,))
 
 
 __all__ = ["Swizzled"]

@@ -14,16 +14,18 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import Component, Scalar
-from gemmkit.lang.control import choose, each, join
+from gemmkit.lang.control import choose, deal, each, interleave, join
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import fill
 from gemmkit.layouts.base import Layout, element_of_tile, store_element_of_tile
 from gemmkit.ptx.copy_async import offset_of
 from gemmkit.ptx.division import divided, reciprocal
 from gemmkit.ptx.memory import load_global, store_global
+from gemmkit.ptx.words import load_words, weave_words
 from gemmkit.runtime.arrays import ArrayInfo
 
 INDEX = np.dtype(np.int32)
+COMBS = 1, 2, 4, 8                      # teeth that a thread's registers can put in order
 
 
 @dataclass(frozen=True)
@@ -70,17 +72,26 @@ class Tensor(Layout):
     dimension of each group is the fastest. Any strides; transpose a view to bring its dimensions into this order.
     ``axis`` is 0 or 1 where neighbouring rows or columns are neighbours in memory (the first of their dimensions has
     stride 1), and ``vector`` of them, a compile-time number, stay within that dimension: then they are moved together.
-    `Tensor.of` finds both.
+
+    With ``comb`` = 2, 4 or 8 it is the *second* of their dimensions that has stride 1, and the first has ``comb`` elements
+    exactly, the teeth: neighbours in memory are ``comb`` apart in the matrix. A thread that moves all teeth at once, ``run``
+    elements along ``axis``, moves vectors; which element is which is settled in its registers. `Tensor.of` finds all three.
 
     >>> x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     >>> Tensor("float32", (2, 3), (4,)).element(x, 3, 2, None) == x[1, 1, 2]
     np.True_
+    >>> from gemmkit.runtime.arrays import describe
+    >>> y = np.arange(32, dtype=np.float32).reshape(4, 8).T.reshape(2, 4, 4).transpose(2, 1, 0)      # 4 teeth, 8 apart
+    >>> layout = Tensor.of(describe(y), 2)
+    >>> layout, layout.run
+    (Tensor('float32', (4, 4), (2,), 0, 4, 4), 16)
     """
 
     rows: Any
     columns: Any
     axis: int | None = None
     vector: int = 1
+    comb: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,17 +106,29 @@ class Tensor(Layout):
             raise ValueError(f"Tensor(axis={self.axis!r}): 0, 1 or None is needed")
         if self.vector not in (1, 2, 4, 8, 16):
             raise ValueError(f"Tensor(vector={self.vector!r}): 1, 2, 4, 8 or 16 is needed")
+        if self.comb not in COMBS:
+            raise ValueError(f"Tensor(comb={self.comb!r}): 1, 2, 4 or 8 is needed")
+        modes = self.columns if self.axis == 1 else self.rows
+        if self.comb > 1 and (self.axis is None or modes.is_last or modes.extent != self.comb):
+            raise ValueError(f"Tensor(comb={self.comb}): along axis={self.axis!r} there must be two dimensions or more, "
+                             f"of which the first has {self.comb} elements")
 
     @staticmethod
     def of(array: ArrayInfo, rows: int) -> Tensor:
         """The layout of an array whose first ``rows`` dimensions are the matrix's rows, and the others its columns."""
-        firsts = (0, rows)
-        axis = next((n for n in (1, 0) if array.strides[firsts[n]] == 1 and array.shape[firsts[n]] > 1), None)
-        vector = 1 if axis is None else math.gcd(16, array.shape[firsts[axis]])
-        return Tensor(array.dtype, array.shape[:rows], array.shape[rows:], axis, vector)
+        groups = ((1, array.shape[rows:], array.strides[rows:]), (0, array.shape[:rows], array.strides[:rows]))
+        axis, vector, comb = None, 1, 1
+        for at in (0, 1):
+            for own, shape, strides in groups:
+                fits = len(shape) > at and strides[at] == 1 and shape[at] > 1 and (at == 0 or shape[0] in COMBS[1:])
+                if axis is None and fits:
+                    axis, vector, comb = own, math.gcd(16, shape[at]), shape[0] if at else 1
+        return Tensor(array.dtype, array.shape[:rows], array.shape[rows:], axis, vector, comb)
 
     def __repr__(self) -> str:
-        return f"Tensor({self.dtype.name!r}, {self.rows.extents()}, {self.columns.extents()}, {self.axis}, {self.vector})"
+        comb = f", {self.comb}" if self.comb > 1 else ""
+        return (f"Tensor({self.dtype.name!r}, {self.rows.extents()}, {self.columns.extents()}, {self.axis}, {self.vector}"
+                f"{comb})")
 
     # -- device methods ---------------------------------------------------------------------------------------------
 
@@ -122,6 +145,12 @@ class Tensor(Layout):
     def load(self, data: Any, tile: Any, shape: Any) -> tuple:
         return choose(tile.size[self.line_axis] == tile.count, _load_along, _load_block, self, data, tile, shape)
 
+    def load_packed(self, data: Any, tile: Any, shape: Any) -> tuple:
+        """What `load` gives, in 32-bit words, of a tile that it `packs`."""
+        place = self.place(tile.index[0], tile.index[1])
+        teeth = generate(self.comb, _load_words, self, data, place, tile.count // self.comb)
+        return choose(self.is_narrow, weave_words, interleave, teeth)
+
     def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
         choose(tile.size[self.line_axis] == tile.count, _store_along, _store_block, self, data, tile, values, shape)
 
@@ -135,28 +164,59 @@ class Tensor(Layout):
 
     @property
     def is_separable(self) -> bool:
-        return True
+        return not self._is_own
 
     @property
-    def run(self) -> int:
-        return self.vector
+    def neighbours(self) -> int:
+        return self.vector if self.comb == 1 else 1
 
     @property
     def line_axis(self) -> int:
         return self.axis or 0
 
     @property
-    def unit(self) -> int:
-        """The array's dimension along which lines are moved."""
+    def teeth(self) -> int:
+        """The array's dimension along which the teeth of a comb lie: the first along ``axis``."""
         return int(self.rows.depth) if self.axis == 1 else 0
 
     @property
-    def origin(self) -> tuple[int, ...]:
-        return (0,) * (self.rows.depth + self.columns.depth)
+    def unit(self) -> int:
+        """The array's dimension along which lines are moved."""
+        return self.teeth + (self.comb > 1)
+
+    @property
+    def longest(self) -> int:
+        """The most neighbours along ``axis`` that lie in vectors of one length, all teeth of them."""
+        return self.comb * self.vector
+
+    @property
+    def ndim(self) -> int:
+        return int(self.rows.depth + self.columns.depth)
 
     @property
     def vector_axis(self) -> int | None:
         return self.axis if self.vector > 1 else None
+
+    @property
+    def run(self) -> int:
+        return self.comb * math.gcd(self.vector, super().run) if self.vector > 1 else super().run
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the teeth of a comb cannot be put in order word by word."""
+        return self.comb > 1 and self.dtype.itemsize == 2
+
+    def packs(self, tile: Any) -> bool:
+        """Whether `load_packed` loads tiles of threads such as this."""
+        count, size = tile.count // self.comb, self.dtype.itemsize
+        is_run = tile.extents[self.line_axis] == tile.count == self.comb * count and self.vector % max(1, count) == 0
+        in_words = count * size % 4 == 0 and (self.comb == 1 or size in (2, 4))
+        return bool(is_run and in_words and self.dtype.names is None and not self._is_own)
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether a subclass reads it in a way of its own."""
+        return type(self).load is not Tensor.load or type(self).element is not Tensor.element
 
     def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
         return math.prod(self.rows.extents()), math.prod(self.columns.extents())
@@ -185,11 +245,29 @@ def _more(modes: Any, linear: int) -> tuple:
 
 
 def _load_along(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
-    return choose(layout.vector % tile.count == 0, _load_line, _load_block, layout, data, tile, shape)
+    return choose(tile.count % layout.comb == 0, _load_whole, _load_block, layout, data, tile, shape)
 
 
-def _load_line(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
-    return load_global(data, layout.unit, layout.place(tile.index[0], tile.index[1]), layout.origin, tile.count)
+def _load_whole(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
+    return choose(layout.longest % tile.count == 0, _load_run, _load_block, layout, data, tile, shape)
+
+
+def _load_run(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
+    place = layout.place(tile.index[0], tile.index[1])
+    return interleave(generate(layout.comb, _load_tooth, layout, data, place, tile.count // layout.comb))
+
+
+def _load_tooth(tooth: int, layout: Any, data: Any, place: tuple, count: int) -> tuple:
+    return load_global(data, layout.unit, place, generate(layout.ndim, _towards, layout.teeth, tooth), count)
+
+
+def _load_words(tooth: int, layout: Any, data: Any, place: tuple, count: int) -> tuple:
+    return load_words(data, layout.unit, place, generate(layout.ndim, _towards, layout.teeth, tooth), count)
+
+
+def _towards(dimension: int, teeth: int, tooth: int) -> int:
+    """How far tooth number ``tooth`` lies from the first along a dimension: a constant."""
+    return tooth if dimension == teeth else 0
 
 
 def _load_block(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
@@ -197,11 +275,19 @@ def _load_block(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
 
 
 def _store_along(layout: Any, data: Any, tile: Any, values: tuple, shape: Any) -> None:
-    choose(layout.vector % tile.count == 0, _store_line, _store_block, layout, data, tile, values, shape)
+    choose(tile.count % layout.comb == 0, _store_whole, _store_block, layout, data, tile, values, shape)
 
 
-def _store_line(layout: Any, data: Any, tile: Any, values: tuple, shape: Any) -> None:
-    store_global(data, layout.unit, layout.place(tile.index[0], tile.index[1]), layout.origin, values)
+def _store_whole(layout: Any, data: Any, tile: Any, values: tuple, shape: Any) -> None:
+    choose(layout.longest % tile.count == 0, _store_run, _store_block, layout, data, tile, values, shape)
+
+
+def _store_run(layout: Any, data: Any, tile: Any, values: tuple, shape: Any) -> None:
+    each(_store_tooth, deal(values, layout.comb), layout, data, layout.place(tile.index[0], tile.index[1]))
+
+
+def _store_tooth(values: tuple, tooth: int, layout: Any, data: Any, place: tuple) -> None:
+    store_global(data, layout.unit, place, generate(layout.ndim, _towards, layout.teeth, tooth), values)
 
 
 def _store_block(layout: Any, data: Any, tile: Any, values: tuple, shape: Any) -> None:

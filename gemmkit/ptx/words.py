@@ -179,6 +179,34 @@ def unpack_words(dtype: np.dtype, words: tuple) -> tuple:
     return scalars(np.array(words, np.uint32).view(np.uint8), dtype)
 
 
+def _type_weave_words(context: Any, teeth: Any) -> Any:
+    if not isinstance(teeth, types.UniTuple) or not isinstance(teeth.dtype, types.UniTuple) or teeth.count % 2:
+        return None
+    if teeth.dtype.dtype != types.uint32:
+        return None
+    result = types.UniTuple(types.uint32, teeth.count * teeth.dtype.count)
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        given = [b.extract_value(v[0], n) for n in range(teeth.count)]
+        out: list = []
+        for n in range(teeth.dtype.count):
+            words = [b.extract_value(tooth, n) for tooth in given]
+            for halves in ("0x5410", "0x7632"):                       # the low ones of two words, the high ones
+                out += [assembly(b, f"prmt.b32 $0, $1, $2, {halves};", [i32], list(pair), pure=True)[0]
+                        for pair in zip(words[::2], words[1::2])]
+        return c.make_tuple(b, result, out)
+
+    return signature(result, teeth), codegen
+
+
+@atom(_type_weave_words)
+def weave_words(teeth: tuple) -> tuple:
+    """`interleave` of 16-bit elements in 32-bit words: the first element of each tuple, then the second of each, and so on.
+    One instruction a word; an even number of tuples."""
+    halves = [np.array(words, np.uint32).view(np.uint16) for words in teeth]
+    return tuple(np.stack(halves, axis=1).reshape(-1).view(np.uint32))
+
+
 def _type_store_words(context: Any, pointer: Any, base: Any, offset: Any, words: Any) -> Any:
     if not isinstance(pointer, SharedType) or not isinstance(words, types.UniTuple):
         return None

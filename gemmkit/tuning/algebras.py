@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.kernels.rasterisation import Grouped
 from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import Layout, Planar, Swizzled
 from gemmkit.operators.algebra import Algebra
@@ -68,7 +69,7 @@ def _mapping(algebra: Algebra, M: int, N: int, warps: int, works: bool, by_regis
     moved = 2 * algebra.parts * (M * (2 if by_registers else 3 if works else 1) + N * (3 if works else 1))
     read = 2 * algebra.products * M // 64 * (N + (0 if by_registers else 64))
     step = 64 * max(algebra.products * M * N / PEAK, (moved + read) / SHARED)
-    return Mapping(M, N, "cooperative", warps, (1, 1), step, 5000, 0, depth=2 * depth)
+    return Mapping(M, N, "cooperative", warps, (1, 1), step, 5000, 0, order=Grouped(16), depth=2 * depth)
 
 
 def split(values: dict[str, Any]) -> None:

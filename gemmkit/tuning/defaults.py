@@ -19,7 +19,7 @@ from gemmkit.operators import Algebra, FPUOp, Operator, WMMAOp
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning import algebras, hopper
-from gemmkit.tuning.operators import sized
+from gemmkit.tuning.operators import SHORT, sized
 
 WIDE = 16                              # bytes of the widest access of a thread
 
@@ -62,6 +62,9 @@ TENSOR_TILES = (
     ((32, 32, 64), (16, 16), 4),
 )
 SHARED = 200 * 1024                    # bytes of shared memory that the blocks of a multiprocessor may take
+DEPTHS = 24, 16                        # of blocks along K on the ordinary units, where K is no longer than LONG
+LONG = 512
+BRIEF = 7                              # blocks a multiprocessor where K is SHORT: stores of D are to overlap
 # On the ordinary units a warp's tile is the operator's, and the block's follows from it.
 FPU_TILES = {
     (64, 32): (((64, 128, 32), 4),),
@@ -78,6 +81,10 @@ def _fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, in
         block, warp, blocks = _choose(_candidates(operator), sizes, device)
         if sizes is not None and sizes[2] <= 64 < block[2]:               # a short K would leave half of it empty
             block = (*block[:2], math.lcm(64, operator.shape[2]))
+        if sizes is not None and block == (64, 64, 32) and _is_brief(operator, sizes[2]):
+            blocks = BRIEF
+        if sizes is not None and isinstance(_units(operator), FPUOp):
+            block = (*block[:2], _depth(sizes[2], block[2], operator.shape[2]))
         if given_warp is None and warps is None and _is_small(operator):
             values.setdefault("blocks_per_sm", blocks)
         values["block_shape"] = given_block = Tile(M=block[0], N=block[1], K=block[2])
@@ -89,6 +96,17 @@ def _fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, in
     if warps is None:
         block = given_block.size
         values["warps_per_block"] = max(1, block.M // given_warp.size.M) * max(1, block.N // given_warp.size.N)
+
+
+def _is_brief(operator: Operator, k: int) -> bool:
+    """Whether D is nearly all that moves."""
+    return isinstance(operator, FPUOp) and k <= SHORT and _is_small(operator)
+
+
+def _depth(k: int, depth: int, unit: int) -> int:
+    """Of a block along a short K: what leaves the least of it empty, a block's own time counted as two steps."""
+    depths = [depth] if k > LONG else [depth, *(d for d in DEPTHS if d < depth and d % unit == 0)]
+    return min(depths, key=lambda d: -(-max(1, k) // d) * (d + 2))
 
 
 def _is_small(operator: Operator) -> bool:
@@ -159,7 +177,7 @@ def _choose(candidates: list, sizes: tuple[int, int, int] | None, device: Device
 def _warp_k(operator: Operator, block_k: int) -> int:
     """Slices along K: 16 deep on tensor cores, and on the ordinary units short enough to keep the code small."""
     k = operator.shape[2]
-    limit = 8 if isinstance(_units(operator), FPUOp) else 16
+    limit = 4 if isinstance(_units(operator), FPUOp) else 16       # NVVM unrolls four steps of 64 products, and not eight
     return next((d for d in range(limit, k - 1, -1) if d % k == 0 and block_k % d == 0), k)
 
 
@@ -223,13 +241,13 @@ def _fill_moves(values: dict[str, Any]) -> None:
 
 
 def _move(tile: Tile, layout: Layout, shared: Any, warps: int) -> tuple[Tile, Tile]:
-    """The tiles that a warp and a thread move: 16 bytes a thread along the contiguous axis, whole lines a warp."""
+    """The tiles that a warp and a thread move: a thread what makes its accesses 16 bytes wide, whole lines a warp."""
     axis = layout.vector_axis if layout.vector_axis is not None else shared.axis
     along, across = tile.extents[axis], tile.extents[1 - axis]
-    vector = math.gcd(WIDE // layout.dtype.itemsize, along)
-    while vector > 1 and tile.count % (warps * 32 * vector):          # every thread should have as much to move
+    vector = math.gcd(layout.run, along)
+    while vector > layout.comb and tile.count % (warps * 32 * vector):          # every thread should have as much to move
         vector //= 2
-    lanes = min(32, along // vector) if axis == shared.axis else min(2, along // vector)
+    lanes = min(32, along // vector) if axis == shared.axis else min(2 if layout.comb == 1 else 1, along // vector)
     lanes = math.gcd(lanes, along // vector)
     lines = math.gcd(32 // lanes if 32 % lanes == 0 else 1, across)
     warp, thread = [lines, lines], [1, 1]

@@ -79,6 +79,7 @@ WORKING = (
     Mapping(128, 128, "cooperative", 8, (1, 1), 1150, 4000, 0, order=Hilbert()),
     Mapping(64, 64, "cooperative", 4, (1, 1), 700, 2500, 0, order=Hilbert()),
     Mapping(64, 32, "cooperative", 4, (1, 1), 550, 2200, 0, order=Hilbert()),
+    *(dataclasses.replace(one, step=1300 if one.M == 128 else 1000) for one in SPLIT),
 )
 # or threads have its pieces copied, and look at nothing;
 GATHERING = (
@@ -198,10 +199,10 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     values.setdefault("kernel", "warp_specialised")
     is_algebra = whole is not operator
     splits = () if is_algebra or operator.accumulator.itemsize != 4 or set(values) & _OF_A_MAPPING else SPLIT
-    gathering = tuple(one for one in GATHERING if splits or one.splits == 1)
     mappings = (algebras.mappings(whole, values) if is_algebra else PROMOTED if operator.promote
-                else gathering if _gathers(values) else WORKING if _works(values) else TURNING if _turns(values)
+                else GATHERING if _gathers(values) else WORKING if _works(values) else TURNING if _turns(values)
                 else MAPPINGS + splits)
+    mappings = tuple(one for one in mappings if splits or one.splits == 1)
     mapping = choose_mapping(sizes, device, operator.N, operator.dtype.itemsize, mappings)
     values.setdefault("splits", mapping.splits if splits else 1)
     values.setdefault("order", mapping.order)
@@ -235,7 +236,7 @@ def _gathers(values: dict[str, Any]) -> bool:
 
 def _is_gathered(name: str, layout: Layout, fields: dict[str, Any]) -> bool:
     transform = fields.get(f"transform_global_to_shared_{name}")
-    return layout.is_separable and layout.run * layout.dtype.itemsize >= 4 and getattr(transform, "is_identity", True)
+    return layout.is_separable and layout.neighbours * layout.dtype.itemsize >= 4 and getattr(transform, "is_identity", True)
 
 
 def _turns(values: dict[str, Any]) -> bool:
@@ -313,8 +314,10 @@ def _move(tile: Tile, layout: Any, shared: Any, warps: int) -> tuple[Tile, Tile]
     axis = shared.axis
     size = shared.dtype.itemsize                          # of a number, where it has several parts
     vector = math.gcd(16 // size if 16 % size == 0 and size <= 8 else 4, tile.extents[axis])
-    if layout.run > 1 and layout.vector_axis == axis:
-        vector = math.gcd(vector, layout.run)
+    if isinstance(layout, Tensor) and layout.vector_axis == axis:
+        run = math.gcd(layout.run, tile.extents[axis])
+        vectors = (run >> n for n in range(run.bit_length()) if run >> n >= layout.comb)
+        vector = next((v for v in vectors if tile.count % (16 * warps * v) == 0), run)   # as much for each of half of them
     thread, warp = [1, 1], [1, 1]
     if layout.vector_axis in (axis, None):
         thread[axis] = vector

@@ -10,6 +10,7 @@ from gemmkit.layouts import Layout
 from gemmkit.operators import COMPLEX, Algebra, FPUOp, MMAOp, Operator
 from gemmkit.runtime.device import DeviceInfo
 
+SHORT, BUSY = 48, 8                    # along such a K, and with so many tiles a multiprocessor, D is nearly all that moves
 LARGE = 4096                           # a size where nothing is known of it
 SIXTEEN = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
@@ -34,7 +35,7 @@ def operator_for(a: np.dtype, b: np.dtype, sizes: tuple[int, int, int], device: 
 
 def fpu_shape(size: int, sizes: tuple[int, int, int] | None, device: DeviceInfo) -> dict[str, int]:
     """The shape of an operation on the ordinary units whose widest element has ``size`` bytes."""
-    M, N, _ = sizes or (LARGE, LARGE, LARGE)
+    M, N, K = sizes or (LARGE, LARGE, LARGE)
 
     def tiles(m: int, n: int) -> float:
         """Blocks a multiprocessor gets when each computes m x n."""
@@ -44,6 +45,8 @@ def fpu_shape(size: int, sizes: tuple[int, int, int] | None, device: DeviceInfo)
         return dict(M=16, N=16, MB=4, NB=8)
     if size == 8:                                 # half as many fit the registers
         return dict(M=32, N=32, MB=4, NB=8) if tiles(64, 64) >= 1 else dict(M=16, N=16, MB=4, NB=8)
+    if K <= SHORT and size == 4 and tiles(64, 64) >= BUSY:
+        return dict(M=32, N=32, MB=8, NB=4)
     if tiles(64, 128) >= 2:
         return dict(M=64, N=32, MB=8, NB=4)
     if tiles(64, 64) >= 0.75:

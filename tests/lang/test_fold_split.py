@@ -1,4 +1,4 @@
-"""`fold` and `split`: the same in Python and in device code, and nothing left of them in PTX."""
+"""`fold`, `split`, `deal` and `interleave`: the same in Python and in device code, and nothing left of them in PTX."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.lang.control import fold, join, split
+from gemmkit.lang.control import deal, fold, interleave, join, split
 from gemmkit.lang.registers import generate
 from gemmkit.ptx.special import thread_index
 from tests.lang.typing import result
@@ -161,3 +161,43 @@ def splitting_at_run_time(out: Any, static: Any) -> None:
 def test_split_wants_a_compile_time_size() -> None:
     with pytest.raises(Exception, match="split"):
         compiled(splitting_at_run_time, Out((1,), np.int32), Static())
+
+
+# -- deal ---------------------------------------------------------------------------------------------------------------
+
+def dealing(out: Any, static: Any) -> None:
+    hands = deal(generate(4, following, 5), static.two)
+    out[0] = len(hands)
+    out[1] = hands[0][0] * 10 + hands[0][1]
+    out[2] = hands[1][0] * 10 + hands[1][1]
+    whole = interleave(hands)
+    out[3] = len(whole) * 10000 + whole[0] * 1000 + whole[1] * 100 + whole[2] * 10 + whole[3]
+    out[4] = interleave(split(generate(4, following, 5), 2))[1]
+    out[5] = len(deal(whole, 1)) * 10 + len(deal(whole, 4))
+
+
+def test_deal_is_what_interleave_puts_together() -> None:
+    check(dealing, [2, 57, 68, 45678, 7, 14])
+
+
+def dealing_by_size(out: Any, static: Any) -> None:
+    out[0] = deal(generate(4, following, 5), static.five)[0][0]
+
+
+def dealing_at_run_time(out: Any, static: Any) -> None:
+    out[0] = deal(generate(4, following, 5), thread_index())[0][0]
+
+
+@pytest.mark.parametrize("kernel", [dealing_by_size, dealing_at_run_time])
+def test_deal_wants_a_compile_time_divisor(kernel: Any) -> None:
+    with pytest.raises(Exception, match="deal"):
+        compiled(kernel, Out((1,), np.int32), Static())
+
+
+def interleaving_what_differs(out: Any, static: Any) -> None:
+    out[0] = interleave((generate(4, following, 5), generate(2, following, 5)))[0]
+
+
+def test_interleave_wants_tuples_of_one_length() -> None:
+    with pytest.raises(Exception, match="interleave"):
+        compiled(interleaving_what_differs, Out((1,), np.int32), Static())

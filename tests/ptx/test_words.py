@@ -1,4 +1,4 @@
-"""`pack_words`, `unpack_words` and `rolled`: the same in the emulator and on the GPU, and what they leave in PTX."""
+"""`pack_words`, `unpack_words`, `weave_words` and `rolled`: the same in the emulator and on the GPU, and what they leave in PTX."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit.lang.control import interleave, split
 from gemmkit.operators import COMPLEX, DUAL, QUATERNION, dual
 from gemmkit.ptx.memory import load_global, store_global
 from gemmkit.ptx.special import rolled, thread_index
-from gemmkit.ptx.words import load_words, pack_words, unpack_words
+from gemmkit.ptx.words import load_words, pack_words, unpack_words, weave_words
 from tests.lang.typing import INDEX, result
 from tests.ptx.harness import Out, Runtime, compiled, emulated, leaves_nothing, lines_with, on_device, same_bits
 
@@ -77,6 +78,53 @@ def test_words_keep_numbers(kernel: Any, dtype: np.dtype, count: int, run: Any, 
     parts = numbers(rng, dtype[0], 32 * count * len(dtype.names or ()))
     out = Out((32 * count,), dtype)
     assert run(kernel, out, parts.view(dtype), Words(dtype, count))[0].tobytes() == parts.tobytes()
+
+
+# -- combs -----------------------------------------------------------------------------------------------------------------
+
+def woven(out: Any, a: Any, case: Any) -> None:
+    """A thread's elements as ``teeth`` words at first: column by column."""
+    at = thread_index() * case.count
+    words = load_words(a, 0, (at,), (0,), case.count)
+    store_global(out, 0, (at,), (0,), unpack_words(case.dtype, weave_words(split(words, case.length))))
+
+
+def interleaved(out: Any, a: Any, case: Any) -> None:
+    at = thread_index() * case.count
+    teeth = split(load_global(a, 0, (at,), (0,), case.count), 2 * case.length)
+    store_global(out, 0, (at,), (0,), interleave(teeth))
+
+
+@dataclass(frozen=True)
+class Teeth(Words):
+    """``length`` words each."""
+
+    length: int = 1
+
+
+@pytest.mark.parametrize("run", [emulated, pytest.param(on_device, marks=pytest.mark.gpu)], ids=["emulator", "gpu"])
+@pytest.mark.parametrize("kernel", [woven, interleaved])
+@pytest.mark.parametrize("teeth, length", [(8, 4), (8, 2), (4, 1), (2, 4)])
+def test_words_are_woven(teeth: int, length: int, kernel: Any, run: Any, rng: np.random.Generator) -> None:
+    case = Teeth(np.dtype("f2"), 2 * teeth * length, length)
+    a = numbers(rng, case.dtype, 32 * case.count)
+    (out,) = run(kernel, Out(a.shape, a.dtype), a, case)
+    assert same_bits(out, a.reshape(32, teeth, 2 * length).transpose(0, 2, 1).reshape(-1))
+
+
+def test_weaving_is_an_instruction_a_word() -> None:
+    case = Teeth(np.dtype("f2"), 64, 4)
+    ptx = compiled(woven, Out((32 * 64,), "f2"), np.zeros(32 * 64, "f2"), case)
+    assert leaves_nothing(ptx) and len(lines_with(ptx, "prmt.b32")) == 32
+
+
+def of_three_teeth(out: Any, a: Any, case: Any) -> None:
+    out[0] = weave_words(split(load_words(a, 0, (0,), (0,), 6), 1))[0]
+
+
+def test_odd_teeth_are_not_woven() -> None:
+    with pytest.raises(Exception, match="weave_words"):
+        compiled(of_three_teeth, Out((1,), "u4"), np.zeros(64, "f2"), Words(np.dtype("f2"), 6))
 
 
 # -- at any address ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,96 @@
+"""Modes: the dimensions that make up the rows, columns or terms of a contraction's matrices, and how they are ordered.
+
+Two tensors have each of them. Neighbours in a tensor's memory should be neighbours in the product, or a thread can move
+nothing at once; and a tile should cover whole lines of memory. Where the tensors disagree, a mode is cut in two: a mode of
+extent v w and stride s is one of extent v and stride s, and one of extent w and stride s v.
+
+* One tensor leads: ``v`` elements of its fastest mode, 16 bytes, come first. Its accesses are vectors.
+* Where another mode is the other tensor's fastest (*at odds*), as many elements of that come next. Its neighbours in
+  memory are then v apart in the product, like the teeth of a comb, and a thread that takes all v teeth moves vectors of both
+  (`gemmkit.layouts.Tensor`, ``comb``).
+  Of equally large tensors it is two or three such vectors, for memory moves sectors of 32 bytes.
+* The rest is in the order of the larger tensor if that is much the larger, else in that of the leading one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+LARGER = 4                             # times as many elements: what a tensor must have to decide over another
+WIDE = 16                              # bytes of the widest access of a thread
+TEETH = 8                              # elements of the widest vector: a thread holds as many teeth
+
+
+class Mode(NamedTuple):
+    """One dimension that two tensors have, or several merged: its extent and its strides in the two."""
+
+    extent: int
+    first: int
+    second: int
+
+    def cut(self, count: int) -> list[Mode]:
+        """The ``count`` elements that come first, and the others."""
+        rest = Mode(self.extent // count, self.first * count, self.second * count)
+        return [Mode(count, self.first, self.second), *([rest] if rest.extent > 1 else [])]
+
+
+def ordered(modes: Sequence[Mode], itemsizes: tuple[int, int], counts: tuple[int, int]) -> list[Mode]:
+    """The modes of two tensors, whose elements have ``itemsizes`` bytes and of which there are ``counts``: the fastest
+    first, those merged that lie in each other's stride in both.
+
+    >>> [mode.extent for mode in ordered([Mode(16, 1, 48), Mode(48, 16, 1)], (4, 4), (768, 768))]          # at odds
+    [4, 8, 4, 6]
+    >>> ordered([Mode(16, 1, 16), Mode(48, 16, 256)], (4, 4), (768, 768))
+    [Mode(extent=768, first=1, second=16)]
+    """
+    larger = next((n for n in (0, 1) if counts[n] >= LARGER * max(1, counts[1 - n])), None)
+    first, second = (any(x[1 + n] == 1 for x in modes) for n in (0, 1))
+    lead = 1 if second and (larger == 1 or not first) else 0
+    modes = merged(sorted_by(lead, modes))
+    decides = lead if larger is None else larger
+    pieces = dict(found for n in (lead, 1 - lead) for found in fastest(modes, n, itemsizes[n]))
+    if not pieces and (first or second):                     # no vectors: let the lead's neighbours be neighbours at least
+        return modes
+    order = sorted_by(decides, modes)
+    if not pieces or [modes[at] for at in pieces] == order[:1]:
+        return merged(order) or [Mode(1, 1, 1)]
+    front: list[Mode] = []
+    rest = [mode for at, mode in enumerate(modes) if at not in pieces]
+    for at, count in pieces.items():
+        if front and larger is None:                         # both count: a tile should have whole sectors of the other
+            count *= next((n for n in (2, 3) if modes[at].extent // count % n == 0), 1)
+        piece, *others = modes[at].cut(count)
+        front.append(piece)
+        rest += others
+    return merged([*front, *sorted_by(decides, rest)])
+
+
+def fastest(modes: Sequence[Mode], which: int, itemsize: int) -> list[tuple[int, int]]:
+    """Which mode's elements are neighbours in one tensor, and how many of them a thread moves at once; none if not two."""
+    at = next((at for at, mode in enumerate(modes) if mode[1 + which] == 1), None)
+    count = 1 if at is None else math.gcd(modes[at].extent, TEETH, max(1, WIDE // itemsize))
+    return [(at, count)] if at is not None and count > 1 else []
+
+
+def sorted_by(which: int, modes: Sequence[Mode]) -> list[Mode]:
+    """The fastest of one tensor first; what does not move in it (or has no stride) last."""
+    return sorted(modes, key=lambda x: (abs(x[1 + which]) or np.inf, abs(x[2 - which])))
+
+
+def merged(modes: Sequence[Mode]) -> list[Mode]:
+    """The modes, those made one that follow each other and lie in each other's stride in both tensors."""
+    out: list[Mode] = []
+    for mode in modes:
+        last = out[-1] if out else None
+        if last is not None and mode.first == last.first * last.extent and mode.second == last.second * last.extent:
+            out[-1] = Mode(last.extent * mode.extent, last.first, last.second)
+        else:
+            out.append(mode)
+    return out
+
+
+__all__ = ["LARGER", "Mode", "ordered"]
