@@ -10,7 +10,7 @@ from gemmkit.components import Frozen, unit_axis
 from gemmkit.config import Config
 from gemmkit.kernels.pipeline import PipelineSpec
 from gemmkit.kernels.spec import Spec
-from gemmkit.layouts import Plain, Planar
+from gemmkit.layouts import Plain, Planar, Tensor
 from gemmkit.ptx.copy_async import SIZES
 from gemmkit.ptx.tma import TensorMapSpec, TensorMapType
 from gemmkit.runtime.arrays import ArrayInfo, alignment
@@ -18,6 +18,8 @@ from gemmkit.runtime.tensor_maps import BYTES, Encoder, why_not
 
 NO_MAP = bytes(BYTES)
 CHUNK = 16                             # bytes that the engine moves together
+SECTOR, LINE = 32, 128                 # bytes that memory moves together, and that a warp's access asks for together
+APART = 2, 4, 8, 16, 32
 WORD = 4                               # bytes that a thread stores at least
 TURNED = 64                            # registers of a tile that a producer's thread may hold while it is turned
 
@@ -56,7 +58,8 @@ def engines(conf: Config, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[i
     if not all(loads):
         loads = loads[0] and _keeps(conf, "a"), loads[1] and _keeps(conf, "b")
     return (*loads, _stores(conf, out), _lands(conf, "a", a), _lands(conf, "b", b),
-            not loads[0] and _gathers(conf, "a", a), not loads[1] and _gathers(conf, "b", b), _run(conf, out))
+            not loads[0] and _gathers(conf, "a", a), not loads[1] and _gathers(conf, "b", b), _run(conf, out),
+            *_panel(conf, out))
 
 
 def _loads(conf: Config, name: str, info: ArrayInfo) -> bool:
@@ -134,9 +137,22 @@ def _run(conf: Config, info: ArrayInfo) -> int:
     if (not layout.is_separable or layout.vector_axis != shared.vector_axis or conf.epilogue.stores_itself
             or conf.epilogue.writes or _stores(conf, info) or unit_axis(info) != _unit(layout)):
         return 0
-    line = math.gcd(layout.run, layout.extents(info)[shared.axis] or 1) // layout.comb
+    panel = 64 if shared.axis == 0 else shared.line
+    line = math.gcd(layout.run, panel, layout.extents(info)[shared.axis] or 1) // layout.comb
     nbytes = math.gcd(CHUNK, line * shared.itemsize, alignment(info))
     return layout.comb * nbytes // shared.itemsize if nbytes >= WORD and nbytes >= shared.itemsize else 0
+
+
+def _panel(conf: Config, info: ArrayInfo) -> tuple[int, bool]:
+    """How threads should store a panel of a tensor: how far apart its rows are that lie next to each other in memory, and
+    whether they are nearer to each other than a row's own pieces."""
+    layout = conf.global_d_layout
+    if not isinstance(layout, Tensor) or layout.vector_axis != 1:
+        return 1, False
+    size, depth, rows = info.dtype.itemsize, layout.rows.depth, layout.rows.extents()
+    is_cut = depth > 1 and rows[0] in APART and 0 < info.strides[1] < info.strides[0]
+    is_piece = layout.columns.depth > 1 and layout.columns.extents()[0] * size < SECTOR
+    return rows[0] if is_cut else 1, bool(is_piece and 0 < info.strides[0] * size <= LINE)
 
 
 def maps(spec: Spec, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[Map | None, ...]:

@@ -93,4 +93,4 @@ def merged(modes: Sequence[Mode]) -> list[Mode]:
     return out
 
 
-__all__ = ["LARGER", "Mode", "ordered"]
+__all__ = ["LARGER", "Mode", "merged", "ordered", "sorted_by"]

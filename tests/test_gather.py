@@ -30,9 +30,14 @@ def tensor(machine: Any, x: np.ndarray, fast: int, inner: int) -> tuple[Any, int
     extent = x.shape[fast] // inner
     if fast == 1:
         memory = np.ascontiguousarray(x.reshape(rows, extent, inner).transpose(1, 0, 2))      # [k1, i, k0]
-        return machine.array(memory).transpose(1, 2, 0), 1                                   # [i, k0, k1]
+        return turned(machine.array(memory), 1, 2, 0), 1                                     # [i, k0, k1]
     memory = np.ascontiguousarray(x.reshape(extent, inner, columns).transpose(0, 2, 1))      # [i1, j, i0]
-    return machine.array(memory).transpose(2, 0, 1), 2                                       # [i0, i1, j]
+    return turned(machine.array(memory), 2, 0, 1), 2                                         # [i0, i1, j]
+
+
+def turned(x: Any, *axes: int) -> Any:
+    """A view with its axes in another order (PyTorch, which has bfloat16, calls it permute)."""
+    return x.permute(*axes) if hasattr(x, "permute") else x.transpose(*axes)
 
 
 def run(machine: Any, a: np.ndarray, b: np.ndarray, schedule: str = "one", operator: Any = None, fast: tuple = (1, 1),

@@ -195,10 +195,16 @@ def store_lines(spec: Any, d: Any, panel: Any, m: int, n: int, shape: Any) -> No
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], spec.panel_thread, lane_index(), 32, spec.panel_order)
         for j in range(len(thread_tiles)):
-            tile = thread_tiles[j]
+            tile = choose(spec.d_apart > 1, spread, keep, thread_tiles[j], spec)
             place = translate(tile, m, n)
             if place.index[0] < shape.M and place.index[1] < shape.N:
                 spec.d.layout.store(d, place, spec.d.shared.load_shared(panel, tile, spec.d_lines), shape)
+
+
+def spread(tile: Any, spec: Any) -> Any:
+    """A tile in another row of the panel, so that rows that are neighbours in memory come one after the other."""
+    row = tile.index[0]
+    return translate(tile, row % spec.d_rounds * spec.d_apart + udiv(row, spec.d_rounds) - row, 0)
 
 
 # -- by threads -------------------------------------------------------------------------------------------------------

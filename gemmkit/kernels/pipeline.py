@@ -86,13 +86,18 @@ class PipelineSpec(PipelineRoles):
 
     @cached_property
     def panel_warp(self) -> Tile:
-        """What a warp stores: as long lines as there are."""
+        """What a warp stores: as long lines as there are, or (`d_down`) pieces of as many lines."""
         axis = self.d.shared.vector_axis
         assert axis is not None
         along, across = self.panel.extents[axis], self.panel.extents[1 - axis]
-        lanes = math.gcd(32, along // self.d_run)
+        lanes = 1 if self.d_down else math.gcd(32, along // self.d_run)
         extents = lanes * self.d_run, math.gcd(32 // lanes, across)
         return Tile(M=extents[axis], N=extents[1 - axis])
+
+    @cached_property
+    def d_rounds(self) -> int:
+        """Rows of a panel that are neighbours in memory."""
+        return 64 // self.d_apart
 
     @cached_property
     def panel_order(self) -> str:

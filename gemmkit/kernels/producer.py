@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit.kernels.inplace import change_stage
-from gemmkit.kernels.parts import copy_to_shared, put_elements, put_words, read_inside, read_packed, transform_tile
+from gemmkit.kernels.parts import (
+    copy_to_shared,
+    put_elements,
+    put_words,
+    read_inside,
+    read_packed,
+    read_words,
+    transform_tile,
+)
 from gemmkit.kernels.walk import BARRIERS, first_tile, k_blocks, next_stage, tile_count, tile_place, tile_step
 from gemmkit.lang.control import choose, keep
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
@@ -99,8 +107,16 @@ def copy_stage(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, emp
 def fill_stage(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, stage: int, phase: int, m: int,
                n: int, k: int, rank: int, shape: Any) -> None:
     """By a team of the producer's warps."""
-    size = spec.block.size
     warp = uniform(udiv(thread_index(), 32)) % spec.team_warps
+    choose(spec.holds_whole, fill_masked, fill_by_range, spec, a, b, map_a, map_b, full, empty, stage, phase, m, n, k, rank,
+           warp, shape)
+    fence_async()                                      # tensor cores read through another way than threads write
+    mbarrier_arrive(full, stage)
+
+
+def fill_by_range(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, stage: int, phase: int, m: int,
+                  n: int, k: int, rank: int, warp: int, shape: Any) -> None:
+    size = spec.block.size
     if m + size.M <= shape.M and n + size.N <= shape.N and k + size.K <= shape.K:
         choose(spec.holds, fill_ahead, fill_inside, spec, a, b, map_a, map_b, full, empty, stage, phase, m, n, k, rank, warp,
                shape)
@@ -111,8 +127,15 @@ def fill_stage(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, emp
                spec, warp, shape)
         choose(spec.b_engine, keep, fill_edge, spec.b, b, b_stage(spec, stage), spec.block.KN, k, n, shape.K, shape.N,
                spec, warp, shape)
-    fence_async()                                      # tensor cores read through another way than threads write
-    mbarrier_arrive(full, stage)
+
+
+def fill_masked(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, stage: int, phase: int, m: int,
+                n: int, k: int, rank: int, warp: int, shape: Any) -> None:
+    """As `fill_ahead`, of threads' tiles of which each is wholly in range or wholly out."""
+    a_held, b_held = registers(spec.a.words, spec.a_slots), registers(spec.b.words, spec.b_slots)
+    choose(spec.a_engine, keep, hold_masked, spec.a, a_held, a, spec.block.MK, m, k, shape.M, shape.K, spec, warp, shape)
+    choose(spec.b_engine, keep, hold_masked, spec.b, b_held, b, spec.block.KN, k, n, shape.K, shape.N, spec, warp, shape)
+    put_held(spec, a_held, b_held, map_a, map_b, full, empty, stage, phase, m, n, k, rank, warp)
 
 
 def fill_ahead(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, stage: int, phase: int, m: int,
@@ -121,6 +144,11 @@ def fill_ahead(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, emp
     a_held, b_held = registers(spec.a.words, spec.a_slots), registers(spec.b.words, spec.b_slots)
     choose(spec.a_engine, keep, hold_inside, spec.a, a_held, a, spec.block.MK, m, k, spec, warp, shape)
     choose(spec.b_engine, keep, hold_inside, spec.b, b_held, b, spec.block.KN, k, n, spec, warp, shape)
+    put_held(spec, a_held, b_held, map_a, map_b, full, empty, stage, phase, m, n, k, rank, warp)
+
+
+def put_held(spec: Any, a_held: Any, b_held: Any, map_a: Any, map_b: Any, full: Any, empty: Any, stage: int, phase: int,
+             m: int, n: int, k: int, rank: int, warp: int) -> None:
     mbarrier_wait(empty, stage, phase)
     start_copies(spec, map_a, map_b, full, stage, m, n, k, rank)
     choose(spec.a_engine, keep, put_inside, spec.a, a_held, a_stage(spec, stage), spec.block.MK, m, k, spec, warp,
@@ -155,6 +183,17 @@ def hold_inside(operand: Any, held: Any, data: Any, block: Any, at_i: int, at_j:
         for j in range(len(thread_tiles)):
             held[i * len(thread_tiles) + j] = choose(operand.is_raw, load_raw, load_finished, operand, data,
                                                      translate(thread_tiles[j], at_i, at_j), shape)
+
+
+def hold_masked(operand: Any, held: Any, data: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int, spec: Any,
+                warp: int, shape: Any) -> None:
+    """Load all of a thread's tiles as words, zeros for those out of range."""
+    warp_tiles = parallelise(block, operand.warp, warp, spec.team_warps)
+    for i in range(len(warp_tiles)):
+        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
+        for j in range(len(thread_tiles)):
+            held[i * len(thread_tiles) + j] = read_words(operand, data, translate(thread_tiles[j], at_i, at_j), rows,
+                                                         columns, spec.operator.identity, shape)
 
 
 def load_raw(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:

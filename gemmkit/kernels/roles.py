@@ -36,7 +36,8 @@ class PipelineRoles(Spec):
     ``a_lands`` and ``b_lands`` are for numbers of several parts that the engine brings and warps then take apart; with
     ``a_by_registers`` those who multiply take A apart themselves (`gemmkit.kernels.by_registers`).
     ``a_gathers`` and ``b_gathers`` are for operands that threads can have copied piece by piece (`gemmkit.kernels.gather`).
-    ``d_run`` is how many neighbours of D threads store together where the engine does not, 0 if there are none.
+    ``d_run`` is how many neighbours of D threads store together where the engine does not, 0 if there are none; ``d_apart``
+    how far apart the rows of a panel are that lie next to each other in memory; with ``d_down`` a warp stores down rows.
     """
 
     stages: int
@@ -53,6 +54,8 @@ class PipelineRoles(Spec):
     a_gathers: bool = False
     b_gathers: bool = False
     d_run: int = 0
+    d_apart: int = 1
+    d_down: bool = False
     a_by_registers: bool = False
 
     # -- roles ------------------------------------------------------------------------------------------------------
@@ -230,6 +233,12 @@ class PipelineRoles(Spec):
     def holds(self) -> bool:
         """Whether the threads of a team can have all their part of a stage on its way at once."""
         return 0 < self._held(self.team_warps) <= self._most_held
+
+    @cached_property
+    def holds_whole(self) -> bool:
+        """Whether, besides, each thread's tile is in range or out of it as a whole, and only passes through."""
+        working = [operand for operand, by_engine in ((self.a, self.a_engine), (self.b, self.b_engine)) if not by_engine]
+        return self.holds and all(operand.whole and operand.passes_words for operand in working)
 
     @cached_property
     def _most_held(self) -> int:

@@ -178,7 +178,8 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
                          for one in mappings)
     mapping = choose_mapping(sizes, device, mappings=mappings, is_ragged=is_ragged or mappings is GATHERING,
                              is_tall=reads_tiles, limit=PIECES if mappings is GATHERING else RAGGED)
-    if mappings is GATHERING and sizes is not None and sizes[2] * a.dtype.itemsize <= LINE // 2:
+    is_short = sizes is not None and sizes[2] * a.dtype.itemsize <= LINE // 2
+    if is_short and mappings in (GATHERING, WORKING):
         mapping = dataclasses.replace(mapping, depth=LINE // 2)
     return WGMMAOp(mapping.N, dtype=a.dtype), mapping.fields
 
