@@ -183,7 +183,7 @@ def check_code(made: Any) -> None:
     assert [code.count(opcode) for opcode in ("LDL", "STL", "CALL")] == [0, 0, 0]
     loads = [name for name in ("LDG", "LDGSTS") if code.count(name)]
     assert loads and all(code.count(name) == code.count(name, "128") for name in loads)
-    assert code.count("STG") == code.count("STG", "128") > 0
+    assert code.count("STG") == code.count("STG", "128") and code.count("STG") + code.count("UTMASTG") > 0
     if conf.global_a_layout.dtype == F16 and combs(conf) in "ab":
         assert code.count("PRMT") >= 32                          # the comb is put in order two elements at a time
 
