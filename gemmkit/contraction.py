@@ -205,7 +205,7 @@ def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple) -> Re
         made = [Mode(sizes[x], strides[first].get(x, 0), strides[second].get(x, 0)) for x in kinds[kind] if sizes[x] != 1]
         if second == 2 and d_is_little and any(mode.first == 1 for mode in made):
             return merged(sorted_by(0, made))
-        return ordered(made, (arrays[first][2], arrays[second][2]), (counts[first], counts[second]))
+        return ordered(made, (arrays[first][2], arrays[second][2]), (counts[first], counts[second]), second == 2)
 
     # On the ordinary units such a K takes longer than D, moved element by element: A and B lead alone.
     d_is_little = arrays[2][2] >= 4 and math.prod(sizes[x] for x in kinds["k"]) >= LONG

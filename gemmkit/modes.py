@@ -9,6 +9,8 @@ extent v w and stride s is one of extent v and stride s, and one of extent w and
   memory are then v apart in the product, like the teeth of a comb, and a thread that takes all v teeth moves vectors of both
   (`gemmkit.layouts.Tensor`, ``comb``).
   Of equally large tensors it is two or three such vectors, for memory moves sectors of 32 bytes.
+* Where the other tensor is written, it never leads, and if it is the larger no more than four elements of what leads come
+  first: parts of sectors cost more to write than to read.
 * The rest is in the order of the larger tensor if that is much the larger, else in that of the leading one.
 """
 
@@ -22,7 +24,8 @@ import numpy as np
 
 LARGER = 4                             # times as many elements: what a tensor must have to decide over another
 WIDE = 16                              # bytes of the widest access of a thread
-TEETH = 8                              # elements of the widest vector: a thread holds as many teeth
+TEETH, FEW = 8, 4                      # elements of the widest vector: a thread holds as many teeth; where D is to have whole
+MORE = 1.15                            # sectors, because it is so many times as large
 
 
 class Mode(NamedTuple):
@@ -38,9 +41,9 @@ class Mode(NamedTuple):
         return [Mode(count, self.first, self.second), *([rest] if rest.extent > 1 else [])]
 
 
-def ordered(modes: Sequence[Mode], itemsizes: tuple[int, int], counts: tuple[int, int]) -> list[Mode]:
+def ordered(modes: Sequence[Mode], itemsizes: tuple[int, int], counts: tuple[int, int], stores: bool = False) -> list[Mode]:
     """The modes of two tensors, whose elements have ``itemsizes`` bytes and of which there are ``counts``: the fastest
-    first, those merged that lie in each other's stride in both.
+    first, those merged that lie in each other's stride in both. ``stores`` says that the second is written.
 
     >>> [mode.extent for mode in ordered([Mode(16, 1, 48), Mode(48, 16, 1)], (4, 4), (768, 768))]          # at odds
     [4, 8, 4, 6]
@@ -49,19 +52,22 @@ def ordered(modes: Sequence[Mode], itemsizes: tuple[int, int], counts: tuple[int
     """
     larger = next((n for n in (0, 1) if counts[n] >= LARGER * max(1, counts[1 - n])), None)
     first, second = (any(x[1 + n] == 1 for x in modes) for n in (0, 1))
-    lead = 1 if second and (larger == 1 or not first) else 0
+    lead = 1 if second and (not first or (larger == 1 and not stores)) else 0
     modes = merged(sorted_by(lead, modes))
     decides = lead if larger is None else larger
     pieces = dict(found for n in (lead, 1 - lead) for found in fastest(modes, n, itemsizes[n]))
     if not pieces and (first or second):                     # no vectors: let the lead's neighbours be neighbours at least
         return modes
+    if stores and len(pieces) == 2 and counts[1] >= MORE * counts[0]:
+        at = next(iter(pieces))
+        pieces[at] = math.gcd(pieces[at], FEW)
     order = sorted_by(decides, modes)
     if not pieces or [modes[at] for at in pieces] == order[:1]:
         return merged(order) or [Mode(1, 1, 1)]
     front: list[Mode] = []
     rest = [mode for at, mode in enumerate(modes) if at not in pieces]
     for at, count in pieces.items():
-        if front and larger is None:                         # both count: a tile should have whole sectors of the other
+        if front and (stores or larger is None):             # a tile should have whole sectors of the other, too
             count *= next((n for n in (2, 3) if modes[at].extent // count % n == 0), 1)
         piece, *others = modes[at].cut(count)
         front.append(piece)
@@ -93,4 +99,4 @@ def merged(modes: Sequence[Mode]) -> list[Mode]:
     return out
 
 
-__all__ = ["LARGER", "Mode", "merged", "ordered", "sorted_by"]
+__all__ = ["FEW", "LARGER", "Mode", "merged", "ordered", "sorted_by"]

@@ -282,17 +282,17 @@ def test_lines_across_k_are_moved_at_once_on_hopper(spec: str) -> None:
 
 
 def test_the_order_is_the_larger_tensors() -> None:
-    """Where K is small D is nearly all that moves, so its neighbours are those of the product."""
-    def first_of_d(k: int) -> tuple[int, int]:
+    """Where K is small D is nearly all that moves: fewer of A's neighbours come before its own."""
+    def first_of_d(k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         sizes = dict(a=16, b=8, c=8, i=32, j=8, m=k)
         terms = ("amji", "cbm", "jicba")
         arrays = tuple((info.shape, info.strides, 2) for info in (
             describe(np.zeros([sizes[label] for label in term], F16)) for term in terms))
         shape, strides = _recipe("amji,cbm->jicba", terms[:2], terms[2], arrays).views[2]
-        return shape[0], strides[0]
+        return shape[:2], strides[:2]
 
-    assert first_of_d(4) == (8, 1)                                         # a, as D has it
-    assert first_of_d(4096) == (8, 16 * 8 * 8)                             # i, as A has it
+    assert first_of_d(4) == ((4, 16), (16 * 8 * 8, 1))                     # i, as A has it; then a, as D has it
+    assert first_of_d(4096) == ((8, 16), (16 * 8 * 8, 1))
 
 
 def test_views_of_an_array() -> None:

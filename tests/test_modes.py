@@ -51,6 +51,18 @@ def test_orders(name: str) -> None:
         assert ordered([Mode(*mode) for mode in given_in], itemsizes, counts) == [Mode(*mode) for mode in expected]
 
 
+@pytest.mark.parametrize("counts, expected", [
+    (ALIKE, [(8, 1, 48), (16, 32, 1), (4, 8, 384), (3, 512, 16)]), (FIRST, [(8, 1, 48), (16, 32, 1), (4, 8, 384), (3, 512, 16)]),
+    ((1000, 1200), [(4, 1, 48), (16, 32, 1), (8, 4, 192), (3, 512, 16)]), (SECOND, [(4, 1, 48), (48, 32, 1), (8, 4, 192)])])
+def test_what_is_written_does_not_lead(counts: tuple[int, int], expected: list[tuple]) -> None:
+    """Its neighbours are whole sectors; if it is the larger, four elements of the other's come before them, else eight."""
+    assert ordered([Mode(32, 1, 48), Mode(48, 32, 1)], F16, counts, stores=True) == [Mode(*mode) for mode in expected]
+
+
+def test_what_is_written_leads_alone() -> None:
+    assert ordered([Mode(48, 7, 100), Mode(16, 9, 1)], F16, ALIKE, stores=True) == [Mode(16, 9, 1), Mode(48, 7, 100)]
+
+
 def elements(modes: Any) -> set[tuple[int, int]]:
     """Where every element lies in the two tensors."""
     steps = [[(i * first, i * second) for i in range(extent)] for extent, first, second in modes]

@@ -64,7 +64,7 @@ TENSOR_TILES = (
 SHARED = 200 * 1024                    # bytes of shared memory that the blocks of a multiprocessor may take
 DEPTHS = 24, 16                        # of blocks along K on the ordinary units, where K is no longer than LONG
 LONG = 512
-BRIEF = 7                              # blocks a multiprocessor where K is SHORT: stores of D are to overlap
+BRIEF = 6                              # blocks a multiprocessor where K is SHORT: stores of D are to overlap
 # On the ordinary units a warp's tile is the operator's, and the block's follows from it.
 FPU_TILES = {
     (64, 32): (((64, 128, 32), 4),),
