@@ -24,8 +24,8 @@ import numpy as np
 
 LARGER = 4                             # times as many elements: what a tensor must have to decide over another
 WIDE = 16                              # bytes of the widest access of a thread
-TEETH, FEW = 8, 4                      # elements of the widest vector: a thread holds as many teeth; where D is to have whole
-MORE = 1.15                            # sectors, because it is so many times as large
+TEETH = 8                              # elements of the widest vector: a thread holds as many teeth
+FEW, MORE = 4, 1.15                    # or so many, where D is to have whole sectors, because it is so many times as large
 
 
 class Mode(NamedTuple):
