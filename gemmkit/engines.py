@@ -47,19 +47,20 @@ class Map:
         return Encoder.of(self.spec, self.info, self.axis)
 
 
-def engines(conf: Config, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[int, ...]:
+def engines(conf: Config, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo, sizes: tuple[int, int, int]) -> tuple[int, ...]:
     """Whether the engine moves A, B and D: plain matrices. One that is transformed it brings as it is, to be changed in
     place, if it moves the other operand as well. And whether it can bring A and B as numbers of several parts, to be taken
     apart in place (`gemmkit.kernels.landing`); whether threads can have A and B copied (`gemmkit.kernels.gather`); and how
     many neighbours of D they can store together."""
     if not conf.is_pipeline:
         return False, False, False
+    M, N, K = sizes
     loads = _loads(conf, "a", a), _loads(conf, "b", b)
     if not all(loads):
         loads = loads[0] and _keeps(conf, "a"), loads[1] and _keeps(conf, "b")
     return (*loads, _stores(conf, out), _lands(conf, "a", a), _lands(conf, "b", b),
-            not loads[0] and _gathers(conf, "a", a), not loads[1] and _gathers(conf, "b", b), _run(conf, out),
-            *_panel(conf, out))
+            not loads[0] and _gathers(conf, "a", a, (M, K)), not loads[1] and _gathers(conf, "b", b, (K, N)),
+            _run(conf, out, (M, N)), *_panel(conf, out))
 
 
 def _loads(conf: Config, name: str, info: ArrayInfo) -> bool:
@@ -102,23 +103,24 @@ def _lands(conf: Config, name: str, info: ArrayInfo) -> bool:
                 and why_not(info, shared.axis) is None)
 
 
-def _gathers(conf: Config, name: str, info: ArrayInfo) -> bool:
+def _gathers(conf: Config, name: str, info: ArrayInfo, extents: tuple[int, int]) -> bool:
     """Whether every thread's tile is a line of neighbours in memory, there and in range as a whole, that a copy takes."""
     layout, shared, thread, warp = (getattr(conf, field) for field in (
         f"global_{name}_layout", f"shared_{name}_layout", f"mem_{name}_thread", f"mem_{name}_warp"))
     if hasattr(shared, "plane") or not layout.is_separable or layout.dtype != shared.dtype or not _keeps(conf, name):
         return False
-    extents, nbytes = layout.extents(info), thread.count * shared.itemsize
+    nbytes = thread.count * shared.itemsize
     tile, axis = conf.block_shape.MK if name == "a" else conf.block_shape.KN, shared.axis
     is_line = (thread.extents[axis] == thread.count and nbytes in SIZES and layout.neighbours % thread.count == 0
-               and unit_axis(info) == _unit(layout) and alignment(info) % nbytes == 0)
+               and unit_axis(info) == _unit(layout, info) and alignment(info) % nbytes == 0)
     shared_by_all = tile.count % (warp.count * conf.producer_warps) == 0 and warp.count % (32 * thread.count) == 0
     return bool(is_line and extents[axis] % thread.count == 0 and shared_by_all and conf.cluster.count == 1)
 
 
-def _unit(layout: Any) -> int:
-    """The dimension of the array along which a layout's lines lie."""
-    return int(getattr(layout, "unit", layout.axis))
+def _unit(layout: Any, info: ArrayInfo) -> int | None:
+    """The dimension of the array along which a layout's lines lie: if it does not say, the contiguous one."""
+    unit: int | None = getattr(layout, "unit", layout.axis if isinstance(layout, Plain) else unit_axis(info))
+    return unit
 
 
 def _stores(conf: Config, info: ArrayInfo) -> bool:
@@ -130,15 +132,15 @@ def _stores(conf: Config, info: ArrayInfo) -> bool:
             and why_not(info, 1) is None and info.shape[1] * info.dtype.itemsize % CHUNK == 0)
 
 
-def _run(conf: Config, info: ArrayInfo) -> int:
+def _run(conf: Config, info: ArrayInfo, extents: tuple[int, int]) -> int:
     """How many neighbours of D, all in range or none, a thread stores together; 0 where that is nothing to speak of, or the
     engine stores D, or the epilogue."""
     layout, shared = conf.global_d_layout, conf.shared_d_layout
     if (not layout.is_separable or layout.vector_axis != shared.vector_axis or conf.epilogue.stores_itself
-            or conf.epilogue.writes or _stores(conf, info) or unit_axis(info) != _unit(layout)):
+            or conf.epilogue.writes or _stores(conf, info) or unit_axis(info) != _unit(layout, info)):
         return 0
     panel = 64 if shared.axis == 0 else shared.line
-    line = math.gcd(layout.run, panel, layout.extents(info)[shared.axis] or 1) // layout.comb
+    line = math.gcd(layout.run, panel, extents[shared.axis]) // layout.comb
     nbytes = math.gcd(CHUNK, line * shared.itemsize, alignment(info))
     return layout.comb * nbytes // shared.itemsize if nbytes >= WORD and nbytes >= shared.itemsize else 0
 

@@ -45,7 +45,7 @@ class Compiled:
         M, N, K = problem.M, problem.N, problem.K
         self.spec = conf.spec(is_whole(M, K, conf.mem_a_thread), is_whole(K, N, conf.mem_b_thread),
                               is_whole(M, N, conf.mem_cd_thread), is_whole(M, N, conf.mem_cd_thread),
-                              engines(conf, problem.a, problem.b, out))
+                              engines(conf, problem.a, problem.b, out, (M, N, K)))
         self.operands = [_operand(info, layout) for info, layout in (
             (problem.a, conf.global_a_layout), (problem.b, conf.global_b_layout),
             (problem.c if conf.has_c else None, conf.global_c_layout), (out, conf.global_d_layout))]

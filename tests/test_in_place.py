@@ -27,7 +27,7 @@ def spec_of(conf: Any, a: np.ndarray, b: np.ndarray) -> PipelineSpec:
     d = np.zeros((a.shape[0], b.shape[1]), conf.global_d_layout.dtype)
     arrays = [describe(ordered(x, layout.stored)) for x, layout in (
         (a, conf.global_a_layout), (b, conf.global_b_layout), (d, conf.global_d_layout))]
-    spec = conf.spec(engines=engines(conf, *arrays))
+    spec = conf.spec(engines=engines(conf, *arrays, (a.shape[0], b.shape[1], a.shape[1])))
     assert isinstance(spec, PipelineSpec)
     return spec
 
