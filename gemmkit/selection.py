@@ -104,6 +104,11 @@ class Selecting(FPUOp):
     def start(self) -> Any:
         return self.semiring.identity, NOBODY
 
+    @cached_property
+    def merges(self) -> bool:
+        """Of equal values the first is kept, that of the least k."""
+        return True
+
     def multiply(self, a: Any, b: Any) -> Any:
         return self.semiring.multiply(a[0], b[0]), a[1]
 

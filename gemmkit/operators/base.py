@@ -51,6 +51,27 @@ class Operator(Component):
     def map_c(self) -> FragmentMap | None:
         return None
 
+    @cached_property
+    def merges(self) -> bool:
+        """Whether accumulators over parts of K, each begun at ``start``, make up that of all of K by `merge`."""
+        return True
+
+    @cached_property
+    def refuses_to_merge(self) -> str | None:
+        """Why blocks that share K cannot bring their accumulators together, or None when they can."""
+        count, size = self.fragment_c.count, self.fragment_c.dtype.itemsize
+        if not self.merges:
+            return ("it does not say that sums over parts of K may be combined (that combine is associative, and start its "
+                    "neutral element); say merges = True in its class, or take splits=1")
+        if size not in (1, 2, 4, 8, 16) or count * size % 4:
+            return (f"a thread holds {count} numbers of {size} bytes at a time, and blocks hand sums over in words of 4 "
+                    "bytes, of numbers of 1, 2, 4, 8 or 16; take splits=1")
+        return None
+
+    def merge(self, x: Any, y: Any) -> Any:
+        """Two accumulators' values of one element as one."""
+        return x + y
+
     # device: load_a/load_b/load_c(layout, pointer, tile, leading) -> fragment; mma(a, b, c) -> fragment;
     #         store_d(layout, pointer, tile, leading, fragment)
 

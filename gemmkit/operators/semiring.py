@@ -115,6 +115,11 @@ class Semiring(FPUOp):
         return (self.add in (minimum, maximum, either) and self.mul in (plus, times, both)
                 and min(self.dtype.itemsize, self.b_dtype.itemsize) >= 4)
 
+    @cached_property
+    def merges(self) -> bool:
+        """``add`` is associative, and ``zero`` its neutral element."""
+        return True
+
     def multiply(self, a: Any, b: Any) -> Any:
         return choose(self.is_absorbing, _absorbing, _times, self, a, b)
 
