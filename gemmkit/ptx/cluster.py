@@ -124,8 +124,8 @@ def _type_load(context: Any, rank: Any, pointer: Any, base: Any, offset: Any, co
 
 @atom(_type_load)
 def load_shared_of(rank: int, pointer: Any, base: int, offset: int, count: int) -> tuple:
-    """``count`` elements (4 bytes or more) from the shared memory of block ``rank`` of the cluster, where ``base + offset`` of
-    ``pointer`` is there; the position must be aligned to the access. The cluster meets after they are written, and again
-    before that block ends."""
+    """``count`` elements (4 bytes or more) from the shared memory of block ``rank`` of the cluster, from where
+    ``base + offset`` of ``pointer`` is there; the position must be aligned to the access. The cluster meets after they are
+    written, and again before that block ends."""
     return scalars(clusters.read(current(), int(rank), place(pointer, int(base) + int(offset)),
                                  int(count) * pointer.dtype.itemsize), pointer.dtype)
