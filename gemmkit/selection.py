@@ -91,6 +91,8 @@ class Selecting(FPUOp):
 
     semiring: Any = None
 
+    merges = True                                          # of equal values the first is kept, that of the least k
+
     @classmethod
     def of(cls, semiring: Semiring) -> Selecting:
         both = pair(semiring.dtype)
@@ -103,11 +105,6 @@ class Selecting(FPUOp):
     @cached_property
     def start(self) -> Any:
         return self.semiring.identity, NOBODY
-
-    @cached_property
-    def merges(self) -> bool:
-        """Of equal values the first is kept, that of the least k."""
-        return True
 
     def multiply(self, a: Any, b: Any) -> Any:
         return self.semiring.multiply(a[0], b[0]), a[1]

@@ -4,7 +4,8 @@
 and accumulates fragments, and ``store_d`` puts a fragment back. An operator acts in groups of ``threads`` threads.
 
 ``identity`` is what an operand holds where there is nothing (a masked edge): its product must leave the accumulator
-unchanged. ``start`` is where accumulators begin without a C.
+unchanged. ``start`` is where accumulators begin without a C. ``merges`` says that accumulators over parts of K, each begun
+at ``start``, make up that of all of K by ``merge``: then blocks may share the K of a tile.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Operator(Component):
     threads = 32
     identity: ClassVar[Any] = 0
     start: ClassVar[Any] = 0
+    merges = False
 
     @cached_property
     def minimum_arch(self) -> tuple[int, int]:
@@ -50,11 +52,6 @@ class Operator(Component):
     @cached_property
     def map_c(self) -> FragmentMap | None:
         return None
-
-    @cached_property
-    def merges(self) -> bool:
-        """Whether accumulators over parts of K, each begun at ``start``, make up that of all of K by `merge`."""
-        return True
 
     @cached_property
     def refuses_to_merge(self) -> str | None:

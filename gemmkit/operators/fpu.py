@@ -76,7 +76,7 @@ class FPUOp(Operator):
                 and self.accumulator.kind != "c")
 
     @cached_property
-    def merges(self) -> bool:
+    def merges(self) -> bool:                                       # type: ignore[override]
         """Of a subclass with another `combine` it is not known: it says ``merges = True`` if it is so."""
         return type(self).combine is FPUOp.combine and bool(self.start == 0)
 

@@ -64,6 +64,8 @@ class Semiring(FPUOp):
     zero: Any = None
     sample: Any = None
 
+    merges = True                                          # add is associative, and zero its neutral element
+
     def __init__(self, add: Callable[[Any, Any], Any], mul: Callable[[Any, Any], Any], zero: Any, *, M: int | None = None,
                  N: int | None = None, K: int = 1, MB: int = 4, NB: int = 8, dtype: Any = None, accumulator: Any = None,
                  b_dtype: Any = None, sample: Iterable[Any] | None = None):
@@ -114,11 +116,6 @@ class Semiring(FPUOp):
         """Whether it is known to need few registers, so that blocks may share a multiprocessor."""
         return (self.add in (minimum, maximum, either) and self.mul in (plus, times, both)
                 and min(self.dtype.itemsize, self.b_dtype.itemsize) >= 4)
-
-    @cached_property
-    def merges(self) -> bool:
-        """``add`` is associative, and ``zero`` its neutral element."""
-        return True
 
     def multiply(self, a: Any, b: Any) -> Any:
         return choose(self.is_absorbing, _absorbing, _times, self, a, b)
