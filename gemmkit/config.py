@@ -72,8 +72,9 @@ class Config(Component):
     stages: int = 1                     # of the ring in shared memory
     schedule: str = "cooperative"       # or "pingpong"
     cluster: Tile = Tile(M=1, N=1)      # blocks that share operands
-    splits: int = 1                     # blocks that share the K of a tile, and add up their sums in a cluster
     producer_warps: int = 0
+    # the mapping of either kernel
+    splits: int = 1                     # blocks that share the K of a tile, and add up their sums in a cluster
     # the problem's functions
     transform_global_to_shared_a: Transform = Identity()
     transform_global_to_shared_b: Transform = Identity()
@@ -138,11 +139,11 @@ class Config(Component):
                     self.transform_regs_to_shared_d, self.mem_cd_warp, self.mem_cd_thread, whole_d))
         fields: tuple[Any, ...] = (
             self.block_shape, self.compute_warp, self.warps_per_block, self.operator, *operands, self.epilogue,
-            self.condition, self.order, self.has_c)
+            self.condition, self.order, self.has_c, self.splits)
         if not self.is_pipeline:
             return Spec(*fields)
         m, n = self.cluster.extents
-        more: tuple[Any, ...] = (self.stages, self.schedule, m, n, self.splits, self.producer_warps, *engines)
+        more: tuple[Any, ...] = (self.stages, self.schedule, m, n, self.producer_warps, *engines)
         return with_a_by_registers(PipelineSpec(*fields, *more))
 
     def check_device(self, device: DeviceInfo) -> None:
@@ -150,6 +151,8 @@ class Config(Component):
         least = self.operator.minimum_arch
         _rule(device.arch >= least, "operator", self.operator, f"its instructions need compute capability {least[0]}."
               f"{least[1]}, and {device.name} has {device.arch[0]}.{device.arch[1]}; take FPUOp")
+        _rule(self.splits == 1 or device.arch >= (9, 0), "splits", self.splits, "blocks share K in a cluster, which needs "
+              f"compute capability 9.0, and {device.name} has {device.arch[0]}.{device.arch[1]}; take splits=1")
         needed = self.spec().shared_bytes
         if needed > device.shared_memory_per_block:
             raise ConfigError(f"block_shape={self.block_shape!r} needs {needed} bytes of shared memory with these "
@@ -192,12 +195,17 @@ def validate(config: Config) -> None:
 def _validate_one_stage(config: Config) -> None:
     operator = config.operator
     _rule(operator.threads == 32, "operator", operator, "it acts in warpgroups; take kernel='warp_specialised'")
-    for field, only in (("stages", 1), ("producer_warps", 0), ("schedule", "cooperative"), ("cluster", Tile(M=1, N=1)),
-                        ("splits", 1)):
+    for field, only in (("stages", 1), ("producer_warps", 0), ("schedule", "cooperative"), ("cluster", Tile(M=1, N=1))):
         _rule(getattr(config, field) == only, field, getattr(config, field), "it is a mapping of the warp-specialised "
               f"kernel; with kernel={config.kernel!r} it is {only!r}")
+    if config.splits > 1:
+        _rule(config.splits in SPLITS, "splits", config.splits, "blocks of a cluster that share K are one of "
+              + ", ".join(map(str, SPLITS)))
+        refusal = operator.refuses_to_merge
+        _rule(refusal is None, "splits", config.splits, f"with {operator!r}: {refusal}")
 
 
+SPLITS = 1, 2, 4, 8                    # blocks of a cluster; more than 8 not every GPU has side by side
 TILES = {"block_shape": ("M", "N", "K"), "compute_warp": ("M", "N", "K"), "mem_a_warp": ("M", "K"),
          "mem_a_thread": ("M", "K"), "mem_b_warp": ("K", "N"), "mem_b_thread": ("K", "N"), "mem_cd_warp": ("M", "N"),
          "mem_cd_thread": ("M", "N"), "cluster": ("M", "N")}

@@ -91,6 +91,8 @@ class Selecting(FPUOp):
 
     semiring: Any = None
 
+    merges = True                                          # of equal values the first is kept, that of the least k
+
     @classmethod
     def of(cls, semiring: Semiring) -> Selecting:
         both = pair(semiring.dtype)

@@ -166,6 +166,12 @@ def test_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "mma.sync" in ptx.read_text() and "HMMA" in sass.read_text()
 
 
+@pytest.mark.compile
+def test_explain_says_how_many_blocks_share_k(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--m", "64", "--n", "64", "--k", "9000", "--a-dtype", "float32"]) == 0
+    assert rows(capsys.readouterr().out)["shared K"] == ["8 blocks of a cluster for each, 36 steps or fewer a block"]
+
+
 @pytest.mark.parametrize(("arguments", "operator"), [
     ([], "MMAOp()"),
     (["--a-dtype", "bf16"], "MMAOp(dtype='bfloat16')"),

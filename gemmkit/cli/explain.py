@@ -137,6 +137,8 @@ def mapping(conf: Config, options: argparse.Namespace) -> Iterator[tuple[str, st
     yield "shared A, B, D", f"{conf.shared_a_layout!r}, {conf.shared_b_layout!r}, {conf.shared_d_layout!r}"
     steps = -(-options.k // spec.block.size.K)
     yield "block", f"{extents(conf.block_shape)}: {rows} x {columns} blocks, {steps} steps along K"
+    if conf.splits > 1:
+        yield "shared K", f"{conf.splits} blocks of a cluster for each, {-(-steps // conf.splits)} steps or fewer a block"
     yield "warp", f"{extents(conf.compute_warp)}: {spec.fragments_m} x {spec.fragments_n} fragments of " \
                   f"{'x'.join(map(str, conf.operator.shape))}, {spec.steps_k} deep"
     for name, text in (("a", "loads of A"), ("b", "loads of B"), ("cd", "stores of D")):

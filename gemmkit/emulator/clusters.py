@@ -1,11 +1,17 @@
-"""The barrier of a cluster, and the registers that the warps of a block share out."""
+"""The barrier of a cluster, reads of each other's shared memory, and the registers that the warps of a block share out."""
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from gemmkit.emulator.agent import Bytes
 from gemmkit.emulator.clocks import Clock
-from gemmkit.emulator.mbarriers import fault
+from gemmkit.emulator.errors import ProtocolError
+from gemmkit.emulator.mbarriers import fault, peer
+from gemmkit.emulator.sites import here
 
 if TYPE_CHECKING:
     from gemmkit.emulator.machine import Block, Thread
@@ -53,6 +59,30 @@ class ClusterBarrier:
 
 def _running(cluster: Sequence[Block]) -> int:
     return sum(block.running for block in cluster)
+
+
+def read(thread: Thread, rank: int, offset: int, nbytes: int) -> Bytes:
+    """Bytes of the shared memory of block `rank` of the thread's cluster, in accesses as wide as 16 bytes."""
+    block, step = peer(thread, rank), math.gcd(nbytes, 16)
+    data = np.concatenate([thread.read(block.shared, offset + at, step) for at in range(0, nbytes, step)])
+    if block is not thread.block:
+        block.readers[thread] = thread, thread.clock, here()
+    return data
+
+
+def leave(thread: Thread) -> None:
+    """The thread ends. With the last of its block shared memory goes.
+
+    Raises:
+        ProtocolError: another block may still read it, as nothing orders its reads before the end of any thread.
+    """
+    block = thread.block
+    if block.running > 1:
+        return
+    for record in block.readers.values():
+        if not any(own.is_after(record) for own in block.threads):
+            raise ProtocolError(f"block {block.index} of the cluster ends while another may still read its shared memory; "
+                                "the cluster must meet before its blocks end", site=record[2], thread=record[0].id)
 
 
 class Registers:

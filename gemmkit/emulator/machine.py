@@ -243,6 +243,7 @@ class Block:
             z).
         finished: all its threads have ended; running: how many have not; exported: other blocks may learn of its past
             through a Clock.
+        readers: the last read of each thread of another block of its shared memory.
         mbarriers: by their place in shared memory; tensor_cores: by their warpgroup's number; cluster_barrier: where its
             cluster meets; registers: what its warps share out.
     """
@@ -257,6 +258,7 @@ class Block:
         self.cluster: Sequence[Block] = (self,)
         self.barriers: dict[int, _Barrier] = {}
         self.meetings: dict[tuple[int, int], _Meeting] = {}
+        self.readers: dict[Thread, shadow.Record] = {}
         self.mbarriers: dict[int, Mbarrier] = {}
         self.tensor_cores: dict[int, TensorCores] = {}
         self.cluster_barrier = ClusterBarrier()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from gemmkit.emulator import sites
+from gemmkit.emulator.clusters import leave
 from gemmkit.emulator.errors import DeadlockError, Waiter
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ class Scheduler:
                 raise TypeError(f"kernel {_name(self._kernel)} returned {result!r}; a kernel returns nothing")
             if thread.stores is not None:
                 thread.stores.leave(thread)
+            leave(thread)
         except GreenletExit:
             raise
         except BaseException as error:

@@ -40,7 +40,7 @@ class Epilogue(Component):
         return x
 
     def store(self, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
-        """Step 5 of the kernel: every thread takes its tiles of D from shared memory and hands them to `tile`."""
+        """Step 6 of the kernel: every thread takes its tiles of D from shared memory and hands them to `tile`."""
         block = spec.block.MN
         warp_tiles = parallelise(block, spec.d.warp, warp, spec.warps)
         for i in range(len(warp_tiles)):

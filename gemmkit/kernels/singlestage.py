@@ -1,7 +1,8 @@
 """The template kernel with one stage: the paper's listing, for any GPU and any component.
 
 Every thread block computes one tile of D. Nothing overlaps inside a block; several blocks a multiprocessor hide each
-other's latencies.
+other's latencies. Where tiles are few and K is long, ``spec.splits`` blocks of a cluster compute one tile together, each a
+share of the blocks along K.
 
 | step | what | transform |
 |---|---|---|
@@ -10,8 +11,9 @@ other's latencies.
 | 3a | A: global -> shared | transform_global_to_shared_a |
 | 3b | B: global -> shared | transform_global_to_shared_b |
 | 3c | A, B: shared -> registers; multiply and accumulate | transform_shared_to_regs_a, _b |
-| 4 | D: registers -> shared | transform_regs_to_shared_d |
-| 5 | D: shared -> global, by the epilogue | transform_shared_to_global_d |
+| 4 | blocks that share K: the others' sums -> registers of the first | |
+| 5 | D: registers -> shared | transform_regs_to_shared_d |
+| 6 | D: shared -> global, by the epilogue | transform_shared_to_global_d |
 
 M, N, K are run-time values, and 0 is one of them: K = 0 gives D = transform(C).
 """
@@ -20,34 +22,42 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.kernels.gather_sums import gather_sums, own_share
 from gemmkit.kernels.parts import copy_to_shared, transform_fragment, transform_input
-from gemmkit.lang.control import choose
+from gemmkit.lang.control import choose, keep
 from gemmkit.lang.registers import registers
 from gemmkit.lang.values import fill
+from gemmkit.ptx.cluster import cluster_rank
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, block_x, thread_index, udiv, uniform
 from gemmkit.tiling import parallelise, translate, translate_offset
 
 
 def singlestage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
-    """D = A B + C for one tile of D; see the module's table. Launched with one block of ``spec.threads`` a tile."""
-    # 0. Which tile of D is this block's, and which warp is this thread's?
+    """D = A B + C for one tile of D; see the module's table. Launched with ``spec.splits`` blocks of
+    ``spec.threads`` a tile, in clusters of as many."""
+    # 0. Which tile of D is this block's, which share of K, and which warp is this thread's?
     block = spec.block
+    rank = choose(spec.is_split, cluster_rank, no_rank)
     rows, columns = udiv(shape.M + block.size.M - 1, block.size.M), udiv(shape.N + block.size.N - 1, block.size.N)
-    tile_m, tile_n = spec.order.block(block_x(), rows, columns)
+    tile_m, tile_n = spec.order.block(udiv(block_x(), spec.splits), rows, columns)
     block_m, block_n = tile_m * block.size.M, tile_n * block.size.N
     warp = uniform(udiv(thread_index(), 32))
     accumulators = registers(spec.operator.fragment_c, spec.fragments_m, spec.fragments_n)
 
-    # 1. and 2. C: global -> shared -> registers (or the start of the sum where there is no C).
-    choose(spec.has_c, load_c, start_from_nothing, spec, accumulators, c, block_m, block_n, warp, shape)
+    # 1. and 2. C: global -> shared -> registers (or the start of the sum where there is no C, or another block takes it).
+    if rank == 0:
+        choose(spec.has_c, load_c, start_from_nothing, spec, accumulators, c, block_m, block_n, warp, shape)
+    else:
+        start_from_nothing(spec, accumulators, c, block_m, block_n, warp, shape)
 
-    # 3. For every block along K that can matter to these rows and columns:
+    # 3. For every block along K that can matter to these rows and columns (or this block's share of them):
     a_shared, b_shared = shared(spec.a.shared.dtype, 0), shared(spec.b.shared.dtype, spec.b_offset)
     a_begin, a_end = spec.a.layout.k_range(block_m, min(block_m + block.size.M, shape.M), shape)
     b_begin, b_end = spec.b.layout.k_range(block_n, min(block_n + block.size.N, shape.N), shape)
     begin = udiv(max(a_begin, b_begin), block.size.K) * block.size.K
-    for block_k in range(begin, min(a_end, b_end), block.size.K):
+    begin, end = choose(spec.is_split, own_share, keep, (begin, min(a_end, b_end)), spec, rank)
+    for block_k in range(begin, end, block.size.K):
         if spec.condition(block_m, block_n, block_k):
             # 3a. A: global -> shared.
             copy_to_shared(spec.a, spec.a_moves, a, a_shared, block.MK, block_m, block_k, shape.M, shape.K,
@@ -62,13 +72,26 @@ def singlestage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
                 multiply(spec, accumulators, a_shared, b_shared, warp_tiles[step], block_m, block_n, block_k, shape)
             barrier()
 
-    # 4. D: registers -> shared.
-    d_shared = shared(spec.d.shared.dtype, 0)
-    store_d(spec, accumulators, d_shared, block_m, block_n, warp, shape)
-    barrier()
+    # 4. The sums of blocks that share K become those of the first, which finishes the tile.
+    choose(spec.is_split, gather_sums, no_others, spec, accumulators, rank)
 
-    # 5. D: shared -> global.
-    spec.epilogue.store(spec, d, d_shared, block_m, block_n, warp, shape)
+    if rank == 0:
+        # 5. D: registers -> shared.
+        d_shared = shared(spec.d.shared.dtype, 0)
+        store_d(spec, accumulators, d_shared, block_m, block_n, warp, shape)
+        barrier()
+
+        # 6. D: shared -> global.
+        spec.epilogue.store(spec, d, d_shared, block_m, block_n, warp, shape)
+
+
+def no_rank() -> int:
+    """The rank of a block that has K to itself."""
+    return 0
+
+
+def no_others(spec: Any, accumulators: Any, rank: int) -> None:
+    """Step 4 of a block that has K to itself."""
 
 
 def load_c(spec: Any, accumulators: Any, c: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
@@ -124,7 +147,7 @@ def multiply(spec: Any, accumulators: Any, a_shared: Any, b_shared: Any, warp_ti
 
 
 def store_d(spec: Any, accumulators: Any, pointer: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
-    """Step 4."""
+    """Step 5."""
     leading = spec.d.shared.leading(spec.block.MN.size)
     warp_tile = parallelise(spec.block.MN, spec.compute_warp.MN, warp, spec.warps)[0]
     for i in range(spec.fragments_m):

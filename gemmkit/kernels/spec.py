@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -170,7 +171,7 @@ class Operand(Component):
 
 @dataclass(frozen=True)
 class Spec(Component):
-    """All that a template kernel is specialised by."""
+    """All that a template kernel is specialised by. ``splits`` blocks of a cluster share the K of a tile."""
 
     block: Tile
     compute_warp: Tile
@@ -184,6 +185,7 @@ class Spec(Component):
     condition: Condition
     order: Order
     has_c: bool
+    splits: int
 
     @cached_property
     def threads(self) -> int:
@@ -227,21 +229,38 @@ class Spec(Component):
         return -(-bytes_of(self.a.shared, size.M, size.K) // ALIGNMENT) * ALIGNMENT
 
     @cached_property
+    def is_split(self) -> bool:
+        return self.splits > 1
+
+    @cached_property
+    def sums_width(self) -> int:
+        """Accumulators that a thread hands over at a time: 16 bytes of them if they come so."""
+        fragment = self.operator.fragment_c
+        return math.gcd(fragment.count, max(1, 16 // fragment.dtype.itemsize))
+
+    @cached_property
+    def sums_bytes(self) -> int:
+        """What a block's accumulators take in shared memory, where another block fetches them."""
+        fragment = self.operator.fragment_c
+        return self.threads * self.fragments_m * self.fragments_n * fragment.count * fragment.dtype.itemsize
+
+    @cached_property
     def shared_bytes(self) -> int:
         size = self.block.size
         inputs = self.b_offset + bytes_of(self.b.shared, size.K, size.N)
         outputs = bytes_of(self.d.shared, size.M, size.N)
         addend = bytes_of(self.c.shared, size.M, size.N) if self.has_c else 0
-        return max(inputs, outputs, addend)
+        return max(inputs, outputs, addend, self.sums_bytes if self.is_split else 0)
 
     def grid(self, M: int, N: int) -> tuple[int, int]:
         """Tiles of D along M and N."""
         return -(-M // self.block.size.M), -(-N // self.block.size.N)
 
     def blocks(self, M: int, N: int, sm_count: int) -> int:
-        """Thread blocks of a launch on a device of ``sm_count`` multiprocessors: here one a tile."""
+        """Thread blocks of a launch on a device of ``sm_count`` multiprocessors: here one a tile, or as many
+        as share its K."""
         rows, columns = self.grid(M, N)
-        return rows * columns
+        return rows * columns * self.splits
 
 
 def bytes_of(layout: Any, rows: int, columns: int) -> int:

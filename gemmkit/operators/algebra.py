@@ -112,6 +112,10 @@ class Algebra(Operator):
         return 32 if self.base is None else int(self.base.threads)
 
     @cached_property
+    def merges(self) -> bool:                                    # type: ignore[override]
+        return bool(self.base.merges)
+
+    @cached_property
     def minimum_arch(self) -> tuple[int, int]:
         return tuple(self.base.minimum_arch)
 

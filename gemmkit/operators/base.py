@@ -4,7 +4,8 @@
 and accumulates fragments, and ``store_d`` puts a fragment back. An operator acts in groups of ``threads`` threads.
 
 ``identity`` is what an operand holds where there is nothing (a masked edge): its product must leave the accumulator
-unchanged. ``start`` is where accumulators begin without a C.
+unchanged. ``start`` is where accumulators begin without a C. ``merges`` says that accumulators over parts of K, each begun
+at ``start``, make up that of all of K by ``merge``: then blocks may share the K of a tile.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Operator(Component):
     threads = 32
     identity: ClassVar[Any] = 0
     start: ClassVar[Any] = 0
+    merges = False
 
     @cached_property
     def minimum_arch(self) -> tuple[int, int]:
@@ -50,6 +52,22 @@ class Operator(Component):
     @cached_property
     def map_c(self) -> FragmentMap | None:
         return None
+
+    @cached_property
+    def refuses_to_merge(self) -> str | None:
+        """Why blocks that share K cannot bring their accumulators together, or None when they can."""
+        count, size = self.fragment_c.count, self.fragment_c.dtype.itemsize
+        if not self.merges:
+            return ("it does not say that sums over parts of K may be combined (that combine is associative, and start its "
+                    "neutral element); say merges = True in its class, or take splits=1")
+        if size not in (1, 2, 4, 8, 16) or count * size % 4:
+            return (f"a thread holds {count} numbers of {size} bytes at a time, and blocks hand sums over in words of 4 "
+                    "bytes, of numbers of 1, 2, 4, 8 or 16; take splits=1")
+        return None
+
+    def merge(self, x: Any, y: Any) -> Any:
+        """Two accumulators' values of one element as one."""
+        return x + y
 
     # device: load_a/load_b/load_c(layout, pointer, tile, leading) -> fragment; mma(a, b, c) -> fragment;
     #         store_d(layout, pointer, tile, leading, fragment)

@@ -75,6 +75,14 @@ class FPUOp(Operator):
         return (type(self).multiply is FPUOp.multiply and type(self).combine is FPUOp.combine
                 and self.accumulator.kind != "c")
 
+    @cached_property
+    def merges(self) -> bool:                                       # type: ignore[override]
+        """Of a subclass with another `combine` it is not known: it says ``merges = True`` if it is so."""
+        return type(self).combine is FPUOp.combine and bool(self.start == 0)
+
+    def merge(self, x: Any, y: Any) -> Any:
+        return self.combine(x, y)
+
     # -- who holds what -------------------------------------------------------------------------------------------
 
     @cached_property

@@ -34,6 +34,8 @@ class MMAOp(Operator):
     dtype: Any = np.float16
     accumulator: Any = np.float32
 
+    merges = True
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
         object.__setattr__(self, "accumulator", np.dtype(self.accumulator))

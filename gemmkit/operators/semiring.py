@@ -64,6 +64,8 @@ class Semiring(FPUOp):
     zero: Any = None
     sample: Any = None
 
+    merges = True                                          # add is associative, and zero its neutral element
+
     def __init__(self, add: Callable[[Any, Any], Any], mul: Callable[[Any, Any], Any], zero: Any, *, M: int | None = None,
                  N: int | None = None, K: int = 1, MB: int = 4, NB: int = 8, dtype: Any = None, accumulator: Any = None,
                  b_dtype: Any = None, sample: Iterable[Any] | None = None):

@@ -32,6 +32,8 @@ class WMMAOp(Operator):
     a_order: str = "col"
     b_order: str = "col"
 
+    merges = True
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
         object.__setattr__(self, "accumulator", np.dtype(self.accumulator))

@@ -7,27 +7,40 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from gemmkit.emulator import copies
+from gemmkit.emulator import clusters, copies
 from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import atom
-from gemmkit.lang.memory import SharedType
+from gemmkit.lang.host import piece_bytes
+from gemmkit.lang.memory import SharedType, coordinates_of
 from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.records import part_size, scalars
 from gemmkit.lang.scalars import index
-from gemmkit.ptx.build import assembly, plain
+from gemmkit.ptx.build import assembly, braces, plain
+from gemmkit.ptx.ldmatrix import shared_address
 from gemmkit.ptx.mbarrier import element_address, is_barrier, place
+from gemmkit.ptx.memory import unit_type, unpack
 
 i32 = ir.IntType(32)
 
 
-def _type_rank(context: Any) -> Any:
-    return (signature(index),
-            lambda c, b, s, v: assembly(b, "mov.u32 $0, %cluster_ctarank;", [i32], [], pure=True)[0])
+def _register(name: str) -> Any:
+    """The typer of an atom that reads a special register."""
+    def typer(context: Any) -> Any:
+        return signature(index), lambda c, b, s, v: assembly(b, f"mov.u32 $0, %{name};", [i32], [], pure=True)[0]
+
+    return typer
 
 
-@atom(_type_rank)
+@atom(_register("cluster_ctarank"))
 def cluster_rank() -> int:
     """The block's number in its cluster."""
     return current().block.cluster_rank
+
+
+@atom(_register("cluster_nctarank"))
+def cluster_size() -> int:
+    """The blocks of its cluster."""
+    return len(current().block.cluster)
 
 
 _ARRIVE, _WAIT = "barrier.cluster.arrive.release.aligned;", "barrier.cluster.wait.acquire.aligned;"
@@ -77,3 +90,42 @@ def store_async(pointer: Any, position: int, values: tuple, barriers: Any, n: in
     multiple of 4) of ``pointer`` is here. Their 16 bytes are given to that block's barrier ``n`` of ``barriers``."""
     data = np.array(values, pointer.dtype).view(np.uint8)
     copies.send(current(), place(pointer, position), data, place(barriers, n), int(rank))
+
+
+def _type_load(context: Any, rank: Any, pointer: Any, base: Any, offset: Any, count: Any) -> Any:
+    if not (isinstance(rank, types.Integer) and isinstance(pointer, SharedType) and isinstance(count, types.IntegerLiteral)
+            and isinstance(base, types.Integer) and isinstance(offset, types.Integer)):
+        return None
+    n, size = int(count.literal_value), pointer.dtype.itemsize
+    step = piece_bytes(n * size, 16)
+    width, words = step // size, step // 4
+    if not width or not words:
+        return None
+    unit = unit_type(step, part_size(pointer.dtype))
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        # Apart from the loads, so that one of these serves all whose base is the same.
+        mapped = assembly(b, "mapa.shared::cluster.u32 $0, $1, $2;", [i32],
+                          [shared_address(b, pointer, v[1], coordinates_of(c, b, base, v[2])),
+                           c.cast(b, v[0], rank, index)], pure=True)[0]
+        first = b.add(mapped, b.mul(c.cast(b, v[3], offset, index), i32(size)))
+        text = f"ld.shared::cluster{'' if words == 1 else f'.v{words}'}.b32 "
+        text += f"{'$0' if words == 1 else braces(0, words)}, [${words}];"
+        out: list = []
+        for at in range(0, n * size, step):
+            value = ir.Constant(ir.VectorType(i32, words), ir.Undefined)
+            for k, word in enumerate(assembly(b, text, [i32] * words, [b.add(first, i32(at))], memory=True)):
+                value = b.insert_element(value, word, i32(k))
+            out += unpack(c, b, pointer.element, b.bitcast(value, unit), width)
+        return c.make_tuple(b, s.return_type, out)
+
+    return signature(types.UniTuple(pointer.element, n), rank, pointer, base, offset, count), codegen
+
+
+@atom(_type_load)
+def load_shared_of(rank: int, pointer: Any, base: int, offset: int, count: int) -> tuple:
+    """``count`` elements (4 bytes or more) from the shared memory of block ``rank`` of the cluster, from where
+    ``base + offset`` of ``pointer`` is there; the position must be aligned to the access. The cluster meets after they are
+    written, and again before that block ends."""
+    return scalars(clusters.read(current(), int(rank), place(pointer, int(base) + int(offset)),
+                                 int(count) * pointer.dtype.itemsize), pointer.dtype)

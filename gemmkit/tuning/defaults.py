@@ -1,6 +1,7 @@
 """Default mappings: the paper's heuristics brought up to date.
 
 A block's tile is as large as keeps every multiprocessor busy: from a short list, the one whose last wave wastes least.
+Where tiles are few and K is long, several blocks of a cluster share the K of a tile.
 Threads move 16 bytes at a time along the contiguous axis; shared tiles keep the order of the global operand (so that moves
 stay wide) and are padded by 16 bytes (so that rows start in different banks).
 """
@@ -15,11 +16,11 @@ import numpy as np
 
 from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import ColMajor, Layout, Padded, RowMajor, Zero
-from gemmkit.operators import Algebra, FPUOp, Operator, WMMAOp
+from gemmkit.operators import Algebra, FPUOp, MMAOp, Operator, WMMAOp
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning import algebras, hopper
-from gemmkit.tuning.operators import SHORT, sized
+from gemmkit.tuning.operators import SHORT, shares_of, sized
 
 WIDE = 16                              # bytes of the widest access of a thread
 
@@ -65,6 +66,7 @@ SHARED = 200 * 1024                    # bytes of shared memory that the blocks 
 DEPTHS = 24, 16                        # of blocks along K on the ordinary units, where K is no longer than LONG
 LONG = 512
 BRIEF = 6                              # blocks a multiprocessor where K is SHORT: stores of D are to overlap
+SIDE_BY_SIDE = {(64, 64, 64): 3}       # blocks a multiprocessor where blocks share K, if not those listed
 # On the ordinary units a warp's tile is the operator's, and the block's follows from it.
 FPU_TILES = {
     (64, 32): (((64, 128, 32), 4),),
@@ -74,11 +76,21 @@ FPU_TILES = {
 }
 
 
+# With none of these given, K may be shared out.
+_OF_A_MAPPING = {"block_shape", "compute_warp", "warps_per_block", "blocks_per_sm", "order", "stages", "schedule", "cluster",
+                 "producer_warps", *(f"shared_{name}_layout" for name in "abcd"),
+                 *(f"mem_{name}_{what}" for name in ("a", "b", "cd") for what in ("warp", "thread"))}
+
+
 def _fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, int, int] | None,
                 device: DeviceInfo) -> None:
+    shares = (not set(values) & _OF_A_MAPPING and isinstance(operator, (FPUOp, MMAOp))
+              and operator.refuses_to_merge is None)
     given_block, given_warp, warps = (values.get(n) for n in ("block_shape", "compute_warp", "warps_per_block"))
     if given_block is None:
-        block, warp, blocks = _choose(_candidates(operator), sizes, device)
+        block, warp, blocks = _choose(_candidates(operator), sizes, device, shares and isinstance(operator, FPUOp))
+        if sizes is not None and shares and values.setdefault("splits", _splits(block, blocks, sizes, device)) > 1:
+            blocks = SIDE_BY_SIDE.get(block, blocks)
         if sizes is not None and sizes[2] <= 64 < block[2]:               # a short K would leave half of it empty
             block = (*block[:2], math.lcm(64, operator.shape[2]))
         if sizes is not None and block == (64, 64, 32) and _is_brief(operator, sizes[2]):
@@ -96,6 +108,15 @@ def _fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, in
     if warps is None:
         block = given_block.size
         values["warps_per_block"] = max(1, block.M // given_warp.size.M) * max(1, block.N // given_warp.size.N)
+
+
+def _splits(block: tuple, blocks: int, sizes: tuple[int, int, int], device: DeviceInfo) -> int:
+    """How many blocks share the K of a tile: as many as run side by side, each with enough of K."""
+    M, N, K = sizes
+    tiles = math.ceil(max(1, M) / block[0]) * math.ceil(max(1, N) / block[1])
+    side_by_side = SIDE_BY_SIDE.get(block, blocks) * device.sm_count
+    most = min(shares_of(K, block[2], device), side_by_side // tiles)
+    return next(splits for splits in (8, 4, 2, 1) if splits <= max(1, most))
 
 
 def _is_brief(operator: Operator, k: int) -> bool:
@@ -153,8 +174,8 @@ def _shrunk(block: tuple, warp: tuple, blocks: int, parts: int) -> tuple:
     return (M, N, K), (m, n), blocks
 
 
-def _choose(candidates: list, sizes: tuple[int, int, int] | None, device: DeviceInfo) -> Any:
-    """The candidate with the least estimated time: waves of blocks, each as long as its tile is large.
+def _choose(candidates: list, sizes: tuple[int, int, int] | None, device: DeviceInfo, shares: bool) -> Any:
+    """The candidate with the least estimated time: waves of blocks, each as long as its tile is large (and its share of K).
 
     A small tile does less per byte that it moves; ``overhead`` stands for that (in rows of a tile). Blocks that share a
     multiprocessor share its time.
@@ -166,10 +187,11 @@ def _choose(candidates: list, sizes: tuple[int, int, int] | None, device: Device
     def time(candidate: Any) -> float:
         (m, n, _), _, blocks = candidate
         overhead = 24
-        tiles = math.ceil(M / m) * math.ceil(N / n)
+        splits = _splits(candidate[0], blocks, sizes, device) if shares else 1
+        tiles = math.ceil(M / m) * math.ceil(N / n) * splits
         waves = tiles / (blocks * device.sm_count)
         shared_by = blocks if waves >= 1 else max(1.0, tiles / device.sm_count)
-        return max(1, math.ceil(waves)) * shared_by * (m + overhead) * (n + overhead)
+        return max(1, math.ceil(waves)) * shared_by * (m + overhead) * (n + overhead) / splits
 
     return min(candidates, key=time)
 

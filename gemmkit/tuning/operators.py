@@ -11,6 +11,7 @@ from gemmkit.operators import COMPLEX, Algebra, FPUOp, MMAOp, Operator
 from gemmkit.runtime.device import DeviceInfo
 
 SHORT, BUSY = 48, 8                    # along such a K, and with so many tiles a multiprocessor, D is nearly all that moves
+DEPTH, STEPS = 64, 16                  # of blocks along K, and how many each should have of blocks that share K
 LARGE = 4096                           # a size where nothing is known of it
 SIXTEEN = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
@@ -33,9 +34,16 @@ def operator_for(a: np.dtype, b: np.dtype, sizes: tuple[int, int, int], device: 
                  accumulator=accumulator)
 
 
-def fpu_shape(size: int, sizes: tuple[int, int, int] | None, device: DeviceInfo) -> dict[str, int]:
-    """The shape of an operation on the ordinary units whose widest element has ``size`` bytes."""
+def shares_of(K: int, depth: int, device: DeviceInfo) -> int:
+    """In how many parts K is long enough to be shared out among the blocks of a cluster, if there are clusters."""
+    return max(1, min(8, K // (STEPS * depth))) if device.arch >= (9, 0) else 1
+
+
+def fpu_shape(size: int, sizes: tuple[int, int, int] | None, device: DeviceInfo, may_share: bool = True) -> dict[str, int]:
+    """The shape of an operation on the ordinary units whose widest element has ``size`` bytes; ``may_share`` says that
+    blocks may share the K of a tile, which makes large tiles worth while where they are few."""
     M, N, K = sizes or (LARGE, LARGE, LARGE)
+    shares = shares_of(K, DEPTH, device) if may_share and sizes is not None else 1
 
     def tiles(m: int, n: int) -> float:
         """Blocks a multiprocessor gets when each computes m x n."""
@@ -44,12 +52,12 @@ def fpu_shape(size: int, sizes: tuple[int, int, int] | None, device: DeviceInfo)
     if size == 16:
         return dict(M=16, N=16, MB=4, NB=8)
     if size == 8:                                 # half as many fit the registers
-        return dict(M=32, N=32, MB=4, NB=8) if tiles(64, 64) >= 1 else dict(M=16, N=16, MB=4, NB=8)
+        return dict(M=32, N=32, MB=4, NB=8) if tiles(64, 64) * shares >= 1 else dict(M=16, N=16, MB=4, NB=8)
     if K <= SHORT and size == 4 and tiles(64, 64) >= BUSY:
         return dict(M=32, N=32, MB=8, NB=4)
     if tiles(64, 128) >= 2:
         return dict(M=64, N=32, MB=8, NB=4)
-    if tiles(64, 64) >= 0.75:
+    if tiles(64, 64) * shares >= 0.75:
         return dict(M=32, N=16, MB=8, NB=4)
     return dict(M=16, N=16, MB=4, NB=8)
 
@@ -79,7 +87,7 @@ def _base_for(parts: int, a: np.dtype, b: np.dtype, sizes: tuple[int, int, int] 
         return MMAOp(dtype=a)
     accumulator = accumulator_for(a, b)
     size = parts * max(a.itemsize, b.itemsize, accumulator.itemsize)
-    shape = fpu_shape(4, sizes, device) if size == 8 else fpu_shape(8 if size <= 12 else 16, sizes, device)
+    shape = fpu_shape(4 if size == 8 else 8 if size <= 12 else 16, sizes, device, False)
     return FPUOp(**shape, dtype=a, b_dtype=b, accumulator=accumulator)
 
 
