@@ -25,6 +25,25 @@ CASES: dict[str, tuple[str, Any, float]] = {
     "fpu int32": ("i4", None, 0.0),
     "fpu complex64": ("c8", None, 1e-5),
 }
+# Contractions (copied past registers, panels of D, combs of D and along K; a K that blocks share), column-major.
+TENSORS: dict[str, tuple[str, str, dict[str, int]]] = {
+    "panels": ("f2", "ijmb,mkac->abcijk", dict(i=8, j=3, m=24, b=4, k=4, a=24, c=5)),
+    "comb of D": ("f2", "bka,kj->abj", dict(a=24, b=24, k=40, j=20)),
+    "comb along K": ("f2", "kil,lkj->ij", dict(i=40, j=36, k=24, l=24)),
+    "shared K": ("f2", "ikl,ljk->ij", dict(i=72, j=72, k=64, l=96)),
+    "shared K f32": ("f4", "ikl,ljk->ij", dict(i=72, j=72, k=64, l=96)),
+}
+
+
+def contraction_error(rng: np.random.Generator, dtype: str, spec: str, sizes: dict[str, int]) -> float:
+    """The error of an einsum against float64."""
+    import cupy
+
+    left, right = (_random(rng, tuple(sizes[x] for x in term), dtype) for term in spec.split("->")[0].split(","))
+    out = cupy.empty(tuple(sizes[x] for x in spec.split("->")[1]), "f4", order="F")
+    gk.einsum(spec, cupy.asarray(left, order="F"), cupy.asarray(right, order="F"), out=out)
+    reference = np.einsum(spec, left.astype("f8"), right.astype("f8"))
+    return float(np.linalg.norm(out.get() - reference) / np.linalg.norm(reference))
 
 
 def main() -> int:
@@ -32,6 +51,10 @@ def main() -> int:
     import cupy
 
     rng, wrong = np.random.default_rng(0), 0
+    for name, (dtype, spec, sizes) in TENSORS.items():
+        error = contraction_error(rng, dtype, spec, sizes)
+        wrong += not error <= 1e-5
+        print(f"{name:14} {spec} {error:.1e}", flush=True)
     for name, (dtype, operator, tolerance) in CASES.items():
         for trans in ("NN", "TT"):
             for m, n, k in SIZES:
