@@ -52,9 +52,9 @@ def main() -> int:
 
     rng, wrong = np.random.default_rng(0), 0
     for name, (dtype, spec, sizes) in TENSORS.items():
-        error = contraction_error(rng, dtype, spec, sizes)
-        wrong += not error <= 1e-5
-        print(f"{name:14} {spec} {error:.1e}", flush=True)
+        off = contraction_error(rng, dtype, spec, sizes)
+        wrong += not off <= 1e-5
+        print(f"{name:14} {spec} {off:.1e}", flush=True)
     for name, (dtype, operator, tolerance) in CASES.items():
         for trans in ("NN", "TT"):
             for m, n, k in SIZES:
