@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Bytes = npt.NDArray[np.uint8]
 
+Fenced = tuple["Block", Vector, Foreign]
+
 _PLAIN_SIZES = frozenset((1, 2, 4, 8, 16))
 _ONES = {size: b"\x01" * size for size in _PLAIN_SIZES}
 
@@ -31,7 +33,7 @@ class Agent:
         clock, seen, foreign: its time and its knowledge of others (`clocks`).
         pages: the launch's history of global memory.
         fences: its times of `fence_proxy`, ascending.
-        fenced: what it knew at the last: itself, its clock, `seen`, `foreign`.
+        fenced: what it knew at the last, or each of those at theirs who set it to work: the block, `seen`, `foreign`.
         asynchronous: whether it reaches memory by the asynchronous proxy, as copy engines and tensor cores do.
             What threads have written it sees only where `fence_proxy` followed, of the writer or of who set it to work.
     """
@@ -46,7 +48,7 @@ class Agent:
         self.seen = seen
         self.foreign: Foreign = None
         self.fences: list[int] = []
-        self.fenced: tuple[Agent, int, Vector, Foreign] | None = None
+        self.fenced: Sequence[Fenced] = ()
 
     @property
     def id(self) -> errors.ThreadId:
@@ -65,12 +67,12 @@ class Agent:
         """Lets asynchronous agents that learn of this moment see what this one wrote before
         (``fence.proxy.async``)."""
         self.fences.append(self.clock)
-        self.fenced = self, self.clock, self.seen, self.foreign
+        self.fenced = ((self.block, self.seen, self.foreign),)
         self.clock += 1
 
     def is_visible_to_async(self, record: shadow.Record) -> bool:
         """Whether this asynchronous agent sees a write that happened before now: another such one made it; its writer
-        fenced it, and the fence too happened before now; or who set the agent to work knew of the write, and fenced."""
+        fenced it, and the fence too happened before now; or all who set the agent to work knew of the write, and fenced."""
         writer, time, site = record
         if writer.asynchronous or self._is_fenced(writer, time):
             return True
@@ -79,13 +81,11 @@ class Agent:
         return first < len(writer.fences) and self.is_after((writer, writer.fences[first] + 1, site))
 
     def _is_fenced(self, writer: Agent, time: int) -> bool:
-        if self.fenced is None:
-            return False
-        thread, clock, seen, foreign = self.fenced
-        if writer is thread:
-            return time <= clock
-        known = seen if writer.block is thread.block else (foreign or {}).get(writer.block)
-        return known is not None and time <= known[writer.index]
+        for block, seen, foreign in self.fenced:
+            known = seen if writer.block is block else (foreign or {}).get(writer.block)
+            if known is None or time > known[writer.index]:
+                return False
+        return len(self.fenced) > 0
 
     def read(self, memory: Memory, address: int, nbytes: int, alignment: int | None = None) -> Bytes:
         """A copy of `nbytes` bytes from absolute byte address `address`.

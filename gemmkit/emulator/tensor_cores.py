@@ -46,7 +46,8 @@ class TensorCores(Engine):
     def starts_for_all(self, threads: Sequence[Thread]) -> None:
         """The next reads come after all that the warpgroup's threads have done and seen."""
         self.foreign = past(threads)
-        self.fenced = threads[0].fenced
+        fenced = [thread.fenced for thread in threads]
+        self.fenced = () if () in fenced else tuple({(id(one[0][1]), id(one[0][2])): one[0] for one in fenced}.values())
 
     def gather(self, thread: Thread, addresses: np.ndarray) -> np.ndarray:
         """The chunks of `CHUNK` bytes at these addresses of the block's shared memory: their shape, then the bytes."""
