@@ -23,6 +23,7 @@ from gemmkit.kernels.weave import with_a_by_registers
 from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import Layout, Zero
 from gemmkit.operators import Operator
+from gemmkit.pipeline_rules import check_splits, validate_pipeline
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Identity, Transform
@@ -180,8 +181,6 @@ def validate(config: Config) -> None:
     """Raise ConfigError for the first rule that a configuration breaks."""
     _check_fields({field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
     if config.is_pipeline:
-        from gemmkit.pipeline_rules import validate_pipeline
-
         validate_pipeline(config)
         _validate_dtypes(config)
         return
@@ -199,13 +198,11 @@ def _validate_one_stage(config: Config) -> None:
         _rule(getattr(config, field) == only, field, getattr(config, field), "it is a mapping of the warp-specialised "
               f"kernel; with kernel={config.kernel!r} it is {only!r}")
     if config.splits > 1:
-        _rule(config.splits in SPLITS, "splits", config.splits, "blocks of a cluster that share K are one of "
-              + ", ".join(map(str, SPLITS)))
+        check_splits(config.splits, _rule)
         refusal = operator.refuses_to_merge
         _rule(refusal is None, "splits", config.splits, f"with {operator!r}: {refusal}")
 
 
-SPLITS = 1, 2, 4, 8                    # blocks of a cluster; more than 8 not every GPU has side by side
 TILES = {"block_shape": ("M", "N", "K"), "compute_warp": ("M", "N", "K"), "mem_a_warp": ("M", "K"),
          "mem_a_thread": ("M", "K"), "mem_b_warp": ("K", "N"), "mem_b_thread": ("K", "N"), "mem_cd_warp": ("M", "N"),
          "mem_cd_thread": ("M", "N"), "cluster": ("M", "N")}

@@ -25,7 +25,7 @@ from gemmkit.emulator.mode import current_mode
 from gemmkit.epilogues import Epilogue
 from gemmkit.layouts import Tensor
 from gemmkit.matmul import matmul
-from gemmkit.modes import Mode, merged, ordered, sorted_by
+from gemmkit.modes import Mode, ordered
 from gemmkit.operators import Operator
 from gemmkit.planning import Plan, plan
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like
@@ -203,9 +203,8 @@ def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple) -> Re
     def group(kind: str, first: int, second: int) -> list[Mode]:
         """The dimensions of one kind, that the ``first`` and the ``second`` of A, B and D have."""
         made = [Mode(sizes[x], strides[first].get(x, 0), strides[second].get(x, 0)) for x in kinds[kind] if sizes[x] != 1]
-        if second == 2 and d_is_little and any(mode.first == 1 for mode in made):
-            return merged(sorted_by(0, made))
-        return ordered(made, (arrays[first][2], arrays[second][2]), (counts[first], counts[second]), second == 2)
+        return ordered(made, (arrays[first][2], arrays[second][2]), (counts[first], counts[second]), second == 2,
+                       second == 2 and d_is_little)
 
     # On the ordinary units such a K takes longer than D, moved element by element: A and B lead alone.
     d_is_little = arrays[2][2] >= 4 and math.prod(sizes[x] for x in kinds["k"]) >= LONG

@@ -58,9 +58,10 @@ def engines(conf: Config, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo, sizes: tup
     loads = _loads(conf, "a", a), _loads(conf, "b", b)
     if not all(loads):
         loads = loads[0] and _keeps(conf, "a"), loads[1] and _keeps(conf, "b")
-    return (*loads, _stores(conf, out), _lands(conf, "a", a), _lands(conf, "b", b),
+    stores = _stores(conf, out)
+    return (*loads, stores, _lands(conf, "a", a), _lands(conf, "b", b),
             not loads[0] and _gathers(conf, "a", a, (M, K)), not loads[1] and _gathers(conf, "b", b, (K, N)),
-            _run(conf, out, (M, N)), *_panel(conf, out))
+            0 if stores else _run(conf, out, (M, N)), *_panel(conf, out))
 
 
 def _loads(conf: Config, name: str, info: ArrayInfo) -> bool:
@@ -134,10 +135,10 @@ def _stores(conf: Config, info: ArrayInfo) -> bool:
 
 def _run(conf: Config, info: ArrayInfo, extents: tuple[int, int]) -> int:
     """How many neighbours of D, all in range or none, a thread stores together; 0 where that is nothing to speak of, or the
-    engine stores D, or the epilogue."""
+    epilogue stores D."""
     layout, shared = conf.global_d_layout, conf.shared_d_layout
     if (not layout.is_separable or layout.vector_axis != shared.vector_axis or conf.epilogue.stores_itself
-            or conf.epilogue.writes or _stores(conf, info) or unit_axis(info) != _unit(layout, info)):
+            or conf.epilogue.writes or unit_axis(info) != _unit(layout, info)):
         return 0
     panel = 64 if shared.axis == 0 else shared.line
     line = math.gcd(layout.run, panel, extents[shared.axis]) // layout.comb

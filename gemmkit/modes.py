@@ -41,9 +41,11 @@ class Mode(NamedTuple):
         return [Mode(count, self.first, self.second), *([rest] if rest.extent > 1 else [])]
 
 
-def ordered(modes: Sequence[Mode], itemsizes: tuple[int, int], counts: tuple[int, int], stores: bool = False) -> list[Mode]:
+def ordered(modes: Sequence[Mode], itemsizes: tuple[int, int], counts: tuple[int, int], stores: bool = False,
+            is_little: bool = False) -> list[Mode]:
     """The modes of two tensors, whose elements have ``itemsizes`` bytes and of which there are ``counts``: the fastest
-    first, those merged that lie in each other's stride in both. ``stores`` says that the second is written.
+    first, those merged that lie in each other's stride in both. ``stores`` says that the second is written, ``is_little``
+    that it gives way where the first has neighbours: to move it is a small part of the whole.
 
     >>> [mode.extent for mode in ordered([Mode(16, 1, 48), Mode(48, 16, 1)], (4, 4), (768, 768))]          # at odds
     [4, 8, 4, 6]
@@ -52,6 +54,8 @@ def ordered(modes: Sequence[Mode], itemsizes: tuple[int, int], counts: tuple[int
     """
     larger = next((n for n in (0, 1) if counts[n] >= LARGER * max(1, counts[1 - n])), None)
     first, second = (any(x[1 + n] == 1 for x in modes) for n in (0, 1))
+    if is_little and first:
+        return merged(sorted_by(0, modes))
     lead = 1 if second and (not first or (larger == 1 and not stores)) else 0
     modes = merged(sorted_by(lead, modes))
     decides = lead if larger is None else larger
@@ -99,4 +103,4 @@ def merged(modes: Sequence[Mode]) -> list[Mode]:
     return out
 
 
-__all__ = ["FEW", "LARGER", "Mode", "merged", "ordered", "sorted_by"]
+__all__ = ["FEW", "LARGER", "Mode", "ordered"]

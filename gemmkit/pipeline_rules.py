@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 SCHEDULES = ("cooperative", "pingpong")
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
-SPLITS = (1, 2, 4, 8)
+SPLITS = (1, 2, 4, 8)                  # blocks of a cluster; more than 8 not every GPU has side by side
 BOX = 256                              # elements a copy of the engine can extend along a dimension
 STAGES = 32
 ACCUMULATORS = 192                     # 32-bit registers of a consumer's sums: beyond it they spill
@@ -94,11 +94,16 @@ def _validate_tiles(config: Config, rule: Any) -> None:
          f"sums, and {most} is the limit with {config.threads} threads; take smaller tiles")
 
 
+def check_splits(splits: int, rule: Any) -> None:
+    """The rule of both kernels."""
+    rule(splits in SPLITS, "splits", splits, f"blocks of a cluster that share K are one of {', '.join(map(str, SPLITS))}")
+
+
 def _validate_splits(config: Config, rule: Any) -> None:
     operator = _units(config)
     splits, N = config.splits, config.block_shape.size.N
     rule(operator is config.operator, "splits", splits, "sums of numbers of several parts are not exchanged; take splits=1")
-    rule(splits in SPLITS, "splits", splits, f"blocks of a cluster that share K are one of {', '.join(map(str, SPLITS))}")
+    check_splits(splits, rule)
     rule(config.cluster.count == 1, "splits", splits, f"the blocks of a cluster={config.cluster!r} share operands; they "
          "cannot share K as well")
     rule(config.schedule == "cooperative", "splits", splits, "consumers that play ping-pong have no time to exchange sums; "
@@ -154,4 +159,4 @@ def _validate_d(config: Config, rule: Any) -> None:
          f"wide, and N={N} of the block must be a multiple of that")
 
 
-__all__ = ["validate_pipeline"]
+__all__ = ["check_splits", "validate_pipeline"]

@@ -138,16 +138,13 @@ def start_stage(spec: Any, full: Any, a: int, b: int, stage: int, phase: int, su
     """Start the products of one stage, as a group: in place of ``sums`` if these have ``done`` 0 stages, else added to them.
     ``a`` and ``b`` are the descriptors of stage 0."""
     mbarrier_wait(full, stage, phase)
-    choose(spec.is_gathering, fence_async, nobody)     # threads' copies write as threads do
+    if spec.is_gathering:
+        fence_async()                                  # threads' copies write as threads do
     wgmma_fence()
     sums = spec.operator.multiply(sums, advance(a, stage * spec.stage_bytes), advance(b, stage * spec.stage_bytes),
                                   spec.a.shared, spec.b.shared, spec.block, min(done, 1))
     wgmma_commit()
     return sums
-
-
-def nobody() -> None:
-    pass
 
 
 def multiply_portions(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:

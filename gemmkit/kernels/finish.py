@@ -31,12 +31,7 @@ def finish_tile(spec: Any, sums: tuple, c: Any, d: Any, map_d: Any, group: int, 
 
 def finish_fragment(sums: tuple, i: int, spec: Any, c: Any, d: Any, map_d: Any, group: int, m: int, n: int,
                     shape: Any) -> None:
-    choose(spec.d_run > 0, finish_by_panels, finish_otherwise, sums, i, spec, c, d, map_d, group, m + i * 64, n, shape)
-
-
-def finish_otherwise(sums: tuple, i: int, spec: Any, c: Any, d: Any, map_d: Any, group: int, m: int, n: int,
-                     shape: Any) -> None:
-    choose(spec.d_engine, finish_by_engine, finish_by_threads, sums, i, spec, c, d, map_d, group, m, n, shape)
+    choose(spec.uses_panels, finish_by_panels, finish_by_threads, sums, i, spec, c, d, map_d, group, m + i * 64, n, shape)
 
 
 def own_row() -> int:
@@ -49,20 +44,26 @@ def own_column() -> int:
     return lane_index() % 4 * 2
 
 
-# -- by the copy engine -----------------------------------------------------------------------------------------------
+# -- by panels --------------------------------------------------------------------------------------------------------
 
-def finish_by_engine(sums: tuple, i: int, spec: Any, c: Any, d: Any, map_d: Any, group: int, m: int, n: int,
+def finish_by_panels(sums: tuple, i: int, spec: Any, c: Any, d: Any, map_d: Any, group: int, m: int, n: int,
                      shape: Any) -> None:
     """First all values are finished, so that what is loaded for them (C, a bias) is on its way at once; then they leave."""
     values = choose(spec.has_epilogue, finish_values, keep, sums, spec, c, m + own_row(), n + own_column(), shape)
-    each(store_panel, split(convert_all(spec.d.layout.dtype, values), spec.d_columns // 2), i, spec, map_d, group, m, n)
+    each(finish_panel, split(convert_all(spec.d.layout.dtype, values), spec.d_columns // 2), i, spec, d, map_d, group, m, n,
+         shape)
 
 
-def store_panel(values: tuple, p: int, i: int, spec: Any, map_d: Any, group: int, m: int, n: int) -> None:
+def finish_panel(values: tuple, p: int, i: int, spec: Any, d: Any, map_d: Any, group: int, m: int, n: int,
+                 shape: Any) -> None:
     """A panel of D: 64 rows of ``spec.d_columns`` columns."""
-    buffer = group * spec.d_buffers + (i * spec.own_panels + p) % spec.d_buffers
+    position = (group * spec.d_buffers + (i * spec.own_panels + p) % spec.d_buffers) * spec.d_panel
+    choose(spec.d_engine, store_by_engine, store_by_threads, values, p, i, spec, position, d, map_d, group, m, n, shape)
+
+
+def store_by_engine(values: tuple, p: int, i: int, spec: Any, position: int, d: Any, map_d: Any, group: int, m: int, n: int,
+                    shape: Any) -> None:
     pointer = shared(spec.d.shared.dtype, spec.d_offset)
-    position = buffer * spec.d_panel
     is_leader = thread_index() % 128 == 0
     if is_leader:                                      # the engine has read what was in the panel before
         if i + p == 0:
@@ -76,6 +77,18 @@ def store_panel(values: tuple, p: int, i: int, spec: Any, map_d: Any, group: int
     if is_leader:
         tma_store(map_d, (n + p * spec.d_columns, m), pointer, position)
         tma_commit()
+
+
+def store_by_threads(values: tuple, p: int, i: int, spec: Any, position: int, d: Any, map_d: Any, group: int, m: int, n: int,
+                     shape: Any) -> None:
+    """The panel is written, and read in lines. While some threads still store the last one from the other buffer, others
+    fill this one; who fills the next but one has met them all in between."""
+    if i + p == 0:
+        named_barrier(PANEL + group, 128)              # the last tile's panels
+    put_panel(values, spec, shared(spec.d.shared.dtype, spec.d_offset), position)
+    named_barrier(PANEL + group, 128)
+    store_lines(spec, d, shared(spec.d.shared.dtype, spec.d_offset + position * spec.d.shared.itemsize), m,
+                n + p * spec.d_columns, shape)
 
 
 def finish_values(sums: tuple, spec: Any, c: Any, row: int, column: int, shape: Any) -> tuple:
@@ -124,26 +137,22 @@ def put_panel(values: tuple, spec: Any, pointer: Any, position: int) -> None:
 
 def put_matrices(values: tuple, spec: Any, pointer: Any, position: int) -> None:
     """16 columns of 16-bit elements at a time."""
-    choose(spec.d.shared.axis == 1, put_straight, put_transposed, values, spec, pointer, position)
-
-
-def put_straight(values: tuple, spec: Any, pointer: Any, position: int) -> None:
     each(put_matrix, split(values, 8), spec, pointer, position)
-
-
-def put_transposed(values: tuple, spec: Any, pointer: Any, position: int) -> None:
-    each(put_transpose, split(values, 8), spec, pointer, position)
 
 
 def put_matrix(values: tuple, n: int, spec: Any, pointer: Any, position: int) -> None:
     """Four 8 x 8 matrices: a lane addresses a line of the matrix of its quarter."""
+    choose(spec.d.shared.axis == 1, put_straight, put_transposed, values, n, spec, pointer, position)
+
+
+def put_straight(values: tuple, n: int, spec: Any, pointer: Any, position: int) -> None:
     lane = lane_index()
     row = udiv(thread_index() % 128, 32) * 16 + lane % 16
     stmatrix(pointer, position, spec.d.shared.position((row, n * 16 + udiv(lane, 16) * 8), 64), values, False)
 
 
-def put_transpose(values: tuple, n: int, spec: Any, pointer: Any, position: int) -> None:
-    """The same, each matrix transposed: its lines are columns of D."""
+def put_transposed(values: tuple, n: int, spec: Any, pointer: Any, position: int) -> None:
+    """Each matrix transposed: its lines are columns of D."""
     lane = lane_index()
     row = udiv(thread_index() % 128, 32) * 16 + udiv(lane, 8) % 2 * 8
     column = n * 16 + udiv(lane, 16) * 8 + lane % 8
@@ -167,26 +176,6 @@ def wait_for_engine(spec: Any) -> None:
 def wait_for_stores(spec: Any) -> None:
     if thread_index() % 128 == 0:
         tma_wait(0)
-
-
-# -- by threads, from panels ------------------------------------------------------------------------------------------
-
-def finish_by_panels(sums: tuple, i: int, spec: Any, c: Any, d: Any, map_d: Any, group: int, m: int, n: int,
-                     shape: Any) -> None:
-    values = choose(spec.has_epilogue, finish_values, keep, sums, spec, c, m + own_row(), n + own_column(), shape)
-    each(pass_panel, split(convert_all(spec.d.layout.dtype, values), spec.d_columns // 2), i, spec, d, group, m, n, shape)
-
-
-def pass_panel(values: tuple, p: int, i: int, spec: Any, d: Any, group: int, m: int, n: int, shape: Any) -> None:
-    """A panel is written, and read in lines. While some threads still store the last one from the other buffer, others fill
-    this one; who fills the next but one has met them all in between."""
-    position = (group * spec.d_buffers + (i * spec.own_panels + p) % spec.d_buffers) * spec.d_panel
-    if i + p == 0:
-        named_barrier(PANEL + group, 128)              # the last tile's panels
-    put_panel(values, spec, shared(spec.d.shared.dtype, spec.d_offset), position)
-    named_barrier(PANEL + group, 128)
-    store_lines(spec, d, shared(spec.d.shared.dtype, spec.d_offset + position * spec.d.shared.itemsize), m,
-                n + p * spec.d_columns, shape)
 
 
 def store_lines(spec: Any, d: Any, panel: Any, m: int, n: int, shape: Any) -> None:

@@ -38,70 +38,66 @@ def produce_by_copies(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: A
     while tile < tiles:
         m, n = tile_place(spec, tile, rank, shape)
         begin, count = k_blocks(spec, m, n, rank, shape)
-        choose(spec.a_gathers, find_rows, keep, spec.a, a_lines, a, m, spec.block.MK, warp, spec)
-        choose(spec.b_gathers, find_columns, keep, spec.b, b_lines, b, n, spec.block.KN, warp, spec)
+        choose(spec.a_gathers, find_lines, keep, spec.a, a_lines, a, m, spec.block.MK, 0, warp, spec)
+        choose(spec.b_gathers, find_lines, keep, spec.b, b_lines, b, n, spec.block.KN, 1, warp, spec)
         block = count * 0
         while block < count:
             k = begin + block * spec.block.size.K
             if spec.condition(m, n, k):
                 mbarrier_wait(empty, stage, phase)
                 start_copies(spec, map_a, map_b, full, stage, m, n, k, rank)
-                choose(spec.a_gathers, copy_rows, keep, spec.a, a_lines, a, a_stage(spec, stage), spec.block.MK, m, k,
-                       shape.M, shape.K, warp, spec)
-                choose(spec.b_gathers, copy_columns, keep, spec.b, b_lines, b, b_stage(spec, stage), spec.block.KN, k, n,
-                       shape.K, shape.N, warp, spec)
+                choose(spec.a_gathers, copy_tiles, keep, spec.a, a_lines, a, a_stage(spec, stage), spec.block.MK, m, k,
+                       shape.M, shape.K, 0, warp, spec)
+                choose(spec.b_gathers, copy_tiles, keep, spec.b, b_lines, b, b_stage(spec, stage), spec.block.KN, k, n,
+                       shape.K, shape.N, 1, warp, spec)
                 copies_arrive(full, stage)
                 stage, phase = next_stage(spec, stage, phase)
             block = rolled(block + 1)
         tile += step
 
 
-def find_rows(operand: Any, lines: Any, data: Any, m: int, block: Any, warp: int, spec: Any) -> None:
-    """Where the rows of A begin that a thread copies from."""
+def find_lines(operand: Any, lines: Any, data: Any, at: int, block: Any, across: int, warp: int, spec: Any) -> None:
+    """Where the lines along K begin (rows of A, columns of B: ``across`` is their axis) that a thread copies from."""
     warp_tiles = parallelise(block, operand.warp, warp, spec.producer_warps)
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
-            lines[i * len(thread_tiles) + j] = (operand.layout.row_offset(data, m + thread_tiles[j].index[0]),)
+            lines[i * len(thread_tiles) + j] = (offset(operand, data, at + thread_tiles[j].index[across], across),)
 
 
-def find_columns(operand: Any, lines: Any, data: Any, n: int, block: Any, warp: int, spec: Any) -> None:
-    """Where the columns of B begin that a thread copies from."""
-    warp_tiles = parallelise(block, operand.warp, warp, spec.producer_warps)
-    for i in range(len(warp_tiles)):
-        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
-        for j in range(len(thread_tiles)):
-            lines[i * len(thread_tiles) + j] = (operand.layout.column_offset(data, n + thread_tiles[j].index[1]),)
-
-
-def copy_rows(operand: Any, lines: Any, data: Any, pointer: Any, block: Any, m: int, k: int, rows: int, columns: int,
-              warp: int, spec: Any) -> None:
+def copy_tiles(operand: Any, lines: Any, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int,
+               across: int, warp: int, spec: Any) -> None:
+    """Extents are multiples of a thread's tile, so it is wholly in range or wholly out."""
     warp_tiles = parallelise(block, operand.warp, warp, spec.producer_warps)
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
             tile = thread_tiles[j]
-            along = operand.layout.column_offset(data, k + tile.index[1])
-            copy_line(operand, data, pointer, block, tile, lines[i * len(thread_tiles) + j][0] + along,
-                      m + tile.index[0] < rows and k + tile.index[1] < columns)
+            row, column = at_i + tile.index[0], at_j + tile.index[1]
+            along = offset(operand, data, choose(across == 0, second_of, first_of, row, column), 1 - across)
+            copy_async(pointer, operand.shared.position(tile.index, operand.shared.leading(block.size)), data,
+                       lines[i * len(thread_tiles) + j][0] + along, tile.count, row < rows and column < columns)
 
 
-def copy_columns(operand: Any, lines: Any, data: Any, pointer: Any, block: Any, k: int, n: int, rows: int, columns: int,
-                 warp: int, spec: Any) -> None:
-    warp_tiles = parallelise(block, operand.warp, warp, spec.producer_warps)
-    for i in range(len(warp_tiles)):
-        thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
-        for j in range(len(thread_tiles)):
-            tile = thread_tiles[j]
-            along = operand.layout.row_offset(data, k + tile.index[0])
-            copy_line(operand, data, pointer, block, tile, lines[i * len(thread_tiles) + j][0] + along,
-                      k + tile.index[0] < rows and n + tile.index[1] < columns)
+def offset(operand: Any, data: Any, n: int, axis: int) -> int:
+    """What a row (axis 0) or a column adds to an element's place."""
+    return choose(axis == 0, row_offset, column_offset, operand, data, n)
 
 
-def copy_line(operand: Any, data: Any, pointer: Any, block: Any, tile: Any, offset: int, is_there: bool) -> None:
-    """A thread's tile: extents are multiples of it, so it is wholly in range or wholly out."""
-    copy_async(pointer, operand.shared.position(tile.index, operand.shared.leading(block.size)), data, offset, tile.count,
-               is_there)
+def row_offset(operand: Any, data: Any, i: int) -> int:
+    return operand.layout.row_offset(data, i)
+
+
+def column_offset(operand: Any, data: Any, j: int) -> int:
+    return operand.layout.column_offset(data, j)
+
+
+def first_of(row: int, column: int) -> int:
+    return row
+
+
+def second_of(row: int, column: int) -> int:
+    return column
 
 
 __all__ = ["produce_by_copies"]

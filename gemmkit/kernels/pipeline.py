@@ -118,9 +118,13 @@ class PipelineSpec(PipelineRoles):
         return self.stages * self.stage_bytes
 
     @cached_property
+    def uses_panels(self) -> bool:
+        """Whether D leaves by way of shared memory."""
+        return self.d_engine or self.d_run > 0
+
+    @cached_property
     def _panels_bytes(self) -> int:
-        uses = self.d_engine or self.d_run > 0
-        return BUFFERS * self.consumers * self.d_panel * self.d.shared.dtype.itemsize if uses else 0
+        return BUFFERS * self.consumers * self.d_panel * self.d.shared.dtype.itemsize if self.uses_panels else 0
 
     @cached_property
     def full_offset(self) -> int:

@@ -10,6 +10,7 @@ from gemmkit.kernels.parts import (
     put_elements,
     put_words,
     read_inside,
+    read_line,
     read_packed,
     read_words,
     transform_tile,
@@ -24,7 +25,7 @@ from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import lane_index, rolled, thread_index, udiv, uniform
 from gemmkit.ptx.tma import tma_load, tma_load_multicast
 from gemmkit.ptx.warpgroup import fence_async
-from gemmkit.ptx.words import load_words, pack_words, unpack_words
+from gemmkit.ptx.words import pack_words, unpack_words
 from gemmkit.tiling import parallelise, translate
 
 
@@ -181,7 +182,7 @@ def hold_inside(operand: Any, held: Any, data: Any, block: Any, at_i: int, at_j:
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
-            held[i * len(thread_tiles) + j] = choose(operand.is_raw, load_raw, load_finished, operand, data,
+            held[i * len(thread_tiles) + j] = choose(operand.is_raw, read_line, load_finished, operand, data,
                                                      translate(thread_tiles[j], at_i, at_j), shape)
 
 
@@ -194,10 +195,6 @@ def hold_masked(operand: Any, held: Any, data: Any, block: Any, at_i: int, at_j:
         for j in range(len(thread_tiles)):
             held[i * len(thread_tiles) + j] = read_words(operand, data, translate(thread_tiles[j], at_i, at_j), rows,
                                                          columns, spec.operator.identity, shape)
-
-
-def load_raw(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:
-    return load_words(data, operand.layout.axis, tile.base, tile.offset, tile.count)
 
 
 def load_finished(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:

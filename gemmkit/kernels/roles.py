@@ -44,7 +44,6 @@ class PipelineRoles(Spec):
     schedule: str
     cluster_m: int
     cluster_n: int
-    splits: int
     producer_warps: int
     a_engine: bool
     b_engine: bool

@@ -160,14 +160,10 @@ def applies(a: np.dtype, b: np.dtype, fields: dict[str, Any], device: DeviceInfo
 def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
            device: DeviceInfo) -> tuple[Operator, dict[str, Any]]:
     """The operator for a product of 16-bit floats in these layouts, and the fields of its mapping."""
-    mappings: tuple[Mapping, ...] = MAPPINGS + SPLIT
-    for name, layout in (("a", a), ("b", b)):
-        info = infos[name]
-        if _is_changed(name, layout, fields):
-            gathers = _is_gathered(name, layout, fields) and mappings not in (MISALIGNED, WORKING)
-            mappings = mappings if mappings is MISALIGNED else GATHERING if gathers else WORKING
-        if isinstance(layout, Plain) and info is not None and why_not(info, layout.axis) is not None:
-            mappings = MISALIGNED
+    given = dict(fields, global_a_layout=a, global_b_layout=b)
+    is_misaligned = any(isinstance(layout, Plain) and (info := infos[name]) is not None
+                        and why_not(info, layout.axis) is not None for name, layout in (("a", a), ("b", b)))
+    mappings = MISALIGNED if is_misaligned else _taken(given) or MAPPINGS + SPLIT
     is_ragged = any(info is not None and any(stride * info.dtype.itemsize % LINE for stride in info.strides if stride != 1)
                     for info in (infos["a"], infos["b"]))
     epilogue = fields.get("epilogue")
@@ -201,8 +197,7 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     is_algebra = whole is not operator
     splits = () if is_algebra or operator.accumulator.itemsize != 4 or set(values) & _OF_A_MAPPING else SPLIT
     mappings = (algebras.mappings(whole, values) if is_algebra else PROMOTED if operator.promote
-                else GATHERING if _gathers(values) else WORKING if _works(values) else TURNING if _turns(values)
-                else MAPPINGS + splits)
+                else _taken(values) or (TURNING if _turns(values) else MAPPINGS + splits))
     mappings = tuple(one for one in mappings if splits or one.splits == 1)
     mapping = choose_mapping(sizes, device, operator.N, operator.dtype.itemsize, mappings)
     values.setdefault("splits", mapping.splits if splits else 1)
@@ -224,15 +219,13 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     values.setdefault("stages", _stages(values, device))
 
 
-def _works(values: dict[str, Any]) -> bool:
-    """Whether the producer's warps are sure to work on an operand: what TMA can take depends on the arrays, too."""
-    return any(_is_changed(name, values[f"global_{name}_layout"], values) for name in "ab")
-
-
-def _gathers(values: dict[str, Any]) -> bool:
-    """Whether threads are likely to have copied what the copy engine does not take, and need not look at it."""
+def _taken(values: dict[str, Any]) -> tuple[Mapping, ...] | None:
+    """The mappings if the producer's warps are sure to take an operand: what TMA can take depends on the arrays, too. If all
+    that they take is likely to be copied by threads, nobody has to look at it."""
     changed = [name for name in "ab" if _is_changed(name, values[f"global_{name}_layout"], values)]
-    return bool(changed) and all(_is_gathered(name, values[f"global_{name}_layout"], values) for name in changed)
+    if not changed:
+        return None
+    return GATHERING if all(_is_gathered(name, values[f"global_{name}_layout"], values) for name in changed) else WORKING
 
 
 def _is_gathered(name: str, layout: Layout, fields: dict[str, Any]) -> bool:
