@@ -62,7 +62,7 @@ class AlgebraCode(Code):
         assert len(self.issued) == count * self.algebra.products
         assert sum("negA" in line or ", -R" in line for line in self.issued) == count * negative
         assert ["gsb0" in line for line in self.issued] == ([False] * (len(self.issued) // groups - 1) + [True]) * groups
-        assert self.count("LDSM") == (2 * count if self.by_registers else 0)
+        assert self.count("LDSM") == (2 * (count + self.fragments) if self.by_registers else 0)       # and the first ones
 
 
 def code(conf: gk.Config, by_registers: bool = False, **operands: Any) -> AlgebraCode:
@@ -70,6 +70,7 @@ def code(conf: gk.Config, by_registers: bool = False, **operands: Any) -> Algebr
     assert made.by_registers == by_registers
     made.check_tidy()
     made.check_products()
+    made.check_fragments_stay()
     return made
 
 

@@ -1,16 +1,18 @@
-"""Step 2 of `warp_specialised` with A of an algebra by registers (`gemmkit.kernels.weave` says when).
+"""Step 2 of `warp_specialised` with A by registers (`gemmkit.kernels.weave` says when).
 
-The consumers take A from where the copy engine has laid its numbers, and take them apart in registers, so that A is neither
-written as planes nor read again by every product: shared memory is what limits products of numbers. Steps along K are groups
-of wgmmas of their own: while one is on its way, the registers of the next are filled.
+The consumers take A from where the copy engine has laid it, and take its numbers apart in registers (or transform its
+elements: `gemmkit.kernels.transformed`). So A is neither written to shared memory again nor, of numbers, read by every
+product: shared memory is what limits these products. Steps along K are groups of wgmmas of their own: while one is on its
+way, the registers of the next are filled.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.kernels.transformed import load_transformed
 from gemmkit.kernels.walk import BARRIERS, next_stage
-from gemmkit.lang.control import fold, join
+from gemmkit.lang.control import choose, fold, join, keep
 from gemmkit.lang.registers import apply, generate
 from gemmkit.ptx.descriptors import advance
 from gemmkit.ptx.ldmatrix import ldmatrix
@@ -21,37 +23,84 @@ from gemmkit.ptx.wgmma import settle, wgmma_commit, wgmma_fence, wgmma_wait
 
 
 def multiply_stages(spec: Any, full: Any, empty: Any, sums: tuple, b: int, group: int, stage: int, phase: int,
-                    steps: int) -> tuple:
-    """``sums`` and the products of ``steps`` stages; ``b`` is the descriptor of B in stage 0."""
-    landed = shared(BARRIERS, spec.landed_offset)
+                    steps: int, place: tuple, shape: Any) -> tuple:
+    """``sums`` and the products of ``steps`` stages; ``b`` is the descriptor of B in stage 0, and ``place`` the first row of
+    the block's tile and where it begins along K."""
+    there = choose(spec.has_landed, landed_barriers, keep, full, spec)
+    m, k = place
     if steps > 0:                                      # around the waits, too: or ptxas makes each wgmma wait for the last
         previous = stage
+        mbarrier_wait(there, stage, phase)
+        fragments = load_fragments(spec, group, stage, 0, (m, k), shape)
         for step in range(steps):
-            mbarrier_wait(landed, stage, phase)
-            fragments = load_fragments(spec, group, stage, 0)
+            at = m, k + step * spec.block.size.K
+            after, turned = next_stage(spec, stage, phase)
+            ahead = choose_next(step + 1 < steps, after, turned, stage, phase)
             mbarrier_wait(full, stage, phase)
             sums = start_step(sums, spec, fragments, b, stage, 0, min(step, 1))
-            if step > 0:
-                give_back(empty, previous)
-            sums = fold(spec.stage_steps - 1, add_step, sums, spec, b, group, stage)
+            choose(spec.pending_steps == 0, give_back_last, keep, empty, previous, step)      # it was done when this began
+            fragments = choose(spec.stage_steps > 1, load_next_step, load_next_stage, 0, spec, there, group, stage, ahead,
+                               at, shape)
+            sums = wgmma_wait(spec.pending_steps, sums)
+            choose(spec.pending_steps > 0, give_back_last, keep, empty, previous, step)
+            sums, fragments = fold(spec.middle_steps, add_step, (sums, fragments), spec, b, group, stage, at, shape)
+            sums, fragments = choose(spec.stage_steps > 1, add_last_step, keep, (sums, fragments), spec, there, b, group,
+                                     stage, ahead, at, shape)
             previous = stage
-            stage, phase = next_stage(spec, stage, phase)
+            stage, phase = after, turned
         sums = wgmma_wait(0, sums)
         give_back(empty, previous)
     return sums, stage, phase
 
 
-def add_step(sums: tuple, n: int, spec: Any, b: int, group: int, stage: int) -> tuple:
-    return start_step(sums, spec, load_fragments(spec, group, stage, n + 1), b, stage, n + 1, 1)
+def landed_barriers(full: Any, spec: Any) -> Any:
+    """A is there before the producer's warps are done with B."""
+    return shared(BARRIERS, spec.landed_offset)
+
+
+def choose_next(is_next: bool, after: int, turned: int, stage: int, phase: int) -> tuple:
+    """The next stage of the tile; behind its last this one again, whose fragments nobody uses then."""
+    if is_next:
+        return after, turned
+    return stage, phase
 
 
 def start_step(sums: tuple, spec: Any, fragments: tuple, b: int, stage: int, step: int, accumulate: int) -> tuple:
-    """Start the products of a step along K, as a group, and wait for the last one's."""
+    """Start the products of a step along K, as a group."""
+    fragments = apply(settle_fragment, fragments, spec)
     wgmma_fence()
     sums = spec.operator.multiply_fragments(sums, fragments, advance(b, stage * spec.stage_bytes), spec.b.shared, spec.block,
                                             step, accumulate)
     wgmma_commit()
-    return wgmma_wait(spec.pending_steps, sums)
+    return sums
+
+
+def add_step(state: tuple, n: int, spec: Any, b: int, group: int, stage: int, at: tuple, shape: Any) -> tuple:
+    """While step ``n + 1`` and the one before are on their way, the next one's fragments are fetched."""
+    sums = start_step(state[0], spec, state[1], b, stage, n + 1, 1)
+    fragments = load_fragments(spec, group, stage, n + 2, at, shape)
+    return wgmma_wait(1, sums), fragments
+
+
+def add_last_step(state: tuple, spec: Any, there: Any, b: int, group: int, stage: int, ahead: tuple, at: tuple,
+                  shape: Any) -> tuple:
+    sums = start_step(state[0], spec, state[1], b, stage, spec.stage_steps - 1, 1)
+    fragments = load_next_stage(0, spec, there, group, stage, ahead, at, shape)
+    return wgmma_wait(1, sums), fragments
+
+
+def load_next_step(n: int, spec: Any, there: Any, group: int, stage: int, ahead: tuple, at: tuple, shape: Any) -> tuple:
+    return load_fragments(spec, group, stage, n + 1, at, shape)
+
+
+def load_next_stage(n: int, spec: Any, there: Any, group: int, stage: int, ahead: tuple, at: tuple, shape: Any) -> tuple:
+    mbarrier_wait(there, ahead[0], ahead[1])
+    return load_fragments(spec, group, ahead[0], 0, (at[0], at[1] + spec.block.size.K), shape)
+
+
+def give_back_last(empty: Any, stage: int, step: int) -> None:
+    if step > 0:
+        give_back(empty, stage)
 
 
 def give_back(empty: Any, stage: int) -> None:
@@ -61,16 +110,31 @@ def give_back(empty: Any, stage: int) -> None:
         mbarrier_arrive(empty, stage)
 
 
+def settle_fragment(fragment: tuple, m: int, spec: Any) -> tuple:
+    return choose(spec.a_lands, settle_parts, settle_words, fragment)
+
+
+def settle_words(fragment: tuple) -> tuple:
+    return settle(fragment)
+
+
+def settle_parts(parts: tuple) -> tuple:
+    return settle(join(apply(first_parts, parts))), settle(join(apply(second_parts, parts)))
+
+
 # -- A's fragments ----------------------------------------------------------------------------------------------------
 
-def load_fragments(spec: Any, group: int, stage: int, step: int) -> tuple:
-    """Of each 64 rows, the fragments of both parts."""
+def load_fragments(spec: Any, group: int, stage: int, step: int, at: tuple, shape: Any) -> tuple:
+    return choose(spec.a_lands, load_parts, load_transformed, spec, group, stage, step, at, shape)
+
+
+def load_parts(spec: Any, group: int, stage: int, step: int, at: tuple, shape: Any) -> tuple:
+    """Of each 64 rows, the numbers of both halves of the step."""
     return generate(spec.fragments_m, load_fragment, spec, group, stage, step)
 
 
 def load_fragment(m: int, spec: Any, group: int, stage: int, step: int) -> tuple:
-    numbers = generate(2, load_numbers, spec, group * spec.first_rows + 64 * m, stage, 16 * step)
-    return settle(join(apply(first_parts, numbers))), settle(join(apply(second_parts, numbers)))
+    return generate(2, load_numbers, spec, group * spec.first_rows + 64 * m, stage, 16 * step)
 
 
 def load_numbers(half: int, spec: Any, row: int, stage: int, k: int) -> tuple:

@@ -7,7 +7,7 @@ from typing import Any
 from gemmkit.kernels.by_registers import multiply_stages
 from gemmkit.kernels.exchange import exchange
 from gemmkit.kernels.finish import add_value, finish_tile, wait_for_engine
-from gemmkit.kernels.walk import first_tile, k_steps, next_stage, skip_stages, tile_count, tile_place, tile_step
+from gemmkit.kernels.walk import first_tile, k_blocks, k_steps, next_stage, skip_stages, tile_count, tile_place, tile_step
 from gemmkit.lang.control import choose, keep, split
 from gemmkit.lang.record_types import numbers_of
 from gemmkit.lang.registers import apply, generate
@@ -32,7 +32,7 @@ def consume_together(spec: Any, c: Any, d: Any, map_d: Any, full: Any, empty: An
     while tile < tiles:
         m, n = tile_place(spec, tile, rank, shape)
         steps = k_steps(spec, m, n, rank, shape)
-        sums, stage, phase = multiply_tile(spec, full, empty, group, stage, phase, steps)
+        sums, stage, phase = multiply_tile(spec, full, empty, group, stage, phase, steps, (m, n, rank), shape)
         sums = choose(spec.splits > 1, exchange, keep, sums, spec, group, rank, turn)
         finish_tile(spec, sums, c, d, map_d, group, m + group * spec.first_rows, n + rank * spec.slice_columns, shape)
         turn = turn ^ 1
@@ -58,7 +58,7 @@ def consume_in_turns(spec: Any, c: Any, d: Any, map_d: Any, full: Any, empty: An
         steps = k_steps(spec, m, n, rank, shape)
         if turn == group:
             named_barrier(TURN + group, 256)
-            sums, stage, phase = multiply_tile(spec, full, empty, group, stage, phase, steps)
+            sums, stage, phase = multiply_tile(spec, full, empty, group, stage, phase, steps, (m, n, rank), shape)
             named_arrive(TURN + 1 - group, 256)
             finish_tile(spec, sums, c, d, map_d, group, m, n, shape)
         else:
@@ -68,25 +68,30 @@ def consume_in_turns(spec: Any, c: Any, d: Any, map_d: Any, full: Any, empty: An
     wait_for_engine(spec)
 
 
-def multiply_tile(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
-    """The sums of a consumer's fragments, and where the ring stands after ``steps`` stages."""
+def multiply_tile(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int, place: tuple,
+                  shape: Any) -> tuple:
+    """The sums of a consumer's fragments, and where the ring stands after ``steps`` stages. ``place`` is the first row and
+    column of the block's tile, and the block's rank in its cluster."""
     sums, stage, phase = choose(spec.is_promoted, multiply_promoted, multiply_unpromoted, spec, full, empty, group, stage,
-                                phase, steps)
+                                phase, steps, place, shape)
     return choose(spec.has_parts, numbers_of_parts, keep, sums, spec), stage, phase
 
 
-def multiply_unpromoted(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
+def multiply_unpromoted(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int, place: tuple,
+                        shape: Any) -> tuple:
     return choose(spec.a_by_registers, multiply_by_registers, multiply_plainly, spec, full, empty, group, stage, phase,
-                  steps)
+                  steps, place, shape)
 
 
-def multiply_promoted(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
+def multiply_promoted(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int, place: tuple,
+                      shape: Any) -> tuple:
     """Sums of a few stages at a time, added up in float32."""
     return choose(spec.promoted_stages == 1, multiply_in_pairs, multiply_portions, spec, full, empty, group, stage, phase,
                   steps)
 
 
-def multiply_plainly(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
+def multiply_plainly(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int, place: tuple,
+                     shape: Any) -> tuple:
     """One group of wgmmas a stage; a stage is given back when the next one's group is on its way."""
     a, b = descriptor_a(spec, group), descriptor_b(spec)
     sums = nothing(spec)
@@ -103,9 +108,13 @@ def multiply_plainly(spec: Any, full: Any, empty: Any, group: int, stage: int, p
     return values_of(sums, spec), stage, phase
 
 
-def multiply_by_registers(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
+def multiply_by_registers(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int, place: tuple,
+                          shape: Any) -> tuple:
     """A by registers: a group of wgmmas a step along K."""
-    sums, stage, phase = multiply_stages(spec, full, empty, nothing(spec), descriptor_b(spec), group, stage, phase, steps)
+    m, n, rank = place
+    begin, _ = k_blocks(spec, m, n, rank, shape)
+    sums, stage, phase = multiply_stages(spec, full, empty, nothing(spec), descriptor_b(spec), group, stage, phase, steps,
+                                         (m, begin), shape)
     return values_of(sums, spec), stage, phase
 
 

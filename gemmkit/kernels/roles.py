@@ -34,7 +34,7 @@ class PipelineRoles(Spec):
     ``d_engine`` say which operands the copy engine (TMA) moves; the others go through ``producer_warps`` (A, B) or leave
     from the registers (D).
     ``a_lands`` and ``b_lands`` are for numbers of several parts that the engine brings and warps then take apart; with
-    ``a_by_registers`` those who multiply take A apart themselves (`gemmkit.kernels.by_registers`).
+    ``a_by_registers`` those who multiply take A apart themselves, or transform it (`gemmkit.kernels.by_registers`).
     ``a_gathers`` and ``b_gathers`` are for operands that threads can have copied piece by piece (`gemmkit.kernels.gather`).
     ``d_run`` is how many neighbours of D threads store together where the engine does not, 0 if there are none; ``d_apart``
     how far apart the rows of a panel are that lie next to each other in memory; with ``d_down`` a warp stores down rows.
@@ -90,7 +90,8 @@ class PipelineRoles(Spec):
     @cached_property
     def a_changes(self) -> bool:
         """Whether A is transformed in place, once the engine has brought it."""
-        return self.a_engine and not self.a_turns and (self.a.is_masked or not self.a.to_shared.is_identity)
+        goes = self.a_turns or self.a_by_registers
+        return self.a_engine and not goes and (self.a.is_masked or not self.a.to_shared.is_identity)
 
     @cached_property
     def b_changes(self) -> bool:
@@ -188,6 +189,11 @@ class PipelineRoles(Spec):
         return Tile(M=1, N=1)
 
     @cached_property
+    def a_word(self) -> Tile:
+        """What a thread has of A in a register, where A goes by registers."""
+        return Tile(M=1, K=4 // self.a.plane.itemsize)
+
+    @cached_property
     def has_epilogue(self) -> bool:
         """Whether anything happens to a value between the sum and D."""
         return bool(self.has_c or type(self.epilogue) is not Default or not self.d.to_registers.is_identity
@@ -199,8 +205,14 @@ class PipelineRoles(Spec):
         return self.block.size.K // self.operator.shape[2]
 
     @cached_property
+    def middle_steps(self) -> int:
+        """Steps that are neither the first nor the last of a stage."""
+        return max(0, self.stage_steps - 2)
+
+    @cached_property
     def pending_steps(self) -> int:
-        """How many groups may be on their way while the registers of the next step are filled."""
+        """How many groups may be on their way when the registers of the next are written. A loop of one step a round writes
+        the very registers that the last round's group reads, so that one has to be done."""
         return 1 if self.stage_steps > 1 else 0
 
     @cached_property

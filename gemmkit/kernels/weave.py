@@ -1,6 +1,8 @@
-"""When A of an algebra goes to the tensor cores by registers, and how B is then woven to go with it.
+"""When A goes to the tensor cores by registers, and how B of an algebra is then woven to go with it.
 
-The copy engine lays numbers of two 16-bit parts in panels of their own. `ldmatrix` takes them for 8 x 8 matrices of pairs
+A that is transformed goes by registers where it can, as it lies (`gemmkit.kernels.transformed`).
+
+Numbers of two 16-bit parts the copy engine lays in panels of their own. `ldmatrix` takes them for 8 x 8 matrices of pairs
 of elements, and so gives each lane whole numbers: of the 16 along K of an instruction, lane t (of the four that share a row)
 has t, t + 4, t + 8 and t + 12. What the instruction expects there are the places 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. The
 order along K is free as long as B has the same, so nobody moves a number of A: B's planes are written in this order.
@@ -23,6 +25,7 @@ from gemmkit.kernels.pipeline import PipelineSpec
 from gemmkit.kernels.spec import Operand
 from gemmkit.lang.control import choose
 from gemmkit.layouts import Interleaved, Planes, Swizzled
+from gemmkit.operators import WGMMAOp
 from gemmkit.tiling import Tile, translate
 
 EIGHT = 8                              # numbers along K that change places
@@ -62,7 +65,9 @@ def store_across(layout: Any, pointer: Any, tile: Any, values: tuple, leading: A
 
 
 def with_a_by_registers(spec: PipelineSpec) -> PipelineSpec:
-    """The specialisation itself, or, where numbers of A can go by registers, one in which they do."""
+    """The specialisation itself, or, where A can go by registers and gains by it, one in which it does."""
+    if is_transformed(spec):
+        return dataclasses.replace(spec, a_by_registers=True)
     if not (spec.a_lands and spec.b_lands and spec.peers == 1 and not spec.is_promoted and spec.threads <= THREADS):
         return spec
     a, b = spec.a, spec.b
@@ -78,6 +83,14 @@ def with_a_by_registers(spec: PipelineSpec) -> PipelineSpec:
                                 warp=Tile(K=EIGHT * lanes, N=32 // lanes))
     chosen = dataclasses.replace(spec, a=a, b=b, a_by_registers=True)
     return chosen if chosen.is_landing else spec
+
+
+def is_transformed(spec: PipelineSpec) -> bool:
+    """Whether A, brought by the engine as it is, is transformed element by element, and can be so in registers."""
+    operator, a = spec.operator, spec.a
+    return bool(isinstance(operator, WGMMAOp) and spec.a_engine and spec.b_engine and spec.a_changes and not a.is_masked
+                and not spec.is_turning and (a.plane.axis == 1 or a.plane.itemsize == 2) and spec.condition.is_always
+                and spec.peers == 1 and not spec.is_promoted and not spec.is_squeezed and spec.threads <= THREADS)
 
 
 def _panels(operand: Operand, depth: int) -> Swizzled:

@@ -134,6 +134,11 @@ class WGMMAOp(Operator):
         first = apply(_multiply_fragment, accumulators, self, a, b, a_layout, b_layout, block, 0, accumulate)
         return fold(block.size.K // self.K - 1, _multiply_step, first, self, a, b, a_layout, b_layout, block)
 
+    def multiply_fragments(self, accumulators: tuple, fragments: tuple, b: int, b_layout: Any, block: Any, step: int,
+                           accumulate: int) -> tuple:
+        """A step along K with A in registers: ``fragments`` holds one for each accumulator."""
+        return apply(_multiply_registers, accumulators, self, fragments, b, b_layout, block, step, accumulate)
+
 
 def _multiply_step(accumulators: tuple, n: int, operator: Any, a: int, b: int, a_layout: Any, b_layout: Any,
                    block: Any) -> tuple:
@@ -145,6 +150,12 @@ def _multiply_fragment(accumulator: tuple, i: int, operator: Any, a: int, b: int
     k = step * operator.K
     return operator.instruction(accumulator, advance(a, within(a_layout, (i * 64, k), block.MK.size)),
                                 advance(b, within(b_layout, (k, 0), block.KN.size)), accumulate)
+
+
+def _multiply_registers(accumulator: tuple, i: int, operator: Any, fragments: tuple, b: int, b_layout: Any, block: Any,
+                        step: int, accumulate: int) -> tuple:
+    return operator.register_instruction(accumulator, fragments[i],
+                                         advance(b, within(b_layout, (step * operator.K, 0), block.KN.size)), accumulate)
 
 
 def within(layout: Any, coord: Any, size: Any) -> int:

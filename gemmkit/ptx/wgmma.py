@@ -282,6 +282,9 @@ def halves(words: tuple) -> tuple:
 def _type_settle(context: Any, fragment: Any) -> Any:
     if not isinstance(fragment, types.UniTuple) or fragment.count % 2:
         return None
+    if fragment.dtype == types.uint32:
+        return signature(fragment, fragment), lambda c, b, s, v: c.make_tuple(
+            b, fragment, [assembly(b, "mov.b32 $0, $1;", [i32], [word])[0] for word in elements(b, v[0], fragment.count)])
     result = types.UniTuple(types.uint32, fragment.count // 2)
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
@@ -296,7 +299,7 @@ def _type_settle(context: Any, fragment: Any) -> Any:
 
 @atom(_type_settle)
 def settle(fragment: tuple) -> tuple:
-    """A's fragment of 16-bit elements as the registers of the instruction, which are made here and no later.
+    """A's fragment, of 16-bit elements or 32-bit words, as the registers of the instruction: made here, and no later.
 
     To be called before `wgmma_fence`: where the compiler makes a register between the fence and its wgmma, ptxas puts a
     fence of its own there, and ends the group.

@@ -207,6 +207,35 @@ def weave_words(teeth: tuple) -> tuple:
     return tuple(np.stack(halves, axis=1).reshape(-1).view(np.uint32))
 
 
+def _type_first_elements(context: Any, dtype: Any, word: Any, count: Any) -> Any:
+    if not isinstance(dtype, DTypeType) or word != types.uint32 or not isinstance(count, types.Integer):
+        return None
+    from gemmkit.lang.scalars import numpy_dtype
+
+    bits = 8 * numpy_dtype(dtype.target).itemsize
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        most, left = 32 // bits, c.cast(b, v[2], count, types.int32)
+        some = b.icmp_signed(">", left, i32(0))
+        kept = b.select(b.icmp_signed("<", left, i32(most)), left, i32(most))
+        mask = b.lshr(i32(-1), b.and_(b.mul(b.sub(i32(most), kept), i32(bits)), i32(31)))    # of none it does not matter
+        return b.select(some, b.and_(v[1], mask), i32(0))
+
+    return signature(types.uint32, dtype, word, count), codegen
+
+
+@atom(_type_first_elements)
+def first_elements(dtype: np.dtype, word: Any, count: int) -> Any:
+    """The first ``count`` elements in a 32-bit word and zeros in place of the others: of all if there are no more, of none
+    if ``count`` is not positive.
+
+    >>> hex(first_elements(np.dtype(np.float16), np.uint32(0x3C003C00), 1))
+    '0x3c00'
+    """
+    kept = min(max(int(count), 0) * 8 * dtype.itemsize, 32)
+    return np.uint32(int(word) & ((1 << kept) - 1))
+
+
 def _type_store_words(context: Any, pointer: Any, base: Any, offset: Any, words: Any) -> Any:
     if not isinstance(pointer, SharedType) or not isinstance(words, types.UniTuple):
         return None

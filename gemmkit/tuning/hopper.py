@@ -81,6 +81,21 @@ WORKING = (
     Mapping(64, 32, "cooperative", 4, (1, 1), 550, 2200, 0, order=Hilbert()),
     *(dataclasses.replace(one, step=1300 if one.M == 128 else 1000) for one in SPLIT),
 )
+# or B, which lies as it should, is transformed where it lies (and A perhaps on its way into registers);
+CHANGING = (
+    Mapping(256, 128, "cooperative", 8, (1, 1), 1560, 6000, 0, order=Hilbert()),
+    Mapping(128, 256, "cooperative", 8, (1, 1), 1650, 6000, 0, order=Hilbert()),
+    *(one for one in WORKING if one.M * one.N <= 128 * 128),
+)
+# or A alone is transformed, on its way into registers;
+FETCHING = (
+    Mapping(128, 256, "cooperative", 8, (1, 1), 1060, 6000, 0, order=Hilbert()),
+    Mapping(256, 128, "cooperative", 8, (1, 1), 1230, 6000, 0, order=Hilbert()),
+    Mapping(128, 128, "pingpong", 8, (1, 1), 780, 1800, 2000),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 280, 2500, 0),
+    Mapping(64, 32, "cooperative", 4, (1, 1), 220, 2200, 0),
+    *(one for one in WORKING if one.splits > 1),
+)
 # or threads have its pieces copied, and look at nothing;
 GATHERING = (
     Mapping(128, 256, "cooperative", 8, (1, 1), 1700, 4000, 0),
@@ -175,7 +190,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     mapping = choose_mapping(sizes, device, mappings=mappings, is_ragged=is_ragged or mappings is GATHERING,
                              is_tall=reads_tiles, limit=PIECES if mappings is GATHERING else RAGGED)
     is_short = sizes is not None and sizes[2] * a.dtype.itemsize <= LINE // 2
-    if is_short and mappings in (GATHERING, WORKING):
+    if is_short and mappings in (GATHERING, WORKING, CHANGING):
         mapping = dataclasses.replace(mapping, depth=LINE // 2)
     return WGMMAOp(mapping.N, dtype=a.dtype), mapping.fields
 
@@ -225,6 +240,8 @@ def _taken(values: dict[str, Any]) -> tuple[Mapping, ...] | None:
     changed = [name for name in "ab" if _is_changed(name, values[f"global_{name}_layout"], values)]
     if not changed:
         return None
+    if all(isinstance(values[f"global_{name}_layout"], Plain) for name in changed):
+        return FETCHING if changed == ["a"] else CHANGING
     return GATHERING if all(_is_gathered(name, values[f"global_{name}_layout"], values) for name in changed) else WORKING
 
 
