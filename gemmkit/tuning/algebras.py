@@ -14,6 +14,7 @@ from gemmkit.tuning.hopper import Mapping, applies, choose_mapping
 
 REGISTERS = 128                        # of a consumer's sums: beside them a producer that works keeps what it needs
 STAGE = 48 * 1024                      # bytes: four stages fit
+DEEP = 64 * 1024                       # three: enough where A goes by registers, and 3 % of dual numbers' time
 MOST_PARTS = 8
 HELD = 64 * 72 * 2                     # parts of 16 bits that two warps can hold
 PEAK = 2048                            # real multiply-accumulates of a multiprocessor in a cycle
@@ -60,10 +61,11 @@ def _by_registers(algebra: Algebra, values: dict[str, Any]) -> bool:
 
 
 def _mapping(algebra: Algebra, M: int, N: int, warps: int, works: bool, by_registers: bool) -> Mapping:
-    """The deepest stage of which four fit; where warps take it apart, one of which two of them can hold an operand."""
+    """The deepest stage of which four fit; where warps take it apart, one of which two of them can hold an operand, or
+    four where they have B alone to take apart."""
     line = algebra.parts * (M + N) * 2                           # bytes of a step along K
-    most = HELD // (algebra.parts * max(M, N)) if works else 64
-    depth = next((k for k in (64, 32, 16) if line * k <= STAGE and k <= most), 16)
+    most = HELD // (algebra.parts * max(M, N)) if works and not by_registers else 64
+    depth = next((k for k in (64, 32, 16) if line * k <= (DEEP if by_registers else STAGE) and k <= most), 16)
     # Through shared memory go numbers once (planes), twice (to registers) or three times (to be taken apart), then what
     # every wgmma reads of B, and of A.
     moved = 2 * algebra.parts * (M * (2 if by_registers else 3 if works else 1) + N * (3 if works else 1))
