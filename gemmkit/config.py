@@ -26,7 +26,7 @@ from gemmkit.operators import Operator
 from gemmkit.pipeline_rules import check_splits, validate_pipeline
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Identity, Transform
+from gemmkit.transforms import Identity, Staged, Transform
 
 __all__ = ["Config", "ConfigError", "get_config"]
 
@@ -125,15 +125,26 @@ class Config(Component):
         return not (isinstance(self.global_c_layout, Zero) and self.transform_global_to_shared_c.is_identity
                     and self.transform_shared_to_regs_c.is_identity)
 
+    def transforms_of(self, name: str) -> tuple[Transform, Transform]:
+        """What A ("a") or B passes on the way to shared memory, and from there. The warp-specialised kernel has no registers
+        behind shared memory but those of the tensor cores: there both stand before it, one after the other."""
+        first, second = (getattr(self, f"transform_{way}_{name}") for way in ("global_to_shared", "shared_to_regs"))
+        if not self.is_pipeline or second.is_identity:
+            return first, second
+        dtype = getattr(self, f"shared_{name}_layout").dtype
+        if first.is_identity and getattr(self, f"global_{name}_layout").dtype == dtype:
+            return second, first
+        return Staged(first, second, dtype), Identity()
+
     def spec(self, whole_a: bool = False, whole_b: bool = False, whole_c: bool = False, whole_d: bool = False,
              engines: tuple[int, ...] = (True, True, True)) -> Spec:
         """The kernel's specialisation; the flags are the divisibility class (see `kernels.spec.Operand`), and which of A,
         B and D the copy engine moves."""
         operands = (
-            Operand(self.global_a_layout, self.shared_a_layout, self.transform_global_to_shared_a,
-                    self.transform_shared_to_regs_a, self.mem_a_warp, self.mem_a_thread, whole_a),
-            Operand(self.global_b_layout, self.shared_b_layout, self.transform_global_to_shared_b,
-                    self.transform_shared_to_regs_b, self.mem_b_warp, self.mem_b_thread, whole_b),
+            Operand(self.global_a_layout, self.shared_a_layout, *self.transforms_of("a"), self.mem_a_warp, self.mem_a_thread,
+                    whole_a),
+            Operand(self.global_b_layout, self.shared_b_layout, *self.transforms_of("b"), self.mem_b_warp, self.mem_b_thread,
+                    whole_b),
             Operand(self.global_c_layout, self.shared_c_layout, self.transform_global_to_shared_c,
                     self.transform_shared_to_regs_c, self.mem_cd_warp, self.mem_cd_thread, whole_c),
             Operand(self.global_d_layout, self.shared_d_layout, self.transform_shared_to_global_d,

@@ -68,7 +68,7 @@ def _loads(conf: Config, name: str, info: ArrayInfo) -> bool:
     """Numbers of several parts must be planes already: the engine takes nothing apart."""
     layout, shared = getattr(conf, f"global_{name}_layout"), getattr(conf, f"shared_{name}_layout")
     if hasattr(shared, "plane"):
-        unchanged = getattr(conf, f"transform_global_to_shared_{name}").is_identity and layout.dtype == shared.dtype
+        unchanged = conf.transforms_of(name)[0].is_identity and layout.dtype == shared.dtype
         return bool(type(layout) is Planar and unchanged and why_not(info, shared.axis + 1) is None)
     thread = getattr(conf, f"mem_{name}_thread")
     by_words = thread.extents[shared.axis] == thread.count and thread.count * shared.itemsize % 4 == 0
@@ -80,8 +80,8 @@ def _loads(conf: Config, name: str, info: ArrayInfo) -> bool:
 def _keeps(conf: Config, name: str) -> bool:
     """Whether nothing changes an operand on its way."""
     layout, shared = getattr(conf, f"global_{name}_layout"), getattr(conf, f"shared_{name}_layout")
-    transform = getattr(conf, f"transform_global_to_shared_{name}")
-    return bool(transform.is_identity and layout.vector_axis == shared.axis and layout.stored in (layout, None))
+    untouched = conf.transforms_of(name)[0].is_identity
+    return bool(untouched and layout.vector_axis == shared.axis and layout.stored in (layout, None))
 
 
 def _turns(conf: Config, name: str) -> bool:

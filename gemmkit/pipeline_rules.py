@@ -35,9 +35,6 @@ def validate_pipeline(config: Config) -> None:
     _validate_d(config, _rule)
     if config.splits > 1:
         _validate_splits(config, _rule)
-    for field in ("transform_shared_to_regs_a", "transform_shared_to_regs_b"):
-        _rule(getattr(config, field).is_identity, field, getattr(config, field), "tensor cores read shared memory "
-              "themselves; transform between global and shared memory, or use MMAOp")
     _rule(not config.epilogue.stores_blocks, "epilogue", config.epilogue, "it stores whole blocks from shared "
           "memory, where the sums of this kernel never are; override finish or tile, or use MMAOp")
     _rule(config.condition.is_always or config.cluster.count == 1, "cluster", config.cluster, "blocks of a cluster walk "

@@ -130,7 +130,7 @@ def draw_transforms(draw: Any, operator: tuple, dtypes: tuple[str, str, str], wi
         on = point[-1]
         if not often(draw, 2) or (on == "c" and not with_c):
             continue
-        if on in "ab" and (dtypes["ab".index(on)] in FP8 or (kind in ("wmma", "wgmma") and point.startswith("shared_to_regs"))):
+        if on in "ab" and (dtypes["ab".index(on)] in FP8 or (kind == "wmma" and point.startswith("shared_to_regs"))):
             continue
         names = ["affine"]
         in_registers = kind == "wmma" and point in ("shared_to_regs_c", "regs_to_shared_d")

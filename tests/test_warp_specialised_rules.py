@@ -16,7 +16,6 @@ from gemmkit.layouts import ColMajor, Padded, RowMajor, Swizzled
 from gemmkit.operators import MMAOp, WGMMAOp
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
 from tests.hopper import F16, F32, mapping
 from tests.machines import E4M3, is_poison, poison
 
@@ -31,10 +30,6 @@ class Sometimes(Condition):
 class OwnBlocks(epilogues.Epilogue):
     def store(self, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
         pass
-
-
-def twice(x):
-    return 2 * x
 
 
 T = Tile
@@ -74,10 +69,6 @@ CASES: dict[str, tuple[str, dict[str, Any], str, str]] = {       # name: (schedu
                     "panels are 16 elements wide"),
     "narrow panels of d": ("one", dict(d=RowMajor("f8"), shared_d_layout=Swizzled(RowMajor("f8"), 32)), "shared_d_layout=Swizzled",
                            "take a wider one"),
-    "transform to registers": ("one", dict(transform_shared_to_regs_a=Elementwise(twice)), "transform_shared_to_regs_a=",
-                               "transform between global and shared memory"),
-    "transform of b to registers": ("one", dict(transform_shared_to_regs_b=Elementwise(twice)), "transform_shared_to_regs_b=",
-                                    "use MMAOp"),
     "epilogue": ("one", dict(epilogue=OwnBlocks()), "epilogue=OwnBlocks()", "override finish or tile, or use MMAOp"),
     "condition": ("one-2x1", dict(condition=Sometimes()), "cluster=Tile(M=2, N=1)", "take Tile(M=1, N=1)"),
     "types": ("one", dict(global_a_layout=RowMajor(F32)), "global_a_layout=RowMajor('float32')", "transform_global_to_shared_a"),
@@ -129,7 +120,7 @@ def test_nothing_is_written() -> None:
     """An error leaves D as it was."""
     a, b, out = np.ones((64, 64), F16), np.ones((64, 32), F16), poison((64, 32), F32)
     with gk.emulate():
-        for fields in (dict(transform_shared_to_regs_a=Elementwise(twice)), dict(epilogue=OwnBlocks()), dict(operator=MMAOp())):
+        for fields in (dict(global_a_layout=RowMajor(F32)), dict(epilogue=OwnBlocks()), dict(operator=MMAOp())):
             with pytest.raises(ConfigError):
                 gk.matmul(a, b, None, mapping("one"), out=out, **fields)
         with pytest.raises(ConfigError, match="condition"):

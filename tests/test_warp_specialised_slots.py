@@ -75,6 +75,19 @@ def test_layouts_of_c_and_d(machine: Any, rng: np.random.Generator) -> None:
     assert np.array_equal(d[1:-1].reshape(M, N), reference(a, b, c).astype(F16)) and np.isnan(d[[0, -1]]).all()
 
 
+@on_machines
+def test_memory_between_two_transforms_rounds(machine: Any, rng: np.random.Generator) -> None:
+    """What lies in shared memory has its dtype, whoever changes it next: thirds of small numbers are not exact in float16."""
+    a, b = rng.integers(1, 9, (72, 64)).astype(F16), rng.integers(-2, 3, (64, 32)).astype(F16)
+    conf = mapping("two", transform_global_to_shared_a=Elementwise(lambda x: np.float32(x) / 3),
+                   transform_shared_to_regs_a=Elementwise(lambda x: np.float32(x) * 3 - 3))
+    thirds = (a.astype(F32) / 3).astype(F16)
+    changed = (thirds.astype(F32) * 3 - 3).astype(F16)
+    assert not np.array_equal(changed, a - 3)
+    error = np.abs(product(machine, conf, a, b) - changed.astype(np.float64) @ b.astype(np.float64))
+    assert error.max() < 1e-4
+
+
 # -- transforms -------------------------------------------------------------------------------------------------------
 
 def plain(x):
@@ -90,8 +103,8 @@ def by_numpy(f: Any, x: np.ndarray) -> np.ndarray:
     return np.asarray(f(x) if f is plain else f(x, *np.indices(x.shape)))
 
 
-POINTS = {"global_to_shared_a": "a", "global_to_shared_b": "b", "global_to_shared_c": "c", "shared_to_regs_c": "c",
-          "regs_to_shared_d": "d", "shared_to_global_d": "d"}
+POINTS = {"global_to_shared_a": "a", "global_to_shared_b": "b", "global_to_shared_c": "c", "shared_to_regs_a": "a",
+          "shared_to_regs_b": "b", "shared_to_regs_c": "c", "regs_to_shared_d": "d", "shared_to_global_d": "d"}
 
 
 @on_machines
@@ -129,7 +142,8 @@ def test_all_transforms_together(machine: Any, schedule: str, rng: np.random.Gen
             x = by_numpy(functions[point], x)
         return x
 
-    expected = reference(through(a, "global_to_shared_a"), through(b, "global_to_shared_b"),
+    expected = reference(through(a, "global_to_shared_a", "shared_to_regs_a"),
+                         through(b, "global_to_shared_b", "shared_to_regs_b"),
                          through(c, "global_to_shared_c", "shared_to_regs_c"))
     assert np.array_equal(product(machine, conf, a, b, c), through(expected, "regs_to_shared_d", "shared_to_global_d"))
 

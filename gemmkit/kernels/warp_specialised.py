@@ -26,7 +26,8 @@ rows (or columns) share A (or B): each loads a part for all. Or they share the K
 | 2 | multiply and accumulate | `consumer` |
 | 3 | C, transforms of C and D, epilogue; D: registers -> shared -> global | `finish` |
 
-Transforms between shared memory and registers of A and B have no place here (tensor cores read shared memory themselves).
+Transforms of A and B between shared memory and registers stand before shared memory here, behind those on the way to it
+(`Config.transforms_of`): tensor cores read shared memory themselves. A that goes by registers is transformed there.
 """
 
 from __future__ import annotations

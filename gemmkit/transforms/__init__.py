@@ -1,5 +1,5 @@
 """Transforms: element-wise functions on the way between global memory, shared memory and registers."""
 
-from gemmkit.transforms.base import Composed, Elementwise, Identity, Transform
+from gemmkit.transforms.base import Composed, Elementwise, Identity, Staged, Transform
 
-__all__ = ["Composed", "Elementwise", "Identity", "Transform"]
+__all__ = ["Composed", "Elementwise", "Identity", "Staged", "Transform"]

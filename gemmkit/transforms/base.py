@@ -15,6 +15,7 @@ from gemmkit.components import Component, ComponentType
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.numba_hooks import signature
 from gemmkit.lang.registers import call_function
+from gemmkit.lang.values import convert
 
 
 def takes_coordinates(function: Any, what: str) -> bool:
@@ -128,6 +129,23 @@ class Composed(Transform):
 
     def __repr__(self) -> str:
         return f"{self.first!r} | {self.second!r}"
+
+
+@dataclass(frozen=True)
+class Staged(Composed):
+    """``first``, whose result is converted to ``dtype``, then ``second``: as with memory of that dtype between them.
+
+    >>> Staged(Elementwise(lambda x: x / 3), Elementwise(lambda x: x * 3), np.dtype(np.int32))(7)
+    6
+    """
+
+    dtype: Any
+
+    def of(self, x: Any) -> Any:
+        return self.second.of(convert(self.dtype, self.first.of(x)))
+
+    def at(self, x: Any, i: int, j: int) -> Any:
+        return transformed(self.second, convert(self.dtype, transformed(self.first, x, i, j)), i, j)
 
 
 @dataclass(frozen=True)

@@ -165,11 +165,9 @@ def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: in
 
 def applies(a: np.dtype, b: np.dtype, fields: dict[str, Any], device: DeviceInfo) -> bool:
     """Whether a product for which nothing but these fields is given should go to Hopper's tensor cores."""
-    identity = all(getattr(fields.get(f"transform_shared_to_regs_{name}"), "is_identity", True) for name in "ab")
     epilogue = fields.get("epilogue")
     stores_blocks = isinstance(epilogue, Epilogue) and epilogue.stores_blocks
-    return (device.arch[0] == 9 and a == b and a in SIXTEEN and identity and not stores_blocks
-            and not set(fields) & _OTHERS)
+    return (device.arch[0] == 9 and a == b and a in SIXTEEN and not stores_blocks and not set(fields) & _OTHERS)
 
 
 def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
@@ -246,8 +244,7 @@ def _taken(values: dict[str, Any]) -> tuple[Mapping, ...] | None:
 
 
 def _is_gathered(name: str, layout: Layout, fields: dict[str, Any]) -> bool:
-    transform = fields.get(f"transform_global_to_shared_{name}")
-    return layout.is_separable and layout.neighbours * layout.dtype.itemsize >= 4 and getattr(transform, "is_identity", True)
+    return layout.is_separable and layout.neighbours * layout.dtype.itemsize >= 4 and is_untouched(name, fields)
 
 
 def _turns(values: dict[str, Any]) -> bool:
@@ -258,8 +255,13 @@ def _turns(values: dict[str, Any]) -> bool:
 
 def _is_changed(name: str, layout: Layout, fields: dict[str, Any]) -> bool:
     """Whether code of a component stands between an operand's memory and shared memory."""
-    transform = fields.get(f"transform_global_to_shared_{name}")
-    return not isinstance(layout, Plain) or not getattr(transform, "is_identity", True)
+    return not isinstance(layout, Plain) or not is_untouched(name, fields)
+
+
+def is_untouched(name: str, fields: dict[str, Any]) -> bool:
+    """Whether no transform stands between an operand's memory and the tensor cores."""
+    return all(getattr(fields.get(f"transform_{way}_{name}"), "is_identity", True)
+               for way in ("global_to_shared", "shared_to_regs"))
 
 
 def _fill_tiles(values: dict[str, Any], operator: Any, mapping: Mapping) -> None:
@@ -353,4 +355,4 @@ def _stages(values: dict[str, Any], device: DeviceInfo) -> int:
     return max(2, min(8, (device.shared_memory_per_block - panels - sums) // (stage + 3 * BARRIER)))
 
 
-__all__ = ["MAPPINGS", "MISALIGNED", "WORKING", "Mapping", "applies", "choice", "choose_mapping", "fill"]
+__all__ = ["MAPPINGS", "MISALIGNED", "WORKING", "Mapping", "applies", "choice", "choose_mapping", "fill", "is_untouched"]
