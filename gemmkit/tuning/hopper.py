@@ -83,17 +83,21 @@ WORKING = (
 )
 # or B, which lies as it should, is transformed where it lies (and A perhaps on its way into registers);
 CHANGING = (
-    Mapping(256, 128, "cooperative", 8, (1, 1), 1560, 6000, 0, order=Hilbert()),
-    Mapping(128, 256, "cooperative", 8, (1, 1), 1650, 6000, 0, order=Hilbert()),
-    *(one for one in WORKING if one.M * one.N <= 128 * 128),
+    Mapping(256, 128, "cooperative", 8, (1, 1), 1370, 6000, 0, order=Hilbert()),
+    Mapping(128, 256, "cooperative", 8, (1, 1), 1490, 6000, 0, order=Hilbert()),
+    Mapping(128, 128, "cooperative", 8, (1, 1), 880, 4000, 0, order=Hilbert()),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 500, 2500, 0, order=Hilbert()),
+    Mapping(64, 32, "cooperative", 4, (1, 1), 420, 2200, 0, order=Hilbert()),
+    *(one for one in WORKING if one.splits > 1),
 )
 # or A alone is transformed, on its way into registers;
 FETCHING = (
-    Mapping(128, 256, "cooperative", 8, (1, 1), 1060, 6000, 0, order=Hilbert()),
-    Mapping(256, 128, "cooperative", 8, (1, 1), 1230, 6000, 0, order=Hilbert()),
-    Mapping(128, 128, "pingpong", 8, (1, 1), 780, 1800, 2000),
-    Mapping(64, 64, "cooperative", 4, (1, 1), 280, 2500, 0),
-    Mapping(64, 32, "cooperative", 4, (1, 1), 220, 2200, 0),
+    Mapping(128, 256, "cooperative", 8, (1, 1), 1090, 6000, 0),
+    Mapping(256, 128, "cooperative", 8, (1, 1), 1280, 6000, 0),
+    Mapping(128, 128, "cooperative", 8, (1, 1), 720, 4000, 0),
+    Mapping(64, 128, "cooperative", 4, (1, 1), 480, 3000, 0),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 430, 2500, 0),
+    Mapping(64, 32, "cooperative", 4, (1, 1), 380, 2200, 0),
     *(one for one in WORKING if one.splits > 1),
 )
 # or threads have its pieces copied, and look at nothing;
