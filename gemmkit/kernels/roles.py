@@ -10,8 +10,7 @@ from gemmkit.epilogues import Default
 from gemmkit.kernels.spec import Operand, Spec
 from gemmkit.tiling import Tile
 
-HELD = 32                              # registers of tiles that a producer's thread changes in place at a time,
-HELD_ALONE = 64                        # and where B is all that it changes, because A goes by registers
+HELD = 32                              # registers of tiles that a producer's thread changes in place at a time
 
 # Registers of a producer's and a consumer's thread, by the numbers of their warpgroups: what the block got at launch, dealt
 # out anew. A producer that runs layouts and transforms needs more of them than one that starts copies; beside two consumers
@@ -19,7 +18,7 @@ HELD_ALONE = 64                        # and where B is all that it changes, bec
 COPYING = {(1, 2): (24, 240), (1, 3): (32, 160), (2, 2): (40, 208)}
 WORKING = {(1, 3): (56, 152), (2, 2): (88, 168)}
 CHANGING = {(1, 2): (72, 216), **WORKING}
-LANDING = {**WORKING, (1, 2): (120, 192)}        # a producer that takes apart what has landed, or changes B alone
+LANDING = {**WORKING, (1, 2): (120, 192)}        # a producer that takes apart what has landed
 TURNING = {(1, 2): (104, 200), **WORKING}
 SQUEEZED = {(1, 2): (56, 224)}         # a producer that works, beside consumers with more than 128 registers of sums
 
@@ -147,7 +146,6 @@ class PipelineRoles(Spec):
     @cached_property
     def _registers(self) -> tuple[int, int] | None:
         table = (WORKING if self.is_gathering else COPYING if not self.is_working else SQUEEZED if self.is_squeezed
-                 else LANDING if self.is_changing and self.a_by_registers
                  else TURNING if self.is_turning else CHANGING if self.is_changing else LANDING if self.is_landing
                  else WORKING)
         return table.get((self.producers, self.consumers))
@@ -275,8 +273,7 @@ class PipelineRoles(Spec):
 
     def _batch(self, operand: Operand, tile: Tile) -> int:
         warp_tiles = operand.shares(tile, self.team_warps) // operand.lane_tiles
-        held = HELD_ALONE if self.a_by_registers and self.threads <= 384 else HELD
-        return math.gcd(warp_tiles, max(1, held // (operand.lane_tiles * operand.words.count))) if warp_tiles else 1
+        return math.gcd(warp_tiles, max(1, HELD // (operand.lane_tiles * operand.words.count))) if warp_tiles else 1
 
     @cached_property
     def a_slots(self) -> int:
