@@ -295,7 +295,7 @@ class Case:
         if epilogue is not None:
             fields["epilogue"] = epilogue
         if family.call == "gemmEx":
-            d = functions.combined(d, context, Bounded.of(before), self.accumulator, family.d.dtype)
+            d = functions.combined(d, context, Bounded.of(before), self.accumulator, family.d.dtype, self.accumulator)
         if family.call == "dispatch":
             fields |= {f"global_{name}_layout": layout_of(place, self.operator, name)
                        for name, place in (("a", family.a), ("b", family.b), ("c", family.c), ("d", family.d)) if place}

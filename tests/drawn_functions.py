@@ -150,7 +150,7 @@ class Context:
 def epilogue_part(part: str, x: Bounded, at: Context) -> tuple[Any, Bounded, Any]:
     """One part as "name" or "name:dtype": the epilogue, what it makes of ``x``, and an output to check or None."""
     name, _, of = part.partition(":")
-    integer = x.is_integer
+    integer, before = x.is_integer, at.dtype
     # NumPy's common type, of what is not as weak as a literal (in the emulator each branch of a function has its own type)
     if not integer and name != "store" and (of or (name == "leaky" and not at.tables.machine.emulated)):
         other = np.dtype(of or np.float32)
@@ -188,7 +188,7 @@ def epilogue_part(part: str, x: Bounded, at: Context) -> tuple[Any, Bounded, Any
         host, held, _ = at.array(np.dtype(of), False)
         at.dtype = np.dtype(of)                                        # it converts to the array's
         return (epilogues.LinearCombination(at.alpha, at.beta, held, _layout(held, of)),
-                rounded(combined(x, at, Bounded.of(host), dtype, of), of), None)
+                rounded(combined(x, at, Bounded.of(host), dtype, of, before), of), None)
     if name == "clamp":
         out = replace(x, value=np.clip(x.value, -2, 50))
         return epilogues.Clamp(-2 if integer else -2.0, 50 if integer else 50.0), out, None
@@ -221,11 +221,12 @@ def _linear(x: Bounded, by: Any, plus: Any, dtype: Any, exact: bool = True) -> B
     return rounded(Bounded(value, error), dtype, None if x.is_integer else size, 2, exact)
 
 
-def combined(x: Bounded, at: Any, c: Bounded, dtype: Any, of: Any) -> Bounded:
-    """alpha x + beta C; C (of dtype ``of``) is not read where beta is 0, and beta C is of its type."""
+def combined(x: Bounded, at: Any, c: Bounded, dtype: Any, of: Any, own: Any) -> Bounded:
+    """alpha x + beta C in ``dtype``; C (of dtype ``of``) is not read where beta is 0, beta C is of its type, and alpha x of x's
+    ``own``: alpha is as weak as a literal."""
     exact = all(float(2 * number).is_integer() for number in (at.alpha, at.beta))
     scaled = _linear(c, at.beta, 0, of, exact) if at.beta != 0 else Bounded(np.zeros_like(x.value), np.zeros(x.value.shape))
-    out = _linear(x, at.alpha, scaled.value, dtype, exact)
+    out = _linear(_linear(x, at.alpha, 0, own, exact), 1, scaled.value, dtype, exact)
     return Bounded(out.value, out.error + scaled.error)
 
 

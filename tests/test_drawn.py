@@ -24,7 +24,7 @@ from gemmkit.runtime.device import H100
 from tests.drawn import Case, Family, Place, Problem, config_of, run
 from tests.drawn_reference import Bounded, assert_within
 from tests.drawn_strategies import Reach, families, problems, refused
-from tests.machines import MACHINES
+from tests.machines import MACHINES, on_machines
 
 SEED = int(os.environ.get("GEMMKIT_SEED", "0"))                        # conftest.py has set it
 GPU_SHARDS, GPU_FAMILIES, GPU_PROBLEMS = 60, 4, 10                     # 2,400 cases
@@ -121,6 +121,17 @@ def test_a_wrong_product_is_noticed() -> None:
         out[at] += change * max(1.0, abs(out[at]))
         with pytest.raises(AssertionError, match=rf"D: 1 of 153 elements are wrong; the first, \({at[0]}, {at[1]}\)"):
             assert_within(out, expected, "D")
+
+
+@on_machines
+def test_a_factor_is_as_weak_as_a_literal(machine: Any) -> None:
+    """alpha x is float16 where x is, though float32 is added to it: found by seed 20261122, when the reference knew no better
+    than to take it for float32."""
+    family = Family(("wgmma", 32, "float8_e4m3fn", "float8_e4m3fn", "float16", 0), Place("float8_e4m3fn", unit=16), Place(
+        "float8_e4m3fn", axis=0, unit=16), None, Place("float16", unit=8), epilogue=("combine:float32",), call="conf", mapping=(
+        ("block_shape", (64, 32, 32)), ("compute_warp", (64, 32, 32)), ("warps_per_block", 4), ("schedule", "cooperative"),
+        ("stages", 2)))
+    run(machine, family, Problem(48, 240, 48, "whole", alpha=0.3, beta=1.0))
 
 
 @pytest.mark.parametrize("fault", ["beside", "element"])

@@ -616,8 +616,7 @@ def test_one_array_through_every_interface():
 def test_streams_of_cuda_core():
     from cuda.core import Device
 
-    from gemmkit.runtime import device
-
-    device.ensure_context()
-    stream = Device().create_stream()
+    device = Device()
+    device.set_current()                               # a context that another library made current is not enough
+    stream = device.create_stream()
     assert as_stream_handle(stream) == int(stream.handle)
