@@ -96,8 +96,8 @@ class Case:
 
 # -- the groups -------------------------------------------------------------------------------------------------------
 
-SIZES = {"square": (2048, 4096, 8192, 16384), "types": (4096, 8192), "fused": (4096,), "table2": (4096,),
-         "toeplitz": (4096,), "diagonal": (4096,), "triangular": (8192,), "fusion": (4096,),
+SIZES = {"square": (2048, 4096, 8192, 16384), "types": (4096, 8192), "fused": (4096,), "transforms": (4096,),
+         "table2": (4096,), "toeplitz": (4096,), "diagonal": (4096,), "triangular": (8192,), "fusion": (4096,),
          "mappings": (4096,)}  # fmt: skip
 QUICK_SIZES = {"square": (2048, 4096), "types": (4096,)}
 LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -147,6 +147,12 @@ def fused(sizes: Sizes) -> Iterator[Case]:
             yield Case("fused", work, "f16", n, n, n)
 
 
+def transformed(sizes: Sizes) -> Iterator[Case]:
+    for n in sizes:
+        for work in ("relu a", "add b"):
+            yield Case("transforms", work, "f16", n, n, n, peer="plain")
+
+
 def table2(sizes: Sizes) -> Iterator[Case]:
     for n in sizes:
         yield Case("table2", "table2", "f16", n, n, n, bar=1.25, aim=1.5)
@@ -192,7 +198,8 @@ def tuned(sizes: Sizes, kinds: Sequence[str], names: Sequence[str]) -> Iterator[
                     yield Case("mappings", "matmul", kind, n, n, n, layout, mapping=name)
 
 
-PUBLISHED = ("square", "ragged", "types", "fused", "table2", "toeplitz")  # by bench.hopper; the rest is for tuning
+# Measured by bench.hopper; the rest is for tuning.
+PUBLISHED = ("square", "ragged", "types", "fused", "transforms", "table2", "toeplitz")
 PAPER = ("diagonal", "triangular", "fusion")  # by bench.experiments
 GROUPS = (*PUBLISHED, *PAPER, "mappings")
 
@@ -226,6 +233,7 @@ def make(
         "ragged": ragged,
         "types": lambda: types(of("types")),
         "fused": lambda: fused(of("fused")),
+        "transforms": lambda: transformed(of("transforms")),
         "table2": lambda: table2(of("table2")),
         "toeplitz": lambda: toeplitz(of("toeplitz")),
         "diagonal": lambda: diagonal(of("diagonal")),

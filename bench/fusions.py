@@ -11,6 +11,7 @@ is in float64. The transforms and the Toeplitz layout are as a user would write 
 | bias relu c | relu(A B + bias + relu(C)) |
 | c | A B + C |
 | gelu residual | GELU(A B) + R (the tanh form, which is cuBLASLt's) |
+| relu a, add b | relu(A + 1) B; A (B + 1) |
 | table2 | relu(relu(A + 1) (B + 1) + bias + relu(C)): the last row of the paper's Table 2 |
 | toeplitz | A B, where A is Toeplitz and only its M + K - 1 numbers are in memory |
 | diagonal, dense diagonal | A B, where A is diagonal (B is), and only the diagonal is in memory |
@@ -183,6 +184,26 @@ class AddBiasReLUC(Matmul):
         return (self.product(x, wide, rows) + wide(x.bias) + wide(x.c, rows).clip(0)).clip(0)
 
 
+class TransformA(Matmul):
+    name = "relu a"
+
+    def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
+        return {"transform_global_to_shared_a": transforms.Elementwise(relu_plus_one)}
+
+    def reference(self, x: Operands, wide: Wide, rows: Any) -> Any:
+        return (wide(x.a, rows) + 1).clip(0) @ wide(x.b)
+
+
+class TransformB(Matmul):
+    name = "add b"
+
+    def keywords(self, x: Operands, dtype: Any) -> dict[str, Any]:
+        return {"transform_global_to_shared_b": transforms.Elementwise(plus_one)}
+
+    def reference(self, x: Operands, wide: Wide, rows: Any) -> Any:
+        return wide(x.a, rows) @ (wide(x.b) + 1)
+
+
 class Table2(AddBiasReLUC):
     name = "table2"
 
@@ -258,7 +279,7 @@ class TriangularA(Matmul):
 
 
 _ALL: tuple[Fusion, ...] = (
-    Matmul(), AddReLU(), AddBias(), AddBiasReLU(), AddBiasReLUC(), AddC(), GELUAndResidual(), Table2(), ToeplitzA(),
-    DiagonalA(), DiagonalB(), TriangularA("lower"), TriangularA("upper"),
+    Matmul(), AddReLU(), AddBias(), AddBiasReLU(), AddBiasReLUC(), AddC(), GELUAndResidual(), TransformA(), TransformB(),
+    Table2(), ToeplitzA(), DiagonalA(), DiagonalB(), TriangularA("lower"), TriangularA("upper"),
 )  # fmt: skip
 WORKS = {work.name: work for work in _ALL}

@@ -13,6 +13,7 @@ Groups (`bench.cases` lists their rows, `bench.verdicts` prints what came of the
     types      tf32, int8, fp8 (fast and promoted accumulation)    mappings  tiles x clusters x orders, for tuning
     fused      bias, ReLU, C, GELU, residual: against our own                (not among the published ones)
                plain product, and against PyTorch                  table2    the paper's Table 2, last row
+    transforms relu(A + 1) B and A (B + 1) against our own plain product
 
 1. Kernels are compiled in parallel processes, so that the disk cache has their cubins (`bench.prepare`).
 2. A worker process times the rows one after the other (`bench.supervise`); a row that fails, hangs or faults is reported

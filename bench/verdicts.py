@@ -19,6 +19,7 @@ GROUPS = {
     "ragged": "Non-square and ragged, f16",
     "types": "Other types",
     "fused": "Fusions, f16 (the plain product over the fused one, and against PyTorch)",
+    "transforms": "A transform of one operand, against the plain product",
     "table2": "relu(A+1) @ (B+1) + bias + relu(C), ReLU on D",
     "toeplitz": "A Toeplitz matrix that is never materialised, against the plain product",
     "diagonal": "Diagonal x dense, against cuBLAS on the materialised matrix (Table 1)",
