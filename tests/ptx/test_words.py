@@ -14,7 +14,7 @@ from gemmkit.lang.control import interleave, split
 from gemmkit.operators import COMPLEX, DUAL, QUATERNION, dual
 from gemmkit.ptx.memory import load_global, store_global
 from gemmkit.ptx.special import rolled, thread_index
-from gemmkit.ptx.words import load_words, pack_words, unpack_words, weave_words
+from gemmkit.ptx.words import first_elements, load_words, pack_words, unpack_words, weave_words
 from tests.lang.typing import INDEX, result
 from tests.ptx.harness import Out, Runtime, compiled, emulated, leaves_nothing, lines_with, on_device, same_bits
 
@@ -78,6 +78,32 @@ def test_words_keep_numbers(kernel: Any, dtype: np.dtype, count: int, run: Any, 
     parts = numbers(rng, dtype[0], 32 * count * len(dtype.names or ()))
     out = Out((32 * count,), dtype)
     assert run(kernel, out, parts.view(dtype), Words(dtype, count))[0].tobytes() == parts.tobytes()
+
+
+# -- the first of a word ---------------------------------------------------------------------------------------------------
+
+def first_of_each(out: Any, a: Any, case: Any) -> None:
+    """Thread t keeps t % 8 - 2 of its elements: none, some, or more than there are."""
+    at = thread_index() * case.count
+    word = load_words(a, 0, (at,), (0,), case.count)[0]
+    kept = first_elements(case.dtype, word, thread_index() % 8 - 2)
+    store_global(out, 0, (at,), (0,), unpack_words(case.dtype, (kept,)))
+
+
+@pytest.mark.parametrize("run", [emulated, pytest.param(on_device, marks=pytest.mark.gpu)], ids=["emulator", "gpu"])
+@pytest.mark.parametrize("dtype", ["i1", ml_dtypes.float8_e4m3fn, "f2", ml_dtypes.bfloat16, "f4"], ids=lambda d: np.dtype(d).name)
+def test_the_first_of_a_word_are_kept(dtype: Any, run: Any, rng: np.random.Generator) -> None:
+    dtype = np.dtype(dtype)
+    count = 4 // dtype.itemsize
+    a = numbers(rng, dtype, 32 * count)
+    (out,) = run(first_of_each, Out(a.shape, dtype), a, Words(dtype, count))
+    kept = np.arange(count) < (np.arange(32) % 8 - 2)[:, None]
+    assert same_bits(out, np.where(kept, a.reshape(32, count), np.zeros((), dtype)).reshape(-1))
+
+
+def test_to_keep_some_of_a_word_takes_no_branch() -> None:
+    ptx = compiled(first_of_each, Out((64,), "f2"), np.zeros(64, "f2"), Words(np.dtype("f2"), 2))
+    assert leaves_nothing(ptx) and not lines_with(ptx, "bra")
 
 
 # -- combs -----------------------------------------------------------------------------------------------------------------
