@@ -115,7 +115,7 @@ for _make, _functions in _MAKERS:
 
 def _pairwise(context: Any, transform: Any, element: Any) -> Any:
     """How a transform is called with a pair, if it can be and gives one; else None."""
-    from gemmkit.components import ComponentType
+    from gemmkit.lang.component_types import ComponentType
 
     if element not in PAIRS or not isinstance(transform, ComponentType) or transform.skeleton.with_coordinates:
         return None

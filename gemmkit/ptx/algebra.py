@@ -8,8 +8,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from gemmkit.components import ComponentType
 from gemmkit.lang.atoms import atom
+from gemmkit.lang.component_types import ComponentType
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.record_types import numbers_of, of_parts, part_of, part_types, planes_of
 from gemmkit.lang.records import scaled, terms

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from gemmkit.components import Component, ComponentType
+from gemmkit.components import Component
 from gemmkit.lang.atoms import atom
+from gemmkit.lang.component_types import ComponentType
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.scalars import index
 

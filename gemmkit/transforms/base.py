@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from gemmkit.components import Component, ComponentType
+from gemmkit.components import Component
 from gemmkit.lang.atoms import atom
+from gemmkit.lang.component_types import ComponentType
 from gemmkit.lang.numba_hooks import signature
 from gemmkit.lang.registers import call_function
 from gemmkit.lang.values import convert
