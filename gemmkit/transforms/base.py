@@ -136,8 +136,10 @@ class Composed(Transform):
 class Staged(Composed):
     """``first``, whose result is converted to ``dtype``, then ``second``: as with memory of that dtype between them.
 
-    >>> Staged(Elementwise(lambda x: x / 3), Elementwise(lambda x: x * 3), np.dtype(np.int32))(7)
-    6
+    >>> import numpy as np
+    >>> between = Staged(Elementwise(lambda x: x + 1), Elementwise(lambda x: x - 1), np.dtype(np.float16))
+    >>> float(between(np.float32(4000.25)))
+    4000.0
     """
 
     dtype: Any
