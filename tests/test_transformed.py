@@ -17,12 +17,11 @@ from gemmkit.kernels.pipeline import PipelineSpec
 from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, RowMajor, Triangular
 from gemmkit.operators import WGMMAOp
-from gemmkit.ptx.mbarrier import mbarrier_arrive
-from gemmkit.ptx.special import thread_index
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
 from tests.hopper import F16, F32, mapping, ordered, product
 from tests.machines import BF16, E4M3, E5M2, MACHINES, on_machines, poison
+from tests.test_by_registers import by_one_thread, nothing
 from tests.test_in_place import spec_of
 
 EMULATOR = MACHINES["emulator"]
@@ -189,17 +188,6 @@ def test_who_goes_by_registers() -> None:
 
 
 # -- faults -------------------------------------------------------------------------------------------------------------------
-
-def nothing(*given: Any) -> None:
-    pass
-
-
-def by_one_thread(empty: Any, stage: int) -> None:
-    """As the other consumers do, whose threads read nothing; it counts for all warps."""
-    if thread_index() % 128 == 0:
-        for _ in range(4):
-            mbarrier_arrive(empty, stage)
-
 
 FAULTS: dict[str, tuple[Any, str, Any, type[BaseException]]] = {
     "nobody waits for A": (by_registers, "mbarrier_wait", nothing, errors.EmulatorError),
