@@ -169,9 +169,9 @@ def test_composed_epilogues_cost_no_memory() -> None:
 ROWS_OF = {"K": RowMajor, "M": ColMajor}
 
 
-@pytest.mark.parametrize("depth", [48, 64])
-@pytest.mark.parametrize("along", ROWS_OF)
-@pytest.mark.parametrize("mapping", FETCHING[:4], ids=lambda m: f"{m.M}x{m.N}-{m.schedule}")
+@pytest.mark.parametrize("mapping, along, depth", [(FETCHING[0], "K", 64), (FETCHING[0], "M", 48), (FETCHING[1], "M", 64),
+                                                   (FETCHING[1], "K", 48), (FETCHING[2], "K", 16), (FETCHING[3], "M", 64)],
+                         ids=lambda x: f"{x.M}x{x.N}" if isinstance(x, Mapping) else str(x))
 def test_a_transform_of_a_costs_no_shared_memory(mapping: Mapping, along: str, depth: int) -> None:
     """relu(A + 1) @ B: no warp touches shared memory but to fetch A, which tensor cores would have read as well."""
     code = Code(config(mapping, block_shape=gk.Tile(M=mapping.M, N=mapping.N, K=depth), global_a_layout=ROWS_OF[along](F16),
