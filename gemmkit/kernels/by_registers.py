@@ -39,7 +39,7 @@ def multiply_stages(spec: Any, full: Any, empty: Any, sums: tuple, b: int, group
             mbarrier_wait(full, stage, phase)
             sums = start_step(sums, spec, fragments, b, stage, 0, min(step, 1))
             choose(spec.pending_steps == 0, give_back_last, keep, empty, previous, step)      # it was done when this began
-            fragments = choose(spec.stage_steps > 1, load_next_step, load_next_stage, 0, spec, there, group, stage, ahead,
+            fragments = choose(spec.stage_steps > 1, load_second_step, load_next_stage, spec, there, group, stage, ahead,
                                at, shape)
             sums = wgmma_wait(spec.pending_steps, sums)
             choose(spec.pending_steps > 0, give_back_last, keep, empty, previous, step)
@@ -85,15 +85,15 @@ def add_step(state: tuple, n: int, spec: Any, b: int, group: int, stage: int, at
 def add_last_step(state: tuple, spec: Any, there: Any, b: int, group: int, stage: int, ahead: tuple, at: tuple,
                   shape: Any) -> tuple:
     sums = start_step(state[0], spec, state[1], b, stage, spec.stage_steps - 1, 1)
-    fragments = load_next_stage(0, spec, there, group, stage, ahead, at, shape)
+    fragments = load_next_stage(spec, there, group, stage, ahead, at, shape)
     return wgmma_wait(1, sums), fragments
 
 
-def load_next_step(n: int, spec: Any, there: Any, group: int, stage: int, ahead: tuple, at: tuple, shape: Any) -> tuple:
-    return load_fragments(spec, group, stage, n + 1, at, shape)
+def load_second_step(spec: Any, there: Any, group: int, stage: int, ahead: tuple, at: tuple, shape: Any) -> tuple:
+    return load_fragments(spec, group, stage, 1, at, shape)
 
 
-def load_next_stage(n: int, spec: Any, there: Any, group: int, stage: int, ahead: tuple, at: tuple, shape: Any) -> tuple:
+def load_next_stage(spec: Any, there: Any, group: int, stage: int, ahead: tuple, at: tuple, shape: Any) -> tuple:
     mbarrier_wait(there, ahead[0], ahead[1])
     return load_fragments(spec, group, ahead[0], 0, (at[0], at[1] + spec.block.size.K), shape)
 
@@ -111,11 +111,7 @@ def give_back(empty: Any, stage: int) -> None:
 
 
 def settle_fragment(fragment: tuple, m: int, spec: Any) -> tuple:
-    return choose(spec.a_lands, settle_parts, settle_words, fragment)
-
-
-def settle_words(fragment: tuple) -> tuple:
-    return settle(fragment)
+    return choose(spec.a_lands, settle_parts, settle, fragment)
 
 
 def settle_parts(parts: tuple) -> tuple:

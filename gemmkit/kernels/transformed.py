@@ -42,13 +42,13 @@ def load_transformed(spec: Any, group: int, stage: int, step: int, place: tuple,
 def load_fragment(m: int, spec: Any, group: int, stage: int, step: int, place: tuple, shape: Any) -> tuple:
     row = group * spec.first_rows + 64 * m + udiv(thread_index() % 128, 32) * 16
     k = spec.operator.K * step
-    words = load_words(spec, stage, row, k)
+    words = fetch_words(spec, stage, row, k)
     i, j = place[0] + row + udiv(lane_index(), 4), place[1] + k + lane_index() % 4 * spec.a_word.size.K
     words = choose(is_pairwise(spec.a.to_shared, spec.a.plane.dtype), in_pairs, one_by_one, words, spec, i, j, shape)
     return apply(within_k, words, spec, j, shape)
 
 
-def load_words(spec: Any, stage: int, row: int, k: int) -> tuple:
+def fetch_words(spec: Any, stage: int, row: int, k: int) -> tuple:
     """Four matrices of 8 lines of 16 bytes: of each this lane points to a line, and gets the word that is its own."""
     matrix, line = udiv(lane_index(), 8), lane_index() % 8
     i, j = choose(spec.a.plane.axis == 1, line_along_k, line_across_k, matrix, line, 16 // spec.a.plane.itemsize)

@@ -73,13 +73,17 @@ SPLIT = tuple(Mapping(*tile, step, finish, 0, splits=splits) for tile, step, fin
     for splits in (2, 4, 8))
 
 
+# The same where the producer's warps move or change an operand.
+WORKING_SPLIT = tuple(dataclasses.replace(one, step=1300 if one.M == 128 else 1000) for one in SPLIT)
+
+
 # Where the producer's warps move an operand themselves: it is in a layout of the user's, or transformed on the way;
 WORKING = (
     Mapping(128, 256, "cooperative", 8, (1, 1), 1750, 6000, 0, order=Hilbert()),
     Mapping(128, 128, "cooperative", 8, (1, 1), 1150, 4000, 0, order=Hilbert()),
     Mapping(64, 64, "cooperative", 4, (1, 1), 700, 2500, 0, order=Hilbert()),
     Mapping(64, 32, "cooperative", 4, (1, 1), 550, 2200, 0, order=Hilbert()),
-    *(dataclasses.replace(one, step=1300 if one.M == 128 else 1000) for one in SPLIT),
+    *WORKING_SPLIT,
 )
 # or B, which lies as it should, is transformed where it lies (and A perhaps on its way into registers);
 CHANGING = (
@@ -88,7 +92,7 @@ CHANGING = (
     Mapping(128, 128, "cooperative", 8, (1, 1), 880, 4000, 0, order=Hilbert()),
     Mapping(64, 64, "cooperative", 4, (1, 1), 500, 2500, 0, order=Hilbert()),
     Mapping(64, 32, "cooperative", 4, (1, 1), 420, 2200, 0, order=Hilbert()),
-    *(one for one in WORKING if one.splits > 1),
+    *WORKING_SPLIT,
 )
 # or A alone is transformed, on its way into registers;
 FETCHING = (
@@ -98,7 +102,7 @@ FETCHING = (
     Mapping(64, 128, "cooperative", 4, (1, 1), 480, 3000, 0),
     Mapping(64, 64, "cooperative", 4, (1, 1), 430, 2500, 0),
     Mapping(64, 32, "cooperative", 4, (1, 1), 380, 2200, 0),
-    *(one for one in WORKING if one.splits > 1),
+    *WORKING_SPLIT,
 )
 # or threads have its pieces copied, and look at nothing;
 GATHERING = (
@@ -237,8 +241,9 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
 
 
 def _taken(values: dict[str, Any]) -> tuple[Mapping, ...] | None:
-    """The mappings if the producer's warps are sure to take an operand: what TMA can take depends on the arrays, too. If all
-    that they take is likely to be copied by threads, nobody has to look at it."""
+    """Candidate mappings when an operand cannot simply be copied by TMA (what TMA takes depends on the arrays, too): it is
+    transformed, or comes by the producer's warps. cp.async candidates if every such operand is likely to be copied as it
+    is; None if TMA copies both."""
     changed = [name for name in "ab" if _is_changed(name, values[f"global_{name}_layout"], values)]
     if not changed:
         return None
