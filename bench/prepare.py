@@ -116,8 +116,7 @@ def built(compiled: Any) -> dict[str, Any]:
     conf = compiled.problem.config
     entry = cubin_of(
         KERNELS[conf.kernel],
-        tuple(argument.type for argument in compiled.arguments),
-        "\n".join(argument.fingerprint for argument in compiled.arguments),
+        compiled.arguments,
         conf.threads,
         compiled.problem.device,
         conf.blocks_per_sm,

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import typing
 from functools import cache, cached_property
 from types import FunctionType
@@ -32,14 +33,15 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.closures import captured, closure_type, without_captures
+from gemmkit.lang.closures import captured, captured_at, closure_type, without_captures
+from gemmkit.lang.component_class import ComponentClass
 from gemmkit.lang.component_types import component_type
 from gemmkit.lang.errors import ComponentError
-from gemmkit.lang.fingerprint import digest, function_text, value_text
+from gemmkit.lang.fingerprint import Reading, digest, read_class, read_closure, read_value
 from gemmkit.lang.functions import DeviceFunction
+from gemmkit.lang.guards import Fact, Guards
 from gemmkit.lang.memory import ViewType
 from gemmkit.lang.numba_hooks import typeof_impl, types
-from gemmkit.lang.references import References
 from gemmkit.lang.scalars import index, numba_type, weak_float64
 from gemmkit.lang.values import static_type
 from gemmkit.runtime.arrays import ArrayInfo, alignment, describe
@@ -59,7 +61,7 @@ else:
         type."""
 
 
-class Component:
+class Component(metaclass=ComponentClass):
     """Base class of every pluggable part; subclasses are frozen dataclasses."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -70,8 +72,9 @@ class Component:
     def __device_type__(self) -> types.Type:
         return freeze(self).type
 
-    def __fingerprint__(self) -> str:
-        return freeze(self).fingerprint
+    def __reading__(self) -> Reading:
+        frozen = freeze(self)
+        return Reading(frozen.fingerprint, Guards(fact for guards in frozen.guards for fact in guards.facts), ())
 
 
 def _paste_able(component: Any) -> str:
@@ -99,13 +102,18 @@ class Frozen:
     """A value as a kernel argument: its Numba type, its fingerprint, and the numbers to pass.
 
     ``leaves`` are (format code, value) pairs in the order in which Numba flattens the argument; ``arrays`` are the
-    ArrayInfos among them, for checks of device and overlap.
+    ArrayInfos among them, for checks of device and overlap. ``guards`` tell whether the code and the constants are still
+    those of the fingerprint, ``captures`` whether functions still refer to the same arrays and NumPy scalars. ``places`` are
+    where its functions are written: of two lambdas of one text each is reported at its own line.
     """
 
     type: Any
     fingerprint: str
     leaves: list[tuple[str, Any]]
     arrays: list[ArrayInfo]
+    guards: tuple[Guards, ...] = ()
+    captures: tuple[Fact, ...] = ()
+    places: tuple[Any, ...] = ()
 
 
 # -- which fields are runtime -----------------------------------------------------------------------------------------
@@ -173,6 +181,22 @@ def with_fields(component: Any, changed: dict[str, Any]) -> Any:
     return out
 
 
+def anew(component: Any) -> Any:
+    """The component without what its cached properties, and those of nested ones, remember: the code may be another now."""
+    changed = {name: new for name, value in field_values(component).items()
+               if isinstance(value, Component) and (new := anew(value)) is not value}
+    kept = [name for name in vars(component) if isinstance(inspect.getattr_static(type(component), name, None),
+                                                            cached_property)]
+    if not changed and not kept:
+        return component
+    out = copy.copy(component)
+    for name in kept:
+        del vars(out)[name]
+    for name, value in changed.items():
+        object.__setattr__(out, name, value)
+    return out
+
+
 # -- freezing ---------------------------------------------------------------------------------------------------------
 
 def freeze(value: Any, name: str = "value") -> Frozen:
@@ -193,7 +217,8 @@ def freeze(value: Any, name: str = "value") -> Frozen:
         ty = static_type(value)
     except TypeError as error:
         raise TypeError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
-    return Frozen(ty, value_text(value), [], [])
+    reading = read_value(value, name)
+    return Frozen(ty, reading.text, [], [], (reading.guards,))
 
 
 def freeze_array(info: ArrayInfo, unit: int | bool | None = True, align: int | None = None) -> Frozen:
@@ -266,68 +291,57 @@ def _freeze_component(component: Component, path: str) -> Frozen:
     path = cls.__qualname__ if path == "value" else path
     runtime: dict[str, Any] = {}
     static: dict[str, Any] = {}
-    texts, leaves, arrays = [], [], []
-    for field, value in field_values(component).items():
+    reading = read_class(cls, Component)
+    texts, made = [reading.text], Frozen(None, "", [], [], (reading.guards,))
+    for field, value in {**field_values(component), **further_state(component)}.items():
         is_runtime, frozen = _freeze_field(component, field, value, path)
+        if frozen is not None:
+            made.guards += frozen.guards
+            made.captures += frozen.captures
+            made.places += frozen.places
         if is_runtime and frozen is not None:
             runtime[field] = frozen.type
-            leaves += frozen.leaves
-            arrays += frozen.arrays
+            made.leaves += frozen.leaves
+            made.arrays += frozen.arrays
             texts.append(f"{field}:{frozen.fingerprint}")
-        else:
-            static[field] = value
-            texts.append(f"{field}={frozen.fingerprint if frozen else value_text(value)}")
-    fingerprint = digest(class_text(cls) + "\n" + "\n".join(texts))
-    return Frozen(component_type(cls, fingerprint, runtime, static, component), fingerprint, leaves, arrays)
-
-
-_class_texts: dict[type, tuple[str, list[References]]] = {}
-
-
-def class_text(cls: type) -> str:
-    """A component class as text: its name, its constants, and the code of all its functions (inherited ones too)."""
-    known = _class_texts.get(cls)
-    if known is not None and all(references.stand() for references in known[1]):
-        return known[0]
-    parts, references = [f"{cls.__module__}.{cls.__qualname__}"], []
-    for base in cls.__mro__[:-1]:
-        if base is Component:
             continue
-        for name, value in sorted(vars(base).items()):
-            if name.startswith("__") and name != "__call__":
-                continue
-            function = _function_of(value)
-            if function is not None:
-                parts.append(f"{name}:{function_text(function)}")
-                references.append(References(function))
-            elif isinstance(value, _CONSTANTS) or hasattr(value, "__device_type__"):
-                parts.append(f"{name}={value_text(value)}")
-    _class_texts[cls] = text, _ = digest("\n".join(parts)), references
-    return text
+        static[field] = value
+        if frozen is None:
+            found = read_value(value, f"{path}.{field}")
+            texts.append(f"{field}={found.text}")
+            if found.guards:
+                made.guards += (found.guards,)
+        else:
+            texts.append(f"{field}={frozen.fingerprint}")
+    made.fingerprint = digest("\n".join(texts))
+    made.type = component_type(cls, made.fingerprint, made.places, runtime, static, component)
+    return made
 
 
-_CONSTANTS = (bool, int, float, complex, str, bytes, tuple, np.dtype, np.generic, type, type(None))
-
-
-def _function_of(value: Any) -> FunctionType | None:
-    """The function in an entry of a class: a method, a static method or a property's getter."""
-    if isinstance(value, (staticmethod, classmethod)):
-        value = value.__func__
-    elif isinstance(value, cached_property):
-        value = value.func
-    elif isinstance(value, property):
-        value = value.fget
-    return value if isinstance(value, FunctionType) else None
+def further_state(component: Any) -> dict[str, Any]:
+    """What an object holds beside its fields: attributes that ``__post_init__`` set. They are compile-time constants. An array
+    among them raises TypeError: it is to be a field."""
+    fields = getattr(component, "__dataclass_fields__", ())
+    found = {name: value for name, value in vars(component).items()
+             if name not in fields and not isinstance(inspect.getattr_static(type(component), name, None), cached_property)}
+    for name, value in found.items():
+        if is_array(value):
+            raise TypeError(f"{type(component).__qualname__}.{name}: an array beside the fields would be a constant, and "
+                            f"can change in place; declare it as a field, {name}: gk.Array")
+    return found
 
 
 def _freeze_function(function: Any, name: str) -> Frozen:
     values = captured(function)
     frozen = {key: freeze(value, f"{name}'s captured {key}") for key, value in values.items()}
-    text = "function:" + function_text(function, values.keys())
-    ty = closure_type(function, text, {key: f.type for key, f in frozen.items()})
+    function = getattr(function, "__wrapped__", function)                      # a device function's
+    reading = read_closure(function, values.keys())
+    text, place = "function:" + reading.text, (function.__code__.co_filename, function.__code__.co_firstlineno)
+    ty = closure_type(function, text, place, {key: f.type for key, f in frozen.items()})
     leaves = [leaf for f in frozen.values() for leaf in f.leaves]
     arrays = [info for f in frozen.values() for info in f.arrays]
-    return Frozen(ty, text + "".join(f",{k}:{f.fingerprint}" for k, f in frozen.items()), leaves, arrays)
+    return Frozen(ty, text + "".join(f",{k}:{f.fingerprint}" for k, f in frozen.items()), leaves, arrays, (reading.guards,),
+                  tuple(captured_at(function, key) for key in values), (place,))
 
 
 # -- for Numba -------------------------------------------------------------------------------------------------------

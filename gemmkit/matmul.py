@@ -67,7 +67,7 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
         if is_batched(a, b, c, conf, {}):
             return matmul_batched(a, b, c, conf, out, stream, {})
         known = _remember(key, Plan(a, b, c, out, conf, {}), conf)
-    return known[0](a, b, c, out=out, stream=stream)
+    return known[0](a, b, c, out=out, stream=stream)              # which looks whether the conf's code is what it was
 
 
 def _simplest(a: Any, b: Any, conf: Config | None) -> Any:
@@ -79,6 +79,8 @@ def _simplest(a: Any, b: Any, conf: Config | None) -> Any:
         if is_batched(a, b, None, conf, {}):
             return matmul_batched(a, b, None, conf, None, None, {})
         known = _remember(key, Plan(a, b, None, None, conf, {}), conf)
+    elif known[0].stands is not None:
+        known[0].current()
     return known[0].launch_new(of_a, of_b.pointer)
 
 
@@ -108,12 +110,12 @@ def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stre
            id(conf), current_mode() is not None, sizes,
            tuple((name, f.type, f.fingerprint, tuple((i.shape, i.device) for i in f.arrays)) for name, f in frozen.items()))
     known = None if current_mode() is not None else _plans.get(key)
-    if known is None:
+    if known is None or (known[0].stands is not None and not known[0].stands()):
         if is_batched(a, b, c, conf, keywords):
             return matmul_batched(a, b, c, conf, out, stream, keywords)
         known = _remember(key, Plan(a, b, c, out, conf, keywords), conf)
         if current_mode() is None:
-            known[0].forget_arrays()            # those of the conf are kept by the conf
+            known[0].forget_arrays(frozen)      # those of the conf are kept by the conf
     made = known[0]
     values = list(made.values)
     for name, f in frozen.items():

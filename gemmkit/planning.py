@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from typing import Any, cast
 
-from gemmkit.components import Component, Frozen, freeze, freeze_array, without_arrays
+from gemmkit.components import Component, Frozen, anew, freeze, freeze_array, without_arrays
 from gemmkit.config import Config
 from gemmkit.emulator.mode import current_mode
 from gemmkit.engines import engines, maps
 from gemmkit.kernels.select import KERNELS
 from gemmkit.kernels.spec import Shape
+from gemmkit.lang.guards import Guards
 from gemmkit.layouts import Layout, Plain
 from gemmkit.matrices import Matrix, arrays, unwrapped
 from gemmkit.problem import Problem, check_out, check_places, describe_all, resolve
@@ -24,6 +26,7 @@ from gemmkit.runtime.arrays import (
     empty_like,
     matcher,
 )
+from gemmkit.runtime.compile import CodeChanged
 
 __all__ = ["Plan", "plan"]
 
@@ -74,9 +77,7 @@ class Compiled:
         from gemmkit.runtime.launch import load
 
         conf = self.problem.config
-        entry = cubin_of(KERNELS[conf.kernel], tuple(a.type for a in self.arguments),
-                         "\n".join(a.fingerprint for a in self.arguments), conf.threads, self.problem.device,
-                         conf.blocks_per_sm)
+        entry = cubin_of(KERNELS[conf.kernel], self.arguments, conf.threads, self.problem.device, conf.blocks_per_sm)
         kernel = _loaded(entry.cubin, load)
         peers = conf.peers
         return kernel.bind((self.blocks, 1, 1), (conf.threads, 1, 1), self.spec.shared_bytes, self.formats,
@@ -107,6 +108,8 @@ def _operand(info: ArrayInfo | None, layout: Layout) -> Frozen:
 
 # -- runtime values of components -------------------------------------------------------------------------------------
 
+_TRIES = 3                             # compilations that a change of code may interrupt
+
 PARTS = ("operator",
          "global_a_layout", "shared_a_layout", "transform_global_to_shared_a", "transform_shared_to_regs_a",
          "global_b_layout", "shared_b_layout", "transform_global_to_shared_b", "transform_shared_to_regs_b",
@@ -115,13 +118,12 @@ PARTS = ("operator",
          "epilogue", "condition", "order")           # the components of a Spec, in the order of its fields
 
 
-def leaf_ranges(conf: Config) -> dict[str, slice]:
-    """Where each component's runtime values lie among the kernel's arguments."""
+def leaf_ranges(parts: dict[str, Frozen]) -> dict[str, slice]:
+    """Where the runtime values of a configuration's components, in the order of PARTS, lie among the kernel's arguments."""
     ranges, at = {}, 0
-    for name in PARTS:
-        count = len(freeze(getattr(conf, name)).leaves)
-        ranges[name] = slice(at, at + count)
-        at += count
+    for name, frozen in parts.items():
+        ranges[name] = slice(at, at + len(frozen.leaves))
+        at += len(frozen.leaves)
     return ranges
 
 
@@ -137,31 +139,66 @@ class Plan:
         if isinstance(a, Matrix) or isinstance(b, Matrix):
             a, b, keywords = unwrapped(a, b, (c, out), keywords)
         infos = describe_all(a, b, c, out)
-        problem = resolve(*infos, conf, keywords)
-        self.config = problem.config
-        self.shape = problem.M, problem.N, problem.K
+        problem = self._resolve(infos, conf, keywords)
         d_layout = problem.config.global_d_layout
         self._dtype, self._shape = d_layout.storage, d_layout.array_shape(problem.M, problem.N)
         if out is None:
             out = empty_like(a, self._shape, self._dtype)
         self._infos = (*infos[:3], describe(out, "out"))
-        self._compiled = Compiled(problem, d_layout.seen(self._infos[3]))
         self._match = tuple(None if x is None else matcher(x, name)
                             for x, name in ((a, "a"), (b, "b"), (c, "c"), (out, "out")))
+        self._bounds = tuple(bound for i in self._infos for bound in ((0, 0) if i is None else _extent(i)))
+        self._library, self._device, self._producer = infos[0].library, infos[0].device, infos[0].stream
+        self._origin: Any = infos, conf, keywords
+        self._lock = threading.Lock()
+        self._prepare(problem)
+
+    @staticmethod
+    def _resolve(infos: tuple[Any, Any, Any, Any], conf: Config | None, keywords: dict[str, Any]) -> Problem:
+        """What the call asks for, by the code of the components as it is now: what they remember of properties goes."""
+        return resolve(*infos, None if conf is None else anew(conf),
+                       {name: anew(value) if isinstance(value, Component) else value for name, value in keywords.items()})
+
+    def _prepare(self, problem: Problem) -> None:
+        """All that depends on the components' code."""
+        self.config = problem.config
+        self.shape = problem.M, problem.N, problem.K
+        self._compiled = Compiled(problem, problem.config.global_d_layout.seen(self._infos[3]))
         seen = problem.a, problem.b, problem.c, self._compiled.out
         self._align = tuple(1 if i is None else alignment(i) for i in seen)
         self._mask = max(self._align) - 1
-        self._bounds = tuple(bound for i in self._infos for bound in ((0, 0) if i is None else _extent(i)))
-        self._library, self._device, self._producer = infos[0].library, infos[0].device, infos[0].stream
         self._has_work = problem.M > 0 and problem.N > 0
         self._launch: Any = None
-        self._lock = threading.Lock()
         self.values = tuple(self._compiled.values)
-        self.ranges = leaf_ranges(self.config)
+        parts = {name: freeze(getattr(self.config, name)) for name in PARTS}
+        self.ranges = leaf_ranges(parts)
+        self._watch(parts)
         self._fast: Any = self._make_fast() if self._device >= 0 else None
 
-    def forget_arrays(self) -> None:
-        """Keep no array of a component alive: for a plan that gets the components' values with every call."""
+    def _watch(self, parts: dict[str, Frozen]) -> None:
+        """Make `stands`: None where these components have no code of the user's, and captured nothing."""
+        guards = Guards([fact for frozen in parts.values() for held in frozen.guards for fact in held.facts]
+                        + [fact for frozen in parts.values() for fact in frozen.captures])
+        self.stands: Any = guards.ready() if guards else None
+
+    def current(self) -> Plan:
+        """The plan, prepared anew if code or constants of its components are not what they were.
+
+        Raises what `plan` raises, for the code that is there now; RuntimeError where the components have gone
+        (`forget_arrays`).
+        """
+        if self.stands is not None and not self.stands():
+            if self._origin is None:
+                raise RuntimeError("this plan's components have changed, and it does not keep them; make another plan")
+            with self._lock:
+                infos, conf, keywords = self._origin
+                self._prepare(self._resolve(infos, conf, keywords))
+        return self
+
+    def forget_arrays(self, names: Collection[str] = ()) -> None:
+        """Keep no array of a component alive: for a plan that gets the components ``names`` with every call."""
+        self._origin = None
+        self._watch({name: freeze(getattr(self.config, name)) for name in PARTS if name not in names})
         self.config = without_arrays(self.config)
         self._compiled.problem.config = self.config
         self._compiled.spec = without_arrays(self._compiled.spec)
@@ -177,6 +214,8 @@ class Plan:
         """
         if isinstance(a, Matrix) or isinstance(b, Matrix):
             a, b = arrays(a, b, (c, out))
+        if self.stands is not None:
+            self.current()
         return self.run(self.values, a, b, c, out, stream)
 
     def run(self, template: tuple, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
@@ -227,8 +266,15 @@ class Plan:
 
     def _bind(self) -> Any:
         with self._lock:
-            if self._launch is None:
-                self._launch = self._launcher(self._compiled.bind())
+            for _ in range(_TRIES):
+                if self._launch is None:
+                    try:
+                        self._launch = self._launcher(self._compiled.bind())
+                    except CodeChanged:
+                        self._compiled.problem.config = anew(self._compiled.problem.config)
+                        self._prepare(self._compiled.problem)
+        if self._launch is None:
+            raise RuntimeError(f"code of this plan's components changed {_TRIES} times while it was compiled")
         return self._launch
 
     def _launcher(self, bound: Any) -> Any:

@@ -31,8 +31,7 @@ def arguments(conf: gk.Config, whole: bool = True, size: int = 256) -> list[Any]
 def entry(conf: gk.Config, **how: Any) -> Any:
     """The kernel's cache entry, compiled if it has to be."""
     given = arguments(conf, **how)
-    return cubin_of(KERNELS[conf.kernel], tuple(x.type for x in given), "\n".join(x.fingerprint for x in given),
-                    conf.threads, H100, conf.blocks_per_sm)
+    return cubin_of(KERNELS[conf.kernel], given, conf.threads, H100, conf.blocks_per_sm)
 
 
 class MachineCode(NamedTuple):

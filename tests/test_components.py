@@ -280,8 +280,7 @@ def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def kernel_of(conf: gk.Config) -> Any:
     """Compile (or find) a configuration's kernel, as a plan does."""
     given = arguments(conf)
-    return compile_module.cubin_of(KERNELS[conf.kernel], tuple(x.type for x in given), "\n".join(x.fingerprint for x in given),
-                                   conf.threads, H100)
+    return compile_module.cubin_of(KERNELS[conf.kernel], given, conf.threads, H100)
 
 
 @pytest.mark.compile

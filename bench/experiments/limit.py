@@ -99,10 +99,7 @@ class Limit:
 
     def build(self) -> Any:
         """The kernel's entry in the cache."""
-        arguments = self.arguments(*self.example)
-        types = tuple(argument.type for argument in arguments)
-        fingerprint = "\n".join(argument.fingerprint for argument in arguments)
-        return cubin_of(chains, types, fingerprint, THREADS, self.device, BLOCKS)
+        return cubin_of(chains, self.arguments(*self.example), THREADS, self.device, BLOCKS)
 
     def bind(self, out: Any, first: Any) -> Any:
         """A call that runs it on arrays of a library, on its current stream; the arrays live as long as the call."""

@@ -34,6 +34,7 @@ class Epilogue(Component):
     1.0
     """
 
+    device_methods: ClassVar = ("__call__", "finish", "tile", "store")
     outputs: ClassVar[tuple[str, ...]] = ()                # fields that are arrays which it writes, beside D
 
     def __call__(self, x: Any, m: int, n: int) -> Any:

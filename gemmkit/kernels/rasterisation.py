@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gemmkit.components import Component
 from gemmkit.ptx.special import udiv
@@ -11,6 +12,8 @@ from gemmkit.ptx.special import udiv
 @dataclass(frozen=True)
 class Order(Component):
     """``block(linear, rows, columns)`` -> (row, column) of a grid of tiles; every tile exactly once."""
+
+    device_methods: ClassVar = ("block",)
 
     def block(self, linear: int, rows: int, columns: int) -> tuple[int, int]:
         """Column by column."""

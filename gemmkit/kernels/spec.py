@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -34,6 +34,8 @@ class Shape(Component):
 @dataclass(frozen=True)
 class Condition(Component):
     """Which K blocks a thread block computes: ``__call__(self, m, n, k)`` with the tile's first row, column and k."""
+
+    device_methods: ClassVar = ("__call__",)
 
     @cached_property
     def is_always(self) -> bool:

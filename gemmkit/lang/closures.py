@@ -15,7 +15,8 @@ import numpy as np
 from numba.cuda import cgutils
 from numba.cuda.core import ir
 
-from gemmkit.lang.functions import DeviceFunction, device
+from gemmkit.lang.functions import DeviceFunction
+from gemmkit.lang.guards import Fact, cell, contents, item
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
     lowering_registry,
@@ -35,14 +36,21 @@ def captured(function: Any) -> dict[str, Any]:
     """The runtime values (arrays, NumPy scalars) that a function refers to, by name; closure first, then globals."""
     function = function.function if isinstance(function, DeviceFunction) else function
     found: dict[str, Any] = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        if _is_runtime(cell.cell_contents):
-            found[name] = cell.cell_contents
+    for name, of in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        if _is_runtime(contents(of)):
+            found[name] = of.cell_contents
     for name in sorted(globals_of(function.__code__)):
         value = function.__globals__.get(name)
         if name not in found and _is_runtime(value):
             found[name] = value
     return found
+
+
+def captured_at(function: FunctionType, name: str) -> Fact:
+    """Where a function refers to the runtime value ``name``, as a fact to be looked at again."""
+    if name in function.__code__.co_freevars:
+        return cell((function.__closure__ or ())[function.__code__.co_freevars.index(name)])
+    return item(function.__globals__, name)
 
 
 def _is_runtime(value: Any) -> bool:
@@ -81,9 +89,9 @@ def _captures_getattr(context: Any, builder: Any, ty: CapturesType, value: Any, 
 class ClosureType(types.Callable):
     """A function with the struct of its captures as value."""
 
-    def __init__(self, function: DeviceFunction, text: str, captures: CapturesType):
+    def __init__(self, function: DeviceFunction, text: str, place: Any, captures: CapturesType):
         self.function, self.captures = function, captures
-        self._key = (text, captures)
+        self._key = (text, place, captures)
         super().__init__(f"closure {function.__name__}<{text[-12:]}>")
 
     @property
@@ -106,25 +114,26 @@ class ClosureType(types.Callable):
 _closures: dict[Any, ClosureType] = {}
 
 
-def closure_type(function: Any, text: str, members: dict[str, Any]) -> ClosureType:
-    """The type of a function; functions of one text are one type, whichever object came first.
+def closure_type(function: Any, text: str, place: Any, members: dict[str, Any]) -> ClosureType:
+    """The type of a function; functions of one text, written at one place, are one type, whichever object came first.
 
-    What is kept of that one is without its captured values: an array that a lambda captured dies with the lambda.
+    What is kept is a copy: with the code that the text was made of, should the function's own be replaced, and without its
+    captured values, since an array that a lambda captured dies with the lambda.
     """
     captures = CapturesType(members)
-    key = (text, captures)
+    key = (text, place, captures)
     found = _closures.get(key)
     if found is None:
-        kept = device(without_captures(function, members, lambda name: None) if members else function)
-        found = _closures.setdefault(key, ClosureType(kept, text, captures))
+        kept = DeviceFunction(without_captures(function, members, lambda name: None), members)
+        found = _closures.setdefault(key, ClosureType(kept, text, place, captures))
     return found
 
 
 def without_captures(function: Any, names: Collection[str], instead: Callable[[str], Any]) -> FunctionType:
     """The function with other values in the cells of the captured ``names``."""
     function = function.function if isinstance(function, DeviceFunction) else function
-    cells = tuple(CellType(instead(name)) if name in names else cell
-                  for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()))
+    cells = tuple(CellType(instead(name)) if name in names else of
+                  for name, of in zip(function.__code__.co_freevars, function.__closure__ or ()))
     out = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
     out.__qualname__, out.__module__ = function.__qualname__, function.__module__
     out.__kwdefaults__ = function.__kwdefaults__

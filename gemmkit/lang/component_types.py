@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Any, NoReturn
 
 from gemmkit.lang.closures import without_captures
+from gemmkit.lang.fingerprint import mutable_in_property
 from gemmkit.lang.functions import DeviceFunction, device
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
@@ -30,9 +31,10 @@ __all__ = ["ComponentType", "component_type"]
 class ComponentType(types.Callable):
     """Numba's view of a component: static fields in the type, runtime fields in the value."""
 
-    def __init__(self, cls: type, fingerprint: str, runtime: dict[str, Any], static: dict[str, Any], skeleton: Any):
+    def __init__(self, cls: type, fingerprint: str, places: tuple, runtime: dict[str, Any], static: dict[str, Any],
+                 skeleton: Any):
         self.cls, self.runtime, self.static, self.skeleton = cls, runtime, static, skeleton
-        self._key = (cls, fingerprint, tuple(runtime.items()))
+        self._key = (cls, fingerprint, places, tuple(runtime.items()))
         super().__init__(f"{cls.__qualname__}<{fingerprint[:12]}>")
 
     @property
@@ -61,8 +63,9 @@ class ComponentType(types.Callable):
 _types: dict[Any, ComponentType] = {}
 
 
-def component_type(cls: type, fingerprint: str, runtime: dict, static: dict, component: Any) -> ComponentType:
-    key = (cls, fingerprint, tuple(runtime.items()))
+def component_type(cls: type, fingerprint: str, places: tuple, runtime: dict, static: dict, component: Any) -> ComponentType:
+    """The type of a component; ``places`` are where its functions are written, for messages."""
+    key = (cls, fingerprint, places, tuple(runtime.items()))
     found = _types.get(key)
     if found is None:
         skeleton = copy.copy(component)
@@ -70,7 +73,7 @@ def component_type(cls: type, fingerprint: str, runtime: dict, static: dict, com
             del vars(skeleton)[name]                          # known for this component's runtime values alone
         for name in runtime:
             object.__setattr__(skeleton, name, _without_runtime(cls, name, runtime[name], getattr(component, name)))
-        found = _types.setdefault(key, ComponentType(cls, fingerprint, runtime, static, skeleton))
+        found = _types.setdefault(key, ComponentType(cls, fingerprint, places, runtime, static, skeleton))
     return found
 
 
@@ -178,7 +181,12 @@ def _static_attribute_type(ty: ComponentType, attr: str, value: Any) -> Any:
     try:
         if isinstance(value, FunctionType):
             return freeze(value, attr).type
-        return static_type(value)
+        found = static_type(value)
+        mutable = mutable_in_property(ty.skeleton, attr)
+        if mutable is not None:
+            raise TypeError(f"the property reads {mutable[0]}, a {mutable[1]}, which can change in place while the kernel "
+                            "keeps the value that it had; take a tuple or an Enum, or a gk.Array field that a method reads")
+        return found
     except TypeError as error:
         raise TypingError(f"{ty.cls.__qualname__}.{attr}: {error}") from error
 

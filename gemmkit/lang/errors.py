@@ -10,18 +10,35 @@ class ComponentError(TypeError):
     """A component's method cannot be compiled; the message names its file, line and what was wrong there."""
 
 
+def refuse(function: Any, args: tuple, reason: str, name: str | None = None) -> ComponentError:
+    """A ComponentError for a fault of the user's ``function``, at the first line that looks ``name`` up, if that is said."""
+    import dis
+
+    line = function.__code__.co_firstlineno
+    if name is not None:
+        for instruction in dis.get_instructions(function.__code__):
+            line = (instruction.starts_line if type(instruction.starts_line) is int else
+                    getattr(instruction, "line_number", None)) or line
+            if instruction.argval == name:
+                break
+    return _error(function, args, line, reason)
+
+
 def explain(function: Any, args: tuple, error: Exception) -> ComponentError:
     """``error``, raised by Numba while it compiled ``function`` for the argument types, with the user's place first."""
+    filename = function.__code__.co_filename
+    return _error(function, args, _line(filename, error) or function.__code__.co_firstlineno, _first_line(str(error)))
+
+
+def _error(function: Any, args: tuple, line: int, reason: str) -> ComponentError:
     import linecache
 
     filename = function.__code__.co_filename
-    line = _line(filename, error) or function.__code__.co_firstlineno
     source = linecache.getline(filename, line).strip()
     kinds = ", ".join(str(a) for a in args)
-    reason = _first_line(str(error))
     return ComponentError(
         f'{function.__qualname__} cannot be compiled as device code\n  File "{filename}", line {line}\n    {source}\n'
-        f"  with arguments ({kinds})\n  {reason}")
+        + (f"  with arguments ({kinds})\n" if args else "") + f"  {reason}")
 
 
 def _line(filename: str, error: Exception) -> int | None:

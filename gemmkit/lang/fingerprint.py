@@ -1,107 +1,462 @@
-"""What a Python function or constant *is*, as text: equal text means equal device code.
+"""What a Python function, class or constant *is*, as text: equal text means equal device code.
 
-Used for two things: two lambdas written at one place are one compile-time value, and the on-disk cache of compiled
-kernels is keyed by everything that went into a kernel.
+The text is the key of compiled kernels, in the process and on disk, so it has to cover all that compiling looks at: code,
+defaults, captured variables, the globals and the attributes of modules and classes that the code names, and the same of
+every helper. A `Reader` collects in one walk the text and the facts that it rests on (:mod:`gemmkit.lang.guards`): what is
+in the key is what is guarded.
+
+A value that can change in place (a list, an array, an object with state) has no text that stays true. It is noted by name
+(`Reading.mutable`), and refused where device code uses it, not before: a component may have fields for the host alone.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import hashlib
-import threading
-from collections.abc import Collection
-from functools import lru_cache
+import inspect
+import re
+from collections.abc import Callable, Collection
+from functools import cached_property, lru_cache
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
-from typing import Any
+from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.lang.functions import DeviceFunction
+from gemmkit.lang import guards
+from gemmkit.lang.atoms import Atom
+from gemmkit.lang.guards import NOTHING, Fact, Guards
 from gemmkit.lang.records import record_text
-from gemmkit.lang.references import attributes, globals_of, names_of
+from gemmkit.lang.references import attributes, globals_of, is_fixed, is_host, names_of
 
-_busy = threading.local()
+
+class Reading(NamedTuple):
+    """What was read: the text, whether the user's code still says so, and the names of what can change in place, with what
+    it is."""
+
+    text: str
+    guards: Guards
+    mutable: tuple[tuple[str, str], ...]
 
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+# -- gemmkit itself ---------------------------------------------------------------------------------------------------
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def _source_state() -> tuple:
+    """Name, time and size of every file of gemmkit's source."""
+    files = sorted(_ROOT.rglob("*.py"))
+    return tuple((str(file), (stat := file.stat()).st_mtime_ns, stat.st_size) for file in files)
+
+
+_imported = _source_state()               # when gemmkit was imported, or at most a second later
+
+
 @lru_cache(maxsize=1)
 def package_digest() -> str:
-    """A digest of gemmkit's own source: a new version of any file invalidates every compiled kernel."""
-    root = Path(__file__).resolve().parent.parent
+    """A digest of gemmkit's own source: a new version of any file invalidates every compiled kernel.
+
+    A process that imported older files than lie there now would store what it compiles under the newer files' key: its
+    digest is made of the files' times, too, and so is of this process alone.
+    """
     state = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        state.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    for path in sorted(_ROOT.rglob("*.py")):
+        state.update(str(path.relative_to(_ROOT)).encode() + b"\0" + path.read_bytes())
+    if _source_state() != _imported:
+        state.update(repr(_imported).encode())
     return state.hexdigest()
 
 
+#: What gemmkit's own functions and classes, and the built-ins, were when they were read. Nobody edits them, but whoever does
+#: (a test, a patch at run time) must not store what comes of it under the unpatched code's key.
+_of_packages: list[Fact] = []
+
+
+def packages_stand() -> bool:
+    """Whether gemmkit's own code is what it was when it was read. Looked at once a kernel: half a millisecond."""
+    unique = {fact.key: fact for fact in _of_packages}
+    _of_packages[:] = unique.values()
+    return all(map(guards.holds, unique.values()))
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+@lru_cache(maxsize=8192)
 def code_text(code: CodeType) -> str:
     """A code object without its place in a file."""
-    constants = [code_text(c) if isinstance(c, CodeType) else value_text(c) for c in code.co_consts]
+    constants = [code_text(c) if isinstance(c, CodeType) else _constant_text(c) for c in code.co_consts]
     return repr((code.co_name, code.co_code.hex(), constants, code.co_names, code.co_varnames, code.co_freevars,
-                 code.co_argcount))
+                 code.co_cellvars, code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount, code.co_flags,
+                 _exceptions(code)))
 
 
-def function_text(function: Any, runtime: Collection[str] = ()) -> str:
-    """A function with all that it refers to: its code, defaults, captured variables, and the globals it names.
+def _exceptions(code: CodeType) -> str:
+    return getattr(code, "co_exceptiontable", b"").hex()       # from Python 3.11 on the code alone does not say them
 
-    Of the names in ``runtime`` the values do not matter: they become arguments (:mod:`gemmkit.lang.closures`).
+
+def _constant_text(value: Any) -> str:
+    """A constant of a code object: numbers, strings, None, ..., tuples and frozensets of them."""
+    if isinstance(value, tuple):
+        return "(" + ",".join(map(_constant_text, value)) + ")"
+    if isinstance(value, frozenset):                           # in an order of its own in every process
+        return "{" + ",".join(sorted(map(_constant_text, value))) + "}"
+    return f"{type(value).__name__}:{value!r}"
+
+
+_IMMUTABLE = (bool, int, float, str, complex, bytes, type(None), type(Ellipsis), range, np.generic)
+
+
+class Reader:
+    """One walk over a value and all that it stands on.
+
+    ``text(value)`` returns its text and enters what that rests on; ``reading(text)`` is the whole.
     """
-    function = function.function if isinstance(function, DeviceFunction) else function
-    stack = getattr(_busy, "stack", None)
-    if stack is None:
-        stack = _busy.stack = []
-    if function in stack:
-        return f"recursive:{function.__qualname__}"
-    stack.append(function)
-    try:
-        parts = [code_text(function.__code__), value_text(function.__defaults__), value_text(function.__kwdefaults__)]
-        cells = zip(function.__code__.co_freevars, function.__closure__ or ())
-        parts += [n if n in runtime else value_text(cell.cell_contents) for n, cell in cells]
-        scope, names = function.__globals__, names_of(function.__code__)
-        parts += [n if n in runtime else f"{n}={_looked_up(scope[n], names)}"
-                  for n in sorted(globals_of(function.__code__)) if n in scope]
+
+    def __init__(self) -> None:
+        self._user: list[Fact] = []
+        self._mutable: dict[str, str] = {}
+        self._open: list[Any] = []                             # what is being read: it may refer to itself
+        self.is_cyclic = False
+
+    def reading(self, text: str) -> Reading:
+        return Reading(text, Guards(self._user) if self._user else NOTHING, tuple(self._mutable.items()))
+
+    def add(self, reading: Reading) -> str:
+        """Enter what another walk has read; its text."""
+        self._user += reading.guards.facts
+        self._mutable.update(reading.mutable)
+        return reading.text
+
+    # -- functions
+
+    def function(self, function: FunctionType, runtime: Collection[str] = ()) -> str:
+        """A function with all that it refers to. Of the names in ``runtime`` the values do not matter: they become arguments
+        (:mod:`gemmkit.lang.closures`)."""
+        if is_host(function):
+            return f"host:{function.__module__}.{function.__qualname__}"
+        if function in self._open:
+            self.is_cyclic = True
+            return f"recursive:{function.__qualname__}"
+        self._open.append(function)
+        try:
+            facts = _of_packages if is_fixed(function) else self._user
+            facts += guards.code(function)
+            parts = [self._outside(function, frozenset(runtime)), self._each("a default", function.__defaults__ or ()),
+                     *(f"{name}={self._named(name, value)}" for name, value in (function.__kwdefaults__ or {}).items())]
+            names = names_of(function.__code__)
+            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+                if name not in runtime:
+                    facts.append(guards.cell(cell))
+                    parts.append(self._looked_up(name, guards.contents(cell), names))
+            return digest("\n".join(parts))
+        finally:
+            self._open.pop()
+
+    def _outside(self, function: FunctionType, runtime: frozenset[str]) -> str:
+        """A function's code and the globals that it names. Lambdas are made anew all the time, with other captured
+        variables; this part of them stays, so it is kept."""
+        code, scope = function.__code__, function.__globals__
+        key = id(code), id(scope), runtime
+        known = _outsides.get(key)
+        if known is not None and known[0] is code and known[1] is scope and known[2].guards.stand():
+            return self.add(known[2])
+        inner = Reader()
+        inner._open = list(self._open)
+        facts = _of_packages if is_fixed(function) else inner._user
+        parts = [code_text(code)]
+        for name in sorted(globals_of(code)):
+            parts.append(name if name in runtime else inner._global(function, name, names_of(code), facts))
+        found = inner.reading(digest("\n".join(parts)))
+        if inner.is_cyclic and len(self._open) > 1:            # the text depends on where the walk began
+            self.is_cyclic = True
+        else:
+            _keep(_outsides, key, (code, scope, found))
+        return self.add(found)
+
+    def _global(self, function: FunctionType, name: str, names: Collection[str], facts: list[Fact]) -> str:
+        scope = function.__globals__
+        facts.append(guards.item(scope, name))
+        if name in scope:
+            return f"{name}={self._looked_up(name, scope[name], names)}"
+        built_in = function.__builtins__                       # type: ignore[attr-defined]
+        _of_packages.append(guards.item(built_in, name))
+        return f"{name}:{self._named(name, built_in[name])}" if name in built_in else f"{name} is not there"
+
+    def _looked_up(self, name: str, value: Any, names: Collection[str]) -> str:
+        """The text of what a function's code names; a user's module or class, with the attributes that it may read."""
+        if not isinstance(value, (ModuleType, type)) or value in self._open:
+            return self._named(name, value)
+        self._open.append(value)
+        try:
+            text = self._named(name, value)
+            for scope, attribute, found in attributes(value, names):
+                self._user.append(guards.item(scope, attribute))
+                text += f";{attribute}={self._looked_up(f'{name}.{attribute}', _function_of(found) or found, names)}"
+            return text
+        finally:
+            self._open.pop()
+
+    # -- classes
+
+    def component_class(self, cls: type, base: type) -> str:
+        """A component's class: its name, its constants, and the code of all its functions (inherited ones too, down to
+        ``base``)."""
+        parts = [f"{cls.__module__}.{cls.__qualname__}"]
+        for each in cls.__mro__[:-1]:
+            if each is base:
+                continue
+            (_of_packages if is_fixed(each) else self._user).append(guards.class_fact(each))
+            parts += self._members(each)
         return digest("\n".join(parts))
-    finally:
-        stack.pop()
+
+    def _members(self, cls: type) -> list[str]:
+        parts = []
+        for name, value in sorted(vars(cls).items()):
+            if name.startswith("__") and name != "__call__":
+                continue
+            function = _function_of(value)
+            if function is not None:
+                parts.append(f"{name}:{type(value).__name__}:{self._named(name, function)}")
+            elif not _is_slot(value):
+                parts.append(f"{name}={self._named(f'{cls.__qualname__}.{name}', value)}")
+        return parts
+
+    def _class(self, cls: type) -> str:
+        """A class as a value: by name, and what its instances are made of."""
+        text = f"{cls.__module__}.{cls.__qualname__}"
+        if is_fixed(cls):
+            return text
+        if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+            text += f"{cls._fields}{self._each('a default', tuple(getattr(cls, '_field_defaults', {}).items()))}"
+        elif issubclass(cls, enum.Enum):
+            text += self._each("a member", tuple((name, member.value) for name, member in cls.__members__.items()))
+        elif dataclasses.is_dataclass(cls):
+            text += ",".join(f"{field.name}:{field.type}" for field in dataclasses.fields(cls))
+        return text
+
+    def whole_class(self, cls: type) -> str:
+        """A class in a component's field: any of its attributes may be read."""
+        text = self._class(cls)
+        if is_fixed(cls) or cls in self._open:
+            return text
+        self._open.append(cls)
+        try:
+            for base in cls.__mro__[:-1]:
+                if not is_fixed(base):
+                    self._user += [guards.item(vars(base), name) for name in guards.members(base)]
+                    text += ";" + ";".join(self._members(base))
+            return text
+        finally:
+            self._open.pop()
+
+    # -- values
+
+    def _named(self, name: str, value: Any) -> str:
+        """Text that tells one compile-time value from another; a message may have to speak of it by name."""
+        if isinstance(value, _IMMUTABLE):
+            return f"{type(value).__name__}:{value!r}"
+        own = getattr(type(value), "__reading__", None)
+        if own is not None:
+            return self.add(own(value))
+        if hasattr(type(value), "__device_type__") or isinstance(value, Atom):            # a tile, an instruction
+            return f"{type(value).__qualname__}:{value!r}"
+        if isinstance(value, FunctionType):
+            return "function:" + self._function(value)
+        function = _function_of(value) or getattr(value, "__wrapped__", None) or getattr(value, "py_func", None)
+        if isinstance(function, FunctionType):                 # a cuda.jit helper, what lru_cache makes of a function
+            return f"{type(value).__name__}:{self._named(name, function)}"
+        if isinstance(value, ModuleType):
+            return "module:" + value.__name__
+        if isinstance(value, type):
+            return self._class(value)
+        if isinstance(value, (BuiltinFunctionType, np.ufunc)):
+            return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
+        if hasattr(type(value), "__get__"):                    # a property of an enumeration's, a slot: code, not a value
+            return f"descriptor:{type(value).__qualname__}"
+        if isinstance(value, np.dtype):
+            return f"dtype:{value.name if value.names is None else record_text(value)}"
+        return self._of_several(name, value)
+
+    def _of_several(self, name: str, value: Any) -> str:
+        """Values made of others, and what cannot be told by text."""
+        kind = type(value)
+        if isinstance(value, enum.Enum):
+            return f"{self._class(kind)}.{value.name}"
+        if isinstance(value, tuple):
+            return f"{self._class(kind) if kind is not tuple else ''}({self._each(name, value)})"
+        if isinstance(value, frozenset):
+            return "{" + ",".join(sorted(self._named(name, v) for v in value)) + "}"
+        if dataclasses.is_dataclass(value) and kind.__dataclass_params__.frozen:
+            held = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+            return self._class(kind) + "(" + ",".join(f"{n}={self._named(f'{name}.{n}', v)}" for n, v in held) + ")"
+        self._mutable[name] = kind.__qualname__
+        if isinstance(value, np.ndarray):                      # its repr leaves elements out
+            return f"array:{value.dtype}{value.shape}:{hashlib.sha256(value.tobytes()).hexdigest()}"
+        if isinstance(value, (list, set, bytearray)):
+            parts = [self._named(name, v) for v in value]
+            return f"{kind.__name__}({','.join(parts if isinstance(value, list) else sorted(parts))})"
+        if isinstance(value, (dict, MappingProxyType)):
+            return "{" + ",".join(f"{self._named(name, k)}:{self._named(name, v)}" for k, v in value.items()) + "}"
+        return f"{kind.__module__}.{kind.__qualname__}:{_ADDRESS.sub('', repr(value))}"
+
+    def _each(self, name: str, values: tuple) -> str:
+        return "(" + ",".join(self._named(name, v) for v in values) + ")"
+
+    def _function(self, function: FunctionType) -> str:
+        """`function`, from memory if it was read before."""
+        known = _readings.get(id(function))
+        if known is not None and known[0] is function and known[1].guards.stand():
+            return self.add(known[1])
+        inner = Reader()
+        inner._open = list(self._open)
+        found = inner.reading(inner.function(function))
+        self.is_cyclic |= inner.is_cyclic
+        if not inner.is_cyclic and not function.__closure__:   # those with closures are made anew all the time
+            _keep(_readings, id(function), (function, found))
+        return self.add(found)
 
 
-def _looked_up(value: Any, names: Collection[str]) -> str:
-    """`value_text` of what a function's code names; a user's module or class, with the attributes that it may read."""
-    if not isinstance(value, (ModuleType, type)) or value in _busy.stack:
-        return value_text(value)
-    _busy.stack.append(value)
-    try:
-        return value_text(value) + "".join(f";{name}={_looked_up(x, names)}" for _, name, x in attributes(value, names))
-    finally:
-        _busy.stack.pop()
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def value_text(value: Any) -> str:
-    """Text that tells one compile-time value from another."""
-    own = getattr(value, "__fingerprint__", None)
-    if own is not None and not isinstance(value, type):
-        return own()
-    if isinstance(value, (FunctionType, DeviceFunction)):
-        return "function:" + function_text(value)
-    if isinstance(getattr(value, "__wrapped__", None), FunctionType):                # as lru_cache makes of a function
-        return "wrapped:" + function_text(value.__wrapped__)
-    if isinstance(value, ModuleType):
-        return "module:" + value.__name__
-    if isinstance(value, (type, BuiltinFunctionType)):
-        return f"{value.__module__}.{value.__qualname__}"
-    if isinstance(value, (tuple, list)):
-        return "(" + ",".join(value_text(v) for v in value) + ")"
-    if isinstance(value, (set, frozenset)):               # in an order of its own in every process
-        return "{" + ",".join(sorted(map(value_text, value))) + "}"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{value_text(k)}:{value_text(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, np.dtype):
-        return f"dtype:{value.name if value.names is None else record_text(value)}"
-    if isinstance(value, np.ndarray):                     # its repr leaves elements out
-        return f"array:{value.dtype.name}{value.shape}:{hashlib.sha256(value.tobytes()).hexdigest()}"
-    if isinstance(value, (bool, int, float, str, complex, bytes, type(None), np.generic)):
-        return f"{type(value).__name__}:{value!r}"
-    return f"{type(value).__module__}.{type(value).__qualname__}:{value!r}"
+def _is_slot(value: Any) -> bool:
+    return type(value).__name__ in ("member_descriptor", "getset_descriptor", "wrapper_descriptor", "method_descriptor")
+
+
+def _function_of(value: Any) -> FunctionType | None:
+    """The function in an entry of a class: a method, a static method or a property's getter."""
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    elif isinstance(value, cached_property):
+        value = value.func
+    elif isinstance(value, property):
+        value = value.fget
+    return value if isinstance(value, FunctionType) else None
+
+
+# -- what was read before ---------------------------------------------------------------------------------------------
+
+_readings: dict[int, tuple[Any, Reading]] = {}                          # by the id of what was read, which is kept beside it
+_outsides: dict[tuple, tuple[Any, Any, Reading]] = {}
+_LIMIT = 20000                            # of each: a notebook makes new functions for ever
+_forgetting: list[Callable[[], None]] = []
+
+
+def _keep(memory: dict, key: Any, found: Any) -> None:
+    if len(memory) >= _LIMIT:
+        memory.clear()
+    memory[key] = found
+
+
+def read(function: FunctionType) -> Reading:
+    """A function's `Reading`, from memory if what it rests on still holds."""
+    return read_closure(function, ())
+
+
+def read_class(cls: type, base: type) -> Reading:
+    """A component class's `Reading`, from memory if what it rests on still holds."""
+    known = _readings.get(id(cls))
+    if known is not None and known[0] is cls and known[1].guards.stand():
+        return known[1]
+    reader = Reader()
+    reader._open = [cls]
+    found = reader.reading(reader.component_class(cls, base))
+    _keep(_readings, id(cls), (cls, found))
+    return found
+
+
+def read_closure(function: FunctionType, runtime: Collection[str]) -> Reading:
+    """The `Reading` of a function that captured the runtime values of these names."""
+    known = _readings.get(id(function)) if not runtime else None
+    if known is not None and known[0] is function and known[1].guards.stand():
+        return known[1]
+    reader = Reader()
+    found = reader.reading(reader.function(function, runtime))
+    if not runtime and not function.__closure__:
+        _keep(_readings, id(function), (function, found))
+    return found
+
+
+def read_value(value: Any, name: str) -> Reading:
+    """The `Reading` of a compile-time value, of which messages speak by name."""
+    if isinstance(value, _IMMUTABLE):
+        return Reading(f"{type(value).__name__}:{value!r}", NOTHING, ())
+    if isinstance(value, np.dtype) and value.names is None:
+        return Reading(f"dtype:{value.name}", NOTHING, ())
+    reader = Reader()
+    if isinstance(value, type):
+        return reader.reading(reader.whole_class(value))
+    return reader.reading(reader._named(name, value))
+
+
+def function_text(function: Any) -> str:
+    """The text of a function with all that it refers to."""
+    return read(getattr(function, "__wrapped__", function)).text
+
+
+def forget_readings() -> None:
+    """Read everything anew, and compile anew what was compiled: some code changed that is not the user's."""
+    for memory in (_readings, _outsides, _of_packages):
+        memory.clear()
+    for forget in _forgetting:
+        forget()
+
+
+def when_forgetting(forget: Callable[[], None]) -> Callable[[], None]:
+    """Have ``forget()`` called by `forget_readings`."""
+    _forgetting.append(forget)
+    return forget
+
+
+# -- properties -------------------------------------------------------------------------------------------------------
+
+def mutable_in_property(component: Any, name: str) -> tuple[str, str] | None:
+    """Of a property that a kernel takes for a constant: what it reads that can change in place, as (name, type)."""
+    cls = type(component)
+    entry = inspect.getattr_static(cls, name, None)
+    getter = _function_of(entry)
+    if getter is None or is_fixed(getter) or not isinstance(entry, (property, cached_property)):
+        return None
+    seen: set[str] = set()
+    names = {name}
+    while names - seen:                                       # the attributes of self that it reads, by way of others
+        each = (names - seen).pop()
+        seen.add(each)
+        entry = inspect.getattr_static(cls, each, None)
+        function = _function_of(entry)
+        if function is not None:
+            if not is_fixed(function):
+                names |= names_of(function.__code__)
+                mutable = read(function).mutable
+                if mutable:
+                    return mutable[0]
+        elif each in vars(component) or entry is not None:
+            value = vars(component).get(each, entry)
+            mutable = () if _is_slot(value) else read_value(value, f"{cls.__qualname__}.{each}").mutable
+            if mutable and each in names:
+                return mutable[0]
+    return None
+
+
+__all__ = [
+    "Reader",
+    "Reading",
+    "code_text",
+    "digest",
+    "forget_readings",
+    "function_text",
+    "mutable_in_property",
+    "package_digest",
+    "packages_stand",
+    "read",
+    "read_class",
+    "read_closure",
+    "read_value",
+    "when_forgetting",
+]

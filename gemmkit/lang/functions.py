@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import inspect
 import threading
+import weakref
 from collections.abc import Collection
 from functools import cached_property
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ from numba.cuda.core import ir
 from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
 
-from gemmkit.lang.errors import ComponentError, explain
+from gemmkit.lang.errors import ComponentError, explain, refuse
+from gemmkit.lang.fingerprint import read_closure, read_value, when_forgetting
 from gemmkit.lang.numba_hooks import (
     NumbaError,
     OpaqueModel,
@@ -40,7 +42,7 @@ from gemmkit.lang.numba_hooks import (
     typeof_impl,
     types,
 )
-from gemmkit.lang.references import References, globals_of
+from gemmkit.lang.references import globals_of, is_fixed
 
 _target = threading.local()
 
@@ -92,17 +94,28 @@ def weaken(value: Any) -> Any:
     return value
 
 
+_all: weakref.WeakSet[DeviceFunction] = weakref.WeakSet()
+
+
+@when_forgetting
+def _forget_all() -> None:
+    for function in list(_all):
+        function.forget()
+
+
 class DeviceFunction:
     """A Python function that device code can call; in Python it is the function itself."""
 
-    def __init__(self, function: FunctionType):
+    def __init__(self, function: FunctionType, runtime: Collection[str] = ()):
         self.function: Any = function
         self.__name__ = function.__name__
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
         self._compiled: dict[tuple, Any] = {}
         self._weakened: FunctionType | None = None
-        self._references: References | None = None
+        self._runtime = frozenset(runtime)                    # the names of captured values that are arguments
+        self._reading: Any = None
+        _all.add(self)
 
     def __call__(self, *args: Any) -> Any:
         return self.function(*args)
@@ -115,15 +128,21 @@ class DeviceFunction:
         """The function that Numba compiles: weak constants, and helpers turned into device functions."""
         self._look()
         if self._weakened is None:
-            self._weakened = _weaken_function(self.function)
+            self._weakened = _weaken_function(self.function, self._runtime)
         return self._weakened
 
-    def _look(self, runtime: Collection[str] = ()) -> None:
-        """Start anew when what the function refers to has changed since it was compiled."""
-        if self._references is None or not self._references.stand():
-            self._weakened = None
-            self._compiled.clear()
-            self._references = References(self.function, runtime)
+    def _look(self) -> None:
+        """Start anew when the function, or what it refers to, is not what was compiled."""
+        if self._reading is None or not self._reading.guards.stand():
+            self.forget()
+            self._reading = read_closure(self.function, self._runtime)
+
+    def forget(self) -> None:
+        """Drop all that was compiled."""
+        self._weakened = self._reading = None
+        self._compiled.clear()
+        for known in ("_parameters", "_is_plain"):
+            vars(self).pop(known, None)
 
     def bind(self, args: tuple, kws: dict, bound: int = 0) -> tuple[tuple, inspect.Signature | None]:
         """A call's argument types with keywords in their places and defaults as constants, and the signature by which Numba
@@ -152,7 +171,7 @@ class DeviceFunction:
 
         ``captures`` is the struct type of the runtime values that the function captured (:mod:`gemmkit.lang.closures`).
         """
-        self._look(captures.members if captures is not None else ())
+        self._look()
         key = (self, target_arch(), args, captures)
         result = self._compiled.get(key)
         if result is None:
@@ -200,7 +219,10 @@ class _ModuleAttributes(FunctionPass):
         for block in state.func_ir.blocks.values():
             for statement in block.body:
                 if isinstance(statement, ir.Assign) and _is_getattr(statement.value):
-                    value = getattr(_module(state.func_ir, statement.value.value), statement.value.attr, None)
+                    holder = _module(state.func_ir, statement.value.value)
+                    value = getattr(holder, statement.value.attr, None)
+                    if holder is not None and not is_fixed(holder):
+                        _refuse_mutable(state.func_id.func, statement.value.attr, value)
                     prepared = _prepare(value)
                     if prepared is not value:
                         statement.value = (ir.Const(prepared, statement.loc) if isinstance(prepared, (int, float))
@@ -349,6 +371,8 @@ def _is_plain(value: Any) -> bool:
 def _prepare(value: Any) -> Any:
     if _is_plain(value):
         return device(value)
+    if _is_plain(getattr(value, "py_func", None)):            # of cuda.jit, which would keep the globals that it saw
+        return device(value.py_func)
     if isinstance(value, type) and issubclass(value, np.generic):
         return _conversion(value)
     if isinstance(value, (ModuleType, type, BuiltinFunctionType)):
@@ -367,21 +391,42 @@ def _conversion(scalar: type) -> Any:
     return np.dtype(scalar)
 
 
-def _weaken_function(function: FunctionType) -> FunctionType:
-    from types import CellType
-
-    names = globals_of(function.__code__)
-    scope = {name: _prepare(value) if name in names else value for name, value in function.__globals__.items()}
-    scope.setdefault("__builtins__", __builtins__)
+def _weaken_function(function: FunctionType, runtime: Collection[str] = ()) -> FunctionType:
+    """A copy with weak constants, which refers to device functions. Raises ComponentError where a name other than those in
+    ``runtime`` (they are arguments) stands for what can change in place."""
+    names = globals_of(function.__code__) - set(runtime)
+    scope = dict(function.__globals__)
     closure = function.__closure__
+    of_user = not is_fixed(function)
+
+    def prepared(name: str, value: Any) -> Any:
+        if of_user:
+            _refuse_mutable(function, name, value)
+        return _prepare(value)
+
+    scope.update((name, prepared(name, scope[name])) for name in names if name in scope)
+    scope.setdefault("__builtins__", __builtins__)
     if closure is not None:
-        closure = tuple(CellType(_prepare(cell.cell_contents)) for cell in closure)
+        closure = tuple(cell if name in runtime else CellType(prepared(name, cell.cell_contents))
+                        for name, cell in zip(function.__code__.co_freevars, closure))
     weak = FunctionType(_weaken_code(function.__code__), scope, function.__name__,
                         weaken(function.__defaults__), closure)
     weak.__qualname__ = function.__qualname__
     weak.__module__ = function.__module__
     weak.__kwdefaults__ = function.__kwdefaults__
     return weak
+
+
+def _refuse_mutable(function: FunctionType, name: str, value: Any) -> None:
+    """Raise ComponentError when a name of device code stands for a value that can change in place."""
+    if isinstance(value, (FunctionType, DeviceFunction, ModuleType, type)):
+        return                                                # read, and looked at, by themselves
+    mutable = read_value(value, name).mutable
+    if mutable:
+        what, kind = mutable[0]
+        raise refuse(function, (), f"{what} is a {kind}, which can change in place while the kernel keeps the value that it "
+                     "had: take a tuple or an Enum for a constant, and for an array a gk.Array field, or name it in the function "
+                     "that is the component's own (what that captures is an argument)", name)
 
 
 class DeviceFunctionType(types.Callable, types.Opaque):

@@ -1,20 +1,24 @@
-"""What a function's code stands on outside itself: globals, captured variables, attributes of modules.
+"""What a function's code names outside itself, and whose code can change while the process runs.
 
-Device code takes these values when it is compiled. A user may bind a name anew afterwards (another cell of a notebook);
-then the function is compiled again, as its fingerprint is another.
+Device code takes the values of these names when it is compiled. A user may bind a name anew afterwards, or replace the
+code of a function (another cell of a notebook, ``%autoreload 2``): :mod:`gemmkit.lang.fingerprint` reads them, and
+:mod:`gemmkit.lang.guards` tells whether what it read still holds.
 """
 
 from __future__ import annotations
 
 import dis
+import importlib.util
+import os
 import sys
+import sysconfig
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-_FIXED = {*sys.stdlib_module_names, "cuda", "gemmkit", "llvmlite", "ml_dtypes", "numba", "numba_cuda", "numpy"}
-_MISSING = object()
+#: Packages that device code may call into, and that nobody edits beside a running program.
+_PACKAGES = ("gemmkit", "numba", "numba_cuda", "llvmlite", "ml_dtypes", "numpy", "cuda", "greenlet")
 
 
 @lru_cache(maxsize=4096)
@@ -30,72 +34,72 @@ def names_of(code: CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*(names_of(c) for c in code.co_consts if isinstance(c, CodeType)))
 
 
-def may_change(module: str | None) -> bool:
-    """Whether a module is a user's, whose names may be bound anew."""
-    return (module or "").partition(".")[0] not in _FIXED
+# -- whose code it is -------------------------------------------------------------------------------------------------
+
+@lru_cache(maxsize=1)
+def _roots() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The folders of the standard library, and those of the packages that count as fixed."""
+    standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    packages: set[str] = set()
+    for name in _PACKAGES:
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            continue
+        if spec is not None:
+            packages.update(spec.submodule_search_locations or ())
+    return tuple(_folder(path) for path in standard), tuple(_folder(path) for path in packages)
+
+
+def _folder(path: str) -> str:
+    return os.path.join(os.path.abspath(path), "")
+
+
+@lru_cache(maxsize=4096)
+def _is_fixed_file(file: str) -> bool:
+    """Whether a file belongs to the standard library or to one of the fixed packages. The name of a module says nothing: a
+    user's own may be called ``token`` or ``profile``."""
+    if file.startswith("<frozen ") or file in ("built-in", "frozen"):
+        return True
+    standard, packages = _roots()
+    if file.startswith(packages):
+        return True
+    return file.startswith(standard) and "site-packages" not in file and "dist-packages" not in file
+
+
+@lru_cache(maxsize=1)
+def _host_folders() -> tuple[str, ...]:
+    root = importlib.util.find_spec("gemmkit")
+    return tuple(os.path.join(path, name, "") for path in (root.submodule_search_locations or () if root else ())
+                 for name in ("runtime", "emulator", "cli", "tuning"))
+
+
+def is_host(function: FunctionType) -> bool:
+    """Whether a function is gemmkit's own and never device code: the driver's, the emulator's, the tuner's."""
+    return function.__code__.co_filename.startswith(_host_folders())
+
+
+def is_fixed(thing: FunctionType | ModuleType | type) -> bool:
+    """Whether nobody edits a function, module or class while the process runs: it is not the user's."""
+    if isinstance(thing, FunctionType):
+        return _is_fixed_file(thing.__code__.co_filename)
+    if isinstance(thing, type):
+        module = sys.modules.get(thing.__module__)
+        return module is not None and is_fixed(module)
+    spec = getattr(thing, "__spec__", None)
+    file = getattr(thing, "__file__", None) or getattr(spec, "origin", None)
+    return thing.__name__ in sys.builtin_module_names if file is None else _is_fixed_file(file)
 
 
 def attributes(holder: ModuleType | type, names: Collection[str]) -> Iterator[tuple[Mapping[str, Any], str, Any]]:
     """(namespace, name, value) of those of ``names`` that a user's module or class has."""
-    module = isinstance(holder, ModuleType)
-    if may_change(holder.__name__ if isinstance(holder, ModuleType) else holder.__module__):
-        for scope in [vars(holder)] if module else [vars(base) for base in holder.__mro__[:-1]]:
-            for name in sorted(names):
-                if name in scope and not name.startswith("__"):
-                    yield scope, name, scope[name]
+    if is_fixed(holder):
+        return
+    scopes = [vars(holder)] if isinstance(holder, ModuleType) else [vars(base) for base in holder.__mro__[:-1]]
+    for scope in scopes:
+        for name in sorted(names):
+            if name in scope and not name.startswith("__"):
+                yield scope, name, scope[name]
 
 
-class References:
-    """The names that a function refers to, directly or through its helpers, and their values when it was looked at.
-
-    Those in ``runtime`` do not matter: they are arguments.
-    """
-
-    def __init__(self, function: FunctionType, runtime: Collection[str] = ()):
-        self._names: list[tuple[Mapping[str, Any], str, Any]] = []
-        self._cells: list[tuple[CellType, Any]] = []
-        self._seen: set[Any] = set()
-        self._walk(function, runtime)
-
-    def _walk(self, function: FunctionType, runtime: Collection[str] = ()) -> None:
-        if function in self._seen or not may_change(function.__module__):
-            return
-        self._seen.add(function)
-        names = names_of(function.__code__)
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-            value = _contents(cell)
-            if name not in runtime and value is not _MISSING:
-                self._cells.append((cell, value))
-                self._follow(value, names)
-        scope = function.__globals__
-        for name in globals_of(function.__code__) - set(runtime):
-            if name in scope:
-                self._note(scope, name, scope[name], names)
-
-    def _note(self, scope: Mapping[str, Any], name: str, value: Any, names: Collection[str]) -> None:
-        self._names.append((scope, name, value))
-        self._follow(value, names)
-
-    def _follow(self, value: Any, names: Collection[str]) -> None:
-        value = getattr(value, "__wrapped__", value)           # a DeviceFunction's function
-        if isinstance(value, FunctionType):
-            self._walk(value)
-        elif isinstance(value, (ModuleType, type)) and value not in self._seen:
-            self._seen.add(value)
-            for scope, name, found in attributes(value, names):
-                self._note(scope, name, found, names)
-
-    def stand(self) -> bool:
-        """Whether all names still have these values."""
-        return (all(scope.get(name, _MISSING) is value for scope, name, value in self._names)
-                and all(_contents(cell) is value for cell, value in self._cells))
-
-
-def _contents(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:                                         # not bound yet
-        return _MISSING
-
-
-__all__ = ["References", "attributes", "globals_of", "may_change", "names_of"]
+__all__ = ["attributes", "globals_of", "is_fixed", "is_host", "names_of"]

@@ -11,7 +11,7 @@ are both.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -35,6 +35,10 @@ class Layout(Component):
     ...     def element(self, data, m, k, shape):
     ...         return data[m - k + shape.K - 1]
     """
+
+    device_methods: ClassVar = ("element", "load", "store_element", "store", "k_range", "row_offset", "column_offset",
+                                "of_stored", "is_as_stored", "offset")
+    needs: ClassVar = {"load": "element", "store": "store_element"}
 
     dtype: Any
 

@@ -6,8 +6,13 @@ the compilers' versions and the architecture. What is found under the key is loa
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import os
 import re
+import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -84,24 +89,64 @@ def _named(ptx: str) -> str:
     return ptx.replace(found.group(1), ENTRY)
 
 
+@functools.lru_cache(maxsize=1)
 def versions() -> str:
     """The versions of everything that turns Python into machine code."""
     from importlib.metadata import version
 
-    tools = [str(c) for c in candidates()[:1]]
-    return ",".join(f"{name}={version(name)}" for name in ("numba-cuda", "llvmlite", "numpy")) + ",".join(tools)
+    from numba.cuda.cudadrv.libs import get_cudalib
+
+    names = ("numba-cuda", "llvmlite", "numpy", "ml_dtypes")
+    return ",".join([f"Python={sys.version_info[0]}.{sys.version_info[1]}", *(f"{name}={version(name)}" for name in names),
+                     f"NVVM={bytes_digest(get_cudalib('nvvm'))}", *(f"ptxas={bytes_digest(t)}" for t in candidates()[:1])])
 
 
-def cubin_of(kernel: Any, types: tuple, fingerprint: str, threads: int, device: DeviceInfo,
-             blocks_per_sm: int = 1) -> Entry:
-    """The assembled kernel, from memory, from disk or compiled now. ``meta["usage"]`` holds its registers and spills."""
-    from gemmkit.lang.fingerprint import function_text, package_digest
+_WHOLE, _PIECE, _PIECES = 2**22, 2**16, 32
 
-    key = "\n".join((function_text(kernel), fingerprint, ",".join(map(str, types)), package_digest(), versions(),
-                     device.arch_name, f"threads={threads},{blocks_per_sm}"))
+
+def bytes_digest(file: str) -> str:
+    """A digest of what a compiler's file holds: a toolkit that is updated in place keeps its path.
+
+    Of a file of over 4 MiB it is made of its size and 32 pieces of 64 KiB, spread over it: two releases differ in all of
+    them, and reading all of ptxas and NVVM (100 MB) would cost every process 0.2 s.
+    """
+    try:
+        with open(file, "rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            state = hashlib.sha256(str(size).encode())
+            for n in range(_PIECES if size > _WHOLE else 1):
+                stream.seek(n * (size - _PIECE) // (_PIECES - 1) if size > _WHOLE else 0)
+                state.update(stream.read(_PIECE if size > _WHOLE else -1))
+    except OSError:                                            # a name that only the system's loader can resolve
+        return file
+    return state.hexdigest()[:24]
+
+
+class CodeChanged(Exception):
+    """A function was replaced, or a name bound anew, between the reading of the code and the end of its compilation."""
+
+
+def cubin_of(kernel: Any, arguments: Sequence[Any], threads: int, device: DeviceInfo, blocks_per_sm: int = 1) -> Entry:
+    """The assembled kernel for frozen ``arguments``, from memory, from disk or compiled now. ``meta["usage"]`` holds its
+    registers and spills.
+
+    Raises CodeChanged when the code that was compiled is not the code that the arguments were frozen with: nothing is kept
+    then, and they are to be frozen anew.
+    """
+    from gemmkit.lang.fingerprint import forget_readings, function_text, package_digest, packages_stand
+
+    if not packages_stand():
+        forget_readings()
+        raise CodeChanged("a function of gemmkit was replaced")
+    types, guards = tuple(a.type for a in arguments), [g for a in arguments for g in a.guards]
+    key = "\n".join((function_text(kernel), *(a.fingerprint for a in arguments), ",".join(map(str, types)), package_digest(),
+                     versions(), device.arch_name, f"threads={threads},{blocks_per_sm}"))
 
     def build() -> tuple[bytes, dict[str, Any]]:
-        assembled = assemble(to_ptx(kernel, types, threads, device, blocks_per_sm), device.arch_name)
+        ptx = to_ptx(kernel, types, threads, device, blocks_per_sm)
+        if not (all(each.stand() for each in guards) and packages_stand()):
+            raise CodeChanged("code changed while it was compiled")
+        assembled = assemble(ptx, device.arch_name)
         return assembled.cubin, {"usage": asdict(assembled.usage), "assembler": assembled.assembler}
 
     return default_cache().get_or_build(key, build)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from gemmkit.components import Component
 from gemmkit.lang.atoms import atom
@@ -47,6 +47,8 @@ class Transform(Component):
     >>> Scale(2.0)(3.0)
     6.0
     """
+
+    device_methods: ClassVar = ("__call__", "of", "at")
 
     def __or__(self, other: Any) -> Transform:
         """``self | other``: this transform, then the other."""
