@@ -319,8 +319,8 @@ def _freeze_component(component: Component, path: str) -> Frozen:
 
 
 def further_state(component: Any) -> dict[str, Any]:
-    """What an object holds beside its fields: attributes that ``__post_init__`` set. They are compile-time constants. An array
-    among them raises TypeError: it is to be a field."""
+    """What an object holds beside its fields: attributes that ``__post_init__`` set. They are compile-time constants. An
+    array among them raises TypeError: it is to be a field."""
     fields = getattr(component, "__dataclass_fields__", ())
     found = {name: value for name, value in vars(component).items()
              if name not in fields and not isinstance(inspect.getattr_static(type(component), name, None), cached_property)}
