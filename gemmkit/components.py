@@ -183,6 +183,8 @@ def with_fields(component: Any, changed: dict[str, Any]) -> Any:
 
 def anew(component: Any) -> Any:
     """The component without what its cached properties, and those of nested ones, remember: the code may be another now."""
+    if not isinstance(component, Component):
+        return component
     changed = {name: new for name, value in field_values(component).items()
                if isinstance(value, Component) and (new := anew(value)) is not value}
     kept = [name for name in vars(component) if isinstance(inspect.getattr_static(type(component), name, None),

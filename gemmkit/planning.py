@@ -156,8 +156,7 @@ class Plan:
     @staticmethod
     def _resolve(infos: tuple[Any, Any, Any, Any], conf: Config | None, keywords: dict[str, Any]) -> Problem:
         """What the call asks for, by the code of the components as it is now: what they remember of properties goes."""
-        return resolve(*infos, None if conf is None else anew(conf),
-                       {name: anew(value) if isinstance(value, Component) else value for name, value in keywords.items()})
+        return resolve(*infos, anew(conf), {name: anew(value) for name, value in keywords.items()})
 
     def _prepare(self, problem: Problem) -> None:
         """All that depends on the components' code."""

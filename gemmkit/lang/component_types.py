@@ -185,7 +185,8 @@ def _static_attribute_type(ty: ComponentType, attr: str, value: Any) -> Any:
         mutable = mutable_in_property(ty.skeleton, attr)
         if mutable is not None:
             raise TypeError(f"the property reads {mutable[0]}, a {mutable[1]}, which can change in place while the kernel "
-                            "keeps the value that it had; take a tuple or an Enum, or a gk.Array field that a method reads")
+                            "keeps the value that it had; take a tuple, an Enum or a types.MappingProxyType, or a gk.Array "
+                            "field that a method reads")
         return found
     except TypeError as error:
         raise TypingError(f"{ty.cls.__qualname__}.{attr}: {error}") from error

@@ -41,11 +41,16 @@ def _error(function: Any, args: tuple, line: int, reason: str) -> ComponentError
         + (f"  with arguments ({kinds})\n" if args else "") + f"  {reason}")
 
 
+def _plain(text: str) -> str:
+    """Text without the colours that Numba gives it where colorama is installed."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
 def _line(filename: str, error: Exception) -> int | None:
     """The line of the user's file where Numba met the error: by the error itself, by its text, or by where Numba stood."""
     loc = getattr(error, "loc", None)
     if loc is None or loc.filename != filename:
-        told = re.search(rf"^During: typing of .* at {re.escape(filename)} \((\d+)\)$", str(error), re.MULTILINE)
+        told = re.search(rf"^During: typing of .* at {re.escape(filename)} \((\d+)\)$", _plain(str(error)), re.MULTILINE)
         if told:
             return int(told[1])
         loc = _stood_at(error)
@@ -63,8 +68,7 @@ def _stood_at(error: Exception) -> Any:
 
 def _first_line(text: str) -> str:
     """What Numba says first, up to the source lines that it shows below."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in _plain(text).splitlines() if line.strip()]
     skip = ("Failed in", "During:", "<source", "- Resolution", "- Of which", "With argument", "Overload", "There are")
     useful: list[str] = []
     for line in lines:

@@ -172,6 +172,8 @@ class Reader:
         parts = [code_text(code)]
         for name in sorted(globals_of(code)):
             parts.append(name if name in runtime else inner._global(function, name, names_of(code), facts))
+        if is_fixed(function):                                 # gemmkit's own tables stay what they are
+            inner._mutable.clear()
         found = inner.reading(digest("\n".join(parts)))
         if inner.is_cyclic and len(self._open) > 1:            # the text depends on where the walk began
             self.is_cyclic = True
@@ -295,13 +297,15 @@ class Reader:
         if dataclasses.is_dataclass(value) and kind.__dataclass_params__.frozen:
             held = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
             return self._class(kind) + "(" + ",".join(f"{n}={self._named(f'{name}.{n}', v)}" for n, v in held) + ")"
+        if isinstance(value, MappingProxyType):                # a table that is declared read-only
+            return "{" + ",".join(f"{self._named(name, k)}:{self._named(name, v)}" for k, v in value.items()) + "}"
         self._mutable[name] = kind.__qualname__
         if isinstance(value, np.ndarray):                      # its repr leaves elements out
             return f"array:{value.dtype}{value.shape}:{hashlib.sha256(value.tobytes()).hexdigest()}"
         if isinstance(value, (list, set, bytearray)):
             parts = [self._named(name, v) for v in value]
             return f"{kind.__name__}({','.join(parts if isinstance(value, list) else sorted(parts))})"
-        if isinstance(value, (dict, MappingProxyType)):
+        if isinstance(value, dict):
             return "{" + ",".join(f"{self._named(name, k)}:{self._named(name, v)}" for k, v in value.items()) + "}"
         return f"{kind.__module__}.{kind.__qualname__}:{_ADDRESS.sub('', repr(value))}"
 

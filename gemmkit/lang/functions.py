@@ -424,9 +424,10 @@ def _refuse_mutable(function: FunctionType, name: str, value: Any) -> None:
     mutable = read_value(value, name).mutable
     if mutable:
         what, kind = mutable[0]
-        raise refuse(function, (), f"{what} is a {kind}, which can change in place while the kernel keeps the value "
-                     "that it had: take a tuple or an Enum for a constant, and for an array a gk.Array field, or name it in the function "
-                     "that is the component's own (what that captures is an argument)", name)
+        reason = (f"{what} is a {kind}, which can change in place while the kernel keeps the value that it had; take a "
+                  "tuple or an Enum for a constant, and for an array a gk.Array field, or name it in the function that is "
+                  "the component's own (what that captures is an argument)")
+        raise refuse(function, (), reason, name)
 
 
 class DeviceFunctionType(types.Callable, types.Opaque):

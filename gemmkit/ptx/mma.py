@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import ml_dtypes
@@ -52,7 +53,8 @@ class MmaSpec:
             return self.c.scatter((a @ b + c).astype(self.accumulator))
 
 
-SPECS = {(s.input, s.accumulator): s for s in (MmaSpec(F16, F32), MmaSpec(BF16, F32), MmaSpec(F16, F16))}
+SPECS = MappingProxyType({(s.input, s.accumulator): s
+                          for s in (MmaSpec(F16, F32), MmaSpec(BF16, F32), MmaSpec(F16, F16))})
 
 
 def _typer(spec: MmaSpec) -> Any:
@@ -86,4 +88,4 @@ def _make(spec: MmaSpec) -> Atom:
     return Atom(name, _typer(spec), _emulation(spec), f"{name}(a, b, c) -> d: {MmaSpec.__doc__}")
 
 
-MMA = {key: _make(spec) for key, spec in SPECS.items()}
+MMA = MappingProxyType({key: _make(spec) for key, spec in SPECS.items()})

@@ -7,6 +7,7 @@ The emulation deals the elements in turn; only load -> mma -> store as a whole m
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -197,10 +198,10 @@ def mma_atom(spec: WmmaSpec, a_layout: str, b_layout: str) -> Atom:
     return Atom(f"wmma_mma_{a_layout}_{b_layout}_{spec.name}", typer, emulate)
 
 
-SPECS = {(shape, kind, acc): WmmaSpec(*shape, kind, acc)
-         for shape in SHAPES for kind, acc in ((F16, F32), (F16, F16), (BF16, F32))}
-LOAD = {(key, operand, layout): load_atom(spec, operand, layout)
-        for key, spec in SPECS.items() for operand in "abc" for layout in ("row", "col")}
-STORE = {(key, layout): store_atom(spec, layout) for key, spec in SPECS.items() for layout in ("row", "col")}
-MMA = {(key, a, b): mma_atom(spec, a, b)
-       for key, spec in SPECS.items() for a in ("row", "col") for b in ("row", "col")}
+SPECS = MappingProxyType({(shape, kind, acc): WmmaSpec(*shape, kind, acc)
+                          for shape in SHAPES for kind, acc in ((F16, F32), (F16, F16), (BF16, F32))})
+LOAD = MappingProxyType({(key, operand, layout): load_atom(spec, operand, layout)
+                         for key, spec in SPECS.items() for operand in "abc" for layout in ("row", "col")})
+STORE = MappingProxyType({(key, layout): store_atom(spec, layout) for key, spec in SPECS.items() for layout in ("row", "col")})
+MMA = MappingProxyType({(key, a, b): mma_atom(spec, a, b)
+                        for key, spec in SPECS.items() for a in ("row", "col") for b in ("row", "col")})
