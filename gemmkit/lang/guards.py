@@ -50,8 +50,8 @@ def contents(of: CellType) -> Any:
 
 def code(function: FunctionType) -> list[Fact]:
     """That a function has the code and the defaults that it has."""
-    facts = [Fact("attribute", function, name, getattr(function, name))
-             for name in ("__code__", "__defaults__", "__kwdefaults__")]
+    names = ["__code__", "__defaults__"] + ["__kwdefaults__"] * (function.__code__.co_kwonlyargcount > 0)
+    facts = [Fact("attribute", function, name, getattr(function, name)) for name in names]
     named = function.__kwdefaults__ or {}
     return facts + [item(named, name) for name in named]
 
