@@ -27,6 +27,7 @@ from numba.cuda.core import ir
 from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
 
+from gemmkit.lang.compact import compacted
 from gemmkit.lang.errors import ComponentError, explain
 from gemmkit.lang.numba_hooks import (
     NumbaError,
@@ -285,7 +286,7 @@ class _Pipeline(numba_compiler.CUDACompiler):
 
 
 def compile_function(function: FunctionType, args: tuple, captures: Any = None, inline: bool = True) -> Any:
-    """What numba-cuda's ``compile_cuda`` does, with our pipeline."""
+    """What numba-cuda's ``compile_cuda`` does, with our pipeline; ``inline``: a device function, not a kernel."""
     from numba.cuda.descriptor import cuda_target
 
     typing_context, context = cuda_target.typing_context, cuda_target.target_context
@@ -305,7 +306,7 @@ def compile_function(function: FunctionType, args: tuple, captures: Any = None, 
     finally:
         _target.compiling -= 1
     result.library.finalize()
-    return result
+    return compacted(result) if inline else result
 
 
 def _run_pipeline(function: FunctionType, args: tuple, flags: Any, typing_context: Any, context: Any) -> Any:
