@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> int:
     cache, out = default_cache(), console()
     before = cache.info()
     if before.folder is None:
-        out.print("Nothing is kept on disk (GEMMKIT_CACHE).")
+        out.print("Nothing is kept on disk (GEMMKIT_CACHE=0, or no home folder).")
         return 0
     size = f"{before.entries} kernels, {bytes_text(before.bytes)}"
     if options.action == "clear":

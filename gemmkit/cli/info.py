@@ -115,7 +115,7 @@ def _tools() -> Iterator[tuple[str, str]]:
 def _cache() -> str:
     info = default_cache().info()
     if info.folder is None:
-        return "nothing is kept on disk (GEMMKIT_CACHE)"
+        return "nothing is kept on disk (GEMMKIT_CACHE=0, or no home folder)"
     return f"{info.folder}: {info.entries} kernels, {bytes_text(info.bytes)}"
 
 

@@ -28,6 +28,7 @@ from numba.cuda.core import ir
 from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
 
+from gemmkit.lang.compact import compacted
 from gemmkit.lang.errors import ComponentError, explain, refuse
 from gemmkit.lang.fingerprint import read_closure, read_value, when_forgetting
 from gemmkit.lang.numba_hooks import (
@@ -42,6 +43,7 @@ from gemmkit.lang.numba_hooks import (
     typeof_impl,
     types,
 )
+from gemmkit.lang.pipeline import Passes, analysed_once, contexts
 from gemmkit.lang.references import globals_of, is_fixed
 
 _target = threading.local()
@@ -297,20 +299,22 @@ register_pass(mutates_CFG=False, analysis_only=False)(_Captures)
 class _Pipeline(numba_compiler.CUDACompiler):
     """numba-cuda's pipeline with two passes more, right after the bytecode is read."""
 
+    _passes: Passes | None = None                             # the same for all functions
+
     def define_pipelines(self) -> Any:
-        (pipeline,) = super().define_pipelines()
-        pipeline._finalized = False
-        pipeline.add_pass_after(_ModuleAttributes, numba_compiler.CUDATranslateBytecode)
-        pipeline.add_pass_after(_Captures, numba_compiler.CUDATranslateBytecode)
-        pipeline.finalize()
-        return [pipeline]
+        if _Pipeline._passes is None:
+            (pipeline,) = super().define_pipelines()
+            passes = Passes(pipeline.passes)
+            passes.add_pass_after(_ModuleAttributes, numba_compiler.CUDATranslateBytecode)
+            passes.add_pass_after(_Captures, numba_compiler.CUDATranslateBytecode)
+            passes.finalize()
+            _Pipeline._passes = passes
+        return [_Pipeline._passes]
 
 
 def compile_function(function: FunctionType, args: tuple, captures: Any = None, inline: bool = True) -> Any:
-    """What numba-cuda's ``compile_cuda`` does, with our pipeline."""
-    from numba.cuda.descriptor import cuda_target
-
-    typing_context, context = cuda_target.typing_context, cuda_target.target_context
+    """What numba-cuda's ``compile_cuda`` does, with our pipeline; ``inline``: a device function, not a kernel."""
+    typing_context, context = contexts()
     flags = numba_compiler.CUDAFlags()
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
     flags.debuginfo = flags.dbg_directives_only = True
@@ -322,12 +326,12 @@ def compile_function(function: FunctionType, args: tuple, captures: Any = None, 
         args = (captures, *args)
     _target.compiling = getattr(_target, "compiling", 0) + 1
     try:
-        with numba_compiler.utils.numba_target_override():
+        with numba_compiler.utils.numba_target_override(), analysed_once():
             result = _run_pipeline(function, args, flags, typing_context, context)
     finally:
         _target.compiling -= 1
     result.library.finalize()
-    return result
+    return compacted(result) if inline else result
 
 
 def _run_pipeline(function: FunctionType, args: tuple, flags: Any, typing_context: Any, context: Any) -> Any:

@@ -3,7 +3,11 @@
 One entry is one file, ``<sha256 of the key>.kernel``: a line of JSON (the whole key, the caller's meta, the
 cubin's length, and the sha256 of meta and cubin), then the cubin. It is written to a temporary file and
 renamed, so that a reader in any process sees a whole entry or none; whatever does not check out is built
-anew. Nothing is ever unpickled.
+anew. Nothing is ever unpickled. Of processes that want one kernel at the same time one builds it, and the
+others wait for its entry.
+
+Which files are the cache's own, and whose are believed: :mod:`gemmkit.runtime.cache_folder`. Where nothing can
+be kept on disk, kernels are kept in memory, and a warning says so once.
 
 Environment: ``GEMMKIT_CACHE_DIR`` (the folder), ``GEMMKIT_CACHE=0`` (nothing on disk),
 ``GEMMKIT_CACHE_MAX_MB`` (the entries used longest ago go when the folder outgrows it; 512).
@@ -17,22 +21,19 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gemmkit.runtime.cache_folder import Folder
+
 __all__ = ["CacheInfo", "CacheStats", "CubinCache", "Entry", "default_cache", "default_folder"]
 
-_SUFFIX = ".kernel"
-_TEMPORARY = ".tmp"
 _FORMAT = 1
 _MEGABYTE = 2**20
-_ABANDONED_S = 3600.0  # a temporary file this old was left by a process that died
 
 
 class Entry(NamedTuple):
@@ -72,7 +73,10 @@ class _Flight:
 
 
 def default_folder() -> Path:
-    """``$GEMMKIT_CACHE_DIR``, else ``gemmkit`` in the user's cache folder of this platform."""
+    """``$GEMMKIT_CACHE_DIR``, else ``gemmkit`` in the user's cache folder of this platform.
+
+    Raises RuntimeError when that is to be in the user's home folder, and the user has none.
+    """
     chosen = os.environ.get("GEMMKIT_CACHE_DIR")
     if chosen:
         return Path(chosen).expanduser()
@@ -89,9 +93,10 @@ class CubinCache:
     """Cubins by key. Threads that ask for one key at the same time build it once; processes never see half an
     entry.
 
-    ``folder`` defaults to ``default_folder()``. A folder that cannot be written is warned of once, and the
+    ``folder`` defaults to ``default_folder()``. Where nothing can be kept there, that is warned of once, and the
     cache then works in memory. Raises ValueError when ``GEMMKIT_CACHE_MAX_MB`` is no number above 0.
 
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     entry = CubinCache(folder).get_or_build("key", lambda: (b"cubin", {"registers": 24}))
     ...     again = CubinCache(folder).get_or_build("key", lambda: (b"never built", {}))
@@ -100,9 +105,14 @@ class CubinCache:
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
-        disabled = os.environ.get("GEMMKIT_CACHE", "").strip().lower() in ("0", "off", "no", "false")
-        self._folder = None if disabled else Path(folder) if folder is not None else default_folder()
-        self._limit_bytes = _limit_bytes()
+        self._homeless: str | None = None  # why there is no folder, though one is wanted
+        self._disk: Folder | None = None
+        limit = _limit_bytes()
+        if os.environ.get("GEMMKIT_CACHE", "").strip().lower() not in ("0", "off", "no", "false"):
+            try:
+                self._disk = Folder(Path(folder) if folder is not None else default_folder(), limit)
+            except RuntimeError as error:  # pathlib's, without HOME for a user that the system does not know
+                self._homeless = str(error)
         self._entries: dict[str, Entry] = {}
         self._flights: dict[str, _Flight] = {}
         self._lock = threading.Lock()
@@ -112,7 +122,7 @@ class CubinCache:
     @property
     def folder(self) -> Path | None:
         """Where entries are kept, or None when nothing is kept on disk."""
-        return self._folder
+        return self._disk.path if self._disk else None
 
     def get_or_build(self, key: str, build: Callable[[], tuple[bytes, dict[str, Any]]]) -> Entry:
         """The entry of ``key``: from memory, from disk, or from ``build()``, which returns (cubin, meta).
@@ -121,18 +131,19 @@ class CubinCache:
         waits for the key, and the next call tries again. Raises TypeError when ``build`` returns anything but
         bytes and a JSON dictionary, and RuntimeError when ``build`` asks for its own key.
         """
+        digest = hashlib.sha256(key.encode()).hexdigest()
         while True:
             with self._lock:
-                entry = self._entries.get(key)
+                entry = self._entries.get(digest)
                 if entry is not None:
                     self.stats.memory_hits += 1
                     return entry
-                flight = self._flights.get(key)
+                flight = self._flights.get(digest)
                 mine = flight is None
                 if flight is None:
-                    flight = self._flights[key] = _Flight()
+                    flight = self._flights[digest] = _Flight()
             if mine:
-                return self._fly(flight, key, build)
+                return self._fly(flight, key, digest, build)
             if flight.owner == threading.get_ident():
                 raise RuntimeError(f"the build of a cubin asked for its own key, {key[:80]!r}")
             flight.done.wait()
@@ -144,21 +155,25 @@ class CubinCache:
                 return flight.entry
             # The builder was interrupted (KeyboardInterrupt): that is its own affair, so try again here.
 
-    def _fly(self, flight: _Flight, key: str, build: Callable[[], tuple[bytes, dict[str, Any]]]) -> Entry:
+    def _fly(self, flight: _Flight, key: str, digest: str,
+             build: Callable[[], tuple[bytes, dict[str, Any]]]) -> Entry:
         try:
-            flight.entry = self._read(key) or self._build(key, build)
+            flight.entry = self._read(key, digest)
+            if flight.entry is None:
+                with self._disk.lock(digest) if self._disk else contextlib.nullcontext():
+                    flight.entry = self._read(key, digest, again=True) or self._build(key, digest, build)
             return flight.entry
         except Exception as error:
             flight.error = error
             raise
         finally:
             with self._lock:
-                del self._flights[key]
+                del self._flights[digest]
                 if flight.entry is not None:
-                    self._entries[key] = flight.entry._replace(from_disk=False)
+                    self._entries[digest] = flight.entry._replace(from_disk=False)
             flight.done.set()
 
-    def _build(self, key: str, build: Callable[[], tuple[bytes, dict[str, Any]]]) -> Entry:
+    def _build(self, key: str, digest: str, build: Callable[[], tuple[bytes, dict[str, Any]]]) -> Entry:
         with self._lock:
             self.stats.builds += 1
         cubin, meta = build()
@@ -169,38 +184,34 @@ class CubinCache:
             )
         try:
             meta = json.loads(json.dumps(meta))  # what a later process will read, also for this one
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"meta must hold JSON values only, got {meta!r}: {error}") from None
-        self._write(key, cubin, meta)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TypeError(f"meta must hold JSON values only, got keys {list(meta)}: {error}") from None
+        self._write(key, digest, cubin, meta)
         return Entry(cubin, meta, False)
 
     # -- the folder ------------------------------------------------------------------------------------------
 
-    def _file(self, key: str) -> Path | None:
-        return self._folder and self._folder / (hashlib.sha256(key.encode()).hexdigest() + _SUFFIX)
-
-    def _read(self, key: str) -> Entry | None:
-        file = self._file(key)
-        if file is None:
+    def _read(self, key: str, digest: str, again: bool = False) -> Entry | None:
+        """The entry on disk; ``again``: it was looked for a moment ago, so what is damaged has been counted."""
+        content = self._disk.read(digest) if self._disk else None
+        if content is None:
             return None
         try:
-            content = file.read_bytes()
-        except OSError:  # not there, or not ours to read
-            return None
-        entry = _parse(content, key)
+            entry = _parse(content, key)
+        except RecursionError as error:
+            entry = None
+            self._warn(f"{digest}.kernel is not an entry that gemmkit wrote: {error}")
         with self._lock:
-            if entry is None:
-                self.stats.damaged += 1
-            else:
+            if entry is not None:
                 self.stats.disk_hits += 1
-        if entry is not None:
-            with contextlib.suppress(OSError):
-                os.utime(file)  # the time of last use, which decides who is evicted
+            elif not again:
+                self.stats.damaged += 1
         return entry
 
-    def _write(self, key: str, cubin: bytes, meta: dict[str, Any]) -> None:
-        file = self._file(key)
-        if file is None:
+    def _write(self, key: str, digest: str, cubin: bytes, meta: dict[str, Any]) -> None:
+        if self._disk is None:
+            if self._homeless is not None:
+                self._warn(self._homeless)
             return
         head = {
             "format": _FORMAT,
@@ -210,69 +221,33 @@ class CubinCache:
             "meta": meta,
         }
         try:
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(_TEMPORARY, file.name + ".", file.parent)
-            try:
-                with os.fdopen(handle, "wb") as stream:
-                    stream.write(json.dumps(head).encode() + b"\n" + cubin)
-                os.replace(temporary, file)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
+            self._disk.write(digest, json.dumps(head).encode() + b"\n" + cubin)
         except OSError as error:
-            with self._lock:
-                first, self._warned = not self._warned, True
-            if first:
-                warnings.warn(
-                    f"gemmkit cannot keep compiled kernels in {file.parent} ({error}), so each process "
-                    "compiles them again; set GEMMKIT_CACHE_DIR to a writable folder, or GEMMKIT_CACHE=0",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-            return
-        self._evict(keep=file)
+            self._warn(str(error))
 
-    def _evict(self, keep: Path) -> None:
-        """Delete the entries used longest ago until the folder fits; the one just written always stays."""
-        files = sorted(self._scan(), key=lambda item: item[1].st_mtime, reverse=True)
-        total = 0
-        for file, stat in files:
-            total += stat.st_size
-            if total > self._limit_bytes and file != keep:
-                with contextlib.suppress(OSError):
-                    file.unlink()
-
-    def _scan(self) -> Iterator[tuple[Path, os.stat_result]]:
-        """The entries in the folder; temporary files that nobody writes any more are deleted in passing."""
-        if self._folder is None:
-            return
-        try:
-            listing = list(self._folder.iterdir())
-        except OSError:
-            return
-        for file in listing:
-            if file.suffix not in (_SUFFIX, _TEMPORARY):
-                continue
-            with contextlib.suppress(OSError):  # another process may delete it meanwhile
-                stat = file.stat()
-                if file.suffix == _SUFFIX:
-                    yield file, stat
-                elif time.time() - stat.st_mtime > _ABANDONED_S:
-                    file.unlink()
+    def _warn(self, reason: str) -> None:
+        with self._lock:
+            first, self._warned = not self._warned, True
+        if first:
+            where = f"in {self.folder} " if self.folder else ""
+            warnings.warn(
+                f"gemmkit cannot keep compiled kernels {where}({reason}), so each process compiles them again; set "
+                "GEMMKIT_CACHE_DIR to a folder of your own, or GEMMKIT_CACHE=0",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def info(self) -> CacheInfo:
-        """The folder, and the number and size of the entries in it now."""
-        sizes = [stat.st_size for _, stat in self._scan()]
-        return CacheInfo(self._folder, len(sizes), sum(sizes))
+        """The folder, and the number and size of this user's entries in it now."""
+        entries = self._disk.entries() if self._disk else []
+        return CacheInfo(self.folder, len(entries), sum(status.st_size for _, status in entries))
 
     def clear(self) -> None:
-        """Forget every entry, in memory and on disk. Kernels that are already loaded stay loaded."""
+        """Forget every entry, in memory and (this user's) on disk. Kernels that are already loaded stay loaded."""
         with self._lock:
             self._entries.clear()
-        for file, _ in self._scan():
-            with contextlib.suppress(OSError):
-                file.unlink()
+        if self._disk:
+            self._disk.clear()
 
 
 @functools.lru_cache(maxsize=1)
@@ -297,7 +272,10 @@ def _digest(cubin: bytes, meta: Any) -> str:
 
 
 def _parse(content: bytes, key: str) -> Entry | None:
-    """The entry in a file's content, or None when it is not a whole, undamaged entry of ``key``."""
+    """The entry in a file's content, or None when it is not a whole, undamaged entry of ``key``.
+
+    Raises RecursionError for JSON nested deeper than Python reads: no entry that was written here is.
+    """
     line, _, cubin = content.partition(b"\n")
     try:
         head = json.loads(line)

@@ -43,10 +43,11 @@ def to_ptx(kernel: Any, types: tuple, threads: int, device: DeviceInfo, blocks_p
 
     from gemmkit.lang.functions import compile_function, set_target_arch
     from gemmkit.lang.functions import device as device_function
+    from gemmkit.lang.pipeline import without_collections
 
     suffix = ("a",) if device.arch_name.endswith("a") else ()
     cc = (*device.arch, *suffix)
-    with global_compiler_lock:
+    with global_compiler_lock, without_collections():
         set_target_arch(cc)
         result = compile_function(device_function(kernel).weakened, types, inline=False)
         library = result.library

@@ -1,0 +1,149 @@
+"""How Numba compiles our functions: what it does for every one of them, once; what it does for nobody, not at all.
+
+A kernel is some sixty small functions, each compiled by itself, and most of a compilation's time went to what surrounds the
+work, measured as parts of the time from a kernel to PTX:
+
+* after each of a dozen passes over a function Numba analyses anew which variables live where (10 %), though only one pass
+  of them reads that;
+* before each function it looks whether anybody registered operations meanwhile (10 %);
+* it describes every argument to a debugger, which asks LLVM for the sizes of their types (5 %), and every line again at
+  every instruction (4 %);
+* the garbage collector walks through all that lives, again and again, and there is hardly anything to collect (10 %).
+
+The code that comes out is the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import gc
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+from numba.cuda.core import transforms
+from numba.cuda.core.compiler_machinery import PassManager, _pass_registry
+from numba.cuda.core.errors import NumbaError
+from numba.cuda.core.postproc import PostProcessor
+from numba.cuda.debuginfo import CUDADIBuilder
+from numba.cuda.target import CUDATargetContext
+
+__all__ = ["Passes", "analysed_once", "contexts", "without_collections"]
+
+
+class Passes(PassManager):
+    """Numba's passes, without timers, events and checks of its own consistency around each of them."""
+
+    def __init__(self, passes: list):
+        super().__init__("gemmkit")
+        self.passes = list(passes)
+
+    def finalize(self) -> None:
+        super().finalize()
+        self._steps = [(_pass_registry.get(cls), text) for cls, text in self.passes]
+
+    def run(self, state: Any) -> None:
+        for info, text in self._steps:
+            step = info.pass_inst
+            step.analysis = self._analysis
+            try:
+                step.run_initialization(state)
+                step.run_pass(state)
+                step.run_finalizer(state)
+            except NumbaError as error:
+                raise self._patch_error(f"Failed in {self.pipeline_name} mode pipeline (step: {text})", error)      # noqa: B904
+            if info.mutates_CFG:
+                PostProcessor(state.func_ir).run()
+
+
+_analyse = PostProcessor.run
+_WITH = {dis.opmap[name] for name in ("SETUP_WITH", "BEFORE_WITH", "LOAD_SPECIAL") if name in dis.opmap}
+
+
+def _tidy(self: Any, emit_dels: bool = False, extend_lifetimes: bool = False) -> None:
+    """What Numba does after a pass, with the analysis of which variables live only where something reads it."""
+    code = self.func_ir.func_id.code
+    if emit_dels or self.func_ir.is_generator or "literal_unroll" in code.co_names or not _WITH.isdisjoint(code.co_code[::2]):
+        _analyse(self, emit_dels, extend_lifetimes)
+    elif len(self.func_ir.blocks) > 1:
+        self.func_ir.blocks = transforms.canonicalize_cfg(self.func_ir.blocks)
+
+
+@contextlib.contextmanager
+def analysed_once() -> Iterator[None]:
+    """Functions are compiled with few analyses; the caller holds Numba's compiler lock."""
+    PostProcessor.run = _tidy
+    try:
+        yield
+    finally:
+        PostProcessor.run = _analyse
+
+
+class _Lines(CUDADIBuilder):
+    """Line numbers for profilers, and nothing for a debugger."""
+
+    def __init__(self, *args: Any, **keywords: Any):
+        super().__init__(*args, **keywords)
+        self._locations: dict[tuple[int, int], Any] = {}
+
+    def _di_subroutine_type(self, line: int, function: Any, argmap: dict) -> Any:
+        return self.module.add_debug_info("DISubroutineType", {"types": self.module.add_metadata([])})
+
+    def _di_location(self, line: int) -> Any:
+        key = len(self.subprograms), line
+        found = self._locations.get(key)
+        if found is None:
+            found = self._locations[key] = super()._di_location(line)
+        return found
+
+    def mark_variable(self, *args: Any, **keywords: Any) -> None:
+        pass
+
+
+def _registered(context: Any) -> list[int]:
+    """How many operations of each kind are registered with what a context reads."""
+    return [len(getattr(registry, kind)) for registry, loader in context._registries.items() for kind in loader.registry_items]
+
+
+def _refresh_where_new(context: Any, refresh: Callable[[], None]) -> Callable[[], None]:
+    known: Any = None
+
+    def refresh_where_new() -> None:
+        nonlocal known
+        if known is None or known != _registered(context):
+            refresh()
+            known = _registered(context)
+
+    return refresh_where_new
+
+
+class _Target(CUDATargetContext):
+    """numba-cuda's target context (its tables are shared), with our line numbers."""
+
+    DIBuilder = _Lines
+
+
+@lru_cache(maxsize=1)
+def contexts() -> tuple[Any, Any]:
+    """The typing and the target context to compile with."""
+    from numba.cuda.descriptor import cuda_target
+
+    typing_context, target = cuda_target.typing_context, cuda_target.target_context.subtarget()
+    target.__class__ = _Target
+    typing_context.refresh = _refresh_where_new(typing_context, typing_context.refresh)
+    cuda_target.target_context.refresh = target.refresh = _refresh_where_new(target, target.refresh)
+    return typing_context, target
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Compile with no garbage collection in between; the caller holds Numba's compiler lock."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
