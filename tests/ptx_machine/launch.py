@@ -15,6 +15,7 @@ from gemmkit.components import Component, field_values, is_array
 from gemmkit.emulator import kernels
 from gemmkit.kernels.select import KERNELS
 from gemmkit.lang.memory import ViewType
+from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.device import H100
 from gemmkit.runtime.launch_config import PARAMETER_FORMATS
@@ -97,6 +98,8 @@ def run_compiled(compiled: Any, a: Any, b: Any, c: Any, out: Any, shape: tuple[i
         seen = getattr(conf, f"global_{name[0] if name != 'out' else 'd'}_layout").host_view(np.asarray(array))
         memory.append(Array(seen, name, is_output=name == "out", is_written=name != "out", reads_words=operand.type.alignment < 4))
     memory += arrays_of(compiled.spec)
+    known = {_bits(x.array) for x in memory}
+    memory += [Array(np.asarray(_At(info)), "a captured array") for info in compiled.arguments[0].arrays if info.pointer not in known]
     run_ptx(ptx_of(compiled), conf.threads, compiled.blocks, parameters_of(compiled, (a, b, c, out)), memory,
             compiled.spec.shared_bytes, conf.peers)
 
@@ -111,6 +114,14 @@ def arrays_of(component: Component) -> list[Array]:
             is_output = name in getattr(component, "outputs", ())
             found.append(Array(np.asarray(value), f"{type(component).__qualname__}.{name}", is_output, not is_output))
     return found
+
+
+class _At:
+    """An array that is known by its description alone: what a transform's function captured."""
+
+    def __init__(self, info: ArrayInfo):
+        strides = tuple(s * info.dtype.itemsize for s in info.strides)
+        self.__array_interface__ = dict(version=3, data=(info.pointer, True), shape=info.shape, strides=strides, typestr=info.dtype.str)
 
 
 class Ptx(Emulator):
