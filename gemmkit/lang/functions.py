@@ -177,12 +177,15 @@ class DeviceFunction:
         key = (self, target_arch(), args, captures)
         result = self._compiled.get(key)
         if result is None:
+            from gemmkit.lang.registers import refuse_returned
+
             with global_compiler_lock:
                 if key in _open or sum(other[0] is self for other in _open) > _NESTED:
                     raise TypingError(f"{self.function.__qualname__} calls itself, which device code cannot; write a loop")
                 _open.append(key)
                 try:
                     result = compile_function(self.weakened, args, captures)
+                    refuse_returned(result)
                 except ComponentError:
                     raise
                 except (NumbaError, NotImplementedError, TypeError) as error:

@@ -3,6 +3,9 @@
 A *fragment* is what one thread holds of a tile: a tuple of ``count`` elements. ``registers(fragment, m, n)`` is an m x n
 array of fragments; loops with constant bounds over it are unrolled, and it then lives in registers alone (tests look for
 local memory in the compiled kernels).
+
+To compiled code the array is a slot on the stack of the function that makes it, so it can be passed to functions, and none
+can return it: `refuse_returned`.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba.cuda import cgutils
+from numba.cuda.core import ir as numba_ir
 
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
     OpaqueModel,
+    TypingError,
     lowering_registry,
     models,
     operation,
@@ -137,6 +142,34 @@ def registers(fragment: Fragment, *shape: int) -> Registers:
     return Registers(shape)
 
 
+def holds_registers(ty: Any) -> bool:
+    """Whether values of a type have an array of registers in them: in a tuple, a component, a captured variable."""
+    if isinstance(ty, RegistersType):
+        return True
+    inner = [*getattr(ty, "types", ()), getattr(ty, "type", None)]
+    for members in (getattr(ty, name, None) for name in ("runtime", "members")):
+        inner += members.values() if isinstance(members, dict) else ()
+    return any(isinstance(part, types.Type) and holds_registers(part) for part in inner)
+
+
+def refuse_returned(result: Any) -> None:
+    """Raise TypingError if a compiled function (Numba's result) returns registers.
+
+    Made in the function they are its stack, which is gone when it returns: the machine code then reads what others put
+    there, while the emulator, whose registers are Python objects, computes the right thing. Those of an argument are the
+    caller's, who has them already.
+    """
+    if not holds_registers(result.signature.return_type):
+        return
+    annotation = result.type_annotation
+    found = [statement.loc for block in annotation.blocks.values() for statement in block.body
+             if isinstance(statement, numba_ir.Return) and holds_registers(annotation.typemap[statement.value.name])]
+    error = TypingError("returns registers: they are this function's own stack, which is gone when it returns; make them with "
+                        "registers(...) where they are used, and pass them to the functions that fill them")
+    error.loc = found[0] if found else None
+    raise error
+
+
 def _slot(context: Any, builder: Any, ty: RegistersType, pointer: Any, key_type: Any, key: Any) -> Any:
     if isinstance(key_type, types.BaseTuple):
         parts = [context.cast(builder, builder.extract_value(key, n), t, index)
@@ -241,4 +274,4 @@ def apply(function: Any, values: tuple, *args: Any) -> tuple:
     return tuple(function(value, i, *args) for i, value in enumerate(values))
 
 
-__all__ = ["Fragment", "IndexType", "Registers", "apply", "cgutils", "generate", "registers"]
+__all__ = ["Fragment", "IndexType", "Registers", "apply", "cgutils", "generate", "holds_registers", "refuse_returned", "registers"]

@@ -1,0 +1,141 @@
+"""Kernels run as PTX: any, by their parameters, and those of plans in place of the emulator."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import gemmkit as gk
+from gemmkit.components import Component, field_values, is_array
+from gemmkit.emulator import kernels
+from gemmkit.kernels.select import KERNELS
+from gemmkit.lang.memory import ViewType
+from gemmkit.runtime.arrays import ArrayInfo
+from gemmkit.runtime.compile import to_ptx
+from gemmkit.runtime.device import H100
+from gemmkit.runtime.launch_config import PARAMETER_FORMATS
+from tests.machines import Emulator
+from tests.ptx_machine.machine import Machine
+from tests.ptx_machine.memory import Array, GlobalMemory
+from tests.ptx_machine.parser import parse
+
+
+def run_ptx(ptx: str, threads: int, blocks: int, parameters: Sequence[Any], memory: Sequence[Any], shared_bytes: int = 0,
+            cluster: int = 1) -> Machine:
+    """Run the kernel of a PTX text: ``blocks`` blocks of ``threads`` threads with ``shared_bytes`` of dynamic shared memory.
+
+    ``parameters`` are in the kernel's order: an array stands for its address, a NumPy scalar for its bits, an int for itself.
+    ``memory`` has the arrays that the kernel may use, each as an `Array` or as an ndarray that may be read and written; what the
+    kernel writes is in them afterwards. Returns the machine (``steps``: instructions run). Raises `Fault` for what a kernel may not
+    do, `UnknownInstruction` for what the interpreter does not have.
+
+    >>> x = np.arange(32, dtype=np.uint32)
+    >>> _ = run_ptx('''
+    ... .visible .entry twice(.param .u64 twice_param_0)
+    ... {
+    ...     .reg .b32 %r<4>;
+    ...     .reg .b64 %rd<4>;
+    ...     ld.param.u64 %rd1, [twice_param_0];
+    ...     mov.u32 %r1, %tid.x;
+    ...     mul.wide.u32 %rd2, %r1, 4;
+    ...     add.s64 %rd3, %rd1, %rd2;
+    ...     ld.global.u32 %r2, [%rd3];
+    ...     shl.b32 %r3, %r2, 1;
+    ...     st.global.u32 [%rd3], %r3;
+    ...     ret;
+    ... }''', 32, 1, [x], [x])
+    >>> x[:5].tolist()
+    [0, 2, 4, 6, 8]
+    """
+    arrays = [x if isinstance(x, Array) else Array(x, f"array {n}", is_output=True) for n, x in enumerate(memory)]
+    machine = Machine(parse(ptx), threads, blocks, GlobalMemory(arrays), shared_bytes, cluster)
+    machine.run([_bits(p) for p in parameters])
+    machine.memory.copy_back()
+    return machine
+
+
+def _bits(parameter: Any) -> int:
+    if isinstance(parameter, np.ndarray):
+        return int(parameter.__array_interface__["data"][0])
+    return int.from_bytes(parameter.tobytes(), "little") if isinstance(parameter, np.generic) else int(parameter)
+
+
+# -- kernels of plans -----------------------------------------------------------------------------------------------------
+
+_ptx: dict[tuple, str] = {}
+
+
+def ptx_of(compiled: Any) -> str:
+    """The PTX of a plan's kernel (`gemmkit.planning.Compiled`); the same kernel is compiled once."""
+    conf = compiled.problem.config
+    key = conf.kernel, tuple(x.type for x in compiled.arguments), conf.threads, conf.blocks_per_sm
+    if key not in _ptx:
+        _ptx[key] = to_ptx(KERNELS[conf.kernel], key[1], conf.threads, H100, conf.blocks_per_sm)
+    return _ptx[key]
+
+
+def parameters_of(compiled: Any, arrays: Sequence[Any]) -> list[int]:
+    """A launch's parameters as bits, with the addresses of a, b, c and out."""
+    values = list(compiled.values)
+    for slot, array in zip(compiled.pointers, arrays):
+        if slot is not None:
+            values[slot] = _bits(np.asarray(array))
+    return [int.from_bytes(struct.pack("=" + PARAMETER_FORMATS[code][0], value), "little") for code, value in zip(compiled.formats, values)]
+
+
+def run_compiled(compiled: Any, a: Any, b: Any, c: Any, out: Any, shape: tuple[int, int, int]) -> None:
+    """What `gemmkit.emulator.kernels.run` does, with the kernel's PTX: the same arrays and arguments."""
+    conf = compiled.problem.config
+    memory = []
+    for name, array, operand in zip(("a", "b", "c", "out"), (a, b, c, out), compiled.operands):
+        if array is None or not isinstance(operand.type, ViewType):
+            continue
+        seen = getattr(conf, f"global_{name[0] if name != 'out' else 'd'}_layout").host_view(np.asarray(array))
+        memory.append(Array(seen, name, is_output=name == "out", is_written=name != "out", reads_words=operand.type.alignment < 4))
+    memory += arrays_of(compiled.spec)
+    known = {_bits(x.array) for x in memory}
+    memory += [Array(np.asarray(_At(info)), "a captured array") for info in compiled.arguments[0].arrays if info.pointer not in known]
+    run_ptx(ptx_of(compiled), conf.threads, compiled.blocks, parameters_of(compiled, (a, b, c, out)), memory,
+            compiled.spec.shared_bytes, conf.peers)
+
+
+def arrays_of(component: Component) -> list[Array]:
+    """A component's run-time arrays, and those of components in it."""
+    found = []
+    for name, value in field_values(component).items():
+        if isinstance(value, Component):
+            found += arrays_of(value)
+        elif is_array(value):
+            is_output = name in getattr(component, "outputs", ())
+            found.append(Array(np.asarray(value), f"{type(component).__qualname__}.{name}", is_output, not is_output))
+    return found
+
+
+class _At:
+    """An array that is known by its description alone: what a transform's function captured."""
+
+    def __init__(self, info: ArrayInfo):
+        strides = tuple(s * info.dtype.itemsize for s in info.strides)
+        self.__array_interface__ = dict(version=3, data=(info.pointer, True), shape=info.shape, strides=strides, typestr=info.dtype.str)
+
+
+class Ptx(Emulator):
+    """A machine of tests (`tests.machines`): NumPy arrays, multiplied by compiled kernels that are interpreted."""
+
+    emulated = False                    # the compiled code's types count, not Python's
+
+    def __repr__(self) -> str:
+        return "ptx"
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[None]:                                # type: ignore[override]
+        with gk.emulate(), mock.patch.object(kernels, "run", run_compiled):
+            yield
+
+
+__all__ = ["Ptx", "run_compiled", "run_ptx"]
