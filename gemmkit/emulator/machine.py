@@ -77,9 +77,12 @@ class Thread(Agent):
         block: its `Block`.
         stores: the copies to global memory that it has asked for, if it has.
         is_copying: whether copies to shared memory that it has started have yet to be told of (`thread_copies`).
+        register_fences, touched, touched_a: its calls of `wgmma_fence`, and how many there were when it could last touch
+            accumulators, and registers of A (`in_flight`).
     """
 
-    __slots__ = ("_scheduler", "is_copying", "lane", "stores", "thread_index", "waits_for", "warp")
+    __slots__ = ("_scheduler", "is_copying", "lane", "register_fences", "stores", "thread_index", "touched", "touched_a",
+                 "waits_for", "warp")
 
     def __init__(self, block: Block, index: int, seen: Vector, pages: shadow.Pages,
                  scheduler: Scheduler) -> None:
@@ -90,6 +93,7 @@ class Thread(Agent):
         self.waits_for: Callable[[], str] | None = None
         self.stores: Stores | None = None
         self.is_copying = False
+        self.register_fences = self.touched = self.touched_a = 0
         self._scheduler = scheduler
 
     def shared_read(self, offset: int, nbytes: int, alignment: int | None = None) -> Bytes:
