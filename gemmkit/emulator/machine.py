@@ -28,6 +28,7 @@ from gemmkit.emulator.agent import Agent, Bytes
 from gemmkit.emulator.clocks import Clock, Vector, join
 from gemmkit.emulator.clusters import ClusterBarrier, Registers
 from gemmkit.emulator.copies import Stores
+from gemmkit.emulator.early import NotYet
 from gemmkit.emulator.errors import DivergenceError
 from gemmkit.emulator.mbarriers import Mbarrier
 from gemmkit.emulator.memory import Memory, for_array
@@ -306,7 +307,7 @@ def current() -> Thread:
 
 def launch(kernel: Callable[..., None], args: Sequence[Any], *, grid: Index, block: Index, shared_memory: int,
            cluster: Index = (1, 1, 1), max_shared_memory: int = 232448, max_threads: int = 1024,
-           schedule_seed: int | None = None) -> None:
+           schedule_seed: int | None = None, dependent: bool = False) -> None:
     """Runs ``kernel(*args)`` in every thread of every block, to the end.
 
     Args:
@@ -315,6 +316,7 @@ def launch(kernel: Callable[..., None], args: Sequence[Any], *, grid: Index, blo
         max_shared_memory, max_threads: the emulated device's limits for a block.
         schedule_seed: None runs threads and blocks in the order of their indices; a number shuffles the
             order, the same for the same number, which finds faults that hide behind one order.
+        dependent: the kernel before may still run until a thread calls `grid_wait`: none touches global memory before.
 
     Raises:
         EmulatorError: a fault of the kernel (see `errors`).
@@ -343,6 +345,8 @@ def launch(kernel: Callable[..., None], args: Sequence[Any], *, grid: Index, blo
             places = [(x + i, y + j, z + k) for k, j, i in product(*map(range, reversed(cluster)))]
             blocks = [Block(place, grid, block, cluster, rank, shared_memory, pages, scheduler)
                       for rank, place in enumerate(places)]
+            for thread in (thread for member in blocks for thread in member.threads if dependent):
+                thread.pages = NotYet(thread, pages)
             for member in blocks:
                 member.cluster, member.cluster_barrier = blocks, blocks[0].cluster_barrier
             yield blocks
