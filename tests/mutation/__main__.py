@@ -23,12 +23,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="faults whose description has this text")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="J", help="processes side by side")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there")
+    parser.add_argument("--coverage", type=Path, metavar="FILE", help="keep there what each product runs, for the next time")
     options = parser.parse_args(arguments)
     faults = [fault for fault in seeding.faults(options.every) if options.only in str(fault)]
     is_whole = options.sample is None and not options.only
     if options.sample is not None:
         faults = random.Random(options.seed).sample(faults, min(options.sample, len(faults)))
-    costs = running.coverage(options.jobs)
+    costs = running.coverage(options.jobs, options.coverage)
     findings = []
     for finding in running.run_all(faults, costs, options.jobs):
         findings.append(finding)

@@ -151,7 +151,7 @@ def _counted(name: str) -> int:
         return 0
     if re.search("named_", name):
         return -1                                      # a number of threads has other multiples
-    return 2 if re.search("mbarrier_(init|expect)", name) else -1
+    return (5 if name.startswith("choose") else 2) if re.search("mbarrier_(init|expect)", name) else -1
 
 
 def threads_changed(place: Place) -> Iterator[ast.AST]:
