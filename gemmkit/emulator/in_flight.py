@@ -16,6 +16,7 @@ What the compiler does beyond that (two places that share registers one after th
 from __future__ import annotations
 
 import sys
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gemmkit.emulator import tensor_cores
@@ -64,14 +65,14 @@ def settled(thread: Thread, words: tuple) -> Settled:
 def _way() -> Key:
     """How the running instruction is reached from the kernel."""
     way: list[int] = []
-    frame = sys._getframe(3)                           # who called the atom
+    frame: FrameType | None = sys._getframe(3)         # who called the atom
     while frame is not None:
         code = frame.f_code
         way += id(code), frame.f_lasti
         if is_unrolled(code):
             names = frame.f_locals
             way.append(names.get("n", names.get("i", -1)))
-        frame = frame.f_back                           # type: ignore[assignment]
+        frame = frame.f_back
     return tuple(way)
 
 
@@ -79,16 +80,16 @@ def given(thread: Thread, accumulators: Any, shape: str) -> tuple:
     """The values that a wgmma of this shape begins with. Raises ProtocolError without the fence that it needs."""
     if accumulators.__class__ is Accumulators:
         if accumulators.shape == shape or thread.register_fences > thread.touched:
-            return accumulators.values                 # type: ignore[no-any-return]
+            return accumulators.values
     elif thread.register_fences > thread.touched:
-        return accumulators                            # type: ignore[no-any-return]
+        return accumulators
     raise fault(thread, "wgmma takes accumulators that other instructions may have touched since the last wgmma_fence; call "
                         "it before the first wgmma, and after every wait that is followed by one with other accumulators")
 
 
 def check_fragment(thread: Thread, fragment: tuple) -> None:
     """Raises ProtocolError when no fence has followed what made A's registers."""
-    made = fragment.fences if fragment.__class__ is Settled else thread.touched_a   # type: ignore[attr-defined]
+    made = fragment.fences if fragment.__class__ is Settled else thread.touched_a
     if thread.register_fences <= made:
         raise fault(thread, "wgmma reads registers of A that were written since the last wgmma_fence; call it in between")
 

@@ -7,11 +7,11 @@ import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")     # before NumPy: processes are forked
 
-import random  # noqa: E402
-import sys  # noqa: E402
-from pathlib import Path  # noqa: E402
+import random
+import sys
+from pathlib import Path
 
-from tests.mutation import report, running, seeding  # noqa: E402
+from tests.mutation import report, running, seeding
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -51,7 +51,7 @@ def run_all(faults: Iterable[Fault], costs: dict[str, Cost], jobs: int) -> Itera
             yield Finding(fault, "does not end", "", "", (), float(answer or 0))
 
 
-def coverage(jobs: int, known: Path | None = None) -> dict[str, Cost]:
+def coverage(jobs: int, known: Path | None = None, cases: Iterable[str] = tuple(battery.CASES)) -> dict[str, Cost]:
     """What each case of the battery runs; ``known`` is a file that keeps it, as long as sources stay what they are.
 
     Raises RuntimeError when a case is wrong without any fault.
@@ -62,7 +62,7 @@ def coverage(jobs: int, known: Path | None = None) -> dict[str, Cost]:
         if kept == sources:
             return costs                               # type: ignore[no-any-return]
     costs = {}
-    for name, answer in _forked(battery.CASES, _cover, jobs):
+    for name, answer in _forked(cases, _cover, jobs):
         if not isinstance(answer, Cost):
             raise RuntimeError(f"the case {name} fails without a fault: {answer}")
         costs[name] = answer
