@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gemmkit.emulator.machine import Thread
 
 Key = tuple[int, ...]
+_MOST_PENDING = 7
 
 
 class Accumulators:
@@ -103,7 +104,10 @@ def committed(thread: Thread) -> None:
     thread.touched_a = thread.register_fences
 
 
-def waited(thread: Thread, done: int, accumulators: tuple) -> tuple:
-    """All groups up to ``done`` are over: accumulators of those are numbers from now on."""
+def wait(thread: Thread, pending: int, accumulators: tuple) -> tuple:
+    """All groups but the last ``pending`` are over: accumulators of those are numbers from now on."""
+    if not 0 <= pending <= _MOST_PENDING:
+        raise fault(thread, f"wgmma_wait for all groups but {pending}; 0 to {_MOST_PENDING} may be pending")
+    done = tensor_cores.of(thread).wait(thread, pending)
     thread.touched = thread.touched_a = thread.register_fences
     return tuple([x.values if x.__class__ is Accumulators and x.group <= done else x for x in accumulators])

@@ -365,5 +365,4 @@ def wgmma_wait(pending: int, accs: tuple) -> tuple:
     ``accs`` is a tuple of accumulators, of which each is a tuple. All whose groups are pending must be in it: what is not
     might be moved to other registers while the hardware still writes to it.
     """
-    thread = current()
-    return in_flight.waited(thread, tensor_cores.of(thread).wait(thread, pending), accs)
+    return in_flight.wait(current(), pending, accs)

@@ -52,11 +52,12 @@ def operands(m: int, n: int, k: int, dtype: Any = F16) -> tuple:
     return tuple(whole(rng, shape, dtype) for shape in ((m, k), (k, n), (m, n)))
 
 
-def plain(schedule: str, size: tuple[int, int, int], operator: Any = None, dtype: Any = F16, **fields: Any) -> None:
-    """A B, both by the engine where sizes allow."""
+def plain(schedule: str, size: tuple[int, int, int], operator: Any = None, dtype: Any = F16, seed: int | None = None,
+          **fields: Any) -> None:
+    """A B, both by the engine where sizes allow; with ``seed`` in an order of the threads that it draws."""
     a, b, _ = operands(*size, dtype)
     conf = mapping(schedule, operator, **{**dict(stages=2, depth=32 // dtype.itemsize), **fields})
-    equal(product(EMULATOR, conf, a, b), a.astype("f8") @ b.astype("f8"))
+    equal(product(EMULATOR, conf, a, b, seed=seed), a.astype("f8") @ b.astype("f8"))
 
 
 # -- warp_specialised: by the engine ----------------------------------------------------------------------------------
@@ -92,8 +93,14 @@ def pingpong_one_stage_more() -> None:
 
 
 @case
+def pingpong_in_any_order() -> None:
+    for seed in range(3):
+        plain("pingpong", (64 * 3, 16, 40), WGMMAOp(16), seed=seed)
+
+
+@case
 def cluster_rows() -> None:
-    plain("one-2x1", (128, 40, 24))
+    plain("one-2x1", (128, 40, 40))
 
 
 @case
@@ -118,7 +125,7 @@ def columns_of_d() -> None:
 
 @case
 def promoted() -> None:
-    plain("one", (64, 32, 96 + 16), WGMMAOp(32, E4M3, promote=32), E4M3, b=ColMajor)
+    plain("one", (64, 32, 80), WGMMAOp(32, E4M3, promote=32), E4M3, b=ColMajor)
 
 
 @case
@@ -145,6 +152,12 @@ def splits() -> None:
 
 
 # -- warp_specialised: by the producer's warps ------------------------------------------------------------------------
+
+@case
+def splits_of_two_consumers() -> None:
+    a, b, _ = operands(128, 32, 32)
+    equal(product(EMULATOR, mapping("two", WGMMAOp(32), depth=16, stages=2, splits=2), a, b), a.astype("f8") @ b)
+
 
 @case
 def warps() -> None:

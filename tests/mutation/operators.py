@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SYNC = re.compile(r"wait|barrier|fence|arrive|commit|expect|init|give|take|settle|change_|fill_|copy_|produce|exchange|gather")
+MOVES = "put|store|load|send|start|multiply|split|turn|receive|find|hold"
 PHASE, STAGE = re.compile(r"phase|parity|turned$|^turn$"), re.compile(r"stage$|^previous$")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
@@ -98,6 +99,11 @@ def _is_sync(node: Any) -> bool:
     return _is_call(node) and SYNC.search(name_of(node.value)) is not None
 
 
+def _has_effect(node: Any) -> bool:
+    """Whether a statement synchronises, or starts or moves something."""
+    return isinstance(node.value, ast.Call) and re.search(f"{SYNC.pattern}|{MOVES}", name_of(node.value)) is not None
+
+
 # -- synchronisation --------------------------------------------------------------------------------------------------
 
 def statement_dropped(place: Place) -> Iterator[ast.AST]:
@@ -115,16 +121,17 @@ def wait_dropped(place: Place) -> Iterator[ast.AST]:
 
 
 def order_changed(place: Place) -> Iterator[ast.AST]:
-    """A fence, wait or arrival and its neighbour change places."""
-    if isinstance(place.node, ast.stmt) and place.next is not None and (_is_sync(place.node) or _is_sync(place.next)) and not (
-            isinstance(place.next, (ast.Return, ast.For, ast.While, ast.If))
-            or isinstance(place.node, (ast.For, ast.While, ast.If))):
+    """A fence, wait or arrival and a neighbour that synchronises or moves something change places."""
+    simple = (ast.Expr, ast.Assign)
+    if isinstance(place.node, simple) and isinstance(place.next, simple) and (
+            (_is_sync(place.node) and _has_effect(place.next)) or (_has_effect(place.node) and _is_sync(place.next))):
         yield ast.Module([place.next, place.node], [])
 
 
 def done_twice(place: Place) -> Iterator[ast.AST]:
     """An arrival, a commit or a barrier more than there should be."""
-    if _is_call(place.node) and re.search("arrive|expect|commit|barrier|give_back", name_of(place.node.value)):
+    if _is_call(place.node) and re.search("arrive|expect|commit|barrier|give_back", name_of(place.node.value)) and (
+            "wait" not in name_of(place.node.value)):
         yield ast.If(ast.Constant(True), [place.node, copy.deepcopy(place.node)], [])
 
 

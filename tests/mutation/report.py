@@ -8,14 +8,14 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 from tests.mutation.running import Cost, Finding
-from tests.mutation.verdicts import EQUIVALENT, Equivalent
+from tests.mutation.verdicts import EQUIVALENT, Equivalent, reason
 
 BAR = 0.98                                             # of the mutants that differ and run
 
 
 def reason_of(finding: Finding) -> Equivalent | None:
     """Why a survivor is no fault."""
-    return None if finding.found else next((entry for entry in EQUIVALENT if entry.covers(finding)), None)
+    return None if finding.found else reason(finding.fault, finding.after)
 
 
 def verdict(finding: Finding) -> str:

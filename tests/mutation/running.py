@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from gemmkit.emulator.errors import EmulatorError
-from tests.mutation import battery, seeding
+from tests.mutation import battery, seeding, verdicts
 from tests.mutation.seeding import Fault
 
-BUDGET = 6.0                                           # seconds of CPU that the cases of a mutant that survives may take
+BUDGET = 20.0                                          # seconds of CPU that the cases of a mutant that survives may take
+BRIEF = 2.0                                            # and those of one that is said to be none
 SLACK, ENDLESS = 4, 6                                  # seconds, and times of a sound case's, after which a mutant does not end
 
 
@@ -90,7 +91,8 @@ def _run(fault: Fault, costs: dict[str, Cost]) -> Finding:
         return Finding(fault, "not run", "", "", (), 0.0)
     after = seeding.put_in(fault)
     battery.few_blocks()
-    left, tried, start = BUDGET, [], time.process_time()
+    left = BRIEF if verdicts.reason(fault, after) else BUDGET
+    tried, start = [], time.process_time()
     for cost in covering:
         left -= cost.seconds
         if left < 0 and tried:

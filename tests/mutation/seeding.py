@@ -83,7 +83,8 @@ def _found(function: ast.FunctionDef, operator: str) -> Iterator[tuple[Place, as
             yield place, node
 
 
-def faults(every: bool = False) -> list[Fault]:
+@cache
+def faults(every: bool = False) -> tuple[Fault, ...]:
     """Most of synchronisation; of each other operator one in a fourth of the functions; or, with ``every``, all there are."""
     out: list[Fault] = []
     for module in modules():
@@ -93,7 +94,7 @@ def faults(every: bool = False) -> list[Fault]:
                                ast.unparse(place.statement).split("\n")[0])
                          for n, (place, _) in enumerate(_found(function, operator))]
                 out += found if every else list(_drawn(found))
-    return out
+    return tuple(out)
 
 
 def _drawn(found: list[Fault]) -> Iterator[Fault]:
