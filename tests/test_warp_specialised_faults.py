@@ -98,7 +98,7 @@ WARPS = (64, 32, 43)                                       # K is odd: both oper
 FAULTS = {
     "a consumer does not wait for a stage": Fault(consumer, "mbarrier_wait", errors.RaceError),
     "a consumer does not wait for what warps write": Fault(consumer, "mbarrier_wait", errors.UninitialisedRead, size=WARPS),
-    "the engine does not wait for an empty stage": Fault(producer, "mbarrier_wait", errors.DeadlockError),
+    "the engine does not wait for an empty stage": Fault(producer, "mbarrier_wait", errors.RaceError),
     "warps do not wait for an empty stage": Fault(producer, "mbarrier_wait", errors.RaceError, size=WARPS),
     "warps write without a fence": Fault(producer, "fence_async", errors.ProxyError, size=WARPS),
     "warps do not say that a stage is full": Fault(producer, "mbarrier_arrive", errors.DeadlockError, size=WARPS),

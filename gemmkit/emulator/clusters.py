@@ -11,6 +11,7 @@ from gemmkit.emulator.agent import Bytes
 from gemmkit.emulator.clocks import Clock
 from gemmkit.emulator.errors import ProtocolError
 from gemmkit.emulator.mbarriers import fault, peer
+from gemmkit.emulator.shadow import Record
 from gemmkit.emulator.sites import here
 
 if TYPE_CHECKING:
@@ -74,15 +75,29 @@ def leave(thread: Thread) -> None:
     """The thread ends. With the last of its block shared memory goes.
 
     Raises:
-        ProtocolError: another block may still read it, as nothing orders its reads before the end of any thread.
+        ProtocolError: another block may still read it or arrive at its barriers, or a copy be on its way there, as nothing
+            orders that before the end of any thread.
     """
     block = thread.block
     if block.running > 1:
         return
     for record in block.readers.values():
-        if not any(own.is_after(record) for own in block.threads):
+        if not _is_over(block, record):
             raise ProtocolError(f"block {block.index} of the cluster ends while another may still read its shared memory; "
                                 "the cluster must meet before its blocks end", site=record[2], thread=record[0].id)
+    for barrier in block.mbarriers.values():
+        for record in barrier.touched.values():
+            if _is_over(block, record):
+                continue
+            what = "a copy may still be on its way to its shared memory" if record[0].asynchronous else (
+                "another block of the cluster may still arrive there")
+            raise ProtocolError(f"block {block.index} ends, and with it {barrier}, while {what}; a thread of the block must "
+                                "wait for it, or the cluster meet", site=record[2], thread=record[0].id)
+
+
+def _is_over(block: Block, record: Record) -> bool:
+    """Whether something happened before the end of some thread of the block."""
+    return any(own.is_after(record) for own in block.threads)
 
 
 class Registers:

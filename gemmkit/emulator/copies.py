@@ -92,14 +92,19 @@ def load(thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[in
         engine = end.engine
         if data is None:
             data = _read_box(engine, tensor_map, coordinates, offset)
-        engine.write(end.block.shared, offset, data, _SHARED_ALIGNMENT)
-        end.complete(engine, len(data))
+        _put(thread, end, offset, data, _SHARED_ALIGNMENT)
 
 
 def send(thread: Thread, offset: int, data: Bytes, barrier: int, rank: int) -> None:
     """Bytes to `offset` of the shared memory of block `rank` of the cluster; they are given to its mbarrier at `barrier`."""
     end = _end(thread, barrier, rank, "store")
-    end.engine.write(end.block.shared, offset, data, len(data))
+    _put(thread, end, offset, data, len(data))
+
+
+def _put(thread: Thread, end: Mbarrier, offset: int, data: Bytes, alignment: int) -> None:
+    copy = end.engine.copy(thread)
+    copy.write(end.block.shared, offset, data, alignment)
+    end.touched[end.engine] = copy, copy.clock, here()
     end.complete(end.engine, len(data))
 
 

@@ -43,6 +43,17 @@ class _Unit:
         """Its knowledge leaves the block together with that of the block's threads."""
 
 
+class _Copy(Agent):
+    """One of an engine's copies, at the engine's time."""
+
+    asynchronous = True
+    __slots__ = ()
+
+    @property
+    def id(self) -> ThreadId:
+        return EngineId(self.block.index, 0)
+
+
 class Engine(Agent):
     """An agent that knows what the thread that set it to work knew, and makes its own accesses known.
 
@@ -52,7 +63,6 @@ class Engine(Agent):
 
     asynchronous = True
     __slots__ = ()
-    asynchronous = True
 
     def __init__(self, block: Block, pages: Any) -> None:
         super().__init__(cast("Block", _Unit(block)), 0, [0], pages)
@@ -66,7 +76,14 @@ class Engine(Agent):
         own: Vector = list(thread.seen)
         own[thread.index] = thread.clock
         self.foreign = {**(thread.foreign or {}), thread.block: own}
-        self.fenced = thread.fenced
+        self.fenced, self.pages = thread.fenced, thread.pages
+
+    def copy(self, thread: Thread) -> Agent:
+        """Who makes the writes of one copy that `thread` has started: of the engine's others it knows those alone that the
+        thread knows of, for nothing orders copies among themselves."""
+        copy = _Copy(self.block, 0, [self.known_to(thread)], self.pages)
+        copy.clock, copy.foreign = self.clock, self.foreign
+        return copy
 
     def rests(self) -> None:
         """What the engine makes known is its own accesses, not the past of who set it to work."""

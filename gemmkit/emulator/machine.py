@@ -28,6 +28,7 @@ from gemmkit.emulator.agent import Agent, Bytes
 from gemmkit.emulator.clocks import Clock, Vector, join
 from gemmkit.emulator.clusters import ClusterBarrier, Registers
 from gemmkit.emulator.copies import Stores
+from gemmkit.emulator.early import NotYet
 from gemmkit.emulator.errors import DivergenceError
 from gemmkit.emulator.mbarriers import Mbarrier
 from gemmkit.emulator.memory import Memory, for_array
@@ -77,9 +78,12 @@ class Thread(Agent):
         block: its `Block`.
         stores: the copies to global memory that it has asked for, if it has.
         is_copying: whether copies to shared memory that it has started have yet to be told of (`thread_copies`).
+        register_fences, touched, touched_a: its calls of `wgmma_fence`, and how many there were when it could last touch
+            accumulators, and registers of A (`in_flight`).
     """
 
-    __slots__ = ("_scheduler", "is_copying", "lane", "stores", "thread_index", "waits_for", "warp")
+    __slots__ = ("_scheduler", "is_copying", "lane", "register_fences", "stores", "thread_index", "touched", "touched_a",
+                 "waits_for", "warp")
 
     def __init__(self, block: Block, index: int, seen: Vector, pages: shadow.Pages,
                  scheduler: Scheduler) -> None:
@@ -90,6 +94,7 @@ class Thread(Agent):
         self.waits_for: Callable[[], str] | None = None
         self.stores: Stores | None = None
         self.is_copying = False
+        self.register_fences = self.touched = self.touched_a = 0
         self._scheduler = scheduler
 
     def shared_read(self, offset: int, nbytes: int, alignment: int | None = None) -> Bytes:
@@ -302,7 +307,7 @@ def current() -> Thread:
 
 def launch(kernel: Callable[..., None], args: Sequence[Any], *, grid: Index, block: Index, shared_memory: int,
            cluster: Index = (1, 1, 1), max_shared_memory: int = 232448, max_threads: int = 1024,
-           schedule_seed: int | None = None) -> None:
+           schedule_seed: int | None = None, dependent: bool = False) -> None:
     """Runs ``kernel(*args)`` in every thread of every block, to the end.
 
     Args:
@@ -311,6 +316,7 @@ def launch(kernel: Callable[..., None], args: Sequence[Any], *, grid: Index, blo
         max_shared_memory, max_threads: the emulated device's limits for a block.
         schedule_seed: None runs threads and blocks in the order of their indices; a number shuffles the
             order, the same for the same number, which finds faults that hide behind one order.
+        dependent: the kernel before may still run until a thread calls `grid_wait`: none touches global memory before.
 
     Raises:
         EmulatorError: a fault of the kernel (see `errors`).
@@ -339,6 +345,8 @@ def launch(kernel: Callable[..., None], args: Sequence[Any], *, grid: Index, blo
             places = [(x + i, y + j, z + k) for k, j, i in product(*map(range, reversed(cluster)))]
             blocks = [Block(place, grid, block, cluster, rank, shared_memory, pages, scheduler)
                       for rank, place in enumerate(places)]
+            for thread in (thread for member in blocks for thread in member.threads if dependent):
+                thread.pages = NotYet(thread, pages)
             for member in blocks:
                 member.cluster, member.cluster_barrier = blocks, blocks[0].cluster_barrier
             yield blocks

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from gemmkit.emulator.clocks import Clock
 from gemmkit.emulator.engine import Engine
 from gemmkit.emulator.errors import ProtocolError
+from gemmkit.emulator.shadow import Record
 from gemmkit.emulator.sites import here
 
 if TYPE_CHECKING:
@@ -22,9 +23,11 @@ class Mbarrier:
     Attributes:
         phase: how many phases are over; arrivals, nbytes: what the present one still waits for.
         engine: does the copies that end here; fenced: `mbarrier_fence_init` has followed the initialisation.
+        touched: when the engine, and each thread of another block, last did something here.
     """
 
-    __slots__ = ("_clock", "_last", "_maker", "address", "arrivals", "block", "count", "engine", "fenced", "nbytes", "phase")
+    __slots__ = ("_clock", "_last", "_maker", "address", "arrivals", "block", "count", "engine", "fenced", "nbytes", "phase",
+                 "touched")
 
     def __init__(self, thread: Thread, address: int, count: int) -> None:
         self.block, self.address, self.count, self.arrivals = thread.block, address, count, count
@@ -32,6 +35,7 @@ class Mbarrier:
         self.fenced = False
         self.engine = Engine(thread.block, thread.pages)
         self._maker = thread, thread.clock, here()
+        self.touched: dict[Agent, Record] = {}
         self._clock = self._last = Clock(thread.block)
 
     def check(self, thread: Thread) -> None:
@@ -53,6 +57,8 @@ class Mbarrier:
         """Counts an arrival; what the thread has done is known to those who wait for this phase."""
         if not self.arrivals:
             raise fault(thread, f"all {self.count} arrivals at {self} have come in this phase, and here is one more")
+        if thread.block is not self.block:
+            self.touched[thread] = thread, thread.clock, here()
         self._clock.release(thread)
         self.arrivals -= 1
         self._advance()

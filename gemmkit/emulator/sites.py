@@ -25,6 +25,7 @@ INTERNAL_PATHS: tuple[str, ...] = tuple(
 TEMPLATE_PATHS: tuple[str, ...] = (os.path.join(_ROOT, "kernels") + os.sep,)
 
 _internal, _template = INTERNAL_PATHS, TEMPLATE_PATHS
+_LANGUAGE = os.path.join(_ROOT, "lang") + os.sep
 _kinds: dict[str, int] = {}  # by file name, because hashing a code object is slow and a string's hash is kept
 
 
@@ -51,6 +52,11 @@ def configure(*, internal: Sequence[str] = INTERNAL_PATHS, templates: Sequence[s
             raise TypeError(f"{name} is {fragments!r}; pass a sequence of fragments, as ({fragments!r},)")
     _internal, _template = tuple(internal), tuple(templates)
     _kinds.clear()
+
+
+def is_unrolled(code: CodeType) -> bool:
+    """Whether this is a function of the device language that calls others once for each of some values (`lang`)."""
+    return code.co_filename.startswith(_LANGUAGE)
 
 
 def _classify(file: str) -> int:

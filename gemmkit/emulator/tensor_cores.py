@@ -32,12 +32,13 @@ class TensorCores(Engine):
     has waited for the group, and for nobody else: until then it is a race to write there.
     """
 
-    __slots__ = ("_last", "_number")
+    __slots__ = ("_last", "_number", "readings")
 
     def __init__(self, thread: Thread) -> None:
         super().__init__(thread.block, thread.pages)
         self._number = thread.index // WARPGROUP
         self._last: tuple[Foreign, int, Foreign] = None, -1, None
+        self.readings: dict[tuple[int, ...], int] = {}     # of registers of A: the last group that reads them
 
     @property
     def id(self) -> ThreadId:
@@ -61,8 +62,8 @@ class TensorCores(Engine):
         """Closes the group."""
         self.clock += 1
 
-    def wait(self, thread: Thread, pending: int) -> None:
-        """All groups but the last `pending` are done, and `thread` knows of it."""
+    def wait(self, thread: Thread, pending: int) -> int:
+        """All groups but the last `pending` are done, and `thread` knows of it. Returns the last that is."""
         group = self.clock - 1 - pending
         before, time, after = self._last
         if before is not thread.foreign or time != group:  # else the neighbour's result: its past was the same
@@ -71,6 +72,7 @@ class TensorCores(Engine):
             after = thread.foreign
             self._last = before, group, after
         thread.foreign = after
+        return group
 
 
 def of(thread: Thread) -> TensorCores:

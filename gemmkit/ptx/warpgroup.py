@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.emulator import early
 from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.numba_hooks import signature, types
@@ -84,6 +85,7 @@ def fence_async() -> None:
 @atom(plain("griddepcontrol.wait;"))
 def grid_wait() -> None:
     """Wait until the kernels before in the stream have ended, if this one was launched early; nothing otherwise."""
+    early.wait(current())
 
 
 @atom(plain("griddepcontrol.launch_dependents;"))

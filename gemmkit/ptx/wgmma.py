@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 from llvmlite import ir
 
-from gemmkit.emulator import tensor_cores
+from gemmkit.emulator import in_flight, tensor_cores
 from gemmkit.emulator.machine import current
 from gemmkit.emulator.tensor_cores import WARPGROUP
 from gemmkit.lang.atoms import Atom, atom
@@ -209,14 +209,19 @@ def _typer(spec: WgmmaSpec) -> Any:
 def _emulation(spec: WgmmaSpec) -> Any:
     def wgmma(acc: tuple, a: Any, b: int, accumulate: int) -> tuple:
         thread = current()
-        given = (thread, acc, a if spec.a_registers else int(a), int(b), bool(accumulate))
-        return thread.collective(spec.name, given, multiply, WARPGROUP, sync=False)
+        values = in_flight.given(thread, acc, spec.name)
+        if spec.a_registers:
+            in_flight.check_fragment(thread, a)
+        operands = (thread, values, a if spec.a_registers else int(a), int(b), bool(accumulate))
+        return thread.collective(spec.name, operands, multiply, WARPGROUP, sync=False)
 
     def multiply(operands: list) -> list:
         threads, accs, a, b, accumulate = zip(*operands)
         thread = threads[0]
         engine = tensor_cores.of(thread)
         engine.starts_for_all(threads)
+        if spec.a_registers and isinstance(a[0], in_flight.Settled):
+            engine.readings[a[0].registers] = engine.clock
         left = (_from_registers(spec, list(a)) if spec.a_registers
                 else _from_shared(thread, "a", a, 64, spec.a, spec.a_major))
         right = _from_shared(thread, "b", b, spec.N, spec.b, spec.b_major)
@@ -225,7 +230,9 @@ def _emulation(spec: WgmmaSpec) -> Any:
         if tensor_cores.same(thread, "accumulate", accumulate):
             old = spec.c.gather([halves(words) for words in accs] if packed else list(accs))
         new = spec.c.scatter(spec.compute(left, right, old))
-        return [tuple(np.array(values, F16).view(np.uint32)) for values in new] if packed else new
+        if packed:
+            new = [tuple(np.array(values, F16).view(np.uint32)) for values in new]
+        return [in_flight.Accumulators(thread, values, engine.clock, spec.name) for thread, values in zip(threads, new)]
 
     return wgmma
 
@@ -304,7 +311,7 @@ def settle(fragment: tuple) -> tuple:
     To be called before `wgmma_fence`: where the compiler makes a register between the fence and its wgmma, ptxas puts a
     fence of its own there, and ends the group.
     """
-    return pack_words(fragment)
+    return in_flight.settled(current(), pack_words(fragment))
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
@@ -312,12 +319,14 @@ def settle(fragment: tuple) -> tuple:
 @atom(plain("wgmma.fence.sync.aligned;", convergent=True))
 def wgmma_fence() -> None:
     """Before the first wgmma, and before any that uses registers which other instructions have written since."""
+    in_flight.fence(current())
 
 
 @atom(plain("wgmma.commit_group.sync.aligned;", convergent=True))
 def wgmma_commit() -> None:
     """Close the group of the wgmmas so far."""
     thread = current()
+    in_flight.committed(thread)
     thread.collective("wgmma.commit_group", thread, _commit, WARPGROUP, sync=False)
 
 
@@ -356,6 +365,4 @@ def wgmma_wait(pending: int, accs: tuple) -> tuple:
     ``accs`` is a tuple of accumulators, of which each is a tuple. All whose groups are pending must be in it: what is not
     might be moved to other registers while the hardware still writes to it.
     """
-    thread = current()
-    tensor_cores.of(thread).wait(thread, pending)
-    return accs
+    return in_flight.wait(current(), pending, accs)

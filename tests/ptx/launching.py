@@ -63,7 +63,7 @@ def compiled(kernel: Callable[..., None], *arguments: Any, threads: int = 128) -
 
 
 def emulated(kernel: Callable[..., None], *arguments: Any, threads: int = 128, shared: int = 0, blocks: int = 1,
-             cluster: int = 1, seed: int | None = None) -> list[np.ndarray]:
+             cluster: int = 1, seed: int | None = None, dependent: bool = False) -> list[np.ndarray]:
     """Run the kernel in the emulator; the output arrays."""
     given, outputs = [], []
     for n, argument in enumerate(arguments):
@@ -80,7 +80,7 @@ def emulated(kernel: Callable[..., None], *arguments: Any, threads: int = 128, s
         view = View(array, memory, ty.unit, ty.alignment)
         given.append(emulated_map(view, argument.spec, argument.axis % array.ndim) if isinstance(argument, Tensor) else view)
     machine.launch(kernel, given, grid=(blocks, 1, 1), block=(threads, 1, 1), shared_memory=shared, cluster=(cluster, 1, 1),
-                   schedule_seed=seed)
+                   schedule_seed=seed, dependent=dependent)
     return outputs
 
 

@@ -1,0 +1,46 @@
+"""``python -m tests.mutation [--sample N --seed S] [--every] [--jobs J] [--json FILE] [--only TEXT]``"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")     # before NumPy: processes are forked
+
+import random
+import sys
+from pathlib import Path
+
+from tests.mutation import report, running, seeding
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("python -m tests.mutation", description="Seeds faults in the kernels' syntax trees and says "
+                                     "which of them the emulator finds, and how.")
+    parser.add_argument("--sample", type=int, metavar="N", help="so many of the faults, drawn")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw (0)")
+    parser.add_argument("--every", action="store_true", help="at every place where an operator finds something (hours)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="faults whose description has this text")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="J", help="processes side by side")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there")
+    parser.add_argument("--coverage", type=Path, metavar="FILE", help="keep there what each product runs, for the next time")
+    options = parser.parse_args(arguments)
+    faults = [fault for fault in seeding.faults(options.every) if options.only in str(fault)]
+    is_whole = options.sample is None and not options.only
+    if options.sample is not None:
+        faults = random.Random(options.seed).sample(faults, min(options.sample, len(faults)))
+    costs = running.coverage(options.jobs, options.coverage)
+    findings = []
+    for finding in running.run_all(faults, costs, options.jobs):
+        findings.append(finding)
+        if options.json and len(findings) % 20 == 0:
+            report.write(findings, costs, options.json)
+        if sys.stderr.isatty():
+            print(f"\r{len(findings)} of {len(faults)}", end="", file=sys.stderr, flush=True)
+    if options.json:
+        report.write(findings, costs, options.json)
+    return report.show(findings, is_whole)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

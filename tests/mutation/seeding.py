@@ -1,0 +1,167 @@
+"""Faults: an operator of mutation at one of the places where it finds something; listed, and put into the running code.
+
+A fault is put in by giving a function (wherever it has been imported to by now) the code of the changed syntax tree. Lines stay
+what they were, so errors show them.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import importlib
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import gemmkit
+from tests.mutation.operators import OPERATORS, SYNCHRONISATION, Place, places
+
+ROOT = Path(gemmkit.__file__).parent
+LAYERS = ("layouts/swizzled.py", "operators/wgmma.py", "operators/algebra.py", "operators/mma.py", "operators/fpu.py")
+HOST = {"rasterisation.py", "select.py"}               # the order of tiles: any permutation is right, and has tests of its own
+# Of how many places (functions, of the others) one is tried.
+ONE_IN = {"statement dropped": 2, "stage shifted": 8, "phase flipped": 3, "order changed": 4, "done twice": 4, "count changed": 2,
+          "others": 6}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``operator`` at the ``number``-th place where it finds something in a function; ``line`` and ``before`` are its statement."""
+
+    module: str
+    function: str
+    operator: str
+    number: int
+    line: int
+    before: str
+
+    def __str__(self) -> str:
+        return f"{self.module.removeprefix('gemmkit.')}.{self.function}:{self.line} {self.operator}: {self.before}"
+
+
+def modules() -> list[str]:
+    """The kernels' modules and the layers of device code beneath them."""
+    files = [*sorted(f"kernels/{path.name}" for path in (ROOT / "kernels").glob("[a-z]*.py") if path.name not in HOST), *LAYERS]
+    return [f"gemmkit.{file[:-3].replace('/', '.')}" for file in files]
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(path_of(module).read_text())
+
+
+def digest() -> int:
+    """Of all that a product of the battery may run."""
+    crc, tests = 0, Path(__file__).parent.parent
+    for path in sorted([*ROOT.rglob("*.py"), *tests.glob("*.py"), tests / "mutation" / "battery.py"]):
+        crc = zlib.crc32(path.read_bytes(), crc)
+    return crc
+
+
+def path_of(module: str) -> Path:
+    return Path(importlib.import_module(module).__file__ or "")
+
+
+def functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Functions and methods, by qualified name; without those that build and describe objects on the host."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, node
+        if isinstance(node, ast.ClassDef):
+            for member in node.body:
+                if isinstance(member, ast.FunctionDef) and not member.name.startswith("__"):
+                    yield f"{node.name}.{member.name}", member
+
+
+def _found(function: ast.FunctionDef, operator: str) -> Iterator[tuple[Place, ast.AST]]:
+    for place in places(function):
+        for node in OPERATORS[operator](place):
+            yield place, node
+
+
+@cache
+def faults(every: bool = False) -> tuple[Fault, ...]:
+    """Most of synchronisation; of each other operator one in a fourth of the functions; or, with ``every``, all there are."""
+    out: list[Fault] = []
+    for module in modules():
+        for name, function in functions(tree_of(module)):
+            for operator in OPERATORS:
+                found = [Fault(module, name, operator, n, place.statement.lineno,
+                               ast.unparse(place.statement).split("\n")[0])
+                         for n, (place, _) in enumerate(_found(function, operator))]
+                out += found if every else list(_drawn(found))
+    return tuple(out)
+
+
+def _drawn(found: list[Fault]) -> Iterator[Fault]:
+    """The same draw every time, whatever is listed before."""
+    for fault in found:
+        draw = zlib.crc32(f"{fault.module}.{fault.function} {fault.operator}".encode())
+        if fault.operator in SYNCHRONISATION:
+            if (draw + fault.number) % ONE_IN.get(fault.operator, 1) == 0:
+                yield fault
+        elif draw % ONE_IN["others"] == 0 and draw // ONE_IN["others"] % len(found) == fault.number:
+            yield fault
+
+
+def put_in(fault: Fault) -> str:
+    """Puts the fault into this process, for good; returns the statement as it then is."""
+    tree = ast.parse(path_of(fault.module).read_text())
+    function = dict(functions(tree))[fault.function]
+    place, node = list(_found(function, fault.operator))[fault.number]
+    place.put(node)
+    _replace(fault.module, compile(tree, str(path_of(fault.module)), "exec"), {function.lineno} | {
+        d.lineno for d in function.decorator_list})
+    shown = node if isinstance(node, (ast.stmt, ast.Module)) else place.statement
+    return " ".join(ast.unparse(shown).split())
+
+
+def _replace(module: str, code: CodeType, lines: set[int] | None = None) -> None:
+    """Gives the live functions of a module the code of another compilation (those that begin at ``lines``)."""
+    path, new = str(path_of(module)), {}
+    todo: list[Any] = [code]
+    while todo:
+        one = todo.pop()
+        new[one.co_name, one.co_firstlineno] = one
+        todo += [x for x in one.co_consts if isinstance(x, CodeType)]
+    replaced = 0
+    for f in gc.get_objects():
+        if isinstance(f, FunctionType) and f.__code__.co_filename == path:
+            there = new.get((f.__code__.co_name, f.__code__.co_firstlineno))
+            if there is not None and (lines is None or there.co_firstlineno in lines):
+                f.__code__ = there
+                replaced += 1
+    assert replaced, f"{module}: no function begins at {lines}"
+
+
+def instrument(seen: set) -> None:
+    """From now on, statements of all `modules` that run are entered in ``seen``, as (module, line)."""
+    import builtins
+
+    builtins.__statement__ = seen.add                  # type: ignore[attr-defined]
+    for module in modules():
+        tree = ast.parse(path_of(module).read_text())
+        for _, function in functions(tree):
+            _mark(function, module)
+        _replace(module, compile(ast.fix_missing_locations(tree), str(path_of(module)), "exec"))
+
+
+def _mark(node: Any, module: str) -> None:
+    for field in ("body", "orelse"):
+        body = getattr(node, field, None)
+        if not isinstance(body, list) or isinstance(node, ast.Lambda):
+            continue
+        marked: list[ast.stmt] = []
+        for statement in body:
+            if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+                _mark(statement, module)
+            call = ast.parse(f"__statement__(({module!r}, {statement.lineno}))").body[0]
+            ast.copy_location(call, statement)
+            for child in ast.walk(call):
+                ast.copy_location(child, statement)
+            marked += [call, statement]
+        setattr(node, field, marked)

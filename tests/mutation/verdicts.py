@@ -1,0 +1,40 @@
+"""Mutants that survive because nothing is wrong with them: which, and why.
+
+An entry that matches no survivor of a whole run is reported, so that none outlives what it was about.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tests.mutation.seeding import Fault
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """Mutants of an ``operator`` whose statement matches ``pattern`` (as it was, " -> ", as it is), and the reason."""
+
+    operator: str
+    pattern: str
+    reason: str
+
+    def covers(self, fault: Fault, after: str) -> bool:
+        return (re.fullmatch(self.operator, fault.operator) is not None
+                and re.search(self.pattern, f"{fault.before} -> {after}") is not None)
+
+
+EQUIVALENT: list[Equivalent] = [
+    Equivalent("count changed", r"wgmma_wait\(.* - 1, ", "It waits for more groups than it has to."),
+    Equivalent("wait dropped", r"settle\(.* -> ", "Without `settle` ptxas ends the group where A's registers are made: slow, and right."),
+    Equivalent("wait dropped", r"return \(wgmma_wait\(1, sums\), fragments\) -> return \(sums, fragments\)",
+               "Unrolled steps have registers of their own, and the wait that ends a round is still there: more are held at once."),
+    Equivalent("constant changed", r"thread_index\(\) % 129", "Another of the warpgroup's threads does it."),
+    Equivalent("order changed", r"choose\(spec.pending_steps == 0, give_back_last",
+               "Where no group may be pending the stage was read before this step began."),
+]
+
+
+def reason(fault: Fault, after: str) -> Equivalent | None:
+    """Why a mutant is none, if it is listed."""
+    return next((entry for entry in EQUIVALENT if entry.covers(fault, after)), None)
