@@ -34,6 +34,9 @@ class Epilogue(Component):
     1.0
     """
 
+    device_methods = ("__call__", "finish", "tile", "store")
+    without_value = ("tile", "store")
+
     outputs: ClassVar[tuple[str, ...]] = ()                # fields that are arrays which it writes, beside D
 
     def __call__(self, x: Any, m: int, n: int) -> Any:

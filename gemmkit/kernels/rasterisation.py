@@ -12,6 +12,8 @@ from gemmkit.ptx.special import udiv
 class Order(Component):
     """``block(linear, rows, columns)`` -> (row, column) of a grid of tiles; every tile exactly once."""
 
+    device_methods = ("block",)
+
     def block(self, linear: int, rows: int, columns: int) -> tuple[int, int]:
         """Column by column."""
         column = udiv(linear, rows)

@@ -56,3 +56,13 @@ def _first_line(text: str) -> str:
         if not line.startswith(("File ", *skip)):
             useful.append(line)
     return " ".join(useful[:4]) if useful else (lines[0] if lines else "unknown reason")
+
+
+def refused(function: Any, line: int, reason: str) -> ComponentError:
+    """What a function contains in this line has no device code; in the form of `explain`."""
+    import linecache
+
+    filename = function.__code__.co_filename
+    source = linecache.getline(filename, line).strip()
+    return ComponentError(f'{function.__qualname__} cannot be compiled as device code\n  File "{filename}", line {line}\n'
+                          f"    {source}\n  {reason}")

@@ -27,6 +27,8 @@ from numba.cuda.core import ir
 from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
 
+from gemmkit.lang import dialect
+from gemmkit.lang.assertions import Assertions
 from gemmkit.lang.errors import ComponentError, explain
 from gemmkit.lang.numba_hooks import (
     NumbaError,
@@ -273,13 +275,14 @@ register_pass(mutates_CFG=False, analysis_only=False)(_Captures)
 
 
 class _Pipeline(numba_compiler.CUDACompiler):
-    """numba-cuda's pipeline with two passes more, right after the bytecode is read."""
+    """numba-cuda's pipeline with three passes more, right after the bytecode is read."""
 
     def define_pipelines(self) -> Any:
         (pipeline,) = super().define_pipelines()
         pipeline._finalized = False
         pipeline.add_pass_after(_ModuleAttributes, numba_compiler.CUDATranslateBytecode)
         pipeline.add_pass_after(_Captures, numba_compiler.CUDATranslateBytecode)
+        pipeline.add_pass_after(Assertions, numba_compiler.CUDATranslateBytecode)
         pipeline.finalize()
         return [pipeline]
 
@@ -288,6 +291,7 @@ def compile_function(function: FunctionType, args: tuple, captures: Any = None, 
     """What numba-cuda's ``compile_cuda`` does, with our pipeline."""
     from numba.cuda.descriptor import cuda_target
 
+    dialect.check_compiled(function, args)
     typing_context, context = cuda_target.typing_context, cuda_target.target_context
     flags = numba_compiler.CUDAFlags()
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
@@ -304,6 +308,7 @@ def compile_function(function: FunctionType, args: tuple, captures: Any = None, 
             result = _run_pipeline(function, args, flags, typing_context, context)
     finally:
         _target.compiling -= 1
+    dialect.check_result(function, result.signature.return_type)
     result.library.finalize()
     return result
 

@@ -38,6 +38,11 @@ class Layout(Component):
 
     dtype: Any
 
+    device_methods = ("element", "load", "store_element", "store", "k_range", "row_offset", "column_offset",
+                      "of_stored", "is_as_stored",
+                      "leading", "position", "load_shared", "store_shared", "store_words")         # of shared layouts
+    without_value = ("store_element", "store", "store_shared", "store_words")
+
     comb = 1                             # how far apart along ``vector_axis`` the neighbours in memory are
 
     def __post_init__(self) -> None:

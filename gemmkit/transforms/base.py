@@ -48,6 +48,8 @@ class Transform(Component):
     6.0
     """
 
+    device_methods = ("__call__", "of", "at")
+
     def __or__(self, other: Any) -> Transform:
         """``self | other``: this transform, then the other."""
         return Composed(self, other)
