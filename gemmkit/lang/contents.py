@@ -112,8 +112,9 @@ def _read(code: CodeType) -> Contents:
         reason = _STEPS.get(step.name) or _constant_fault(steps, n)
         if step.name == "STORE_DEREF" and step.value in code.co_freevars:
             reason = GLOBAL
-        if step.name == "RAISE_VARARGS" and steps[n - 1].name == "LOAD_ASSERTION_ERROR":
-            reason = ASSERT
+        if step.name == "RAISE_VARARGS":
+            error = next((other for other in reversed(steps[:n]) if other.before < step.before), step)
+            reason = ASSERT if error.name == "LOAD_ASSERTION_ERROR" else RAISE
         if reason is not None and n not in tuples:
             out.faults.append(Fault(step.line, reason, n in printed))
         if isinstance(step.value, CodeType):

@@ -199,7 +199,7 @@ def _attribute(value: Any, name: str) -> tuple[Any, Any]:
 def _value_fault(name: Name, value: Any, compiled: bool) -> str | None:
     """Why device code cannot have this value; None for what it can have, and for what Numba has to judge."""
     if is_numpy(value):
-        called = str(name).rpartition(".")[2]
+        called = getattr(value, "__name__", name.root)
         better = _NUMPY.get(called, f"math.{called}" if hasattr(math, called) and called not in _NO_MATH else "math")
         return f"NumPy's function {called} has no device code (np.float32(x) and its like have); write {better}"
     if value is breakpoint:
