@@ -10,6 +10,10 @@ class ComponentError(TypeError):
     """A component's method cannot be compiled; the message names its file, line and what was wrong there."""
 
 
+class ConfigError(ValueError):
+    """A configuration that no kernel can carry out; the message names the field, its value and the rule."""
+
+
 def explain(function: Any, args: tuple, error: Exception) -> ComponentError:
     """``error``, raised by Numba while it compiled ``function`` for the argument types, with the user's place first."""
     import linecache
@@ -60,9 +64,12 @@ def _first_line(text: str) -> str:
 
 def refused(function: Any, line: int, reason: str) -> ComponentError:
     """What a function contains in this line has no device code; in the form of `explain`."""
+    return refused_at(function.__qualname__, function.__code__.co_filename, line, reason)
+
+
+def refused_at(name: str, filename: str, line: int, reason: str) -> ComponentError:
     import linecache
 
-    filename = function.__code__.co_filename
     source = linecache.getline(filename, line).strip()
-    return ComponentError(f'{function.__qualname__} cannot be compiled as device code\n  File "{filename}", line {line}\n'
-                          f"    {source}\n  {reason}")
+    return ComponentError(f'{name} cannot be compiled as device code\n  File "{filename}", line {line}\n    {source}\n'
+                          f"  {reason}")

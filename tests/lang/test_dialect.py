@@ -30,6 +30,9 @@ TINY: dict[str, Any] = dict(operator=operators.FPUOp(M=16, N=16), block_shape=gk
                             compute_warp=gk.Tile(M=16, N=16, K=4), device=H100)
 
 
+SQUARE = np.ones((16, 16), np.float32)
+
+
 class Pair(NamedTuple):
     first: Any
     second: Any
@@ -87,7 +90,7 @@ def kernel(function: Callable[..., Any] | None, **components: Any) -> inspection
     components = dict(global_a_layout=layouts.RowMajor("float32")) | (components or dict(
         epilogue=epilogues.Elementwise(function)))
     conf = gk.get_config(**TINY, **components)
-    return inspection.compile_config(conf, device=H100, operands={"a": np.ones((16, 4), np.float32)})
+    return inspection.compile_config(conf, device=H100, operands={"a": SQUARE, "b": SQUARE})
 
 
 # -- refused in both worlds --------------------------------------------------------------------------------------------
