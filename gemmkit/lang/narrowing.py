@@ -17,7 +17,7 @@ from gemmkit.lang.atoms import atom
 from gemmkit.lang.errors import ConfigError, refused_at
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.records import Record, part_dtypes
-from gemmkit.lang.scalars import WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral, numpy_dtype
+from gemmkit.lang.scalars import IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral, numpy_dtype
 
 _FLOAT = np.dtype(np.float64)
 
@@ -42,6 +42,8 @@ def misfit_of_type(ty: Any, wanted: np.dtype) -> str | None:
     """What a value of a device type is that does not fit, or None if it does."""
     if isinstance(ty, WeakIntLiteral):
         return misfit(int(ty.literal_value), wanted)
+    if isinstance(ty, IndexType):                          # a coordinate, or a function's literal: it takes the array's type
+        return "int" if wanted.kind == "b" else None
     if isinstance(ty, (WeakFloatLiteral, WeakFloat64Type)):
         return "float" if narrows(_FLOAT, wanted) else None
     if isinstance(ty, types.BaseTuple) or not (isinstance(ty, (types.Number, types.Boolean)) or hasattr(ty, "dtype")):
@@ -54,7 +56,7 @@ def misfit(value: Any, wanted: np.dtype) -> str | None:
     """The same of a value in the emulator."""
     if isinstance(value, np.generic):
         return str(value.dtype) if narrows(value.dtype, wanted) else None
-    if type(value) is int and wanted.kind in "iu":
+    if isinstance(value, int) and not isinstance(value, bool) and wanted.kind in "iu":
         limits = np.iinfo(wanted)
         return None if limits.min <= value <= limits.max else str(value)
     if isinstance(value, (bool, Record, tuple)):
