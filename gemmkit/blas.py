@@ -28,7 +28,8 @@ def gemmEx(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: A
     Args:
         transa, transb: "N" (as it is), "T" (transposed) or "C" (conjugate transposed, conjugated on the way in; for
             real and dual numbers that is "T").
-        alpha, beta: numbers (complex ones for a complex C, real ones otherwise), applied in the accumulator's precision.
+        alpha, beta: numbers (complex ones for a complex C, whole ones for an integer C, real ones otherwise), applied in the
+            accumulator's precision.
             With beta = 0, C is not read: it may hold NaN.
         a, b: op(A) is (M, K) and op(B) is (K, N): arrays, or matrices with structure (`gemmkit.Diagonal(x)` and the
             like). c: (M, N), any strides.
@@ -150,7 +151,17 @@ def _number(value: Any, name: str, dtype: np.dtype) -> Any:
         kinds = (*kinds, complex, np.complexfloating)
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, kinds):
         raise TypeError(f"{name} is {value!r}; a {'' if is_complex else 'real '}number is needed for a C of {dtype}")
+    if dtype.kind in "iu":
+        return _integer(value, name, dtype)
     return value if not is_complex else dtype.type(value) if dtype.kind == "c" else np.complex64(value)
+
+
+def _integer(value: Any, name: str, dtype: np.dtype) -> Any:
+    """A scalar in the dtype of an integer C: 2.0 is 2, and 0.5 is an error."""
+    limits = np.iinfo(dtype)
+    if value != value or value in (np.inf, -np.inf) or int(value) != value or not limits.min <= int(value) <= limits.max:
+        raise ValueError(f"{name} is {value!r} and c holds {dtype}: a whole number from {limits.min} to {limits.max} is needed")
+    return dtype.type(int(value))
 
 
 def _conjugate(x: Any) -> Any:

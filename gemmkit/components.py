@@ -62,7 +62,14 @@ else:
 
 
 class Component(metaclass=ComponentClass):
-    """Base class of every pluggable part; subclasses are frozen dataclasses."""
+    """Base class of every pluggable part; subclasses are frozen dataclasses.
+
+    ``device_methods`` names the methods that are device code by contract; those among them that are ``without_value`` store
+    something and return nothing.
+    """
+
+    device_methods: typing.ClassVar[tuple[str, ...]] = ("__call__",)
+    without_value: typing.ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -20,6 +20,8 @@ from gemmkit.kernels.pipeline import PipelineSpec
 from gemmkit.kernels.rasterisation import Grouped, Order
 from gemmkit.kernels.spec import Condition, Operand, Spec
 from gemmkit.kernels.weave import with_a_by_registers
+from gemmkit.lang.errors import ConfigError
+from gemmkit.lang.narrowing import narrows, refusal
 from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import Layout, Zero
 from gemmkit.operators import Operator
@@ -29,10 +31,6 @@ from gemmkit.tiling import Tile
 from gemmkit.transforms import Identity, Staged, Transform
 
 __all__ = ["Config", "ConfigError", "get_config"]
-
-
-class ConfigError(ValueError):
-    """A configuration that no kernel can carry out; the message names the field, its value and the rule."""
 
 
 TRANSFORMS = (
@@ -287,6 +285,7 @@ def _validate_dtypes(config: Config) -> None:
               f"the operator takes {name} as {shared.dtype}; nothing is converted silently: choose an operator of dtype "
               f"{layout.dtype}, convert the array, or give transform_global_to_shared_{name}")
     _validate_complex(config)
+    _validate_result(config)
     for name in ("c", "d"):
         shared = getattr(config, f"shared_{name}_layout")
         _rule(shared.dtype == operator.fragment_c.dtype or not _strict(operator), f"shared_{name}_layout", shared,
@@ -311,6 +310,14 @@ def _validate_complex(config: Config) -> None:
     _rule(accumulator.kind != "c" or d.dtype.kind in "cV" or not unchanged, "global_d_layout", d,
           f"the operator accumulates {accumulator}, whose imaginary part would be lost; take a complex layout, or give "
           "transform_shared_to_global_d or an epilogue that says what becomes of it")
+
+
+def _validate_result(config: Config) -> None:
+    """Sums that nothing changes go into D as they are. What functions make of them is known when they are compiled."""
+    accumulator, d = config.operator.fragment_c.dtype, config.global_d_layout.dtype
+    unchanged = config.transform_regs_to_shared_d.is_identity and config.transform_shared_to_global_d.is_identity
+    if unchanged and config.epilogue.passes_on and narrows(accumulator, d):
+        raise ConfigError(refusal(f"out (global_d_layout={config.global_d_layout!r})", str(accumulator), d))
 
 
 def _validate_lines(config: Config) -> None:

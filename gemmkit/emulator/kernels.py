@@ -11,6 +11,7 @@ from gemmkit.emulator import machine
 from gemmkit.emulator.mode import Mode, current_mode
 from gemmkit.kernels.select import KERNELS
 from gemmkit.kernels.spec import Shape
+from gemmkit.lang import dialect
 from gemmkit.lang.host import View
 from gemmkit.lang.memory import ViewType
 from gemmkit.ptx.tma import emulated_map
@@ -53,6 +54,7 @@ class Arena:
 
 def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, shape: tuple[int, int, int]) -> None:
     """Run a compiled problem's kernel on NumPy arrays; faults raise the exceptions of `gemmkit.emulator.errors`."""
+    dialect.check(compiled.spec)
     conf, arena = compiled.problem.config, Arena()
     reads_out = any(is_array(x) and np.shares_memory(np.asarray(x), np.asarray(out)) for x in _arrays(compiled.spec)
                     ) or c is out

@@ -5,8 +5,9 @@ from gemmkit.epilogues.composed import Composed, parts
 from gemmkit.epilogues.elementwise import GELU, Causal, Clamp, Elementwise, ReLU, SiLU, Tanh, Where
 from gemmkit.epilogues.library import Bias, LinearCombination
 from gemmkit.epilogues.operands import Residual, Scale, Store
+from gemmkit.epilogues.saturate import Saturate
 
 __all__ = [
     "GELU", "Bias", "Causal", "Clamp", "Composed", "Default", "Elementwise", "Epilogue", "LinearCombination", "ReLU",
-    "Residual", "Scale", "SiLU", "Store", "Tanh", "Where", "parts",
+    "Residual", "Saturate", "Scale", "SiLU", "Store", "Tanh", "Where", "parts",
 ]

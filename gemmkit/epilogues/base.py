@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gemmkit.components import Component
-from gemmkit.kernels.parts import column_of, inside, row_of, transform_within
+from gemmkit.kernels.parts import column_of, delivered, inside, row_of, transform_within
 from gemmkit.lang.control import choose, each, keep
 from gemmkit.lang.registers import apply
 from gemmkit.ptx.special import lane_index
@@ -34,7 +34,9 @@ class Epilogue(Component):
     1.0
     """
 
-    device_methods: ClassVar = ("__call__", "finish", "tile", "store")
+    device_methods = ("__call__", "finish", "tile", "store")
+    without_value = ("tile", "store")
+
     outputs: ClassVar[tuple[str, ...]] = ()                # fields that are arrays which it writes, beside D
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
@@ -59,9 +61,9 @@ class Epilogue(Component):
     def tile(self, spec: Any, d: Any, tile: Any, values: tuple, shape: Any) -> None:
         """Finish and store a thread's tile of D. ``tile`` is where it lies globally; parts of it may be out of range."""
         if inside(tile, shape.M, shape.N):
-            spec.d.layout.store(d, tile, self.finish(values, tile, shape), shape)
+            spec.d.layout.store(d, tile, delivered(spec, self.finish(values, tile, shape)), shape)
         else:
-            choose(spec.d.whole, keep, finish_edge, values, self, spec.d.layout, d, tile, shape)
+            choose(spec.d.whole, keep, finish_edge, values, self, spec, d, tile, shape)
 
     # -- host -------------------------------------------------------------------------------------------------------
 
@@ -82,6 +84,11 @@ class Epilogue(Component):
         return False
 
     @property
+    def passes_on(self) -> bool:
+        """Whether it finishes nothing: values of D stay what they are."""
+        return type(self).__call__ is Epilogue.__call__ and type(self).finish is Epilogue.finish
+
+    @property
     def stores_blocks(self) -> bool:
         """Whether it takes whole blocks from shared memory."""
         return type(self).store is not Epilogue.store
@@ -97,17 +104,17 @@ def finish_element(x: Any, n: int, epilogue: Any, tile: Any) -> Any:
     return epilogue(x, row_of(tile, n), column_of(tile, n))
 
 
-def finish_edge(values: tuple, epilogue: Any, layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
+def finish_edge(values: tuple, epilogue: Any, spec: Any, data: Any, tile: Any, shape: Any) -> tuple:
     """A tile that straddles an edge: element by element, those in range."""
-    each(finish_edge_element, values, epilogue, layout, data, tile, shape)
+    each(finish_edge_element, values, epilogue, spec, data, tile, shape)
     return values
 
 
-def finish_edge_element(x: Any, n: int, epilogue: Any, layout: Any, data: Any, tile: Any, shape: Any) -> None:
+def finish_edge_element(x: Any, n: int, epilogue: Any, spec: Any, data: Any, tile: Any, shape: Any) -> None:
     i, j = row_of(tile, n), column_of(tile, n)
     if i < shape.M and j < shape.N:
         place = translate(ELEMENT, i, j)
-        layout.store(data, place, epilogue.finish((x,), place, shape), shape)
+        spec.d.layout.store(data, place, delivered(spec, epilogue.finish((x,), place, shape)), shape)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 from gemmkit.components import Array, Scalar
 from gemmkit.epilogues.base import Epilogue
 from gemmkit.lang.control import choose
+from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert_all
 from gemmkit.layouts import Layout
@@ -54,7 +55,8 @@ class LinearCombination(Epilogue):
     """``alpha * x + beta * C``, with run-time alpha and beta; C is not read when beta is 0 (BLAS's rule).
 
     C may be the same array as D: every element is read and written by one thread. ``layout`` is C's, and its dtype is the
-    result's. The arithmetic is the accumulator's, or float32's.
+    result's. The arithmetic is the accumulator's, or float32's. Of an integer C, alpha and beta are integers, and sums that it
+    cannot hold are refused (ConfigError).
     """
 
     alpha: Scalar
@@ -62,14 +64,21 @@ class LinearCombination(Epilogue):
     c: Array
     layout: Layout
 
+    def __post_init__(self) -> None:
+        for name in ("alpha", "beta"):
+            value = getattr(self, name)
+            if self.layout.dtype.kind in "iu" and isinstance(value, (float, np.floating)):
+                raise TypeError(f"LinearCombination({name}={value!r}): C holds {self.layout.dtype}, and its multiple by a float "
+                                "is none; give an integer")
+
     def __call__(self, x: Any, m: int, n: int) -> Any:
         raise TypeError("LinearCombination works on tiles")
 
     def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
         if self.beta == 0:
-            return convert_all(self.layout.dtype, apply(scaled, values, self))
+            return convert_all(self.layout.dtype, apply(scaled, fitting("c", self.layout.dtype, values), self))
         c = convert_all(self.wide, self.layout.load(self.c, tile, shape))
-        return convert_all(self.layout.dtype, apply(combined, values, self, c))
+        return convert_all(self.layout.dtype, apply(combined, fitting("c", self.layout.dtype, values), self, c))
 
     @property
     def reads_tiles(self) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from gemmkit.components import Array, Component, Scalar, is_array
 from gemmkit.epilogues.base import Epilogue
 from gemmkit.lang.control import choose
+from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply
 from gemmkit.layouts import ColMajor, Layout, RowMajor
 from gemmkit.runtime.arrays import ArrayInfo, describe
@@ -131,7 +132,7 @@ class Store(_WithArray):
         return x
 
     def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
-        self.layout.store(self.array, tile, values, shape)
+        self.layout.store(self.array, tile, fitting("array of Store", self.layout.dtype, values), shape)
         return values
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.kernels.parts import read_inside, read_tile, transform_tile, transform_within
+from gemmkit.kernels.parts import delivered, read_inside, read_tile, transform_tile, transform_within
 from gemmkit.lang.control import choose, each, join, keep, split
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert_all
@@ -50,8 +50,8 @@ def finish_by_panels(sums: tuple, i: int, spec: Any, c: Any, d: Any, map_d: Any,
                      shape: Any) -> None:
     """First all values are finished, so that what is loaded for them (C, a bias) is on its way at once; then they leave."""
     values = choose(spec.has_epilogue, finish_values, keep, sums, spec, c, m + own_row(), n + own_column(), shape)
-    each(finish_panel, split(convert_all(spec.d.layout.dtype, values), spec.d_columns // 2), i, spec, d, map_d, group, m, n,
-         shape)
+    values = convert_all(spec.d.layout.dtype, delivered(spec, values))
+    each(finish_panel, split(values, spec.d_columns // 2), i, spec, d, map_d, group, m, n, shape)
 
 
 def finish_panel(values: tuple, p: int, i: int, spec: Any, d: Any, map_d: Any, group: int, m: int, n: int,

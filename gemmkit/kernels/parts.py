@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit.lang.control import choose, keep
+from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply, generate, registers
 from gemmkit.lang.values import convert, convert_all, fill
 from gemmkit.ptx.fragments import fragment_coordinate
@@ -154,6 +155,31 @@ def transform_element_within(x: Any, n: int, transform: Any, tile: Any, rows: in
     return transformed(transform, x, min(row_of(tile, n), rows - 1), min(column_of(tile, n), columns - 1))
 
 
+# -- results ----------------------------------------------------------------------------------------------------------
+
+OUT, SHARED_D = "out (global_d_layout)", "shared_d_layout, where values of D stand before they are stored,"
+
+
+def kept_in_shared(spec: Any, values: tuple) -> tuple:
+    """Values on their way into shared memory, in its dtype. Those that will only pass through D's array must hold, too."""
+    choose(spec.passes_d, fits_out, keep, values, spec)
+    return convert_all(spec.d.shared.dtype, fitting(SHARED_D, spec.d.shared.dtype, values))
+
+
+def fits_out(values: tuple, spec: Any) -> tuple:
+    return fitting(OUT, spec.d.layout.dtype, values)
+
+
+def delivered(spec: Any, values: tuple) -> tuple:
+    """Finished values, which D's array must hold. Those that only passed through shared memory may have come in a narrower
+    dtype, which a transform gave them by name."""
+    return choose(spec.returns_d, returned, fits_out, values, spec)
+
+
+def returned(values: tuple, spec: Any) -> tuple:
+    return convert_all(spec.d.layout.dtype, values)
+
+
 # -- fragments --------------------------------------------------------------------------------------------------------
 
 def transform_fragment(transform: Any, mapped: bool, fragment_map: Any, dtype: Any, fragment: tuple, tile: Any,
@@ -165,8 +191,14 @@ def transform_fragment(transform: Any, mapped: bool, fragment_map: Any, dtype: A
     ``mapped`` is false for an opaque fragment, whose elements' coordinates are not known (`get_config` refuses a
     transform that asks for them).
     """
-    return convert_all(dtype, choose(transform.is_identity, keep, changed_fragment, fragment, transform, mapped,
-                                     fragment_map, tile, rows, columns))
+    return convert_all(dtype, transform_registers(transform, mapped, fragment_map, fragment, tile, rows, columns))
+
+
+def transform_registers(transform: Any, mapped: bool, fragment_map: Any, fragment: tuple, tile: Any, rows: int,
+                        columns: int) -> tuple:
+    """The same in the type that the transform gives."""
+    return choose(transform.is_identity, keep, changed_fragment, fragment, transform, mapped, fragment_map, tile, rows,
+                  columns)
 
 
 def changed_fragment(fragment: tuple, transform: Any, mapped: bool, fragment_map: Any, tile: Any, rows: int,
@@ -217,6 +249,6 @@ def masked_element(x: Any, n: int, fragment_map: Any, dtype: Any, tile: Any, axi
     return convert(dtype, nothing)
 
 
-__all__ = ["column_of", "copy_to_shared", "inside", "put_elements", "put_words", "read_inside", "read_line", "read_packed",
-           "read_tile", "read_words", "row_of", "transform_fragment", "transform_input", "transform_tile",
+__all__ = ["column_of", "copy_to_shared", "delivered", "inside", "kept_in_shared", "put_elements", "put_words", "read_inside", "read_line", "read_packed",
+           "read_tile", "read_words", "row_of", "transform_fragment", "transform_input", "transform_registers", "transform_tile",
            "transform_within"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from gemmkit.components import Component
 from gemmkit.ptx.special import udiv
@@ -13,7 +12,7 @@ from gemmkit.ptx.special import udiv
 class Order(Component):
     """``block(linear, rows, columns)`` -> (row, column) of a grid of tiles; every tile exactly once."""
 
-    device_methods: ClassVar = ("block",)
+    device_methods = ("block",)
 
     def block(self, linear: int, rows: int, columns: int) -> tuple[int, int]:
         """Column by column."""

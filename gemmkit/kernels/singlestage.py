@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit.kernels.gather_sums import gather_sums, own_share
-from gemmkit.kernels.parts import copy_to_shared, transform_fragment, transform_input
+from gemmkit.kernels.parts import copy_to_shared, kept_in_shared, transform_fragment, transform_input, transform_registers
 from gemmkit.lang.control import choose, keep
 from gemmkit.lang.registers import registers
 from gemmkit.lang.values import fill
@@ -153,10 +153,9 @@ def store_d(spec: Any, accumulators: Any, pointer: Any, block_m: int, block_n: i
     for i in range(spec.fragments_m):
         for j in range(spec.fragments_n):
             tile = translate_offset(warp_tile, i * spec.operation.size.M, j * spec.operation.size.N)
-            fragment = transform_fragment(spec.d.to_registers, spec.operator.is_mapped, spec.operator.map_c,
-                                          spec.d.shared.dtype, accumulators[i, j], translate(tile, block_m, block_n),
-                                          shape.M, shape.N)
-            spec.operator.store_d(spec.d.shared, pointer, tile, leading, fragment)
+            values = transform_registers(spec.d.to_registers, spec.operator.is_mapped, spec.operator.map_c,
+                                         accumulators[i, j], translate(tile, block_m, block_n), shape.M, shape.N)
+            spec.operator.store_d(spec.d.shared, pointer, tile, leading, kept_in_shared(spec, values))
 
 
 __all__ = ["singlestage"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 
 from gemmkit.components import Component, Scalar
 from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.rasterisation import Order
+from gemmkit.lang.narrowing import narrows
 from gemmkit.lang.registers import Fragment
 from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor, Swizzled, Tensor
 from gemmkit.operators import Operator
@@ -35,7 +36,7 @@ class Shape(Component):
 class Condition(Component):
     """Which K blocks a thread block computes: ``__call__(self, m, n, k)`` with the tile's first row, column and k."""
 
-    device_methods: ClassVar = ("__call__",)
+    device_methods = ("__call__",)
 
     @cached_property
     def is_always(self) -> bool:
@@ -229,6 +230,16 @@ class Spec(Component):
         """Where B starts in shared memory, in bytes; A starts at 0, and C and D too (they live at other times)."""
         size = self.block.size
         return -(-bytes_of(self.a.shared, size.M, size.K) // ALIGNMENT) * ALIGNMENT
+
+    @cached_property
+    def passes_d(self) -> bool:
+        """Whether nothing acts on D behind shared memory."""
+        return self.d.to_shared.is_identity and self.epilogue.passes_on
+
+    @cached_property
+    def returns_d(self) -> bool:
+        """Whether what passes through shared memory stands there in a wider dtype than it came in and goes out."""
+        return self.passes_d and narrows(self.d.shared.dtype, self.d.layout.dtype)
 
     @cached_property
     def is_split(self) -> bool:

@@ -76,11 +76,11 @@ def has_fields(cls: Any) -> bool:
 def _check_contract(cls: Any) -> None:
     """A kind of component says which methods a kernel asks for (`device_methods`); a user's class overrides one of them, and
     has none that is one letter off."""
-    kind = next((base for base in cls.__mro__ if "device_methods" in vars(base)), None)
-    if kind is None:
+    kinds = [base for base in cls.__mro__ if isinstance(base, ComponentClass)]
+    if len(kinds) < 3 or "device_methods" not in vars(kinds[-2]):              # of no kind that a kernel asks
         return
-    contract: tuple[str, ...] = vars(kind)["device_methods"]
-    classes = cls.__mro__[:cls.__mro__.index(kind)]
+    kind, contract = kinds[-2], cls.device_methods
+    classes = kinds[:-2]
     defined = {name for base in classes for name in vars(base)}
     of_user = {name for base in classes if not is_fixed(base) for name in vars(base)}
     used = {name for base in classes for value in vars(base).values() if hasattr(value, "__code__")
@@ -93,8 +93,7 @@ def _check_contract(cls: Any) -> None:
     if not defined & set(contract):
         raise TypeError(f"{cls.__qualname__} defines none of the methods of {kind.__qualname__} that a kernel asks for: "
                         f"{', '.join(contract)}")
-    needed = vars(kind).get("needs", {})
-    for name, other in needed.items():
+    for name, other in vars(kind).get("needs", {}).items():
         if name in defined and other not in defined:
             raise TypeError(f"{cls.__qualname__} has {name} and not {other}, which edges and other kernels ask for; write "
                             f"{other}, too")

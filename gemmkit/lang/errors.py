@@ -10,35 +10,29 @@ class ComponentError(TypeError):
     """A component's method cannot be compiled; the message names its file, line and what was wrong there."""
 
 
-def refuse(function: Any, args: tuple, reason: str, name: str | None = None) -> ComponentError:
-    """A ComponentError for a fault of the user's ``function``, at the first line that looks ``name`` up, if that is said."""
+class ConfigError(ValueError):
+    """A configuration that no kernel can carry out; the message names the field, its value and the rule."""
+
+
+def line_of(function: Any, name: str) -> int:
+    """The first line of a function that looks ``name`` up; the function's first where none does."""
     import dis
 
-    line = function.__code__.co_firstlineno
-    if name is not None:
-        for instruction in dis.get_instructions(function.__code__):
-            line = (instruction.starts_line if type(instruction.starts_line) is int else
-                    getattr(instruction, "line_number", None)) or line
-            if instruction.argval == name:
-                break
-    return _error(function, args, line, reason)
+    first = line = int(function.__code__.co_firstlineno)
+    for instruction in dis.get_instructions(function.__code__):
+        begun: Any = getattr(instruction, "line_number", instruction.starts_line)          # from Python 3.13 on, and before
+        line = begun or line
+        if instruction.argval == name:
+            return line
+    return first
 
 
 def explain(function: Any, args: tuple, error: Exception) -> ComponentError:
     """``error``, raised by Numba while it compiled ``function`` for the argument types, with the user's place first."""
     filename = function.__code__.co_filename
-    return _error(function, args, _line(filename, error) or function.__code__.co_firstlineno, _first_line(str(error)))
-
-
-def _error(function: Any, args: tuple, line: int, reason: str) -> ComponentError:
-    import linecache
-
-    filename = function.__code__.co_filename
-    source = linecache.getline(filename, line).strip()
+    line = _line(filename, error) or function.__code__.co_firstlineno
     kinds = ", ".join(str(a) for a in args)
-    return ComponentError(
-        f'{function.__qualname__} cannot be compiled as device code\n  File "{filename}", line {line}\n    {source}\n'
-        + (f"  with arguments ({kinds})\n" if args else "") + f"  {reason}")
+    return refused(function, line, f"with arguments ({kinds})\n  {_first_line(str(error))}")
 
 
 def _plain(text: str) -> str:
@@ -77,3 +71,16 @@ def _first_line(text: str) -> str:
         if not line.startswith(("File ", *skip)):
             useful.append(line)
     return " ".join(useful[:4]) if useful else (lines[0] if lines else "unknown reason")
+
+
+def refused(function: Any, line: int, reason: str) -> ComponentError:
+    """What a function contains in this line has no device code; in the form of `explain`."""
+    return refused_at(function.__qualname__, function.__code__.co_filename, line, reason)
+
+
+def refused_at(name: str, filename: str, line: int, reason: str) -> ComponentError:
+    import linecache
+
+    source = linecache.getline(filename, line).strip()
+    return ComponentError(f'{name} cannot be compiled as device code\n  File "{filename}", line {line}\n    {source}\n'
+                          f"  {reason}")

@@ -28,8 +28,10 @@ from numba.cuda.core import ir
 from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
 
+from gemmkit.lang import dialect
+from gemmkit.lang.assertions import Assertions
 from gemmkit.lang.compact import compacted
-from gemmkit.lang.errors import ComponentError, explain, refuse
+from gemmkit.lang.errors import ComponentError, explain, line_of, refused
 from gemmkit.lang.fingerprint import read_closure, read_value, when_forgetting
 from gemmkit.lang.numba_hooks import (
     NumbaError,
@@ -300,7 +302,7 @@ register_pass(mutates_CFG=False, analysis_only=False)(_Captures)
 
 
 class _Pipeline(numba_compiler.CUDACompiler):
-    """numba-cuda's pipeline with two passes more, right after the bytecode is read."""
+    """numba-cuda's pipeline with three passes more, right after the bytecode is read."""
 
     _passes: Passes | None = None                             # the same for all functions
 
@@ -310,6 +312,7 @@ class _Pipeline(numba_compiler.CUDACompiler):
             passes = Passes(pipeline.passes)
             passes.add_pass_after(_ModuleAttributes, numba_compiler.CUDATranslateBytecode)
             passes.add_pass_after(_Captures, numba_compiler.CUDATranslateBytecode)
+            passes.add_pass_after(Assertions, numba_compiler.CUDATranslateBytecode)
             passes.finalize()
             _Pipeline._passes = passes
         return [_Pipeline._passes]
@@ -317,6 +320,7 @@ class _Pipeline(numba_compiler.CUDACompiler):
 
 def compile_function(function: FunctionType, args: tuple, captures: Any = None, inline: bool = True) -> Any:
     """What numba-cuda's ``compile_cuda`` does, with our pipeline; ``inline``: a device function, not a kernel."""
+    dialect.check_compiled(function, args)
     typing_context, context = contexts()
     flags = numba_compiler.CUDAFlags()
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
@@ -333,6 +337,7 @@ def compile_function(function: FunctionType, args: tuple, captures: Any = None, 
             result = _run_pipeline(function, args, flags, typing_context, context)
     finally:
         _target.compiling -= 1
+    dialect.check_result(function, result.signature.return_type)
     result.library.finalize()
     return compacted(result) if inline else result
 
@@ -434,7 +439,7 @@ def _refuse_mutable(function: FunctionType, name: str, value: Any) -> None:
         reason = (f"{what} is a {kind}, which can change in place while the kernel keeps the value that it had; take a "
                   "tuple or an Enum for a constant, and for an array a gk.Array field, or name it in the function that is "
                   "the component's own (what that captures is an argument)")
-        raise refuse(function, (), reason, name)
+        raise refused(function, line_of(function, name), reason)
 
 
 class DeviceFunctionType(types.Callable, types.Opaque):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.emulator.machine import current
+from gemmkit.lang.narrowing import check_stored
 from gemmkit.lang.records import Record, part_size, scalars, to_dtype
 
 
@@ -55,6 +56,8 @@ class View:
         if isinstance(value, (Record, tuple)) or self.dtype.names is not None:
             self.store(0, key, (value,))
             return
+        if type(value) is not self.dtype.type:
+            check_stored(value, self.dtype)
         data = np.asarray(value).astype(self.dtype).reshape(1).view(np.uint8)
         current().write(self.memory, self.locate(key), data)
 
@@ -77,6 +80,8 @@ class View:
     def store(self, axis: int, first: tuple, values: tuple) -> None:
         count = len(values)
         thread = current()
+        for value in values if {*map(type, values)} != {self.dtype.type} else ():
+            check_stored(value, self.dtype)
         data = narrowed(values, self.dtype)
         if self.dtype.names is not None:
             raw, at = data.view(np.uint8), 0

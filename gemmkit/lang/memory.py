@@ -14,6 +14,7 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import cgutils
 
+from gemmkit.lang.narrowing import misfit_of_type, refusal
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
     lowering_registry,
@@ -167,6 +168,9 @@ def _setitem(context: Any, *args: Any) -> Any:
     is_shared = isinstance(ty, SharedType) and isinstance(key, types.Integer)
     if not (is_view or is_shared):
         return None
+    got = misfit_of_type(given, ty.dtype) if is_view else None
+    if got is not None:
+        raise TypeError(refusal("this array", got, ty.dtype))
 
     def store(c: Any, b: Any, s: Any, v: Any) -> Any:
         if is_view and ty.dtype.names is not None:

@@ -11,7 +11,8 @@ are both.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -36,11 +37,13 @@ class Layout(Component):
     ...         return data[m - k + shape.K - 1]
     """
 
-    device_methods: ClassVar = ("element", "load", "store_element", "store", "k_range", "row_offset", "column_offset",
-                                "of_stored", "is_as_stored", "offset")
-    needs: ClassVar = {"load": "element", "store": "store_element"}
-
     dtype: Any
+
+    device_methods = ("element", "load", "store_element", "store", "k_range", "row_offset", "column_offset",
+                      "of_stored", "is_as_stored",
+                      "leading", "position", "load_shared", "store_shared", "store_words")         # of shared layouts
+    needs = MappingProxyType({"load": "element"})            # what edges and other kernels ask for beside
+    without_value = ("store_element", "store", "store_shared", "store_words")
 
     comb = 1                             # how far apart along ``vector_axis`` the neighbours in memory are
 

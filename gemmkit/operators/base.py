@@ -25,7 +25,9 @@ from gemmkit.ptx.fragments import FragmentMap
 class Operator(Component):
     """Base class of operators; see the module's text for the methods that a subclass gives."""
 
-    device_methods: ClassVar = ("multiply", "combine", "merge", "load_a", "load_b", "load_c", "mma", "store_d")
+    device_methods = ("load_a", "load_b", "load_c", "mma", "merge", "store_d")
+    without_value = ("store_d",)
+
     threads = 32
     identity: ClassVar[Any] = 0
     start: ClassVar[Any] = 0

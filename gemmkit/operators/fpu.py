@@ -40,6 +40,8 @@ class FPUOp(Operator):
     Raises ValueError unless MB * NB = 32, and M and N are multiples of MB and NB.
     """
 
+    device_methods = (*Operator.device_methods, "multiply", "combine")
+
     M: int = 32
     N: int = 32
     K: int = 1

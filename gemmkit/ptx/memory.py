@@ -14,6 +14,7 @@ import numpy as np
 from llvmlite import ir
 
 from gemmkit.lang.atoms import atom
+from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import SharedPointer, View, piece_bytes, piece_elements, record_accesses
 from gemmkit.lang.memory import (
     GLOBAL,
@@ -25,6 +26,7 @@ from gemmkit.lang.memory import (
     proxy,
     shared_pointer,
 )
+from gemmkit.lang.narrowing import misfit_of_type, refusal
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.record_types import PackedType, RecordType, of_parts, part_of
 from gemmkit.lang.records import part_size
@@ -228,6 +230,10 @@ def _type_store_global(context: Any, view: Any, axis: Any, base: Any, offset: An
     if not is_position(view, base, offset) or not isinstance(values, types.BaseTuple):
         return None
     along, n = int(axis.literal_value), len(values.types)
+    for ty in dict.fromkeys(values.types):
+        got = misfit_of_type(ty, view.dtype)
+        if got is not None:
+            raise ConfigError(refusal("an array", got, view.dtype))
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
         given = cast_elements(c, b, values, v[4], view.element)

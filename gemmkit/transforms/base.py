@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.lang.atoms import atom
@@ -48,7 +48,7 @@ class Transform(Component):
     6.0
     """
 
-    device_methods: ClassVar = ("__call__", "of", "at")
+    device_methods = ("__call__", "of", "at")
 
     def __or__(self, other: Any) -> Transform:
         """``self | other``: this transform, then the other."""
