@@ -42,7 +42,7 @@ from gemmkit.lang.numba_hooks import typeof_impl, types
 from gemmkit.lang.references import References
 from gemmkit.lang.scalars import index, numba_type, weak_float64
 from gemmkit.lang.values import static_type
-from gemmkit.runtime.arrays import ArrayInfo, alignment, describe
+from gemmkit.runtime.arrays import ArrayInfo, alignment, describe, unit_axis
 
 __all__ = ["Array", "Component", "ComponentError", "Frozen", "Scalar", "freeze"]
 
@@ -200,20 +200,12 @@ def freeze_array(info: ArrayInfo, unit: int | bool | None = True, align: int | N
     """An array as a view. ``unit`` is the axis of stride 1 (True: find one)."""
     if unit is True:
         unit = unit_axis(info)
-    align = alignment(info) if align is None else align
+    align = alignment(info, unit) if align is None else align
     ty = ViewType(info.dtype, len(info.shape), unit, align)
     leaves: list[tuple[str, Any]] = [("u64", info.pointer)]
     leaves += [("i32", extent) for extent in info.shape]
     leaves += [("i64", info.strides[axis]) for axis in ty.strided_axes]
     return Frozen(ty, str(ty), leaves, [info])
-
-
-def unit_axis(info: ArrayInfo) -> int | None:
-    """The last axis of stride 1 (an axis of extent 1 has any stride), or None."""
-    axes = [axis for axis, stride in enumerate(info.strides) if stride == 1]
-    if not axes:
-        axes = [axis for axis, extent in enumerate(info.shape) if extent <= 1]
-    return axes[-1] if axes else None
 
 
 def freeze_scalar(value: Any) -> Frozen:

@@ -28,11 +28,14 @@ __all__ = [
     "alignment",
     "as_stream_handle",
     "byte_range",
+    "check_aligned",
     "current_stream",
     "describe",
     "empty_like",
     "matcher",
     "overlaps",
+    "part_bytes",
+    "unit_axis",
 ]
 
 _Extents = tuple[int, ...]
@@ -381,19 +384,57 @@ def _to_torch() -> dict[np.dtype[Any], Any]:
 # -- memory --------------------------------------------------------------------------------------------------
 
 
-def alignment(info: ArrayInfo) -> int:
-    """The largest power of two, at most 16 bytes, at which every vector along a unit stride starts: it
-    divides the pointer and all strides but unit ones. Strides along extents of at most 1 are never walked and
-    do not count.
+def unit_axis(info: ArrayInfo) -> int | None:
+    """The last axis of stride 1 (an axis of extent 1 has any stride), or None."""
+    axes = [axis for axis, stride in enumerate(info.strides) if stride == 1]
+    if not axes:
+        axes = [axis for axis, extent in enumerate(info.shape) if extent <= 1]
+    return axes[-1] if axes else None
+
+
+def alignment(info: ArrayInfo, unit: int | bool | None = True) -> int:
+    """The largest power of two, at most 16 bytes, at which every vector along the axis ``unit`` starts (True:
+    along `unit_axis`): it divides the pointer and the strides of all other axes. Strides along extents of at most 1
+    are never walked and do not count.
 
     >>> alignment(ArrayInfo(0x1000, (8, 6), (12, 1), np.dtype("f4"), 0, False, "cai"))
     16
+    >>> alignment(ArrayInfo(0x1000, (8, 6), (1, 1), np.dtype("f4"), 0, False, "cai"))       # a sliding window
+    4
     """
+    if unit is True:
+        unit = unit_axis(info)
     itemsize, bits = info.dtype.itemsize, info.pointer | _MAX_ALIGNMENT
-    for extent, stride in zip(info.shape, info.strides, strict=True):
-        if extent > 1 and stride != 1:
+    for axis, (extent, stride) in enumerate(zip(info.shape, info.strides, strict=True)):
+        if extent > 1 and axis != unit:
             bits |= stride * itemsize
     return bits & -bits
+
+
+def check_aligned(info: ArrayInfo, name: str) -> None:
+    """Raise ValueError for an array whose address is no multiple of its elements' (of their parts', for numbers of
+    several): a GPU cannot read these.
+
+    >>> check_aligned(ArrayInfo(0x1002, (8,), (1,), np.dtype("f4"), 0, False, "cai"), "bias")
+    Traceback (most recent call last):
+    ...
+    ValueError: bias is at address 0x1002, which is no multiple of 4 bytes, the size of a float32; pass a copy
+    """
+    size = part_bytes(info.dtype)
+    if info.pointer % size and 0 not in info.shape:
+        what = f"a {info.dtype}" if size == info.dtype.itemsize else f"a part of a {info.dtype}"
+        raise ValueError(
+            f"{name} is at address {info.pointer:#x}, which is no multiple of {size} bytes, the size of {what}; "
+            "pass a copy"
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def part_bytes(dtype: np.dtype[Any]) -> int:
+    """The bytes of one real number of an element: of a complex number or a record they are several."""
+    if dtype.names:
+        return min(part_bytes(dtype[name]) for name in dtype.names)
+    return dtype.itemsize // 2 if dtype.kind == "c" else max(1, dtype.itemsize)
 
 
 def byte_range(info: ArrayInfo) -> tuple[int, int]:
