@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit.batched import is_batched, matmul_batched
+from gemmkit.component_arrays import arrays_of
 from gemmkit.components import Component, freeze
 from gemmkit.config import Config
 from gemmkit.emulator.mode import current_mode
@@ -115,6 +116,9 @@ def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stre
         if current_mode() is None:
             known[0].forget_arrays()            # those of the conf are kept by the conf
     made = known[0]
+    if out is not None or made._writes:
+        held = [(name, one) for name, f in frozen.items() if f.arrays for one in arrays_of(keywords[name])]
+        made.check_held([*held, *made.held(frozen)], a, b, c, out)
     values = list(made.values)
     for name, f in frozen.items():
         values[made.ranges[name]] = [value for _, value in f.leaves]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection, Iterable
 from typing import Any, cast
 
+from gemmkit.component_arrays import Held, check_held
 from gemmkit.components import Component, Frozen, freeze, freeze_array, without_arrays
 from gemmkit.config import Config
 from gemmkit.emulator.mode import current_mode
@@ -13,7 +15,7 @@ from gemmkit.kernels.select import KERNELS
 from gemmkit.kernels.spec import Shape
 from gemmkit.layouts import Layout, Plain
 from gemmkit.matrices import Matrix, arrays, unwrapped
-from gemmkit.problem import Problem, check_out, check_places, describe_all, resolve
+from gemmkit.problem import Problem, check_out, check_places, describe_all, held_by, resolve
 from gemmkit.runtime.arrays import (
     ArrayInfo,
     alignment,
@@ -24,6 +26,7 @@ from gemmkit.runtime.arrays import (
     empty_like,
     matcher,
 )
+from gemmkit.wide import widened
 
 __all__ = ["Plan", "plan"]
 
@@ -43,12 +46,13 @@ class Compiled:
     def __init__(self, problem: Problem, out: ArrayInfo):
         conf = problem.config
         M, N, K = problem.M, problem.N, problem.K
+        conf = widened(conf, {"a": problem.a, "b": problem.b, "c": problem.c if conf.has_c else None, "out": out}, (M, N, K))
         self.spec = conf.spec(is_whole(M, K, conf.mem_a_thread), is_whole(K, N, conf.mem_b_thread),
                               is_whole(M, N, conf.mem_cd_thread), is_whole(M, N, conf.mem_cd_thread),
                               engines(conf, problem.a, problem.b, out, (M, N, K)))
-        self.operands = [_operand(info, layout) for info, layout in (
-            (problem.a, conf.global_a_layout), (problem.b, conf.global_b_layout),
-            (problem.c if conf.has_c else None, conf.global_c_layout), (out, conf.global_d_layout))]
+        self.operands = [_operand(info, layout, readonly) for info, layout, readonly in (
+            (problem.a, conf.global_a_layout, True), (problem.b, conf.global_b_layout, True),
+            (problem.c if conf.has_c else None, conf.global_c_layout, True), (out, conf.global_d_layout, False))]
         spec, shape = freeze(self.spec), freeze(Shape(M, N, K))
         self.maps = maps(self.spec, problem.a, problem.b, out)
         arguments = [spec, *self.operands, shape, *(freeze(Nothing()) if m is None else m.frozen for m in self.maps)]
@@ -95,14 +99,14 @@ def _loaded(cubin: bytes, load: Any) -> Any:
     return found if found is not None else _kernels.setdefault(key, load(cubin, ENTRY))
 
 
-def _operand(info: ArrayInfo | None, layout: Layout) -> Frozen:
+def _operand(info: ArrayInfo | None, layout: Layout, readonly: bool) -> Frozen:
     if info is None:
         return freeze(Nothing())
     if not isinstance(layout, Plain):
-        return freeze_array(info)
+        return freeze_array(info, readonly=readonly)
     axis = layout.axis
     contiguous = info.strides[axis] == 1 or info.shape[axis] <= 1
-    return freeze_array(info, axis if contiguous else None)
+    return freeze_array(info, axis if contiguous else None, readonly=readonly)
 
 
 # -- runtime values of components -------------------------------------------------------------------------------------
@@ -151,6 +155,8 @@ class Plan:
         seen = problem.a, problem.b, problem.c, self._compiled.out
         self._align = tuple(1 if i is None else alignment(i) for i in seen)
         self._mask = max(self._align) - 1
+        self._held = held_by(self.config)
+        self._writes = any(held.is_output for _, held in self._held)
         self._bounds = tuple(bound for i in self._infos for bound in ((0, 0) if i is None else _extent(i)))
         self._library, self._device, self._producer = infos[0].library, infos[0].device, infos[0].stream
         self._has_work = problem.M > 0 and problem.N > 0
@@ -177,7 +183,21 @@ class Plan:
         """
         if isinstance(a, Matrix) or isinstance(b, Matrix):
             a, b = arrays(a, b, (c, out))
+        if self._held:
+            self.check_held(self._held, a, b, c, out)
         return self.run(self.values, a, b, c, out, stream)
+
+    def check_held(self, held: Iterable[tuple[str, Held]], a: Any, b: Any, c: Any, out: Any) -> None:
+        """Raise ValueError where arrays of components share memory with what a call writes. A new out shares none."""
+        if out is None and not self._writes:
+            return
+        infos = {name: None if x is None else describe(x, name) for name, x in (("a", a), ("b", b), ("c", c), ("out", out))}
+        given = infos["out"]
+        check_held(held, infos, () if given is None else (self._compiled.problem.config.global_d_layout.seen(given),))
+
+    def held(self, without: Collection[str]) -> list[tuple[str, Held]]:
+        """The arrays of the plan's components, but of those in these fields."""
+        return [(field, held) for field, held in self._held if field not in without]
 
     def run(self, template: tuple, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
         """`__call__` with other runtime values of the components."""
@@ -189,6 +209,8 @@ class Plan:
 
     def launch_new(self, a: ArrayInfo, at_b: int) -> Any:
         """The product of operands that are known to be of the plan's kind, into a new array of a's library."""
+        if self._writes:
+            check_held(self._held, {"a": a, "b": self._infos[1]._replace(pointer=at_b)})
         out = empty_like(a, self._shape, self._dtype)
         if self._has_work:
             start = self._launch or self._bind()

@@ -34,7 +34,9 @@ __all__ = [
     "empty_like",
     "matcher",
     "overlaps",
+    "overlaps_itself",
     "part_bytes",
+    "shares_memory",
     "unit_axis",
 ]
 
@@ -462,3 +464,70 @@ def overlaps(x: ArrayInfo, y: ArrayInfo) -> bool:
     """
     (x_low, x_high), (y_low, y_high) = byte_range(x), byte_range(y)
     return max(x_low, y_low) < min(x_high, y_high)
+
+
+class _Elsewhere:
+    """An array by its description alone, for NumPy's arithmetic of addresses: nobody looks at its memory."""
+
+    def __init__(self, info: ArrayInfo) -> None:
+        size = info.dtype.itemsize
+        self.__array_interface__ = {
+            "data": (info.pointer, True), "shape": info.shape, "typestr": f"|V{size}", "version": 3,
+            "strides": tuple(stride * size for stride in info.strides)}
+
+
+def shares_memory(x: ArrayInfo, y: ArrayInfo) -> bool:
+    """Whether two arrays have a byte in common: unlike `overlaps` exact, unless that is hard to tell, when it is
+    True.
+
+    >>> columns = np.zeros((4, 4))
+    >>> even, odd = describe(columns[:, ::2]), describe(columns[:, 1::2])
+    >>> overlaps(even, odd), shares_memory(even, odd)
+    (True, False)
+    """
+    if not overlaps(x, y):
+        return False
+    try:
+        return bool(np.shares_memory(np.asarray(_Elsewhere(x)), np.asarray(_Elsewhere(y)), max_work=_WORK))
+    except np.exceptions.TooHardError:
+        return True
+
+
+_WORK = 10_000  # candidates that are looked at before an overlap is taken for granted
+
+
+def overlaps_itself(info: ArrayInfo) -> bool:
+    """Whether several elements of an array share memory, by its strides: exact, unless that is hard to tell, when
+    it is True.
+
+    >>> windows = np.lib.stride_tricks.sliding_window_view(np.zeros(9), 4)
+    >>> overlaps_itself(describe(windows)), overlaps_itself(describe(windows[::4]))
+    (True, False)
+    """
+    if 0 in info.shape:
+        return False
+    axes = sorted(((abs(s), n) for s, n in zip(info.strides, info.shape, strict=True) if n > 1), reverse=True)
+    reach = 0
+    for stride, extent in reversed(axes):
+        if stride <= reach:
+            break
+        reach += stride * (extent - 1)
+    else:
+        return False  # every step goes beyond all that the shorter ones reach
+    return _cancel(axes, 0, False, [_WORK])
+
+
+def _cancel(axes: list[tuple[int, int]], distance: int, moved: bool, left: list[int]) -> bool:
+    """Whether steps along ``axes``, the longest first, can lead back over ``distance``: two elements are then one."""
+    if not axes:
+        return moved and distance == 0
+    (stride, extent), rest = axes[0], axes[1:]
+    reach = sum(other * (n - 1) for other, n in rest)
+    if stride == 0:
+        return True
+    low, high = -((distance + reach) // stride), (reach - distance) // stride
+    for steps in range(max(low, 1 - extent if moved else 0), min(high, extent - 1) + 1):
+        left[0] -= 1
+        if left[0] < 0 or _cancel(rest, distance + steps * stride, moved or steps != 0, left):
+            return True
+    return False
