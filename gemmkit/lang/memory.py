@@ -29,7 +29,8 @@ from gemmkit.lang.host import access_alignment
 from gemmkit.lang.scalars import index, numba_type, wide_index
 
 i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-READ_ONLY = "the array is read here and not written: name a component's field in its `outputs`; what a function captured is not written"
+READ_ONLY = ("the array is only read here: name a field that is written in the component's `outputs`; what a function captured "
+             "cannot be written")
 GLOBAL, SHARED = 1, 3                                          # LLVM's numbers of the address spaces
 
 

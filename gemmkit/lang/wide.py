@@ -7,7 +7,8 @@ called where a kernel hands its coordinates over; nothing that kernels do themse
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.component_types import ComponentType
@@ -23,8 +24,16 @@ def _wide_type(ty: Any) -> Any:
     if isinstance(ty, (IndexType, types.IntegerLiteral)):
         return wide_index
     if isinstance(ty, ComponentType) and ty.runtime and all(isinstance(t, IndexType) for t in ty.runtime.values()):
-        return ComponentType(ty.cls, f"{WIDE} bits: {ty.key[1]}", dict.fromkeys(ty.runtime, wide_index), ty.static, ty.skeleton)
+        return _of_wide_fields(ty)
     return None
+
+
+@cache
+def _of_wide_fields(ty: ComponentType) -> ComponentType:
+    made: Any = object.__new__(ComponentType)
+    vars(made).update(vars(ty), runtime=dict.fromkeys(ty.runtime, wide_index), name=f"{ty.name}, {WIDE} bits",
+                      _key=(WIDE, ty.key))
+    return cast(ComponentType, type(made)._intern(made))       # Numba numbers its types; as if its constructor had made it
 
 
 def _type_widened(context: Any, value: Any) -> Any:
