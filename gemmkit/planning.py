@@ -26,6 +26,7 @@ from gemmkit.runtime.arrays import (
     empty_like,
     matcher,
 )
+from gemmkit.runtime.device import made_current
 from gemmkit.wide import widened
 
 __all__ = ["Plan", "plan"]
@@ -73,7 +74,11 @@ class Compiled:
         self.problem, self.out = problem, out
 
     def bind(self) -> Any:
-        """Compile (or find) the kernel, load it, and make it launchable."""
+        """Compile (or find) the kernel, load it on the operands' device, and make it launchable."""
+        with made_current(self.problem.a.device):
+            return self._bind()
+
+    def _bind(self) -> Any:
         from gemmkit.runtime.compile import cubin_of
         from gemmkit.runtime.launch import load
 

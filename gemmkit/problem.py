@@ -68,7 +68,7 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     layouts = _layouts(infos, conf, keywords)
     infos = {name: _seen(info, layouts["d" if name == "out" else name], name) for name, info in infos.items()}
     M, N, K = _sizes(infos, layouts, gemm_shape)
-    device = target()
+    device = target(a.device)
     if conf is None:
         conf = _configure(infos, layouts, (M, N, K), keywords, device)
     else:
