@@ -1,109 +1,135 @@
 """Functions and methods in the emulator, with checked views in place of the arrays that they refer to.
 
-A lambda's bias, a helper's table, a global array that a method reads: Python would hand out the NumPy array itself, which
-wraps negative indices around and takes any write. Here the function is made anew, with the view in its cell or among its
-globals; so are the helpers it calls. What refers to no array stays the object that it is.
+Python would hand out the NumPy array itself, which wraps negative indices around and takes any write. The function among a
+component's fields is made anew, with views in its cells and among its globals: what it captured is an argument of the kernel
+(:mod:`gemmkit.lang.closures`). An array that a helper or a method refers to is none, on the device it is refused; so it is
+here, when it is used. What refers to no array stays the object that it is.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from collections.abc import Callable
 from types import CellType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
+from gemmkit.component_arrays import arrays_of
 from gemmkit.components import Component, is_array
+from gemmkit.lang.errors import ComponentError
 from gemmkit.lang.functions import DeviceFunction
-from gemmkit.lang.references import globals_of, may_change, names_of
+from gemmkit.lang.references import globals_of, names_of
 
 __all__ = ["Captures"]
 
+_FIXED = {*sys.stdlib_module_names, "cuda", "gemmkit", "llvmlite", "ml_dtypes", "numba", "numba_cuda", "numpy"}
+
 
 class Captures:
-    """Makes functions anew: ``array(value, name)`` gives the view of an array, ``component(value)`` what stands for a
-    component that a function refers to."""
+    """Makes functions anew: ``view(array, name)`` stands for an array that one captured."""
 
-    def __init__(self, array: Callable[[Any, str], Any], component: Callable[[Component], Component]) -> None:
-        self._array, self._component = array, component
+    def __init__(self, view: Callable[[Any, str], Any]) -> None:
+        self._view = view
         self._made: dict[Any, Any] = {}
 
-    def function(self, value: Any) -> Any:
-        """The function with views in place of arrays; itself where it and its helpers refer to none."""
+    def function(self, value: Any, in_field: bool = True) -> Any:
+        """The function with views in place of arrays (of one that is not ``in_field``: with what refuses to be used); itself
+        where it and its helpers refer to none."""
         function = value.function if isinstance(value, DeviceFunction) else value
-        if function in self._made:
-            return self._made[function]
-        if not may_change(function.__module__):
+        key = function, in_field
+        if key in self._made:
+            return self._made[key]
+        if not _is_users(function.__module__):
             return value
-        self._made[function] = value                           # what it calls may call it again
-        names = names_of(function.__code__)
-        cells = [self._cell(cell, name, function, names)
+        self._made[key] = value                                # what it calls may call it again
+        cells = [self._cell(cell, name, function, in_field)
                  for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ())]
-        scope = function.__globals__
-        changed = {}
+        scope, changed = function.__globals__, {}
         for name in globals_of(function.__code__):
             if name in scope:
-                found = self._stand_in(scope[name], name, function, names)
+                found = self._stand_in(scope[name], name, function, in_field)
                 if found is not scope[name]:
                     changed[name] = found
         if not changed and all(x is y for x, y in zip(cells, function.__closure__ or ())):
             return value
         made = FunctionType(function.__code__, {**scope, **changed}, function.__name__, function.__defaults__, tuple(cells))
-        made.__qualname__, made.__module__, made.__kwdefaults__ = function.__qualname__, function.__module__, function.__kwdefaults__
-        self._made[function] = made
+        made.__qualname__, made.__module__ = function.__qualname__, function.__module__
+        made.__kwdefaults__ = function.__kwdefaults__
+        self._made[key] = made
         return made
 
     def methods(self, component: Any) -> Any:
         """The component with methods that refer to arrays made anew, in a class of its own; itself where none does."""
-        changed: dict[str, Any] = {}
-        for name in dir(type(component)):
-            method = inspect.getattr_static(type(component), name)
-            is_static = isinstance(method, staticmethod)
-            function = method.__func__ if is_static else method
+        kind, changed = type(component), {}
+        for name in dir(kind):
+            method = inspect.getattr_static(kind, name)
+            function = method.__func__ if isinstance(method, staticmethod) else method
             if isinstance(function, (FunctionType, DeviceFunction)) and not (name.startswith("__") and name != "__call__"):
-                made = self.function(function)
+                made = self.function(function, in_field=False)
                 if made is not function:
-                    changed[name] = staticmethod(made) if is_static else made
+                    changed[name] = staticmethod(made) if isinstance(method, staticmethod) else made
         if not changed:
             return component
-        kind = type(component)
+        names = {"__qualname__": kind.__qualname__, "__module__": kind.__module__, "__repr__": kind.__repr__}
         out = copy.copy(component)
-        own = type(kind)(kind.__name__, (kind,), {**changed, "__qualname__": kind.__qualname__, "__module__": kind.__module__,
-                                                  "__repr__": kind.__repr__})
-        object.__setattr__(out, "__class__", own)
+        object.__setattr__(out, "__class__", type(kind)(kind.__name__, (kind,), {**changed, **names}))
         return out
 
-    def _cell(self, cell: CellType, name: str, function: FunctionType, names: Any) -> CellType:
+    def _cell(self, cell: CellType, name: str, function: FunctionType, in_field: bool) -> CellType:
         try:
             value = cell.cell_contents
         except ValueError:                                     # not bound yet
             return cell
-        found = self._stand_in(value, name, function, names)
+        found = self._stand_in(value, name, function, in_field)
         return cell if found is value else CellType(found)
 
-    def _stand_in(self, value: Any, name: str, function: FunctionType, names: Any) -> Any:
+    def _stand_in(self, value: Any, name: str, function: FunctionType, in_field: bool) -> Any:
         """What a function is to find where it refers to ``value``."""
         if is_array(value):
-            return self._array(value, f"{name}, captured by {function.__name__}")
+            return self._view(value, f"{name}, captured by {function.__name__}") if in_field else _Refused(name, function)
         if isinstance(value, (FunctionType, DeviceFunction)):
-            return self.function(value)
+            return self.function(value, in_field=False)
         if isinstance(value, Component):
-            return self._component(value)
-        if isinstance(value, ModuleType) and may_change(value.__name__):
-            held = {own: vars(value)[own] for own in names if own in vars(value)}
-            found = {own: self._stand_in(x, f"{name}.{own}", function, ()) for own, x in held.items()
-                     if is_array(x) or isinstance(x, (FunctionType, DeviceFunction))}
+            return _Refused(name, function) if any(arrays_of(value)) else value
+        if isinstance(value, ModuleType) and _is_users(value.__name__):
+            held = {own: vars(value)[own] for own in names_of(function.__code__) if own in vars(value)}
+            found = {own: self._stand_in(x, f"{name}.{own}", function, False) for own, x in held.items()
+                     if not isinstance(x, ModuleType)}
             changed = {own: x for own, x in found.items() if x is not held[own]}
             return _Module(value, changed) if changed else value
         return value
 
 
-class _Module:
+def _is_users(module: str | None) -> bool:
+    return (module or "").partition(".")[0] not in _FIXED
+
+
+class _Module(ModuleType):
     """A module some of whose names are bound otherwise."""
 
     def __init__(self, module: ModuleType, changed: dict[str, Any]) -> None:
-        self.__dict__.update(changed)
-        self.__dict__["_module"] = module
+        super().__init__(module.__name__)
+        vars(self).update({**vars(module), **changed})
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_module"], name)
+
+class _Refused:
+    """Stands for an array that device code cannot use; any use of it is an error."""
+
+    def __init__(self, name: str, function: FunctionType) -> None:
+        code = function.__code__
+        self.__dict__["_why"] = (
+            f"{name} is an array, and {function.__qualname__} (file {code.co_filename!r}, line {code.co_firstlineno}) is a helper "
+            "or a method: what these refer to is a constant of the kernel, while an array can change in place; hand it over as an "
+            "argument, from a gk.Array field or from the function that a component has as a field")
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ComponentError(self.__dict__["_why"])
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self._refuse()
+
+
+for _name in ("getitem", "setitem", "len", "iter", "contains", "call", "array", "bool", "float", "int", "index", "neg", "abs",
+              *(side + name for side in ("", "r") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"))):
+    setattr(_Refused, f"__{_name}__", _Refused._refuse)

@@ -27,7 +27,7 @@ class Arena:
 
     def __init__(self) -> None:
         self._memories: dict[tuple, Any] = {}
-        self._captures = Captures(self._captured, self.component)
+        self._captures = Captures(self._captured)
 
     def memory(self, array: np.ndarray, name: str, readonly: bool = False, written: bool = True) -> Any:
         """An array's memory. Of one array there may be two, of which one can be written and the other cannot: they share
@@ -49,8 +49,8 @@ class Arena:
         return View(array, self.memory(array, name, **how), unit, align)
 
     def component(self, component: Component) -> Component:
-        """The component with its runtime arrays as views: those in fields, in nested components, and those that functions
-        and methods refer to."""
+        """The component with its runtime arrays as views: those in fields, in nested components, and those that its functions
+        captured."""
         changed: dict[str, Any] = {}
         for field, value in field_values(component).items():
             if is_array(value):

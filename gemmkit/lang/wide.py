@@ -7,9 +7,11 @@ called where a kernel hands its coordinates over; nothing that kernels do themse
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 from typing import Any, cast
 
+from gemmkit.emulator.coordinates import LongCoordinate
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.component_types import ComponentType
 from gemmkit.lang.numba_hooks import signature, types
@@ -56,8 +58,10 @@ def _type_widened(context: Any, value: Any) -> Any:
 
 @atom(_type_widened)
 def widened(value: Any) -> Any:
-    """A coordinate, or the sizes of a problem, as 64-bit ones. In Python they are of any size."""
-    return value
+    """A coordinate, or the sizes of a problem, as 64-bit ones."""
+    if isinstance(value, int):
+        return LongCoordinate(value)
+    return type(value)(*(LongCoordinate(getattr(value, field.name)) for field in dataclasses.fields(value)))
 
 
 def _type_narrowed(context: Any, value: Any) -> Any:
@@ -69,7 +73,7 @@ def _type_narrowed(context: Any, value: Any) -> Any:
 @atom(_type_narrowed)
 def narrowed(value: int) -> int:
     """A coordinate as kernels count, in 32 bits; it fits."""
-    return value
+    return int(value)
 
 
 __all__ = ["COUNT", "NARROW", "WIDE", "narrowed", "widened"]
