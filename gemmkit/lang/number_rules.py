@@ -120,7 +120,11 @@ def _promoted(a: Any, b: Any) -> np.dtype:
 def _both_weak(a: Kind, b: Kind) -> Kind:
     if is_float(a) or is_float(b):
         return Weak.FLOAT
-    return Weak.LONG_COORDINATE if Weak.LONG_COORDINATE in (a, b) else Weak.COORDINATE
+    kind = Weak.LONG_COORDINATE if Weak.LONG_COORDINATE in (a, b) else Weak.COORDINATE
+    for literal in (a, b):
+        if isinstance(literal, int) and not -1 << kind.value - 1 <= literal < 1 << kind.value - 1:
+            raise TypeError(f"{literal} beside a coordinate of {kind.value} bits; convert the coordinate, as in np.uint32(m)")
+    return kind
 
 
 def _beside(strong: Any, weak: Kind) -> Kind:
