@@ -165,7 +165,8 @@ _PLACES = ("element", "store_element", "load", "store", "k_range", "of_stored")
 
 def _methods(component: Any, names: Iterable[str]) -> list[str]:
     """Those of the methods that are a user's."""
-    return [name for name in names if not _is_ours(getattr(type(component), name, _computes))]
+    found = {name: next((vars(base)[name] for base in type(component).__mro__ if name in vars(base)), None) for name in names}
+    return [name for name, method in found.items() if method is not None and not _is_ours(method)]
 
 
 def _computes(component: Component) -> bool:
