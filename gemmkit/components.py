@@ -201,7 +201,8 @@ def freeze(value: Any, name: str = "value", readonly: bool = False) -> Frozen:
     return Frozen(ty, value_text(value), [], [])
 
 
-def freeze_array(info: ArrayInfo, unit: int | bool | None = True, align: int | None = None, readonly: bool = False) -> Frozen:
+def freeze_array(info: ArrayInfo, unit: int | bool | None = True, align: int | None = None,
+                 readonly: bool = False) -> Frozen:
     """An array as a view. ``unit`` is the axis of stride 1 (True: find one); a ``readonly`` one cannot be assigned to."""
     if unit is True:
         unit = unit_axis(info)

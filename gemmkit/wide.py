@@ -2,8 +2,8 @@
 
 `widened` looks at a configuration and its operands, and puts an adapter around each component whose user code could compute
 a place beyond 32 bits: a `WideLayout`, a `WideTransform`, a `WideEpilogue`, a `WideCondition`. Everything else of the kernel
-stays as it is, and so does every kernel of smaller operands. gemmkit's own components compute no places: they index arrays by
-row and column, and displacements are 64 bits wide in every kernel. They are left as they are.
+stays as it is, and so does every kernel of smaller operands. gemmkit's own components compute no places: they index arrays
+by row and column, and displacements are 64 bits wide in every kernel. They are left as they are.
 
 An adapter's ``coordinate_bits`` is 64 (`coordinate_bits` of any other component is 32): by it the emulator can tell.
 """
@@ -121,8 +121,8 @@ class WideCondition(Condition):
 # -- which are needed -------------------------------------------------------------------------------------------------
 
 def widened(conf: Config, infos: dict[str, ArrayInfo | None], sizes: tuple[int, int, int]) -> Config:
-    """The configuration with adapters where an operand has 2^31 elements or more, by its array or by its rows and columns, or
-    a component an array of that size; itself where none has.
+    """The configuration with adapters where an operand has 2^31 elements or more, by its array or by its rows and columns,
+    or a component an array of that size; itself where none has.
 
     Raises ValueError, naming the operand, its elements and the method, for user code that works on tiles and so cannot be
     given 64-bit coordinates.
@@ -165,7 +165,8 @@ _PLACES = ("element", "store_element", "load", "store", "k_range", "of_stored")
 
 def _methods(component: Any, names: Iterable[str]) -> list[str]:
     """Those of the methods that are a user's."""
-    found = {name: next((vars(base)[name] for base in type(component).__mro__ if name in vars(base)), None) for name in names}
+    mro = type(component).__mro__
+    found = {name: next((vars(base)[name] for base in mro if name in vars(base)), None) for name in names}
     return [name for name, method in found.items() if method is not None and not _is_ours(method)]
 
 
@@ -198,6 +199,6 @@ def _wide_epilogue(epilogue: Epilogue, size: int) -> Epilogue:
 
 
 def _refuse(component: Any, name: str, size: int, method: str, instead: str) -> None:
-    raise ValueError(f"{name} or an array of {type(component).__qualname__} has {size} elements, and its {method} works on tiles, "
-                     f"whose coordinates are 32-bit integers: below {COUNT} elements alone is that safe; {instead}, which gets "
-                     "64-bit ones")
+    raise ValueError(f"{name} or an array of {type(component).__qualname__} has {size} elements, and its {method} works on "
+                     f"tiles, whose coordinates are 32-bit integers: that is safe below {COUNT} elements alone; {instead}, "
+                     "which gets 64-bit ones")

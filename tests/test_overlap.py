@@ -12,7 +12,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import epilogues, layouts, operators, transforms
-from gemmkit.runtime.arrays import ArrayInfo, describe, overlaps_itself, shares_memory
+from gemmkit.runtime.arrays import ArrayInfo, overlaps_itself, shares_memory
 from tests.checks import assert_close
 
 DRAWN = int(os.environ.get("GEMMKIT_STRIDES", "400"))

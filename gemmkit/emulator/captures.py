@@ -119,9 +119,9 @@ class _Refused:
     def __init__(self, name: str, function: FunctionType) -> None:
         code = function.__code__
         self.__dict__["_why"] = (
-            f"{name} is an array, and {function.__qualname__} (file {code.co_filename!r}, line {code.co_firstlineno}) is a helper "
-            "or a method: what these refer to is a constant of the kernel, while an array can change in place; hand it over as an "
-            "argument, from a gk.Array field or from the function that a component has as a field")
+            f"{name} is an array, and {function.__qualname__} (file {code.co_filename!r}, line {code.co_firstlineno}) is a "
+            "helper or a method: what these refer to is a constant of the kernel, while an array can change in place; hand it "
+            "over as an argument, from a gk.Array field or from the function that a component has as a field")
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise ComponentError(self.__dict__["_why"])
@@ -130,6 +130,6 @@ class _Refused:
         self._refuse()
 
 
-for _name in ("getitem", "setitem", "len", "iter", "contains", "call", "array", "bool", "float", "int", "index", "neg", "abs",
-              *(side + name for side in ("", "r") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"))):
+for _name in ("getitem", "setitem", "len", "iter", "contains", "call", "array", "bool", "float", "int", "index", "neg",
+              "abs", *(side + name for side in ("", "r") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"))):
     setattr(_Refused, f"__{_name}__", _Refused._refuse)

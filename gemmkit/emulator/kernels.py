@@ -49,8 +49,8 @@ class Arena:
         return View(array, self.memory(array, name, **how), unit, align)
 
     def component(self, component: Component) -> Component:
-        """The component with its runtime arrays as views: those in fields, in nested components, and those that its functions
-        captured."""
+        """The component with its runtime arrays as views: those in fields, in nested components, and those that its
+        functions captured."""
         changed: dict[str, Any] = {}
         for field, value in field_values(component).items():
             if is_array(value):

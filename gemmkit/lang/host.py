@@ -132,7 +132,8 @@ def piece_elements(view: Any, axis: int, count: int) -> int:
 def access_alignment(view: Any, width: int) -> int:
     """Where an access to ``width`` neighbours starts, in bytes: at a multiple of its size. A complex number's address may be
     a multiple of its parts' size alone."""
-    return width * view.dtype.itemsize if width > 1 else min(view.dtype.itemsize, max(view.alignment, part_bytes(view.dtype)))
+    size = view.dtype.itemsize
+    return width * size if width > 1 else min(size, max(view.alignment, part_bytes(view.dtype)))
 
 
 def record_accesses(view: Any, axis: int, count: int) -> tuple[int, int]:

@@ -14,6 +14,7 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import cgutils
 
+from gemmkit.lang.host import access_alignment
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
     TypingError,
@@ -25,12 +26,11 @@ from gemmkit.lang.numba_hooks import (
     types,
     typing_registry,
 )
-from gemmkit.lang.host import access_alignment
 from gemmkit.lang.scalars import index, numba_type, wide_index
 
 i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-READ_ONLY = ("the array is only read here: name a field that is written in the component's `outputs`; what a function captured "
-             "cannot be written")
+READ_ONLY = ("the array is only read here: name a field that is written in the component's `outputs`; what a function "
+             "captured cannot be written")
 GLOBAL, SHARED = 1, 3                                          # LLVM's numbers of the address spaces
 
 

@@ -33,7 +33,8 @@ class _RangeModel(models.StructModel):
 @register_model(IndexRangeIteratorType)
 class _IteratorModel(models.StructModel):
     def __init__(self, dmm: Any, fe_type: Any):
-        super().__init__(dmm, fe_type, [("current", types.EphemeralPointer(fe_type.of)), ("stop", fe_type.of), ("step", fe_type.of)])
+        members = [("current", types.EphemeralPointer(fe_type.of)), ("stop", fe_type.of), ("step", fe_type.of)]
+        super().__init__(dmm, fe_type, members)
 
 
 @operation(range)

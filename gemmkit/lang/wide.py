@@ -1,7 +1,7 @@
 """Coordinates of 64 bits: what user code gets of operands with 2^31 elements and more.
 
-Kernels count rows and columns in 32 bits, which is enough: no operand has more than `gemmkit.problem.LIMIT` of either. What a
-user's method *computes* from them may be as large as the operand has elements (``i * (i + 1) // 2 + j``). ``widened`` is
+Kernels count rows and columns in 32 bits, which is enough: no operand has more than `gemmkit.problem.LIMIT` of either. What
+a user's method *computes* from them may be as large as the operand has elements (``i * (i + 1) // 2 + j``). ``widened`` is
 called where a kernel hands its coordinates over; nothing that kernels do themselves comes by here.
 """
 
