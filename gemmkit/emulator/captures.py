@@ -61,7 +61,8 @@ class Captures:
 
     def methods(self, component: Any) -> Any:
         """The component with methods that refer to arrays made anew, in a class of its own; itself where none does."""
-        kind, changed = type(component), {}
+        kind: Any = type(component)
+        changed: dict[str, Any] = {}
         for name in dir(kind):
             method = inspect.getattr_static(kind, name)
             function = method.__func__ if isinstance(method, staticmethod) else method
@@ -73,7 +74,8 @@ class Captures:
             return component
         names = {"__qualname__": kind.__qualname__, "__module__": kind.__module__, "__repr__": kind.__repr__}
         out = copy.copy(component)
-        object.__setattr__(out, "__class__", type(kind)(kind.__name__, (kind,), {**changed, **names}))
+        metaclass: Any = type(kind)
+        object.__setattr__(out, "__class__", metaclass(kind.__name__, (kind,), {**changed, **names}))
         return out
 
     def _cell(self, cell: CellType, name: str, function: FunctionType, in_field: bool) -> CellType:
@@ -120,8 +122,8 @@ class _Refused:
         code = function.__code__
         self.__dict__["_why"] = (
             f"{name} is an array, and {function.__qualname__} (file {code.co_filename!r}, line {code.co_firstlineno}) is a "
-            "helper or a method: what these refer to is a constant of the kernel, while an array can change in place; hand it "
-            "over as an argument, from a gk.Array field or from the function that a component has as a field")
+            "helper or a method: what these refer to is a constant of the kernel, while an array can change in place; hand "
+            "it over as an argument, from a gk.Array field or from the function that a component has as a field")
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise ComponentError(self.__dict__["_why"])
@@ -130,6 +132,7 @@ class _Refused:
         self._refuse()
 
 
+_OF_TWO = "add", "sub", "mul", "truediv", "floordiv", "mod", "pow"
 for _name in ("getitem", "setitem", "len", "iter", "contains", "call", "array", "bool", "float", "int", "index", "neg",
-              "abs", *(side + name for side in ("", "r") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"))):
+              "abs", *_OF_TWO, *(f"r{name}" for name in _OF_TWO)):
     setattr(_Refused, f"__{_name}__", _Refused._refuse)

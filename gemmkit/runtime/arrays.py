@@ -488,7 +488,7 @@ def shares_memory(x: ArrayInfo, y: ArrayInfo) -> bool:
     if not overlaps(x, y):
         return False
     try:
-        return bool(np.shares_memory(np.asarray(_Elsewhere(x)), np.asarray(_Elsewhere(y)), max_work=_WORK))
+        return bool(np.shares_memory(np.asarray(_Elsewhere(x)), np.asarray(_Elsewhere(y)), max_work=_WORK))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 
