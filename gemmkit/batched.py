@@ -45,7 +45,8 @@ def matmul_batched(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream
     shape = _shape(infos)
     if out is None:
         dtypes = infos["a"].dtype, infos["b"].dtype
-        operator = keywords.get("operator") or (conf.operator if conf else operator_for(*dtypes, (1, 1, 1), target()))
+        operator = keywords.get("operator") or (
+            conf.operator if conf else operator_for(*dtypes, (1, 1, 1), target(infos["a"].device)))
         dtype = infos["c"].dtype if c is not None else result_dtype(*dtypes, None, operator)
         out = empty_like(a, shape, conf.global_d_layout.dtype if conf else dtype)
     of_out = describe(out, "out")

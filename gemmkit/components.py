@@ -44,7 +44,7 @@ from gemmkit.lang.memory import ViewType
 from gemmkit.lang.numba_hooks import typeof_impl, types
 from gemmkit.lang.scalars import index, numba_type, weak_float64
 from gemmkit.lang.values import static_type
-from gemmkit.runtime.arrays import ArrayInfo, alignment, describe
+from gemmkit.runtime.arrays import ArrayInfo, alignment, check_aligned, describe, part_bytes, unit_axis
 
 __all__ = ["Array", "Component", "ComponentError", "Frozen", "Scalar", "freeze"]
 
@@ -208,11 +208,12 @@ def anew(component: Any) -> Any:
 
 # -- freezing ---------------------------------------------------------------------------------------------------------
 
-def freeze(value: Any, name: str = "value") -> Frozen:
+def freeze(value: Any, name: str = "value", readonly: bool = False) -> Frozen:
     """A Python object as a kernel argument.
 
     Components freeze field by field; arrays become views, NumPy scalars and annotated numbers runtime scalars, and all
-    else compile-time constants. Raises TypeError, naming the field, for what device code cannot hold.
+    else compile-time constants. An array that is ``readonly`` device code may not write. Raises TypeError, naming the
+    field, for what device code cannot hold, and ValueError for an array whose address is no multiple of its elements'.
     """
     if isinstance(value, Component):
         return _freeze_component(value, name)
@@ -220,7 +221,11 @@ def freeze(value: Any, name: str = "value") -> Frozen:
         return _freeze_function(value, name)
     try:
         if isinstance(value, ArrayInfo) or is_array(value):
-            return freeze_array(value if isinstance(value, ArrayInfo) else describe(value, name))
+            info = value if isinstance(value, ArrayInfo) else describe(value, name)
+            frozen = freeze_array(info, readonly=readonly)
+            if frozen.type.alignment < part_bytes(info.dtype):
+                check_aligned(info, name)
+            return frozen
         if isinstance(value, np.generic):
             return freeze_scalar(value)
         ty = static_type(value)
@@ -230,24 +235,18 @@ def freeze(value: Any, name: str = "value") -> Frozen:
     return Frozen(ty, reading.text, [], [], (reading.guards,))
 
 
-def freeze_array(info: ArrayInfo, unit: int | bool | None = True, align: int | None = None) -> Frozen:
-    """An array as a view. ``unit`` is the axis of stride 1 (True: find one)."""
+def freeze_array(info: ArrayInfo, unit: int | bool | None = True, align: int | None = None,
+                 readonly: bool = False) -> Frozen:
+    """An array as a view. ``unit`` is the axis of stride 1 (True: find one); a ``readonly`` one cannot be assigned to."""
     if unit is True:
         unit = unit_axis(info)
-    align = alignment(info) if align is None else align
-    ty = ViewType(info.dtype, len(info.shape), unit, align)
+    align = alignment(info, unit) if align is None else align
+    is_wide = any(extent >= 2**31 for extent in info.shape)
+    ty = ViewType(info.dtype, len(info.shape), unit, align, is_wide, readonly)
     leaves: list[tuple[str, Any]] = [("u64", info.pointer)]
-    leaves += [("i32", extent) for extent in info.shape]
+    leaves += [("i64" if is_wide else "i32", extent) for extent in info.shape]
     leaves += [("i64", info.strides[axis]) for axis in ty.strided_axes]
     return Frozen(ty, str(ty), leaves, [info])
-
-
-def unit_axis(info: ArrayInfo) -> int | None:
-    """The last axis of stride 1 (an axis of extent 1 has any stride), or None."""
-    axes = [axis for axis, stride in enumerate(info.strides) if stride == 1]
-    if not axes:
-        axes = [axis for axis, extent in enumerate(info.shape) if extent <= 1]
-    return axes[-1] if axes else None
 
 
 def freeze_scalar(value: Any) -> Frozen:
@@ -284,7 +283,7 @@ def _freeze_field(component: Component, field: str, value: Any, path: str) -> tu
     if kind is Array and value is not None and not is_array(value) and not isinstance(value, ArrayInfo):
         raise TypeError(f"{where}: got {type(value).__name__}; an array (CuPy, PyTorch, NumPy under emulation) is needed")
     if isinstance(value, (np.generic, ArrayInfo)) or is_array(value):
-        return True, freeze(value, where)
+        return True, freeze(value, where, field not in getattr(cls, "outputs", ()))
     if isinstance(value, (Component, FunctionType)):
         frozen = freeze(value, where)
         return bool(frozen.leaves), frozen
@@ -342,7 +341,7 @@ def further_state(component: Any) -> dict[str, Any]:
 
 def _freeze_function(function: Any, name: str) -> Frozen:
     values = captured(function)
-    frozen = {key: freeze(value, f"{name}'s captured {key}") for key, value in values.items()}
+    frozen = {key: freeze(value, f"{name}'s captured {key}", readonly=True) for key, value in values.items()}
     function = getattr(function, "__wrapped__", function)                      # a device function's
     reading = read_closure(function, values.keys())
     text, place = "function:" + reading.text, (function.__code__.co_filename, function.__code__.co_firstlineno)

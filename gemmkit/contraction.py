@@ -79,7 +79,7 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
         sizes = _sizes(spec, terms, tuple(info.shape for info in infos))
         shape = tuple(sizes[label] for label in result)
         dtypes = infos[0].dtype, infos[1].dtype
-        chosen = operator or operator_for(*dtypes, (1, 1, 1), target())
+        chosen = operator or operator_for(*dtypes, (1, 1, 1), target(infos[0].device))
         out = empty_like(a, shape, result_dtype(*dtypes, None, chosen))
     of_out = describe(out, "out")
     if operator is None and epilogue is None and _lies_across(terms, result, of_out):

@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from gemmkit.components import Frozen, unit_axis
+from gemmkit.components import Frozen
 from gemmkit.config import Config
 from gemmkit.kernels.pipeline import PipelineSpec
 from gemmkit.kernels.spec import Spec
 from gemmkit.layouts import Plain, Planar, Tensor
 from gemmkit.ptx.copy_async import SIZES
 from gemmkit.ptx.tma import TensorMapSpec, TensorMapType
-from gemmkit.runtime.arrays import ArrayInfo, alignment
+from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
 from gemmkit.runtime.tensor_maps import BYTES, Encoder, why_not
 
 NO_MAP = bytes(BYTES)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, cast
 
+from gemmkit.component_arrays import Held, check_held
 from gemmkit.components import Component, Frozen, anew, freeze, freeze_array, without_arrays
 from gemmkit.config import Config
 from gemmkit.emulator.mode import current_mode
@@ -15,7 +16,7 @@ from gemmkit.kernels.spec import Shape
 from gemmkit.lang.guards import Guards
 from gemmkit.layouts import Layout, Plain
 from gemmkit.matrices import Matrix, arrays, unwrapped
-from gemmkit.problem import Problem, check_out, check_places, describe_all, resolve
+from gemmkit.problem import Problem, check_out, check_places, describe_all, held_by, resolve
 from gemmkit.runtime.arrays import (
     ArrayInfo,
     alignment,
@@ -27,6 +28,8 @@ from gemmkit.runtime.arrays import (
     matcher,
 )
 from gemmkit.runtime.compile import CodeChanged
+from gemmkit.runtime.device import made_current
+from gemmkit.wide import widened
 
 __all__ = ["Plan", "plan"]
 
@@ -46,12 +49,13 @@ class Compiled:
     def __init__(self, problem: Problem, out: ArrayInfo):
         conf = problem.config
         M, N, K = problem.M, problem.N, problem.K
+        conf = widened(conf, {"a": problem.a, "b": problem.b, "c": problem.c if conf.has_c else None, "out": out}, (M, N, K))
         self.spec = conf.spec(is_whole(M, K, conf.mem_a_thread), is_whole(K, N, conf.mem_b_thread),
                               is_whole(M, N, conf.mem_cd_thread), is_whole(M, N, conf.mem_cd_thread),
                               engines(conf, problem.a, problem.b, out, (M, N, K)))
-        self.operands = [_operand(info, layout) for info, layout in (
-            (problem.a, conf.global_a_layout), (problem.b, conf.global_b_layout),
-            (problem.c if conf.has_c else None, conf.global_c_layout), (out, conf.global_d_layout))]
+        self.operands = [_operand(info, layout, readonly) for info, layout, readonly in (
+            (problem.a, conf.global_a_layout, True), (problem.b, conf.global_b_layout, True),
+            (problem.c if conf.has_c else None, conf.global_c_layout, True), (out, conf.global_d_layout, False))]
         spec, shape = freeze(self.spec), freeze(Shape(M, N, K))
         self.maps = maps(self.spec, problem.a, problem.b, out)
         arguments = [spec, *self.operands, shape, *(freeze(Nothing()) if m is None else m.frozen for m in self.maps)]
@@ -72,7 +76,11 @@ class Compiled:
         self.problem, self.out = problem, out
 
     def bind(self) -> Any:
-        """Compile (or find) the kernel, load it, and make it launchable."""
+        """Compile (or find) the kernel, load it on the operands' device, and make it launchable."""
+        with made_current(self.problem.a.device):
+            return self._bind()
+
+    def _bind(self) -> Any:
         from gemmkit.runtime.compile import cubin_of
         from gemmkit.runtime.launch import load
 
@@ -96,14 +104,14 @@ def _loaded(cubin: bytes, load: Any) -> Any:
     return found if found is not None else _kernels.setdefault(key, load(cubin, ENTRY))
 
 
-def _operand(info: ArrayInfo | None, layout: Layout) -> Frozen:
+def _operand(info: ArrayInfo | None, layout: Layout, readonly: bool) -> Frozen:
     if info is None:
         return freeze(Nothing())
     if not isinstance(layout, Plain):
-        return freeze_array(info)
+        return freeze_array(info, readonly=readonly)
     axis = layout.axis
     contiguous = info.strides[axis] == 1 or info.shape[axis] <= 1
-    return freeze_array(info, axis if contiguous else None)
+    return freeze_array(info, axis if contiguous else None, readonly=readonly)
 
 
 # -- runtime values of components -------------------------------------------------------------------------------------
@@ -166,6 +174,8 @@ class Plan:
         seen = problem.a, problem.b, problem.c, self._compiled.out
         self._align = tuple(1 if i is None else alignment(i) for i in seen)
         self._mask = max(self._align) - 1
+        self._held = held_by(self.config)
+        self._writes = any(held.is_output for _, held in self._held)
         self._has_work = problem.M > 0 and problem.N > 0
         self._launch: Any = None
         self.values = tuple(self._compiled.values)
@@ -215,7 +225,21 @@ class Plan:
             a, b = arrays(a, b, (c, out))
         if self.stands is not None:
             self.current()
+        if self._held:
+            self.check_held(self._held, a, b, c, out)
         return self.run(self.values, a, b, c, out, stream)
+
+    def check_held(self, held: Iterable[tuple[str, Held]], a: Any, b: Any, c: Any, out: Any) -> None:
+        """Raise ValueError where arrays of components share memory with what a call writes. A new out shares none."""
+        if out is None and not self._writes:
+            return
+        infos = {name: None if x is None else describe(x, name) for name, x in (("a", a), ("b", b), ("c", c), ("out", out))}
+        given = infos["out"]
+        check_held(held, infos, () if given is None else (self._compiled.problem.config.global_d_layout.seen(given),))
+
+    def held(self, without: Collection[str]) -> list[tuple[str, Held]]:
+        """The arrays of the plan's components, but of those in these fields."""
+        return [(field, held) for field, held in self._held if field not in without]
 
     def run(self, template: tuple, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
         """`__call__` with other runtime values of the components."""
@@ -227,6 +251,8 @@ class Plan:
 
     def launch_new(self, a: ArrayInfo, at_b: int) -> Any:
         """The product of operands that are known to be of the plan's kind, into a new array of a's library."""
+        if self._writes:
+            check_held(self._held, {"a": a, "b": self._infos[1]._replace(pointer=at_b)})
         out = empty_like(a, self._shape, self._dtype)
         if self._has_work:
             start = self._launch or self._bind()

@@ -9,12 +9,13 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from gemmkit.component_arrays import Held, arrays_of, check_held
+from gemmkit.components import Component, field_values
 from gemmkit.config import TRANSFORMS, Config, ConfigError, get_config
 from gemmkit.emulator.mode import is_emulating
-from gemmkit.epilogues import parts
 from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, Planar, RowMajor, Zero
 from gemmkit.operators import Algebra, Operator
-from gemmkit.runtime.arrays import ArrayInfo, describe, overlaps
+from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, overlaps, overlaps_itself
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.transforms import Transform
 from gemmkit.tuning import algebras, hopper
@@ -67,7 +68,7 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     layouts = _layouts(infos, conf, keywords)
     infos = {name: _seen(info, layouts["d" if name == "out" else name], name) for name, info in infos.items()}
     M, N, K = _sizes(infos, layouts, gemm_shape)
-    device = target()
+    device = target(a.device)
     if conf is None:
         conf = _configure(infos, layouts, (M, N, K), keywords, device)
     else:
@@ -79,7 +80,7 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
         conf.check_device(device)
     _check_operands(infos, conf, M, N, K)
     _check_functions(conf, M, N, K)
-    _check_outputs(conf, infos)
+    check_held(held_by(conf), infos, () if out is None else (out,))
     assert infos["a"] is not None and infos["b"] is not None
     return Problem(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device)
 
@@ -235,7 +236,7 @@ def check_out(out: ArrayInfo, infos: dict[str, ArrayInfo | None]) -> None:
     """``out`` can be written and is nobody else's memory (it may be c itself)."""
     if out.readonly:
         raise ValueError("out is read-only; give a writable array, or leave it out")
-    if 0 not in out.shape and any(stride == 0 and extent > 1 for stride, extent in zip(out.strides, out.shape)):
+    if overlaps_itself(out):
         raise ValueError(f"out has strides {out.strides}: several of its elements share memory")
     for name in ("a", "b", "c"):
         info = infos.get(name)
@@ -259,19 +260,16 @@ def _check_functions(conf: Config, M: int, N: int, K: int) -> None:
                               "shared memory, or use MMAOp")
 
 
-def _check_outputs(conf: Config, infos: dict[str, ArrayInfo | None]) -> None:
-    """What an epilogue writes beside D is nobody else's memory."""
-    for part in parts(conf.epilogue):
-        for field in getattr(part, "outputs", ()):
-            name = f"{field} of {type(part).__qualname__}"
-            info = describe(getattr(part, field), name)
-            if info.readonly:
-                raise ValueError(f"{name} is read-only, and values are stored into it")
-            for other, operand in infos.items():
-                if operand is not None and overlaps(info, operand):
-                    raise ValueError(f"{name} overlaps {other} in memory; give it memory of its own")
+def held_by(conf: Config) -> list[tuple[str, Held]]:
+    """The arrays of a configuration's components, each with the field that its component is in."""
+    return [(field, held) for field, value in field_values(conf).items() if isinstance(value, Component)
+            for held in arrays_of(value)]
 
 
 def describe_all(a: Any, b: Any, c: Any, out: Any) -> tuple[ArrayInfo, ArrayInfo, ArrayInfo | None, ArrayInfo | None]:
-    return (describe(a, "a"), describe(b, "b"), None if c is None else describe(c, "c"),
-            None if out is None else describe(out, "out"))
+    infos = (describe(a, "a"), describe(b, "b"), None if c is None else describe(c, "c"),
+             None if out is None else describe(out, "out"))
+    for info, name in zip(infos, ("a", "b", "c", "out")):
+        if info is not None:
+            check_aligned(info, name)
+    return infos

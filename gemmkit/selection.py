@@ -73,7 +73,7 @@ def select(a: Any, b: Any, *, operator: Semiring = MIN_PLUS, out: Any = None, in
         raise ValueError(f"index has shape {where.shape} and dtype {where.dtype}; {sizes[:2]} and {index_dtype} are needed")
     given: Iterable[str] = ("M", "N", "K", "MB", "NB")
     shape = ({name: getattr(operator, name) for name in given} if operator.is_sized
-             else fpu_shape(2 * dtype.itemsize, sizes, target()))
+             else fpu_shape(2 * dtype.itemsize, sizes, target(a_info.device)))
     semiring = dataclasses.replace(operator, **shape, dtype=dtype, b_dtype=dtype, accumulator=dtype)
     matmul(a, b, out=out, stream=stream, operator=Selecting.of(semiring), transform_global_to_shared_a=WithIndex(),
            epilogue=Split(index))

@@ -73,6 +73,11 @@ class UninitialisedRead(EmulatorError):
     """A read of bytes that nothing has written."""
 
 
+class CoordinateError(EmulatorError):
+    """Arithmetic of coordinates in user code that the device has no result for: one that leaves its 32 bits, or is divided by
+    zero."""
+
+
 class ReadOnlyError(EmulatorError):
     """A write to an array that the kernel may only read."""
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 
-from gemmkit.components import Component, field_values, is_array, unit_axis, with_fields
+from gemmkit.component_arrays import arrays_of
+from gemmkit.components import Component, field_values, is_array, with_fields
 from gemmkit.emulator import machine
+from gemmkit.emulator.captures import Captures
 from gemmkit.emulator.mode import Mode, current_mode
 from gemmkit.kernels.select import KERNELS
 from gemmkit.kernels.spec import Shape
 from gemmkit.lang import dialect
+from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.host import View
 from gemmkit.lang.memory import ViewType
 from gemmkit.ptx.tma import emulated_map
-from gemmkit.runtime.arrays import alignment, describe
+from gemmkit.runtime.arrays import alignment, describe, shares_memory, unit_axis
 from gemmkit.runtime.device import H100
 
 
@@ -24,40 +28,61 @@ class Arena:
 
     def __init__(self) -> None:
         self._memories: dict[tuple, Any] = {}
+        self._captures = Captures(self._captured)
 
-    def memory(self, array: np.ndarray, name: str, **how: Any) -> Any:
-        key = (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype)
-        if key not in self._memories:
-            self._memories[key] = machine.Memory.for_array(array, name, **how)
-        return self._memories[key]
+    def memory(self, array: np.ndarray, name: str, readonly: bool = False, written: bool = True) -> Any:
+        """An array's memory. Of one array there may be two, of which one can be written and the other cannot: they share
+        their bytes, and what is known of them."""
+        kind = array.__array_interface__["data"][0], array.shape, array.strides, array.dtype
+        found = self._memories.get((kind, readonly))
+        if found is None:
+            other = self._memories.get((kind, not readonly))
+            if other is None:
+                found = machine.Memory.for_array(array, name, readonly=readonly, written=written)
+            else:
+                found = machine.Memory(name, other.base, other.data, readonly=readonly, valid=other.valid,
+                                       written=other.written)
+            self._memories[kind, readonly] = found
+        return found
 
     def view(self, array: Any, name: str, unit: int | None, align: int, **how: Any) -> View:
         array = np.asarray(array)
         return View(array, self.memory(array, name, **how), unit, align)
 
     def component(self, component: Component) -> Component:
-        """The component with its runtime arrays as views (nested ones too)."""
+        """The component with its runtime arrays as views: those in fields, in nested components, and those that its
+        functions captured."""
         changed: dict[str, Any] = {}
         for field, value in field_values(component).items():
             if is_array(value):
-                info = describe(value, field)
-                name = f"{type(component).__qualname__}.{field}"
                 is_output = field in getattr(component, "outputs", ())
-                changed[field] = self.view(value, name, unit_axis(info), alignment(info), readonly=not is_output,
-                                           written=not is_output)
+                changed[field] = self._array(value, f"{type(component).__qualname__}.{field}", readonly=not is_output,
+                                             written=not is_output)
             elif isinstance(value, Component):
                 inner = self.component(value)
                 if inner is not value:
                     changed[field] = inner
-        return with_fields(component, changed)
+            elif isinstance(value, (FunctionType, DeviceFunction)):
+                function = self._captures.function(value)
+                if function is not value:
+                    changed[field] = function
+        return self._captures.methods(with_fields(component, changed))
+
+    def _captured(self, array: Any, name: str) -> View:
+        return self._array(array, name, readonly=True)
+
+    def _array(self, array: Any, name: str, **how: Any) -> View:
+        info = describe(array, name)
+        return self.view(array, name, unit_axis(info), alignment(info), **how)
 
 
 def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, shape: tuple[int, int, int]) -> None:
     """Run a compiled problem's kernel on NumPy arrays; faults raise the exceptions of `gemmkit.emulator.errors`."""
     dialect.check(compiled.spec)
     conf, arena = compiled.problem.config, Arena()
-    reads_out = any(is_array(x) and np.shares_memory(np.asarray(x), np.asarray(out)) for x in _arrays(compiled.spec)
-                    ) or c is out
+    given = describe(out, "out")
+    others = [held.info for held in arrays_of(compiled.spec)] + ([] if c is None else [describe(c, "c")])
+    reads_out = any(shares_memory(info, given) for info in others)
     a, b, c, out = (array if array is None else getattr(conf, f"global_{name}_layout").host_view(np.asarray(array))
                     for name, array in zip("abcd", (a, b, c, out)))
     types = [operand.type for operand in compiled.operands]
@@ -74,14 +99,3 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, shape: tuple[int, int, 
                        block=(conf.threads, 1, 1), cluster=(conf.peers, 1, 1),
                        shared_memory=compiled.spec.shared_bytes, max_shared_memory=H100.shared_memory_per_block,
                        schedule_seed=mode.seed, dependent=conf.is_pipeline)
-
-
-def _arrays(component: Component) -> list:
-    """All runtime arrays of a component and those nested in it."""
-    out = []
-    for value in field_values(component).values():
-        if isinstance(value, Component):
-            out += _arrays(value)
-        elif is_array(value):
-            out.append(value)
-    return out

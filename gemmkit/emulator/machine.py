@@ -351,7 +351,9 @@ def launch(kernel: Callable[..., None], args: Sequence[Any], *, grid: Index, blo
                 member.cluster, member.cluster_barrier = blocks, blocks[0].cluster_barrier
             yield blocks
 
-    scheduler = Scheduler(kernel, args, clusters(), schedule_seed)
+    from gemmkit.emulator.user_code import arguments       # which needs components, and they what is above
+
+    scheduler = Scheduler(kernel, arguments(args), clusters(), schedule_seed)
     scheduler.run()
 
 

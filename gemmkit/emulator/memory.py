@@ -80,7 +80,8 @@ class Memory:
         valid = None
         if size != array.nbytes or not _is_dense(array):
             valid = bytearray(size)
-            _elements(array, np.frombuffer(valid, np.uint8))[...] = 1
+            once = array[tuple(slice(None if stride else 1) for stride in array.strides)]    # along which nothing moves
+            _elements(once, np.frombuffer(valid, np.uint8))[...] = 1
         return cls(name, base, data, readonly=readonly, valid=valid,
                    written=None if written else bytearray(size))
 

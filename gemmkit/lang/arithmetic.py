@@ -22,10 +22,10 @@ from gemmkit.lang.scalars import (
     WeakIntLiteral,
     float16,
     i1,
-    i32,
     index,
     number_constant,
     weak_float64,
+    wide_index,
 )
 
 
@@ -63,7 +63,7 @@ def _weak_pair(a: Any, b: Any) -> types.Type | None:
         if isinstance(weak, IndexType) and isinstance(strong, types.Float):
             return strong
         if isinstance(weak, IndexType) and isinstance(strong, types.Integer) and not isinstance(strong, IndexType):
-            return strong if strong.bitwidth >= 32 else index
+            return strong if strong.bitwidth >= weak.bitwidth else weak
         if isinstance(weak, (WeakFloatLiteral, WeakFloat64Type)) and isinstance(strong, (types.Float, NarrowFloatType)):
             return strong
         if isinstance(weak, WeakIntLiteral) and isinstance(strong, (types.Float, NarrowFloatType, types.Integer)):
@@ -73,7 +73,7 @@ def _weak_pair(a: Any, b: Any) -> types.Type | None:
 
 def _floordiv(builder: Any, a: Any, b: Any) -> Any:
     quotient, adjust = _division(builder, a, b)
-    return builder.sub(quotient, builder.zext(adjust, i32))
+    return builder.sub(quotient, builder.zext(adjust, quotient.type))
 
 
 def _mod(builder: Any, a: Any, b: Any) -> Any:
@@ -86,7 +86,7 @@ def _division(builder: Any, a: Any, b: Any) -> Any:
     """The truncated quotient, and whether Python's (floored) is one less."""
     quotient = builder.sdiv(a, b)
     remainder = builder.sub(a, builder.mul(quotient, b))
-    zero = ir.Constant(i32, 0)
+    zero = ir.Constant(a.type, 0)
     signs_differ = builder.icmp_signed("<", builder.xor(a, b), zero)
     return quotient, builder.and_(builder.icmp_signed("!=", remainder, zero), signs_differ)
 
@@ -156,22 +156,23 @@ def _register_binary(op: Any, key: Any) -> None:
 
 
 def _index_operation(op: Any, a: Any, b: Any) -> Any:
+    kind = wide_index if wide_index in (a, b) else index
     if op in _COMPARISON:
         name = _COMPARISON[op]
-        return (signature(types.boolean, index, index),
+        return (signature(types.boolean, kind, kind),
                 lambda c, builder, s, v: builder.icmp_signed(name, v[0], v[1]))
     if op not in _INDEX_ARITHMETIC:
         return None
     shift = _power_of_two(b)
     # Numba finds code by the signature's types, so code that depends on a constant keeps the constant in its signature.
     if op is operator.floordiv and shift is not None:
-        return (signature(index, index, b),
-                lambda c, builder, s, v: builder.ashr(v[0], ir.Constant(i32, shift)))
+        return (signature(kind, kind, b),
+                lambda c, builder, s, v: builder.ashr(v[0], ir.Constant(v[0].type, shift)))
     if op is operator.mod and shift is not None:
-        return (signature(index, index, b),
-                lambda c, builder, s, v: builder.and_(v[0], ir.Constant(i32, (1 << shift) - 1)))
+        return (signature(kind, kind, b),
+                lambda c, builder, s, v: builder.and_(v[0], ir.Constant(v[0].type, (1 << shift) - 1)))
     emit = _INDEX_ARITHMETIC[op]
-    return signature(index, index, index), lambda c, builder, s, v: emit(builder, v[0], v[1])
+    return signature(kind, kind, kind), lambda c, builder, s, v: emit(builder, v[0], v[1])
 
 
 def _strong_operation(context: Any, op: Any, strong: types.Type, a: Any, b: Any) -> Any:
@@ -299,7 +300,7 @@ def _register_unary(op: Any) -> None:
             result = WeakIntLiteral(value) if isinstance(value, int) else WeakFloatLiteral(value)
             return signature(result, a), lambda c, b, s, v: c.get_constant_generic(b, result, value)
         if isinstance(a, IndexType):
-            return signature(index, a), lambda c, b, s, v: _index_unary(op, b, v[0])
+            return signature(a, a), lambda c, b, s, v: _index_unary(op, b, v[0])
         if isinstance(a, NarrowFloatType) and op is not operator.invert:
             return signature(a, a), lambda c, b, s, v: _narrow_unary(op, b, v[0], a.bits, a.bitwidth)
         if isinstance(a, WeakFloat64Type) and op is not operator.invert:
@@ -316,7 +317,7 @@ def _index_unary(op: Any, builder: Any, value: Any) -> Any:
         return builder.not_(value)
     if op is operator.pos:
         return value
-    return builder.select(builder.icmp_signed("<", value, ir.Constant(i32, 0)), negative, value)
+    return builder.select(builder.icmp_signed("<", value, ir.Constant(value.type, 0)), negative, value)
 
 
 def _narrow_unary(op: Any, builder: Any, value: Any, bits: Any, width: int) -> Any:

@@ -15,18 +15,21 @@ import numpy as np
 from gemmkit.emulator.machine import current
 from gemmkit.lang.narrowing import check_stored
 from gemmkit.lang.records import Record, part_size, scalars, to_dtype
+from gemmkit.runtime.arrays import part_bytes
 
 
 class View:
     """A NumPy array as a kernel sees it: ``view[i, j]``, ``view.shape``; no wrap-around, every access checked."""
 
-    __slots__ = ("address", "alignment", "dtype", "memory", "ndim", "shape", "steps", "unit")
+    __slots__ = ("address", "alignment", "apart", "dtype", "memory", "ndim", "shape", "steps", "unit")
 
     def __init__(self, array: np.ndarray, memory: Any, unit: int | None, alignment: int):
         self.memory, self.dtype, self.shape, self.ndim = memory, array.dtype, array.shape, array.ndim
         self.address = array.__array_interface__["data"][0]
         self.steps = array.strides
         self.unit, self.alignment = unit, alignment
+        own = access_alignment(self, 1) if self.dtype.names is None else self.dtype.itemsize
+        self.apart = own if own < self.dtype.itemsize else None          # its numbers are read part by part
 
     def locate(self, key: tuple, axis: int = 0, count: int = 1) -> int:
         """The absolute address of an element, the first of ``count`` along ``axis``.
@@ -49,7 +52,7 @@ class View:
         key = key if isinstance(key, tuple) else (key,)
         if self.dtype.names is not None:
             return scalars(self.load_bytes(0, key, 1), self.dtype)[0]
-        return current().read(self.memory, self.locate(key), self.dtype.itemsize).view(self.dtype)[0]
+        return current().read(self.memory, self.locate(key), self.dtype.itemsize, self.apart).view(self.dtype)[0]
 
     def __setitem__(self, key: Any, value: Any) -> None:
         key = key if isinstance(key, tuple) else (key,)
@@ -59,7 +62,7 @@ class View:
         if type(value) is not self.dtype.type:
             check_stored(value, self.dtype)
         data = np.asarray(value).astype(self.dtype).reshape(1).view(np.uint8)
-        current().write(self.memory, self.locate(key), data)
+        current().write(self.memory, self.locate(key), data, self.apart)
 
     def load(self, axis: int, first: tuple, count: int) -> tuple:
         """``count`` elements along ``axis``, in accesses as wide as the device code's."""
@@ -72,9 +75,10 @@ class View:
                                    for address, size in self._accesses(axis, first, count)])
         width = piece_elements(self, axis, count)
         read, memory, size = current().read, self.memory, width * self.dtype.itemsize
+        apart = self.apart if width == 1 else None
         if width == count:
-            return read(memory, self.locate(first, axis, width), size)
-        return np.concatenate([read(memory, self.locate(_ahead(first, axis, at), axis, width), size)
+            return read(memory, self.locate(first, axis, width), size, apart)
+        return np.concatenate([read(memory, self.locate(_ahead(first, axis, at), axis, width), size, apart)
                                for at in range(0, count, width)])
 
     def store(self, axis: int, first: tuple, values: tuple) -> None:
@@ -92,8 +96,7 @@ class View:
         width = piece_elements(self, axis, count)
         for at in range(0, count, width):
             address = self.locate(_ahead(first, axis, at), axis, width)
-            thread.write(self.memory, address, data[at:at + width].view(np.uint8))
-
+            thread.write(self.memory, address, data[at:at + width].view(np.uint8), self.apart if width == 1 else None)
 
     def _accesses(self, axis: int, first: tuple, count: int) -> Iterator[tuple[int, int]]:
         """Address and size of each access to ``count`` records, which may be wider or narrower than a record."""
@@ -129,6 +132,13 @@ def piece_elements(view: Any, axis: int, count: int) -> int:
     if view.unit != axis:
         return 1
     return max(1, piece_bytes(count * view.dtype.itemsize, view.alignment) // view.dtype.itemsize)
+
+
+def access_alignment(view: Any, width: int) -> int:
+    """Where an access to ``width`` neighbours starts, in bytes: at a multiple of its size. A complex number's address may be
+    a multiple of its parts' size alone."""
+    size = view.dtype.itemsize
+    return width * size if width > 1 else min(size, max(view.alignment, part_bytes(view.dtype)))
 
 
 def record_accesses(view: Any, axis: int, count: int) -> tuple[int, int]:

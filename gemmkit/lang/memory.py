@@ -14,9 +14,11 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import cgutils
 
+from gemmkit.lang.host import access_alignment
 from gemmkit.lang.narrowing import misfit_of_type, refusal
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
+    TypingError,
     lowering_registry,
     models,
     operation,
@@ -25,20 +27,29 @@ from gemmkit.lang.numba_hooks import (
     types,
     typing_registry,
 )
-from gemmkit.lang.scalars import index, numba_type
+from gemmkit.lang.scalars import index, numba_type, wide_index
 
 i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+READ_ONLY = ("the array is only read here: name a field that is written in the component's `outputs`; what a function "
+             "captured cannot be written")
 GLOBAL, SHARED = 1, 3                                          # LLVM's numbers of the address spaces
 
 
 class ViewType(types.Type):
-    """A global array: ``unit`` is the axis of stride 1 (or None), ``alignment`` in bytes holds for every row."""
+    """A global array: ``unit`` is the axis of stride 1 (or None), ``alignment`` in bytes holds for every row.
 
-    def __init__(self, dtype: np.dtype, ndim: int, unit: int | None, alignment: int):
+    A ``wide`` one has an extent of 2^31 or more: its extents and coordinates are 64 bits wide. A ``readonly`` one may not be
+    assigned to.
+    """
+
+    def __init__(self, dtype: np.dtype, ndim: int, unit: int | None, alignment: int, wide: bool = False,
+                 readonly: bool = False):
         self.dtype, self.ndim, self.unit, self.alignment = np.dtype(dtype), ndim, unit, alignment
-        self.element = numba_type(dtype)
+        self.wide, self.readonly = wide, readonly
+        self.element, self.coordinate = numba_type(dtype), wide_index if wide else index
         element = self.element if self.dtype.names else self.dtype
-        super().__init__(f"View({element}, {ndim}d, unit={unit}, align={alignment})")
+        how = f"{', wide' if wide else ''}{', read-only' if readonly else ''}"
+        super().__init__(f"View({element}, {ndim}d, unit={unit}, align={alignment}{how})")
 
     @property
     def strided_axes(self) -> list[int]:
@@ -49,7 +60,7 @@ class ViewType(types.Type):
 class _ViewModel(models.StructModel):
     def __init__(self, dmm: Any, fe_type: ViewType):
         members = [("address", types.uint64)]
-        members += [(f"extent{axis}", index) for axis in range(fe_type.ndim)]
+        members += [(f"extent{axis}", fe_type.coordinate) for axis in range(fe_type.ndim)]
         members += [(f"stride{axis}", types.int64) for axis in fe_type.strided_axes]
         super().__init__(dmm, fe_type, members)
 
@@ -96,7 +107,7 @@ def global_pointer(builder: Any, ty: ViewType, view: Any, terms: list[list], llv
     for coordinates in terms:
         elements = None
         for axis, coordinate in enumerate(coordinates):
-            wide = builder.sext(coordinate, i64)
+            wide = coordinate if coordinate.type == i64 else builder.sext(coordinate, i64)
             if axis != ty.unit:
                 wide = builder.mul(wide, getattr(view, f"stride{axis}"), flags=("nsw",))
             elements = wide if elements is None else builder.add(elements, wide, flags=("nsw",))
@@ -105,14 +116,14 @@ def global_pointer(builder: Any, ty: ViewType, view: Any, terms: list[list], llv
     return builder.bitcast(pointer, ir.PointerType(llvm_type, addrspace=GLOBAL))
 
 
-def coordinates_of(context: Any, builder: Any, ty: types.Type, value: Any) -> list:
-    """A coordinate, a tuple of them or a tile's Coord as a list of LLVM int32."""
+def coordinates_of(context: Any, builder: Any, ty: types.Type, value: Any, kind: Any = index) -> list:
+    """A coordinate, a tuple of them or a tile's Coord as a list of LLVM integers of a ``kind``, a view's or 32 bits wide."""
     parts = getattr(ty, "coordinate_types", None)
     if parts is None:
         parts = ty.types if isinstance(ty, types.BaseTuple) else None
     if parts is None:
-        return [context.cast(builder, value, ty, index)]
-    return [context.cast(builder, builder.extract_value(value, n), t, index) for n, t in enumerate(parts)]
+        return [context.cast(builder, value, ty, kind)]
+    return [context.cast(builder, builder.extract_value(value, n), t, kind) for n, t in enumerate(parts)]
 
 
 def coordinate_count(ty: types.Type) -> int:
@@ -138,13 +149,13 @@ def _getitem(context: Any, *args: Any) -> Any:
     ty, key = args
     if isinstance(ty, ViewType) and coordinate_count(key) == ty.ndim:
         def load_global(c: Any, b: Any, s: Any, v: Any) -> Any:
-            where = coordinates_of(c, b, key, v[1])
+            where = coordinates_of(c, b, key, v[1], ty.coordinate)
             if ty.dtype.names is not None:
                 return _load_record(c, b, ty, v[0], where)
             llvm = c.get_data_type(ty.element)
             pointer = global_pointer(b, ty, proxy(c, b, ty, v[0]), [where], llvm)
             value = b.load(pointer)
-            value.align = ty.dtype.itemsize
+            value.align = access_alignment(ty, 1)
             return c.data_model_manager[ty.element].from_data(b, value)
 
         return signature(ty.element, *args), load_global
@@ -172,14 +183,17 @@ def _setitem(context: Any, *args: Any) -> Any:
     if got is not None:
         raise TypeError(refusal("this array", got, ty.dtype))
 
+    if is_view and ty.readonly:
+        raise TypingError(READ_ONLY)
+
     def store(c: Any, b: Any, s: Any, v: Any) -> Any:
+        where = coordinates_of(c, b, key, v[1], ty.coordinate if is_view else index)
         if is_view and ty.dtype.names is not None:
-            return _store_record(c, b, ty, v[0], coordinates_of(c, b, key, v[1]), c.cast(b, v[2], given, ty.element))
+            return _store_record(c, b, ty, v[0], where, c.cast(b, v[2], given, ty.element))
         value = c.data_model_manager[ty.element].as_data(b, c.cast(b, v[2], given, ty.element))
-        where = coordinates_of(c, b, key, v[1])
         pointer = (global_pointer(b, ty, proxy(c, b, ty, v[0]), [where], value.type) if is_view
                    else shared_pointer(b, ty, v[0], where, value.type))
-        b.store(value, pointer, align=ty.dtype.itemsize)
+        b.store(value, pointer, align=access_alignment(ty, 1) if is_view else ty.dtype.itemsize)
         return c.get_dummy_value()
 
     return signature(types.none, *args), store
@@ -215,7 +229,7 @@ class _ViewAttributes(AttributeTemplate):
 
     def generic_resolve(self, ty: ViewType, attr: str) -> Any:
         if attr == "shape":
-            return types.UniTuple(index, ty.ndim)
+            return types.UniTuple(ty.coordinate, ty.ndim)
         return None
 
 
@@ -223,4 +237,4 @@ class _ViewAttributes(AttributeTemplate):
 def _shape(context: Any, builder: Any, ty: ViewType, value: Any) -> Any:
     view = proxy(context, builder, ty, value)
     parts = [getattr(view, f"extent{axis}") for axis in range(ty.ndim)]
-    return context.make_tuple(builder, types.UniTuple(index, ty.ndim), parts)
+    return context.make_tuple(builder, types.UniTuple(ty.coordinate, ty.ndim), parts)

@@ -1,4 +1,4 @@
-"""``range`` over coordinates: 32 bits wide, so that what is computed from the loop variable stays so."""
+"""``range`` over coordinates: as wide as they are, so that what is computed from the loop variable stays so."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from numba.cuda import cgutils
 from numba.cuda.core.imputils import RefType, iternext_impl
 
 from gemmkit.lang.numba_hooks import lowering_registry, models, operation, register_model, signature, types
-from gemmkit.lang.scalars import IndexType, WeakIntLiteral, index
-
-i32 = ir.IntType(32)
+from gemmkit.lang.scalars import IndexType, WeakIntLiteral, index, wide_index
 
 
 class IndexRangeType(types.SimpleIterableType):
-    def __init__(self) -> None:
-        super().__init__("index_range", IndexRangeIteratorType())
+    def __init__(self, of: IndexType) -> None:
+        self.of = of
+        super().__init__("index_range" if of == index else "wide_index_range", IndexRangeIteratorType(of))
 
 
 class IndexRangeIteratorType(types.SimpleIteratorType):
-    def __init__(self) -> None:
-        super().__init__("index_range_iterator", index)
+    def __init__(self, of: IndexType) -> None:
+        self.of = of
+        super().__init__("index_range_iterator" if of == index else "wide_index_range_iterator", of)
 
 
 @register_model(IndexRangeType)
 class _RangeModel(models.StructModel):
     def __init__(self, dmm: Any, fe_type: Any):
-        super().__init__(dmm, fe_type, [("start", index), ("stop", index), ("step", index)])
+        super().__init__(dmm, fe_type, [(name, fe_type.of) for name in ("start", "stop", "step")])
 
 
 @register_model(IndexRangeIteratorType)
 class _IteratorModel(models.StructModel):
     def __init__(self, dmm: Any, fe_type: Any):
-        super().__init__(dmm, fe_type, [("current", types.EphemeralPointer(index)), ("stop", index), ("step", index)])
+        members = [("current", types.EphemeralPointer(fe_type.of)), ("stop", fe_type.of), ("step", fe_type.of)]
+        super().__init__(dmm, fe_type, members)
 
 
 @operation(range)
@@ -42,16 +43,18 @@ def _range(context: Any, *args: Any) -> Any:
         return None
     if not any(isinstance(a, (IndexType, WeakIntLiteral)) for a in args):
         return None
+    of = wide_index if wide_index in args else index
+    width = ir.IntType(of.bitwidth)
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         state = cgutils.create_struct_proxy(sig.return_type)(context, builder)
         values = list(values)
-        state.start = i32(0) if len(values) == 1 else values.pop(0)
+        state.start = width(0) if len(values) == 1 else values.pop(0)
         state.stop = values.pop(0)
-        state.step = values.pop(0) if values else i32(1)
+        state.step = values.pop(0) if values else width(1)
         return state._getvalue()
 
-    return signature(IndexRangeType(), *([index] * len(args))), codegen
+    return signature(IndexRangeType(of), *([of] * len(args))), codegen
 
 
 @lowering_registry.lower("getiter", IndexRangeType)
@@ -69,7 +72,7 @@ def _getiter(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 def _iternext(context: Any, builder: Any, sig: Any, args: Any, result: Any) -> None:
     iterator = cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0])
     current = builder.load(iterator.current)
-    upwards = builder.icmp_signed(">", iterator.step, i32(0))
+    upwards = builder.icmp_signed(">", iterator.step, iterator.step.type(0))
     valid = builder.select(upwards, builder.icmp_signed("<", current, iterator.stop),
                            builder.icmp_signed(">", current, iterator.stop))
     result.set_valid(valid)

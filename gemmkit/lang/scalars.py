@@ -25,14 +25,15 @@ f32, f64 = ir.FloatType(), ir.DoubleType()
 
 
 class IndexType(types.Integer):
-    """A coordinate: 32 bits, signed. (Its name is int32's, which Numba turns into a NumPy dtype when it unifies.)"""
+    """A coordinate: 32 bits, signed; of operands of 2^31 elements and more 64. (Its name is int32's or int64's, which Numba
+    turns into a NumPy dtype when it unifies.)"""
 
-    def __init__(self) -> None:
-        super().__init__("int32", bitwidth=32, signed=True)
+    def __init__(self, bits: int = 32) -> None:
+        super().__init__(f"int{bits}", bitwidth=bits, signed=True)
 
     def can_convert_to(self, typingctx: Any, other: types.Type) -> Any:
-        if isinstance(other, types.Integer) and other.bitwidth >= 32:
-            return Conversion.promote if other.bitwidth > 32 else Conversion.safe
+        if isinstance(other, types.Integer) and other.bitwidth >= self.bitwidth:
+            return Conversion.promote if other.bitwidth > self.bitwidth else Conversion.safe
         if isinstance(other, types.Float) and other.bitwidth >= 32:
             return Conversion.promote if other.bitwidth == 64 else Conversion.unsafe
         return None
@@ -45,7 +46,7 @@ class IndexType(types.Integer):
         return None
 
 
-index = IndexType()
+index, wide_index = IndexType(), IndexType(64)
 register_model(IndexType)(models.IntegerModel)
 
 
@@ -174,7 +175,7 @@ def _narrow_constant(context: Any, builder: Any, ty: NarrowFloatType, value: Any
 
 @lowering_registry.lower_constant(IndexType)
 def _index_constant(context: Any, builder: Any, ty: IndexType, value: Any) -> Any:
-    return ir.Constant(i32, int(value))
+    return ir.Constant(ir.IntType(ty.bitwidth), int(value))
 
 
 @lowering_registry.lower_constant(WeakIntLiteral)
@@ -339,7 +340,7 @@ def numpy_dtype(ty: types.Type) -> np.dtype:
     if isinstance(ty, (NarrowFloatType, RecordType)):
         return ty.dtype
     if isinstance(ty, IndexType):
-        return np.dtype(np.int32)
+        return np.dtype(f"i{ty.bitwidth // 8}")
     if isinstance(ty, types.Literal):
         ty = types.unliteral(ty)
     return np.dtype(bool) if isinstance(ty, types.Boolean) else np.dtype(ty.name)

@@ -34,7 +34,6 @@ from gemmkit.lang.scalars import (
     WeakFloat64Type,
     WeakFloatLiteral,
     WeakIntLiteral,
-    index,
     numba_type,
 )
 
@@ -155,7 +154,7 @@ def _bool(context: Any, *args: Any) -> Any:
 @operation(int)
 def _int(context: Any, *args: Any) -> Any:
     if len(args) == 1 and isinstance(args[0], IndexType):
-        return signature(index, index), lambda c, b, s, v: v[0]
+        return signature(args[0], args[0]), lambda c, b, s, v: v[0]
     if len(args) == 1 and isinstance(args[0], (NarrowFloatType, WeakFloat64Type)):
         return signature(types.int64, args[0]), lambda c, b, s, v: c.cast(b, v[0], s.args[0], types.int64)
     return None

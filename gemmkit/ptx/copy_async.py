@@ -30,7 +30,7 @@ def _type_offset_of(context: Any, view: Any, position: Any) -> Any:
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
         fields = proxy(c, b, view, v[0])
-        pointer = global_pointer(b, view, fields, [coordinates_of(c, b, position, v[1])], i8)
+        pointer = global_pointer(b, view, fields, [coordinates_of(c, b, position, v[1], view.coordinate)], i8)
         return b.sub(b.ptrtoint(pointer, i64), fields.address)
 
     return signature(types.int64, view, position), codegen

@@ -15,9 +15,10 @@ from llvmlite import ir
 
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.host import SharedPointer, View, piece_bytes, piece_elements, record_accesses
+from gemmkit.lang.host import SharedPointer, View, access_alignment, piece_bytes, piece_elements, record_accesses
 from gemmkit.lang.memory import (
     GLOBAL,
+    READ_ONLY,
     SharedType,
     ViewType,
     coordinate_count,
@@ -27,7 +28,7 @@ from gemmkit.lang.memory import (
     shared_pointer,
 )
 from gemmkit.lang.narrowing import misfit_of_type, refusal
-from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.numba_hooks import TypingError, signature, types
 from gemmkit.lang.record_types import PackedType, RecordType, of_parts, part_of
 from gemmkit.lang.records import part_size
 from gemmkit.lang.values import DTypeType
@@ -166,9 +167,10 @@ def _global_access(view: ViewType, axis: int, count: int) -> tuple[int, Any]:
 def global_pointers(c: Any, b: Any, view: ViewType, axis: int, count: int, value: Any, positions: list) -> Any:
     width, unit = _global_access(view, axis, count)
     fields = proxy(c, b, view, value)
+    wide = c.get_value_type(view.coordinate)
     for at in range(0, count, width):
-        step = [i32(at if n == axis else 0) for n in range(view.ndim)]
-        terms = [coordinates_of(c, b, ty, v) for ty, v in positions]
+        step = [wide(at if n == axis else 0) for n in range(view.ndim)]
+        terms = [coordinates_of(c, b, ty, v, view.coordinate) for ty, v in positions]
         terms[-1] = [b.add(x, s) for x, s in zip(terms[-1], step)]
         yield at, width, global_pointer(b, view, fields, terms, unit), unit
 
@@ -179,9 +181,10 @@ def record_pointers(c: Any, b: Any, view: ViewType, axis: int, count: int, value
     run, step = record_accesses(view, axis, count)
     unit = unit_type(step, size)
     fields = proxy(c, b, view, value)
+    wide = c.get_value_type(view.coordinate)
     for at in range(0, count, run):
-        ahead = [i32(at if n == axis else 0) for n in range(view.ndim)]
-        terms = [coordinates_of(c, b, ty, v) for ty, v in positions]
+        ahead = [wide(at if n == axis else 0) for n in range(view.ndim)]
+        terms = [coordinates_of(c, b, ty, v, view.coordinate) for ty, v in positions]
         terms[-1] = [b.add(x, s) for x, s in zip(terms[-1], ahead)]
         start = global_pointer(b, view, fields, terms, ir.IntType(8))
         for byte in range(0, run * view.dtype.itemsize, step):
@@ -213,7 +216,7 @@ def _type_load_global(context: Any, view: Any, axis: Any, base: Any, offset: Any
             return c.make_tuple(b, s.return_type, records_of_words(c, b, view.element, out))
         for _, width, pointer, _unit in global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
             value = b.load(pointer)
-            value.align = width * view.dtype.itemsize
+            value.align = access_alignment(view, width)
             out += unpack(c, b, view.element, value, width)
         return c.make_tuple(b, s.return_type, out)
 
@@ -229,6 +232,8 @@ def load_global(view: View, axis: int, base: Any, offset: Any, count: int) -> tu
 def _type_store_global(context: Any, view: Any, axis: Any, base: Any, offset: Any, values: Any) -> Any:
     if not is_position(view, base, offset) or not isinstance(values, types.BaseTuple):
         return None
+    if view.readonly:
+        raise TypingError(READ_ONLY)
     along, n = int(axis.literal_value), len(values.types)
     for ty in dict.fromkeys(values.types):
         got = misfit_of_type(ty, view.dtype)
@@ -248,7 +253,7 @@ def _type_store_global(context: Any, view: Any, axis: Any, base: Any, offset: An
                 at += words
             return c.get_dummy_value()
         for at, width, pointer, unit in global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
-            b.store(pack(c, b, view.element, given[at:at + width], unit), pointer, align=width * view.dtype.itemsize)
+            b.store(pack(c, b, view.element, given[at:at + width], unit), pointer, align=access_alignment(view, width))
         return c.get_dummy_value()
 
     return signature(types.none, view, axis, base, offset, values), codegen

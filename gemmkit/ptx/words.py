@@ -14,7 +14,7 @@ import numpy as np
 from llvmlite import ir
 
 from gemmkit.lang.atoms import atom
-from gemmkit.lang.host import SharedPointer, View, narrowed, piece_bytes
+from gemmkit.lang.host import SharedPointer, View, access_alignment, narrowed, piece_bytes
 from gemmkit.lang.memory import GLOBAL, SharedType, coordinates_of, global_pointer, proxy, shared_pointer
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.record_types import PackedType, RecordType
@@ -62,8 +62,8 @@ def _type_load_words(context: Any, view: Any, axis: Any, base: Any, offset: Any,
     def across_words(c: Any, b: Any, s: Any, v: Any) -> Any:
         words: list = []
         for at in range(0, n, LINE // size):
-            start = [coordinates_of(c, b, base, v[2]), coordinates_of(c, b, offset, v[3])]
-            start[-1] = [b.add(x, i32(at if axis == along else 0)) for axis, x in enumerate(start[-1])]
+            start = [coordinates_of(c, b, ty, value, view.coordinate) for ty, value in ((base, v[2]), (offset, v[3]))]
+            start[-1] = [b.add(x, x.type(at if axis == along else 0)) for axis, x in enumerate(start[-1])]
             words += _sixteen_bytes(b, global_pointer(b, view, proxy(c, b, view, v[0]), start, i8))
         return c.make_tuple(b, s.return_type, words)
 
@@ -75,7 +75,7 @@ def _type_load_words(context: Any, view: Any, axis: Any, base: Any, offset: Any,
         words: list = []
         for at, width, pointer, _unit in global_pointers(c, b, view, along, n, v[0], [(base, v[2]), (offset, v[3])]):
             value = b.load(pointer)
-            value.align = width * size
+            value.align = access_alignment(view, width)
             if width * size >= 4:
                 words += as_words(b, value)
             else:

@@ -7,6 +7,8 @@ only ``ensure_context()`` makes a context current (the device's primary one, whi
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,7 @@ __all__ = [
     "current",
     "current_ordinal",
     "ensure_context",
+    "made_current",
     "target",
 ]
 
@@ -117,10 +120,10 @@ def _require() -> None:
 
 
 def _value(outcome: tuple[Any, ...]) -> Any:
-    status, value = outcome
+    status, *values = outcome
     if int(status) != 0:
         raise RuntimeError(f"the CUDA driver answered {status.name}")
-    return value
+    return values[0] if values else None
 
 
 def current_ordinal() -> int:
@@ -190,6 +193,30 @@ def _describe(ordinal: int) -> DeviceInfo:
     )
 
 
-def target() -> DeviceInfo:
-    """The device to compile for: the current one, or ``H100`` on a machine with no GPU."""
-    return current() if available() else H100
+def target(ordinal: int | None = None) -> DeviceInfo:
+    """The device to compile for: that of an ordinal (None or negative: the current one), or ``H100`` on a machine
+    with no GPU."""
+    if not available():
+        return H100
+    return current() if ordinal is None or ordinal < 0 else _describe(ordinal)
+
+
+@contextmanager
+def made_current(ordinal: int) -> Iterator[None]:
+    """Within it the device's primary context is current in this thread; afterwards what was current before.
+
+    Nothing is done where the machine has one device, or the device is current already.
+    """
+    if count() < 2:
+        yield
+        return
+    from cuda.bindings import driver
+
+    before = _value(driver.cuCtxGetCurrent())
+    there = current_ordinal() == ordinal
+    ensure_context(ordinal)
+    try:
+        yield
+    finally:
+        if not there:                          # (no context, and device 0 wanted: that is what comes to be current anyway)
+            _value(driver.cuCtxSetCurrent(before))

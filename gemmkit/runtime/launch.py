@@ -343,4 +343,20 @@ def _starter(bound: BoundLaunch, entry: Any, handle: int) -> Callable[[int, _Fra
             if status:
                 bound._fail(status)
 
-    return start
+    return start if device.count() < 2 else _on_its_device(start, bound.ordinal)
+
+
+def _on_its_device(start: Callable[[int, _Frame], None], ordinal: int) -> Callable[[int, _Frame], None]:
+    """``start`` with the kernel's device current, where the machine has several: the driver launches in the current context,
+    which may be another device's than the arrays'."""
+    from cuda.bindings import driver
+
+    def start_there(stream_handle: int, mine: _Frame) -> None:
+        status, here = driver.cuCtxGetDevice()
+        if int(status) == 0 and int(here) == ordinal:
+            start(stream_handle, mine)
+            return
+        with device.made_current(ordinal):
+            start(stream_handle, mine)
+
+    return start_there

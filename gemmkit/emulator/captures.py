@@ -1,0 +1,138 @@
+"""Functions and methods in the emulator, with checked views in place of the arrays that they refer to.
+
+Python would hand out the NumPy array itself, which wraps negative indices around and takes any write. The function among a
+component's fields is made anew, with views in its cells and among its globals: what it captured is an argument of the kernel
+(:mod:`gemmkit.lang.closures`). An array that a helper or a method refers to is none, on the device it is refused; so it is
+here, when it is used. What refers to no array stays the object that it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from collections.abc import Callable
+from types import CellType, FunctionType, ModuleType
+from typing import Any, NoReturn
+
+from gemmkit.component_arrays import arrays_of
+from gemmkit.components import Component, is_array
+from gemmkit.lang.errors import ComponentError
+from gemmkit.lang.functions import DeviceFunction
+from gemmkit.lang.references import globals_of, names_of
+
+__all__ = ["Captures"]
+
+_FIXED = {*sys.stdlib_module_names, "cuda", "gemmkit", "llvmlite", "ml_dtypes", "numba", "numba_cuda", "numpy"}
+
+
+class Captures:
+    """Makes functions anew: ``view(array, name)`` stands for an array that one captured."""
+
+    def __init__(self, view: Callable[[Any, str], Any]) -> None:
+        self._view = view
+        self._made: dict[Any, Any] = {}
+
+    def function(self, value: Any, in_field: bool = True) -> Any:
+        """The function with views in place of arrays (of one that is not ``in_field``: with what refuses to be used); itself
+        where it and its helpers refer to none."""
+        function = value.function if isinstance(value, DeviceFunction) else value
+        key = function, in_field
+        if key in self._made:
+            return self._made[key]
+        if not _is_users(function.__module__):
+            return value
+        self._made[key] = value                                # what it calls may call it again
+        cells = [self._cell(cell, name, function, in_field)
+                 for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ())]
+        scope, changed = function.__globals__, {}
+        for name in globals_of(function.__code__):
+            if name in scope:
+                found = self._stand_in(scope[name], name, function, in_field)
+                if found is not scope[name]:
+                    changed[name] = found
+        if not changed and all(x is y for x, y in zip(cells, function.__closure__ or ())):
+            return value
+        made = FunctionType(function.__code__, {**scope, **changed}, function.__name__, function.__defaults__, tuple(cells))
+        made.__qualname__, made.__module__ = function.__qualname__, function.__module__
+        made.__kwdefaults__ = function.__kwdefaults__
+        self._made[key] = made
+        return made
+
+    def methods(self, component: Any) -> Any:
+        """The component with methods that refer to arrays made anew, in a class of its own; itself where none does."""
+        kind: Any = type(component)
+        changed: dict[str, Any] = {}
+        for name in dir(kind):
+            method = inspect.getattr_static(kind, name)
+            function = method.__func__ if isinstance(method, staticmethod) else method
+            if isinstance(function, (FunctionType, DeviceFunction)) and not (name.startswith("__") and name != "__call__"):
+                made = self.function(function, in_field=False)
+                if made is not function:
+                    changed[name] = staticmethod(made) if isinstance(method, staticmethod) else made
+        if not changed:
+            return component
+        names = {"__qualname__": kind.__qualname__, "__module__": kind.__module__, "__repr__": kind.__repr__}
+        out = copy.copy(component)
+        metaclass: Any = type(kind)
+        object.__setattr__(out, "__class__", metaclass(kind.__name__, (kind,), {**changed, **names}))
+        return out
+
+    def _cell(self, cell: CellType, name: str, function: FunctionType, in_field: bool) -> CellType:
+        try:
+            value = cell.cell_contents
+        except ValueError:                                     # not bound yet
+            return cell
+        found = self._stand_in(value, name, function, in_field)
+        return cell if found is value else CellType(found)
+
+    def _stand_in(self, value: Any, name: str, function: FunctionType, in_field: bool) -> Any:
+        """What a function is to find where it refers to ``value``."""
+        if is_array(value):
+            return self._view(value, f"{name}, captured by {function.__name__}") if in_field else _Refused(name, function)
+        if isinstance(value, (FunctionType, DeviceFunction)):
+            return self.function(value, in_field=False)
+        if isinstance(value, Component):
+            return _Refused(name, function) if any(arrays_of(value)) else value
+        if isinstance(value, ModuleType) and _is_users(value.__name__):
+            held = {own: vars(value)[own] for own in names_of(function.__code__) if own in vars(value)}
+            found = {own: self._stand_in(x, f"{name}.{own}", function, False) for own, x in held.items()
+                     if not isinstance(x, ModuleType)}
+            changed = {own: x for own, x in found.items() if x is not held[own]}
+            return _Module(value, changed) if changed else value
+        return value
+
+
+def _is_users(module: str | None) -> bool:
+    return (module or "").partition(".")[0] not in _FIXED
+
+
+class _Module(ModuleType):
+    """A module some of whose names are bound otherwise."""
+
+    def __init__(self, module: ModuleType, changed: dict[str, Any]) -> None:
+        super().__init__(module.__name__)
+        vars(self).update({**vars(module), **changed})
+
+
+class _Refused:
+    """Stands for an array that device code cannot use; any use of it is an error."""
+
+    def __init__(self, name: str, function: FunctionType) -> None:
+        code = function.__code__
+        self.__dict__["_why"] = (
+            f"{name} is an array, and {function.__qualname__} (file {code.co_filename!r}, line {code.co_firstlineno}) is a "
+            "helper or a method: what these refer to is a constant of the kernel, while an array can change in place; hand "
+            "it over as an argument, from a gk.Array field or from the function that a component has as a field")
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ComponentError(self.__dict__["_why"])
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self._refuse()
+
+
+_OF_TWO = "add", "sub", "mul", "truediv", "floordiv", "mod", "pow"
+for _name in ("getitem", "setitem", "len", "iter", "contains", "call", "array", "bool", "float", "int", "index", "neg",
+              "abs", *_OF_TWO, *(f"r{name}" for name in _OF_TWO)):
+    setattr(_Refused, f"__{_name}__", _Refused._refuse)

@@ -1,0 +1,164 @@
+"""Coordinates in user code: integers that are weak beside NumPy's scalars, and a fault when they leave their 32 bits.
+
+Kernels compute with Python's own integers. Where they call a user's method or function (`gemmkit.emulator.user_code`), these
+become coordinates.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gemmkit.emulator import errors
+from gemmkit.emulator.sites import here
+from gemmkit.lang import number_rules
+from gemmkit.lang.number_rules import Kind, Weak
+
+_PYTHON: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
+    "%": operator.mod, "**": operator.pow, "&": operator.and_, "|": operator.or_, "^": operator.xor,
+    "<<": operator.lshift, ">>": operator.rshift, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+    "==": operator.eq, "!=": operator.ne}
+_METHODS = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "&": "and",
+            "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift", "<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq",
+            "!=": "ne"}
+
+
+class Coordinate(int):
+    """A signed integer of ``bits`` bits with the rules of `number_rules` (``Weak.COORDINATE``).
+
+    >>> import numpy as np
+    >>> type(Coordinate(3) * np.float32(0.5)), type(Coordinate(3) * np.int8(100)), Coordinate(3) * np.int8(100)
+    (<class 'numpy.float32'>, <class 'gemmkit.emulator.coordinates.Coordinate'>, 300)
+    """
+
+    __array_ufunc__ = None                # NumPy's scalars leave it to us
+    kind = Weak.COORDINATE
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __neg__(self) -> Coordinate:
+        return in_range(type(self), -int(self))
+
+    def __pos__(self) -> Coordinate:
+        return self
+
+    def __abs__(self) -> Coordinate:
+        return -self if self < 0 else self
+
+    def __invert__(self) -> Coordinate:
+        return type(self)(~int(self))
+
+    __hash__ = int.__hash__
+
+
+class LongCoordinate(Coordinate):
+    """A coordinate of an operand with 2^31 elements or more."""
+
+    kind = Weak.LONG_COORDINATE
+
+
+CLASSES = {Weak.COORDINATE: Coordinate, Weak.LONG_COORDINATE: LongCoordinate}
+
+
+def in_range(cls: Any, value: int) -> Coordinate:
+    """A coordinate of a class; raises CoordinateError where its bits do not hold the value."""
+    bits = cls.kind.value
+    if not -1 << bits - 1 <= value < 1 << bits - 1:
+        fault(f"a coordinate becomes {value}, which {bits} bits do not hold (-2^{bits - 1} to 2^{bits - 1} - 1); the GPU "
+              "would wrap it around")
+    return cls(value)                      # type: ignore[no-any-return]
+
+
+def fault(message: str) -> None:
+    """Raise CoordinateError with the line of the user's code."""
+    from gemmkit.emulator.machine import current
+
+    try:
+        thread = current().id
+    except RuntimeError:                   # a method called outside a kernel
+        thread = None
+    raise errors.CoordinateError(message, site=here(), thread=thread)
+
+
+def kind_of(value: Any) -> Kind | None:
+    """The kind of a number in user code; None for what is no number. A literal is itself."""
+    if isinstance(value, np.generic):
+        return value.dtype
+    if isinstance(value, Coordinate):
+        return value.kind
+    if isinstance(value, bool):
+        return number_rules.BOOL
+    if type(value) is int:
+        return value
+    return Weak.FLOAT if type(value) is float else None
+
+
+def as_kind(value: Any, kind: Kind) -> Any:
+    """A number converted: integers wrap, as on the device."""
+    if isinstance(kind, np.dtype):
+        if isinstance(value, np.generic) and value.dtype == kind:
+            return value
+        if isinstance(value, int) and number_rules.is_integer(kind):
+            return np.array(int(value) % (1 << 8 * kind.itemsize), f"u{kind.itemsize}").view(kind)[()]
+        return np.asarray(value).astype(kind)[()]
+    if kind is Weak.FLOAT or isinstance(kind, float):
+        return float(value)
+    if number_rules.is_coordinate(kind):
+        return in_range(CLASSES[kind], int(value))                        # type: ignore[index]
+    return value
+
+
+def _compute(op: str, a: Any, b: Any, mine: Any, other: Any) -> Any:
+    """``a op b``, of which ``mine`` is a coordinate."""
+    python = _PYTHON[op]
+    theirs = kind_of(other)
+    if theirs is None:
+        return NotImplemented
+    if op in number_rules.COMPARISONS:
+        return np.bool_(python(*(int(x) if isinstance(x, int) else x for x in (a, b))))
+    left, right = (mine.kind, theirs) if a is mine else (theirs, mine.kind)
+    kind = number_rules.result(op, left, right)
+    if isinstance(kind, np.dtype):
+        return python(as_kind(a, kind), as_kind(b, kind))
+    if op in ("/", "//", "%") and b == 0:
+        fault("a coordinate is divided by zero")
+    if kind is Weak.FLOAT:
+        return python(float(a), float(b)) if op == "**" else python(*(int(x) if isinstance(x, int) else x for x in (a, b)))
+    if op in ("<<", ">>") and not 0 <= int(b) < kind.value:               # type: ignore[union-attr]
+        fault(f"a coordinate of {kind.value} bits is shifted by {int(b)}")   # type: ignore[union-attr]
+    return in_range(CLASSES[kind], python(int(a), int(b)))                # type: ignore[index]
+
+
+def _methods(op: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    python, is_plain = _PYTHON[op], op in ("+", "-", "*", "&", "|", "^")
+    compare = op in number_rules.COMPARISONS
+
+    def forward(self: Any, other: Any) -> Any:
+        if other.__class__ is int or other.__class__ is self.__class__:       # most are: no table is asked
+            if compare:
+                return np.bool_(python(int(self), int(other)))
+            if is_plain:
+                return in_range(self.__class__, python(int(self), int(other)))
+        return _compute(op, self, other, self, other)
+
+    def backward(self: Any, other: Any) -> Any:
+        return _compute(op, other, self, self, other)
+
+    return forward, backward
+
+
+for _op, _name in _METHODS.items():
+    _forward, _backward = _methods(_op)
+    setattr(Coordinate, f"__{_name}__", _forward)
+    if _op not in number_rules.COMPARISONS:
+        setattr(Coordinate, f"__r{_name}__", _backward)
+
+__all__ = ["CLASSES", "Coordinate", "LongCoordinate", "as_kind", "in_range", "kind_of"]

@@ -1,0 +1,213 @@
+"""What user code in the emulator sees under the names of Python's functions: ``max``, ``int``, ``math.exp``, ``np.float32``, ...
+
+Python's own have other results than the device's: ``max`` passes NaN on or not by the order of its arguments, ``int`` gives a
+number of any size, ``math.exp`` raises where it overflows. These give what `gemmkit.lang.number_rules` says.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from gemmkit.emulator.coordinates import Coordinate, as_kind, kind_of
+from gemmkit.lang import number_rules
+from gemmkit.lang.number_rules import Kind, Weak
+
+
+def _kind(value: Any, name: str) -> Kind:
+    kind = kind_of(value)
+    if kind is None:
+        raise TypeError(f"{name} of {value!r}: device code takes numbers")
+    return kind
+
+
+# -- max and min ------------------------------------------------------------------------------------------------------
+
+def _extremum(name: str, python: Callable[..., Any]) -> Callable[..., Any]:
+    is_max = name == "max"
+
+    def extremum(first: Any, *others: Any) -> Any:
+        if not others:
+            raise TypeError(f"{name} of one argument: device code takes two numbers or more")
+        for other in others:
+            first = of_two(first, other)
+        return first
+
+    def of_two(a: Any, b: Any) -> Any:
+        if type(a) is not type(b) or type(a) in (int, float):
+            kinds = _kind(a, name), _kind(b, name)
+            if isinstance(kinds[0], (int, float)) and isinstance(kinds[1], (int, float)):
+                return python(a, b)
+            kind = number_rules.result(name, *kinds)
+            a, b = as_kind(a, kind), as_kind(b, kind)
+        if a != a or b != b:
+            return a if a != a else b
+        return a if (a > b if is_max else a < b) else b
+
+    extremum.__name__ = name
+    return extremum
+
+
+# -- conversions ------------------------------------------------------------------------------------------------------
+
+def _int(value: Any) -> Any:
+    """int64 of NumPy's numbers and of plain floats; coordinates and literals stay."""
+    kind = _kind(value, "int")
+    if number_rules.converted("int", kind) is kind:
+        return value
+    if number_rules.is_float(kind):
+        value = int(value)                                     # Python's errors for NaN and infinity
+        if not -2**63 <= value < 2**63:
+            raise OverflowError(f"int of {value}: int64 does not hold it")
+    return as_kind(int(value), number_rules.INT64)
+
+
+def _float(value: Any) -> Any:
+    _kind(value, "float")
+    return np.float64(value)
+
+
+def _bool(value: Any) -> Any:
+    return np.bool_(builtins.bool(value))
+
+
+def _round(value: Any) -> Any:
+    """To the nearest whole number, halves to even: int64 of a float."""
+    kind = _kind(value, "round")
+    wanted = number_rules.converted("round", kind)
+    return value if wanted is kind or wanted == kind else _int(float(value).__round__())
+
+
+def _divmod(a: Any, b: Any) -> Any:
+    return a // b, a % b
+
+
+def _pow(a: Any, b: Any) -> Any:
+    return a ** b
+
+
+class _Range:
+    """``range``, whose numbers are coordinates, or int32 or int64 where NumPy's integers are among the limits."""
+
+    def __init__(self, *limits: Any):
+        self.kind = number_rules.of_range(*[_kind(x, "range") for x in limits])
+        self.range = range(*map(int, limits))
+
+    def __iter__(self) -> Iterator[Any]:
+        kind: Any = self.kind
+        return map(Coordinate if kind is Weak.COORDINATE else lambda n: as_kind(n, kind), self.range)
+
+
+class Conversion:
+    """``np.float32`` in user code: calling it converts as the device does."""
+
+    def __init__(self, scalar: type):
+        self.dtype, self.__name__ = np.dtype(scalar), scalar.__name__
+
+    def __call__(self, value: Any) -> Any:
+        kind = _kind(value, self.__name__)
+        if number_rules.is_integer(self.dtype) and number_rules.is_float(kind):
+            limits, whole = np.iinfo(self.dtype), int(value)   # Python's errors for NaN and infinity
+            if not limits.min <= whole <= limits.max:
+                raise OverflowError(f"{self.__name__} of {value}: it holds {limits.min} to {limits.max}")
+        return as_kind(value, self.dtype)
+
+    def __repr__(self) -> str:
+        return f"<conversion to {self.__name__}>"
+
+
+# -- math -------------------------------------------------------------------------------------------------------------
+
+_ARRAY = {"acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan", "atan2": "arctan2",
+          "atanh": "arctanh", "pow": "power"}
+
+
+def _erf_like(function: Callable[[float], float], pole: float) -> Callable[[Any], Any]:
+    """A function that NumPy has not, without Python's errors."""
+    def f(x: Any) -> Any:
+        try:
+            return function(float(x))
+        except OverflowError:
+            return math.inf
+        except ValueError:                                      # a pole, or minus infinity
+            return pole
+
+    return f
+
+
+_OWN = {"erf": math.erf, "erfc": math.erfc, "gamma": lambda x: math.copysign(math.inf, x) if x == 0 else _gamma(x),
+        "lgamma": _erf_like(math.lgamma, math.inf)}
+_gamma = _erf_like(math.gamma, math.nan)
+
+
+def _of_math(name: str) -> Callable[..., Any]:
+    compute: Any = _OWN.get(name) or getattr(np, _ARRAY.get(name, name))
+
+    def function(*values: Any) -> Any:
+        kind = number_rules.of_math(name, *[_kind(x, f"math.{name}") for x in values])
+        if name in number_rules.MATH_TO_WHOLE and number_rules.is_integer(kind):
+            return values[0]
+        with np.errstate(all="ignore"):
+            out = compute(*[np.float64(x) for x in values])
+        return as_kind(out, kind)
+
+    function.__name__ = name
+    return function
+
+
+def _ldexp(x: Any, exponent: Any) -> Any:
+    with np.errstate(all="ignore"):
+        return as_kind(np.ldexp(np.float64(x), int(exponent)), number_rules.of_math("fabs", _kind(x, "math.ldexp")))
+
+
+def _not_in_the_table(name: str) -> Any:
+    raise AttributeError(f"math.{name} has no rule in device code; those that have are in docs/components.md, under Arithmetic")
+
+
+class _Math(SimpleNamespace):
+    def __getattr__(self, name: str) -> Any:
+        return _not_in_the_table(name)
+
+
+_MATH_NAMES = (*number_rules.MATH_OF_ONE, *number_rules.MATH_OF_TWO, *number_rules.MATH_TO_WHOLE, *number_rules.MATH_TESTS)
+MATH = _Math(**{name: _of_math(name) for name in _MATH_NAMES}, ldexp=_ldexp,
+             **{name: getattr(math, name) for name in ("pi", "e", "tau", "inf", "nan")})
+
+#: The built-in names of user code.
+BUILTINS = {**vars(builtins), "max": _extremum("max", max), "min": _extremum("min", min), "int": _int, "float": _float,
+            "bool": _bool, "round": _round, "divmod": _divmod, "pow": _pow, "range": _Range}
+
+#: What stands for a Python function that user code holds under another name.
+FUNCTIONS = {getattr(builtins, name): BUILTINS[name] for name in ("max", "min", "int", "float", "bool", "round", "divmod", "pow",
+                                                                  "range")}
+FUNCTIONS.update({getattr(math, name): getattr(MATH, name) for name in (*_MATH_NAMES, "ldexp")})
+
+
+def conversion(scalar: type) -> Any:
+    """`Conversion` of a class of NumPy's scalars; the class itself where it is none of a number."""
+    try:
+        dtype = np.dtype(scalar)
+    except TypeError:
+        return scalar
+    return Conversion(scalar) if dtype.itemsize and dtype.kind not in "OSUMmVc" or dtype in number_rules.OF_ML_DTYPES else scalar
+
+
+class Names:
+    """A module or class as user code sees it: what it reads from it is replaced as its own names are."""
+
+    def __init__(self, holder: ModuleType | type, replace: Callable[[Any], Any]):
+        self._holder, self._replace = holder, replace
+
+    def __getattr__(self, name: str) -> Any:
+        return self._replace(getattr(self._holder, name))
+
+    def __repr__(self) -> str:
+        return repr(self._holder)
+
+
+__all__ = ["BUILTINS", "FUNCTIONS", "MATH", "Conversion", "Names", "conversion"]

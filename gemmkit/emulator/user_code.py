@@ -1,0 +1,220 @@
+"""Users' methods and functions in the emulator: with the device's arithmetic, and coordinates that know when they overflow.
+
+A kernel's own code runs as it is. Of a user's component a twin takes its place for the launch: an object of a subclass whose
+methods are the same code with other names around it. ``max``, ``min``, ``int``, ``float``, ``bool``, ``round``, ``divmod``,
+``pow``, ``range``, the module ``math`` and NumPy's scalar classes are those of `gemmkit.emulator.functions`; helpers that the
+code names, directly or in a module, are treated alike. Where a kernel calls such a method or function, whole numbers become
+coordinates (`gemmkit.emulator.coordinates`).
+
+The code objects are the user's, so lines, `print` and `breakpoint` are what they were. Global names are read when the launch
+begins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property, wraps
+from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from gemmkit.components import Component, Scalar, _annotated, field_values
+from gemmkit.emulator.coordinates import Coordinate
+from gemmkit.emulator.functions import BUILTINS, FUNCTIONS, MATH, Names, conversion
+from gemmkit.kernels.spec import Shape
+from gemmkit.lang.functions import DeviceFunction
+from gemmkit.lang.references import globals_of
+
+#: gemmkit's own modules that compute with users' numbers.
+ARITHMETIC_MODULES = frozenset({"gemmkit.activations", "gemmkit.epilogues.elementwise", "gemmkit.epilogues.library",
+                                "gemmkit.operators.semiring"})
+#: Methods whose results kernels compute with.
+GIVES_COORDINATES = frozenset({"block", "column_offset", "k_range", "offset", "row_offset"})
+
+
+def arguments(given: Sequence[Any]) -> list[Any]:
+    """A kernel's arguments with twins for components and functions."""
+    twins = _Twins()
+    return [twins.outermost(value) for value in given]
+
+
+def _is_users(module: str | None) -> bool:
+    return (module or "").partition(".")[0] not in ("gemmkit", "numpy", "numba", "ml_dtypes", "math", "builtins")
+
+
+class _Twins:
+    """Those of one launch."""
+
+    def __init__(self) -> None:
+        self._functions: dict[FunctionType, FunctionType] = {}
+        self._boundaries: dict[FunctionType, Any] = {}
+        self._classes: dict[type, type] = {}
+
+    def outermost(self, value: Any) -> Any:
+        """What a kernel calls."""
+        if isinstance(value, Component):
+            return self.component(value)
+        if isinstance(value, DeviceFunction):
+            value = value.function
+        if isinstance(value, FunctionType) and self._is_ours(value):
+            return self.boundary(value)
+        if isinstance(value, BuiltinFunctionType | type) and value in FUNCTIONS:
+            return FUNCTIONS[value]
+        if type(value) is tuple:
+            return tuple(self.outermost(v) for v in value)
+        return value
+
+    # -- components -----------------------------------------------------------------------------------------------------
+
+    def component(self, component: Any) -> Any:
+        cls = type(component)
+        if cls is Shape:
+            return component
+        changed = {}
+        scalars = _annotated(cls) if _is_users(cls.__module__) else {}
+        for field, value in field_values(component).items():
+            if scalars.get(field) is Scalar and type(value) is int and -2**31 <= value < 2**31:
+                changed[field] = Coordinate(value)
+            else:
+                twin = self.outermost(value)
+                if twin is not value:
+                    changed[field] = twin
+        twin_class = self.twin_class(cls)
+        if twin_class is cls and not changed:
+            return component
+        out = object.__new__(twin_class)
+        for name, value in vars(component).items():
+            if not isinstance(getattr(cls, name, None), cached_property):
+                object.__setattr__(out, name, changed.get(name, value))
+        return out
+
+    def twin_class(self, cls: type) -> type:
+        """A subclass whose methods have the device's names around them; the class itself where none needs it."""
+        found = self._classes.get(cls)
+        if found is None:
+            self._classes[cls] = cls                      # its methods may name it
+            methods: dict[str, Any] = {}
+            for base in reversed(cls.__mro__[:-1]):
+                for name, value in vars(base).items():
+                    methods.pop(name, None)
+                    twin = self._method(name, value)
+                    if twin is not None:
+                        methods[name] = twin
+            found = type(cls)(cls.__name__, (cls,), {**methods, "__module__": cls.__module__, "__qualname__": cls.__qualname__,
+                                                     "__repr__": cls.__repr__}) if methods else cls
+            self._classes[cls] = found
+        return found
+
+    def _method(self, name: str, value: Any) -> Any:
+        if name.startswith("__") and name != "__call__":
+            return None
+        function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+        if not isinstance(function, FunctionType) or not self._is_ours(function):
+            return None
+        twin = self.boundary(function) if _is_users(function.__module__) else self.function(function)
+        return type(value)(twin) if value is not function else twin
+
+    # -- functions ------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _is_ours(function: FunctionType) -> bool:
+        return _is_users(function.__module__) or function.__module__ in ARITHMETIC_MODULES
+
+    def boundary(self, function: FunctionType) -> Any:
+        """The function as a kernel calls it: whole numbers become coordinates."""
+        found = self._boundaries.get(function)
+        if found is None:
+            twin = self.function(function)
+            found = self._boundaries[function] = _boundary(twin, function.__name__ in GIVES_COORDINATES)
+        return found
+
+    def function(self, function: FunctionType) -> FunctionType:
+        """The same code with the device's names around it."""
+        found = self._functions.get(function)
+        if found is not None:
+            return found
+        names = globals_of(function.__code__)
+        scope: dict[str, Any] = {"__builtins__": BUILTINS, "__name__": function.__globals__.get("__name__")}
+        cells = tuple(CellType() for _ in function.__closure__ or ())
+        twin = FunctionType(function.__code__, scope, function.__name__, None, cells or None)
+        self._functions[function] = twin                  # before what it names, which may name it
+        twin.__qualname__, twin.__module__ = function.__qualname__, function.__module__
+        scope.update({name: self.named(function.__globals__[name]) for name in names if name in function.__globals__})
+        for cell, given in zip(cells, function.__closure__ or ()):
+            try:
+                cell.cell_contents = self.named(given.cell_contents)
+            except ValueError:                            # not bound yet
+                continue
+        defaults = function.__defaults__
+        twin.__defaults__ = None if defaults is None else tuple(self.named(value) for value in defaults)
+        twin.__kwdefaults__ = function.__kwdefaults__
+        return twin
+
+    def named(self, value: Any) -> Any:
+        """What user code sees under a name of its own."""
+        if isinstance(value, DeviceFunction):
+            value = value.function
+        if isinstance(value, FunctionType):
+            return self.function(value) if self._is_ours(value) else value
+        if isinstance(value, ModuleType):
+            if value is math:
+                return MATH
+            name = value.__name__
+            return Names(value, self.named) if value is np or _is_users(name) or name.startswith("gemmkit") else value
+        if isinstance(value, type):
+            return self._class(value)
+        if isinstance(value, BuiltinFunctionType):
+            return FUNCTIONS.get(value, value)
+        return self.component(value) if isinstance(value, Component) else value
+
+    def _class(self, cls: type) -> Any:
+        if cls in FUNCTIONS:
+            return FUNCTIONS[cls]
+        if issubclass(cls, np.generic):
+            return conversion(cls)
+        if issubclass(cls, Component):
+            return self.twin_class(cls)
+        return cls
+
+
+def _boundary(twin: FunctionType, gives_coordinates: bool) -> Callable[..., Any]:
+    @wraps(twin)
+    def called(*given: Any, **named: Any) -> Any:
+        out = twin(*[_inwards(value) for value in given], **{name: _inwards(value) for name, value in named.items()})
+        return _outwards(out) if gives_coordinates else out
+
+    called.function = twin                                # type: ignore[attr-defined]
+    return called
+
+
+def _inwards(value: Any) -> Any:
+    cls = value.__class__
+    if cls is int and -2**31 <= value < 2**31:
+        return Coordinate(value)
+    return _shape(value) if cls is Shape else value
+
+
+_shapes: dict[Shape, Shape] = {}
+
+
+def _shape(shape: Shape) -> Shape:
+    if isinstance(shape.M, Coordinate):
+        return shape
+    key = shape
+    found = _shapes.get(key)
+    if found is None:
+        _shapes.clear()                                   # one launch has one
+        found = _shapes[key] = Shape(*(_inwards(int(n)) for n in (shape.M, shape.N, shape.K)))
+    return found
+
+
+def _outwards(value: Any) -> Any:
+    """Kernels compute with Python's integers."""
+    if isinstance(value, Coordinate):
+        return int(value)
+    return tuple(_outwards(v) for v in value) if type(value) is tuple else value
+
+
+__all__ = ["ARITHMETIC_MODULES", "arguments"]

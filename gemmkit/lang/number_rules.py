@@ -1,0 +1,232 @@
+"""The rules of arithmetic: which kind of number each operator and function gives. Device code and the emulator both ask here.
+
+A **kind** is a NumPy dtype, or one of the weak kinds, which take the type of what they meet (NEP 50): a coordinate (an integer
+of 32 bits, or of 64), a plain float (what Python computes as one: ``m / 2``, ``self.alpha``), a literal of the source, which is
+given as the Python number that it is.
+
+>>> import numpy as np
+>>> result("-", np.dtype("u1"), np.dtype("u1")), result("*", np.dtype("f4"), Weak.COORDINATE)
+(dtype('uint8'), dtype('float32'))
+>>> result("/", Weak.COORDINATE, 2)
+Weak.FLOAT
+>>> result("+", np.dtype("u1"), 300)
+Traceback (most recent call last):
+    ...
+TypeError: 300 beside a uint8, which holds 0 to 255; convert one of them
+"""
+
+from __future__ import annotations
+
+import enum
+from functools import lru_cache
+from typing import Any, Union
+
+import ml_dtypes
+import numpy as np
+
+
+class Weak(enum.Enum):
+    """The kinds that are no dtype."""
+
+    COORDINATE = 32                     # 32 bits, signed
+    LONG_COORDINATE = 64                # of operands with 2^31 elements or more
+    FLOAT = "float"
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+Kind = Union[np.dtype, Weak, int, float]
+
+BOOL, INT8, INT32, INT64 = (np.dtype(x) for x in ("?", "i1", "i4", "i8"))
+FLOAT32, FLOAT64 = np.dtype("f4"), np.dtype("f8")
+OF_ML_DTYPES = tuple(np.dtype(x) for x in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2))
+
+ARITHMETIC = ("+", "-", "*", "/", "//", "%", "**")
+BITWISE = ("&", "|", "^", "<<", ">>")
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+EXTREMA = ("max", "min")
+UNARY = ("neg", "pos", "invert", "abs")
+CONVERSIONS = ("int", "float", "bool", "round")
+
+MATH_OF_ONE = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "degrees", "erf", "erfc", "exp", "expm1", "fabs",
+               "gamma", "lgamma", "log", "log10", "log1p", "log2", "radians", "sin", "sinh", "sqrt", "tan", "tanh")
+MATH_OF_TWO = ("atan2", "copysign", "fmod", "hypot", "pow")
+MATH_TO_WHOLE = ("ceil", "floor", "trunc")
+MATH_TESTS = ("isfinite", "isinf", "isnan")
+
+
+def is_weak(kind: Kind) -> bool:
+    return not isinstance(kind, np.dtype)
+
+
+def is_float(kind: Kind) -> bool:
+    return kind is Weak.FLOAT or isinstance(kind, float) or (isinstance(kind, np.dtype) and not is_integer(kind) and kind != BOOL)
+
+
+def is_integer(kind: Kind) -> bool:
+    """Of the dtypes, those of integers alone; coordinates and literal integers."""
+    if isinstance(kind, np.dtype):
+        return kind.kind in "iu" and kind not in OF_ML_DTYPES
+    return isinstance(kind, int) or kind in (Weak.COORDINATE, Weak.LONG_COORDINATE)
+
+
+def is_coordinate(kind: Kind) -> bool:
+    return kind is Weak.COORDINATE or kind is Weak.LONG_COORDINATE
+
+
+# -- two numbers ------------------------------------------------------------------------------------------------------
+
+@lru_cache(maxsize=None, typed=True)
+def result(op: str, a: Kind, b: Kind) -> Kind:
+    """The kind of ``a op b`` for an operator (``"+"``), ``"max"`` or ``"min"``; raises TypeError for what is refused.
+
+    Two literals are Python's own affair: their result is a literal.
+    """
+    if op in COMPARISONS:
+        return BOOL
+    if op in BITWISE and (is_float(a) or is_float(b)):
+        raise TypeError(f"{op} of a float")
+    if op == "/":
+        return _quotient(a, b)
+    if op == "**":
+        _check_power(a, b)
+    kind = common(a, b)
+    if kind == FLOAT64 and op in BITWISE:
+        raise TypeError(f"{op} of a uint64 and a signed integer, which no integer type holds; convert one of them")
+    if kind == BOOL:
+        if op == "-":
+            raise TypeError("- of two booleans; use ^")
+        if op in ("//", "%", "**", "<<", ">>"):
+            return INT8
+    return kind
+
+
+def common(a: Kind, b: Kind) -> Kind:
+    """The kind that two numbers are converted to before they are computed with."""
+    if is_weak(a):
+        return _both_weak(a, b) if is_weak(b) else _beside(b, a)
+    return _beside(a, b) if is_weak(b) else _promoted(a, b)
+
+
+def _promoted(a: Any, b: Any) -> np.dtype:
+    try:
+        return np.result_type(a, b)
+    except TypeError:                   # what ml_dtypes does not know is computed as NumPy computes with float32
+        wide = [FLOAT32 if x in OF_ML_DTYPES or x == np.float16 else x for x in (a, b)]
+        return np.result_type(*wide)
+
+
+def _both_weak(a: Kind, b: Kind) -> Kind:
+    if is_float(a) or is_float(b):
+        return Weak.FLOAT
+    kind = Weak.LONG_COORDINATE if Weak.LONG_COORDINATE in (a, b) else Weak.COORDINATE
+    for literal in (a, b):
+        if isinstance(literal, int) and not -1 << kind.value - 1 <= literal < 1 << kind.value - 1:
+            raise TypeError(f"{literal} beside a coordinate of {kind.value} bits; convert the coordinate, as in np.uint32(m)")
+    return kind
+
+
+def _beside(strong: Any, weak: Kind) -> Kind:
+    """A weak number's kind beside a NumPy scalar."""
+    if is_float(weak):
+        if strong in OF_ML_DTYPES:
+            return FLOAT32              # as ml_dtypes has it
+        return strong if is_float(strong) or strong.kind == "c" else FLOAT64
+    if is_float(strong) or strong.kind == "c":
+        return strong
+    if is_coordinate(weak):
+        return strong if strong.itemsize * 8 >= weak.value else weak          # type: ignore[union-attr]
+    if strong == BOOL:
+        return INT64
+    check_literal(strong, weak)
+    return strong
+
+
+def check_literal(dtype: np.dtype, value: Any) -> None:
+    """Raise TypeError unless an integer type holds a literal."""
+    limits = np.iinfo(dtype)
+    if not limits.min <= value <= limits.max:
+        raise TypeError(f"{value} beside a {dtype}, which holds {limits.min} to {limits.max}; convert one of them")
+
+
+def _quotient(a: Kind, b: Kind) -> Kind:
+    if is_weak(a) and is_weak(b):
+        return Weak.FLOAT
+    strong, other = (b, a) if is_weak(a) else (a, b)
+    if is_float(strong) or is_float(other) or strong.kind == "c":              # type: ignore[union-attr]
+        return common(a, b)
+    return FLOAT64
+
+
+def _check_power(a: Kind, b: Kind) -> None:
+    if not is_integer(b) or not (is_integer(a) or a == BOOL):
+        return
+    if isinstance(b, int):
+        if b < 0:
+            raise TypeError(f"an integer to the power {b}; write a float, as in 2.0 ** n")
+    elif is_coordinate(common(a, b)):
+        raise TypeError("a coordinate as exponent, or to the power of a run-time integer; convert it, as in np.int32(m) ** n")
+
+
+# -- one number -------------------------------------------------------------------------------------------------------
+
+def unary(op: str, a: Kind) -> Kind:
+    """The kind of ``-a`` ("neg"), ``+a`` ("pos"), ``~a`` ("invert") or ``abs(a)``."""
+    if a == BOOL and op in ("neg", "pos"):
+        raise TypeError(f"{'-' if op == 'neg' else '+'} of a boolean; use ~, or convert it")
+    if op == "invert" and is_float(a):
+        raise TypeError("~ of a float")
+    return a
+
+
+def converted(name: str, a: Kind) -> Kind:
+    """The kind of ``int(a)``, ``float(a)``, ``bool(a)`` or ``round(a)``: coordinates and literals stay what they are, else
+    int64 and float64."""
+    if name == "bool":
+        return BOOL
+    if name == "float":
+        return FLOAT64
+    if name == "round" and a == BOOL:
+        raise TypeError("round of a boolean")
+    if is_integer(a) and (is_weak(a) or name == "round"):
+        return a
+    return INT64
+
+
+def of_math(name: str, *kinds: Kind) -> Kind:
+    """The kind of ``math.name``: float32 of narrow floats and float32, float64 of float64 and NumPy's integers and booleans;
+    weak numbers alone give a plain float. What rounds to a whole number leaves integers as they are."""
+    if name in MATH_TESTS:
+        return BOOL
+    if name in MATH_TO_WHOLE and is_integer(kinds[0]):
+        return kinds[0]
+    strong = [kind for kind in kinds if not is_weak(kind)]
+    if not strong:
+        return Weak.FLOAT
+    return FLOAT32 if all(is_float(kind) and kind != FLOAT64 for kind in strong) else FLOAT64
+
+
+def of_range(*kinds: Kind) -> Kind:
+    """The kind of the variable of ``range``: a coordinate, unless a NumPy integer says otherwise."""
+    strong = [kind for kind in kinds if not is_weak(kind)]
+    if not strong:
+        return Weak.LONG_COORDINATE if Weak.LONG_COORDINATE in kinds else Weak.COORDINATE
+    return INT32 if all(np.can_cast(kind, INT32) for kind in strong) else INT64   # type: ignore[arg-type]
+
+
+# -- how exact it is --------------------------------------------------------------------------------------------------
+
+#: How far the device's result of one operation may be from NumPy's, in units of the last place of the result: what NVIDIA
+#: states for the device's (float32, float64; of two numbers the larger), and one more where NumPy's own is not rounded
+#: correctly. Integers, conversions, +, -, *, /, sqrt, fmod, % and what rounds to a whole number are equal to the bit.
+ULPS = {
+    "**": (9, 3), "acos": (3, 3), "acosh": (5, 4), "asin": (3, 3), "asinh": (4, 4), "atan": (3, 3), "atan2": (4, 3),
+    "atanh": (4, 3), "cos": (3, 3), "cosh": (3, 3), "degrees": (2, 2), "erf": (3, 3), "erfc": (5, 6), "exp": (3, 2),
+    "expm1": (3, 2), "gamma": (6, 11), "hypot": (4, 3), "lgamma": (7, 5), "log": (2, 2), "log10": (3, 3), "log1p": (2, 2),
+    "log2": (3, 3), "pow": (9, 3), "radians": (2, 2), "sin": (3, 3), "sinh": (4, 3), "tan": (5, 3), "tanh": (3, 3),
+}
+
+__all__ = ["ARITHMETIC", "BITWISE", "BOOL", "COMPARISONS", "CONVERSIONS", "EXTREMA", "MATH_OF_ONE", "MATH_OF_TWO",
+           "MATH_TESTS", "MATH_TO_WHOLE", "OF_ML_DTYPES", "ULPS", "UNARY", "Kind", "Weak", "check_literal", "common",
+           "converted", "is_coordinate", "is_float", "is_integer", "is_weak", "of_math", "of_range", "result", "unary"]
