@@ -1,7 +1,7 @@
-"""What user code in the emulator sees under the names of Python's functions: ``max``, ``int``, ``math.exp``, ``np.float32``, ...
+"""What user code in the emulator sees under the names of Python's functions: ``max``, ``int``, ``math.exp``, ``np.float32``.
 
-Python's own have other results than the device's: ``max`` passes NaN on or not by the order of its arguments, ``int`` gives a
-number of any size, ``math.exp`` raises where it overflows. These give what `gemmkit.lang.number_rules` says.
+Python's own have other results than the device's: ``max`` passes NaN on or not by the order of its arguments, ``int`` gives
+a number of any size, ``math.exp`` raises where it overflows. These give what `gemmkit.lang.number_rules` says.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _ldexp(x: Any, exponent: Any) -> Any:
 
 
 def _not_in_the_table(name: str) -> Any:
-    raise AttributeError(f"math.{name} has no rule in device code; those that have are in docs/components.md, under Arithmetic")
+    raise AttributeError(f"math.{name} has no rule in device code; docs/components.md lists those that have, under Arithmetic")
 
 
 class _Math(SimpleNamespace):
@@ -183,8 +183,8 @@ BUILTINS = {**vars(builtins), "max": _extremum("max", max), "min": _extremum("mi
             "bool": _bool, "round": _round, "divmod": _divmod, "pow": _pow, "range": _Range}
 
 #: What stands for a Python function that user code holds under another name.
-FUNCTIONS = {getattr(builtins, name): BUILTINS[name] for name in ("max", "min", "int", "float", "bool", "round", "divmod", "pow",
-                                                                  "range")}
+FUNCTIONS = {getattr(builtins, name): BUILTINS[name]
+             for name in ("max", "min", "int", "float", "bool", "round", "divmod", "pow", "range")}
 FUNCTIONS.update({getattr(math, name): getattr(MATH, name) for name in (*_MATH_NAMES, "ldexp")})
 
 
@@ -194,7 +194,7 @@ def conversion(scalar: type) -> Any:
         dtype = np.dtype(scalar)
     except TypeError:
         return scalar
-    return Conversion(scalar) if dtype.itemsize and dtype.kind not in "OSUMmVc" or dtype in number_rules.OF_ML_DTYPES else scalar
+    return Conversion(scalar) if dtype.kind in "biuf" or dtype in number_rules.OF_ML_DTYPES else scalar
 
 
 class Names:

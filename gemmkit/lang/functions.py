@@ -35,6 +35,7 @@ from gemmkit.lang.numba_hooks import (
     fold_arguments,
     lowering_registry,
     register_model,
+    rules_hold_in,
     signature,
     target_context,
     typeof_impl,
@@ -282,6 +283,9 @@ class _Pipeline(numba_compiler.CUDACompiler):
         pipeline.add_pass_after(_Captures, numba_compiler.CUDATranslateBytecode)
         pipeline.finalize()
         return [pipeline]
+
+
+rules_hold_in(_Pipeline)
 
 
 def compile_function(function: FunctionType, args: tuple, captures: Any = None, inline: bool = True) -> Any:
