@@ -135,7 +135,7 @@ def of_two(context: Any, op: Any, a: Any, b: Any) -> Any:
     if any(isinstance(t, types.Complex) for t in (a, b)):
         return _beside_complex(context, op, a, b)
     kinds = kind_of_type(a), kind_of_type(b)
-    if None in kinds:
+    if any(kind is None for kind in kinds):                    # not ``None in kinds``: float64's dtype equals None
         return None
     if not any(isinstance(t, (IndexType, WeakIntLiteral, WeakFloatLiteral, WeakFloat64Type, NarrowFloatType))
                for t in (a, b)) and not compiles_ours():

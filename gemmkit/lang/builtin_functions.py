@@ -9,6 +9,8 @@ import math
 import operator
 from typing import Any
 
+from llvmlite import ir
+
 from gemmkit.lang import number_rules
 from gemmkit.lang.arithmetic import kind_of_type, of_two, type_of_kind
 from gemmkit.lang.number_rules import Weak
@@ -28,7 +30,7 @@ _OURS = (IndexType, NarrowFloatType, WeakFloat64Type, WeakFloatLiteral, WeakIntL
 def _kinds(context: Any, args: tuple) -> list | None:
     """The kinds of a call's arguments; None where Numba's rules are to hold, or one is no number."""
     kinds = [kind_of_type(a) for a in args]
-    if None in kinds or not (any(isinstance(a, _OURS) for a in args) or compiles_ours()):
+    if any(kind is None for kind in kinds) or not (compiles_ours() or any(isinstance(a, _OURS) for a in args)):
         return None
     return kinds
 
@@ -89,7 +91,16 @@ def _register_conversion(key: Any) -> None:
             return signature(result, given), lambda c, b, s, v: number_constant(c, b, result, number)
         if name == "round":
             return _rounded(context, given, result)
+        if name == "bool" and isinstance(given, (types.Integer, types.Float)) and not isinstance(given, types.Literal):
+            return signature(result, given), _is_not_zero      # Numba's cast to a boolean asks for this very function
         return signature(result, given), lambda c, b, s, v: c.cast(b, v[0], given, result)
+
+
+def _is_not_zero(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+    (value,) = values
+    zero = ir.Constant(value.type, 0)
+    return builder.icmp_unsigned("!=", value, zero) if isinstance(sig.args[0], types.Integer) \
+        else builder.fcmp_unordered("!=", value, zero)
 
 
 def _rounded(context: Any, given: Any, result: Any) -> Any:
