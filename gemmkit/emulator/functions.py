@@ -60,11 +60,14 @@ def _int(value: Any) -> Any:
     kind = _kind(value, "int")
     if number_rules.converted("int", kind) is kind:
         return value
-    if number_rules.is_float(kind):
-        value = int(value)                                     # Python's errors for NaN and infinity
-        if not -2**63 <= value < 2**63:
-            raise OverflowError(f"int of {value}: int64 does not hold it")
-    return as_kind(int(value), number_rules.INT64)
+    whole = int(value)                                          # Python's errors for NaN and infinity
+    return _whole(whole) if number_rules.is_float(kind) else as_kind(whole, number_rules.INT64)
+
+
+def _whole(value: int) -> Any:
+    if not -2**63 <= value < 2**63:
+        raise OverflowError(f"int of {value}: int64 does not hold it")
+    return np.int64(value)
 
 
 def _float(value: Any) -> Any:
@@ -80,7 +83,7 @@ def _round(value: Any) -> Any:
     """To the nearest whole number, halves to even: int64 of a float."""
     kind = _kind(value, "round")
     wanted = number_rules.converted("round", kind)
-    return value if wanted is kind or wanted == kind else _int(float(value).__round__())
+    return value if wanted is kind or wanted == kind else _whole(float(value).__round__())
 
 
 def _divmod(a: Any, b: Any) -> Any:
