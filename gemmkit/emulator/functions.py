@@ -152,10 +152,13 @@ def _of_math(name: str) -> Callable[..., Any]:
     compute: Any = _OWN.get(name) or getattr(np, _ARRAY.get(name, name))
 
     def function(*values: Any) -> Any:
-        kind = number_rules.of_math(name, *[_kind(x, f"math.{name}") for x in values])
+        kinds = [_kind(x, f"math.{name}") for x in values]
+        kind = number_rules.of_math(name, *kinds)
         if name in number_rules.MATH_TO_WHOLE and number_rules.is_integer(kind):
             return values[0]
         with np.errstate(all="ignore"):
+            if len(values) > 1:                                 # a plain float beside a float32 is one
+                values = tuple(as_kind(x, number_rules.of_math("fabs", *kinds)) for x in values)
             out = compute(*[np.float64(x) for x in values])
         return as_kind(out, kind)
 

@@ -4,6 +4,7 @@ functions of arithmetic in it replaced. So the values of device code can be comp
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 from collections.abc import Callable, Sequence
 from ctypes import util
@@ -21,15 +22,9 @@ _ASM = re.compile(r'asm\s+(?:sideeffect\s+)?"([^"]*)", "[^"]*"\s*\(')
 _PRELUDE = """
 declare float @llvm.maximum.f32(float, float)
 declare float @llvm.minimum.f32(float, float)
-define float @cvt_f32_f16(i16 %x) { %h = bitcast i16 %x to half
-  %f = fpext half %h to float
-  ret float %f }
-define i16 @cvt_rn_f16_f32(float %x) { %h = fptrunc float %x to half
-  %i = bitcast half %h to i16
-  ret i16 %i }
-define i16 @cvt_rn_f16_f64(double %x) { %h = fptrunc double %x to half
-  %i = bitcast half %h to i16
-  ret i16 %i }
+declare float @cvt_f32_f16(i16)
+declare i16 @cvt_rn_f16_f32(float)
+declare i16 @cvt_rn_f16_f64(double)
 define i16 @cvt_rn_bf16_f32(float %x) { %i = bitcast float %x to i32
   %s = lshr i32 %i, 16
   %odd = and i32 %s, 1
@@ -67,6 +62,20 @@ define i16 @{name}_rn_f16(i16 %a, i16 %b) {{ %x = call float @cvt_f32_f16(i16 %a
   ret i16 %r }}
 """ for name in ("add", "sub", "mul"))
 
+def _bits_of_half(x: float) -> int:
+    with np.errstate(all="ignore"):
+        return int(np.float64(x).astype(np.float16).view(np.uint16))
+
+
+#: Conversions of float16, which processors have not all: a float32 is a float64, and both are rounded once.
+_HALF = {"cvt_f32_f16": ctypes.CFUNCTYPE(ctypes.c_float, ctypes.c_uint16)(lambda x: float(np.uint16(x).view(np.float16))),
+         "cvt_rn_f16_f32": ctypes.CFUNCTYPE(ctypes.c_uint16, ctypes.c_float)(_bits_of_half),
+         "cvt_rn_f16_f64": ctypes.CFUNCTYPE(ctypes.c_uint16, ctypes.c_double)(_bits_of_half)}
+
+_TESTS = {f"__nv_{name}": ctypes.CFUNCTYPE(ctypes.c_int32, kind)(test) for names, kind in (
+    (("isnanf", "isinff", "finitef"), ctypes.c_float), (("isnand", "isinfd", "isfinited"), ctypes.c_double))
+    for name, test in zip(names, (math.isnan, math.isinf, math.isfinite))}
+
 _ready: list[Any] = []
 
 
@@ -79,7 +88,9 @@ def _engine() -> Any:
                      "lgamma tgamma log log10 log1p log2 pow rint sin sinh sqrt tan tanh round").split():
             for suffix in ("", "f"):
                 llvm.add_symbol(f"__nv_{name}{suffix}", ctypes.cast(getattr(libm, name + suffix), ctypes.c_void_p).value)
-        machine = llvm.Target.from_default_triple().create_target_machine(opt=1)
+        for name, callback in (_HALF | _TESTS).items():
+            llvm.add_symbol(name, ctypes.cast(callback, ctypes.c_void_p).value)
+        machine = llvm.Target.from_default_triple().create_target_machine(opt=1, codemodel="large", jit=True)
         _ready.extend([llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine), libm])
     return _ready[0]
 
@@ -115,6 +126,10 @@ def on_host(function: Callable[..., tuple], types: Sequence[Any], operands: Sequ
     text = "\n".join(module for module in [compiled.library.get_llvm_str()])
     module = llvm.parse_assembly(_portable(text) + _missing(_PRELUDE))
     module.verify()
+    unknown = [f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.")
+               and llvm.address_of_symbol(f.name) is None]
+    if unknown:                                               # calling one would end the process
+        raise NotImplementedError(f"{', '.join(unknown)} on this machine")
     engine.add_module(module)
     engine.finalize_object()
     address = engine.get_function_address(compiled.fndesc.llvm_func_name)
