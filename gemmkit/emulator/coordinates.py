@@ -142,7 +142,8 @@ def _methods(op: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     compare = op in number_rules.COMPARISONS
 
     def forward(self: Any, other: Any) -> Any:
-        if other.__class__ is int or other.__class__ is self.__class__:       # most are: no table is asked
+        theirs = other.__class__                                              # mostly one of these: no table is asked
+        if theirs is self.__class__ or (theirs is int and -2**31 <= other < 2**31):
             if compare:
                 return np.bool_(python(int(self), int(other)))
             if is_plain:

@@ -74,8 +74,8 @@ class UninitialisedRead(EmulatorError):
 
 
 class CoordinateError(EmulatorError):
-    """Arithmetic of coordinates in user code that the device has no result for: one that leaves its 32 bits, or is divided by
-    zero."""
+    """Arithmetic of coordinates in user code that the device has no result for: one that leaves its 32 bits, or a division
+    by zero."""
 
 
 class ReadOnlyError(EmulatorError):

@@ -1,7 +1,7 @@
-"""What user code in the emulator sees under the names of Python's functions: ``max``, ``int``, ``math.exp``, ``np.float32``, ...
+"""What user code in the emulator sees under the names of Python's functions: ``max``, ``int``, ``math.exp``, ``np.float32``.
 
-Python's own have other results than the device's: ``max`` passes NaN on or not by the order of its arguments, ``int`` gives a
-number of any size, ``math.exp`` raises where it overflows. These give what `gemmkit.lang.number_rules` says.
+Python's own have other results than the device's: ``max`` passes NaN on or not by the order of its arguments, ``int`` gives
+a number of any size, ``math.exp`` raises where it overflows. These give what `gemmkit.lang.number_rules` says.
 """
 
 from __future__ import annotations
@@ -60,11 +60,14 @@ def _int(value: Any) -> Any:
     kind = _kind(value, "int")
     if number_rules.converted("int", kind) is kind:
         return value
-    if number_rules.is_float(kind):
-        value = int(value)                                     # Python's errors for NaN and infinity
-        if not -2**63 <= value < 2**63:
-            raise OverflowError(f"int of {value}: int64 does not hold it")
-    return as_kind(int(value), number_rules.INT64)
+    whole = int(value)                                          # Python's errors for NaN and infinity
+    return _whole(whole) if number_rules.is_float(kind) else as_kind(whole, number_rules.INT64)
+
+
+def _whole(value: int) -> Any:
+    if not -2**63 <= value < 2**63:
+        raise OverflowError(f"int of {value}: int64 does not hold it")
+    return np.int64(value)
 
 
 def _float(value: Any) -> Any:
@@ -80,7 +83,7 @@ def _round(value: Any) -> Any:
     """To the nearest whole number, halves to even: int64 of a float."""
     kind = _kind(value, "round")
     wanted = number_rules.converted("round", kind)
-    return value if wanted is kind or wanted == kind else _int(float(value).__round__())
+    return value if wanted is kind or wanted == kind else _whole(float(value).__round__())
 
 
 def _divmod(a: Any, b: Any) -> Any:
@@ -149,10 +152,13 @@ def _of_math(name: str) -> Callable[..., Any]:
     compute: Any = _OWN.get(name) or getattr(np, _ARRAY.get(name, name))
 
     def function(*values: Any) -> Any:
-        kind = number_rules.of_math(name, *[_kind(x, f"math.{name}") for x in values])
+        kinds = [_kind(x, f"math.{name}") for x in values]
+        kind = number_rules.of_math(name, *kinds)
         if name in number_rules.MATH_TO_WHOLE and number_rules.is_integer(kind):
             return values[0]
         with np.errstate(all="ignore"):
+            if len(values) > 1:                                 # a plain float beside a float32 is one
+                values = tuple(as_kind(x, number_rules.of_math("fabs", *kinds)) for x in values)
             out = compute(*[np.float64(x) for x in values])
         return as_kind(out, kind)
 
@@ -166,7 +172,7 @@ def _ldexp(x: Any, exponent: Any) -> Any:
 
 
 def _not_in_the_table(name: str) -> Any:
-    raise AttributeError(f"math.{name} has no rule in device code; those that have are in docs/components.md, under Arithmetic")
+    raise AttributeError(f"math.{name} has no rule in device code; docs/components.md lists those that have, under Arithmetic")
 
 
 class _Math(SimpleNamespace):
@@ -183,8 +189,8 @@ BUILTINS = {**vars(builtins), "max": _extremum("max", max), "min": _extremum("mi
             "bool": _bool, "round": _round, "divmod": _divmod, "pow": _pow, "range": _Range}
 
 #: What stands for a Python function that user code holds under another name.
-FUNCTIONS = {getattr(builtins, name): BUILTINS[name] for name in ("max", "min", "int", "float", "bool", "round", "divmod", "pow",
-                                                                  "range")}
+FUNCTIONS = {getattr(builtins, name): BUILTINS[name]
+             for name in ("max", "min", "int", "float", "bool", "round", "divmod", "pow", "range")}
 FUNCTIONS.update({getattr(math, name): getattr(MATH, name) for name in (*_MATH_NAMES, "ldexp")})
 
 
@@ -194,7 +200,7 @@ def conversion(scalar: type) -> Any:
         dtype = np.dtype(scalar)
     except TypeError:
         return scalar
-    return Conversion(scalar) if dtype.itemsize and dtype.kind not in "OSUMmVc" or dtype in number_rules.OF_ML_DTYPES else scalar
+    return Conversion(scalar) if dtype.kind in "biuf" or dtype in number_rules.OF_ML_DTYPES else scalar
 
 
 class Names:

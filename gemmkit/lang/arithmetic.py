@@ -1,36 +1,66 @@
 """Arithmetic of scalars in device code: which type a result has, by NumPy's rules, and how it is computed.
 
-The rules are those of `gemmkit.lang.scalars`; this module registers them with Numba when it is imported.
+The rules are those of `gemmkit.lang.number_rules`; this module registers them with Numba when it is imported. Those for two of
+Numba's own numbers hold in gemmkit's functions alone.
 """
 
 from __future__ import annotations
 
-import math
 import operator
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 
-from gemmkit.lang.numba_hooks import operation, signature, types
+from gemmkit.lang import integer_code, number_rules
+from gemmkit.lang.number_rules import BOOL, Weak
+from gemmkit.lang.numba_hooks import compiles_ours, operation, signature, types
 from gemmkit.lang.scalars import (
-    OF_ML_DTYPES,
-    WEAK_FLOATS,
     IndexType,
     NarrowFloatType,
     WeakFloat64Type,
     WeakFloatLiteral,
     WeakIntLiteral,
+    bfloat16,
     float16,
     i1,
     index,
     number_constant,
+    numba_type,
     weak_float64,
     wide_index,
 )
 
 
-def _is_int(t: Any) -> bool:
-    return isinstance(t, types.Integer)
+def kind_of_type(t: Any) -> Any:
+    """The kind of a device type's numbers (`number_rules`); None for what is no real number."""
+    if isinstance(t, types.Boolean):
+        return BOOL
+    if isinstance(t, (WeakFloatLiteral, types.IntegerLiteral)):
+        return t.literal_value
+    if isinstance(t, IndexType):
+        return Weak(t.bitwidth)
+    if isinstance(t, WeakFloat64Type):
+        return Weak.FLOAT
+    if isinstance(t, NarrowFloatType):
+        return t.dtype
+    return np.dtype(t.name) if isinstance(t, (types.Integer, types.Float)) else None
+
+
+def type_of_kind(kind: Any) -> Any:
+    """The device type of a kind."""
+    if isinstance(kind, np.dtype):
+        return numba_type(kind)
+    if isinstance(kind, int):
+        return WeakIntLiteral(kind)
+    if number_rules.is_coordinate(kind):
+        return index_of(kind)
+    return weak_float64
+
+
+def index_of(kind: Weak) -> IndexType:
+    """The device type of a kind of coordinates."""
+    return index if kind is Weak.COORDINATE else wide_index
 
 
 def _index_pair(a: Any, b: Any) -> bool:
@@ -38,37 +68,6 @@ def _index_pair(a: Any, b: Any) -> bool:
     ours = isinstance(a, IndexType) + isinstance(b, IndexType)
     literal = isinstance(a, types.IntegerLiteral) + isinstance(b, types.IntegerLiteral)
     return ours == 2 or (ours == 1 and literal == 1)
-
-
-def _is_weak(t: Any) -> bool:
-    return isinstance(t, (WeakIntLiteral, WeakFloatLiteral, WeakFloat64Type, IndexType))
-
-
-def _weak_pair(a: Any, b: Any) -> types.Type | None:
-    """The type that a weak operand takes beside a strong one (NEP 50), or None.
-
-    Coordinates are Python integers in the emulator, so they are weak too: ``x * m`` has the type of ``x``. What Python
-    computes as a float of its own (``m * 0.5``, ``alpha * beta``) is a weak float64.
-    """
-    if _is_weak(a) and _is_weak(b):
-        return weak_float64
-    for strong, weak in ((a, b), (b, a)):
-        if isinstance(strong, types.Literal):
-            continue
-        if isinstance(strong, types.Complex) and isinstance(
-                weak, (WeakIntLiteral, WeakFloatLiteral, WeakFloat64Type, IndexType)):
-            return strong
-        if isinstance(weak, WeakFloat64Type) and isinstance(strong, (types.Integer, types.Boolean)):
-            return types.float64
-        if isinstance(weak, IndexType) and isinstance(strong, types.Float):
-            return strong
-        if isinstance(weak, IndexType) and isinstance(strong, types.Integer) and not isinstance(strong, IndexType):
-            return strong if strong.bitwidth >= weak.bitwidth else weak
-        if isinstance(weak, (WeakFloatLiteral, WeakFloat64Type)) and isinstance(strong, (types.Float, NarrowFloatType)):
-            return strong
-        if isinstance(weak, WeakIntLiteral) and isinstance(strong, (types.Float, NarrowFloatType, types.Integer)):
-            return strong if not isinstance(strong, types.Boolean) else None
-    return None
 
 
 def _floordiv(builder: Any, a: Any, b: Any) -> Any:
@@ -106,14 +105,11 @@ _INDEX_ARITHMETIC = {
     min: lambda b, x, y: b.select(b.icmp_signed("<", y, x), y, x),
     max: lambda b, x, y: b.select(b.icmp_signed(">", y, x), y, x),
 }
-_COMPARISON = {operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=", operator.eq: "==",
-               operator.ne: "!="}
-_PYTHON = {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.and_, operator.or_,
-           operator.xor, operator.lshift, operator.rshift, operator.truediv, operator.pow, min, max,
-           *_COMPARISON}
-
-
-_GIVE_FLOATS = (operator.truediv,)                            # of two coordinates
+_NAMES = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/", operator.floordiv: "//",
+          operator.mod: "%", operator.pow: "**", operator.and_: "&", operator.or_: "|", operator.xor: "^",
+          operator.lshift: "<<", operator.rshift: ">>", operator.lt: "<", operator.le: "<=", operator.gt: ">",
+          operator.ge: ">=", operator.eq: "==", operator.ne: "!=", max: "max", min: "min"}
+_COMPARISON = {op: name for op, name in _NAMES.items() if name in number_rules.COMPARISONS}
 
 
 def _fold(op: Any, a: Any, b: Any) -> Any:
@@ -135,57 +131,127 @@ def _register_binary(op: Any, key: Any) -> None:
     """Type ``key`` (``+`` or ``+=``) by the rules of ``op`` (``+``)."""
     @operation(key)
     def typer(context: Any, *args: Any) -> Any:
-        if len(args) != 2:
-            return None
-        a, b = args
-        folded = _fold(op, a, b)
-        if folded is not None:
-            return folded
-        if _index_pair(a, b) and op not in _GIVE_FLOATS:
-            return _index_operation(op, a, b)
-        if isinstance(a, NarrowFloatType) or isinstance(b, NarrowFloatType):
-            return _narrow_operation(context, op, a, b)
-        strong = _weak_pair(a, b)
-        integer = (types.Integer, types.Boolean)
-        if strong is None and (isinstance(a, IndexType) or isinstance(b, IndexType)) \
-                and isinstance(a, integer) and isinstance(b, integer):
-            strong = types.int64
-        if strong is None:
-            return None
-        return _strong_operation(context, op, strong, a, b)
+        return of_two(context, op, *args) if len(args) == 2 else None
 
 
-def _index_operation(op: Any, a: Any, b: Any) -> Any:
-    kind = wide_index if wide_index in (a, b) else index
-    if op in _COMPARISON:
-        name = _COMPARISON[op]
-        return (signature(types.boolean, kind, kind),
-                lambda c, builder, s, v: builder.icmp_signed(name, v[0], v[1]))
-    if op not in _INDEX_ARITHMETIC:
+def of_two(context: Any, op: Any, a: Any, b: Any) -> Any:
+    """Signature and code of an operator on two numbers; None for what is not ours, TypeError for what the rules refuse."""
+    folded = _fold(op, a, b)
+    if folded is not None:
+        return folded
+    if any(isinstance(t, types.Complex) for t in (a, b)):
+        return _beside_complex(context, op, a, b)
+    kinds = kind_of_type(a), kind_of_type(b)
+    if any(kind is None for kind in kinds):                    # not ``None in kinds``: float64's dtype equals None
         return None
+    if not any(isinstance(t, (IndexType, WeakIntLiteral, WeakFloatLiteral, WeakFloat64Type, NarrowFloatType))
+               for t in (a, b)) and not compiles_ours():
+        return None
+    name = _NAMES[op]
+    if op in _COMPARISON and all(number_rules.is_integer(k) or k == BOOL for k in kinds):
+        return _integer_comparison(name, a, b, *kinds)
+    kind = number_rules.result(name, *kinds)
+    if number_rules.is_coordinate(kind):
+        return _index_operation(op, index_of(kind), a, b)
+    if isinstance(a, NarrowFloatType) or isinstance(b, NarrowFloatType):
+        return _narrow_operation(context, op, a, b, type_of_kind(kind))
+    if kind == BOOL and op not in _COMPARISON:
+        return (signature(types.boolean, types.boolean, types.boolean),
+                lambda c, builder, s, v: integer_code.emit_bool(builder, name, *v))
+    if number_rules.is_integer(kind):
+        return _integer_operation(name, kind, a, b, kinds[1])
+    # what Numba computes in a float type: of comparisons the one that both are converted to
+    strong = type_of_kind(number_rules.common(*kinds) if op in _COMPARISON else kind)
+    if op in (max, min):
+        return _float_extremum(name, strong, a, b)
+    return _strong_operation(context, op, strong, a, b)
+
+
+def _integer_operation(name: str, kind: np.dtype, a: Any, b: Any, right: Any) -> Any:
+    """Both operands in the result's type; the code may depend on a constant, which stays in the signature."""
+    ty, signed = numba_type(kind), kind.kind == "i"
+    literal = right if isinstance(right, int) else None
+
+    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+        values = [c.cast(builder, x, t, ty) for x, t in zip(v, s.args)]
+        return integer_code.emit(builder, name, *values, signed, literal)
+
+    return signature(ty, a, b), codegen
+
+
+def _integer_comparison(name: str, a: Any, b: Any, left: Any, right: Any) -> Any:
+    ty = wide_index if wide_index in (a, b) else index
+    limit = 1 << ty.bitwidth - 1
+    if _index_pair(a, b) and all(-limit <= k < limit for k in (left, right) if isinstance(k, int)):
+        return signature(types.boolean, ty, ty), lambda c, builder, s, v: builder.icmp_signed(name, v[0], v[1])
+    if any(isinstance(k, int) and not -2**63 <= k < 2**64 for k in (left, right)):
+        raise TypeError(f"{left if isinstance(left, int) else right} in a comparison; 64 bits do not hold it")
+
+    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+        values, signs = [], []
+        for x, t, kind in zip(v, s.args, (left, right)):
+            if isinstance(kind, int):
+                wide = types.int64 if kind < 2**63 else types.uint64
+                x, signed = number_constant(c, builder, wide, kind), wide.signed
+            else:
+                signed = isinstance(t, types.Integer) and t.signed
+                x = builder.zext(x, ir.IntType(8)) if isinstance(t, types.Boolean) else x
+            values.append(x)
+            signs.append(signed)
+        return integer_code.compare(builder, name, *values, *signs)
+
+    return signature(types.boolean, a, b), codegen
+
+
+_INSTRUCTION = {types.float32: "f32", float16: "f16", bfloat16: "bf16"}
+
+
+def _float_extremum(name: str, ty: Any, a: Any, b: Any) -> Any:
+    """NaN where either is."""
+    compute = types.float64 if ty == weak_float64 else ty
+
+    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+        from gemmkit.lang.functions import target_arch
+        from gemmkit.ptx.extrema import extremum, selected
+
+        values = [c.cast(builder, x, t, compute) for x, t in zip(v, s.args)]
+        instruction = _INSTRUCTION.get(compute)
+        if instruction is not None and tuple(target_arch())[:2] >= (8, 0):
+            return extremum(builder, name, instruction, *values)
+        if not isinstance(compute, NarrowFloatType):
+            return selected(builder, name, *values)
+        wide = [c.cast(builder, x, compute, types.float32) for x in values]
+        return c.cast(builder, selected(builder, name, *wide), types.float32, compute)
+
+    return signature(ty, a, b), codegen
+
+
+def _index_operation(op: Any, ty: IndexType, a: Any, b: Any) -> Any:
+    if op is operator.pow:
+        exponent = b.literal_value
+        return (signature(ty, a, b), lambda c, builder, s, v: integer_code.emit(
+            builder, "**", c.cast(builder, v[0], a, ty), c.cast(builder, v[1], b, ty), True, exponent))
     shift = _power_of_two(b)
     # Numba finds code by the signature's types, so code that depends on a constant keeps the constant in its signature.
     if op is operator.floordiv and shift is not None:
-        return (signature(kind, kind, b),
+        return (signature(ty, ty, b),
                 lambda c, builder, s, v: builder.ashr(v[0], ir.Constant(v[0].type, shift)))
     if op is operator.mod and shift is not None:
-        return (signature(kind, kind, b),
+        return (signature(ty, ty, b),
                 lambda c, builder, s, v: builder.and_(v[0], ir.Constant(v[0].type, (1 << shift) - 1)))
     emit = _INDEX_ARITHMETIC[op]
-    return signature(kind, kind, kind), lambda c, builder, s, v: emit(builder, v[0], v[1])
+    return signature(ty, ty, ty), lambda c, builder, s, v: emit(builder, v[0], v[1])
 
 
 def _strong_operation(context: Any, op: Any, strong: types.Type, a: Any, b: Any) -> Any:
-    """The operator with both operands of the strong type; integers keep its width, weak floats stay weak."""
+    """The operator with both operands of the float type; weak floats stay weak."""
+    if a == b == strong and strong != weak_float64:
+        return None                                           # as Numba has it
     compute = types.float64 if strong == weak_float64 else strong
     inner = context.resolve_function_type(op, (compute, compute), {})
     if inner is None:
         return None
-    if strong == weak_float64:
-        keep = inner.return_type == compute
-    else:
-        keep = isinstance(strong, types.Integer) and inner.return_type in (types.int64, types.uint64) \
-            and op in _INDEX_ARITHMETIC
+    keep = strong == weak_float64 and inner.return_type == compute
 
     def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
         values = [c.cast(builder, x, t, inner_t) for x, t, inner_t in zip(v, s.args, inner.args)]
@@ -196,13 +262,12 @@ def _strong_operation(context: Any, op: Any, strong: types.Type, a: Any, b: Any)
     return signature(strong if keep else inner.return_type, a, b), codegen   # (a, b): Numba finds code by these types
 
 
-def _fits_in_any_float(t: Any) -> bool:
-    return isinstance(t, types.Boolean) or (_is_int(t) and t.bitwidth <= 8)
-
-
 def _beside_complex(context: Any, op: Any, a: Any, b: Any) -> Any:
-    """A narrow float beside a complex number is a float32."""
-    if not any(isinstance(t, types.Complex) for t in (a, b)):
+    """A weak number takes the complex type, and a narrow float beside it is a float32."""
+    for strong, other in ((a, b), (b, a)):
+        if isinstance(other, (WeakIntLiteral, WeakFloatLiteral, WeakFloat64Type, IndexType)):
+            return _strong_operation(context, op, strong, a, b)
+    if not any(isinstance(t, NarrowFloatType) for t in (a, b)):
         return None
     kinds = tuple(types.float32 if isinstance(t, NarrowFloatType) else t for t in (a, b))
     inner = context.resolve_function_type(op, kinds, {})
@@ -219,25 +284,16 @@ def _beside_complex(context: Any, op: Any, a: Any, b: Any) -> Any:
 _F16_INSTRUCTIONS = {operator.add: "add", operator.sub: "sub", operator.mul: "mul"}
 
 
-def _narrow_operation(context: Any, op: Any, a: Any, b: Any) -> Any:
+def _narrow_operation(context: Any, op: Any, a: Any, b: Any, result: Any) -> Any:
     """Arithmetic on narrow floats: as if in float32, rounded back when the result is narrow by NumPy's rule.
 
     The rules are those of scalars, which is what the emulator computes with: a Python float is weak beside a float16, and
     beside a bfloat16 or an 8-bit float (ml_dtypes) gives a float32.
     """
-    number = (types.Float, types.Integer, types.Boolean, NarrowFloatType, WeakFloatLiteral, WeakFloat64Type)
-    if not (isinstance(a, number) and isinstance(b, number)):
-        return _beside_complex(context, op, a, b)
-    both = [t for t in (a, b) if not (isinstance(t, (WeakFloatLiteral, WeakIntLiteral, WeakFloat64Type, IndexType))
-                                      or _fits_in_any_float(t))]
-    if any(t in both for t in OF_ML_DTYPES) and (isinstance(a, WEAK_FLOATS) or isinstance(b, WEAK_FLOATS)):
-        result = types.float32
-    elif all(t == both[0] for t in both):
-        result = both[0]
-    else:
-        wide = [types.float32 if isinstance(t, NarrowFloatType) else t for t in both]
-        result = types.float64 if any(t == types.float64 or (_is_int(t) and t.bitwidth > 16) for t in wide) \
-            else types.float32
+    if op in (max, min):
+        return _float_extremum(_NAMES[op], result, a, b)
+    if op in _COMPARISON:
+        result = type_of_kind(number_rules.common(kind_of_type(a), kind_of_type(b)))
     compute = types.float64 if result == types.float64 else types.float32
     inner = context.resolve_function_type(op, (compute, compute), {})
     if inner is None:
@@ -265,58 +321,56 @@ def _narrow_operation(context: Any, op: Any, a: Any, b: Any) -> Any:
     return signature(returns, a, b), codegen
 
 
-for _op in _PYTHON:
+for _op in _NAMES:
+    if _op in (max, min):
+        continue
     _register_binary(_op, _op)
     _in_place = getattr(operator, f"i{_op.__name__.rstrip('_')}", None)
     if _op not in _COMPARISON and _in_place is not None:
         _register_binary(_op, _in_place)
 
 
-def _register_math(function: Any) -> None:
-    @operation(function)
-    def typer(context: Any, *args: Any) -> Any:
-        if len(args) != 2:
-            return None
-        strong = _weak_pair(*args)
-        if not isinstance(strong, (types.Float, NarrowFloatType)):
-            return None
-        strong = types.float64 if strong == types.float64 else types.float32
-        inner = context.resolve_function_type(function, (strong, strong), {})
-        return None if inner is None else _strong_operation(context, function, strong, *args)
-
-
-for _op in (math.pow, math.fmod, math.atan2, math.copysign, math.hypot):
-    _register_math(_op)
+_UNARY = {operator.neg: "neg", operator.pos: "pos", operator.invert: "invert", abs: "abs"}
 
 
 def _register_unary(op: Any) -> None:
+    name = _UNARY[op]
+
     @operation(op)
     def typer(context: Any, *args: Any) -> Any:
         if len(args) != 1:
             return None
         (a,) = args
+        kind = kind_of_type(a)
+        if kind is None:
+            return None
         if isinstance(a, (WeakIntLiteral, WeakFloatLiteral)):
             value = op(a.literal_value)
             result = WeakIntLiteral(value) if isinstance(value, int) else WeakFloatLiteral(value)
             return signature(result, a), lambda c, b, s, v: c.get_constant_generic(b, result, value)
-        if isinstance(a, IndexType):
-            return signature(a, a), lambda c, b, s, v: _index_unary(op, b, v[0])
-        if isinstance(a, NarrowFloatType) and op is not operator.invert:
+        if not isinstance(a, (IndexType, NarrowFloatType, WeakFloat64Type)) and not compiles_ours():
+            return None
+        number_rules.unary(name, kind)
+        if isinstance(a, NarrowFloatType):
             return signature(a, a), lambda c, b, s, v: _narrow_unary(op, b, v[0], a.bits, a.bitwidth)
-        if isinstance(a, WeakFloat64Type) and op is not operator.invert:
+        if isinstance(a, WeakFloat64Type):
             inner = context.resolve_function_type(op, (types.float64,), {})
             return signature(a, a), lambda c, b, s, v: c.get_function(context.resolve_value_type(op), inner)(b, v)
+        if isinstance(a, (types.Integer, types.Boolean)):
+            ty = types.unliteral(a)
+            signed = isinstance(ty, types.Integer) and ty.signed
+            return signature(ty, ty), lambda c, b, s, v: _integer_unary(op, b, v[0], signed)
         return None
 
 
-def _index_unary(op: Any, builder: Any, value: Any) -> Any:
+def _integer_unary(op: Any, builder: Any, value: Any, signed: bool) -> Any:
+    if op is operator.invert:
+        return builder.not_(value)
+    if op is operator.pos or (op is abs and not signed):
+        return value
     negative = builder.neg(value)
     if op is operator.neg:
         return negative
-    if op is operator.invert:
-        return builder.not_(value)
-    if op is operator.pos:
-        return value
     return builder.select(builder.icmp_signed("<", value, ir.Constant(value.type, 0)), negative, value)
 
 
@@ -329,5 +383,5 @@ def _narrow_unary(op: Any, builder: Any, value: Any, bits: Any, width: int) -> A
     return builder.and_(value, ir.Constant(bits, sign - 1))
 
 
-for _op in (operator.neg, operator.pos, operator.invert, abs):
+for _op in _UNARY:
     _register_unary(_op)

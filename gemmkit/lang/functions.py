@@ -40,6 +40,7 @@ from gemmkit.lang.numba_hooks import (
     fold_arguments,
     lowering_registry,
     register_model,
+    rules_hold_in,
     signature,
     target_context,
     typeof_impl,
@@ -316,6 +317,9 @@ class _Pipeline(numba_compiler.CUDACompiler):
             passes.finalize()
             _Pipeline._passes = passes
         return [_Pipeline._passes]
+
+
+rules_hold_in(_Pipeline)
 
 
 def compile_function(function: FunctionType, args: tuple, captures: Any = None, inline: bool = True) -> Any:

@@ -7,11 +7,13 @@ numba-cuda is met in one file.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from numba.core.errors import NumbaError  # the base of numba.cuda's errors; its types raise these, too
 from numba.cuda import types
+from numba.cuda.core.compiler import CompilerBase
 from numba.cuda.core.errors import TypingError
 from numba.cuda.cudadecl import registry as typing_registry
 from numba.cuda.cudaimpl import registry as lowering_registry
@@ -26,12 +28,14 @@ __all__ = [
     "OpaqueModel",
     "Signature",
     "TypingError",
+    "compiles_ours",
     "fold_arguments",
     "global_callable",
     "lowering_registry",
     "models",
     "operation",
     "register_model",
+    "rules_hold_in",
     "signature",
     "target_context",
     "typeof_impl",
@@ -47,6 +51,31 @@ def target_context() -> Any:
     from numba.cuda.descriptor import cuda_target
 
     return cuda_target.target_context
+
+
+_pipelines = threading.local()
+
+
+def rules_hold_in(pipeline: type) -> None:
+    """Let `compiles_ours` be true while a compiler of this class runs, from type inference to code, and not in one of Numba's
+    that runs inside it (for a ``cuda.jit`` helper, or a library function of Numba's)."""
+    run = CompilerBase._compile_core
+
+    def run_and_note(self: Any) -> Any:
+        stack = _pipelines.__dict__.setdefault("stack", [])
+        stack.append(isinstance(self, pipeline))
+        try:
+            return run(self)
+        finally:
+            stack.pop()
+
+    CompilerBase._compile_core = run_and_note
+
+
+def compiles_ours() -> bool:
+    """Whether the function that is being compiled is one of gemmkit's, so that its rules hold for Numba's own numbers."""
+    stack = _pipelines.__dict__.get("stack")
+    return bool(stack) and stack[-1]
 
 
 def _template(key: Any, typer: Typer, python: Callable[..., Any] | None = None) -> type:

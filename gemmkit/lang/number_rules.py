@@ -160,7 +160,7 @@ def _quotient(a: Kind, b: Kind) -> Kind:
 
 
 def _check_power(a: Kind, b: Kind) -> None:
-    if not is_integer(b) or not (is_integer(a) or a == BOOL):
+    if is_float(a) or is_float(b):
         return
     if isinstance(b, int):
         if b < 0:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang import arithmetic as _arithmetic  # noqa: F401  (registers + and its like)
+from gemmkit.lang import builtin_functions as _builtin_functions  # noqa: F401  (and `max`, `int`, `math.exp`)
 from gemmkit.lang import ranges as _ranges  # noqa: F401  (registers `range` over coordinates)
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.functions import DeviceFunction, DeviceFunctionType, weaken
@@ -34,6 +35,7 @@ from gemmkit.lang.scalars import (
     WeakFloat64Type,
     WeakFloatLiteral,
     WeakIntLiteral,
+    index,
     numba_type,
 )
 
@@ -134,30 +136,6 @@ def static_value(context: Any, builder: Any, ty: types.Type, value: Any) -> Any:
     if isinstance(ty, (types.BooleanLiteral, types.NoneType)):
         return context.get_dummy_value() if value is None else context.get_constant(types.boolean, value)
     return context.get_constant_generic(builder, ty, value)
-
-
-# np.float16(x) and friends name Numba's own types; ours must be able to come from and go to them by a call.
-@operation(float)
-def _float(context: Any, *args: Any) -> Any:
-    if len(args) == 1 and isinstance(args[0], (NarrowFloatType, IndexType, WeakFloat64Type)):
-        return signature(types.float64, args[0]), lambda c, b, s, v: c.cast(b, v[0], s.args[0], types.float64)
-    return None
-
-
-@operation(bool)
-def _bool(context: Any, *args: Any) -> Any:
-    if len(args) == 1 and isinstance(args[0], (NarrowFloatType, WeakFloat64Type)):
-        return signature(types.boolean, args[0]), lambda c, b, s, v: c.cast(b, v[0], s.args[0], types.boolean)
-    return None
-
-
-@operation(int)
-def _int(context: Any, *args: Any) -> Any:
-    if len(args) == 1 and isinstance(args[0], IndexType):
-        return signature(args[0], args[0]), lambda c, b, s, v: v[0]
-    if len(args) == 1 and isinstance(args[0], (NarrowFloatType, WeakFloat64Type)):
-        return signature(types.int64, args[0]), lambda c, b, s, v: c.cast(b, v[0], s.args[0], types.int64)
-    return None
 
 
 @operation(operator.getitem)

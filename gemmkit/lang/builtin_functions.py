@@ -1,0 +1,208 @@
+"""``max``, ``int``, ``round``, ``divmod``, ``math.exp``, ... in device code, by the rules of `number_rules`.
+
+The emulator's are in `gemmkit.emulator.functions`.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+from llvmlite import ir
+
+from gemmkit.lang import number_rules
+from gemmkit.lang.arithmetic import kind_of_type, of_two, type_of_kind
+from gemmkit.lang.number_rules import Weak
+from gemmkit.lang.numba_hooks import compiles_ours, operation, signature, types
+from gemmkit.lang.scalars import (
+    IndexType,
+    NarrowFloatType,
+    WeakFloat64Type,
+    WeakFloatLiteral,
+    WeakIntLiteral,
+    number_constant,
+)
+
+_OURS = (IndexType, NarrowFloatType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral)
+
+
+def _kinds(context: Any, args: tuple) -> list | None:
+    """The kinds of a call's arguments; None where Numba's rules are to hold, or one is no number."""
+    kinds = [kind_of_type(a) for a in args]
+    if any(kind is None for kind in kinds) or not (compiles_ours() or any(isinstance(a, _OURS) for a in args)):
+        return None
+    return kinds
+
+
+def _call(context: Any, builder: Any, key: Any, sig: Any, given: Any, values: Any) -> Any:
+    """Call what Numba has under ``key``, with values of the types ``given``."""
+    values = [context.cast(builder, v, t, to) for v, t, to in zip(values, given, sig.args)]
+    return context.get_function(context.typing_context.resolve_value_type(key), sig)(builder, values)
+
+
+# -- max and min ------------------------------------------------------------------------------------------------------
+
+def _register_extremum(key: Any) -> None:
+    @operation(key)
+    def typer(context: Any, *args: Any) -> Any:
+        if len(args) < 2 or _kinds(context, args) is None:
+            return None
+        if len(args) == 2:
+            return of_two(context, key, *args)
+        steps, first = [], args[0]
+        for other in args[1:]:
+            step = of_two(context, key, first, other)
+            if step is None:
+                return None
+            steps.append((first, other, step))
+            first = step[0].return_type
+
+        def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+            out = v[0]
+            for (left, right, (sig, code)), value in zip(steps, v[1:]):
+                given = [c.cast(builder, x, t, to) for x, t, to in zip((out, value), (left, right), sig.args)]
+                out = code(c, builder, sig, given)
+            return out
+
+        return signature(first, *args), codegen
+
+
+for _key in (max, min):
+    _register_extremum(_key)
+
+
+# -- conversions ------------------------------------------------------------------------------------------------------
+
+def _register_conversion(key: Any) -> None:
+    name = key.__name__
+
+    @operation(key)
+    def typer(context: Any, *args: Any) -> Any:
+        kinds = _kinds(context, args)
+        if kinds is None or len(args) != 1:
+            return None
+        kind, given = number_rules.converted(name, kinds[0]), args[0]
+        result = type_of_kind(kind)
+        if kind is kinds[0] or (name == "round" and kind == kinds[0]):
+            return signature(given, given), lambda c, b, s, v: v[0]
+        if isinstance(given, WeakFloatLiteral) and kind == number_rules.INT64:
+            number = key(given.literal_value)
+            return signature(result, given), lambda c, b, s, v: number_constant(c, b, result, number)
+        if name == "round":
+            return _rounded(context, given, result)
+        if name == "bool" and isinstance(given, (types.Integer, types.Float)) and not isinstance(given, types.Literal):
+            return signature(result, given), _is_not_zero      # Numba's cast to a boolean asks for this very function
+        return signature(result, given), lambda c, b, s, v: c.cast(b, v[0], given, result)
+
+
+def _is_not_zero(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+    (value,) = values
+    zero = ir.Constant(value.type, 0)
+    return builder.icmp_unsigned("!=", value, zero) if isinstance(sig.args[0], types.Integer) \
+        else builder.fcmp_unordered("!=", value, zero)
+
+
+def _rounded(context: Any, given: Any, result: Any) -> Any:
+    wide = types.float64 if isinstance(given, WeakFloat64Type) else types.float32 if isinstance(given, NarrowFloatType) else given
+    if wide == given:
+        return None                                            # Numba's own: int64, halves to even
+    inner = context.resolve_function_type(round, (wide,), {})
+    if inner is None or inner.return_type != result:
+        return None
+    return signature(result, given), lambda c, b, s, v: _call(c, b, round, inner, (given,), v)
+
+
+for _key in (int, float, bool, round):
+    _register_conversion(_key)
+
+
+@operation(round)
+def _round_to_digits(context: Any, *args: Any) -> Any:
+    if len(args) == 2 and _kinds(context, args) is not None:
+        raise TypeError("round(x, digits) has no rule in device code; scale, round and scale back")
+    return None
+
+
+@operation(divmod)
+def _divmod(context: Any, *args: Any) -> Any:
+    if len(args) != 2 or _kinds(context, args) is None:
+        return None
+    steps = []
+    for op in (operator.floordiv, operator.mod):
+        inner = of_two(context, op, *args)
+        if inner is None:                                      # two floats of one type
+            sig = context.resolve_function_type(op, args, {})
+            inner = sig, _of_numba(op)
+        steps.append(inner)
+    result = types.BaseTuple.from_types([sig.return_type for sig, _ in steps])
+
+    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+        out = []
+        for sig, code in steps:
+            given = [c.cast(builder, x, t, to) for x, t, to in zip(v, args, sig.args)]
+            out.append(code(c, builder, sig, given))
+        return c.make_tuple(builder, result, out)
+
+    return signature(result, *args), codegen
+
+
+def _of_numba(op: Any) -> Any:
+    return lambda c, builder, sig, values: c.get_function(c.typing_context.resolve_value_type(op), sig)(builder, values)
+
+
+@operation(pow)
+def _pow(context: Any, *args: Any) -> Any:
+    if len(args) != 2 or _kinds(context, args) is None:
+        return None
+    return of_two(context, operator.pow, *args)
+
+
+# -- math -------------------------------------------------------------------------------------------------------------
+
+def _register_math(name: str, count: int) -> None:
+    key = getattr(math, name)
+
+    @operation(key)
+    def typer(context: Any, *args: Any) -> Any:
+        kinds = _kinds(context, args)
+        if kinds is None or len(args) != count:
+            return None
+        kind = number_rules.of_math(name, *kinds)
+        if name in number_rules.MATH_TO_WHOLE and number_rules.is_integer(kind):
+            return signature(args[0], args[0]), lambda c, b, s, v: v[0]
+        if kind is Weak.FLOAT and all(isinstance(a, (WeakIntLiteral, WeakFloatLiteral)) for a in args):
+            return _folded(key, args)
+        given = number_rules.of_math("fabs", *kinds)           # what it is computed in
+        compute = types.float64 if given is Weak.FLOAT else type_of_kind(given)
+        if all(a == compute for a in args):
+            return None                                        # Numba's own
+        inner = context.resolve_function_type(key, (compute,) * count, {})
+        if inner is None:
+            return None
+        result = type_of_kind(kind)
+
+        def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+            values = [c.cast(builder, x, t, compute) for x, t in zip(v, s.args)]
+            out = _call(c, builder, key, inner, (compute,) * count, values)
+            return c.cast(builder, out, inner.return_type, result)
+
+        return signature(result, *args), codegen
+
+
+def _folded(key: Any, args: tuple) -> Any:
+    """Of literals: a literal, or nothing where Python raises."""
+    try:
+        value = float(key(*[a.literal_value for a in args]))
+    except (ArithmeticError, ValueError) as error:
+        raise TypeError(f"math.{key.__name__} of {', '.join(repr(a.literal_value) for a in args)}: {error}") from None
+    result = WeakFloatLiteral(value)
+    return signature(result, *args), lambda c, b, s, v: c.get_constant_generic(b, result, value)
+
+
+for _name in (*number_rules.MATH_OF_ONE, *number_rules.MATH_TO_WHOLE, *number_rules.MATH_TESTS):
+    _register_math(_name, 1)
+for _name in number_rules.MATH_OF_TWO:
+    _register_math(_name, 2)
+
+

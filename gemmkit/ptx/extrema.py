@@ -1,0 +1,23 @@
+"""The larger and the smaller of two floats, NaN where either is one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from gemmkit.ptx.build import assembly
+
+#: The types that have the instruction, from compute capability 8.0 on, and the LLVM types of their registers.
+NATIVE = {"f32": ir.FloatType(), "f16": ir.IntType(16), "bf16": ir.IntType(16)}
+
+
+def extremum(builder: Any, name: str, kind: str, a: Any, b: Any) -> Any:
+    """``max`` or ``min`` of two numbers of a type of `NATIVE`, in one instruction (compute capability 8.0)."""
+    return assembly(builder, f"{name}.NaN.{kind} $0, $1, $2;", [NATIVE[kind]], [a, b], pure=True)[0]
+
+
+def selected(builder: Any, name: str, a: Any, b: Any) -> Any:
+    """The same of LLVM floats by comparison: two compare-and-combine instructions and a select (two of a float64's halves)."""
+    better = builder.fcmp_ordered(">" if name == "max" else "<", a, b)
+    return builder.select(builder.or_(better, builder.fcmp_unordered("uno", a, a)), a, b)

@@ -1,0 +1,219 @@
+"""Drawn expressions of scalars: the device's types are the emulator's, and so are the values.
+
+``GEMMKIT_DRAWN_EXPRESSIONS=5000`` draws as many (200 by default), from ``GEMMKIT_DRAWN_SEED``.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit.emulator.coordinates import Coordinate, kind_of
+from gemmkit.emulator.errors import CoordinateError
+from gemmkit.emulator.user_code import arguments
+from gemmkit.lang import number_rules as rules
+from gemmkit.lang.arithmetic import type_of_kind
+from gemmkit.lang.control import each
+from gemmkit.lang.number_rules import FLOAT64, INT32, Weak
+from gemmkit.ptx.special import block_x, thread_index
+from tests.lang.drawn_expressions import OPERANDS, Expression, drawn, function, leaf, of_one, of_two
+from tests.lang.on_host import on_host
+from tests.lang.typing import result
+from tests.ptx.harness import Out, Runtime, on_device
+
+COUNT = int(os.environ.get("GEMMKIT_DRAWN_EXPRESSIONS", "200"))
+SEED = int(os.environ.get("GEMMKIT_DRAWN_SEED", "20261122"))
+BATCH = 25                                                    # of one function: Numba makes tuples of 30 at most
+TYPES = tuple(type_of_kind(kind) for kind in OPERANDS.values())
+FAULTS = (CoordinateError, ArithmeticError, ValueError)       # no number: x // 0 of coordinates, int(NaN), 2 ** -1, ...
+INTEGERS = [name for name, kind in OPERANDS.items() if kind == rules.BOOL or rules.is_integer(kind)]
+
+
+def dtype_of(kind: Any) -> np.dtype:
+    """How a number of a kind is stored."""
+    return kind if isinstance(kind, np.dtype) else FLOAT64 if kind is Weak.FLOAT else INT32
+
+
+DTYPES = [dtype_of(kind) for kind in OPERANDS.values()]
+
+
+def batches(expressions: list[Expression]) -> list[list[Expression]]:
+    return [expressions[n:n + BATCH] for n in range(0, len(expressions), BATCH)]
+
+
+def emulated(texts: list[str]) -> Callable[..., tuple]:
+    """The function as the emulator runs it."""
+    (f,) = arguments([function(texts)])
+    return f                                                  # type: ignore[no-any-return]
+
+
+def value(rng: np.random.Generator, kind: Any) -> Any:
+    """A number of any size, an extreme one, or a small one."""
+    if kind == rules.BOOL:
+        return np.bool_(rng.integers(2))
+    if kind is Weak.COORDINATE:
+        return int(rng.integers(-100, 100))
+    if kind is Weak.FLOAT:
+        return float(rng.standard_normal())
+    how = rng.random()
+    if not rules.is_integer(kind):
+        special = (0.0, -0.0, 1.0, np.inf, -np.inf, np.nan, 2.5, -7.0)
+        return kind.type(rng.standard_normal() * 4 if how < 0.7 else special[rng.integers(len(special))])
+    limits = np.iinfo(kind)
+    if how < 0.4:
+        return rng.integers(limits.min, limits.max, dtype=kind, endpoint=True)
+    if how < 0.6:
+        return kind.type((limits.min, limits.min + 1, 0, 1, limits.max - 1, limits.max)[rng.integers(6)])
+    return kind.type(rng.integers(0 if kind.kind == "u" else -10, 11))
+
+
+def values(rng: np.random.Generator) -> list:
+    return [value(rng, kind) for kind in OPERANDS.values()]
+
+
+# -- types ------------------------------------------------------------------------------------------------------------
+
+def emulators_kind(expression: Expression, rng: np.random.Generator) -> Any:
+    """The kind of the emulator's result, of operands for which there is one; None if there are none such."""
+    f = emulated([expression.text])
+    for _ in range(20):
+        given = [max(abs(v), 1) % 5 + 1 if isinstance(v, int) else type(v)(rng.integers(1, 4)) for v in values(rng)]
+        try:
+            return kind_of(f(*given)[0])
+        except FAULTS:
+            continue
+    return None
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_devices_types_are_the_emulators() -> None:
+    rng = np.random.default_rng(SEED)
+    wrong, without = [], 0
+    for batch in batches([drawn(rng, 3) for _ in range(COUNT)]):
+        there = result(function([e.text for e in batch]), *TYPES)
+        for expression, ty in zip(batch, there, strict=True):
+            here = emulators_kind(expression, rng)
+            without += here is None
+            if ty != type_of_kind(expression.kind) or here not in (expression.kind, None):
+                wrong.append(f"{expression.text}: {ty} on the device, {here} in the emulator, {expression.kind} by the rules")
+    assert not wrong, "\n".join(wrong)
+    assert without <= COUNT // 20, f"{without} of {COUNT} expressions have no value for any operands"
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+def is_whole(e: Expression) -> bool:
+    """Of integers and booleans all the way."""
+    return not any(op in e.operations for op in ("/", "float", "round")) and "math" not in e.text and "." not in e.text \
+        and "1e" not in e.text
+
+
+def differing(batch: list[Expression], there: Callable[..., list], rng: np.random.Generator, times: int, close: Any) -> list[str]:
+    """Where the device's values, by ``there``, are not the emulator's."""
+    wrong: dict[str, str] = {}
+    compared = 0
+    here = [emulated([e.text]) for e in batch]
+    for _ in range(times):
+        given = values(rng)
+        for expression, f, got in zip(batch, here, there(*given), strict=True):
+            try:
+                expected = f(*given)[0]
+            except FAULTS:
+                continue
+            compared += 1
+            if not close(expression, got, dtype_of(expression.kind).type(expected)):
+                operands = {k: v for k, v in zip(OPERANDS, given) if k in expression.names}
+                wrong[expression.text] = f"{expression.text} of {operands}: {got!r} on the device, {expected!r} in the emulator"
+    assert compared > times * len(batch) // 2
+    return list(wrong.values())
+
+
+def equal(_expression: Expression, x: Any, y: Any) -> bool:
+    return bool(x == y)
+
+
+def compiled(batch: list[Expression]) -> Callable[..., list]:
+    return on_host(function([e.text for e in batch]), TYPES, DTYPES, [dtype_of(e.kind) for e in batch])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_integers_are_equal() -> None:
+    """The device's code, run on this machine's processor: to the bit, at any size."""
+    rng = np.random.default_rng(SEED + 1)
+    expressions: list[Expression] = []
+    while len(expressions) < COUNT // 2:
+        e = drawn(rng, 3, INTEGERS)
+        if is_whole(e):
+            expressions.append(e)
+    wrong = [text for batch in batches(expressions) for text in differing(batch, compiled(batch), rng, 40, equal)]
+    assert not wrong, "\n".join(wrong)
+
+
+# -- single operations -------------------------------------------------------------------------------------------------
+
+def single_operations() -> list[Expression]:
+    """Every operator and function of every kind of operands, once; literals on either side."""
+    leaves = [Expression(name, kind, frozenset({name})) for name, kind in OPERANDS.items()]
+    literals = [Expression(repr(v), v, frozenset()) for v in (3, 2.5)]
+    out = []
+    for a in leaves:
+        for op in (*rules.ARITHMETIC, *rules.BITWISE, "<", "==", *rules.EXTREMA):
+            for b in (*leaves, *literals):
+                for x, y in ((a, b), (b, a)) if b.is_literal else ((a, b),):
+                    try:
+                        out.append(of_two(op, x, y))
+                    except TypeError:
+                        continue
+        for op in (*rules.UNARY, *rules.CONVERSIONS):
+            try:
+                out.append(of_one(op, a))
+            except TypeError:
+                continue
+        for name in (*rules.MATH_OF_ONE, *rules.MATH_TO_WHOLE, *rules.MATH_TESTS):
+            out.append(Expression(f"math.{name}({a.text})", rules.of_math(name, a.kind), a.names, (name,), 1))
+        for name in rules.MATH_OF_TWO:
+            for b in leaves:
+                kind = rules.of_math(name, a.kind, b.kind)
+                out.append(Expression(f"math.{name}({a.text}, {b.text})", kind, a.names | b.names, (name,), 1))
+    return [e for e in out if e is not None]
+
+
+#: What jumps: the value beside a jump may come out on its other side.
+JUMPS = ("//", "%", "floor", "ceil", "trunc", "round", "int")
+
+
+def ulps(x: Any, y: Any) -> float:
+    """How far apart two floats of one type are, in units of the last place of the larger."""
+    if x == y or (x != x and y != y):
+        return 0.0
+    if not (np.isfinite(x) and np.isfinite(y)):
+        return np.inf
+    return float(abs(np.float64(x) - np.float64(y)) / np.float64(np.spacing(max(abs(x), abs(y)))))
+
+
+def within(expression: Expression, x: Any, y: Any) -> bool:
+    """One operation, within the table's bound."""
+    if rules.is_integer(dtype_of(expression.kind)) or dtype_of(expression.kind) == rules.BOOL:
+        return bool(x == y)
+    (op,) = expression.operations
+    bound = rules.ULPS.get(op, (0, 0))[dtype_of(expression.kind) == FLOAT64]
+    if op == "lgamma" and abs(float(y)) < 1:                  # near its zeros the bound is absolute
+        return abs(float(x) - float(y)) <= bound * (1.2e-7 if dtype_of(expression.kind) != FLOAT64 else 2.3e-16)
+    return ulps(x, y) <= bound
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_single_operations_have_the_emulators_values() -> None:
+    """A sample: the device's code on this machine's processor, whose mathematical functions are not the GPU's but as good."""
+    rng = np.random.default_rng(SEED + 2)
+    every = single_operations()
+    chosen = [every[n] for n in rng.permutation(len(every))[:COUNT]]
+    wrong = [text for batch in batches(chosen) for text in differing(batch, compiled(batch), rng, 20, within)]
+    assert not wrong, "\n".join(wrong)
