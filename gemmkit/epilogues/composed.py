@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.epilogues.base import Epilogue
+from gemmkit.lang.returned import number, numbers
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ class Composed(Epilogue):
                                 "override finish instead")
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
-        return self.second(self.first(x, m, n), m, n)
+        return self.second(number(self.first, "__call__", self.first(x, m, n), x), m, n)
 
     def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
-        return self.second.finish(self.first.finish(values, tile, shape), tile, shape)
+        return self.second.finish(numbers(self.first, "finish", self.first.finish(values, tile, shape), values), tile, shape)
 
     @property
     def reads_tiles(self) -> bool:

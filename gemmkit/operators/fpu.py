@@ -11,6 +11,7 @@ import numpy as np
 
 from gemmkit.lang.control import choose, each, join, outer
 from gemmkit.lang.registers import Fragment, generate
+from gemmkit.lang.returned import number
 from gemmkit.lang.values import convert_all
 from gemmkit.operators.base import Operator
 from gemmkit.ptx.arithmetic import outer_fma
@@ -167,7 +168,7 @@ def _composed(operator: Any, a: tuple, b: tuple, c: tuple) -> tuple:
 
 
 def _combine_product(c: Any, a: Any, b: Any, operator: Any) -> Any:
-    return operator.combine(c, operator.multiply(a, b))
+    return number(operator, "combine", operator.combine(c, operator.multiply(a, b)), c)
 
 
 def _place(fragment_map: Any, tile: Any, lane: int, n: int) -> Any:
