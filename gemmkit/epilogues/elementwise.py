@@ -8,7 +8,7 @@ from typing import Any
 from gemmkit import activations
 from gemmkit.components import Scalar
 from gemmkit.epilogues.base import Epilogue
-from gemmkit.lang.callables import function_given
+from gemmkit.lang.given import function_given
 from gemmkit.lang.control import choose
 from gemmkit.transforms.base import takes_coordinates
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.lang.atoms import atom
-from gemmkit.lang.callables import function_given, required
+from gemmkit.lang.given import function_given, required
 from gemmkit.lang.component_types import ComponentType
 from gemmkit.lang.numba_hooks import signature
 from gemmkit.lang.registers import call_function
