@@ -8,8 +8,8 @@ from typing import Any
 from gemmkit import activations
 from gemmkit.components import Scalar
 from gemmkit.epilogues.base import Epilogue
-from gemmkit.lang.given import function_given
 from gemmkit.lang.control import choose
+from gemmkit.lang.given import function_given
 from gemmkit.transforms.base import takes_coordinates
 
 
@@ -52,6 +52,7 @@ class GELU(Epilogue):
     form: str = "erf"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.form not in ("erf", "tanh"):
             raise ValueError(f'GELU(form={self.form!r}): "erf" or "tanh" is needed')
 
@@ -107,6 +108,7 @@ class Where(Epilogue):
     value: Scalar
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "mask", function_given(self.mask, "Where", "mask", (2,), "a function of m, n"))
 
     def __call__(self, x: Any, m: int, n: int) -> Any:

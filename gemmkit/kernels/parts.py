@@ -10,8 +10,8 @@ from typing import Any
 
 from gemmkit.lang.control import choose, keep
 from gemmkit.lang.registers import apply, generate, registers
-from gemmkit.lang.returned import all_converted, converted, pair
-from gemmkit.lang.values import convert, convert_all, fill
+from gemmkit.lang.returned import all_converted, converted, counted, pair
+from gemmkit.lang.values import convert, fill
 from gemmkit.layouts.base import element_of
 from gemmkit.ptx.fragments import fragment_coordinate
 from gemmkit.ptx.special import lane_index
@@ -100,7 +100,9 @@ def inside(tile: Any, rows: int, columns: int) -> bool:
 
 
 def read_inside(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:
-    values = convert_all(operand.layout.dtype, operand.layout.load(data, tile, shape))
+    layout = operand.layout
+    loaded = counted(layout, "load", layout.load(data, tile, shape), tile.count)
+    values = all_converted(layout, "load", loaded, layout.dtype)
     return transform_into(operand, values, tile)
 
 

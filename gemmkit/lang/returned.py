@@ -184,6 +184,27 @@ def numbers(component: Any, method: str, values: tuple, like: tuple) -> tuple:
     return tuple(number(component, method, value, x) for value, x in zip(values, like))
 
 
+def _type_counted(context: Any, component: Any, method: Any, values: Any, count: Any) -> Any:
+    wanted = count.literal_value
+    if not isinstance(values, types.BaseTuple) or len(values.types) != wanted:
+        raise refusal(component, method.literal_value, told(values), f"a tuple of {wanted}, one for each element,")
+    for ty in values.types:
+        if not is_number_type(ty) and not isinstance(ty, types.BaseTuple):
+            raise refusal(component, method.literal_value, f"a tuple with {told(ty)}", NUMBER)
+    return signature(values, component, method, values, count), lambda c, b, s, v: v[2]
+
+
+@atom(_type_counted)
+def counted(component: Any, method: str, values: tuple, count: int) -> tuple:
+    """A tile's elements that ``component.method`` returned: so many numbers."""
+    if not isinstance(values, tuple) or len(values) != count:
+        raise refusal(component, method, told(values), f"a tuple of {count}, one for each element,")
+    for value in values:
+        if not isinstance(value, tuple) and not is_number(value):
+            raise refusal(component, method, f"a tuple with {told(value)}", NUMBER)
+    return values
+
+
 # -- where a number goes ----------------------------------------------------------------------------------------------
 
 def _fits(count: int, dtype: np.dtype) -> bool:
@@ -281,4 +302,4 @@ def truth(component: Any, method: str, value: Any) -> Any:
     return value
 
 
-__all__ = ["all_converted", "converted", "fitting", "number", "numbers", "pair", "refusal", "truth"]
+__all__ = ["all_converted", "converted", "counted", "fitting", "number", "numbers", "pair", "refusal", "truth"]

@@ -17,6 +17,7 @@ import numpy as np
 
 from gemmkit.components import Component
 from gemmkit.lang.control import each
+from gemmkit.lang.given import dtype_given
 from gemmkit.lang.registers import generate
 from gemmkit.lang.returned import converted, number
 from gemmkit.runtime.arrays import ArrayInfo
@@ -41,7 +42,8 @@ class Layout(Component):
     comb = 1                             # how far apart along ``vector_axis`` the neighbours in memory are
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        super().__post_init__()
+        object.__setattr__(self, "dtype", dtype_given(self.dtype, type(self).__qualname__))
 
     # -- device methods ---------------------------------------------------------------------------------------------
 

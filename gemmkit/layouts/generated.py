@@ -12,8 +12,8 @@ from numba.cuda.core.errors import TypingError
 
 from gemmkit.components import is_array
 from gemmkit.lang.atoms import atom
-from gemmkit.lang.given import function_given
 from gemmkit.lang.control import choose
+from gemmkit.lang.given import function_given
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.scalars import IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral
 from gemmkit.lang.values import DTypeType

@@ -12,8 +12,8 @@ from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.lang.atoms import atom
-from gemmkit.lang.given import function_given, required
 from gemmkit.lang.component_types import ComponentType
+from gemmkit.lang.given import dtype_given, function_given, required
 from gemmkit.lang.numba_hooks import signature
 from gemmkit.lang.registers import call_function
 from gemmkit.lang.returned import number
@@ -105,9 +105,9 @@ class Composed(Transform):
     second: Transform
 
     def __post_init__(self) -> None:
-        for part in (self.first, self.second):
+        for name, part in (("first", self.first), ("second", self.second)):
             if not isinstance(part, Transform):
-                raise TypeError(f"{part!r} in a composition of transforms: a Transform is needed; wrap a function in "
+                raise TypeError(f"{name}={part!r} in a composition of transforms: a Transform is needed; wrap a function in "
                                 "transforms.Elementwise")
 
     def __call__(self, x: Any, *at: Any) -> Any:
@@ -142,6 +142,10 @@ class Staged(Composed):
     """
 
     dtype: Any
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "dtype", dtype_given(self.dtype, "Staged"))
 
     def of(self, x: Any) -> Any:
         return transformed(self.second, convert(self.dtype, transformed(self.first, x, 0, 0)), 0, 0)

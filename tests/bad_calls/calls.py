@@ -70,7 +70,7 @@ def products() -> list[Call]:
              f"operator= component {FPU}", "conf= any None", "stream= any None", weight=6),
         call("blas.gemmEx", "transa word 'T'", "transb word 'C'", "alpha count 1.0", "a array of(1, 7, 5, dtype='c8')",
              "b array of(2, 3, 7, dtype='c8')", "beta count 1j", "c array of(3, 5, 3, dtype='c8')"),
-        call("blas.gemm", "transa word 'N'", "transb word 'T'", A, "b array of(2, 3, 7)", "out array None", "alpha count 1.0",
+        call("blas.gemm", "transa word 'N'", "transb word 'T'", A, "b array of(2, 3, 7)", "out|c array None", "alpha count 1.0",
              "beta count 0.0", weight=3),
         call("gk.einsum", "spec|einsum word 'ij,jk->ik'", "operand array of(1, 5, 7)", "operand array of(2, 7, 3)", OUT,
              f"operator= component {FPU}", "epilogue= component epilogues.ReLU()", "stream= any None", weight=4),
@@ -105,10 +105,10 @@ def configurations() -> list[Call]:
 
 
 def components() -> list[Call]:
-    apply = "gk.matmul(of(1, 5, 7), of(2, 7, 3), {}=result)"
+    apply = "gk.matmul(of(1, 5, 7), of(2, 7, 3), conf=SMALL, {}=result)"
     as_layout = apply.format("global_a_layout")
     as_transform, as_epilogue = apply.format("transform_regs_to_shared_d"), apply.format("epilogue")
-    as_operator = apply.format("operator")
+    as_operator = "gk.matmul(of(1, 5, 7), of(2, 7, 3), operator=result)"
     sizes = ("M= count 16", "N= count 16", "K= count 1", "MB= count 4", "NB= count 8")
     return [
         call("layouts.RowMajor", "dtype dtype 'float32'", after=as_layout, weight=2),
@@ -122,8 +122,8 @@ def components() -> list[Call]:
         call("layouts.Diagonal", "dtype dtype 'float32'", "nothing count 0", "operand word 'a'", "skips any True"),
         call("layouts.Triangular", "layout component layouts.RowMajor('float32')", "half word 'lower'", "unit any False"),
         call("layouts.Symmetric", "layout component layouts.RowMajor('float32')", "half word 'lower'"),
-        call("layouts.Generated", "dtype dtype 'float32'", "f function:3 lambda i, j, s: s * (i - j)", "first count 0.5",
-             after="gk.matmul(of(1, 5, 7), of(2, 7, 3), global_a_layout=result, gemm_shape=dict(M=5, N=3, K=7))", weight=2),
+        call("layouts.Generated", "dtype dtype 'float32'", "f function:3 lambda i, j, s: s * (i - j)", "first|f count 0.5",
+             after="gk.matmul(of(1, 5, 7), of(2, 7, 3), conf=SMALL, global_a_layout=result, gemm_shape=dict(M=5, N=3, K=7))", weight=2),
         call("layouts.Tensor", "dtype dtype 'float32'", "rows any (5,)", "columns any (7,)"),
         call("transforms.Elementwise", "f|lambda function:1 lambda x: x + 1", after=as_transform, weight=6),
         call("transforms.Elementwise", "f|lambda function:3 lambda x, i, j: x + i", after=apply.format("transform_global_to_shared_a"), weight=2),
@@ -149,7 +149,7 @@ def components() -> list[Call]:
         call("operators.WMMAOp", "M= count 16", "dtype= dtype 'float16'", "accumulator= dtype 'float32'", "a_order= word 'col'"),
         call("operators.WGMMAOp", "N= count 256", "dtype= dtype 'float16'", "accumulator= dtype 'float32'", "promote= count 0",
              "a_major= word 'K'"),
-        call("operators.Semiring", "add function:2 min", "mul function:2 operator.add", "zero count float('inf')", *sizes, weight=2),
+        call("operators.Semiring", "add function:2 min", "mul function:2 lambda x, y: x + y", "zero count float('inf')", *sizes, weight=2),
         call("operators.Algebra", f"base component {FPU}", "table any (((1, 0), (0, 1)), ((0, 1), (-1, 0)))", "names any ('real', 'imag')",
              "conjugate any (1, -1)", weight=2),
         call("operators.dual", "p|tangents count 2"),
@@ -158,7 +158,7 @@ def components() -> list[Call]:
 
 
 def objects() -> list[Call]:
-    product = "gk.matmul(result, of(1, 7, 2))"
+    product = "gk.matmul(result, of(1, 7, 2), conf=SMALL)"
     return [
         call("gk.Matrix", "array array of(1, 7, 7)", "layout component layouts.RowMajor('float32')", "shape any (7, 7)", after=product, weight=2),
         call("gk.Diagonal", "diagonal array of(1, 7)", after=product, weight=2),
@@ -179,9 +179,8 @@ def objects() -> list[Call]:
         call("gk.subdivide", "tile tile gk.Tile(M=8, N=4)", "tiling tile gk.Tile(M=4, N=1)", "index count 3", "count count 4"),
         call("gk.translate", "tile tile gk.Tile(M=8, N=4)", "M= count 3", "N= count 4"),
         call("gk.translate_offset", "tile tile gk.Tile(M=8, N=4)", "distance|translate count 3", "distance|translate count 4"),
-        call("gk.linearise", "coord any (1, 2)", "shape any (4, 5)", "order word 'row'"),
+        call("gk.linearise", "coord|coordinates any (1, 2)", "shape any (4, 5)", "order word 'row'"),
         call("emulated", "seed count 1", after="result"),
-        call("main", "arguments|usage any ['explain', '--m', '0']"),
     ]
 
 
@@ -195,8 +194,9 @@ def commands() -> list[tuple[str, ...]]:
 
 def methods() -> list[tuple[str, str, str, str, str]]:
     """Contracts of user's components: base, method, arguments, how one is made, how it is used."""
-    use = "gk.matmul(of(1, 5, 7), of(2, 7, 3), {}=result)"
-    layout = "gk.matmul(of(1, 5, 7), of(2, 7, 3), {}=result, gemm_shape=dict(M=5, N=3, K=7), out=np.zeros((5, 3), 'f4'))"
+    use = "gk.matmul(of(1, 5, 7), of(2, 7, 3), conf=SMALL, {}=result)"
+    multiply = "gk.matmul(of(1, 5, 7), of(2, 7, 3), operator=result)"
+    layout = "gk.matmul(of(1, 5, 7), of(2, 7, 3), conf=SMALL, {}=result, gemm_shape=dict(M=5, N=3, K=7), out=np.zeros((5, 3), 'f4'))"
     return [
         ("layouts.Layout", "element", "data, i, j, shape", "('float32')", layout.format("global_a_layout")),
         ("layouts.Layout", "store_element", "data, i, j, value, shape", "('float32')", layout.format("global_d_layout")),
@@ -208,11 +208,11 @@ def methods() -> list[tuple[str, str, str, str, str]]:
         ("transforms.Transform", "__call__", "x, i, j", "()", use.format("transform_global_to_shared_b")),
         ("epilogues.Epilogue", "__call__", "x, m, n", "()", use.format("epilogue")),
         ("epilogues.Epilogue", "finish", "values, tile, shape", "()", use.format("epilogue")),
-        ("operators.FPUOp", "multiply", "a, b", "(M=16, N=16)", use.format("operator")),
-        ("operators.FPUOp", "combine", "c, product", "(M=16, N=16)", use.format("operator")),
+        ("operators.FPUOp", "multiply", "a, b", "(M=16, N=16)", multiply),
+        ("operators.FPUOp", "combine", "c, product", "(M=16, N=16)", multiply),
         ("Condition", "__call__", "m, n, k", "()", use.format("condition")),
         ("Order", "block", "linear, rows, columns", "()", "gk.matmul(of(1, 5, 7), of(2, 7, 3), conf=gk.get_config(order=result, operator="
-         "operators.FPUOp(M=16, N=16), global_a_layout=layouts.RowMajor('float32')))"),
+         "SMALL.operator, global_a_layout=SMALL.global_a_layout, block_shape=SMALL.block_shape, compute_warp=SMALL.compute_warp))"),
     ]
 
 

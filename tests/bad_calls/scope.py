@@ -19,6 +19,8 @@ from gemmkit.kernels.spec import Condition
 from gemmkit.runtime.device import H100
 
 DROP = object()
+SMALL = gk.get_config(operator=operators.FPUOp(M=16, N=16), global_a_layout=layouts.RowMajor("float32"),        # one warp a block
+                      block_shape=gk.Tile(M=16, N=16, K=16), compute_warp=gk.Tile(M=16, N=16, K=16))
 
 
 class Interface:
@@ -139,7 +141,7 @@ def of(seed: int, *shape: int, dtype: Any = "f4") -> np.ndarray:
 
 
 def scope() -> dict[str, Any]:
-    names = (Callable, Columns, Condition, DLPack, DROP, Grouped, H100, Hilbert, Interface, NoCall, Order, Raising, Stateful, Thawed, apart,
+    names = (Callable, Columns, Condition, DLPack, DROP, Grouped, H100, Hilbert, Interface, NoCall, Order, Raising, SMALL, Stateful, Thawed, apart,
              blas, epilogues, functools, gk, inspection, layouts, main, math, method, misaligned, ml_dtypes, np, of, operator, operators,
              readonly, transforms)
     by_value = {id(value): name for name, value in globals().items()}

@@ -71,7 +71,7 @@ POOLS = {"array": ARRAYS, "function": FUNCTIONS, "dtype": DTYPES, "count": COUNT
 
 def broken(kind: str, good: str, rng: np.random.Generator) -> str:
     """Code of a bad value in place of the good one: of its kind's own pool in three cases of four."""
-    pool = POOLS[kind.partition(":")[0]]
+    pool = POOLS[kind.partition(":")[0]] if good != "None" or not kind.startswith("array") else ()
     chosen = str(rng.choice(pool if pool and rng.random() < 0.75 else ANYTHING))
     if kind.startswith("array"):
         return chosen.replace("{x}", f"({good})")
