@@ -39,12 +39,13 @@ from gemmkit.lang.component_types import component_type
 from gemmkit.lang.errors import ComponentError
 from gemmkit.lang.fingerprint import Reading, digest, read_class, read_closure, read_value
 from gemmkit.lang.functions import DeviceFunction
+from gemmkit.lang.given import check_fields
 from gemmkit.lang.guards import Fact, Guards
 from gemmkit.lang.memory import ViewType
 from gemmkit.lang.numba_hooks import typeof_impl, types
 from gemmkit.lang.scalars import index, numba_type, weak_float64
 from gemmkit.lang.values import static_type
-from gemmkit.runtime.arrays import ArrayInfo, alignment, check_aligned, describe, part_bytes, unit_axis
+from gemmkit.runtime.arrays import ArrayInfo, alignment, check_aligned, describe, offers, part_bytes, unit_axis
 
 __all__ = ["Array", "Component", "ComponentError", "Frozen", "Scalar", "freeze"]
 
@@ -75,6 +76,9 @@ class Component(metaclass=ComponentClass):
         super().__init_subclass__(**kwargs)
         if "__repr__" not in vars(cls):
             cls.__repr__ = _paste_able                                    # type: ignore[method-assign]
+
+    def __post_init__(self, *_: Any) -> None:
+        check_fields(self)
 
     def __device_type__(self) -> types.Type:
         return freeze(self).type
@@ -126,7 +130,7 @@ class Frozen:
 # -- which fields are runtime -----------------------------------------------------------------------------------------
 
 @cache
-def _annotated(cls: type) -> dict[str, Any]:
+def annotated(cls: type) -> dict[str, Any]:
     """Fields whose annotation says that they are runtime."""
     try:
         hints = typing.get_type_hints(cls)
@@ -150,8 +154,7 @@ def is_array(value: Any) -> bool:
     """Whether a value is an array of some library (and not a NumPy scalar)."""
     if isinstance(value, (np.generic, int, float, complex, str, bytes, type(None), np.dtype, type)):
         return False
-    return (isinstance(value, np.ndarray) or hasattr(value, "__cuda_array_interface__")
-            or hasattr(value, "__dlpack__"))
+    return isinstance(value, np.ndarray) or offers(value, "__cuda_array_interface__") or offers(value, "__dlpack__")
 
 
 def field_values(component: Any) -> dict[str, Any]:
@@ -273,7 +276,7 @@ def freeze_scalar(value: Any) -> Frozen:
 def _freeze_field(component: Component, field: str, value: Any, path: str) -> tuple[bool, Frozen | None]:
     """(runtime?, frozen); None for a static field."""
     cls: Any = type(component)
-    kind = _annotated(cls).get(field)
+    kind = annotated(cls).get(field)
     where = f"{path}.{field}"
     if kind is Scalar and value is not None and not isinstance(value, Component):
         try:

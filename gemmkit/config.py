@@ -21,6 +21,7 @@ from gemmkit.kernels.rasterisation import Grouped, Order
 from gemmkit.kernels.spec import Condition, Operand, Spec
 from gemmkit.kernels.weave import with_a_by_registers
 from gemmkit.lang.errors import ConfigError
+from gemmkit.lang.given import check_methods
 from gemmkit.lang.narrowing import narrows, refusal
 from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import Layout, Zero
@@ -92,7 +93,11 @@ class Config(Component):
             ways = (getattr(self, f"transform_{way}_{name}") for way in ("global_to_shared", "shared_to_regs"))
             if isinstance(layout, Layout):
                 transformed = any(not getattr(way, "is_identity", False) for way in ways)
-                object.__setattr__(self, f"global_{name}_layout", layout.as_operand(name, transformed))
+                check_methods(layout, f"global_{name}_layout")
+                seen = layout.as_operand(name, transformed)
+                _rule(isinstance(seen, Layout), f"global_{name}_layout", layout, f"its as_operand returned {seen!r}; a "
+                      "Layout is needed")
+                object.__setattr__(self, f"global_{name}_layout", seen)
         validate(self)
 
     def __repr__(self) -> str:
@@ -223,6 +228,8 @@ def _check_fields(fields: dict[str, Any]) -> None:
     from gemmkit.kernels.select import KERNELS
 
     for name, value in fields.items():
+        if isinstance(value, Component):
+            check_methods(value, name)
         if name in TILES:
             _rule(isinstance(value, Tile), name, value, "a Tile is needed")
             _rule(value.names == TILES[name], name, value, f"its dimensions must be {', '.join(TILES[name])}")
@@ -238,12 +245,14 @@ def _check_fields(fields: dict[str, Any]) -> None:
             _rule(hasattr(value, "physical_size") and not isinstance(value, type), name, value, "a shared layout is needed: "
                   "RowMajor, ColMajor or Padded")
         elif name == "kernel":
-            _rule(value in KERNELS, name, value, f"the kernels are {', '.join(KERNELS)}")
+            _rule(isinstance(value, str) and value in KERNELS, name, value, f"the kernels are {', '.join(KERNELS)}")
         elif name in ("warps_per_block", "splits"):
             _rule(isinstance(value, int) and not isinstance(value, bool) and value >= 1, name, value,
                   "a positive number is needed")
         elif name in ("stages", "producer_warps"):
             _rule(isinstance(value, int) and not isinstance(value, bool) and value >= 0, name, value, "a number is needed")
+        elif name == "schedule":
+            _rule(isinstance(value, str), name, value, "'cooperative' or 'pingpong' is needed")
         elif name == "blocks_per_sm":
             _rule(isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 32, name, value,
                   "a number from 1 to 32 is needed")
@@ -379,11 +388,20 @@ def get_config(*, operator: Operator, global_a_layout: Layout, gemm_shape: Any =
                         + ", ".join(sorted(known)))
     values = dict(fields, operator=operator, global_a_layout=global_a_layout)
     _check_fields(values)
-    device = device or target()
+    device = device_given(device)
     defaults.fill(values, _sizes(gemm_shape), device)
     config = Config(**values)
     config.check_device(device)
     return config
+
+
+def device_given(device: Any) -> DeviceInfo:
+    """What to compile for: a description of a device, or for None the GPU that is here."""
+    if device is None:
+        return target()
+    _rule(isinstance(device, DeviceInfo), "device", device, "a gemmkit.runtime.device.DeviceInfo is needed, for example "
+          "gemmkit.runtime.device.H100, or None for the GPU that is here")
+    return device                                                              # type: ignore[no-any-return]
 
 
 def _sizes(gemm_shape: Any) -> tuple[int, int, int] | None:

@@ -243,7 +243,11 @@ def _chain(terms: tuple[str, ...], result: str, operands: tuple, infos: tuple[Ar
     text = f"{','.join(terms)}->{result}"
     if isinstance(optimize, bool):
         optimize = "auto" if optimize else [(0, 1)] * (len(operands) - 1)
-    path, _ = opt_einsum.contract_path(text, *(info.shape for info in infos), shapes=True, optimize=optimize)
+    try:
+        path, _ = opt_einsum.contract_path(text, *(info.shape for info in infos), shapes=True, optimize=optimize)
+    except Exception as error:                     # of a path that is none
+        raise ValueError(f"optimize={optimize!r}: opt_einsum finds no path by it ({error}); 'auto', 'greedy', 'optimal', "
+                         "True, False or a path of pairs is needed") from None
     if any(len(step) != 2 for step in path):
         raise ValueError(f"optimize={optimize!r}: its path takes {path} at a time; every step must take two operands")
     left, arrays = list(terms), list(operands)

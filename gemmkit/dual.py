@@ -21,7 +21,7 @@ import numpy as np
 
 from gemmkit.matmul import matmul
 from gemmkit.matrices import Matrix
-from gemmkit.operators.algebra import dual
+from gemmkit.operators.algebra import MOST_TANGENTS, dual
 from gemmkit.runtime.arrays import describe, empty_like
 
 __all__ = ["Dual"]
@@ -42,8 +42,7 @@ class Dual(Matrix):
         info = describe(parts, "parts")
         if not info.shape or info.shape[-1] < 2:
             raise ValueError(f"parts has shape {info.shape}; a last axis of 1 + p is needed: a value and p tangents")
-        if info.dtype.kind != "f" and info.dtype.name != "bfloat16":
-            raise TypeError(f"parts has dtype {info.dtype}; derivatives are floats")
+        _floats(parts, "parts")
         self.parts = parts
         self.shape: Any = tuple(info.shape[:-1])
         self.count = info.shape[-1] - 1
@@ -53,12 +52,15 @@ class Dual(Matrix):
     @classmethod
     def of(cls, value: Any, tangents: Any) -> Dual:
         """From values of shape (...) and tangents of shape (..., p) or, for one tangent, (...)."""
-        shape, given = tuple(value.shape), tuple(tangents.shape)
+        dtype = _floats(value, "value")
+        shape, given = describe(value, "value").shape, describe(tangents, "tangents").shape
         if given == shape:
             tangents, given = tangents[..., None], (*shape, 1)
         if given[:-1] != shape:
             raise ValueError(f"tangents has shape {given}, and value {shape}; {shape} or {(*shape, 'p')} is needed")
-        parts = empty_like(value, (*shape, 1 + given[-1]), describe(value, "value").dtype)
+        if given[-1] < 1:
+            raise ValueError(f"tangents has shape {given}; one tangent or more is needed")
+        parts = empty_like(value, (*shape, 1 + given[-1]), dtype)
         parts[..., 0] = value
         parts[..., 1:] = tangents
         return cls(parts)
@@ -66,7 +68,10 @@ class Dual(Matrix):
     @classmethod
     def constant(cls, value: Any, count: int = 1) -> Dual:
         """Numbers that depend on nothing: all tangents are zero."""
-        parts = empty_like(value, (*value.shape, 1 + count), describe(value, "value").dtype)
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_TANGENTS:
+            raise ValueError(f"count={count!r}: a number of tangents from 1 to {MOST_TANGENTS} is needed")
+        dtype = _floats(value, "value")
+        parts = empty_like(value, (*describe(value, "value").shape, 1 + count), dtype)
         parts[..., 0] = value
         parts[..., 1:] = 0
         return cls(parts)
@@ -74,7 +79,10 @@ class Dual(Matrix):
     @classmethod
     def seed(cls, value: Any) -> Dual:
         """Independent variables: as many tangents as elements, of which each has its own."""
-        size = math.prod(value.shape)
+        size = math.prod(describe(value, "value").shape)
+        if not 1 <= size <= MOST_TANGENTS:
+            raise ValueError(f"value has {size} elements, each of which would have a tangent; 1 to {MOST_TANGENTS} are "
+                             "needed")
         out = cls.constant(value, size)
         flat = out.parts.reshape(size, 1 + size)
         for n in range(size):
@@ -182,8 +190,16 @@ class Dual(Matrix):
         >>> Dual.seed(np.float64([3.0])).map(lambda x: x**2, lambda x, y: 2 * x).tangents.tolist()
         [[6.0]]
         """
+        for name, given in (("f", f), ("derivative", derivative)):
+            if not callable(given):
+                raise TypeError(f"{name}={given!r}: a function of arrays is needed")
         value = f(self.value)
-        return self._with(value, derivative(self.value, value)[..., None] * self.tangents)
+        slope = derivative(self.value, value)
+        for name, made in (("f", value), ("derivative", slope)):
+            if getattr(made, "shape", None) != self.shape:
+                raise ValueError(f"{name} returned {type(made).__name__} of shape {getattr(made, 'shape', None)}; an array "
+                                 f"of shape {self.shape} is needed")
+        return self._with(value, slope[..., None] * self.tangents)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **keywords: Any) -> Any:
         if method != "__call__" or keywords:
@@ -216,6 +232,14 @@ class Dual(Matrix):
         arrays = [None if x is None else x.parts for x in (*given, out)]
         made = matmul(arrays[0], arrays[1], arrays[2], conf, out=arrays[3], stream=stream, **keywords)
         return Dual(made) if out is None else out
+
+
+def _floats(x: Any, name: str) -> np.dtype:
+    """The dtype of an array; raises TypeError for one that derivatives cannot have."""
+    dtype = describe(x, name).dtype
+    if (dtype.kind != "f" or dtype.itemsize > 8) and dtype.name != "bfloat16":
+        raise TypeError(f"{name} has dtype {dtype}; derivatives are floats, float16 to float64 or bfloat16")
+    return dtype
 
 
 def _spread(tangents: Any, value: Any) -> Any:

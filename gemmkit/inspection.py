@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import freeze
-from gemmkit.config import Config
+from gemmkit.config import Config, device_given
+from gemmkit.config import _sizes as sizes_given
 from gemmkit.kernels.select import KERNELS
 from gemmkit.layouts import Layout, Plain, Zero
 from gemmkit.planning import Compiled
@@ -28,7 +29,7 @@ from gemmkit.problem import HOST, Problem
 from gemmkit.runtime.arrays import ArrayInfo, describe
 from gemmkit.runtime.assemble import Assembled, ResourceUsage, assemble, disassemble, instruction_counts
 from gemmkit.runtime.compile import to_ptx
-from gemmkit.runtime.device import DeviceInfo, target
+from gemmkit.runtime.device import DeviceInfo
 
 __all__ = ["CompiledKernel", "Occupancy", "compile_config", "occupancy"]
 
@@ -81,14 +82,17 @@ def compile_config(conf: Config, *, device: DeviceInfo | None = None, gemm_shape
         ConfigError: the kernel does not fit the device.
         AssemblerError, ComponentError: what compiling raises.
     """
-    device = device or target()
+    if not isinstance(conf, Config):
+        raise TypeError(f"conf={conf!r}: a configuration of gemmkit.get_config is needed")
+    device = device_given(device)
     conf.check_device(device)
+    if operands is not None and not isinstance(operands, Mapping):
+        raise TypeError(f"operands={operands!r}: a dictionary of arrays, by the names a, b, c and out, is needed")
     given = dict(operands or {})
     unknown = set(given) - {"a", "b", "c", "out"}
     if unknown:
-        raise ValueError(f"operands: got {', '.join(sorted(unknown))}; the operands are a, b, c and out")
-    sizes = dict(gemm_shape or {name: 4096 for name in "MNK"})
-    M, N, K = (sizes[name] for name in "MNK")
+        raise ValueError(f"operands: got {', '.join(sorted(map(str, unknown)))}; the operands are a, b, c and out")
+    M, N, K = sizes_given(dict(gemm_shape) if isinstance(gemm_shape, Mapping) else gemm_shape) or (4096,) * 3
     place = next((info.device for info in freeze(conf.spec()).arrays), HOST)
     infos: dict[str, ArrayInfo | None] = {}
     for name, rows, columns in (("a", M, K), ("b", K, N), ("c", M, N), ("out", M, N)):
@@ -140,6 +144,10 @@ def occupancy(registers: int, threads: int, shared_bytes: int, device: DeviceInf
     >>> occupancy(128, 256, 100_000, H100)
     Occupancy(by_registers=2, by_threads=8, by_shared_memory=2, by_hardware=32)
     """
+    for name, value, least in (("registers", registers, 1), ("threads", threads, 1), ("shared_bytes", shared_bytes, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name}={value!r}: a whole number, {least} or more, is needed")
+    device = device_given(device)
     warps = -(-threads // 32)
     warp_registers = -(-registers * 32 // 256) * 256
     block_bytes = -(-(shared_bytes + device.reserved_shared_memory) // 128) * 128

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.given import check_dtype
 from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor
 from gemmkit.layouts import Diagonal as DiagonalLayout
 from gemmkit.layouts import Generated as GeneratedLayout
@@ -42,9 +43,10 @@ class Matrix:
             raise TypeError(f"layout={layout!r}: a Layout is needed, for example RowMajor('float16')")
         self.array, self.layout = array, layout
         found = layout.extents(describe(array, "array")) if shape is None and array is not None else shape
-        if found is None or len(found) != 2 or None in found:
-            raise ValueError(f"shape={shape!r}: {layout!r} does not say how many rows and columns an array has; give both")
-        self.shape: tuple[int, int] = (int(found[0] or 0), int(found[1] or 0))
+        if found is None or not isinstance(found, tuple) or len(found) != 2 or not all(map(_is_extent, found)):
+            raise ValueError(f"shape={shape!r}: {layout!r} does not say how many rows and columns an array has; "
+                             "give both, as a tuple of two whole numbers")
+        self.shape: tuple[int, int] = (int(found[0]), int(found[1]))            # type: ignore[arg-type]
 
     @property
     def dtype(self) -> np.dtype:
@@ -63,6 +65,10 @@ class Matrix:
         return f"<{type(self).__name__} of shape {self.shape}, {self.layout!r}>"
 
 
+def _is_extent(n: Any) -> bool:
+    return isinstance(n, (int, np.integer)) and not isinstance(n, bool) and 0 <= int(n) < 2**31
+
+
 class Diagonal(Matrix):
     """The diagonal matrix of a vector.
 
@@ -72,6 +78,7 @@ class Diagonal(Matrix):
 
     def __init__(self, diagonal: Any):
         info = describe(diagonal, "diagonal")
+        check_dtype(info.dtype, "diagonal")
         if len(info.shape) != 1:
             raise ValueError(f"diagonal has shape {info.shape}; a vector is needed")
         super().__init__(diagonal, DiagonalLayout(info.dtype))
@@ -178,6 +185,7 @@ def arrays(a: Any, b: Any, others: tuple) -> tuple[Any, Any]:
 
 def _plain(array: Any) -> Plain:
     info = describe(array, "array")
+    check_dtype(info.dtype, "array")
     if len(info.shape) != 2:
         raise ValueError(f"array has shape {info.shape}; a matrix of 2 dimensions is needed")
     rows, columns = info.strides

@@ -9,10 +9,14 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from gemmkit.component_arrays import Held, arrays_of, check_held
 from gemmkit.components import Component, field_values
 from gemmkit.config import TRANSFORMS, Config, ConfigError, get_config
 from gemmkit.emulator.mode import is_emulating
+from gemmkit.epilogues import parts
+from gemmkit.lang.given import check_dtype, check_methods
 from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, Planar, RowMajor, Zero
 from gemmkit.operators import Algebra, Operator
 from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, overlaps, overlaps_itself
@@ -138,6 +142,7 @@ def layout_of(info: ArrayInfo, name: str, operator: Operator | None = None) -> L
 
     For an algebra's operator an array may have a last axis, the parts of its numbers.
     """
+    check_dtype(info.dtype, name)
     if isinstance(operator, Algebra) and len(info.shape) == 3:
         return Interleaved(operator.number_dtype(info.dtype), "col" if info.strides[0] < info.strides[1] else "row")
     if len(info.shape) != 2:
@@ -162,9 +167,17 @@ def _sizes(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None]
         if isinstance(layout, Plain) and len(info.shape) != 2:
             raise ValueError(f"{name} has {len(info.shape)} dimensions; a matrix of 2 is needed (a vector v: v[:, None] or "
                              "v[None, :])")
-        for dim, extent in zip(dims, layout.extents(info)):
+        check_methods(layout, f"global_{'d' if name == 'out' else name}_layout")
+        extents = layout.extents(info)
+        if not isinstance(extents, tuple) or len(extents) != 2:
+            raise TypeError(f"{type(layout).__qualname__}.extents of {name} returned {extents!r}; a tuple of its rows and "
+                            "columns is needed, numbers or None")
+        for dim, extent in zip(dims, extents):
             if extent is None:
                 continue
+            if not isinstance(extent, (int, np.integer)) or extent < 0:
+                raise TypeError(f"{type(layout).__qualname__}.extents of {name} returned {extents!r}; {extent!r} is no "
+                                "number of rows or columns")
             known = found.setdefault(dim, (name, extent))
             if known[1] != extent:
                 what = "rows" if dims.index(dim) == 0 else "columns"

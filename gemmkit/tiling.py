@@ -29,6 +29,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
+import numpy as np
+
 from gemmkit.lang import tiles as _device
 from gemmkit.lang.atoms import Atom
 
@@ -247,9 +249,9 @@ class Division:
 
     def __init__(self, names: tuple[str, ...], extents: tuple[int, ...], tiling: tuple[int, ...], count: int,
                  order: str = "column"):
-        if count < 1:
-            raise ValueError(f"parallelise: count is {count}; at least one worker is needed")
-        if order not in ("column", "row"):
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ValueError(f"parallelise: count is {count!r}; a whole number of workers, at least one, is needed")
+        if not isinstance(order, str) or order not in ("column", "row"):
             raise ValueError(f'parallelise: order is {order!r}; it is "column" or "row"')
         for name, extent, step in zip(names, extents, tiling):
             if extent % step:
@@ -325,8 +327,12 @@ _divisions: dict[tuple, Division] = {}
 
 def division(tile: Any, tiling: Any, count: int, order: str = "column") -> Division:
     """The division of a tile (or its device type); raises ValueError when there is none."""
-    key = (tile.names, tile.extents, tiling.names, tiling.extents, count, order)
-    found = _divisions.get(key)
+    try:
+        key = (tile.names, tile.extents, tiling.names, tiling.extents, count, order)
+        found = _divisions.get(key)
+    except (AttributeError, TypeError):
+        raise TypeError(f"parallelise: tile={tile!r}, tiling={tiling!r}, count={count!r}, order={order!r}; two Tiles, a "
+                        "number of workers and a word are needed") from None
     if found is None:
         if tile.names != tiling.names:
             raise ValueError(f"parallelise: the tile has dimensions {', '.join(tile.names)} and the tiling "
@@ -337,8 +343,8 @@ def division(tile: Any, tiling: Any, count: int, order: str = "column") -> Divis
 
 def _tiles(tile: Tile, tiling: Tile, index: int, count: int, order: str) -> Tiles:
     how = division(tile, tiling, count, order)
-    if not 0 <= index < count:
-        raise ValueError(f"parallelise: index is {index}; the workers are 0 to {count - 1}")
+    if not isinstance(index, (int, np.integer)) or not 0 <= index < count:
+        raise ValueError(f"parallelise: index is {index!r}; the workers are 0 to {count - 1}")
     return Tiles(tile, how, index)
 
 
@@ -357,7 +363,11 @@ def _parallelise(tile: Tile, tiling: Tile, index: int, count: int, order: str = 
 
 def _subdivide(tile: Tile, tiling: Tile, index: int, count: int, order: str = "column") -> Tile:
     """The first sub-tile of worker ``index`` of ``count``: ``parallelise(...)[0]``."""
-    return _tiles(tile, tiling, index, count, order)[0]
+    tiles = _tiles(tile, tiling, index, count, order)
+    if not len(tiles):
+        raise ValueError(f"subdivide: index is {index}, and there are only {tiles.division.total} sub-tiles for "
+                         f"count={count}")
+    return tiles[0]
 
 
 def check_distances(tile: Any, distances: tuple, by: dict[str, Any]) -> None:
@@ -377,21 +387,34 @@ def _moved(tile: Tile, position: tuple, distances: tuple[int, ...], by: dict[str
     return tuple(map(operator.add, position, distances))
 
 
+def _not_moved(tile: Any, distances: tuple, by: dict[str, Any]) -> str:
+    if not isinstance(tile, Tile):
+        return f"translate: tile={tile!r}; a Tile is needed"
+    given = ", ".join([*map(repr, distances), *(f"{name}={value!r}" for name, value in by.items())])
+    return f"translate: the distance {given}; a whole number for each of {', '.join(tile.names)} is needed"
+
+
 def _translate(tile: Tile, *distances: int, **by: int) -> Tile:
     """The tile with its base moved: ``translate(tile, M=i, N=j)`` (dimensions not named stay), or by position."""
-    return _at(tile._form, _moved(tile, tile._base, distances, by), tile._offset)
+    try:
+        return _at(tile._form, _moved(tile, tile._base, distances, by), tile._offset)
+    except (AttributeError, TypeError):
+        raise TypeError(_not_moved(tile, distances, by)) from None
 
 
 def _translate_offset(tile: Tile, *distances: int, **by: int) -> Tile:
     """The tile with its offset moved; for distances that are compile-time numbers."""
-    return _at(tile._form, tile._base, _moved(tile, tile._offset, distances, by))
+    try:
+        return _at(tile._form, tile._base, _moved(tile, tile._offset, distances, by))
+    except (AttributeError, TypeError):
+        raise TypeError(_not_moved(tile, distances, by)) from None
 
 
 def check_linearisation(coordinates: int, dimensions: int, order: str) -> None:
     """Raise ValueError unless so many coordinates can be linearised in an array of so many dimensions."""
     if coordinates != dimensions:
         raise ValueError(f"linearise: {coordinates} coordinates in an array of {dimensions} dimensions")
-    if order not in ("column", "row"):
+    if not isinstance(order, str) or order not in ("column", "row"):
         raise ValueError(f'linearise: order is {order!r}; it is "column" or "row"')
 
 
@@ -400,13 +423,19 @@ def _linearise(coord: Any, shape: Any, order: str = "column") -> int:
 
     ``coord`` and ``shape`` are Coords, tuples or tile sizes of one length. The slowest extent is not used.
     """
-    values, extents = tuple(coord), tuple(shape)
+    try:
+        values, extents = tuple(coord), tuple(shape)
+    except TypeError:
+        raise TypeError(f"linearise: coord={coord!r}, shape={shape!r}; two tuples of numbers are needed") from None
     check_linearisation(len(values), len(extents), order)
     if order == "row":
         values, extents = values[::-1], extents[::-1]
     linear = 0
-    for value, extent in zip(reversed(values), reversed(extents)):
-        linear = linear * extent + value
+    try:
+        for value, extent in zip(reversed(values), reversed(extents)):
+            linear = linear * extent + value
+    except TypeError:
+        raise TypeError(f"linearise: coord={coord!r}, shape={shape!r}; two tuples of numbers are needed") from None
     return linear
 
 

@@ -31,6 +31,8 @@ def emulate(seed: int | None = None) -> Iterator[None]:
     ``seed`` runs threads and blocks in a random order, which finds faults that depend on it. Slow: thousands of
     multiplications a millisecond, not billions.
     """
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise TypeError(f"seed={seed!r}: a whole number, or None for the order of threads, is needed")
     token = _mode.set(Mode(seed))
     try:
         yield

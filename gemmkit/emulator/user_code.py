@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.components import Component, Scalar, _annotated, field_values
+from gemmkit.components import Component, Scalar, annotated, field_values
 from gemmkit.emulator.coordinates import Coordinate
 from gemmkit.emulator.functions import BUILTINS, FUNCTIONS, MATH, Names, conversion
 from gemmkit.kernels.spec import Shape
@@ -73,7 +73,7 @@ class _Twins:
         if cls is Shape:
             return component
         changed = {}
-        scalars = _annotated(cls) if _is_users(cls.__module__) else {}
+        scalars = annotated(cls) if _is_users(cls.__module__) else {}
         for field, value in field_values(component).items():
             if scalars.get(field) is Scalar and type(value) is int and -2**31 <= value < 2**31:
                 changed[field] = Coordinate(value)

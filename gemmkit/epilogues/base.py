@@ -13,6 +13,7 @@ from gemmkit.components import Component
 from gemmkit.kernels.parts import column_of, delivered, inside, row_of, transform_within
 from gemmkit.lang.control import choose, each, keep
 from gemmkit.lang.registers import apply
+from gemmkit.lang.returned import fitting, number, numbers
 from gemmkit.ptx.special import lane_index
 from gemmkit.tiling import Tile, parallelise, translate
 
@@ -61,7 +62,7 @@ class Epilogue(Component):
     def tile(self, spec: Any, d: Any, tile: Any, values: tuple, shape: Any) -> None:
         """Finish and store a thread's tile of D. ``tile`` is where it lies globally; parts of it may be out of range."""
         if inside(tile, shape.M, shape.N):
-            spec.d.layout.store(d, tile, delivered(spec, self.finish(values, tile, shape)), shape)
+            spec.d.layout.store(d, tile, delivered(spec, finished(self, values, spec.d.layout, tile, shape)), shape)
         else:
             choose(spec.d.whole, keep, finish_edge, values, self, spec, d, tile, shape)
 
@@ -101,7 +102,18 @@ class Epilogue(Component):
 
 def finish_element(x: Any, n: int, epilogue: Any, tile: Any) -> Any:
     """The epilogue of a tile's n-th element."""
-    return epilogue(x, row_of(tile, n), column_of(tile, n))
+    return number(epilogue, "__call__", epilogue(x, row_of(tile, n), column_of(tile, n)), x)
+
+
+def finished(epilogue: Any, values: tuple, layout: Any, tile: Any, shape: Any) -> tuple:
+    """What an epilogue made of a tile's values, fit to be stored in D's layout."""
+    made = numbers(epilogue, "finish", epilogue.finish(values, tile, shape), values)
+    return choose(layout.is_plain, fitting, keep_third, epilogue, "finish", made, layout.dtype)
+
+
+def keep_third(epilogue: Any, method: str, values: tuple, dtype: Any) -> tuple:
+    """A layout of the user's own may take anything."""
+    return values
 
 
 def finish_edge(values: tuple, epilogue: Any, spec: Any, data: Any, tile: Any, shape: Any) -> tuple:
@@ -114,7 +126,7 @@ def finish_edge_element(x: Any, n: int, epilogue: Any, spec: Any, data: Any, til
     i, j = row_of(tile, n), column_of(tile, n)
     if i < shape.M and j < shape.N:
         place = translate(ELEMENT, i, j)
-        spec.d.layout.store(data, place, delivered(spec, epilogue.finish((x,), place, shape)), shape)
+        spec.d.layout.store(data, place, delivered(spec, finished(epilogue, (x,), spec.d.layout, place, shape)), shape)
 
 
 @dataclass(frozen=True)

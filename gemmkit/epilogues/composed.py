@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.epilogues.base import Epilogue
+from gemmkit.lang.returned import number, numbers
 
 
 @dataclass(frozen=True)
@@ -25,19 +26,19 @@ class Composed(Epilogue):
     second: Epilogue
 
     def __post_init__(self) -> None:
-        for part in (self.first, self.second):
+        for name, part in (("first", self.first), ("second", self.second)):
             if not isinstance(part, Epilogue):
-                raise TypeError(f"{part!r} in a composition of epilogues: an Epilogue is needed; wrap a function in "
+                raise TypeError(f"{name}={part!r} in a composition of epilogues: an Epilogue is needed; wrap a function in "
                                 "epilogues.Elementwise")
             if part.stores_itself:
-                raise TypeError(f"{part!r} stores D in its own way (it overrides tile or store) and cannot be composed; "
-                                "override finish instead")
+                raise TypeError(f"{name}={part!r} stores D in its own way (it overrides tile or store) and cannot be "
+                                "composed; override finish instead")
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
-        return self.second(self.first(x, m, n), m, n)
+        return self.second(number(self.first, "__call__", self.first(x, m, n), x), m, n)
 
     def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
-        return self.second.finish(self.first.finish(values, tile, shape), tile, shape)
+        return self.second.finish(numbers(self.first, "finish", self.first.finish(values, tile, shape), values), tile, shape)
 
     @property
     def reads_tiles(self) -> bool:

@@ -9,6 +9,7 @@ from gemmkit import activations
 from gemmkit.components import Scalar
 from gemmkit.epilogues.base import Epilogue
 from gemmkit.lang.control import choose
+from gemmkit.lang.given import function_given
 from gemmkit.transforms.base import takes_coordinates
 
 
@@ -25,9 +26,8 @@ class Elementwise(Epilogue):
     f: Any
 
     def __post_init__(self) -> None:
-        if not callable(self.f):
-            raise TypeError(f"Elementwise(f={self.f!r}): a function of x or of x, m, n is needed")
-        takes_coordinates(self.f, "Elementwise")
+        given = function_given(self.f, "Elementwise", "f", (1, 3), "a function of x or of x, m, n")
+        object.__setattr__(self, "f", given)
 
     @property
     def with_coordinates(self) -> bool:
@@ -52,6 +52,7 @@ class GELU(Epilogue):
     form: str = "erf"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.form not in ("erf", "tanh"):
             raise ValueError(f'GELU(form={self.form!r}): "erf" or "tanh" is needed')
 
@@ -107,8 +108,8 @@ class Where(Epilogue):
     value: Scalar
 
     def __post_init__(self) -> None:
-        if not callable(self.mask):
-            raise TypeError(f"Where(mask={self.mask!r}): a function of m, n is needed")
+        super().__post_init__()
+        object.__setattr__(self, "mask", function_given(self.mask, "Where", "mask", (2,), "a function of m, n"))
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
         if self.mask(m, n):

@@ -31,6 +31,7 @@ class Bias(Epilogue):
     along: str = "N"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.along not in ("M", "N"):
             raise ValueError(f'Bias(along={self.along!r}): "N" (one element a column) or "M" (one a row) is needed')
 
@@ -65,6 +66,10 @@ class LinearCombination(Epilogue):
     layout: Layout
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.layout, Layout):
+            raise TypeError(f"LinearCombination(layout={self.layout!r}): a Layout is needed, for example "
+                            "RowMajor('float16')")
         for name in ("alpha", "beta"):
             value = getattr(self, name)
             if self.layout.dtype.kind in "iu" and isinstance(value, (float, np.floating)):
@@ -73,6 +78,12 @@ class LinearCombination(Epilogue):
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
         raise TypeError("LinearCombination works on tiles")
+
+    def check(self, M: int, N: int) -> None:
+        """Raise ValueError unless C has the shape of D."""
+        from gemmkit.runtime.arrays import describe
+
+        self.layout.check(self.layout.seen(describe(self.c, "c")), M, N, "c")
 
     def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
         if self.beta == 0:

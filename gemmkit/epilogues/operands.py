@@ -40,9 +40,11 @@ class Scale(Epilogue):
     along: str = "N"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.along not in ("M", "N"):
             raise ValueError(f'Scale(along={self.along!r}): "N" (one element a column) or "M" (one a row) is needed')
-        if isinstance(self.by, (int, float, np.integer, np.floating)) and not isinstance(self.by, bool):
+        if isinstance(self.by, (float, np.integer, np.floating)) or (
+                isinstance(self.by, int) and not isinstance(self.by, bool) and abs(self.by) < 2**63):
             object.__setattr__(self, "by", Number(self.by))
         elif not isinstance(self.by, Number):
             describe_vector(self.by, "Scale(by=...)")

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.epilogues.base import finished as finished_tile
 from gemmkit.kernels.parts import delivered, read_inside, read_tile, transform_tile, transform_within
 from gemmkit.lang.control import choose, each, join, keep, split
 from gemmkit.lang.registers import apply
+from gemmkit.lang.returned import fitting
 from gemmkit.lang.values import convert_all
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import lane_index, thread_index, udiv
@@ -117,9 +119,14 @@ def finish_single(one: tuple, n: int, spec: Any, c: Any, row: int, column: int, 
 def finished(values: tuple, spec: Any, c: Any, place: Any, shape: Any) -> tuple:
     """Some sums as values of D; ``place`` is where they lie globally, in range."""
     values = choose(spec.has_c, add_c, keep, values, spec, c, place, shape)
-    values = transform_tile(spec.d.to_registers, values, place)
-    values = transform_tile(spec.d.to_shared, values, place)
-    return spec.epilogue.finish(values, place, shape)
+    values = changed_sums(spec.d.to_registers, values, spec, place)
+    values = changed_sums(spec.d.to_shared, values, spec, place)
+    return finished_tile(spec.epilogue, values, spec.d.layout, place, shape)
+
+
+def changed_sums(transform: Any, values: tuple, spec: Any, place: Any) -> tuple:
+    """A transform of D: its values stay numbers of as many parts as the sums have, or fewer."""
+    return fitting(transform, "__call__", transform_tile(transform, values, place), spec.operator.fragment_c.dtype)
 
 
 def add_c(values: tuple, spec: Any, c: Any, place: Any, shape: Any) -> tuple:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.kernels.producer import a_stage, b_stage, start_copies
-from gemmkit.kernels.walk import first_tile, k_blocks, next_stage, tile_count, tile_place, tile_step
+from gemmkit.kernels.walk import first_tile, holds, k_blocks, next_stage, tile_count, tile_place, tile_step
 from gemmkit.lang.control import choose, keep
 from gemmkit.lang.registers import Fragment, registers
 from gemmkit.ptx.copy_async import copies_arrive, copy_async
@@ -43,7 +43,7 @@ def produce_by_copies(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: A
         block = count * 0
         while block < count:
             k = begin + block * spec.block.size.K
-            if spec.condition(m, n, k):
+            if holds(spec, m, n, k):
                 mbarrier_wait(empty, stage, phase)
                 start_copies(spec, map_a, map_b, full, stage, m, n, k, rank)
                 choose(spec.a_gathers, copy_tiles, keep, spec.a, a_lines, a, a_stage(spec, stage), spec.block.MK, m, k,

@@ -12,19 +12,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.kernels.parts import column_of, put_elements, put_words, row_of, transform_tile
+from gemmkit.kernels.parts import column_of, put_elements, put_words, row_of, transform_element_into, transform_into
 from gemmkit.kernels.walk import BARRIERS
 from gemmkit.lang.control import choose, keep
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.registers import apply, registers
-from gemmkit.lang.values import convert, convert_all
+from gemmkit.lang.values import convert
 from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import lane_index, rolled, thread_index, udiv, uniform
 from gemmkit.ptx.warpgroup import fence_async, named_barrier
 from gemmkit.ptx.words import pack_words, unpack_words
 from gemmkit.tiling import parallelise, translate
-from gemmkit.transforms.base import transformed
 
 TEAM = 10                              # named barriers from 10 on: a team has read what it is to write
 
@@ -91,8 +90,8 @@ def put_pairs(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple,
 
 
 def put_singly(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple, at_i: int, at_j: int) -> None:
-    values = transform_tile(operand.to_shared, unpack_words(operand.shared.dtype, words), translate(tile, at_i, at_j))
-    put_elements(operand, pointer, tile, leading, convert_all(operand.shared.dtype, values))
+    values = transform_into(operand, unpack_words(operand.shared.dtype, words), translate(tile, at_i, at_j))
+    put_elements(operand, pointer, tile, leading, values)
 
 
 def change_edge(operand: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int, warp: int,
@@ -137,7 +136,7 @@ def change_element(x: Any, n: int, operand: Any, place: Any, rows: int, columns:
     i, j = row_of(place, n), column_of(place, n)
     if i < rows and j < columns:
         value = choose(operand.is_masked, of_stored, keep, x, operand.layout, i, j)
-        return convert(operand.shared.dtype, transformed(operand.to_shared, value, i, j))
+        return transform_element_into(operand, value, i, j)
     return convert(operand.shared.dtype, nothing)
 
 

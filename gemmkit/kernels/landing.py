@@ -23,7 +23,7 @@ import numpy as np
 
 from gemmkit.kernels.parts import column_of, put_elements, row_of, transform_within
 from gemmkit.kernels.producer import load_a, load_b, load_tile, put_inside
-from gemmkit.kernels.walk import BARRIERS, first_tile, k_blocks, next_stage, tile_count, tile_place, tile_step
+from gemmkit.kernels.walk import BARRIERS, first_tile, holds, k_blocks, next_stage, tile_count, tile_place, tile_step
 from gemmkit.lang.control import choose, join
 from gemmkit.lang.registers import apply, generate, registers
 from gemmkit.lang.values import convert, convert_all
@@ -59,7 +59,7 @@ def produce_by_landing(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: 
         block = count * 0
         while block < count:
             k = begin + block * spec.block.size.K
-            if spec.condition(m, n, k):
+            if holds(spec, m, n, k):
                 if is_first:
                     ahead, ahead_stage, ahead_phase = start_copy(spec, map_a, map_b, landed, empty, ahead, ahead_stage,
                                                                  ahead_phase, tiles, step, rank, shape)
@@ -106,7 +106,7 @@ def start_copy(spec: Any, map_a: Any, map_b: Any, landed: Any, empty: Any, place
 
 def is_filled(spec: Any, m: int, n: int, begin: int, count: int, block: int) -> bool:
     """Whether this block is one, and the condition does not leave it out."""
-    return block < count and spec.condition(m, n, begin + block * spec.block.size.K)
+    return block < count and holds(spec, m, n, begin + block * spec.block.size.K)
 
 
 def land_a(spec: Any, map_a: Any, landed: Any, stage: int, m: int, k: int, rank: int) -> None:

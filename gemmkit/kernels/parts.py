@@ -11,7 +11,9 @@ from typing import Any
 from gemmkit.lang.control import choose, keep
 from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply, generate, registers
+from gemmkit.lang.returned import all_converted, converted, counted, pair
 from gemmkit.lang.values import convert, convert_all, fill
+from gemmkit.layouts.base import element_of
 from gemmkit.ptx.fragments import fragment_coordinate
 from gemmkit.ptx.special import lane_index
 from gemmkit.ptx.words import load_words, pack_words
@@ -99,8 +101,10 @@ def inside(tile: Any, rows: int, columns: int) -> bool:
 
 
 def read_inside(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:
-    values = convert_all(operand.layout.dtype, operand.layout.load(data, tile, shape))
-    return convert_all(operand.shared.dtype, transform_tile(operand.to_shared, values, tile))
+    layout = operand.layout
+    loaded = counted(layout, "load", layout.load(data, tile, shape), tile.count)
+    values = all_converted(layout, "load", loaded, layout.dtype)
+    return transform_into(operand, values, tile)
 
 
 def nothing_of_tile(operand: Any, data: Any, tile: Any, rows: int, columns: int, nothing: Any, shape: Any) -> tuple:
@@ -115,9 +119,25 @@ def read_edge_element(n: int, operand: Any, data: Any, tile: Any, rows: int, col
                       shape: Any) -> Any:
     i, j = row_of(tile, n), column_of(tile, n)
     if i < rows and j < columns:
-        value = convert(operand.layout.dtype, operand.layout.element(data, i, j, shape))
-        return convert(operand.shared.dtype, transformed(operand.to_shared, value, i, j))
+        return transform_element_into(operand, element_of(operand.layout, data, i, j, shape), i, j)
     return convert(operand.shared.dtype, nothing)
+
+
+def transform_into(operand: Any, values: tuple, tile: Any) -> tuple:
+    """Elements on their way to shared memory."""
+    changed = transform_tile(operand.to_shared, values, tile)
+    return all_converted(operand.to_shared, "__call__", changed, operand.shared.dtype)
+
+
+def transform_element_into(operand: Any, x: Any, i: int, j: int) -> Any:
+    """An element on its way to shared memory."""
+    return converted(operand.to_shared, "__call__", transformed(operand.to_shared, x, i, j), operand.shared.dtype)
+
+
+def k_range_of(layout: Any, begin: int, end: int, shape: Any) -> tuple:
+    """The part of K that a layout says matters to some rows or columns, of what there is of K."""
+    first, last = pair(layout, "k_range", layout.k_range(begin, end, shape))
+    return max(first, 0), min(last, shape.K)
 
 
 def row_of(tile: Any, n: int) -> int:
@@ -191,7 +211,8 @@ def transform_fragment(transform: Any, mapped: bool, fragment_map: Any, dtype: A
     ``mapped`` is false for an opaque fragment, whose elements' coordinates are not known (`get_config` refuses a
     transform that asks for them).
     """
-    return convert_all(dtype, transform_registers(transform, mapped, fragment_map, fragment, tile, rows, columns))
+    changed = transform_registers(transform, mapped, fragment_map, fragment, tile, rows, columns)
+    return all_converted(transform, "__call__", changed, dtype)
 
 
 def transform_registers(transform: Any, mapped: bool, fragment_map: Any, fragment: tuple, tile: Any, rows: int,
@@ -222,7 +243,7 @@ def changed_opaque(fragment: tuple, transform: Any, fragment_map: Any, tile: Any
 
 
 def changed_opaque_element(x: Any, n: int, transform: Any) -> Any:
-    return transform.of(x)
+    return transformed(transform, x, 0, 0)
 
 
 def transform_input(operand: Any, mapped: bool, fragment_map: Any, dtype: Any, fragment: tuple, tile: Any, rows: int,
@@ -249,6 +270,7 @@ def masked_element(x: Any, n: int, fragment_map: Any, dtype: Any, tile: Any, axi
     return convert(dtype, nothing)
 
 
-__all__ = ["column_of", "copy_to_shared", "delivered", "inside", "kept_in_shared", "put_elements", "put_words", "read_inside", "read_line", "read_packed",
-           "read_tile", "read_words", "row_of", "transform_fragment", "transform_input", "transform_registers", "transform_tile",
+__all__ = ["column_of", "copy_to_shared", "delivered", "inside", "k_range_of", "kept_in_shared", "put_elements", "put_words",
+           "read_inside", "read_line", "read_packed", "read_tile", "read_words", "row_of", "transform_element_into",
+           "transform_fragment", "transform_input", "transform_into", "transform_registers", "transform_tile",
            "transform_within"]

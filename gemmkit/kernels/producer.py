@@ -13,13 +13,12 @@ from gemmkit.kernels.parts import (
     read_line,
     read_packed,
     read_words,
-    transform_tile,
+    transform_into,
 )
-from gemmkit.kernels.walk import BARRIERS, first_tile, k_blocks, next_stage, tile_count, tile_place, tile_step
+from gemmkit.kernels.walk import BARRIERS, first_tile, holds, k_blocks, next_stage, tile_count, tile_place, tile_step
 from gemmkit.lang.control import choose, keep
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.registers import registers
-from gemmkit.lang.values import convert_all
 from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_expect, mbarrier_wait
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import lane_index, rolled, thread_index, udiv, uniform
@@ -62,7 +61,7 @@ def produce(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty:
         block = count * 0
         while block < count:
             k = begin + block * spec.block.size.K
-            if spec.condition(m, n, k):
+            if holds(spec, m, n, k):
                 if turn == team:
                     is_behind, brought = choose(spec.is_changing, bring_stage, serve_stage, spec, a, b, map_a, map_b, full,
                                                 empty, stage, phase, m, n, k, rank, shape, is_behind, brought)
@@ -243,8 +242,8 @@ def put_unpacked(operand: Any, pointer: Any, tile: Any, leading: int, words: tup
 
 
 def put_singly(operand: Any, pointer: Any, tile: Any, leading: int, words: tuple, at_i: int, at_j: int) -> None:
-    values = transform_tile(operand.to_shared, unpack_words(operand.layout.dtype, words), translate(tile, at_i, at_j))
-    put_elements(operand, pointer, tile, leading, convert_all(operand.shared.dtype, values))
+    values = transform_into(operand, unpack_words(operand.layout.dtype, words), translate(tile, at_i, at_j))
+    put_elements(operand, pointer, tile, leading, values)
 
 
 def copy_inside(operand: Any, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int,

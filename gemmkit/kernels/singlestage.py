@@ -23,9 +23,17 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit.kernels.gather_sums import gather_sums, own_share
-from gemmkit.kernels.parts import copy_to_shared, kept_in_shared, transform_fragment, transform_input, transform_registers
+from gemmkit.kernels.parts import (
+    copy_to_shared,
+    k_range_of,
+    kept_in_shared,
+    transform_fragment,
+    transform_input,
+    transform_registers,
+)
 from gemmkit.lang.control import choose, keep
 from gemmkit.lang.registers import registers
+from gemmkit.lang.returned import pair, truth
 from gemmkit.lang.values import fill
 from gemmkit.ptx.cluster import cluster_rank
 from gemmkit.ptx.memory import shared
@@ -40,7 +48,7 @@ def singlestage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
     block = spec.block
     rank = choose(spec.is_split, cluster_rank, no_rank)
     rows, columns = udiv(shape.M + block.size.M - 1, block.size.M), udiv(shape.N + block.size.N - 1, block.size.N)
-    tile_m, tile_n = spec.order.block(udiv(block_x(), spec.splits), rows, columns)
+    tile_m, tile_n = pair(spec.order, "block", spec.order.block(udiv(block_x(), spec.splits), rows, columns))
     block_m, block_n = tile_m * block.size.M, tile_n * block.size.N
     warp = uniform(udiv(thread_index(), 32))
     accumulators = registers(spec.operator.fragment_c, spec.fragments_m, spec.fragments_n)
@@ -53,12 +61,12 @@ def singlestage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
 
     # 3. For every block along K that can matter to these rows and columns (or this block's share of them):
     a_shared, b_shared = shared(spec.a.shared.dtype, 0), shared(spec.b.shared.dtype, spec.b_offset)
-    a_begin, a_end = spec.a.layout.k_range(block_m, min(block_m + block.size.M, shape.M), shape)
-    b_begin, b_end = spec.b.layout.k_range(block_n, min(block_n + block.size.N, shape.N), shape)
+    a_begin, a_end = k_range_of(spec.a.layout, block_m, min(block_m + block.size.M, shape.M), shape)
+    b_begin, b_end = k_range_of(spec.b.layout, block_n, min(block_n + block.size.N, shape.N), shape)
     begin = udiv(max(a_begin, b_begin), block.size.K) * block.size.K
     begin, end = choose(spec.is_split, own_share, keep, (begin, min(a_end, b_end)), spec, rank)
     for block_k in range(begin, end, block.size.K):
-        if spec.condition(block_m, block_n, block_k):
+        if truth(spec.condition, "__call__", spec.condition(block_m, block_n, block_k)):
             # 3a. A: global -> shared.
             copy_to_shared(spec.a, spec.a_moves, a, a_shared, block.MK, block_m, block_k, shape.M, shape.K,
                            spec.operator.identity, warp, spec.warps, shape)

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.kernels.parts import k_range_of
 from gemmkit.lang.control import choose, keep
+from gemmkit.lang.returned import pair, truth
 from gemmkit.ptx.special import block_x, grid_x, udiv
 
 BARRIERS = np.dtype(np.uint64)         # what pointers to mbarriers point to
@@ -41,7 +43,8 @@ def cluster_columns(spec: Any, shape: Any) -> int:
 
 def tile_place(spec: Any, tile: int, rank: int, shape: Any) -> tuple:
     """First row and column of a block's tile of D: the blocks of a cluster lie along M or along N."""
-    row, column = spec.order.block(tile, cluster_rows(spec, shape), cluster_columns(spec, shape))
+    row, column = pair(spec.order, "block", spec.order.block(tile, cluster_rows(spec, shape),
+                                                                    cluster_columns(spec, shape)))
     m, n = row * spec.cluster_m, column * spec.cluster_n
     if spec.shares_b:
         m += rank
@@ -58,8 +61,8 @@ def k_blocks(spec: Any, m: int, n: int, rank: int, shape: Any) -> tuple:
         m -= rank * size.M
     if spec.shares_a:
         n -= rank * size.N
-    a_begin, a_end = spec.a.layout.k_range(m, min(m + size.M * spec.cluster_m, shape.M), shape)
-    b_begin, b_end = spec.b.layout.k_range(n, min(n + size.N * spec.cluster_n, shape.N), shape)
+    a_begin, a_end = k_range_of(spec.a.layout, m, min(m + size.M * spec.cluster_m, shape.M), shape)
+    b_begin, b_end = k_range_of(spec.b.layout, n, min(n + size.N * spec.cluster_n, shape.N), shape)
     begin = udiv(max(a_begin, b_begin), size.K) * size.K
     count = udiv(max(min(a_end, b_end) - begin, 0) + size.K - 1, size.K)
     return choose(spec.splits > 1, own_share, keep, (begin, count), spec, rank)
@@ -80,9 +83,14 @@ def k_steps(spec: Any, m: int, n: int, rank: int, shape: Any) -> int:
 def count_steps(count: int, spec: Any, m: int, n: int, begin: int) -> int:
     steps = count * 0
     for block in range(count):
-        if spec.condition(m, n, begin + block * spec.block.size.K):
+        if holds(spec, m, n, begin + block * spec.block.size.K):
             steps += 1
     return steps
+
+
+def holds(spec: Any, m: int, n: int, k: int) -> bool:
+    """Whether the condition leaves a block along K in."""
+    return truth(spec.condition, "__call__", spec.condition(m, n, k))
 
 
 def next_stage(spec: Any, stage: int, phase: int) -> tuple:
@@ -99,5 +107,5 @@ def skip_stages(spec: Any, stage: int, phase: int, count: int) -> tuple:
     return stage - rounds * spec.stages, phase ^ (rounds & 1)
 
 
-__all__ = ["BARRIERS", "first_tile", "k_blocks", "k_steps", "next_stage", "skip_stages", "tile_count", "tile_place",
+__all__ = ["BARRIERS", "first_tile", "holds", "k_blocks", "k_steps", "next_stage", "skip_stages", "tile_count", "tile_place",
            "tile_step"]

@@ -40,6 +40,18 @@ def _plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
+def place_of(function: Any) -> str:
+    """Where a function is written, in two lines of an error's text; nothing for what has no code of its own."""
+    import linecache
+
+    code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
+    if code is None:
+        return ""
+    line = code.co_firstlineno
+    source = linecache.getline(code.co_filename, line).strip()
+    return f'  File "{code.co_filename}", line {line}\n    {source}\n'
+
+
 def _line(filename: str, error: Exception) -> int | None:
     """The line of the user's file where Numba met the error: by the error itself, by its text, or by where Numba stood."""
     loc = getattr(error, "loc", None)

@@ -18,8 +18,9 @@ import numpy as np
 
 from gemmkit.components import Component
 from gemmkit.lang.control import each
+from gemmkit.lang.given import dtype_given
 from gemmkit.lang.registers import generate
-from gemmkit.lang.values import convert
+from gemmkit.lang.returned import converted, number
 from gemmkit.runtime.arrays import ArrayInfo
 
 WIDE = 16                              # bytes of the widest access of a thread
@@ -48,7 +49,8 @@ class Layout(Component):
     comb = 1                             # how far apart along ``vector_axis`` the neighbours in memory are
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        super().__post_init__()
+        object.__setattr__(self, "dtype", dtype_given(self.dtype, type(self).__qualname__))
 
     # -- device methods ---------------------------------------------------------------------------------------------
 
@@ -155,8 +157,13 @@ class Layout(Component):
 
 def element_of_tile(n: int, layout: Any, data: Any, tile: Any, shape: Any) -> Any:
     """Element ``n`` of a tile, first dimension fastest, in the layout's dtype."""
-    value = layout.element(data, tile.index[0] + n % tile.size[0], tile.index[1] + n // tile.size[0], shape)
-    return convert(layout.dtype, value)
+    return element_of(layout, data, tile.index[0] + n % tile.size[0], tile.index[1] + n // tile.size[0], shape)
+
+
+def element_of(layout: Any, data: Any, i: int, j: int, shape: Any) -> Any:
+    """The element in row ``i``, column ``j``, in the layout's dtype."""
+    value = layout.element(data, i, j, shape)
+    return converted(layout, "element", number(layout, "element", value, 0), layout.dtype)
 
 
 def store_element_of_tile(value: Any, n: int, layout: Any, data: Any, tile: Any, shape: Any) -> None:

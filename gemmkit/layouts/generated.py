@@ -13,6 +13,7 @@ from numba.cuda.core.errors import TypingError
 from gemmkit.components import is_array
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.control import choose
+from gemmkit.lang.given import function_given
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.scalars import IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral
 from gemmkit.lang.values import DTypeType
@@ -48,13 +49,14 @@ class Generated(Layout):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not callable(self.f):
-            raise TypeError(f"Generated(f={self.f!r}): a function of i, j and the arguments is needed")
         given = [getattr(self, name) for name in _NAMES]
         if any(x is None and y is not None for x, y in pairwise(given)):
             raise TypeError("Generated: an argument is None and one after it is not; leave none out")
         for name, value in zip(_NAMES, given):
             object.__setattr__(self, name, _argument(value, name, self.dtype))
+        count = 2 + sum(value is not None for value in given)
+        wanted = f"a function of {count} arguments, i, j and those given,"
+        object.__setattr__(self, "f", function_given(self.f, "Generated", "f", (count,), wanted))
 
     @property
     def caller(self) -> Any:

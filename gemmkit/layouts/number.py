@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.control import choose, each
+from gemmkit.lang.given import dtype_given
 from gemmkit.lang.record_types import numbers_of, planes_of
 from gemmkit.lang.records import part_dtypes
 from gemmkit.lang.registers import generate
@@ -25,7 +26,7 @@ from gemmkit.runtime.arrays import ArrayInfo
 
 
 def _order(order: str, what: str) -> str:
-    if order not in ("row", "col"):
+    if not isinstance(order, str) or order not in ("row", "col"):
         raise ValueError(f'{what}(order={order!r}): "row" or "col" is needed')
     return order
 
@@ -36,7 +37,7 @@ def _text(dtype: np.dtype) -> str:
 
 
 def _number(dtype: Any, what: str) -> np.dtype:
-    dtype = np.dtype(dtype)
+    dtype = dtype_given(dtype, what)
     if len(part_dtypes(dtype)) < 2:
         raise ValueError(f"{what}(dtype={dtype}): the dtype of a number of several parts is needed, for example complex64 "
                          'or operators.DUAL.number_dtype("float16")')
@@ -210,7 +211,7 @@ class Planes(Layout):
 
     def __init__(self, plane: Any, dtype: Any):
         dtype = _number(dtype, "Planes")
-        if not hasattr(plane, "physical_size") or plane.dtype not in part_dtypes(dtype):
+        if isinstance(plane, type) or not hasattr(plane, "physical_size") or plane.dtype not in part_dtypes(dtype):
             raise ValueError(f"Planes(plane={plane!r}): a RowMajor, ColMajor or Padded layout of {part_dtypes(dtype)[0]} is "
                              "needed")
         object.__setattr__(self, "plane", plane)

@@ -46,7 +46,7 @@ class Swizzled(Layout):
     def __init__(self, layout: Plain, width: int = 128):
         if not isinstance(layout, Plain):
             raise TypeError(f"Swizzled(layout={layout!r}): a RowMajor or ColMajor layout is needed")
-        if width not in (32, 64, 128):
+        if not isinstance(width, int) or width not in (32, 64, 128):
             raise ValueError(f"Swizzled(width={width!r}): the hardware swizzles lines of 32, 64 or 128 bytes")
         for name, value in (("layout", layout), ("width", width), ("dtype", layout.dtype)):
             object.__setattr__(self, name, value)

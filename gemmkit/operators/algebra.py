@@ -13,6 +13,7 @@ One number is one element everywhere else: transforms and epilogues see a value 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,6 +32,7 @@ from gemmkit.ptx.algebra import accumulate_terms, multiply_planes
 from gemmkit.ptx.descriptors import advance
 from gemmkit.ptx.fragments import FragmentMap
 
+MOST_TANGENTS = 127                    # a multiplication table has the cube of as many entries
 Table = tuple[tuple[tuple[Any, ...], ...], ...]
 
 
@@ -63,12 +65,14 @@ class Algebra(Operator):
             names, conjugate, table = names or table.names, conjugate or table.conjugate, table.table
         table = _checked_table(table)
         count = len(table)
-        names = tuple(f"e{n}" for n in range(count)) if names is None else tuple(names)
-        signs = (1,) * count if conjugate is None else tuple(int(s) for s in conjugate)
-        if len(names) != count or len(set(names)) != count:
+        names = tuple(f"e{n}" for n in range(count)) if names is None else names
+        signs = (1,) * count if conjugate is None else conjugate
+        if not _is_list_of(names, str) or len(set(names)) != count or len(names) != count or not all(
+                name.isidentifier() for name in names):
             raise ValueError(f"Algebra(names={names!r}): {count} different names are needed, as many as the table has parts")
-        if len(signs) != count or any(s not in (1, -1) for s in signs):
+        if not _is_list_of(signs, (int, np.integer)) or len(signs) != count or any(s not in (1, -1) for s in signs):
             raise ValueError(f"Algebra(conjugate={conjugate!r}): {count} signs, +1 or -1, are needed")
+        names, signs = tuple(names), tuple(int(s) for s in signs)
         if base is not None and (not isinstance(base, Operator) or isinstance(base, Algebra) or base.map_c is None):
             raise ValueError(f"Algebra(base={base!r}): an MMAOp, WGMMAOp or FPUOp (an instance) is needed")
         for name, value in (("base", base), ("table", table), ("names", names), ("conjugate", signs)):
@@ -276,12 +280,16 @@ def _store_d(plane: tuple, n: int, algebra: Any, layout: Any, pointer: Any, tile
 
 
 def _checked_table(table: Any) -> Table:
-    array = np.asarray(table, dtype=object)
+    try:
+        array = np.asarray(table, dtype=object)
+    except Exception as error:                     # NumPy raises what it likes for what has ragged rows
+        raise ValueError(f"Algebra(table=...): {error}; n x n x n numbers are needed") from None
     if array.ndim != 3 or len(set(array.shape)) != 1 or array.shape[0] < 2:
         raise ValueError(f"Algebra(table=...): it has shape {array.shape}, and must be n x n x n with n of 2 or more: "
                          "table[i][j][k] is the coefficient of e_k in e_i e_j")
     for value in array.flat:
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value):
             raise ValueError(f"Algebra(table=...): {value!r} is no real number")
     return tuple(tuple(tuple(_plain(x) for x in sums) for sums in row) for row in array.tolist())
 
@@ -292,6 +300,10 @@ def _plain(x: Any) -> Any:
 
 # -- the algebras that come with gemmkit --------------------------------------------------------------------------------
 
+def _is_list_of(x: Any, kind: Any) -> bool:
+    return isinstance(x, (tuple, list)) and all(isinstance(part, kind) for part in x)
+
+
 def dual(tangents: int) -> Algebra:
     """Dual numbers with so many tangents: of forward-mode derivatives in as many directions at once.
 
@@ -300,8 +312,8 @@ def dual(tangents: int) -> Algebra:
     >>> dual(3).products
     7
     """
-    if isinstance(tangents, bool) or not isinstance(tangents, int) or tangents < 1:
-        raise ValueError(f"dual(tangents={tangents!r}): a number of 1 or more is needed")
+    if isinstance(tangents, bool) or not isinstance(tangents, int) or not 1 <= tangents <= MOST_TANGENTS:
+        raise ValueError(f"dual(tangents={tangents!r}): a number from 1 to {MOST_TANGENTS} is needed")
     n = tangents + 1
     table = np.zeros((n, n, n), int)
     for k in range(n):

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.control import choose, each, join, outer
+from gemmkit.lang.given import dtype_given
 from gemmkit.lang.registers import Fragment, generate
+from gemmkit.lang.returned import number
 from gemmkit.lang.values import convert_all
 from gemmkit.operators.base import Operator
 from gemmkit.ptx.arithmetic import outer_fma
@@ -52,10 +54,12 @@ class FPUOp(Operator):
     b_dtype: Any = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        super().__post_init__()
+        what = type(self).__name__
+        object.__setattr__(self, "dtype", dtype_given(self.dtype, what))
         for name in ("accumulator", "b_dtype"):
             given = getattr(self, name)
-            object.__setattr__(self, name, self.dtype if given is None else np.dtype(given))
+            object.__setattr__(self, name, self.dtype if given is None else dtype_given(given, what, name))
         if self.MB * self.NB != 32 or self.MB < 1:
             raise ValueError(f"{type(self).__name__}(MB={self.MB}, NB={self.NB}): MB * NB = 32 threads are needed")
         if self.M < 1 or self.N < 1 or self.M % self.MB or self.N % self.NB:
@@ -169,7 +173,8 @@ def _composed(operator: Any, a: tuple, b: tuple, c: tuple) -> tuple:
 
 
 def _combine_product(c: Any, a: Any, b: Any, operator: Any) -> Any:
-    return operator.combine(c, operator.multiply(a, b))
+    product = number(operator, "multiply", operator.multiply(a, b), c)
+    return number(operator, "combine", operator.combine(c, product), c)
 
 
 def _place(fragment_map: Any, tile: Any, lane: int, n: int) -> Any:

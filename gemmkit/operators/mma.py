@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.control import choose, each, join
+from gemmkit.lang.given import dtype_given
 from gemmkit.lang.registers import Fragment, generate
 from gemmkit.operators.base import Operator
 from gemmkit.ptx.fragments import FragmentMap, fragment_coordinate
@@ -37,8 +38,9 @@ class MMAOp(Operator):
     merges = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", np.dtype(self.dtype))
-        object.__setattr__(self, "accumulator", np.dtype(self.accumulator))
+        super().__post_init__()
+        for name in ("dtype", "accumulator"):
+            object.__setattr__(self, name, dtype_given(getattr(self, name), "MMAOp", name))
         if (self.M, self.N, self.K) != (16, 8, 16):
             raise ValueError(f"MMAOp(M={self.M}, N={self.N}, K={self.K}): the instruction is M=16, N=8, K=16")
         if (self.dtype, self.accumulator) not in SPECS:

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.control import choose
+from gemmkit.lang.given import required
 from gemmkit.operators.fpu import FPUOp
 
 LOG_2 = math.log(2.0)
@@ -69,6 +70,8 @@ class Semiring(FPUOp):
     def __init__(self, add: Callable[[Any, Any], Any], mul: Callable[[Any, Any], Any], zero: Any, *, M: int | None = None,
                  N: int | None = None, K: int = 1, MB: int = 4, NB: int = 8, dtype: Any = None, accumulator: Any = None,
                  b_dtype: Any = None, sample: Iterable[Any] | None = None):
+        if not isinstance(zero, (bool, int, float, np.bool_, np.integer, np.floating)):
+            raise TypeError(f"Semiring(zero={zero!r}): a number is needed")
         sample = _sample_for(zero) if sample is None else tuple(sample)
         fields = dict(add=_function(add, "add"), mul=_function(mul, "mul"), zero=zero, sample=sample, M=M or _NONE,
                       N=N or _NONE, K=K, MB=MB, NB=NB, dtype=dtype, accumulator=accumulator, b_dtype=b_dtype)
@@ -136,9 +139,10 @@ def _absorbing(semiring: Any, a: Any, b: Any) -> Any:
 # -- what is asked of the functions -----------------------------------------------------------------------------------
 
 def _function(given: Any, name: str) -> FunctionType:
-    if given in _BUILTINS:
-        return _BUILTINS[given]
-    if not isinstance(given, FunctionType):
+    known = next((function for builtin, function in _BUILTINS.items() if builtin is given), None)
+    if known is not None:
+        return known
+    if not isinstance(given, FunctionType) or required(given) != 2:
         raise TypeError(f"Semiring({name}={given!r}): a Python function of two numbers is needed, for example "
                         "lambda x, y: x + y")
     return given
@@ -154,6 +158,9 @@ def _check_laws(add: Any, mul: Any, zero: Any, sample: tuple) -> None:
     for x, y in itertools.product(sample, (zero, *sample)):
         for text, found in (("add(zero, x)", add(zero, x)), ("add(x, zero)", add(x, zero)),
                             (f"add(x, mul(zero, {y!r}))", add(x, mul(zero, y)))):
+            if not isinstance(found, (bool, int, float, np.generic)):
+                raise ValueError(f"Semiring({add.__name__}, {mul.__name__}): {text} is {found!r} for x={x!r}; add and mul "
+                                 "must return numbers")
             if found != x:
                 raise ValueError(f"Semiring({add.__name__}, {mul.__name__}, zero={zero!r}): {text} is {found!r} for x={x!r} "
                                  "and must be x: whatever lies beyond an operand's edge counts as zero (where other "

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.control import fold
+from gemmkit.lang.given import dtype_given
 from gemmkit.lang.registers import Fragment, apply
 from gemmkit.layouts.swizzled import Swizzled
 from gemmkit.operators.base import Operator
@@ -48,10 +49,11 @@ class WGMMAOp(Operator):
     M = 64
 
     def __post_init__(self) -> None:
-        dtype = np.dtype(self.dtype)
-        b_dtype = dtype if self.b_dtype is None else np.dtype(self.b_dtype)
+        super().__post_init__()
+        dtype = dtype_given(self.dtype, "WGMMAOp")
+        b_dtype = dtype if self.b_dtype is None else dtype_given(self.b_dtype, "WGMMAOp", "b_dtype")
         chosen = _DEFAULT_ACCUMULATOR.get(dtype.kind, np.dtype(np.float32))
-        accumulator = chosen if self.accumulator is None else np.dtype(self.accumulator)
+        accumulator = chosen if self.accumulator is None else dtype_given(self.accumulator, "WGMMAOp", "accumulator")
         for name, value in (("dtype", dtype), ("b_dtype", b_dtype), ("accumulator", accumulator)):
             object.__setattr__(self, name, value)
         if isinstance(self.promote, bool) or not isinstance(self.promote, int) or self.promote < 0:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.given import dtype_given
 from gemmkit.lang.registers import Fragment
 from gemmkit.operators.base import Operator
 from gemmkit.ptx.wmma import LOAD, MMA, SHAPES, SPECS, STORE, WmmaSpec
@@ -35,8 +36,9 @@ class WMMAOp(Operator):
     merges = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", np.dtype(self.dtype))
-        object.__setattr__(self, "accumulator", np.dtype(self.accumulator))
+        super().__post_init__()
+        for name in ("dtype", "accumulator"):
+            object.__setattr__(self, name, dtype_given(getattr(self, name), "WMMAOp", name))
         if self.shape not in SHAPES:
             raise ValueError(f"WMMAOp(M={self.M}, N={self.N}, K={self.K}): the shapes are "
                              + ", ".join("x".join(map(str, s)) for s in SHAPES))

@@ -33,6 +33,7 @@ __all__ = [
     "describe",
     "empty_like",
     "matcher",
+    "offers",
     "overlaps",
     "overlaps_itself",
     "part_bytes",
@@ -93,6 +94,7 @@ def _find_reader(x: Any, name: str) -> _Reader:
         ("cupy", "ndarray", _read_cupy),
         ("torch", "Tensor", _read_torch),
         ("numba.cuda.cudadrv.devicearray", "DeviceNDArrayBase", _read_numba),
+        ("numpy.ma", "MaskedArray", _read_masked),
         ("numpy", "ndarray", _read_numpy),
     ):
         kind = getattr(sys.modules.get(module), attribute, None)
@@ -100,11 +102,11 @@ def _find_reader(x: Any, name: str) -> _Reader:
             _READERS[type(x)] = reader
             return reader
     if not isinstance(x, type):
-        if hasattr(x, "__cuda_array_interface__"):
+        if offers(x, "__cuda_array_interface__"):
             return _read_interface
-        if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
+        if offers(x, "__dlpack__") and offers(x, "__dlpack_device__"):
             return _read_dlpack
-    raise TypeError(f"{name} must be {_ACCEPTED}; got {type(x).__module__}.{type(x).__qualname__}")
+    raise TypeError(f"{name} must be {_ACCEPTED}; got {getattr(type(x), '__module__', '')}.{type(x).__qualname__}")
 
 
 # -- one reader a library ------------------------------------------------------------------------------------
@@ -155,8 +157,75 @@ def _read_numpy(x: Any, name: str) -> ArrayInfo:
     return ArrayInfo(x.ctypes.data, x.shape, strides, dtype, _HOST, not x.flags.writeable, "numpy")
 
 
+def _read_masked(x: Any, name: str) -> ArrayInfo:
+    raise ValueError(f"{name} is a masked array; fill the masked elements and pass the plain array, {name}.filled(...)")
+
+
+def offers(x: Any, attribute: str) -> bool:
+    """Whether an object has an attribute of an array protocol; one that raises is there."""
+    try:
+        getattr(x, attribute)
+    except AttributeError:
+        return False
+    except Exception:
+        return True
+    return True
+
+
+def _interface(x: Any, name: str) -> dict[str, Any]:
+    """The entries of ``__cuda_array_interface__``, each of its type. Raises ValueError for an entry that is not."""
+    where = f"{name}.__cuda_array_interface__"
+    try:
+        entries = x.__cuda_array_interface__
+    except Exception as error:
+        raise ValueError(f"{where} cannot be read: it raised {type(error).__name__}: {error}") from error
+    if not isinstance(entries, dict):
+        raise ValueError(f"{where} is of type {type(entries).__name__}; a dictionary is needed")
+    missing = [entry for entry in ("shape", "typestr", "data", "version") if entry not in entries]
+    if missing:
+        raise ValueError(f"{where} lacks {', '.join(missing)}")
+    for entry, (fits, wanted) in _ENTRIES.items():
+        if not fits(entries.get(entry)):
+            raise ValueError(f"{where} has {entry}={entries.get(entry)!r}; {wanted} is needed")
+    strides = entries.get("strides")
+    if strides is not None and len(strides) != len(entries["shape"]):
+        raise ValueError(f"{where} has shape={entries['shape']!r} and strides={strides!r}; they must be of one length")
+    return entries
+
+
+def _is_whole(x: Any) -> bool:
+    return isinstance(x, (int, np.integer)) and not isinstance(x, bool) and abs(int(x)) < 2**64
+
+
+def _are_whole(x: Any) -> bool:
+    return isinstance(x, (tuple, list)) and all(map(_is_whole, x))
+
+
+def _is_typestr(x: Any) -> bool:
+    try:
+        return isinstance(x, str) and np.dtype(x) is not None
+    except Exception:  # NumPy raises what it likes
+        return False
+
+
+_ENTRIES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "version": (_is_whole, "a whole number"),
+    "shape": (lambda x: _are_whole(x) and all(extent >= 0 for extent in x), "a tuple of extents, 0 or more,"),
+    "strides": (lambda x: x is None or _are_whole(x), "None or a tuple of numbers of bytes"),
+    "typestr": (_is_typestr, "a NumPy typestr such as '<f4'"),
+    "data": (
+        lambda x: isinstance(x, (tuple, list)) and len(x) == 2 and (x[0] is None or _is_whole(x[0])),
+        "a tuple of the address and whether it is read-only",
+    ),
+    "stream": (
+        lambda x: x is None or (_is_whole(x) and x >= 0),
+        "None or a stream's handle",
+    ),
+}
+
+
 def _read_interface(x: Any, name: str) -> ArrayInfo:
-    interface = x.__cuda_array_interface__
+    interface = _interface(x, name)
     version = interface["version"]
     if version < 2:
         raise ValueError(
@@ -178,7 +247,7 @@ def _read_interface(x: Any, name: str) -> ArrayInfo:
     if strides is None:
         strides = _contiguous(shape)
     else:
-        strides = _elements(tuple(strides), dtype.itemsize) or _refuse_strides(name, strides, dtype)
+        strides = _elements(tuple(map(int, strides)), dtype.itemsize) or _refuse_strides(name, strides, dtype)
     pointer, readonly = interface["data"]
     pointer = int(pointer or 0)
     stream = interface.get("stream")
@@ -190,8 +259,9 @@ def _read_dlpack(x: Any, name: str) -> ArrayInfo:
 
     try:
         view = StridedMemoryView.from_dlpack(x, stream_ptr=-1)  # -1: no stream is made to wait
-    except (BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"{name} cannot be read through DLPack ({error}); pass {_ACCEPTED}") from error
+    except Exception as error:  # whatever the object's own methods raise
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise ValueError(f"{name} cannot be read through DLPack ({reason}); pass {_ACCEPTED}") from error
     shape = tuple(view.shape)
     strides = _contiguous(shape) if view.strides is None else tuple(view.strides)
     ordinal = view.device_id if view.is_device_accessible else _HOST

@@ -6,7 +6,6 @@ A transform is a component with ``__call__(self, x)`` or ``__call__(self, x, i, 
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,25 +13,20 @@ from typing import Any
 from gemmkit.components import Component
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.component_types import ComponentType
+from gemmkit.lang.given import dtype_given, function_given, required
 from gemmkit.lang.numba_hooks import signature
 from gemmkit.lang.registers import call_function
+from gemmkit.lang.returned import number
 from gemmkit.lang.values import convert
 
 
 def takes_coordinates(function: Any, what: str) -> bool:
     """Whether a function is ``f(x, i, j)`` rather than ``f(x)``; raises TypeError for any other signature."""
-    try:
-        parameters = [p for p in inspect.signature(function).parameters.values()
-                      if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{what}: {function!r} has no signature to read; write a Python function of x or of x, i, j"
-                        ) from error
-    required = [p for p in parameters if p.default is p.empty]
-    if len(required) == 1:
-        return False
-    if len(required) == 3:
-        return True
-    raise TypeError(f"{what}: {function!r} takes {len(required)} arguments; f(x) or f(x, i, j) is needed")
+    count = required(function)
+    if count not in (1, 3):
+        raise TypeError(f"{what}: {function!r} {count if isinstance(count, str) else f'takes {count} arguments'}; f(x) or "
+                        "f(x, i, j) is needed")
+    return count == 3
 
 
 @dataclass(frozen=True)
@@ -91,9 +85,14 @@ def _type_transformed(context: Any, transform: Any, x: Any, i: Any, j: Any) -> A
 
 
 @atom(_type_transformed)
-def transformed(transform: Transform, x: Any, i: int, j: int) -> Any:
-    """A transform of one element; the coordinates are given only to a transform that wants them."""
+def _called(transform: Transform, x: Any, i: int, j: int) -> Any:
     return transform.at(x, i, j) if transform.with_coordinates else transform.of(x)
+
+
+def transformed(transform: Transform, x: Any, i: int, j: int) -> Any:
+    """A transform of one element; the coordinates are given only to a transform that wants them. What it returns is a
+    number: a tuple of parts, for an element that has as many, is made one."""
+    return number(transform, "__call__", _called(transform, x, i, j), x)
 
 
 @dataclass(frozen=True)
@@ -108,16 +107,16 @@ class Composed(Transform):
     second: Transform
 
     def __post_init__(self) -> None:
-        for part in (self.first, self.second):
+        for name, part in (("first", self.first), ("second", self.second)):
             if not isinstance(part, Transform):
-                raise TypeError(f"{part!r} in a composition of transforms: a Transform is needed; wrap a function in "
+                raise TypeError(f"{name}={part!r} in a composition of transforms: a Transform is needed; wrap a function in "
                                 "transforms.Elementwise")
 
     def __call__(self, x: Any, *at: Any) -> Any:
         return self.at(x, *at) if at else self.of(x)
 
     def of(self, x: Any) -> Any:
-        return self.second.of(self.first.of(x))
+        return transformed(self.second, transformed(self.first, x, 0, 0), 0, 0)
 
     def at(self, x: Any, i: int, j: int) -> Any:
         return transformed(self.second, transformed(self.first, x, i, j), i, j)
@@ -146,8 +145,12 @@ class Staged(Composed):
 
     dtype: Any
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "dtype", dtype_given(self.dtype, "Staged"))
+
     def of(self, x: Any) -> Any:
-        return self.second.of(convert(self.dtype, self.first.of(x)))
+        return transformed(self.second, convert(self.dtype, transformed(self.first, x, 0, 0)), 0, 0)
 
     def at(self, x: Any, i: int, j: int) -> Any:
         return transformed(self.second, convert(self.dtype, transformed(self.first, x, i, j)), i, j)
@@ -179,9 +182,8 @@ class Elementwise(Transform):
     f: Any
 
     def __post_init__(self) -> None:
-        if not callable(self.f):
-            raise TypeError(f"Elementwise(f={self.f!r}): a function of x or of x, i, j is needed")
-        takes_coordinates(self.f, "Elementwise")
+        given = function_given(self.f, "Elementwise", "f", (1, 3), "a function of x or of x, i, j")
+        object.__setattr__(self, "f", given)
 
     def __call__(self, *x: Any) -> Any:
         return self.f(*x)

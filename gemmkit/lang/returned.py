@@ -1,0 +1,305 @@
+"""What a component's method may return: checked where the kernel takes it, so that the error names the user's method.
+
+A kernel calls methods of components it knows nothing of. Without a look at what comes back, None would be NaN in the
+emulator and a cast deep inside gemmkit where it is compiled. The atoms here leave nothing in the machine code.
+
+Numbers of several parts may come back as a tuple of their parts; the next function of a chain gets a number again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from gemmkit.lang.atoms import atom
+from gemmkit.lang.component_types import ComponentType
+from gemmkit.lang.errors import ComponentError, place_of
+from gemmkit.lang.functions import DeviceFunction
+from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.record_types import RecordType, of_parts, part_types
+from gemmkit.lang.records import REAL_IMAG, SIGNS, TABLE, Record, metadata_of, number_dtype, part_dtypes, to_dtype
+from gemmkit.lang.scalars import (
+    IndexType,
+    NarrowFloatType,
+    WeakFloat64Type,
+    WeakFloatLiteral,
+    WeakIntLiteral,
+    numba_type,
+    numpy_dtype,
+)
+from gemmkit.lang.values import _type_convert_all, convert
+
+NUMBER = "a number"
+TRUTH = "True or False"
+WHOLE = types.Integer, types.IntegerLiteral
+REAL = (*WHOLE, types.Float, types.Boolean, types.BooleanLiteral, NarrowFloatType, WeakFloatLiteral, WeakFloat64Type)
+
+
+# -- which function of the user's it was ------------------------------------------------------------------------------
+
+def function_of(component: Any, method: str) -> Any:
+    """The user's function behind a component's method: the method itself, or what a shipped class calls in its place."""
+    found = getattr(type(component), method, None)
+    if isinstance(found, FunctionType) and not found.__module__.startswith("gemmkit."):
+        return found
+    for name in ("f", "mask", "second", "first"):
+        inner = vars(component).get(name) if hasattr(component, "__dict__") else None
+        inner = inner.function if isinstance(inner, DeviceFunction) else inner
+        if isinstance(inner, FunctionType):
+            return inner
+        if inner is not None and hasattr(inner, "__dataclass_fields__"):
+            return function_of(inner, "__call__")
+    return found
+
+
+def refusal(component: Any, method: str, got: str, wanted: str) -> ComponentError:
+    """The error of a method that returned something else than it should."""
+    component = component.skeleton if isinstance(component, ComponentType) else component
+    function = function_of(component, method)
+    name = getattr(function, "__qualname__", f"{type(component).__qualname__}.{method}")
+    return ComponentError(f"{name} returned {got}\n{place_of(function)}  {wanted} is needed")
+
+
+def told(x: Any) -> str:
+    """A returned value or its type, in words."""
+    if isinstance(x, types.NoneType) or x is None:
+        return "None (is there a return on every way through it?)"
+    if isinstance(x, types.BaseTuple):
+        return f"a tuple of {len(x.types)} ({', '.join(str(t) for t in x.types)})"
+    if isinstance(x, types.Type):
+        return f"a value of type {x}"
+    if isinstance(x, tuple):
+        return f"a tuple of {len(x)} ({', '.join(type(v).__name__ for v in x)})"
+    return f"{type(x).__name__} {x!r}"
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+def is_number(x: Any) -> bool:
+    """Whether a Python value is a number, real or of several parts."""
+    if isinstance(x, np.generic):
+        return x.dtype.kind not in "SUMmO"
+    return isinstance(x, (int, float, complex, Record)) or (
+        hasattr(x, "__float__") and not hasattr(x, "__len__") and not isinstance(x, np.ndarray))
+
+
+def is_number_type(ty: Any) -> bool:
+    return isinstance(ty, REAL) or part_types(ty) is not None
+
+
+def _common_part(own: np.dtype, given: Sequence[np.dtype]) -> np.dtype:
+    """The type of a number's parts from those of a tuple; ``given`` are those that are no literals or coordinates."""
+    if not given:
+        return own
+    common = np.result_type(*given)
+    return np.result_type(common, own) if own.kind not in "iu" and common.kind in "iub" else common
+
+
+def _number_dtype(like: np.dtype, part: np.dtype) -> np.dtype:
+    """The dtype of an algebra's numbers with other parts."""
+    metadata = metadata_of(like)
+    if like.names is None:
+        return number_dtype(REAL_IMAG, np.result_type(part, np.float32), None, ())
+    if TABLE not in metadata or len(set(part_dtypes(like))) > 1:
+        return like
+    return number_dtype(like.names, part, metadata[TABLE], metadata[SIGNS])
+
+
+def as_number(values: tuple, like: Any) -> Any:
+    """A tuple of parts as a number of the kind of ``like``; the tuple itself where that has another number of parts."""
+    dtype = getattr(like, "dtype", None)
+    if not isinstance(dtype, np.dtype) or len(part_dtypes(dtype)) != len(values) or len(values) < 2:
+        return values
+    strong = [v.dtype for v in values if isinstance(v, np.generic)]
+    return to_dtype(_number_dtype(dtype, _common_part(part_dtypes(dtype)[0], strong)), values)
+
+
+def _number_type(ty: types.BaseTuple, like: Any) -> Any:
+    """`as_number`, of types; None where the tuple stays what it is."""
+    own = part_types(like)
+    if own is None or len(own) != len(ty.types):
+        return None
+    dtype = like.dtype if isinstance(like, RecordType) else np.dtype(like.name)
+    weak = WeakIntLiteral, WeakFloatLiteral, WeakFloat64Type, IndexType
+    strong = [numpy_dtype(t) for t in ty.types if not isinstance(t, weak)]
+    return numba_type(_number_dtype(dtype, _common_part(part_dtypes(dtype)[0], strong)))
+
+
+def _type_number(context: Any, component: Any, method: Any, value: Any, like: Any) -> Any:
+    given = (component, method, value, like)
+    if is_number_type(value):
+        return signature(value, *given), lambda c, b, s, v: v[2]
+    if not isinstance(value, types.BaseTuple) or not value.types or not all(isinstance(t, REAL) for t in value.types):
+        raise refusal(component, method.literal_value, told(value), NUMBER)
+    wanted = _number_type(value, like)
+    if wanted is None:
+        return signature(value, *given), lambda c, b, s, v: v[2]
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        kinds = part_types(wanted) or ()
+        parts = [c.cast(b, b.extract_value(v[2], n), t, to) for n, (t, to) in enumerate(zip(value.types, kinds))]
+        return of_parts(c, b, wanted, parts)
+
+    return signature(wanted, *given), codegen
+
+
+@atom(_type_number)
+def number(component: Any, method: str, value: Any, like: Any) -> Any:
+    """What ``component.method`` made of the element ``like``: a number; a tuple of as many parts as that has becomes one.
+
+    (A tuple beside a real element stays a tuple: a record may be where it goes.)
+    """
+    if type(value) is type(like):
+        return value
+    if isinstance(value, tuple):
+        if value and all(is_number(part) and not isinstance(part, (complex, np.complexfloating, Record)) for part in value):
+            return as_number(value, like)
+    elif is_number(value):
+        return value
+    raise refusal(component, method, told(value), NUMBER)
+
+
+def _type_numbers(context: Any, component: Any, method: Any, values: Any, like: Any) -> Any:
+    given = (component, method, values, like)
+    if not isinstance(values, types.BaseTuple) or len(values.types) != len(like.types):
+        raise refusal(component, method.literal_value, told(values), f"a tuple of {len(like.types)}, one for each value,")
+    single = [_type_number(context, component, method, t, x) for t, x in zip(values.types, like.types)]
+    result = types.BaseTuple.from_types([sig.return_type for sig, _ in single])
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        parts = [emit(c, b, sig, (None, None, b.extract_value(v[2], n), None)) for n, (sig, emit) in enumerate(single)]
+        return c.make_tuple(b, result, parts)
+
+    return signature(result, *given), codegen
+
+
+@atom(_type_numbers)
+def numbers(component: Any, method: str, values: tuple, like: tuple) -> tuple:
+    """`number`, of a tuple: as many as the method was given."""
+    if not isinstance(values, tuple) or len(values) != len(like):
+        raise refusal(component, method, told(values), f"a tuple of {len(like)}, one for each value,")
+    return tuple(number(component, method, value, x) for value, x in zip(values, like))
+
+
+def _type_counted(context: Any, component: Any, method: Any, values: Any, count: Any) -> Any:
+    wanted = count.literal_value
+    if not isinstance(values, types.BaseTuple) or len(values.types) != wanted:
+        raise refusal(component, method.literal_value, told(values), f"a tuple of {wanted}, one for each element,")
+    for ty in values.types:
+        if not is_number_type(ty) and not isinstance(ty, types.BaseTuple):
+            raise refusal(component, method.literal_value, f"a tuple with {told(ty)}", NUMBER)
+    return signature(values, component, method, values, count), lambda c, b, s, v: v[2]
+
+
+@atom(_type_counted)
+def counted(component: Any, method: str, values: tuple, count: int) -> tuple:
+    """A tile's elements that ``component.method`` returned: so many numbers."""
+    if not isinstance(values, tuple) or len(values) != count:
+        raise refusal(component, method, told(values), f"a tuple of {count}, one for each element,")
+    for value in values:
+        if not isinstance(value, tuple) and not is_number(value):
+            raise refusal(component, method, f"a tuple with {told(value)}", NUMBER)
+    return values
+
+
+# -- where a number goes ----------------------------------------------------------------------------------------------
+
+def _fits(count: int, dtype: np.dtype) -> bool:
+    wanted = len(part_dtypes(dtype))
+    return count == 1 or count == wanted or (count < wanted and dtype.names is not None)
+
+
+def _too_many(component: Any, method: str, dtype: np.dtype, got: str) -> ComponentError:
+    wanted = len(part_dtypes(dtype))
+    name = dtype.name if dtype.names is None else f"({', '.join(dtype.names)})"
+    return refusal(component, method, got, f"it becomes {name}: " + (
+        "a real number" if wanted == 1 else f"a number of {wanted} parts"))
+
+
+def _type_converted(context: Any, component: Any, method: Any, value: Any, dtype: Any) -> Any:
+    count = len(value.types) if isinstance(value, types.BaseTuple) else len(part_types(value) or (value,))
+    target = numpy_dtype(dtype.target)
+    if not _fits(count, target):
+        raise _too_many(component, method.literal_value, target, told(value))
+    return signature(dtype.target, component, method, value, dtype), lambda c, b, s, v: c.cast(b, v[2], value, dtype.target)
+
+
+@atom(_type_converted)
+def converted(component: Any, method: str, value: Any, dtype: np.dtype) -> Any:
+    """`convert` of what ``component.method`` returned: a number of several parts fits no ``dtype`` of fewer."""
+    if type(value) is dtype.type:
+        return value
+    count = len(value) if isinstance(value, (tuple, Record)) else 1 + isinstance(value, (complex, np.complexfloating))
+    if not _fits(count, dtype):
+        raise _too_many(component, method, dtype, told(value))
+    return convert(dtype, value)
+
+
+def _type_all_converted(context: Any, component: Any, method: Any, values: Any, dtype: Any) -> Any:
+    for ty in values.types:
+        _type_converted(context, component, method, ty, dtype)
+    sig, emit = _type_convert_all(context, dtype, values)
+    return signature(sig.return_type, component, method, values, dtype), lambda c, b, s, v: emit(c, b, sig, (None, v[2]))
+
+
+@atom(_type_all_converted)
+def all_converted(component: Any, method: str, values: tuple, dtype: np.dtype) -> tuple:
+    """`converted`, of every value of a tuple."""
+    kind = dtype.type
+    for value in values:
+        if type(value) is not kind:
+            return tuple(converted(component, method, value, dtype) for value in values)
+    return values
+
+
+def _type_fitting(context: Any, component: Any, method: Any, values: Any, dtype: Any) -> Any:
+    for ty in values.types:
+        _type_converted(context, component, method, ty, dtype)
+    return signature(values, component, method, values, dtype), lambda c, b, s, v: v[2]
+
+
+@atom(_type_fitting)
+def fitting(component: Any, method: str, values: tuple, dtype: np.dtype) -> tuple:
+    """The values themselves, where each could be `converted`."""
+    all_converted(component, method, values, dtype)
+    return values
+
+
+# -- ranges, places, conditions ---------------------------------------------------------------------------------------
+
+def _is_whole(x: Any) -> bool:
+    return isinstance(x, (int, np.integer)) or (hasattr(x, "__index__") and not isinstance(x, np.ndarray))
+
+
+def _type_pair(context: Any, component: Any, method: Any, value: Any) -> Any:
+    if not isinstance(value, types.BaseTuple) or len(value.types) != 2 or not all(isinstance(t, WHOLE) for t in value.types):
+        raise refusal(component, method.literal_value, told(value), "a tuple of two whole numbers")
+    return signature(value, component, method, value), lambda c, b, s, v: v[2]
+
+
+@atom(_type_pair)
+def pair(component: Any, method: str, value: Any) -> tuple:
+    """A range or a place that ``component.method`` returned: two whole numbers."""
+    if not isinstance(value, tuple) or len(value) != 2 or not _is_whole(value[0]) or not _is_whole(value[1]):
+        raise refusal(component, method, told(value), "a tuple of two whole numbers")
+    return value
+
+
+def _type_truth(context: Any, component: Any, method: Any, value: Any) -> Any:
+    if not isinstance(value, (types.Boolean, types.BooleanLiteral, *WHOLE)):
+        raise refusal(component, method.literal_value, told(value), TRUTH)
+    return signature(value, component, method, value), lambda c, b, s, v: v[2]
+
+
+@atom(_type_truth)
+def truth(component: Any, method: str, value: Any) -> Any:
+    """What a condition said: a truth value or a whole number."""
+    if not isinstance(value, np.bool_) and not _is_whole(value):
+        raise refusal(component, method, told(value), TRUTH)
+    return value
+
+
+__all__ = ["all_converted", "converted", "counted", "fitting", "number", "numbers", "pair", "refusal", "truth"]
