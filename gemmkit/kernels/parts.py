@@ -249,6 +249,6 @@ def masked_element(x: Any, n: int, fragment_map: Any, dtype: Any, tile: Any, axi
     return convert(dtype, nothing)
 
 
-__all__ = ["column_of", "copy_to_shared", "delivered", "inside", "kept_in_shared", "put_elements", "put_words", "read_inside", "read_line", "read_packed",
-           "read_tile", "read_words", "row_of", "transform_fragment", "transform_input", "transform_registers", "transform_tile",
-           "transform_within"]
+__all__ = ["column_of", "copy_to_shared", "delivered", "inside", "kept_in_shared", "put_elements", "put_words",
+           "read_inside", "read_line", "read_packed", "read_tile", "read_words", "row_of", "transform_fragment",
+           "transform_input", "transform_registers", "transform_tile", "transform_within"]

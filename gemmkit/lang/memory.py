@@ -14,6 +14,7 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import cgutils
 
+from gemmkit.lang.narrowing import misfit_of_type, refusal
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
     lowering_registry,
@@ -24,7 +25,6 @@ from gemmkit.lang.numba_hooks import (
     types,
     typing_registry,
 )
-from gemmkit.lang.narrowing import misfit_of_type, refusal
 from gemmkit.lang.scalars import index, numba_type
 
 i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)

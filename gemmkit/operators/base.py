@@ -25,7 +25,7 @@ from gemmkit.ptx.fragments import FragmentMap
 class Operator(Component):
     """Base class of operators; see the module's text for the methods that a subclass gives."""
 
-    device_methods = ("load_a", "load_b", "load_c", "mma", "merge", "store_d")
+    device_methods: ClassVar[tuple[str, ...]] = ("load_a", "load_b", "load_c", "mma", "merge", "store_d")
     without_value = ("store_d",)
 
     threads = 32
