@@ -160,7 +160,8 @@ def _integer(value: Any, name: str, dtype: np.dtype) -> Any:
     """A scalar in the dtype of an integer C: 2.0 is 2, and 0.5 is an error."""
     limits = np.iinfo(dtype)
     if value != value or value in (np.inf, -np.inf) or int(value) != value or not limits.min <= int(value) <= limits.max:
-        raise ValueError(f"{name} is {value!r} and c holds {dtype}: a whole number from {limits.min} to {limits.max} is needed")
+        raise ValueError(f"{name} is {value!r} and c holds {dtype}: a whole number from {limits.min} to {limits.max} is "
+                         "needed")
     return dtype.type(int(value))
 
 

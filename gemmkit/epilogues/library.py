@@ -56,8 +56,8 @@ class LinearCombination(Epilogue):
     """``alpha * x + beta * C``, with run-time alpha and beta; C is not read when beta is 0 (BLAS's rule).
 
     C may be the same array as D: every element is read and written by one thread. ``layout`` is C's, and its dtype is the
-    result's. The arithmetic is the accumulator's, or float32's. Of an integer C, alpha and beta are integers, and sums that it
-    cannot hold are refused (ConfigError).
+    result's. The arithmetic is the accumulator's, or float32's. Of an integer C, alpha and beta are integers, and sums that
+    it cannot hold are refused (ConfigError).
     """
 
     alpha: Scalar
@@ -73,8 +73,8 @@ class LinearCombination(Epilogue):
         for name in ("alpha", "beta"):
             value = getattr(self, name)
             if self.layout.dtype.kind in "iu" and isinstance(value, (float, np.floating)):
-                raise TypeError(f"LinearCombination({name}={value!r}): C holds {self.layout.dtype}, and its multiple by a float "
-                                "is none; give an integer")
+                raise TypeError(f"LinearCombination({name}={value!r}): C holds {self.layout.dtype}, and its multiple by a "
+                                "float is none; give an integer")
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
         raise TypeError("LinearCombination works on tiles")

@@ -16,9 +16,9 @@ from gemmkit.ptx.saturate import saturate
 class Saturate(Epilogue):
     """Converts to ``dtype``, clamped to what it holds: the end of a quantised product.
 
-    Floats become the nearest integers, ties to even; what is too large or too small, infinities included, becomes the largest
-    or smallest number of the dtype (of a float: the largest finite one), and NaN becomes 0 (of a float: stays NaN). Raises
-    TypeError for a dtype that is no integer and no float, or that device code does not have.
+    Floats become the nearest integers, ties to even; what is too large or too small, infinities included, becomes the
+    largest or smallest number of the dtype (of a float: the largest finite one), and NaN becomes 0 (of a float: stays NaN).
+    Raises TypeError for a dtype that is no integer and no float, or that device code does not have.
 
     >>> from gemmkit.epilogues import Scale
     >>> int8 = Scale(0.5) | Saturate("int8")

@@ -33,12 +33,12 @@ NONE = "a name that is None on some ways has no type in device code; let it begi
 NOTHING = "it ends here without a value, and returns one elsewhere; return a value on every way"
 _STEPS = {
     "RAISE_VARARGS": RAISE, "SETUP_FINALLY": TRY, "SETUP_EXCEPT": TRY, "PUSH_EXC_INFO": TRY, "CHECK_EXC_MATCH": TRY,
-    "SETUP_WITH": WITH, "BEFORE_WITH": WITH, "YIELD_VALUE": GENERATOR, "YIELD_FROM": GENERATOR, "GET_YIELD_FROM_ITER": GENERATOR,
-    "GET_AWAITABLE": GENERATOR, "GET_AITER": GENERATOR,
+    "SETUP_WITH": WITH, "BEFORE_WITH": WITH, "YIELD_VALUE": GENERATOR, "YIELD_FROM": GENERATOR,
+    "GET_YIELD_FROM_ITER": GENERATOR, "GET_AWAITABLE": GENERATOR, "GET_AITER": GENERATOR,
     "SETUP_ASYNC_WITH": GENERATOR, "BEFORE_ASYNC_WITH": GENERATOR, "BUILD_LIST": LIST, "LIST_APPEND": LIST,
     "LIST_EXTEND": LIST, "BUILD_MAP": DICT, "BUILD_CONST_KEY_MAP": DICT, "MAP_ADD": DICT, "DICT_MERGE": DICT,
-    "DICT_UPDATE": DICT, "BUILD_SET": SET, "SET_ADD": SET, "SET_UPDATE": SET, "FORMAT_VALUE": STRING, "FORMAT_SIMPLE": STRING,
-    "FORMAT_WITH_SPEC": STRING, "CONVERT_VALUE": STRING, "BUILD_STRING": STRING, "STORE_GLOBAL": GLOBAL,
+    "DICT_UPDATE": DICT, "BUILD_SET": SET, "SET_ADD": SET, "SET_UPDATE": SET, "FORMAT_VALUE": STRING,
+    "FORMAT_SIMPLE": STRING, "FORMAT_WITH_SPEC": STRING, "CONVERT_VALUE": STRING, "BUILD_STRING": STRING, "STORE_GLOBAL": GLOBAL,
     "DELETE_FAST": DELETE, "DELETE_DEREF": DELETE, "DELETE_GLOBAL": DELETE, "DELETE_NAME": DELETE, "DELETE_ATTR": DELETE,
     "DELETE_SUBSCR": DELETE, "IMPORT_NAME": IMPORT, "STORE_ATTR": ATTRIBUTE, "UNPACK_EX": UNPACK, "MATCH_SEQUENCE": MATCH,
     "MATCH_MAPPING": MATCH, "MATCH_CLASS": MATCH, "LOAD_BUILD_CLASS": CLASS,
@@ -97,7 +97,7 @@ def contents(code: CodeType) -> Contents:
 def _read(code: CodeType) -> Contents:
     steps = steps_of(code)
     allowed, names = _asserted(steps), _names(steps)
-    printed = set()
+    printed: set[int] = set()
     for n, name in names.items():
         if name.kind == "global" and name.root == "print" and not name.path:
             printed.update(range(n, region(steps, n) + 1))

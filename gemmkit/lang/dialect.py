@@ -226,9 +226,9 @@ def _class_fault(name: Name, cls: type) -> str | None:
         return None
     if cls.__module__ == "builtins" and cls.__name__ in _BUILTINS:
         return None
-    reasons = {list: LIST, dict: DICT, set: SET, frozenset: SET, str: STRING, bytes: STRING}
-    return reasons.get(cls, f"{name} makes objects of class {cls.__name__}, which has no device code; a tuple or a NamedTuple "
-                       "has")
+    reasons: dict[type, str] = {list: LIST, dict: DICT, set: SET, frozenset: SET, str: STRING, bytes: STRING}
+    return reasons.get(cls, f"{name} makes objects of class {cls.__name__}, which has no device code; a tuple or a "
+                       "NamedTuple has")
 
 
 # -- the two worlds ---------------------------------------------------------------------------------------------------

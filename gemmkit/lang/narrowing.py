@@ -1,9 +1,9 @@
 """Results that their array cannot hold: refused, unless they are converted by name.
 
-Stricter than NumPy's ``same_kind``: a float result does not go into an integer array, a wide integer not into a narrow one, and
-signed and unsigned ones only where every value has room. A float may go into a narrower float, which is what a product in
-float16 with float32 sums does, and any number into a float. ``np.int8(x)`` in a function, or ``epilogues.Saturate("int8")``,
-asks for what is refused here.
+Stricter than NumPy's ``same_kind``: a float result does not go into an integer array, a wide integer not into a narrow
+one, and signed and unsigned ones only where every value has room. A float may go into a narrower float, which is what a
+product in float16 with float32 sums does, and any number into a float. ``np.int8(x)`` in a function, or
+``epilogues.Saturate("int8")``, asks for what is refused here.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _FLOAT = np.dtype(np.float64)
 def narrows(given: np.dtype, wanted: np.dtype) -> bool:
     """Whether numbers of ``given`` do not fit an array of ``wanted``.
 
-    >>> narrows(np.dtype("f4"), np.dtype("i4")), narrows(np.dtype("i4"), np.dtype("i1")), narrows(np.dtype("u1"), np.dtype("i1"))
-    (True, True, True)
-    >>> narrows(np.dtype("f4"), np.dtype("f2")), narrows(np.dtype("i8"), np.dtype("f2")), narrows(np.dtype("u1"), np.dtype("i2"))
-    (False, False, False)
+    >>> [narrows(np.dtype(x), np.dtype(y)) for x, y in (("f4", "i4"), ("i4", "i1"), ("u1", "i1"))]
+    [True, True, True]
+    >>> [narrows(np.dtype(x), np.dtype(y)) for x, y in (("f4", "f2"), ("i8", "f2"), ("u1", "i2"))]
+    [False, False, False]
     """
     if given.names is not None and wanted.names is not None:
         return any(map(narrows, part_dtypes(given), part_dtypes(wanted)))

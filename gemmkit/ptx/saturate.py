@@ -84,7 +84,7 @@ def _to_float(c: Any, b: Any, value: Any, given: Any, target: Any, wanted: np.dt
 
 @atom(_type_saturate)
 def saturate(dtype: np.dtype, value: Any) -> Any:
-    """``value`` as ``dtype``: clamped to what it holds. Floats become the nearest integers (ties to even), and NaN becomes 0.
+    """``value`` as ``dtype``, clamped to what it holds. Floats become the nearest integers (ties to even), and NaN 0.
 
     >>> [int(saturate(np.dtype("int8"), x)) for x in (2.5, 3.5, -1e9, math.inf, math.nan, 200)]
     [2, 4, -128, 127, 0, 127]
@@ -100,9 +100,10 @@ def saturate(dtype: np.dtype, value: Any) -> Any:
             return dtype.type(0)
         return dtype.type(min(max(round(x) if math.isfinite(x) else x, int(limits.min)), int(limits.max)))
     wide = np.float64 if kind.itemsize == 8 else np.float32
-    limit, x = float(ml_dtypes.finfo(dtype).max), wide(value)
+    limit, given = float(ml_dtypes.finfo(dtype).max), wide(value)
     with np.errstate(all="ignore"):
-        return np.asarray(wide(limit) if x > limit else wide(-limit) if x < -limit else x).astype(dtype)[()]
+        clamped = wide(limit) if given > limit else wide(-limit) if given < -limit else given
+        return np.asarray(clamped).astype(dtype)[()]
 
 
 __all__ = ["saturate"]
