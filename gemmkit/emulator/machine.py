@@ -343,7 +343,7 @@ def launch(kernel: Callable[..., None], args: Sequence[Any], *, grid: Index, blo
                 member.cluster, member.cluster_barrier = blocks, blocks[0].cluster_barrier
             yield blocks
 
-    from gemmkit.emulator.user_code import arguments       # which needs components, and they what is above
+    from gemmkit.emulator.user_code import arguments  # which needs components, and they what is above
 
     scheduler = Scheduler(kernel, arguments(args), clusters(), schedule_seed)
     scheduler.run()
