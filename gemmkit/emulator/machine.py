@@ -86,7 +86,8 @@ class Thread(Agent):
         super().__init__(block, index, seen, pages)
         x, y, _ = block.dim
         self.thread_index: Index = index % x, index // x % y, index // (x * y)
-        self.warp, self.lane = divmod(index, WARP)
+        self.warp: int = index // WARP
+        self.lane: int = index % WARP
         self.waits_for: Callable[[], str] | None = None
         self.stores: Stores | None = None
         self.is_copying = False
