@@ -74,7 +74,7 @@ def in_range(cls: Any, value: int) -> Coordinate:
     if not -1 << bits - 1 <= value < 1 << bits - 1:
         fault(f"a coordinate becomes {value}, which {bits} bits do not hold (-2^{bits - 1} to 2^{bits - 1} - 1); the GPU "
               "would wrap it around")
-    return cls(value)                      # type: ignore[no-any-return]
+    return cls(value)
 
 
 def fault(message: str) -> None:
@@ -112,7 +112,7 @@ def as_kind(value: Any, kind: Kind) -> Any:
     if kind is Weak.FLOAT or isinstance(kind, float):
         return float(value)
     if number_rules.is_coordinate(kind):
-        return in_range(CLASSES[kind], int(value))                        # type: ignore[index]
+        return in_range(CLASSES[kind], int(value))
     return value
 
 
@@ -132,9 +132,9 @@ def _compute(op: str, a: Any, b: Any, mine: Any, other: Any) -> Any:
         fault("a coordinate is divided by zero")
     if kind is Weak.FLOAT:
         return python(float(a), float(b)) if op == "**" else python(*(int(x) if isinstance(x, int) else x for x in (a, b)))
-    if op in ("<<", ">>") and not 0 <= int(b) < kind.value:               # type: ignore[union-attr]
-        fault(f"a coordinate of {kind.value} bits is shifted by {int(b)}")   # type: ignore[union-attr]
-    return in_range(CLASSES[kind], python(int(a), int(b)))                # type: ignore[index]
+    if op in ("<<", ">>") and not 0 <= int(b) < kind.value:
+        fault(f"a coordinate of {kind.value} bits is shifted by {int(b)}")
+    return in_range(CLASSES[kind], python(int(a), int(b)))
 
 
 def _methods(op: str) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -115,7 +115,8 @@ class Conversion:
     def __call__(self, value: Any) -> Any:
         kind = _kind(value, self.__name__)
         if number_rules.is_integer(self.dtype) and number_rules.is_float(kind):
-            limits, whole = np.iinfo(self.dtype), int(value)   # Python's errors for NaN and infinity
+            limits: Any = np.iinfo(self.dtype)               # type: ignore[type-var]
+            whole = int(value)   # Python's errors for NaN and infinity
             if not limits.min <= whole <= limits.max:
                 raise OverflowError(f"{self.__name__} of {value}: it holds {limits.min} to {limits.max}")
         return as_kind(value, self.dtype)
@@ -143,9 +144,9 @@ def _erf_like(function: Callable[[float], float], pole: float) -> Callable[[Any]
     return f
 
 
-_OWN = {"erf": math.erf, "erfc": math.erfc, "gamma": lambda x: math.copysign(math.inf, x) if x == 0 else _gamma(x),
-        "lgamma": _erf_like(math.lgamma, math.inf)}
 _gamma = _erf_like(math.gamma, math.nan)
+_OWN: dict[str, Any] = {"erf": math.erf, "erfc": math.erfc, "lgamma": _erf_like(math.lgamma, math.inf),
+                        "gamma": lambda x: math.copysign(math.inf, x) if x == 0 else _gamma(x)}
 
 
 def _of_math(name: str) -> Callable[..., Any]:
@@ -172,7 +173,7 @@ def _ldexp(x: Any, exponent: Any) -> Any:
 
 
 def _not_in_the_table(name: str) -> Any:
-    raise AttributeError(f"math.{name} has no rule in device code; docs/components.md lists those that have, under Arithmetic")
+    raise AttributeError(f"math.{name} has no rule in device code; docs/components.md lists what has, under Arithmetic")
 
 
 class _Math(SimpleNamespace):

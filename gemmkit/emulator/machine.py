@@ -90,7 +90,8 @@ class Thread(Agent):
         super().__init__(block, index, seen, pages)
         x, y, _ = block.dim
         self.thread_index: Index = index % x, index // x % y, index // (x * y)
-        self.warp, self.lane = divmod(index, WARP)
+        self.warp: int = index // WARP
+        self.lane: int = index % WARP
         self.waits_for: Callable[[], str] | None = None
         self.stores: Stores | None = None
         self.is_copying = False
@@ -351,7 +352,7 @@ def launch(kernel: Callable[..., None], args: Sequence[Any], *, grid: Index, blo
                 member.cluster, member.cluster_barrier = blocks, blocks[0].cluster_barrier
             yield blocks
 
-    from gemmkit.emulator.user_code import arguments       # which needs components, and they what is above
+    from gemmkit.emulator.user_code import arguments  # which needs components, and they what is above
 
     scheduler = Scheduler(kernel, arguments(args), clusters(), schedule_seed)
     scheduler.run()

@@ -2,9 +2,9 @@
 
 A kernel's own code runs as it is. Of a user's component a twin takes its place for the launch: an object of a subclass whose
 methods are the same code with other names around it. ``max``, ``min``, ``int``, ``float``, ``bool``, ``round``, ``divmod``,
-``pow``, ``range``, the module ``math`` and NumPy's scalar classes are those of `gemmkit.emulator.functions`; helpers that the
-code names, directly or in a module, are treated alike. Where a kernel calls such a method or function, whole numbers become
-coordinates (`gemmkit.emulator.coordinates`).
+``pow``, ``range``, the module ``math`` and NumPy's scalar classes are those of `gemmkit.emulator.functions`; helpers that
+the code names, directly or in a module, are treated alike. Where a kernel calls such a method or function, whole numbers
+become coordinates (`gemmkit.emulator.coordinates`).
 
 The code objects are the user's, so lines, `print` and `breakpoint` are what they were. Global names are read when the launch
 begins.
@@ -69,7 +69,7 @@ class _Twins:
     # -- components -----------------------------------------------------------------------------------------------------
 
     def component(self, component: Any) -> Any:
-        cls = type(component)
+        cls: Any = type(component)
         if cls is Shape:
             return component
         changed = {}
@@ -84,7 +84,7 @@ class _Twins:
         twin_class = self.twin_class(cls)
         if twin_class is cls and not changed:
             return component
-        out = object.__new__(twin_class)
+        out: Any = object.__new__(twin_class)
         for name, value in vars(component).items():
             if not isinstance(getattr(cls, name, None), cached_property):
                 object.__setattr__(out, name, changed.get(name, value))
@@ -102,8 +102,10 @@ class _Twins:
                     twin = self._method(name, value)
                     if twin is not None:
                         methods[name] = twin
-            found = type(cls)(cls.__name__, (cls,), {**methods, "__module__": cls.__module__, "__qualname__": cls.__qualname__,
-                                                     "__repr__": cls.__repr__}) if methods else cls
+            found = cls
+            if methods:
+                shown = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__repr__": cls.__repr__}
+                found = type(cls)(cls.__name__, (cls,), {**methods, **shown})
             self._classes[cls] = found
         return found
 

@@ -1,7 +1,7 @@
 """Arithmetic of scalars in device code: which type a result has, by NumPy's rules, and how it is computed.
 
-The rules are those of `gemmkit.lang.number_rules`; this module registers them with Numba when it is imported. Those for two of
-Numba's own numbers hold in gemmkit's functions alone.
+The rules are those of `gemmkit.lang.number_rules`; this module registers them with Numba when it is imported. Those for
+two of Numba's own numbers hold in gemmkit's functions alone.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from llvmlite import ir
 
 from gemmkit.lang import integer_code, number_rules
-from gemmkit.lang.number_rules import BOOL, Weak
 from gemmkit.lang.numba_hooks import compiles_ours, operation, signature, types
+from gemmkit.lang.number_rules import BOOL, Weak
 from gemmkit.lang.scalars import (
     IndexType,
     NarrowFloatType,
@@ -25,8 +25,8 @@ from gemmkit.lang.scalars import (
     float16,
     i1,
     index,
-    number_constant,
     numba_type,
+    number_constant,
     weak_float64,
     wide_index,
 )
@@ -167,14 +167,14 @@ def of_two(context: Any, op: Any, a: Any, b: Any) -> Any:
     return _strong_operation(context, op, strong, a, b)
 
 
-def _integer_operation(name: str, kind: np.dtype, a: Any, b: Any, right: Any) -> Any:
+def _integer_operation(name: str, kind: np.dtype, a: Any, b: Any, of_b: Any) -> Any:
     """Both operands in the result's type; the code may depend on a constant, which stays in the signature."""
     ty, signed = numba_type(kind), kind.kind == "i"
-    literal = right if isinstance(right, int) else None
+    literal = of_b if isinstance(of_b, int) else None
 
     def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
-        values = [c.cast(builder, x, t, ty) for x, t in zip(v, s.args)]
-        return integer_code.emit(builder, name, *values, signed, literal)
+        left, right = (c.cast(builder, x, t, ty) for x, t in zip(v, s.args))
+        return integer_code.emit(builder, name, left, right, signed, literal)
 
     return signature(ty, a, b), codegen
 

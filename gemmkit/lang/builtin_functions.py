@@ -13,8 +13,8 @@ from llvmlite import ir
 
 from gemmkit.lang import number_rules
 from gemmkit.lang.arithmetic import kind_of_type, of_two, type_of_kind
-from gemmkit.lang.number_rules import Weak
 from gemmkit.lang.numba_hooks import compiles_ours, operation, signature, types
+from gemmkit.lang.number_rules import Weak
 from gemmkit.lang.scalars import (
     IndexType,
     NarrowFloatType,
@@ -104,7 +104,7 @@ def _is_not_zero(context: Any, builder: Any, sig: Any, values: Any) -> Any:
 
 
 def _rounded(context: Any, given: Any, result: Any) -> Any:
-    wide = types.float64 if isinstance(given, WeakFloat64Type) else types.float32 if isinstance(given, NarrowFloatType) else given
+    wide = {WeakFloat64Type: types.float64, NarrowFloatType: types.float32}.get(type(given), given)
     if wide == given:
         return None                                            # Numba's own: int64, halves to even
     inner = context.resolve_function_type(round, (wide,), {})
@@ -113,8 +113,8 @@ def _rounded(context: Any, given: Any, result: Any) -> Any:
     return signature(result, given), lambda c, b, s, v: _call(c, b, round, inner, (given,), v)
 
 
-for _key in (int, float, bool, round):
-    _register_conversion(_key)
+for _conversion in (int, float, bool, round):
+    _register_conversion(_conversion)
 
 
 @operation(round)

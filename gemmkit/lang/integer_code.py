@@ -1,5 +1,5 @@
-"""LLVM code of integers that wrap around in their own width, with NumPy's results where hardware has none: a division by zero
-is 0, and a shift by the width or more leaves nothing but the sign."""
+"""LLVM code of integers that wrap around in their own width, with NumPy's results where hardware has none: a division by
+zero is 0, and a shift by the width or more leaves nothing but the sign."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def _shifted(builder: Any, op: str, a: Any, b: Any, signed: bool, literal: int |
     outside = builder.icmp_unsigned(">", b, most)              # negative counts, too
     if arithmetic:
         return builder.ashr(a, builder.select(outside, most, b))
-    out = builder.shl(a, builder.select(outside, zero, b)) if op == "<<" else builder.lshr(a, builder.select(outside, zero, b))
+    count = builder.select(outside, zero, b)
+    out = builder.shl(a, count) if op == "<<" else builder.lshr(a, count)
     return builder.select(outside, zero, out)
 
 
@@ -105,7 +106,8 @@ def _power(builder: Any, a: Any, b: Any, literal: int | None) -> Any:
     builder.cbranch(builder.icmp_unsigned("!=", exponent, zero), body, after)
     builder.position_at_end(body)
     is_odd = builder.icmp_unsigned("!=", builder.and_(exponent, one), zero)
-    further = (builder.lshr(exponent, one), builder.mul(base, base), builder.select(is_odd, builder.mul(product, base), product))
+    multiplied = builder.select(is_odd, builder.mul(product, base), product)
+    further = (builder.lshr(exponent, one), builder.mul(base, base), multiplied)
     for value, then in zip((exponent, base, product), further):
         value.add_incoming(then, body)
     builder.branch(header)

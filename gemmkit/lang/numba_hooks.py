@@ -57,8 +57,8 @@ _pipelines = threading.local()
 
 
 def rules_hold_in(pipeline: type) -> None:
-    """Let `compiles_ours` be true while a compiler of this class runs, from type inference to code, and not in one of Numba's
-    that runs inside it (for a ``cuda.jit`` helper, or a library function of Numba's)."""
+    """Let `compiles_ours` be true while a compiler of this class runs, from type inference to code, and not in one of
+    Numba's that runs inside it (for a ``cuda.jit`` helper, or a library function of Numba's)."""
     run = CompilerBase._compile_core
 
     def run_and_note(self: Any) -> Any:
@@ -75,7 +75,7 @@ def rules_hold_in(pipeline: type) -> None:
 def compiles_ours() -> bool:
     """Whether the function that is being compiled is one of gemmkit's, so that its rules hold for Numba's own numbers."""
     stack = _pipelines.__dict__.get("stack")
-    return bool(stack) and stack[-1]
+    return bool(stack and stack[-1])
 
 
 def _template(key: Any, typer: Typer, python: Callable[..., Any] | None = None) -> type:

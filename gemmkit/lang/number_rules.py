@@ -1,8 +1,8 @@
-"""The rules of arithmetic: which kind of number each operator and function gives. Device code and the emulator both ask here.
+"""The rules of arithmetic: which kind of number each operator and function gives, on the device and in the emulator.
 
-A **kind** is a NumPy dtype, or one of the weak kinds, which take the type of what they meet (NEP 50): a coordinate (an integer
-of 32 bits, or of 64), a plain float (what Python computes as one: ``m / 2``, ``self.alpha``), a literal of the source, which is
-given as the Python number that it is.
+A **kind** is a NumPy dtype, or one of the weak kinds, which take the type of what they meet (NEP 50): a coordinate (an
+integer of 32 bits, or of 64), a plain float (what Python computes as one: ``m / 2``, ``self.alpha``), a literal of the
+source, which is given as the Python number that it is.
 
 >>> import numpy as np
 >>> result("-", np.dtype("u1"), np.dtype("u1")), result("*", np.dtype("f4"), Weak.COORDINATE)
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import enum
 from functools import lru_cache
-from typing import Any, Union
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -36,7 +36,7 @@ class Weak(enum.Enum):
         return str(self)
 
 
-Kind = Union[np.dtype, Weak, int, float]
+Kind = Any                              # a dtype, a Weak, an int or a float
 
 BOOL, INT8, INT32, INT64 = (np.dtype(x) for x in ("?", "i1", "i4", "i8"))
 FLOAT32, FLOAT64 = np.dtype("f4"), np.dtype("f8")
@@ -49,8 +49,8 @@ EXTREMA = ("max", "min")
 UNARY = ("neg", "pos", "invert", "abs")
 CONVERSIONS = ("int", "float", "bool", "round")
 
-MATH_OF_ONE = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "degrees", "erf", "erfc", "exp", "expm1", "fabs",
-               "gamma", "lgamma", "log", "log10", "log1p", "log2", "radians", "sin", "sinh", "sqrt", "tan", "tanh")
+MATH_OF_ONE = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "degrees", "erf", "erfc", "exp", "expm1",
+               "fabs", "gamma", "lgamma", "log", "log10", "log1p", "log2", "radians", "sin", "sinh", "sqrt", "tan", "tanh")
 MATH_OF_TWO = ("atan2", "copysign", "fmod", "hypot", "pow")
 MATH_TO_WHOLE = ("ceil", "floor", "trunc")
 MATH_TESTS = ("isfinite", "isinf", "isnan")
@@ -61,7 +61,9 @@ def is_weak(kind: Kind) -> bool:
 
 
 def is_float(kind: Kind) -> bool:
-    return kind is Weak.FLOAT or isinstance(kind, float) or (isinstance(kind, np.dtype) and not is_integer(kind) and kind != BOOL)
+    if isinstance(kind, np.dtype):
+        return not is_integer(kind) and kind != BOOL
+    return kind is Weak.FLOAT or isinstance(kind, float)
 
 
 def is_integer(kind: Kind) -> bool:
@@ -123,7 +125,8 @@ def _both_weak(a: Kind, b: Kind) -> Kind:
     kind = Weak.LONG_COORDINATE if Weak.LONG_COORDINATE in (a, b) else Weak.COORDINATE
     for literal in (a, b):
         if isinstance(literal, int) and not -1 << kind.value - 1 <= literal < 1 << kind.value - 1:
-            raise TypeError(f"{literal} beside a coordinate of {kind.value} bits; convert the coordinate, as in np.uint32(m)")
+            raise TypeError(f"{literal} beside a coordinate of {kind.value} bits; convert the coordinate, as in np.uint32(m)"
+                            )
     return kind
 
 
@@ -136,7 +139,7 @@ def _beside(strong: Any, weak: Kind) -> Kind:
     if is_float(strong) or strong.kind == "c":
         return strong
     if is_coordinate(weak):
-        return strong if strong.itemsize * 8 >= weak.value else weak          # type: ignore[union-attr]
+        return strong if strong.itemsize * 8 >= weak.value else weak
     if strong == BOOL:
         return INT64
     check_literal(strong, weak)
@@ -154,7 +157,7 @@ def _quotient(a: Kind, b: Kind) -> Kind:
     if is_weak(a) and is_weak(b):
         return Weak.FLOAT
     strong, other = (b, a) if is_weak(a) else (a, b)
-    if is_float(strong) or is_float(other) or strong.kind == "c":              # type: ignore[union-attr]
+    if is_float(strong) or is_float(other) or strong.kind == "c":
         return common(a, b)
     return FLOAT64
 
@@ -166,7 +169,7 @@ def _check_power(a: Kind, b: Kind) -> None:
         if b < 0:
             raise TypeError(f"an integer to the power {b}; write a float, as in 2.0 ** n")
     elif is_coordinate(common(a, b)):
-        raise TypeError("a coordinate as exponent, or to the power of a run-time integer; convert it, as in np.int32(m) ** n")
+        raise TypeError("a coordinate as exponent, or to a run-time integer's power; convert it, as in np.int32(m) ** n")
 
 
 # -- one number -------------------------------------------------------------------------------------------------------
@@ -212,7 +215,7 @@ def of_range(*kinds: Kind) -> Kind:
     strong = [kind for kind in kinds if not is_weak(kind)]
     if not strong:
         return Weak.LONG_COORDINATE if Weak.LONG_COORDINATE in kinds else Weak.COORDINATE
-    return INT32 if all(np.can_cast(kind, INT32) for kind in strong) else INT64   # type: ignore[arg-type]
+    return INT32 if all(np.can_cast(kind, INT32) for kind in strong) else INT64
 
 
 # -- how exact it is --------------------------------------------------------------------------------------------------

@@ -77,13 +77,13 @@ def _extremum(name: str) -> Callable[..., Any]:
         pair, constant = sorted(args, key=lambda t: not isinstance(t, PairType))
         if not _takes(pair, constant):
             return None
-        first = isinstance(args[0], PairType)             # Python's max(x, 0) is x where x is NaN, max(0, x) is 0
+        at = 0 if isinstance(args[0], PairType) else 1
 
         def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
             from gemmkit.ptx.convert import pair_arithmetic
 
-            given = [v[0] if first else v[1], _constant(pair, constant.literal_value)]
-            return pair_arithmetic(builder, f"{name}{'.NaN' if first else ''}.{_SUFFIX[pair.element]}", given)
+            given = [v[at], _constant(pair, constant.literal_value)]
+            return pair_arithmetic(builder, f"{name}.NaN.{_SUFFIX[pair.element]}", given)
 
         return signature(pair, *args), codegen
 

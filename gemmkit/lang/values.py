@@ -30,12 +30,8 @@ from gemmkit.lang.numba_hooks import (
 )
 from gemmkit.lang.records import Record, to_dtype
 from gemmkit.lang.scalars import (
-    IndexType,
-    NarrowFloatType,
-    WeakFloat64Type,
     WeakFloatLiteral,
     WeakIntLiteral,
-    index,
     numba_type,
 )
 

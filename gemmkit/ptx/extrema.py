@@ -18,6 +18,6 @@ def extremum(builder: Any, name: str, kind: str, a: Any, b: Any) -> Any:
 
 
 def selected(builder: Any, name: str, a: Any, b: Any) -> Any:
-    """The same of LLVM floats by comparison: two compare-and-combine instructions and a select (two of a float64's halves)."""
+    """The same of LLVM floats, by two comparisons and a select (of a float64: one for each half)."""
     better = builder.fcmp_ordered(">" if name == "max" else "<", a, b)
     return builder.select(builder.or_(better, builder.fcmp_unordered("uno", a, a)), a, b)

@@ -138,7 +138,7 @@ def on_host(function: Callable[..., tuple], types: Sequence[Any], operands: Sequ
 
     def run(*values: Any) -> list:
         out = record()
-        given = [int(v) if d == BOOL or _field(d) is not ctypes.c_uint16 and d.kind in "iu" else
+        given = [int(v) if d == BOOL or (_field(d) is not ctypes.c_uint16 and d.kind in "iu") else
                  float(v) if d.str[1:] in ("f4", "f8") else int(np.asarray(v, d).view(np.uint16)) for v, d in zip(values, operands)]
         assert call(ctypes.addressof(out), *given) == 0
         return [_scalar(getattr(out, f"r{n}"), d) for n, d in enumerate(results)]

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.emulator.coordinates import Coordinate, kind_of
+from gemmkit.emulator.coordinates import kind_of
 from gemmkit.emulator.errors import CoordinateError
 from gemmkit.emulator.user_code import arguments
 from gemmkit.lang import number_rules as rules
@@ -23,9 +22,10 @@ from gemmkit.lang.arithmetic import type_of_kind
 from gemmkit.lang.control import each
 from gemmkit.lang.number_rules import FLOAT64, INT32, Weak
 from gemmkit.ptx.special import block_x, thread_index
-from tests.lang.drawn_expressions import OPERANDS, Expression, drawn, function, leaf, of_one, of_two
+from tests.lang.drawn_expressions import OPERANDS, Expression, drawn, function, of_one, of_two
 from tests.lang.on_host import on_host
 from tests.lang.typing import result
+from tests.ptx import harness
 from tests.ptx.harness import Out, Runtime, on_device
 
 COUNT = int(os.environ.get("GEMMKIT_DRAWN_EXPRESSIONS", "200"))
@@ -216,4 +216,96 @@ def test_single_operations_have_the_emulators_values() -> None:
     every = single_operations()
     chosen = [every[n] for n in rng.permutation(len(every))[:COUNT]]
     wrong = [text for batch in batches(chosen) for text in differing(batch, compiled(batch), rng, 20, within)]
+    assert not wrong, "\n".join(wrong)
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Batch(gk.Component):
+    """The expressions of a function, as a kernel evaluates them."""
+
+    f: Any
+
+
+def kernel_of(count: int) -> Callable[..., None]:
+    """A kernel of the operands' arrays, in their order, that writes ``count`` results for every element."""
+    names = [name for name in OPERANDS if name not in ("m", "n", "alpha")]
+    reads = ", ".join(f"{name}[i]" for name in names)
+    source = (f"def kernel(out, batch, alpha, {', '.join(names)}):\n"
+              "    i = block_x() * 32 + thread_index()\n"
+              f"    each(keep, batch.f({reads}, i % 191 - 95, i // 7 % 13 - 6, alpha), out, i * {count})\n")
+    scope: dict[str, Any] = {"block_x": block_x, "thread_index": thread_index, "each": each, "keep": keep, "__name__": __name__}
+    exec(compile(source, f"<a kernel of {count} results>", "exec"), scope)
+    return scope["kernel"]                                     # type: ignore[no-any-return]
+
+
+def keep(value: Any, n: int, out: Any, first: int) -> None:
+    out[first + n] = value
+
+
+def on_gpu(batch: list[Expression], dtype: np.dtype, arrays: dict[str, np.ndarray], alpha: float) -> np.ndarray:
+    """The results of expressions of one dtype, a row for every element of the arrays."""
+    size = len(next(iter(arrays.values())))
+    f = function([e.text for e in batch])
+    (out,) = on_device(kernel_of(len(batch)), Out((size * len(batch),), dtype), Batch(f), Runtime(alpha),
+                       *[arrays[name] for name in arrays], blocks=size // 32)
+    return out.reshape(size, len(batch))
+
+
+def compare_on_gpu(expressions: list[Expression], close: Any, rng: np.random.Generator, size: int = 64) -> list[str]:
+    wrong: dict[str, str] = {}
+    alpha = 0.7321
+    by_dtype: dict[np.dtype, list[Expression]] = {}
+    for e in expressions:
+        by_dtype.setdefault(dtype_of(e.kind), []).append(e)
+    for dtype, same in by_dtype.items():
+        for batch in batches(same):
+            arrays = {name: np.array([value(rng, kind) for _ in range(size)], kind)
+                      for name, kind in OPERANDS.items() if isinstance(kind, np.dtype)}
+            out = on_gpu(batch, dtype, arrays, alpha)
+            here = [emulated([e.text]) for e in batch]
+            for i in range(size):
+                given = [*(arrays[name][i] for name in arrays), i % 191 - 95, i // 7 % 13 - 6, alpha]
+                for n, (expression, f) in enumerate(zip(batch, here)):
+                    try:
+                        expected = dtype.type(f(*given)[0])
+                    except FAULTS:
+                        continue
+                    if not close(expression, out[i, n], expected):
+                        operands = {k: v for k, v in zip(OPERANDS, given) if k in expression.names}
+                        wrong[expression.text] = f"{expression.text} of {operands}: {out[i, n]!r} on the GPU, {expected!r} here"
+    return list(wrong.values())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_kernels_of_the_gpu_run_in_the_emulator() -> None:
+    rng = np.random.default_rng(SEED + 5)
+    batch = [e for e in (drawn(rng, 2, INTEGERS) for _ in range(400)) if is_whole(e) and e.kind == rules.INT64][:5]
+    batch = [e for e in batch if not {"//", "%", "**", "<<", ">>"} & {*e.operations}]
+    arrays = {name: np.array([value(rng, kind) for _ in range(32)], kind)
+              for name, kind in OPERANDS.items() if isinstance(kind, np.dtype)}
+    arguments_of_kernel = Out((32 * len(batch),), np.int64), Batch(function([e.text for e in batch])), Runtime(0.5), *arrays.values()
+    (out,) = harness.emulated(kernel_of(len(batch)), *arguments_of_kernel)
+    f = emulated([e.text for e in batch])
+    for i in range(32):
+        assert out[i * len(batch):][:len(batch)].tolist() == [*f(*(x[i] for x in arrays.values()), i - 95, i // 7 - 6, 0.5)]
+    assert harness.leaves_nothing(harness.compiled(kernel_of(len(batch)), *arguments_of_kernel))
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_integers_are_equal_on_the_gpu() -> None:
+    rng = np.random.default_rng(SEED + 3)
+    expressions = [e for e in (drawn(rng, 3, INTEGERS) for _ in range(4 * COUNT)) if is_whole(e)]
+    wrong = compare_on_gpu(expressions, equal, rng)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_single_operations_are_within_the_tables_bounds_on_the_gpu() -> None:
+    rng = np.random.default_rng(SEED + 4)
+    every = single_operations()
+    wrong = compare_on_gpu([every[n] for n in rng.permutation(len(every))[:4 * COUNT]], within, rng)
     assert not wrong, "\n".join(wrong)
