@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit.batched import is_batched, matmul_batched
-from gemmkit.component_arrays import arrays_of
 from gemmkit.components import Component, freeze
 from gemmkit.config import Config
 from gemmkit.emulator.mode import current_mode
@@ -26,9 +25,10 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
     Args:
         a: (M, K), b: (K, N), c: (M, N) or None. CuPy arrays, PyTorch CUDA tensors, Numba device arrays, anything with
             ``__cuda_array_interface__`` or DLPack; NumPy arrays under ``with gemmkit.emulate():``. Any strides: a
-            transposed or sliced view is read in place, and on whichever device they are, which need not be the current one. a and b may also be matrices with structure (`gemmkit.Diagonal(x)`,
-            `Triangular`, `Symmetric`, `Generated`). Of arrays of more dimensions the last two are the matrices, and those
-            before are broadcast as NumPy does; out is then (..., M, N).
+            transposed or sliced view is read in place, on the arrays' own device (which need not be the current one).
+            a and b may also be matrices with structure (`gemmkit.Diagonal(x)`, `Triangular`, `Symmetric`, `Generated`). Of
+            arrays of more dimensions the last two are the matrices, and those before are broadcast as NumPy does; out is
+            then (..., M, N).
         conf: a configuration of `gemmkit.get_config`; None chooses one by dtypes and sizes.
         out: (M, N), written and returned; None allocates one of a's library, in C order, of NumPy's result type of a
             and b (of c's type if there is a c). It may be c itself, and may overlap nothing else.
@@ -41,8 +41,8 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
         out. Nothing is copied, cast or synchronised.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit each other; an ``out`` that is read-only, or overlaps itself, a, b
-            or an array of a component; an array whose address is no multiple of its elements'.
+        ValueError: shapes, dtypes or devices that do not fit each other; an ``out`` that is read-only, or overlaps itself,
+            a, b or an array of a component; an array whose address is no multiple of its elements'.
         TypeError: something that is no array; a host array without emulation; a dtype that no operator takes.
         ConfigError: a configuration that no kernel can carry out.
         ComponentError: a component's method that cannot be compiled, with its file and line.
@@ -119,9 +119,7 @@ def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stre
         if current_mode() is None:
             known[0].forget_arrays(frozen)      # those of the conf are kept by the conf
     made = known[0]
-    if out is not None or made._writes:
-        held = [(name, one) for name, f in frozen.items() if f.arrays for one in arrays_of(keywords[name])]
-        made.check_held([*held, *made.held(frozen)], a, b, c, out)
+    made.check_components(frozen, keywords, a, b, c, out)
     values = list(made.values)
     for name, f in frozen.items():
         values[made.ranges[name]] = [value for _, value in f.leaves]

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import Any, cast
 
-from gemmkit.component_arrays import Held, check_held
+from gemmkit.component_arrays import ALONGSIDE, Held, arrays_of, check_held
 from gemmkit.components import Component, Frozen, anew, freeze, freeze_array, without_arrays
 from gemmkit.config import Config
 from gemmkit.emulator.mode import current_mode
@@ -26,6 +26,7 @@ from gemmkit.runtime.arrays import (
     describe,
     empty_like,
     matcher,
+    overlaps,
 )
 from gemmkit.runtime.compile import CodeChanged
 from gemmkit.runtime.device import made_current
@@ -225,21 +226,51 @@ class Plan:
             a, b = arrays(a, b, (c, out))
         if self.stands is not None:
             self.current()
-        if self._held:
-            self.check_held(self._held, a, b, c, out)
         return self.run(self.values, a, b, c, out, stream)
 
     def check_held(self, held: Iterable[tuple[str, Held]], a: Any, b: Any, c: Any, out: Any) -> None:
         """Raise ValueError where arrays of components share memory with what a call writes. A new out shares none."""
-        if out is None and not self._writes:
-            return
         infos = {name: None if x is None else describe(x, name) for name, x in (("a", a), ("b", b), ("c", c), ("out", out))}
         given = infos["out"]
         check_held(held, infos, () if given is None else (self._compiled.problem.config.global_d_layout.seen(given),))
 
-    def held(self, without: Collection[str]) -> list[tuple[str, Held]]:
-        """The arrays of the plan's components, but of those in these fields."""
-        return [(field, held) for field, held in self._held if field not in without]
+    def check_components(self, frozen: dict[str, Frozen], components: dict[str, Any], a: Any, b: Any, c: Any,
+                         out: Any) -> None:
+        """`check_held` for a call with other components in the fields ``frozen``."""
+        if not self._writes:
+            if out is None:
+                return
+            given = describe(out, "out")
+            own = [info for f in frozen.values() for info in f.arrays]
+            if not any(overlaps(info, given) for info in (*own, *(held.info for _, held in self._held))):
+                return
+        fixed = [(field, held) for field, held in self._held if field not in frozen]
+        theirs = [(field, held) for field in frozen for held in arrays_of(components[field])]
+        self.check_held([*theirs, *fixed], a, b, c, out)
+
+    def _sharing(self) -> Any:
+        """``f(a, b, c, out)``: whether arrays at these addresses may share memory with the components', where one of them is
+        written; None where the components have no arrays."""
+        if not self._held:
+            return None
+        a0, a1, b0, b1, c0, c1, d0, d1 = self._bounds
+        same = tuple(i for i in self._infos[3:] if i is not None)
+        read = [(*byte_range(held.info), held.info.pointer if field in ALONGSIDE and held.info[1:4] == same[0][1:4] else -1)
+                for field, held in self._held]
+        written = [byte_range(held.info) for _, held in self._held if held.is_output]
+
+        def sharing(at_a: int, at_b: int, at_c: int, at_out: int) -> bool:
+            low, high = at_out + d0, at_out + d1
+            for first, last, itself in read:
+                if first < high and low < last and itself != at_out:
+                    return True
+            for first, last in written:
+                if ((first < at_a + a1 and at_a + a0 < last) or (first < at_b + b1 and at_b + b0 < last)
+                        or (first < at_c + c1 and at_c + c0 < last) or (first < high and low < last)):
+                    return True
+            return False
+
+        return sharing
 
     def run(self, template: tuple, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
         """`__call__` with other runtime values of the components."""
@@ -267,6 +298,7 @@ class Plan:
         a0, a1, b0, b1, c0, c1, d0, d1 = self._bounds
         mask, is_misaligned, no_c, same_kind = self._mask, self._is_misaligned, match_c is None, self._same_kind
         has_work, bind, own_stream = self._has_work, self._bind, self._stream
+        sharing, planned, held, check_held = self._sharing(), self.values, self._held, self.check_held
         start: Any = None
 
         def fast(template: tuple, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
@@ -280,6 +312,8 @@ class Plan:
                     or (at_a + a0 < high and low < at_a + a1) or (at_b + b0 < high and low < at_b + b1)
                     or (not no_c and at_c + c0 < high and low < at_c + c1 and not (at_c == at_out and same_kind))):
                 refuse((("a", a), ("b", b), ("c", c), ("out", out)))
+            if sharing is not None and template is planned and sharing(at_a, at_b, at_c, at_out):
+                check_held(held, a, b, c, out)
             handle = current_stream(library, device, producer) if stream is None else own_stream(stream)
             if has_work:
                 if start is None:
@@ -376,6 +410,7 @@ class Plan:
             self._refuse((("a", a), ("b", b), ("c", c), ("out", out)))
         assert infos["out"] is not None
         check_out(infos["out"], infos)
+        check_held(self._held, infos, (self.config.global_d_layout.seen(infos["out"]),))
         if self._has_work:
             run(self._compiled, a, b, c, out, self.shape)
         return out
