@@ -125,7 +125,7 @@ def columns_of_d() -> None:
 
 @case
 def promoted() -> None:
-    plain("one", (64, 32, 80), WGMMAOp(32, E4M3, promote=32), E4M3, b=ColMajor)
+    plain("one", (64, 40, 80), WGMMAOp(32, E4M3, promote=32), E4M3, b=ColMajor)
 
 
 @case
@@ -166,7 +166,26 @@ def warps() -> None:
 
 @case
 def warps_hold() -> None:
-    plain("one", (64, 36, 44), stages=3)
+    plain("one", (64, 20, 60), WGMMAOp(16))
+
+
+@case
+def warps_masked() -> None:
+    """Threads' tiles are in range or out of it; lines begin anywhere."""
+    a, b, _ = operands(72, 27, 43)
+    a, out = a[:, :40], poison((72, 24), F32)
+    with gk.emulate():
+        gk.matmul(a, b[:40, :24], None, mapping("one", WGMMAOp(16), depth=16, stages=2), out=out)
+    equal(out, a.astype("f8") @ b[:40, :24])
+
+
+@case
+def warps_beside_the_engine() -> None:
+    a, b, _ = operands(128, 20, 64)
+    conf = mapping("one", WGMMAOp(16), depth=16, stages=2,
+                   transform_global_to_shared_b=Elementwise(lambda x, i, j: x + i % 3 - j % 2))
+    i, j = np.indices(b.shape)
+    equal(product(EMULATOR, conf, a, b), a.astype("f8") @ (b.astype("f8") + i % 3 - j % 2))
 
 
 @case

@@ -30,6 +30,9 @@ EQUIVALENT: list[Equivalent] = [
     Equivalent("wait dropped", r"return \(wgmma_wait\(1, sums\), fragments\) -> return \(sums, fragments\)",
                "Unrolled steps have registers of their own, and the wait that ends a round is still there: more are held at once."),
     Equivalent("constant changed", r"thread_index\(\) % 129", "Another of the warpgroup's threads does it."),
+    Equivalent("sign changed", r"\(i \* spec.own_panels - p\) % spec.d_buffers", "There are two buffers: p and -p are the same."),
+    Equivalent("order changed", r"-> named_barrier\(PANEL \+ group, 128\) fence_async\(\)",
+               "The thread that starts the copy fences too, and knows of the others' writes by then."),
     Equivalent("order changed", r"choose\(spec.pending_steps == 0, give_back_last",
                "Where no group may be pending the stage was read before this step began."),
 ]
