@@ -166,23 +166,23 @@ def warps() -> None:
 
 @case
 def warps_hold() -> None:
-    plain("one", (64, 20, 60), WGMMAOp(16))
+    plain("one", (64, 36, 76), stages=3)
 
 
 @case
 def warps_masked() -> None:
     """Threads' tiles are in range or out of it; lines begin anywhere."""
-    a, b, _ = operands(72, 27, 43)
-    a, out = a[:, :40], poison((72, 24), F32)
+    a, b, _ = operands(72, 35, 43)
+    a, out = a[:, :40], poison((72, 32), F32)
     with gk.emulate():
-        gk.matmul(a, b[:40, :24], None, mapping("one", WGMMAOp(16), depth=16, stages=2), out=out)
-    equal(out, a.astype("f8") @ b[:40, :24])
+        gk.matmul(a, b[:40, :32], None, mapping("one", depth=16, stages=2), out=out)
+    equal(out, a.astype("f8") @ b[:40, :32])
 
 
 @case
 def warps_beside_the_engine() -> None:
-    a, b, _ = operands(128, 20, 64)
-    conf = mapping("one", WGMMAOp(16), depth=16, stages=2,
+    a, b, _ = operands(128, 36, 48)
+    conf = mapping("one", depth=16, stages=2,
                    transform_global_to_shared_b=Elementwise(lambda x, i, j: x + i % 3 - j % 2))
     i, j = np.indices(b.shape)
     equal(product(EMULATOR, conf, a, b), a.astype("f8") @ (b.astype("f8") + i % 3 - j % 2))
