@@ -232,8 +232,9 @@ class Sometimes(Condition):
 @case
 def in_place() -> None:
     a, b, _ = operands(40, 40, 56)
-    conf = mapping("one", depth=16, stages=4, transform_global_to_shared_b=Elementwise(lambda x: x + 1))
-    equal(product(EMULATOR, conf, a, b), a.astype("f8") @ (b.astype("f8") + 1))
+    t, u = np.arange(56).astype(F16) % 3, np.arange(40).astype(F16) % 2
+    conf = mapping("one", depth=16, stages=4, transform_global_to_shared_b=Elementwise(lambda x, k, n: x + t[k] - u[n]))
+    equal(product(EMULATOR, conf, a, b), a.astype("f8") @ (b.astype("f8") + t[:, None] - u))
 
 
 @case
@@ -396,8 +397,9 @@ def fpu() -> None:
 
 @case
 def fpu_splits() -> None:
-    a, b, _ = operands(7, 13, 40, F32)
-    conf = test_shared_k.config(FPUOp(8, 16), 4, block_shape=Tile(M=8, N=16, K=16), warps_per_block=1)
+    a, b, _ = operands(7, 29, 65, "f8")
+    conf = test_shared_k.config(FPUOp(8, 16, dtype="f8"), 4, block_shape=Tile(M=8, N=32, K=16), warps_per_block=1,
+                                compute_warp=Tile(M=8, N=32, K=4))
     equal(test_shared_k.product(EMULATOR, conf, a, b), a.astype("f8") @ b)
 
 
