@@ -173,6 +173,8 @@ class Stores:
 
     def wait(self, thread: Thread, pending: int, done: bool) -> None:
         """All groups but the last `pending` have read shared memory, and with `done` written the tensor too."""
+        if pending < 0:
+            raise fault(thread, f"a wait for all groups of stores but {pending}; 0 or more may be pending")
         group = self._reader.clock - 1 - pending
         self._reader.awaited_by(thread, group)
         if done:

@@ -125,7 +125,7 @@ def columns_of_d() -> None:
 
 @case
 def promoted() -> None:
-    plain("one", (64, 32, 80), WGMMAOp(32, E4M3, promote=32), E4M3, b=ColMajor)
+    plain("one", (64, 40, 80), WGMMAOp(32, E4M3, promote=32), E4M3, b=ColMajor)
 
 
 @case
@@ -166,7 +166,26 @@ def warps() -> None:
 
 @case
 def warps_hold() -> None:
-    plain("one", (64, 36, 44), stages=3)
+    plain("one", (64, 36, 76), stages=3)
+
+
+@case
+def warps_masked() -> None:
+    """Threads' tiles are in range or out of it; lines begin anywhere."""
+    a, b, _ = operands(72, 35, 43)
+    a, out = a[:, :40], poison((72, 32), F32)
+    with gk.emulate():
+        gk.matmul(a, b[:40, :32], None, mapping("one", depth=16, stages=2), out=out)
+    equal(out, a.astype("f8") @ b[:40, :32])
+
+
+@case
+def warps_beside_the_engine() -> None:
+    a, b, _ = operands(128, 36, 48)
+    conf = mapping("one", depth=16, stages=2,
+                   transform_global_to_shared_b=Elementwise(lambda x, i, j: x + i % 3 - j % 2))
+    i, j = np.indices(b.shape)
+    equal(product(EMULATOR, conf, a, b), a.astype("f8") @ (b.astype("f8") + i % 3 - j % 2))
 
 
 @case
@@ -213,8 +232,9 @@ class Sometimes(Condition):
 @case
 def in_place() -> None:
     a, b, _ = operands(40, 40, 56)
-    conf = mapping("one", depth=16, stages=4, transform_global_to_shared_b=Elementwise(lambda x: x + 1))
-    equal(product(EMULATOR, conf, a, b), a.astype("f8") @ (b.astype("f8") + 1))
+    t, u = np.arange(56).astype(F16) % 3, np.arange(40).astype(F16) % 2
+    conf = mapping("one", depth=16, stages=4, transform_global_to_shared_b=Elementwise(lambda x, k, n: x + t[k] - u[n]))
+    equal(product(EMULATOR, conf, a, b), a.astype("f8") @ (b.astype("f8") + t[:, None] - u))
 
 
 @case
@@ -377,8 +397,9 @@ def fpu() -> None:
 
 @case
 def fpu_splits() -> None:
-    a, b, _ = operands(7, 13, 40, F32)
-    conf = test_shared_k.config(FPUOp(8, 16), 4, block_shape=Tile(M=8, N=16, K=16), warps_per_block=1)
+    a, b, _ = operands(7, 29, 65, "f8")
+    conf = test_shared_k.config(FPUOp(8, 16, dtype="f8"), 4, block_shape=Tile(M=8, N=32, K=16), warps_per_block=1,
+                                compute_warp=Tile(M=8, N=32, K=4))
     equal(test_shared_k.product(EMULATOR, conf, a, b), a.astype("f8") @ b)
 
 

@@ -129,9 +129,8 @@ def order_changed(place: Place) -> Iterator[ast.AST]:
 
 
 def done_twice(place: Place) -> Iterator[ast.AST]:
-    """An arrival, a commit or a barrier more than there should be."""
-    if _is_call(place.node) and re.search("arrive|expect|commit|barrier|give_back", name_of(place.node.value)) and (
-            "wait" not in name_of(place.node.value)):
+    """An arrival or a commit more than there should be."""
+    if _is_call(place.node) and re.search("arrive|expect|commit|give_back", name_of(place.node.value)):
         yield ast.If(ast.Constant(True), [place.node, copy.deepcopy(place.node)], [])
 
 

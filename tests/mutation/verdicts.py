@@ -26,10 +26,17 @@ class Equivalent:
 
 EQUIVALENT: list[Equivalent] = [
     Equivalent("count changed", r"wgmma_wait\(.* - 1, ", "It waits for more groups than it has to."),
+    Equivalent("count changed", r"-> tma_wait_read\(.* - 1\)", "It waits for more groups than it has to."),
+    Equivalent("constant changed", r"itemsize == 3, put_matrices, put_pairs", "Pairs one by one: slower, and to the same places."),
+    Equivalent("constant changed", r"spec.panel_thread, lane_index\(\), 33", "A warp's tile has 32 threads' tiles: one each, still."),
+    Equivalent("order changed", r"choose\(spec.a_(changes|turns).* -> choose\(spec.b_(changes|turns)", "A's tile and B's lie apart."),
     Equivalent("wait dropped", r"settle\(.* -> ", "Without `settle` ptxas ends the group where A's registers are made: slow, and right."),
     Equivalent("wait dropped", r"return \(wgmma_wait\(1, sums\), fragments\) -> return \(sums, fragments\)",
                "Unrolled steps have registers of their own, and the wait that ends a round is still there: more are held at once."),
     Equivalent("constant changed", r"thread_index\(\) % 129", "Another of the warpgroup's threads does it."),
+    Equivalent("sign changed", r"\(i \* spec.own_panels - p\) % spec.d_buffers", "There are two buffers: p and -p are the same."),
+    Equivalent("order changed", r"-> named_barrier\(PANEL \+ group, 128\) fence_async\(\)",
+               "The thread that starts the copy fences too, and knows of the others' writes by then."),
     Equivalent("order changed", r"choose\(spec.pending_steps == 0, give_back_last",
                "Where no group may be pending the stage was read before this step began."),
 ]
