@@ -10,7 +10,7 @@ import pytest
 
 from tests.drawn import Family, Place, Problem
 from tests.ptx_machine import launch
-from tests.ptx_machine.compare import compare
+from tests.ptx_machine.compare import PTX, compare
 
 pytestmark = pytest.mark.compile
 
@@ -24,9 +24,6 @@ TENSOR = (("block_shape", (16, 32, 16)), ("compute_warp", (16, 16, 16)), ("warps
 
 # Odd sizes, edges, transforms, epilogues with outputs, layouts that are functions, C in place, blocks that share K.
 CASES = {
-    "fpu": (Family(("fpu", F32, F32, F32, 4, 8, 1, 4, 8), Place(F32, skip=1), Place(F32, "lower", 0), Place(F32, unit=4), Place("bfloat16"),
-                   (("global_to_shared_a", ("placed",)), ("shared_to_regs_b", ("captured",))), (f"bias_n:{F16}", "silu", f"store:{F32}"),
-                   MAPPING), Problem(31, 41, 13, "normal", 1)),
     "mma": (Family(("mma", F16, F32), Place(F16, "toeplitz"), Place(F16, "plain", 0, 2, 1), None, Place(F16, unit=2),
                    (("regs_to_shared_d", ("affine",)),), (f"residual:{F32}", "causal"), TENSOR), Problem(19, 39, 37, "normal", 2)),
     "wmma": (Family(("wmma", 16, 16, "bfloat16", F32), Place("bfloat16"), Place("bfloat16"), Place(F32, axis=0), Place(F32),
@@ -35,7 +32,7 @@ CASES = {
                        Place(F32, "interleaved"), (), ("scale",), TENSOR), Problem(17, 17, 17, "normal", 4)),
     "in place": (Family(("fpu", "float64", "float64", "float64", 4, 8, 1, 4, 8), Place("float64"), Place("float64", axis=0), None, Place("float64"),
                         (), (), (*MAPPING, ("splits", 2)), "gemmEx"), Problem(21, 25, 39, "normal", 6, alpha=0.3, beta=-0.5, trans="TN"))}
-AS_EMULATED = "mma", "wmma", "algebra"                                 # to the bit: no function that the hardware approximates
+AS_EMULATED = "mma", "wmma", "algebra"                                 # to the bit: no sums that are rounded twice there
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -50,24 +47,34 @@ def test_compiled_values(name: str) -> None:
 
 # -- the check itself -----------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("change, fault", [
-    (lambda text: re.sub(r"(st\.shared\.[\w.]+ \t\[%r\w*)", r"\1+4096", text, count=1), "out of bounds"),
-    (lambda text: text.replace("bar.sync 0;", "", 1), "wrong|nothing has written"),
-    (lambda text: re.sub(r"(setp\.)ge(\.s32)", r"\1gt\2", text), "AssertionError|Fault"),
+FPU = (Family(("fpu", F32, F32, F32, 4, 8, 1, 4, 8), Place(F32, skip=1), Place(F32, "lower", 0), Place(F32, unit=4), Place("bfloat16"),
+              (("global_to_shared_a", ("placed",)), ("shared_to_regs_b", ("captured",))), (f"bias_n:{F16}", "silu", f"store:{F32}"), MAPPING),
+       Problem(31, 41, 13, "normal", 1))
+
+# One change of the text, and what is said of it.
+ALTERED: list[tuple[Any, str]] = [
+    (lambda text: re.sub(r"(st\.shared\.[\w.]+\s+\[%r\w*)", r"\1+65536", text, count=1), "out of bounds"),
+    (lambda text: re.sub(r"(ld\.global\.[\w.]+\s+[^\n]*\[%rd\d+)(\+\d+)?\]", r"\1+1]", text, count=1), "misaligned"),
     (lambda text: text.replace("fma.rn.f32", "fma.rn.unknown.f32"), "unknown modifier .unknown"),
-    (lambda text: text.replace("bar.sync 0;", "bar.sync 1;"), "only barrier 0")])
-def test_wrong_code_is_noticed(change: Any, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A right kernel altered in its text."""
-    monkeypatch.setattr(launch, "_ptx", AlteredPtx(launch._ptx, change))
-    assert re.search(fault, compare(*CASES["fpu"]).fault)
+    (lambda text: text.replace("bar.sync 0;", "bar.sync 1;"), "only barrier 0"),
+    (lambda text: text.replace("cvt.rn.bf16.f32", "cvt.rp.bf16.f32"), "elements are wrong"),
+    (lambda text: text.replace("setp.lt.s32", "setp.le.s32"), "out of bounds|in no array|elements are wrong|beside it were written")]
 
 
-class AlteredPtx(dict):
-    """What gives texts of kernels altered."""
+def test_wrong_code_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A right kernel, then altered in its text."""
+    right = compare(*FPU)
+    assert not right.fault and right.most < 0.2, f"{right.fault}\n\n{right.repeat}"
+    original, applied = launch.ptx_of, 0
+    for change, words in ALTERED:
+        def altered(compiled: Any, change: Any = change) -> str:
+            text = original(compiled)
+            made = change(text)
+            assert made != text, "nothing was changed"
+            return made
 
-    def __init__(self, texts: dict, change: Any):
-        super().__init__(texts)
-        self.change = change
-
-    def __getitem__(self, key: Any) -> str:
-        return self.change(super().__getitem__(key))
+        monkeypatch.setattr(launch, "ptx_of", altered)
+        found = compare(*FPU, machines=(PTX,)).fault
+        assert re.search(words, found), (words, found)
+        applied += 1
+    assert applied == len(ALTERED)

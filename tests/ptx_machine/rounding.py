@@ -149,4 +149,4 @@ def flushed(x: Any) -> Any:
     return np.where(np.abs(x) < np.finfo(x.dtype).tiny, np.copysign(np.zeros_like(x), x), x)
 
 
-__all__ = ["add64", "fma64", "flushed", "fused64", "multiply64", "narrowed", "odd"]
+__all__ = ["add64", "flushed", "fma64", "fused64", "multiply64", "narrowed", "odd"]
