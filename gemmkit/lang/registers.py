@@ -164,8 +164,8 @@ def refuse_returned(result: Any) -> None:
     annotation = result.type_annotation
     found = [statement.loc for block in annotation.blocks.values() for statement in block.body
              if isinstance(statement, numba_ir.Return) and holds_registers(annotation.typemap[statement.value.name])]
-    error = TypingError("returns registers: they are this function's own stack, which is gone when it returns; make them with "
-                        "registers(...) where they are used, and pass them to the functions that fill them")
+    error = TypingError("returns registers: they are this function's own stack, which is gone when it returns; make them "
+                        "with registers(...) where they are used, and pass them to the functions that fill them")
     error.loc = found[0] if found else None
     raise error
 
@@ -274,4 +274,5 @@ def apply(function: Any, values: tuple, *args: Any) -> tuple:
     return tuple(function(value, i, *args) for i, value in enumerate(values))
 
 
-__all__ = ["Fragment", "IndexType", "Registers", "apply", "cgutils", "generate", "holds_registers", "refuse_returned", "registers"]
+__all__ = ["Fragment", "IndexType", "Registers", "apply", "cgutils", "generate", "holds_registers", "refuse_returned",
+           "registers"]

@@ -142,7 +142,7 @@ class Machine:
 
     @staticmethod
     def _is_collective(instruction: Instruction) -> bool:
-        return instruction.name in COLLECTIVE and (instruction.has("sync") or instruction.has("aligned"))
+        return instruction.name in COLLECTIVE and (instruction.name != "bar" or instruction.has("warp"))
 
     def _steps(self, start: int) -> list[Step]:
         """The steps of a block but its control flow, made when it is first come to."""

@@ -116,8 +116,8 @@ def _move(machine: Any, i: Instruction, spec: Any, operand: str, layout: str) ->
         at, apart = at.reshape(-1, 32), np.broadcast_to(stride(), (machine.count,)).reshape(-1, 32)[warps].astype(np.int64)
         if (at != at[:, :1]).any() or (apart != apart[:, :1]).any():
             raise Fault("lanes of a warp give different addresses or strides", i)
-        if (at % 32).any() or (apart * size % 16).any():
-            raise Fault("the address must be a multiple of 32 bytes, and the stride of 16", i)
+        if (at % 16).any() or (apart * size % 16).any():
+            raise Fault("the address and the stride must be multiples of 16 bytes", i)
         places = at[:, 0, None, None] + (np.arange(lines)[:, None] * apart[:, :1, None] + np.arange(length)) * size
         if given is not None:
             held = given()

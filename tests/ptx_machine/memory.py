@@ -78,7 +78,7 @@ class GlobalMemory(Memory):
     def __init__(self, arrays: list[Array]):
         self.segments: list[list[int]] = []                            # [first address, the one behind, place]
         for low, high in sorted(_range(a.array) for a in arrays if a.array.size):
-            if self.segments and low <= self.segments[-1][1]:
+            if self.segments and low <= self.segments[-1][1] + 2 * NEAR:
                 self.segments[-1][1] = max(high, self.segments[-1][1])
             else:
                 self.segments.append([low, high, 0])
@@ -87,8 +87,8 @@ class GlobalMemory(Memory):
             segment[2] = place + segment[0] % 256
             place = -(-(segment[2] + segment[1] - segment[0]) // 256) * 256 + 256           # so that `NEAR` is nobody else's
         super().__init__("global", place)
-        self.arrays = arrays
-        for a in arrays:
+        self.arrays = [a for a in arrays if a.array.size]
+        for a in self.arrays:
             flags = READABLE | (WRITABLE if a.is_output else 0) | (WRITTEN if a.is_written else 0)
             self._mine(a.array, self.bytes)[...] = _as_bytes(a.array)
             self._mine(a.array, self.flags)[...] |= np.uint8(flags)
@@ -120,19 +120,17 @@ class GlobalMemory(Memory):
 
     def _mine(self, array: np.ndarray, memory: np.ndarray) -> np.ndarray:
         """The bytes of an array's elements in ``memory``: of its shape, with an axis of bytes more."""
-        if not array.size:
-            return memory[:0]
         return np.ndarray((*array.shape, array.itemsize), memory.dtype, memory, self._place(array), (*array.strides, 1))
 
     def copy_back(self) -> None:
         """What the outputs are now."""
         for a in self.arrays:
-            if a.is_output and a.array.size:
+            if a.is_output:
                 made = np.ascontiguousarray(self._mine(a.array, self.bytes)).view(a.array.dtype)
                 a.array[...] = made.reshape(a.array.shape)
 
     def tell(self, at: int) -> str:
-        near = [f"{a.name} + {at - self._place(a.array)}" for a in self.arrays if a.array.size and self._of_segment(a.array, at)]
+        near = [f"{a.name} + {at - self._place(a.array)}" for a in self.arrays if self._of_segment(a.array, at)]
         return f"{at:#x}" + (f" ({', '.join(near)})" if near else "")
 
     def _of_segment(self, array: np.ndarray, at: int) -> bool:

@@ -131,7 +131,9 @@ def _exactly(a: float, b: float, c: float, mode: str) -> float:
     try:
         near = float(exact)
     except OverflowError:
-        near = math.copysign(math.inf, exact)
+        near = math.inf if exact > 0 else -math.inf
+        if mode == "rz" or mode == ("rm" if exact > 0 else "rp"):
+            return math.nextafter(near, 0.0)
     if mode == "rn" or math.isinf(near) or Fraction(near) == exact:
         return near
     up = exact > Fraction(near)
