@@ -17,6 +17,7 @@ from gemmkit.components import Component, freeze
 from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.device import H100
 
+
 @dataclass(frozen=True)
 class Of(Component):
     function: Any
