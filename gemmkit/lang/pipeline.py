@@ -77,11 +77,11 @@ def _tidy(self: Any, emit_dels: bool = False, extend_lifetimes: bool = False) ->
 @contextlib.contextmanager
 def analysed_once() -> Iterator[None]:
     """Functions are compiled with few analyses; the caller holds Numba's compiler lock."""
-    PostProcessor.run = _tidy
+    before, PostProcessor.run = PostProcessor.run, _tidy       # compilations nest
     try:
         yield
     finally:
-        PostProcessor.run = _analyse
+        PostProcessor.run = before
 
 
 class _Lines(CUDADIBuilder):
@@ -149,11 +149,11 @@ def _absent(module: str) -> Iterator[None]:
             if name == module and threading.get_ident() == asking:
                 raise ModuleNotFoundError(f"{name} is not wanted here", name=name)
 
-    sys.meta_path.insert(0, Finder)                            # type: ignore[arg-type]
+    sys.meta_path.insert(0, Finder)
     try:
         yield
     finally:
-        sys.meta_path.remove(Finder)                           # type: ignore[arg-type]
+        sys.meta_path.remove(Finder)
 
 
 class _Target(CUDATargetContext):
