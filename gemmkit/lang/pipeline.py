@@ -1,14 +1,15 @@
 """How Numba compiles our functions: what it does for every one of them, once; what it does for nobody, not at all.
 
-A kernel is some sixty small functions, each compiled by itself, and most of a compilation's time went to what surrounds the
-work, measured as parts of the time from a kernel to PTX:
+A kernel is some sixty small functions, each compiled by itself, and more went into what surrounds the work than into the
+work. Of the time from a kernel to PTX, before:
 
-* after each of a dozen passes over a function Numba analyses anew which variables live where (10 %), though only one pass
-  of them reads that;
-* before each function it looks whether anybody registered operations meanwhile (10 %);
-* it describes every argument to a debugger, which asks LLVM for the sizes of their types (5 %), and every line again at
-  every instruction (4 %);
-* the garbage collector walks through all that lives, again and again, and there is hardly anything to collect (10 %).
+* after each of a dozen passes over a function Numba analysed anew which variables live where (8 %), and around each it kept
+  timers and told of events (5 %);
+* before each function, and for each of its own templates, it looked whether operations had been registered meanwhile (10 %),
+  and loaded SciPy (5 %);
+* it described every argument to a debugger, which asks LLVM for the sizes of their types, and every line again at every
+  instruction (9 %);
+* the garbage collector walked through all that lives (9 %).
 
 The code that comes out is the same.
 """
@@ -18,7 +19,9 @@ from __future__ import annotations
 import contextlib
 import dis
 import gc
-from collections.abc import Callable, Iterator
+import sys
+import threading
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -36,7 +39,7 @@ class Passes(PassManager):
     """Numba's passes, without timers, events and checks of its own consistency around each of them."""
 
     def __init__(self, passes: list):
-        super().__init__("gemmkit")
+        super().__init__("cuda")
         self.passes = list(passes)
 
     def finalize(self) -> None:
@@ -64,7 +67,8 @@ _WITH = {dis.opmap[name] for name in ("SETUP_WITH", "BEFORE_WITH", "LOAD_SPECIAL
 def _tidy(self: Any, emit_dels: bool = False, extend_lifetimes: bool = False) -> None:
     """What Numba does after a pass, with the analysis of which variables live only where something reads it."""
     code = self.func_ir.func_id.code
-    if emit_dels or self.func_ir.is_generator or "literal_unroll" in code.co_names or not _WITH.isdisjoint(code.co_code[::2]):
+    reads = "literal_unroll" in code.co_names or not _WITH.isdisjoint(code.co_code[::2])
+    if emit_dels or reads or self.func_ir.is_generator:
         _analyse(self, emit_dels, extend_lifetimes)
     elif len(self.func_ir.blocks) > 1:
         self.func_ir.blocks = transforms.canonicalize_cfg(self.func_ir.blocks)
@@ -73,11 +77,11 @@ def _tidy(self: Any, emit_dels: bool = False, extend_lifetimes: bool = False) ->
 @contextlib.contextmanager
 def analysed_once() -> Iterator[None]:
     """Functions are compiled with few analyses; the caller holds Numba's compiler lock."""
-    PostProcessor.run = _tidy
+    before, PostProcessor.run = PostProcessor.run, _tidy       # compilations nest
     try:
         yield
     finally:
-        PostProcessor.run = _analyse
+        PostProcessor.run = before
 
 
 class _Lines(CUDADIBuilder):
@@ -103,19 +107,53 @@ class _Lines(CUDADIBuilder):
 
 def _registered(context: Any) -> list[int]:
     """How many operations of each kind are registered with what a context reads."""
-    return [len(getattr(registry, kind)) for registry, loader in context._registries.items() for kind in loader.registry_items]
+    return [len(getattr(registry, kind)) for registry, loader in context._registries.items()
+            for kind in loader.registry_items]
 
 
-def _refresh_where_new(context: Any, refresh: Callable[[], None]) -> Callable[[], None]:
-    known: Any = None
+class _Refresh:
+    """Both contexts' ``refresh``: they look for what was registered, until there is nothing new.
 
-    def refresh_where_new() -> None:
-        nonlocal known
-        if known is None or known != _registered(context):
-            refresh()
-            known = _registered(context)
+    Numba's own templates ask for it a hundred times while they are loaded themselves; then it is under way.
+    """
 
-    return refresh_where_new
+    def __init__(self, *contexts: Any):
+        self._contexts, self._refreshes = contexts, [context.refresh for context in contexts]
+        self._known: Any = None
+        self._lock, self._busy = threading.RLock(), False
+
+    def __call__(self) -> None:
+        with self._lock:
+            if self._busy:
+                return
+            self._busy = True
+            try:
+                while (found := [_registered(context) for context in self._contexts]) != self._known:
+                    with _absent("scipy.linalg"):
+                        for refresh in self._refreshes:
+                            refresh()
+                    self._known = found
+            finally:
+                self._busy = False
+
+
+@contextlib.contextmanager
+def _absent(module: str) -> Iterator[None]:
+    """This thread imports without a module: numba.cuda asks for SciPy's BLAS, which no device code can call, and a tenth of
+    the time of a first compilation went into loading it."""
+    asking = threading.get_ident()
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+            if name == module and threading.get_ident() == asking:
+                raise ModuleNotFoundError(f"{name} is not wanted here", name=name)
+
+    sys.meta_path.insert(0, Finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(Finder)
 
 
 class _Target(CUDATargetContext):
@@ -131,8 +169,7 @@ def contexts() -> tuple[Any, Any]:
 
     typing_context, target = cuda_target.typing_context, cuda_target.target_context.subtarget()
     target.__class__ = _Target
-    typing_context.refresh = _refresh_where_new(typing_context, typing_context.refresh)
-    cuda_target.target_context.refresh = target.refresh = _refresh_where_new(target, target.refresh)
+    typing_context.refresh = cuda_target.target_context.refresh = target.refresh = _Refresh(target, typing_context)
     return typing_context, target
 
 

@@ -1,0 +1,106 @@
+"""Functions compile without what surrounds the work; what somebody relies on is still done."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numba.cuda.core.postproc import PostProcessor
+
+from gemmkit.components import freeze
+from gemmkit.lang import pipeline
+from gemmkit.lang.numba_hooks import operation, signature, types
+from gemmkit.runtime.compile import to_ptx
+from gemmkit.runtime.device import H100
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+OUT = freeze(np.zeros(16, "f4")).type
+
+
+def ptx(kernel: Any, *arguments: Any) -> str:
+    return to_ptx(kernel, (OUT, *(freeze(a).type for a in arguments)), 32, H100)
+
+
+def loops(out: Any) -> None:
+    i = 0
+    while i < 16:
+        i += 1
+        if out[i - 1] > 3:
+            continue                                           # two ways back to the head of the loop
+        if out[i - 1] < -3:
+            break
+        out[i - 1] = 1
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_as_it_was(enabled: bool) -> None:
+    """Also after an error, and Numba's own functions are analysed as ever."""
+    def wrong(out: Any) -> None:
+        out[0] = out.nothing
+
+    analyse = PostProcessor.run
+    was = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        assert ".visible .entry" in ptx(loops)
+        assert gc.isenabled() == enabled and PostProcessor.run is analyse
+        with pytest.raises(Exception, match="nothing"):
+            ptx(wrong)
+        assert gc.isenabled() == enabled and PostProcessor.run is analyse
+    finally:
+        (gc.enable if was else gc.disable)()
+
+
+@pytest.mark.compile
+def test_an_operation_registered_after_a_compilation_is_found() -> None:
+    def uses(out: Any) -> None:
+        out[0] = divmod(out[0], out)
+
+    ptx(loops)
+
+    @operation(divmod)
+    def _divmod(context: Any, *args: Any) -> Any:
+        if len(args) != 2 or not isinstance(args[1], type(OUT)):
+            return None
+        return signature(types.float32, *args), lambda c, b, s, v: b.fadd(v[0], v[0])
+
+    assert ".visible .entry" in ptx(uses)
+
+
+SCRIPT = """
+import sys
+from tests.lang.test_pipeline import loops, ptx
+ptx(loops)
+assert "scipy.linalg" not in sys.modules
+assert not any(getattr(f, "__qualname__", "").startswith("_absent") for f in sys.meta_path)
+import scipy.linalg
+assert scipy.linalg.det([[2.0]]) == 2.0
+"""
+
+
+@pytest.mark.compile
+def test_scipy_is_not_loaded_and_can_be() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_module_is_absent_in_one_thread_for_the_time_being() -> None:
+    import importlib
+    import threading
+
+    outcomes = []
+    name = "colorsys"
+    sys.modules.pop(name, None)
+    with pipeline._absent(name):
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module(name)
+        other = threading.Thread(target=lambda: outcomes.append(importlib.import_module(name)))
+        other.start()
+        other.join()
+    assert outcomes and importlib.import_module(name) is outcomes[0]
