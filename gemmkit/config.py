@@ -236,6 +236,7 @@ def _check_fields(fields: dict[str, Any]) -> None:
         elif name in TRANSFORMS:
             _rule(isinstance(value, Transform), name, value, "a Transform is needed; wrap a function in "
                   "transforms.Elementwise")
+            _rule(callable(value), name, value, "it has no __call__(self, x) or __call__(self, x, i, j)")
         elif name in KINDS:
             _rule(isinstance(value, KINDS[name]), name, value, f"an instance of {KINDS[name].__name__} is needed (not the "
                   "class itself)")

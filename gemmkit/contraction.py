@@ -23,6 +23,7 @@ from typing import Any
 
 from gemmkit.emulator.mode import current_mode
 from gemmkit.epilogues import Epilogue
+from gemmkit.lang.given import check_dtype
 from gemmkit.layouts import Tensor
 from gemmkit.matmul import matmul
 from gemmkit.modes import Mode, ordered
@@ -71,6 +72,8 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     if len(operands) < 2:
         raise ValueError(f"einsum({spec!r}) got {len(operands)} operands; two or more are needed")
     infos = tuple(describe(x, f"operand {n}") for n, x in enumerate(operands))
+    for n, info in enumerate(infos):
+        check_dtype(info.dtype, f"operand {n}")
     terms, result = _parsed(spec, tuple(info.shape for info in infos))
     if len(operands) > 2:
         return _chain(terms, result, operands, infos, out, operator, epilogue, stream, optimize)

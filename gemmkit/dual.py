@@ -127,7 +127,22 @@ class Dual(Matrix):
         return Dual.of(value, tangents)
 
     def _other(self, other: Any) -> Dual | None:
-        """The other operand where it is dual too; None for real numbers and arrays."""
+        """The other operand where it is dual too; None for real numbers and arrays. Raises TypeError for anything else."""
+        if not isinstance(other, (Dual, int, float, np.integer, np.floating)):
+            info = describe(other, "the number or array beside a dual array")
+            if info.dtype.kind not in "biuf" and info.dtype.name != "bfloat16":
+                raise TypeError(f"an array of dtype {info.dtype} is beside a dual array; real numbers are needed")
+            try:
+                np.broadcast_shapes(info.shape, self.shape)
+            except ValueError:
+                raise ValueError(f"an array of shape {info.shape} is beside a dual array of shape {self.shape}; they cannot "
+                                 "be broadcast together") from None
+        if isinstance(other, Dual):
+            try:
+                np.broadcast_shapes(other.shape, self.shape)
+            except ValueError:
+                raise ValueError(f"dual arrays of shapes {self.shape} and {other.shape} cannot be broadcast "
+                                 "together") from None
         if isinstance(other, Dual) and other.count != self.count:
             raise ValueError(f"dual numbers of {self.count} and of {other.count} tangents do not go together")
         return other if isinstance(other, Dual) else None
@@ -146,6 +161,7 @@ class Dual(Matrix):
         return Dual(-self.parts)
 
     def __sub__(self, other: Any) -> Dual:
+        self._other(other)
         return self + -other
 
     def __rsub__(self, other: Any) -> Dual:
@@ -170,6 +186,7 @@ class Dual(Matrix):
         return self._with(value, (self.tangents - value[..., None] * dual_other.tangents) / dual_other.value[..., None])
 
     def __rtruediv__(self, other: Any) -> Dual:
+        self._other(other)
         value = other / self.value
         return self._with(value, -value[..., None] / self.value[..., None] * self.tangents)
 
@@ -193,8 +210,8 @@ class Dual(Matrix):
         for name, given in (("f", f), ("derivative", derivative)):
             if not callable(given):
                 raise TypeError(f"{name}={given!r}: a function of arrays is needed")
-        value = f(self.value)
-        slope = derivative(self.value, value)
+        value = _result(f, "f", self.value)
+        slope = _result(derivative, "derivative", self.value, value)
         for name, made in (("f", value), ("derivative", slope)):
             if getattr(made, "shape", None) != self.shape:
                 raise ValueError(f"{name} returned {type(made).__name__} of shape {getattr(made, 'shape', None)}; an array "
@@ -218,7 +235,9 @@ class Dual(Matrix):
     def product(a: Any, b: Any, c: Any = None, conf: Any = None, out: Any = None, stream: Any = None,
                 **keywords: Any) -> Dual:
         """`gemmkit.matmul` of dual arrays; real ones among them count as constants."""
-        count = next(x.count for x in (a, b) if isinstance(x, Dual))
+        count = next((x.count for x in (a, b) if isinstance(x, Dual)), 0)
+        if not count:
+            raise TypeError(f"a is {type(a).__name__} and b is {type(b).__name__}; a Dual is needed among them")
         given = [None if x is None else x if isinstance(x, Dual) else Dual.constant(x, count) for x in (a, b, c)]
         if out is not None and not isinstance(out, Dual):
             raise TypeError("out is no dual array, and the product is one; give a Dual, or leave it out")
@@ -232,6 +251,13 @@ class Dual(Matrix):
         arrays = [None if x is None else x.parts for x in (*given, out)]
         made = matmul(arrays[0], arrays[1], arrays[2], conf, out=arrays[3], stream=stream, **keywords)
         return Dual(made) if out is None else out
+
+
+def _result(f: Callable[..., Any], name: str, *arrays: Any) -> Any:
+    try:
+        return f(*arrays)
+    except Exception as error:
+        raise TypeError(f"{name}={f!r} of {len(arrays)} arrays raised {type(error).__name__}: {error}") from error
 
 
 def _floats(x: Any, name: str) -> np.dtype:

@@ -330,9 +330,9 @@ def division(tile: Any, tiling: Any, count: int, order: str = "column") -> Divis
     try:
         key = (tile.names, tile.extents, tiling.names, tiling.extents, count, order)
         found = _divisions.get(key)
-    except (AttributeError, TypeError):
-        raise TypeError(f"parallelise: tile={tile!r}, tiling={tiling!r}, count={count!r}, order={order!r}; two Tiles, a "
-                        "number of workers and a word are needed") from None
+    except TypeError:
+        raise TypeError(f"parallelise: count={count!r}, order={order!r}; a number of workers and a word are "
+                        "needed") from None
     if found is None:
         if tile.names != tiling.names:
             raise ValueError(f"parallelise: the tile has dimensions {', '.join(tile.names)} and the tiling "
@@ -342,6 +342,8 @@ def division(tile: Any, tiling: Any, count: int, order: str = "column") -> Divis
 
 
 def _tiles(tile: Tile, tiling: Tile, index: int, count: int, order: str) -> Tiles:
+    if not isinstance(tile, Tile) or not isinstance(tiling, Tile):
+        raise TypeError(f"parallelise: tile={tile!r}, tiling={tiling!r}; two Tiles are needed")
     how = division(tile, tiling, count, order)
     if not isinstance(index, (int, np.integer)) or not 0 <= index < count:
         raise ValueError(f"parallelise: index is {index!r}; the workers are 0 to {count - 1}")

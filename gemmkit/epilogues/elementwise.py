@@ -10,6 +10,7 @@ from gemmkit.components import Scalar
 from gemmkit.epilogues.base import Epilogue
 from gemmkit.lang.control import choose
 from gemmkit.lang.given import function_given
+from gemmkit.lang.returned import truth
 from gemmkit.transforms.base import takes_coordinates
 
 
@@ -112,7 +113,7 @@ class Where(Epilogue):
         object.__setattr__(self, "mask", function_given(self.mask, "Where", "mask", (2,), "a function of m, n"))
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
-        if self.mask(m, n):
+        if truth(self, "mask", self.mask(m, n)):
             return x
         return self.value
 

@@ -10,6 +10,7 @@ import numpy as np
 from gemmkit.components import Array, Component, Scalar, is_array
 from gemmkit.epilogues.base import Epilogue
 from gemmkit.lang.control import choose
+from gemmkit.lang.given import check_dtype
 from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply
 from gemmkit.layouts import ColMajor, Layout, RowMajor
@@ -83,6 +84,7 @@ class _WithArray(Epilogue):
     def __post_init__(self) -> None:
         kind = type(self).__name__
         info = self.array if isinstance(self.array, ArrayInfo) else describe(self.array, f"array of {kind}")
+        check_dtype(info.dtype, f"array of {kind}")
         if len(info.shape) != 2:
             raise ValueError(f"array of {kind} has {len(info.shape)} dimensions; a matrix of 2 is needed")
         if self.layout is None:

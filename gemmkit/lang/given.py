@@ -141,7 +141,7 @@ def dtype_given(dtype: Any, what: str, field: str = "dtype") -> np.dtype:
     from gemmkit.lang.scalars import numba_type
 
     said = f"{what}({field}={dtype!r})"
-    if dtype is None or (isinstance(dtype, (np.ndarray, dict, list)) and not dtype):
+    if dtype is None or isinstance(dtype, np.ndarray) or (isinstance(dtype, (dict, list)) and not dtype):
         raise TypeError(f"{said}: the dtype of a number is needed, for example 'float16'")
     try:
         found = np.dtype(dtype)
@@ -214,7 +214,7 @@ def _is_whole(x: Any) -> bool:
 def _is_scalar(x: Any) -> bool:
     if isinstance(x, np.generic):
         return x.dtype.kind not in "SUMmO" and (x.dtype.kind != "V" or x.dtype.names is None)
-    return isinstance(x, float) or (isinstance(x, int) and -2**63 <= x < 2**64) or hasattr(type(x), "__device_type__")
+    return isinstance(x, float) or (isinstance(x, int) and -2**63 <= x < 2**64)
 
 
 def _is_array(x: Any) -> bool:

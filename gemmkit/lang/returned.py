@@ -83,7 +83,7 @@ def is_number(x: Any) -> bool:
     if isinstance(x, np.generic):
         return x.dtype.kind not in "SUMmO"
     return isinstance(x, (int, float, complex, Record)) or (
-        hasattr(x, "__float__") and not hasattr(x, "__len__") and not isinstance(x, np.ndarray))
+        hasattr(x, "__float__") and not hasattr(x, "__len__") and not isinstance(x, (np.ndarray, type)))
 
 
 def is_number_type(ty: Any) -> bool:

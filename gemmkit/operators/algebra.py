@@ -73,7 +73,8 @@ class Algebra(Operator):
         if not _is_list_of(signs, (int, np.integer)) or len(signs) != count or any(s not in (1, -1) for s in signs):
             raise ValueError(f"Algebra(conjugate={conjugate!r}): {count} signs, +1 or -1, are needed")
         names, signs = tuple(names), tuple(int(s) for s in signs)
-        if base is not None and (not isinstance(base, Operator) or isinstance(base, Algebra) or base.map_c is None):
+        if base is not None and (not isinstance(base, Operator) or isinstance(base, Algebra)
+                                 or not getattr(base, "is_sized", True) or base.map_c is None):
             raise ValueError(f"Algebra(base={base!r}): an MMAOp, WGMMAOp or FPUOp (an instance) is needed")
         for name, value in (("base", base), ("table", table), ("names", names), ("conjugate", signs)):
             object.__setattr__(self, name, value)

@@ -82,15 +82,15 @@ class Operator(Component):
 
     @cached_property
     def fragment_a(self) -> Fragment:
-        raise NotImplementedError
+        raise TypeError(f"operator={self!r} has no fragment_a; an operator says what a thread holds of each operand")
 
     @cached_property
     def fragment_b(self) -> Fragment:
-        raise NotImplementedError
+        raise TypeError(f"operator={self!r} has no fragment_b; an operator says what a thread holds of each operand")
 
     @cached_property
     def fragment_c(self) -> Fragment:
-        raise NotImplementedError
+        raise TypeError(f"operator={self!r} has no fragment_c; an operator says what a thread holds of each operand")
 
     def line_alignment(self, operand: str, layout: Any) -> int:
         """Bytes at whose multiples the lines of a shared tile of ``operand`` ("a", "b", "c" or "d") must start."""

@@ -12,7 +12,7 @@ import numpy as np
 from gemmkit.lang.control import choose, each, join, outer
 from gemmkit.lang.given import dtype_given
 from gemmkit.lang.registers import Fragment, generate
-from gemmkit.lang.returned import number
+from gemmkit.lang.returned import converted, number
 from gemmkit.lang.values import convert_all
 from gemmkit.operators.base import Operator
 from gemmkit.ptx.arithmetic import outer_fma
@@ -174,7 +174,7 @@ def _composed(operator: Any, a: tuple, b: tuple, c: tuple) -> tuple:
 
 def _combine_product(c: Any, a: Any, b: Any, operator: Any) -> Any:
     product = number(operator, "multiply", operator.multiply(a, b), c)
-    return number(operator, "combine", operator.combine(c, product), c)
+    return converted(operator, "combine", number(operator, "combine", operator.combine(c, product), c), operator.accumulator)
 
 
 def _place(fragment_map: Any, tile: Any, lane: int, n: int) -> Any:

@@ -155,11 +155,17 @@ def _sample_for(zero: Any) -> tuple:
     return (1, 2, 3) if isinstance(zero, (int, np.integer)) else (0.25, 0.5, 0.75)
 
 
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (bool, int, float, np.bool_, np.integer, np.floating))
+
+
 def _check_laws(add: Any, mul: Any, zero: Any, sample: tuple) -> None:
     for x, y in itertools.product(sample, (zero, *sample)):
+        if not _is_number(mul(zero, y)):
+            raise ValueError(f"Semiring(mul={mul.__name__}): mul(zero, {y!r}) is {mul(zero, y)!r}; a number is needed")
         for text, found in (("add(zero, x)", add(zero, x)), ("add(x, zero)", add(x, zero)),
                             (f"add(x, mul(zero, {y!r}))", add(x, mul(zero, y)))):
-            if not isinstance(found, (bool, int, float, np.generic)):
+            if not _is_number(found):
                 raise ValueError(f"Semiring({add.__name__}, {mul.__name__}): {text} is {found!r} for x={x!r}; add and mul "
                                  "must return numbers")
             if found != x:

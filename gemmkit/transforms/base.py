@@ -55,7 +55,9 @@ class Transform(Component):
     @cached_property
     def with_coordinates(self) -> bool:
         """Whether ``__call__`` wants the element's row and column."""
-        return takes_coordinates(self.__call__, type(self).__qualname__)      # type: ignore[operator]
+        if not callable(self):
+            raise TypeError(f"{type(self).__qualname__} has no __call__(self, x) or __call__(self, x, i, j)")
+        return takes_coordinates(self.__call__, type(self).__qualname__)
 
 
     def of(self, x: Any) -> Any:
@@ -108,7 +110,7 @@ class Composed(Transform):
 
     def __post_init__(self) -> None:
         for name, part in (("first", self.first), ("second", self.second)):
-            if not isinstance(part, Transform):
+            if not isinstance(part, Transform) or not callable(part):
                 raise TypeError(f"{name}={part!r} in a composition of transforms: a Transform is needed; wrap a function in "
                                 "transforms.Elementwise")
 

@@ -16,6 +16,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bad_calls", description=__doc__)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--only", type=int, help="this case alone, with its traceback")
     parser.add_argument("--accepted", action="store_true", help="show what was accepted and cannot be compared")
     options = parser.parse_args()
@@ -26,7 +27,7 @@ def main() -> int:
     went: Counter[str] = Counter()
     faults: dict[str, list[tuple[int, Case, str]]] = defaultdict(list)
     began = time.process_time()
-    for number in range(options.count):
+    for number in range(options.first, options.first + options.count):
         case = draw(options.seed, number)
         start = time.monotonic()
         outcome = run(case)
@@ -42,7 +43,7 @@ def main() -> int:
         number, case, fault = cases[0]
         print(f"\n{len(cases)} x {what}\n  {fault[:500]}\n  case {number}: {case.broken}\n  " + str(case).replace("\n", "\n  "))
     total = sum(map(len, faults.values()))
-    print(f"\n{options.count} calls of seed {options.seed} in {time.process_time() - began:.0f} s: "
+    print(f"\n{options.count} calls of seed {options.seed} from number {options.first} on, in {time.process_time() - began:.0f} s: "
           + ", ".join(f"{count} {kind}" for kind, count in went.most_common()) + f"; {total} faults of {len(faults)} classes")
     return 1 if faults else 0
 

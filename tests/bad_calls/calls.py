@@ -72,10 +72,10 @@ def products() -> list[Call]:
              "b array of(2, 3, 7, dtype='c8')", "beta count 1j", "c array of(3, 5, 3, dtype='c8')"),
         call("blas.gemm", "transa word 'N'", "transb word 'T'", A, "b array of(2, 3, 7)", "out|c array None", "alpha count 1.0",
              "beta count 0.0", weight=3),
-        call("gk.einsum", "spec|einsum word 'ij,jk->ik'", "operand array of(1, 5, 7)", "operand array of(2, 7, 3)", OUT,
+        call("gk.einsum", "spec|einsum word 'ij,jk->ik'", "operand|operands array of(1, 5, 7)", "operand|operands array of(2, 7, 3)", OUT,
              f"operator= component {FPU}", "epilogue= component epilogues.ReLU()", "stream= any None", weight=4),
-        call("gk.einsum", "spec|einsum word 'ij,jk,kl->il'", "operand array of(1, 5, 4)", "operand array of(2, 4, 3)",
-             "operand array of(2, 3, 2)", "optimize= word 'auto'", weight=2),
+        call("gk.einsum", "spec|einsum word 'ij,jk,kl->il'", "operand|operands array of(1, 5, 4)", "operand|operands array of(2, 4, 3)",
+             "operand|operands array of(2, 3, 2)", "optimize= word 'auto'", weight=2),
         call("gk.select", A, B, "operator= component operators.MIN_PLUS", "out= array np.zeros((5, 3), 'f4')",
              "index= array np.zeros((5, 3), 'i4')", "stream= any None", weight=2),
     ]
@@ -122,7 +122,7 @@ def components() -> list[Call]:
         call("layouts.Diagonal", "dtype dtype 'float32'", "nothing count 0", "operand word 'a'", "skips any True"),
         call("layouts.Triangular", "layout component layouts.RowMajor('float32')", "half word 'lower'", "unit any False"),
         call("layouts.Symmetric", "layout component layouts.RowMajor('float32')", "half word 'lower'"),
-        call("layouts.Generated", "dtype dtype 'float32'", "f function:3 lambda i, j, s: s * (i - j)", "first|f count 0.5",
+        call("layouts.Generated", "dtype dtype 'float32'", "f|lambda function:3 lambda i, j, s: s * (i - j)", "first|f|lambda count 0.5",
              after="gk.matmul(of(1, 5, 7), of(2, 7, 3), conf=SMALL, global_a_layout=result, gemm_shape=dict(M=5, N=3, K=7))", weight=2),
         call("layouts.Tensor", "dtype dtype 'float32'", "rows any (5,)", "columns any (7,)"),
         call("transforms.Elementwise", "f|lambda function:1 lambda x: x + 1", after=as_transform, weight=6),
@@ -188,7 +188,7 @@ def commands() -> list[tuple[str, ...]]:
     """Arguments of ``python -m gemmkit`` that are refused before anything is compiled."""
     return [("explain", option, value) for option in ("--m", "--k", "--a-dtype", "--b-dtype", "--d-dtype", "--accumulator", "--layout",
                                                        "--operator", "--block", "--warp", "--blocks-per-sm", "--nope")
-            for value in ("-1", "x", "", "0", "1e9", "3x3x3", "float9", "99999999999999999999x1x1", "O", "M8[s]")
+            for value in ("-1", "x", "0", "1e9", "3x3x3", "float9", "99999999999999999999x1x1", "O", "M8[s]")
             ] + [("cache", "lose"), ("info", "x"), ("nope",), (), ("cache", "info", "more"), ("demo", "nope")]
 
 

@@ -43,6 +43,12 @@ def _broken_call(call: Call, rng: np.random.Generator) -> Case:
         given.insert(0, "None")
         names += [a.name for a in call.arguments]
     names += _related(call, names)
+    if any("Bias(" in values[int(n)] for n in chosen):
+        names.append("bias")
+    if call.function == "gk.get_config":                                  # what is chosen by default does not go with it
+        names += ["block_shape", "compute_warp"]
+    if "matmul(result" in call.after:                                     # an operand, by then
+        names += ["a", "b", "global_a_layout"]
     expected = None
     if call.expected is not None and way >= 0.08:
         expected = f"(lambda {', '.join(a.name for a in call.arguments)}: {call.expected})({', '.join(_plain(a, v) for a, v in zip(call.arguments, values))})"

@@ -75,7 +75,7 @@ def _judged(case: Case, error: BaseException) -> Outcome:
     ours = bool(inside) and inside[-1] == len(frames) - 1
     if not inside and frames[-1].filename == "<string>":
         return Outcome("no call", None)                       # the bad value itself cannot be made of this good one
-    is_users = bool(inside) and not ours and frames[-1].filename.startswith("<string>")
+    is_users = bool(inside) and not ours and frames[-1].filename.endswith(("<string>", "bad_calls/scope.py"))
     if is_users or (not inside and not isinstance(error, BROKEN_INSIDE)):
         return Outcome("the user's own code raised", None)
     if isinstance(error, BROKEN_INSIDE) or not isinstance(error, (ValueError, TypeError, EmulatorError)):

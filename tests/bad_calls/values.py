@@ -17,7 +17,7 @@ ARRAYS = (                                                    # {x} is the array
     "{x}.tolist()", "{x}[0]", "{x}[None]", "{x}[None, None]", "{x}[0, 0]", "np.asarray({x}[0, 0])", "{x}[:0]", "{x}[:, :0]",
     "{x}[1:]", "{x}[:, 1:]", "{x}.T", "{x}.ravel()", "{x}.astype(object)", "{x}.astype(str)", "{x}.astype('M8[s]')",
     "{x}.astype('m8[s]')", "{x}.astype(bool)", "{x}.astype('>f4')", "{x}.astype(np.longdouble)", "{x}.astype(np.clongdouble)",
-    "{x}.astype('c8')", "{x}.astype('i1')", "{x}.astype('u8')", "{x}.astype('f2')", "{x}.astype('f8')",
+    "{x}.astype('c8')", "{x}.astype('i1')", "abs({x}).astype('u8')", "{x}.astype('f2')", "{x}.astype('f8')",
     "np.zeros({x}.shape, [('p', 'f4'), ('q', 'i8')])", "np.zeros({x}.shape, 'V4')", "np.zeros({x}.shape, 'S4')",
     "np.zeros({x}.shape, ml_dtypes.float8_e4m3)", "np.zeros({x}.shape, ml_dtypes.int4)", "np.ma.masked_array({x}, {x} > 0)",
     "np.matrix({x})", "readonly({x})", "np.broadcast_to({x}[:1], {x}.shape)", "{x}[::-1]", "{x}[:, ::-1]", "misaligned({x})",
