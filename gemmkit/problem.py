@@ -15,7 +15,6 @@ from gemmkit.component_arrays import Held, arrays_of, check_held
 from gemmkit.components import Component, field_values
 from gemmkit.config import TRANSFORMS, Config, ConfigError, get_config
 from gemmkit.emulator.mode import is_emulating
-from gemmkit.epilogues import parts
 from gemmkit.lang.given import check_dtype, check_methods
 from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, Planar, RowMajor, Zero
 from gemmkit.operators import Algebra, Operator

@@ -179,8 +179,6 @@ def _computes(component: Component) -> bool:
 
 
 def _wide_layout(layout: Layout, name: str, size: int) -> WideLayout:
-    if name != "out" and type(layout).element is Layout.element:
-        _refuse(layout, name, size, "load", "write element(data, i, j, shape)")
     if name == "out" and not hasattr(layout, "store_element"):
         _refuse(layout, name, size, "store", "write store_element(data, i, j, value, shape)")
     return WideLayout(layout)

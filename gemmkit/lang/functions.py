@@ -189,6 +189,7 @@ class DeviceFunction:
                 try:
                     result = compile_function(self.weakened, args, captures)
                     refuse_returned(result)
+                    result = compacted(result)
                 except ComponentError:
                     raise
                 except (NumbaError, NotImplementedError, TypeError) as error:
@@ -343,7 +344,7 @@ def compile_function(function: FunctionType, args: tuple, captures: Any = None, 
         _target.compiling -= 1
     dialect.check_result(function, result.signature.return_type)
     result.library.finalize()
-    return compacted(result) if inline else result
+    return result
 
 
 def _run_pipeline(function: FunctionType, args: tuple, flags: Any, typing_context: Any, context: Any) -> Any:
