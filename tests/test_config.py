@@ -231,7 +231,7 @@ def test_orders_that_wmma_would_misread() -> None:
     (lambda: Grouped(0), ("Grouped(group=0)", "positive")),
     (lambda: epilogues.Bias(np.zeros(3), "K"), ("Bias(along='K')", '"M"')),
     (lambda: transforms.Elementwise(3), ("Elementwise(f=3)", "a function of x or of x, i, j")),
-    (lambda: transforms.Elementwise(lambda x, i: x), ("takes 2 arguments", "f(x) or f(x, i, j)")),
+    (lambda: transforms.Elementwise(lambda x, i: x), ("takes 2 arguments", "a function of x or of x, i, j")),
 ])
 def test_parts_that_cannot_be(make_it: Any, says: tuple[str, ...]) -> None:
     with pytest.raises((ValueError, TypeError)) as caught:

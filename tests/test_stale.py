@@ -209,7 +209,7 @@ HELPERS.TABLE = [1.0, 2.0]                                                    # 
 
 MUTABLE = {
     "list": (program("x * TABLE[0]", TABLE=[1.0, 2.0]), "TABLE is a list"),
-    "dict": (program("x * TABLE['a']", TABLE={"a": 1.0}), "TABLE is a dict"),
+    "dict": (program("x * TABLE[0]", TABLE={0: 1.0}), "TABLE is a dict"),
     "set": (program("x if 1 in TABLE else 0", TABLE={1}), "TABLE is a set"),
     "object": (program("x * settings.scale", settings=Settings(2.0)), "settings is a Settings"),
     "tuple of lists": (program("x * TABLE[0][0]", TABLE=([1.0],)), "TABLE is a list"),

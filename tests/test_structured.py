@@ -203,7 +203,7 @@ class Told(layouts.RowMajor):
 
     def load(self, data: Any, tile: Any, shape: Any) -> tuple:
         self.note(tile.index[0])
-        return super().load(data, tile, shape)
+        return layouts.RowMajor.load(self, data, tile, shape)
 
     def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
         self.note(i)

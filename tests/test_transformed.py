@@ -193,7 +193,7 @@ FAULTS: dict[str, tuple[Any, str, Any, type[BaseException]]] = {
     "nobody waits for A": (by_registers, "mbarrier_wait", nothing, errors.EmulatorError),
     "the lanes of a warp do not meet": (by_registers, "warp_barrier", nothing, errors.RaceError),
     "one thread speaks for all": (by_registers, "give_back", by_one_thread, errors.RaceError),
-    "stages are given back while they are read": (by_registers, "wgmma_wait", lambda pending, sums: sums, errors.RaceError),
+    "stages are given back while they are read": (by_registers, "wgmma_wait", lambda pending, sums: sums, errors.ProtocolError),
 }
 
 

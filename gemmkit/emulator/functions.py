@@ -115,7 +115,7 @@ class Conversion:
     def __call__(self, value: Any) -> Any:
         kind = _kind(value, self.__name__)
         if number_rules.is_integer(self.dtype) and number_rules.is_float(kind):
-            limits: Any = np.iinfo(self.dtype)               # type: ignore[type-var]
+            limits: Any = np.iinfo(self.dtype)
             whole = int(value)   # Python's errors for NaN and infinity
             if not limits.min <= whole <= limits.max:
                 raise OverflowError(f"{self.__name__} of {value}: it holds {limits.min} to {limits.max}")

@@ -13,7 +13,7 @@ from gemmkit.components import Component
 from gemmkit.kernels.parts import column_of, delivered, inside, row_of, transform_within
 from gemmkit.lang.control import choose, each, keep
 from gemmkit.lang.registers import apply
-from gemmkit.lang.returned import fitting, number, numbers
+from gemmkit.lang.returned import convertible, number, numbers
 from gemmkit.ptx.special import lane_index
 from gemmkit.tiling import Tile, parallelise, translate
 
@@ -108,7 +108,7 @@ def finish_element(x: Any, n: int, epilogue: Any, tile: Any) -> Any:
 def finished(epilogue: Any, values: tuple, layout: Any, tile: Any, shape: Any) -> tuple:
     """What an epilogue made of a tile's values, fit to be stored in D's layout."""
     made = numbers(epilogue, "finish", epilogue.finish(values, tile, shape), values)
-    return choose(layout.is_plain, fitting, keep_third, epilogue, "finish", made, layout.dtype)
+    return choose(layout.is_plain, convertible, keep_third, epilogue, "finish", made, layout.dtype)
 
 
 def keep_third(epilogue: Any, method: str, values: tuple, dtype: Any) -> tuple:

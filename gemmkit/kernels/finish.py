@@ -14,7 +14,7 @@ from gemmkit.epilogues.base import finished as finished_tile
 from gemmkit.kernels.parts import delivered, read_inside, read_tile, transform_tile, transform_within
 from gemmkit.lang.control import choose, each, join, keep, split
 from gemmkit.lang.registers import apply
-from gemmkit.lang.returned import fitting
+from gemmkit.lang.returned import convertible
 from gemmkit.lang.values import convert_all
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import lane_index, thread_index, udiv
@@ -126,7 +126,7 @@ def finished(values: tuple, spec: Any, c: Any, place: Any, shape: Any) -> tuple:
 
 def changed_sums(transform: Any, values: tuple, spec: Any, place: Any) -> tuple:
     """A transform of D: its values stay numbers of as many parts as the sums have, or fewer."""
-    return fitting(transform, "__call__", transform_tile(transform, values, place), spec.operator.fragment_c.dtype)
+    return convertible(transform, "__call__", transform_tile(transform, values, place), spec.operator.fragment_c.dtype)
 
 
 def add_c(values: tuple, spec: Any, c: Any, place: Any, shape: Any) -> tuple:

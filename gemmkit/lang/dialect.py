@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.contents import DICT, LIST, NOTHING, SET, STRING, Name, contents
-from gemmkit.lang.errors import refused
+from gemmkit.lang.errors import line_of, refused
 from gemmkit.lang.numba_hooks import types
 
 STARS = "it takes any number of arguments; device code needs a fixed number"
@@ -93,7 +93,7 @@ class Walk:
             return True
         key = function, id(owner)
         if key in self.within:
-            raise refused(function, function.__code__.co_firstlineno, f"{function.__qualname__} calls itself, which device "
+            raise refused(function, line_of(function, function.__name__), f"{function.__qualname__} calls itself, which device "
                           "code cannot; write a loop")
         if key not in self.seen:
             self.within.append(key)

@@ -255,14 +255,14 @@ def all_converted(component: Any, method: str, values: tuple, dtype: np.dtype) -
     return values
 
 
-def _type_fitting(context: Any, component: Any, method: Any, values: Any, dtype: Any) -> Any:
+def _type_convertible(context: Any, component: Any, method: Any, values: Any, dtype: Any) -> Any:
     for ty in values.types:
         _type_converted(context, component, method, ty, dtype)
     return signature(values, component, method, values, dtype), lambda c, b, s, v: v[2]
 
 
-@atom(_type_fitting)
-def fitting(component: Any, method: str, values: tuple, dtype: np.dtype) -> tuple:
+@atom(_type_convertible)
+def convertible(component: Any, method: str, values: tuple, dtype: np.dtype) -> tuple:
     """The values themselves, where each could be `converted`."""
     all_converted(component, method, values, dtype)
     return values
@@ -302,4 +302,4 @@ def truth(component: Any, method: str, value: Any) -> Any:
     return value
 
 
-__all__ = ["all_converted", "converted", "counted", "fitting", "number", "numbers", "pair", "refusal", "truth"]
+__all__ = ["all_converted", "converted", "counted", "convertible", "number", "numbers", "pair", "refusal", "truth"]

@@ -17,6 +17,7 @@ from gemmkit.lang import ranges as _ranges  # noqa: F401  (registers `range` ove
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.functions import DeviceFunction, DeviceFunctionType, weaken
 from gemmkit.lang.numba_hooks import (
+    compiles_ours,
     AttributeTemplate,
     OpaqueModel,
     global_callable,
@@ -143,6 +144,15 @@ def _tuple_item(context: Any, *args: Any) -> Any:
     if not -count <= n < count:
         return None
     return signature(args[0].types[n], *args), lambda c, b, s, v: b.extract_value(v[0], n % count)
+
+
+@operation(len)
+def _tuple_length(context: Any, *args: Any) -> Any:
+    """``len`` of a tuple is a literal, as in Python."""
+    if len(args) != 1 or not isinstance(args[0], types.BaseTuple) or not compiles_ours():
+        return None
+    result = WeakIntLiteral(len(args[0].types))
+    return signature(result, args[0]), lambda c, b, s, v: c.get_constant_generic(b, result, result.literal_value)
 
 
 def _type_convert(context: Any, dtype: Any, value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
+from gemmkit.lang.narrowing import narrows
 from gemmkit.lang.records import SIGNS, TABLE, metadata_of, part_dtypes
 from gemmkit.layouts import Layout
 from gemmkit.operators import COMPLEX, Algebra, FPUOp, MMAOp, Operator
@@ -101,7 +102,8 @@ def accumulator_for(a: np.dtype, b: np.dtype) -> np.dtype:
 
 
 def result_dtype(a: np.dtype, b: np.dtype, c: Layout | None, operator: Operator) -> np.dtype:
-    """The dtype of a result that the call makes: C's if there is one, else NumPy's result type of a and b."""
+    """The dtype of a result that the call makes: C's if there is one, else NumPy's result type of a and b, or the
+    accumulator's where that type does not hold its sums."""
     if c is not None:
         return c.dtype
     if isinstance(operator, Algebra):
@@ -109,9 +111,10 @@ def result_dtype(a: np.dtype, b: np.dtype, c: Layout | None, operator: Operator)
         return operator.number_dtype(np.result_type(*parts) if parts[0] != parts[1] else parts[0])
     if (a.kind in "iufc" and b.kind in "iufc") or (a in SIXTEEN and b in SIXTEEN):
         try:
-            return np.result_type(a, b)
+            common = np.result_type(a, b)
         except TypeError:
-            pass
+            return operator.fragment_c.dtype
+        return operator.fragment_c.dtype if narrows(operator.fragment_c.dtype, common) else common
     return operator.fragment_c.dtype
 
 

@@ -28,6 +28,10 @@ _BINARY = (*rules.ARITHMETIC, *rules.BITWISE, *rules.COMPARISONS)
 _UNARY = {"neg": "-", "pos": "+", "invert": "~"}
 
 
+#: Marks a comparison of plain floats: in the emulator it is Python's boolean, which is a number where it is computed with.
+PLAIN = "plain "
+
+
 @dataclass(frozen=True)
 class Expression:
     """``text``, its kind, and the names of the operands in it; ``operations`` are the operators and functions used."""
@@ -37,6 +41,11 @@ class Expression:
     names: frozenset[str]
     operations: tuple[str, ...] = ()
     depth: int = 0
+
+    @property
+    def computes_with_pythons_booleans(self) -> bool:
+        """What docs/components.md leaves out: the sum of two such is a number in the emulator."""
+        return self.depth > 1 and any(op.startswith(PLAIN) for op in self.operations)
 
     @property
     def is_literal(self) -> bool:
@@ -89,6 +98,9 @@ def of_two(op: str, a: Expression, b: Expression) -> Expression | None:
         return None
     kind = rules.result(op, a.kind, b.kind)
     text = f"{op}({a.text}, {b.text})" if op in rules.EXTREMA else f"({a.text} {op} {b.text})"
+    if op in rules.COMPARISONS and rules.is_weak(a.kind) and rules.is_weak(b.kind) and \
+            (rules.is_float(a.kind) or rules.is_float(b.kind)):
+        op = PLAIN + op
     return Expression(text, kind, a.names | b.names, (*a.operations, *b.operations, op), 1 + max(a.depth, b.depth))
 
 

@@ -66,7 +66,7 @@ def test_fold_takes_a_tuple_along() -> None:
 
 
 def folding_floats(out: Any, static: Any) -> None:
-    out[0] = fold(2, halved, 7.0) * 4
+    out[0] = np.int32(fold(2, halved, 7.0) * 4)
     out[1] = fold(2, doubled, 1, static.none)
 
 

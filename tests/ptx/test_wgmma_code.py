@@ -110,9 +110,9 @@ def test_main_loop_is_asynchronous(spec: WgmmaSpec, opcode: str) -> None:
 
 def descriptor_kernel(out: Any, position: int, case: Any) -> None:
     descriptor = matrix_descriptor(shared(case.word, 2048), position, 4096, 1024, case.width)
-    out[0] = descriptor
-    out[1] = advance(descriptor, 4096)
-    out[2] = advance(descriptor, position * 32)
+    out[0] = np.uint64(descriptor)
+    out[1] = np.uint64(advance(descriptor, 4096))
+    out[2] = np.uint64(advance(descriptor, position * 32))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
