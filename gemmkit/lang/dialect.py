@@ -53,8 +53,8 @@ def is_own(module: Any) -> bool:
 
 def plain(function: Any) -> FunctionType | None:
     """The Python function that a device function or a static method is."""
-    if is_own(type(function).__module__):
-        function = inspect.getattr_static(function, "function", function)
+    if type(function).__name__ == "DeviceFunction":
+        function = function.function
     function = function.__func__ if isinstance(function, staticmethod) else function
     return function if isinstance(function, FunctionType) else None
 

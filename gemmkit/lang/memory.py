@@ -179,7 +179,8 @@ def _setitem(context: Any, *args: Any) -> Any:
     is_shared = isinstance(ty, SharedType) and isinstance(key, types.Integer)
     if not (is_view or is_shared):
         return None
-    got = misfit_of_type(given, ty.dtype) if is_view else None
+    is_python = given == types.int64 and ty.dtype.kind in "iu"           # Numba's type of Python's integers, of len() too
+    got = misfit_of_type(given, ty.dtype) if is_view and not is_python else None
     if got is not None:
         raise TypeError(refusal("this array", got, ty.dtype))
 
