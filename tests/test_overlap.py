@@ -27,7 +27,7 @@ def addresses(x: ArrayInfo) -> list[int]:
 
 
 def test_overlap_by_strides_is_found_exactly(rng: np.random.Generator) -> None:
-    """Drawn strides against all addresses. (Run once with 200,000: GEMMKIT_STRIDES.)"""
+    """Drawn strides against all addresses. (GEMMKIT_STRIDES=20000 draws more.)"""
     found = 0
     for _ in range(DRAWN):
         dims = int(rng.integers(1, 5))

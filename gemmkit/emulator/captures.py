@@ -63,8 +63,12 @@ class Captures:
         """The component with methods that refer to arrays made anew, in a class of its own; itself where none does."""
         kind: Any = type(component)
         changed: dict[str, Any] = {}
-        for name in dir(kind):
-            method = inspect.getattr_static(kind, name)
+        own: dict[str, Any] = {}
+        for base in reversed(kind.__mro__):                    # gemmkit's classes refer to no arrays, and are most
+            own = {**own, **vars(base)} if _is_users(base.__module__) and base is not object else own
+        for name, method in own.items():
+            if inspect.getattr_static(kind, name) is not method:        # a class of gemmkit's comes before
+                continue
             function = method.__func__ if isinstance(method, staticmethod) else method
             if isinstance(function, (FunctionType, DeviceFunction)) and not (name.startswith("__") and name != "__call__"):
                 made = self.function(function, in_field=False)
