@@ -38,6 +38,7 @@ EQUIVALENT: list[Equivalent] = [
     Equivalent("order changed", r"-> mbarrier_expect\(landed, .* mbarrier_wait\(empty",
                "The thread has waited for what landed there last, and knows by then that the phase is a new one."),
     Equivalent("operands swapped", r"-> put_landed\(operand, held, pointer, block, at_j, at_i", "Nothing asks where it lies."),
+    Equivalent("statement dropped", r"tma_prefetch|grid_launch_dependents", "A hint: without it only time is lost."),
     Equivalent("sign changed", r"\(i \* spec.own_panels - p\) % spec.d_buffers", "There are two buffers: p and -p are the same."),
     Equivalent("order changed", r"-> named_barrier\(PANEL \+ group, 128\) fence_async\(\)",
                "The thread that starts the copy fences too, and knows of the others' writes by then."),
