@@ -54,12 +54,13 @@ class Settled(tuple):
 
 def settled(thread: Thread, words: tuple) -> Settled:
     """The words in registers of their own. Raises ProtocolError when a wgmma in flight still reads these."""
-    engine, registers = tensor_cores.of(thread), _way()
-    if engine.readings.get(registers, 0) > engine.known_to(thread):
-        raise fault(thread, "registers of A are written while a wgmma in flight still reads them; wait for its group before "
-                            "(a loop has the same registers in every round)")
     fragment = Settled(words)
-    fragment.fences, fragment.registers = thread.register_fences, registers
+    fragment.fences, fragment.registers = thread.register_fences, ()
+    if thread.index % tensor_cores.WARPGROUP == 0:     # for all of them: to find the way takes long
+        engine, fragment.registers = tensor_cores.of(thread), _way()
+        if engine.readings.get(fragment.registers, 0) > engine.known_to(thread):
+            raise fault(thread, "registers of A are written while a wgmma in flight still reads them; wait for its group "
+                                "before (a loop has the same registers in every round)")
     return fragment
 
 
