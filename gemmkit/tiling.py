@@ -250,7 +250,7 @@ class Division:
     def __init__(self, names: tuple[str, ...], extents: tuple[int, ...], tiling: tuple[int, ...], count: int,
                  order: str = "column"):
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise ValueError(f"parallelise: count is {count!r}; a whole number of workers, at least one, is needed")
+            raise ValueError(f"parallelise: count is {count!r}; at least one worker is needed")
         if not isinstance(order, str) or order not in ("column", "row"):
             raise ValueError(f'parallelise: order is {order!r}; it is "column" or "row"')
         for name, extent, step in zip(names, extents, tiling):
@@ -365,11 +365,7 @@ def _parallelise(tile: Tile, tiling: Tile, index: int, count: int, order: str = 
 
 def _subdivide(tile: Tile, tiling: Tile, index: int, count: int, order: str = "column") -> Tile:
     """The first sub-tile of worker ``index`` of ``count``: ``parallelise(...)[0]``."""
-    tiles = _tiles(tile, tiling, index, count, order)
-    if not len(tiles):
-        raise ValueError(f"subdivide: index is {index}, and there are only {tiles.division.total} sub-tiles for "
-                         f"count={count}")
-    return tiles[0]
+    return _tiles(tile, tiling, index, count, order)[0]
 
 
 def check_distances(tile: Any, distances: tuple, by: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ class Elementwise(Epilogue):
     f: Any
 
     def __post_init__(self) -> None:
-        given = function_given(self.f, "Elementwise", "f", (1, 3), "a function of x or of x, m, n")
+        given = function_given(self.f, "Elementwise", "f", (1, 3), "f(x) or f(x, m, n), a function of x or of x, m, n")
         object.__setattr__(self, "f", given)
 
     @property

@@ -175,7 +175,9 @@ def check_fields(component: Any) -> None:
         if value is default and value is None:
             continue
         if not check(value):
-            raise TypeError(f"{type(component).__qualname__}({name}={_short(value)}): {wanted} is needed")
+            given = f"{_short(value)} ({type(value).__qualname__}) is not" if wanted == _NUMBER else (
+                f"got {type(value).__qualname__};" if wanted == _ARRAY else f"{_short(value)};")
+            raise TypeError(f"{type(component).__qualname__}.{name}: {given} {wanted}" + " is needed" * (wanted != _NUMBER))
         if wanted == "a whole number" and type(value) is not int:
             object.__setattr__(component, name, int(value))
 
@@ -224,13 +226,15 @@ def _is_array(x: Any) -> bool:
     return is_array(x) or isinstance(x, ArrayInfo)
 
 
+_NUMBER = "a number that a kernel can take"
+_ARRAY = "an array (CuPy, PyTorch, NumPy under emulation)"
 _CHECKS = {
     "int": (_is_whole, "a whole number"),
     "str": (lambda x: isinstance(x, str), "a word"),
     "bool": (lambda x: isinstance(x, bool), "True or False"),
     "float": (_is_scalar, "a number"),
-    "Scalar": (_is_scalar, "a number"),
-    "Array": (_is_array, "an array (CuPy, PyTorch, NumPy under emulation)"),
+    "Scalar": (_is_scalar, _NUMBER),
+    "Array": (_is_array, _ARRAY),
 }
 
 

@@ -184,7 +184,7 @@ class Elementwise(Transform):
     f: Any
 
     def __post_init__(self) -> None:
-        given = function_given(self.f, "Elementwise", "f", (1, 3), "a function of x or of x, i, j")
+        given = function_given(self.f, "Elementwise", "f", (1, 3), "f(x) or f(x, i, j), a function of x or of x, i, j")
         object.__setattr__(self, "f", given)
 
     def __call__(self, *x: Any) -> Any:
