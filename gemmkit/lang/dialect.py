@@ -93,8 +93,8 @@ class Walk:
             return True
         key = function, id(owner)
         if key in self.within:
-            raise refused(function, line_of(function, function.__name__), f"{function.__qualname__} calls itself, which device "
-                          "code cannot; write a loop")
+            raise refused(function, line_of(function, function.__name__), f"{function.__qualname__} calls itself, which "
+                          "device code cannot; write a loop")
         if key not in self.seen:
             self.within.append(key)
             self.seen[key] = self._look(function, owner)

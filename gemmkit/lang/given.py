@@ -56,10 +56,11 @@ def _as_plain(f: Any) -> Any:
         return f                                               # (the last: another component)
     if isinstance(f, BuiltinFunctionType) and f.__module__ == "math" and getattr(math, f.__name__, None) is f:
         return _written(f"math.{f.__name__}")
-    if getattr(f, "__name__", None) in _BUILT_IN and getattr(builtins, f.__name__) is f:
-        return _written(f.__name__)
-    if isinstance(f, type) and issubclass(f, np.number) and getattr(np, f.__name__, None) is f:
-        return _written(f"np.{f.__name__}")
+    name = str(getattr(f, "__name__", ""))
+    if name in _BUILT_IN and getattr(builtins, name) is f:
+        return _written(name)
+    if isinstance(f, type) and issubclass(f, np.number) and getattr(np, name, None) is f:
+        return _written(f"np.{name}")
     return None
 
 
@@ -71,7 +72,7 @@ def _written(name: str) -> FunctionType:
     function = eval(compile(f"lambda {arguments}: {name}({arguments})", f"<{name}>", "eval"), {"math": math, "np": np})
     function.__name__ = function.__qualname__ = name
     function.__module__ = "builtins"
-    return function                                                                        # type: ignore[no-any-return]
+    return function
 
 
 def _why_not(f: Any) -> str:

@@ -302,4 +302,4 @@ def truth(component: Any, method: str, value: Any) -> Any:
     return value
 
 
-__all__ = ["all_converted", "converted", "counted", "convertible", "number", "numbers", "pair", "refusal", "truth"]
+__all__ = ["all_converted", "converted", "convertible", "counted", "number", "numbers", "pair", "refusal", "truth"]

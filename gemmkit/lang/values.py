@@ -17,9 +17,9 @@ from gemmkit.lang import ranges as _ranges  # noqa: F401  (registers `range` ove
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.functions import DeviceFunction, DeviceFunctionType, weaken
 from gemmkit.lang.numba_hooks import (
-    compiles_ours,
     AttributeTemplate,
     OpaqueModel,
+    compiles_ours,
     global_callable,
     lowering_registry,
     operation,
