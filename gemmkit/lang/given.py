@@ -54,9 +54,9 @@ def _as_plain(f: Any) -> Any:
     """A function that device code can call, or None."""
     if isinstance(f, (FunctionType, DeviceFunction)) or (hasattr(type(f), "__device_type__") and callable(f)):
         return f                                               # (the last: another component)
-    if isinstance(f, BuiltinFunctionType) and f.__module__ == "math" and getattr(math, f.__name__, None) is f:
-        return _written(f"math.{f.__name__}")
     name = str(getattr(f, "__name__", ""))
+    if isinstance(f, BuiltinFunctionType) and f.__module__ == "math" and getattr(math, name, None) is f:
+        return _written(f"math.{name}")
     if name in _BUILT_IN and getattr(builtins, name) is f:
         return _written(name)
     if isinstance(f, type) and issubclass(f, np.number) and getattr(np, name, None) is f:
@@ -108,7 +108,6 @@ def check_methods(component: Any, field: str) -> None:
             check_methods(inner, field)
 
 
-@cache
 def _overridden(cls: type) -> tuple[tuple[type, str, Any, tuple[str, ...]], ...]:
     """The methods of a user's class that stand in place of gemmkit's, with the arguments of those."""
     mine = [c for c in cls.__mro__[:-1] if not c.__module__.startswith("gemmkit.")]
@@ -192,7 +191,7 @@ def _short(value: Any) -> str:
 
 
 @cache
-def _rules(cls: type) -> tuple[tuple[str, Any, str, Any], ...]:
+def _rules(cls: Any) -> tuple[tuple[str, Any, str, Any], ...]:
     from gemmkit.components import annotated
 
     runtime, rules = annotated(cls), []
