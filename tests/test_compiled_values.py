@@ -28,11 +28,9 @@ CASES = {
                    (("regs_to_shared_d", ("affine",)),), (f"residual:{F32}", "causal"), TENSOR), Problem(19, 39, 37, "normal", 2)),
     "wmma": (Family(("wmma", 16, 16, "bfloat16", F32), Place("bfloat16"), Place("bfloat16"), Place(F32, axis=0), Place(F32),
                     (("shared_to_global_d", ("relu",)),), (), TENSOR), Problem(32, 24, 33, "normal", 3)),
-    "algebra": (Family(("algebra", "complex", ("mma", F16, F32)), Place(F16, "planar"), Place(F16, "interleaved", 0), None,
-                       Place(F32, "interleaved"), (), ("scale",), TENSOR), Problem(17, 17, 17, "normal", 4)),
     "in place": (Family(("fpu", "float64", "float64", "float64", 4, 8, 1, 4, 8), Place("float64"), Place("float64", axis=0), None, Place("float64"),
                         (), (), (*MAPPING, ("splits", 2)), "gemmEx"), Problem(21, 25, 39, "normal", 6, alpha=0.3, beta=-0.5, trans="TN"))}
-AS_EMULATED = "mma", "wmma", "algebra"                                 # to the bit: no sums that are rounded twice there
+AS_EMULATED = "mma", "wmma"                                            # to the bit: no sums that are rounded twice there
 
 
 @pytest.mark.parametrize("name", CASES)
