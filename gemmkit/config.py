@@ -395,7 +395,7 @@ def device_given(device: Any) -> DeviceInfo:
         return target()
     _rule(isinstance(device, DeviceInfo), "device", device, "a gemmkit.runtime.device.DeviceInfo is needed, for example "
           "gemmkit.runtime.device.H100, or None for the GPU that is here")
-    return device                                                              # type: ignore[no-any-return]
+    return device
 
 
 def _sizes(gemm_shape: Any) -> tuple[int, int, int] | None:
