@@ -52,9 +52,9 @@ def required(function: Any) -> int | str:
 
 def _as_plain(f: Any) -> Any:
     """A function that device code can call, or None."""
+    name: str = getattr(f, "__name__", "")
     if isinstance(f, (FunctionType, DeviceFunction)) or (hasattr(type(f), "__device_type__") and callable(f)):
         return f                                               # (the last: another component)
-    name = str(getattr(f, "__name__", ""))
     if isinstance(f, BuiltinFunctionType) and f.__module__ == "math" and getattr(math, name, None) is f:
         return _written(f"math.{name}")
     if name in _BUILT_IN and getattr(builtins, name) is f:
@@ -98,7 +98,7 @@ _HOOKS = {"store_element": "data, i, j, value, shape"}          # those that no 
 def check_methods(component: Any, field: str) -> None:
     """Raise ComponentError for a method of a user's class that does not take what the kernel gives it, in the components
     that this one consists of, too."""
-    for cls, name, function, wanted in _overridden(type(component)):
+    for cls, name, function, wanted in _overridden(type(component)):                    # type: ignore[arg-type]
         found = _takes(function, len(wanted))
         if found is not None:
             raise ComponentError(f"{field}: {cls.__qualname__}.{name} {found}\n{place_of(function)}  {name}(self, "
@@ -170,7 +170,7 @@ def check_dtype(dtype: Any, name: str) -> None:
 def check_fields(component: Any) -> None:
     """The fields of a component by their annotations: numbers and words of gemmkit's own classes, and for any class what is
     annotated `Array` or `Scalar`. NumPy's integers become Python's. Raises TypeError, naming the class and the field."""
-    for name, check, wanted, default in _rules(type(component)):
+    for name, check, wanted, default in _rules(type(component)):                            # type: ignore[arg-type]
         value = getattr(component, name)
         if value is default and value is None:
             continue
