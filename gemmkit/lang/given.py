@@ -98,7 +98,7 @@ _HOOKS = {"store_element": "data, i, j, value, shape"}          # those that no 
 def check_methods(component: Any, field: str) -> None:
     """Raise ComponentError for a method of a user's class that does not take what the kernel gives it, in the components
     that this one consists of, too."""
-    for cls, name, function, wanted in _overridden(type(component)):                    # type: ignore[arg-type]
+    for cls, name, function, wanted in _overridden(type(component)):
         found = _takes(function, len(wanted))
         if found is not None:
             raise ComponentError(f"{field}: {cls.__qualname__}.{name} {found}\n{place_of(function)}  {name}(self, "
