@@ -8,6 +8,9 @@ Rows (one problem, small enough that the device always keeps up):
                   is that first process. `compiles` and `peer_compiles` count the kernels that each compiled;
                   the time is that of the first product alone, with the libraries imported and the device's
                   context made.
+    plan, users' code; matmul, a conf with users' code
+                  the same with an epilogue of the user's, a helper and a constant, which every call looks at again;
+                  the peer is the same plan when it does not (`added_us` is the difference)
 
 Host times are medians of batches between synchronisations. A batch is shorter than the driver's launch queue
 (about a thousand launches), so that no launch ever waits for room in it.
@@ -95,6 +98,44 @@ def calls(backend: backends.Backend) -> list[Row]:
     return rows
 
 
+SCALE = 2.0
+
+
+def helper(x: Any) -> Any:
+    return x * SCALE
+
+
+def looking_again(backend: backends.Backend) -> list[Row]:
+    """What it costs that a plan, and `matmul` with a conf, look whether the components' code is what it was."""
+    import gemmkit
+    from gemmkit.matmul import _plans
+
+    a, b = (backend.normal(SIZE, SIZE, DTYPE, seed) for seed in (0, 1))
+    d = backend.empty(SIZE, SIZE, DTYPE)
+    reference = backend.reference(a, b)
+    run = gemmkit.plan(a, b, epilogue=gemmkit.epilogues.Elementwise(lambda x: helper(x) * 0.5))
+    conf, before = run.config, set(_plans)
+    gemmkit.matmul(a, b, conf=conf)
+    (remembered,) = [_plans[key][0] for key in _plans if key not in before]
+    rows = []
+    works: list[tuple[str, Any, Callable[[], object]]] = [
+        ("plan, users' code", run, lambda: run(a, b, out=d)),
+        ("matmul, a conf with users' code", remembered, lambda: gemmkit.matmul(a, b, conf=conf)),
+    ]
+    for work, plan, call in works:
+        backend.poison(d)
+        run(a, b, out=d)
+        error = backend.relative_error(d, reference)
+        looks, times = plan.stands, []
+        for stands in (looks, None) * 3:                                  # in turns: the host's clock wanders
+            plan.stands = stands
+            times.append(host_us(call, backend.synchronise))
+        plan.stands = looks
+        ours, peer = min(times[::2]), min(times[1::2])
+        rows.append(row(f"{work} ({backend.name})", ours, "the same, its code not looked at", peer, error, added_us=ours - peer))
+    return rows
+
+
 def child(backend: backends.Backend, cache: Path) -> dict[str, Any]:
     """What `bench.first_call` reports in a process of its own, with its compiled kernels kept in `cache`.
 
@@ -148,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     found = options.backends.split(",") if options.backends else backends.installed()
     chosen = [backends.choose(name) for name in found] or [backends.choose()]
-    rows = [each for backend in chosen for each in (*calls(backend), first_call(backend))]
+    rows = [each for backend in chosen for each in (*calls(backend), *looking_again(backend), first_call(backend))]
     path = report.results_path("host", options.out)
     content = report.document("host", rows, chosen[0].device())
     report.write(content, path)

@@ -76,6 +76,11 @@ class Compiled:
         self.blocks = self.spec.blocks(M, N, problem.device.sm_count)
         self.problem, self.out = problem, out
 
+    def forget_code(self) -> None:
+        """Keep no function alive, nor the arrays that it captured: what was compiled is not looked at again."""
+        for argument in self.arguments:
+            argument.guards, argument.captures = (), ()
+
     def bind(self) -> Any:
         """Compile (or find) the kernel, load it on the operands' device, and make it launchable."""
         with made_current(self.problem.a.device):
@@ -334,6 +339,7 @@ class Plan:
                         self._prepare(self._compiled.problem)
         if self._launch is None:
             raise RuntimeError(f"code of this plan's components changed {_TRIES} times while it was compiled")
+        self._compiled.forget_code()
         return self._launch
 
     def _launcher(self, bound: Any) -> Any:

@@ -21,6 +21,7 @@ from gemmkit.components import freeze
 from gemmkit.kernels.rasterisation import Order
 from gemmkit.runtime import compile as compiling
 from gemmkit.runtime.compile import bytes_digest
+from tests.machines import on_machines
 from tests.stale.fresh import Fresh
 from tests.stale.kernel import ptx_of
 from tests.stale.run import edited
@@ -85,36 +86,62 @@ def test_a_users_module_is_not_taken_for_the_standard_librarys(name: str, monkey
 
 # -- plans ------------------------------------------------------------------------------------------------------------------
 
-def test_a_plan_and_a_conf_follow_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_machines
+def test_a_plan_and_a_conf_follow_the_code(machine: Any) -> None:
     """A constant, a captured array, the code of the function; the conf and the plan stay the same objects."""
-    space: dict[str, Any] = {"SCALE": 2.0, "table": np.arange(4, dtype=np.float32), "__name__": "users_program"}
+    table = machine.array(np.arange(4, dtype=np.float32))
+    space: dict[str, Any] = {"SCALE": 2.0, "table": table, "__name__": "users_program"}
     exec("def f(x, m, n): return x * SCALE + table[n]", space)
     conf = gk.get_config(operator=operators.FPUOp(M=16, N=16), global_a_layout=layouts.RowMajor("float32"),
                          epilogue=epilogues.Elementwise(space["f"]), block_shape=gk.Tile(M=16, N=16, K=8))
-    a = b = np.eye(4, dtype=np.float32)
-    expected: Callable[[], np.ndarray] = lambda: np.eye(4) * space["SCALE"] + space["table"]      # noqa: E731
+    a = machine.array(np.eye(4, dtype=np.float32))
 
-    with gk.emulate():
-        plan = gk.plan(a, b, conf=conf)
-        assert np.array_equal(plan(a, b), expected())
+    def expected(more: float = 0.0) -> np.ndarray:
+        return np.eye(4) * space["SCALE"] + machine.numpy(space["table"]) + more
+
+    with machine.session():
+        plan = gk.plan(a, a, conf=conf)
+        assert np.array_equal(machine.numpy(plan(a, a)), expected())
         fingerprints = [plan._compiled.arguments[0].fingerprint]
-        for step in ("SCALE", "table", "code"):
+        for step, more in (("SCALE", 0.0), ("table", 0.0), ("code", 1.0)):
             if step == "SCALE":
                 space["SCALE"] = 3.0
             elif step == "table":
-                space["table"] = np.ones(4, np.float32)
+                space["table"] = machine.array(np.ones(4, np.float32))
             else:
                 exec("def g(x, m, n): return x * SCALE + table[n] + 1", space)
                 space["f"].__code__ = space["g"].__code__
-                expected = lambda: np.eye(4) * 3 + 2                          # noqa: E731
             assert not plan.stands()
-            assert np.array_equal(plan(a, b), expected()) and np.array_equal(gk.matmul(a, b, conf=conf), expected())
-            assert plan.stands()
+            assert np.array_equal(machine.numpy(plan(a, a)), expected(more))
+            assert np.array_equal(machine.numpy(gk.matmul(a, a, conf=conf)), expected(more)) and plan.stands()
             fingerprints.append(plan._compiled.arguments[0].fingerprint)
-            if step == "table":
-                assert dict(enumerate(plan._compiled.values))                  # the leaves are the new array's
-                assert space["table"].ctypes.data in plan._compiled.values
     assert fingerprints[1] == fingerprints[2] and len(set(fingerprints)) == 3  # another array is no other kernel
+
+
+@pytest.mark.gpu
+def test_keywords_follow_the_code_and_a_refused_call_leaves_the_context_usable() -> None:
+    """On a GPU, where plans are remembered by their components' keys."""
+    import cupy
+
+    space: dict[str, Any] = {"SCALE": 2.0, "LIST": [2.0]}
+    exec("def helper(x): return x * SCALE\ndef f(x): return helper(x) + 1", space)
+    transform, a = transforms.Elementwise(space["f"]), cupy.eye(40, dtype=cupy.float32)
+
+    def product() -> Any:
+        return gk.matmul(a, a, transform_regs_to_shared_d=transform).get()
+
+    def was(scale: float, more: float) -> Any:
+        return np.eye(40, dtype=np.float32) * scale + more
+
+    assert np.array_equal(product(), was(2, 1)) and np.array_equal(product(), was(2, 1))
+    space["SCALE"] = 4.0
+    assert np.array_equal(product(), was(4, 1))
+    space["helper"].__code__ = (lambda x: x * LIST[0]).__code__               # type: ignore[name-defined]  # noqa: F821
+    with pytest.raises(gk.ComponentError, match="LIST is a list"):
+        product()
+    space["helper"].__code__ = (lambda x: x * SCALE - 1).__code__             # type: ignore[name-defined]  # noqa: F821
+    assert np.array_equal(product(), was(4, 0))
+    cupy.cuda.Device().synchronize()
 
 
 def test_a_plan_without_code_of_the_users_has_nothing_to_look_at() -> None:

@@ -81,9 +81,10 @@ class LinearCombination(Epilogue):
 
     def check(self, M: int, N: int) -> None:
         """Raise ValueError unless C has the shape of D."""
-        from gemmkit.runtime.arrays import describe
+        from gemmkit.runtime.arrays import ArrayInfo, describe
 
-        self.layout.check(self.layout.seen(describe(self.c, "c")), M, N, "c")
+        c = self.c if isinstance(self.c, ArrayInfo) else describe(self.c, "c")             # a plan keeps no array
+        self.layout.check(self.layout.seen(c), M, N, "c")
 
     def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
         if self.beta == 0:

@@ -272,9 +272,12 @@ def compare_on_gpu(expressions: list[Expression], close: Any, rng: np.random.Gen
                 given = [*(arrays[name][i] for name in arrays), i % 191 - 95, i // 7 % 13 - 6, alpha]
                 for n, (expression, f) in enumerate(zip(batch, here)):
                     try:
-                        expected = dtype.type(f(*given)[0])
+                        there = f(*given)[0]
                     except FAULTS:
                         continue
+                    if isinstance(there, complex):             # Python's own root of a negative plain float; NaN on the GPU
+                        continue
+                    expected = dtype.type(there)
                     if not close(expression, out[i, n], expected):
                         operands = {k: v for k, v in zip(OPERANDS, given) if k in expression.names}
                         wrong[expression.text] = f"{expression.text} of {operands}: {out[i, n]!r} on the GPU, {expected!r} here"
