@@ -132,7 +132,8 @@ def looking_again(backend: backends.Backend) -> list[Row]:
             times.append(host_us(call, backend.synchronise))
         plan.stands = looks
         ours, peer = min(times[::2]), min(times[1::2])
-        rows.append(row(f"{work} ({backend.name})", ours, "the same, its code not looked at", peer, error, added_us=ours - peer))
+        peer_name = "the same, its code not looked at"
+        rows.append(row(f"{work} ({backend.name})", ours, peer_name, peer, error, added_us=ours - peer))
     return rows
 
 

@@ -255,6 +255,13 @@ def test_what_can_change_in_place_is_refused_where_it_is_used(transform: Any, re
     assert "tuple or an Enum" in str(caught.value) and "gk.Array" in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["list", "dict", "set"])
+def test_the_same_in_the_emulator(kind: str) -> None:
+    a = np.eye(4, dtype=np.float32)
+    with gk.emulate(), pytest.raises(gk.ComponentError, match=MUTABLE[kind][1]):
+        gk.matmul(a, a, transform_regs_to_shared_d=MUTABLE[kind][0])
+
+
 class Mode(enum.Enum):
     HALF = 0.5
     SEVENFOLD = 7.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import sys
 from collections.abc import Callable
 from types import CellType, FunctionType, ModuleType
 from typing import Any, NoReturn
@@ -19,11 +18,9 @@ from gemmkit.component_arrays import arrays_of
 from gemmkit.components import Component, is_array
 from gemmkit.lang.errors import ComponentError
 from gemmkit.lang.functions import DeviceFunction
-from gemmkit.lang.references import globals_of, names_of
+from gemmkit.lang.references import globals_of, is_fixed, names_of
 
 __all__ = ["Captures"]
-
-_FIXED = {*sys.stdlib_module_names, "cuda", "gemmkit", "llvmlite", "ml_dtypes", "numba", "numba_cuda", "numpy"}
 
 
 class Captures:
@@ -40,7 +37,7 @@ class Captures:
         key = function, in_field
         if key in self._made:
             return self._made[key]
-        if not _is_users(function.__module__):
+        if is_fixed(function):
             return value
         self._made[key] = value                                # what it calls may call it again
         cells = [self._cell(cell, name, function, in_field)
@@ -65,7 +62,7 @@ class Captures:
         changed: dict[str, Any] = {}
         own: dict[str, Any] = {}
         for base in reversed(kind.__mro__):                    # gemmkit's classes refer to no arrays, and are most
-            own = {**own, **vars(base)} if _is_users(base.__module__) and base is not object else own
+            own = {**own, **vars(base)} if base is not object and not is_fixed(base) else own
         for name, method in own.items():
             if inspect.getattr_static(kind, name) is not method:        # a class of gemmkit's comes before
                 continue
@@ -98,17 +95,13 @@ class Captures:
             return self.function(value, in_field=False)
         if isinstance(value, Component):
             return _Refused(name, function) if any(arrays_of(value)) else value
-        if isinstance(value, ModuleType) and _is_users(value.__name__):
+        if isinstance(value, ModuleType) and not is_fixed(value):
             held = {own: vars(value)[own] for own in names_of(function.__code__) if own in vars(value)}
             found = {own: self._stand_in(x, f"{name}.{own}", function, False) for own, x in held.items()
                      if not isinstance(x, ModuleType)}
             changed = {own: x for own, x in found.items() if x is not held[own]}
             return _Module(value, changed) if changed else value
         return value
-
-
-def _is_users(module: str | None) -> bool:
-    return (module or "").partition(".")[0] not in _FIXED
 
 
 class _Module(ModuleType):

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.contents import DICT, LIST, NOTHING, SET, STRING, Name, contents
-from gemmkit.lang.errors import line_of, refused
+from gemmkit.lang.errors import changeable, line_of, refused
 from gemmkit.lang.numba_hooks import types
 
 STARS = "it takes any number of arguments; device code needs a fixed number"
@@ -203,6 +203,8 @@ def _value_fault(name: Name, value: Any, compiled: bool) -> str | None:
         called = getattr(value, "__name__", name.root)
         better = _NUMPY.get(called, f"math.{called}" if hasattr(math, called) and called not in _NO_MATH else "math")
         return f"NumPy's function {called} has no device code (np.float32(x) and its like have); write {better}"
+    if isinstance(value, (list, dict, set, bytearray)):
+        return changeable(str(name), type(value).__name__)
     if value is breakpoint:
         return BREAKPOINT if compiled else None
     if isinstance(value, type):

@@ -31,7 +31,7 @@ from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
 from gemmkit.lang import dialect
 from gemmkit.lang.assertions import Assertions
 from gemmkit.lang.compact import compacted
-from gemmkit.lang.errors import ComponentError, explain, line_of, refused
+from gemmkit.lang.errors import ComponentError, changeable, explain, line_of, refused
 from gemmkit.lang.fingerprint import read_closure, read_value, when_forgetting
 from gemmkit.lang.numba_hooks import (
     NumbaError,
@@ -440,11 +440,7 @@ def _refuse_mutable(function: FunctionType, name: str, value: Any) -> None:
         return                                                # read, and looked at, by themselves
     mutable = read_value(value, name).mutable
     if mutable:
-        what, kind = mutable[0]
-        reason = (f"{what} is a {kind}, which can change in place while the kernel keeps the value that it had; take a "
-                  "tuple or an Enum for a constant, and for an array a gk.Array field, or name it in the function that is "
-                  "the component's own (what that captures is an argument)")
-        raise refused(function, line_of(function, name), reason)
+        raise refused(function, line_of(function, name), changeable(*mutable[0]))
 
 
 class DeviceFunctionType(types.Callable, types.Opaque):
