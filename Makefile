@@ -3,6 +3,8 @@
 #
 #   make demo                          the examples, on real data; in the emulator where there is no GPU
 #   make test [PYTEST_ARGS=...]        all tests that need no GPU
+#   make test-all                      these, and all that is drawn: edited programs, expressions, bad calls, seeded faults,
+#                                      compiled kernels (an hour on two cores)
 #   make test-gpu [PYTEST_ARGS=...]    the tests that need one
 #   make sanitize                      a sample of kernels under compute-sanitizer (GPU)
 #   make lint, make bench, make venv, make clean
@@ -35,7 +37,7 @@ endif
 READY := $(if $(FOREIGN),,$(STAMP))
 LINT_READY := $(if $(FOREIGN),,$(LINT_STAMP))
 
-.PHONY: help demo test test-gpu sanitize lint bench venv clean
+.PHONY: help demo test test-all test-gpu sanitize lint bench venv clean
 .DEFAULT_GOAL := help
 
 help:
@@ -46,6 +48,13 @@ demo: $(READY)
 
 test: $(READY)
 	$(PY) -m pytest -q -m "not gpu" -n 2 $(PYTEST_ARGS)
+
+test-all: test
+	$(PY) -m tests.stale.run --edits 1000 --seed 1
+	GEMMKIT_DRAWN_EXPRESSIONS=5000 $(PY) -m pytest -q -m "not gpu" -n 2 tests/lang/test_drawn_expressions.py
+	$(PY) -m tests.bad_calls --count 10000 --seed 11
+	$(PY) -m tests.mutation
+	$(PY) -m tests.ptx_machine --cases 60 --seed 1 --jobs 2
 
 test-gpu: $(READY)
 	$(PY) -m pytest -q -m gpu -n 8 $(PYTEST_ARGS)
