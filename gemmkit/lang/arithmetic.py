@@ -6,6 +6,7 @@ two of Numba's own numbers hold in gemmkit's functions alone.
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -164,6 +165,8 @@ def of_two(context: Any, op: Any, a: Any, b: Any) -> Any:
     strong = type_of_kind(number_rules.common(*kinds) if op in _COMPARISON else kind)
     if op in (max, min):
         return _float_extremum(name, strong, a, b)
+    if name in ("//", "%"):
+        return _float_division(context, name, strong, a, b)
     return _strong_operation(context, op, strong, a, b)
 
 
@@ -224,6 +227,42 @@ def _float_extremum(name: str, ty: Any, a: Any, b: Any) -> Any:
         return c.cast(builder, selected(builder, name, *wide), types.float32, compute)
 
     return signature(ty, a, b), codegen
+
+
+def _float_division(context: Any, name: str, ty: Any, a: Any, b: Any) -> Any:
+    """``//`` and ``%`` of floats, step by step as NumPy has them (npy_divmod). Numba's own go by way of ``frem``, which the GPU
+    computes as x - trunc(x / y) y: NaN where y is infinite."""
+    compute = types.float32 if isinstance(ty, NarrowFloatType) else types.float64 if ty == weak_float64 else ty
+    fmod = context.resolve_function_type(math.fmod, (compute, compute), {})
+
+    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+        narrow = isinstance(ty, NarrowFloatType)
+        x, y = (c.cast(builder, c.cast(builder, value, t, ty) if narrow else value, ty if narrow else t, compute)
+                for value, t in zip(v, s.args))
+        zero, one = (ir.Constant(x.type, n) for n in (0.0, 1.0))
+        rest = c.get_function(context.resolve_value_type(math.fmod), fmod)(builder, [x, y])
+        is_zero = builder.fcmp_ordered("==", rest, zero)
+        is_negative = [builder.fcmp_ordered("<", value, zero) for value in (rest, y)]
+        adjust = builder.and_(builder.not_(is_zero), builder.xor(*is_negative))
+        if name == "%":
+            signed = builder.select(is_negative[1], ir.Constant(x.type, -0.0), zero)
+            out = builder.select(is_zero, signed, builder.select(adjust, builder.fadd(rest, y), rest))
+        else:
+            quotient = builder.fdiv(builder.fsub(x, rest), y)
+            quotient = builder.select(adjust, builder.fsub(quotient, one), quotient)
+            floor = builder.call(_floor(builder, x.type), [quotient])
+            floor = builder.select(builder.fcmp_ordered(">", builder.fsub(quotient, floor), ir.Constant(x.type, 0.5)),
+                                   builder.fadd(floor, one), floor)
+            plain = builder.fdiv(x, y)
+            out = builder.select(builder.fcmp_ordered("==", quotient, zero), builder.fmul(plain, zero), floor)
+            out = builder.select(builder.fcmp_ordered("==", y, zero), plain, out)
+        return c.cast(builder, out, compute, ty)
+
+    return signature(ty, a, b), codegen
+
+
+def _floor(builder: Any, ty: Any) -> Any:
+    return builder.module.declare_intrinsic("llvm.floor", [ty])
 
 
 def _index_operation(op: Any, ty: IndexType, a: Any, b: Any) -> Any:
@@ -292,6 +331,8 @@ def _narrow_operation(context: Any, op: Any, a: Any, b: Any, result: Any) -> Any
     """
     if op in (max, min):
         return _float_extremum(_NAMES[op], result, a, b)
+    if _NAMES[op] in ("//", "%"):
+        return _float_division(context, _NAMES[op], result, a, b)
     if op in _COMPARISON:
         result = type_of_kind(number_rules.common(kind_of_type(a), kind_of_type(b)))
     compute = types.float64 if result == types.float64 else types.float32
