@@ -108,7 +108,7 @@ class _Operand(NamedTuple):
 
 def _operated(trans: str, x: Any, argument: str, name: str, operator: Any = None) -> tuple[Any, _Operand]:
     """op(x) as a view (nothing is copied), and x described."""
-    if trans not in ("N", "T", "C"):
+    if not isinstance(trans, str) or trans not in ("N", "T", "C"):
         raise ValueError(f'{argument} is {trans!r}; "N", "T" or "C" is needed')
     if isinstance(x, Matrix):
         about = _Operand(x.shape, x.dtype, None if x.array is None else describe(x.array, name))

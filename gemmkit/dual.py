@@ -54,6 +54,8 @@ class Dual(Matrix):
         """From values of shape (...) and tangents of shape (..., p) or, for one tangent, (...)."""
         dtype = _floats(value, "value")
         shape, given = describe(value, "value").shape, describe(tangents, "tangents").shape
+        if describe(tangents, "tangents").dtype.kind not in "biuf":
+            raise TypeError(f"tangents has dtype {describe(tangents, 'tangents').dtype}; real numbers are needed")
         if given == shape:
             tangents, given = tangents[..., None], (*shape, 1)
         if given[:-1] != shape:

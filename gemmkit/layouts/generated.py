@@ -75,7 +75,7 @@ def _argument(value: Any, name: str, dtype: np.dtype) -> Any:
         return value
     if isinstance(value, int) and not isinstance(value, bool) and -2**31 <= value < 2**31:
         return np.int32(value)
-    if isinstance(value, float) and (dtype.kind not in "iu" or math.isnan(value)):
+    if isinstance(value, float) and dtype.names is None and (dtype.kind not in "iu" or math.isnan(value)):
         return dtype.type(value)
     raise TypeError(f"Generated({name}={value!r}): an array, a NumPy scalar or a number is needed")
 
@@ -135,8 +135,8 @@ def declared(dtype: np.dtype, value: Any, f: Any) -> Any:
 def _mismatch(f: Any, got: Any, wanted: Any) -> str:
     code = getattr(f, "function", f).__code__
     return (f"{code.co_qualname if hasattr(code, 'co_qualname') else code.co_name} ({code.co_filename}, line "
-            f"{code.co_firstlineno}) returns {got}, and its Generated layout declares {wanted}; convert what it returns, or "
-            f"declare {got}")
+            f"{code.co_firstlineno}) returns {got}, and its Generated layout declares dtype {wanted}; convert what it returns, "
+            f"or declare {got}")
 
 
 __all__ = ["Generated"]

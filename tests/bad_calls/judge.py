@@ -70,7 +70,8 @@ def run(case: Case) -> Outcome:
 
 def _judged(case: Case, error: BaseException) -> Outcome:
     kind = type(error).__name__
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__)
+              if not (frame.filename.endswith("component_class.py") and frame.name == "__call__")]      # Python's own otherwise
     inside = [n for n, frame in enumerate(frames) if frame.filename.startswith(ROOT)]
     ours = bool(inside) and inside[-1] == len(frames) - 1
     if not inside and frames[-1].filename == "<string>":
@@ -84,6 +85,8 @@ def _judged(case: Case, error: BaseException) -> Outcome:
     if not ours or not _is_raise(last.filename, last.lineno or 0):
         return Outcome(kind, f"{kind} that nothing in gemmkit raised, at {_place(last)}: {error}")
     text = str(error)
+    if last.filename.endswith("component_class.py") and f"{text.partition(':')[0]}(" in case.code:
+        return Outcome(kind, None)                            # the bad value itself says which class it cannot be made of
     if not any(re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", text) for name in case.names):
         return Outcome(kind, f"{kind} names none of {', '.join(case.names)}, at {_place(last)}: {text}")
     return Outcome(kind, None)
