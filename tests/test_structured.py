@@ -389,7 +389,7 @@ def test_refusals(call: Any, kind: Any, words: tuple[str, ...]) -> None:
 def test_a_generated_function_of_another_dtype_is_refused_when_compiled() -> None:
     conf = gk.get_config(operator=OPERATORS["fpu"], global_a_layout=layouts.Generated(F32, lambda i, j: np.float16(i)),
                          global_b_layout=layouts.RowMajor(F32), device=H100)
-    with pytest.raises(gk.ComponentError, match=r"test_structured.py, line \d+\) returns .*float16, .* declares float32"):
+    with pytest.raises(gk.ComponentError, match=r"test_structured.py, line \d+\) returns .*float16, .* declares dtype float32"):
         inspection.compile_config(conf, device=H100, operands=dict(a=X))
 
 

@@ -230,8 +230,8 @@ def _float_extremum(name: str, ty: Any, a: Any, b: Any) -> Any:
 
 
 def _float_division(context: Any, name: str, ty: Any, a: Any, b: Any) -> Any:
-    """``//`` and ``%`` of floats, step by step as NumPy has them (npy_divmod). Numba's own go by way of ``frem``, which the GPU
-    computes as x - trunc(x / y) y: NaN where y is infinite."""
+    """``//`` and ``%`` of floats, step by step as NumPy has them (npy_divmod). Numba's own go by way of ``frem``, which the
+    GPU computes as x - trunc(x / y) y: NaN where y is infinite."""
     compute = types.float32 if isinstance(ty, NarrowFloatType) else types.float64 if ty == weak_float64 else ty
     fmod = context.resolve_function_type(math.fmod, (compute, compute), {})
 

@@ -203,7 +203,7 @@ def _value_fault(name: Name, value: Any, compiled: bool) -> str | None:
         called = getattr(value, "__name__", name.root)
         better = _NUMPY.get(called, f"math.{called}" if hasattr(math, called) and called not in _NO_MATH else "math")
         return f"NumPy's function {called} has no device code (np.float32(x) and its like have); write {better}"
-    if isinstance(value, (list, dict, set, bytearray)) and name.kind != "local":           # a field is judged where it is read
+    if isinstance(value, (list, dict, set, bytearray)) and name.kind != "local":      # fields: where they are read
         return changeable(str(name), type(value).__name__)
     if value is breakpoint:
         return BREAKPOINT if compiled else None

@@ -135,8 +135,8 @@ def declared(dtype: np.dtype, value: Any, f: Any) -> Any:
 def _mismatch(f: Any, got: Any, wanted: Any) -> str:
     code = getattr(f, "function", f).__code__
     return (f"{code.co_qualname if hasattr(code, 'co_qualname') else code.co_name} ({code.co_filename}, line "
-            f"{code.co_firstlineno}) returns {got}, and its Generated layout declares dtype {wanted}; convert what it returns, "
-            f"or declare {got}")
+            f"{code.co_firstlineno}) returns {got}, and its Generated layout declares dtype {wanted}; convert what it "
+            f"returns, or declare {got}")
 
 
 __all__ = ["Generated"]
