@@ -186,7 +186,7 @@ class Reader:
         facts.append(guards.item(scope, name))
         if name in scope:
             return f"{name}={self._looked_up(name, scope[name], names)}"
-        built_in = function.__builtins__                       # type: ignore[attr-defined]
+        built_in = function.__builtins__
         _of_packages.append(guards.item(built_in, name))
         return f"{name}:{self._named(name, built_in[name])}" if name in built_in else f"{name} is not there"
 
