@@ -24,8 +24,24 @@ _PACKAGES = ("gemmkit", "numba", "numba_cuda", "llvmlite", "ml_dtypes", "numpy",
 @lru_cache(maxsize=4096)
 def globals_of(code: CodeType) -> frozenset[str]:
     """The global names that a code object, or one nested in it, looks up."""
-    names = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    return frozenset(names.union(*(globals_of(c) for c in code.co_consts if isinstance(c, CodeType))))
+    return frozenset(_looked_up(code).union(*(globals_of(c) for c in code.co_consts if isinstance(c, CodeType))))
+
+
+_LOAD_GLOBAL, _LOAD_NAME = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"]
+_NAME_SHIFT = 1 if sys.version_info >= (3, 11) else 0     # from 3.11 on LOAD_GLOBAL's lowest bit says something else
+
+
+def _looked_up(code: CodeType) -> set[str]:
+    """Straight from the bytes: `dis.get_instructions` took half of a first call whose kernel lies on disk (0.1 s)."""
+    names, extended, raw = set(), 0, code.co_code
+    for opcode, low in zip(raw[::2], raw[1::2]):
+        argument = extended | low
+        if opcode == _LOAD_GLOBAL:
+            names.add(code.co_names[argument >> _NAME_SHIFT])
+        elif opcode == _LOAD_NAME:
+            names.add(code.co_names[argument])
+        extended = argument << 8 if opcode == dis.EXTENDED_ARG else 0
+    return names
 
 
 @lru_cache(maxsize=4096)
