@@ -37,6 +37,7 @@ class Coordinate(int):
 
     __array_ufunc__ = None                # NumPy's scalars leave it to us
     kind = Weak.COORDINATE
+    least, most = -2**31, 2**31 - 1
 
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
@@ -63,6 +64,7 @@ class LongCoordinate(Coordinate):
     """A coordinate of an operand with 2^31 elements or more."""
 
     kind = Weak.LONG_COORDINATE
+    least, most = -2**63, 2**63 - 1
 
 
 CLASSES = {Weak.COORDINATE: Coordinate, Weak.LONG_COORDINATE: LongCoordinate}
@@ -70,8 +72,8 @@ CLASSES = {Weak.COORDINATE: Coordinate, Weak.LONG_COORDINATE: LongCoordinate}
 
 def in_range(cls: Any, value: int) -> Coordinate:
     """A coordinate of a class; raises CoordinateError where its bits do not hold the value."""
-    bits = cls.kind.value
-    if not -1 << bits - 1 <= value < 1 << bits - 1:
+    if not cls.least <= value <= cls.most:
+        bits = cls.kind.value
         fault(f"a coordinate becomes {value}, which {bits} bits do not hold (-2^{bits - 1} to 2^{bits - 1} - 1); the GPU "
               "would wrap it around")
     return cls(value)
@@ -138,16 +140,15 @@ def _compute(op: str, a: Any, b: Any, mine: Any, other: Any) -> Any:
 
 
 def _methods(op: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    python, is_plain = _PYTHON[op], op in ("+", "-", "*", "&", "|", "^")
-    compare = op in number_rules.COMPARISONS
+    direct: Any = None
+    if op in number_rules.COMPARISONS or op in ("+", "-", "*", "&", "|", "^"):
+        direct = getattr(int, f"__{_METHODS[op]}__")                          # Python's own
 
     def forward(self: Any, other: Any) -> Any:
-        theirs = other.__class__                                              # mostly one of these: no table is asked
-        if theirs is self.__class__ or (theirs is int and -2**31 <= other < 2**31):
-            if compare:
-                return np.bool_(python(int(self), int(other)))
-            if is_plain:
-                return in_range(self.__class__, python(int(self), int(other)))
+        mine, theirs = self.__class__, other.__class__                        # mostly alike: no table is asked
+        if direct is not None and (theirs is mine or (theirs is int and -2**31 <= other < 2**31)):
+            found = direct(self, other)
+            return in_range(mine, found) if found.__class__ is int else np.bool_(found)
         return _compute(op, self, other, self, other)
 
     def backward(self: Any, other: Any) -> Any:

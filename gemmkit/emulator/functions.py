@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import operator
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -29,25 +30,25 @@ def _kind(value: Any, name: str) -> Kind:
 # -- max and min ------------------------------------------------------------------------------------------------------
 
 def _extremum(name: str, python: Callable[..., Any]) -> Callable[..., Any]:
-    is_max = name == "max"
+    is_better = operator.gt if name == "max" else operator.lt
 
     def extremum(first: Any, *others: Any) -> Any:
         if not others:
             raise TypeError(f"{name} of one argument: device code takes two numbers or more")
         for other in others:
-            first = of_two(first, other)
+            cls = first.__class__
+            if cls is not other.__class__ or cls is int or cls is float:
+                first, other = alike(first, other)
+            if not is_better(first, other) and first == first:       # else it is NaN
+                first = other
         return first
 
-    def of_two(a: Any, b: Any) -> Any:
-        if type(a) is not type(b) or type(a) in (int, float):
-            kinds = _kind(a, name), _kind(b, name)
-            if isinstance(kinds[0], (int, float)) and isinstance(kinds[1], (int, float)):
-                return python(a, b)
-            kind = number_rules.result(name, *kinds)
-            a, b = as_kind(a, kind), as_kind(b, kind)
-        if a != a or b != b:
-            return a if a != a else b
-        return a if (a > b if is_max else a < b) else b
+    def alike(a: Any, b: Any) -> tuple[Any, Any]:
+        kinds = _kind(a, name), _kind(b, name)
+        if isinstance(kinds[0], (int, float)) and isinstance(kinds[1], (int, float)):
+            return (python(a, b),) * 2
+        kind = number_rules.result(name, *kinds)
+        return as_kind(a, kind), as_kind(b, kind)
 
     extremum.__name__ = name
     return extremum
@@ -152,24 +153,33 @@ _OWN: dict[str, Any] = {"erf": math.erf, "erfc": math.erfc, "lgamma": _erf_like(
 def _of_math(name: str) -> Callable[..., Any]:
     compute: Any = _OWN.get(name) or getattr(np, _ARRAY.get(name, name))
 
-    def function(*values: Any) -> Any:
+    def of(values: tuple) -> Callable[..., Any]:
+        """How it is computed of numbers of these classes."""
         kinds = [_kind(x, f"math.{name}") for x in values]
         kind = number_rules.of_math(name, *kinds)
         if name in number_rules.MATH_TO_WHOLE and number_rules.is_integer(kind):
-            return values[0]
-        with np.errstate(all="ignore"):
-            if len(values) > 1:                                 # a plain float beside a float32 is one
-                values = tuple(as_kind(x, number_rules.of_math("fabs", *kinds)) for x in values)
-            out = compute(*[np.float64(x) for x in values])
-        return as_kind(out, kind)
+            return lambda x: x
+        made = kind.type if isinstance(kind, np.dtype) else float
+        if len(kinds) == 1:
+            return lambda x: made(compute(np.float64(x)))
+        common = number_rules.of_math("fabs", *kinds)           # a plain float beside a float32 is one
+        return lambda *values: made(compute(*[np.float64(as_kind(x, common)) for x in values]))
+
+    ways: dict[tuple[type, ...], Callable[..., Any]] = {}
+
+    def function(*values: Any) -> Any:
+        classes = tuple(map(type, values))
+        way = ways.get(classes)
+        if way is None:
+            way = ways[classes] = of(values)
+        return way(*values)
 
     function.__name__ = name
     return function
 
 
 def _ldexp(x: Any, exponent: Any) -> Any:
-    with np.errstate(all="ignore"):
-        return as_kind(np.ldexp(np.float64(x), int(exponent)), number_rules.of_math("fabs", _kind(x, "math.ldexp")))
+    return as_kind(np.ldexp(np.float64(x), int(exponent)), number_rules.of_math("fabs", _kind(x, "math.ldexp")))
 
 
 def _not_in_the_table(name: str) -> Any:

@@ -181,40 +181,42 @@ class _Twins:
         return cls
 
 
-_PLAIN = {int, Shape}                                         # what `_inwards` changes
-
-
 def _boundary(twin: FunctionType, gives_coordinates: bool) -> Callable[..., Any]:
     @wraps(twin)
     def called(*given: Any, **named: Any) -> Any:
-        if not named and not gives_coordinates and _PLAIN.isdisjoint(map(type, given)):
-            return twin(*given)                               # elements alone: a third of a semiring's time otherwise
-        out = twin(*[_inwards(value) for value in given], **{name: _inwards(value) for name, value in named.items()})
+        if named:
+            named = {name: _inwards(value) for name, value in named.items()}
+        out = twin(*[change(value) if (change := change_of(value.__class__)) else value for value in given], **named)
         return _outwards(out) if gives_coordinates else out
 
+    change_of = _CHANGES.get                              # `_inwards` without the call: it is for every element
     called.function = twin                                # type: ignore[attr-defined]
     return called
 
 
-def _inwards(value: Any) -> Any:
-    cls = value.__class__
-    if cls is int and -2**31 <= value < 2**31:
-        return Coordinate(value)
-    return _shape(value) if cls is Shape else value
+def _coordinate(value: int) -> int:
+    return Coordinate(value) if -2**31 <= value < 2**31 else value
 
 
-_shapes: dict[Shape, Shape] = {}
+_last: tuple[Any, Any] = None, None                           # one launch has one shape
 
 
 def _shape(shape: Shape) -> Shape:
+    global _last
     if isinstance(shape.M, Coordinate):
         return shape
-    key = shape
-    found = _shapes.get(key)
-    if found is None:
-        _shapes.clear()                                   # one launch has one
-        found = _shapes[key] = Shape(*(_inwards(int(n)) for n in (shape.M, shape.N, shape.K)))
-    return found
+    if shape is not _last[0]:
+        _last = shape, Shape(*(_coordinate(int(n)) for n in (shape.M, shape.N, shape.K)))
+    return _last[1]
+
+
+#: What becomes of a kernel's values, by their classes; the others stay.
+_CHANGES: dict[type, Callable[[Any], Any]] = {int: _coordinate, Shape: _shape}
+
+
+def _inwards(value: Any) -> Any:
+    change = _CHANGES.get(value.__class__)
+    return value if change is None else change(value)
 
 
 def _outwards(value: Any) -> Any:

@@ -40,6 +40,8 @@ class View:
             raise IndexError(f"{self.memory.name} has {self.ndim} dimensions and was indexed with {key}")
         address = self.address
         for i, extent, step in zip(key, self.shape, self.steps):
+            if i.__class__ is not int:
+                i = int(i) if isinstance(i, int) else i          # a coordinate's own arithmetic takes long
             if not 0 <= i < extent:
                 current().out_of_bounds(self.memory, key, self.shape)
             address += int(i) * step

@@ -36,13 +36,19 @@ def metadata_of(dtype: np.dtype) -> dict[str, Any]:
     return dict(dtype.metadata or {})
 
 
-def part_dtypes(dtype: np.dtype) -> list[np.dtype]:
+@cache
+def part_dtypes(dtype: np.dtype) -> tuple[np.dtype, ...]:
     """The dtypes of a scalar's parts: of a complex number two, of a real one itself."""
     if dtype.names is not None:
-        return [dtype[name] for name in dtype.names]
+        return tuple(dtype[name] for name in dtype.names)
     if dtype.kind == "c":
-        return [np.dtype(f"f{dtype.itemsize // 2}")] * 2
-    return [dtype]
+        return (np.dtype(f"f{dtype.itemsize // 2}"),) * 2
+    return (dtype,)
+
+
+@cache
+def _part_classes(dtype: np.dtype) -> tuple[type, ...]:
+    return tuple(part.type for part in part_dtypes(dtype))
 
 
 def part_size(dtype: np.dtype) -> int:
@@ -174,12 +180,13 @@ def to_dtype(dtype: np.dtype, value: Any) -> Any:
     """A number, record or tuple of parts as a scalar of a record or complex dtype."""
     if isinstance(value, Record) and value.dtype is dtype:
         return value
-    kinds, given = part_dtypes(dtype), parts(value)
-    given = given + (0,) * (len(kinds) - len(given))
-    if len(given) != len(kinds):
-        raise TypeError(f"{value!r} has {len(given)} parts, and {len(kinds)} are needed")
-    with np.errstate(all="ignore"):
-        made = [v if type(v) is kind.type else np.asarray(v).astype(kind)[()] for kind, v in zip(kinds, given)]
+    made = parts(value)
+    if tuple(map(type, made)) != _part_classes(dtype):
+        kinds, made = part_dtypes(dtype), made + (0,) * (len(part_dtypes(dtype)) - len(made))
+        if len(made) != len(kinds):
+            raise TypeError(f"{value!r} has {len(made)} parts, and {len(kinds)} are needed")
+        with np.errstate(all="ignore"):
+            made = tuple(v if type(v) is kind.type else np.asarray(v).astype(kind)[()] for kind, v in zip(kinds, made))
     return Record(dtype, made) if dtype.names is not None else dtype.type(complex(*map(float, made)))
 
 

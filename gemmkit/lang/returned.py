@@ -8,7 +8,7 @@ Numbers of several parts may come back as a tuple of their parts; the next funct
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from types import FunctionType
 from typing import Any
 
@@ -20,7 +20,7 @@ from gemmkit.lang.errors import ComponentError, place_of
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.record_types import RecordType, of_parts, part_types
-from gemmkit.lang.records import REAL_IMAG, SIGNS, TABLE, Record, metadata_of, number_dtype, part_dtypes, to_dtype
+from gemmkit.lang.records import REAL_IMAG, SIGNS, TABLE, Record, number_dtype, part_dtypes, to_dtype
 from gemmkit.lang.scalars import (
     IndexType,
     NarrowFloatType,
@@ -86,25 +86,35 @@ def is_number(x: Any) -> bool:
         hasattr(x, "__float__") and not hasattr(x, "__len__") and not isinstance(x, (np.ndarray, type)))
 
 
+def _is_real(x: Any) -> bool:
+    return is_number(x) and not isinstance(x, (complex, np.complexfloating, Record))
+
+
+#: Most of the classes that `_is_real` accepts: asked first, for it is asked of every element.
+_REAL_CLASSES = frozenset({int, float, *(np.dtype(code).type for code in "?bhilqBHILQefd")})
+
+
 def is_number_type(ty: Any) -> bool:
     return isinstance(ty, REAL) or part_types(ty) is not None
 
 
-def _common_part(own: np.dtype, given: Sequence[np.dtype]) -> np.dtype:
+def _common_part(own: np.dtype, given: Iterable[np.dtype]) -> np.dtype:
     """The type of a number's parts from those of a tuple; ``given`` are those that are no literals or coordinates."""
-    if not given:
+    strong = tuple(given)
+    if not strong:
         return own
-    common = np.result_type(*given)
+    common = np.result_type(*strong)
     return np.result_type(common, own) if own.kind not in "iu" and common.kind in "iub" else common
 
 
-def _number_dtype(like: np.dtype, part: np.dtype) -> np.dtype:
-    """The dtype of an algebra's numbers with other parts."""
-    metadata = metadata_of(like)
+def _number_dtype(like: np.dtype, given: Iterable[np.dtype]) -> np.dtype:
+    """The dtype of an algebra's numbers with other parts, by the types that `_common_part` takes."""
+    own, metadata = part_dtypes(like), like.metadata or {}
+    if like.names is not None and (TABLE not in metadata or len(set(own)) > 1):
+        return like
+    part = _common_part(own[0], given)
     if like.names is None:
         return number_dtype(REAL_IMAG, np.result_type(part, np.float32), None, ())
-    if TABLE not in metadata or len(set(part_dtypes(like))) > 1:
-        return like
     return number_dtype(like.names, part, metadata[TABLE], metadata[SIGNS])
 
 
@@ -113,8 +123,8 @@ def as_number(values: tuple, like: Any) -> Any:
     dtype = getattr(like, "dtype", None)
     if not isinstance(dtype, np.dtype) or len(part_dtypes(dtype)) != len(values) or len(values) < 2:
         return values
-    strong = [v.dtype for v in values if isinstance(v, np.generic)]
-    return to_dtype(_number_dtype(dtype, _common_part(part_dtypes(dtype)[0], strong)), values)
+    strong = (v.dtype for v in values if isinstance(v, np.generic))      # not always asked for
+    return to_dtype(_number_dtype(dtype, strong), values)
 
 
 def _number_type(ty: types.BaseTuple, like: Any) -> Any:
@@ -125,7 +135,7 @@ def _number_type(ty: types.BaseTuple, like: Any) -> Any:
     dtype = like.dtype if isinstance(like, RecordType) else np.dtype(like.name)
     weak = WeakIntLiteral, WeakFloatLiteral, WeakFloat64Type, IndexType
     strong = [numpy_dtype(t) for t in ty.types if not isinstance(t, weak)]
-    return numba_type(_number_dtype(dtype, _common_part(part_dtypes(dtype)[0], strong)))
+    return numba_type(_number_dtype(dtype, strong))
 
 
 def _type_number(context: Any, component: Any, method: Any, value: Any, like: Any) -> Any:
@@ -155,7 +165,7 @@ def number(component: Any, method: str, value: Any, like: Any) -> Any:
     if type(value) is type(like):
         return value
     if isinstance(value, tuple):
-        if value and all(is_number(part) and not isinstance(part, (complex, np.complexfloating, Record)) for part in value):
+        if value and (_REAL_CLASSES.issuperset(map(type, value)) or all(map(_is_real, value))):
             return as_number(value, like)
     elif is_number(value):
         return value
@@ -230,7 +240,7 @@ def _type_converted(context: Any, component: Any, method: Any, value: Any, dtype
 @atom(_type_converted)
 def converted(component: Any, method: str, value: Any, dtype: np.dtype) -> Any:
     """`convert` of what ``component.method`` returned: a number of several parts fits no ``dtype`` of fewer."""
-    if type(value) is dtype.type:
+    if type(value) is dtype.type or (type(value) is Record and value.dtype is dtype):
         return value
     count = len(value) if isinstance(value, (tuple, Record)) else 1 + isinstance(value, (complex, np.complexfloating))
     if not _fits(count, dtype):

@@ -164,7 +164,7 @@ def _type_convert(context: Any, dtype: Any, value: Any) -> Any:
 @atom(_type_convert)
 def convert(dtype: np.dtype, value: Any) -> Any:
     """``value`` as a scalar of ``dtype``: what ``dtype.type(value)`` is in NumPy."""
-    if type(value) is dtype.type:
+    if type(value) is dtype.type or (type(value) is Record and value.dtype is dtype):
         return value
     if dtype.names is not None or type(value) in (Record, tuple):
         return to_dtype(dtype, value)
