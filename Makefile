@@ -2,9 +2,9 @@
 # that needs it makes the environment in .venv and installs gemmkit there.
 #
 #   make demo                          the examples, on real data; in the emulator where there is no GPU
-#   make test [PYTEST_ARGS=...]        all tests that need no GPU
-#   make test-all                      these, and all that is drawn: edited programs, expressions, bad calls, seeded faults,
-#                                      compiled kernels (an hour on two cores)
+#   make test [PYTEST_ARGS=...]        tests that need no GPU: of those with many cases, a sample
+#   make test-all [PYTEST_ARGS=...]    all of them, and all that is drawn: edited programs, expressions, bad calls, seeded
+#                                      faults, compiled kernels (hours on two cores)
 #   make test-gpu [PYTEST_ARGS=...]    the tests that need one
 #   make sanitize                      a sample of kernels under compute-sanitizer (GPU)
 #   make lint, make bench, make venv, make clean
@@ -47,9 +47,10 @@ demo: $(READY)
 	$(PY) -m gemmkit demo
 
 test: $(READY)
-	$(PY) -m pytest -q -m "not gpu" -n 2 $(PYTEST_ARGS)
+	$(PY) -m pytest -q -m "not gpu" -n 2 --sample $(PYTEST_ARGS)
 
-test-all: test
+test-all: $(READY)
+	$(PY) -m pytest -q -m "not gpu" -n 2 $(PYTEST_ARGS)
 	$(PY) -m tests.stale.run --edits 1000 --seed 1
 	GEMMKIT_DRAWN_EXPRESSIONS=5000 $(PY) -m pytest -q -m "not gpu" -n 2 tests/lang/test_drawn_expressions.py
 	$(PY) -m tests.bad_calls --count 10000 --seed 11

@@ -22,13 +22,19 @@ hypothesis.settings.register_profile("gemmkit", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("gemmkit")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sample", action="store_true",
+                     help="what `make test` runs: no tests marked thorough, every n-th case of each function marked sample(n)")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """One seed for the drawn cases of all workers: xdist's inherit it."""
     os.environ.setdefault("GEMMKIT_SEED", str(secrets.randbelow(10**9)))
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    return f"drawn cases: GEMMKIT_SEED={os.environ['GEMMKIT_SEED']}"
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    which = "a sample of the tests (all: make test-all)" if config.getoption("sample") else "all tests"
+    return [f"drawn cases: GEMMKIT_SEED={os.environ['GEMMKIT_SEED']}", which]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -44,8 +50,28 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
                                     f"refused and drawn anew; GEMMKIT_SEED={os.environ['GEMMKIT_SEED']}")
 
 
+def _left_out(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The cases that a sample does without. Which ones follows from the function's name alone, so every run has the same, and
+    every function keeps one at least."""
+    functions: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample") and not item.get_closest_marker("thorough"):
+            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    out = [item for item in items if item.get_closest_marker("thorough")]
+    for name, cases in functions.items():
+        mark: Any = cases[0].get_closest_marker("sample")
+        every = mark.args[0]
+        kept = zlib.crc32(name.encode()) % min(every, len(cases))
+        out += [item for n, item in enumerate(cases) if n % every != kept]
+    return out
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests marked `gpu` where there is no GPU (a skip would look like a fault)."""
+    """Deselect what `--sample` leaves out, and the tests marked `gpu` where there is no GPU (a skip would look like a fault)."""
+    if config.getoption("sample"):
+        without = set(_left_out(items))
+        config.hook.pytest_deselected(items=list(without))
+        items[:] = [item for item in items if item not in without]
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu:
         return

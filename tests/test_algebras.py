@@ -51,6 +51,7 @@ PAIRS = [pytest.param(machine, name, dtype, id=f"{name}-{np.dtype(dtype).name}-{
          if kind == "gpu" or name in ("complex", "dual", "dual3") or dtype in ("f2", "f4")]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("machine, name, dtype", PAIRS)
 def test_every_algebra(machine: Any, name: str, dtype: Any, rng: np.random.Generator) -> None:
     """A last axis of parts, tensor cores for 16 bits and the ordinary units for wider ones."""
@@ -63,6 +64,7 @@ def test_every_algebra(machine: Any, name: str, dtype: Any, rng: np.random.Gener
         close(machine.numpy(out), product64(algebra, a, b), dtype, K)
 
 
+@pytest.mark.sample(27)
 @on_machines
 @pytest.mark.parametrize("transa", "NTC")
 @pytest.mark.parametrize("transb", "NTC")
@@ -84,6 +86,7 @@ def test_gemm_ex(machine: Any, name: str, transa: str, transb: str, rng: np.rand
         close(machine.numpy(out), 2 * product64(algebra, operated[transa](a), operated[transb](b)) - 0.5 * c.astype("f8"), "f2", K)
 
 
+@pytest.mark.sample(5)
 @on_machines
 @pytest.mark.parametrize("base", [MMAOp(), MMAOp(accumulator="f2"), MMAOp(dtype=BF16), FPUOp(16, 16, dtype="f2", accumulator="f4"),
                                   FPUOp(8, 16, 2, dtype="f4", accumulator="f8")],
@@ -97,6 +100,7 @@ def test_a_base_of_ones_own(machine: Any, base: Any, rng: np.random.Generator) -
     close(out, product64(COMPLEX, a, b), dtype if base.accumulator != np.float16 else "f2", 7)
 
 
+@pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", "f4"])
 @pytest.mark.parametrize("orders", ["rr", "rc", "cr", "cc"])
@@ -126,6 +130,7 @@ def _in_order(machine: Any, planes: np.ndarray, order: str) -> Any:
     return machine.array(np.ascontiguousarray(planes.transpose(0, 2, 1))).swapaxes(1, 2)
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("dtype", ["c8", "c16"])
 def test_complex_arrays(machine: Any, dtype: str, rng: np.random.Generator) -> None:
@@ -255,6 +260,7 @@ def compiled(algebra: Algebra, dtype: Any, order: str = "row") -> tuple[gk.Confi
     return conf, kernel
 
 
+@pytest.mark.sample(7)
 @pytest.mark.compile
 @pytest.mark.parametrize("name,order", [("complex", "row"), ("complex", "col"), ("dual", "row"), ("dual3", "col"),
                                         ("quaternion", "row"), ("quaternion", "col"), ("split", "col")])
@@ -283,6 +289,7 @@ def test_numbers_that_start_at_odd_parts_compile() -> None:
     assert "LDG.E.128" not in kernel.sass and "STG.E.128" not in kernel.sass
 
 
+@pytest.mark.sample(4)
 @pytest.mark.compile
 @pytest.mark.parametrize("name,dtype,opcode", [("complex", "f4", "FFMA"), ("complex", "f8", "DFMA"), ("dual", "f4", "FFMA"),
                                                ("dual3", "f4", "FFMA")])

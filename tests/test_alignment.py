@@ -60,6 +60,7 @@ def run_windows(place: Any, to_host: Any, slot: str, orders: str) -> None:
     assert_close(to_host(d), host["a"].astype("f8") @ host["b"].astype("f8") + host["r"], 1e-3)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("orders", ["row", "col"])
 @pytest.mark.parametrize("slot", ["a", "b", "r"])
 def test_sliding_windows(slot: str, orders: str) -> None:
@@ -138,6 +139,7 @@ def test_a_plan_refuses_it_too() -> None:
             run(shifted((4, 6), "f4", 2), b)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_complex_numbers_begin_where_one_of_their_parts_may(dtype: str) -> None:
     by = np.dtype(dtype).itemsize // 2

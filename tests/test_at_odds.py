@@ -79,6 +79,7 @@ def check(machine: Any, spec: str, sizes: dict[str, int], dtype: Any, rng: np.ra
 
 # -- right ------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(24)
 @on_machines
 @pytest.mark.parametrize("kernel", KERNELS_OF)
 @pytest.mark.parametrize("kind, who", SIZES)
@@ -87,6 +88,7 @@ def test_multiples_of_vectors(machine: Any, kind: str, who: str, kernel: str, rn
     check(machine, SPECS[kind], sizes, dtype, rng, comb, operator=operator)
 
 
+@pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("kernel", ["f16 on Hopper", "f32"])
 @pytest.mark.parametrize("kind, who", UNEVEN)
@@ -95,12 +97,14 @@ def test_other_extents(machine: Any, kind: str, who: str, kernel: str, rng: np.r
     check(machine, SPECS[kind], sizes, dtype, rng, comb, operator=operator)
 
 
+@pytest.mark.thorough
 @on_machines
 def test_all_kinds_at_once(machine: Any, rng: np.random.Generator) -> None:
     """A and D at odds along M, the rest in more dimensions, and several stages of Hopper's ring."""
     check(machine, "klcba,nlkm->mncab", dict(a=8, b=8, c=2, k=8, l=10, m=16, n=20), F16, rng, "d", operator=WGMMAOp(32))
 
 
+@pytest.mark.thorough
 @on_machines
 def test_int8(machine: Any, rng: np.random.Generator) -> None:
     """Eight teeth, no more. Sums of bytes are bytes."""
@@ -111,6 +115,7 @@ def test_int8(machine: Any, rng: np.random.Generator) -> None:
     assert np.array_equal(machine.numpy(out), np.einsum(SPECS["K"], *(x.astype(np.int64) for x in arrays)).astype(np.int8))
 
 
+@pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("kernel", ["f16 on Hopper", "f16", "f32"])
 def test_a_comb_transformed(machine: Any, kernel: str, rng: np.random.Generator) -> None:
@@ -193,6 +198,7 @@ def check_code(made: Any) -> None:
         assert code.count("PRMT") >= 32                          # the comb is put in order two elements at a time
 
 
+@pytest.mark.sample(4)
 @pytest.mark.compile
 @pytest.mark.parametrize("work", ["f16-ijkl-minj-nlmk", "f16-abcijk-ijma-mkbc", "f32-ijkl-minj-nlmk", "f32-abj-bka-kj"])
 def test_the_machine_code_of_the_benchmark(work: str) -> None:
@@ -200,6 +206,7 @@ def test_the_machine_code_of_the_benchmark(work: str) -> None:
     check_code(*products(case))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.compile
 @pytest.mark.parametrize("kind, who", SIZES)
 def test_the_machine_code_of_each_kind(kind: str, who: str) -> None:

@@ -16,6 +16,7 @@ from tests.bad_calls.judge import Case, good_call, run
 COUNT, PART = int(os.environ.get("GEMMKIT_BAD_CALLS", 300)), 50
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("first", range(0, COUNT, PART))
 def test_a_bad_call_says_what_is_wrong(first: int) -> None:
     faults = []

@@ -29,6 +29,7 @@ def op(x: np.ndarray, trans: str) -> np.ndarray:
     return (x if trans == "N" else x.T).astype(np.float64)
 
 
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("trans", [a + b for a in "NTC" for b in "NTC"])
 def test_every_pair_of_trans_characters(machine: Any, trans: str, rng: np.random.Generator) -> None:
@@ -40,6 +41,7 @@ def test_every_pair_of_trans_characters(machine: Any, trans: str, rng: np.random
     assert np.array_equal(machine.numpy(out), 2 * op(a, trans[0]) @ op(b, trans[1]) + 3.0 * c)
 
 
+@pytest.mark.sample(7)
 @on_machines
 @pytest.mark.parametrize("dtype,c_dtype", [("f2", "f2"), ("f2", "f4"), ("f4", "f4"), ("f8", "f8"), ("i4", "i4"),
                                            ("i1", "i1")])
@@ -53,6 +55,7 @@ def test_types_and_orders_of_c(machine: Any, dtype: str, c_dtype: str, order: st
     assert np.array_equal(machine.numpy(out), 2 * op(a, "N") @ op(b, "N") - c)
 
 
+@pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("alpha,beta", [(0, 0), (1, 0), (-0.5, 0.0), (0, 1), (0.25, 0.5), (0.0, np.float64(2))])
 def test_alpha_and_beta(machine: Any, alpha: float, beta: float, rng: np.random.Generator) -> None:
@@ -78,6 +81,7 @@ def test_beta_times_c_is_not_rounded_to_cs_type(machine: Any, dtype: np.dtype, r
     assert np.array_equal(machine.numpy(out).astype("f4"), (np.float32(0.3) * c.astype("f4")).astype(dtype).astype("f4"))
 
 
+@pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("alpha,beta", [(np.inf, 0), (np.nan, 0), (1, np.inf), (1, np.nan), (-np.inf, 1)])
 def test_what_is_not_finite_is_allowed(machine: Any, alpha: float, beta: float) -> None:
@@ -154,6 +158,7 @@ def test_gemm_has_the_installed_cupys_signature() -> None:
     assert [(p.name, p.default) for p in theirs] == [(p.name, p.default) for p in inspect.signature(gemm).parameters.values()]
 
 
+@pytest.mark.sample(5)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, F32, "i4"])
 @pytest.mark.parametrize("trans", ["NN", "TN", "NH", "CT"])

@@ -60,6 +60,7 @@ def test_places_are_those_of_a_fragment() -> None:
 
 # -- products ---------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("orders", ["NN", "NT"])
 @pytest.mark.parametrize("algebra", [COMPLEX, DUAL, SPLIT_COMPLEX, BOTH], ids=["complex", "dual", "split", "both signs"])
@@ -67,6 +68,7 @@ def test_tables(machine: Any, algebra: Algebra, orders: str, rng: np.random.Gene
     check(machine, algebra, (69, 24, 44) if machine.emulated else (1021, 524, 332), rng, orders)
 
 
+@pytest.mark.sample(7)
 @on_machines
 @pytest.mark.parametrize("K", [4, 12, 16, 20, 32, 36, 100])
 def test_ends_along_k(machine: Any, K: int, rng: np.random.Generator) -> None:
@@ -75,6 +77,7 @@ def test_ends_along_k(machine: Any, K: int, rng: np.random.Generator) -> None:
         check(machine, COMPLEX, (65, 20, K) if machine.emulated else (517, 260, K), rng, orders)
 
 
+@pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", BF16], ids=lambda d: np.dtype(d).name)
 @pytest.mark.parametrize("rows, warps, depth, stages, schedule", [
@@ -105,6 +108,7 @@ def test_b_is_transformed_on_its_way(machine: Any, rng: np.random.Generator) -> 
         assert np.array_equal(d, product64(COMPLEX, a, np.stack([b[..., 0] + k % 5, b[..., 1] - n % 3], -1)))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("seed", range(4))
 def test_any_order_of_threads_is_right(seed: int, rng: np.random.Generator) -> None:
     check(EMULATOR, COMPLEX, (200, 16, 72), rng, "NT", seed=seed, conf=small(
@@ -170,6 +174,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     module, function, instead, error = FAULTS[name]

@@ -59,6 +59,7 @@ def test_threads_that_ask_for_one_kernel_compile_it_once(cache: CubinCache) -> N
     assert entries[0].meta["usage"]["registers"] > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.compile
 def test_what_is_the_same_kernel_and_what_is_not(cache: CubinCache) -> None:
     """Values of runtime fields and where a function is written are not part of a kernel; everything else is."""

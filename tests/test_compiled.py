@@ -47,6 +47,7 @@ def check_wide_moves(conf: gk.Config, code: MachineCode) -> None:
     assert code.count("STG") == code.count("STG", "128") > 0
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name,a,b", [
     ("mma-f16", RowMajor, RowMajor), ("mma-f16", ColMajor, ColMajor), ("mma-f16-f16", RowMajor, RowMajor),
     ("mma-bf16", ColMajor, ColMajor), ("wmma-f16", RowMajor, RowMajor), ("wmma-f16", ColMajor, ColMajor),
@@ -63,6 +64,7 @@ def test_tensor_cores(name: str, a: Any, b: Any) -> None:
     assert code.count("LDSM") > 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["f2", BF16], ids=str)
 def test_narrow_results_are_packed_and_leave_in_wide_stores(dtype: Any) -> None:
     """One conversion for two elements, and 16 bytes a store."""
@@ -73,6 +75,7 @@ def test_narrow_results_are_packed_and_leave_in_wide_stores(dtype: Any) -> None:
     assert code.count("F2FP", "PACK_AB") == 4 * code.count("STG") and code.count("F2F") == 0
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype,opcode", [("f4", "FFMA"), ("f8", "DFMA")])
 @pytest.mark.parametrize("a,b", [(RowMajor, RowMajor), (ColMajor, ColMajor)], ids=["NN", "TT"])
 def test_ordinary_units(dtype: str, opcode: str, a: Any, b: Any) -> None:
@@ -87,6 +90,7 @@ def test_ordinary_units(dtype: str, opcode: str, a: Any, b: Any) -> None:
     assert code.count("LDS", "128") > 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["mma-f16", "fpu-f32"])
 def test_edges_do_not_narrow_the_inside(name: str) -> None:
     """Sizes that are no multiples of a thread's tile: whole tiles are still moved at full width."""
@@ -98,6 +102,7 @@ def test_edges_do_not_narrow_the_inside(name: str) -> None:
     assert code.count("LDG") > code.count("LDG", "128")           # the edges, element by element
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["mma-f16", "fpu-f32"])
 def test_transforms_everywhere_cost_no_memory(name: str) -> None:
     """All eight points, with coordinates and with a captured array."""

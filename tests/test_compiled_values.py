@@ -33,6 +33,7 @@ CASES = {
 AS_EMULATED = "mma", "wmma"                                            # to the bit: no sums that are rounded twice there
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CASES)
 def test_compiled_values(name: str) -> None:
     """D and the outputs are what NumPy says; where the emulator and the hardware round alike they have the emulator's bits."""
@@ -59,6 +60,7 @@ ALTERED: list[tuple[Any, str]] = [
     (lambda text: text.replace("setp.lt.s32", "setp.le.s32"), "nothing has written there")]
 
 
+@pytest.mark.thorough
 def test_wrong_code_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A right kernel, then altered in its text."""
     right = compare(*FPU)

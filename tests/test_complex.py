@@ -19,6 +19,7 @@ def complex_normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: str)
     return np.asarray((rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype))
 
 
+@pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("transa,transb,dtype", [
     *((a, b, "c8") for a in "NTC" for b in "NTC"), ("N", "N", "c16"), ("T", "C", "c16"), ("C", "T", "c16")])
@@ -36,6 +37,7 @@ def test_gemm_ex(machine: Any, dtype: str, transa: str, transb: str, rng: np.ran
         assert_close(machine.numpy(out), expected, TOLERANCE[dtype])
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("dtype", ["c8", "c16"])
 def test_matmul_with_c_and_a_bias(machine: Any, dtype: str, rng: np.random.Generator) -> None:

@@ -62,6 +62,7 @@ def test_there_are_48() -> None:
     assert len(CASES) == len(set(CASES)) == 48
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("case", CASES)
 def test_tccg_in_small(case: str, rng: np.random.Generator) -> None:
     """Extents that no line of a thread divides, column-major as in the original."""
@@ -112,6 +113,7 @@ SPECS = ["ij,jk->ik", "ji,jk->ki", "ij,kj", "abj,jk->bak", "aij,ja->ia", "bij,bj
          "i,i->", "ij,j->i", "i,ij->j", "i,j->ij", "ij,ij->", "ab,ab->ab", "ij,ij->j", "ij,kl->ik", "ij,jk->k", "abcd,cdef->abef", "abcd,bdef->aecf"]
 
 
+@pytest.mark.sample(7)
 @on_machines
 @pytest.mark.parametrize("spec", SPECS)
 def test_specs(machine: Any, spec: str, rng: np.random.Generator) -> None:
@@ -196,6 +198,7 @@ def test_another_algebra_and_an_epilogue(machine: Any, rng: np.random.Generator)
     assert np.array_equal(d, np.maximum(2 * sums.max(axis=(0, 1)), 0))
 
 
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("spec", ["ab,bc,cd->ad", "ab,cb,cd,de->ae", "abc,bd,ce->ade", "i,ij,j->"])
 def test_chains(machine: Any, spec: str, rng: np.random.Generator) -> None:
@@ -266,6 +269,7 @@ def test_lines_of_tensors_are_moved_at_once() -> None:
         assert made.instructions["MUFU"] == plain.instructions["MUFU"] and made.instructions["CALL"] == 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.compile
 @pytest.mark.parametrize("spec", ["njmi,mknl->lkji", "njmi,kmln->lkji"])
 def test_lines_across_k_are_moved_at_once_on_hopper(spec: str) -> None:
@@ -308,6 +312,7 @@ STACKS = [((3, 5, 6), (3, 6, 7)), ((3, 5, 6), (6, 7)), ((5, 6), (2, 3, 6, 7)), (
           ((0, 5, 6), (6, 7)), ((1, 5, 6), (1, 6, 7)), ((2, 3, 5, 6), (2, 3, 6, 7))]
 
 
+@pytest.mark.thorough
 @on_machines
 def test_stacks(machine: Any, rng: np.random.Generator) -> None:
     for shape_a, shape_b in STACKS:

@@ -67,6 +67,7 @@ def check(machine: Any, reach: Reach, key: str, count: tuple[int, int], kernel: 
     assert len(done) == count[0] * count[1], f"{len(done)} different cases were computed, not {count[0]} x {count[1]}"
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_drawn_cases(shard: int, record_property: Any) -> None:
     kernel = ("singlestage", "warp_specialised")[shard % 2]
@@ -79,6 +80,7 @@ def test_drawn_cases_on_the_gpu(shard: int, record_property: Any) -> None:
     check(MACHINES["gpu"], Reach(False), str(shard), (GPU_FAMILIES, GPU_PROBLEMS), "", record_property)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.compile
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("number", range(2))
@@ -134,6 +136,7 @@ def test_a_factor_is_as_weak_as_a_literal(machine: Any) -> None:
     run(machine, family, Problem(48, 240, 48, "whole", alpha=0.3, beta=1.0))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("fault", ["beside", "element"])
 def test_faults_of_a_kernel_are_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     original = gk.matmul

@@ -39,6 +39,7 @@ def test_functions(name: str, rng: np.random.Generator) -> None:
         assert_close(out.tangents[..., n], finite_difference(FUNCTIONS[name], x, directions[..., n]), 1e-7)
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_small_network(machine: Any, count: int, rng: np.random.Generator) -> None:
@@ -61,6 +62,7 @@ def test_a_small_network(machine: Any, count: int, rng: np.random.Generator) -> 
         assert_close(machine.numpy(out.tangents[..., k]), expected, 1e-7)
 
 
+@pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "CC"])
 def test_gemm_ex_of_dual_arrays(machine: Any, trans: str, rng: np.random.Generator) -> None:

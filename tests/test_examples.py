@@ -126,6 +126,7 @@ def check_sensitivities(where: machine.Machine, images: int, hidden: int) -> Non
     assert found <= sensitivities.WANTED_ERROR
 
 
+@pytest.mark.thorough
 def test_sensitivities_are_derivatives() -> None:
     check_sensitivities(EMULATOR, 11, 7)
 
@@ -214,6 +215,7 @@ def check_hydrogen(where: machine.Machine, atoms: int) -> None:
     assert found.ladder.shape == (occupied, empty, occupied, empty) and found.energy < 0
 
 
+@pytest.mark.thorough
 def test_the_energy_of_a_small_molecule() -> None:
     check_hydrogen(EMULATOR, 2)
 

@@ -84,6 +84,7 @@ PLAIN: dict[str, Any] = {
 }
 
 
+@pytest.mark.sample(7)
 @on_machines
 @pytest.mark.parametrize("name", PLAIN)
 def test_without_operands(machine: Any, name: str, rng: np.random.Generator) -> None:
@@ -93,6 +94,7 @@ def test_without_operands(machine: Any, name: str, rng: np.random.Generator) -> 
         assert_close(product(machine, a, b, operator, epilogue=epilogue), by_numpy(reference(a, b)), 1e-6)
 
 
+@pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, F32, F64], ids=str)
 def test_with_operands(machine: Any, dtype: np.dtype, rng: np.random.Generator) -> None:
@@ -202,6 +204,7 @@ def placed(x, i, j):
 POINTS = {"transform_global_to_shared_a": "a", "transform_shared_to_regs_a": "a", "transform_regs_to_shared_d": "d", "transform_shared_to_global_d": "d"}
 
 
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("point", POINTS)
 def test_transforms_compose(machine: Any, point: str, rng: np.random.Generator) -> None:

@@ -78,6 +78,7 @@ def operands(rng: np.random.Generator, m: int, n: int, k: int, dtype: Any = F16)
     return whole(rng, (m, k), dtype), whole(rng, (k, n), dtype)
 
 
+@pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("fast", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=str)
 @pytest.mark.parametrize("shape", [(64, 32, 64), (72, 40, 88), (16, 16, 16), (136, 80, 200)], ids=str)
@@ -88,6 +89,7 @@ def test_every_order(machine: Any, fast: tuple, shape: tuple, rng: np.random.Gen
     assert spec_of(plan).is_gathering and spec_of(plan).a_gathers and spec_of(plan).b_gathers
 
 
+@pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("inner, count", [((4, 8), 4), ((2, 4), 2), ((8, 2), 8)], ids=str)
 def test_pieces_of_4_and_8_bytes(machine: Any, inner: tuple, count: int, rng: np.random.Generator) -> None:
@@ -106,6 +108,7 @@ def test_beside_the_copy_engine(machine: Any, which: str, rng: np.random.Generat
     assert (spec_of(plan).a_gathers, spec_of(plan).b_engine) == ((True, True) if which == "a" else (False, False))
 
 
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("schedule, fields", [("pingpong", {}), ("two", dict(stages=2)), ("one", dict(producer_warps=8)),
                                               ("one", dict(splits=2))], ids=str)
@@ -124,6 +127,7 @@ def test_other_types(machine: Any, dtype: np.dtype, accumulator: np.dtype, rng: 
     assert np.array_equal(d, a.astype(F32) @ b.astype(F32)) and spec_of(plan).is_gathering
 
 
+@pytest.mark.sample(24)
 @on_machines
 @pytest.mark.parametrize("d_fast", [0, 2])
 @pytest.mark.parametrize("out_dtype", [F16, F32, np.dtype("f8")], ids=str)
@@ -145,6 +149,7 @@ def test_columns_of_any_length(machine: Any, m: int, run_: int, rng: np.random.G
     assert np.array_equal(d, a.astype(F32) @ b.astype(F32)) and spec_of(plan).d_run == run_
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("d_fast", [0, 2])
 def test_the_epilogue_is_applied_before(machine: Any, d_fast: int, rng: np.random.Generator) -> None:

@@ -41,6 +41,7 @@ TURNED = [("two", F32, "RR", True), ("two", F32, "CR", False), ("two", F32, "CC"
           ("two", I1, "RR", False), ("two", I1, "CR", True), ("pingpong", I1, "CR", False), ("two", E4M3, "RR", False)]
 
 
+@pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("schedule, dtype, orders, transformed", TURNED, ids=lambda x: str(x))
 def test_tiles_are_turned(machine: Any, schedule: str, dtype: np.dtype, orders: str, transformed: bool,
@@ -60,6 +61,7 @@ def test_tiles_are_turned(machine: Any, schedule: str, dtype: np.dtype, orders: 
     assert np.array_equal(product(machine, conf, a, b), a.astype(F32) @ changed)
 
 
+@pytest.mark.thorough
 @on_machines
 @pytest.mark.parametrize("schedule, which", [("two", "b"), ("pingpong", "b"), ("one-2x1", "a"), ("pingpong-1x2", "a"),
                                              ("three", "a")])
@@ -72,6 +74,7 @@ def test_two_stages(machine: Any, schedule: str, which: str, rng: np.random.Gene
     assert np.array_equal(product(machine, conf, a, b), (a.astype(F32) + one[0]) @ (b.astype(F32) + one[1]))
 
 
+@pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("orders", ["RR", "CC"])
 @pytest.mark.parametrize("half, unit, transform", [("lower", False, None), ("upper", True, None),

@@ -79,6 +79,7 @@ def aligned(dtype: np.dtype) -> Any:
     return st.integers(0, 3).map(lambda n: n * 16 // dtype.itemsize)
 
 
+@pytest.mark.thorough
 def test_any_legal_mapping_gives_the_same_result() -> None:
     @settings(max_examples=25)
     @given(configurations(aligned), st.data())

@@ -86,6 +86,7 @@ def check(machine: Any, operator: Any, a: np.ndarray, b: np.ndarray, c: np.ndarr
 
 # -- operators, transposes, sizes -------------------------------------------------------------------------------------
 
+@pytest.mark.sample(14)
 @on_machines
 @pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
@@ -96,6 +97,7 @@ def test_every_operator_and_transpose(machine: Any, name: str, trans: str, rng: 
     check(machine, operator, a, b)
 
 
+@pytest.mark.sample(11)
 @on_machines
 @pytest.mark.parametrize("name", ["mma-f16-f32", "wmma-8x32-f16-f32", "fpu-f32", "fpu-i16"])
 @pytest.mark.parametrize("M,N,K", [(1, 1, 1), (7, 1, 17), (1, 7, 100), (17, 17, 7), (32, 48, 16), (40, 16, 31),
@@ -129,6 +131,7 @@ def test_without_k_the_result_is_the_transformed_c(machine: Any, name: str, rng:
     assert np.array_equal(machine.numpy(d), 3 * machine.numpy(c) + 10 * i + j)
 
 
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("a_dtype,b_dtype,result", [
     (F16, F16, F16), (F32, F32, F32), (F64, F64, F64), (F16, F32, F32), (F32, F64, F64), ("i4", "i4", "i4"),
@@ -145,6 +148,7 @@ def test_everything_derived_from_the_arguments(machine: Any, a_dtype: Any, b_dty
 
 # -- operands ---------------------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(7)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, F32, "i8"])
 @pytest.mark.parametrize("c_order", ["C", "F", None])
@@ -171,6 +175,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.sample(10)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, F32])
 @pytest.mark.parametrize("view", VIEWS)
@@ -188,6 +193,7 @@ def test_views_are_read_in_place(machine: Any, dtype: Any, view: str, rng: np.ra
     assert np.array_equal(machine.numpy(d), reference(a_ref, b_ref, c_ref))
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("view", [name for name in VIEWS if name != "one column as rows"])
 def test_views_are_written_in_place(machine: Any, view: str, rng: np.random.Generator) -> None:
@@ -203,6 +209,7 @@ def test_views_are_written_in_place(machine: Any, view: str, rng: np.random.Gene
     assert np.array_equal(machine.numpy(memory), expected, equal_nan=True)
 
 
+@pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, F32, "i1"])
 @pytest.mark.parametrize("skip", [1, 2, 4])

@@ -43,6 +43,7 @@ ONCE_MISSED = {
 }
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", ONCE_MISSED)
 def test_a_fault_that_was_missed_once(name: str) -> None:
     operator, function, before, after, cases, message = ONCE_MISSED[name]
@@ -53,6 +54,7 @@ def test_a_fault_that_was_missed_once(name: str) -> None:
     assert findings[0].found.endswith("Error") and re.search(message, findings[0].message), findings
 
 
+@pytest.mark.thorough
 def test_a_drawn_sample_is_found() -> None:
     """Calls dropped from what the quick cases run, so that these can judge them."""
     costs = running.coverage(2, cases=QUICK)

@@ -198,6 +198,7 @@ TAKEN: dict[str, Any] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", TAKEN)
 def test_taken(name: str) -> None:
     dtypes, components = TAKEN[name]

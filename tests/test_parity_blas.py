@@ -18,6 +18,7 @@ OPERATORS = {"wmma-f16-f16": (WMMAOp(accumulator="f2"), 256), "wmma-f16-f32": (W
              "fpu-f32": (FPUOp(M=16, N=16), 128)}
 
 
+@pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("name", OPERATORS)

@@ -52,6 +52,7 @@ def check(machine: Any, conf: gk.Config, trans: str, size: int, alpha: Any, beta
                      tolerance(dtype, accumulator, accumulator, size))
 
 
+@pytest.mark.sample(21)
 @on_machines
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("name", TYPES)
@@ -68,6 +69,7 @@ def test_fpu_types(machine: Any, name: str, trans: str, rng: np.random.Generator
             check(machine, conf, trans, size, 2, 3, rng)
 
 
+@pytest.mark.sample(7)
 @on_machines
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s)))

@@ -19,6 +19,7 @@ from tests.machines import on_machines, poison
 MULTIPLES = [(1, 1, 1), (2, 2, 1), (1, 1, 2), (2, 2, 2)]
 
 
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
 def test_tropical(machine: Any, trans: str, rng: np.random.Generator) -> None:
@@ -39,6 +40,7 @@ def test_tropical(machine: Any, trans: str, rng: np.random.Generator) -> None:
         assert np.array_equal(machine.numpy(out), expected)
 
 
+@pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("name,algebra", [("complex", COMPLEX), ("dual", DUAL)])

@@ -16,6 +16,7 @@ from tests.machines import on_machines, poison, tolerance
 MULTIPLES = [(1, 1, 1), (2, 2, 1), (1, 1, 2), (2, 2, 2)]
 
 
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("shape", [(16, 16, 16), (8, 32, 16), (32, 8, 16)], ids=lambda s: "x".join(map(str, s)))

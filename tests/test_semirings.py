@@ -49,6 +49,7 @@ def empty_or(reduce: Any, x: np.ndarray, absent: Any) -> np.ndarray:
     return np.asarray(reduce(x, axis=1, initial=absent))
 
 
+@pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "i8", "i2"])
 @pytest.mark.parametrize("name", SELECTIVE)
@@ -65,6 +66,7 @@ def test_tropical(machine: Any, name: str, dtype: str, rng: np.random.Generator)
         assert np.array_equal(machine.numpy(out), expected) and (machine.numpy(out)[0] == absent).all()
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("transa", "NT")
 @pytest.mark.parametrize("transb", "NT")
@@ -89,6 +91,7 @@ def test_an_empty_sum_is_zero(machine: Any) -> None:
         assert (machine.numpy(out) == expected).all()
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_probabilities(machine: Any, dtype: str, rng: np.random.Generator) -> None:
@@ -147,6 +150,7 @@ def test_a_users_semiring_with_a_shape_and_a_configuration(machine: Any, rng: np
 
 # -- which k ------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "i8"])
 @pytest.mark.parametrize("name", SELECTIVE)
@@ -215,6 +219,7 @@ def compiled(operator: Any, dtype: str) -> Any:
     return conf, code
 
 
+@pytest.mark.sample(6)
 @pytest.mark.compile
 @pytest.mark.parametrize("name,dtype,opcodes", [
     ("min-plus", "f4", {"FADD": 1, "FMNMX": 1}), ("min-plus", "i4", {"VIMNMX": 1}), ("max-times", "f4", {"FMUL": 1, "FMNMX": 1}),

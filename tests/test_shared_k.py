@@ -51,6 +51,7 @@ def product(machine: Any, conf: gk.Config, a: np.ndarray, b: np.ndarray, c: np.n
     return np.asarray(machine.numpy(out))
 
 
+@pytest.mark.sample(18)
 @on_machines
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("splits", [2, 4, 8])
@@ -60,6 +61,7 @@ def test_sums_are_gathered(machine: Any, splits: int, shape: tuple, rng: np.rand
     assert np.array_equal(product(machine, config(SMALL, splits), a, b), reference(a, b))
 
 
+@pytest.mark.sample(11)
 @on_machines
 @pytest.mark.parametrize("operator", [
     FPUOp(8, 16, dtype=F8), FPUOp(8, 16, dtype=I4), FPUOp(8, 16, dtype="i1"), FPUOp(16, 16, dtype=F2, accumulator=F4),
@@ -78,6 +80,7 @@ def test_other_operators(machine: Any, operator: Any, rng: np.random.Generator) 
     assert np.array_equal(product(machine, conf, a, b), expected)
 
 
+@pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("algebra", [COMPLEX, DUAL, QUATERNION], ids=["complex", "dual", "quaternion"])
 def test_numbers_of_several_parts(machine: Any, algebra: Any, rng: np.random.Generator) -> None:
@@ -92,6 +95,7 @@ def test_numbers_of_several_parts(machine: Any, algebra: Any, rng: np.random.Gen
     assert np.array_equal(np.ascontiguousarray(d).view(F4).reshape(expected.shape), expected)
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("k", [150, 20, 0])
 def test_only_the_first_takes_c_and_finishes(machine: Any, k: int, rng: np.random.Generator) -> None:
@@ -107,6 +111,7 @@ def test_only_the_first_takes_c_and_finishes(machine: Any, k: int, rng: np.rando
     assert np.array_equal(product(machine, conf, a, b, c), expected.clip(0))
 
 
+@pytest.mark.thorough
 @on_machines
 @pytest.mark.parametrize("lower", [True, False])
 def test_what_the_layouts_leave_of_k_is_shared(machine: Any, lower: bool, rng: np.random.Generator) -> None:
@@ -132,6 +137,7 @@ def test_a_condition_still_chooses(machine: Any, rng: np.random.Generator) -> No
     assert np.array_equal(d, reference(a[:, kept], b[kept]))
 
 
+@pytest.mark.thorough
 @on_machines
 def test_a_semiring_merges_in_its_own_way(machine: Any, rng: np.random.Generator) -> None:
     semiring = MIN_PLUS.sized(dict(M=16, N=16, MB=4, NB=8), F4, F4, F4)
@@ -142,6 +148,7 @@ def test_a_semiring_merges_in_its_own_way(machine: Any, rng: np.random.Generator
     assert np.array_equal(with_c, np.minimum(paths, c))
 
 
+@pytest.mark.thorough
 @on_machines
 def test_of_equal_paths_the_first_is_kept(machine: Any, rng: np.random.Generator) -> None:
     """Few different lengths, so that the least k is in one block and others with the same product in the next."""
@@ -165,6 +172,7 @@ def test_blocks_of_their_own_order(machine: Any, rng: np.random.Generator) -> No
     assert np.array_equal(product(machine, config(SMALL, 2, order=Grouped(2)), a, b), reference(a, b))
 
 
+@pytest.mark.thorough
 @on_machines
 def test_the_default_for_a_long_k(machine: Any, rng: np.random.Generator) -> None:
     a, b = whole(rng, (5, 1100), F4), whole(rng, (1100, 8), F4)
@@ -268,6 +276,7 @@ def skipping(which: int) -> Any:
     return partly
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("seed", [None, 0, 1])
 @pytest.mark.parametrize("which, error", [
     (0, (errors.UninitialisedRead, errors.RaceError)), (1, errors.ProtocolError)], ids=["before", "after"])
@@ -283,6 +292,7 @@ def test_blocks_that_do_not_meet_are_found(which: int, error: Any, seed: int | N
 
 # -- the machine code -------------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(6)
 @pytest.mark.compile
 @pytest.mark.parametrize("sizes, dtype", [((360, 372, 133920), F4), ((360, 372, 133920), F8), ((256, 256, 16384), F2)], ids=str)
 @pytest.mark.parametrize("is_whole", [True, False])

@@ -30,6 +30,7 @@ EDITS = int(os.environ.get("GEMMKIT_EDITS", "100"))
 SHARDS = 5
 
 
+@pytest.mark.sample(5)
 @pytest.mark.compile
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_drawn_edits_compile_to_what_a_fresh_process_compiles(shard: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

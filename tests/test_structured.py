@@ -67,6 +67,7 @@ def multiply(machine: Any, a: Any, b: Any, shape: tuple[int, int], conf: gk.Conf
 
 # -- as A, as B, as both; each transposed -------------------------------------------------------------------------------
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("name", OPERATORS)
 def test_diagonal(machine: Any, name: str, rng: np.random.Generator) -> None:
@@ -83,6 +84,7 @@ def test_diagonal(machine: Any, name: str, rng: np.random.Generator) -> None:
         assert np.array_equal(multiply(machine, x, y, (n, n), both), reference(np.diag(d), np.diag(e)))
 
 
+@pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("unit", [False, True], ids=["own diagonal", "unit"])
 @pytest.mark.parametrize("half", ["lower", "upper"])
@@ -105,6 +107,7 @@ def test_triangular(machine: Any, name: str, half: str, unit: bool, rng: np.rand
     assert np.array_equal(multiply(machine, kept.T, kept, (n, n), config(operator, column, row)), reference(full.T, full))
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("half", ["lower", "upper"])
 def test_trapezoids(machine: Any, half: str, rng: np.random.Generator) -> None:
@@ -119,6 +122,7 @@ def test_trapezoids(machine: Any, half: str, rng: np.random.Generator) -> None:
         assert np.array_equal(multiply(machine, machine.array(a), kept, (OTHER, shape[1]), as_b), reference(a, full))
 
 
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("half", ["lower", "upper"])
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -142,6 +146,7 @@ def two(i, j, table, step):
     return table[i] + step * j
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("name", OPERATORS)
 def test_generated(machine: Any, name: str, rng: np.random.Generator) -> None:
@@ -284,6 +289,7 @@ def objects(machine: Any, x: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
     yield gk.Generated(two, x.shape, x.dtype, machine.array(x[0].copy()), x.dtype.type(2)), x[0].astype(F64)[:, None] + 2 * np.indices(x.shape)[1]
 
 
+@pytest.mark.thorough
 @on_machines
 def test_gemmex_dispatches_on_what_its_arguments_are(machine: Any, rng: np.random.Generator) -> None:
     """The paper's Listing 11: library code that knows nothing of structure, all transposes, on either side."""
@@ -303,6 +309,7 @@ def test_gemmex_dispatches_on_what_its_arguments_are(machine: Any, rng: np.rando
         assert np.array_equal(machine.numpy(got), reference(b.T, full.T))
 
 
+@pytest.mark.thorough
 @on_machines
 def test_matmul_plan_and_gemm_of_objects(machine: Any, rng: np.random.Generator) -> None:
     x = whole(rng, (20, 20), F32)
@@ -317,6 +324,7 @@ def test_matmul_plan_and_gemm_of_objects(machine: Any, rng: np.random.Generator)
             assert np.array_equal(machine.numpy(gk.matmul(b.T, matrix.T)), expected.T)
 
 
+@pytest.mark.thorough
 @on_machines
 def test_two_structures(machine: Any, rng: np.random.Generator) -> None:
     x, y = whole(rng, (18, 18), F32), whole(rng, (18, 18), F32)
@@ -327,6 +335,7 @@ def test_two_structures(machine: Any, rng: np.random.Generator) -> None:
             assert np.array_equal(multiply(machine, a, b, (18, 18), operator=operator), reference(full_a, full_b))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.compile
 @pytest.mark.parametrize("layout", [layouts.Diagonal(F16), layouts.Triangular(layouts.RowMajor(F16)),
                                     layouts.Triangular(layouts.ColMajor(F16), "upper", unit=True),
@@ -393,6 +402,7 @@ def test_a_generated_function_of_another_dtype_is_refused_when_compiled() -> Non
         inspection.compile_config(conf, device=H100, operands=dict(a=X))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.compile
 @pytest.mark.parametrize("layout", [layouts.Diagonal(F32), layouts.Triangular(layouts.RowMajor(F32), "upper")], ids=repr)
 def test_with_a_transform_nothing_is_skipped_in_compiled_code_either(layout: Any) -> None:

@@ -202,6 +202,7 @@ def test_a_chunk_is_one_access(how: tuple) -> None:
     assert all(".v4" in line for line in lines_with(ptx, "ld.shared"))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("how", LONG, ids=str)
 def test_a_longer_line_is_an_access_for_each_chunk(how: tuple) -> None:
     case, a = copying(*how)

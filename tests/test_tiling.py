@@ -374,6 +374,7 @@ def recorded(case: Case) -> dict[int, int]:
     return out
 
 
+@pytest.mark.sample(3)
 @every_case
 def test_device_code_folds_to_the_same_positions(case: Case) -> None:
     assert constants_stored(compiled(all_workers, case.out, case)) == recorded(case)

@@ -75,6 +75,7 @@ def check(machine: Any, conf: gk.Config, size: tuple[int, int, int], rng: np.ran
 
 # -- products ---------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(24)
 @on_machines
 @pytest.mark.parametrize("function", [plus_one, by_place], ids=["in pairs", "by place"])
 @pytest.mark.parametrize("schedule", ["one", "two", "pingpong"])
@@ -84,6 +85,7 @@ def test_orders(machine: Any, orders: str, schedule: str, function: Any, rng: np
     check(machine, conf, (139, 37, 149), rng, function)
 
 
+@pytest.mark.thorough
 @on_machines
 @pytest.mark.parametrize("dtype", [BF16, F32, E4M3, E5M2, np.dtype("i1"), np.dtype("u1")], ids=lambda d: d.name)
 def test_dtypes(machine: Any, dtype: np.dtype, rng: np.random.Generator) -> None:
@@ -106,6 +108,7 @@ def reciprocals(machine: Any, K: int, kind: Any, rng: np.random.Generator) -> bo
     return np.array_equal(machine.numpy(out), 2 / a[:M, :K].astype(np.float64) @ b.astype(np.float64))
 
 
+@pytest.mark.sample(10)
 @on_machines
 @pytest.mark.parametrize("K", [1, 2, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 130])
 def test_ends_along_k(machine: Any, K: int, rng: np.random.Generator) -> None:
@@ -113,6 +116,7 @@ def test_ends_along_k(machine: Any, K: int, rng: np.random.Generator) -> None:
     assert all(reciprocals(machine, K, kind, rng) for kind in (RowMajor, ColMajor))
 
 
+@pytest.mark.thorough
 @on_machines
 @pytest.mark.parametrize("rows, warps, depth, stages, schedule", [
     (64, 4, 16, 2, "cooperative"), (64, 4, 16, 5, "cooperative"), (64, 4, 32, 3, "cooperative"), (64, 4, 48, 3, "cooperative"),
@@ -157,6 +161,7 @@ def test_all_slots_at_once(machine: Any, rng: np.random.Generator) -> None:
     assert np.array_equal(product(machine, conf, a, b, c), np.maximum(want, 0).astype(F16))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(4))
 def test_any_order_of_threads_is_right(seed: int, rng: np.random.Generator) -> None:
     conf = mapping("two", stages=3, depth=32, transform_global_to_shared_a=Elementwise(plus_one),
@@ -197,6 +202,7 @@ FAULTS: dict[str, tuple[Any, str, Any, type[BaseException]]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     module, function, instead, error = FAULTS[name]

@@ -42,6 +42,7 @@ ALIGNED = {False: [(1024, 1000, 520), (136, 1096, 72), (1000, 8, 2048)], True: [
 RAGGED = {False: [(1021, 997, 499), (7, 1009, 131), (257, 3, 67)], True: [(67, 37, 71), (2, 3, 5)]}
 
 
+@pytest.mark.sample(9)
 @on_machines
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_sizes_for_the_copy_engine(machine: Any, schedule: str, rng: np.random.Generator) -> None:
@@ -50,6 +51,7 @@ def test_sizes_for_the_copy_engine(machine: Any, schedule: str, rng: np.random.G
         check(machine, conf, rng, *size)
 
 
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("schedule", ["one", "three", "pingpong", "one-2x1"])
 def test_sizes_that_the_engine_refuses(machine: Any, schedule: str, rng: np.random.Generator) -> None:
@@ -59,6 +61,7 @@ def test_sizes_that_the_engine_refuses(machine: Any, schedule: str, rng: np.rand
         check(machine, conf, rng, *size)
 
 
+@pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("schedule", ["pingpong", "one-2x1", "one-1x2"])
 def test_one_operand_by_the_engine_and_the_other_by_warps(machine: Any, schedule: str, rng: np.random.Generator) -> None:
@@ -92,6 +95,7 @@ def test_no_products_leave_c(machine: Any, rng: np.random.Generator) -> None:
     assert np.array_equal(d, 3 * c + 1)
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("schedule, n", [("one", 16), ("one", 48), ("pingpong", 48), ("one-2x1", 48)])
 def test_blocks_with_several_tiles(machine: Any, schedule: str, n: int, rng: np.random.Generator, few_blocks: Any) -> None:
@@ -129,6 +133,7 @@ TYPES = {
 }
 
 
+@pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("name", TYPES)
 def test_types(machine: Any, name: str, rng: np.random.Generator) -> None:
@@ -139,6 +144,7 @@ def test_types(machine: Any, name: str, rng: np.random.Generator) -> None:
         check(machine, conf, rng, m, n, k)
 
 
+@pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("dtype, kinds", [("f2", "RR"), ("f2", "RC"), ("f2", "CR"), ("f2", "CC"), (BF16, "CR"), ("f4", "RR"),
                                           ("f4", "CC"), ("i1", "CR"), ("i1", "CC"), (E4M3, "RR"), (E4M3, "CR")], ids=str)
@@ -153,6 +159,7 @@ def test_transposes(machine: Any, dtype: Any, kinds: str, rng: np.random.Generat
     check(machine, conf, rng, *((80, 32, 48) if machine.emulated else (1008, 528, 304)))
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("schedule, kinds", [("two-2x1", "RC"), ("pingpong-1x2", "CC")])
 def test_clusters_share_operands_of_either_kind(machine: Any, schedule: str, kinds: str, rng: np.random.Generator) -> None:
@@ -185,6 +192,7 @@ def view(machine: Any, x: np.ndarray, padding: int, offset: int, layout: Any) ->
     return machine.array(held)[tuple(place)]
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("kinds", ["RR", "CC"])
 @pytest.mark.parametrize("offset", [0, 1, 8], ids=["first", "misaligned", "aligned"])
@@ -254,6 +262,7 @@ def test_matmul_chooses_it(rng: np.random.Generator) -> None:
         assert np.array_equal(d, machine.product64(machine.numpy(a), machine.numpy(b)).astype(d.dtype))
 
 
+@pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("columns", [92, 61, 96])
 def test_nothing_beside_d_is_written(machine: Any, columns: int, rng: np.random.Generator) -> None:

@@ -77,6 +77,7 @@ def small(algebra: Algebra, schedule: str = "one", N: int = 16, **fields: Any) -
 
 # -- tables, sizes, orders ----------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(10)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", BF16], ids=lambda d: np.dtype(d).name)
 @pytest.mark.parametrize("name", SIGNED)
@@ -92,6 +93,7 @@ def test_every_algebra(machine: Any, name: str, dtype: Any, rng: np.random.Gener
         assert lands(plan) == (even and algebra.parts in (2, 4))           # numbers of 6 bytes are no elements of the engine's
 
 
+@pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("orders", ["NN", "NT", "TN", "TT", "CN", "NC", "CT", "CC"])
 @pytest.mark.parametrize("name", ["complex", "quaternion"])
@@ -112,6 +114,7 @@ def test_gemm_ex(machine: Any, name: str, orders: str, rng: np.random.Generator)
         assert np.array_equal(machine.numpy(out), expected.astype("f2"))
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("orders", ["NN", "TT"])
 def test_planes(machine: Any, orders: str, rng: np.random.Generator, few_blocks: Any) -> None:
@@ -157,6 +160,7 @@ SPLIT = {schedule: dict(shared_b_layout=Planes(Swizzled(RowMajor("f2"), 32), COM
          for schedule in SCHEDULES if "2x1" in schedule}                     # two panels of B, for two blocks
 
 
+@pytest.mark.sample(9)
 @on_machines
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_schedules(machine: Any, schedule: str, rng: np.random.Generator, few_blocks: Any) -> None:
@@ -169,6 +173,7 @@ def test_schedules(machine: Any, schedule: str, rng: np.random.Generator, few_bl
     assert np.array_equal(d, product64(COMPLEX, a, b))
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("schedule", ["one-2x1", "one-1x2"])
 def test_clusters_share_planes(machine: Any, schedule: str, rng: np.random.Generator) -> None:
@@ -183,6 +188,7 @@ def test_clusters_share_planes(machine: Any, schedule: str, rng: np.random.Gener
     assert np.array_equal(machine.numpy(out), product64(COMPLEX, a, b))
 
 
+@pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("stages", [2, 3, 5])
 def test_rings(machine: Any, stages: int, rng: np.random.Generator, few_blocks: Any) -> None:
@@ -230,6 +236,7 @@ def weighed(x, i, j):
     return x[0] + i % 3, x[1] - j % 2
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("size", [EVEN, ODD], ids=["even", "odd"])
 def test_transforms(machine: Any, size: Any, rng: np.random.Generator) -> None:
@@ -244,6 +251,7 @@ def test_transforms(machine: Any, size: Any, rng: np.random.Generator) -> None:
     assert np.array_equal(d, expected)
 
 
+@pytest.mark.thorough
 @on_machines
 def test_c_a_bias_and_a_column_major_d(machine: Any, rng: np.random.Generator) -> None:
     M, N, K = EVEN[machine.emulated]
@@ -266,6 +274,7 @@ TYPES = {"f16 in f16": (COMPLEX, WGMMAOp(32, accumulator="f2"), True), "tf32": (
          "int8": (DUAL, WGMMAOp(32, "i1"), True), "fp8": (QUATERNION, WGMMAOp(32, E4M3, promote=128), False)}
 
 
+@pytest.mark.thorough
 @on_machines
 @pytest.mark.parametrize("name", TYPES)
 def test_types(machine: Any, name: str, rng: np.random.Generator) -> None:

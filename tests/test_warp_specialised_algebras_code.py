@@ -19,7 +19,7 @@ from tests.machines import BF16
 from tests.test_algebras import TRIANGULAR
 from tests.test_warp_specialised_code import Code
 
-pytestmark = pytest.mark.compile
+pytestmark = [pytest.mark.compile, pytest.mark.thorough]           # `make gate` looks at these kernels every time
 
 LARGE = dict(M=4096, N=4096, K=4096)
 ORDERS = {"N": "row", "T": "col"}

@@ -115,6 +115,7 @@ class Code:
         assert self.count("USETMAXREG") == (2 if self.conf.warps_per_block > 4 else 0)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("mapping", MAPPINGS, ids=lambda m: f"{m.M}x{m.N}-{m.schedule}")
 def test_shipped_mappings(mapping: Mapping) -> None:
     code = Code(config(mapping))
@@ -134,6 +135,7 @@ TYPES = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", TYPES)
 def test_types(name: str) -> None:
     operator, opcode, fields = TYPES[name]
@@ -169,6 +171,7 @@ def test_composed_epilogues_cost_no_memory() -> None:
 ROWS_OF = {"K": RowMajor, "M": ColMajor}
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("mapping, along, depth", [(FETCHING[0], "K", 64), (FETCHING[0], "M", 48), (FETCHING[1], "M", 64),
                                                    (FETCHING[1], "K", 48), (FETCHING[2], "K", 16), (FETCHING[3], "M", 64)],
                          ids=lambda x: f"{x.M}x{x.N}" if isinstance(x, Mapping) else str(x))
@@ -183,6 +186,7 @@ def test_a_transform_of_a_costs_no_shared_memory(mapping: Mapping, along: str, d
     assert code.count("LDS") == 0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("mapping", CHANGING[:3], ids=lambda m: f"{m.M}x{m.N}-{m.schedule}")
 def test_transforms_cost_no_memory(mapping: Mapping) -> None:
     """ReLU(relu(A + 1) @ (B + 1) + bias): the engine brings both operands, and the producer's warps change B in place."""
@@ -211,6 +215,7 @@ def test_a_layout_of_the_users_costs_no_memory() -> None:
     assert code.count("UTMALDG") > 0                               # B still goes by the engine
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("half", ["lower", "upper"])
 def test_a_triangular_operand_costs_no_memory(half: str) -> None:
     code = Code(config(LARGEST, global_a_layout=layouts.Triangular(RowMajor(F16), half)), a=np.ones((512, 512), F16))

@@ -107,12 +107,14 @@ POINTS = {"global_to_shared_a": "a", "global_to_shared_b": "b", "global_to_share
           "shared_to_regs_b": "b", "shared_to_regs_c": "c", "regs_to_shared_d": "d", "shared_to_global_d": "d"}
 
 
+@pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("point", POINTS)
 def test_a_transform_at_each_point(machine: Any, point: str, rng: np.random.Generator) -> None:
     check_transform(machine, point, placed, rng)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("point", POINTS)
 def test_a_transform_of_the_value_alone(point: str, rng: np.random.Generator) -> None:
     check_transform(MACHINES["emulator"], point, plain, rng)
@@ -130,6 +132,7 @@ def check_transform(machine: Any, point: str, f: Any, rng: np.random.Generator) 
         assert np.array_equal(d, by_numpy(f, expected) if which == "d" else expected), size
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("schedule", ["pingpong", "one-2x1"])
 def test_all_transforms_together(machine: Any, schedule: str, rng: np.random.Generator) -> None:
@@ -148,6 +151,7 @@ def test_all_transforms_together(machine: Any, schedule: str, rng: np.random.Gen
     assert np.array_equal(product(machine, conf, a, b, c), through(expected, "regs_to_shared_d", "shared_to_global_d"))
 
 
+@pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("name", ["i1 to f2", "f4 to bf16", "f2 to e4m3", "f2 to i1"])
 def test_transforms_from_other_types(machine: Any, name: str, rng: np.random.Generator) -> None:
@@ -176,6 +180,7 @@ def test_captured_arrays_are_read_within_their_bounds(machine: Any, rng: np.rand
 
 # -- C ----------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("layout, size", [(RowMajor(F32), EVEN), (RowMajor(F32), (M, N, K)), (ColMajor(F16), EVEN)], ids=repr)
 def test_c(machine: Any, layout: Any, size: tuple[int, int, int], rng: np.random.Generator) -> None:
@@ -215,6 +220,7 @@ def test_composed_epilogues(machine: Any, schedule: str, rng: np.random.Generato
     assert np.array_equal(product(machine, conf, a, b, c), np.maximum(reference(a, b, c) + bias, 0) + residual)
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("trans, dtype", [("NN", F32), ("TN", F16), ("NT", F16)], ids=str)
 def test_blas(machine: Any, trans: str, dtype: np.dtype, rng: np.random.Generator) -> None:
@@ -269,6 +275,7 @@ def test_an_epilogue_that_stores_itself(machine: Any, rng: np.random.Generator) 
     assert np.array_equal(d[kept], expected[kept]) and np.isnan(d[~kept]).all()
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("size", [EVEN, (70, 40, 24), (M, N, K)], ids=str)
 def test_an_epilogue_that_writes_another_array(machine: Any, size: tuple[int, int, int], rng: np.random.Generator) -> None:

@@ -129,6 +129,7 @@ def test_tensors_have_the_benchmarks_sizes() -> None:
 # -- one row ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", first_of_each(), ids=str)
 def test_every_experiment_is_computed_right(case: Experiment) -> None:
     row = measured(small(case))
@@ -138,6 +139,7 @@ def test_every_experiment_is_computed_right(case: Experiment) -> None:
     assert row["peer"].startswith("this card's limit" if case.group == "minplus" else "NumPy")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("work", ["relu", "bias relu c", "diagonal", "dense diagonal", "lower", "upper"])
 def test_the_papers_works_are_computed_right(work: str) -> None:
     case = Case("fusion", work, "f16", 32, 32, 32, bar=0.7, aim=0.9)
@@ -145,6 +147,7 @@ def test_the_papers_works_are_computed_right(work: str) -> None:
     assert row["work"] == work and row["error"] < 2e-3 and row["peer_error"] < 1e-3
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", first_of_each(), ids=str)
 def test_a_wrong_result_is_no_row(case: Experiment) -> None:
     host = Emulated()
@@ -153,6 +156,7 @@ def test_a_wrong_result_is_no_row(case: Experiment) -> None:
         measured(small(case), host)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", first_of_each(), ids=str)
 def test_a_wrong_peer_is_no_row(case: Experiment) -> None:
     host = Emulated()
@@ -297,6 +301,7 @@ def keys_of(groups: tuple[str, ...]) -> dict[str, str]:
     return {str(case): repr(prepare.key(case)) for case in rows}
 
 
+@pytest.mark.thorough
 def test_what_came_before_does_not_change_a_kernel() -> None:
     """Processes that compile rows ahead take them in any order, the worker in its own."""
     groups = ("diagonal", "algebras", "complex64", "minplus", "contraction")

@@ -79,6 +79,7 @@ def test_other_names_of_mappings_are_refused(name: str) -> None:
 # -- one row ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(17)
 @pytest.mark.parametrize("work", WORKS)
 @pytest.mark.parametrize("peer", ["cuBLAS", "plain"])
 def test_every_work_is_computed_right(work: str, peer: str) -> None:

@@ -97,6 +97,7 @@ def greenlets() -> int:
     return sum(isinstance(thing, greenlet.greenlet) and bool(thing) for thing in gc.get_objects())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", [None, 0])
 def test_nothing_is_left_behind_by_a_fault(seed: int | None) -> None:
     before = greenlets()

@@ -143,6 +143,7 @@ def play(seed: int) -> bool:
     return False
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("part", range(4))
 def test_races_are_found_exactly(part: int) -> None:
     outcomes = [play(400 * part + i) for i in range(400)]

@@ -213,6 +213,7 @@ def test_only_common_bytes_race() -> None:
     run(kernel)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_double_buffering_is_clean(seed: int | None) -> None:
     """A tiled product with two stages, its barriers just enough; and each of them needed."""

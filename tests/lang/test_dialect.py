@@ -276,6 +276,7 @@ TAKEN = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", TAKEN)
 def test_taken(name: str) -> None:
     """In the emulator, where a function is what it is in Python, and compiled for the same types."""

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 #: Run in a process of its own: prints the types that numba-cuda gives to plain functions.
 PROGRAM = """
 import json, math, sys
@@ -57,6 +59,7 @@ def types_in_a_process(how: str) -> dict[str, str]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.thorough
 def test_plain_functions_keep_their_types() -> None:
     alone, beside = types_in_a_process("without"), types_in_a_process("with")
     assert beside == alone

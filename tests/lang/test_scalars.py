@@ -42,6 +42,7 @@ def device_dtype(ty: Any) -> Any:
     return numpy_dtype(ty)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
 @pytest.mark.parametrize("function", OF_ONE.values(), ids=OF_ONE.keys())
@@ -101,6 +102,7 @@ def test_math_of_two_takes_constants(function: Any) -> None:
         assert device_dtype(result(function, dtype)) == wanted
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("a", [*FLOATS, np.dtype("i1"), np.dtype("u1"), np.dtype("i4")], ids=str)
 @pytest.mark.parametrize("b", FLOATS, ids=str)
 def test_two_numbers_give_numpys_type(a: np.dtype, b: np.dtype) -> None:

@@ -120,6 +120,7 @@ def expected(fragment_map: FragmentMap) -> list[int]:
     return [int(x) for x in np.stack([rows, columns], axis=-1).reshape(-1)]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ["A 16x16", "B 16x8", "C 16x8", "64x32x1 a", "8x16x4 b", "4x8x1 c"])
 def test_device_code_folds_to_the_same_coordinates(name: str) -> None:
     fragment_map = ALL_MAPS[name]

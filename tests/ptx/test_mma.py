@@ -272,6 +272,7 @@ every_wmma = pytest.mark.parametrize(
     "how", WMMAS, ids=[f"{h.spec.name}-{h.a}-{h.b}-{h.c}" for h in WMMAS])
 
 
+@pytest.mark.sample(2)
 @every_wmma
 def test_wmma_multiplies(how: Wmma, rng: np.random.Generator) -> None:
     for data in DATA:
@@ -280,6 +281,7 @@ def test_wmma_multiplies(how: Wmma, rng: np.random.Generator) -> None:
         assert_product(wmma_result(d, how), a, b, c, data)
 
 
+@pytest.mark.sample(5)
 @every_wmma
 def test_wmma_is_load_multiply_store(how: Wmma, rng: np.random.Generator) -> None:
     ptx = compiled(wmma_kernel, *wmma_arguments(how, "normal", rng)[0])
@@ -297,6 +299,7 @@ def test_wmma_is_load_multiply_store(how: Wmma, rng: np.random.Generator) -> Non
     assert leaves_nothing(ptx)
 
 
+@pytest.mark.sample(5)
 @every_wmma
 def test_wmma_is_assembled(how: Wmma, rng: np.random.Generator) -> None:
     from gemmkit.runtime.assemble import assemble

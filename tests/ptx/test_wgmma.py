@@ -62,6 +62,7 @@ MAJORS = [("K", "MN"), ("MN", "K"), ("MN", "MN")]
 SIXTEEN_BITS = pytest.mark.parametrize("kind", [k for k in KINDS if k[0].itemsize == 2], ids=kind_name)
 
 
+@pytest.mark.sample(9)
 @every_kind
 @pytest.mark.parametrize("width", WIDTHS)
 def test_multiplies(kind: tuple, width: int, rng: np.random.Generator) -> None:
@@ -69,6 +70,7 @@ def test_multiplies(kind: tuple, width: int, rng: np.random.Generator) -> None:
         multiplied(emulated, WgmmaSpec(24, *kind), width, data, data == "integers", rng)
 
 
+@pytest.mark.sample(7)
 @SIXTEEN_BITS
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("majors", MAJORS, ids="-".join)
@@ -126,6 +128,7 @@ def test_elements_in_registers(kind: tuple, rng: np.random.Generator) -> None:
 FLOATS = pytest.mark.parametrize("kind", [k for k in KINDS if k[2] != S32], ids=kind_name)
 
 
+@pytest.mark.sample(2)
 @FLOATS
 @pytest.mark.parametrize("run", [emulated, pytest.param(on_device, marks=pytest.mark.gpu)], ids=["emulator", "gpu"])
 def test_subtracts(kind: tuple, run: Any, rng: np.random.Generator) -> None:

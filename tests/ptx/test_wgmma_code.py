@@ -53,6 +53,7 @@ def texts() -> list[tuple[WgmmaSpec, str]]:
     ]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("spec, text", texts(), ids=[s.name for s, _ in texts()])
 def test_one_instruction(spec: WgmmaSpec, text: str, rng: np.random.Generator) -> None:
     a = np.zeros(64 * 8 * STEPS, np.uint32)
@@ -89,6 +90,7 @@ def loop_kernel(d: Any, a: Any, b: Any, stages: int, case: Any) -> None:
     each(put, choose(case.is_packed, halves, unchanged, sums), d, case.map_c)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("spec, opcode", [
     (WgmmaSpec(128, F16, F16, F32), "HGMMA.64x128x16.F32 "),
     (WgmmaSpec(128, BF16, BF16, F32, "MN", "MN"), "HGMMA.64x128x16.F32.BF16 "),

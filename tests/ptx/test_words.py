@@ -49,6 +49,7 @@ def there_and_back(out: Any, a: Any, case: Any) -> None:
     store_global(out, 0, (at,), (0,), unpack_words(case.dtype, pack_words(values)))
 
 
+@pytest.mark.sample(2)
 @every_case
 @pytest.mark.parametrize("kernel", [loaded_as_words, there_and_back])
 def test_words_keep_every_bit(kernel: Any, dtype: np.dtype, count: int, rng: np.random.Generator) -> None:
