@@ -126,7 +126,8 @@ REFUSED: dict[str, list[Callable[[], Any]]] = {
     "bits of floats": [lambda: rules.result("&", FLOAT32, INT32), lambda: rules.unary("invert", FLOAT32)],
     "uint64 with a signed integer where no type holds both": [lambda: rules.result("|", np.dtype("u8"), INT64)],
     "negative powers of integers": [lambda: rules.result("**", INT32, -1)],
-    "coordinates as exponents": [lambda: rules.result("**", INT32, Weak.COORDINATE), lambda: rules.result("**", 2, Weak.COORDINATE)],
+    "coordinates as exponents of coordinates and literals": [lambda: rules.result("**", Weak.COORDINATE, Weak.COORDINATE),
+                                                             lambda: rules.result("**", 2, Weak.COORDINATE)],
 }
 
 

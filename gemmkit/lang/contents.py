@@ -31,12 +31,12 @@ MATCH = "patterns of several parts have no device code; write if and comparisons
 CLASS = "device code cannot define classes; define it outside the function"
 NONE = "a name that is None on some ways has no type in device code; let it begin with a value"
 STARS = "it takes any number of arguments; device code needs a fixed number"
-WALRUS = "y := x within an expression has no device code; assign it on a line of its own"
+WALRUS = "a name bound within an expression (y := x) or a pattern has no device code; assign it on a line of its own"
 IN_RANGE = "x in range(...) has no device code; write a <= x < b"
 GROWING = "+= of tuples has no device code; write y = (*y, x), or a loop over numbers"
 TUPLE_OF = "tuple() takes a tuple in device code; write its values"
 REPLACE = "named tuples are not changed in device code; make a new one"
-TEXT = "device code makes no numbers of strings; write the number"
+TEXT = "device code makes no numbers of strings; write the number, or math.inf, math.nan"
 NOTHING = "it ends here without a value, and returns one elsewhere; return a value on every way"
 _STEPS = {
     "RAISE_VARARGS": RAISE, "SETUP_FINALLY": TRY, "SETUP_EXCEPT": TRY, "PUSH_EXC_INFO": TRY, "CHECK_EXC_MATCH": TRY,

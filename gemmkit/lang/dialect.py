@@ -118,7 +118,7 @@ class Walk:
                 raise refused(function, name.line, reason)
         for name in found.by_keyword:
             called = resolve(function, name, owner)[0]
-            if called is not print and getattr(called, "__module__", None) == "builtins":
+            if called is not print and called is getattr(builtins, name.root, None):
                 raise refused(function, name.line, f"{name} takes no arguments by name in device code; write them by place")
         gives, nothing = found.gives, list(found.nothing)
         for call in found.calls:

@@ -162,6 +162,14 @@ def test_a_form_that_both_worlds_refuse(name: str) -> None:
     assert source.strip() in [line.strip() for line in body.split("\n")]
 
 
+def test_arguments_by_name_of_a_users_function() -> None:
+    """Its module says "builtins"; it is the user's all the same."""
+    scope: dict[str, Any] = {"__name__": "builtins"}
+    exec("def scaled(x, times):\n  return x * times\ndef f(values, i):\n  return scaled(values[0], times=2)", scope)
+    assert scope["scaled"].__module__ == "builtins"
+    assert compiled(scope["f"]) == types.float32
+
+
 FINISH = ("tuple(2 * v for v in values)", "tuple([v for v in values])", "tuple(map(abs, values))", "tuple(v for v in values if v > 0)")
 
 
