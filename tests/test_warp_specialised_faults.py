@@ -106,7 +106,7 @@ FAULTS = {
     "stages are not given back": Fault(consumer, "give_back", errors.DeadlockError),
     "stages are given back while they are read": Fault(consumer, "wgmma_wait", errors.RaceError, instead=unchanged),
     "wgmmas that nobody commits": Fault(consumer, "wgmma_commit", errors.RaceError),
-    "consumers do not take turns": Fault(consumer, "named_barrier", errors.DivergenceError, "pingpong", (64 * 6, 32, 32)),
+    "consumers do not take turns": Fault(consumer, "named_barrier", errors.ProtocolError, "pingpong", (64 * 6, 32, 32)),
     "a consumer keeps its turn": Fault(consumer, "named_arrive", errors.DeadlockError, "pingpong", (64 * 4, 32, 32)),
     "a panel leaves before it is written": Fault(finish, "named_barrier", errors.UninitialisedRead),
     "a panel leaves without a fence": Fault(finish, "fence_async", errors.ProxyError),

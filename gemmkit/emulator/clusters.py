@@ -79,6 +79,7 @@ def leave(thread: Thread) -> None:
             orders that before the end of any thread.
     """
     block = thread.block
+    block.registers.check(thread)
     if block.running > 1:
         return
     for record in block.readers.values():
@@ -101,9 +102,13 @@ def _is_over(block: Block, record: Record) -> bool:
 
 
 class Registers:
-    """The registers of a block: all warps begin with as many as fit, give some back, take what others gave."""
+    """The registers of a block: all warps begin with as many as fit, give some back, take what others gave.
 
-    def __init__(self, threads: int) -> None:
+    ``planned`` is what a thread of each warp ends with, where the launch says so: the tiles are chosen to fit these.
+    """
+
+    def __init__(self, threads: int, planned: Sequence[int] | None = None) -> None:
+        self._planned = planned
         self._warps = -(-threads // 32)
         self._each = min(_MOST, _REGISTERS // (32 * self._warps) // 8 * 8)
         self._of: dict[int, int] = {}
@@ -126,6 +131,13 @@ class Registers:
         thread.wait_until(lambda: wanted() <= total, lambda: f"take_registers({n}): {32 * wanted()} registers would be in "
                           f"use, and the block has {32 * total}")
         self._of[thread.warp] = n
+
+    def check(self, thread: Thread) -> None:
+        """Raises ProtocolError when a thread ends with other registers than are planned for its warp."""
+        has = self._has(thread.warp)
+        if self._planned is not None and has != self._planned[thread.warp]:
+            raise fault(thread, f"warp {thread.warp} ends with {has} registers a thread, and the tiles are chosen for "
+                                f"{self._planned[thread.warp]}: give_registers or take_registers is missing")
 
     def _has(self, warp: int) -> int:
         return self._of.get(warp, self._each)

@@ -33,7 +33,9 @@ def _extremum(name: str, python: Callable[..., Any]) -> Callable[..., Any]:
     is_better = operator.gt if name == "max" else operator.lt
 
     def extremum(first: Any, *others: Any) -> Any:
-        if not others:
+        if not others and isinstance(first, tuple) and first:
+            first, *others = first                             # type: ignore[assignment]
+        elif not others:
             raise TypeError(f"{name} of one argument: device code takes two numbers or more")
         for other in others:
             cls = first.__class__
@@ -80,8 +82,10 @@ def _bool(value: Any) -> Any:
     return np.bool_(builtins.bool(value))
 
 
-def _round(value: Any) -> Any:
+def _round(value: Any, *digits: Any) -> Any:
     """To the nearest whole number, halves to even: int64 of a float."""
+    if digits:
+        raise TypeError("round(x, digits) has no rule in device code; scale, round and scale back")
     kind = _kind(value, "round")
     wanted = number_rules.converted("round", kind)
     return value if wanted is kind or wanted == kind else _whole(float(value).__round__())
@@ -91,8 +95,14 @@ def _divmod(a: Any, b: Any) -> Any:
     return a // b, a % b
 
 
-def _pow(a: Any, b: Any) -> Any:
+def _pow(a: Any, b: Any, *modulus: Any) -> Any:
+    if modulus:
+        raise TypeError("pow of three numbers has no rule in device code; write a ** b % c")
     return a ** b
+
+
+def _enumerate(values: Any, start: Any = 0) -> Iterator[Any]:
+    return ((Coordinate(n), value) for n, value in enumerate(values, int(start)))
 
 
 class _Range:
@@ -152,9 +162,12 @@ _OWN: dict[str, Any] = {"erf": math.erf, "erfc": math.erfc, "lgamma": _erf_like(
 
 def _of_math(name: str) -> Callable[..., Any]:
     compute: Any = _OWN.get(name) or getattr(np, _ARRAY.get(name, name))
+    count = 2 if name in number_rules.MATH_OF_TWO else 1
 
     def of(values: tuple) -> Callable[..., Any]:
         """How it is computed of numbers of these classes."""
+        if len(values) != count:
+            raise TypeError(f"math.{name} of {len(values)} numbers: device code takes {count}")
         kinds = [_kind(x, f"math.{name}") for x in values]
         kind = number_rules.of_math(name, *kinds)
         if name in number_rules.MATH_TO_WHOLE and number_rules.is_integer(kind):
@@ -197,11 +210,12 @@ MATH = _Math(**{name: _of_math(name) for name in _MATH_NAMES}, ldexp=_ldexp,
 
 #: The built-in names of user code.
 BUILTINS = {**vars(builtins), "max": _extremum("max", max), "min": _extremum("min", min), "int": _int, "float": _float,
-            "bool": _bool, "round": _round, "divmod": _divmod, "pow": _pow, "range": _Range}
+            "bool": _bool, "round": _round, "divmod": _divmod, "pow": _pow, "range": _Range,
+            "enumerate": _enumerate}
 
 #: What stands for a Python function that user code holds under another name.
 FUNCTIONS = {getattr(builtins, name): BUILTINS[name]
-             for name in ("max", "min", "int", "float", "bool", "round", "divmod", "pow", "range")}
+             for name in ("max", "min", "int", "float", "bool", "round", "divmod", "pow", "range", "enumerate")}
 FUNCTIONS.update({getattr(math, name): getattr(MATH, name) for name in (*_MATH_NAMES, "ldexp")})
 
 

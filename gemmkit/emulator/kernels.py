@@ -98,4 +98,5 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, shape: tuple[int, int, 
         machine.launch(KERNELS[conf.kernel], (spec, *views, Shape(*shape), *maps), grid=(compiled.blocks, 1, 1),
                        block=(conf.threads, 1, 1), cluster=(conf.peers, 1, 1),
                        shared_memory=compiled.spec.shared_bytes, max_shared_memory=H100.shared_memory_per_block,
-                       schedule_seed=mode.seed, dependent=conf.is_pipeline)
+                       schedule_seed=mode.seed, dependent=conf.is_pipeline,
+                       registers=compiled.spec.warp_registers if conf.is_pipeline else None)

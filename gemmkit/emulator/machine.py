@@ -255,7 +255,8 @@ class Block:
     """
 
     def __init__(self, index: Index, grid: Index, dim: Index, cluster_dim: Index, cluster_rank: int,
-                 shared_memory: int, pages: shadow.Pages, scheduler: Scheduler) -> None:
+                 shared_memory: int, pages: shadow.Pages, scheduler: Scheduler,
+                 registers: Sequence[int] | None = None) -> None:
         self.index, self.grid, self.dim = index, grid, dim
         self.cluster_dim, self.cluster_rank = cluster_dim, cluster_rank
         self.size = math.prod(dim)
@@ -268,7 +269,7 @@ class Block:
         self.mbarriers: dict[int, Mbarrier] = {}
         self.tensor_cores: dict[int, TensorCores] = {}
         self.cluster_barrier = ClusterBarrier()
-        self.registers = Registers(self.size)
+        self.registers = Registers(self.size, registers)
         self.finished = self.exported = False
         self.running = self.size
         nothing_seen = [0] * self.size
@@ -308,7 +309,7 @@ def current() -> Thread:
 
 def launch(kernel: Callable[..., None], args: Sequence[Any], *, grid: Index, block: Index, shared_memory: int,
            cluster: Index = (1, 1, 1), max_shared_memory: int = 232448, max_threads: int = 1024,
-           schedule_seed: int | None = None, dependent: bool = False) -> None:
+           schedule_seed: int | None = None, dependent: bool = False, registers: Sequence[int] | None = None) -> None:
     """Runs ``kernel(*args)`` in every thread of every block, to the end.
 
     Args:
@@ -318,6 +319,7 @@ def launch(kernel: Callable[..., None], args: Sequence[Any], *, grid: Index, blo
         schedule_seed: None runs threads and blocks in the order of their indices; a number shuffles the
             order, the same for the same number, which finds faults that hide behind one order.
         dependent: the kernel before may still run until a thread calls `grid_wait`: none touches global memory before.
+        registers: how many a thread of each warp of a block ends with, if warps are to give and take some.
 
     Raises:
         EmulatorError: a fault of the kernel (see `errors`).
@@ -344,7 +346,7 @@ def launch(kernel: Callable[..., None], args: Sequence[Any], *, grid: Index, blo
     def clusters() -> Iterator[Sequence[Block]]:
         for x, y, z in origins:
             places = [(x + i, y + j, z + k) for k, j, i in product(*map(range, reversed(cluster)))]
-            blocks = [Block(place, grid, block, cluster, rank, shared_memory, pages, scheduler)
+            blocks = [Block(place, grid, block, cluster, rank, shared_memory, pages, scheduler, registers)
                       for rank, place in enumerate(places)]
             for thread in (thread for member in blocks for thread in member.threads if dependent):
                 thread.pages = NotYet(thread, pages)

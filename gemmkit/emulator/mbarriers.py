@@ -26,8 +26,8 @@ class Mbarrier:
         touched: when the engine, and each thread of another block, last did something here.
     """
 
-    __slots__ = ("_clock", "_last", "_maker", "address", "arrivals", "block", "count", "engine", "fenced", "nbytes", "phase",
-                 "touched")
+    __slots__ = ("_arrived", "_clock", "_known", "_last", "_maker", "address", "arrivals", "block", "count", "engine",
+                 "fenced", "nbytes", "phase", "touched")
 
     def __init__(self, thread: Thread, address: int, count: int) -> None:
         self.block, self.address, self.count, self.arrivals = thread.block, address, count, count
@@ -37,6 +37,8 @@ class Mbarrier:
         self._maker = thread, thread.clock, here()
         self.touched: dict[Agent, Record] = {}
         self._clock = self._last = Clock(thread.block)
+        self._arrived: tuple[list[tuple[Agent, int]], ...] = [], [], []      # in the present phase and the two before
+        self._known: dict[Thread, int] = {}            # how many phases each thread has waited for the end of
 
     def check(self, thread: Thread) -> None:
         """Raises ProtocolError when `thread` may come to the barrier before it is made."""
@@ -59,6 +61,7 @@ class Mbarrier:
             raise fault(thread, f"all {self.count} arrivals at {self} have come in this phase, and here is one more")
         if thread.block is not self.block:
             self.touched[thread] = thread, thread.clock, here()
+        self._arrived[0].append((thread, thread.clock))
         self._clock.release(thread)
         self.arrivals -= 1
         self._advance()
@@ -66,6 +69,7 @@ class Mbarrier:
     def complete(self, engine: Engine, nbytes: int) -> None:
         """Counts bytes that have been copied."""
         engine.rests()
+        self._arrived[0].append((engine, engine.clock))
         self._clock.release(engine)
         self.nbytes -= nbytes
         self._advance()
@@ -76,6 +80,7 @@ class Mbarrier:
         self.phase += 1
         self.arrivals = self.count
         self._last, self._clock = self._clock, Clock(self.block)
+        self._arrived = [], *self._arrived[:2]
 
     def wait(self, thread: Thread, parity: int) -> None:
         """Waits until the last phase of `parity` is over."""
@@ -83,7 +88,21 @@ class Mbarrier:
             raise fault(thread, f"parity is {parity}; phases have parities 0 and 1")
         thread.wait_until(lambda: self.phase % 2 != parity, lambda: f"phase {self.phase} of {self}, which lacks "
                           f"{self.arrivals} of {self.count} arrivals and {self.nbytes} bytes")
+        self._check_phase(thread)
         self._last.acquire(thread)
+        self._known[thread] = self.phase
+
+    def _check_phase(self, thread: Thread) -> None:
+        """A parity names the phase that has just ended, or the one two before. Raises ProtocolError when the wait might have
+        taken that one: the phase between them had ended before the wait began, but nothing makes it so in other orders."""
+        if self.phase < 2 or self._known.get(thread, 0) >= self.phase - 1:
+            return
+        site = here()
+        for agent, time in self._arrived[2]:
+            if agent is not thread and not thread.is_after((agent, time, site)):
+                old = f"the end of phase {self.phase - 3}" if self.phase > 2 else "the fresh barrier"
+                raise fault(thread, f"this wait for phase {self.phase - 1} of {self} may take {old} for it, which has "
+                                    f"the same parity: nothing orders the end of phase {self.phase - 2} before the wait")
 
     def __str__(self) -> str:
         return f"the mbarrier at offset {self.address}"

@@ -184,6 +184,8 @@ class _Twins:
 def _boundary(twin: FunctionType, gives_coordinates: bool) -> Callable[..., Any]:
     @wraps(twin)
     def called(*given: Any, **named: Any) -> Any:
+        if not named and not gives_coordinates and _CHANGED.isdisjoint(map(type, given)):
+            return twin(*given)                           # elements alone, as a semiring has them
         if named:
             named = {name: _inwards(value) for name, value in named.items()}
         out = twin(*[change(value) if (change := change_of(value.__class__)) else value for value in given], **named)
@@ -205,13 +207,15 @@ def _shape(shape: Shape) -> Shape:
     global _last
     if isinstance(shape.M, Coordinate):
         return shape
-    if shape is not _last[0]:
-        _last = shape, Shape(*(_coordinate(int(n)) for n in (shape.M, shape.N, shape.K)))
-    return _last[1]
+    last = _last                                          # another thread may launch beside this one
+    if shape is not last[0]:
+        last = _last = shape, Shape(*(_coordinate(int(n)) for n in (shape.M, shape.N, shape.K)))
+    return last[1]
 
 
 #: What becomes of a kernel's values, by their classes; the others stay.
 _CHANGES: dict[type, Callable[[Any], Any]] = {int: _coordinate, Shape: _shape}
+_CHANGED = frozenset(_CHANGES)
 
 
 def _inwards(value: Any) -> Any:

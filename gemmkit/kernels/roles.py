@@ -167,6 +167,12 @@ class PipelineRoles(Spec):
     def consumer_registers(self) -> int:
         return self._registers[1] if self._registers else 24
 
+    @cached_property
+    def warp_registers(self) -> tuple[int, ...] | None:
+        """What a thread of each warp has after warps have given and taken, the producer's first."""
+        counts = (self.producer_registers,) * self.producer_warps + (self.consumer_registers,) * self.warps
+        return counts if self.deals_registers else None
+
     # -- tiles ------------------------------------------------------------------------------------------------------
 
     @cached_property

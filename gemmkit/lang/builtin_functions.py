@@ -10,6 +10,7 @@ import operator
 from typing import Any
 
 from llvmlite import ir
+from numba.cuda import cgutils
 
 from gemmkit.lang import number_rules
 from gemmkit.lang.arithmetic import kind_of_type, of_two, type_of_kind
@@ -41,35 +42,88 @@ def _call(context: Any, builder: Any, key: Any, sig: Any, given: Any, values: An
     return context.get_function(context.typing_context.resolve_value_type(key), sig)(builder, values)
 
 
+def _folded_up(context: Any, op: Any, given: tuple) -> Any:
+    """``((a op b) op c) op ...`` of numbers: its type, and code for their values; None for what is not ours."""
+    steps, first = [], given[0]
+    for other in given[1:]:
+        step = of_two(context, op, first, other)
+        if step is None:                                       # Numba's own
+            inner = context.resolve_function_type(op, (first, other), {})
+            if inner is None:
+                return None
+            step = inner, _of_numba(op)
+        steps.append((first, other, step))
+        first = step[0].return_type
+
+    def code(c: Any, builder: Any, values: Any) -> Any:
+        out = values[0]
+        for (left, right, (sig, emit)), value in zip(steps, values[1:]):
+            given = [c.cast(builder, x, t, to) for x, t, to in zip((out, value), (left, right), sig.args)]
+            out = emit(c, builder, sig, given)
+        return out
+
+    return first, code
+
+
 # -- max and min ------------------------------------------------------------------------------------------------------
 
 def _register_extremum(key: Any) -> None:
     @operation(key)
     def typer(context: Any, *args: Any) -> Any:
-        if len(args) < 2 or _kinds(context, args) is None:
+        is_tuple = len(args) == 1 and isinstance(args[0], types.BaseTuple)
+        given = tuple(args[0].types) if is_tuple else args
+        if len(given) < 1 + (not is_tuple) or _kinds(context, given) is None:
             return None
         if len(args) == 2:
             return of_two(context, key, *args)
-        steps, first = [], args[0]
-        for other in args[1:]:
-            step = of_two(context, key, first, other)
-            if step is None:
-                return None
-            steps.append((first, other, step))
-            first = step[0].return_type
+        folded = _folded_up(context, key, given)
+        if folded is None:
+            return None
+        result, code = folded
 
         def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
-            out = v[0]
-            for (left, right, (sig, code)), value in zip(steps, v[1:]):
-                given = [c.cast(builder, x, t, to) for x, t, to in zip((out, value), (left, right), sig.args)]
-                out = code(c, builder, sig, given)
-            return out
+            return code(c, builder, cgutils.unpack_tuple(builder, v[0], len(given)) if is_tuple else v)
 
-        return signature(first, *args), codegen
+        return signature(result, *args), codegen
 
 
 for _key in (max, min):
     _register_extremum(_key)
+
+
+@operation(operator.mul)
+def _repeated(context: Any, *args: Any) -> Any:
+    """``(x,) * 4``: as many as a literal says."""
+    if len(args) != 2 or not isinstance(args[0], types.BaseTuple) or not isinstance(args[1], WeakIntLiteral):
+        return None
+    times, count = max(args[1].literal_value, 0), len(args[0].types)
+    result = types.BaseTuple.from_types(tuple(args[0].types) * times)
+
+    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+        return c.make_tuple(builder, result, cgutils.unpack_tuple(builder, v[0], count) * times)
+
+    return signature(result, *args), codegen
+
+
+@operation(sum)
+def _sum(context: Any, *args: Any) -> Any:
+    """Of a tuple's numbers, from 0 or from another number on."""
+    if not 1 <= len(args) <= 2 or not isinstance(args[0], types.BaseTuple):
+        return None
+    count, start = len(args[0].types), args[1] if len(args) == 2 else WeakIntLiteral(0)
+    given = (start, *args[0].types)
+    if _kinds(context, given) is None:
+        return None
+    folded = _folded_up(context, operator.add, given)
+    if folded is None:
+        return None
+    result, code = folded
+
+    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
+        first = v[1] if len(v) == 2 else c.get_constant_generic(builder, start, 0)
+        return code(c, builder, [first, *cgutils.unpack_tuple(builder, v[0], count)])
+
+    return signature(result, *args), codegen
 
 
 # -- conversions ------------------------------------------------------------------------------------------------------

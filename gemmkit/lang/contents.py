@@ -30,6 +30,13 @@ UNPACK = "a starred name in an assignment is a list, which has no device code; n
 MATCH = "patterns of several parts have no device code; write if and comparisons"
 CLASS = "device code cannot define classes; define it outside the function"
 NONE = "a name that is None on some ways has no type in device code; let it begin with a value"
+STARS = "it takes any number of arguments; device code needs a fixed number"
+WALRUS = "a name bound within an expression (y := x) or a pattern has no device code; assign it on a line of its own"
+IN_RANGE = "x in range(...) has no device code; write a <= x < b"
+GROWING = "+= of tuples has no device code; write y = (*y, x), or a loop over numbers"
+TUPLE_OF = "tuple() takes a tuple in device code; write its values"
+REPLACE = "named tuples are not changed in device code; make a new one"
+TEXT = "device code makes no numbers of strings; write the number, or math.inf, math.nan"
 NOTHING = "it ends here without a value, and returns one elsewhere; return a value on every way"
 _STEPS = {
     "RAISE_VARARGS": RAISE, "SETUP_FINALLY": TRY, "SETUP_EXCEPT": TRY, "PUSH_EXC_INFO": TRY, "CHECK_EXC_MATCH": TRY,
@@ -46,6 +53,11 @@ _STEPS = {
 }
 _COMPREHENSIONS = {"<listcomp>": LIST, "<genexpr>": GENERATOR, "<setcomp>": SET, "<dictcomp>": DICT}
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+
+_BY_KEYWORD = {"KW_NAMES", "CALL_KW", "CALL_FUNCTION_KW"}
+_COPIES = ("COPY", "DUP_TOP")
+_INPLACE_ADD = 13                      # BINARY_OP's number of +=
+
 
 class Fault(NamedTuple):
     """What may not be there; ``allowed`` where the emulator takes it (in what is printed)."""
@@ -70,12 +82,14 @@ class Name(NamedTuple):
 
 @dataclasses.dataclass
 class Contents:
-    """What a code object contains. ``calls`` are the names whose results it returns, ``nothing`` the lines where it ends
-    without a value, ``ends`` whether it ends at all other than by an exception."""
+    """What a code object contains. ``calls`` are the names whose results it returns, ``by_keyword`` those called with
+    arguments by name, ``nothing`` the lines where it ends without a value, ``ends`` whether it ends at all other than by an
+    exception."""
 
     faults: list[Fault]
     names: list[Name]
     calls: list[Name]
+    by_keyword: list[Name]
     gives: bool
     nothing: list[int]
     ends: bool
@@ -102,7 +116,7 @@ def _read(code: CodeType) -> Contents:
     for n, name in names.items():
         if name.kind == "global" and name.root == "print" and not name.path:
             printed.update(range(n, region(steps, n) + 1))
-    out = Contents([], [], [], False, [], any(s.name in ("RETURN_VALUE", "RETURN_CONST") for s in steps))
+    out = Contents([], [], [], [], False, [], any(s.name in ("RETURN_VALUE", "RETURN_CONST") for s in steps))
     if code.co_flags & _GENERATORS:
         line = next((s.line for s in steps if s.name.startswith(("YIELD", "GET_A"))), code.co_firstlineno)
         out.faults.append(Fault(line, GENERATOR))
@@ -110,7 +124,7 @@ def _read(code: CodeType) -> Contents:
     for n, step in enumerate(steps):
         if n in allowed:
             continue
-        reason = _STEPS.get(step.name) or _constant_fault(steps, n)
+        reason = _STEPS.get(step.name) or _constant_fault(steps, n) or _form_fault(steps, n, names)
         if step.name == "STORE_DEREF" and step.value in code.co_freevars:
             reason = GLOBAL
         if step.name == "RAISE_VARARGS":
@@ -122,6 +136,10 @@ def _read(code: CodeType) -> Contents:
             _nested(step, out)
         if n in names:
             out.names.append(names[n]._replace(allowed=n in printed))
+        if step.name in _BY_KEYWORD:
+            call = next(k for k in range(n, len(steps)) if steps[k].name.startswith("CALL"))
+            called = names.get(_callee(steps, call))
+            out.by_keyword += [] if called is None else [called._replace(line=step.line)]
     _returns(steps, names, out)
     out.faults.sort(key=lambda fault: fault.line)
     return out
@@ -146,7 +164,7 @@ def _tuples(steps: list[Step]) -> set[int]:
                 if steps[k].after < step.after:
                     break
                 if steps[k].makes_tuple and steps[k].before == step.after:
-                    out.update(k for k in range(n, k + 1) if steps[k].name in ("BUILD_LIST", "LIST_APPEND", "LIST_EXTEND"))
+                    out.update(k for k in range(n, k + 1) if steps[k].name in ("LIST_APPEND", "LIST_EXTEND") or k == n)
                     break
     return out
 
@@ -166,6 +184,31 @@ def _constant_fault(steps: list[Step], n: int) -> str | None:
         return STRING
     user = next((s for s in steps[n + 1:] if s.after <= after), None)
     return STRING if user is not None and user.name.startswith(("BINARY", "INPLACE")) else None
+
+
+def _form_fault(steps: list[Step], n: int, names: dict[int, Name]) -> str | None:
+    """What is wrong with an expression that Python computes, and that types do not have."""
+    step, last = steps[n], steps[n - 1]
+    if step.name in ("LOAD_METHOD", "LOAD_ATTR") and step.value in ("_replace", "_asdict"):
+        return REPLACE
+    if step.name.startswith("STORE_") and step.name != "STORE_FAST_STORE_FAST" and last.name in _COPIES:
+        return None if steps[n + 1].name.startswith("STORE_") or steps[n + 1].name in _COPIES else WALRUS
+    if step.name in ("BINARY_OP", "INPLACE_ADD") and last.name == "BUILD_TUPLE" and step.value in (_INPLACE_ADD, None):
+        return GROWING
+    given = names.get(_callee(steps, n - 1)) if last.name.startswith("CALL") else None
+    if step.name == "CONTAINS_OP" and given is not None and str(given) == "range":
+        return IN_RANGE
+    if step.name.startswith("CALL") and n and step.after < step.before:
+        name = str(names.get(_callee(steps, n), ""))
+        before = next((k for k in range(n - 1, 0, -1) if steps[k].name != "PRECALL"), 0)
+        argument = steps[before]
+        is_text = argument.name == "LOAD_CONST" and isinstance(argument.value, (str, bytes))
+        if name in ("int", "float", "complex") and is_text:
+            return TEXT
+        made = names.get(_callee(steps, before)) if argument.name.startswith("CALL") else None
+        if name == "tuple" and made is not None and str(made) in ("enumerate", "range", "zip"):
+            return TUPLE_OF
+    return None
 
 
 def _names(steps: list[Step]) -> dict[int, Name]:
@@ -198,6 +241,11 @@ def _nested(step: Step, out: Contents) -> None:
         return
     found = contents(inner)
     out.faults += found.faults
+    if inner.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        out.faults.append(Fault(inner.co_firstlineno, STARS))
+    if inner.co_name in inner.co_freevars:
+        again = next((name.line for name in found.names if name.root == inner.co_name), inner.co_firstlineno)
+        out.faults.append(Fault(again, f"{inner.co_name} calls itself, which device code cannot; write a loop"))
     if found.gives and found.nothing:
         out.faults.append(Fault(found.nothing[0], NOTHING))
     out.names += [name for name in found.names if name.kind != "local"]

@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.contents import DICT, LIST, NOTHING, SET, STRING, Name, contents
+from gemmkit.lang.contents import DICT, LIST, NOTHING, SET, STARS, STRING, Name, contents
 from gemmkit.lang.errors import changeable, line_of, refused
 from gemmkit.lang.numba_hooks import types
 
-STARS = "it takes any number of arguments; device code needs a fixed number"
 BREAKPOINT = "breakpoint() stops in the emulator alone (with gemmkit.emulate(): ...); take it out to compile"
 MAYBE = "what it returns is None on some ways; give it a value on every way"
 NO_VALUE = "it returns nothing, and a value is needed; return one"
@@ -117,6 +116,10 @@ class Walk:
             reason = self._fault(function, name, owner) if self.compiled or not name.allowed else None
             if reason is not None:
                 raise refused(function, name.line, reason)
+        for name in found.by_keyword:
+            called = resolve(function, name, owner)[0]
+            if called is not print and called is getattr(builtins, name.root, None):
+                raise refused(function, name.line, f"{name} takes no arguments by name in device code; write them by place")
         gives, nothing = found.gives, list(found.nothing)
         for call in found.calls:
             if self._gives(resolve(function, call, owner)):

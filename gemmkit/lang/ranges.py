@@ -1,4 +1,5 @@
-"""``range`` over coordinates: as wide as they are, so that what is computed from the loop variable stays so."""
+"""``range`` over coordinates: as wide as they are, so that what is computed from the loop variable stays so.
+And ``enumerate``, whose numbers are coordinates."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba.cuda import cgutils
-from numba.cuda.core.imputils import RefType, iternext_impl
+from numba.cuda.core.imputils import RefType, call_iternext, iternext_impl
 
 from gemmkit.lang.numba_hooks import lowering_registry, models, operation, register_model, signature, types
 from gemmkit.lang.scalars import IndexType, WeakIntLiteral, index, wide_index
@@ -79,3 +80,52 @@ def _iternext(context: Any, builder: Any, sig: Any, args: Any, result: Any) -> N
     with builder.if_then(valid):
         result.yield_(current)
         builder.store(builder.add(current, iterator.step, flags=("nsw",)), iterator.current)
+
+
+# -- enumerate --------------------------------------------------------------------------------------------------------
+
+class IndexEnumerateType(types.SimpleIteratorType):
+    """What Numba's ``enumerate`` is, with a coordinate in place of an int64."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+        super().__init__(f"index_enumerate({of})", types.BaseTuple.from_types((index, of.yield_type)))
+
+
+@register_model(IndexEnumerateType)
+class _EnumerateModel(models.StructModel):
+    def __init__(self, dmm: Any, fe_type: Any):
+        super().__init__(dmm, fe_type, [("count", types.EphemeralPointer(index)), ("iterator", fe_type.of)])
+
+
+@operation(enumerate)
+def _enumerate(context: Any, *args: Any) -> Any:
+    if not 1 <= len(args) <= 2 or not isinstance(args[0], types.IterableType):
+        return None
+    if len(args) == 2 and not isinstance(args[1], (IndexType, WeakIntLiteral)):
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        state = cgutils.create_struct_proxy(sig.return_type)(context, builder)
+        start = context.cast(builder, values[1], args[1], index) if len(values) == 2 else ir.IntType(32)(0)
+        state.count = cgutils.alloca_once_value(builder, start)
+        builder.store(start, state.count)
+        getiter = context.get_function("getiter", signature(sig.return_type.of, args[0]))
+        state.iterator = getiter(builder, (values[0],))
+        return state._getvalue()
+
+    return signature(IndexEnumerateType(args[0].iterator_type), *args), codegen
+
+
+@lowering_registry.lower("iternext", IndexEnumerateType)
+@iternext_impl(RefType.UNTRACKED)
+def _next_of_enumerate(context: Any, builder: Any, sig: Any, args: Any, result: Any) -> None:
+    of = sig.args[0].of
+    state = cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0])
+    count = builder.load(state.count)
+    following = call_iternext(context, builder, of, state.iterator)
+    valid = following.is_valid()
+    result.set_valid(valid)
+    with builder.if_then(valid):
+        result.yield_(context.make_tuple(builder, sig.args[0].yield_type, [count, following.yielded_value()]))
+        builder.store(builder.add(count, count.type(1), flags=("nsw",)), state.count)

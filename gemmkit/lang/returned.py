@@ -217,8 +217,10 @@ def counted(component: Any, method: str, values: tuple, count: int) -> tuple:
 
 # -- where a number goes ----------------------------------------------------------------------------------------------
 
-def _fits(count: int, dtype: np.dtype) -> bool:
+def _fits(count: int, dtype: np.dtype, is_tuple: bool) -> bool:
     wanted = len(part_dtypes(dtype))
+    if is_tuple and dtype.names is None:
+        return count == wanted > 1                     # (x,) is no number
     return count == 1 or count == wanted or (count < wanted and dtype.names is not None)
 
 
@@ -232,7 +234,7 @@ def _too_many(component: Any, method: str, dtype: np.dtype, got: str) -> Compone
 def _type_converted(context: Any, component: Any, method: Any, value: Any, dtype: Any) -> Any:
     count = len(value.types) if isinstance(value, types.BaseTuple) else len(part_types(value) or (value,))
     target = numpy_dtype(dtype.target)
-    if not _fits(count, target):
+    if not _fits(count, target, isinstance(value, types.BaseTuple)):
         raise _too_many(component, method.literal_value, target, told(value))
     return signature(dtype.target, component, method, value, dtype), lambda c, b, s, v: c.cast(b, v[2], value, dtype.target)
 
@@ -243,7 +245,7 @@ def converted(component: Any, method: str, value: Any, dtype: np.dtype) -> Any:
     if type(value) is dtype.type or (type(value) is Record and value.dtype is dtype):
         return value
     count = len(value) if isinstance(value, (tuple, Record)) else 1 + isinstance(value, (complex, np.complexfloating))
-    if not _fits(count, dtype):
+    if not _fits(count, dtype, isinstance(value, tuple)):
         raise _too_many(component, method, dtype, told(value))
     return convert(dtype, value)
 

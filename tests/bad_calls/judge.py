@@ -71,7 +71,8 @@ def run(case: Case) -> Outcome:
 def _judged(case: Case, error: BaseException) -> Outcome:
     kind = type(error).__name__
     frames = [frame for frame in traceback.extract_tb(error.__traceback__)
-              if not (frame.filename.endswith("component_class.py") and frame.name == "__call__")]      # Python's own otherwise
+              if not (frame.filename.endswith("component_class.py") and frame.name == "__call__")       # Python's own otherwise
+              and frame.name != "__getattr__"]
     inside = [n for n, frame in enumerate(frames) if frame.filename.startswith(ROOT)]
     ours = bool(inside) and inside[-1] == len(frames) - 1
     if not inside and frames[-1].filename == "<string>":
@@ -85,6 +86,8 @@ def _judged(case: Case, error: BaseException) -> Outcome:
     if not ours or not _is_raise(last.filename, last.lineno or 0):
         return Outcome(kind, f"{kind} that nothing in gemmkit raised, at {_place(last)}: {error}")
     text = str(error)
+    if isinstance(error, gk.ComponentError) and f'File "{ROOT}' in text:
+        return Outcome(kind, f"{kind} that names a line of gemmkit's own: {text}")
     if last.filename.endswith("component_class.py") and f"{text.partition(':')[0]}(" in case.code:
         return Outcome(kind, None)                            # the bad value itself says which class it cannot be made of
     if not any(re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", text) for name in case.names):

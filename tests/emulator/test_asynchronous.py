@@ -21,7 +21,7 @@ from gemmkit.ptx.mbarrier import (
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, thread_index
 from gemmkit.ptx.tma import TensorMapSpec, tma_load
-from gemmkit.ptx.warpgroup import grid_wait
+from gemmkit.ptx.warpgroup import grid_wait, named_barrier
 from tests.emulator.kernels import as_bytes, run
 from tests.ptx.launching import Tensor, emulated
 
@@ -163,3 +163,35 @@ def test_stores_to_what_may_not_have_been_read(seed: int | None) -> None:
     run(send, 1, 3, True, **PAIR, schedule_seed=seed)
     with pytest.raises((errors.RaceError, errors.DeadlockError)):
         run(send, 1, 3, False, **PAIR, schedule_seed=seed)
+
+
+# -- parities ---------------------------------------------------------------------------------------------------------
+
+@every_seed
+def test_a_wait_that_may_take_an_old_phase_for_the_one_it_means(seed: int | None) -> None:
+    """A parity names every other phase. Who has not seen the one between may go on two phases early."""
+    def kernel(phases: int, meets: int) -> None:
+        bars = shared(U64, 0)
+        if thread_index() == 0:
+            mbarrier_init(bars, 0, 1)
+        barrier()
+        if thread_index() < 32:
+            for phase in range(phases):
+                if thread_index() == 0:
+                    mbarrier_arrive(bars, 0)
+                if phase == meets:
+                    named_barrier(1, 64)
+        else:
+            if meets >= 0:
+                named_barrier(1, 64)
+            if seed is not None:                                  # after all arrivals, so that the wait returns in this order
+                machine.current().wait_until(lambda: machine.current().block.mbarriers[0].phase == phases, "the arrivals")
+            mbarrier_wait(bars, 0, phases - 1 & 1)
+
+    run(kernel, 1, -1, threads=64, schedule_seed=seed)
+    run(kernel, 4, 2, threads=64, schedule_seed=seed)
+    for phases, meets in ((2, -1), (3, 0), (4, 1)):
+        old = "the fresh barrier" if phases == 2 else f"the end of phase {phases - 3}"
+        with pytest.raises(errors.ProtocolError, match=f"wait for phase {phases - 1} of the mbarrier at offset 0 may take {old} .*"
+                                                       f" of phase {phases - 2} before the wait"):
+            run(kernel, phases, meets, threads=64, schedule_seed=seed)

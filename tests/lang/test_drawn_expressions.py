@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.emulator.coordinates import kind_of
+from gemmkit.emulator.coordinates import Coordinate, kind_of
 from gemmkit.emulator.errors import CoordinateError
 from gemmkit.emulator.user_code import arguments
 from gemmkit.lang import number_rules as rules
@@ -23,10 +23,12 @@ from gemmkit.lang.control import each
 from gemmkit.lang.number_rules import FLOAT64, INT32, Weak
 from gemmkit.ptx.special import block_x, thread_index
 from tests.lang.drawn_expressions import OPERANDS, Expression, drawn, function, of_one, of_two
+from tests.lang.error_bounds import NoBound, bounded
 from tests.lang.on_host import on_host
 from tests.lang.typing import result
 from tests.ptx import harness
 from tests.ptx.harness import Out, Runtime, on_device
+from tests.ptx_machine.launch import run_ptx
 
 COUNT = int(os.environ.get("GEMMKIT_DRAWN_EXPRESSIONS", "200"))
 SEED = int(os.environ.get("GEMMKIT_DRAWN_SEED", "20261122"))
@@ -305,6 +307,90 @@ def test_integers_are_equal_on_the_gpu() -> None:
     rng = np.random.default_rng(SEED + 3)
     expressions = [e for e in (drawn(rng, 3, INTEGERS) for _ in range(4 * COUNT)) if is_whole(e)]
     wrong = compare_on_gpu(expressions, equal, rng)
+    assert not wrong, "\n".join(wrong)
+
+
+# -- compositions ------------------------------------------------------------------------------------------------------
+
+#: What libdevice has as functions of their own in PTX, which the interpreter does not run; these are compared on a GPU.
+CALLED = {"**", "acos", "acosh", "asin", "asinh", "atanh", "cos", "cosh", "erf", "erfc", "gamma", "lgamma", "log10", "log1p", "sin",
+          "sinh", "tan"}
+
+
+def compositions(rng: np.random.Generator, count: int, without: set[str]) -> list[Expression]:
+    """Expressions of several operations that give a float."""
+    out: list[Expression] = []
+    while len(out) < count:
+        e = drawn(rng, 3)
+        if len(e.operations) > 1 and rules.is_float(e.kind) and not e.computes_with_pythons_booleans and not without & {*e.operations}:
+            out.append(e)
+    return out
+
+
+def outside(expressions: list[Expression], run: Callable[..., np.ndarray], rng: np.random.Generator, size: int = 64) -> list[str]:
+    """Where the device's values, by ``run``, are further from the emulator's than `bounded` says."""
+    wrong: dict[str, str] = {}
+    alpha, compared = 0.7321, 0
+    for batch in batches(expressions):
+        arrays = {name: np.array([value(rng, kind) for _ in range(size)], kind)
+                  for name, kind in OPERANDS.items() if isinstance(kind, np.dtype)}
+        out = run(batch, FLOAT64, arrays, alpha)
+        for i in range(size):
+            given = dict(zip(OPERANDS, [*(arrays[name][i] for name in arrays), *map(Coordinate, (i % 191 - 95, i // 7 % 13 - 6)), alpha]))
+            for n, e in enumerate(batch):
+                try:
+                    wanted, error = bounded(e.text, given)
+                except (*FAULTS, NoBound):
+                    continue
+                compared += 1
+                wanted = float(wanted)
+                if not (out[i, n] == wanted or (np.isnan(out[i, n]) and np.isnan(wanted)) or abs(out[i, n] - wanted) <= error):
+                    operands = {k: v for k, v in given.items() if k in e.names}
+                    wrong[e.text] = f"{e.text} of {operands}: {out[i, n]!r} on the device, {wanted!r} within {error:.3g} here"
+    assert compared > len(expressions) * size // 3, f"{compared} values of {len(expressions) * size} have a bound"
+    return list(wrong.values())
+
+
+def as_ptx(batch: list[Expression], dtype: np.dtype, arrays: dict[str, np.ndarray], alpha: float) -> np.ndarray:
+    """`on_gpu`, by the interpreter of PTX."""
+    size = len(next(iter(arrays.values())))
+    out, kernel = np.full(size * len(batch), -77, dtype), kernel_of(len(batch))
+    ptx = harness.compiled(kernel, Out(out.shape, dtype), Batch(function([e.text for e in batch])), Runtime(alpha), *arrays.values())
+    parameters = [out, out.size, np.float64(alpha), *(x for array in arrays.values() for x in (array, array.size))]
+    run_ptx(ptx, 32, size // 32, parameters, [out, *arrays.values()])
+    return out.reshape(size, len(batch))
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_compositions_are_within_their_bounds() -> None:
+    rng = np.random.default_rng(SEED + 6)
+    wrong = outside(compositions(rng, 40, CALLED), as_ptx, rng, 32)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(("text", "given", "off", "is_within"), [
+    ("f32 * f32 - f32", 1.1, 2.0**-24, True), ("f32 * f32 - f32", 1.1, 2.0**-20, False),      # fused, and too far
+    ("math.exp(f32)", 1.0, 2.0**-21, True), ("math.exp(f32)", 1.0, 2.0**-19, False),
+    ("math.exp(math.exp(f32))", 2.0, 2.0**-9, True), ("math.exp(math.exp(f32))", 2.0, 1.0, False),
+    ("(f32 - 1) / 2", 3.0, 0.0, True), ("(f32 - 1) / 2", 3.0, 2.0**-23, False),                 # nothing that rounds
+])
+def test_a_bound(text: str, given: float, off: float, is_within: bool) -> None:
+    assert (bounded(text, {"f32": np.float32(given)}).error >= off) == is_within
+
+
+@pytest.mark.parametrize("text", ["math.floor(math.exp(f32) * 0)", "math.exp(f32) < math.exp(f32)", "math.sqrt(math.sin(f32) * 0)",
+                                  "math.log(f32) % math.log(f32)", "round(math.exp(f32) * 0 + 0.5)"])
+def test_beside_a_jump_there_is_no_bound(text: str) -> None:
+    with pytest.raises(NoBound):
+        bounded(text, {"f32": np.float32(1.5)})
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_compositions_are_within_their_bounds_on_the_gpu() -> None:
+    rng = np.random.default_rng(SEED + 7)
+    wrong = outside(compositions(rng, COUNT, set()), on_gpu, rng)
     assert not wrong, "\n".join(wrong)
 
 

@@ -15,7 +15,7 @@ import gemmkit as gk
 from gemmkit.epilogues import Bias, ReLU
 from gemmkit.kernels.pipeline import PipelineSpec
 from gemmkit.kernels.spec import Condition
-from gemmkit.layouts import ColMajor, Interleaved, RowMajor, Triangular
+from gemmkit.layouts import ColMajor, Interleaved, RowMajor, Swizzled, Triangular
 from gemmkit.operators import COMPLEX, DUAL, Algebra, FPUOp, MMAOp, WGMMAOp
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
@@ -70,6 +70,12 @@ def engine() -> None:
 @case
 def engine_deep() -> None:
     plain("one", (72, 16, 72), WGMMAOp(16), depth=32, stages=3, a=ColMajor, b=ColMajor)
+
+
+@case
+def panels_of_a() -> None:
+    """Rows of A in several panels, of which an instruction reads all."""
+    plain("one", (72, 16, 40), WGMMAOp(16), a=ColMajor, shared_a_layout=Swizzled(ColMajor(F16), 32))
 
 
 @case
@@ -343,6 +349,21 @@ def numbers_that_land() -> None:
 
 
 @case
+def numbers_that_land_and_change() -> None:
+    """Both operands by the engine, taken apart by two teams, of which one transforms by place."""
+    order = dict(global_a_layout=Interleaved(COMPLEX.number_dtype("f2"), "col"),
+                 global_b_layout=Interleaved(COMPLEX.number_dtype("f2"), "col"))
+    conf = test_warp_specialised_algebras.small(COMPLEX, **order, stages=2,
+                                                transform_global_to_shared_a=Elementwise(lambda x, i, j: x * (1 + i % 3 - j % 2)))
+    rng = np.random.default_rng(0)
+    a, b = (test_warp_specialised_algebras.whole(rng, *shape, 2, order="T") for shape in ((68, 20), (20, 12)))
+    d, plan = test_warp_specialised_algebras.run(EMULATOR, a, b, conf=conf)
+    assert plan._compiled.spec.splits_both
+    i, j = np.indices(a.shape[:2])
+    equal(d, product64(COMPLEX, a * (1 + i % 3 - j % 2)[..., None], b))
+
+
+@case
 def numbers_by_warps() -> None:
     numbers(DUAL, (33, 15, 37), test_warp_specialised_algebras.small(DUAL))
 
@@ -378,16 +399,18 @@ def mma_across() -> None:
 @case
 def mma_transformed() -> None:
     a, b, _ = operands(37, 29, 21)
+    t, u = np.arange(37).astype(F16) % 3, np.arange(21).astype(F16) % 2        # of which places out of range have none
     conf = gk.get_config(operator=MMAOp(), global_a_layout=RowMajor(F16), global_b_layout=RowMajor(F16),
                          global_d_layout=RowMajor(F32), block_shape=Tile(M=32, N=32, K=16), compute_warp=Tile(M=16, N=16, K=16),
-                         transform_shared_to_regs_a=Elementwise(lambda x, i, j: x + i % 3 - j % 2),
+                         transform_shared_to_regs_a=Elementwise(lambda x, i, j: x + t[i] - u[j]),
                          transform_global_to_shared_b=Elementwise(lambda x: x + 1),
+                         transform_shared_to_regs_b=Elementwise(lambda x: x + 1),
                          transform_regs_to_shared_d=Elementwise(lambda x, i, j: x + j % 3), epilogue=Bias(np.arange(29, dtype=F32)))
     out = poison((37, 29), F32)
     with gk.emulate():
         gk.matmul(a, b, None, conf, out=out)
     i, j = np.indices(a.shape)
-    equal(out, (a.astype("f8") + i % 3 - j % 2) @ (b.astype("f8") + 1) + np.arange(29) % 3 + np.arange(29))
+    equal(out, (a.astype("f8") + i % 3 - j % 2) @ (b.astype("f8") + 2) + np.arange(29) % 3 + np.arange(29))
 
 
 @case

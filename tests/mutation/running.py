@@ -16,7 +16,7 @@ from gemmkit.emulator.errors import EmulatorError
 from tests.mutation import battery, seeding, verdicts
 from tests.mutation.seeding import Fault
 
-BUDGET = 10.0                                          # seconds of CPU that the cases of a mutant that survives may take
+BUDGET = 20.0                                          # seconds of CPU that the cases of a mutant that survives may take
 BRIEF = 2.0                                            # and those of one that is said to be none
 SLACK, ENDLESS = 4, 6                                  # seconds, and times of a sound case's, after which a mutant does not end
 
@@ -85,8 +85,7 @@ def _cover(name: str) -> Any:
 
 
 def _run(fault: Fault, costs: dict[str, Cost]) -> Finding:
-    covering = sorted((cost for cost in costs.values() if (fault.module, fault.line) in cost.statements),
-                      key=lambda cost: cost.seconds)
+    covering = in_turn([cost for cost in costs.values() if (fault.module, fault.line) in cost.statements])
     if not covering:
         return Finding(fault, "not run", "", "", (), 0.0)
     after = seeding.put_in(fault)
@@ -112,6 +111,18 @@ def _run(fault: Fault, costs: dict[str, Cost]) -> Finding:
             continue
         return Finding(fault, found, message, after, tuple(tried), time.process_time() - start)
     return Finding(fault, "", "", after, tuple(tried), time.process_time() - start)
+
+
+def in_turn(costs: list[Cost]) -> list[Cost]:
+    """The cheapest case first; then always the one that runs most new statements in its time, as a fault of one line may tell in
+    another: in what `choose` has chosen there."""
+    left, out, seen = list(costs), [], frozenset[tuple[str, int]]()
+    while left:
+        best = max(left, key=lambda cost: ((len(cost.statements - seen) if out else 1) / (cost.seconds + 0.1), cost.case))
+        left.remove(best)
+        out.append(best)
+        seen |= best.statements
+    return out
 
 
 def _forked(items: Iterable[Any], work: Callable[[Any], Any], jobs: int) -> Iterator[tuple[Any, Any]]:

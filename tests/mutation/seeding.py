@@ -22,6 +22,7 @@ from tests.mutation.operators import OPERATORS, SYNCHRONISATION, Place, places
 
 ROOT = Path(gemmkit.__file__).parent
 LAYERS = ("layouts/swizzled.py", "operators/wgmma.py", "operators/algebra.py", "operators/mma.py", "operators/fpu.py")
+ATOMS = ("gemmkit.ptx.cluster", "gemmkit.ptx.mbarrier", "gemmkit.ptx.tma", "gemmkit.ptx.warpgroup")      # run, and not changed
 HOST = {"rasterisation.py", "select.py"}               # the order of tiles: any permutation is right, and has tests of its own
 # Of how many places (functions, of the others) one is tried.
 ONE_IN = {"statement dropped": 2, "stage shifted": 8, "phase flipped": 3, "order changed": 4, "done twice": 4, "count changed": 2,
@@ -139,11 +140,12 @@ def _replace(module: str, code: CodeType, lines: set[int] | None = None) -> None
 
 
 def instrument(seen: set) -> None:
-    """From now on, statements of all `modules` that run are entered in ``seen``, as (module, line)."""
+    """From now on, statements of all `modules` that run are entered in ``seen``, as (module, line); of the atoms, too: which of
+    them a product reaches tells what `choose` has chosen there."""
     import builtins
 
     builtins.__statement__ = seen.add                  # type: ignore[attr-defined]
-    for module in modules():
+    for module in (*modules(), *ATOMS):
         tree = ast.parse(path_of(module).read_text())
         for _, function in functions(tree):
             _mark(function, module)

@@ -29,6 +29,7 @@ from gemmkit.ptx.warpgroup import (
     take_registers,
 )
 from gemmkit.runtime.assemble import assemble, disassemble, instruction_counts
+from tests.emulator.kernels import run
 from tests.ptx.harness import Out, Runtime, instructions, leaves_nothing, same_bits
 from tests.ptx.launching import compiled, emulated, on_device
 
@@ -414,6 +415,15 @@ def test_registers_that_fit(few: int, many: int) -> None:
 def test_registers_that_nobody_gives_are_waited_for_in_vain() -> None:
     with pytest.raises(errors.DeadlockError, match=r"take_registers\(240\): .* the block has 64512"):
         emulated(share_out, 40, 240, threads=384)
+
+
+def test_registers_that_a_role_forgets() -> None:
+    planned = (24,) * 4 + (240,) * 8
+    run(share_out, 24, 240, threads=384, registers=planned)
+    with pytest.raises(errors.ProtocolError, match="warp 0 ends with 40 registers a thread, and the tiles are chosen for 24"):
+        run(share_out, 40, 232, threads=384, registers=planned)
+    with pytest.raises(errors.ProtocolError, match="warp 4 ends with 168 registers a thread, and the tiles are chosen for 240"):
+        run(share_out, 24, 168, threads=384, registers=planned)
 
 
 def test_giving_more_than_one_has() -> None:
