@@ -3,13 +3,14 @@
 Of ``if spec.is_cluster:`` in device code one side is compiled, as with ``if constexpr`` in C++. In Python, and so in the
 emulator, it is an ordinary ``if``.
 
-Known are constants, static fields and properties of components, fields of named tuples that are one of these, and
+Known are constants, static fields and properties of components, elements of tuples that are one of these, tiles' sizes, and
 comparisons, ``not``, ``and``, ``or``, ``len`` and whole-number arithmetic of what is known. All that a decision rests on is
 in the kernel's key: types hold it (`ComponentType`, literals), or the function's text does (`gemmkit.lang.fingerprint`).
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import Counter
 from types import ModuleType
@@ -131,6 +132,8 @@ class _Reader:
             raise Unknown
         if definition.op == "getattr":
             return _attribute(self.read(definition.value), definition.attr)
+        if definition.op == "getitem":
+            return _item(self.read(definition.value), self.value(definition.index))
         found = self._evaluated(definition)
         if isinstance(found, bool):
             self.truths[id(definition)] = found
@@ -158,8 +161,9 @@ def _of_type(ty: Any) -> Any:
 
 
 def _attribute(base: Any, name: str) -> Any:
-    """An attribute of a component or a named tuple, or of the value of a static field of one."""
+    """An attribute of a component, a named tuple or a tile, or of the value of a static field."""
     from gemmkit.lang.component_types import ComponentType
+    from gemmkit.lang.tiles import SizeType, TileType
 
     if not isinstance(base, Of):
         if isinstance(base, (type, ModuleType)):           # a class's or module's: the pass for these has made constants
@@ -168,6 +172,10 @@ def _attribute(base: Any, name: str) -> Any:
     ty = base.ty
     if isinstance(ty, types.BaseNamedTuple) and name in ty.fields:
         return _of_type(ty.types[ty.fields.index(name)])
+    if isinstance(ty, TileType) and name in ("size", "count"):
+        return Of(SizeType(ty.names, ty.extents)) if name == "size" else math.prod(ty.extents)
+    if isinstance(ty, SizeType) and name in ty.names:
+        return ty.extents[ty.names.index(name)]
     if not isinstance(ty, ComponentType):
         raise Unknown
     if name in ty.runtime:
@@ -175,6 +183,22 @@ def _attribute(base: Any, name: str) -> Any:
     if ty.method(name) is not None and name not in ty.static:
         raise Unknown
     return _asked(ty.skeleton, name)
+
+
+def _item(base: Any, n: Any) -> Any:
+    """An element of a tuple, or of a tile's size."""
+    from gemmkit.lang.tiles import SizeType
+
+    try:
+        if not isinstance(base, Of):
+            return base[n]
+        if isinstance(base.ty, SizeType):
+            return base.ty.extents[n]
+        if isinstance(base.ty, types.BaseTuple):
+            return _of_type(base.ty.types[n])
+    except Exception:
+        raise Unknown from None
+    raise Unknown
 
 
 def _asked(value: Any, name: str) -> Any:

@@ -38,6 +38,7 @@ class Static(gk.Component):
     nothing: Any = None
     inner: Any = Inner()
     extents: tuple = (8, 16)
+    tile: Any = gk.Tile(M=8, N=4)
 
     @cached_property
     def is_deep(self) -> bool:
@@ -140,6 +141,19 @@ def by_a_literal(s: Any, flag: bool) -> int:
 @decided(9)
 def an_argument(s: Any) -> int:
     return by_a_literal(s, s.yes)
+
+
+def of_tile(tile: Any) -> int:
+    if tile.size[0] == 8 and tile.size.N > 1 and tile.count == 32:
+        return 11
+    return impossible(tile)
+
+
+@decided(11)
+def sizes_and_elements(s: Any) -> int:
+    if s.extents[1] == 8:
+        return impossible(s)
+    return of_tile(s.tile)
 
 
 @decided(10)
