@@ -285,10 +285,7 @@ def load_tile(spec: Any, copy: Any, tensor_map: Any, pointer: Any, position: int
             x, y, to = along + panel * copy.along, across, position + plane * copy.plane + panel * copy.step
             if copy.is_shared:
                 x, y, to = x + rank * copy.part_along, y + rank * copy.part_across, to + rank * copy.part
-            if copy.planes > 1:
-                coordinates = x, y, plane
-            else:
-                coordinates = x, y
+            coordinates: tuple = (x, y, plane) if copy.planes > 1 else (x, y)
             if copy.is_shared:
                 tma_load_multicast(tensor_map, coordinates, pointer, to, full, stage, spec.everyone)
             else:
