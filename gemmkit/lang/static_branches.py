@@ -16,6 +16,7 @@ from collections import Counter
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 from numba.cuda.core import ir
 from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
 from numba.cuda.core.ir_utils import build_definitions
@@ -218,7 +219,7 @@ def _combined(function: Any, left: Any, right: Any) -> Any:
         raise Unknown from None
     if function in _ARITHMETIC and abs(found) >= LARGEST:
         raise Unknown
-    return found
+    return bool(found) if isinstance(found, np.bool_) else found
 
 
 def _length(value: Any) -> int:
@@ -231,7 +232,7 @@ def _length(value: Any) -> int:
 
 def _truth(value: Any) -> bool:
     """Whether a number or None is true; other values are left to type inference."""
-    if value is None or isinstance(value, (bool, int, float)):
+    if value is None or isinstance(value, (bool, int, float, np.bool_)):
         return bool(value)
     raise Unknown
 

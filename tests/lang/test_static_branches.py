@@ -45,6 +45,10 @@ class Static(gk.Component):
         return self.inner.depth > 2
 
     @cached_property
+    def wide(self) -> Any:
+        return np.prod(self.extents) > 1000
+
+    @cached_property
     def limited(self) -> bool:
         return bool(self.limit > 3)
 
@@ -147,6 +151,11 @@ def of_tile(tile: Any) -> int:
     if tile.size[0] == 8 and tile.size.N > 1 and tile.count == 32:
         return 11
     return impossible(tile)
+
+
+@decided(12)
+def numpys_truth(s: Any) -> int:
+    return impossible(s) if s.wide else 12
 
 
 @decided(11)
