@@ -7,6 +7,8 @@
 #                                      faults, compiled kernels (hours on two cores)
 #   make test-gpu [PYTEST_ARGS=...]    the tests that need one
 #   make sanitize                      a sample of kernels under compute-sanitizer (GPU)
+#   make gate                          registers, spills and instructions of some fifty kernels are those of
+#                                      tools/sass_gate/stored.json (minutes, no GPU)
 #   make lint, make bench, make venv, make clean
 #
 #   make test PYTHON=python3.12        makes the environment with another Python
@@ -37,7 +39,7 @@ endif
 READY := $(if $(FOREIGN),,$(STAMP))
 LINT_READY := $(if $(FOREIGN),,$(LINT_STAMP))
 
-.PHONY: help demo test test-all test-gpu sanitize lint bench venv clean
+.PHONY: help demo test test-all test-gpu sanitize gate lint bench venv clean
 .DEFAULT_GOAL := help
 
 help:
@@ -63,6 +65,9 @@ test-gpu: $(READY)
 sanitize: $(READY)
 	compute-sanitizer --report-api-errors no --tool memcheck --error-exitcode 9 $(PY) -m bench.sanitized
 	compute-sanitizer --report-api-errors no --tool racecheck --error-exitcode 9 $(PY) -m bench.sanitized
+
+gate: $(READY)
+	$(PY) -m tools.sass_gate check
 
 lint: $(LINT_READY)
 	$(PY) -m ruff check .

@@ -12,7 +12,7 @@ from typing import Any
 
 from gemmkit.kernels.transformed import load_transformed
 from gemmkit.kernels.walk import BARRIERS, next_stage
-from gemmkit.lang.control import choose, fold, join, keep
+from gemmkit.lang.control import fold, join
 from gemmkit.lang.registers import apply, generate
 from gemmkit.ptx.descriptors import advance
 from gemmkit.ptx.ldmatrix import ldmatrix
@@ -26,7 +26,9 @@ def multiply_stages(spec: Any, full: Any, empty: Any, sums: tuple, b: int, group
                     steps: int, place: tuple, shape: Any) -> tuple:
     """``sums`` and the products of ``steps`` stages; ``b`` is the descriptor of B in stage 0, and ``place`` the first row of
     the block's tile and where it begins along K."""
-    there = choose(spec.has_landed, landed_barriers, keep, full, spec)
+    there = full
+    if spec.has_landed:                                # A is there before the producer's warps are done with B
+        there = shared(BARRIERS, spec.landed_offset)
     m, k = place
     if steps > 0:                                      # around the waits, too: or ptxas makes each wgmma wait for the last
         previous = stage
@@ -38,24 +40,25 @@ def multiply_stages(spec: Any, full: Any, empty: Any, sums: tuple, b: int, group
             ahead = choose_next(step + 1 < steps, after, turned, stage, phase)
             mbarrier_wait(full, stage, phase)
             sums = start_step(sums, spec, fragments, b, stage, 0, min(step, 1))
-            choose(spec.pending_steps == 0, give_back_last, keep, empty, previous, step)      # it was done when this began
-            fragments = choose(spec.stage_steps > 1, load_second_step, load_next_stage, spec, there, group, stage, ahead,
-                               at, shape)
+            if spec.pending_steps == 0:
+                give_back_last(empty, previous, step)  # it was done when this began
+            if spec.stage_steps > 1:
+                fragments = load_fragments(spec, group, stage, 1, at, shape)
+            else:
+                fragments = load_next_stage(spec, there, group, ahead, at, shape)
             sums = wgmma_wait(spec.pending_steps, sums)
-            choose(spec.pending_steps > 0, give_back_last, keep, empty, previous, step)
+            if spec.pending_steps > 0:
+                give_back_last(empty, previous, step)
             sums, fragments = fold(spec.middle_steps, add_step, (sums, fragments), spec, b, group, stage, at, shape)
-            sums, fragments = choose(spec.stage_steps > 1, add_last_step, keep, (sums, fragments), spec, there, b, group,
-                                     stage, ahead, at, shape)
+            if spec.stage_steps > 1:
+                sums = start_step(sums, spec, fragments, b, stage, spec.stage_steps - 1, 1)
+                fragments = load_next_stage(spec, there, group, ahead, at, shape)
+                sums = wgmma_wait(1, sums)
             previous = stage
             stage, phase = after, turned
         sums = wgmma_wait(0, sums)
         give_back(empty, previous)
     return sums, stage, phase
-
-
-def landed_barriers(full: Any, spec: Any) -> Any:
-    """A is there before the producer's warps are done with B."""
-    return shared(BARRIERS, spec.landed_offset)
 
 
 def choose_next(is_next: bool, after: int, turned: int, stage: int, phase: int) -> tuple:
@@ -82,18 +85,7 @@ def add_step(state: tuple, n: int, spec: Any, b: int, group: int, stage: int, at
     return wgmma_wait(1, sums), fragments
 
 
-def add_last_step(state: tuple, spec: Any, there: Any, b: int, group: int, stage: int, ahead: tuple, at: tuple,
-                  shape: Any) -> tuple:
-    sums = start_step(state[0], spec, state[1], b, stage, spec.stage_steps - 1, 1)
-    fragments = load_next_stage(spec, there, group, stage, ahead, at, shape)
-    return wgmma_wait(1, sums), fragments
-
-
-def load_second_step(spec: Any, there: Any, group: int, stage: int, ahead: tuple, at: tuple, shape: Any) -> tuple:
-    return load_fragments(spec, group, stage, 1, at, shape)
-
-
-def load_next_stage(spec: Any, there: Any, group: int, stage: int, ahead: tuple, at: tuple, shape: Any) -> tuple:
+def load_next_stage(spec: Any, there: Any, group: int, ahead: tuple, at: tuple, shape: Any) -> tuple:
     mbarrier_wait(there, ahead[0], ahead[1])
     return load_fragments(spec, group, ahead[0], 0, (at[0], at[1] + spec.block.size.K), shape)
 
@@ -111,22 +103,18 @@ def give_back(empty: Any, stage: int) -> None:
 
 
 def settle_fragment(fragment: tuple, m: int, spec: Any) -> tuple:
-    return choose(spec.a_lands, settle_parts, settle, fragment)
-
-
-def settle_parts(parts: tuple) -> tuple:
-    return settle(join(apply(first_parts, parts))), settle(join(apply(second_parts, parts)))
+    if spec.a_lands:
+        return settle(join(apply(first_parts, fragment))), settle(join(apply(second_parts, fragment)))
+    return settle(fragment)
 
 
 # -- A's fragments ----------------------------------------------------------------------------------------------------
 
 def load_fragments(spec: Any, group: int, stage: int, step: int, at: tuple, shape: Any) -> tuple:
-    return choose(spec.a_lands, load_parts, load_transformed, spec, group, stage, step, at, shape)
-
-
-def load_parts(spec: Any, group: int, stage: int, step: int, at: tuple, shape: Any) -> tuple:
-    """Of each 64 rows, the numbers of both halves of the step."""
-    return generate(spec.fragments_m, load_fragment, spec, group, stage, step)
+    """Of each 64 rows, the numbers of both halves of the step; or what is transformed."""
+    if spec.a_lands:
+        return generate(spec.fragments_m, load_fragment, spec, group, stage, step)
+    return load_transformed(spec, group, stage, step, at, shape)
 
 
 def load_fragment(m: int, spec: Any, group: int, stage: int, step: int) -> tuple:

@@ -8,7 +8,7 @@ from gemmkit.kernels.by_registers import multiply_stages
 from gemmkit.kernels.exchange import exchange
 from gemmkit.kernels.finish import add_value, finish_tile, wait_for_engine
 from gemmkit.kernels.walk import first_tile, k_blocks, k_steps, next_stage, skip_stages, tile_count, tile_place, tile_step
-from gemmkit.lang.control import choose, keep, split
+from gemmkit.lang.control import split
 from gemmkit.lang.record_types import numbers_of
 from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.values import fill
@@ -33,7 +33,8 @@ def consume_together(spec: Any, c: Any, d: Any, map_d: Any, full: Any, empty: An
         m, n = tile_place(spec, tile, rank, shape)
         steps = k_steps(spec, m, n, rank, shape)
         sums, stage, phase = multiply_tile(spec, full, empty, group, stage, phase, steps, (m, n, rank), shape)
-        sums = choose(spec.splits > 1, exchange, keep, sums, spec, group, rank, turn)
+        if spec.splits > 1:
+            sums = exchange(sums, spec, group, rank, turn)
         finish_tile(spec, sums, c, d, map_d, group, m + group * spec.first_rows, n + rank * spec.slice_columns, shape)
         turn = turn ^ 1
         tile += step
@@ -72,26 +73,25 @@ def multiply_tile(spec: Any, full: Any, empty: Any, group: int, stage: int, phas
                   shape: Any) -> tuple:
     """The sums of a consumer's fragments, and where the ring stands after ``steps`` stages. ``place`` is the first row and
     column of the block's tile, and the block's rank in its cluster."""
-    sums, stage, phase = choose(spec.is_promoted, multiply_promoted, multiply_unpromoted, spec, full, empty, group, stage,
-                                phase, steps, place, shape)
-    return choose(spec.has_parts, numbers_of_parts, keep, sums, spec), stage, phase
+    if spec.is_promoted:
+        sums, stage, phase = multiply_promoted(spec, full, empty, group, stage, phase, steps)
+    elif spec.a_by_registers:
+        sums, stage, phase = multiply_by_registers(spec, full, empty, group, stage, phase, steps, place, shape)
+    else:
+        sums, stage, phase = multiply_plainly(spec, full, empty, group, stage, phase, steps)
+    if spec.has_parts:
+        return numbers_of_parts(sums, spec), stage, phase
+    return sums, stage, phase
 
 
-def multiply_unpromoted(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int, place: tuple,
-                        shape: Any) -> tuple:
-    return choose(spec.a_by_registers, multiply_by_registers, multiply_plainly, spec, full, empty, group, stage, phase,
-                  steps, place, shape)
-
-
-def multiply_promoted(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int, place: tuple,
-                      shape: Any) -> tuple:
+def multiply_promoted(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
     """Sums of a few stages at a time, added up in float32."""
-    return choose(spec.promoted_stages == 1, multiply_in_pairs, multiply_portions, spec, full, empty, group, stage, phase,
-                  steps)
+    if spec.promoted_stages == 1:
+        return multiply_in_pairs(spec, full, empty, group, stage, phase, steps)
+    return multiply_portions(spec, full, empty, group, stage, phase, steps)
 
 
-def multiply_plainly(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int, place: tuple,
-                     shape: Any) -> tuple:
+def multiply_plainly(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
     """One group of wgmmas a stage; a stage is given back when the next one's group is on its way."""
     a, b = descriptor_a(spec, group), descriptor_b(spec)
     sums = nothing(spec)
@@ -188,7 +188,7 @@ def nothing_of_fragment(n: int, spec: Any) -> tuple:
 
 def values_of(sums: tuple, spec: Any) -> tuple:
     """Sums as elements: those in float16 were kept as words, two in each (ptxas would make their wgmmas wait)."""
-    return choose(spec.operator.sums_in_words, apply_halves, keep, sums)
+    return apply(halves_of, sums) if spec.operator.sums_in_words else sums
 
 
 def numbers_of_parts(sums: tuple, spec: Any) -> tuple:
@@ -200,28 +200,18 @@ def numbers_of_fragment(planes: tuple, n: int, spec: Any) -> tuple:
     return numbers_of(spec.operator.fragment_c.dtype, planes)
 
 
-def apply_halves(sums: tuple) -> tuple:
-    return apply(halves_of, sums)
-
-
 def halves_of(words: tuple, n: int) -> tuple:
     return halves(words)
 
 
 def give_back(spec: Any, empty: Any, stage: int) -> None:
     """The stage is read: its producer, and in a cluster those of all who write to it, may fill it again."""
-    choose(spec.shares, give_back_to_all, give_back_to_own, spec, empty, stage)
-
-
-def give_back_to_own(spec: Any, empty: Any, stage: int) -> None:
-    if thread_index() % 128 == 0:
+    thread = thread_index() % 128
+    if spec.shares:
+        if thread < spec.peers:
+            mbarrier_arrive_at(empty, stage, thread)
+    elif thread == 0:
         mbarrier_arrive(empty, stage)
-
-
-def give_back_to_all(spec: Any, empty: Any, stage: int) -> None:
-    peer = thread_index() % 128
-    if peer < spec.peers:
-        mbarrier_arrive_at(empty, stage, peer)
 
 
 def descriptor_a(spec: Any, group: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from gemmkit.epilogues.base import finished as finished_tile
 from gemmkit.kernels.parts import delivered, read_inside, read_tile, transform_tile, transform_within
-from gemmkit.lang.control import choose, each, join, keep, split
+from gemmkit.lang.control import each, join, split
 from gemmkit.lang.registers import apply
 from gemmkit.lang.returned import convertible
 from gemmkit.lang.values import convert_all
@@ -33,7 +33,10 @@ def finish_tile(spec: Any, sums: tuple, c: Any, d: Any, map_d: Any, group: int, 
 
 def finish_fragment(sums: tuple, i: int, spec: Any, c: Any, d: Any, map_d: Any, group: int, m: int, n: int,
                     shape: Any) -> None:
-    choose(spec.uses_panels, finish_by_panels, finish_by_threads, sums, i, spec, c, d, map_d, group, m + i * 64, n, shape)
+    if spec.uses_panels:
+        finish_by_panels(sums, i, spec, c, d, map_d, group, m + i * 64, n, shape)
+    else:
+        each(store_pair, split(sums, 2), spec, c, d, m + i * 64 + own_row(), n + own_column(), shape)
 
 
 def own_row() -> int:
@@ -51,7 +54,9 @@ def own_column() -> int:
 def finish_by_panels(sums: tuple, i: int, spec: Any, c: Any, d: Any, map_d: Any, group: int, m: int, n: int,
                      shape: Any) -> None:
     """First all values are finished, so that what is loaded for them (C, a bias) is on its way at once; then they leave."""
-    values = choose(spec.has_epilogue, finish_values, keep, sums, spec, c, m + own_row(), n + own_column(), shape)
+    values = sums
+    if spec.has_epilogue:
+        values = join(apply(finish_pair, split(sums, 2), spec, c, m + own_row(), n + own_column(), shape))
     values = convert_all(spec.d.layout.dtype, delivered(spec, values))
     each(finish_panel, split(values, spec.d_columns // 2), i, spec, d, map_d, group, m, n, shape)
 
@@ -60,11 +65,14 @@ def finish_panel(values: tuple, p: int, i: int, spec: Any, d: Any, map_d: Any, g
                  shape: Any) -> None:
     """A panel of D: 64 rows of ``spec.d_columns`` columns."""
     position = (group * spec.d_buffers + (i * spec.own_panels + p) % spec.d_buffers) * spec.d_panel
-    choose(spec.d_engine, store_by_engine, store_by_threads, values, p, i, spec, position, d, map_d, group, m, n, shape)
+    if spec.d_engine:
+        store_by_engine(values, p, i, spec, position, map_d, group, m, n)
+    else:
+        store_by_threads(values, p, i, spec, position, d, group, m, n, shape)
 
 
-def store_by_engine(values: tuple, p: int, i: int, spec: Any, position: int, d: Any, map_d: Any, group: int, m: int, n: int,
-                    shape: Any) -> None:
+def store_by_engine(values: tuple, p: int, i: int, spec: Any, position: int, map_d: Any, group: int, m: int,
+                    n: int) -> None:
     pointer = shared(spec.d.shared.dtype, spec.d_offset)
     is_leader = thread_index() % 128 == 0
     if is_leader:                                      # the engine has read what was in the panel before
@@ -81,7 +89,7 @@ def store_by_engine(values: tuple, p: int, i: int, spec: Any, position: int, d: 
         tma_commit()
 
 
-def store_by_threads(values: tuple, p: int, i: int, spec: Any, position: int, d: Any, map_d: Any, group: int, m: int, n: int,
+def store_by_threads(values: tuple, p: int, i: int, spec: Any, position: int, d: Any, group: int, m: int, n: int,
                      shape: Any) -> None:
     """The panel is written, and read in lines. While some threads still store the last one from the other buffer, others
     fill this one; who fills the next but one has met them all in between."""
@@ -93,22 +101,13 @@ def store_by_threads(values: tuple, p: int, i: int, spec: Any, position: int, d:
                 n + p * spec.d_columns, shape)
 
 
-def finish_values(sums: tuple, spec: Any, c: Any, row: int, column: int, shape: Any) -> tuple:
-    return join(apply(finish_pair, split(sums, 2), spec, c, row, column, shape))
-
-
 def finish_pair(pair: tuple, n: int, spec: Any, c: Any, row: int, column: int, shape: Any) -> tuple:
     """Pairs out of range are computed as if they were the nearest in range: nobody looks at the result, and a function
     that indexes an array stays within it."""
-    return choose(spec.d.whole, finish_together, finish_apart, pair, spec, c, row + n % 2 * 8, column + n // 2 * 8, shape)
-
-
-def finish_together(pair: tuple, spec: Any, c: Any, row: int, column: int, shape: Any) -> tuple:
-    return finished(pair, spec, c, translate(spec.pair, min(row, shape.M - 1), min(column, shape.N - 2)), shape)
-
-
-def finish_apart(pair: tuple, spec: Any, c: Any, row: int, column: int, shape: Any) -> tuple:
-    """N is odd, and a pair may straddle its end."""
+    row, column = row + n % 2 * 8, column + n // 2 * 8
+    if spec.d.whole:
+        return finished(pair, spec, c, translate(spec.pair, min(row, shape.M - 1), min(column, shape.N - 2)), shape)
+    # N is odd, and a pair may straddle its end.
     return join(apply(finish_single, split(pair, 1), spec, c, row, column, shape))
 
 
@@ -118,7 +117,8 @@ def finish_single(one: tuple, n: int, spec: Any, c: Any, row: int, column: int, 
 
 def finished(values: tuple, spec: Any, c: Any, place: Any, shape: Any) -> tuple:
     """Some sums as values of D; ``place`` is where they lie globally, in range."""
-    values = choose(spec.has_c, add_c, keep, values, spec, c, place, shape)
+    if spec.has_c:
+        values = add_c(values, spec, c, place, shape)
     values = changed_sums(spec.d.to_registers, values, spec, place)
     values = changed_sums(spec.d.to_shared, values, spec, place)
     return finished_tile(spec.epilogue, values, spec.d.layout, place, shape)
@@ -139,35 +139,23 @@ def add_value(x: Any, n: int, others: tuple) -> Any:
 
 
 def put_panel(values: tuple, spec: Any, pointer: Any, position: int) -> None:
-    choose(spec.d.shared.itemsize == 2, put_matrices, put_pairs, values, spec, pointer, position)
-
-
-def put_matrices(values: tuple, spec: Any, pointer: Any, position: int) -> None:
-    """16 columns of 16-bit elements at a time."""
-    each(put_matrix, split(values, 8), spec, pointer, position)
+    if spec.d.shared.itemsize == 2:                    # 16 columns of 16-bit elements at a time
+        each(put_matrix, split(values, 8), spec, pointer, position)
+    else:
+        each(put_pair, split(values, 2), spec,
+             shared(spec.d.shared.dtype, spec.d_offset + position * spec.d.shared.itemsize))
 
 
 def put_matrix(values: tuple, n: int, spec: Any, pointer: Any, position: int) -> None:
     """Four 8 x 8 matrices: a lane addresses a line of the matrix of its quarter."""
-    choose(spec.d.shared.axis == 1, put_straight, put_transposed, values, n, spec, pointer, position)
-
-
-def put_straight(values: tuple, n: int, spec: Any, pointer: Any, position: int) -> None:
     lane = lane_index()
-    row = udiv(thread_index() % 128, 32) * 16 + lane % 16
-    stmatrix(pointer, position, spec.d.shared.position((row, n * 16 + udiv(lane, 16) * 8), 64), values, False)
-
-
-def put_transposed(values: tuple, n: int, spec: Any, pointer: Any, position: int) -> None:
-    """Each matrix transposed: its lines are columns of D."""
-    lane = lane_index()
-    row = udiv(thread_index() % 128, 32) * 16 + udiv(lane, 8) % 2 * 8
-    column = n * 16 + udiv(lane, 16) * 8 + lane % 8
-    stmatrix(pointer, position, spec.d.shared.position((row, column), spec.d_lines), values, True)
-
-
-def put_pairs(values: tuple, spec: Any, pointer: Any, position: int) -> None:
-    each(put_pair, split(values, 2), spec, shared(spec.d.shared.dtype, spec.d_offset + position * spec.d.shared.itemsize))
+    if spec.d.shared.axis == 1:
+        row = udiv(thread_index() % 128, 32) * 16 + lane % 16
+        stmatrix(pointer, position, spec.d.shared.position((row, n * 16 + udiv(lane, 16) * 8), 64), values, False)
+    else:                                              # each matrix transposed: its lines are columns of D
+        row = udiv(thread_index() % 128, 32) * 16 + udiv(lane, 8) % 2 * 8
+        column = n * 16 + udiv(lane, 16) * 8 + lane % 8
+        stmatrix(pointer, position, spec.d.shared.position((row, column), spec.d_lines), values, True)
 
 
 def put_pair(pair: tuple, n: int, spec: Any, pointer: Any) -> None:
@@ -177,11 +165,7 @@ def put_pair(pair: tuple, n: int, spec: Any, pointer: Any) -> None:
 
 def wait_for_engine(spec: Any) -> None:
     """Before the block ends: shared memory must last until the engine has read it."""
-    choose(spec.d_engine, wait_for_stores, keep, spec)
-
-
-def wait_for_stores(spec: Any) -> None:
-    if thread_index() % 128 == 0:
+    if spec.d_engine and thread_index() % 128 == 0:
         tma_wait(0)
 
 
@@ -191,7 +175,7 @@ def store_lines(spec: Any, d: Any, panel: Any, m: int, n: int, shape: Any) -> No
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], spec.panel_thread, lane_index(), 32, spec.panel_order)
         for j in range(len(thread_tiles)):
-            tile = choose(spec.d_apart > 1, spread, keep, thread_tiles[j], spec)
+            tile = spread(thread_tiles[j], spec) if spec.d_apart > 1 else thread_tiles[j]
             place = translate(tile, m, n)
             if place.index[0] < shape.M and place.index[1] < shape.N:
                 spec.d.layout.store(d, place, spec.d.shared.load_shared(panel, tile, spec.d_lines), shape)
@@ -205,15 +189,10 @@ def spread(tile: Any, spec: Any) -> Any:
 
 # -- by threads -------------------------------------------------------------------------------------------------------
 
-def finish_by_threads(sums: tuple, i: int, spec: Any, c: Any, d: Any, map_d: Any, group: int, m: int, n: int,
-                      shape: Any) -> None:
-    each(store_pair, split(sums, 2), spec, c, d, m + own_row(), n + own_column(), shape)
-
-
 def store_pair(pair: tuple, n: int, spec: Any, c: Any, d: Any, row: int, column: int, shape: Any) -> None:
     """The pair may be partly or wholly out of range: `read_tile` and the epilogue mask it."""
     place = translate(spec.pair, row + n % 2 * 8, column + n // 2 * 8)
-    values = choose(spec.has_c, add_c_masked, keep, pair, spec, c, place, shape)
+    values = add_c_masked(pair, spec, c, place, shape) if spec.has_c else pair
     values = transform_within(spec.d.to_registers, values, place, shape.M, shape.N)
     values = transform_within(spec.d.to_shared, values, place, shape.M, shape.N)
     spec.epilogue.tile(spec, d, place, values, shape)

@@ -17,7 +17,6 @@ import numpy as np
 
 from gemmkit.kernels.producer import a_stage, b_stage, start_copies
 from gemmkit.kernels.walk import first_tile, holds, k_blocks, next_stage, tile_count, tile_place, tile_step
-from gemmkit.lang.control import choose, keep
 from gemmkit.lang.registers import Fragment, registers
 from gemmkit.ptx.copy_async import copies_arrive, copy_async
 from gemmkit.ptx.mbarrier import mbarrier_wait
@@ -38,18 +37,22 @@ def produce_by_copies(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: A
     while tile < tiles:
         m, n = tile_place(spec, tile, rank, shape)
         begin, count = k_blocks(spec, m, n, rank, shape)
-        choose(spec.a_gathers, find_lines, keep, spec.a, a_lines, a, m, spec.block.MK, 0, warp, spec)
-        choose(spec.b_gathers, find_lines, keep, spec.b, b_lines, b, n, spec.block.KN, 1, warp, spec)
+        if spec.a_gathers:
+            find_lines(spec.a, a_lines, a, m, spec.block.MK, 0, warp, spec)
+        if spec.b_gathers:
+            find_lines(spec.b, b_lines, b, n, spec.block.KN, 1, warp, spec)
         block = count * 0
         while block < count:
             k = begin + block * spec.block.size.K
             if holds(spec, m, n, k):
                 mbarrier_wait(empty, stage, phase)
                 start_copies(spec, map_a, map_b, full, stage, m, n, k, rank)
-                choose(spec.a_gathers, copy_tiles, keep, spec.a, a_lines, a, a_stage(spec, stage), spec.block.MK, m, k,
-                       shape.M, shape.K, 0, warp, spec)
-                choose(spec.b_gathers, copy_tiles, keep, spec.b, b_lines, b, b_stage(spec, stage), spec.block.KN, k, n,
-                       shape.K, shape.N, 1, warp, spec)
+                if spec.a_gathers:
+                    copy_tiles(spec.a, a_lines, a, a_stage(spec, stage), spec.block.MK, m, k, shape.M, shape.K, 0, warp,
+                               spec)
+                if spec.b_gathers:
+                    copy_tiles(spec.b, b_lines, b, b_stage(spec, stage), spec.block.KN, k, n, shape.K, shape.N, 1, warp,
+                               spec)
                 copies_arrive(full, stage)
                 stage, phase = next_stage(spec, stage, phase)
             block = rolled(block + 1)
@@ -74,30 +77,14 @@ def copy_tiles(operand: Any, lines: Any, data: Any, pointer: Any, block: Any, at
         for j in range(len(thread_tiles)):
             tile = thread_tiles[j]
             row, column = at_i + tile.index[0], at_j + tile.index[1]
-            along = offset(operand, data, choose(across == 0, second_of, first_of, row, column), 1 - across)
+            along = offset(operand, data, column if across == 0 else row, 1 - across)
             copy_async(pointer, operand.shared.position(tile.index, operand.shared.leading(block.size)), data,
                        lines[i * len(thread_tiles) + j][0] + along, tile.count, row < rows and column < columns)
 
 
 def offset(operand: Any, data: Any, n: int, axis: int) -> int:
     """What a row (axis 0) or a column adds to an element's place."""
-    return choose(axis == 0, row_offset, column_offset, operand, data, n)
-
-
-def row_offset(operand: Any, data: Any, i: int) -> int:
-    return operand.layout.row_offset(data, i)
-
-
-def column_offset(operand: Any, data: Any, j: int) -> int:
-    return operand.layout.column_offset(data, j)
-
-
-def first_of(row: int, column: int) -> int:
-    return row
-
-
-def second_of(row: int, column: int) -> int:
-    return column
+    return operand.layout.row_offset(data, n) if axis == 0 else operand.layout.column_offset(data, n)
 
 
 __all__ = ["produce_by_copies"]

@@ -14,7 +14,7 @@ from typing import Any
 
 from gemmkit.kernels.parts import column_of, put_elements, put_words, row_of, transform_element_into, transform_into
 from gemmkit.kernels.walk import BARRIERS
-from gemmkit.lang.control import choose, keep
+from gemmkit.lang.control import choose
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.registers import apply, registers
 from gemmkit.lang.values import convert
@@ -38,29 +38,32 @@ def change_stage(spec: Any, full: Any, brought: tuple, shape: Any) -> None:
                                                                          + spec.b_offset)
     size = spec.block.size
     if m + size.M <= shape.M and n + size.N <= shape.N and k + size.K <= shape.K:
-        choose(spec.a_changes, change_whole, keep, spec.a, a, spec.block.MK, m, k, warp, spec.a_batch, spec)
-        choose(spec.b_changes, change_whole, keep, spec.b, b, spec.block.KN, k, n, warp, spec.b_batch, spec)
+        if spec.a_changes:
+            change_whole(spec.a, a, spec.block.MK, m, k, warp, spec.a_batch, spec)
+        if spec.b_changes:
+            change_whole(spec.b, b, spec.block.KN, k, n, warp, spec.b_batch, spec)
     else:
-        choose(spec.a_changes, change_edge, keep, spec.a, a, spec.block.MK, m, k, shape.M, shape.K, warp, spec)
-        choose(spec.b_changes, change_edge, keep, spec.b, b, spec.block.KN, k, n, shape.K, shape.N, warp, spec)
-    choose(spec.a_turns, turn, keep, spec.a, a, spec.block.MK, m, k, shape.M, shape.K, warp, team, spec.a_slots, spec)
-    choose(spec.b_turns, turn, keep, spec.b, b, spec.block.KN, k, n, shape.K, shape.N, warp, team, spec.b_slots, spec)
+        if spec.a_changes:
+            change_edge(spec.a, a, spec.block.MK, m, k, shape.M, shape.K, warp, spec)
+        if spec.b_changes:
+            change_edge(spec.b, b, spec.block.KN, k, n, shape.K, shape.N, warp, spec)
+    if spec.a_turns:
+        turn(spec.a, a, spec.block.MK, m, k, shape.M, shape.K, warp, team, spec.a_slots, spec)
+    if spec.b_turns:
+        turn(spec.b, b, spec.block.KN, k, n, shape.K, shape.N, warp, team, spec.b_slots, spec)
     fence_async()                                      # tensor cores read through another way than threads write
     mbarrier_arrive(full, stage)
 
 
 def change_whole(operand: Any, pointer: Any, block: Any, at_i: int, at_j: int, warp: int, batch: int,
                  spec: Any) -> None:
-    """A tile that is wholly in range."""
-    choose(operand.is_masked, change_masked, change_inside, operand, pointer, block, at_i, at_j, warp, batch, spec)
-
-
-def change_masked(operand: Any, pointer: Any, block: Any, at_i: int, at_j: int, warp: int, batch: int,
-                  spec: Any) -> None:
-    """Most tiles of a triangular matrix are as they are stored."""
+    """A tile that is wholly in range. Most tiles of a triangular matrix are as they are stored."""
     rows, columns = block.size[0], block.size[1]
-    if operand.layout.is_as_stored(at_i, at_j, rows, columns):
-        choose(operand.to_shared.is_identity, keep, change_inside, operand, pointer, block, at_i, at_j, warp, batch, spec)
+    if not operand.is_masked:
+        change_inside(operand, pointer, block, at_i, at_j, warp, batch, spec)
+    elif operand.layout.is_as_stored(at_i, at_j, rows, columns):
+        if not operand.to_shared.is_identity:
+            change_inside(operand, pointer, block, at_i, at_j, warp, batch, spec)
     else:
         change_edge(operand, pointer, block, at_i, at_j, at_i + rows, at_j + columns, warp, spec)
 
@@ -117,9 +120,10 @@ def turn(operand: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
             values = operand.brought.load_shared(pointer, thread_tiles[j], operand.brought.leading(block.size))
-            held[i * len(thread_tiles) + j] = pack_words(
-                choose(operand.to_shared.is_identity, keep, turn_transformed, values, operand,
-                       translate(thread_tiles[j], at_i, at_j), rows, columns, spec))
+            if not operand.to_shared.is_identity:
+                values = apply(change_element, values, operand, translate(thread_tiles[j], at_i, at_j), rows, columns,
+                               spec.operator.identity)
+            held[i * len(thread_tiles) + j] = pack_words(values)
     named_barrier(TEAM + team, 32 * spec.team_warps)
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
@@ -128,20 +132,12 @@ def turn(operand: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int
                       held[i * len(thread_tiles) + j])
 
 
-def turn_transformed(values: tuple, operand: Any, place: Any, rows: int, columns: int, spec: Any) -> tuple:
-    return apply(change_element, values, operand, place, rows, columns, spec.operator.identity)
-
-
 def change_element(x: Any, n: int, operand: Any, place: Any, rows: int, columns: int, nothing: Any) -> Any:
     i, j = row_of(place, n), column_of(place, n)
     if i < rows and j < columns:
-        value = choose(operand.is_masked, of_stored, keep, x, operand.layout, i, j)
+        value = operand.layout.of_stored(x, i, j) if operand.is_masked else x
         return transform_element_into(operand, value, i, j)
     return convert(operand.shared.dtype, nothing)
-
-
-def of_stored(x: Any, layout: Any, i: int, j: int) -> Any:
-    return layout.of_stored(x, i, j)
 
 
 __all__ = ["change_stage"]

@@ -24,7 +24,7 @@ import numpy as np
 from gemmkit.kernels.parts import column_of, put_elements, row_of, transform_within
 from gemmkit.kernels.producer import load_a, load_b, load_tile, put_inside
 from gemmkit.kernels.walk import BARRIERS, first_tile, holds, k_blocks, next_stage, tile_count, tile_place, tile_step
-from gemmkit.lang.control import choose, join
+from gemmkit.lang.control import join
 from gemmkit.lang.registers import apply, generate, registers
 from gemmkit.lang.values import convert, convert_all
 from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_expect, mbarrier_wait
@@ -97,8 +97,14 @@ def start_copy(spec: Any, map_a: Any, map_b: Any, landed: Any, empty: Any, place
         k = begin + block * spec.block.size.K
         mbarrier_wait(empty, stage, phase)
         mbarrier_expect(landed, stage, spec.a_bytes + spec.b_bytes)
-        choose(spec.a_engine, load_a, land_a, spec, map_a, landed, stage, m, k, rank)
-        choose(spec.b_engine, load_b, land_b, spec, map_b, landed, stage, n, k, rank)
+        if spec.a_engine:
+            load_a(spec, map_a, landed, stage, m, k, rank)
+        else:
+            land_a(spec, map_a, landed, stage, m, k, rank)
+        if spec.b_engine:
+            load_b(spec, map_b, landed, stage, n, k, rank)
+        else:
+            land_b(spec, map_b, landed, stage, n, k, rank)
         stage, phase = next_stage(spec, stage, phase)
         block += 1
     return (tile, m, n, begin, count, block), stage, phase
@@ -110,55 +116,33 @@ def is_filled(spec: Any, m: int, n: int, begin: int, count: int, block: int) -> 
 
 
 def land_a(spec: Any, map_a: Any, landed: Any, stage: int, m: int, k: int, rank: int) -> None:
-    choose(spec.a.in_panels, land_panels_a, land_whole_a, spec, map_a, landed, stage, m, k, rank)
+    pointer = shared(spec.a.shared.dtype, stage * spec.stage_bytes)
+    if spec.a.in_panels:
+        load_tile(spec, spec.a_copy, map_a, pointer, 0, landed, stage, m, k, rank)
+    else:
+        tma_load(map_a, (k, m) if spec.a.plane.axis == 1 else (m, k), pointer, 0, landed, stage)
 
 
 def land_b(spec: Any, map_b: Any, landed: Any, stage: int, n: int, k: int, rank: int) -> None:
-    choose(spec.b.in_panels, land_panels_b, land_whole_b, spec, map_b, landed, stage, n, k, rank)
-
-
-def land_panels_a(spec: Any, map_a: Any, landed: Any, stage: int, m: int, k: int, rank: int) -> None:
-    load_tile(spec, spec.a_copy, map_a, shared(spec.a.shared.dtype, stage * spec.stage_bytes), 0, landed, stage, m, k, rank)
-
-
-def land_panels_b(spec: Any, map_b: Any, landed: Any, stage: int, n: int, k: int, rank: int) -> None:
-    load_tile(spec, spec.b_copy, map_b, shared(spec.b.shared.dtype, stage * spec.stage_bytes + spec.b_offset), 0, landed,
-              stage, n, k, rank)
-
-
-def land_whole_a(spec: Any, map_a: Any, landed: Any, stage: int, m: int, k: int, rank: int) -> None:
-    tma_load(map_a, choose(spec.a.plane.axis == 1, second_first, first_first, m, k),
-             shared(spec.a.shared.dtype, stage * spec.stage_bytes), 0, landed, stage)
-
-
-def land_whole_b(spec: Any, map_b: Any, landed: Any, stage: int, n: int, k: int, rank: int) -> None:
-    tma_load(map_b, choose(spec.b.plane.axis == 1, first_first, second_first, n, k),
-             shared(spec.b.shared.dtype, stage * spec.stage_bytes + spec.b_offset), 0, landed, stage)
-
-
-def first_first(mn: int, k: int) -> tuple:
-    return mn, k
-
-
-def second_first(mn: int, k: int) -> tuple:
-    return k, mn
+    pointer = shared(spec.b.shared.dtype, stage * spec.stage_bytes + spec.b_offset)
+    if spec.b.in_panels:
+        load_tile(spec, spec.b_copy, map_b, pointer, 0, landed, stage, n, k, rank)
+    else:
+        tma_load(map_b, (n, k) if spec.b.plane.axis == 1 else (k, n), pointer, 0, landed, stage)
 
 
 # -- splitting --------------------------------------------------------------------------------------------------------
 
 def split_stage(spec: Any, stage: int, m: int, n: int, k: int, shape: Any) -> None:
-    choose(spec.splits_both, split_both, split_one, spec, stage, m, n, k, shape)
-
-
-def split_both(spec: Any, stage: int, m: int, n: int, k: int, shape: Any) -> None:
-    if uniform(udiv(thread_index(), 32)) < spec.landing_warps:
+    if spec.splits_both:
+        if uniform(udiv(thread_index(), 32)) < spec.landing_warps:
+            split_a(spec, stage, m, n, k, 0, shape)
+        else:
+            split_b(spec, stage, m, n, k, 1, shape)
+    elif spec.a_splits:
         split_a(spec, stage, m, n, k, 0, shape)
     else:
-        split_b(spec, stage, m, n, k, 1, shape)
-
-
-def split_one(spec: Any, stage: int, m: int, n: int, k: int, shape: Any) -> None:
-    choose(spec.a_splits, split_a, split_b, spec, stage, m, n, k, 0, shape)
+        split_b(spec, stage, m, n, k, 0, shape)
 
 
 def split_a(spec: Any, stage: int, m: int, n: int, k: int, team: int, shape: Any) -> None:
@@ -179,12 +163,17 @@ def split_operand(operand: Any, place: int, block: Any, slots: int, at_i: int, a
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
-            held[i * len(thread_tiles) + j] = choose(operand.in_panels, load_chunks, load_landed, operand, place, block,
-                                                     thread_tiles[j])
+            if operand.in_panels:
+                held[i * len(thread_tiles) + j] = load_chunks(operand, place, block, thread_tiles[j])
+            else:
+                held[i * len(thread_tiles) + j] = load_landed(operand, place, block, thread_tiles[j])
     named_barrier(TEAM + team, 32 * spec.landing_warps)
     pointer = shared(operand.shared.dtype, place)
-    choose(operand.to_shared.is_identity, put_untouched, put_touched, operand, held, pointer, block, at_i, at_j, rows,
-           columns, spec, warp)
+    # What is out of range is zeros, as the engine brings it; but a transform may make something of them.
+    if operand.to_shared.is_identity or (at_i + block.size[0] <= rows and at_j + block.size[1] <= columns):
+        put_inside(operand, held, pointer, block, at_i, at_j, spec, warp, spec.landing_warps)
+    else:
+        put_clipped(operand, held, pointer, block, at_i, at_j, rows, columns, spec, warp)
 
 
 def load_landed(operand: Any, place: int, block: Any, tile: Any) -> tuple:
@@ -203,25 +192,6 @@ def load_chunk(n: int, operand: Any, place: int, block: Any, tile: Any) -> tuple
     """Four numbers of 4 bytes."""
     chunk = tile.index[0] + 4 * n, tile.index[1]
     return load_shared(shared(U32, place), operand.numbers.position(chunk, operand.numbers.leading(block.size)), 0, 4)
-
-
-def put_untouched(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int,
-                  spec: Any, warp: int) -> None:
-    """What is out of range is zeros, as the engine brings it."""
-    put_landed(operand, held, pointer, block, at_i, at_j, spec, warp)
-
-
-def put_touched(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int, spec: Any,
-                warp: int) -> None:
-    """A transform may make something of the zeros out of range."""
-    if at_i + block.size[0] <= rows and at_j + block.size[1] <= columns:
-        put_landed(operand, held, pointer, block, at_i, at_j, spec, warp)
-    else:
-        put_clipped(operand, held, pointer, block, at_i, at_j, rows, columns, spec, warp)
-
-
-def put_landed(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at_j: int, spec: Any, warp: int) -> None:
-    put_inside(operand, held, pointer, block, at_i, at_j, spec, warp, spec.landing_warps)
 
 
 def put_clipped(operand: Any, held: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int, spec: Any,

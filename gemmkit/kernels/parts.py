@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.lang.control import choose, keep
 from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply, generate, registers
 from gemmkit.lang.returned import all_converted, converted, counted, pair
@@ -28,22 +27,22 @@ def copy_to_shared(operand: Any, moves: int, data: Any, pointer: Any, block: Any
     ``moves`` is how many tiles a thread copies when its registers can hold them all (0 when not): then all loads go out
     before the first store waits for one.
     """
-    choose(moves > 0, copy_together, copy_in_turn, operand, moves, data, pointer, block, at_i, at_j, rows, columns, nothing,
-           warp, warps, shape)
+    if moves > 0:
+        copy_together(operand, moves, data, pointer, block, at_i, at_j, rows, columns, nothing, warp, warps, shape)
+    else:
+        copy_in_turn(operand, data, pointer, block, at_i, at_j, rows, columns, nothing, warp, warps, shape)
 
 
-def copy_in_turn(operand: Any, moves: int, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int,
-                 columns: int, nothing: Any, warp: int, warps: int, shape: Any) -> None:
+def copy_in_turn(operand: Any, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int, columns: int,
+                 nothing: Any, warp: int, warps: int, shape: Any) -> None:
     """Tile by tile."""
     warp_tiles = parallelise(block, operand.warp, warp, warps)
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
             tile = thread_tiles[j]
-            held = choose(operand.passes_words, read_words, read_tile, operand, data, translate(tile, at_i, at_j), rows,
-                          columns, nothing, shape)
-            choose(operand.passes_words, put_words, put_elements, operand, pointer, tile,
-                   operand.shared.leading(block.size), held)
+            put_moved(operand, pointer, tile, operand.shared.leading(block.size),
+                      read_moved(operand, data, translate(tile, at_i, at_j), rows, columns, nothing, shape))
 
 
 def copy_together(operand: Any, moves: int, data: Any, pointer: Any, block: Any, at_i: int, at_j: int, rows: int,
@@ -54,21 +53,36 @@ def copy_together(operand: Any, moves: int, data: Any, pointer: Any, block: Any,
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
-            held[i * len(thread_tiles) + j] = choose(operand.passes_words, read_words, read_tile, operand, data,
-                                                     translate(thread_tiles[j], at_i, at_j), rows, columns, nothing, shape)
+            held[i * len(thread_tiles) + j] = read_moved(operand, data, translate(thread_tiles[j], at_i, at_j), rows,
+                                                         columns, nothing, shape)
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
-            choose(operand.passes_words, put_words, put_elements, operand, pointer, thread_tiles[j],
-                   operand.shared.leading(block.size), held[i * len(thread_tiles) + j])
+            put_moved(operand, pointer, thread_tiles[j], operand.shared.leading(block.size),
+                      held[i * len(thread_tiles) + j])
+
+
+def read_moved(operand: Any, data: Any, tile: Any, rows: int, columns: int, nothing: Any, shape: Any) -> tuple:
+    """A thread's tile on its way to shared memory: in words where nothing happens to it, or in elements."""
+    if operand.passes_words:
+        return read_words(operand, data, tile, rows, columns, nothing, shape)
+    return read_tile(operand, data, tile, rows, columns, nothing, shape)
+
+
+def put_moved(operand: Any, pointer: Any, tile: Any, leading: int, held: tuple) -> None:
+    if operand.passes_words:
+        put_words(operand, pointer, tile, leading, held)
+    else:
+        put_elements(operand, pointer, tile, leading, held)
 
 
 def read_words(operand: Any, data: Any, tile: Any, rows: int, columns: int, nothing: Any, shape: Any) -> tuple:
     """A thread's tile in 32-bit words: for the same type and order on both sides, and no transform between."""
     if inside(tile, rows, columns):
-        return choose(operand.is_packed, read_packed, read_line, operand, data, tile, shape)
-    return pack_words(choose(operand.whole, nothing_of_tile, read_edge, operand, data, tile, rows, columns, nothing,
-                             shape))
+        if operand.is_packed:
+            return read_packed(operand, data, tile, shape)
+        return read_line(operand, data, tile, shape)
+    return pack_words(read_outside(operand, data, tile, rows, columns, nothing, shape))
 
 
 def read_line(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:
@@ -93,7 +107,7 @@ def read_tile(operand: Any, data: Any, tile: Any, rows: int, columns: int, nothi
     """A thread's tile of an operand, transformed, in the shared layout's dtype; ``nothing`` where it is out of range."""
     if inside(tile, rows, columns):
         return read_inside(operand, data, tile, shape)
-    return choose(operand.whole, nothing_of_tile, read_edge, operand, data, tile, rows, columns, nothing, shape)
+    return read_outside(operand, data, tile, rows, columns, nothing, shape)
 
 
 def inside(tile: Any, rows: int, columns: int) -> bool:
@@ -107,11 +121,10 @@ def read_inside(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:
     return transform_into(operand, values, tile)
 
 
-def nothing_of_tile(operand: Any, data: Any, tile: Any, rows: int, columns: int, nothing: Any, shape: Any) -> tuple:
-    return fill(operand.shared.dtype, tile.count, nothing)
-
-
-def read_edge(operand: Any, data: Any, tile: Any, rows: int, columns: int, nothing: Any, shape: Any) -> tuple:
+def read_outside(operand: Any, data: Any, tile: Any, rows: int, columns: int, nothing: Any, shape: Any) -> tuple:
+    """A tile that is not wholly in range: all of it is out where no tile straddles an edge."""
+    if operand.whole:
+        return fill(operand.shared.dtype, tile.count, nothing)
     return generate(tile.count, read_edge_element, operand, data, tile, rows, columns, nothing, shape)
 
 
@@ -151,11 +164,7 @@ def column_of(tile: Any, n: int) -> int:
 
 def transform_tile(transform: Any, values: tuple, tile: Any) -> tuple:
     """A transform of a tile's elements."""
-    return choose(transform.is_identity, keep, transform_elements, values, transform, tile)
-
-
-def transform_elements(values: tuple, transform: Any, tile: Any) -> tuple:
-    return apply(transform_element, values, transform, tile)
+    return values if transform.is_identity else apply(transform_element, values, transform, tile)
 
 
 def transform_element(x: Any, n: int, transform: Any, tile: Any) -> Any:
@@ -164,10 +173,8 @@ def transform_element(x: Any, n: int, transform: Any, tile: Any) -> Any:
 
 def transform_within(transform: Any, values: tuple, tile: Any, rows: int, columns: int) -> tuple:
     """`transform_tile` of a tile that may be partly out of range: there the coordinates are the nearest in range."""
-    return choose(transform.is_identity, keep, transform_elements_within, values, transform, tile, rows, columns)
-
-
-def transform_elements_within(values: tuple, transform: Any, tile: Any, rows: int, columns: int) -> tuple:
+    if transform.is_identity:
+        return values
     return apply(transform_element_within, values, transform, tile, rows, columns)
 
 
@@ -182,22 +189,17 @@ OUT, SHARED_D = "out (global_d_layout)", "shared_d_layout, where values of D sta
 
 def kept_in_shared(spec: Any, values: tuple) -> tuple:
     """Values on their way into shared memory, in its dtype. Those that will only pass through D's array must hold, too."""
-    choose(spec.passes_d, fits_out, keep, values, spec)
+    if spec.passes_d:
+        fitting(OUT, spec.d.layout.dtype, values)
     return convert_all(spec.d.shared.dtype, fitting(SHARED_D, spec.d.shared.dtype, values))
-
-
-def fits_out(values: tuple, spec: Any) -> tuple:
-    return fitting(OUT, spec.d.layout.dtype, values)
 
 
 def delivered(spec: Any, values: tuple) -> tuple:
     """Finished values, which D's array must hold. Those that only passed through shared memory may have come in a narrower
     dtype, which a transform gave them by name."""
-    return choose(spec.returns_d, returned, fits_out, values, spec)
-
-
-def returned(values: tuple, spec: Any) -> tuple:
-    return convert_all(spec.d.layout.dtype, values)
+    if spec.returns_d:
+        return convert_all(spec.d.layout.dtype, values)
+    return fitting(OUT, spec.d.layout.dtype, values)
 
 
 # -- fragments --------------------------------------------------------------------------------------------------------
@@ -218,17 +220,11 @@ def transform_fragment(transform: Any, mapped: bool, fragment_map: Any, dtype: A
 def transform_registers(transform: Any, mapped: bool, fragment_map: Any, fragment: tuple, tile: Any, rows: int,
                         columns: int) -> tuple:
     """The same in the type that the transform gives."""
-    return choose(transform.is_identity, keep, changed_fragment, fragment, transform, mapped, fragment_map, tile, rows,
-                  columns)
-
-
-def changed_fragment(fragment: tuple, transform: Any, mapped: bool, fragment_map: Any, tile: Any, rows: int,
-                     columns: int) -> tuple:
-    return choose(mapped, changed_mapped, changed_opaque, fragment, transform, fragment_map, tile, rows, columns)
-
-
-def changed_mapped(fragment: tuple, transform: Any, fragment_map: Any, tile: Any, rows: int, columns: int) -> tuple:
-    return apply(changed_element, fragment, transform, fragment_map, tile, rows, columns)
+    if transform.is_identity:
+        return fragment
+    if mapped:
+        return apply(changed_element, fragment, transform, fragment_map, tile, rows, columns)
+    return apply(changed_opaque_element, fragment, transform)
 
 
 def changed_element(x: Any, n: int, transform: Any, fragment_map: Any, tile: Any, rows: int, columns: int) -> Any:
@@ -236,10 +232,6 @@ def changed_element(x: Any, n: int, transform: Any, fragment_map: Any, tile: Any
     i = tile.index[0] + fragment_coordinate(fragment_map, lane, n, 0)
     j = tile.index[1] + fragment_coordinate(fragment_map, lane, n, 1)
     return transformed(transform, x, min(i, rows - 1), min(j, columns - 1))
-
-
-def changed_opaque(fragment: tuple, transform: Any, fragment_map: Any, tile: Any, rows: int, columns: int) -> tuple:
-    return apply(changed_opaque_element, fragment, transform)
 
 
 def changed_opaque_element(x: Any, n: int, transform: Any) -> Any:
@@ -250,17 +242,9 @@ def transform_input(operand: Any, mapped: bool, fragment_map: Any, dtype: Any, f
                     columns: int, axis: int, limit: int, nothing: Any) -> tuple:
     """The shared-to-registers transform of A or B. Where K ends (``limit`` on ``axis``) there is still nothing."""
     changed = transform_fragment(operand.to_registers, mapped, fragment_map, dtype, fragment, tile, rows, columns)
-    return choose(operand.to_registers.is_identity, keep, mask_where_known, changed, mapped, fragment_map, dtype, tile,
-                  axis, limit, nothing)
-
-
-def mask_where_known(fragment: tuple, mapped: bool, fragment_map: Any, dtype: Any, tile: Any, axis: int, limit: int,
-                     nothing: Any) -> tuple:
-    return choose(mapped, masked, keep, fragment, fragment_map, dtype, tile, axis, limit, nothing)
-
-
-def masked(fragment: tuple, fragment_map: Any, dtype: Any, tile: Any, axis: int, limit: int, nothing: Any) -> tuple:
-    return apply(masked_element, fragment, fragment_map, dtype, tile, axis, limit, nothing)
+    if mapped and not operand.to_registers.is_identity:
+        return apply(masked_element, changed, fragment_map, dtype, tile, axis, limit, nothing)
+    return changed
 
 
 def masked_element(x: Any, n: int, fragment_map: Any, dtype: Any, tile: Any, axis: int, limit: int,

@@ -31,7 +31,6 @@ from gemmkit.kernels.parts import (
     transform_input,
     transform_registers,
 )
-from gemmkit.lang.control import choose, keep
 from gemmkit.lang.registers import registers
 from gemmkit.lang.returned import pair, truth
 from gemmkit.lang.values import fill
@@ -46,7 +45,7 @@ def singlestage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
     ``spec.threads`` a tile, in clusters of as many."""
     # 0. Which tile of D is this block's, which share of K, and which warp is this thread's?
     block = spec.block
-    rank = choose(spec.is_split, cluster_rank, no_rank)
+    rank = cluster_rank() if spec.is_split else 0      # without a split a block has K to itself
     rows, columns = udiv(shape.M + block.size.M - 1, block.size.M), udiv(shape.N + block.size.N - 1, block.size.N)
     tile_m, tile_n = pair(spec.order, "block", spec.order.block(udiv(block_x(), spec.splits), rows, columns))
     block_m, block_n = tile_m * block.size.M, tile_n * block.size.N
@@ -55,16 +54,21 @@ def singlestage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
 
     # 1. and 2. C: global -> shared -> registers (or the start of the sum where there is no C, or another block takes it).
     if rank == 0:
-        choose(spec.has_c, load_c, start_from_nothing, spec, accumulators, c, block_m, block_n, warp, shape)
+        if spec.has_c:
+            load_c(spec, accumulators, c, block_m, block_n, warp, shape)
+        else:
+            start_from_nothing(spec, accumulators)
     else:
-        start_from_nothing(spec, accumulators, c, block_m, block_n, warp, shape)
+        start_from_nothing(spec, accumulators)
 
     # 3. For every block along K that can matter to these rows and columns (or this block's share of them):
     a_shared, b_shared = shared(spec.a.shared.dtype, 0), shared(spec.b.shared.dtype, spec.b_offset)
     a_begin, a_end = k_range_of(spec.a.layout, block_m, min(block_m + block.size.M, shape.M), shape)
     b_begin, b_end = k_range_of(spec.b.layout, block_n, min(block_n + block.size.N, shape.N), shape)
     begin = udiv(max(a_begin, b_begin), block.size.K) * block.size.K
-    begin, end = choose(spec.is_split, own_share, keep, (begin, min(a_end, b_end)), spec, rank)
+    end = min(a_end, b_end)
+    if spec.is_split:
+        begin, end = own_share((begin, end), spec, rank)
     for block_k in range(begin, end, block.size.K):
         if truth(spec.condition, "__call__", spec.condition(block_m, block_n, block_k)):
             # 3a. A: global -> shared.
@@ -81,7 +85,8 @@ def singlestage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
             barrier()
 
     # 4. The sums of blocks that share K become those of the first, which finishes the tile.
-    choose(spec.is_split, gather_sums, no_others, spec, accumulators, rank)
+    if spec.is_split:
+        gather_sums(spec, accumulators, rank)
 
     if rank == 0:
         # 5. D: registers -> shared.
@@ -91,15 +96,6 @@ def singlestage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
 
         # 6. D: shared -> global.
         spec.epilogue.store(spec, d, d_shared, block_m, block_n, warp, shape)
-
-
-def no_rank() -> int:
-    """The rank of a block that has K to itself."""
-    return 0
-
-
-def no_others(spec: Any, accumulators: Any, rank: int) -> None:
-    """Step 4 of a block that has K to itself."""
 
 
 def load_c(spec: Any, accumulators: Any, c: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
@@ -120,7 +116,7 @@ def load_c(spec: Any, accumulators: Any, c: Any, block_m: int, block_n: int, war
     barrier()
 
 
-def start_from_nothing(spec: Any, accumulators: Any, c: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
+def start_from_nothing(spec: Any, accumulators: Any) -> None:
     """No C: the accumulators start as the operator says."""
     for i in range(spec.fragments_m):
         for j in range(spec.fragments_n):

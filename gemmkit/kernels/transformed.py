@@ -51,18 +51,14 @@ def load_fragment(m: int, spec: Any, group: int, stage: int, step: int, place: t
 def fetch_words(spec: Any, stage: int, row: int, k: int) -> tuple:
     """Four matrices of 8 lines of 16 bytes: of each this lane points to a line, and gets the word that is its own."""
     matrix, line = udiv(lane_index(), 8), lane_index() % 8
-    i, j = choose(spec.a.plane.axis == 1, line_along_k, line_across_k, matrix, line, 16 // spec.a.plane.itemsize)
+    width = 16 // spec.a.plane.itemsize
+    if spec.a.plane.axis == 1:                         # lines along K
+        i, j = matrix % 2 * 8 + line, udiv(matrix, 2) * width
+    else:
+        i, j = matrix % 2 * 8, udiv(matrix, 2) * width + line
     at = spec.a.plane.position((row + i, k + j), spec.a.plane.leading(spec.block.MK.size))
     halves = udiv(stage * spec.stage_bytes + at * spec.a.plane.itemsize, 2)
     return pack_words(ldmatrix(shared(HALVES, 0), halves, 0, 4, spec.a.plane.axis == 0))
-
-
-def line_along_k(matrix: int, line: int, width: int) -> tuple:
-    return matrix % 2 * 8 + line, udiv(matrix, 2) * width
-
-
-def line_across_k(matrix: int, line: int, width: int) -> tuple:
-    return matrix % 2 * 8, udiv(matrix, 2) * width + line
 
 
 # -- transforms -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from gemmkit.kernels.parts import k_range_of
-from gemmkit.lang.control import choose, keep
 from gemmkit.lang.returned import pair, truth
 from gemmkit.ptx.special import block_x, grid_x, udiv
 
@@ -65,22 +64,17 @@ def k_blocks(spec: Any, m: int, n: int, rank: int, shape: Any) -> tuple:
     b_begin, b_end = k_range_of(spec.b.layout, n, min(n + size.N * spec.cluster_n, shape.N), shape)
     begin = udiv(max(a_begin, b_begin), size.K) * size.K
     count = udiv(max(min(a_end, b_end) - begin, 0) + size.K - 1, size.K)
-    return choose(spec.splits > 1, own_share, keep, (begin, count), spec, rank)
-
-
-def own_share(blocks: tuple, spec: Any, rank: int) -> tuple:
-    begin, count = blocks
-    share = udiv(count + spec.splits - 1, spec.splits)
-    return begin + rank * share * spec.block.size.K, max(min(count - rank * share, share), 0)
+    if spec.splits > 1:                                # this block's share
+        share = udiv(count + spec.splits - 1, spec.splits)
+        begin, count = begin + rank * share * spec.block.size.K, max(min(count - rank * share, share), 0)
+    return begin, count
 
 
 def k_steps(spec: Any, m: int, n: int, rank: int, shape: Any) -> int:
     """How many stages a tile takes: its blocks along K, without those that the condition leaves out."""
     begin, count = k_blocks(spec, m, n, rank, shape)
-    return choose(spec.condition.is_always, keep, count_steps, count, spec, m, n, begin)
-
-
-def count_steps(count: int, spec: Any, m: int, n: int, begin: int) -> int:
+    if spec.condition.is_always:
+        return count
     steps = count * 0
     for block in range(count):
         if holds(spec, m, n, begin + block * spec.block.size.K):

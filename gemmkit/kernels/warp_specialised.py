@@ -39,7 +39,6 @@ from gemmkit.kernels.gather import produce_by_copies
 from gemmkit.kernels.landing import produce_by_landing
 from gemmkit.kernels.producer import produce_by_engine, produce_by_warps
 from gemmkit.kernels.walk import BARRIERS
-from gemmkit.lang.control import choose, keep
 from gemmkit.ptx.cluster import cluster_barrier, cluster_rank
 from gemmkit.ptx.mbarrier import mbarrier_fence_init, mbarrier_init
 from gemmkit.ptx.memory import shared
@@ -53,52 +52,54 @@ def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_
     # 0. Barriers, before anybody waits on one; then what the previous kernel wrote may be read.
     full, empty = shared(BARRIERS, spec.full_offset), shared(BARRIERS, spec.empty_offset)
     group = uniform(udiv(thread_index(), 128))
-    rank = choose(spec.is_cluster, cluster_rank, no_rank)
+    rank = cluster_rank() if spec.is_cluster else thread_index() * 0
     if thread_index() == 0:
         for stage in range(spec.stages):
             mbarrier_init(full, stage, spec.full_arrivals)
             mbarrier_init(empty, stage, spec.empty_arrivals)
-            choose(spec.has_landed, mbarrier_init, keep, shared(BARRIERS, spec.landed_offset), stage, 1)
+            if spec.has_landed:
+                mbarrier_init(shared(BARRIERS, spec.landed_offset), stage, 1)
         for consumer in range(spec.exchanging):
             mbarrier_init(shared(BARRIERS, spec.filled_offset), consumer, 1)
             mbarrier_init(shared(BARRIERS, spec.free_offset), consumer, spec.splits)
         mbarrier_fence_init()
-        choose(spec.a_engine, tma_prefetch, keep, map_a)
-        choose(spec.b_engine, tma_prefetch, keep, map_b)
-        choose(spec.d_engine, tma_prefetch, keep, map_d)
-    choose(spec.is_cluster, cluster_barrier, barrier)
+        if spec.a_engine:
+            tma_prefetch(map_a)
+        if spec.b_engine:
+            tma_prefetch(map_b)
+        if spec.d_engine:
+            tma_prefetch(map_d)
+    if spec.is_cluster:
+        cluster_barrier()
+    else:
+        barrier()
     grid_launch_dependents()
     grid_wait()
 
     if group < spec.producers:
         # 1. A and B: global -> shared.
-        choose(spec.deals_registers, give_registers, keep, spec.producer_registers)
-        choose(spec.is_landing, produce_by_landing, produce, spec, a, b, map_a, map_b, full, empty, rank, shape)
+        if spec.deals_registers:
+            give_registers(spec.producer_registers)
+        if spec.is_landing:
+            produce_by_landing(spec, a, b, map_a, map_b, full, empty, rank, shape)
+        elif spec.is_gathering:
+            produce_by_copies(spec, a, b, map_a, map_b, full, empty, rank, shape)
+        elif spec.is_working:
+            produce_by_warps(spec, a, b, map_a, map_b, full, empty, rank, shape)
+        else:
+            produce_by_engine(spec, a, b, map_a, map_b, full, empty, rank, shape)
     else:
         # 2. and 3. Multiply, finish.
-        choose(spec.deals_registers, take_registers, keep, spec.consumer_registers)
-        choose(spec.is_pingpong, consume_in_turns, consume_together, spec, c, d, map_d, full, empty,
-               group - spec.producers, rank, shape)
+        if spec.deals_registers:
+            take_registers(spec.consumer_registers)
+        if spec.is_pingpong:
+            consume_in_turns(spec, c, d, map_d, full, empty, group - spec.producers, rank, shape)
+        else:
+            consume_together(spec, c, d, map_d, full, empty, group - spec.producers, rank, shape)
 
     # A block's shared memory must last until its peers have read and signalled all they will.
-    choose(spec.is_cluster, cluster_barrier, nobody)
-
-
-def produce(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, rank: int, shape: Any) -> None:
-    choose(spec.is_gathering, produce_by_copies, produce_by_others, spec, a, b, map_a, map_b, full, empty, rank, shape)
-
-
-def produce_by_others(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: Any, empty: Any, rank: int,
-                      shape: Any) -> None:
-    choose(spec.is_working, produce_by_warps, produce_by_engine, spec, a, b, map_a, map_b, full, empty, rank, shape)
-
-
-def no_rank() -> int:
-    return thread_index() * 0
-
-
-def nobody() -> None:
-    pass
+    if spec.is_cluster:
+        cluster_barrier()
 
 
 __all__ = ["warp_specialised"]

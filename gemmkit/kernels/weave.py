@@ -23,7 +23,6 @@ from typing import Any
 
 from gemmkit.kernels.pipeline import PipelineSpec
 from gemmkit.kernels.spec import Operand
-from gemmkit.lang.control import choose
 from gemmkit.layouts import Interleaved, Planes, Swizzled
 from gemmkit.operators import WGMMAOp
 from gemmkit.tiling import Tile, translate
@@ -46,22 +45,17 @@ class Woven(Planes):
         return f"Woven({super().__repr__()})"
 
     def store_shared(self, pointer: Any, tile: Any, values: tuple, leading: Any) -> None:
-        choose(tile.size[0] == EIGHT, store_along, store_across, self, pointer, tile, values, leading)
+        if tile.size[0] == EIGHT:                      # a line along K
+            line = values[0], values[4], values[1], values[5], values[2], values[6], values[3], values[7]
+            Planes.store_shared(self, pointer, tile, line, leading)
+        else:
+            k = tile.index[0]
+            Planes.store_shared(self, pointer, translate(tile, woven(k) - k, 0), values, leading)
 
 
 def woven(k: int) -> int:
     """The place along K of a number."""
     return k - k % EIGHT + k % 4 * 2 + k // 4 % 2
-
-
-def store_along(layout: Any, pointer: Any, tile: Any, values: tuple, leading: Any) -> None:
-    line = values[0], values[4], values[1], values[5], values[2], values[6], values[3], values[7]
-    Planes.store_shared(layout, pointer, tile, line, leading)
-
-
-def store_across(layout: Any, pointer: Any, tile: Any, values: tuple, leading: Any) -> None:
-    k = tile.index[0]
-    Planes.store_shared(layout, pointer, translate(tile, woven(k) - k, 0), values, leading)
 
 
 def with_a_by_registers(spec: PipelineSpec) -> PipelineSpec:

@@ -29,7 +29,7 @@ class Assertions(FunctionPass):
                 block.body[-1] = ir.Jump(last.falsebr if last.truebr in failing else last.truebr, last.loc)
                 changed = True
         if changed:
-            _forget_unreached(blocks)
+            forget_unreached(blocks)
         return changed
 
 
@@ -41,7 +41,8 @@ def _is_error(statement: Any) -> bool:
             and statement.value.value is AssertionError)
 
 
-def _forget_unreached(blocks: dict[int, Any]) -> None:
+def forget_unreached(blocks: dict[int, Any]) -> None:
+    """Drop the blocks to which no way leads from the first."""
     reached, left = set(), [min(blocks)]
     while left:
         label = left.pop()
@@ -52,4 +53,4 @@ def _forget_unreached(blocks: dict[int, Any]) -> None:
         del blocks[label]
 
 
-__all__ = ["Assertions"]
+__all__ = ["Assertions", "forget_unreached"]

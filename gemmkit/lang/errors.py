@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
@@ -74,7 +75,8 @@ def _stood_at(error: Exception) -> Any:
     """Where in the function Numba stood: an error of numba.core's types does not say, but its type inference knows."""
     trace, found = error.__traceback__, None
     while trace is not None:
-        found = getattr(trace.tb_frame.f_locals.get("self"), "loc", None) or found
+        with contextlib.suppress(TypeError):                   # of a stand-in for a run-time field, which refuses any use
+            found = getattr(trace.tb_frame.f_locals.get("self"), "loc", None) or found
         trace = trace.tb_next
     return found if hasattr(found, "filename") and hasattr(found, "line") else None
 

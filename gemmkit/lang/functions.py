@@ -27,6 +27,7 @@ from numba.cuda import lowering
 from numba.cuda.core import ir
 from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
+from numba.cuda.core.untyped_passes import IRProcessing
 
 from gemmkit.lang import dialect
 from gemmkit.lang.assertions import Assertions
@@ -48,6 +49,7 @@ from gemmkit.lang.numba_hooks import (
 )
 from gemmkit.lang.pipeline import Passes, analysed_once, contexts
 from gemmkit.lang.references import globals_of, is_fixed
+from gemmkit.lang.static_branches import StaticBranches
 
 _target = threading.local()
 
@@ -304,7 +306,7 @@ register_pass(mutates_CFG=False, analysis_only=False)(_Captures)
 
 
 class _Pipeline(numba_compiler.CUDACompiler):
-    """numba-cuda's pipeline with three passes more, right after the bytecode is read."""
+    """numba-cuda's pipeline with four passes more, right after the bytecode is read."""
 
     _passes: Passes | None = None                             # the same for all functions
 
@@ -315,6 +317,7 @@ class _Pipeline(numba_compiler.CUDACompiler):
             passes.add_pass_after(_ModuleAttributes, numba_compiler.CUDATranslateBytecode)
             passes.add_pass_after(_Captures, numba_compiler.CUDATranslateBytecode)
             passes.add_pass_after(Assertions, numba_compiler.CUDATranslateBytecode)
+            passes.add_pass_after(StaticBranches, IRProcessing)
             passes.finalize()
             _Pipeline._passes = passes
         return [_Pipeline._passes]

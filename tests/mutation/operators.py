@@ -91,17 +91,34 @@ def _is_call(node: Any) -> bool:
 
 
 def _is_argument(place: Place, pattern: re.Pattern[str]) -> bool:
-    return (isinstance(place.parent, ast.Call) and place.field == "args" and isinstance(place.node, ast.Name)
-            and pattern.search(place.node.id) is not None)
+    return (isinstance(place.parent, ast.Call) and place.field == "args" and pattern.search(label_of(place.node)) is not None)
+
+
+def label_of(node: ast.AST) -> str:
+    """The name of a variable, or of a named tuple's field: ``slot.stage`` is a stage."""
+    if isinstance(node, ast.Name):
+        return node.id
+    is_field = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id != "spec"
+    return node.attr if is_field and isinstance(node, ast.Attribute) else ""
+
+
+def _calls(node: Any) -> Iterator[str]:
+    """The names of what a statement calls; of a static branch (``if spec.a_engine:``) those of its sides, which are simple."""
+    if isinstance(node, ast.If):
+        if all(isinstance(inner, (ast.Expr, ast.Assign)) for inner in node.body + node.orelse):
+            for inner in node.body + node.orelse:
+                yield from _calls(inner)
+    elif isinstance(node.value, ast.Call):
+        yield name_of(node.value)
 
 
 def _is_sync(node: Any) -> bool:
-    return _is_call(node) and SYNC.search(name_of(node.value)) is not None
+    return not isinstance(node, ast.Assign) and any(SYNC.search(name) for name in _calls(node))
 
 
 def _has_effect(node: Any) -> bool:
     """Whether a statement synchronises, or starts or moves something."""
-    return isinstance(node.value, ast.Call) and re.search(f"{SYNC.pattern}|{MOVES}", name_of(node.value)) is not None
+    return any(re.search(f"{SYNC.pattern}|{MOVES}", name) for name in _calls(node))
 
 
 # -- synchronisation --------------------------------------------------------------------------------------------------
@@ -122,7 +139,7 @@ def wait_dropped(place: Place) -> Iterator[ast.AST]:
 
 def order_changed(place: Place) -> Iterator[ast.AST]:
     """A fence, wait or arrival and a neighbour that synchronises or moves something change places."""
-    simple = (ast.Expr, ast.Assign)
+    simple = (ast.Expr, ast.Assign, ast.If)
     if isinstance(place.node, simple) and isinstance(place.next, simple) and (
             (_is_sync(place.node) and _has_effect(place.next)) or (_has_effect(place.node) and _is_sync(place.next))):
         yield ast.Module([place.next, place.node], [])
@@ -266,7 +283,7 @@ def operands_swapped(place: Place) -> Iterator[ast.AST]:
         return
     for n in range(len(values) - 1):
         one, other = values[n:n + 2]
-        if isinstance(one, ast.Name) and isinstance(other, ast.Name) and {one.id, other.id} in PAIRS:
+        if {label_of(one), label_of(other)} in PAIRS:
             changed = copy.copy(node)
             setattr(changed, field, [*values[:n], other, one, *values[n + 2:]])
             yield changed

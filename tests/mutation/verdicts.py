@@ -27,9 +27,9 @@ class Equivalent:
 EQUIVALENT: list[Equivalent] = [
     Equivalent("count changed", r"wgmma_wait\(.* - 1, ", "It waits for more groups than it has to."),
     Equivalent("count changed", r"-> tma_wait_read\(.* - 1\)", "It waits for more groups than it has to."),
-    Equivalent("constant changed", r"itemsize == 3, put_matrices, put_pairs", "Pairs one by one: slower, and to the same places."),
+    Equivalent("constant changed", r"itemsize == 3: each\(put_matrix", "Pairs one by one: slower, and to the same places."),
     Equivalent("constant changed", r"spec.panel_thread, lane_index\(\), 33", "A warp's tile has 32 threads' tiles: one each, still."),
-    Equivalent("order changed", r"choose\(spec.a_(changes|turns).* -> choose\(spec.b_(changes|turns)", "A's tile and B's lie apart."),
+    Equivalent("order changed", r"if spec.a_(changes|turns).* -> if spec.b_(changes|turns)", "A's tile and B's lie apart."),
     Equivalent("wait dropped", r"settle\(.* -> ", "Without `settle` ptxas ends the group where A's registers are made: slow, and right."),
     Equivalent("wait dropped", r"return \(wgmma_wait\(1, sums\), fragments\) -> return \(sums, fragments\)",
                "Unrolled steps have registers of their own, and the wait that ends a round is still there: more are held at once."),
@@ -37,12 +37,12 @@ EQUIVALENT: list[Equivalent] = [
     Equivalent("(term|constant).*", r"limit = self._most_held|return 16 if self.is_squeezed", "It decides how many teams, no more."),
     Equivalent("order changed", r"-> mbarrier_expect\(landed, .* mbarrier_wait\(empty",
                "The thread has waited for what landed there last, and knows by then that the phase is a new one."),
-    Equivalent("operands swapped", r"-> put_landed\(operand, held, pointer, block, at_j, at_i", "Nothing asks where it lies."),
-    Equivalent("statement dropped", r"tma_prefetch|grid_launch_dependents", "A hint: without it only time is lost."),
+    Equivalent("operands swapped", r"-> put_inside\(operand, held, pointer, block, at_j, at_i", "Nothing asks where it lies."),
+    Equivalent("statement dropped|never", r"tma_prefetch|grid_launch_dependents", "A hint: without it only time is lost."),
     Equivalent("sign changed", r"\(i \* spec.own_panels - p\) % spec.d_buffers", "There are two buffers: p and -p are the same."),
     Equivalent("order changed", r"-> named_barrier\(PANEL \+ group, 128\) fence_async\(\)",
                "The thread that starts the copy fences too, and knows of the others' writes by then."),
-    Equivalent("order changed", r"choose\(spec.pending_steps == 0, give_back_last",
+    Equivalent("order changed", r"if spec.pending_steps == 0: give_back_last",
                "Where no group may be pending the stage was read before this step began."),
 ]
 

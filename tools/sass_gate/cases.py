@@ -1,0 +1,205 @@
+"""The kernels that are compiled: every way that an operand takes, for A and for B, and whatever else changes the code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import gemmkit as gk
+from gemmkit import epilogues, layouts
+from gemmkit.kernels.spec import Condition
+from gemmkit.layouts import ColMajor, Interleaved, Planar, RowMajor, Tensor, Triangular
+from gemmkit.operators import COMPLEX, DUAL, MIN_PLUS, QUATERNION, Algebra, FPUOp, MMAOp, WGMMAOp, WMMAOp
+from gemmkit.runtime.arrays import describe
+from gemmkit.transforms import Elementwise
+
+F16, BF16, F32, F64 = np.dtype("f2"), np.dtype(ml_dtypes.bfloat16), np.dtype("f4"), np.dtype("f8")
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+LARGE = (4096, 4096, 4096)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration's fields, the sizes of the product and arrays for operands whose layout does not say what they are."""
+
+    fields: Callable[[], dict[str, Any]]
+    sizes: tuple[int, int, int] = LARGE
+    operands: dict[str, Callable[[], Any]] = field(default_factory=dict)
+
+
+# -- components of a user's -------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Hankel(layouts.Layout):
+    """a[m, k] = h[m + k], element by element."""
+
+    def element(self, data: Any, m: Any, k: Any, shape: Any) -> Any:
+        return data[m + k]
+
+
+@dataclass(frozen=True)
+class SquaredDistance(FPUOp):
+    """Another pair of operations on the ordinary units."""
+
+    def multiply(self, a: Any, b: Any) -> Any:
+        return (a - b) * (a - b)
+
+
+@dataclass(frozen=True)
+class Logistic(epilogues.Epilogue):
+    bias: gk.Array
+    sharpness: gk.Scalar
+
+    def __call__(self, x: Any, m: Any, n: Any) -> Any:
+        return 1 / (1 + math.exp(-self.sharpness * (x + self.bias[n])))
+
+
+@dataclass(frozen=True)
+class BlockDiagonal(Condition):
+    """Leaves out what lies far from the diagonal."""
+
+    def __call__(self, m: Any, n: Any, k: Any) -> Any:
+        return abs(m - k) < 1024
+
+
+def plus_one(x: Any) -> Any:
+    return x + 1
+
+
+def scaled_rows(x: Any, i: Any, j: Any) -> Any:
+    return x * (i + 1)
+
+
+# -- arrays ------------------------------------------------------------------------------------------------------------
+
+def panels(rows: int, columns: int, inner: int, dtype: Any = F16) -> Any:
+    """A matrix as a view of three dimensions, whose rows are cut into lines of ``inner``, far apart in memory."""
+    return np.zeros((columns // inner, rows, inner), dtype).transpose(1, 2, 0)
+
+
+def of(array: Any, rows: int = 1) -> Any:
+    return Tensor.of(describe(array), rows)
+
+
+def wgmma(n: int = 128, **fields: Any) -> Callable[[], dict[str, Any]]:
+    """f16 rows of A, columns of B, on Hopper's tensor cores, unless told otherwise."""
+    def make() -> dict[str, Any]:
+        made = {"operator": WGMMAOp(n), "global_a_layout": RowMajor(F16), "global_b_layout": ColMajor(F16),
+                "global_d_layout": RowMajor(F16)}
+        return {**made, **fields}
+    return make
+
+
+def algebra(kind: Algebra, a: str, b: str, layout: Any = Interleaved, **fields: Any) -> Callable[[], dict[str, Any]]:
+    number = kind.number_dtype(F16)
+    return lambda: {"operator": kind, "global_a_layout": layout(number, a), "global_b_layout": layout(number, b),
+                    "global_d_layout": Interleaved(number), **fields}
+
+
+def single(operator: Any, dtype: Any = F32, **fields: Any) -> Callable[[], dict[str, Any]]:
+    return lambda: {"operator": operator, "global_a_layout": RowMajor(dtype), "kernel": "singlestage",
+                    "global_d_layout": RowMajor(operator.accumulator), **fields}
+
+
+def big(m: int, n: int, warps: int, schedule: str = "cooperative", k: int = 64) -> dict[str, Any]:
+    return {"block_shape": gk.Tile(M=m, N=n, K=k), "warps_per_block": warps, "schedule": schedule}
+
+
+def square() -> Any:
+    return np.zeros((4096, 4096), F16)
+
+
+def lines() -> Any:
+    return panels(4096, 4096, 64)
+
+
+def lines_across() -> Any:
+    return lines().transpose(1, 2, 0)
+
+
+def planes() -> Any:
+    return np.zeros((2, 4096, 4096), F16).transpose(1, 2, 0)
+
+
+def pieces() -> Any:
+    return panels(4096, 4096, 8)
+
+
+def vector(dtype: Any = F16, count: int = 8192) -> Callable[[], Any]:
+    return lambda: np.zeros(count, dtype)
+
+
+PAIR: dict[str, Any] = {"cluster": gk.Tile(M=2, N=1), **big(128, 128, 8)}
+TF32: dict[str, Any] = {"operator": WGMMAOp(128, F32), "global_d_layout": RowMajor(F32)}
+
+CASES: dict[str, Case] = {
+    # Hopper: TMA, schedules, clusters, shares of K, types
+    "tma pingpong": Case(wgmma(**big(128, 128, 8, "pingpong"))),
+    "tma cooperative 256 columns": Case(wgmma(256, **big(128, 256, 8))),
+    "tma across K bf16": Case(wgmma(operator=WGMMAOp(128, BF16), global_a_layout=ColMajor(BF16),
+                                    global_b_layout=RowMajor(BF16), global_d_layout=RowMajor(BF16))),
+    "cluster 2x1 cooperative": Case(wgmma(**PAIR)),
+    "cluster 1x2 pingpong": Case(wgmma(**big(64, 128, 8, "pingpong"), cluster=gk.Tile(M=1, N=2))),
+    "splits": Case(wgmma(**big(128, 128, 8), splits=4)),
+    "promoted e4m3": Case(wgmma(operator=WGMMAOp(128, E4M3, promote=128), global_a_layout=RowMajor(E4M3),
+                                global_b_layout=ColMajor(E4M3), global_d_layout=RowMajor(BF16), cluster=gk.Tile(M=1, N=2),
+                                **big(128, 128, 8, k=128))),
+    "condition": Case(wgmma(condition=BlockDiagonal(), **big(128, 128, 8))),
+    # an operand by the producer's warps: through registers, in place, turned, by cp.async
+    "A by element": Case(wgmma(global_a_layout=Hankel(F16)), operands={"a": vector()}),
+    "B by element": Case(wgmma(global_b_layout=Hankel(F16)), operands={"b": vector()}),
+    "both staged, masked": Case(wgmma(), sizes=(4095, 4095, 4095)),
+    "both staged, words": Case(wgmma(), sizes=(4098, 4098, 4098)),
+    "staged, whole, cluster": Case(wgmma(global_a_layout=of(lines()), **PAIR), operands={"a": lines}),
+    "staged, transformed": Case(wgmma(transform_global_to_shared_a=Elementwise(plus_one)), sizes=(4098, 4098, 4098)),
+    "A in registers, transformed": Case(wgmma(transform_global_to_shared_a=Elementwise(plus_one))),
+    "A in place": Case(wgmma(transform_global_to_shared_a=Elementwise(plus_one), **PAIR)),
+    "B in place": Case(wgmma(transform_global_to_shared_b=Elementwise(plus_one))),
+    "B in place, coordinates": Case(wgmma(transform_global_to_shared_b=Elementwise(scaled_rows))),
+    "A and B transformed": Case(wgmma(transform_global_to_shared_a=Elementwise(plus_one),
+                                      transform_global_to_shared_b=Elementwise(plus_one))),
+    "A triangular": Case(wgmma(global_a_layout=Triangular(RowMajor(F16))), operands={"a": square}),
+    "A turned": Case(wgmma(**TF32, global_a_layout=ColMajor(F32), global_b_layout=ColMajor(F32))),
+    "B turned, transformed": Case(wgmma(**TF32, global_a_layout=RowMajor(F32), global_b_layout=RowMajor(F32),
+                                        transform_global_to_shared_b=Elementwise(plus_one))),
+    "A by cp.async": Case(wgmma(global_a_layout=of(lines())), operands={"a": lines}),
+    "both by cp.async": Case(wgmma(global_a_layout=of(lines()), global_b_layout=of(lines_across(), 2)),
+                             operands={"a": lines, "b": lines_across}),
+    # numbers of several parts
+    "complex by registers": Case(algebra(COMPLEX, "row", "row")),
+    "dual by registers, B across": Case(algebra(DUAL, "row", "col")),
+    "complex lands": Case(algebra(COMPLEX, "col", "row")),
+    "quaternion lands": Case(algebra(QUATERNION, "row", "col")),
+    "complex staged": Case(algebra(COMPLEX, "row", "row"), sizes=(4095, 4095, 4095)),
+    "complex planar": Case(algebra(COMPLEX, "row", "row", Planar), operands={"a": planes, "b": planes}),
+    # how D leaves
+    "C, bias and ReLU": Case(lambda: {**wgmma(**big(128, 128, 8))(), "global_c_layout": RowMajor(F16),
+                                      "epilogue": epilogues.Bias(np.ones(4096, F16)) | epilogues.ReLU()}),
+    "D in columns": Case(wgmma(global_d_layout=ColMajor(F16))),
+    "D of an odd width": Case(wgmma(), sizes=(4096, 4099, 4096)),
+    "D a tensor": Case(wgmma(global_d_layout=of(pieces())), operands={"out": pieces}),
+    "D written by the epilogue": Case(lambda: {**wgmma()(), "epilogue": epilogues.Store(square()) | epilogues.ReLU()}),
+    "a user's epilogue": Case(lambda: {**wgmma()(), "epilogue": Logistic(np.ones(4096, F32), gk.float32(0.5))}),
+    # the single-stage kernel
+    "fpu f32": Case(single(FPUOp(16, 16))),
+    "fpu f64, masked": Case(single(FPUOp(16, 16, dtype=F64), F64), sizes=(1001, 1003, 1005)),
+    "fpu, a user's operator": Case(single(SquaredDistance(16, 16))),
+    "wmma": Case(single(WMMAOp(), F16)),
+    "mma": Case(single(MMAOp(), F16)),
+    "mma, transformed, C": Case(single(MMAOp(), F16, global_c_layout=RowMajor(F32),
+                                       transform_shared_to_regs_a=Elementwise(plus_one),
+                                       transform_regs_to_shared_d=Elementwise(plus_one))),
+    "mma, splits": Case(single(MMAOp(), F16, splits=4)),
+    "semiring": Case(lambda: {"operator": MIN_PLUS, "global_a_layout": RowMajor(F32)}),
+    "complex on fpu": Case(lambda: {"operator": COMPLEX, "kernel": "singlestage",
+                                    "global_a_layout": Interleaved(COMPLEX.number_dtype(F32))}),
+    "diagonal": Case(single(FPUOp(16, 16), global_a_layout=layouts.Diagonal(F32), global_b_layout=RowMajor(F32)),
+                     operands={"a": vector(F32, 4096)}),
+    "element, singlestage": Case(single(FPUOp(16, 16), global_a_layout=Hankel(F32), global_b_layout=RowMajor(F32)),
+                                 operands={"a": vector(F32)}),
+}
