@@ -224,6 +224,7 @@ def test_a_triangular_operand_costs_no_memory(half: str) -> None:
     assert code.count("UTMALDG") > 0 and code.count("LDG") == 0    # A by the engine, too
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("mapping", TURNING, ids=lambda m: f"{m.M}x{m.N}")
 def test_turned_tiles_cost_no_memory(mapping: Mapping) -> None:
     code = Code(config(mapping, WGMMAOp(mapping.N, F32), global_b_layout=RowMajor(F32)))
@@ -232,6 +233,7 @@ def test_turned_tiles_cost_no_memory(mapping: Mapping) -> None:
     assert code.count("UTMALDG") > 0 and code.count("LDG") == 0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("mapping", SPLIT[1:3] + SPLIT[-1:], ids=lambda m: f"{m.M}x{m.N}-{m.splits}")
 def test_exchanged_sums_cost_no_memory(mapping: Mapping) -> None:
     code = Code(config(mapping, splits=mapping.splits))
@@ -241,6 +243,7 @@ def test_exchanged_sums_cost_no_memory(mapping: Mapping) -> None:
     assert code.count("STG") == 0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("mapping", PROMOTED, ids=lambda m: f"{m.M}x{m.N}")
 def test_promoted_sums_cost_no_memory(mapping: Mapping) -> None:
     code = Code(config(mapping, WGMMAOp(mapping.N, E4M3, promote=128), cluster=gk.Tile(M=mapping.cluster[0], N=mapping.cluster[1])))

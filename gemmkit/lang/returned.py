@@ -20,7 +20,7 @@ from gemmkit.lang.errors import ComponentError, place_of
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.record_types import RecordType, of_parts, part_types
-from gemmkit.lang.records import REAL_IMAG, SIGNS, TABLE, Record, number_dtype, part_dtypes, to_dtype
+from gemmkit.lang.records import REAL_IMAG, SIGNS, TABLE, Record, metadata_of, number_dtype, part_dtypes, to_dtype
 from gemmkit.lang.scalars import (
     IndexType,
     NarrowFloatType,
@@ -109,7 +109,8 @@ def _common_part(own: np.dtype, given: Iterable[np.dtype]) -> np.dtype:
 
 def _number_dtype(like: np.dtype, given: Iterable[np.dtype]) -> np.dtype:
     """The dtype of an algebra's numbers with other parts, by the types that `_common_part` takes."""
-    own, metadata = part_dtypes(like), like.metadata or {}
+    own = part_dtypes(like)
+    metadata = metadata_of(like)
     if like.names is not None and (TABLE not in metadata or len(set(own)) > 1):
         return like
     part = _common_part(own[0], given)
