@@ -27,7 +27,7 @@ BROKEN_INSIDE = (AttributeError, LookupError, StopIteration, AssertionError, Rec
                  NotImplementedError, MemoryError)
 
 
-LIMIT = 20                             # seconds of a call: it is an emulated kernel of a few blocks at most
+LIMIT = 20                             # seconds of the processor, not of a busy machine: a call emulates a few blocks at most
 
 
 class Case(NamedTuple):
@@ -126,13 +126,13 @@ def _time_limit() -> Iterator[None]:
     def stop(_signal: int, _frame: FrameType | None) -> None:
         raise TooLong(f"over {LIMIT} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(LIMIT)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def _emulated(seed: Any) -> Any:

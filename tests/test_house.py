@@ -1,0 +1,32 @@
+"""What `python -m tools.house` counts, of sources that are written here."""
+
+import ast
+
+from tools.house import cycles, figures, imports
+
+SOURCES = {
+    "gemmkit/__init__.py": "from gemmkit.one import f\n",
+    "gemmkit/one.py": "from gemmkit import two\n\ndef f():\n    from gemmkit import three\n",
+    "gemmkit/two.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from gemmkit.one import f\nimport gemmkit.three\n",
+    "gemmkit/three.py": "from . import two\n",
+    "gemmkit/lang/low.py": "x = 1\n" * 401,
+    "gemmkit/kernels/k.py": "class KSpec:\n    a: int\n    @property\n    def b(self): ...\n    def c(self): ...\n"
+                            "def g(a, b, c, d, e, f, *, h, i):\n    return choose(a, b, c)\n",
+}
+
+
+def test_figures():
+    found = figures(SOURCES)
+    assert found["lines"] - found["lines above device, ptx, emulator and runtime"] == 401
+    assert found["files over 400 lines"] == 1
+    assert (found["functions in kernels"], found["most parameters"]) == (4 - 1, 8)
+    assert found["functions in kernels with 8 parameters or more"] == 1
+    assert found["fields and properties of specs"] == 2 and found["calls of choose in kernels"] == 1
+    assert found["files that import each other"] == 2
+
+
+def test_imports_for_types_make_no_cycle_and_those_in_functions_do():
+    graph = imports({path: ast.parse(text) for path, text in SOURCES.items()})
+    assert graph["gemmkit/one.py"] == {"gemmkit/two.py", "gemmkit/three.py"}
+    assert cycles(graph) == [["gemmkit/three.py", "gemmkit/two.py"]]
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
