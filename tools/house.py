@@ -72,7 +72,7 @@ def _members(tree: ast.Module) -> int:
 # -- imports ----------------------------------------------------------------------------------------------------------
 
 def imports(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
-    """The files that each file imports; within functions, too (that hides a cycle, it ends none), but not for types alone."""
+    """The files that each file imports: within functions, too (that hides a cycle, it ends none), not for types alone."""
     files = {_module(path): path for path in trees}
     out: dict[str, set[str]] = {}
     for path, tree in trees.items():
