@@ -198,7 +198,7 @@ def check_code(made: Any) -> None:
         assert code.count("PRMT") >= 32                          # the comb is put in order two elements at a time
 
 
-@pytest.mark.sample(4)
+@pytest.mark.thorough
 @pytest.mark.compile
 @pytest.mark.parametrize("work", ["f16-ijkl-minj-nlmk", "f16-abcijk-ijma-mkbc", "f32-ijkl-minj-nlmk", "f32-abj-bka-kj"])
 def test_the_machine_code_of_the_benchmark(work: str) -> None:
@@ -206,7 +206,7 @@ def test_the_machine_code_of_the_benchmark(work: str) -> None:
     check_code(*products(case))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.thorough
 @pytest.mark.compile
 @pytest.mark.parametrize("kind, who", SIZES)
 def test_the_machine_code_of_each_kind(kind: str, who: str) -> None:

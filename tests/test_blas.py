@@ -29,7 +29,7 @@ def op(x: np.ndarray, trans: str) -> np.ndarray:
     return (x if trans == "N" else x.T).astype(np.float64)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(7)
 @on_machines
 @pytest.mark.parametrize("trans", [a + b for a in "NTC" for b in "NTC"])
 def test_every_pair_of_trans_characters(machine: Any, trans: str, rng: np.random.Generator) -> None:

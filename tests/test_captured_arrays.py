@@ -38,6 +38,7 @@ def in_slot(slot: str, table: Any, ahead: int = 0) -> dict[str, Any]:
 SLOTS = ["transform of A", "epilogue", "where", "generated"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("slot", SLOTS)
 def test_what_is_in_range_is_read(slot: str) -> None:
     table = TABLE[1:].copy()
@@ -46,6 +47,7 @@ def test_what_is_in_range_is_read(slot: str) -> None:
     assert np.array_equal(d, a @ np.ones((K, N), np.float32) + (table[:N] if slot == "epilogue" else 0))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("ahead", [-1, 8])
 @pytest.mark.parametrize("slot", SLOTS)
 def test_what_is_out_of_range_is_a_fault(slot: str, ahead: int) -> None:
@@ -104,6 +106,7 @@ WRITERS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("what", WRITERS)
 def test_compiling_a_write_to_what_is_no_output_names_the_line(what: str) -> None:
     keywords, line = WRITERS[what]

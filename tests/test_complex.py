@@ -37,7 +37,7 @@ def test_gemm_ex(machine: Any, dtype: str, transa: str, transb: str, rng: np.ran
         assert_close(machine.numpy(out), expected, TOLERANCE[dtype])
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("dtype", ["c8", "c16"])
 def test_matmul_with_c_and_a_bias(machine: Any, dtype: str, rng: np.random.Generator) -> None:

@@ -27,6 +27,7 @@ def compiled(function: Callable[..., Any]) -> inspection.CompiledKernel:
     return inspection.compile_config(conf, device=H100)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("function", "name", "marker", "reason"), [
     (lambda x: x.clipped(0, 1), "<lambda>", "ATTRIBUTE", "Unknown attribute 'clipped' of type float32"),  # ATTRIBUTE
     (lambda x: helper(x), "helper", "HELPER", "matmul(float32, float32)"),

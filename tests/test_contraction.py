@@ -62,7 +62,7 @@ def test_there_are_48() -> None:
     assert len(CASES) == len(set(CASES)) == 48
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("case", CASES)
 def test_tccg_in_small(case: str, rng: np.random.Generator) -> None:
     """Extents that no line of a thread divides, column-major as in the original."""
@@ -75,6 +75,7 @@ def test_tccg_in_small(case: str, rng: np.random.Generator) -> None:
     assert np.array_equal(d, reference(einsum_spec(case), *arrays))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", ["ij-ikl-ljk", "abcijk-ijmb-mkac", "ajbdc-ckbad-jk"])
 def test_tccg_on_tensor_cores_in_small(case: str, rng: np.random.Generator) -> None:
     """Extents of which lines of 4 and 8 are multiples, so that vectors are moved."""
@@ -133,6 +134,7 @@ def contractions(draw: Any) -> tuple[str, dict[str, int]]:
     return f"{''.join(a)},{''.join(b)}->{''.join(d)}", sizes
 
 
+@pytest.mark.thorough
 @settings(max_examples=12)
 @given(contractions(), st.sampled_from("CF"), st.sampled_from("CF"), st.integers(0, 2**32 - 1))
 def test_any_contraction(drawn: tuple[str, dict[str, int]], order_a: str, order_b: str, seed: int) -> None:
@@ -198,7 +200,7 @@ def test_another_algebra_and_an_epilogue(machine: Any, rng: np.random.Generator)
     assert np.array_equal(d, np.maximum(2 * sums.max(axis=(0, 1)), 0))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("spec", ["ab,bc,cd->ad", "ab,cb,cd,de->ae", "abc,bd,ce->ade", "i,ij,j->"])
 def test_chains(machine: Any, spec: str, rng: np.random.Generator) -> None:
@@ -252,6 +254,7 @@ def test_division_by_multiplication() -> None:
             assert divided(n, multiplier, shift) == n // d
 
 
+@pytest.mark.thorough
 @pytest.mark.compile
 def test_lines_of_tensors_are_moved_at_once() -> None:
     """A dimension of stride 1 and a multiple of 8 in 16-bit elements: loads of 16 bytes, and no division."""

@@ -39,7 +39,7 @@ def test_functions(name: str, rng: np.random.Generator) -> None:
         assert_close(out.tangents[..., n], finite_difference(FUNCTIONS[name], x, directions[..., n]), 1e-7)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_small_network(machine: Any, count: int, rng: np.random.Generator) -> None:

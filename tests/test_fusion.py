@@ -112,6 +112,7 @@ def test_with_operands(machine: Any, dtype: np.dtype, rng: np.random.Generator) 
             assert_close(product(machine, a, b, operator, order, epilogue=epilogue), expected, 1e-6)
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_store_keeps_the_value_before_the_activation(machine: Any, order: str, rng: np.random.Generator) -> None:
@@ -204,7 +205,7 @@ def placed(x, i, j):
 POINTS = {"transform_global_to_shared_a": "a", "transform_shared_to_regs_a": "a", "transform_regs_to_shared_d": "d", "transform_shared_to_global_d": "d"}
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("point", POINTS)
 def test_transforms_compose(machine: Any, point: str, rng: np.random.Generator) -> None:

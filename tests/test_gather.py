@@ -78,7 +78,7 @@ def operands(rng: np.random.Generator, m: int, n: int, k: int, dtype: Any = F16)
     return whole(rng, (m, k), dtype), whole(rng, (k, n), dtype)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(40)
 @on_machines
 @pytest.mark.parametrize("fast", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=str)
 @pytest.mark.parametrize("shape", [(64, 32, 64), (72, 40, 88), (16, 16, 16), (136, 80, 200)], ids=str)
@@ -99,6 +99,7 @@ def test_pieces_of_4_and_8_bytes(machine: Any, inner: tuple, count: int, rng: np
     assert spec_of(plan).is_gathering and plan.config.mem_a_thread.count == count
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("which", ["a", "b"])
 def test_beside_the_copy_engine(machine: Any, which: str, rng: np.random.Generator) -> None:
@@ -118,6 +119,7 @@ def test_every_schedule(machine: Any, schedule: str, fields: dict, rng: np.rando
     assert np.array_equal(d, a.astype(F32) @ b.astype(F32)) and spec_of(plan).is_gathering
 
 
+@pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("dtype, accumulator", [(BF16, F32), (np.dtype("i1"), np.dtype("i4")), (F32, F32)], ids=str)
 def test_other_types(machine: Any, dtype: np.dtype, accumulator: np.dtype, rng: np.random.Generator) -> None:
@@ -127,7 +129,7 @@ def test_other_types(machine: Any, dtype: np.dtype, accumulator: np.dtype, rng: 
     assert np.array_equal(d, a.astype(F32) @ b.astype(F32)) and spec_of(plan).is_gathering
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(48)
 @on_machines
 @pytest.mark.parametrize("d_fast", [0, 2])
 @pytest.mark.parametrize("out_dtype", [F16, F32, np.dtype("f8")], ids=str)
@@ -140,6 +142,7 @@ def test_d_in_lines(machine: Any, d_fast: int, out_dtype: np.dtype, shape: tuple
     assert spec_of(plan).d_run == min(8, 16 // out_dtype.itemsize)
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("m, run_", [(130, 2), (132, 4), (131, 0)])
 def test_columns_of_any_length(machine: Any, m: int, run_: int, rng: np.random.Generator) -> None:
@@ -149,7 +152,7 @@ def test_columns_of_any_length(machine: Any, m: int, run_: int, rng: np.random.G
     assert np.array_equal(d, a.astype(F32) @ b.astype(F32)) and spec_of(plan).d_run == run_
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("d_fast", [0, 2])
 def test_the_epilogue_is_applied_before(machine: Any, d_fast: int, rng: np.random.Generator) -> None:
@@ -159,6 +162,7 @@ def test_the_epilogue_is_applied_before(machine: Any, d_fast: int, rng: np.rando
     assert np.array_equal(d, (a.astype(F32) @ b.astype(F32) + bias).clip(0)) and spec_of(plan).d_run == 8
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", ["fence", "copies", "panels"])
 def test_a_fault_is_found(name: str, seed: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:

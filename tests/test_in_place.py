@@ -74,7 +74,7 @@ def test_two_stages(machine: Any, schedule: str, which: str, rng: np.random.Gene
     assert np.array_equal(product(machine, conf, a, b), (a.astype(F32) + one[0]) @ (b.astype(F32) + one[1]))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(24)
 @on_machines
 @pytest.mark.parametrize("orders", ["RR", "CC"])
 @pytest.mark.parametrize("half, unit, transform", [("lower", False, None), ("upper", True, None),

@@ -32,6 +32,7 @@ def test_a_kernel_and_what_it_takes() -> None:
                                           kernel.occupancy.by_shared_memory, 32) >= 1
 
 
+@pytest.mark.thorough
 def test_sizes_decide_the_class_alone() -> None:
     """Odd sizes: loads are narrow. Other even ones: the same kernel."""
     conf = configuration()

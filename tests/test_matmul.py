@@ -86,7 +86,7 @@ def check(machine: Any, operator: Any, a: np.ndarray, b: np.ndarray, c: np.ndarr
 
 # -- operators, transposes, sizes -------------------------------------------------------------------------------------
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(30)
 @on_machines
 @pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
@@ -193,7 +193,7 @@ def test_views_are_read_in_place(machine: Any, dtype: Any, view: str, rng: np.ra
     assert np.array_equal(machine.numpy(d), reference(a_ref, b_ref, c_ref))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("view", [name for name in VIEWS if name != "one column as rows"])
 def test_views_are_written_in_place(machine: Any, view: str, rng: np.random.Generator) -> None:
@@ -209,7 +209,7 @@ def test_views_are_written_in_place(machine: Any, view: str, rng: np.random.Gene
     assert np.array_equal(machine.numpy(memory), expected, equal_nan=True)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, F32, "i1"])
 @pytest.mark.parametrize("skip", [1, 2, 4])

@@ -107,6 +107,7 @@ CALLS: dict[str, tuple[str, tuple[str, ...], str | None]] = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_bad_call_by_name(name: str) -> None:
     code, words, expected = CALLS[name]

@@ -102,6 +102,7 @@ REFUSED: dict[str, Any] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("world", [run, compiles])
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str, world: Any) -> None:
@@ -198,7 +199,7 @@ TAKEN: dict[str, Any] = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", TAKEN)
 def test_taken(name: str) -> None:
     dtypes, components = TAKEN[name]

@@ -14,6 +14,7 @@ from tests.checks import assert_close
 from tests.machines import on_machines, poison, tolerance
 
 
+@pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("shape", [(16, 16, 16), (8, 32, 16), (32, 8, 16)], ids=lambda s: "x".join(map(str, s)))

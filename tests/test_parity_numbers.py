@@ -40,7 +40,7 @@ def test_tropical(machine: Any, trans: str, rng: np.random.Generator) -> None:
         assert np.array_equal(machine.numpy(out), expected)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @on_machines
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("name,algebra", [("complex", COMPLEX), ("dual", DUAL)])

@@ -66,7 +66,7 @@ def test_tropical(machine: Any, name: str, dtype: str, rng: np.random.Generator)
         assert np.array_equal(machine.numpy(out), expected) and (machine.numpy(out)[0] == absent).all()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("transa", "NT")
 @pytest.mark.parametrize("transb", "NT")
@@ -119,6 +119,7 @@ def test_log_sum_exp_of_infinities(machine: Any) -> None:
     assert out[0, 0] == np.inf and out[3, 0] == -np.inf
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("dtype", ["?", "u1", "u4", "u8"])
 def test_or_and(machine: Any, dtype: str, rng: np.random.Generator) -> None:
@@ -150,7 +151,7 @@ def test_a_users_semiring_with_a_shape_and_a_configuration(machine: Any, rng: np
 
 # -- which k ------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "i8"])
 @pytest.mark.parametrize("name", SELECTIVE)

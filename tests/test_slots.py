@@ -74,7 +74,7 @@ POINTS = {"transform_global_to_shared_a": "a", "transform_global_to_shared_b": "
           "transform_regs_to_shared_d": "d", "transform_shared_to_global_d": "d"}
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(20)
 @on_machines
 @pytest.mark.parametrize("f", [plain, placed], ids=["f(x)", "f(x,i,j)"])
 @pytest.mark.parametrize("point", POINTS)
@@ -88,7 +88,7 @@ def test_a_transform_at_each_point(machine: Any, name: str, point: str, f: Any, 
     assert np.array_equal(d, by_numpy(f, expected) if which == "d" else expected)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("point", POINTS)
 def test_a_transform_at_each_point_of_opaque_fragments(machine: Any, point: str, rng: np.random.Generator) -> None:
@@ -191,7 +191,7 @@ def test_a_condition_skips_blocks_along_k(machine: Any, name: str, rng: np.rando
     assert np.array_equal(d, expected)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("along", ["M", "N"])
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i4", "u1"])
@@ -283,6 +283,7 @@ class MinPlus(FPUOp):
         return min(c, product)
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("with_c", [False, True], ids=["without C", "with C"])
 @pytest.mark.parametrize("k", [0, 1, 13])
@@ -322,7 +323,7 @@ class Backwards(Order):
         return rows - 1 - row, columns - 1 - column
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("order", [Columns(), Grouped(1), Grouped(2), Grouped(3), Grouped(8), Backwards()], ids=repr)
 def test_orders_decide_nothing(machine: Any, order: Order, rng: np.random.Generator) -> None:

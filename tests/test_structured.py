@@ -67,7 +67,7 @@ def multiply(machine: Any, a: Any, b: Any, shape: tuple[int, int], conf: gk.Conf
 
 # -- as A, as B, as both; each transposed -------------------------------------------------------------------------------
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(24)
 @on_machines
 @pytest.mark.parametrize("name", OPERATORS)
 def test_diagonal(machine: Any, name: str, rng: np.random.Generator) -> None:
@@ -84,7 +84,7 @@ def test_diagonal(machine: Any, name: str, rng: np.random.Generator) -> None:
         assert np.array_equal(multiply(machine, x, y, (n, n), both), reference(np.diag(d), np.diag(e)))
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(24)
 @on_machines
 @pytest.mark.parametrize("unit", [False, True], ids=["own diagonal", "unit"])
 @pytest.mark.parametrize("half", ["lower", "upper"])
@@ -107,7 +107,7 @@ def test_triangular(machine: Any, name: str, half: str, unit: bool, rng: np.rand
     assert np.array_equal(multiply(machine, kept.T, kept, (n, n), config(operator, column, row)), reference(full.T, full))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("half", ["lower", "upper"])
 def test_trapezoids(machine: Any, half: str, rng: np.random.Generator) -> None:
@@ -146,7 +146,7 @@ def two(i, j, table, step):
     return table[i] + step * j
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("name", OPERATORS)
 def test_generated(machine: Any, name: str, rng: np.random.Generator) -> None:
@@ -243,6 +243,7 @@ def test_blocks_outside_of_the_structure_are_not_read(layout: Any, array: np.nda
     assert _read == blocks
 
 
+@pytest.mark.thorough
 def test_a_transform_that_makes_something_of_nothing() -> None:
     """Then nothing is skipped: the result does not depend on the tiles."""
     x, b = np.arange(1, 41, dtype=F32), np.eye(40, dtype=F32)
@@ -335,7 +336,7 @@ def test_two_structures(machine: Any, rng: np.random.Generator) -> None:
             assert np.array_equal(multiply(machine, a, b, (18, 18), operator=operator), reference(full_a, full_b))
 
 
-@pytest.mark.sample(5)
+@pytest.mark.thorough
 @pytest.mark.compile
 @pytest.mark.parametrize("layout", [layouts.Diagonal(F16), layouts.Triangular(layouts.RowMajor(F16)),
                                     layouts.Triangular(layouts.ColMajor(F16), "upper", unit=True),

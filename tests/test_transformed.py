@@ -75,7 +75,7 @@ def check(machine: Any, conf: gk.Config, size: tuple[int, int, int], rng: np.ran
 
 # -- products ---------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(48)
 @on_machines
 @pytest.mark.parametrize("function", [plus_one, by_place], ids=["in pairs", "by place"])
 @pytest.mark.parametrize("schedule", ["one", "two", "pingpong"])
@@ -108,7 +108,7 @@ def reciprocals(machine: Any, K: int, kind: Any, rng: np.random.Generator) -> bo
     return np.array_equal(machine.numpy(out), 2 / a[:M, :K].astype(np.float64) @ b.astype(np.float64))
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(24)
 @on_machines
 @pytest.mark.parametrize("K", [1, 2, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 130])
 def test_ends_along_k(machine: Any, K: int, rng: np.random.Generator) -> None:
@@ -146,6 +146,7 @@ def test_captured_arrays_are_read_in_range(machine: Any, rng: np.random.Generato
     assert np.array_equal(product(machine, conf, a, b), want)
 
 
+@pytest.mark.thorough
 @on_machines
 def test_all_slots_at_once(machine: Any, rng: np.random.Generator) -> None:
     """The last row of the paper's Table 2."""

@@ -51,7 +51,7 @@ def test_sizes_for_the_copy_engine(machine: Any, schedule: str, rng: np.random.G
         check(machine, conf, rng, *size)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("schedule", ["one", "three", "pingpong", "one-2x1"])
 def test_sizes_that_the_engine_refuses(machine: Any, schedule: str, rng: np.random.Generator) -> None:
@@ -77,6 +77,7 @@ def test_single_rows_columns_and_products(machine: Any, rng: np.random.Generator
         check(machine, conf, rng, *size)
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("schedule", ["one", "pingpong", "two-2x1"])
 def test_no_elements(machine: Any, schedule: str, rng: np.random.Generator) -> None:
@@ -104,6 +105,7 @@ def test_blocks_with_several_tiles(machine: Any, schedule: str, n: int, rng: np.
     check(machine, conf, rng, 64 * 5, n, 40)
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("k", [16, 32, 48, 80])
 def test_pingpong_with_any_number_of_stages_a_tile(machine: Any, k: int, rng: np.random.Generator, few_blocks: Any) -> None:
@@ -111,6 +113,7 @@ def test_pingpong_with_any_number_of_stages_a_tile(machine: Any, k: int, rng: np
     check(machine, mapping("pingpong", WGMMAOp(8), depth=16, stages=2), rng, 64 * 7, 8, k)
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("order", [Columns(), Grouped(2), Hilbert()], ids=repr)
 def test_orders_decide_nothing(machine: Any, order: Any, rng: np.random.Generator, few_blocks: Any) -> None:
@@ -159,7 +162,7 @@ def test_transposes(machine: Any, dtype: Any, kinds: str, rng: np.random.Generat
     check(machine, conf, rng, *((80, 32, 48) if machine.emulated else (1008, 528, 304)))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("schedule, kinds", [("two-2x1", "RC"), ("pingpong-1x2", "CC")])
 def test_clusters_share_operands_of_either_kind(machine: Any, schedule: str, kinds: str, rng: np.random.Generator) -> None:
@@ -192,7 +195,7 @@ def view(machine: Any, x: np.ndarray, padding: int, offset: int, layout: Any) ->
     return machine.array(held)[tuple(place)]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("kinds", ["RR", "CC"])
 @pytest.mark.parametrize("offset", [0, 1, 8], ids=["first", "misaligned", "aligned"])
@@ -219,6 +222,7 @@ def test_d_column_by_column(machine: Any, dtype: np.dtype, rng: np.random.Genera
     check(machine, mapping("one", d=ColMajor(dtype)), rng, 72, 41, 24)
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
 def test_d_by_threads(machine: Any, dtype: np.dtype, rng: np.random.Generator) -> None:

@@ -173,7 +173,7 @@ def test_schedules(machine: Any, schedule: str, rng: np.random.Generator, few_bl
     assert np.array_equal(d, product64(COMPLEX, a, b))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("schedule", ["one-2x1", "one-1x2"])
 def test_clusters_share_planes(machine: Any, schedule: str, rng: np.random.Generator) -> None:
@@ -236,7 +236,7 @@ def weighed(x, i, j):
     return x[0] + i % 3, x[1] - j % 2
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("size", [EVEN, ODD], ids=["even", "odd"])
 def test_transforms(machine: Any, size: Any, rng: np.random.Generator) -> None:

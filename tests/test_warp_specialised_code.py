@@ -160,6 +160,7 @@ def test_c_costs_no_memory() -> None:
     assert code.count("UTMASTG") > 0
 
 
+@pytest.mark.thorough
 def test_composed_epilogues_cost_no_memory() -> None:
     bias, residual = np.ones(4096, F16), np.ones((4096, 4096), F16)
     code = Code(config(PINGPONG, epilogue=epilogues.Bias(bias) | epilogues.ReLU() | epilogues.Residual(residual)))
@@ -186,7 +187,7 @@ def test_a_transform_of_a_costs_no_shared_memory(mapping: Mapping, along: str, d
     assert code.count("LDS") == 0
 
 
-@pytest.mark.sample(3)
+@pytest.mark.thorough
 @pytest.mark.parametrize("mapping", CHANGING[:3], ids=lambda m: f"{m.M}x{m.N}-{m.schedule}")
 def test_transforms_cost_no_memory(mapping: Mapping) -> None:
     """ReLU(relu(A + 1) @ (B + 1) + bias): the engine brings both operands, and the producer's warps change B in place."""

@@ -41,6 +41,7 @@ def run(schedule: str, size: tuple[int, int, int], seed: int | None = None, **fi
     assert np.array_equal(d, reference(a, b))
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", SOUND)
 def test_any_order_of_threads_is_right(name: str, seed: int) -> None:
@@ -120,6 +121,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = FAULTS[name]

@@ -132,7 +132,7 @@ def check_transform(machine: Any, point: str, f: Any, rng: np.random.Generator) 
         assert np.array_equal(d, by_numpy(f, expected) if which == "d" else expected), size
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("schedule", ["pingpong", "one-2x1"])
 def test_all_transforms_together(machine: Any, schedule: str, rng: np.random.Generator) -> None:
@@ -201,6 +201,7 @@ def test_c_may_be_d(machine: Any, rng: np.random.Generator) -> None:
 
 # -- epilogues --------------------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("along, size", [("M", (M, N, K)), ("N", EVEN)])
 def test_bias(machine: Any, along: str, size: tuple[int, int, int], rng: np.random.Generator) -> None:
@@ -299,6 +300,7 @@ class Banded(Condition):
         return k % (2 * self.block_k) == 0 and n < self.columns
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("schedule, size", [("one", (71, 37, 77)), ("pingpong", (72, 40, 80))])
 def test_a_condition_skips_blocks_along_k(machine: Any, schedule: str, size: tuple, rng: np.random.Generator) -> None:

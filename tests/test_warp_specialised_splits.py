@@ -23,7 +23,7 @@ def whole(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.nd
     return rng.integers(-3, 4, shape).astype(dtype)
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(9)
 @on_machines
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("schedule, splits", [("one", 2), ("two", 2), ("one", 4)])
@@ -35,7 +35,7 @@ def test_sums_are_exchanged(machine: Any, schedule: str, splits: int, shape: tup
     assert np.array_equal(product(machine, conf, a, b), a.astype(F32) @ b.astype(F32))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.thorough
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, BF16, np.dtype("i1")], ids=str)
 def test_eight_blocks_and_other_types(machine: Any, dtype: np.dtype, rng: np.random.Generator) -> None:

@@ -129,6 +129,7 @@ def copy_arguments(how: Copy) -> tuple:
     return Out((32 * how.warps * how.vector,), how.dtype), c, Runtime(m), Runtime(n), how
 
 
+@pytest.mark.sample(2)
 @every_copy
 def test_copying_a_tile_costs_what_it_does_by_hand(how: Copy) -> None:
     tiles, hand = (compiled(kernel, *copy_arguments(how), threads=32 * how.warps)
@@ -153,6 +154,7 @@ def test_shared_stores_are_register_plus_immediate(how: Copy) -> None:
     assert offsets == expected
 
 
+@pytest.mark.sample(18)
 @every_copy
 def test_machine_code_is_the_same(how: Copy) -> None:
     first, second = (instruction_counts(disassemble(assemble(compiled(

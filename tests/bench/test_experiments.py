@@ -129,7 +129,7 @@ def test_tensors_have_the_benchmarks_sizes() -> None:
 # -- one row ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("case", first_of_each(), ids=str)
 def test_every_experiment_is_computed_right(case: Experiment) -> None:
     row = measured(small(case))
@@ -139,7 +139,7 @@ def test_every_experiment_is_computed_right(case: Experiment) -> None:
     assert row["peer"].startswith("this card's limit" if case.group == "minplus" else "NumPy")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("work", ["relu", "bias relu c", "diagonal", "dense diagonal", "lower", "upper"])
 def test_the_papers_works_are_computed_right(work: str) -> None:
     case = Case("fusion", work, "f16", 32, 32, 32, bar=0.7, aim=0.9)

@@ -139,6 +139,7 @@ def compiled(function: Callable[..., Any]) -> Any:
     return taken.compile(bound).signature.return_type
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", TAKEN)
 def test_a_form_that_both_worlds_take(name: str) -> None:
     function = written(TAKEN[name], f"taken, {name}", "values, i")

@@ -36,7 +36,7 @@ def test_what_is_computed_in_pairs(dtype: np.dtype) -> None:
     assert decided(lambda x: x * 0.5, dtype) == (dtype == F16)             # a bfloat16 and a Python float make a float32
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("n", range(len(PAIRWISE)))
 def test_pairs_are_rounded_as_single_floats(machine: Any, n: int) -> None:

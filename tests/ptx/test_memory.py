@@ -71,6 +71,7 @@ def through_shared(out: Any, a: Any, access: Any) -> None:
     store_global(out, 0, (at,), (0,), load_shared(pointer, 31 * n, 0 - at, n))
 
 
+@pytest.mark.sample(2)
 @every_width
 def test_shared_memory_in_one_access(dtype: np.dtype, count: int, rng: np.random.Generator) -> None:
     a, out, access = numbers(rng, dtype, 32 * count), Out((32 * count,), dtype), Access(dtype, count)
@@ -95,6 +96,7 @@ def as_words(out: Any, a: Any, access: Any) -> None:
 WORDS = [(d, n) for d, n in WIDTHS if d.itemsize * n % 4 == 0]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype, count", WORDS, ids=[f"{d}x{n}" for d, n in WORDS])
 def test_elements_as_words(dtype: np.dtype, count: int, rng: np.random.Generator) -> None:
     a, out, access = numbers(rng, dtype, 32 * count), Out((64 * count,), dtype), Access(dtype, count)

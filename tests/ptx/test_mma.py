@@ -272,7 +272,7 @@ every_wmma = pytest.mark.parametrize(
     "how", WMMAS, ids=[f"{h.spec.name}-{h.a}-{h.b}-{h.c}" for h in WMMAS])
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @every_wmma
 def test_wmma_multiplies(how: Wmma, rng: np.random.Generator) -> None:
     for data in DATA:

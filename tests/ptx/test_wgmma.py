@@ -78,11 +78,13 @@ def test_multiplies_mn_major(kind: tuple, width: int, majors: tuple[str, str], r
     multiplied(emulated, WgmmaSpec(72, *kind, *majors), width, "integers", 0, rng)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("columns", [8, 16, 40, 128, 200, 256])
 def test_multiplies_wide(columns: int, rng: np.random.Generator) -> None:
     multiplied(emulated, WgmmaSpec(columns, F16, F16, F32, "K", "MN"), 128, "integers", 1, rng)
 
 
+@pytest.mark.sample(2)
 @every_kind
 def test_multiplies_registers(kind: tuple, rng: np.random.Generator) -> None:
     for data in DATA:
@@ -112,6 +114,7 @@ def element_kernel(d: Any, a: Any, b: Any, case: Any) -> None:
     each(put, choose(case.is_packed, halves, unchanged, sums), d, case.map_c)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS[:4], ids=kind_name)
 def test_elements_in_registers(kind: tuple, rng: np.random.Generator) -> None:
     spec = WgmmaSpec(16, *kind, a_registers=True)
