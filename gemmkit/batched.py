@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.config import Config
+from gemmkit.lang.given import check_dtype
 from gemmkit.operators import Algebra
 from gemmkit.problem import check_places
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like
@@ -42,6 +43,8 @@ def matmul_batched(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream
 
     infos = {name: describe(x, name) for name, x in (("a", a), ("b", b), ("c", c)) if x is not None}
     check_places(dict(infos))
+    for name, info in infos.items():
+        check_dtype(info.dtype, name)
     shape = _shape(infos)
     if out is None:
         dtypes = infos["a"].dtype, infos["b"].dtype

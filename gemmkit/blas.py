@@ -9,12 +9,13 @@ import numpy as np
 from gemmkit.config import Config
 from gemmkit.dual import Dual
 from gemmkit.epilogues import LinearCombination
+from gemmkit.lang.given import check_dtype
 from gemmkit.lang.record_types import conjugate
 from gemmkit.lang.records import REAL_IMAG
 from gemmkit.matmul import matmul
 from gemmkit.matrices import Matrix, arrays, transposed
 from gemmkit.operators import Algebra, Operator, dual
-from gemmkit.problem import layout_of
+from gemmkit.problem import check_places, layout_of
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like, overlaps
 from gemmkit.transforms import Elementwise
 
@@ -52,6 +53,7 @@ def gemmEx(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: A
     op_a, a_info = _operated(transa, a, "transa", "a", multiplies)
     op_b, b_info = _operated(transb, b, "transb", "b", multiplies)
     c_info = describe(c, "c")
+    check_places({"a": a_info.info, "b": b_info.info, "c": c_info})
     layout = layout_of(c_info, "c", multiplies)
     seen = layout.seen(c_info)
     alpha, beta = _number(alpha, "alpha", seen.dtype), _number(beta, "beta", seen.dtype)
@@ -90,9 +92,12 @@ def gemm(transa: str, transb: str, a: Any, b: Any, out: Any = None, alpha: Any =
     ...     gemm("N", "T", a, a).tolist()
     [[5.0, 11.0], [11.0, 25.0]]
     """
-    transa, transb = ("C" if t == "H" else t for t in (transa, transb))
+    transa, transb = ("C" if isinstance(t, str) and t == "H" else t for t in (transa, transb))
     if out is None:
         a_info, b_info = _operated(transa, a, "transa", "a")[1], _operated(transb, b, "transb", "b")[1]
+        check_places({"a": a_info.info, "b": b_info.info})
+        for name, dtype in (("a", a_info.dtype), ("b", b_info.dtype)):
+            check_dtype(dtype, name)
         rows, columns = a_info.shape[transa != "N"], b_info.shape[transb == "N"]
         out, beta = empty_like(arrays(a, b, ())[0], (rows, columns), np.result_type(a_info.dtype, b_info.dtype)), 0.0
     return gemmEx(transa, transb, alpha, a, b, beta, out)

@@ -29,10 +29,11 @@ from gemmkit.matmul import matmul
 from gemmkit.modes import Mode, ordered
 from gemmkit.operators import Operator
 from gemmkit.planning import Plan, plan
-from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like
+from gemmkit.problem import check_places
+from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_like
 from gemmkit.runtime.device import target
 from gemmkit.runtime.views import strided
-from gemmkit.tuning.operators import operator_for, result_dtype
+from gemmkit.tuning.operators import check_multiplied, operator_for, result_dtype
 
 __all__ = ["einsum"]
 
@@ -72,10 +73,16 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     if len(operands) < 2:
         raise ValueError(f"einsum({spec!r}) got {len(operands)} operands; two or more are needed")
     infos = tuple(describe(x, f"operand {n}") for n, x in enumerate(operands))
-    for n, info in enumerate(infos):
-        check_dtype(info.dtype, f"operand {n}")
+    names = {f"operand {n}": info for n, info in enumerate(infos)}
+    check_places({**names, "out": None if out is None else describe(out, "out")})
+    for name, info in names.items():
+        check_dtype(info.dtype, name)
     terms, result = _parsed(spec, tuple(info.shape for info in infos))
-    if len(operands) > 2:
+    if len(operands) > 2:                  # which are a and b of products that the caller did not write
+        for name, info in names.items():
+            check_aligned(info, name)
+            if operator is None:
+                check_multiplied(info.dtype, name)
         return _chain(terms, result, operands, infos, out, operator, epilogue, stream, optimize)
     a, b = operands
     if out is None:

@@ -72,8 +72,13 @@ class Dual(Matrix):
         """Numbers that depend on nothing: all tangents are zero."""
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_TANGENTS:
             raise ValueError(f"count={count!r}: a number of tangents from 1 to {MOST_TANGENTS} is needed")
-        dtype = _floats(value, "value")
-        parts = empty_like(value, (*describe(value, "value").shape, 1 + count), dtype)
+        return cls._constant(value, count, "value")
+
+    @classmethod
+    def _constant(cls, value: Any, count: int, name: str) -> Dual:
+        """`constant`, of an argument called ``name``."""
+        dtype = _floats(value, name)
+        parts = empty_like(value, (*describe(value, name).shape, 1 + count), dtype)
         parts[..., 0] = value
         parts[..., 1:] = 0
         return cls(parts)
@@ -240,7 +245,8 @@ class Dual(Matrix):
         count = next((x.count for x in (a, b) if isinstance(x, Dual)), 0)
         if not count:
             raise TypeError(f"a is {type(a).__name__} and b is {type(b).__name__}; a Dual is needed among them")
-        given = [None if x is None else x if isinstance(x, Dual) else Dual.constant(x, count) for x in (a, b, c)]
+        given = [None if x is None else x if isinstance(x, Dual) else Dual._constant(x, count, name)
+                 for name, x in (("a", a), ("b", b), ("c", c))]
         if out is not None and not isinstance(out, Dual):
             raise TypeError("out is no dual array, and the product is one; give a Dual, or leave it out")
         for name, x in zip(("a", "b", "c", "out"), (*given, out)):

@@ -54,8 +54,8 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
     [[3.5, 3.0], [12.5, 12.0]]
     """
     if isinstance(a, Matrix) or isinstance(b, Matrix):
-        product = getattr(a, "product", None) or getattr(b, "product", None)       # what multiplies in its own way
-        if product is not None:
+        product = next((x.product for x in (a, b) if isinstance(x, Matrix) and hasattr(x, "product")), None)
+        if product is not None:                                       # it multiplies in its own way
             return product(a, b, c, conf, out, stream, **keywords)
         a, b, keywords = unwrapped(a, b, (c, out), keywords)
     if not keywords and c is None and out is None and stream is None and current_mode() is None:

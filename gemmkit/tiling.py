@@ -411,7 +411,7 @@ def _translate_offset(tile: Tile, *distances: int, **by: int) -> Tile:
 def check_linearisation(coordinates: int, dimensions: int, order: str) -> None:
     """Raise ValueError unless so many coordinates can be linearised in an array of so many dimensions."""
     if coordinates != dimensions:
-        raise ValueError(f"linearise: {coordinates} coordinates in an array of {dimensions} dimensions")
+        raise ValueError(f"linearise: coord has {coordinates} coordinates and shape {dimensions} extents; both need as many")
     if not isinstance(order, str) or order not in ("column", "row"):
         raise ValueError(f'linearise: order is {order!r}; it is "column" or "row"')
 

@@ -191,7 +191,8 @@ def kept_in_shared(spec: Any, values: tuple) -> tuple:
     """Values on their way into shared memory, in its dtype. Those that will only pass through D's array must hold, too."""
     if spec.passes_d:
         fitting(OUT, spec.d.layout.dtype, values)
-    return convert_all(spec.d.shared.dtype, fitting(SHARED_D, spec.d.shared.dtype, values))
+    dtype = spec.d.shared.dtype
+    return all_converted(spec.d.to_registers, "__call__", fitting(SHARED_D, dtype, values), dtype)
 
 
 def delivered(spec: Any, values: tuple) -> tuple:

@@ -15,6 +15,7 @@ from gemmkit.lang.atoms import atom
 from gemmkit.lang.control import choose
 from gemmkit.lang.given import function_given
 from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.returned import told
 from gemmkit.lang.scalars import IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral
 from gemmkit.lang.values import DTypeType
 from gemmkit.layouts.base import Layout
@@ -127,7 +128,8 @@ def declared(dtype: np.dtype, value: Any, f: Any) -> Any:
         return value
     is_integer = isinstance(value, (int, np.int64)) and not isinstance(value, bool)
     if not is_integer and not (isinstance(value, float) and dtype.kind not in "iu"):         # np.float64 is a float, too
-        raise TypeError(_mismatch(f, np.asarray(value).dtype, dtype))
+        is_number = isinstance(value, (np.generic, bool, complex))
+        raise TypeError(_mismatch(f, np.asarray(value).dtype if is_number else told(value), dtype))
     with np.errstate(all="ignore"):
         return np.asarray(value).astype(dtype)[()]
 
@@ -136,7 +138,7 @@ def _mismatch(f: Any, got: Any, wanted: Any) -> str:
     code = getattr(f, "function", f).__code__
     return (f"{code.co_qualname if hasattr(code, 'co_qualname') else code.co_name} ({code.co_filename}, line "
             f"{code.co_firstlineno}) returns {got}, and its Generated layout declares dtype {wanted}; convert what it "
-            f"returns, or declare {got}")
+            f"returns{f', or declare {got}' if isinstance(got, np.dtype) else ''}")
 
 
 __all__ = ["Generated"]

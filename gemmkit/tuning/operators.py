@@ -17,6 +17,12 @@ LARGE = 4096                           # a size where nothing is known of it
 SIXTEEN = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
+def check_multiplied(dtype: np.dtype, name: str) -> None:
+    """Raise TypeError, naming the argument, for a dtype that no default operator multiplies."""
+    if dtype.kind not in "iufc" and dtype not in SIXTEEN and algebra_of(dtype) is None:
+        raise TypeError(f"{name} has dtype {dtype}; the operators take integers, floats and complex numbers")
+
+
 def operator_for(a: np.dtype, b: np.dtype, sizes: tuple[int, int, int], device: DeviceInfo) -> Operator:
     """Tensor cores for float16 and bfloat16, the ordinary units for everything else; of complex and other numbers by parts.
 
@@ -27,9 +33,8 @@ def operator_for(a: np.dtype, b: np.dtype, sizes: tuple[int, int, int], device: 
         return sized(algebra, a, b, sizes, device)
     if a == b and a in SIXTEEN and device.arch >= (8, 0):
         return MMAOp(dtype=a)
-    for name, dtype in (("a", a), ("b", b)):
-        if dtype.kind not in "iufc" and dtype not in SIXTEEN:
-            raise TypeError(f"{name} has dtype {dtype}; the operators take integers, floats and complex numbers")
+    check_multiplied(a, "a")
+    check_multiplied(b, "b")
     accumulator = accumulator_for(a, b)
     return FPUOp(**fpu_shape(max(a.itemsize, b.itemsize, accumulator.itemsize), sizes, device), dtype=a, b_dtype=b,
                  accumulator=accumulator)

@@ -88,8 +88,10 @@ def _judged(case: Case, error: BaseException) -> Outcome:
     text = str(error)
     if isinstance(error, gk.ComponentError) and f'File "{ROOT}' in text:
         return Outcome(kind, f"{kind} that names a line of gemmkit's own: {text}")
-    if last.filename.endswith("component_class.py") and f"{text.partition(':')[0]}(" in case.code:
+    if last.filename.endswith("component_class.py") and re.search(rf"\b{re.escape(re.split('[: ]', text)[0])}\(", case.code):
         return Outcome(kind, None)                            # the bad value itself says which class it cannot be made of
+    if isinstance(error, gk.ComponentError) and text.partition(" returned ")[0] in case.broken:
+        return Outcome(kind, None)                            # the bad value is the function that is named
     if not any(re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", text) for name in case.names):
         return Outcome(kind, f"{kind} names none of {', '.join(case.names)}, at {_place(last)}: {text}")
     return Outcome(kind, None)
