@@ -333,7 +333,7 @@ def test_linearise_takes_coordinates_and_sizes() -> None:
 
 
 def test_bad_linearisations_are_refused() -> None:
-    with pytest.raises(ValueError, match="linearise: 2 coordinates in an array of 3 dimensions"):
+    with pytest.raises(ValueError, match="linearise: coord has 2 coordinates and shape 3 extents"):
         linearise((1, 2), (4, 4, 4))
     with pytest.raises(ValueError, match="linearise: order is 'F'; it is"):
         linearise((1, 2), (4, 4), "F")
@@ -508,7 +508,7 @@ def _count_at_run_time(out: Any, example: Any) -> None:
     (_translate_too_few, "give one distance for each of M, N, K, or name them"),
     (_project_unknown, "'MX' does not project a tile of dimensions M, N, K"),
     (_project_missing, r"\['X'\] is not among the dimensions M, N, K"),
-    (_linearise_other, "linearise: 3 coordinates in an array of 2 dimensions"),
+    (_linearise_other, "linearise: coord has 3 coordinates and shape 2 extents"),
     (_linearise_order, "linearise: order is 'F'; it is"),
     (_count_at_run_time, "parallelise: count must be a compile-time number"),
 ])
