@@ -91,6 +91,7 @@ def mutants(source: str, operator: str) -> list[str]:
     ("stage shifted", "wait(empty, stage, phase)", ["wait(empty, (stage + 1) % spec.stages, phase)"]),
     ("count changed", "mbarrier_init(full, n, 1)", ["mbarrier_init(full, n, 1 + 1)", "mbarrier_init(full, n, 1 - 1)"]),
     ("bound shifted", "return i < n", ["return i <= n"]),
+    ("bound shifted", "return 0 < i <= n", ["return 0 <= i <= n"]),
     ("half a condition", "return i < n and j < m", ["return j < m", "return i < n"]),
     ("limit dropped", "return min(i, n)", ["return i"]),
     ("operands swapped", "return f(row, column)", ["return f(column, row)"]),

@@ -215,7 +215,7 @@ def bound_shifted(place: Place) -> Iterator[ast.AST]:
     swapped: dict[type, Any] = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
                                 ast.NotEq: ast.Eq}
     if isinstance(place.node, ast.Compare) and type(place.node.ops[0]) in swapped:
-        yield ast.Compare(place.node.left, [swapped[type(place.node.ops[0])]()], place.node.comparators)
+        yield ast.Compare(place.node.left, [swapped[type(place.node.ops[0])](), *place.node.ops[1:]], place.node.comparators)
 
 
 def round_dropped(place: Place) -> Iterator[ast.AST]:
