@@ -48,7 +48,7 @@ from gemmkit.lang.numba_hooks import (
     types,
 )
 from gemmkit.lang.pipeline import Passes, analysed_once, contexts
-from gemmkit.lang.references import globals_of, is_fixed
+from gemmkit.lang.references import Owner, globals_of, is_fixed, owner_of
 from gemmkit.lang.static_branches import StaticBranches
 
 _target = threading.local()
@@ -385,7 +385,7 @@ def _weaken_code(code: CodeType) -> CodeType:
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, FunctionType) and (value.__module__ or "").partition(".")[0] not in ("numba", "numpy")
+    return isinstance(value, FunctionType) and owner_of(value) is not Owner.PACKAGE
 
 
 def _prepare(value: Any) -> Any:

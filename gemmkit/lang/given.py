@@ -19,6 +19,7 @@ import numpy as np
 
 from gemmkit.lang.errors import ComponentError, place_of
 from gemmkit.lang.functions import DeviceFunction
+from gemmkit.lang.references import is_gemmkit
 
 _BUILT_IN = ("abs", "bool", "float", "int", "round")
 
@@ -110,8 +111,8 @@ def check_methods(component: Any, field: str) -> None:
 
 def _overridden(cls: type) -> tuple[tuple[type, str, Any, tuple[str, ...]], ...]:
     """The methods of a user's class that stand in place of gemmkit's, with the arguments of those."""
-    mine = [c for c in cls.__mro__[:-1] if not c.__module__.startswith("gemmkit.")]
-    theirs = [c for c in cls.__mro__[:-1] if c.__module__.startswith("gemmkit.")]
+    mine = [c for c in cls.__mro__[:-1] if not is_gemmkit(c)]
+    theirs = [c for c in cls.__mro__[:-1] if is_gemmkit(c)]
     out = []
     for owner in mine:
         for name, function in vars(owner).items():

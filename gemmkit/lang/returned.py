@@ -21,6 +21,7 @@ from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.record_types import RecordType, of_parts, part_types
 from gemmkit.lang.records import REAL_IMAG, SIGNS, TABLE, Record, metadata_of, number_dtype, part_dtypes, to_dtype
+from gemmkit.lang.references import is_gemmkit
 from gemmkit.lang.scalars import (
     IndexType,
     NarrowFloatType,
@@ -43,7 +44,7 @@ REAL = (*WHOLE, types.Float, types.Boolean, types.BooleanLiteral, NarrowFloatTyp
 def function_of(component: Any, method: str) -> Any:
     """The user's function behind a component's method: the method itself, or what a shipped class calls in its place."""
     found = getattr(type(component), method, None)
-    if isinstance(found, FunctionType) and not found.__module__.startswith("gemmkit."):
+    if isinstance(found, FunctionType) and not is_gemmkit(found):
         return found
     for name in ("f", "mask", "second", "first"):
         inner = vars(component).get(name) if hasattr(component, "__dict__") else None
