@@ -269,7 +269,7 @@ class Reader:
         if hasattr(type(value), "__device_type__") or isinstance(value, Atom):            # a tile, an instruction
             return f"{type(value).__qualname__}:{value!r}"
         if isinstance(value, FunctionType):
-            return "function:" + self._function(value)
+            return "function:" + self.add(self.of_function(value))
         function = _function_of(value) or getattr(value, "__wrapped__", None) or getattr(value, "py_func", None)
         if isinstance(function, FunctionType):                 # a cuda.jit helper, what lru_cache makes of a function
             return f"{type(value).__name__}:{self._named(name, function)}"
@@ -312,18 +312,18 @@ class Reader:
     def _each(self, name: str, values: tuple) -> str:
         return "(" + ",".join(self._named(name, v) for v in values) + ")"
 
-    def _function(self, function: FunctionType) -> str:
-        """`function`, from memory if it was read before."""
-        known = _readings.get(id(function))
-        if known is not None and known[0] is function and known[1].guards.stand():
-            return self.add(known[1])
-        inner = Reader()
-        inner._open = list(self._open)
-        found = inner.reading(inner.function(function))
-        self.is_cyclic |= inner.is_cyclic
-        if not inner.is_cyclic and not function.__closure__:   # those with closures are made anew all the time
-            _keep(_readings, id(function), (function, found))
-        return self.add(found)
+    def of_function(self, function: FunctionType, runtime: Collection[str] = ()) -> Reading:
+        """The `Reading` of `function`, from memory if it was read before and what it rests on still holds."""
+        found = None if runtime else _known(function)
+        if found is None:
+            inner = Reader()
+            inner._open = list(self._open)
+            found = inner.reading(inner.function(function, runtime))
+            self.is_cyclic |= inner.is_cyclic
+            depends_on_start = inner.is_cyclic and self._open      # those with closures are made anew all the time
+            if not runtime and not function.__closure__ and not depends_on_start:
+                _keep(_readings, id(function), (function, found))
+        return found
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -352,6 +352,12 @@ _LIMIT = 20000                            # of each: a notebook makes new functi
 _forgetting: list[Callable[[], None]] = []
 
 
+def _known(thing: FunctionType | type) -> Reading | None:
+    """What was read of a function or a class, if that still holds."""
+    known = _readings.get(id(thing))
+    return known[1] if known is not None and known[0] is thing and known[1].guards.stand() else None
+
+
 def _keep(memory: dict, key: Any, found: Any) -> None:
     if len(memory) >= _LIMIT:
         memory.clear()
@@ -365,26 +371,18 @@ def read(function: FunctionType) -> Reading:
 
 def read_class(cls: type, base: type) -> Reading:
     """A component class's `Reading`, from memory if what it rests on still holds."""
-    known = _readings.get(id(cls))
-    if known is not None and known[0] is cls and known[1].guards.stand():
-        return known[1]
-    reader = Reader()
-    reader._open = [cls]
-    found = reader.reading(reader.component_class(cls, base))
-    _keep(_readings, id(cls), (cls, found))
+    found = _known(cls)
+    if found is None:
+        reader = Reader()
+        reader._open = [cls]
+        found = reader.reading(reader.component_class(cls, base))
+        _keep(_readings, id(cls), (cls, found))
     return found
 
 
 def read_closure(function: FunctionType, runtime: Collection[str]) -> Reading:
     """The `Reading` of a function that captured the runtime values of these names."""
-    known = _readings.get(id(function)) if not runtime else None
-    if known is not None and known[0] is function and known[1].guards.stand():
-        return known[1]
-    reader = Reader()
-    found = reader.reading(reader.function(function, runtime))
-    if not runtime and not function.__closure__:
-        _keep(_readings, id(function), (function, found))
-    return found
+    return Reader().of_function(function, runtime)
 
 
 def read_value(value: Any, name: str) -> Reading:
