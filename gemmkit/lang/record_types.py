@@ -31,15 +31,7 @@ from gemmkit.lang.records import (
     terms,
     to_dtype,
 )
-from gemmkit.lang.scalars import (
-    IndexType,
-    NarrowFloatType,
-    WeakFloat64Type,
-    WeakFloatLiteral,
-    WeakIntLiteral,
-    numba_type,
-    numpy_dtype,
-)
+from gemmkit.lang.scalars import REAL_TYPES, NarrowFloatType, numba_type, numpy_dtype
 
 
 class RecordType(types.Type):
@@ -144,8 +136,7 @@ for _from, _to in ((RecordType, RecordType), (RecordType, types.Complex), (types
 for _to in (RecordType, types.Complex):
     for _from in (types.UniTuple, types.Tuple):
         lowering_registry.lower_cast(_from, _to)(_cast_tuple)
-for _from in (types.Integer, IndexType, types.Float, types.Boolean, NarrowFloatType, WeakFloat64Type, WeakIntLiteral,
-              WeakFloatLiteral):
+for _from in REAL_TYPES:
     lowering_registry.lower_cast(_from, RecordType)(_cast_scalar)
 lowering_registry.lower_cast(NarrowFloatType, types.Complex)(_cast_scalar)
 

@@ -346,5 +346,10 @@ def numpy_dtype(ty: types.Type) -> np.dtype:
     return np.dtype(bool) if isinstance(ty, types.Boolean) else np.dtype(ty.name)
 
 
+#: The classes of device types that are real numbers, each that code is registered for by name.
+REAL_TYPES = (types.Integer, types.IntegerLiteral, IndexType, WeakIntLiteral, types.Float, WeakFloatLiteral, WeakFloat64Type,
+              NarrowFloatType, types.Boolean, types.BooleanLiteral)
+
+
 def is_finite(value: Any) -> bool:
     return math.isfinite(value)
