@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import activations, epilogues, layouts, operators, transforms
+from gemmkit import Scalar, activations, epilogues, layouts, operators, transforms
 from gemmkit.components import freeze
 from gemmkit.kernels.rasterisation import Order
 from gemmkit.runtime import compile as compiling
@@ -339,6 +339,23 @@ def test_an_array_beside_fields_is_refused_by_name() -> None:
 
     with pytest.raises(TypeError, match=r"Hidden.table: .*gk.Array"):
         freeze(Hidden())
+
+
+def test_an_annotation_that_changes_is_seen() -> None:
+    """Which fields are run-time values, and what a field has to be."""
+    @dataclass(frozen=True)
+    class Factor(epilogues.Epilogue):
+        k: int = 2
+
+        def __call__(self, x: Any, m: Any, n: Any) -> Any:
+            return x * self.k
+
+    assert not freeze(Factor(3)).leaves
+    Factor("three")                                                        # type: ignore[arg-type]
+    Factor.__annotations__ = {"k": Scalar}
+    assert len(freeze(Factor(3)).leaves) == 1
+    with pytest.raises(TypeError, match="a number that a kernel can take"):
+        Factor("three")                                                    # type: ignore[arg-type]
 
 
 def test_named_tuples_are_told_apart_by_their_fields() -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Collection
-from functools import cache
+from functools import cache, lru_cache
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from gemmkit.lang.errors import ComponentError, place_of
 from gemmkit.lang.functions import DeviceFunction
+from gemmkit.lang.guards import class_version
 from gemmkit.lang.references import is_gemmkit
 
 _BUILT_IN = ("abs", "bool", "float", "int", "round")
@@ -171,7 +172,7 @@ def check_dtype(dtype: Any, name: str) -> None:
 def check_fields(component: Any) -> None:
     """The fields of a component by their annotations: numbers and words of gemmkit's own classes, and for any class what is
     annotated `Array` or `Scalar`. NumPy's integers become Python's. Raises TypeError, naming the class and the field."""
-    for name, check, wanted, default in _rules(type(component)):                            # type: ignore[arg-type]
+    for name, check, wanted, default in _rules(type(component), class_version[0]):
         value = getattr(component, name)
         if value is default and value is None:
             continue
@@ -191,8 +192,8 @@ def _short(value: Any) -> str:
     return text if len(text) < 80 else f"<{type(value).__qualname__}>"
 
 
-@cache
-def _rules(cls: Any) -> tuple[tuple[str, Any, str, Any], ...]:
+@lru_cache(maxsize=4096)                           # a class's annotations may change, which its version counts
+def _rules(cls: Any, _version: int) -> tuple[tuple[str, Any, str, Any], ...]:
     from gemmkit.components import annotated
 
     runtime, rules = annotated(cls), []
