@@ -484,16 +484,16 @@ def test_all_compilers_are_in_the_key() -> None:
 
 
 def test_a_newer_source_on_disk_than_was_imported_is_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gemmkit.lang import fingerprint
+    from gemmkit.lang import package_state
 
-    fingerprint.package_digest.cache_clear()
-    before = fingerprint.package_digest()
+    package_state.package_digest.cache_clear()
+    before = package_state.package_digest()
     with monkeypatch.context() as patch:
-        patch.setattr(fingerprint, "_imported", (("edited.py", 1, 2),))
-        fingerprint.package_digest.cache_clear()
-        assert fingerprint.package_digest() != before
-    fingerprint.package_digest.cache_clear()
-    assert fingerprint.package_digest() == before
+        patch.setattr(package_state, "_imported", (("edited.py", 1, 2),))
+        package_state.package_digest.cache_clear()
+        assert package_state.package_digest() != before
+    package_state.package_digest.cache_clear()
+    assert package_state.package_digest() == before
 
 
 # -- what it costs --------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from types import FunctionType
 from typing import Any, NoReturn
 
 from gemmkit.lang.closures import without_captures
-from gemmkit.lang.fingerprint import mutable_in_property
 from gemmkit.lang.functions import DeviceFunction, device
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
@@ -23,6 +22,7 @@ from gemmkit.lang.numba_hooks import (
     types,
     typing_registry,
 )
+from gemmkit.lang.properties import mutable_in_property
 from gemmkit.lang.values import static_type, static_value
 
 __all__ = ["ComponentType", "component_type"]

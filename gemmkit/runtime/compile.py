@@ -134,7 +134,8 @@ def cubin_of(kernel: Any, arguments: Sequence[Any], threads: int, device: Device
     Raises CodeChanged when the code that was compiled is not the code that the arguments were frozen with: nothing is kept
     then, and they are to be frozen anew.
     """
-    from gemmkit.lang.fingerprint import forget_readings, function_text, package_digest, packages_stand
+    from gemmkit.lang.fingerprint import forget_readings, function_text
+    from gemmkit.lang.package_state import package_digest, packages_stand
 
     if not packages_stand():
         forget_readings()
