@@ -31,6 +31,7 @@ from gemmkit.lang.scalars import (
     weak_float64,
     wide_index,
 )
+from gemmkit.lang.target import target_arch
 
 
 def kind_of_type(t: Any) -> Any:
@@ -214,7 +215,6 @@ def _float_extremum(name: str, ty: Any, a: Any, b: Any) -> Any:
     compute = types.float64 if ty == weak_float64 else ty
 
     def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
-        from gemmkit.lang.functions import target_arch
         from gemmkit.ptx.extrema import extremum, selected
 
         values = [c.cast(builder, x, t, compute) for x, t in zip(v, s.args)]

@@ -172,7 +172,7 @@ def check_dtype(dtype: Any, name: str) -> None:
 def check_fields(component: Any) -> None:
     """The fields of a component by their annotations: numbers and words of gemmkit's own classes, and for any class what is
     annotated `Array` or `Scalar`. NumPy's integers become Python's. Raises TypeError, naming the class and the field."""
-    for name, check, wanted, default in _rules(type(component), class_version[0]):
+    for name, check, wanted, default in _rules(type(component), class_version[0]):         # type: ignore[arg-type]
         value = getattr(component, name)
         if value is default and value is None:
             continue

@@ -17,8 +17,8 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda.typeconv import Conversion
 
-from gemmkit.lang.functions import WeakFloat, WeakInt
 from gemmkit.lang.numba_hooks import lowering_registry, models, register_model, types, unify_weakly
+from gemmkit.lang.weak import WeakFloat, WeakInt
 
 i1, i16, i32, i64 = (ir.IntType(n) for n in (1, 16, 32, 64))
 f32, f64 = ir.FloatType(), ir.DoubleType()

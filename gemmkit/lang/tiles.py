@@ -21,6 +21,7 @@ from gemmkit.lang.numba_hooks import (
     typing_registry,
 )
 from gemmkit.lang.scalars import IndexType, index
+from gemmkit.lang.static_branches import Of, Unknown
 
 i32 = ir.IntType(32)
 
@@ -41,11 +42,28 @@ class SizeType(types.Type):
         self.names, self.extents = names, extents
         super().__init__("Size(" + ",".join(f"{n}={s}" for n, s in zip(names, extents)) + ")")
 
+    def known_attribute(self, name: str) -> int:
+        """What is known before types are inferred (:mod:`gemmkit.lang.static_branches`)."""
+        if name not in self.names:
+            raise Unknown
+        return self.extents[self.names.index(name)]
+
+    def known_item(self, n: Any) -> int:
+        return self.extents[n]
+
 
 class TileType(types.Type):
     def __init__(self, names: tuple[str, ...], extents: tuple[int, ...]):
         self.names, self.extents = names, extents
         super().__init__("Tile(" + ",".join(f"{n}={s}" for n, s in zip(names, extents)) + ")")
+
+    def known_attribute(self, name: str) -> Any:
+        """What is known before types are inferred (:mod:`gemmkit.lang.static_branches`)."""
+        if name == "size":
+            return Of(SizeType(self.names, self.extents))
+        if name == "count":
+            return _product(self.extents)
+        raise Unknown
 
 
 class TilesType(types.Type):

@@ -15,7 +15,7 @@ from gemmkit.lang import arithmetic as _arithmetic  # noqa: F401  (registers + a
 from gemmkit.lang import builtin_functions as _builtin_functions  # noqa: F401  (and `max`, `int`, `math.exp`)
 from gemmkit.lang import ranges as _ranges  # noqa: F401  (registers `range` over coordinates)
 from gemmkit.lang.atoms import Atom, atom
-from gemmkit.lang.functions import DeviceFunction, DeviceFunctionType, weaken
+from gemmkit.lang.functions import DeviceFunction, DeviceFunctionType
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
     OpaqueModel,
@@ -35,6 +35,7 @@ from gemmkit.lang.scalars import (
     WeakIntLiteral,
     numba_type,
 )
+from gemmkit.lang.weak import weaken
 
 
 class DTypeType(types.Callable, types.Opaque):
