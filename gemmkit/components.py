@@ -45,7 +45,7 @@ from gemmkit.lang.memory import ViewType
 from gemmkit.lang.numba_hooks import typeof_impl, types
 from gemmkit.lang.scalars import index, numba_type, weak_float64
 from gemmkit.lang.values import static_type
-from gemmkit.runtime.arrays import ArrayInfo, alignment, check_aligned, describe, offers, part_bytes, unit_axis
+from gemmkit.runtime.arrays import ArrayInfo, alignment, check_aligned, describe, is_array, part_bytes, unit_axis
 
 __all__ = ["Array", "Component", "ComponentError", "Frozen", "Scalar", "freeze"]
 
@@ -152,13 +152,6 @@ def _annotated(cls: type, _version: int) -> dict[str, Any]:
         elif Scalar in kinds:
             out[name] = Scalar
     return out
-
-
-def is_array(value: Any) -> bool:
-    """Whether a value is an array of some library (and not a NumPy scalar)."""
-    if isinstance(value, (np.generic, int, float, complex, str, bytes, type(None), np.dtype, type)):
-        return False
-    return isinstance(value, np.ndarray) or offers(value, "__cuda_array_interface__") or offers(value, "__dlpack__")
 
 
 def field_values(component: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.component_arrays import arrays_of
-from gemmkit.components import Component, field_values, is_array, with_fields
+from gemmkit.components import Component, field_values, with_fields
 from gemmkit.emulator import machine
 from gemmkit.emulator.captures import Captures
 from gemmkit.emulator.mode import Mode, current_mode
@@ -20,7 +20,7 @@ from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.host import View
 from gemmkit.lang.memory import ViewType
 from gemmkit.ptx.tma import emulated_map
-from gemmkit.runtime.arrays import alignment, describe, shares_memory, unit_axis
+from gemmkit.runtime.arrays import alignment, describe, is_array, shares_memory, unit_axis
 from gemmkit.runtime.device import H100
 
 

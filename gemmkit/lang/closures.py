@@ -23,7 +23,7 @@ from gemmkit.lang.numba_hooks import (
     types,
 )
 from gemmkit.lang.references import globals_of
-from gemmkit.runtime.arrays import ArrayInfo
+from gemmkit.runtime.arrays import ArrayInfo, is_array
 
 
 def captured(function: Any) -> dict[str, Any]:
@@ -48,8 +48,6 @@ def captured_at(function: FunctionType, name: str) -> Fact:
 
 
 def _is_runtime(value: Any) -> bool:
-    from gemmkit.components import is_array
-
     return isinstance(value, (np.generic, ArrayInfo)) or is_array(value)
 
 
@@ -120,5 +118,3 @@ class _ClosureModel(models.PrimitiveModel):
 
     def from_argument(self, builder: Any, value: Any) -> Any:
         return self._dmm.lookup(self._fe_type.captures).from_argument(builder, value)
-
-

@@ -222,8 +222,7 @@ def _is_scalar(x: Any) -> bool:
 
 
 def _is_array(x: Any) -> bool:
-    from gemmkit.components import is_array
-    from gemmkit.runtime.arrays import ArrayInfo
+    from gemmkit.runtime.arrays import ArrayInfo, is_array
 
     return is_array(x) or isinstance(x, ArrayInfo)
 
