@@ -9,6 +9,7 @@ import numpy as np
 from llvmlite import ir
 
 from gemmkit.lang.atoms import atom
+from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
     lowering_registry,
@@ -341,8 +342,6 @@ def planes_of(values: tuple) -> tuple:
 
 
 def _type_numbers(context: Any, dtype: Any, planes: Any) -> Any:
-    from gemmkit.lang.values import DTypeType
-
     if not isinstance(dtype, DTypeType) or not isinstance(planes, types.BaseTuple):
         return None
     count = len(planes.types[0].types)

@@ -12,10 +12,10 @@ from numba.cuda.core.errors import TypingError
 
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.control import choose
+from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.given import function_given
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.scalars import IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral
-from gemmkit.lang.values import DTypeType
 from gemmkit.layouts.base import Layout
 from gemmkit.runtime.arrays import is_array
 
