@@ -48,7 +48,7 @@ def host_array(name: str, rows: int, columns: int, dtype: str) -> np.ndarray:
 def resolve(case: Case) -> Any:
     """The kernel's specialisation and arguments for a case (`gemmkit.planning.Compiled`)."""
     import gemmkit
-    from gemmkit.planning import Compiled
+    from gemmkit.compiled import Compiled
     from gemmkit.problem import describe_all
     from gemmkit.problem import resolve as resolved
 

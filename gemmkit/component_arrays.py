@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from gemmkit.components import Component, field_values, is_array
+from gemmkit.components import Component, field_values
 from gemmkit.lang.closures import captured
 from gemmkit.lang.functions import DeviceFunction
-from gemmkit.runtime.arrays import ArrayInfo, describe, overlaps, overlaps_itself, shares_memory
+from gemmkit.runtime.arrays import ArrayInfo, describe, is_array, overlaps, overlaps_itself, shares_memory
 
 __all__ = ["ALONGSIDE", "Held", "arrays_of", "check_held"]
 

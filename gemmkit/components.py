@@ -27,7 +27,7 @@ import copy
 import dataclasses
 import inspect
 import typing
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from types import FunctionType
 from typing import Any
 
@@ -40,12 +40,12 @@ from gemmkit.lang.errors import ComponentError
 from gemmkit.lang.fingerprint import Reading, digest, read_class, read_closure, read_value
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.given import check_fields
-from gemmkit.lang.guards import Fact, Guards
+from gemmkit.lang.guards import Fact, Guards, class_version
 from gemmkit.lang.memory import ViewType
 from gemmkit.lang.numba_hooks import typeof_impl, types
 from gemmkit.lang.scalars import index, numba_type, weak_float64
 from gemmkit.lang.values import static_type
-from gemmkit.runtime.arrays import ArrayInfo, alignment, check_aligned, describe, offers, part_bytes, unit_axis
+from gemmkit.runtime.arrays import ArrayInfo, alignment, check_aligned, describe, is_array, part_bytes, unit_axis
 
 __all__ = ["Array", "Component", "ComponentError", "Frozen", "Scalar", "freeze"]
 
@@ -129,9 +129,13 @@ class Frozen:
 
 # -- which fields are runtime -----------------------------------------------------------------------------------------
 
-@cache
 def annotated(cls: type) -> dict[str, Any]:
     """Fields whose annotation says that they are runtime."""
+    return _annotated(cls, class_version[0])
+
+
+@lru_cache(maxsize=4096)
+def _annotated(cls: type, _version: int) -> dict[str, Any]:
     try:
         hints = typing.get_type_hints(cls)
     except Exception:                     # names that only a type checker can see: read the text of the annotation
@@ -148,13 +152,6 @@ def annotated(cls: type) -> dict[str, Any]:
         elif Scalar in kinds:
             out[name] = Scalar
     return out
-
-
-def is_array(value: Any) -> bool:
-    """Whether a value is an array of some library (and not a NumPy scalar)."""
-    if isinstance(value, (np.generic, int, float, complex, str, bytes, type(None), np.dtype, type)):
-        return False
-    return isinstance(value, np.ndarray) or offers(value, "__cuda_array_interface__") or offers(value, "__dlpack__")
 
 
 def field_values(component: Any) -> dict[str, Any]:

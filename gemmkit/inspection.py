@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.compiled import Compiled
 from gemmkit.components import freeze
 from gemmkit.config import Config, device_given
 from gemmkit.config import _sizes as sizes_given
 from gemmkit.kernels.select import KERNELS
 from gemmkit.layouts import Layout, Plain, Zero
-from gemmkit.planning import Compiled
 from gemmkit.problem import HOST, Problem
 from gemmkit.runtime.arrays import ArrayInfo, describe
 from gemmkit.runtime.assemble import Assembled, ResourceUsage, assemble, disassemble, instruction_counts

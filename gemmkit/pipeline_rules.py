@@ -19,25 +19,23 @@ STAGES = 32
 ACCUMULATORS = 192                     # 32-bit registers of a consumer's sums: beyond it they spill
 
 
-def validate_pipeline(config: Config) -> None:
-    """Raise ConfigError for the first rule that a configuration of this kernel breaks."""
-    from gemmkit.config import _rule
-
+def validate_pipeline(config: Config, rule: Any) -> None:
+    """Raise ConfigError, by ``rule``, for the first rule that a configuration of this kernel breaks."""
     operator: Any = config.operator
-    _rule(isinstance(_units(config), WGMMAOp), "operator", operator, "the warp-specialised kernel multiplies with WGMMAOp; "
+    rule(isinstance(_units(config), WGMMAOp), "operator", operator, "the warp-specialised kernel multiplies with WGMMAOp; "
           "take it, or kernel='singlestage'")
     if isinstance(operator, Algebra):
-        _validate_algebra(operator, _rule)
-    _validate_roles(config, _rule)
-    _validate_tiles(config, _rule)
+        _validate_algebra(operator, rule)
+    _validate_roles(config, rule)
+    _validate_tiles(config, rule)
     for name, across in (("a", "M"), ("b", "N")):
-        _validate_operand(config, name, across, _rule)
-    _validate_d(config, _rule)
+        _validate_operand(config, name, across, rule)
+    _validate_d(config, rule)
     if config.splits > 1:
-        _validate_splits(config, _rule)
-    _rule(not config.epilogue.stores_blocks, "epilogue", config.epilogue, "it stores whole blocks from shared "
+        _validate_splits(config, rule)
+    rule(not config.epilogue.stores_blocks, "epilogue", config.epilogue, "it stores whole blocks from shared "
           "memory, where the sums of this kernel never are; override finish or tile, or use MMAOp")
-    _rule(config.condition.is_always or config.cluster.count == 1, "cluster", config.cluster, "blocks of a cluster walk "
+    rule(config.condition.is_always or config.cluster.count == 1, "cluster", config.cluster, "blocks of a cluster walk "
           "along K together, and the condition may differ between them; take Tile(M=1, N=1)")
 
 

@@ -22,6 +22,7 @@ from gemmkit.config import Config
 from gemmkit.epilogues import Composed, Epilogue
 from gemmkit.kernels.spec import Condition
 from gemmkit.lang.functions import DeviceFunction
+from gemmkit.lang.references import is_gemmkit
 from gemmkit.lang.wide import COUNT, NARROW, WIDE, narrowed
 from gemmkit.lang.wide import widened as wide
 from gemmkit.layouts import Layout
@@ -156,10 +157,6 @@ def _largest(component: Any) -> int:
     return max((math.prod(held.info.shape) for held in arrays_of(component)), default=0)
 
 
-def _is_ours(function: Any) -> bool:
-    return (getattr(function, "__module__", None) or "").partition(".")[0] == "gemmkit"
-
-
 _PLACES = ("element", "store_element", "load", "store", "k_range", "of_stored")
 
 
@@ -167,7 +164,7 @@ def _methods(component: Any, names: Iterable[str]) -> list[str]:
     """Those of the methods that are a user's."""
     mro = type(component).__mro__
     found = {name: next((vars(base)[name] for base in mro if name in vars(base)), None) for name in names}
-    return [name for name, method in found.items() if method is not None and not _is_ours(method)]
+    return [name for name, method in found.items() if method is not None and not is_gemmkit(method)]
 
 
 def _computes(component: Component) -> bool:

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import gemmkit as gk
+from gemmkit.compiled import Nothing
 from gemmkit.components import freeze
 from gemmkit.kernels.select import KERNELS
 from gemmkit.kernels.spec import Shape
-from gemmkit.planning import Nothing
 from gemmkit.runtime.assemble import ResourceUsage, assemble, disassemble, instruction_counts
 from gemmkit.runtime.compile import cubin_of, to_ptx
 from gemmkit.runtime.device import H100

@@ -93,11 +93,11 @@ def test_what_is_the_same_kernel_and_what_is_not(cache: CubinCache) -> None:
 
 @pytest.mark.compile
 def test_another_version_of_gemmkit_or_of_a_compiler_is_another_key(cache: CubinCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gemmkit.lang import fingerprint
+    from gemmkit.lang import package_state
 
     entry(small())
     with monkeypatch.context() as patch:
-        patch.setattr(fingerprint, "package_digest", lambda: "another gemmkit")
+        patch.setattr(package_state, "package_digest", lambda: "another gemmkit")
         entry(small())
     with monkeypatch.context() as patch:
         patch.setattr(compiling, "versions", lambda: "numba-cuda=99")

@@ -2,6 +2,7 @@
 
 import ast
 
+from tools import house
 from tools.house import cycles, figures, imports
 
 SOURCES = {
@@ -30,3 +31,10 @@ def test_imports_for_types_make_no_cycle_and_those_in_functions_do():
     assert graph["gemmkit/one.py"] == {"gemmkit/two.py", "gemmkit/three.py"}
     assert cycles(graph) == [["gemmkit/three.py", "gemmkit/two.py"]]
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+def test_the_command_without_a_commit(monkeypatch, capsys):
+    monkeypatch.setattr(house, "of_tree", lambda: SOURCES)
+    assert house.main(["--cycles"]) == 0
+    printed = capsys.readouterr().out
+    assert "files over 400 lines" in printed and "gemmkit/three.py <-> gemmkit/two.py" in printed

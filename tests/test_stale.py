@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import activations, epilogues, layouts, operators, transforms
+from gemmkit import Scalar, activations, epilogues, layouts, operators, transforms
 from gemmkit.components import freeze
 from gemmkit.kernels.rasterisation import Order
 from gemmkit.runtime import compile as compiling
@@ -341,6 +341,23 @@ def test_an_array_beside_fields_is_refused_by_name() -> None:
         freeze(Hidden())
 
 
+def test_an_annotation_that_changes_is_seen() -> None:
+    """Which fields are run-time values, and what a field has to be."""
+    @dataclass(frozen=True)
+    class Factor(epilogues.Epilogue):
+        k: int = 2
+
+        def __call__(self, x: Any, m: Any, n: Any) -> Any:
+            return x * self.k
+
+    assert not freeze(Factor(3)).leaves
+    Factor("three")                                                        # type: ignore[arg-type]
+    Factor.__annotations__ = {"k": Scalar}
+    assert len(freeze(Factor(3)).leaves) == 1
+    with pytest.raises(TypeError, match="a number that a kernel can take"):
+        Factor("three")                                                    # type: ignore[arg-type]
+
+
 def test_named_tuples_are_told_apart_by_their_fields() -> None:
     from typing import NamedTuple
 
@@ -467,16 +484,16 @@ def test_all_compilers_are_in_the_key() -> None:
 
 
 def test_a_newer_source_on_disk_than_was_imported_is_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gemmkit.lang import fingerprint
+    from gemmkit.lang import package_state
 
-    fingerprint.package_digest.cache_clear()
-    before = fingerprint.package_digest()
+    package_state.package_digest.cache_clear()
+    before = package_state.package_digest()
     with monkeypatch.context() as patch:
-        patch.setattr(fingerprint, "_imported", (("edited.py", 1, 2),))
-        fingerprint.package_digest.cache_clear()
-        assert fingerprint.package_digest() != before
-    fingerprint.package_digest.cache_clear()
-    assert fingerprint.package_digest() == before
+        patch.setattr(package_state, "_imported", (("edited.py", 1, 2),))
+        package_state.package_digest.cache_clear()
+        assert package_state.package_digest() != before
+    package_state.package_digest.cache_clear()
+    assert package_state.package_digest() == before
 
 
 # -- what it costs --------------------------------------------------------------------------------------------------------------

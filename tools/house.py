@@ -146,7 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cycles", action="store_true", help="list the files that import each other")
     given = parser.parse_args(arguments)
     now = of_tree()
-    columns = [figures(of_commit(given.commit))] * bool(given.commit) + [figures(now)]
+    columns = [figures(sources) for sources in (*([of_commit(given.commit)] if given.commit else ()), now)]
     for name in columns[-1]:
         print(f"{name:58s}" + "".join(f"{column[name]:10,}" for column in columns))
     if given.cycles:

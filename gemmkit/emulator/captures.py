@@ -15,10 +15,11 @@ from types import CellType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
 from gemmkit.component_arrays import arrays_of
-from gemmkit.components import Component, is_array
+from gemmkit.components import Component
 from gemmkit.lang.errors import ComponentError
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.references import globals_of, is_fixed, names_of
+from gemmkit.runtime.arrays import is_array
 
 __all__ = ["Captures"]
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from gemmkit.component_arrays import arrays_of
-from gemmkit.components import Component, field_values, is_array, with_fields
+from gemmkit.components import Component, field_values, with_fields
 from gemmkit.emulator import machine
 from gemmkit.emulator.captures import Captures
 from gemmkit.emulator.mode import Mode, current_mode
+from gemmkit.emulator.user_code import arguments
 from gemmkit.kernels.select import KERNELS
 from gemmkit.kernels.spec import Shape
 from gemmkit.lang import dialect
@@ -19,7 +20,7 @@ from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.host import View
 from gemmkit.lang.memory import ViewType
 from gemmkit.ptx.tma import emulated_map
-from gemmkit.runtime.arrays import alignment, describe, shares_memory, unit_axis
+from gemmkit.runtime.arrays import alignment, describe, is_array, shares_memory, unit_axis
 from gemmkit.runtime.device import H100
 
 
@@ -95,7 +96,7 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, shape: tuple[int, int, 
     spec = arena.component(compiled.spec)
     mode = current_mode() or Mode()
     with np.errstate(all="ignore"):                # integers wrap and floats overflow, as on the device
-        machine.launch(KERNELS[conf.kernel], (spec, *views, Shape(*shape), *maps), grid=(compiled.blocks, 1, 1),
+        machine.launch(KERNELS[conf.kernel], arguments((spec, *views, Shape(*shape), *maps)), grid=(compiled.blocks, 1, 1),
                        block=(conf.threads, 1, 1), cluster=(conf.peers, 1, 1),
                        shared_memory=compiled.spec.shared_bytes, max_shared_memory=H100.shared_memory_per_block,
                        schedule_seed=mode.seed, dependent=conf.is_pipeline,

@@ -310,7 +310,8 @@ def current() -> Thread:
 def launch(kernel: Callable[..., None], args: Sequence[Any], *, grid: Index, block: Index, shared_memory: int,
            cluster: Index = (1, 1, 1), max_shared_memory: int = 232448, max_threads: int = 1024,
            schedule_seed: int | None = None, dependent: bool = False, registers: Sequence[int] | None = None) -> None:
-    """Runs ``kernel(*args)`` in every thread of every block, to the end.
+    """Runs ``kernel(*args)`` in every thread of every block, to the end. (Users' components and functions among ``args``
+    are what `gemmkit.emulator.user_code.arguments` makes of them: the machine knows none.)
 
     Args:
         grid, block, cluster: sizes (x, y, z): blocks, threads of a block, blocks of a cluster.
@@ -354,9 +355,7 @@ def launch(kernel: Callable[..., None], args: Sequence[Any], *, grid: Index, blo
                 member.cluster, member.cluster_barrier = blocks, blocks[0].cluster_barrier
             yield blocks
 
-    from gemmkit.emulator.user_code import arguments  # which needs components, and they what is above
-
-    scheduler = Scheduler(kernel, arguments(args), clusters(), schedule_seed)
+    scheduler = Scheduler(kernel, args, clusters(), schedule_seed)
     scheduler.run()
 
 

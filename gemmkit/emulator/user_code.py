@@ -25,7 +25,7 @@ from gemmkit.emulator.coordinates import Coordinate
 from gemmkit.emulator.functions import BUILTINS, FUNCTIONS, MATH, Names, conversion
 from gemmkit.kernels.spec import Shape
 from gemmkit.lang.functions import DeviceFunction
-from gemmkit.lang.references import globals_of
+from gemmkit.lang.references import globals_of, is_gemmkit, is_library
 
 #: gemmkit's own modules that compute with users' numbers.
 ARITHMETIC_MODULES = frozenset({"gemmkit.activations", "gemmkit.epilogues.elementwise", "gemmkit.epilogues.library",
@@ -40,8 +40,11 @@ def arguments(given: Sequence[Any]) -> list[Any]:
     return [twins.outermost(value) for value in given]
 
 
-def _is_users(module: str | None) -> bool:
-    return (module or "").partition(".")[0] not in ("gemmkit", "numpy", "numba", "ml_dtypes", "math", "builtins")
+def _is_users(thing: FunctionType | ModuleType | type) -> bool:
+    """Whether users' numbers may meet Python's arithmetic there: in their code, and what it calls of the standard library.
+    (`gemmkit.lang.given` writes functions of built-ins, which are not looked into.)"""
+    module = thing.__name__ if isinstance(thing, ModuleType) else thing.__module__
+    return not is_library(thing) and module != "builtins"
 
 
 class _Twins:
@@ -73,7 +76,7 @@ class _Twins:
         if cls is Shape:
             return component
         changed = {}
-        scalars = annotated(cls) if _is_users(cls.__module__) else {}
+        scalars = annotated(cls) if _is_users(cls) else {}
         for field, value in field_values(component).items():
             if scalars.get(field) is Scalar and type(value) is int and -2**31 <= value < 2**31:
                 changed[field] = Coordinate(value)
@@ -115,14 +118,14 @@ class _Twins:
         function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
         if not isinstance(function, FunctionType) or not self._is_ours(function):
             return None
-        twin = self.boundary(function) if _is_users(function.__module__) else self.function(function)
+        twin = self.boundary(function) if _is_users(function) else self.function(function)
         return type(value)(twin) if value is not function else twin
 
     # -- functions ------------------------------------------------------------------------------------------------------
 
     @staticmethod
     def _is_ours(function: FunctionType) -> bool:
-        return _is_users(function.__module__) or function.__module__ in ARITHMETIC_MODULES
+        return _is_users(function) or function.__module__ in ARITHMETIC_MODULES
 
     def boundary(self, function: FunctionType) -> Any:
         """The function as a kernel calls it: whole numbers become coordinates."""
@@ -163,8 +166,7 @@ class _Twins:
         if isinstance(value, ModuleType):
             if value is math:
                 return MATH
-            name = value.__name__
-            return Names(value, self.named) if value is np or _is_users(name) or name.startswith("gemmkit") else value
+            return Names(value, self.named) if value is np or _is_users(value) or is_gemmkit(value) else value
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, BuiltinFunctionType):

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.components import Array, Component, Scalar, is_array
+from gemmkit.components import Array, Component, Scalar
 from gemmkit.epilogues.base import Epilogue
 from gemmkit.lang.control import choose
 from gemmkit.lang.given import check_dtype
 from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply
 from gemmkit.layouts import ColMajor, Layout, RowMajor
-from gemmkit.runtime.arrays import ArrayInfo, describe
+from gemmkit.runtime.arrays import ArrayInfo, describe, is_array
 
 
 @dataclass(frozen=True)

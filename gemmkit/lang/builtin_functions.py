@@ -258,5 +258,3 @@ for _name in (*number_rules.MATH_OF_ONE, *number_rules.MATH_TO_WHOLE, *number_ru
     _register_math(_name, 1)
 for _name in number_rules.MATH_OF_TWO:
     _register_math(_name, 2)
-
-

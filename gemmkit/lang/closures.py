@@ -12,24 +12,18 @@ from types import CellType, FunctionType
 from typing import Any
 
 import numpy as np
-from numba.cuda import cgutils
-from numba.cuda.core import ir
 
+from gemmkit.lang.captures import CapturesType
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.guards import Fact, cell, contents, item
 from gemmkit.lang.numba_hooks import (
-    AttributeTemplate,
-    lowering_registry,
     models,
     register_model,
     signature,
     types,
-    typing_registry,
 )
 from gemmkit.lang.references import globals_of
-from gemmkit.runtime.arrays import ArrayInfo
-
-ARGUMENT = "gemmkit_captures"
+from gemmkit.runtime.arrays import ArrayInfo, is_array
 
 
 def captured(function: Any) -> dict[str, Any]:
@@ -54,36 +48,7 @@ def captured_at(function: FunctionType, name: str) -> Fact:
 
 
 def _is_runtime(value: Any) -> bool:
-    from gemmkit.components import is_array
-
     return isinstance(value, (np.generic, ArrayInfo)) or is_array(value)
-
-
-class CapturesType(types.Type):
-    """The struct of a function's captured values."""
-
-    def __init__(self, members: dict[str, Any]):
-        self.members = members
-        super().__init__("captures(" + ", ".join(f"{k}: {t}" for k, t in members.items()) + ")")
-
-
-@register_model(CapturesType)
-class _CapturesModel(models.StructModel):
-    def __init__(self, dmm: Any, fe_type: CapturesType):
-        super().__init__(dmm, fe_type, list(fe_type.members.items()))
-
-
-@typing_registry.register_attr
-class _CapturesAttributes(AttributeTemplate):
-    key = CapturesType
-
-    def generic_resolve(self, ty: CapturesType, attr: str) -> Any:
-        return ty.members.get(attr)
-
-
-@lowering_registry.lower_getattr_generic(CapturesType)
-def _captures_getattr(context: Any, builder: Any, ty: CapturesType, value: Any, attr: str) -> Any:
-    return getattr(cgutils.create_struct_proxy(ty)(context, builder, value=value), attr)
 
 
 class ClosureType(types.Callable):
@@ -153,22 +118,3 @@ class _ClosureModel(models.PrimitiveModel):
 
     def from_argument(self, builder: Any, value: Any) -> Any:
         return self._dmm.lookup(self._fe_type.captures).from_argument(builder, value)
-
-
-def bind_captures(func_ir: Any, names: tuple[str, ...]) -> None:
-    """The compiler pass: one argument more in front, and captured names read from it."""
-    block = func_ir.blocks[min(func_ir.blocks)]
-    scope, loc = block.scope, block.loc
-    struct = scope.redefine(ARGUMENT, loc)
-    for each in func_ir.blocks.values():
-        for statement in each.body:
-            if not isinstance(statement, ir.Assign):
-                continue
-            value = statement.value
-            if isinstance(value, ir.Arg):
-                statement.value = ir.Arg(value.name, value.index + 1, value.loc)
-            elif isinstance(value, (ir.FreeVar, ir.Global)) and value.name in names:
-                statement.value = ir.Expr.getattr(struct, value.name, value.loc)
-    block.body.insert(0, ir.Assign(ir.Arg(ARGUMENT, 0, loc), struct, loc))
-    func_ir.arg_names = (ARGUMENT, *func_ir.arg_names)
-    func_ir.arg_count += 1

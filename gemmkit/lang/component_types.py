@@ -12,7 +12,6 @@ from types import FunctionType
 from typing import Any, NoReturn
 
 from gemmkit.lang.closures import without_captures
-from gemmkit.lang.fingerprint import mutable_in_property
 from gemmkit.lang.functions import DeviceFunction, device
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
@@ -23,6 +22,8 @@ from gemmkit.lang.numba_hooks import (
     types,
     typing_registry,
 )
+from gemmkit.lang.properties import mutable_in_property
+from gemmkit.lang.static_branches import Unknown, asked, of_type
 from gemmkit.lang.values import static_type, static_value
 
 __all__ = ["ComponentType", "component_type"]
@@ -44,6 +45,14 @@ class ComponentType(types.Callable):
     def method(self, name: str) -> DeviceFunction | None:
         value = inspect.getattr_static(self.cls, name, None)          # a static method is an attribute like any other
         return device(value) if isinstance(value, (FunctionType, DeviceFunction)) else None
+
+    def known_attribute(self, name: str) -> Any:
+        """What is known of an attribute before types are inferred (:mod:`gemmkit.lang.static_branches`)."""
+        if name in self.runtime:
+            return of_type(self.runtime[name])
+        if self.method(name) is not None and name not in self.static:
+            raise Unknown
+        return asked(self.skeleton, name)
 
     def get_call_type(self, context: Any, args: tuple, kws: dict) -> Any:
         function = self.method("__call__")

@@ -22,6 +22,7 @@ import numpy as np
 from gemmkit.lang.contents import DICT, LIST, NOTHING, SET, STARS, STRING, Name, contents
 from gemmkit.lang.errors import changeable, line_of, refused
 from gemmkit.lang.numba_hooks import types
+from gemmkit.lang.references import is_library
 
 BREAKPOINT = "breakpoint() stops in the emulator alone (with gemmkit.emulate(): ...); take it out to compile"
 MAYBE = "what it returns is None on some ways; give it a value on every way"
@@ -32,7 +33,6 @@ _BUILTINS = {"abs", "bool", "complex", "divmod", "enumerate", "float", "int", "l
              "round", "slice", "sum", "tuple", "zip"}
 _NO_MATH = {"cbrt", "comb", "dist", "factorial", "fma", "fsum", "gcd", "isclose", "isqrt", "lcm", "perm", "prod", "sumprod",
             "ulp"}
-_OWN = ("gemmkit", "numba", "numpy", "llvmlite", "ml_dtypes")
 _NUMPY = {"where": "x if condition else y", "maximum": "max(x, y)", "minimum": "min(x, y)", "fmax": "max(x, y)",
           "fmin": "min(x, y)", "clip": "min(max(x, low), high)", "absolute": "abs(x)", "abs": "abs(x)", "power": "x ** y",
           "round": "round(x)", "rint": "round(x)", "sign": "math.copysign(1, x)", "square": "x * x",
@@ -43,11 +43,6 @@ _NUMPY = {"where": "x if condition else y", "maximum": "max(x, y)", "minimum": "
 # -- what a function reaches ------------------------------------------------------------------------------------------
 
 _MISSING = object()
-
-
-def is_own(module: Any) -> bool:
-    """Whether code is gemmkit's or Numba's, which is not looked at."""
-    return isinstance(module, str) and module.partition(".")[0] in _OWN
 
 
 def plain(function: Any) -> FunctionType | None:
@@ -76,7 +71,7 @@ class Walk:
         if not _is_shipped(cls):
             for name in cls.device_methods:
                 method = plain(inspect.getattr_static(cls, name, None))
-                if method is not None and not is_own(method.__module__) and contents(method.__code__).ends:
+                if method is not None and not is_library(method) and contents(method.__code__).ends:
                     self.function(method, component, name not in cls.without_value)
         for field in dataclasses.fields(component) if dataclasses.is_dataclass(component) else ():
             value = getattr(component, field.name, None)
@@ -88,7 +83,7 @@ class Walk:
 
     def function(self, function: Any, owner: Any = None, needed: bool = False) -> bool:
         """Check a function, a method of ``owner`` if it has one; returns whether it gives a value."""
-        if is_own(function.__module__):
+        if is_library(function):
             return True
         key = function, id(owner)
         if key in self.within:
@@ -163,7 +158,7 @@ def is_numpy(value: Any) -> bool:
 
 def _is_shipped(cls: type) -> bool:
     """Whether a class of components comes with gemmkit, all of it."""
-    return is_own(cls.__module__)
+    return is_library(cls)
 
 
 def resolve(function: FunctionType, name: Name, owner: Any) -> tuple[Any, Any]:
@@ -218,16 +213,16 @@ def _value_fault(name: Name, value: Any, compiled: bool) -> str | None:
             return f"Python's {called} has no device code"
         if module == "math" and called in _NO_MATH:
             return f"math.{called} has no device code"
-        if module not in ("builtins", "math", "cmath", "_operator") and not is_own(module):
+        if module not in ("builtins", "math", "cmath", "_operator") and not is_library(value):
             return f"{name} has no device code; it has the functions of math, and plain functions"
         return None
-    if callable(value) and not is_component(value) and not is_own(type(value).__module__):
+    if callable(value) and not is_component(value) and not is_library(type(value)):
         return f"{name} is of type {type(value).__name__}, which device code cannot call; write a plain function"
     return None
 
 
 def _class_fault(name: Name, cls: type) -> str | None:
-    if issubclass(cls, np.generic) or is_own(cls.__module__) or (issubclass(cls, tuple) and hasattr(cls, "_fields")):
+    if issubclass(cls, np.generic) or is_library(cls) or (issubclass(cls, tuple) and hasattr(cls, "_fields")):
         return None
     if cls.__module__ == "builtins" and cls.__name__ in _BUILTINS:
         return None
@@ -248,7 +243,7 @@ def check_compiled(function: FunctionType, args: tuple) -> None:
     walk = Walk(compiled=True)
     for ty in _component_types(args):
         walk.component(ty.skeleton)
-    if not is_own(function.__module__):
+    if not is_library(function):
         owner = getattr(args[0], "skeleton", None) if args else None
         walk.function(function, owner)
 

@@ -14,11 +14,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
-import inspect
 import re
 from collections.abc import Callable, Collection
 from functools import cached_property, lru_cache
-from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
@@ -27,6 +25,7 @@ import numpy as np
 from gemmkit.lang import guards
 from gemmkit.lang.atoms import Atom
 from gemmkit.lang.guards import NOTHING, Fact, Guards
+from gemmkit.lang.package_state import of_packages
 from gemmkit.lang.records import record_text
 from gemmkit.lang.references import attributes, globals_of, is_fixed, is_host, names_of
 
@@ -42,47 +41,6 @@ class Reading(NamedTuple):
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-# -- gemmkit itself ---------------------------------------------------------------------------------------------------
-
-_ROOT = Path(__file__).resolve().parent.parent
-
-
-def _source_state() -> tuple:
-    """Name, time and size of every file of gemmkit's source."""
-    files = sorted(_ROOT.rglob("*.py"))
-    return tuple((str(file), (stat := file.stat()).st_mtime_ns, stat.st_size) for file in files)
-
-
-_imported = _source_state()               # when gemmkit was imported, or at most a second later
-
-
-@lru_cache(maxsize=1)
-def package_digest() -> str:
-    """A digest of gemmkit's own source: a new version of any file invalidates every compiled kernel.
-
-    A process that imported older files than lie there now would store what it compiles under the newer files' key: its
-    digest is made of the files' times, too, and so is of this process alone.
-    """
-    state = hashlib.sha256()
-    for path in sorted(_ROOT.rglob("*.py")):
-        state.update(str(path.relative_to(_ROOT)).encode() + b"\0" + path.read_bytes())
-    if _source_state() != _imported:
-        state.update(repr(_imported).encode())
-    return state.hexdigest()
-
-
-#: What gemmkit's own functions and classes, and the built-ins, were when they were read. Nobody edits them, but whoever does
-#: (a test, a patch at run time) must not store what comes of it under the unpatched code's key.
-_of_packages: list[Fact] = []
-
-
-def packages_stand() -> bool:
-    """Whether gemmkit's own code is what it was when it was read. Looked at once a kernel: half a millisecond."""
-    unique = {fact.key: fact for fact in _of_packages}
-    _of_packages[:] = unique.values()
-    return all(map(guards.holds, unique.values()))
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -145,7 +103,7 @@ class Reader:
             return f"recursive:{function.__qualname__}"
         self._open.append(function)
         try:
-            facts = _of_packages if is_fixed(function) else self._user
+            facts = of_packages if is_fixed(function) else self._user
             facts += guards.code(function)
             parts = [self._outside(function, frozenset(runtime)), self._each("a default", function.__defaults__ or ()),
                      *(f"{name}={self._named(name, value)}" for name, value in (function.__kwdefaults__ or {}).items())]
@@ -168,7 +126,7 @@ class Reader:
             return self.add(known[2])
         inner = Reader()
         inner._open = list(self._open)
-        facts = _of_packages if is_fixed(function) else inner._user
+        facts = of_packages if is_fixed(function) else inner._user
         parts = [code_text(code)]
         for name in sorted(globals_of(code)):
             parts.append(name if name in runtime else inner._global(function, name, names_of(code), facts))
@@ -187,7 +145,7 @@ class Reader:
         if name in scope:
             return f"{name}={self._looked_up(name, scope[name], names)}"
         built_in = function.__builtins__
-        _of_packages.append(guards.item(built_in, name))
+        of_packages.append(guards.item(built_in, name))
         return f"{name}:{self._named(name, built_in[name])}" if name in built_in else f"{name} is not there"
 
     def _looked_up(self, name: str, value: Any, names: Collection[str]) -> str:
@@ -199,7 +157,7 @@ class Reader:
             text = self._named(name, value)
             for scope, attribute, found in attributes(value, names):
                 self._user.append(guards.item(scope, attribute))
-                text += f";{attribute}={self._looked_up(f'{name}.{attribute}', _function_of(found) or found, names)}"
+                text += f";{attribute}={self._looked_up(f'{name}.{attribute}', function_of(found) or found, names)}"
             return text
         finally:
             self._open.pop()
@@ -213,7 +171,7 @@ class Reader:
         for each in cls.__mro__[:-1]:
             if each is base:
                 continue
-            (_of_packages if is_fixed(each) else self._user).append(guards.class_fact(each))
+            (of_packages if is_fixed(each) else self._user).append(guards.class_fact(each))
             parts += self._members(each)
         return digest("\n".join(parts))
 
@@ -222,10 +180,10 @@ class Reader:
         for name, value in sorted(vars(cls).items()):
             if name.startswith("__") and name != "__call__":
                 continue
-            function = _function_of(value)
+            function = function_of(value)
             if function is not None:
                 parts.append(f"{name}:{type(value).__name__}:{self._named(name, function)}")
-            elif not _is_slot(value):
+            elif not is_slot(value):
                 parts.append(f"{name}={self._named(f'{cls.__qualname__}.{name}', value)}")
         return parts
 
@@ -269,8 +227,8 @@ class Reader:
         if hasattr(type(value), "__device_type__") or isinstance(value, Atom):            # a tile, an instruction
             return f"{type(value).__qualname__}:{value!r}"
         if isinstance(value, FunctionType):
-            return "function:" + self._function(value)
-        function = _function_of(value) or getattr(value, "__wrapped__", None) or getattr(value, "py_func", None)
+            return "function:" + self.add(self.of_function(value))
+        function = function_of(value) or getattr(value, "__wrapped__", None) or getattr(value, "py_func", None)
         if isinstance(function, FunctionType):                 # a cuda.jit helper, what lru_cache makes of a function
             return f"{type(value).__name__}:{self._named(name, function)}"
         if isinstance(value, ModuleType):
@@ -312,28 +270,28 @@ class Reader:
     def _each(self, name: str, values: tuple) -> str:
         return "(" + ",".join(self._named(name, v) for v in values) + ")"
 
-    def _function(self, function: FunctionType) -> str:
-        """`function`, from memory if it was read before."""
-        known = _readings.get(id(function))
-        if known is not None and known[0] is function and known[1].guards.stand():
-            return self.add(known[1])
-        inner = Reader()
-        inner._open = list(self._open)
-        found = inner.reading(inner.function(function))
-        self.is_cyclic |= inner.is_cyclic
-        if not inner.is_cyclic and not function.__closure__:   # those with closures are made anew all the time
-            _keep(_readings, id(function), (function, found))
-        return self.add(found)
+    def of_function(self, function: FunctionType, runtime: Collection[str] = ()) -> Reading:
+        """The `Reading` of `function`, from memory if it was read before and what it rests on still holds."""
+        found = None if runtime else _known(function)
+        if found is None:
+            inner = Reader()
+            inner._open = list(self._open)
+            found = inner.reading(inner.function(function, runtime))
+            self.is_cyclic |= inner.is_cyclic
+            depends_on_start = inner.is_cyclic and self._open      # those with closures are made anew all the time
+            if not runtime and not function.__closure__ and not depends_on_start:
+                _keep(_readings, id(function), (function, found))
+        return found
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def _is_slot(value: Any) -> bool:
+def is_slot(value: Any) -> bool:
     return type(value).__name__ in ("member_descriptor", "getset_descriptor", "wrapper_descriptor", "method_descriptor")
 
 
-def _function_of(value: Any) -> FunctionType | None:
+def function_of(value: Any) -> FunctionType | None:
     """The function in an entry of a class: a method, a static method or a property's getter."""
     if isinstance(value, (staticmethod, classmethod)):
         value = value.__func__
@@ -352,6 +310,12 @@ _LIMIT = 20000                            # of each: a notebook makes new functi
 _forgetting: list[Callable[[], None]] = []
 
 
+def _known(thing: FunctionType | type) -> Reading | None:
+    """What was read of a function or a class, if that still holds."""
+    known = _readings.get(id(thing))
+    return known[1] if known is not None and known[0] is thing and known[1].guards.stand() else None
+
+
 def _keep(memory: dict, key: Any, found: Any) -> None:
     if len(memory) >= _LIMIT:
         memory.clear()
@@ -365,26 +329,18 @@ def read(function: FunctionType) -> Reading:
 
 def read_class(cls: type, base: type) -> Reading:
     """A component class's `Reading`, from memory if what it rests on still holds."""
-    known = _readings.get(id(cls))
-    if known is not None and known[0] is cls and known[1].guards.stand():
-        return known[1]
-    reader = Reader()
-    reader._open = [cls]
-    found = reader.reading(reader.component_class(cls, base))
-    _keep(_readings, id(cls), (cls, found))
+    found = _known(cls)
+    if found is None:
+        reader = Reader()
+        reader._open = [cls]
+        found = reader.reading(reader.component_class(cls, base))
+        _keep(_readings, id(cls), (cls, found))
     return found
 
 
 def read_closure(function: FunctionType, runtime: Collection[str]) -> Reading:
     """The `Reading` of a function that captured the runtime values of these names."""
-    known = _readings.get(id(function)) if not runtime else None
-    if known is not None and known[0] is function and known[1].guards.stand():
-        return known[1]
-    reader = Reader()
-    found = reader.reading(reader.function(function, runtime))
-    if not runtime and not function.__closure__:
-        _keep(_readings, id(function), (function, found))
-    return found
+    return Reader().of_function(function, runtime)
 
 
 def read_value(value: Any, name: str) -> Reading:
@@ -406,7 +362,7 @@ def function_text(function: Any) -> str:
 
 def forget_readings() -> None:
     """Read everything anew, and compile anew what was compiled: some code changed that is not the user's."""
-    for memory in (_readings, _outsides, _of_packages):
+    for memory in (_readings, _outsides, of_packages):
         memory.clear()
     for forget in _forgetting:
         forget()
@@ -418,46 +374,15 @@ def when_forgetting(forget: Callable[[], None]) -> Callable[[], None]:
     return forget
 
 
-# -- properties -------------------------------------------------------------------------------------------------------
-
-def mutable_in_property(component: Any, name: str) -> tuple[str, str] | None:
-    """Of a property that a kernel takes for a constant: what it reads that can change in place, as (name, type)."""
-    cls = type(component)
-    entry = inspect.getattr_static(cls, name, None)
-    getter = _function_of(entry)
-    if getter is None or is_fixed(getter) or not isinstance(entry, (property, cached_property)):
-        return None
-    seen: set[str] = set()
-    names = {name}
-    while names - seen:                                       # the attributes of self that it reads, by way of others
-        each = (names - seen).pop()
-        seen.add(each)
-        entry = inspect.getattr_static(cls, each, None)
-        function = _function_of(entry)
-        if function is not None:
-            if not is_fixed(function):
-                names |= names_of(function.__code__)
-                mutable = read(function).mutable
-                if mutable:
-                    return mutable[0]
-        elif each in vars(component) or entry is not None:
-            value = vars(component).get(each, entry)
-            mutable = () if _is_slot(value) else read_value(value, f"{cls.__qualname__}.{each}").mutable
-            if mutable and each in names:
-                return mutable[0]
-    return None
-
-
 __all__ = [
     "Reader",
     "Reading",
     "code_text",
     "digest",
     "forget_readings",
+    "function_of",
     "function_text",
-    "mutable_in_property",
-    "package_digest",
-    "packages_stand",
+    "is_slot",
     "read",
     "read_class",
     "read_closure",

@@ -14,26 +14,20 @@ device function calls it. Three things make plain Python enough:
 from __future__ import annotations
 
 import inspect
-import threading
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import cached_property
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
-from numba.cuda import compiler as numba_compiler
-from numba.cuda import lowering
-from numba.cuda.core import ir
 from numba.cuda.core.compiler_lock import global_compiler_lock
-from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
-from numba.cuda.core.untyped_passes import IRProcessing
 
-from gemmkit.lang import dialect
-from gemmkit.lang.assertions import Assertions
 from gemmkit.lang.compact import compacted
+from gemmkit.lang.compiling import compile_function
 from gemmkit.lang.errors import ComponentError, changeable, explain, line_of, refused
 from gemmkit.lang.fingerprint import read_closure, read_value, when_forgetting
+from gemmkit.lang.module_attributes import ModuleAttributes
 from gemmkit.lang.numba_hooks import (
     NumbaError,
     OpaqueModel,
@@ -41,65 +35,15 @@ from gemmkit.lang.numba_hooks import (
     fold_arguments,
     lowering_registry,
     register_model,
-    rules_hold_in,
     signature,
     target_context,
     typeof_impl,
     types,
 )
-from gemmkit.lang.pipeline import Passes, analysed_once, contexts
-from gemmkit.lang.references import globals_of, is_fixed
-from gemmkit.lang.static_branches import StaticBranches
-
-_target = threading.local()
-
-
-def target_arch() -> tuple[int, int, str] | tuple[int, int]:
-    """The compute capability that is compiled for, as Numba writes it: ``(9, 0, "a")``."""
-    return getattr(_target, "cc", (9, 0, "a"))
-
-
-def set_target_arch(cc: tuple) -> None:
-    _target.cc = cc
-
-
-def _answer_for_the_device() -> None:
-    """Numba's own library functions ask which device is current while they compile; without one, ours is the answer."""
-    from types import SimpleNamespace
-
-    from numba.cuda import dispatcher
-
-    asked = dispatcher.get_current_device
-
-    def get_current_device() -> Any:
-        if getattr(_target, "compiling", 0):
-            return SimpleNamespace(compute_capability=target_arch())
-        return asked()
-
-    dispatcher.get_current_device = get_current_device
-
-
-_answer_for_the_device()
-
-
-class WeakInt(int):
-    """An integer constant that takes the type of what it meets."""
-
-
-class WeakFloat(float):
-    """A float constant that takes the type of what it meets."""
-
-
-def weaken(value: Any) -> Any:
-    """A constant as the code of a device function should hold it."""
-    if type(value) is int:
-        return WeakInt(value)
-    if type(value) is float:
-        return WeakFloat(value)
-    if type(value) is tuple:
-        return tuple(weaken(v) for v in value)
-    return value
-
+from gemmkit.lang.references import Owner, globals_of, is_fixed, owner_of
+from gemmkit.lang.scalars import numba_type
+from gemmkit.lang.target import target_arch
+from gemmkit.lang.weak import weaken, weaken_code
 
 _all: weakref.WeakSet[DeviceFunction] = weakref.WeakSet()
 
@@ -182,15 +126,14 @@ class DeviceFunction:
         key = (self, target_arch(), args, captures)
         result = self._compiled.get(key)
         if result is None:
-            from gemmkit.lang.registers import refuse_returned
-
             with global_compiler_lock:
                 if key in _open or sum(other[0] is self for other in _open) > _NESTED:
                     raise TypingError(f"{self.function.__qualname__} calls itself, which device code cannot; write a loop")
                 _open.append(key)
                 try:
                     result = compile_function(self.weakened, args, captures)
-                    refuse_returned(result)
+                    for look in _looks:
+                        look(result)
                     result = compacted(result)
                 except ComponentError:
                     raise
@@ -201,6 +144,16 @@ class DeviceFunction:
                 result.target_context.insert_user_function(result.entry_point, result.fndesc, [result.library])
             self._compiled[key] = result
         return result
+
+
+_looks: list[Callable[[Any], None]] = []
+
+
+def when_compiled(look: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Have ``look(result)`` called for every device function that was compiled (Numba's result); it raises TypingError for
+    what a function may not be."""
+    _looks.append(look)
+    return look
 
 
 _open: list[tuple] = []                                       # what is being compiled; under Numba's compiler lock
@@ -216,156 +169,6 @@ def _default_type(_number: int, parameter: inspect.Parameter, default: Any) -> A
         raise TypingError(f"the default of {parameter.name}: {error}") from None
 
 
-class _ModuleAttributes(FunctionPass):
-    """What a function reads from a module or class becomes what its own globals would be: ``math.pi`` is a weak constant,
-    ``np.float32`` a conversion, ``helpers.f`` and ``Base.method`` are device functions."""
-
-    _name = "gemmkit_module_attributes"
-
-    def __init__(self) -> None:
-        FunctionPass.__init__(self)
-
-    def run_pass(self, state: Any) -> bool:
-        changed = False
-        for block in state.func_ir.blocks.values():
-            for statement in block.body:
-                if isinstance(statement, ir.Assign) and _is_getattr(statement.value):
-                    holder = _module(state.func_ir, statement.value.value)
-                    value = getattr(holder, statement.value.attr, None)
-                    if holder is not None and not is_fixed(holder):
-                        _refuse_mutable(state.func_id.func, statement.value.attr, value)
-                    prepared = _prepare(value)
-                    if prepared is not value:
-                        statement.value = (ir.Const(prepared, statement.loc) if isinstance(prepared, (int, float))
-                                           else ir.Global(statement.value.attr, prepared, statement.loc))
-                        changed = True
-        if changed:
-            _forget_classes(state.func_ir)
-        return changed
-
-
-def _forget_classes(func_ir: Any) -> None:
-    """Blank out the classes that nothing but a replaced attribute was read from: Numba knows no type of them, and none of
-    those that are read from a module."""
-    statements = [s for block in func_ir.blocks.values() for s in block.body]
-    for statement in statements:
-        if isinstance(statement, ir.Assign) and isinstance(_class_read(func_ir, statement.value), type):
-            name = statement.target.name
-            if not any(v.name == name for s in statements if s is not statement for v in s.list_vars()):
-                statement.value = ir.Const(None, statement.loc)
-
-
-def _class_read(func_ir: Any, value: Any) -> Any:
-    """What an expression reads, if it is a global or an attribute of a module or class; else None."""
-    if isinstance(value, (ir.Global, ir.FreeVar)):
-        return value.value
-    return getattr(_module(func_ir, value.value), value.attr, None) if _is_getattr(value) else None
-
-
-def _is_getattr(value: Any) -> bool:
-    return isinstance(value, ir.Expr) and value.op == "getattr"
-
-
-def _module(func_ir: Any, variable: Any) -> ModuleType | type | None:
-    """The module or class that a variable of the code is, if it is one."""
-    try:
-        definition = func_ir.get_definition(variable)
-    except KeyError:
-        return None
-    if isinstance(definition, (ir.Global, ir.FreeVar)):
-        value = definition.value
-    elif _is_getattr(definition):
-        value = getattr(_module(func_ir, definition.value), definition.attr, None)
-    else:
-        return None
-    return value if isinstance(value, (ModuleType, type)) else None
-
-
-register_pass(mutates_CFG=False, analysis_only=False)(_ModuleAttributes)
-
-
-class _Captures(FunctionPass):
-    """Reads captured names from an extra argument instead of the closure."""
-
-    _name = "gemmkit_captures"
-
-    def __init__(self) -> None:
-        FunctionPass.__init__(self)
-
-    def run_pass(self, state: Any) -> bool:
-        from gemmkit.lang.closures import CapturesType, bind_captures
-
-        first = state.args[0] if state.args else None
-        if not isinstance(first, CapturesType):
-            return False
-        bind_captures(state.func_ir, tuple(first.members))
-        return True
-
-
-register_pass(mutates_CFG=False, analysis_only=False)(_Captures)
-
-
-class _Pipeline(numba_compiler.CUDACompiler):
-    """numba-cuda's pipeline with four passes more, right after the bytecode is read."""
-
-    _passes: Passes | None = None                             # the same for all functions
-
-    def define_pipelines(self) -> Any:
-        if _Pipeline._passes is None:
-            (pipeline,) = super().define_pipelines()
-            passes = Passes(pipeline.passes)
-            passes.add_pass_after(_ModuleAttributes, numba_compiler.CUDATranslateBytecode)
-            passes.add_pass_after(_Captures, numba_compiler.CUDATranslateBytecode)
-            passes.add_pass_after(Assertions, numba_compiler.CUDATranslateBytecode)
-            passes.add_pass_after(StaticBranches, IRProcessing)
-            passes.finalize()
-            _Pipeline._passes = passes
-        return [_Pipeline._passes]
-
-
-rules_hold_in(_Pipeline)
-
-
-def compile_function(function: FunctionType, args: tuple, captures: Any = None, inline: bool = True) -> Any:
-    """What numba-cuda's ``compile_cuda`` does, with our pipeline; ``inline``: a device function, not a kernel."""
-    dialect.check_compiled(function, args)
-    typing_context, context = contexts()
-    flags = numba_compiler.CUDAFlags()
-    flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
-    flags.debuginfo = flags.dbg_directives_only = True
-    flags.inline, flags.error_model = "never", "numpy"
-    flags.forceinline = inline
-    flags.nvvm_options = {"opt": 3, "fastmath": False}
-    flags.compute_capability = target_arch()
-    if captures is not None:
-        args = (captures, *args)
-    _target.compiling = getattr(_target, "compiling", 0) + 1
-    try:
-        with numba_compiler.utils.numba_target_override(), analysed_once():
-            result = _run_pipeline(function, args, flags, typing_context, context)
-    finally:
-        _target.compiling -= 1
-    dialect.check_result(function, result.signature.return_type)
-    result.library.finalize()
-    return result
-
-
-def _run_pipeline(function: FunctionType, args: tuple, flags: Any, typing_context: Any, context: Any) -> Any:
-    # Numba parses a function's source for the line of its ``def``, which fails for a lambda inside a longer expression
-    # (its lines alone are no syntax); the code object knows the line. The caller holds the compiler lock.
-    parse, lowering.get_func_def_lineno = lowering.get_func_def_lineno, _first_line
-    try:
-        return numba_compiler.compile_extra(
-            typingctx=typing_context, targetctx=context, func=function, args=args, return_type=None, flags=flags,
-            locals={}, pipeline_class=_Pipeline, call_conv=numba_compiler.CUDACallConv(context), abi_info={})
-    finally:
-        lowering.get_func_def_lineno = parse
-
-
-def _first_line(function: FunctionType) -> int:
-    return function.__code__.co_firstlineno
-
-
 _functions: dict[FunctionType, DeviceFunction] = {}
 
 
@@ -379,13 +182,8 @@ def device(function: Any) -> DeviceFunction:
     return found
 
 
-def _weaken_code(code: CodeType) -> CodeType:
-    return code.replace(co_consts=tuple(
-        _weaken_code(c) if isinstance(c, CodeType) else weaken(c) for c in code.co_consts))
-
-
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, FunctionType) and (value.__module__ or "").partition(".")[0] not in ("numba", "numpy")
+    return isinstance(value, FunctionType) and owner_of(value) is not Owner.PACKAGE
 
 
 def _prepare(value: Any) -> Any:
@@ -402,8 +200,6 @@ def _prepare(value: Any) -> Any:
 
 def _conversion(scalar: type) -> Any:
     """``np.float32`` as the dtype that converts in device code; a class of which there is none stays."""
-    from gemmkit.lang.scalars import numba_type
-
     try:
         numba_type(scalar)
     except TypeError:
@@ -419,22 +215,27 @@ def _weaken_function(function: FunctionType, runtime: Collection[str] = ()) -> F
     closure = function.__closure__
     of_user = not is_fixed(function)
 
-    def prepared(name: str, value: Any) -> Any:
-        if of_user:
-            _refuse_mutable(function, name, value)
-        return _prepare(value)
-
-    scope.update((name, prepared(name, scope[name])) for name in names if name in scope)
+    scope.update((name, _prepared(function, name, scope[name], of_user)) for name in names if name in scope)
     scope.setdefault("__builtins__", __builtins__)
     if closure is not None:
-        closure = tuple(cell if name in runtime else CellType(prepared(name, cell.cell_contents))
+        closure = tuple(cell if name in runtime else CellType(_prepared(function, name, cell.cell_contents, of_user))
                         for name, cell in zip(function.__code__.co_freevars, closure))
-    weak = FunctionType(_weaken_code(function.__code__), scope, function.__name__,
+    weak = FunctionType(weaken_code(function.__code__), scope, function.__name__,
                         weaken(function.__defaults__), closure)
     weak.__qualname__ = function.__qualname__
     weak.__module__ = function.__module__
     weak.__kwdefaults__ = function.__kwdefaults__
     return weak
+
+
+def _prepared(function: FunctionType, name: str, value: Any, of_user: bool) -> Any:
+    """What a value that a function's code names becomes; a user's may not be one that can change in place."""
+    if of_user:
+        _refuse_mutable(function, name, value)
+    return _prepare(value)
+
+
+ModuleAttributes.prepared = staticmethod(_prepared)
 
 
 def _refuse_mutable(function: FunctionType, name: str, value: Any) -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Collection
-from functools import cache
+from functools import cache, lru_cache
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -19,6 +19,8 @@ import numpy as np
 
 from gemmkit.lang.errors import ComponentError, place_of
 from gemmkit.lang.functions import DeviceFunction
+from gemmkit.lang.guards import class_version
+from gemmkit.lang.references import is_gemmkit
 
 _BUILT_IN = ("abs", "bool", "float", "int", "round")
 
@@ -110,8 +112,8 @@ def check_methods(component: Any, field: str) -> None:
 
 def _overridden(cls: type) -> tuple[tuple[type, str, Any, tuple[str, ...]], ...]:
     """The methods of a user's class that stand in place of gemmkit's, with the arguments of those."""
-    mine = [c for c in cls.__mro__[:-1] if not c.__module__.startswith("gemmkit.")]
-    theirs = [c for c in cls.__mro__[:-1] if c.__module__.startswith("gemmkit.")]
+    mine = [c for c in cls.__mro__[:-1] if not is_gemmkit(c)]
+    theirs = [c for c in cls.__mro__[:-1] if is_gemmkit(c)]
     out = []
     for owner in mine:
         for name, function in vars(owner).items():
@@ -170,7 +172,7 @@ def check_dtype(dtype: Any, name: str) -> None:
 def check_fields(component: Any) -> None:
     """The fields of a component by their annotations: numbers and words of gemmkit's own classes, and for any class what is
     annotated `Array` or `Scalar`. NumPy's integers become Python's. Raises TypeError, naming the class and the field."""
-    for name, check, wanted, default in _rules(type(component)):                            # type: ignore[arg-type]
+    for name, check, wanted, default in _rules(type(component), class_version[0]):         # type: ignore[arg-type]
         value = getattr(component, name)
         if value is default and value is None:
             continue
@@ -190,8 +192,8 @@ def _short(value: Any) -> str:
     return text if len(text) < 80 else f"<{type(value).__qualname__}>"
 
 
-@cache
-def _rules(cls: Any) -> tuple[tuple[str, Any, str, Any], ...]:
+@lru_cache(maxsize=4096)                           # a class's annotations may change, which its version counts
+def _rules(cls: Any, _version: int) -> tuple[tuple[str, Any, str, Any], ...]:
     from gemmkit.components import annotated
 
     runtime, rules = annotated(cls), []
@@ -220,8 +222,7 @@ def _is_scalar(x: Any) -> bool:
 
 
 def _is_array(x: Any) -> bool:
-    from gemmkit.components import is_array
-    from gemmkit.runtime.arrays import ArrayInfo
+    from gemmkit.runtime.arrays import ArrayInfo, is_array
 
     return is_array(x) or isinstance(x, ArrayInfo)
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.atoms import atom
+from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.errors import ConfigError, refused_at
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.records import Record, part_dtypes
@@ -74,8 +75,6 @@ def refusal(what: str, got: str, wanted: np.dtype) -> str:
 
 
 def _type_fitting(context: Any, what: Any, dtype: Any, values: Any) -> Any:
-    from gemmkit.lang.values import DTypeType
-
     if not isinstance(dtype, DTypeType) or not isinstance(values, types.BaseTuple):
         return None
     wanted = numpy_dtype(dtype.target)
@@ -95,8 +94,6 @@ def fitting(what: str, dtype: np.dtype, values: tuple) -> tuple:
             if got is not None:
                 raise ConfigError(refusal(what, got, dtype))
     return values
-
-
 
 
 def check_stored(value: Any, dtype: np.dtype) -> None:

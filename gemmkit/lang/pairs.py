@@ -16,10 +16,10 @@ import numpy as np
 from llvmlite import ir
 
 from gemmkit.lang.atoms import atom
+from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.numba_hooks import models, operation, register_model, signature, types
 from gemmkit.lang.registers import call_function
 from gemmkit.lang.scalars import NarrowFloatType, WeakFloatLiteral, WeakIntLiteral, bfloat16, float16
-from gemmkit.lang.values import DTypeType
 
 i32 = ir.IntType(32)
 _SUFFIX = {float16: "f16x2", bfloat16: "bf16x2"}

@@ -9,6 +9,7 @@ import numpy as np
 from llvmlite import ir
 
 from gemmkit.lang.atoms import atom
+from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
     lowering_registry,
@@ -31,15 +32,7 @@ from gemmkit.lang.records import (
     terms,
     to_dtype,
 )
-from gemmkit.lang.scalars import (
-    IndexType,
-    NarrowFloatType,
-    WeakFloat64Type,
-    WeakFloatLiteral,
-    WeakIntLiteral,
-    numba_type,
-    numpy_dtype,
-)
+from gemmkit.lang.scalars import REAL_TYPES, NarrowFloatType, numba_type, numpy_dtype
 
 
 class RecordType(types.Type):
@@ -144,8 +137,7 @@ for _from, _to in ((RecordType, RecordType), (RecordType, types.Complex), (types
 for _to in (RecordType, types.Complex):
     for _from in (types.UniTuple, types.Tuple):
         lowering_registry.lower_cast(_from, _to)(_cast_tuple)
-for _from in (types.Integer, IndexType, types.Float, types.Boolean, NarrowFloatType, WeakFloat64Type, WeakIntLiteral,
-              WeakFloatLiteral):
+for _from in REAL_TYPES:
     lowering_registry.lower_cast(_from, RecordType)(_cast_scalar)
 lowering_registry.lower_cast(NarrowFloatType, types.Complex)(_cast_scalar)
 
@@ -350,8 +342,6 @@ def planes_of(values: tuple) -> tuple:
 
 
 def _type_numbers(context: Any, dtype: Any, planes: Any) -> Any:
-    from gemmkit.lang.values import DTypeType
-
     if not isinstance(dtype, DTypeType) or not isinstance(planes, types.BaseTuple):
         return None
     count = len(planes.types[0].types)

@@ -8,6 +8,7 @@ code of a function (another cell of a notebook, ``%autoreload 2``): :mod:`gemmki
 from __future__ import annotations
 
 import dis
+import enum
 import importlib.util
 import os
 import sys
@@ -18,7 +19,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 #: Packages that device code may call into, and that nobody edits beside a running program.
-_PACKAGES = ("gemmkit", "numba", "numba_cuda", "llvmlite", "ml_dtypes", "numpy", "cuda", "greenlet")
+_PACKAGES = ("numba", "numba_cuda", "llvmlite", "ml_dtypes", "numpy", "cuda", "greenlet")
 
 
 @lru_cache(maxsize=4096)
@@ -52,19 +53,30 @@ def names_of(code: CodeType) -> frozenset[str]:
 
 # -- whose code it is -------------------------------------------------------------------------------------------------
 
+class Owner(enum.Enum):
+    """Whose code something is. Nobody edits it while the process runs unless it is the user's."""
+
+    GEMMKIT = "gemmkit"
+    PACKAGE = "a package that gemmkit stands on"
+    PYTHON = "the standard library"
+    USER = "the user"
+
+
 @lru_cache(maxsize=1)
-def _roots() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The folders of the standard library, and those of the packages that count as fixed."""
+def _roots() -> tuple[tuple[Owner, tuple[str, ...]], ...]:
+    """The folders of the packages that count as fixed, and those of the standard library, in which they may lie."""
     standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    packages: set[str] = set()
-    for name in _PACKAGES:
-        try:
-            spec = importlib.util.find_spec(name)
-        except (ImportError, ValueError):
-            continue
-        if spec is not None:
-            packages.update(spec.submodule_search_locations or ())
-    return tuple(_folder(path) for path in standard), tuple(_folder(path) for path in packages)
+    packages = [path for name in _PACKAGES for path in _locations(name)]
+    return tuple((owner, tuple(map(_folder, paths))) for owner, paths in (
+        (Owner.GEMMKIT, _locations("gemmkit")), (Owner.PACKAGE, packages), (Owner.PYTHON, standard)))
+
+
+def _locations(package: str) -> tuple[str, ...]:
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return ()
+    return () if spec is None else tuple(spec.submodule_search_locations or ())
 
 
 def _folder(path: str) -> str:
@@ -72,39 +84,57 @@ def _folder(path: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _is_fixed_file(file: str) -> bool:
-    """Whether a file belongs to the standard library or to one of the fixed packages. The name of a module says nothing: a
-    user's own may be called ``token`` or ``profile``."""
+def _owner_of_file(file: str) -> Owner:
+    """Whose a file is. The name of a module says nothing: a user's own may be called ``token`` or ``gemmkit_layers``."""
     if file.startswith("<frozen ") or file in ("built-in", "frozen"):
-        return True
-    standard, packages = _roots()
-    if file.startswith(packages):
-        return True
-    return file.startswith(standard) and "site-packages" not in file and "dist-packages" not in file
+        return Owner.PYTHON
+    found = next((owner for owner, folders in _roots() if file.startswith(folders)), Owner.USER)
+    installed = "site-packages" in file or "dist-packages" in file
+    return Owner.USER if found is Owner.PYTHON and installed else found
+
+
+def owner_of(thing: Any) -> Owner:
+    """Whose code a function is, or a module, a class, a built-in function, or the class of another object."""
+    if isinstance(thing, (staticmethod, classmethod)):
+        thing = thing.__func__
+    if isinstance(thing, FunctionType):
+        return _owner_of_file(thing.__code__.co_filename)
+    if not isinstance(thing, ModuleType):
+        module = sys.modules.get(getattr(thing, "__module__", None) or "")
+        return Owner.USER if module is None else owner_of(module)
+    if thing.__name__ == "__main__":                          # a script's: even where `python -m` runs it by way of another
+        return Owner.USER
+    spec = getattr(thing, "__spec__", None)
+    file = getattr(thing, "__file__", None) or getattr(spec, "origin", None)
+    if file is None:
+        return Owner.PYTHON if thing.__name__ in sys.builtin_module_names else Owner.USER
+    return _owner_of_file(file)
+
+
+def is_fixed(thing: FunctionType | ModuleType | type) -> bool:
+    """Whether nobody edits a function, module or class while the process runs: it is not the user's."""
+    return owner_of(thing) is not Owner.USER
+
+
+def is_gemmkit(thing: Any) -> bool:
+    """Whether code comes with gemmkit."""
+    return owner_of(thing) is Owner.GEMMKIT
+
+
+def is_library(thing: Any) -> bool:
+    """Whether code is gemmkit's or of a package that it stands on: they know what a GPU can do."""
+    return owner_of(thing) in (Owner.GEMMKIT, Owner.PACKAGE)
 
 
 @lru_cache(maxsize=1)
 def _host_folders() -> tuple[str, ...]:
-    root = importlib.util.find_spec("gemmkit")
-    return tuple(os.path.join(path, name, "") for path in (root.submodule_search_locations or () if root else ())
+    return tuple(os.path.join(path, name, "") for path in _locations("gemmkit")
                  for name in ("runtime", "emulator", "cli", "tuning"))
 
 
 def is_host(function: FunctionType) -> bool:
     """Whether a function is gemmkit's own and never device code: the driver's, the emulator's, the tuner's."""
     return function.__code__.co_filename.startswith(_host_folders())
-
-
-def is_fixed(thing: FunctionType | ModuleType | type) -> bool:
-    """Whether nobody edits a function, module or class while the process runs: it is not the user's."""
-    if isinstance(thing, FunctionType):
-        return _is_fixed_file(thing.__code__.co_filename)
-    if isinstance(thing, type):
-        module = sys.modules.get(thing.__module__)
-        return module is not None and is_fixed(module)
-    spec = getattr(thing, "__spec__", None)
-    file = getattr(thing, "__file__", None) or getattr(spec, "origin", None)
-    return thing.__name__ in sys.builtin_module_names if file is None else _is_fixed_file(file)
 
 
 def attributes(holder: ModuleType | type, names: Collection[str]) -> Iterator[tuple[Mapping[str, Any], str, Any]]:
@@ -118,4 +148,4 @@ def attributes(holder: ModuleType | type, names: Collection[str]) -> Iterator[tu
                 yield scope, name, scope[name]
 
 
-__all__ = ["attributes", "globals_of", "is_fixed", "is_host", "names_of"]
+__all__ = ["Owner", "attributes", "globals_of", "is_fixed", "is_gemmkit", "is_host", "is_library", "names_of", "owner_of"]

@@ -20,6 +20,7 @@ from numba.cuda import cgutils
 from numba.cuda.core import ir as numba_ir
 
 from gemmkit.lang.atoms import atom
+from gemmkit.lang.functions import when_compiled
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
     OpaqueModel,
@@ -152,6 +153,7 @@ def holds_registers(ty: Any) -> bool:
     return any(isinstance(part, types.Type) and holds_registers(part) for part in inner)
 
 
+@when_compiled
 def refuse_returned(result: Any) -> None:
     """Raise TypingError if a compiled function (Numba's result) returns registers.
 

@@ -21,9 +21,10 @@ from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.record_types import RecordType, of_parts, part_types
 from gemmkit.lang.records import REAL_IMAG, SIGNS, TABLE, Record, metadata_of, number_dtype, part_dtypes, to_dtype
+from gemmkit.lang.references import is_gemmkit
 from gemmkit.lang.scalars import (
+    REAL_TYPES,
     IndexType,
-    NarrowFloatType,
     WeakFloat64Type,
     WeakFloatLiteral,
     WeakIntLiteral,
@@ -35,7 +36,6 @@ from gemmkit.lang.values import _type_convert_all, convert
 NUMBER = "a number"
 TRUTH = "True or False"
 WHOLE = types.Integer, types.IntegerLiteral
-REAL = (*WHOLE, types.Float, types.Boolean, types.BooleanLiteral, NarrowFloatType, WeakFloatLiteral, WeakFloat64Type)
 
 
 # -- which function of the user's it was ------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ REAL = (*WHOLE, types.Float, types.Boolean, types.BooleanLiteral, NarrowFloatTyp
 def function_of(component: Any, method: str) -> Any:
     """The user's function behind a component's method: the method itself, or what a shipped class calls in its place."""
     found = getattr(type(component), method, None)
-    if isinstance(found, FunctionType) and not found.__module__.startswith("gemmkit."):
+    if isinstance(found, FunctionType) and not is_gemmkit(found):
         return found
     for name in ("f", "mask", "second", "first"):
         inner = vars(component).get(name) if hasattr(component, "__dict__") else None
@@ -97,7 +97,7 @@ _REAL_CLASSES = frozenset({int, float, *(np.dtype(code).type for code in "?bhilq
 
 
 def is_number_type(ty: Any) -> bool:
-    return isinstance(ty, REAL) or part_types(ty) is not None
+    return isinstance(ty, REAL_TYPES) or part_types(ty) is not None
 
 
 def _common_part(own: np.dtype, given: Iterable[np.dtype]) -> np.dtype:
@@ -145,7 +145,7 @@ def _type_number(context: Any, component: Any, method: Any, value: Any, like: An
     given = (component, method, value, like)
     if is_number_type(value):
         return signature(value, *given), lambda c, b, s, v: v[2]
-    if not isinstance(value, types.BaseTuple) or not value.types or not all(isinstance(t, REAL) for t in value.types):
+    if not isinstance(value, types.BaseTuple) or not value.types or not all(isinstance(t, REAL_TYPES) for t in value.types):
         raise refusal(component, method.literal_value, told(value), NUMBER)
     wanted = _number_type(value, like)
     if wanted is None:

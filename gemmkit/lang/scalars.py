@@ -17,8 +17,8 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda.typeconv import Conversion
 
-from gemmkit.lang.functions import WeakFloat, WeakInt
 from gemmkit.lang.numba_hooks import lowering_registry, models, register_model, types, unify_weakly
+from gemmkit.lang.weak import WeakFloat, WeakInt
 
 i1, i16, i32, i64 = (ir.IntType(n) for n in (1, 16, 32, 64))
 f32, f64 = ir.FloatType(), ir.DoubleType()
@@ -344,6 +344,11 @@ def numpy_dtype(ty: types.Type) -> np.dtype:
     if isinstance(ty, types.Literal):
         ty = types.unliteral(ty)
     return np.dtype(bool) if isinstance(ty, types.Boolean) else np.dtype(ty.name)
+
+
+#: The classes of device types that are real numbers, each that code is registered for by name.
+REAL_TYPES = (types.Integer, types.IntegerLiteral, IndexType, WeakIntLiteral, types.Float, WeakFloatLiteral, WeakFloat64Type,
+              NarrowFloatType, types.Boolean, types.BooleanLiteral)
 
 
 def is_finite(value: Any) -> bool:

@@ -10,7 +10,6 @@ in the kernel's key: types hold it (`ComponentType`, literals), or the function'
 
 from __future__ import annotations
 
-import math
 import operator
 from collections import Counter
 from types import ModuleType
@@ -128,7 +127,7 @@ class _Reader:
         if isinstance(definition, (ir.Const, ir.Global, ir.FreeVar)):
             return definition.value
         if isinstance(definition, ir.Arg) and definition.index < len(self.args):
-            return _of_type(self.args[definition.index])
+            return of_type(self.args[definition.index])
         if not isinstance(definition, ir.Expr):
             raise Unknown
         if definition.op == "getattr":
@@ -155,7 +154,7 @@ class _Reader:
         raise Unknown
 
 
-def _of_type(ty: Any) -> Any:
+def of_type(ty: Any) -> Any:
     if isinstance(ty, types.Literal):
         return ty.literal_value
     return None if isinstance(ty, types.NoneType) else Of(ty)
@@ -163,46 +162,34 @@ def _of_type(ty: Any) -> Any:
 
 def _attribute(base: Any, name: str) -> Any:
     """An attribute of a component, a named tuple or a tile, or of the value of a static field."""
-    from gemmkit.lang.component_types import ComponentType
-    from gemmkit.lang.tiles import SizeType, TileType
-
     if not isinstance(base, Of):
         if isinstance(base, (type, ModuleType)):           # a class's or module's: the pass for these has made constants
             raise Unknown
-        return _asked(base, name)
+        return asked(base, name)
     ty = base.ty
     if isinstance(ty, types.BaseNamedTuple) and name in ty.fields:
-        return _of_type(ty.types[ty.fields.index(name)])
-    if isinstance(ty, TileType) and name in ("size", "count"):
-        return Of(SizeType(ty.names, ty.extents)) if name == "size" else math.prod(ty.extents)
-    if isinstance(ty, SizeType) and name in ty.names:
-        return ty.extents[ty.names.index(name)]
-    if not isinstance(ty, ComponentType):
+        return of_type(ty.types[ty.fields.index(name)])
+    known = getattr(ty, "known_attribute", None)           # of a component, a tile, a tile's size
+    if known is None:
         raise Unknown
-    if name in ty.runtime:
-        return _of_type(ty.runtime[name])
-    if ty.method(name) is not None and name not in ty.static:
-        raise Unknown
-    return _asked(ty.skeleton, name)
+    return known(name)
 
 
 def _item(base: Any, n: Any) -> Any:
     """An element of a tuple, or of a tile's size."""
-    from gemmkit.lang.tiles import SizeType
-
     try:
         if not isinstance(base, Of):
             return base[n]
-        if isinstance(base.ty, SizeType):
-            return base.ty.extents[n]
+        if hasattr(base.ty, "known_item"):
+            return base.ty.known_item(n)
         if isinstance(base.ty, types.BaseTuple):
-            return _of_type(base.ty.types[n])
+            return of_type(base.ty.types[n])
     except Exception:
         raise Unknown from None
     raise Unknown
 
 
-def _asked(value: Any, name: str) -> Any:
+def asked(value: Any, name: str) -> Any:
     try:
         return getattr(value, name)
     except Exception:                                          # a property's: type inference meets it again, and reports it
@@ -237,4 +224,4 @@ def _truth(value: Any) -> bool:
     raise Unknown
 
 
-__all__ = ["StaticBranches"]
+__all__ = ["Of", "StaticBranches", "Unknown", "asked", "of_type"]

@@ -1,7 +1,8 @@
-"""Tiles in device code: Numba types whose sizes are compile-time and whose operations leave nothing behind."""
+"""Tiles in device code: operations that leave nothing behind."""
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -12,89 +13,22 @@ from numba.cuda.core.errors import TypingError
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
     lowering_registry,
-    models,
     operation,
-    register_model,
     signature,
-    typeof_impl,
     types,
     typing_registry,
 )
 from gemmkit.lang.scalars import IndexType, index
+from gemmkit.lang.tile_rules import (
+    check_distances,
+    check_linearisation,
+    dimensions_of,
+    division,
+    named_dimensions,
+)
+from gemmkit.lang.tile_types import CoordType, SizeType, TilesType, TileType
 
 i32 = ir.IntType(32)
-
-
-class CoordType(types.Type):
-    """Named coordinates; ``sizes`` when they are compile-time numbers (a tile's size)."""
-
-    def __init__(self, names: tuple[str, ...]):
-        self.names = names
-        self.coordinate_types = [index] * len(names)
-        super().__init__(f"Coord({','.join(names)})")
-
-
-class SizeType(types.Type):
-    """A tile's extents: compile-time numbers."""
-
-    def __init__(self, names: tuple[str, ...], extents: tuple[int, ...]):
-        self.names, self.extents = names, extents
-        super().__init__("Size(" + ",".join(f"{n}={s}" for n, s in zip(names, extents)) + ")")
-
-
-class TileType(types.Type):
-    def __init__(self, names: tuple[str, ...], extents: tuple[int, ...]):
-        self.names, self.extents = names, extents
-        super().__init__("Tile(" + ",".join(f"{n}={s}" for n, s in zip(names, extents)) + ")")
-
-
-class TilesType(types.Type):
-    """The sub-tiles of one worker."""
-
-    def __init__(self, tile: TileType, division: Any, order: str):
-        self.tile, self.division = tile, division
-        self.sub = TileType(tile.names, division.tiling)
-        super().__init__(f"Tiles({tile}/{self.sub}/{division.count}/{order})")
-
-
-@register_model(CoordType)
-class _CoordModel(models.StructModel):
-    def __init__(self, dmm: Any, fe_type: CoordType):
-        super().__init__(dmm, fe_type, [(f"d{n}", index) for n in range(len(fe_type.names))])
-
-
-@register_model(TileType)
-class _TileModel(models.StructModel):
-    def __init__(self, dmm: Any, fe_type: TileType):
-        dims = range(len(fe_type.names))
-        super().__init__(dmm, fe_type, [(f"b{n}", index) for n in dims] + [(f"o{n}", index) for n in dims])
-
-
-@register_model(TilesType)
-class _TilesModel(models.StructModel):
-    def __init__(self, dmm: Any, fe_type: TilesType):
-        super().__init__(dmm, fe_type, [("tile", fe_type.tile), ("worker", index)])
-
-
-register_model(SizeType)(models.OpaqueModel)
-
-
-def _tile_class() -> Any:
-    from gemmkit.tiling import Tile
-
-    return Tile
-
-
-def register_tile(tile_class: type) -> None:
-    """Called by :mod:`gemmkit.tiling` once its class exists."""
-    @typeof_impl.register(tile_class)
-    def _typeof(value: Any, c: Any) -> Any:
-        return value.__device_type__()
-
-
-@lowering_registry.lower_constant(TileType)
-def _tile_constant(context: Any, builder: Any, ty: TileType, value: Any) -> Any:
-    return ir.Constant(context.get_value_type(ty), [0] * (2 * len(ty.names)))
 
 
 def proxy(context: Any, builder: Any, ty: types.Type, value: Any = None) -> Any:
@@ -111,8 +45,6 @@ class _TileAttributes(AttributeTemplate):
     key = TileType
 
     def generic_resolve(self, ty: TileType, attr: str) -> Any:
-        from gemmkit.tiling import dimensions_of
-
         if attr in _POSITIONS:
             return CoordType(ty.names)
         if attr == "size":
@@ -120,7 +52,7 @@ class _TileAttributes(AttributeTemplate):
         if attr == "count":
             from gemmkit.lang.values import static_type
 
-            return static_type(_product(ty.extents))
+            return static_type(math.prod(ty.extents))
         if attr.startswith("__"):
             return None
         try:
@@ -133,22 +65,13 @@ def _projected(ty: TileType, dims: list[int]) -> TileType:
     return TileType(tuple(ty.names[d] for d in dims), tuple(ty.extents[d] for d in dims))
 
 
-def _product(extents: tuple[int, ...]) -> int:
-    out = 1
-    for extent in extents:
-        out *= extent
-    return out
-
-
 @lowering_registry.lower_getattr_generic(TileType)
 def _tile_getattr(context: Any, builder: Any, ty: TileType, value: Any, attr: str) -> Any:
-    from gemmkit.tiling import dimensions_of
-
     tile = proxy(context, builder, ty, value)
     if attr == "size":
         return context.get_dummy_value()
     if attr == "count":
-        return i32(_product(ty.extents))
+        return i32(math.prod(ty.extents))
     if attr in _POSITIONS:
         coord = proxy(context, builder, CoordType(ty.names))
         for n in range(len(ty.names)):
@@ -168,8 +91,6 @@ def _project(context: Any, builder: Any, ty: TileType, value: Any, dims: list[in
 
 
 def type_project(context: Any, tile: Any, *names: Any) -> Any:
-    from gemmkit.tiling import named_dimensions
-
     if not isinstance(tile, TileType) or not all(isinstance(n, types.StringLiteral) for n in names):
         return None
     try:
@@ -230,8 +151,6 @@ def _literal_int(ty: Any) -> int | None:
 
 
 def _tiles_type(tile: Any, tiling: Any, count: Any, order: Any) -> TilesType | None:
-    from gemmkit.tiling import division
-
     if not (isinstance(tile, TileType) and isinstance(tiling, TileType)):
         return None
     n = _literal_int(count)
@@ -346,8 +265,6 @@ def _tiles_getitem(context: Any, *args: Any) -> Any:
 
 def type_translate(part: str) -> Any:
     def typer(context: Any, tile: Any, *distances: Any, **by: Any) -> Any:
-        from gemmkit.tiling import check_distances
-
         if not isinstance(tile, TileType):
             return None
         try:
@@ -375,8 +292,6 @@ def type_translate(part: str) -> Any:
 
 def type_linearise(context: Any, coord: Any, shape: Any, *order: Any) -> Any:
     from gemmkit.lang.memory import coordinate_count, coordinates_of
-    from gemmkit.tiling import check_linearisation
-
     dims = coordinate_count(coord)
     extents = len(shape.extents) if isinstance(shape, SizeType) else coordinate_count(shape)
     if dims == 0 or extents == 0:

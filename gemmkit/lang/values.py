@@ -14,20 +14,16 @@ import numpy as np
 from gemmkit.lang import arithmetic as _arithmetic  # noqa: F401  (registers + and its like)
 from gemmkit.lang import builtin_functions as _builtin_functions  # noqa: F401  (and `max`, `int`, `math.exp`)
 from gemmkit.lang import ranges as _ranges  # noqa: F401  (registers `range` over coordinates)
+from gemmkit.lang import unary as _unary  # noqa: F401  (registers - and abs of one number)
 from gemmkit.lang.atoms import Atom, atom
-from gemmkit.lang.functions import DeviceFunction, DeviceFunctionType, weaken
+from gemmkit.lang.dtypes import DTypeType
+from gemmkit.lang.functions import DeviceFunction, DeviceFunctionType
 from gemmkit.lang.numba_hooks import (
-    AttributeTemplate,
-    OpaqueModel,
     compiles_ours,
     global_callable,
-    lowering_registry,
     operation,
-    register_model,
     signature,
-    typeof_impl,
     types,
-    typing_registry,
 )
 from gemmkit.lang.records import Record, to_dtype
 from gemmkit.lang.scalars import (
@@ -35,65 +31,7 @@ from gemmkit.lang.scalars import (
     WeakIntLiteral,
     numba_type,
 )
-
-
-class DTypeType(types.Callable, types.Opaque):
-    """A dtype in device code: calling it converts."""
-
-    def __init__(self, target: types.Type):
-        self.target = target
-        super().__init__(f"dtype({target})")
-
-    def get_call_type(self, context: Any, args: tuple, kws: dict) -> Any:
-        if len(args) != 1 or kws:
-            return None
-        return signature(self.target, types.unliteral(args[0]))
-
-    def get_call_signatures(self) -> Any:
-        return [], True
-
-    def get_impl_key(self, sig: Any) -> Any:
-        return _conversion(sig)
-
-
-register_model(DTypeType)(OpaqueModel)
-_conversions: dict[Any, Any] = {}
-
-
-def _conversion(sig: Any) -> Any:
-    from gemmkit.lang.numba_hooks import target_context
-
-    key = (sig.return_type, sig.args)
-    if key not in _conversions:
-        def convert(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            return context.cast(builder, args[0], sig.args[0], sig.return_type)
-
-        _conversions[key] = convert
-        target_context().insert_func_defn([(convert, convert, sig.args)])
-    return _conversions[key]
-
-
-@typing_registry.register_attr
-class _DTypeAttributes(AttributeTemplate):
-    key = DTypeType
-
-    def generic_resolve(self, ty: DTypeType, attr: str) -> Any:
-        return ty if attr == "type" else None                 # ``dtype.type(x)`` is how Python converts
-
-
-@lowering_registry.lower_getattr(DTypeType, "type")
-def _dtype_type(context: Any, builder: Any, ty: Any, value: Any) -> Any:
-    return value
-
-
-@lowering_registry.lower_constant(DTypeType)
-def _dtype_constant(context: Any, builder: Any, ty: Any, value: Any) -> Any:
-    return context.get_dummy_value()
-
-
-@typeof_impl.register(np.dtype)
-def _typeof_dtype(value: np.dtype, c: Any) -> Any:
-    return DTypeType(numba_type(value))
+from gemmkit.lang.weak import weaken
 
 
 def static_type(value: Any) -> types.Type:

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numba.cuda.core.errors import TypingError
 
-from gemmkit.components import is_array
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.control import choose
+from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.given import function_given
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.returned import told
 from gemmkit.lang.scalars import IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral
-from gemmkit.lang.values import DTypeType
 from gemmkit.layouts.base import Layout
+from gemmkit.runtime.arrays import is_array
 
 MOST = 4                               # run-time arguments
 

@@ -14,6 +14,7 @@ import numpy as np
 from llvmlite import ir
 
 from gemmkit.lang.atoms import atom
+from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import SharedPointer, View, access_alignment, piece_bytes, piece_elements, record_accesses
 from gemmkit.lang.memory import (
@@ -31,7 +32,6 @@ from gemmkit.lang.narrowing import misfit_of_type, refusal
 from gemmkit.lang.numba_hooks import TypingError, signature, types
 from gemmkit.lang.record_types import PackedType, RecordType, of_parts, part_of
 from gemmkit.lang.records import part_size
-from gemmkit.lang.values import DTypeType
 from gemmkit.ptx.build import assembly
 
 i16, i32 = ir.IntType(16), ir.IntType(32)

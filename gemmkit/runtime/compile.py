@@ -41,9 +41,10 @@ def to_ptx(kernel: Any, types: tuple, threads: int, device: DeviceInfo, blocks_p
     from numba.cuda.core.compiler_lock import global_compiler_lock
     from numba.cuda.cudadrv import nvvm
 
-    from gemmkit.lang.functions import compile_function, set_target_arch
+    from gemmkit.lang.compiling import compile_function
     from gemmkit.lang.functions import device as device_function
     from gemmkit.lang.pipeline import without_collections
+    from gemmkit.lang.target import set_target_arch
 
     suffix = ("a",) if device.arch_name.endswith("a") else ()
     cc = (*device.arch, *suffix)
@@ -134,7 +135,8 @@ def cubin_of(kernel: Any, arguments: Sequence[Any], threads: int, device: Device
     Raises CodeChanged when the code that was compiled is not the code that the arguments were frozen with: nothing is kept
     then, and they are to be frozen anew.
     """
-    from gemmkit.lang.fingerprint import forget_readings, function_text, package_digest, packages_stand
+    from gemmkit.lang.fingerprint import forget_readings, function_text
+    from gemmkit.lang.package_state import package_digest, packages_stand
 
     if not packages_stand():
         forget_readings()

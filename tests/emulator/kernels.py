@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from gemmkit.emulator import machine
+from gemmkit.emulator.user_code import arguments
 
 
 def run(kernel: Callable[..., None], *args: Any, threads: int = 32, blocks: int = 1, shared: int = 1024,
         **options: Any) -> None:
     """Launches a one-dimensional grid."""
-    machine.launch(kernel, args, grid=(blocks, 1, 1), block=(threads, 1, 1), shared_memory=shared, **options)
+    machine.launch(kernel, arguments(args), grid=(blocks, 1, 1), block=(threads, 1, 1), shared_memory=shared, **options)
 
 
 def as_bytes(*values: Any, dtype: Any = np.float32) -> np.ndarray:

@@ -10,7 +10,7 @@ import pytest
 
 from gemmkit.components import Component, freeze
 from gemmkit.emulator import machine
-from gemmkit.lang import registers as registers_module
+from gemmkit.lang import functions as functions_module
 from gemmkit.lang.errors import ComponentError
 from gemmkit.lang.functions import device
 from gemmkit.lang.host import View
@@ -147,7 +147,7 @@ def test_the_interpreter_finds_what_the_emulator_cannot(monkeypatch: pytest.Monk
     with pytest.raises(ComponentError, match="returns registers"):
         to_ptx(products, types, 32, H100)
     with monkeypatch.context() as patch:
-        patch.setattr(registers_module, "refuse_returned", lambda result: None)
+        patch.setattr(functions_module, "_looks", [])
         ptx = to_ptx(products, types, 32, H100)
     device(made)._compiled.clear()                                     # what was compiled without the check
     device(products)._compiled.clear()

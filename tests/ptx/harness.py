@@ -27,6 +27,7 @@ import numpy as np
 from gemmkit.components import Frozen, freeze, freeze_array, freeze_scalar
 from gemmkit.emulator import machine
 from gemmkit.emulator.memory import Memory
+from gemmkit.emulator.user_code import arguments as twins
 from gemmkit.lang.host import View
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.compile import ENTRY, to_ptx
@@ -107,7 +108,7 @@ def emulated(kernel: Callable[..., None], *arguments: Any, threads: int = 32, sh
             continue
         ty = freeze_array(describe(array)).type
         given.append(View(array, memory, ty.unit, ty.alignment))
-    machine.launch(kernel, given, grid=(blocks, 1, 1), block=(threads, 1, 1), shared_memory=shared)
+    machine.launch(kernel, twins(given), grid=(blocks, 1, 1), block=(threads, 1, 1), shared_memory=shared)
     return outputs
 
 

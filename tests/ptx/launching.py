@@ -16,6 +16,7 @@ import numpy as np
 from gemmkit.components import Frozen, freeze_array
 from gemmkit.emulator import machine
 from gemmkit.emulator.memory import Memory
+from gemmkit.emulator.user_code import arguments as twins
 from gemmkit.lang.host import View
 from gemmkit.ptx.tma import TensorMapSpec, TensorMapType, emulated_map
 from gemmkit.runtime.arrays import describe
@@ -79,7 +80,7 @@ def emulated(kernel: Callable[..., None], *arguments: Any, threads: int = 128, s
         ty = freeze_array(describe(array)).type
         view = View(array, memory, ty.unit, ty.alignment)
         given.append(emulated_map(view, argument.spec, argument.axis % array.ndim) if isinstance(argument, Tensor) else view)
-    machine.launch(kernel, given, grid=(blocks, 1, 1), block=(threads, 1, 1), shared_memory=shared, cluster=(cluster, 1, 1),
+    machine.launch(kernel, twins(given), grid=(blocks, 1, 1), block=(threads, 1, 1), shared_memory=shared, cluster=(cluster, 1, 1),
                    schedule_seed=seed, dependent=dependent)
     return outputs
 

@@ -11,11 +11,11 @@ from unittest import mock
 import numpy as np
 
 import gemmkit as gk
-from gemmkit.components import Component, field_values, is_array
+from gemmkit.components import Component, field_values
 from gemmkit.emulator import kernels
 from gemmkit.kernels.select import KERNELS
 from gemmkit.lang.memory import ViewType
-from gemmkit.runtime.arrays import ArrayInfo
+from gemmkit.runtime.arrays import ArrayInfo, is_array
 from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.device import H100
 from gemmkit.runtime.launch_config import PARAMETER_FORMATS

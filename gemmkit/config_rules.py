@@ -1,0 +1,219 @@
+"""The rules that a configuration must keep: of single fields, of tiles, dtypes, lines of shared memory, transforms.
+
+Those of the warp-specialised kernel are in :mod:`gemmkit.pipeline_rules`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+from gemmkit.components import Component
+from gemmkit.epilogues import Bias, Default, Epilogue, LinearCombination, Residual, Scale, Store, parts
+from gemmkit.kernels.rasterisation import Order
+from gemmkit.kernels.spec import Condition
+from gemmkit.lang.errors import ConfigError
+from gemmkit.lang.given import check_methods
+from gemmkit.lang.narrowing import narrows, refusal
+from gemmkit.lang.records import part_dtypes
+from gemmkit.layouts import Layout
+from gemmkit.operators import Operator
+from gemmkit.pipeline_rules import check_splits, validate_pipeline
+from gemmkit.tiling import Tile
+from gemmkit.transforms import Transform
+
+if TYPE_CHECKING:
+    from gemmkit.config import Config
+
+__all__ = ["TRANSFORMS", "check_fields", "rule", "validate"]
+
+TRANSFORMS = (
+    "transform_global_to_shared_a", "transform_global_to_shared_b", "transform_global_to_shared_c",
+    "transform_shared_to_regs_a", "transform_shared_to_regs_b", "transform_shared_to_regs_c",
+    "transform_regs_to_shared_d", "transform_shared_to_global_d",
+)
+
+
+def rule(condition: bool, field: str, value: Any, said: str) -> None:
+    if not condition:
+        raise ConfigError(f"{field}={value!r}: {said}")
+
+
+def _divides(small: Tile, large: Tile, field: str, said: str, value: Any = None) -> None:
+    for name in small.names:
+        part, whole = getattr(small.size, name), getattr(large.size, name)
+        rule(whole % part == 0, field, small if value is None else value,
+              f"{said} ({name}={whole} is not a multiple of {part})")
+
+
+def validate(config: Config) -> None:
+    """Raise ConfigError for the first rule that a configuration breaks."""
+    check_fields({field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
+    if config.is_pipeline:
+        validate_pipeline(config, rule)
+        _validate_dtypes(config)
+        return
+    _validate_one_stage(config)
+    _validate_tiles(config)
+    _validate_dtypes(config)
+    _validate_lines(config)
+    _validate_transforms(config)
+
+
+def _validate_one_stage(config: Config) -> None:
+    operator = config.operator
+    rule(operator.threads == 32, "operator", operator, "it acts in warpgroups; take kernel='warp_specialised'")
+    for field, only in (("stages", 1), ("producer_warps", 0), ("schedule", "cooperative"), ("cluster", Tile(M=1, N=1))):
+        rule(getattr(config, field) == only, field, getattr(config, field), "it is a mapping of the warp-specialised "
+              f"kernel; with kernel={config.kernel!r} it is {only!r}")
+    if config.splits > 1:
+        check_splits(config.splits, rule)
+        refusal = operator.refuses_to_merge
+        rule(refusal is None, "splits", config.splits, f"with {operator!r}: {refusal}")
+
+
+TILES = {"block_shape": ("M", "N", "K"), "compute_warp": ("M", "N", "K"), "mem_a_warp": ("M", "K"),
+         "mem_a_thread": ("M", "K"), "mem_b_warp": ("K", "N"), "mem_b_thread": ("K", "N"), "mem_cd_warp": ("M", "N"),
+         "mem_cd_thread": ("M", "N"), "cluster": ("M", "N")}
+KINDS = {"operator": Operator, "epilogue": Epilogue, "order": Order, "condition": Condition}
+
+
+def check_fields(fields: dict[str, Any]) -> None:
+    """The rules of single fields, of those that are given: what the defaults may then build upon."""
+    from gemmkit.kernels.select import KERNELS
+
+    for name, value in fields.items():
+        if isinstance(value, Component):
+            check_methods(value, name)
+        if name in TILES:
+            rule(isinstance(value, Tile), name, value, "a Tile is needed")
+            rule(value.names == TILES[name], name, value, f"its dimensions must be {', '.join(TILES[name])}")
+        elif name in TRANSFORMS:
+            rule(isinstance(value, Transform), name, value, "a Transform is needed; wrap a function in "
+                  "transforms.Elementwise")
+            rule(callable(value), name, value, "it has no __call__(self, x) or __call__(self, x, i, j)")
+        elif name in KINDS:
+            rule(isinstance(value, KINDS[name]), name, value, f"an instance of {KINDS[name].__name__} is needed (not the "
+                  "class itself)")
+        elif name.startswith("global_"):
+            _check_global_layout(name, value)
+        elif name.startswith("shared_"):
+            rule(hasattr(value, "physical_size") and not isinstance(value, type), name, value, "a shared layout is needed: "
+                  "RowMajor, ColMajor or Padded")
+        elif name == "kernel":
+            rule(isinstance(value, str) and value in KERNELS, name, value, f"the kernels are {', '.join(KERNELS)}")
+        elif name in ("warps_per_block", "splits"):
+            rule(isinstance(value, int) and not isinstance(value, bool) and value >= 1, name, value,
+                  "a positive number is needed")
+        elif name in ("stages", "producer_warps"):
+            rule(isinstance(value, int) and not isinstance(value, bool) and value >= 0, name, value, "a number is needed")
+        elif name == "schedule":
+            rule(isinstance(value, str), name, value, "'cooperative' or 'pingpong' is needed")
+        elif name == "blocks_per_sm":
+            rule(isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 32, name, value,
+                  "a number from 1 to 32 is needed")
+
+
+def _check_global_layout(name: str, layout: Any) -> None:
+    rule(isinstance(layout, Layout), name, layout, "a Layout is needed, for example RowMajor('float16')")
+    if name == "global_d_layout":
+        rule(layout.writable, name, layout, "it has neither store_element nor store, so D cannot be written with it")
+    else:
+        rule(layout.readable, name, layout, "it has neither element nor load, so it cannot be read")
+
+
+def _validate_tiles(config: Config) -> None:
+    block, warp, warps = config.block_shape, config.compute_warp, config.warps_per_block
+    m, n, k = config.operator.shape
+    operation = Tile(M=m, N=n, K=k)
+    _divides(operation, warp, "operator", f"compute_warp={warp!r} must be a multiple of the operator's {m}x{n}x{k}",
+             config.operator)
+    _divides(warp, block, "compute_warp", f"block_shape={block!r} must be a multiple of it")
+    tiles = block.size.M // warp.size.M * (block.size.N // warp.size.N)
+    rule(tiles == warps, "warps_per_block", warps, f"block_shape and compute_warp divide the block among {tiles} warps")
+    for name, projected in (("a", block.MK), ("b", block.KN), ("cd", block.MN)):
+        mem_warp, mem_thread = getattr(config, f"mem_{name}_warp"), getattr(config, f"mem_{name}_thread")
+        _divides(mem_warp, projected, f"mem_{name}_warp", f"the block's {projected!r} must be a multiple of it")
+        _divides(mem_thread, mem_warp, f"mem_{name}_thread", f"mem_{name}_warp={mem_warp!r} must be a multiple of it")
+
+
+def _validate_dtypes(config: Config) -> None:
+    operator = config.operator
+    for name, fragment in (("a", operator.fragment_a), ("b", operator.fragment_b)):
+        layout, shared = getattr(config, f"global_{name}_layout"), getattr(config, f"shared_{name}_layout")
+        to_shared, to_regs = (getattr(config, f"transform_{way}_{name}") for way in ("global_to_shared", "shared_to_regs"))
+        loaded = getattr(operator, "shared_dtypes", {}).get(name, fragment.dtype)
+        rule(shared.dtype == loaded or not (to_regs.is_identity or operator.is_mapped is False), f"shared_{name}_layout",
+              shared, f"{operator!r} loads {loaded}")
+        rule(shared.dtype == loaded, f"shared_{name}_layout", shared, f"{operator!r} loads {loaded}")
+        rule(layout.dtype == shared.dtype or not to_shared.is_identity, f"global_{name}_layout", layout,
+              f"the operator takes {name} as {shared.dtype}; nothing is converted silently: choose an operator of dtype "
+              f"{layout.dtype}, convert the array, or give transform_global_to_shared_{name}")
+    _validate_complex(config)
+    _validate_result(config)
+    for name in ("c", "d"):
+        shared = getattr(config, f"shared_{name}_layout")
+        rule(shared.dtype == operator.fragment_c.dtype or not _strict(operator), f"shared_{name}_layout", shared,
+              f"{operator!r} accumulates in {operator.fragment_c.dtype}")
+
+
+def _validate_complex(config: Config) -> None:
+    """An imaginary part is dropped only where a function of the user's says how."""
+    accumulator = config.operator.fragment_c.dtype
+    c, d = config.global_c_layout, config.global_d_layout
+    unchanged = config.transform_global_to_shared_c.is_identity and config.transform_shared_to_regs_c.is_identity
+    rule(c.dtype.kind != "c" or accumulator.kind in "cV" or not unchanged, "global_c_layout", c,
+          f"the operator accumulates {accumulator}, which has no imaginary part; convert the array, or give "
+          "transform_global_to_shared_c")
+    unchanged = (config.transform_regs_to_shared_d.is_identity and config.transform_shared_to_global_d.is_identity
+                 and all(type(part) in (Default, Bias, LinearCombination, Residual, Scale, Store)
+                         for part in parts(config.epilogue)))
+    count = len(part_dtypes(accumulator))
+    rule(accumulator.names is None or len(part_dtypes(d.dtype)) == count or not unchanged, "global_d_layout", d,
+          f"the operator's numbers have {count} parts ({', '.join(accumulator.names or ())}), which would be lost; take "
+          f"operator.number_dtype({part_dtypes(d.dtype)[0].name!r}), or give an epilogue that says what becomes of them")
+    rule(accumulator.kind != "c" or d.dtype.kind in "cV" or not unchanged, "global_d_layout", d,
+          f"the operator accumulates {accumulator}, whose imaginary part would be lost; take a complex layout, or give "
+          "transform_shared_to_global_d or an epilogue that says what becomes of it")
+
+
+def _validate_result(config: Config) -> None:
+    """Sums that nothing changes go into D as they are. What functions make of them is known when they are compiled."""
+    accumulator, d = config.operator.fragment_c.dtype, config.global_d_layout.dtype
+    unchanged = config.transform_regs_to_shared_d.is_identity and config.transform_shared_to_global_d.is_identity
+    if unchanged and config.epilogue.passes_on and narrows(accumulator, d):
+        raise ConfigError(refusal(f"out (global_d_layout={config.global_d_layout!r})", str(accumulator), d))
+
+
+def _validate_lines(config: Config) -> None:
+    """Lines of shared tiles start where the widest access to them may."""
+    block = config.block_shape
+    for name, tile, thread in (("a", block.MK, config.mem_a_thread), ("b", block.KN, config.mem_b_thread),
+                               ("c", block.MN, config.mem_cd_thread), ("d", block.MN, config.mem_cd_thread)):
+        layout = getattr(config, f"shared_{name}_layout")
+        refusal = config.operator.refuses(name, layout)
+        rule(refusal is None, f"shared_{name}_layout", layout, refusal or "")
+        layout = getattr(layout, "plane", layout)              # of numbers in planes, one plane is loaded at a time
+        size = layout.dtype.itemsize
+        moved = thread.count if thread.extents[layout.axis] == thread.count else 1
+        needed = max(math.gcd(16, moved * size), config.operator.line_alignment(name, layout))
+        line = layout.leading(tile.size) * size
+        rule(line % needed == 0, f"shared_{name}_layout", layout, f"its lines are {line} bytes long in the block's "
+              f"{tile!r}, and must be multiples of {needed}: threads move that much at a time; pad by a multiple of "
+              f"{needed // size or 1} elements")
+
+
+def _strict(operator: Operator) -> bool:
+    """Whether the operator's loads and stores of C and D convert nothing."""
+    return not operator.is_mapped
+
+
+def _validate_transforms(config: Config) -> None:
+    if config.operator.is_mapped:
+        return
+    for field in TRANSFORMS[3:7]:
+        transform = getattr(config, field)
+        rule(transform.is_identity or not transform.with_coordinates, field, transform,
+              f"{config.operator!r} does not say which element a register holds, so a transform on registers cannot have "
+              "coordinates; transform between global and shared memory, or use MMAOp")

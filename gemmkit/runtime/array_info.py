@@ -1,0 +1,192 @@
+"""An array as a kernel sees it, by `ArrayInfo`, and what follows for its memory: alignment, extent, overlap."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = [
+    "ArrayInfo",
+    "Extents",
+    "alignment",
+    "byte_range",
+    "check_aligned",
+    "overlaps",
+    "overlaps_itself",
+    "part_bytes",
+    "shares_memory",
+    "unit_axis",
+]
+
+Extents = tuple[int, ...]
+_MAX_ALIGNMENT = 16  # bytes of the widest load or store
+
+
+class ArrayInfo(NamedTuple):
+    """An array as a kernel sees it.
+
+    ``strides`` are in elements and always given; ``device`` is the device's ordinal, -1 for host memory;
+    ``library`` is "cupy", "torch", "numba", "numpy", "cai" or "dlpack"; ``stream`` is the handle that the
+    array's own ``__cuda_array_interface__`` asks to be ordered after, if it does.
+    """
+
+    pointer: int
+    shape: Extents
+    strides: Extents
+    dtype: np.dtype[Any]
+    device: int
+    readonly: bool
+    library: str
+    stream: int | None = None
+
+
+def unit_axis(info: ArrayInfo) -> int | None:
+    """The last axis of stride 1 (an axis of extent 1 has any stride), or None."""
+    axes = [axis for axis, stride in enumerate(info.strides) if stride == 1]
+    if not axes:
+        axes = [axis for axis, extent in enumerate(info.shape) if extent <= 1]
+    return axes[-1] if axes else None
+
+
+def alignment(info: ArrayInfo, unit: int | bool | None = True) -> int:
+    """The largest power of two, at most 16 bytes, at which every vector along the axis ``unit`` starts (True:
+    along `unit_axis`): it divides the pointer and the strides of all other axes. Strides along extents of at most 1
+    are never walked and do not count.
+
+    >>> alignment(ArrayInfo(0x1000, (8, 6), (12, 1), np.dtype("f4"), 0, False, "cai"))
+    16
+    >>> alignment(ArrayInfo(0x1000, (8, 6), (1, 1), np.dtype("f4"), 0, False, "cai"))       # a sliding window
+    4
+    """
+    if unit is True:
+        unit = unit_axis(info)
+    itemsize, bits = info.dtype.itemsize, info.pointer | _MAX_ALIGNMENT
+    for axis, (extent, stride) in enumerate(zip(info.shape, info.strides, strict=True)):
+        if extent > 1 and axis != unit:
+            bits |= stride * itemsize
+    return bits & -bits
+
+
+def check_aligned(info: ArrayInfo, name: str) -> None:
+    """Raise ValueError for an array whose address is no multiple of its elements' (of their parts', for numbers of
+    several): a GPU cannot read these.
+
+    >>> check_aligned(ArrayInfo(0x1002, (8,), (1,), np.dtype("f4"), 0, False, "cai"), "bias")
+    Traceback (most recent call last):
+    ...
+    ValueError: bias is at address 0x1002, which is no multiple of 4 bytes, the size of a float32; pass a copy
+    """
+    size = part_bytes(info.dtype)
+    if info.pointer % size and 0 not in info.shape:
+        what = f"a {info.dtype}" if size == info.dtype.itemsize else f"a part of a {info.dtype}"
+        raise ValueError(
+            f"{name} is at address {info.pointer:#x}, which is no multiple of {size} bytes, the size of {what}; "
+            "pass a copy"
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def part_bytes(dtype: np.dtype[Any]) -> int:
+    """The bytes of one real number of an element: of a complex number or a record they are several."""
+    if dtype.names:
+        return min(part_bytes(dtype[name]) for name in dtype.names)
+    return dtype.itemsize // 2 if dtype.kind == "c" else max(1, dtype.itemsize)
+
+
+def byte_range(info: ArrayInfo) -> tuple[int, int]:
+    """First address of the array's elements and the one after the last; equal for an empty array."""
+    low = high = info.pointer
+    itemsize = info.dtype.itemsize
+    for extent, stride in zip(info.shape, info.strides, strict=True):
+        if extent == 0:
+            return info.pointer, info.pointer
+        reach = (extent - 1) * stride * itemsize
+        if reach < 0:
+            low += reach
+        else:
+            high += reach
+    return low, high + itemsize
+
+
+def overlaps(x: ArrayInfo, y: ArrayInfo) -> bool:
+    """Whether the byte ranges of two arrays meet. An array overlaps itself; interleaved views of one array,
+    such as its even and its odd columns, count as overlapping too; an empty array overlaps nothing.
+
+    >>> from gemmkit.runtime.arrays import describe
+    >>> whole = describe(np.zeros((4, 4)))
+    >>> overlaps(whole, whole)
+    True
+    """
+    (x_low, x_high), (y_low, y_high) = byte_range(x), byte_range(y)
+    return max(x_low, y_low) < min(x_high, y_high)
+
+
+class _Elsewhere:
+    """An array by its description alone, for NumPy's arithmetic of addresses: nobody looks at its memory."""
+
+    def __init__(self, info: ArrayInfo) -> None:
+        size = info.dtype.itemsize
+        self.__array_interface__ = {
+            "data": (info.pointer, True), "shape": info.shape, "typestr": f"|V{size}", "version": 3,
+            "strides": tuple(stride * size for stride in info.strides)}
+
+
+def shares_memory(x: ArrayInfo, y: ArrayInfo) -> bool:
+    """Whether two arrays have a byte in common: unlike `overlaps` exact, unless that is hard to tell, when it is
+    True.
+
+    >>> from gemmkit.runtime.arrays import describe
+    >>> columns = np.zeros((4, 4))
+    >>> even, odd = describe(columns[:, ::2]), describe(columns[:, 1::2])
+    >>> overlaps(even, odd), shares_memory(even, odd)
+    (True, False)
+    """
+    if not overlaps(x, y):
+        return False
+    try:
+        return bool(np.shares_memory(np.asarray(_Elsewhere(x)), np.asarray(_Elsewhere(y)), max_work=_WORK))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+_WORK = 10_000  # candidates that are looked at before an overlap is taken for granted
+
+
+def overlaps_itself(info: ArrayInfo) -> bool:
+    """Whether several elements of an array share memory, by its strides: exact, unless that is hard to tell, when
+    it is True.
+
+    >>> from gemmkit.runtime.arrays import describe
+    >>> windows = np.lib.stride_tricks.sliding_window_view(np.zeros(9), 4)
+    >>> overlaps_itself(describe(windows)), overlaps_itself(describe(windows[::4]))
+    (True, False)
+    """
+    if 0 in info.shape:
+        return False
+    axes = sorted(((abs(s), n) for s, n in zip(info.strides, info.shape, strict=True) if n > 1), reverse=True)
+    reach = 0
+    for stride, extent in reversed(axes):
+        if stride <= reach:
+            break
+        reach += stride * (extent - 1)
+    else:
+        return False  # every step goes beyond all that the shorter ones reach
+    return _cancel(axes, 0, False, [_WORK])
+
+
+def _cancel(axes: list[tuple[int, int]], distance: int, moved: bool, left: list[int]) -> bool:
+    """Whether steps along ``axes``, the longest first, can lead back over ``distance``: two elements are then one."""
+    if not axes:
+        return moved and distance == 0
+    (stride, extent), rest = axes[0], axes[1:]
+    reach = sum(other * (n - 1) for other, n in rest)
+    if stride == 0:
+        return True
+    low, high = -((distance + reach) // stride), (reach - distance) // stride
+    for steps in range(max(low, 1 - extent if moved else 0), min(high, extent - 1) + 1):
+        left[0] -= 1
+        if left[0] < 0 or _cancel(rest, distance + steps * stride, moved or steps != 0, left):
+            return True
+    return False
