@@ -6,8 +6,9 @@ from typing import Any
 
 from gemmkit.kernels.by_registers import multiply_stages
 from gemmkit.kernels.exchange import exchange
-from gemmkit.kernels.finish import add_value, finish_tile, wait_for_engine
+from gemmkit.kernels.finish import Part, add_value, finish_tile, wait_for_engine
 from gemmkit.kernels.walk import first_tile, k_blocks, k_steps, next_stage, skip_stages, tile_count, tile_place, tile_step
+from gemmkit.kernels.work import Outputs
 from gemmkit.lang.control import split
 from gemmkit.lang.record_types import numbers_of
 from gemmkit.lang.registers import apply, generate
@@ -35,7 +36,8 @@ def consume_together(spec: Any, c: Any, d: Any, map_d: Any, full: Any, empty: An
         sums, stage, phase = multiply_tile(spec, full, empty, group, stage, phase, steps, (m, n, rank), shape)
         if spec.splits > 1:
             sums = exchange(sums, spec, group, rank, turn)
-        finish_tile(spec, sums, c, d, map_d, group, m + group * spec.first_rows, n + rank * spec.slice_columns, shape)
+        finish_tile(spec, sums, Outputs(c, d, map_d, shape),
+                    Part(group, m + group * spec.first_rows, n + rank * spec.slice_columns))
         turn = turn ^ 1
         tile += step
     wait_for_engine(spec)
@@ -61,7 +63,7 @@ def consume_in_turns(spec: Any, c: Any, d: Any, map_d: Any, full: Any, empty: An
             named_barrier(TURN + group, 256)
             sums, stage, phase = multiply_tile(spec, full, empty, group, stage, phase, steps, (m, n, rank), shape)
             named_arrive(TURN + 1 - group, 256)
-            finish_tile(spec, sums, c, d, map_d, group, m, n, shape)
+            finish_tile(spec, sums, Outputs(c, d, map_d, shape), Part(group, m, n))
         else:
             stage, phase = skip_stages(spec, stage, phase, steps)
         turn = turn ^ 1
