@@ -12,6 +12,7 @@ from typing import Any
 
 from gemmkit.kernels.transformed import load_transformed
 from gemmkit.kernels.walk import BARRIERS, next_stage
+from gemmkit.kernels.work import Slot
 from gemmkit.lang.control import fold, join
 from gemmkit.lang.registers import apply, generate
 from gemmkit.ptx.descriptors import advance
@@ -36,7 +37,7 @@ def multiply_stages(spec: Any, full: Any, empty: Any, sums: tuple, b: int, group
         fragments = load_fragments(spec, group, stage, 0, (m, k), shape)
         for step in range(steps):
             at = m, k + step * spec.block.size.K
-            after, turned = next_stage(spec, stage, phase)
+            after, turned = next_stage(spec, Slot(stage, phase))
             ahead = choose_next(step + 1 < steps, after, turned, stage, phase)
             mbarrier_wait(full, stage, phase)
             sums = start_step(sums, spec, fragments, b, stage, 0, min(step, 1))

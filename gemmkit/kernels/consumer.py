@@ -6,8 +6,9 @@ from typing import Any
 
 from gemmkit.kernels.by_registers import multiply_stages
 from gemmkit.kernels.exchange import exchange
-from gemmkit.kernels.finish import add_value, finish_tile, wait_for_engine
-from gemmkit.kernels.walk import first_tile, k_blocks, k_steps, next_stage, skip_stages, tile_count, tile_place, tile_step
+from gemmkit.kernels.finish import Part, add_value, finish_tile, wait_for_engine
+from gemmkit.kernels.walk import first_tile, k_steps, next_stage, skip_stages, tile_count, tile_step, work_of
+from gemmkit.kernels.work import Barriers, Outputs, Slot, Work
 from gemmkit.lang.control import split
 from gemmkit.lang.record_types import numbers_of
 from gemmkit.lang.registers import apply, generate
@@ -23,140 +24,132 @@ from gemmkit.ptx.wgmma import halves, wgmma_commit, wgmma_fence, wgmma_wait
 TURN = 8                               # named barriers 8 and 9: whose turn it is at the tensor cores
 
 
-def consume_together(spec: Any, c: Any, d: Any, map_d: Any, full: Any, empty: Any, group: int, rank: int,
-                     shape: Any) -> None:
+def consume_together(spec: Any, outputs: Outputs, barriers: Barriers, group: int, rank: int) -> None:
     """Cooperative: every consumer computes its rows of every tile."""
-    stage = thread_index() * 0
-    phase = turn = stage
-    tile, tiles, step = first_tile(spec), tile_count(spec, shape), tile_step(spec)
+    turn = thread_index() * 0
+    slot = Slot(turn, turn)
+    tile, tiles, step = first_tile(spec), tile_count(spec, outputs.shape), tile_step(spec)
     while tile < tiles:
-        m, n = tile_place(spec, tile, rank, shape)
-        steps = k_steps(spec, m, n, rank, shape)
-        sums, stage, phase = multiply_tile(spec, full, empty, group, stage, phase, steps, (m, n, rank), shape)
+        work = work_of(spec, tile, rank, outputs.shape)
+        sums, slot = multiply_tile(spec, barriers, group, slot, k_steps(spec, work), work, outputs.shape)
         if spec.splits > 1:
             sums = exchange(sums, spec, group, rank, turn)
-        finish_tile(spec, sums, c, d, map_d, group, m + group * spec.first_rows, n + rank * spec.slice_columns, shape)
+        finish_tile(spec, sums, outputs, Part(group, work.m + group * spec.first_rows, work.n + rank * spec.slice_columns))
         turn = turn ^ 1
         tile += step
     wait_for_engine(spec)
 
 
-def consume_in_turns(spec: Any, c: Any, d: Any, map_d: Any, full: Any, empty: Any, group: int, rank: int,
-                     shape: Any) -> None:
+def consume_in_turns(spec: Any, outputs: Outputs, barriers: Barriers, group: int, rank: int) -> None:
     """Ping-pong: every other tile is this consumer's. While it finishes one, the other multiplies the next.
 
     The order barrier is needed, and not only for speed: a consumer two rounds ahead would take the parity of an old phase
     for that of the one it waits for.
     """
-    stage = thread_index() * 0
-    phase = stage
-    tile, tiles, step = first_tile(spec), tile_count(spec, shape), tile_step(spec)
-    turn = stage
+    turn = thread_index() * 0
+    slot = Slot(turn, turn)
+    tile, tiles, step = first_tile(spec), tile_count(spec, outputs.shape), tile_step(spec)
     if group == 1:
         named_arrive(TURN, 256)                        # the first turn is consumer 0's
     while tile < tiles:
-        m, n = tile_place(spec, tile, rank, shape)
-        steps = k_steps(spec, m, n, rank, shape)
+        work = work_of(spec, tile, rank, outputs.shape)
+        steps = k_steps(spec, work)
         if turn == group:
             named_barrier(TURN + group, 256)
-            sums, stage, phase = multiply_tile(spec, full, empty, group, stage, phase, steps, (m, n, rank), shape)
+            sums, slot = multiply_tile(spec, barriers, group, slot, steps, work, outputs.shape)
             named_arrive(TURN + 1 - group, 256)
-            finish_tile(spec, sums, c, d, map_d, group, m, n, shape)
+            finish_tile(spec, sums, outputs, Part(group, work.m, work.n))
         else:
-            stage, phase = skip_stages(spec, stage, phase, steps)
+            slot = skip_stages(spec, slot, steps)
         turn = turn ^ 1
         tile += step
     wait_for_engine(spec)
 
 
-def multiply_tile(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int, place: tuple,
-                  shape: Any) -> tuple:
-    """The sums of a consumer's fragments, and where the ring stands after ``steps`` stages. ``place`` is the first row and
-    column of the block's tile, and the block's rank in its cluster."""
+def multiply_tile(spec: Any, barriers: Barriers, group: int, slot: Slot, steps: int, work: Work, shape: Any) -> tuple:
+    """The sums of a consumer's fragments, and where the ring stands after ``steps`` stages."""
     if spec.is_promoted:
-        sums, stage, phase = multiply_promoted(spec, full, empty, group, stage, phase, steps)
+        sums, slot = multiply_promoted(spec, barriers, group, slot, steps)
     elif spec.a_by_registers:
-        sums, stage, phase = multiply_by_registers(spec, full, empty, group, stage, phase, steps, place, shape)
+        sums, slot = multiply_by_registers(spec, barriers, group, slot, steps, work, shape)
     else:
-        sums, stage, phase = multiply_plainly(spec, full, empty, group, stage, phase, steps)
+        sums, slot = multiply_plainly(spec, barriers, group, slot, steps)
     if spec.has_parts:
-        return numbers_of_parts(sums, spec), stage, phase
-    return sums, stage, phase
+        return numbers_of_parts(sums, spec), slot
+    return sums, slot
 
 
-def multiply_promoted(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
+def multiply_promoted(spec: Any, barriers: Barriers, group: int, slot: Slot, steps: int) -> tuple:
     """Sums of a few stages at a time, added up in float32."""
     if spec.promoted_stages == 1:
-        return multiply_in_pairs(spec, full, empty, group, stage, phase, steps)
-    return multiply_portions(spec, full, empty, group, stage, phase, steps)
+        return multiply_in_pairs(spec, barriers, group, slot, steps)
+    return multiply_portions(spec, barriers, group, slot, steps)
 
 
-def multiply_plainly(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
+def multiply_plainly(spec: Any, barriers: Barriers, group: int, slot: Slot, steps: int) -> tuple:
     """One group of wgmmas a stage; a stage is given back when the next one's group is on its way."""
     a, b = descriptor_a(spec, group), descriptor_b(spec)
     sums = nothing(spec)
     if steps > 0:                                      # around the waits, too: or ptxas makes each wgmma wait for the last
-        previous = stage
+        previous = slot.stage
         for step in range(steps):
-            sums = wgmma_wait(1, start_stage(spec, full, a, b, stage, phase, sums, step))
+            sums = wgmma_wait(1, start_stage(spec, barriers.full, a, b, slot, sums, step))
             if step > 0:
-                give_back(spec, empty, previous)
-            previous = stage
-            stage, phase = next_stage(spec, stage, phase)
+                give_back(spec, barriers.empty, previous)
+            previous = slot.stage
+            slot = next_stage(spec, slot)
         sums = wgmma_wait(0, sums)
-        give_back(spec, empty, previous)
-    return values_of(sums, spec), stage, phase
+        give_back(spec, barriers.empty, previous)
+    return values_of(sums, spec), slot
 
 
-def multiply_by_registers(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int, place: tuple,
+def multiply_by_registers(spec: Any, barriers: Barriers, group: int, slot: Slot, steps: int, work: Work,
                           shape: Any) -> tuple:
     """A by registers: a group of wgmmas a step along K."""
-    m, n, rank = place
-    begin, _ = k_blocks(spec, m, n, rank, shape)
-    sums, stage, phase = multiply_stages(spec, full, empty, nothing(spec), descriptor_b(spec), group, stage, phase, steps,
-                                         (m, begin), shape)
-    return values_of(sums, spec), stage, phase
+    sums, stage, phase = multiply_stages(spec, barriers.full, barriers.empty, nothing(spec), descriptor_b(spec), group,
+                                         slot.stage, slot.phase, steps, (work.m, work.k_begin), shape)
+    return values_of(sums, spec), Slot(stage, phase)
 
 
-def multiply_in_pairs(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
+def multiply_in_pairs(spec: Any, barriers: Barriers, group: int, slot: Slot, steps: int) -> tuple:
     """Two stages at a time, in registers of their own: the first one's sums are added to the total while the second is
     multiplied. (Were it on its way still when the loop begins anew, ptxas would make each wgmma wait for the last.)"""
     a, b = descriptor_a(spec, group), descriptor_b(spec)
     total, one, other = nothing(spec), nothing(spec), nothing(spec)
     for _ in range(udiv(steps, 2)):
-        first = stage
-        one = start_stage(spec, full, a, b, stage, phase, one, 0)
-        stage, phase = next_stage(spec, stage, phase)
-        other = start_stage(spec, full, a, b, stage, phase, other, 0)
+        first = slot.stage
+        one = start_stage(spec, barriers.full, a, b, slot, one, 0)
+        slot = next_stage(spec, slot)
+        other = start_stage(spec, barriers.full, a, b, slot, other, 0)
         one = wgmma_wait(1, one)
-        give_back(spec, empty, first)
+        give_back(spec, barriers.empty, first)
         total = apply(add_fragment, total, one)
         other = wgmma_wait(0, other)
-        give_back(spec, empty, stage)
-        stage, phase = next_stage(spec, stage, phase)
+        give_back(spec, barriers.empty, slot.stage)
+        slot = next_stage(spec, slot)
         total = apply(add_fragment, total, other)
     if steps % 2 == 1:
-        one = wgmma_wait(0, start_stage(spec, full, a, b, stage, phase, one, 0))
-        give_back(spec, empty, stage)
-        stage, phase = next_stage(spec, stage, phase)
+        one = wgmma_wait(0, start_stage(spec, barriers.full, a, b, slot, one, 0))
+        give_back(spec, barriers.empty, slot.stage)
+        slot = next_stage(spec, slot)
         total = apply(add_fragment, total, one)
-    return total, stage, phase
+    return total, slot
 
 
-def start_stage(spec: Any, full: Any, a: int, b: int, stage: int, phase: int, sums: tuple, done: int) -> tuple:
+def start_stage(spec: Any, full: Any, a: int, b: int, slot: Slot, sums: tuple, done: int) -> tuple:
     """Start the products of one stage, as a group: in place of ``sums`` if these have ``done`` 0 stages, else added to them.
     ``a`` and ``b`` are the descriptors of stage 0."""
-    mbarrier_wait(full, stage, phase)
+    mbarrier_wait(full, slot.stage, slot.phase)
     if spec.is_gathering:
         fence_async()                                  # threads' copies write as threads do
     wgmma_fence()
-    sums = spec.operator.multiply(sums, advance(a, stage * spec.stage_bytes), advance(b, stage * spec.stage_bytes),
+    sums = spec.operator.multiply(sums, advance(a, slot.stage * spec.stage_bytes), advance(b, slot.stage * spec.stage_bytes),
                                   spec.a.shared, spec.b.shared, spec.block, min(done, 1))
     wgmma_commit()
     return sums
 
 
-def multiply_portions(spec: Any, full: Any, empty: Any, group: int, stage: int, phase: int, steps: int) -> tuple:
+def multiply_portions(spec: Any, barriers: Barriers, group: int, slot: Slot, steps: int) -> tuple:
     """Several stages at a time: the wait at the end of each portion is a small part of it."""
     a, b = descriptor_a(spec, group), descriptor_b(spec)
     total = nothing(spec)
@@ -165,12 +158,12 @@ def multiply_portions(spec: Any, full: Any, empty: Any, group: int, stage: int, 
         partial = nothing(spec)
         last = min(done + spec.promoted_stages, steps)
         while done < last:
-            partial = wgmma_wait(0, start_stage(spec, full, a, b, stage, phase, partial, 1))
-            give_back(spec, empty, stage)
-            stage, phase = next_stage(spec, stage, phase)
+            partial = wgmma_wait(0, start_stage(spec, barriers.full, a, b, slot, partial, 1))
+            give_back(spec, barriers.empty, slot.stage)
+            slot = next_stage(spec, slot)
             done += 1
         total = apply(add_fragment, total, partial)
-    return total, stage, phase
+    return total, slot
 
 
 def add_fragment(fragment: tuple, i: int, others: tuple) -> tuple:

@@ -17,6 +17,7 @@ import numpy as np
 
 from gemmkit.kernels.producer import a_stage, b_stage, start_copies
 from gemmkit.kernels.walk import first_tile, holds, k_blocks, next_stage, tile_count, tile_place, tile_step
+from gemmkit.kernels.work import Slot
 from gemmkit.lang.registers import Fragment, registers
 from gemmkit.ptx.copy_async import copies_arrive, copy_async
 from gemmkit.ptx.mbarrier import mbarrier_wait
@@ -54,7 +55,7 @@ def produce_by_copies(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: A
                     copy_tiles(spec.b, b_lines, b, b_stage(spec, stage), spec.block.KN, k, n, shape.K, shape.N, 1, warp,
                                spec)
                 copies_arrive(full, stage)
-                stage, phase = next_stage(spec, stage, phase)
+                stage, phase = next_stage(spec, Slot(stage, phase))
             block = rolled(block + 1)
         tile += step
 

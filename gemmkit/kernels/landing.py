@@ -24,6 +24,7 @@ import numpy as np
 from gemmkit.kernels.parts import column_of, put_elements, row_of, transform_within
 from gemmkit.kernels.producer import load_a, load_b, load_tile, put_inside
 from gemmkit.kernels.walk import BARRIERS, first_tile, holds, k_blocks, next_stage, tile_count, tile_place, tile_step
+from gemmkit.kernels.work import Slot
 from gemmkit.lang.control import join
 from gemmkit.lang.registers import apply, generate, registers
 from gemmkit.lang.values import convert, convert_all
@@ -67,7 +68,7 @@ def produce_by_landing(spec: Any, a: Any, b: Any, map_a: Any, map_b: Any, full: 
                 split_stage(spec, stage, m, n, k, shape)
                 fence_async()                          # tensor cores read through another way than threads write
                 mbarrier_arrive(full, stage)
-                stage, phase = next_stage(spec, stage, phase)
+                stage, phase = next_stage(spec, Slot(stage, phase))
             block = rolled(block + 1)
         tile += step
 
@@ -105,7 +106,7 @@ def start_copy(spec: Any, map_a: Any, map_b: Any, landed: Any, empty: Any, place
             load_b(spec, map_b, landed, stage, n, k, rank)
         else:
             land_b(spec, map_b, landed, stage, n, k, rank)
-        stage, phase = next_stage(spec, stage, phase)
+        stage, phase = next_stage(spec, Slot(stage, phase))
         block += 1
     return (tile, m, n, begin, count, block), stage, phase
 

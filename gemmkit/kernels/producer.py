@@ -16,6 +16,7 @@ from gemmkit.kernels.parts import (
     transform_into,
 )
 from gemmkit.kernels.walk import BARRIERS, first_tile, holds, k_blocks, next_stage, tile_count, tile_place, tile_step
+from gemmkit.kernels.work import Slot as RingSlot
 from gemmkit.lang.control import choose
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.registers import registers
@@ -101,7 +102,7 @@ def produce(spec: Any, inputs: Any, full: Any, empty: Any, team: int, rank: int,
                     else:
                         copy_stage(spec, inputs, slot, Block(m, n, k, rank, 0, shape))
                 turn = (turn + 1) % spec.teams
-                stage, phase = next_stage(spec, stage, phase)
+                stage, phase = next_stage(spec, RingSlot(stage, phase))
             block = rolled(block + 1)                  # unrolled, its addresses would fill the few registers
         tile += step
     if spec.is_changing:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.kernels.parts import k_range_of
+from gemmkit.kernels.work import Slot, Work
 from gemmkit.lang.returned import pair, truth
 from gemmkit.ptx.special import block_x, grid_x, udiv
 
@@ -52,6 +53,13 @@ def tile_place(spec: Any, tile: int, rank: int, shape: Any) -> tuple:
     return m * spec.block.size.M, n * spec.block.size.N
 
 
+def work_of(spec: Any, tile: int, rank: int, shape: Any) -> Work:
+    """A block's tile of D, and which of its blocks along K are this block's."""
+    m, n = tile_place(spec, tile, rank, shape)
+    begin, count = k_blocks(spec, m, n, rank, shape)
+    return Work(m, n, begin, count, rank)
+
+
 def k_blocks(spec: Any, m: int, n: int, rank: int, shape: Any) -> tuple:
     """Where the blocks along K that can matter to a tile begin, and how many there are: the same for a whole cluster, or
     this block's share of them."""
@@ -70,14 +78,13 @@ def k_blocks(spec: Any, m: int, n: int, rank: int, shape: Any) -> tuple:
     return begin, count
 
 
-def k_steps(spec: Any, m: int, n: int, rank: int, shape: Any) -> int:
+def k_steps(spec: Any, work: Work) -> int:
     """How many stages a tile takes: its blocks along K, without those that the condition leaves out."""
-    begin, count = k_blocks(spec, m, n, rank, shape)
     if spec.condition.is_always:
-        return count
-    steps = count * 0
-    for block in range(count):
-        if holds(spec, m, n, begin + block * spec.block.size.K):
+        return work.k_tiles
+    steps = work.k_tiles * 0
+    for block in range(work.k_tiles):
+        if holds(spec, work.m, work.n, work.k_begin + block * spec.block.size.K):
             steps += 1
     return steps
 
@@ -87,19 +94,19 @@ def holds(spec: Any, m: int, n: int, k: int) -> bool:
     return truth(spec.condition, "__call__", spec.condition(m, n, k))
 
 
-def next_stage(spec: Any, stage: int, phase: int) -> tuple:
+def next_stage(spec: Any, slot: Slot) -> Slot:
     """The ring's next stage; the phase turns with every round."""
-    if stage == spec.stages - 1:
-        return stage * 0, phase ^ 1
-    return stage + 1, phase
+    if slot.stage == spec.stages - 1:
+        return Slot(slot.stage * 0, slot.phase ^ 1)
+    return Slot(slot.stage + 1, slot.phase)
 
 
-def skip_stages(spec: Any, stage: int, phase: int, count: int) -> tuple:
+def skip_stages(spec: Any, slot: Slot, count: int) -> Slot:
     """``count`` stages on, for those that another consumer takes."""
-    stage += count
+    stage = slot.stage + count
     rounds = udiv(stage, spec.stages)
-    return stage - rounds * spec.stages, phase ^ (rounds & 1)
+    return Slot(stage - rounds * spec.stages, slot.phase ^ (rounds & 1))
 
 
 __all__ = ["BARRIERS", "first_tile", "holds", "k_blocks", "k_steps", "next_stage", "skip_stages", "tile_count", "tile_place",
-           "tile_step"]
+           "tile_step", "work_of"]

@@ -39,6 +39,7 @@ from gemmkit.kernels.gather import produce_by_copies
 from gemmkit.kernels.landing import produce_by_landing
 from gemmkit.kernels.producer import produce_by_engine, produce_by_warps
 from gemmkit.kernels.walk import BARRIERS
+from gemmkit.kernels.work import Barriers, Outputs
 from gemmkit.ptx.cluster import cluster_barrier, cluster_rank
 from gemmkit.ptx.mbarrier import mbarrier_fence_init, mbarrier_init
 from gemmkit.ptx.memory import shared
@@ -93,9 +94,9 @@ def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_
         if spec.deals_registers:
             take_registers(spec.consumer_registers)
         if spec.is_pingpong:
-            consume_in_turns(spec, c, d, map_d, full, empty, group - spec.producers, rank, shape)
+            consume_in_turns(spec, Outputs(c, d, map_d, shape), Barriers(full, empty), group - spec.producers, rank)
         else:
-            consume_together(spec, c, d, map_d, full, empty, group - spec.producers, rank, shape)
+            consume_together(spec, Outputs(c, d, map_d, shape), Barriers(full, empty), group - spec.producers, rank)
 
     # A block's shared memory must last until its peers have read and signalled all they will.
     if spec.is_cluster:

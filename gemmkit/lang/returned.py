@@ -52,9 +52,9 @@ def function_of(component: Any, method: str) -> Any:
             return inner
         if inner is not None and hasattr(inner, "__dataclass_fields__"):
             return function_of(inner, "__call__")
-    hook = next((vars(cls)["__call__"] for cls in type(component).__mro__ if "__call__" in vars(cls)), None)
-    is_users = isinstance(hook, FunctionType) and not hook.__module__.startswith("gemmkit.")
-    return hook if is_users else found                           # which a method of gemmkit's calls in its turn
+    own = [value for cls in type(component).__mro__ for name, value in vars(cls).items()      # gemmkit's methods call these
+           if isinstance(value, FunctionType) and not is_gemmkit(value) and (name == "__call__" or not name.startswith("__"))]
+    return own[0] if own else found
 
 
 def refusal(component: Any, method: str, got: str, wanted: str) -> ComponentError:

@@ -20,6 +20,7 @@ from typing import Any
 SYNC = re.compile(r"wait|barrier|fence|arrive|commit|expect|init|give|take|settle|change_|fill_|copy_|produce|exchange|gather")
 MOVES = "put|store|load|send|start|multiply|split|turn|receive|find|hold"
 PHASE, STAGE = re.compile(r"phase|parity|turned$|^turn$"), re.compile(r"stage$|^previous$")
+SLOT = re.compile("slot$")                             # a named tuple of both
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
@@ -154,12 +155,19 @@ def done_twice(place: Place) -> Iterator[ast.AST]:
 def phase_flipped(place: Place) -> Iterator[ast.AST]:
     if _is_argument(place, PHASE):
         yield ast.BinOp(place.node, ast.BitXor(), ast.Constant(1))
+    if _is_argument(place, SLOT):
+        slot = ast.unparse(place.node)
+        yield ast.parse(f"{slot}._replace(phase={slot}.phase ^ 1)", mode="eval").body
 
 
 def stage_shifted(place: Place) -> Iterator[ast.AST]:
     """The next stage in place of this one."""
-    if _is_argument(place, STAGE) and any(a.arg == "spec" for a in place.function.args.args):
-        yield ast.parse(f"({ast.unparse(place.node)} + 1) % spec.stages", mode="eval").body
+    if any(a.arg == "spec" for a in place.function.args.args):
+        if _is_argument(place, STAGE):
+            yield ast.parse(f"({ast.unparse(place.node)} + 1) % spec.stages", mode="eval").body
+        if _is_argument(place, SLOT):
+            slot = ast.unparse(place.node)
+            yield ast.parse(f"{slot}._replace(stage=({slot}.stage + 1) % spec.stages)", mode="eval").body
 
 
 def count_changed(place: Place) -> Iterator[ast.AST]:
