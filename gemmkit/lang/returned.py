@@ -53,7 +53,8 @@ def function_of(component: Any, method: str) -> Any:
         if inner is not None and hasattr(inner, "__dataclass_fields__"):
             return function_of(inner, "__call__")
     own = [value for cls in type(component).__mro__ for name, value in vars(cls).items()      # gemmkit's methods call these
-           if isinstance(value, FunctionType) and not is_gemmkit(value) and (name == "__call__" or not name.startswith("__"))]
+           if isinstance(value, FunctionType) and not is_gemmkit(value)
+           and (name == "__call__" or not name.startswith("__"))]
     return own[0] if own else found
 
 
