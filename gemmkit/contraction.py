@@ -33,7 +33,7 @@ from gemmkit.problem import check_places
 from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_like
 from gemmkit.runtime.device import target
 from gemmkit.runtime.views import strided
-from gemmkit.tuning.operators import check_multiplied, operator_for, result_dtype
+from gemmkit.tuning.operators import algebra_of, check_multiplied, operator_for, result_dtype
 
 __all__ = ["einsum"]
 
@@ -73,25 +73,26 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     if len(operands) < 2:
         raise ValueError(f"einsum({spec!r}) got {len(operands)} operands; two or more are needed")
     infos = tuple(describe(x, f"operand {n}") for n, x in enumerate(operands))
-    names = {f"operand {n}": info for n, info in enumerate(infos)}
-    check_places({**names, "out": None if out is None else describe(out, "out")})
-    for name, info in names.items():
+    named = {f"operand {n}": info for n, info in enumerate(infos)}
+    of_out = None if out is None else describe(out, "out")
+    check_places({**named, "out": of_out})
+    for name, info in named.items():
         check_dtype(info.dtype, name)
     terms, result = _parsed(spec, tuple(info.shape for info in infos))
     if len(operands) > 2:                  # which are a and b of products that the caller did not write
-        for name, info in names.items():
+        for name, info in named.items():
             check_aligned(info, name)
-            if operator is None:
+            if operator is None and algebra_of(info.dtype) is None:
                 check_multiplied(info.dtype, name)
         return _chain(terms, result, operands, infos, out, operator, epilogue, stream, optimize)
     a, b = operands
-    if out is None:
+    if of_out is None:
         sizes = _sizes(spec, terms, tuple(info.shape for info in infos))
         shape = tuple(sizes[label] for label in result)
         dtypes = infos[0].dtype, infos[1].dtype
         chosen = operator or operator_for(*dtypes, (1, 1, 1), target(infos[0].device))
         out = empty_like(a, shape, result_dtype(*dtypes, None, chosen))
-    of_out = describe(out, "out")
+        of_out = describe(out, "out")
     if operator is None and epilogue is None and _lies_across(terms, result, of_out):
         a, b, infos, terms = b, a, infos[::-1], terms[::-1]
     recipe = _recipe(spec, terms, result, tuple((i.shape, i.strides, i.dtype.itemsize) for i in (*infos, of_out)))

@@ -13,7 +13,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import epilogues, layouts
-from gemmkit.operators import FPUOp, MMAOp
+from gemmkit.operators import DUAL, FPUOp, MMAOp
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from tests.machines import is_poison, poison
@@ -350,3 +350,12 @@ def test_a_stream_of_another_device_on_the_gpu(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(ValueError, match="stream is of device 1 and the arrays are on device 0"):
             call(a, b, out=out, stream=stream)
     assert bool(cupy.isnan(out).all())
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_numbers_of_several_parts_beside_real_ones_are_refused_by_name(name: str) -> None:
+    """No default operator multiplies them, and which operand it is is said."""
+    several = np.zeros((4, 4), DUAL.number_dtype("f4"))
+    operands = {"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32), name: several}
+    with gk.emulate(), pytest.raises(TypeError, match=rf"^{name} has dtype .*; the operators take integers, floats"):
+        gk.matmul(**operands)

@@ -18,8 +18,8 @@ SIXTEEN = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
 def check_multiplied(dtype: np.dtype, name: str) -> None:
-    """Raise TypeError, naming the argument, for a dtype that no default operator multiplies."""
-    if dtype.kind not in "iufc" and dtype not in SIXTEEN and algebra_of(dtype) is None:
+    """Raise TypeError, naming the argument, for a dtype of which the ordinary units multiply no numbers."""
+    if dtype.kind not in "iufc" and dtype not in SIXTEEN:
         raise TypeError(f"{name} has dtype {dtype}; the operators take integers, floats and complex numbers")
 
 
