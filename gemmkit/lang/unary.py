@@ -40,12 +40,12 @@ def _register_unary(op: Any) -> None:
             return signature(a, a), lambda c, b, s, v: c.get_function(context.resolve_value_type(op), inner)(b, v)
         if isinstance(a, (types.Integer, types.Boolean)):
             ty = types.unliteral(a)
-            signed = isinstance(ty, types.Integer) and ty.signed
-            return signature(ty, ty), lambda c, b, s, v: _integer_unary(op, b, v[0], signed)
+            signed, coordinate = isinstance(ty, types.Integer) and ty.signed, isinstance(a, IndexType)
+            return signature(ty, ty), lambda c, b, s, v: _integer_unary(op, b, v[0], signed, coordinate)
         return None
 
 
-def _integer_unary(op: Any, builder: Any, value: Any, signed: bool) -> Any:
+def _integer_unary(op: Any, builder: Any, value: Any, signed: bool, coordinate: bool) -> Any:
     if op is operator.invert:
         return builder.not_(value)
     if op is operator.pos or (op is abs and not signed):
@@ -53,6 +53,10 @@ def _integer_unary(op: Any, builder: Any, value: Any, signed: bool) -> Any:
     negative = builder.neg(value)
     if op is operator.neg:
         return negative
+    if not coordinate:
+        from gemmkit.ptx.extrema import absolute
+
+        return absolute(builder, value)
     return builder.select(builder.icmp_signed("<", value, ir.Constant(value.type, 0)), negative, value)
 
 

@@ -1,4 +1,4 @@
-"""The larger and the smaller of two floats, NaN where either is one."""
+"""The larger and the smaller of two floats, NaN where either is one, and an integer's absolute value."""
 
 from __future__ import annotations
 
@@ -21,3 +21,15 @@ def selected(builder: Any, name: str, a: Any, b: Any) -> Any:
     """The same of LLVM floats, by two comparisons and a select (of a float64: one for each half)."""
     better = builder.fcmp_ordered(">" if name == "max" else "<", a, b)
     return builder.select(builder.or_(better, builder.fcmp_unordered("uno", a, a)), a, b)
+
+
+def absolute(builder: Any, value: Any) -> Any:
+    """An integer's absolute value; of the most negative one itself, as in NumPy.
+
+    PTX's ``abs`` does not say what it gives there, and ptxas takes its result for positive: ``abs(x) < 0`` becomes False
+    (13.0). LLVM's select of ``x`` and ``-x`` becomes that ``abs`` too. So it is the larger of both.
+    """
+    bits, width = value.type, max(value.type.width, 32)
+    wide = value if width == bits.width else builder.sext(value, ir.IntType(width))
+    larger = assembly(builder, f"max.s{width} $0, $1, $2;", [wide.type], [wide, builder.neg(wide)], pure=True)[0]
+    return larger if width == bits.width else builder.trunc(larger, bits)

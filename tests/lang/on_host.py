@@ -48,6 +48,10 @@ define float @max_NaN_f32(float %a, float %b) { %r = call float @llvm.maximum.f3
 define float @min_NaN_f32(float %a, float %b) { %r = call float @llvm.minimum.f32(float %a, float %b)
   ret float %r }
 """ + "".join(f"""
+define i{bits} @max_s{bits}(i{bits} %a, i{bits} %b) {{ %c = icmp sgt i{bits} %a, %b
+  %r = select i1 %c, i{bits} %a, i{bits} %b
+  ret i{bits} %r }}
+""" for bits in (32, 64)) + "".join(f"""
 define i16 @{name}_NaN_f16(i16 %a, i16 %b) {{ %x = call float @cvt_f32_f16(i16 %a)
   %y = call float @cvt_f32_f16(i16 %b)
   %m = call float @llvm.{full}.f32(float %x, float %y)

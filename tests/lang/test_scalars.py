@@ -297,6 +297,35 @@ def test_narrow_arithmetic_needs_no_library(rng: np.random.Generator) -> None:
         assert leaves_nothing(ptx) and not lines_with(ptx, ".f64")
 
 
+def absolute_values(out: Any, given: Any) -> None:
+    i = thread_index()
+    size = abs(given[i])
+    out[2 * i] = float(size)
+    out[2 * i + 1] = 1.0 if size < 0 else 0.0
+
+
+def lowest(dtype: np.dtype) -> np.ndarray:
+    return np.array([np.iinfo(dtype).min, np.iinfo(dtype).min + 1, -1, 0] * 8, dtype)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", [d for d in INTEGERS if d.kind == "i"])
+def test_no_instruction_leaves_the_lowest_integers_absolute_value_open(dtype: np.dtype) -> None:
+    """PTX's ``abs`` does, and ptxas takes ``abs(x) < 0`` for False."""
+    ptx = compiled(absolute_values, Out((64,), "f8"), lowest(dtype))
+    assert not lines_with(ptx, "abs.s")
+    (out,) = emulated(absolute_values, Out((64,), "f8"), lowest(dtype))
+    assert out[:2].tolist() == [float(np.iinfo(dtype).min), 1.0]
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", [d for d in INTEGERS if d.kind == "i"])
+def test_the_lowest_integers_absolute_value(dtype: np.dtype) -> None:
+    (out,) = on_device(absolute_values, Out((64,), "f8"), lowest(dtype))
+    assert np.array_equal(out, emulated(absolute_values, Out((64,), "f8"), lowest(dtype))[0])
+
+
 @dataclass(frozen=True)
 class Coordinates(gk.Component):
     width: int = 14
