@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit.components import Component, Frozen, freeze, freeze_array
-from gemmkit.engines import engines, maps
+from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.select import KERNELS
+from gemmkit.kernels.sm90.maps import maps
 from gemmkit.kernels.spec import Shape
 from gemmkit.layouts import Layout, Plain
 from gemmkit.problem import Problem
@@ -14,16 +15,11 @@ from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.device import made_current
 from gemmkit.wide import widened
 
-__all__ = ["Compiled", "Nothing", "is_whole"]
+__all__ = ["Compiled", "Nothing"]
 
 
 class Nothing(Component):
     """Stands for an operand that is not there."""
-
-
-def is_whole(rows: int, columns: int, thread: Any) -> bool:
-    """Whether an operand's extents are multiples of a thread's tile."""
-    return rows % thread.extents[0] == 0 and columns % thread.extents[1] == 0
 
 
 class Compiled:
@@ -33,9 +29,7 @@ class Compiled:
         conf = problem.config
         M, N, K = problem.M, problem.N, problem.K
         conf = widened(conf, {"a": problem.a, "b": problem.b, "c": problem.c if conf.has_c else None, "out": out}, (M, N, K))
-        self.spec = conf.spec(is_whole(M, K, conf.mem_a_thread), is_whole(K, N, conf.mem_b_thread),
-                              is_whole(M, N, conf.mem_cd_thread), is_whole(M, N, conf.mem_cd_thread),
-                              engines(conf, problem.a, problem.b, out, (M, N, K)))
+        self.spec = conf.spec(Arrays(problem.a, problem.b, out, M, N, K))
         self.operands = [_operand(info, layout, readonly) for info, layout, readonly in (
             (problem.a, conf.global_a_layout, True), (problem.b, conf.global_b_layout, True),
             (problem.c if conf.has_c else None, conf.global_c_layout, True), (out, conf.global_d_layout, False))]

@@ -16,10 +16,13 @@ import numpy as np
 from gemmkit.components import Component
 from gemmkit.config_rules import TRANSFORMS, check_fields, rule, validate
 from gemmkit.epilogues import Default, Epilogue
-from gemmkit.kernels.pipeline import PipelineSpec
+from gemmkit.kernels.common.arrays import Arrays
+from gemmkit.kernels.common.operand import Operand, is_whole
+from gemmkit.kernels.common.scheduler import Cluster, OneTilePerBlock, Persistent
 from gemmkit.kernels.rasterisation import Grouped, Order
-from gemmkit.kernels.spec import Condition, Operand, Spec
-from gemmkit.kernels.weave import with_a_by_registers
+from gemmkit.kernels.sm90.spec import Sm90Spec
+from gemmkit.kernels.sm90.specialise import specialise
+from gemmkit.kernels.spec import Condition, SimtSpec, Spec
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.given import check_methods
 from gemmkit.layouts import Layout, Zero
@@ -129,27 +132,28 @@ class Config(Component):
             return second, first
         return Staged(first, second, dtype), Identity()
 
-    def spec(self, whole_a: bool = False, whole_b: bool = False, whole_c: bool = False, whole_d: bool = False,
-             engines: tuple[int, ...] = (True, True, True)) -> Spec:
-        """The kernel's specialisation; the flags are the divisibility class (see `kernels.spec.Operand`), and which of A,
-        B and D the copy engine moves."""
-        operands = (
-            Operand(self.global_a_layout, self.shared_a_layout, *self.transforms_of("a"), self.mem_a_warp, self.mem_a_thread,
-                    whole_a),
-            Operand(self.global_b_layout, self.shared_b_layout, *self.transforms_of("b"), self.mem_b_warp, self.mem_b_thread,
-                    whole_b),
-            Operand(self.global_c_layout, self.shared_c_layout, self.transform_global_to_shared_c,
-                    self.transform_shared_to_regs_c, self.mem_cd_warp, self.mem_cd_thread, whole_c),
-            Operand(self.global_d_layout, self.shared_d_layout, self.transform_shared_to_global_d,
-                    self.transform_regs_to_shared_d, self.mem_cd_warp, self.mem_cd_thread, whole_d))
-        fields: tuple[Any, ...] = (
-            self.block_shape, self.compute_warp, self.warps_per_block, self.operator, *operands, self.epilogue,
-            self.condition, self.order, self.has_c, self.splits)
-        if not self.is_pipeline:
-            return Spec(*fields)
+    def spec(self, arrays: Arrays | None = None) -> Spec:
+        """The kernel's specialisation for a class of problems: by the arrays' extents and places. Without them no extent is a
+        multiple of anything, and the arrays suit TMA: so shared memory is the most that any problem needs."""
+        block = self.block_shape
+        warps = self.warps_per_block
+        operands = {
+            "a": (self.global_a_layout, self.shared_a_layout, *self.transforms_of("a"), self.mem_a_warp, self.mem_a_thread),
+            "b": (self.global_b_layout, self.shared_b_layout, *self.transforms_of("b"), self.mem_b_warp, self.mem_b_thread),
+            "c": (self.global_c_layout, self.shared_c_layout, self.transform_global_to_shared_c,
+                  self.transform_shared_to_regs_c, self.mem_cd_warp, self.mem_cd_thread),
+            "out": (self.global_d_layout, self.shared_d_layout, self.transform_shared_to_global_d,
+                    self.transform_regs_to_shared_d, self.mem_cd_warp, self.mem_cd_thread)}
+        tiles = {"a": block.MK, "b": block.KN, "c": block.MN, "out": block.MN}
+        a, b, c, d = (Operand(*fields, arrays is not None and is_whole(arrays.extents(name), fields[-1]), tiles[name], warps)
+                      for name, fields in operands.items())
         m, n = self.cluster.extents
-        more: tuple[Any, ...] = (self.stages, self.schedule, m, n, self.producer_warps, *engines)
-        return with_a_by_registers(PipelineSpec(*fields, *more))
+        scheduler = Persistent if self.is_pipeline else OneTilePerBlock
+        fields = (block, self.compute_warp, warps, self.operator, a, b, c, d, self.epilogue, self.condition,
+                  scheduler(self.order, block, Cluster(m, n, self.splits)), self.has_c)
+        if self.is_pipeline:
+            return specialise(Sm90Spec(*fields, self.stages, self.schedule, self.producer_warps), arrays)
+        return SimtSpec(*fields).laid_out()
 
     def check_device(self, device: DeviceInfo) -> None:
         """Raise ConfigError when the kernel does not fit the device."""

@@ -1,6 +1,6 @@
 """The rules that a configuration must keep: of single fields, of tiles, dtypes, lines of shared memory, transforms.
 
-Those of the warp-specialised kernel are in :mod:`gemmkit.pipeline_rules`.
+Those of the warp-specialised kernel are in :mod:`gemmkit.kernels.sm90.rules`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gemmkit.lang.narrowing import narrows, refusal
 from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import Layout
 from gemmkit.operators import Operator
-from gemmkit.pipeline_rules import check_splits, validate_pipeline
+from gemmkit.kernels.sm90.rules import check_splits, validate_pipeline
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Transform
 

@@ -11,7 +11,7 @@ import pytest
 import gemmkit as gk
 from gemmkit.emulator import errors
 from gemmkit.kernels import by_registers, landing
-from gemmkit.kernels.pipeline import PipelineSpec
+from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.kernels.weave import Woven, woven
 from gemmkit.layouts import Interleaved, RowMajor, Swizzled
 from gemmkit.operators import COMPLEX, DUAL, QUATERNION, SPLIT_COMPLEX, Algebra, WGMMAOp
@@ -30,7 +30,7 @@ BOTH = Algebra(None, [[[1, 0], [0, -1]], [[0, 1], [-1, 0]]])               # eve
 @pytest.fixture(autouse=True)
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks: each has several tiles, one after the other."""
-    monkeypatch.setattr(PipelineSpec, "blocks", lambda spec, M, N, sm_count: 2 * spec.peers)
+    monkeypatch.setattr(Sm90Spec, "blocks", lambda spec, M, N, sm_count: 2 * spec.cluster.size)
 
 
 def by_registers_of(plan: Any) -> bool:

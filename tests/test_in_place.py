@@ -12,7 +12,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.engines import engines
-from gemmkit.kernels.pipeline import PipelineSpec
+from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.layouts import ColMajor, RowMajor, Triangular
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.arrays import describe
@@ -23,12 +23,12 @@ from tests.machines import E4M3, on_machines
 ACROSS = {"RR": (RowMajor, RowMajor), "CR": (ColMajor, RowMajor), "CC": (ColMajor, ColMajor)}
 
 
-def spec_of(conf: Any, a: np.ndarray, b: np.ndarray) -> PipelineSpec:
+def spec_of(conf: Any, a: np.ndarray, b: np.ndarray) -> Sm90Spec:
     d = np.zeros((a.shape[0], b.shape[1]), conf.global_d_layout.dtype)
     arrays = [describe(ordered(x, layout.stored)) for x, layout in (
         (a, conf.global_a_layout), (b, conf.global_b_layout), (d, conf.global_d_layout))]
     spec = conf.spec(engines=engines(conf, *arrays, (a.shape[0], b.shape[1], a.shape[1])))
-    assert isinstance(spec, PipelineSpec)
+    assert isinstance(spec, Sm90Spec)
     return spec
 
 

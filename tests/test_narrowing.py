@@ -14,7 +14,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit.epilogues.base import ELEMENT
-from gemmkit.kernels.parts import kept_in_shared, transform_tile, transform_within
+from gemmkit.kernels.common.elements import kept_in_shared, transform_tile, transform_within
 from gemmkit.kernels.spec import Shape
 from gemmkit.lang.narrowing import narrows
 from gemmkit.ptx.saturate import saturate

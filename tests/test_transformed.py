@@ -13,7 +13,7 @@ import gemmkit as gk
 from gemmkit.emulator import errors
 from gemmkit.epilogues import Bias, ReLU
 from gemmkit.kernels import by_registers, transformed
-from gemmkit.kernels.pipeline import PipelineSpec
+from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, RowMajor, Triangular
 from gemmkit.operators import WGMMAOp
@@ -31,7 +31,7 @@ KINDS = {"R": RowMajor, "C": ColMajor}
 @pytest.fixture(autouse=True)
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks: each has several tiles, one after the other."""
-    monkeypatch.setattr(PipelineSpec, "blocks", lambda spec, M, N, sm_count: 2 * spec.peers)
+    monkeypatch.setattr(Sm90Spec, "blocks", lambda spec, M, N, sm_count: 2 * spec.cluster.size)
 
 
 def plus_one(x: Any) -> Any:

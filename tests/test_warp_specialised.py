@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.kernels.pipeline import PipelineSpec
+from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.kernels.rasterisation import Columns, Grouped, Hilbert
 from gemmkit.layouts import ColMajor, RowMajor, Swizzled
 from gemmkit.operators import WGMMAOp
@@ -33,7 +33,7 @@ def check(machine: Any, conf: gk.Config, rng: np.random.Generator, m: int, n: in
 @pytest.fixture
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two clusters, however many multiprocessors there are: each has several tiles, one after the other."""
-    monkeypatch.setattr(PipelineSpec, "blocks", lambda spec, M, N, sm_count: 2 * spec.peers)
+    monkeypatch.setattr(Sm90Spec, "blocks", lambda spec, M, N, sm_count: 2 * spec.cluster.size)
 
 
 # -- sizes and schedules ----------------------------------------------------------------------------------------------

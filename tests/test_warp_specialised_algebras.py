@@ -14,7 +14,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import ConfigError, epilogues
-from gemmkit.kernels.pipeline import PipelineSpec
+from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, Interleaved, Padded, Planar, Planes, RowMajor, Swizzled
 from gemmkit.operators import COMPLEX, DUAL, QUATERNION, Algebra, FPUOp, MMAOp, WGMMAOp, dual
@@ -63,7 +63,7 @@ def lands(plan: Any) -> bool:
 @pytest.fixture
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two clusters: each has several tiles, one after the other, and copies are ahead of tiles, too."""
-    monkeypatch.setattr(PipelineSpec, "blocks", lambda spec, M, N, sm_count: 2 * spec.peers)
+    monkeypatch.setattr(Sm90Spec, "blocks", lambda spec, M, N, sm_count: 2 * spec.cluster.size)
 
 
 def small(algebra: Algebra, schedule: str = "one", N: int = 16, **fields: Any) -> gk.Config:

@@ -13,7 +13,7 @@ import pytest
 
 from gemmkit.emulator import errors, machine
 from gemmkit.kernels import consumer, finish, producer, warp_specialised
-from gemmkit.kernels.pipeline import PipelineSpec
+from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.ptx.cluster import cluster_rank
 from gemmkit.ptx.mbarrier import mbarrier_arrive_at, mbarrier_expect
 from tests.hopper import F16, mapping, product
@@ -29,7 +29,7 @@ SOUND = {
 @pytest.fixture(autouse=True)
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """One cluster that does everything."""
-    monkeypatch.setattr(PipelineSpec, "blocks", lambda spec, M, N, sm_count: spec.peers)
+    monkeypatch.setattr(Sm90Spec, "blocks", lambda spec, M, N, sm_count: spec.cluster.size)
 
 
 def run(schedule: str, size: tuple[int, int, int], seed: int | None = None, **fields: Any) -> None:
@@ -136,6 +136,6 @@ def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tile_that_fills_its_buffers_unevenly_is_a_fault_if_nobody_minds(monkeypatch: pytest.MonkeyPatch) -> None:
     """One panel a tile: the next tile's first panel has the same buffer (a fault that this kernel once had)."""
     run("one", (64 * 4, 32, 16))
-    monkeypatch.setattr(PipelineSpec, "d_pending", 1)
+    monkeypatch.setattr(Sm90Spec, "d_pending", 1)
     with pytest.raises(errors.RaceError, match="read by the copy engine"):
         run("one", (64 * 4, 32, 16))

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gemmkit.components import Component
-from gemmkit.kernels.parts import column_of, delivered, inside, row_of, transform_within
+from gemmkit.kernels.common.elements import column_of, delivered, row_of, transform_within
+from gemmkit.kernels.common.tile_copy import inside
 from gemmkit.lang.control import choose, each, keep
 from gemmkit.lang.registers import apply
 from gemmkit.lang.returned import convertible, number, numbers

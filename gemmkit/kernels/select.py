@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.kernels.singlestage import singlestage
-from gemmkit.kernels.warp_specialised import warp_specialised
+from gemmkit.kernels.simt.kernel import singlestage
+from gemmkit.kernels.sm90.kernel import warp_specialised
 
 KERNELS: dict[str, Any] = {"singlestage": singlestage, "warp_specialised": warp_specialised}
 

@@ -352,8 +352,9 @@ def _move(tile: Tile, layout: Any, shared: Any, warps: int) -> tuple[Tile, Tile]
 
 
 def _stages(values: dict[str, Any], device: DeviceInfo) -> int:
-    """As many as fit beside the panels of D."""
-    from gemmkit.kernels.pipeline import BARRIER, BUFFERS
+    """As many as fit beside the subtiles of D."""
+    from gemmkit.kernels.common.pipeline import BARRIER
+    from gemmkit.kernels.sm90.store import BUFFERS
 
     block, a, b, d = (values[name] for name in ("block_shape", "shared_a_layout", "shared_b_layout", "shared_d_layout"))
     size = block.size

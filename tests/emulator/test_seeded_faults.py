@@ -11,7 +11,7 @@ import pytest
 import gemmkit as gk
 from gemmkit.emulator import errors
 from gemmkit.kernels import parts
-from gemmkit.kernels import singlestage as template
+from gemmkit.kernels.simt import kernel as template
 from gemmkit.layouts import RowMajor
 
 SMALL = dict(block_shape=gk.Tile(M=32, N=32, K=16), compute_warp=gk.Tile(M=16, N=16, K=16))

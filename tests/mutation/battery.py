@@ -13,7 +13,7 @@ import numpy as np
 
 import gemmkit as gk
 from gemmkit.epilogues import Bias, ReLU
-from gemmkit.kernels.pipeline import PipelineSpec
+from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, Interleaved, RowMajor, Swizzled, Triangular
 from gemmkit.operators import COMPLEX, DUAL, Algebra, FPUOp, MMAOp, WGMMAOp
@@ -39,7 +39,7 @@ def case(function: Callable[[], None]) -> Callable[[], None]:
 
 def few_blocks(clusters: int = 1) -> None:
     """So many clusters do everything."""
-    PipelineSpec.blocks = lambda spec, M, N, sm_count: clusters * spec.peers         # type: ignore[method-assign]
+    Sm90Spec.blocks = lambda spec, M, N, sm_count: clusters * spec.cluster.size         # type: ignore[method-assign]
 
 
 def equal(d: np.ndarray, expected: np.ndarray) -> None:

@@ -1,8 +1,8 @@
 """The template kernel with one stage: the paper's listing, for any GPU and any component.
 
 Every thread block computes one tile of D. Nothing overlaps inside a block; several blocks a multiprocessor hide each
-other's latencies. Where tiles are few and K is long, ``spec.splits`` blocks of a cluster compute one tile together, each a
-share of the blocks along K.
+other's latencies. Where tiles are few and K is long, the blocks of a cluster compute one tile together, each a share of the
+k-tiles.
 
 | step | what | transform |
 |---|---|---|
@@ -22,47 +22,40 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.kernels.gather_sums import gather_sums, own_share
-from gemmkit.kernels.parts import (
-    copy_to_shared,
-    k_range_of,
-    kept_in_shared,
-    transform_fragment,
-    transform_input,
-    transform_registers,
-)
+from gemmkit.kernels.common.elements import kept_in_shared, transform_fragment, transform_input, transform_registers
+from gemmkit.kernels.common.scheduler import holds, k_range_of
+from gemmkit.kernels.common.tile_copy import copy_to_shared
+from gemmkit.kernels.common.work import Place
+from gemmkit.kernels.simt.gather_sums import gather_sums, own_share
 from gemmkit.lang.registers import registers
-from gemmkit.lang.returned import pair, truth
 from gemmkit.lang.values import fill
 from gemmkit.ptx.cluster import cluster_rank
 from gemmkit.ptx.memory import shared
-from gemmkit.ptx.special import barrier, block_x, thread_index, udiv, uniform
+from gemmkit.ptx.special import barrier, thread_index, udiv, uniform
 from gemmkit.tiling import parallelise, translate, translate_offset
 
 
 def singlestage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
-    """D = A B + C for one tile of D; see the module's table. Launched with ``spec.splits`` blocks of
-    ``spec.threads`` a tile, in clusters of as many."""
+    """D = A B + C for one tile of D; see the module's table. Launched with ``spec.cluster.splits`` blocks
+    of ``spec.threads`` a tile, in clusters of as many."""
     # 0. Which tile of D is this block's, which share of K, and which warp is this thread's?
     block = spec.block
     rank = cluster_rank() if spec.is_split else 0      # without a split a block has K to itself
-    rows, columns = udiv(shape.M + block.size.M - 1, block.size.M), udiv(shape.N + block.size.N - 1, block.size.N)
-    tile_m, tile_n = pair(spec.order, "block", spec.order.block(udiv(block_x(), spec.splits), rows, columns))
-    block_m, block_n = tile_m * block.size.M, tile_n * block.size.N
+    block_m, block_n = spec.scheduler.place(spec.scheduler.first(), rank, shape)
     warp = uniform(udiv(thread_index(), 32))
     accumulators = registers(spec.operator.fragment_c, spec.fragments_m, spec.fragments_n)
 
     # 1. and 2. C: global -> shared -> registers (or the start of the sum where there is no C, or another block takes it).
     if rank == 0:
         if spec.has_c:
-            load_c(spec, accumulators, c, block_m, block_n, warp, shape)
+            load_c(spec, accumulators, c, Place(block_m, block_n, shape.M, shape.N), warp, shape)
         else:
             start_from_nothing(spec, accumulators)
     else:
         start_from_nothing(spec, accumulators)
 
-    # 3. For every block along K that can matter to these rows and columns (or this block's share of them):
-    a_shared, b_shared = shared(spec.a.shared.dtype, 0), shared(spec.b.shared.dtype, spec.b_offset)
+    # 3. For every k-tile that can matter to these rows and columns (or this block's share of them):
+    a_shared, b_shared = shared(spec.a.shared.dtype, spec.a.offset), shared(spec.b.shared.dtype, spec.b.offset)
     a_begin, a_end = k_range_of(spec.a.layout, block_m, min(block_m + block.size.M, shape.M), shape)
     b_begin, b_end = k_range_of(spec.b.layout, block_n, min(block_n + block.size.N, shape.N), shape)
     begin = udiv(max(a_begin, b_begin), block.size.K) * block.size.K
@@ -70,18 +63,17 @@ def singlestage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
     if spec.is_split:
         begin, end = own_share((begin, end), spec, rank)
     for block_k in range(begin, end, block.size.K):
-        if truth(spec.condition, "__call__", spec.condition(block_m, block_n, block_k)):
+        if holds(spec, block_m, block_n, block_k):
+            a_place, b_place = spec.a.place(block_m, block_n, block_k, shape), spec.b.place(block_m, block_n, block_k, shape)
             # 3a. A: global -> shared.
-            copy_to_shared(spec.a, spec.a_moves, a, a_shared, block.MK, block_m, block_k, shape.M, shape.K,
-                           spec.operator.identity, warp, spec.warps, shape)
+            copy_to_shared(spec.a, a, a_shared, a_place, spec.operator.identity, warp, shape)
             # 3b. B: global -> shared.
-            copy_to_shared(spec.b, spec.b_moves, b, b_shared, block.KN, block_k, block_n, shape.K, shape.N,
-                           spec.operator.identity, warp, spec.warps, shape)
+            copy_to_shared(spec.b, b, b_shared, b_place, spec.operator.identity, warp, shape)
             barrier()
             # 3c. Every warp multiplies its part.
             warp_tiles = parallelise(block, spec.compute_warp, warp, spec.warps)
             for step in range(len(warp_tiles)):
-                multiply(spec, accumulators, a_shared, b_shared, warp_tiles[step], block_m, block_n, block_k, shape)
+                multiply(spec, accumulators, a_shared, b_shared, warp_tiles[step], a_place, b_place)
             barrier()
 
     # 4. The sums of blocks that share K become those of the first, which finishes the tile.
@@ -91,28 +83,26 @@ def singlestage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
     if rank == 0:
         # 5. D: registers -> shared.
         d_shared = shared(spec.d.shared.dtype, 0)
-        store_d(spec, accumulators, d_shared, block_m, block_n, warp, shape)
+        store_d(spec, accumulators, d_shared, Place(block_m, block_n, shape.M, shape.N), warp)
         barrier()
 
         # 6. D: shared -> global.
         spec.epilogue.store(spec, d, d_shared, block_m, block_n, warp, shape)
 
 
-def load_c(spec: Any, accumulators: Any, c: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
+def load_c(spec: Any, accumulators: Any, c: Any, place: Place, warp: int, shape: Any) -> None:
     """Steps 1 and 2."""
     pointer = shared(spec.c.shared.dtype, 0)
-    copy_to_shared(spec.c, spec.c_moves, c, pointer, spec.block.MN, block_m, block_n, shape.M, shape.N, 0, warp,
-                   spec.warps, shape)
+    copy_to_shared(spec.c, c, pointer, place, 0, warp, shape)
     barrier()
-    leading = spec.c.shared.leading(spec.block.MN.size)
     warp_tile = parallelise(spec.block.MN, spec.compute_warp.MN, warp, spec.warps)[0]
     for i in range(spec.fragments_m):
         for j in range(spec.fragments_n):
             tile = translate_offset(warp_tile, i * spec.operation.size.M, j * spec.operation.size.N)
-            fragment = spec.operator.load_c(spec.c.shared, pointer, tile, leading)
-            accumulators[i, j] = transform_fragment(
-                spec.c.to_registers, spec.operator.is_mapped, spec.operator.map_c, spec.operator.fragment_c.dtype,
-                fragment, translate(tile, block_m, block_n), shape.M, shape.N)
+            fragment = spec.operator.load_c(spec.c.shared, pointer, tile, spec.c.leading())
+            accumulators[i, j] = transform_fragment(spec.operator, spec.c.to_registers, spec.operator.map_c,
+                                                    spec.operator.fragment_c.dtype, fragment,
+                                                    translate(tile, place.i, place.j), place)
     barrier()
 
 
@@ -124,42 +114,37 @@ def start_from_nothing(spec: Any, accumulators: Any) -> None:
                                       spec.operator.start)
 
 
-def multiply(spec: Any, accumulators: Any, a_shared: Any, b_shared: Any, warp_tile: Any, block_m: int, block_n: int,
-             block_k: int, shape: Any) -> None:
+def multiply(spec: Any, accumulators: Any, a_shared: Any, b_shared: Any, warp_tile: Any, a_place: Place,
+             b_place: Place) -> None:
     """Step 3c for one slice along K of a warp's tile: fragments of A and B, and their outer product."""
     operator, operation = spec.operator, spec.operation
-    a_leading = spec.a.shared.leading(spec.block.MK.size)
-    b_leading = spec.b.shared.leading(spec.block.KN.size)
     a_fragments = registers(operator.fragment_a, spec.fragments_m)
     b_fragments = registers(operator.fragment_b, spec.fragments_n)
     for k in range(spec.steps_k):
         for i in range(spec.fragments_m):
             tile = translate_offset(warp_tile.MK, i * operation.size.M, k * operation.size.K)
-            fragment = operator.load_a(spec.a.shared, a_shared, tile, a_leading)
-            a_fragments[i] = transform_input(spec.a, operator.is_mapped, operator.map_a, operator.fragment_a.dtype,
-                                             fragment, translate(tile, block_m, block_k), shape.M, shape.K, 1, shape.K,
-                                             operator.identity)
+            fragment = operator.load_a(spec.a.shared, a_shared, tile, spec.a.leading())
+            a_fragments[i] = transform_input(spec.a, operator, operator.map_a, operator.fragment_a.dtype, fragment,
+                                             translate(tile, a_place.i, a_place.j), a_place)
         for j in range(spec.fragments_n):
             tile = translate_offset(warp_tile.KN, k * operation.size.K, j * operation.size.N)
-            fragment = operator.load_b(spec.b.shared, b_shared, tile, b_leading)
-            b_fragments[j] = transform_input(spec.b, operator.is_mapped, operator.map_b, operator.fragment_b.dtype,
-                                             fragment, translate(tile, block_k, block_n), shape.K, shape.N, 0, shape.K,
-                                             operator.identity)
+            fragment = operator.load_b(spec.b.shared, b_shared, tile, spec.b.leading())
+            b_fragments[j] = transform_input(spec.b, operator, operator.map_b, operator.fragment_b.dtype, fragment,
+                                             translate(tile, b_place.i, b_place.j), b_place)
         for i in range(spec.fragments_m):
             for j in range(spec.fragments_n):
                 accumulators[i, j] = operator.mma(a_fragments[i], b_fragments[j], accumulators[i, j])
 
 
-def store_d(spec: Any, accumulators: Any, pointer: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
+def store_d(spec: Any, accumulators: Any, pointer: Any, place: Place, warp: int) -> None:
     """Step 5."""
-    leading = spec.d.shared.leading(spec.block.MN.size)
     warp_tile = parallelise(spec.block.MN, spec.compute_warp.MN, warp, spec.warps)[0]
     for i in range(spec.fragments_m):
         for j in range(spec.fragments_n):
             tile = translate_offset(warp_tile, i * spec.operation.size.M, j * spec.operation.size.N)
-            values = transform_registers(spec.d.to_registers, spec.operator.is_mapped, spec.operator.map_c,
-                                         accumulators[i, j], translate(tile, block_m, block_n), shape.M, shape.N)
-            spec.operator.store_d(spec.d.shared, pointer, tile, leading, kept_in_shared(spec, values))
+            values = transform_registers(spec.operator, spec.d.to_registers, spec.operator.map_c, accumulators[i, j],
+                                         translate(tile, place.i, place.j), place)
+            spec.operator.store_d(spec.d.shared, pointer, tile, spec.d.leading(), kept_in_shared(spec, values))
 
 
 __all__ = ["singlestage"]

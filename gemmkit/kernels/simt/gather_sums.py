@@ -20,7 +20,7 @@ def own_share(k: tuple, spec: Any, rank: int) -> tuple:
     """Where this block's part of K from ``k[0]`` up to ``k[1]`` begins and ends; the last may have less, or nothing."""
     begin, end = k
     size = spec.block.size.K
-    share = udiv(udiv(max(end - begin, 0) + size - 1, size) + spec.splits - 1, spec.splits) * size
+    share = udiv(udiv(max(end - begin, 0) + size - 1, size) + spec.cluster.splits - 1, spec.cluster.splits) * size
     return begin + rank * share, min(begin + (rank + 1) * share, end)
 
 

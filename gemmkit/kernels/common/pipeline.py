@@ -1,0 +1,123 @@
+"""A ring of stages in shared memory with its barriers: what producers fill and consumers read.
+
+A stage goes round through three states. The n-th filling of a stage is the n-th phase of its barriers.
+
+| state | barrier that says so | completed by |
+|---|---|---|
+| empty | ``empty[stage]`` | the consumers that have read it |
+| raw | ``raw[stage]`` | the bytes of TMA, where threads rewrite the stage before it is read |
+| full | ``full[stage]`` | the bytes of TMA, or the threads that wrote the stage |
+
+Names are CUTLASS's: a producer acquires a stage and commits it, a consumer waits for a stage and releases it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gemmkit.components import Component
+from gemmkit.kernels.common.work import Slot
+from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_at, mbarrier_expect, mbarrier_init, mbarrier_wait
+from gemmkit.ptx.memory import shared
+from gemmkit.ptx.special import lane_index, thread_index, udiv, warp_barrier
+
+BARRIERS = np.dtype(np.uint64)         # the dtype of pointers to mbarriers
+BARRIER = BARRIERS.itemsize            # bytes
+THREAD, WARPS, CLUSTER = "thread", "warps", "cluster"
+
+
+@dataclass(frozen=True)
+class Pipeline(Component):
+    """The barriers of ``stages`` stages, ``offset`` bytes into shared memory.
+
+    ``readers`` says how a consumer releases a stage: by one THREAD of a warpgroup (its tensor cores have read for all), by
+    one lane of each of its WARPS (threads have read as well), or by one thread for each of the ``peers`` blocks of a
+    CLUSTER that write to the stage.
+    """
+
+    stages: int
+    offset: int
+    full_arrivals: int
+    empty_arrivals: int
+    has_raw: bool = False
+    readers: str = THREAD
+    peers: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        return BARRIER * self.stages * (3 if self.has_raw else 2)
+
+    def full(self) -> Any:
+        return shared(BARRIERS, self.offset)
+
+    def empty(self) -> Any:
+        return shared(BARRIERS, self.offset + BARRIER * self.stages)
+
+    def raw(self) -> Any:
+        return shared(BARRIERS, self.offset + 2 * BARRIER * self.stages)
+
+    def initialise(self) -> None:
+        """Called by one thread, before any other meets a barrier."""
+        for stage in range(self.stages):
+            mbarrier_init(self.full(), stage, self.full_arrivals)
+            mbarrier_init(self.empty(), stage, self.empty_arrivals)
+            if self.has_raw:
+                mbarrier_init(self.raw(), stage, 1)
+
+    # -- around the ring ----------------------------------------------------------------------------------------------
+
+    def advance(self, slot: Slot) -> Slot:
+        """The next stage; the phase flips with every round."""
+        if slot.stage == self.stages - 1:
+            return Slot(slot.stage * 0, slot.phase ^ 1)
+        return Slot(slot.stage + 1, slot.phase)
+
+    def skip(self, slot: Slot, count: int) -> Slot:
+        """``count`` stages on: another consumer reads those between."""
+        stage = slot.stage + count
+        rounds = udiv(stage, self.stages)
+        return Slot(stage - rounds * self.stages, slot.phase ^ (rounds & 1))
+
+    # -- the producer -------------------------------------------------------------------------------------------------
+
+    def acquire(self, slot: Slot) -> None:
+        """Wait until the stage is empty. A producer begins with phase 1: a fresh barrier lets it pass at once."""
+        mbarrier_wait(self.empty(), slot.stage, slot.phase)
+
+    def expect(self, slot: Slot, nbytes: int) -> None:
+        """Arrive on ``full``, which completes when TMA has brought so many bytes as well."""
+        mbarrier_expect(self.full(), slot.stage, nbytes)
+
+    def expect_raw(self, slot: Slot, nbytes: int) -> None:
+        mbarrier_expect(self.raw(), slot.stage, nbytes)
+
+    def wait_raw(self, slot: Slot) -> None:
+        mbarrier_wait(self.raw(), slot.stage, slot.phase)
+
+    def commit(self, slot: Slot) -> None:
+        """This thread has written its part of the stage."""
+        mbarrier_arrive(self.full(), slot.stage)
+
+    # -- the consumers ------------------------------------------------------------------------------------------------
+
+    def wait(self, slot: Slot) -> None:
+        mbarrier_wait(self.full(), slot.stage, slot.phase)
+
+    def release(self, stage: int) -> None:
+        """This consumer has read the stage."""
+        if self.readers == CLUSTER:
+            thread = thread_index() % 128
+            if thread < self.peers:
+                mbarrier_arrive_at(self.empty(), stage, thread)
+        elif self.readers == WARPS:
+            warp_barrier()
+            if lane_index() == 0:
+                mbarrier_arrive(self.empty(), stage)
+        elif thread_index() % 128 == 0:
+            mbarrier_arrive(self.empty(), stage)
+
+
+__all__ = ["BARRIER", "BARRIERS", "CLUSTER", "THREAD", "WARPS", "Pipeline"]

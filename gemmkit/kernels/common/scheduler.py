@@ -1,0 +1,169 @@
+"""Tile schedulers: which tiles of D a thread block computes, in which order, and which part of K.
+
+Producer and consumers iterate over the same tiles and stages without communicating; the iteration is defined here, once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from gemmkit.components import Component
+from gemmkit.kernels.common.work import Work
+from gemmkit.kernels.rasterisation import Order
+from gemmkit.lang.returned import pair, truth
+from gemmkit.ptx.special import block_x, grid_x, udiv
+from gemmkit.tiling import Tile
+
+
+@dataclass(frozen=True)
+class Cluster(Component):
+    """Blocks of a cluster: ``m`` x ``n`` neighbouring tiles of D that share operands, or ``splits`` shares of one tile's K."""
+
+    m: int = 1
+    n: int = 1
+    splits: int = 1
+
+    @cached_property
+    def size(self) -> int:
+        return self.m * self.n * self.splits
+
+    @cached_property
+    def is_single(self) -> bool:
+        return self.size == 1
+
+    @cached_property
+    def shares_a(self) -> bool:
+        """Whether the blocks have the same rows of D, so that each loads a part of A for all."""
+        return self.n > 1
+
+    @cached_property
+    def shares_b(self) -> bool:
+        return self.m > 1
+
+    @cached_property
+    def shares(self) -> bool:
+        return self.shares_a or self.shares_b
+
+    @cached_property
+    def mask(self) -> int:
+        """The multicast mask of all blocks."""
+        return (1 << self.size) - 1
+
+
+@dataclass(frozen=True)
+class TileScheduler(Component):
+    """Tiles of ``block`` in the order that a rasterisation gives them, for each cluster one after the other.
+
+    Methods get the kernel's ``spec`` for its operands' layouts: a layout may say which part of K matters to some rows or
+    columns (`Layout.k_range`).
+    """
+
+    order: Order
+    block: Tile
+    cluster: Cluster
+
+    def rows(self, shape: Any) -> int:
+        """Tiles of a cluster along M."""
+        size = self.block.size.M * self.cluster.m
+        return udiv(shape.M + size - 1, size)
+
+    def columns(self, shape: Any) -> int:
+        size = self.block.size.N * self.cluster.n
+        return udiv(shape.N + size - 1, size)
+
+    def count(self, shape: Any) -> int:
+        return self.rows(shape) * self.columns(shape)
+
+    def first(self) -> int:
+        """The first tile of this block's cluster, in the order of tiles."""
+        return udiv(block_x(), self.cluster.size)
+
+    def step(self) -> int:
+        """From one tile of a cluster to its next."""
+        return udiv(grid_x(), self.cluster.size)
+
+    def work(self, spec: Any, tile: int, rank: int, shape: Any) -> Work:
+        """A block's tile of D, and which k-tiles of it are this block's."""
+        m, n = self.place(tile, rank, shape)
+        begin, count = self.k_tiles(spec, m, n, rank, shape)
+        return Work(m, n, begin, count, rank)
+
+    def place(self, tile: int, rank: int, shape: Any) -> tuple:
+        """First row and column of a block's tile of D: the blocks of a cluster lie along M or along N."""
+        row, column = pair(self.order, "block", self.order.block(tile, self.rows(shape), self.columns(shape)))
+        m, n = row * self.cluster.m, column * self.cluster.n
+        if self.cluster.shares_b:
+            m += rank
+        if self.cluster.shares_a:
+            n += rank
+        return m * self.block.size.M, n * self.block.size.N
+
+    def k_tiles(self, spec: Any, m: int, n: int, rank: int, shape: Any) -> tuple:
+        """Where the k-tiles that can matter to a tile begin, and how many there are: the same for a whole cluster, or this
+        block's share of them."""
+        size = self.block.size
+        if self.cluster.shares_b:
+            m -= rank * size.M
+        if self.cluster.shares_a:
+            n -= rank * size.N
+        a_begin, a_end = k_range_of(spec.a.layout, m, min(m + size.M * self.cluster.m, shape.M), shape)
+        b_begin, b_end = k_range_of(spec.b.layout, n, min(n + size.N * self.cluster.n, shape.N), shape)
+        begin = udiv(max(a_begin, b_begin), size.K) * size.K
+        count = udiv(max(min(a_end, b_end) - begin, 0) + size.K - 1, size.K)
+        if self.cluster.splits > 1:                    # this block's share
+            share = udiv(count + self.cluster.splits - 1, self.cluster.splits)
+            begin, count = begin + rank * share * self.block.size.K, max(min(count - rank * share, share), 0)
+        return begin, count
+
+    # -- on the host ----------------------------------------------------------------------------------------------------
+
+    def grid(self, M: int, N: int) -> tuple[int, int]:
+        """Tiles of a cluster along M and N."""
+        size = self.block.size
+        return -(-M // (size.M * self.cluster.m)), -(-N // (size.N * self.cluster.n))
+
+
+@dataclass(frozen=True)
+class Persistent(TileScheduler):
+    """As many blocks as there are multiprocessors: each stays until all tiles are done."""
+
+    def blocks(self, M: int, N: int, sm_count: int) -> int:
+        """Thread blocks of a launch."""
+        rows, columns = self.grid(M, N)
+        return min(rows * columns, max(1, sm_count // self.cluster.size)) * self.cluster.size
+
+
+@dataclass(frozen=True)
+class OneTilePerBlock(TileScheduler):
+    """A block for every tile, or as many as share its K."""
+
+    def blocks(self, M: int, N: int, sm_count: int) -> int:
+        rows, columns = self.grid(M, N)
+        return rows * columns * self.cluster.size
+
+
+def k_range_of(layout: Any, begin: int, end: int, shape: Any) -> tuple:
+    """The part of K that a layout says matters to some rows or columns, of what there is of K."""
+    first, last = pair(layout, "k_range", layout.k_range(begin, end, shape))
+    return max(first, 0), min(last, shape.K)
+
+
+def k_steps(spec: Any, work: Work) -> int:
+    """How many stages a tile takes: its k-tiles, without those that the condition leaves out."""
+    if spec.condition.is_always:
+        return work.k_tiles
+    steps = work.k_tiles * 0
+    for block in range(work.k_tiles):
+        if holds(spec, work.m, work.n, work.k_begin + block * spec.block.size.K):
+            steps += 1
+    return steps
+
+
+def holds(spec: Any, m: int, n: int, k: int) -> bool:
+    """Whether the condition leaves a k-tile in."""
+    return truth(spec.condition, "__call__", spec.condition(m, n, k))
+
+
+__all__ = ["Cluster", "OneTilePerBlock", "Persistent", "TileScheduler", "holds", "k_range_of", "k_steps"]

@@ -1,0 +1,67 @@
+"""Named tuples of run-time values that travel together through the kernels."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Work(NamedTuple):
+    """A thread block's tile of D: its first row and column, its share of K, and the block's rank in its cluster."""
+
+    m: Any
+    n: Any
+    k_begin: Any
+    k_tiles: Any
+    rank: Any
+
+
+class Slot(NamedTuple):
+    """A stage of a pipeline, and the phase of its barriers. (``index`` would hide a method of tuples.)"""
+
+    stage: Any
+    phase: Any
+
+
+class KTile(NamedTuple):
+    """Where the tiles of A and B of one stage begin, the block's rank in its cluster, and the problem's sizes."""
+
+    m: Any
+    n: Any
+    k: Any
+    rank: Any
+    shape: Any
+
+
+class Place(NamedTuple):
+    """Where a tile of a matrix begins, and where the matrix ends: rows ``i`` up to ``rows``, columns ``j`` up to ``columns``."""
+
+    i: Any
+    j: Any
+    rows: Any
+    columns: Any
+
+
+class Input(NamedTuple):
+    """An operand in global memory: a view of its array, and its tensor map (`Nothing` where TMA does not load it)."""
+
+    data: Any
+    map: Any
+
+
+class Inputs(NamedTuple):
+    """Both operands in global memory."""
+
+    a: Any
+    b: Any
+
+
+class Outputs(NamedTuple):
+    """What stores of D need of global memory."""
+
+    c: Any
+    d: Any
+    map_d: Any
+    shape: Any
+
+
+__all__ = ["Input", "Inputs", "KTile", "Outputs", "Place", "Slot", "Work"]

@@ -1,0 +1,66 @@
+"""Steps 2 and 3 of `warp_specialised`: the consumers' schedules over the tiles of D."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmkit.kernels.common.scheduler import k_steps
+from gemmkit.kernels.common.work import Outputs, Slot, Work
+from gemmkit.kernels.sm90.mainloop import numbers_of_parts
+from gemmkit.kernels.sm90.store import Part
+from gemmkit.ptx.special import thread_index
+from gemmkit.ptx.warpgroup import named_arrive, named_barrier
+
+
+def consume_together(spec: Any, outputs: Outputs, group: int, rank: int) -> None:
+    """Cooperative: every consumer computes its rows of every tile."""
+    turn = thread_index() * 0
+    slot = Slot(turn, turn)
+    tile, tiles, step = spec.scheduler.first(), spec.scheduler.count(outputs.shape), spec.scheduler.step()
+    while tile < tiles:
+        work = spec.scheduler.work(spec, tile, rank, outputs.shape)
+        sums, slot = multiply_tile(spec, group, slot, k_steps(spec, work), work, outputs.shape)
+        if spec.cluster.splits > 1:
+            sums = spec.exchange.run(sums, spec, group, rank, turn)
+        spec.store.run(spec, sums, outputs,
+                       Part(group, work.m + group * spec.first_rows, work.n + rank * spec.exchange.columns))
+        turn = turn ^ 1
+        tile += step
+    spec.store.finish()
+
+
+def consume_in_turns(spec: Any, outputs: Outputs, group: int, rank: int) -> None:
+    """Ping-pong: every other tile is this consumer's. While it finishes one, the other multiplies the next.
+
+    The order barrier is needed, and not only for speed: a consumer two rounds ahead would take the parity of an old phase
+    for that of the one it waits for.
+    """
+    turn = thread_index() * 0
+    slot = Slot(turn, turn)
+    tile, tiles, step = spec.scheduler.first(), spec.scheduler.count(outputs.shape), spec.scheduler.step()
+    if group == 1:
+        named_arrive(spec.order_barrier, 256)          # the first turn is consumer 0's
+    while tile < tiles:
+        work = spec.scheduler.work(spec, tile, rank, outputs.shape)
+        steps = k_steps(spec, work)
+        if turn == group:
+            named_barrier(spec.order_barrier + group, 256)
+            sums, slot = multiply_tile(spec, group, slot, steps, work, outputs.shape)
+            named_arrive(spec.order_barrier + 1 - group, 256)
+            spec.store.run(spec, sums, outputs, Part(group, work.m, work.n))
+        else:
+            slot = spec.pipeline.skip(slot, steps)
+        turn = turn ^ 1
+        tile += step
+    spec.store.finish()
+
+
+def multiply_tile(spec: Any, group: int, slot: Slot, steps: int, work: Work, shape: Any) -> tuple:
+    """The sums of a consumer's fragments, and the slot after ``steps`` stages."""
+    sums, slot = spec.mainloop.run(spec, group, slot, steps, work, shape)
+    if spec.has_parts:
+        return numbers_of_parts(sums, spec), slot
+    return sums, slot
+
+
+__all__ = ["consume_in_turns", "consume_together"]

@@ -1,0 +1,56 @@
+"""The tensor maps of a problem: what TMA is told of A, B and D."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gemmkit.components import Frozen
+from gemmkit.kernels.sm90.routes.tma import Tma
+from gemmkit.kernels.sm90.spec import Sm90Spec
+from gemmkit.kernels.sm90.store import TmaStore
+from gemmkit.kernels.spec import Spec
+from gemmkit.ptx.tma import TensorMapSpec, TensorMapType
+from gemmkit.runtime.arrays import ArrayInfo
+from gemmkit.runtime.tensor_maps import BYTES, Encoder
+
+NO_MAP = bytes(BYTES)
+
+
+@dataclass(frozen=True)
+class Map:
+    """The tensor map of an operand: ``which`` is its place among a, b, c and out, ``ordinal`` that among the kernel's maps;
+    ``axis`` is the one along which its elements are contiguous."""
+
+    which: int
+    ordinal: int
+    info: ArrayInfo
+    axis: int
+    spec: TensorMapSpec
+
+    @property
+    def frozen(self) -> Frozen:
+        """The kernel's argument; its bytes are put in at each launch."""
+        ty = TensorMapType(self.ordinal)
+        return Frozen(ty, str(ty), [("tensor_map", NO_MAP)], [])
+
+    @property
+    def encoder(self) -> Encoder:
+        """From an address to the map's bytes."""
+        return Encoder.of(self.spec, self.info, self.axis)
+
+
+def maps(spec: Spec, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[Map | None, ...]:
+    """The maps of A, B and D, None for those that TMA does not move; none for another kernel."""
+    if not isinstance(spec, Sm90Spec):
+        return ()
+    made: list[Map | None] = []
+    for which, info, operand, part in ((0, a, spec.a, spec.a.route), (1, b, spec.b, spec.b.route), (3, out, spec.d, spec.store)):
+        if isinstance(part, (Tma, TmaStore)):
+            axis, box = part.map_spec(operand, info)
+            made.append(Map(which, sum(m is not None for m in made), info, axis, box))
+        else:
+            made.append(None)
+    return tuple(made)
+
+
+__all__ = ["Map", "maps"]

@@ -1,0 +1,124 @@
+"""Step 1 of `warp_specialised`: producer warps fill the pipeline's stages with tiles of A and B.
+
+The routes of A and B decide together which producer it is; each stands in the file of the route that asks for it.
+
+| producer | threads | work on a stage |
+|---|---|---|
+| `TmaProducer` | one | starts TMA copies |
+| `StagedProducer` | teams of warps, in turn | load, wait for the stage, store |
+| `CpAsyncProducer` | all | start cp.async copies |
+| `RewriteProducer` | teams of warps, in turn | TMA copies start; a turn later the team rewrites the stage before |
+| `DeinterleaveProducer` | all | TMA copies start some stages ahead; half of the warps or all split numbers into planes |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gemmkit.components import Component
+from gemmkit.kernels.common.scheduler import holds
+from gemmkit.kernels.common.work import Inputs, KTile, Slot, Work
+from gemmkit.ptx.memory import shared
+from gemmkit.ptx.special import rolled, thread_index, udiv, uniform
+
+Registers = dict[tuple[int, int], tuple[int, int]]
+
+# Registers of a producer's and a consumer's thread, by the numbers of their warpgroups (setmaxnreg). A producer that runs
+# layouts and transforms needs more than one that starts copies; beside two consumers it keeps the 168 of the launch.
+STARTING: Registers = {(1, 2): (24, 240), (1, 3): (32, 160), (2, 2): (40, 208)}
+WORKING: Registers = {(1, 3): (56, 152), (2, 2): (88, 168)}
+SQUEEZED: Registers = {(1, 2): (56, 224)}        # beside consumers with more than 128 registers of accumulators
+
+
+@dataclass(frozen=True)
+class Producer(Component):
+    """What producer warps do with a stage. ``teams`` teams of ``warps`` warps take turns at the stages.
+
+    ``tma_bytes`` is what TMA brings a stage. ``barrier`` is the first of the named barriers at which a team meets.
+    """
+
+    warps: int
+    teams: int
+    tma_bytes: int
+    barrier: int = 0
+
+    rewrites = False                   # threads rewrite what TMA has brought: ``raw`` stands before ``full``
+    reader_fences = False              # the consumers fence, since copies are still on their way when threads arrive
+    barriers = 0                       # named barriers that it needs
+
+    @property
+    def registers(self) -> Registers:
+        return WORKING
+
+    @property
+    def squeezed_registers(self) -> Registers:
+        """The same beside consumers that are short of registers."""
+        return SQUEEZED
+
+    @property
+    def full_arrivals(self) -> int:
+        """TMA's thread, which expects the bytes, and the threads that write."""
+        return (self.tma_bytes > 0) + 32 * self.warps
+
+    def run(self, spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:
+        """Fill the stages of all tiles of D that are this block's."""
+        fill_stages(spec, inputs, rank, shape, (), ())
+
+    def team(self) -> int:
+        """This thread's team."""
+        return udiv(uniform(udiv(thread_index(), 32)), self.warps)
+
+    def begin(self, spec: Any, inputs: Inputs, work: Work, kept: Any) -> None:
+        """Before the first k-tile of a tile of D."""
+
+    def fill(self, spec: Any, inputs: Inputs, slot: Slot, at: KTile, kept: Any, state: Any) -> Any:
+        """Fill one stage; returns the state that the next one gets. ``kept`` are arrays of registers, which stay."""
+        return state
+
+    def finish(self, spec: Any, state: Any, shape: Any) -> None:
+        """After the last stage."""
+
+
+def fill_stages(spec: Any, inputs: Inputs, rank: int, shape: Any, kept: Any, state: Any) -> None:
+    """For every tile of D, for every k-tile: the team whose turn it is fills the next stage."""
+    zero = thread_index() * 0
+    slot = Slot(zero, zero + 1)                        # a fresh pipeline is empty: the first round waits for no consumer
+    turn, team = zero, spec.producer.team()
+    tile, tiles, step = spec.scheduler.first(), spec.scheduler.count(shape), spec.scheduler.step()
+    while tile < tiles:
+        work = spec.scheduler.work(spec, tile, rank, shape)
+        spec.producer.begin(spec, inputs, work, kept)
+        block = work.k_tiles * 0
+        while block < work.k_tiles:
+            k = work.k_begin + block * spec.block.size.K
+            if holds(spec, work.m, work.n, k):
+                if turn == team:
+                    state = spec.producer.fill(spec, inputs, slot, KTile(work.m, work.n, k, rank, shape), kept, state)
+                turn = (turn + 1) % spec.producer.teams
+                slot = spec.pipeline.advance(slot)
+            block = rolled(block + 1)                  # unrolled, its addresses would fill the few registers
+        tile += step
+    spec.producer.finish(spec, state, shape)
+
+
+def start_copies(spec: Any, inputs: Inputs, barrier: Any, slot: Slot, at: KTile) -> None:
+    """TMA's copies of a stage; ``barrier`` completes when their bytes are there."""
+    spec.a.route.start(spec, spec.a, inputs.a.map, barrier, slot, at)
+    spec.b.route.start(spec, spec.b, inputs.b.map, barrier, slot, at)
+
+
+def acquire(spec: Any, inputs: Inputs, slot: Slot, at: KTile) -> None:
+    """Wait until the stage is empty; a team's first thread starts the copies of an operand that TMA moves."""
+    spec.pipeline.acquire(slot)
+    if spec.producer.tma_bytes > 0 and thread_index() % (32 * spec.producer.warps) == 0:
+        spec.pipeline.expect(slot, spec.producer.tma_bytes)
+        start_copies(spec, inputs, spec.pipeline.full(), slot, at)
+
+
+def stage_of(spec: Any, operand: Any, slot: Slot) -> Any:
+    """Where an operand's tile of a stage begins in shared memory."""
+    return shared(operand.shared.dtype, slot.stage * spec.stage_bytes + operand.offset)
+
+
+__all__ = ["STARTING", "WORKING", "Producer", "Registers", "acquire", "fill_stages", "stage_of", "start_copies"]

@@ -1,0 +1,184 @@
+"""The route of plain operands: TMA copies boxes of a matrix into swizzled tiles, and one thread starts it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gemmkit.components import Component
+from gemmkit.kernels.common.operand import Operand, Route
+from gemmkit.kernels.common.scheduler import Cluster
+from gemmkit.kernels.common.work import Inputs, KTile, Slot
+from gemmkit.kernels.sm90.producer import STARTING, Producer, Registers, fill_stages, start_copies
+from gemmkit.kernels.sm90.routes.request import Request
+from gemmkit.layouts import Planar
+from gemmkit.ptx.memory import shared
+from gemmkit.ptx.special import thread_index
+from gemmkit.ptx.tma import TensorMapSpec, tma_load, tma_load_multicast
+from gemmkit.runtime.arrays import ArrayInfo
+
+
+@dataclass(frozen=True)
+class Copy(Component):
+    """How TMA brings an operand's tile: ``panels`` boxes of ``lines`` lines of ``line`` elements.
+
+    ``step`` is a panel's size in shared memory, ``along`` how far the next panel's first element is along the lines. In a
+    cluster that shares the operand, a block's part begins ``part`` elements into the tile, ``part_along`` further along the
+    lines and ``part_across`` lines on. Numbers of several parts come plane by plane: ``planes`` of ``plane`` elements each.
+    ``swizzle`` is the width of the swizzled panels in bytes, 0 for a tile without.
+    """
+
+    line: int
+    lines: int
+    panels: int
+    step: int
+    along: int
+    part: int
+    part_along: int
+    part_across: int
+    is_shared: bool
+    along_k: bool
+    planes: int
+    plane: int
+    swizzle: int
+
+    @classmethod
+    def in_panels(cls, operand: Operand, cluster: Cluster) -> Copy:
+        """Swizzled panels, of which each block of a cluster that shares the operand loads a part."""
+        layout: Any = operand.brought
+        k_axis = operand.k_axis
+        is_shared = cluster.shares_a if k_axis == 1 else cluster.shares_b
+        peers = cluster.size if is_shared else 1
+        depth, across = operand.tile.extents[k_axis], operand.tile.extents[1 - k_axis]
+        planes = 1 if operand.in_panels else operand.planes
+        plane = planes, int(layout.physical_size(*operand.tile.extents)), layout.width
+        if layout.axis == k_axis:                                    # lines along K: the parts are some lines of each panel
+            return cls(layout.line, across // peers, depth // layout.line, across * layout.line, layout.line,
+                       across // peers * layout.line, 0, across // peers, is_shared, True, *plane)
+        panels = across // layout.line // peers                      # lines across K: the parts are some of the panels
+        return cls(layout.line, depth, panels, depth * layout.line, layout.line, panels * depth * layout.line,
+                   panels * layout.line, 0, is_shared, False, *plane)
+
+    @classmethod
+    def whole(cls, operand: Operand) -> Copy:
+        """The tile as it lies in global memory, in one box without a swizzle."""
+        axis = operand.plane.axis
+        line, lines = operand.tile.extents[axis], operand.tile.extents[1 - axis]
+        return cls(line, lines, 1, 0, 0, 0, 0, 0, False, axis == operand.k_axis, 1, 0, 0)
+
+
+@dataclass(frozen=True)
+class Tma(Route):
+    """TMA brings the tile as the tensor cores read it: a plain matrix, nothing acts on it."""
+
+    copy: Copy
+    uses_tma = True
+
+    @classmethod
+    def of(cls, request: Request) -> Tma:
+        return cls(Copy.in_panels(request.operand, request.spec.cluster))
+
+    @classmethod
+    def refuses(cls, request: Request) -> str | None:
+        """Why TMA cannot bring the operand as it is to be read; None where it can."""
+        why = cls.refuses_array(request)
+        if why is not None or hasattr(request.operand.shared, "plane"):
+            return why
+        if not request.is_untouched:
+            return "a transform or a mask acts on it"
+        shared: Any = request.operand.shared
+        return None if request.operand.layout.stored.axis == shared.axis else "it lies across"     # type: ignore[union-attr]
+
+    @classmethod
+    def goes_with(cls, other: type[Route]) -> bool:
+        """Whether the other operand may take that route."""
+        return True
+
+    @classmethod
+    def refuses_array(cls, request: Request) -> str | None:
+        """Why TMA cannot bring what lies in memory."""
+        operand, layout, shared = request.operand, request.operand.layout, request.operand.shared
+        if hasattr(shared, "plane"):
+            if type(layout) is not Planar or not operand.to_shared.is_identity or layout.dtype != shared.dtype:
+                return "TMA takes no number apart: its parts must be planes already, untransformed"
+            return request.why_no_tma(shared.axis + 1)
+        stored = layout.stored
+        if stored is None:
+            return f"{layout!r} does not say that a matrix is stored"
+        if stored.dtype != shared.dtype:
+            return f"it is stored in {stored.dtype}, and multiplied in {shared.dtype}"
+        return request.why_no_tma(stored.axis)
+
+    def map_spec(self, operand: Operand, info: ArrayInfo) -> tuple[int, TensorMapSpec]:
+        """The axis of the array along which elements are contiguous, and the tensor map's box."""
+        planes = len(info.shape) - 2                                  # a box is of one plane
+        layout: Any = operand.brought
+        return layout.axis + planes, TensorMapSpec(info.dtype, (self.copy.line, self.copy.lines) + (1,) * planes,
+                                                   self.copy.swizzle)
+
+    def start(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile) -> None:
+        """Start a stage's copies, panel by panel; in a cluster that shares the operand, of this block's part, to all."""
+        across = at.m if operand.k_axis == 1 else at.n
+        pointer, position = shared(operand.plane.dtype, operand.offset), slot.stage * (spec.stage_bytes // operand.itemsize)
+        along, across = (at.k, across) if self.copy.along_k else (across, at.k)
+        for plane in range(self.copy.planes):
+            for panel in range(self.copy.panels):
+                x, y, to = along + panel * self.copy.along, across, position + plane * self.copy.plane + panel * self.copy.step
+                if self.copy.is_shared:
+                    x, y = x + at.rank * self.copy.part_along, y + at.rank * self.copy.part_across
+                    to += at.rank * self.copy.part
+                coordinates: tuple = (x, y, plane) if self.copy.planes > 1 else (x, y)
+                if self.copy.is_shared:
+                    tma_load_multicast(tensor_map, coordinates, pointer, to, barrier, slot.stage, spec.cluster.mask)
+                else:
+                    tma_load(tensor_map, coordinates, pointer, to, barrier, slot.stage)
+
+
+    # Nothing is to be done to what is there (see `rewrite.Rewrite`).
+
+    def rewrite_inside(self, spec: Any, operand: Any, slot: Slot, at: KTile, warp: int) -> None:
+        """A team's part of a raw tile that is wholly in range."""
+
+    def rewrite_edge(self, spec: Any, operand: Any, slot: Slot, at: KTile, warp: int) -> None:
+        """The same of one that is partly out of range."""
+
+    def transpose(self, spec: Any, operand: Any, slot: Slot, at: KTile, warp: int) -> None:
+        """The same of any tile that lies across."""
+
+
+@dataclass(frozen=True)
+class TmaProducer(Producer):
+    """TMA moves both operands: one thread does it all."""
+
+    @property
+    def registers(self) -> Registers:
+        return STARTING
+
+    @property
+    def squeezed_registers(self) -> Registers:
+        return STARTING
+
+    @property
+    def full_arrivals(self) -> int:
+        return 1
+
+    @classmethod
+    def of(cls, spec: Any) -> TmaProducer:
+        return cls(spec.producer_warps, 1, spec.a.nbytes + spec.b.nbytes)
+
+    def run(self, spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:
+        if thread_index() == 0:
+            fill_stages(spec, inputs, rank, shape, (), ())
+
+    def team(self) -> int:
+        return thread_index() * 0
+
+    def fill(self, spec: Any, inputs: Inputs, slot: Slot, at: KTile, kept: Any, state: Any) -> Any:
+        """TMA tells ``full`` itself when the bytes are there."""
+        spec.pipeline.acquire(slot)
+        spec.pipeline.expect(slot, self.tma_bytes)
+        start_copies(spec, inputs, spec.pipeline.full(), slot, at)
+        return state
+
+
+__all__ = ["Copy", "Tma", "TmaProducer"]

@@ -1,0 +1,120 @@
+"""What `warp_specialised` is specialised by: a `Spec` with a pipeline, a producer, a mainloop and a store of D."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from gemmkit.epilogues import Default
+from gemmkit.kernels.common.pipeline import Pipeline
+from gemmkit.kernels.sm90.exchange import Exchange
+from gemmkit.kernels.sm90.mainloop import Mainloop, SharedMainloop
+from gemmkit.kernels.sm90.producer import Producer
+from gemmkit.kernels.sm90.store import DirectStore, Store
+from gemmkit.kernels.spec import Spec
+from gemmkit.layouts.swizzled import pattern_of
+
+PINGPONG = "pingpong"
+
+
+@dataclass(frozen=True)
+class Sm90Spec(Spec):
+    """``warps`` are those that multiply, in warpgroups of four (the consumers), beside ``producer_warps``.
+
+    ``schedule`` is "cooperative" (consumers share a tile of D, each its rows) or "pingpong" (each has tiles of its own, in
+    turn; ``order_barrier`` is the first of the named barriers by which they take turns at the tensor cores).
+    The other fields are the kernel's parts (`gemmkit.kernels.sm90.specialise` chooses them).
+    """
+
+    stages: int
+    schedule: str
+    producer_warps: int
+    mainloop: Mainloop = SharedMainloop()
+    producer: Producer = Producer(4, 1, 0)
+    pipeline: Pipeline = Pipeline(2, 0, 1, 1)
+    store: Store = DirectStore()
+    exchange: Exchange = Exchange()
+    order_barrier: int = 0
+    shared_bytes: int = 0
+
+    # -- warps --------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def threads(self) -> int:
+        return 32 * (self.warps + self.producer_warps)
+
+    @cached_property
+    def consumers(self) -> int:
+        return self.warps // 4
+
+    @cached_property
+    def producers(self) -> int:
+        """Warpgroups that produce."""
+        return self.producer_warps // 4
+
+    @cached_property
+    def is_pingpong(self) -> bool:
+        return self.schedule == PINGPONG
+
+    @cached_property
+    def first_rows(self) -> int:
+        """Rows from one consumer's part of the block's tile to the next one's: none where each has tiles of its own."""
+        return 0 if self.is_pingpong else self.compute_warp.size.M
+
+    # -- registers ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def is_squeezed(self) -> bool:
+        """Whether accumulators leave a consumer few registers: more than 128 of them."""
+        fragment = self.operator.fragment_c
+        return self.mainloop.sets * self.fragments_m * fragment.count * fragment.dtype.itemsize // 4 > 128
+
+    @cached_property
+    def most_staged(self) -> int:
+        """Registers that a producer's thread has for operands on their way."""
+        return 16 if self.is_squeezed else 48 if self.threads > 384 else 96
+
+    @cached_property
+    def registers(self) -> tuple[int, int]:
+        """What a producer's and a consumer's thread have after setmaxnreg; (0, 0): what they have from the launch."""
+        table = self.producer.squeezed_registers if self.is_squeezed else self.producer.registers
+        return table.get((self.producers, self.consumers), (0, 0))
+
+    @cached_property
+    def producer_registers(self) -> int:
+        return self.registers[0]
+
+    @cached_property
+    def consumer_registers(self) -> int:
+        return self.registers[1]
+
+    @cached_property
+    def warp_registers(self) -> tuple[int, ...] | None:
+        """What a thread of each warp has after setmaxnreg, the producer's first."""
+        producer, consumer = self.registers
+        return (producer,) * self.producer_warps + (consumer,) * self.warps if producer else None
+
+    @cached_property
+    def sums(self) -> int:
+        """Accumulators that a consumer's thread has: of numbers of several parts, each fragment has one a part."""
+        return self.fragments_m * int(getattr(self.operator, "sums", 1))
+
+    @cached_property
+    def has_parts(self) -> bool:
+        return self.sums > self.fragments_m
+
+    @cached_property
+    def has_epilogue(self) -> bool:
+        """Whether anything happens to a value between the sum and D."""
+        return bool(self.has_c or type(self.epilogue) is not Default or not self.d.to_registers.is_identity
+                    or not self.d.to_shared.is_identity)
+
+    # -- shared memory ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def stage_bytes(self) -> int:
+        """From a stage to the next: A, then B, each where a swizzle's pattern may begin."""
+        return self.b.offset + pattern_of(self.b.nbytes)
+
+
+__all__ = ["PINGPONG", "Sm90Spec"]

@@ -1,0 +1,154 @@
+"""Which parts `warp_specialised` is made of for a problem: routes of A and B, mainloop, store of D, and where everything lies.
+
+All that depends on the problem's arrays is decided here, by asking each part whether it refuses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from gemmkit.kernels.common.arrays import Arrays
+from gemmkit.kernels.common.operand import Operand
+from gemmkit.kernels.common.pipeline import BARRIER, CLUSTER, THREAD, WARPS, Pipeline
+from gemmkit.kernels.common.shared_memory import NamedBarriers, SharedMemory
+from gemmkit.kernels.sm90.exchange import Exchange
+from gemmkit.kernels.sm90.fragments import Deinterleaved, RegisterMainloop, Transformed
+from gemmkit.kernels.sm90.mainloop import Mainloop, PairMainloop, PortionMainloop, SharedMainloop
+from gemmkit.kernels.sm90.permuted import in_panels, permutable, permuted_along_k
+from gemmkit.kernels.sm90.routes.cp_async import CpAsync, CpAsyncProducer
+from gemmkit.kernels.sm90.routes.deinterleave import Deinterleave, DeinterleaveProducer
+from gemmkit.kernels.sm90.routes.request import Request
+from gemmkit.kernels.sm90.routes.rewrite import Rewrite, RewriteProducer, Transpose
+from gemmkit.kernels.sm90.routes.staged import Staged, StagedProducer
+from gemmkit.kernels.sm90.routes.tma import Tma, TmaProducer
+from gemmkit.kernels.sm90.spec import Sm90Spec
+from gemmkit.kernels.sm90.store import store_of
+from gemmkit.layouts.swizzled import PATTERN, pattern_of
+from gemmkit.operators import WGMMAOp
+
+#: In the order in which they are preferred, and what fills the stages where a route is the last of the two by this order.
+ROUTES: dict[Any, Any] = {Tma: TmaProducer, Rewrite: RewriteProducer, Transpose: RewriteProducer,
+                          Deinterleave: DeinterleaveProducer, CpAsync: CpAsyncProducer, Staged: StagedProducer}
+REGISTER_THREADS = 384                 # of a block with A in registers: with more, wgmmas wait for each other
+
+
+def specialise(spec: Sm90Spec, arrays: Arrays | None = None) -> Sm90Spec:
+    """``spec`` with all its parts. Without ``arrays`` it is that of arrays which suit TMA, whose shared memory is the most."""
+    b = dataclasses.replace(spec.b, offset=pattern_of(spec.a.nbytes))
+    spec = dataclasses.replace(spec, b=b, mainloop=_mainloop(spec))
+    requests = (Request(spec, spec.a, arrays.a if arrays else None, arrays.extents("a") if arrays else (0, 0)),
+                Request(spec, spec.b, arrays.b if arrays else None, arrays.extents("b") if arrays else (0, 0)))
+    spec = _with_a_deinterleaved(spec, *requests) or _with_a_transformed(_with_routes(spec, *requests))
+    return _laid_out(_with_producer(spec), arrays)
+
+
+def _mainloop(spec: Sm90Spec) -> Mainloop:
+    stages = int(getattr(spec.operator, "promote", 0)) // spec.block.size.K    # whose sums are added to those in float32
+    return PortionMainloop(stages) if stages > 1 else PairMainloop() if stages == 1 else SharedMainloop()
+
+
+# -- routes -----------------------------------------------------------------------------------------------------------
+
+def _with_routes(spec: Sm90Spec, a: Request, b: Request) -> Sm90Spec:
+    """The first pair of routes of which none is refused, and which go together."""
+    legal_a, legal_b = ([route for route in ROUTES if route.refuses(request) is None] for request in (a, b))
+    for of_a in legal_a:
+        for of_b in legal_b:
+            if of_a.goes_with(of_b) and of_b.goes_with(of_a):
+                chosen = dataclasses.replace(spec, a=_sent(a, of_a), b=_sent(b, of_b))
+                if _fits(chosen):
+                    return chosen
+    raise AssertionError("threads can stage any operand")
+
+
+def _sent(request: Request, route: Any) -> Operand:
+    return dataclasses.replace(request.operand, route=route.of(request))
+
+
+def _fits(spec: Sm90Spec) -> bool:
+    """Whether the warps that split numbers can hold what they read."""
+    split = [operand for operand in (spec.a, spec.b) if isinstance(operand.route, Deinterleave)]
+    warps = spec.producer_warps // max(1, len(split))
+    return all(0 < dataclasses.replace(operand, warps=warps).staged_words <= spec.most_staged for operand in split)
+
+
+def _with_a_deinterleaved(spec: Sm90Spec, a: Request, b: Request) -> Sm90Spec | None:
+    """Numbers of two parts of which consumers tell A's apart; None where they cannot."""
+    promoted = not isinstance(spec.mainloop, SharedMainloop)
+    if any(Deinterleave.refuses(request) for request in (a, b)) or promoted or spec.threads > REGISTER_THREADS:
+        return None
+    if not permutable(spec.a, spec.b):
+        return None
+    of_a = dataclasses.replace(a, operand=in_panels(spec.a))
+    of_b = dataclasses.replace(b, operand=permuted_along_k(spec.b))
+    steps = spec.block.size.K // spec.operator.shape[2]
+    chosen = dataclasses.replace(spec, a=_sent(of_a, Tma), b=_sent(of_b, Deinterleave),
+                                 mainloop=RegisterMainloop(Deinterleaved(), steps))
+    return chosen if _fits(chosen) else None
+
+
+def _with_a_transformed(spec: Sm90Spec) -> Sm90Spec:
+    """The specialisation itself, or, where TMA brings A and its elements are transformed, one in which consumers do so."""
+    a, b = spec.a, spec.b
+    along = a.plane.axis == 1 or a.plane.itemsize == 2             # what `ldmatrix` can fetch
+    if not (type(a.route) is Rewrite and type(b.route) in (Tma, Rewrite) and isinstance(spec.operator, WGMMAOp) and along
+            and not a.is_masked and spec.condition.is_always and spec.cluster.is_single and not spec.is_squeezed
+            and isinstance(spec.mainloop, SharedMainloop) and spec.threads <= REGISTER_THREADS):
+        return spec
+    steps = spec.block.size.K // spec.operator.shape[2]
+    return dataclasses.replace(spec, a=dataclasses.replace(a, route=Tma(a.route.copy)),
+                               mainloop=RegisterMainloop(Transformed(a.plane.itemsize), steps))
+
+
+# -- what follows from them -------------------------------------------------------------------------------------------
+
+def _with_producer(spec: Sm90Spec) -> Sm90Spec:
+    """The producer that the routes ask for, and how many of its warps copy each operand."""
+    order = list(ROUTES)
+    last = max((type(spec.a.route), type(spec.b.route)), key=order.index)
+    producer = ROUTES[last].of(spec)
+    split = sum(isinstance(operand.route, Deinterleave) for operand in (spec.a, spec.b))
+    warps = producer.warps // max(1, split)
+    a, b = (dataclasses.replace(operand, warps=warps) for operand in (spec.a, spec.b))
+    a, b = (dataclasses.replace(x, route=x.route.dealt(x)) if isinstance(x.route, Rewrite) else x for x in (a, b))
+    return dataclasses.replace(spec, producer=producer, a=a, b=b)
+
+
+def _laid_out(spec: Sm90Spec, arrays: Arrays | None) -> Sm90Spec:
+    """Shared memory and named barriers: stages, subtiles of D, exchanged sums, barriers."""
+    memory, barriers = SharedMemory(), NamedBarriers()
+    memory.take(spec.stages * spec.stage_bytes, PATTERN)
+    store = store_of(spec, arrays.out if arrays else None, arrays.extents("out") if arrays else (0, 0),
+                     barriers.take(spec.consumers))
+    store = dataclasses.replace(store, offset=memory.take(store.nbytes)) if store.nbytes else store
+    producer = dataclasses.replace(spec.producer, barrier=barriers.take(spec.producer.barriers))
+    order = barriers.take(2) if spec.is_pingpong else 0
+    exchange = _exchange(spec, memory)
+    pipeline = _pipeline(spec, 0)
+    pipeline = dataclasses.replace(pipeline, offset=memory.take(pipeline.nbytes))
+    if exchange.consumers:
+        exchange = dataclasses.replace(exchange, barriers=memory.take(2 * BARRIER * exchange.consumers))
+    return dataclasses.replace(spec, store=store, producer=producer, order_barrier=order, exchange=exchange, pipeline=pipeline,
+                               shared_bytes=memory.nbytes)
+
+
+def _exchange(spec: Sm90Spec, memory: SharedMemory) -> Exchange:
+    splits, count = spec.cluster.splits, int(spec.operator.fragment_c.count)
+    if splits == 1:
+        return Exchange()
+    nbytes = spec.fragments_m * count * 4 * 128
+    return Exchange(spec.consumers, spec.block.size.N // splits, count // splits, nbytes, memory.take(spec.consumers * nbytes))
+
+
+def _pipeline(spec: Sm90Spec, offset: int) -> Pipeline:
+    """Of a consumer one thread releases a stage: its tensor cores have read for all. What its threads have read, each of its
+    warps must say."""
+    cluster, readers = spec.cluster, WARPS if spec.mainloop.readers_are_warps else CLUSTER if spec.cluster.shares else THREAD
+    consumers = 1 if spec.is_pingpong else spec.consumers
+    return Pipeline(spec.stages, offset, spec.producer.full_arrivals,
+                    consumers * cluster.m * cluster.n * (4 if readers == WARPS else 1), spec.producer.rewrites, readers,
+                    cluster.size)
+
+
+__all__ = ["specialise"]

@@ -1,0 +1,406 @@
+"""Step 3 of `warp_specialised`: stores, by which a consumer's sums become D in global memory.
+
+A consumer's thread holds pairs of neighbours in a row (see `WgmmaSpec.c`). All functions of elements (the transforms of C
+and D, and the epilogue) work on these pairs, with global coordinates. Then D leaves:
+
+| store | how | where |
+|---|---|---|
+| `TmaStore` | through swizzled subtiles of shared memory, by TMA, which clips what is out of range | plain D, row-major |
+| `VectorStore` | through subtiles of shared memory, which threads read in lines and store as vectors | contiguous runs in D |
+| `DirectStore` | from the registers, pair by pair | any layout; epilogues that store or write themselves |
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from gemmkit.components import Component
+from gemmkit.epilogues.base import finished as finished_tile
+from gemmkit.kernels.common.elements import delivered, transform_tile, transform_within
+from gemmkit.kernels.common.tile_copy import read_inside, read_tile
+from gemmkit.kernels.common.work import Outputs, Place
+from gemmkit.kernels.sm90.routes.request import unit_of
+from gemmkit.lang.control import each, join, split
+from gemmkit.lang.registers import apply
+from gemmkit.lang.returned import convertible
+from gemmkit.lang.values import convert_all
+from gemmkit.layouts import Plain, Tensor
+from gemmkit.ptx.memory import shared
+from gemmkit.ptx.special import lane_index, thread_index, udiv
+from gemmkit.ptx.stmatrix import stmatrix
+from gemmkit.ptx.tma import TensorMapSpec, tma_commit, tma_store, tma_wait, tma_wait_read
+from gemmkit.ptx.warpgroup import fence_async, named_barrier
+from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
+from gemmkit.runtime.tensor_maps import why_not
+from gemmkit.tiling import Tile, parallelise, translate
+
+BUFFERS = 2                            # subtiles of D that a warpgroup has on their way out
+
+
+class Part(NamedTuple):
+    """A consumer's part of a tile of D: the consumer, and the part's first row and column."""
+
+    group: Any
+    m: Any
+    n: Any
+
+
+@dataclass(frozen=True)
+class Store(Component):
+    """How D leaves. ``barrier`` is the first of the consumers' named barriers."""
+
+    barrier: int = 0
+    uses_tma = False
+    nbytes = 0                         # of shared memory, which begins at ``offset``
+
+    @property
+    def pair(self) -> Tile:
+        """Two neighbours in a row: what a thread holds together of D."""
+        return Tile(M=1, N=2)
+
+    @property
+    def single(self) -> Tile:
+        return Tile(M=1, N=1)
+
+    def run(self, spec: Any, sums: tuple, outputs: Outputs, part: Part) -> None:
+        """All 64-row fragments of a consumer."""
+        each(store_fragment, sums, spec, outputs, part)
+
+    def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+        """The ``i``-th fragment; ``part`` is where it begins."""
+
+    def finish(self) -> None:
+        """Before the block ends."""
+
+
+def store_fragment(sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+    spec.store.fragment(sums, i, spec, outputs, Part(part.group, part.m + i * 64, part.n))
+
+
+def own_row() -> int:
+    """The row of this thread's first pair in a fragment; the next pair is 8 rows on."""
+    return udiv(thread_index() % 128, 32) * 16 + udiv(lane_index(), 4)
+
+
+def own_column() -> int:
+    """The column of this thread's first pair; every other pair is 8 columns on."""
+    return lane_index() % 4 * 2
+
+
+# -- through shared memory --------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class SubtileStore(Store):
+    """D goes through shared memory in swizzled subtiles of 64 rows by ``columns``, of which each of ``consumers`` has two in
+    turn, from ``offset`` on. ``count`` of them make a fragment's columns that this block finishes, ``fragments`` fragments a
+    tile. ``lines`` are those of the swizzled layout, of elements of ``itemsize`` bytes.
+    """
+
+    offset: int = 0
+    consumers: int = 1
+    columns: int = 8
+    lines: int = 64
+    count: int = 1
+    fragments: int = 1
+    itemsize: int = 2
+
+    @cached_property
+    def nbytes(self) -> int:                                                                   # type: ignore[override]
+        return BUFFERS * self.consumers * self.elements * self.itemsize
+
+    @cached_property
+    def elements(self) -> int:
+        """Of a subtile."""
+        return 64 * self.columns
+
+    @cached_property
+    def pending(self) -> int:
+        """How many subtiles may still be on their way out when a tile's first one is written: where a tile does not fill all
+        buffers alike, that is the buffer of the last tile's last subtile."""
+        return BUFFERS - 1 if self.fragments * self.count % BUFFERS == 0 else 0
+
+    def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+        """First all values are finished, so that what is loaded for them (C, a bias) is on its way at once; then they
+        leave."""
+        values = sums
+        if spec.has_epilogue:
+            values = join(apply(finish_pair, split(sums, 2), spec, outputs, part.m + own_row(), part.n + own_column()))
+        values = convert_all(spec.d.layout.dtype, delivered(spec, values))
+        each(store_subtile, split(values, self.columns // 2), i, spec, outputs, part)
+
+    def position(self, p: int, i: int, group: int) -> int:
+        """The element where the ``p``-th subtile of the ``i``-th fragment begins."""
+        return (group * BUFFERS + (i * self.count + p) % BUFFERS) * self.elements
+
+    def subtile(self, values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+        """Store a subtile: 64 rows of ``columns`` columns."""
+
+
+def store_subtile(values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+    spec.store.subtile(values, p, i, spec, outputs, part)
+
+
+@dataclass(frozen=True)
+class TmaStore(SubtileStore):
+    """TMA stores the subtiles. It clips them to D's bounds."""
+
+    uses_tma = True
+
+    def map_spec(self, operand: Any, info: ArrayInfo) -> tuple[int, TensorMapSpec]:
+        """The axis of the array along which elements are contiguous, and the tensor map's box."""
+        layout = operand.shared
+        return layout.axis, TensorMapSpec(info.dtype, (self.columns, 64), layout.width)
+
+    def subtile(self, values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+        position = self.position(p, i, part.group)
+        pointer = shared(spec.d.shared.dtype, self.offset)
+        is_leader = thread_index() % 128 == 0
+        if is_leader:                                  # TMA has read what was in the subtile before
+            if i + p == 0:
+                tma_wait_read(self.pending)
+            else:
+                tma_wait_read(BUFFERS - 1)
+        named_barrier(self.barrier + part.group, 128)
+        put_subtile(values, spec, pointer, position)
+        fence_async()
+        named_barrier(self.barrier + part.group, 128)
+        if is_leader:
+            tma_store(outputs.map_d, (part.n + p * self.columns, part.m), pointer, position)
+            tma_commit()
+
+    def finish(self) -> None:
+        """Shared memory must last until TMA has read it."""
+        if thread_index() % 128 == 0:
+            tma_wait(0)
+
+
+@dataclass(frozen=True)
+class VectorStore(SubtileStore):
+    """Threads read the subtiles in lines and store vectors of ``run`` elements, each wholly in or out of bounds.
+
+    Rows of a subtile that are ``apart`` rows from each other lie next to each other in memory. With ``down`` a warp stores
+    down rows, since these are nearer to each other than a row's own pieces.
+    """
+
+    run_length: int = 1
+    apart: int = 1
+    down: bool = False
+    axis: int = 1                      # along which D is contiguous
+
+    @cached_property
+    def tile(self) -> Tile:
+        return Tile(M=64, N=self.columns)
+
+    @cached_property
+    def thread(self) -> Tile:
+        """What a thread stores at a time."""
+        return Tile(M=1, N=self.run_length) if self.axis == 1 else Tile(M=self.run_length, N=1)
+
+    @cached_property
+    def warp(self) -> Tile:
+        """What a warp stores: as long lines as there are, or (``down``) pieces of as many lines."""
+        along, across = self.tile.extents[self.axis], self.tile.extents[1 - self.axis]
+        lanes = 1 if self.down else math.gcd(32, along // self.run_length)
+        extents = lanes * self.run_length, math.gcd(32 // lanes, across)
+        return Tile(M=extents[self.axis], N=extents[1 - self.axis])
+
+    @cached_property
+    def order(self) -> str:
+        return "row" if self.axis == 1 else "column"
+
+    @cached_property
+    def rounds(self) -> int:
+        """Rows of a subtile that are neighbours in memory."""
+        return 64 // self.apart
+
+    def subtile(self, values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+        """The two buffers alternate; the named barrier guarantees that a buffer is refilled only after every thread has
+        finished storing from it."""
+        position = self.position(p, i, part.group)
+        if i + p == 0:
+            named_barrier(self.barrier + part.group, 128)   # the last tile's subtiles
+        put_subtile(values, spec, shared(spec.d.shared.dtype, self.offset), position)
+        named_barrier(self.barrier + part.group, 128)
+        store_lines(spec, outputs, shared(spec.d.shared.dtype, self.offset + position * self.itemsize), part.m,
+                    part.n + p * self.columns)
+
+
+def put_subtile(values: tuple, spec: Any, pointer: Any, position: int) -> None:
+    if spec.d.shared.itemsize == 2:                    # 16 columns of 16-bit elements at a time
+        each(put_matrix, split(values, 8), spec, pointer, position)
+    else:
+        each(put_pair, split(values, 2), spec,
+             shared(spec.d.shared.dtype, spec.store.offset + position * spec.store.itemsize))
+
+
+def put_matrix(values: tuple, n: int, spec: Any, pointer: Any, position: int) -> None:
+    """Four 8 x 8 matrices: a lane addresses a line of the matrix of its quarter."""
+    lane = lane_index()
+    if spec.d.shared.axis == 1:
+        row = udiv(thread_index() % 128, 32) * 16 + lane % 16
+        stmatrix(pointer, position, spec.d.shared.position((row, n * 16 + udiv(lane, 16) * 8), 64), values, False)
+    else:                                              # each matrix transposed: its lines are columns of D
+        row = udiv(thread_index() % 128, 32) * 16 + udiv(lane, 8) % 2 * 8
+        column = n * 16 + udiv(lane, 16) * 8 + lane % 8
+        stmatrix(pointer, position, spec.d.shared.position((row, column), spec.store.lines), values, True)
+
+
+def put_pair(pair: tuple, n: int, spec: Any, pointer: Any) -> None:
+    spec.d.shared.store_shared(pointer, translate(spec.store.pair, own_row() + n % 2 * 8, own_column() + n // 2 * 8), pair,
+                               spec.store.lines)
+
+
+def store_lines(spec: Any, outputs: Outputs, subtile: Any, m: int, n: int) -> None:
+    """Each thread's lines are wholly in range, or wholly out."""
+    warp_tiles = parallelise(spec.store.tile, spec.store.warp, udiv(thread_index() % 128, 32), 4)
+    for i in range(len(warp_tiles)):
+        thread_tiles = parallelise(warp_tiles[i], spec.store.thread, lane_index(), 32, spec.store.order)
+        for j in range(len(thread_tiles)):
+            tile = spread(thread_tiles[j], spec) if spec.store.apart > 1 else thread_tiles[j]
+            place = translate(tile, m, n)
+            if place.index[0] < outputs.shape.M and place.index[1] < outputs.shape.N:
+                spec.d.layout.store(outputs.d, place, spec.d.shared.load_shared(subtile, tile, spec.store.lines), outputs.shape)
+
+
+def spread(tile: Any, spec: Any) -> Any:
+    """A tile in another row of the subtile, so that rows that are neighbours in memory come one after the other."""
+    row = tile.index[0]
+    return translate(tile, row % spec.store.rounds * spec.store.apart + udiv(row, spec.store.rounds) - row, 0)
+
+
+# -- from the registers -----------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class DirectStore(Store):
+    """Threads store pairs from their registers."""
+
+    def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+        each(store_pair, split(sums, 2), spec, outputs, part.m + own_row(), part.n + own_column())
+
+
+def store_pair(pair: tuple, n: int, spec: Any, outputs: Outputs, row: int, column: int) -> None:
+    """The pair may be partly or wholly out of range: `read_tile` and the epilogue mask it."""
+    place, shape = translate(spec.store.pair, row + n % 2 * 8, column + n // 2 * 8), outputs.shape
+    values = add_c_masked(pair, spec, outputs, place) if spec.has_c else pair
+    values = transform_within(spec.d.to_registers, values, place, shape.M, shape.N)
+    values = transform_within(spec.d.to_shared, values, place, shape.M, shape.N)
+    spec.epilogue.tile(spec, outputs.d, place, values, shape)
+
+
+def add_c_masked(values: tuple, spec: Any, outputs: Outputs, place: Any) -> tuple:
+    shape = outputs.shape
+    added = read_tile(spec.c, outputs.c, place, Place(place.index[0], place.index[1], shape.M, shape.N), 0, shape)
+    added = transform_within(spec.c.to_registers, added, place, shape.M, shape.N)
+    return apply(add_value, values, convert_all(spec.operator.fragment_c.dtype, added))
+
+
+# -- elements ---------------------------------------------------------------------------------------------------------
+
+def finish_pair(pair: tuple, n: int, spec: Any, outputs: Outputs, row: int, column: int) -> tuple:
+    """Pairs out of range are computed as if they were the nearest in range: the result is not stored, and a function
+    that indexes an array stays within it."""
+    row, column = row + n % 2 * 8, column + n // 2 * 8
+    if spec.d.whole:
+        row, column = min(row, outputs.shape.M - 1), min(column, outputs.shape.N - 2)
+        return finished(pair, spec, outputs, translate(spec.store.pair, row, column))
+    # N is odd, and a pair may straddle its end.
+    return join(apply(finish_single, split(pair, 1), spec, outputs, row, column))
+
+
+def finish_single(one: tuple, n: int, spec: Any, outputs: Outputs, row: int, column: int) -> tuple:
+    row, column = min(row, outputs.shape.M - 1), min(column + n, outputs.shape.N - 1)
+    return finished(one, spec, outputs, translate(spec.store.single, row, column))
+
+
+def finished(values: tuple, spec: Any, outputs: Outputs, place: Any) -> tuple:
+    """Some sums as values of D; ``place`` is where they lie globally, in range."""
+    if spec.has_c:
+        values = add_c(values, spec, outputs, place)
+    values = changed_sums(spec.d.to_registers, values, spec, place)
+    values = changed_sums(spec.d.to_shared, values, spec, place)
+    return finished_tile(spec.epilogue, values, spec.d.layout, place, outputs.shape)
+
+
+def changed_sums(transform: Any, values: tuple, spec: Any, place: Any) -> tuple:
+    """A transform of D: its values stay numbers of as many parts as the sums have, or fewer."""
+    return convertible(transform, "__call__", transform_tile(transform, values, place), spec.operator.fragment_c.dtype)
+
+
+def add_c(values: tuple, spec: Any, outputs: Outputs, place: Any) -> tuple:
+    added = transform_tile(spec.c.to_registers, read_inside(spec.c, outputs.c, place, outputs.shape), place)
+    return apply(add_value, values, convert_all(spec.operator.fragment_c.dtype, added))
+
+
+def add_value(x: Any, n: int, others: tuple) -> Any:
+    return x + others[n]
+
+
+# -- which one --------------------------------------------------------------------------------------------------------
+
+CHUNK = 16                             # bytes that TMA moves together
+SECTOR, LINE = 32, 128                 # bytes that memory moves together, and that a warp's access asks for together
+APART = 2, 4, 8, 16, 32
+WORD = 4                               # bytes that a thread stores at least
+
+
+def store_of(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> Store:
+    """How D, a matrix of ``extents`` in the array ``info`` (None: one that suits TMA), leaves."""
+    layout: Any = spec.d.shared
+    if info is not None and refuses_tma(spec, info) is not None and vector_length(spec, info, extents) == 0:
+        return DirectStore(barrier)
+    splits, N = spec.cluster.splits, spec.block.size.N
+    columns = int(layout.line) if layout.axis == 1 else math.gcd(N // splits, 64)
+    fields = dict(consumers=spec.consumers, columns=columns, lines=columns if layout.vector_axis == 0 else 64,
+                  count=N // columns // splits, fragments=spec.fragments_m, itemsize=layout.dtype.itemsize)
+    if info is None or refuses_tma(spec, info) is None:
+        return TmaStore(barrier, **fields)
+    apart, down = rows_apart(spec, info)
+    return VectorStore(barrier, **fields, run_length=vector_length(spec, info, extents), apart=apart, down=down,
+                       axis=layout.vector_axis)
+
+
+def refuses_tma(spec: Any, info: ArrayInfo) -> str | None:
+    """Why TMA cannot store D.
+
+    It clips to bounds, so the epilogue also runs on out-of-bounds elements: one with side outputs must not use TMA. Clipping
+    is per 16 bytes, so a row whose length is not a multiple of 16 bytes would be overrun.
+    """
+    layout, shared = spec.d.layout, spec.d.shared
+    if not isinstance(layout, Plain) or type(layout).store is not Plain.store or not layout.axis == shared.axis == 1:
+        return "it is not a plain row-major matrix"
+    if spec.epilogue.stores_itself or spec.epilogue.writes:
+        return "the epilogue stores or writes itself"
+    if info.shape[1] * info.dtype.itemsize % CHUNK:
+        return f"a row is no multiple of {CHUNK} bytes"
+    return why_not(info, 1)
+
+
+def vector_length(spec: Any, info: ArrayInfo, extents: tuple[int, int]) -> int:
+    """Vector length of D's global stores in elements (a vector is wholly in or out of bounds); 0 where vectors do not pay or
+    the epilogue stores D itself."""
+    layout, shared = spec.d.layout, spec.d.shared
+    if (not layout.is_separable or layout.vector_axis != shared.vector_axis or spec.epilogue.stores_itself
+            or spec.epilogue.writes or unit_axis(info) != unit_of(layout, info)):
+        return 0
+    extent = 64 if shared.axis == 0 else shared.line
+    line = math.gcd(layout.run, extent, extents[shared.axis]) // layout.comb
+    nbytes = math.gcd(CHUNK, line * shared.itemsize, alignment(info))
+    return int(layout.comb * nbytes // shared.itemsize) if nbytes >= WORD and nbytes >= shared.itemsize else 0
+
+
+def rows_apart(spec: Any, info: ArrayInfo) -> tuple[int, bool]:
+    """How far apart rows of a subtile of a tensor are that lie next to each other in memory, and whether they are nearer to
+    each other than a row's own pieces."""
+    layout = spec.d.layout
+    if not isinstance(layout, Tensor) or layout.vector_axis != 1:
+        return 1, False
+    size, depth, rows = info.dtype.itemsize, layout.rows.depth, layout.rows.extents()
+    is_cut = depth > 1 and rows[0] in APART and 0 < info.strides[1] < info.strides[0]
+    is_piece = layout.columns.depth > 1 and layout.columns.extents()[0] * size < SECTOR
+    return rows[0] if is_cut else 1, bool(is_piece and 0 < info.strides[0] * size <= LINE)
+
+
+__all__ = ["BUFFERS", "DirectStore", "Part", "Store", "SubtileStore", "TmaStore", "VectorStore", "add_value", "store_of"]
