@@ -10,6 +10,7 @@ import numpy as np
 import gemmkit as gk
 from gemmkit.compiled import Nothing
 from gemmkit.components import freeze
+from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.select import KERNELS
 from gemmkit.kernels.spec import Shape
 from gemmkit.runtime.assemble import ResourceUsage, assemble, disassemble, instruction_counts
@@ -24,7 +25,7 @@ def arguments(conf: gk.Config, whole: bool = True, size: int = 256) -> list[Any]
         return freeze(array)
 
     c = operand(conf.global_c_layout) if conf.has_c else freeze(Nothing())
-    return [freeze(conf.spec(whole, whole, whole, whole)), operand(conf.global_a_layout), operand(conf.global_b_layout), c,
+    return [freeze(conf.spec(Arrays(None, None, None, size, size, size) if whole else None)), operand(conf.global_a_layout), operand(conf.global_b_layout), c,
             operand(conf.global_d_layout), freeze(Shape(size, size, size))]
 
 

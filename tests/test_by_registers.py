@@ -10,9 +10,13 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.emulator import errors
-from gemmkit.kernels import by_registers, landing
+from gemmkit.kernels.common import pipeline
+from gemmkit.kernels.sm90 import fragments
+from gemmkit.kernels.sm90.fragments import RegisterMainloop
+from gemmkit.kernels.sm90.permuted import PermutedPlanes, permuted
+from gemmkit.kernels.sm90.routes import deinterleave
+from gemmkit.kernels.sm90.routes.deinterleave import DeinterleaveProducer
 from gemmkit.kernels.sm90.spec import Sm90Spec
-from gemmkit.kernels.weave import Woven, woven
 from gemmkit.layouts import Interleaved, RowMajor, Swizzled
 from gemmkit.operators import COMPLEX, DUAL, QUATERNION, SPLIT_COMPLEX, Algebra, WGMMAOp
 from gemmkit.ptx.mbarrier import mbarrier_arrive
@@ -33,8 +37,13 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sm90Spec, "blocks", lambda spec, M, N, sm_count: 2 * spec.cluster.size)
 
 
+def by_registers(spec: Any) -> bool:
+    """Whether the consumers fetch A themselves."""
+    return isinstance(spec.mainloop, RegisterMainloop)
+
+
 def by_registers_of(plan: Any) -> bool:
-    return bool(plan._compiled.spec.a_by_registers)
+    return by_registers(plan._compiled.spec)
 
 
 def check(machine: Any, algebra: Algebra, size: tuple[int, int, int], rng: np.random.Generator, orders: str = "NN",
@@ -54,8 +63,8 @@ def test_places_are_those_of_a_fragment() -> None:
     fragment = WGMMAOp(8).spec.a_map
     for t in range(4):
         numbers = [t, t + 4, t + 8, t + 12]
-        assert [woven(k) for k in numbers] == [fragment.column(t, value) for value in (0, 1, 4, 5)]
-    assert sorted(woven(k) for k in range(64)) == list(range(64))
+        assert [permuted(k) for k in numbers] == [fragment.column(t, value) for value in (0, 1, 4, 5)]
+    assert sorted(permuted(k) for k in range(64)) == list(range(64))
 
 
 # -- products ---------------------------------------------------------------------------------------------------------------
@@ -125,7 +134,7 @@ def spec_of(algebra: Algebra = COMPLEX, dtype: Any = "f2", orders: str = "NN", K
 
 
 def test_who_goes_by_registers() -> None:
-    assert spec_of().a_by_registers and spec_of(orders="NT").a_by_registers
+    assert by_registers(spec_of()) and by_registers(spec_of(orders="NT"))
     others = {
         "A across K": spec_of(orders="TN"), "four parts": spec_of(QUATERNION),
         "32-bit parts": spec_of(dtype="f4", orders="NT", operator=Algebra(WGMMAOp(32, "f4"), COMPLEX)),
@@ -133,8 +142,8 @@ def test_who_goes_by_registers() -> None:
         "three consumers": _spec(small(COMPLEX, "three")), "a cluster": _spec(small(COMPLEX, "one-1x2")),
         "a B too small to divide": _spec(small(COMPLEX, N=8, block_shape=Tile(M=64, N=8, K=16))),
     }
-    assert {name: spec.a_by_registers for name, spec in others.items()} == dict.fromkeys(others, False)
-    assert not spec_of(K=65).is_landing
+    assert {name: by_registers(spec) for name, spec in others.items()} == dict.fromkeys(others, False)
+    assert not isinstance(spec_of(K=65).producer, DeinterleaveProducer)
 
 
 def _spec(conf: gk.Config) -> Any:
@@ -145,9 +154,9 @@ def _spec(conf: gk.Config) -> Any:
 
 def test_b_alone_is_woven() -> None:
     spec = spec_of(orders="NT")
-    assert isinstance(spec.b.shared, Woven) and not isinstance(spec.a.shared, Woven)
+    assert isinstance(spec.b.shared, PermutedPlanes) and not isinstance(spec.a.shared, PermutedPlanes)
     assert spec.a.numbers == Swizzled(Interleaved(COMPLEX.number_dtype("f2")), 128) and spec.b.thread == Tile(K=8, N=1)
-    assert "Woven(Planes(" in repr(spec.b.shared)
+    assert "PermutedPlanes(Planes(" in repr(spec.b.shared)
     assert spec_of().b.numbers is None and spec_of().b.plane == Swizzled(RowMajor("f2"), spec_of().b.plane.width)
 
 
@@ -157,20 +166,20 @@ def nothing(*given: Any) -> None:
     pass
 
 
-def by_one_thread(empty: Any, stage: int) -> None:
+def by_one_thread(self: pipeline.Pipeline, stage: int) -> None:
     """As the other consumers do, whose threads read nothing; it counts for all warps."""
     if thread_index() % 128 == 0:
         for _ in range(4):
-            mbarrier_arrive(empty, stage)
+            mbarrier_arrive(self.empty(), stage)
 
 
 FAULTS = {
-    "nobody waits for A": (by_registers, "mbarrier_wait", nothing, errors.EmulatorError),
-    "the lanes of a warp do not meet": (by_registers, "warp_barrier", nothing, errors.RaceError),
-    "one thread speaks for all": (by_registers, "give_back", by_one_thread, errors.RaceError),
-    "stages are given back while they are read": (by_registers, "wgmma_wait", lambda pending, sums: sums, errors.ProtocolError),
-    "B is written without a fence": (landing, "fence_async", nothing, errors.ProxyError),
-    "warps write before all have read": (landing, "named_barrier", nothing, errors.RaceError),
+    "nobody waits for A": (fragments, "wait_for_a", nothing, errors.EmulatorError),
+    "the lanes of a warp do not meet": (pipeline, "warp_barrier", nothing, errors.RaceError),
+    "one thread speaks for all": (pipeline.Pipeline, "release", by_one_thread, errors.RaceError),
+    "stages are given back while they are read": (fragments, "wgmma_wait", lambda pending, sums: sums, errors.ProtocolError),
+    "B is written without a fence": (deinterleave, "fence_async", nothing, errors.ProxyError),
+    "warps write before all have read": (deinterleave, "named_barrier", nothing, errors.RaceError),
 }
 
 
@@ -186,8 +195,8 @@ def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch, rng: np.ra
 
 
 def test_an_order_of_b_that_is_not_as_of_a_is_wrong(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    from gemmkit.kernels import weave
+    from gemmkit.kernels.sm90 import permuted as module
 
-    monkeypatch.setattr(weave, "woven", lambda k: k)
+    monkeypatch.setattr(module, "permuted", lambda k: k)
     with pytest.raises(AssertionError):
         check(EMULATOR, COMPLEX, (64, 16, 32), rng)

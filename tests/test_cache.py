@@ -244,10 +244,11 @@ def test_a_captured_array_dies_with_its_function(cache: CubinCache) -> None:
 
 def test_a_component_without_its_arrays_is_the_same_kernel() -> None:
     from gemmkit.components import freeze, without_arrays
+    from gemmkit.kernels.common.arrays import Arrays
 
     bias, table = np.ones(256, "f4"), np.ones(256, "f4")
     conf = small(epilogue=epilogues.Bias(bias), transform_regs_to_shared_d=Elementwise(lambda x, i, j: x + table[j]))
-    spec = conf.spec(True, True, True, True)
+    spec = conf.spec(Arrays(None, None, None, 256, 256, 256))
     count = sys.getrefcount(bias), sys.getrefcount(table)
     described = without_arrays(spec)
     assert freeze(described).type is freeze(spec).type and freeze(described).leaves == freeze(spec).leaves

@@ -11,7 +11,11 @@ import pytest
 import gemmkit as gk
 from gemmkit.emulator import errors
 from gemmkit.epilogues import Bias, ReLU
-from gemmkit.kernels import consumer, finish
+from gemmkit.kernels.common.pipeline import Pipeline
+from gemmkit.kernels.sm90 import mainloop, store
+from gemmkit.kernels.sm90.routes.cp_async import CpAsync, CpAsyncProducer
+from gemmkit.kernels.sm90.routes.tma import Tma
+from gemmkit.kernels.sm90.store import VectorStore
 from gemmkit.layouts import ColMajor, RowMajor, Tensor
 from gemmkit.operators import WGMMAOp
 from gemmkit.planning import Plan
@@ -70,6 +74,12 @@ def run(machine: Any, a: np.ndarray, b: np.ndarray, schedule: str = "one", opera
     return (got.transpose(0, 2, 1).reshape(M, N) if d_fast == 2 else got), plan
 
 
+def run_length(plan: Any) -> int:
+    """Elements that a thread stores together; 0 where it stores pairs."""
+    store = spec_of(plan).store
+    return store.run_length if isinstance(store, VectorStore) else 0
+
+
 def spec_of(plan: Plan) -> Any:
     return plan._compiled.spec
 
@@ -86,7 +96,7 @@ def test_every_order(machine: Any, fast: tuple, shape: tuple, rng: np.random.Gen
     a, b = operands(rng, *shape)
     d, plan = run(machine, a, b, "two", fast=fast)
     assert np.array_equal(d, a.astype(F32) @ b.astype(F32))
-    assert spec_of(plan).is_gathering and spec_of(plan).a_gathers and spec_of(plan).b_gathers
+    assert isinstance(spec_of(plan).a.route, CpAsync) and isinstance(spec_of(plan).b.route, CpAsync)
 
 
 @pytest.mark.sample(3)
@@ -96,7 +106,7 @@ def test_pieces_of_4_and_8_bytes(machine: Any, inner: tuple, count: int, rng: np
     a, b = operands(rng, 72, 40, 88)
     d, plan = run(machine, a, b, inner=inner)
     assert np.array_equal(d, a.astype(F32) @ b.astype(F32))
-    assert spec_of(plan).is_gathering and plan.config.mem_a_thread.count == count
+    assert isinstance(spec_of(plan).producer, CpAsyncProducer) and plan.config.mem_a_thread.count == count
 
 
 @pytest.mark.sample(2)
@@ -106,7 +116,7 @@ def test_beside_the_copy_engine(machine: Any, which: str, rng: np.random.Generat
     a, b = operands(rng, 72, 40, 88)
     d, plan = run(machine, a, b, which=which)
     assert np.array_equal(d, a.astype(F32) @ b.astype(F32))
-    assert (spec_of(plan).a_gathers, spec_of(plan).b_engine) == ((True, True) if which == "a" else (False, False))
+    assert [type(x.route) for x in (spec_of(plan).a, spec_of(plan).b)] == ([CpAsync, Tma] if which == "a" else [Tma, CpAsync])
 
 
 @pytest.mark.sample(4)
@@ -116,7 +126,7 @@ def test_beside_the_copy_engine(machine: Any, which: str, rng: np.random.Generat
 def test_every_schedule(machine: Any, schedule: str, fields: dict, rng: np.random.Generator) -> None:
     a, b = operands(rng, 200, 72, 264)
     d, plan = run(machine, a, b, schedule, fast=(0, 1), **fields)
-    assert np.array_equal(d, a.astype(F32) @ b.astype(F32)) and spec_of(plan).is_gathering
+    assert np.array_equal(d, a.astype(F32) @ b.astype(F32)) and isinstance(spec_of(plan).producer, CpAsyncProducer)
 
 
 @pytest.mark.sample(3)
@@ -126,7 +136,7 @@ def test_other_types(machine: Any, dtype: np.dtype, accumulator: np.dtype, rng: 
     """8- and 32-bit operands (tf32) lie along K."""
     a, b = operands(rng, 72, 40, 96, dtype)
     d, plan = run(machine, a, b, fast=(1, 0), inner=(16, 16), out_dtype=accumulator)
-    assert np.array_equal(d, a.astype(F32) @ b.astype(F32)) and spec_of(plan).is_gathering
+    assert np.array_equal(d, a.astype(F32) @ b.astype(F32)) and isinstance(spec_of(plan).producer, CpAsyncProducer)
 
 
 @pytest.mark.sample(48)
@@ -139,7 +149,7 @@ def test_d_in_lines(machine: Any, d_fast: int, out_dtype: np.dtype, shape: tuple
     a, b = operands(rng, *shape)
     d, plan = run(machine, a, b, "two", out_dtype=out_dtype, d_fast=d_fast)
     assert np.array_equal(d, (a.astype(F32) @ b.astype(F32)).astype(out_dtype))
-    assert spec_of(plan).d_run == min(8, 16 // out_dtype.itemsize)
+    assert run_length(plan) == min(8, 16 // out_dtype.itemsize)
 
 
 @pytest.mark.sample(2)
@@ -149,7 +159,7 @@ def test_columns_of_any_length(machine: Any, m: int, run_: int, rng: np.random.G
     """Lines are as long as divides them; where that is less than a word, pairs leave from the registers."""
     a, b = operands(rng, m, 40, 64)
     d, plan = run(machine, a, b, which="", fast=(1, 1), d_fast=0)
-    assert np.array_equal(d, a.astype(F32) @ b.astype(F32)) and spec_of(plan).d_run == run_
+    assert np.array_equal(d, a.astype(F32) @ b.astype(F32)) and run_length(plan) == run_
 
 
 @pytest.mark.sample(16)
@@ -159,7 +169,7 @@ def test_the_epilogue_is_applied_before(machine: Any, d_fast: int, rng: np.rando
     a, b = operands(rng, 200, 72, 40)
     bias = whole(rng, (72,), F32)
     d, plan = run(machine, a, b, "pingpong", d_fast=d_fast, epilogue=Bias(machine.array(bias)) | ReLU())
-    assert np.array_equal(d, (a.astype(F32) @ b.astype(F32) + bias).clip(0)) and spec_of(plan).d_run == 8
+    assert np.array_equal(d, (a.astype(F32) @ b.astype(F32) + bias).clip(0)) and run_length(plan) == 8
 
 
 @pytest.mark.sample(2)
@@ -173,9 +183,9 @@ def test_a_fault_is_found(name: str, seed: int, rng: np.random.Generator, monkey
         return np.asarray(run(EMULATOR, a, b, d_fast=0)[0])
 
     assert np.array_equal(product(), a.astype(F32) @ b.astype(F32))
-    module, what, error = {"fence": (consumer, "fence_async", errors.ProxyError),
-                           "copies": (consumer, "mbarrier_wait", errors.UninitialisedRead),
-                           "panels": (finish, "named_barrier", errors.UninitialisedRead)}[name]
+    module, what, error = {"fence": (mainloop, "fence_async", errors.ProxyError),
+                           "copies": (Pipeline, "wait", errors.UninitialisedRead),
+                           "panels": (store, "named_barrier", errors.UninitialisedRead)}[name]
     monkeypatch.setattr(module, what, lambda *ignored: None)
     with pytest.raises(error):
         product()
@@ -186,6 +196,6 @@ def test_what_is_not_gathered() -> None:
     rng = np.random.default_rng(0)
     a, b = operands(rng, 72, 40, 88)
     _, plan = run(EMULATOR, a, b, transform_global_to_shared_a=gk.transforms.Elementwise(lambda x: x + x))
-    assert not spec_of(plan).is_gathering and not spec_of(plan).a_gathers
+    assert not isinstance(spec_of(plan).producer, CpAsyncProducer) and not isinstance(spec_of(plan).a.route, CpAsync)
     _, plan = run(EMULATOR, a, b, inner=(11, 8))
-    assert not spec_of(plan).a_gathers
+    assert not isinstance(spec_of(plan).a.route, CpAsync)

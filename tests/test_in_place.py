@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.engines import engines
+from gemmkit.kernels.common.arrays import Arrays
+from gemmkit.kernels.sm90.routes.rewrite import Rewrite, RewriteProducer, Transpose
+from gemmkit.kernels.sm90.routes.staged import Staged
+from gemmkit.kernels.sm90.routes.tma import Tma
 from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.layouts import ColMajor, RowMajor, Triangular
 from gemmkit.operators import WGMMAOp
@@ -27,7 +30,7 @@ def spec_of(conf: Any, a: np.ndarray, b: np.ndarray) -> Sm90Spec:
     d = np.zeros((a.shape[0], b.shape[1]), conf.global_d_layout.dtype)
     arrays = [describe(ordered(x, layout.stored)) for x, layout in (
         (a, conf.global_a_layout), (b, conf.global_b_layout), (d, conf.global_d_layout))]
-    spec = conf.spec(engines=engines(conf, *arrays, (a.shape[0], b.shape[1], a.shape[1])))
+    spec = conf.spec(Arrays(*arrays, a.shape[0], b.shape[1], a.shape[1]))
     assert isinstance(spec, Sm90Spec)
     return spec
 
@@ -56,7 +59,7 @@ def test_tiles_are_turned(machine: Any, schedule: str, dtype: np.dtype, orders: 
     m, n, k = 144, columns + 16, stages * line + 32                # one block along K more than stages
     a, b = whole(rng, (m, k), dtype), whole(rng, (k, n), dtype)
     spec = spec_of(conf, a, b)
-    assert spec.is_turning == (orders[0] == "R" or conf.block_shape.size.M % line == 0)
+    assert any(type(x.route) is Transpose for x in (spec.a, spec.b)) == (orders[0] == "R" or conf.block_shape.size.M % line == 0)
     changed = b.astype(F32) if transform is None else transform(b.astype(F32))
     assert np.array_equal(product(machine, conf, a, b), a.astype(F32) @ changed)
 
@@ -95,7 +98,7 @@ def test_triangular_operands_are_masked_where_they_lie(machine: Any, half: str, 
     conf = mapping("two", a=kinds[0], b=kinds[1], global_a_layout=Triangular(kinds[0](F16), half, unit=unit), **fields)
     a = np.where(holes, a, np.nan).astype(F16)
     spec = spec_of(conf, ordered(a, kinds[0](F16)), b)
-    assert spec.a_engine and spec.a_changes
+    assert type(spec.a.route) is Rewrite
     out = machine.array(np.full((n, columns), np.nan, F32))
     with machine.session():
         gk.matmul(machine.array(ordered(a, kinds[0](F16))), machine.array(ordered(b, kinds[1](F16))), None, conf, out=out)
@@ -107,7 +110,7 @@ def test_rows_that_the_engine_cannot_take_are_turned_on_the_way(columns: int, tu
     conf = mapping("two", WGMMAOp(32, F32))
     a, b = np.zeros((64, 64), F32), np.zeros((64, columns), F32)
     spec = spec_of(conf, a, b)
-    assert (spec.b_engine, spec.b_turns, spec.is_working) == (turns, turns, True)
+    assert type(spec.b.route) is (Transpose if turns else Staged)
 
 
 def test_both_or_none() -> None:
@@ -115,6 +118,7 @@ def test_both_or_none() -> None:
     conf = mapping("one-2x1", transform_global_to_shared_a=Elementwise(lambda x: x + 1))
     a = np.zeros((64, 64), F16)
     changed = spec_of(conf, a, np.zeros((64, 64), F16))
-    assert (changed.a_engine, changed.a_changes, changed.landed_offset < changed.shared_bytes) == (True, True, True)
+    assert type(changed.a.route) is Rewrite and type(changed.b.route) is Tma and changed.pipeline.has_raw
+    assert isinstance(changed.producer, RewriteProducer)
     beside = spec_of(conf, a, np.zeros((64, 63), F16))
-    assert (beside.a_engine, beside.a_changes, beside.b_engine) == (False, False, False)
+    assert type(beside.a.route) is type(beside.b.route) is Staged

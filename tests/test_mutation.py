@@ -29,7 +29,7 @@ def judged(faults: list[seeding.Fault], cases: tuple[str, ...]) -> list[Finding]
 
 # operator, function, statement, what it becomes, cases of the battery, what is said
 ONCE_MISSED = {
-    "an early turn": ("order changed", "consume_in_turns", r"multiply_tile", r"named_arrive\(TURN \+ 1 - group, 256\) sums", ("pingpong",),
+    "an early turn": ("order changed", "consume_in_turns", r"multiply_tile", r"named_arrive\(spec.order_barrier \+ 1 - group, 256\) sums", ("pingpong",),
                       "may take the fresh barrier for it"),
     "registers not given": ("statement dropped", "warp_specialised", "give_registers", "pass", ("pingpong",), "warp . ends with 168 .* chosen for 24:"),
     "registers not taken": ("statement dropped", "warp_specialised", "take_registers", "pass", ("pingpong",), "ends with 168 .* chosen for 240:"),
@@ -37,13 +37,13 @@ ONCE_MISSED = {
     "no wgmma_fence by registers": ("statement dropped", "start_step", r"wgmma_fence\(\)", "pass", ("by_registers_one_step",),
                                     "wgmma takes accumulators"),
     "no grid_wait": ("statement dropped", "warp_specialised", r"grid_wait\(\)", "pass", ("half_sums",), "call grid_wait first"),
-    "no cluster barrier at the end": ("never", "warp_specialised", r"if spec.is_cluster:", r"cluster_barrier\(\)$", ("splits",),
+    "no cluster barrier at the end": ("never", "warp_specialised", r"if not spec.cluster.is_single:", r"cluster_barrier\(\)$", ("splits",),
                                       "block .* ends"),
-    "A written in flight": ("constant changed", "pending_steps", "return 1 if", "else 1$", ("by_registers_one_step",),
+    "A written in flight": ("constant changed", "pending", "return 1 if", "else 1$", ("by_registers_one_step",),
                             "registers of A are written while"),
-    "sums before their wait": ("wait dropped", "multiply_plainly", r"sums = wgmma_wait\(0", "sums = sums", ("half_sums",),
+    "sums before their wait": ("wait dropped", "SharedMainloop.run", r"sums = wgmma_wait\(0", "sums = sums", ("half_sums",),
                                "accumulators are used while"),
-    "stores that collide": ("term dropped", "exchange.place_of", "row =", r"group \* spec.splits \* ", ("splits",), "race in 16 bytes"),
+    "stores that collide": ("term dropped", "exchange.place_of", "row =", r"group \* spec.cluster.splits \* ", ("splits",), "race in 16 bytes"),
 }
 
 

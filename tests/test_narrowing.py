@@ -14,6 +14,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit.epilogues.base import ELEMENT
+from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.elements import kept_in_shared, transform_tile, transform_within
 from gemmkit.kernels.spec import Shape
 from gemmkit.lang.narrowing import narrows
@@ -47,7 +48,7 @@ def run(dtype: str, accumulator: str, out: str, **components: Any) -> np.ndarray
 
 def compiles(*types: str, **components: Any) -> str:
     """The PTX of what becomes of one sum."""
-    spec = tiny(*types, **components).spec(True, True, True, True)
+    spec = tiny(*types, **components).spec(Arrays(None, None, None, 256, 256, 256))
     return compiled(finishing, Out((16, 16), types[2]), spec, np.dtype(types[1]).type(1), Shape(16, 16, 8))
 
 

@@ -12,7 +12,11 @@ import pytest
 import gemmkit as gk
 from gemmkit.emulator import errors
 from gemmkit.epilogues import Bias, ReLU
-from gemmkit.kernels import by_registers, transformed
+from gemmkit.kernels.common import pipeline
+from gemmkit.kernels.sm90 import fragments
+from gemmkit.kernels.sm90.fragments import RegisterMainloop, Transformed
+from gemmkit.kernels.sm90.routes.rewrite import Rewrite
+from gemmkit.kernels.sm90.routes.tma import Tma
 from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, RowMajor, Triangular
@@ -21,7 +25,7 @@ from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
 from tests.hopper import F16, F32, mapping, ordered, product
 from tests.machines import BF16, E4M3, E5M2, MACHINES, on_machines, poison
-from tests.test_by_registers import by_one_thread, nothing
+from tests.test_by_registers import by_one_thread, by_registers, nothing
 from tests.test_in_place import spec_of
 
 EMULATOR = MACHINES["emulator"]
@@ -62,7 +66,7 @@ def check(machine: Any, conf: gk.Config, size: tuple[int, int, int], rng: np.ran
     line = 16 // a_type.itemsize
     a = few(rng, (-(-M // line) * line, -(-K // line) * line), a_type, 0 if a_type.kind == "u" else -2)
     b = few(rng, (-(-K // line) * line, -(-N // line) * line), b_type)
-    assert spec_of(conf, a, b).a_by_registers
+    assert by_registers(spec_of(conf, a, b))
     a, b = ordered(a, conf.global_a_layout), ordered(b, conf.global_b_layout)
     out = machine.array(poison((M, N), conf.global_d_layout.dtype))
     with gk.emulate(seed) if machine.emulated else machine.session():
@@ -141,7 +145,7 @@ def test_captured_arrays_are_read_in_range(machine: Any, rng: np.random.Generato
     rows, columns = rng.integers(1, 4, M).astype("f4"), rng.integers(1, 4, K).astype("f4")
     r, c = machine.array(rows), machine.array(columns)
     conf = mapping("two", transform_global_to_shared_a=Elementwise(lambda x, i, j: x * r[i] * c[j]))
-    assert spec_of(conf, a, b).a_by_registers
+    assert by_registers(spec_of(conf, a, b))
     want = (a.astype(np.float64) * rows[:, None] * columns) @ b.astype(np.float64)
     assert np.array_equal(product(machine, conf, a, b), want)
 
@@ -157,7 +161,8 @@ def test_all_slots_at_once(machine: Any, rng: np.random.Generator) -> None:
                    transform_global_to_shared_a=Elementwise(plus_one), transform_global_to_shared_b=Elementwise(lambda x: x + 1),
                    transform_global_to_shared_c=Elementwise(lambda x: max(x, 0)))
     spec = spec_of(conf, a, b)
-    assert (spec.a_by_registers, spec.a_changes, spec.b_changes, spec.has_landed) == (True, False, True, True)
+    assert spec.mainloop == RegisterMainloop(Transformed(2), spec.mainloop.steps)
+    assert (type(spec.a.route), type(spec.b.route), spec.pipeline.has_raw) == (Tma, Rewrite, True)
     want = apply64(plus_one, a) @ (b.astype(np.float64) + 1) + bias.astype(np.float64) + np.maximum(c, 0).astype(np.float64)
     assert np.array_equal(product(machine, conf, a, b, c), np.maximum(want, 0).astype(F16))
 
@@ -180,7 +185,7 @@ class Halves(Condition):
 def test_who_goes_by_registers() -> None:
     change = dict(transform_global_to_shared_a=Elementwise(plus_one))
     array, wide = np.zeros((128, 128), F16), np.zeros((128, 128), F32)
-    assert spec_of(mapping("two", **change), array, array).a_by_registers
+    assert by_registers(spec_of(mapping("two", **change), array, array))
     others = {
         "nothing to do": (mapping("two"), array), "a cluster": (mapping("one-1x2", **change), array),
         "three consumers": (mapping("three", **change), array), "a condition": (mapping("two", condition=Halves(), **change), array),
@@ -189,17 +194,17 @@ def test_who_goes_by_registers() -> None:
         "promoted sums": (mapping("two", WGMMAOp(32, E4M3, promote=128), b=ColMajor, **change), np.zeros((128, 128), E4M3)),
         "more sums than registers": (mapping("two", WGMMAOp(192), block_shape=Tile(M=256, N=192, K=16), stages=2, **change), array),
     }
-    found = {name: spec_of(conf, x, x).a_by_registers for name, (conf, x) in others.items()}
+    found = {name: by_registers(spec_of(conf, x, x)) for name, (conf, x) in others.items()}
     assert found == dict.fromkeys(others, False)
 
 
 # -- faults -------------------------------------------------------------------------------------------------------------------
 
 FAULTS: dict[str, tuple[Any, str, Any, type[BaseException]]] = {
-    "nobody waits for A": (by_registers, "mbarrier_wait", nothing, errors.EmulatorError),
-    "the lanes of a warp do not meet": (by_registers, "warp_barrier", nothing, errors.RaceError),
-    "one thread speaks for all": (by_registers, "give_back", by_one_thread, errors.RaceError),
-    "stages are given back while they are read": (by_registers, "wgmma_wait", lambda pending, sums: sums, errors.ProtocolError),
+    "nobody waits for A": (fragments, "wait_for_a", nothing, errors.EmulatorError),
+    "the lanes of a warp do not meet": (pipeline, "warp_barrier", nothing, errors.RaceError),
+    "one thread speaks for all": (pipeline.Pipeline, "release", by_one_thread, errors.RaceError),
+    "stages are given back while they are read": (fragments, "wgmma_wait", lambda pending, sums: sums, errors.ProtocolError),
 }
 
 
@@ -216,6 +221,6 @@ def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch, rng: np.ra
 
 
 def test_what_is_made_of_zeros_would_be_seen(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    monkeypatch.setattr(transformed, "first_elements", lambda dtype, word, count: word)
+    monkeypatch.setattr(fragments, "first_elements", lambda dtype, word, count: word)
     with np.errstate(all="ignore"):
         assert not reciprocals(EMULATOR, 33, RowMajor, rng)

@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 from gemmkit.emulator import errors, machine
-from gemmkit.kernels import consumer, finish, producer, warp_specialised
+from gemmkit.kernels.common import pipeline
+from gemmkit.kernels.common.pipeline import Pipeline
+from gemmkit.kernels.sm90 import consumer, kernel, mainloop, store
+from gemmkit.kernels.sm90.routes import staged
 from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.ptx.cluster import cluster_rank
 from gemmkit.ptx.mbarrier import mbarrier_arrive_at, mbarrier_expect
@@ -97,27 +100,27 @@ class Fault:
 PAIR = "one-2x1", (128, 32, 56)
 WARPS = (64, 32, 43)                                       # K is odd: both operands by the producer's warps
 FAULTS = {
-    "a consumer does not wait for a stage": Fault(consumer, "mbarrier_wait", errors.RaceError),
-    "a consumer does not wait for what warps write": Fault(consumer, "mbarrier_wait", errors.UninitialisedRead, size=WARPS),
-    "the engine does not wait for an empty stage": Fault(producer, "mbarrier_wait", errors.RaceError),
-    "warps do not wait for an empty stage": Fault(producer, "mbarrier_wait", errors.RaceError, size=WARPS),
-    "warps write without a fence": Fault(producer, "fence_async", errors.ProxyError, size=WARPS),
-    "warps do not say that a stage is full": Fault(producer, "mbarrier_arrive", errors.DeadlockError, size=WARPS),
-    "more bytes are expected than come": Fault(producer, "mbarrier_expect", errors.DeadlockError, instead=more_bytes),
-    "stages are not given back": Fault(consumer, "give_back", errors.DeadlockError),
-    "stages are given back while they are read": Fault(consumer, "wgmma_wait", errors.RaceError, instead=unchanged),
-    "wgmmas that nobody commits": Fault(consumer, "wgmma_commit", errors.RaceError),
+    "a consumer does not wait for a stage": Fault(Pipeline, "wait", errors.RaceError),
+    "a consumer does not wait for what warps write": Fault(Pipeline, "wait", errors.UninitialisedRead, size=WARPS),
+    "the engine does not wait for an empty stage": Fault(Pipeline, "acquire", errors.RaceError),
+    "warps do not wait for an empty stage": Fault(Pipeline, "acquire", errors.RaceError, size=WARPS),
+    "warps write without a fence": Fault(staged, "fence_async", errors.ProxyError, size=WARPS),
+    "warps do not say that a stage is full": Fault(Pipeline, "commit", errors.DeadlockError, size=WARPS),
+    "more bytes are expected than come": Fault(pipeline, "mbarrier_expect", errors.DeadlockError, instead=more_bytes),
+    "stages are not given back": Fault(Pipeline, "release", errors.DeadlockError),
+    "stages are given back while they are read": Fault(mainloop, "wgmma_wait", errors.RaceError, instead=unchanged),
+    "wgmmas that nobody commits": Fault(mainloop, "wgmma_commit", errors.RaceError),
     "consumers do not take turns": Fault(consumer, "named_barrier", errors.ProtocolError, "pingpong", (64 * 6, 32, 32)),
     "a consumer keeps its turn": Fault(consumer, "named_arrive", errors.DeadlockError, "pingpong", (64 * 4, 32, 32)),
-    "a panel leaves before it is written": Fault(finish, "named_barrier", errors.UninitialisedRead),
-    "a panel leaves without a fence": Fault(finish, "fence_async", errors.ProxyError),
-    "a panel is written while it leaves": Fault(finish, "tma_wait_read", errors.RaceError, size=(64 * 4, 32, 16)),
-    "the last panels are not waited for": Fault(finish, "tma_wait", errors.ProtocolError),
-    "barriers are used before all see them": Fault(warp_specialised, "mbarrier_fence_init", errors.ProtocolError),
-    "the block does not wait for its barriers": Fault(warp_specialised, "barrier", errors.ProtocolError),
-    "blocks do not wait for each other's barriers": Fault(warp_specialised, "cluster_barrier", errors.ProtocolError, *PAIR,
+    "a panel leaves before it is written": Fault(store, "named_barrier", errors.UninitialisedRead),
+    "a panel leaves without a fence": Fault(store, "fence_async", errors.ProxyError),
+    "a panel is written while it leaves": Fault(store, "tma_wait_read", errors.RaceError, size=(64 * 4, 32, 16)),
+    "the last panels are not waited for": Fault(store, "tma_wait", errors.ProtocolError),
+    "barriers are used before all see them": Fault(kernel, "mbarrier_fence_init", errors.ProtocolError),
+    "the block does not wait for its barriers": Fault(kernel, "barrier", errors.ProtocolError),
+    "blocks do not wait for each other's barriers": Fault(kernel, "cluster_barrier", errors.ProtocolError, *PAIR,
                                                           skipped=0),
-    "a stage is given back to one of two": Fault(consumer, "mbarrier_arrive_at", errors.RaceError, *PAIR, to_oneself),
+    "a stage is given back to one of two": Fault(pipeline, "mbarrier_arrive_at", errors.RaceError, *PAIR, to_oneself),
 }
 
 
@@ -136,6 +139,6 @@ def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tile_that_fills_its_buffers_unevenly_is_a_fault_if_nobody_minds(monkeypatch: pytest.MonkeyPatch) -> None:
     """One panel a tile: the next tile's first panel has the same buffer (a fault that this kernel once had)."""
     run("one", (64 * 4, 32, 16))
-    monkeypatch.setattr(Sm90Spec, "d_pending", 1)
+    monkeypatch.setattr(store.SubtileStore, "pending", 1)
     with pytest.raises(errors.RaceError, match="read by the copy engine"):
         run("one", (64 * 4, 32, 16))

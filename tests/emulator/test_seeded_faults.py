@@ -10,7 +10,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.emulator import errors
-from gemmkit.kernels import parts
+from gemmkit.kernels.common import tile_copy
 from gemmkit.kernels.simt import kernel as template
 from gemmkit.layouts import RowMajor
 
@@ -61,7 +61,7 @@ def test_every_barrier_matters(which: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_missing_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "inside", lambda tile, rows, columns: True)
+    monkeypatch.setattr(tile_copy, "inside", lambda tile, rows, columns: True)
     with pytest.raises(errors.BoundsError, match="a|b"):
         run(m=30, n=27, k=21)
 

@@ -176,11 +176,6 @@ class Operand(Component):
         return self.tile.names.index("K")
 
     @cached_property
-    def itemsize(self) -> int:
-        """Bytes of an element in shared memory; of several parts, of one."""
-        return int(self.plane.dtype.itemsize)
-
-    @cached_property
     def panel_bytes(self) -> int:
         """From one swizzled panel of the tile to the next: as many lines as the tile has."""
         return int(self.plane.leading(self.tile.size) * self.plane.width)

@@ -119,7 +119,8 @@ class Tma(Route):
     def start(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile) -> None:
         """Start a stage's copies, panel by panel; in a cluster that shares the operand, of this block's part, to all."""
         across = at.m if operand.k_axis == 1 else at.n
-        pointer, position = shared(operand.plane.dtype, operand.offset), slot.stage * (spec.stage_bytes // operand.itemsize)
+        pointer = shared(operand.brought.dtype, operand.offset)
+        position = slot.stage * (spec.stage_bytes // operand.brought.itemsize)
         along, across = (at.k, across) if self.copy.along_k else (across, at.k)
         for plane in range(self.copy.planes):
             for panel in range(self.copy.panels):
