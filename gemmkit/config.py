@@ -133,8 +133,8 @@ class Config(Component):
         return Staged(first, second, dtype), Identity()
 
     def spec(self, arrays: Arrays | None = None) -> Spec:
-        """The kernel's specialisation for a class of problems: by the arrays' extents and places. Without them no extent is a
-        multiple of anything, and the arrays suit TMA: so shared memory is the most that any problem needs."""
+        """The kernel's specialisation for a class of problems, by their arrays' extents and places. Without arrays no extent
+        is a multiple of anything and all suit TMA, so that shared memory is the most that any problem needs."""
         block = self.block_shape
         warps = self.warps_per_block
         operands = {

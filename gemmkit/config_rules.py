@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gemmkit.components import Component
 from gemmkit.epilogues import Bias, Default, Epilogue, LinearCombination, Residual, Scale, Store, parts
 from gemmkit.kernels.rasterisation import Order
+from gemmkit.kernels.sm90.rules import check_splits, validate_pipeline
 from gemmkit.kernels.spec import Condition
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.given import check_methods
@@ -19,7 +20,6 @@ from gemmkit.lang.narrowing import narrows, refusal
 from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import Layout
 from gemmkit.operators import Operator
-from gemmkit.kernels.sm90.rules import check_splits, validate_pipeline
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Transform
 

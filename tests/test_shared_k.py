@@ -14,8 +14,8 @@ import gemmkit as gk
 from gemmkit.emulator import errors, machine
 from gemmkit.epilogues import Bias, ReLU
 from gemmkit.inspection import occupancy
-from gemmkit.kernels.simt import gather_sums
 from gemmkit.kernels.rasterisation import Grouped
+from gemmkit.kernels.simt import gather_sums
 from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, Padded, RowMajor
 from gemmkit.layouts.structured import Triangular
@@ -242,7 +242,7 @@ def test_few_tiles_and_a_long_k_are_split(sizes: tuple, dtype: Any) -> None:
     assert conf.splits > 1 and conf.kernel == "singlestage"
     M, N, K = sizes
     blocks = conf.spec().blocks(M, N, H100.sm_count)
-    rows, columns = conf.spec().scheduler.grid(M, N)
+    rows, columns = conf.spec().scheduler.tiles(M, N)
     assert blocks == rows * columns * conf.splits
     assert K // conf.splits >= 16 * conf.block_shape.size.K
 

@@ -130,7 +130,7 @@ def tile(option: str, text: str) -> Tile:
 
 def mapping(conf: Config, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     spec = conf.spec()
-    rows, columns = spec.grid(options.m, options.n)
+    rows, columns = spec.scheduler.tiles(options.m, options.n)
     yield "operator", repr(conf.operator)
     yield "kernel", conf.kernel
     yield "global A, B -> D", f"{conf.global_a_layout!r}, {conf.global_b_layout!r} -> {conf.global_d_layout!r}"

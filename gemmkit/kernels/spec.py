@@ -96,6 +96,11 @@ class Spec(Component):
         """Whether what passes through shared memory stands there in a wider dtype than it came in and goes out."""
         return self.passes_d and narrows(self.d.shared.dtype, self.d.layout.dtype)
 
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory that a block needs."""
+        raise NotImplementedError
+
     def blocks(self, M: int, N: int, sm_count: int) -> int:
         """Thread blocks of a launch on a device of ``sm_count`` multiprocessors."""
         return self.scheduler.blocks(M, N, sm_count)

@@ -88,8 +88,8 @@ def transform_fragment(operator: Any, transform: Any, fragment_map: Any, dtype: 
     The coordinates of an opaque fragment (not ``operator.is_mapped``) are not known; `get_config` refuses a transform that
     asks for them.
     """
-    return all_converted(transform, "__call__", transform_registers(operator, transform, fragment_map, fragment, tile, place),
-                         dtype)
+    changed = transform_registers(operator, transform, fragment_map, fragment, tile, place)
+    return all_converted(transform, "__call__", changed, dtype)
 
 
 def transform_registers(operator: Any, transform: Any, fragment_map: Any, fragment: tuple, tile: Any, place: Place) -> tuple:

@@ -194,7 +194,7 @@ class Operand(Component):
 
     def leading(self) -> Any:
         """The leading dimension of the block's tile in shared memory."""
-        return self.shared.leading(self.tile.size)
+        return self.shared.leading(self.tile.size)                                             # type: ignore[attr-defined]
 
     def place(self, m: int, n: int, k: int, shape: Any) -> Place:
         """Where the block's tile begins in A or B, and where the matrix ends."""

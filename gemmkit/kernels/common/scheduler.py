@@ -19,7 +19,7 @@ from gemmkit.tiling import Tile
 
 @dataclass(frozen=True)
 class Cluster(Component):
-    """Blocks of a cluster: ``m`` x ``n`` neighbouring tiles of D that share operands, or ``splits`` shares of one tile's K."""
+    """Blocks of a cluster: ``m`` x ``n`` neighbouring tiles of D that share operands, or ``splits`` shares of a tile's K."""
 
     m: int = 1
     n: int = 1
@@ -119,6 +119,14 @@ class TileScheduler(Component):
 
     # -- on the host ----------------------------------------------------------------------------------------------------
 
+    def blocks(self, M: int, N: int, sm_count: int) -> int:
+        """Thread blocks of a launch on a device of ``sm_count`` multiprocessors."""
+        raise NotImplementedError
+
+    def tiles(self, M: int, N: int) -> tuple[int, int]:
+        """Tiles of D along M and N."""
+        return -(-M // self.block.size.M), -(-N // self.block.size.N)
+
     def grid(self, M: int, N: int) -> tuple[int, int]:
         """Tiles of a cluster along M and N."""
         size = self.block.size
@@ -130,7 +138,6 @@ class Persistent(TileScheduler):
     """As many blocks as there are multiprocessors: each stays until all tiles are done."""
 
     def blocks(self, M: int, N: int, sm_count: int) -> int:
-        """Thread blocks of a launch."""
         rows, columns = self.grid(M, N)
         return min(rows * columns, max(1, sm_count // self.cluster.size)) * self.cluster.size
 

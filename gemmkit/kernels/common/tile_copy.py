@@ -129,5 +129,5 @@ def read_edge_element(n: int, operand: Any, data: Any, tile: Any, place: Place, 
     return convert(operand.shared.dtype, nothing)
 
 
-__all__ = ["copy_in_turn", "copy_to_shared", "inside", "put_elements", "put_words", "read_inside", "read_line", "read_packed",
-           "read_tile", "read_words"]
+__all__ = ["copy_in_turn", "copy_to_shared", "inside", "put_elements", "put_words", "read_inside", "read_line",
+           "read_packed", "read_tile", "read_words"]

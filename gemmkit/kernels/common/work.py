@@ -33,7 +33,7 @@ class KTile(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a tile of a matrix begins, and where the matrix ends: rows ``i`` up to ``rows``, columns ``j`` up to ``columns``."""
+    """Where a tile of a matrix begins (row ``i``, column ``j``), and where the matrix ends."""
 
     i: Any
     j: Any

@@ -10,9 +10,9 @@ Blocks stay on their multiprocessors and walk over the tiles of D. In each, warp
 
 The producer fills a stage with tiles of A and B, each by its route: by TMA, which one thread starts; or, for an operand in a
 layout of the user's, or lying where TMA cannot reach, with the code of the component. What is transformed comes by TMA, too,
-where it can, and the producer's warps rewrite it in place (``raw[stage]`` stands between). Consumers multiply a stage (wgmma)
-and keep the sums in registers; at the end of a tile they finish it (C, transforms, epilogue) and store D by way of swizzled
-shared memory and TMA.
+where it can, and the producer's warps rewrite it in place (``raw[stage]`` stands between). Consumers multiply a stage
+(wgmma) and keep the sums in registers; at the end of a tile they finish it (C, transforms, epilogue) and store D by way of
+swizzled shared memory and TMA.
 
 A *cooperative* schedule
 has all consumers work on one tile, each on its rows. With *ping-pong* each has a tile of its own, and while one multiplies

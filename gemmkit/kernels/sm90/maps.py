@@ -44,7 +44,8 @@ def maps(spec: Spec, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[Map | 
     if not isinstance(spec, Sm90Spec):
         return ()
     made: list[Map | None] = []
-    for which, info, operand, part in ((0, a, spec.a, spec.a.route), (1, b, spec.b, spec.b.route), (3, out, spec.d, spec.store)):
+    moved = (0, a, spec.a, spec.a.route), (1, b, spec.b, spec.b.route), (3, out, spec.d, spec.store)
+    for which, info, operand, part in moved:
         if isinstance(part, (Tma, TmaStore)):
             axis, box = part.map_spec(operand, info)
             made.append(Map(which, sum(m is not None for m in made), info, axis, box))

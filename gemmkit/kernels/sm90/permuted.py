@@ -48,7 +48,7 @@ def permuted(k: int) -> int:
 
 
 def permutable(a: Operand, b: Operand) -> bool:
-    """Whether consumers can tell A's numbers apart in registers, with B permuted: two parts of 16 bits, A along K, untouched."""
+    """Whether consumers can tell A's numbers apart, with B permuted: two parts of 16 bits, A along K and untouched."""
     return bool(a.plane.axis == 1 and a.to_shared.is_identity
                 and all(x.planes == 2 and x.plane.itemsize == 2 and x.same_dtype for x in (a, b)))
 

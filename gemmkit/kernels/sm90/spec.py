@@ -23,7 +23,8 @@ class Sm90Spec(Spec):
 
     ``schedule`` is "cooperative" (consumers share a tile of D, each its rows) or "pingpong" (each has tiles of its own, in
     turn; ``order_barrier`` is the first of the named barriers by which they take turns at the tensor cores).
-    The other fields are the kernel's parts (`gemmkit.kernels.sm90.specialise` chooses them).
+    The other fields are the kernel's parts (`gemmkit.kernels.sm90.specialise` chooses them), and the ``nbytes`` of shared
+    memory that they need.
     """
 
     stages: int
@@ -35,7 +36,7 @@ class Sm90Spec(Spec):
     store: Store = DirectStore()
     exchange: Exchange = Exchange()
     order_barrier: int = 0
-    shared_bytes: int = 0
+    nbytes: int = 0
 
     # -- warps --------------------------------------------------------------------------------------------------------
 
@@ -110,6 +111,10 @@ class Sm90Spec(Spec):
                     or not self.d.to_shared.is_identity)
 
     # -- shared memory ------------------------------------------------------------------------------------------------
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.nbytes
 
     @cached_property
     def stage_bytes(self) -> int:

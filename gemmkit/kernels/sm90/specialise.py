@@ -1,4 +1,4 @@
-"""Which parts `warp_specialised` is made of for a problem: routes of A and B, mainloop, store of D, and where everything lies.
+"""The parts that `warp_specialised` is made of for a problem: routes of A and B, mainloop, store of D, shared memory.
 
 All that depends on the problem's arrays is decided here, by asking each part whether it refuses.
 """
@@ -23,7 +23,7 @@ from gemmkit.kernels.sm90.routes.rewrite import Rewrite, RewriteProducer, Transp
 from gemmkit.kernels.sm90.routes.staged import Staged, StagedProducer
 from gemmkit.kernels.sm90.routes.tma import Tma, TmaProducer
 from gemmkit.kernels.sm90.spec import Sm90Spec
-from gemmkit.kernels.sm90.store import store_of
+from gemmkit.kernels.sm90.store import SubtileStore, store_of
 from gemmkit.layouts.swizzled import PATTERN, pattern_of
 from gemmkit.operators import WGMMAOp
 
@@ -34,7 +34,7 @@ REGISTER_THREADS = 384                 # of a block with A in registers: with mo
 
 
 def specialise(spec: Sm90Spec, arrays: Arrays | None = None) -> Sm90Spec:
-    """``spec`` with all its parts. Without ``arrays`` it is that of arrays which suit TMA, whose shared memory is the most."""
+    """``spec`` with all its parts. Without ``arrays`` it is that of arrays that suit TMA, whose shared memory is the most."""
     b = dataclasses.replace(spec.b, offset=pattern_of(spec.a.nbytes))
     spec = dataclasses.replace(spec, b=b, mainloop=_mainloop(spec))
     requests = (Request(spec, spec.a, arrays.a if arrays else None, arrays.extents("a") if arrays else (0, 0)),
@@ -121,7 +121,8 @@ def _laid_out(spec: Sm90Spec, arrays: Arrays | None) -> Sm90Spec:
     memory.take(spec.stages * spec.stage_bytes, PATTERN)
     store = store_of(spec, arrays.out if arrays else None, arrays.extents("out") if arrays else (0, 0),
                      barriers.take(spec.consumers))
-    store = dataclasses.replace(store, offset=memory.take(store.nbytes)) if store.nbytes else store
+    if isinstance(store, SubtileStore):
+        store = dataclasses.replace(store, offset=memory.take(store.nbytes))
     producer = dataclasses.replace(spec.producer, barrier=barriers.take(spec.producer.barriers))
     order = barriers.take(2) if spec.is_pingpong else 0
     exchange = _exchange(spec, memory)
@@ -129,8 +130,8 @@ def _laid_out(spec: Sm90Spec, arrays: Arrays | None) -> Sm90Spec:
     pipeline = dataclasses.replace(pipeline, offset=memory.take(pipeline.nbytes))
     if exchange.consumers:
         exchange = dataclasses.replace(exchange, barriers=memory.take(2 * BARRIER * exchange.consumers))
-    return dataclasses.replace(spec, store=store, producer=producer, order_barrier=order, exchange=exchange, pipeline=pipeline,
-                               shared_bytes=memory.nbytes)
+    return dataclasses.replace(spec, store=store, producer=producer, order_barrier=order, exchange=exchange,
+                               pipeline=pipeline, nbytes=memory.nbytes)
 
 
 def _exchange(spec: Sm90Spec, memory: SharedMemory) -> Exchange:
@@ -138,7 +139,8 @@ def _exchange(spec: Sm90Spec, memory: SharedMemory) -> Exchange:
     if splits == 1:
         return Exchange()
     nbytes = spec.fragments_m * count * 4 * 128
-    return Exchange(spec.consumers, spec.block.size.N // splits, count // splits, nbytes, memory.take(spec.consumers * nbytes))
+    offset = memory.take(spec.consumers * nbytes)
+    return Exchange(spec.consumers, spec.block.size.N // splits, count // splits, nbytes, offset)
 
 
 def _pipeline(spec: Sm90Spec, offset: int) -> Pipeline:

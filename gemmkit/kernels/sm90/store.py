@@ -6,7 +6,7 @@ and D, and the epilogue) work on these pairs, with global coordinates. Then D le
 | store | how | where |
 |---|---|---|
 | `TmaStore` | through swizzled subtiles of shared memory, by TMA, which clips what is out of range | plain D, row-major |
-| `VectorStore` | through subtiles of shared memory, which threads read in lines and store as vectors | contiguous runs in D |
+| `VectorStore` | through subtiles of shared memory, which threads read in lines and store as vectors | runs in D |
 | `DirectStore` | from the registers, pair by pair | any layout; epilogues that store or write themselves |
 """
 
@@ -54,7 +54,6 @@ class Store(Component):
 
     barrier: int = 0
     uses_tma = False
-    nbytes = 0                         # of shared memory, which begins at ``offset``
 
     @property
     def pair(self) -> Tile:
@@ -108,7 +107,8 @@ class SubtileStore(Store):
     itemsize: int = 2
 
     @cached_property
-    def nbytes(self) -> int:                                                                   # type: ignore[override]
+    def nbytes(self) -> int:
+        """Of shared memory."""
         return BUFFERS * self.consumers * self.elements * self.itemsize
 
     @cached_property
@@ -262,7 +262,8 @@ def store_lines(spec: Any, outputs: Outputs, subtile: Any, m: int, n: int) -> No
             tile = spread(thread_tiles[j], spec) if spec.store.apart > 1 else thread_tiles[j]
             place = translate(tile, m, n)
             if place.index[0] < outputs.shape.M and place.index[1] < outputs.shape.N:
-                spec.d.layout.store(outputs.d, place, spec.d.shared.load_shared(subtile, tile, spec.store.lines), outputs.shape)
+                values = spec.d.shared.load_shared(subtile, tile, spec.store.lines)
+                spec.d.layout.store(outputs.d, place, values, outputs.shape)
 
 
 def spread(tile: Any, spec: Any) -> Any:

@@ -156,8 +156,8 @@ class DeinterleaveProducer(Producer):
         """Consumers release a stage when they have the next, so a copy can take the place of the last but one, and no later
         one; where there are enough stages, of one before."""
         a, b = (isinstance(operand.route, Deinterleave) for operand in (spec.a, spec.b))
-        return cls(spec.producer_warps, 1, spec.a.nbytes + spec.b.nbytes, ahead=min(spec.stages - 2, max(1, spec.stages - 3)),
-                   splits_a=a, splits_b=b)
+        ahead = min(spec.stages - 2, max(1, spec.stages - 3))
+        return cls(spec.producer_warps, 1, spec.a.nbytes + spec.b.nbytes, ahead=ahead, splits_a=a, splits_b=b)
 
     def run(self, spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:
         """For every tile of D, for every k-tile: start a copy some stages ahead, and split what has come."""
@@ -188,7 +188,7 @@ class DeinterleaveProducer(Producer):
 
 
 def start_next(spec: Any, inputs: Inputs, place: tuple, slot: Slot, tiles: int, step: int, shape: Any) -> tuple:
-    """Copy the next k-tile to the next stage, if there is one left; returns the place in the iteration and the stage after it.
+    """Copy the next k-tile to the next stage, if there is one left; returns the place in the iteration and the stage after.
 
     A place is a tile, its work and the number of the k-tile.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gemmkit.kernels.common.operand import Operand
@@ -31,25 +30,34 @@ class Request:
         """Why TMA cannot take the array with elements contiguous along ``axis``; None if it can."""
         return None if self.info is None else why_not(self.info, axis)
 
-    @cached_property
+    @property
     def is_untouched(self) -> bool:
         """Whether nothing acts on its elements on their way."""
         return self.operand.to_shared.is_identity and not self.operand.is_masked
 
-    @cached_property
-    def lies_as_read(self) -> bool:
-        """Whether its elements are contiguous along the axis along which the tensor cores read it."""
+    @property
+    def read_axis(self) -> int:
+        """The axis along which the tensor cores read it."""
         shared: Any = self.operand.shared
-        return bool(self.operand.layout.vector_axis == shared.axis)
+        return int(shared.axis)
 
-    @cached_property
+    @property
+    def stored_axis(self) -> int | None:
+        """The axis along which the array's elements are contiguous, if a matrix is stored."""
+        stored: Any = self.operand.layout.stored
+        return None if stored is None else int(stored.axis)
+
+    @property
+    def lies_as_read(self) -> bool:
+        return self.operand.layout.vector_axis == self.read_axis
+
+    @property
     def moves_lines(self) -> bool:
         """Whether a thread's tile is a line of the shared layout, in whole 32-bit words."""
         thread, shared = self.operand.thread, self.operand.shared
-        axis: int = shared.axis                                                               # type: ignore[attr-defined]
-        return bool(thread.extents[axis] == thread.count and thread.count * shared.dtype.itemsize % 4 == 0)
+        return bool(thread.extents[self.read_axis] == thread.count and thread.count * shared.dtype.itemsize % 4 == 0)
 
-    @cached_property
+    @property
     def divides(self) -> bool:
         """Whether every thread of all producer warps copies as much of the tile."""
         operand = self.operand

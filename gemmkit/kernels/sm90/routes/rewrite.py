@@ -54,12 +54,11 @@ class Rewrite(Tma):
         why = cls.refuses_array(request)
         if why is not None:
             return why
-        shared: Any = request.operand.shared
-        if hasattr(shared, "plane"):
+        if hasattr(request.operand.shared, "plane"):
             return "elements of several parts are not rewritten in place"
         if not request.moves_lines:
             return "a thread's tile is no line of words"
-        return None if request.operand.layout.stored.axis == shared.axis else "it lies across"     # type: ignore[union-attr]
+        return None if request.stored_axis == request.read_axis else "it lies across"
 
     @classmethod
     def goes_with(cls, other: type[Route]) -> bool:
@@ -150,7 +149,7 @@ class Transpose(Rewrite):
         why = cls.refuses_array(request)
         if why is not None:
             return why
-        if hasattr(shared, "plane") or not operand.layout.is_plain or operand.layout.stored.axis == shared.axis:  # type: ignore[union-attr]
+        if hasattr(shared, "plane") or not operand.layout.is_plain or request.stored_axis == request.read_axis:
             return "it does not lie across in a plain array"
         if not request.moves_lines:
             return "a thread's tile is no line of words"

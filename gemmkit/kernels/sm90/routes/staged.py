@@ -1,4 +1,4 @@
-"""The route that takes any operand: producer warps load tiles into registers, with the code of the components, and store them.
+"""The route of any operand: producer warps load tiles into registers, with the code of the components, and store them.
 
 A fence waits for all that a thread has on its way, its loads too. So no thread loads for the next stage while it stores
 this one's: another team does.
@@ -97,12 +97,11 @@ class StagedProducer(Producer):
                     copy_inside(spec.b, inputs.b.data, stage_of(spec, spec.b, slot), place_of(spec.b, at), warp, shape)
         else:
             acquire(spec, inputs, slot, at)
+            nothing = spec.operator.identity
             if not spec.a.route.uses_tma:
-                copy_in_turn(spec.a, inputs.a.data, stage_of(spec, spec.a, slot), place_of(spec.a, at), spec.operator.identity,
-                             warp, shape)
+                copy_in_turn(spec.a, inputs.a.data, stage_of(spec, spec.a, slot), place_of(spec.a, at), nothing, warp, shape)
             if not spec.b.route.uses_tma:
-                copy_in_turn(spec.b, inputs.b.data, stage_of(spec, spec.b, slot), place_of(spec.b, at), spec.operator.identity,
-                             warp, shape)
+                copy_in_turn(spec.b, inputs.b.data, stage_of(spec, spec.b, slot), place_of(spec.b, at), nothing, warp, shape)
         fence_async()                                  # tensor cores read through another proxy than threads write
         spec.pipeline.commit(slot)
         return state

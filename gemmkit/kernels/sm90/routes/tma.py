@@ -86,8 +86,7 @@ class Tma(Route):
             return why
         if not request.is_untouched:
             return "a transform or a mask acts on it"
-        shared: Any = request.operand.shared
-        return None if request.operand.layout.stored.axis == shared.axis else "it lies across"     # type: ignore[union-attr]
+        return None if request.stored_axis == request.read_axis else "it lies across"
 
     @classmethod
     def goes_with(cls, other: type[Route]) -> bool:
@@ -97,12 +96,13 @@ class Tma(Route):
     @classmethod
     def refuses_array(cls, request: Request) -> str | None:
         """Why TMA cannot bring what lies in memory."""
-        operand, layout, shared = request.operand, request.operand.layout, request.operand.shared
+        operand, layout = request.operand, request.operand.layout
+        shared: Any = operand.shared
         if hasattr(shared, "plane"):
             if type(layout) is not Planar or not operand.to_shared.is_identity or layout.dtype != shared.dtype:
                 return "TMA takes no number apart: its parts must be planes already, untransformed"
             return request.why_no_tma(shared.axis + 1)
-        stored = layout.stored
+        stored: Any = layout.stored
         if stored is None:
             return f"{layout!r} does not say that a matrix is stored"
         if stored.dtype != shared.dtype:
@@ -124,7 +124,8 @@ class Tma(Route):
         along, across = (at.k, across) if self.copy.along_k else (across, at.k)
         for plane in range(self.copy.planes):
             for panel in range(self.copy.panels):
-                x, y, to = along + panel * self.copy.along, across, position + plane * self.copy.plane + panel * self.copy.step
+                x, y = along + panel * self.copy.along, across
+                to = position + plane * self.copy.plane + panel * self.copy.step
                 if self.copy.is_shared:
                     x, y = x + at.rank * self.copy.part_along, y + at.rank * self.copy.part_across
                     to += at.rank * self.copy.part
