@@ -12,7 +12,7 @@ from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.pipeline import BARRIER, BARRIERS
-from gemmkit.kernels.sm90.store import add_value
+from gemmkit.kernels.sm90.elements import add_value
 from gemmkit.lang.control import each, fold, join, split
 from gemmkit.lang.registers import apply, generate
 from gemmkit.ptx.cluster import store_async
@@ -26,8 +26,8 @@ from gemmkit.ptx.warpgroup import named_barrier
 class Exchange(Component):
     """What ``consumers`` consumers send to those of other blocks; none where a block has K to itself.
 
-    ``columns`` are from a slice of the tile to the next, ``count`` a thread's sums in a slice of a 64-row fragment, sent four
-    at a time. They arrive ``offset`` bytes into shared memory, ``nbytes`` for each consumer; its barriers stand at
+    ``columns`` are from a slice of the tile to the next, ``count`` a thread's sums in a slice of a 64-row fragment, sent
+    four at a time. They arrive ``offset`` bytes into shared memory, ``nbytes`` for each consumer; its barriers stand at
     ``barriers``: one for the sums that it is sent, one for the room to send some.
     """
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.work import Slot, Work
-from gemmkit.kernels.sm90.store import add_value
+from gemmkit.kernels.sm90.elements import add_value
 from gemmkit.lang.control import split
 from gemmkit.lang.record_types import numbers_of
 from gemmkit.lang.registers import apply, generate

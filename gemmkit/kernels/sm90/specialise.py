@@ -34,7 +34,7 @@ REGISTER_THREADS = 384                 # of a block with A in registers: with mo
 
 
 def specialise(spec: Sm90Spec, arrays: Arrays | None = None) -> Sm90Spec:
-    """``spec`` with all its parts. Without ``arrays`` it is that of arrays that suit TMA, whose shared memory is the most."""
+    """``spec`` with all its parts. Without ``arrays`` these are what suits TMA, and shared memory is the most."""
     b = dataclasses.replace(spec.b, offset=pattern_of(spec.a.nbytes))
     spec = dataclasses.replace(spec, b=b, mainloop=_mainloop(spec))
     requests = (Request(spec, spec.a, arrays.a if arrays else None, arrays.extents("a") if arrays else (0, 0)),
