@@ -6,8 +6,6 @@ from typing import Any
 
 from gemmkit.components import Component, Frozen, freeze, freeze_array
 from gemmkit.kernels.common.arrays import Arrays
-from gemmkit.kernels.select import KERNELS
-from gemmkit.kernels.sm90.maps import maps
 from gemmkit.kernels.spec import Shape
 from gemmkit.layouts import Layout, Plain
 from gemmkit.problem import Problem
@@ -29,12 +27,13 @@ class Compiled:
         conf = problem.config
         M, N, K = problem.M, problem.N, problem.K
         conf = widened(conf, {"a": problem.a, "b": problem.b, "c": problem.c if conf.has_c else None, "out": out}, (M, N, K))
-        self.spec = conf.spec(Arrays(problem.a, problem.b, out, M, N, K))
+        arrays = Arrays(problem.a, problem.b, out, M, N, K)
+        self.spec = conf.spec(arrays)
         self.operands = [_operand(info, layout, readonly) for info, layout, readonly in (
             (problem.a, conf.global_a_layout, True), (problem.b, conf.global_b_layout, True),
             (problem.c if conf.has_c else None, conf.global_c_layout, True), (out, conf.global_d_layout, False))]
         spec, shape = freeze(self.spec), freeze(Shape(M, N, K))
-        self.maps = maps(self.spec, problem.a, problem.b, out)
+        self.maps = conf.family.maps(self.spec, arrays)
         arguments = [spec, *self.operands, shape, *(freeze(Nothing()) if m is None else m.frozen for m in self.maps)]
         self.arguments = arguments
         self.formats = [code for argument in arguments for code, _ in argument.leaves]
@@ -67,11 +66,11 @@ class Compiled:
         from gemmkit.runtime.launch import load
 
         conf = self.problem.config
-        entry = cubin_of(KERNELS[conf.kernel], self.arguments, conf.threads, self.problem.device, conf.blocks_per_sm)
+        entry = cubin_of(conf.family.kernel, self.arguments, conf.threads, self.problem.device, conf.blocks_per_sm)
         kernel = _loaded(entry.cubin, load)
         peers = conf.peers
         return kernel.bind((self.blocks, 1, 1), (conf.threads, 1, 1), self.spec.shared_bytes, self.formats,
-                           cluster=(peers, 1, 1) if peers > 1 else None, dependent=conf.is_pipeline)
+                           cluster=(peers, 1, 1) if peers > 1 else None, dependent=conf.family.is_dependent)
 
 
 _kernels: dict[tuple[int, bytes], Any] = {}

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import Component
-from gemmkit.config_rules import TRANSFORMS, check_fields, rule, validate
+from gemmkit.config_rules import TRANSFORMS, check_fields, validate
 from gemmkit.epilogues import Default, Epilogue
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.operand import Operand, is_whole
-from gemmkit.kernels.common.scheduler import Cluster, OneTilePerBlock, Persistent
+from gemmkit.kernels.common.rules import rule
+from gemmkit.kernels.family import KernelFamily
 from gemmkit.kernels.rasterisation import Grouped, Order
-from gemmkit.kernels.sm90.spec import Sm90Spec
-from gemmkit.kernels.sm90.specialise import specialise
-from gemmkit.kernels.spec import Condition, SimtSpec, Spec
+from gemmkit.kernels.select import FAMILIES
+from gemmkit.kernels.spec import Condition, Spec
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.given import check_methods
 from gemmkit.layouts import Layout, Zero
@@ -106,6 +106,11 @@ class Config(Component):
         return 32 * (self.warps_per_block + self.producer_warps)
 
     @property
+    def family(self) -> KernelFamily:
+        """The kernel and what is decided of it."""
+        return FAMILIES[self.kernel]
+
+    @property
     def is_pipeline(self) -> bool:
         """Whether it is one for the warp-specialised kernel."""
         return self.kernel == "warp_specialised"
@@ -125,7 +130,7 @@ class Config(Component):
         """What A ("a") or B passes on the way to shared memory, and from there. The warp-specialised kernel has no registers
         behind shared memory but those of the tensor cores: there both stand before it, one after the other."""
         first, second = (getattr(self, f"transform_{way}_{name}") for way in ("global_to_shared", "shared_to_regs"))
-        if not self.is_pipeline or second.is_identity:
+        if not self.family.joins_transforms or second.is_identity:
             return first, second
         dtype = getattr(self, f"shared_{name}_layout").dtype
         if first.is_identity and getattr(self, f"global_{name}_layout").dtype == dtype:
@@ -147,13 +152,7 @@ class Config(Component):
         tiles = {"a": block.MK, "b": block.KN, "c": block.MN, "out": block.MN}
         a, b, c, d = (Operand(*fields, arrays is not None and is_whole(arrays.extents(name), fields[-1]), tiles[name], warps)
                       for name, fields in operands.items())
-        m, n = self.cluster.extents
-        scheduler = Persistent if self.is_pipeline else OneTilePerBlock
-        fields = (block, self.compute_warp, warps, self.operator, a, b, c, d, self.epilogue, self.condition,
-                  scheduler(self.order, block, Cluster(m, n, self.splits)), self.has_c)
-        if self.is_pipeline:
-            return specialise(Sm90Spec(*fields, self.stages, self.schedule, self.producer_warps), arrays)
-        return SimtSpec(*fields).laid_out()
+        return self.family.specialise(self, (a, b, c, d), arrays)
 
     def check_device(self, device: DeviceInfo) -> None:
         """Raise ConfigError when the kernel does not fit the device."""

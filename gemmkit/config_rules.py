@@ -1,18 +1,16 @@
-"""The rules that a configuration must keep: of single fields, of tiles, dtypes, lines of shared memory, transforms.
-
-Those of the warp-specialised kernel are in :mod:`gemmkit.kernels.sm90.rules`.
-"""
+"""The rules that every configuration must keep: of single fields, and of dtypes. Each kernel family has its own besides
+(`gemmkit.kernels.simt.rules`, `gemmkit.kernels.sm90.rules`)."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING, Any
 
 from gemmkit.components import Component
 from gemmkit.epilogues import Bias, Default, Epilogue, LinearCombination, Residual, Scale, Store, parts
+from gemmkit.kernels.common.rules import rule
 from gemmkit.kernels.rasterisation import Order
-from gemmkit.kernels.sm90.rules import check_splits, validate_pipeline
+from gemmkit.kernels.select import FAMILIES
 from gemmkit.kernels.spec import Condition
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.given import check_methods
@@ -35,42 +33,11 @@ TRANSFORMS = (
 )
 
 
-def rule(condition: bool, field: str, value: Any, said: str) -> None:
-    if not condition:
-        raise ConfigError(f"{field}={value!r}: {said}")
-
-
-def _divides(small: Tile, large: Tile, field: str, said: str, value: Any = None) -> None:
-    for name in small.names:
-        part, whole = getattr(small.size, name), getattr(large.size, name)
-        rule(whole % part == 0, field, small if value is None else value,
-              f"{said} ({name}={whole} is not a multiple of {part})")
-
-
 def validate(config: Config) -> None:
     """Raise ConfigError for the first rule that a configuration breaks."""
     check_fields({field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
-    if config.is_pipeline:
-        validate_pipeline(config, rule)
-        _validate_dtypes(config)
-        return
-    _validate_one_stage(config)
-    _validate_tiles(config)
+    config.family.validate(config)
     _validate_dtypes(config)
-    _validate_lines(config)
-    _validate_transforms(config)
-
-
-def _validate_one_stage(config: Config) -> None:
-    operator = config.operator
-    rule(operator.threads == 32, "operator", operator, "it acts in warpgroups; take kernel='warp_specialised'")
-    for field, only in (("stages", 1), ("producer_warps", 0), ("schedule", "cooperative"), ("cluster", Tile(M=1, N=1))):
-        rule(getattr(config, field) == only, field, getattr(config, field), "it is a mapping of the warp-specialised "
-              f"kernel; with kernel={config.kernel!r} it is {only!r}")
-    if config.splits > 1:
-        check_splits(config.splits, rule)
-        refusal = operator.refuses_to_merge
-        rule(refusal is None, "splits", config.splits, f"with {operator!r}: {refusal}")
 
 
 TILES = {"block_shape": ("M", "N", "K"), "compute_warp": ("M", "N", "K"), "mem_a_warp": ("M", "K"),
@@ -81,8 +48,6 @@ KINDS = {"operator": Operator, "epilogue": Epilogue, "order": Order, "condition"
 
 def check_fields(fields: dict[str, Any]) -> None:
     """The rules of single fields, of those that are given: what the defaults may then build upon."""
-    from gemmkit.kernels.select import KERNELS
-
     for name, value in fields.items():
         if isinstance(value, Component):
             check_methods(value, name)
@@ -102,7 +67,7 @@ def check_fields(fields: dict[str, Any]) -> None:
             rule(hasattr(value, "physical_size") and not isinstance(value, type), name, value, "a shared layout is needed: "
                   "RowMajor, ColMajor or Padded")
         elif name == "kernel":
-            rule(isinstance(value, str) and value in KERNELS, name, value, f"the kernels are {', '.join(KERNELS)}")
+            rule(isinstance(value, str) and value in FAMILIES, name, value, f"the kernels are {', '.join(FAMILIES)}")
         elif name in ("warps_per_block", "splits"):
             rule(isinstance(value, int) and not isinstance(value, bool) and value >= 1, name, value,
                   "a positive number is needed")
@@ -121,21 +86,6 @@ def _check_global_layout(name: str, layout: Any) -> None:
         rule(layout.writable, name, layout, "it has neither store_element nor store, so D cannot be written with it")
     else:
         rule(layout.readable, name, layout, "it has neither element nor load, so it cannot be read")
-
-
-def _validate_tiles(config: Config) -> None:
-    block, warp, warps = config.block_shape, config.compute_warp, config.warps_per_block
-    m, n, k = config.operator.shape
-    operation = Tile(M=m, N=n, K=k)
-    _divides(operation, warp, "operator", f"compute_warp={warp!r} must be a multiple of the operator's {m}x{n}x{k}",
-             config.operator)
-    _divides(warp, block, "compute_warp", f"block_shape={block!r} must be a multiple of it")
-    tiles = block.size.M // warp.size.M * (block.size.N // warp.size.N)
-    rule(tiles == warps, "warps_per_block", warps, f"block_shape and compute_warp divide the block among {tiles} warps")
-    for name, projected in (("a", block.MK), ("b", block.KN), ("cd", block.MN)):
-        mem_warp, mem_thread = getattr(config, f"mem_{name}_warp"), getattr(config, f"mem_{name}_thread")
-        _divides(mem_warp, projected, f"mem_{name}_warp", f"the block's {projected!r} must be a multiple of it")
-        _divides(mem_thread, mem_warp, f"mem_{name}_thread", f"mem_{name}_warp={mem_warp!r} must be a multiple of it")
 
 
 def _validate_dtypes(config: Config) -> None:
@@ -186,34 +136,6 @@ def _validate_result(config: Config) -> None:
         raise ConfigError(refusal(f"out (global_d_layout={config.global_d_layout!r})", str(accumulator), d))
 
 
-def _validate_lines(config: Config) -> None:
-    """Lines of shared tiles start where the widest access to them may."""
-    block = config.block_shape
-    for name, tile, thread in (("a", block.MK, config.mem_a_thread), ("b", block.KN, config.mem_b_thread),
-                               ("c", block.MN, config.mem_cd_thread), ("d", block.MN, config.mem_cd_thread)):
-        layout = getattr(config, f"shared_{name}_layout")
-        refusal = config.operator.refuses(name, layout)
-        rule(refusal is None, f"shared_{name}_layout", layout, refusal or "")
-        layout = getattr(layout, "plane", layout)              # of numbers in planes, one plane is loaded at a time
-        size = layout.dtype.itemsize
-        moved = thread.count if thread.extents[layout.axis] == thread.count else 1
-        needed = max(math.gcd(16, moved * size), config.operator.line_alignment(name, layout))
-        line = layout.leading(tile.size) * size
-        rule(line % needed == 0, f"shared_{name}_layout", layout, f"its lines are {line} bytes long in the block's "
-              f"{tile!r}, and must be multiples of {needed}: threads move that much at a time; pad by a multiple of "
-              f"{needed // size or 1} elements")
-
-
 def _strict(operator: Operator) -> bool:
     """Whether the operator's loads and stores of C and D convert nothing."""
     return not operator.is_mapped
-
-
-def _validate_transforms(config: Config) -> None:
-    if config.operator.is_mapped:
-        return
-    for field in TRANSFORMS[3:7]:
-        transform = getattr(config, field)
-        rule(transform.is_identity or not transform.with_coordinates, field, transform,
-              f"{config.operator!r} does not say which element a register holds, so a transform on registers cannot have "
-              "coordinates; transform between global and shared memory, or use MMAOp")

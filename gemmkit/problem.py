@@ -263,7 +263,7 @@ def _check_functions(conf: Config, M: int, N: int, K: int) -> None:
     check = getattr(conf.epilogue, "check", None)
     if check is not None:
         check(M, N)
-    if conf.is_pipeline or conf.operator.is_mapped or K % conf.block_shape.size.K == 0:
+    if conf.family.joins_transforms or conf.operator.is_mapped or K % conf.block_shape.size.K == 0:
         return
     for name in ("transform_shared_to_regs_a", "transform_shared_to_regs_b"):
         if not getattr(conf, name).is_identity:

@@ -14,7 +14,7 @@ import ml_dtypes
 import gemmkit
 from gemmkit import operators
 from gemmkit.cli.console import bytes_text, console, grid, no_gpu, pairs
-from gemmkit.kernels.select import KERNELS, MINIMUM_ARCH
+from gemmkit.kernels.select import FAMILIES
 from gemmkit.runtime.assemble import AssemblerError, candidates, release
 from gemmkit.runtime.cache import default_cache
 from gemmkit.runtime.device import DeviceInfo, target
@@ -40,8 +40,8 @@ def run(options: argparse.Namespace) -> int:
     out.print(pairs("Versions", _versions()))
     out.print(pairs("Device", _device(device)))
     out.print(pairs("Tools", (*_tools(), ("cache", _cache()))))
-    usable = [("kernel", name, _usable(MINIMUM_ARCH[name], device), (KERNELS[name].__doc__ or "").split(";")[0])
-              for name in KERNELS]
+    usable = [("kernel", name, _usable(family.minimum_arch, device), (family.kernel.__doc__ or "").split(";")[0])
+              for name, family in FAMILIES.items()]
     usable += [("operator", name, _usable(operator.minimum_arch, device), text)
                for name, (operator, text) in OPERATORS.items()]
     out.print(grid(f"Usable on {device.name} (compute capability {device.arch[0]}.{device.arch[1]})",

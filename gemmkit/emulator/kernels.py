@@ -13,7 +13,6 @@ from gemmkit.emulator import machine
 from gemmkit.emulator.captures import Captures
 from gemmkit.emulator.mode import Mode, current_mode
 from gemmkit.emulator.user_code import arguments
-from gemmkit.kernels.select import KERNELS
 from gemmkit.kernels.spec import Shape
 from gemmkit.lang import dialect
 from gemmkit.lang.functions import DeviceFunction
@@ -96,8 +95,8 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, shape: tuple[int, int, 
     spec = arena.component(compiled.spec)
     mode = current_mode() or Mode()
     with np.errstate(all="ignore"):                # integers wrap and floats overflow, as on the device
-        machine.launch(KERNELS[conf.kernel], arguments((spec, *views, Shape(*shape), *maps)), grid=(compiled.blocks, 1, 1),
+        machine.launch(conf.family.kernel, arguments((spec, *views, Shape(*shape), *maps)), grid=(compiled.blocks, 1, 1),
                        block=(conf.threads, 1, 1), cluster=(conf.peers, 1, 1),
                        shared_memory=compiled.spec.shared_bytes, max_shared_memory=H100.shared_memory_per_block,
-                       schedule_seed=mode.seed, dependent=conf.is_pipeline,
-                       registers=compiled.spec.warp_registers if conf.is_pipeline else None)
+                       schedule_seed=mode.seed, dependent=conf.family.is_dependent,
+                       registers=conf.family.registers(compiled.spec))

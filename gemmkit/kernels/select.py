@@ -1,13 +1,16 @@
-"""The template kernels by name."""
+"""The kernel families by name: the list to which a new one is added."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
-from gemmkit.kernels.simt.kernel import singlestage
-from gemmkit.kernels.sm90.kernel import warp_specialised
+from gemmkit.kernels.family import KernelFamily
+from gemmkit.kernels.simt import family as simt
+from gemmkit.kernels.sm90 import family as sm90
 
-KERNELS: dict[str, Any] = {"singlestage": singlestage, "warp_specialised": warp_specialised}
+FAMILIES: dict[str, KernelFamily] = {family.name: family for family in (simt.FAMILY, sm90.FAMILY)}
 
-# The least compute capability whose instructions each needs.
-MINIMUM_ARCH: dict[str, tuple[int, int]] = {"singlestage": (5, 0), "warp_specialised": (9, 0)}
+#: Their device code.
+KERNELS: dict[str, Callable[..., None]] = {name: family.kernel for name, family in FAMILIES.items()}
+
+__all__ = ["FAMILIES", "KERNELS"]

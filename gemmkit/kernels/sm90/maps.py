@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gemmkit.components import Frozen
+from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.sm90.routes.tma import Tma
 from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.kernels.sm90.store import TmaStore
-from gemmkit.kernels.spec import Spec
 from gemmkit.ptx.tma import TensorMapSpec, TensorMapType
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.tensor_maps import BYTES, Encoder
@@ -39,14 +39,12 @@ class Map:
         return Encoder.of(self.spec, self.info, self.axis)
 
 
-def maps(spec: Spec, a: ArrayInfo, b: ArrayInfo, out: ArrayInfo) -> tuple[Map | None, ...]:
-    """The maps of A, B and D, None for those that TMA does not move; none for another kernel."""
-    if not isinstance(spec, Sm90Spec):
-        return ()
+def maps(spec: Sm90Spec, arrays: Arrays) -> tuple[Map | None, ...]:
+    """The maps of A, B and D, None for those that TMA does not move."""
     made: list[Map | None] = []
-    moved = (0, a, spec.a, spec.a.route), (1, b, spec.b, spec.b.route), (3, out, spec.d, spec.store)
+    moved = ((0, arrays.a, spec.a, spec.a.route), (1, arrays.b, spec.b, spec.b.route), (3, arrays.out, spec.d, spec.store))
     for which, info, operand, part in moved:
-        if isinstance(part, (Tma, TmaStore)):
+        if isinstance(part, (Tma, TmaStore)) and info is not None:
             axis, box = part.map_spec(operand, info)
             made.append(Map(which, sum(m is not None for m in made), info, axis, box))
         else:

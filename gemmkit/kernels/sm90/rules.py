@@ -1,9 +1,10 @@
-"""The rules of configurations for the warp-specialised kernel."""
+"""The rules of configurations for `warp_specialised`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gemmkit.kernels.common.rules import check_splits, rule
 from gemmkit.layouts import Planes, Swizzled
 from gemmkit.operators.algebra import Algebra
 from gemmkit.operators.wgmma import WGMMAOp
@@ -13,26 +14,25 @@ if TYPE_CHECKING:
 
 SCHEDULES = ("cooperative", "pingpong")
 CLUSTERS = ((1, 1), (2, 1), (1, 2))
-SPLITS = (1, 2, 4, 8)                  # blocks of a cluster; more than 8 not every GPU has side by side
-BOX = 256                              # elements a copy of the engine can extend along a dimension
+BOX = 256                              # elements that a TMA box can have along a dimension
 STAGES = 32
 ACCUMULATORS = 192                     # 32-bit registers of a consumer's sums: beyond it they spill
 
 
-def validate_pipeline(config: Config, rule: Any) -> None:
-    """Raise ConfigError, by ``rule``, for the first rule that a configuration of this kernel breaks."""
+def validate(config: Config) -> None:
+    """Raise ConfigError for the first rule that a configuration of this kernel breaks."""
     operator: Any = config.operator
     rule(isinstance(_units(config), WGMMAOp), "operator", operator, "the warp-specialised kernel multiplies with WGMMAOp; "
           "take it, or kernel='singlestage'")
     if isinstance(operator, Algebra):
-        _validate_algebra(operator, rule)
-    _validate_roles(config, rule)
-    _validate_tiles(config, rule)
+        _validate_algebra(operator)
+    _validate_roles(config)
+    _validate_tiles(config)
     for name, across in (("a", "M"), ("b", "N")):
-        _validate_operand(config, name, across, rule)
-    _validate_d(config, rule)
+        _validate_operand(config, name, across)
+    _validate_d(config)
     if config.splits > 1:
-        _validate_splits(config, rule)
+        _validate_splits(config)
     rule(not config.epilogue.stores_blocks, "epilogue", config.epilogue, "it stores whole blocks from shared "
           "memory, where the sums of this kernel never are; override finish or tile, or use MMAOp")
     rule(config.condition.is_always or config.cluster.count == 1, "cluster", config.cluster, "blocks of a cluster walk "
@@ -44,7 +44,7 @@ def _units(config: Config) -> Any:
     return getattr(config.operator, "base", config.operator)
 
 
-def _validate_algebra(operator: Algebra, rule: Any) -> None:
+def _validate_algebra(operator: Algebra) -> None:
     rule(operator.is_signed, "operator", operator, "wgmma adds or subtracts a product and cannot scale it: the table's "
          "coefficients must be 1 or -1 (or 0); take MMAOp or FPUOp as the base")
     negative = any(factor < 0 for row in operator.table for sums in row for factor in sums)
@@ -52,7 +52,7 @@ def _validate_algebra(operator: Algebra, rule: Any) -> None:
          "integers, and the table has a -1; take FPUOp as the base")
 
 
-def _validate_roles(config: Config, rule: Any) -> None:
+def _validate_roles(config: Config) -> None:
     rule(config.schedule in SCHEDULES, "schedule", config.schedule, f"the schedules are {', '.join(SCHEDULES)}")
     warps = config.warps_per_block
     rule(warps % 4 == 0 and warps <= 12, "warps_per_block", warps, "one to three warpgroups of 4 warps multiply")
@@ -65,7 +65,7 @@ def _validate_roles(config: Config, rule: Any) -> None:
          "Tile(M=1, N=1), Tile(M=2, N=1) or Tile(M=1, N=2)")
 
 
-def _validate_tiles(config: Config, rule: Any) -> None:
+def _validate_tiles(config: Config) -> None:
     operator, parts = _units(config), getattr(config.operator, "parts", 1)
     block, group = config.block_shape.size, config.compute_warp.size
     consumers = 1 if config.schedule == "pingpong" else config.warps_per_block // 4
@@ -89,16 +89,11 @@ def _validate_tiles(config: Config, rule: Any) -> None:
          f"sums, and {most} is the limit with {config.threads} threads; take smaller tiles")
 
 
-def check_splits(splits: int, rule: Any) -> None:
-    """The rule of both kernels."""
-    rule(splits in SPLITS, "splits", splits, f"blocks of a cluster that share K are one of {', '.join(map(str, SPLITS))}")
-
-
-def _validate_splits(config: Config, rule: Any) -> None:
+def _validate_splits(config: Config) -> None:
     operator = _units(config)
     splits, N = config.splits, config.block_shape.size.N
     rule(operator is config.operator, "splits", splits, "sums of numbers of several parts are not exchanged; take splits=1")
-    check_splits(splits, rule)
+    check_splits(splits)
     rule(config.cluster.count == 1, "splits", splits, f"the blocks of a cluster={config.cluster!r} share operands; they "
          "cannot share K as well")
     rule(config.schedule == "cooperative", "splits", splits, "consumers that play ping-pong have no time to exchange sums; "
@@ -109,7 +104,7 @@ def _validate_splits(config: Config, rule: Any) -> None:
          f"columns, which must be a multiple of 8 and of the {line} of a panel of D")
 
 
-def _validate_operand(config: Config, name: str, across: str, rule: Any) -> None:
+def _validate_operand(config: Config, name: str, across: str) -> None:
     layout, field = getattr(config, f"shared_{name}_layout"), f"shared_{name}_layout"
     operator = _units(config)
     if isinstance(config.operator, Algebra):
@@ -139,13 +134,13 @@ def _validate_operand(config: Config, name: str, across: str, rule: Any) -> None
          "or a multiple of 16 bytes along the shared layout's contiguous axis")
 
 
-def _validate_d(config: Config, rule: Any) -> None:
+def _validate_d(config: Config) -> None:
     layout = config.shared_d_layout
     is_along = isinstance(layout, Swizzled) and layout.axis in (1, config.global_d_layout.vector_axis)
     rule(is_along, "shared_d_layout", layout, "D leaves in swizzled panels; take Swizzled(RowMajor(...)), or "
          "Swizzled(ColMajor(...)) where D is contiguous along its columns")
     rule(layout.dtype == config.global_d_layout.dtype, "shared_d_layout", layout, f"D is {config.global_d_layout.dtype}")
-    if layout.itemsize not in (1, 2, 4, 8):                       # the copy engine leaves it to the threads: no panels
+    if layout.itemsize not in (1, 2, 4, 8):                       # TMA leaves it to the threads: no subtiles
         return
     rule(layout.line >= 8, "shared_d_layout", layout, f"its panels are {layout.line} elements wide, and 4 threads hold 8 "
          "neighbouring columns of a row; take a wider one")
@@ -154,4 +149,4 @@ def _validate_d(config: Config, rule: Any) -> None:
          f"wide, and N={N} of the block must be a multiple of that")
 
 
-__all__ = ["check_splits", "validate_pipeline"]
+__all__ = ["validate"]

@@ -1,0 +1,34 @@
+"""The family of `singlestage`: any GPU, any operator that acts in warps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gemmkit.kernels.common.arrays import Arrays
+from gemmkit.kernels.common.operand import Operand
+from gemmkit.kernels.common.scheduler import Cluster, OneTilePerBlock
+from gemmkit.kernels.family import KernelFamily
+from gemmkit.kernels.simt.kernel import singlestage
+from gemmkit.kernels.simt.rules import validate
+from gemmkit.kernels.simt.spec import SimtSpec
+
+if TYPE_CHECKING:
+    from gemmkit.config import Config
+
+
+class Simt(KernelFamily):
+    """One stage, one tile a block."""
+
+    def validate(self, config: Config) -> None:
+        validate(config)
+
+    def specialise(self, config: Config, operands: tuple[Operand, Operand, Operand, Operand],
+                   arrays: Arrays | None) -> SimtSpec:
+        scheduler = OneTilePerBlock(config.order, config.block_shape, Cluster(splits=config.splits))
+        return SimtSpec(config.block_shape, config.compute_warp, config.warps_per_block, config.operator, *operands,
+                        config.epilogue, config.condition, scheduler, config.has_c).laid_out()
+
+
+FAMILY = Simt("singlestage", singlestage, (5, 0))
+
+__all__ = ["FAMILY"]

@@ -1,0 +1,49 @@
+"""The family of `warp_specialised`: Hopper's tensor cores, warps with roles around a pipeline in shared memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gemmkit.kernels.common.arrays import Arrays
+from gemmkit.kernels.common.operand import Operand
+from gemmkit.kernels.common.scheduler import Cluster, Persistent
+from gemmkit.kernels.family import KernelFamily
+from gemmkit.kernels.sm90.kernel import warp_specialised
+from gemmkit.kernels.sm90.maps import maps
+from gemmkit.kernels.sm90.rules import validate
+from gemmkit.kernels.sm90.spec import Sm90Spec
+from gemmkit.kernels.sm90.specialise import specialise
+
+if TYPE_CHECKING:
+    from gemmkit.config import Config
+
+
+class Sm90(KernelFamily):
+    """Persistent blocks with a producer and consumers."""
+
+    is_dependent = True
+    joins_transforms = True            # tensor cores read shared memory themselves
+
+    def validate(self, config: Config) -> None:
+        validate(config)
+
+    def specialise(self, config: Config, operands: tuple[Operand, Operand, Operand, Operand],
+                   arrays: Arrays | None) -> Sm90Spec:
+        m, n = config.cluster.extents
+        cluster = Cluster(m, n, config.splits)
+        spec = Sm90Spec(config.block_shape, config.compute_warp, config.warps_per_block, config.operator, *operands,
+                        config.epilogue, config.condition, Persistent(config.order, config.block_shape, cluster),
+                        config.has_c, config.stages, config.schedule, config.producer_warps)
+        return specialise(spec, arrays)
+
+    def maps(self, spec: Any, arrays: Arrays) -> tuple[Any, ...]:
+        return maps(spec, arrays)
+
+    def registers(self, spec: Any) -> tuple[int, ...] | None:
+        assert isinstance(spec, Sm90Spec)
+        return spec.warp_registers
+
+
+FAMILY = Sm90("warp_specialised", warp_specialised, (9, 0))
+
+__all__ = ["FAMILY"]
