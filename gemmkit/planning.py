@@ -243,13 +243,13 @@ class Plan:
             for _ in range(_TRIES):
                 if self._launch is None:
                     try:
-                        self._launch = self._launcher(self._compiled.bind())
+                        self._launch = self._launcher(self._compiled.launchable.bind())
                     except CodeChanged:
                         self._compiled.problem.config = anew(self._compiled.problem.config)
                         self._prepare(self._compiled.problem)
         if self._launch is None:
             raise RuntimeError(f"code of this plan's components changed {_TRIES} times while it was compiled")
-        self._compiled.forget_code()
+        self._compiled.launchable.forget_code()
         return self._launch
 
     def _launcher(self, bound: Any) -> Any:

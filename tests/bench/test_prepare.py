@@ -57,7 +57,7 @@ def test_a_call_finds_what_was_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(launch, "load", lambda cubin, name: Loaded())
     monkeypatch.setattr("gemmkit.runtime.device.current_ordinal", lambda: 0)
-    Plan(a, b, c, keywords.pop("out"), conf, keywords)._compiled.bind()
+    Plan(a, b, c, keywords.pop("out"), conf, keywords)._compiled.launchable.bind()
     assert bound and cache.default_cache().stats.builds == 1
 
 

@@ -85,7 +85,7 @@ def parameters_of(compiled: Any, arrays: Sequence[Any]) -> list[int]:
     for slot, array in zip(compiled.pointers, arrays):
         if slot is not None:
             values[slot] = _bits(np.asarray(array))
-    return [int.from_bytes(struct.pack("=" + PARAMETER_FORMATS[code][0], value), "little") for code, value in zip(compiled.formats, values)]
+    return [int.from_bytes(struct.pack("=" + PARAMETER_FORMATS[code][0], value), "little") for code, value in zip(compiled.launchable.formats, values)]
 
 
 def run_compiled(compiled: Any, a: Any, b: Any, c: Any, out: Any, shape: tuple[int, int, int]) -> None:
