@@ -110,18 +110,7 @@ def key(case: Any) -> tuple:
 
 def built(compiled: Any) -> dict[str, Any]:
     """Compile a kernel, or find it on disk; the resources that it takes."""
-    from gemmkit.kernels.select import KERNELS
-    from gemmkit.runtime.compile import cubin_of
-
-    conf = compiled.problem.config
-    entry = cubin_of(
-        KERNELS[conf.kernel],
-        compiled.arguments,
-        conf.threads,
-        compiled.problem.device,
-        conf.blocks_per_sm,
-    )
-    return dict(entry.meta["usage"])
+    return dict(compiled.launchable.entry().meta["usage"])
 
 
 def build(case: Any) -> Prepared:

@@ -4,7 +4,7 @@ Arguments are `Frozen` values: components, arrays, scalars, tensor maps. Numba f
 are, but for those that a launch puts in (addresses of arrays, tensor maps), which are found by `Launchable.slot`.
 
     kernel = Launchable(saxpy, [freeze_scalar(np.float32(2)), freeze_array(x), freeze_array(y)], threads=128, blocks=8,
-                        target=device.current(), ordinal=0)
+                        target=gemmkit.runtime.device.current(), ordinal=0)
     launch = kernel.bind()                       # compiles, or finds the kernel in the cache
     launch.launch(stream, kernel.values)
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gemmkit.runtime.device import DeviceInfo, current_ordinal, made_current
+from gemmkit.runtime import device
 
 if TYPE_CHECKING:
     from gemmkit.components import Frozen
@@ -35,7 +35,7 @@ class Launchable:
     arguments: Sequence[Frozen]
     threads: int
     blocks: int
-    target: DeviceInfo
+    target: device.DeviceInfo
     ordinal: int
     shared_bytes: int = 0
     cluster: int = 1
@@ -59,21 +59,21 @@ class Launchable:
         for argument in self.arguments:
             argument.guards, argument.captures = (), ()
 
+    def entry(self) -> Any:
+        """The compiled kernel, found in the cache or compiled now (`gemmkit.runtime.compile.cubin_of`)."""
+        from gemmkit.runtime.compile import cubin_of
+
+        return cubin_of(self.kernel, self.arguments, self.threads, self.target, self.blocks_per_sm)
+
     def bind(self) -> Any:
         """The kernel as a `gemmkit.runtime.launch.BoundLaunch`: compiled, or found in the cache, and loaded.
 
         Raises CodeChanged where code has changed since the arguments were frozen, and what compiling and loading raise.
         """
-        with made_current(self.ordinal):
-            return self._bind()
-
-    def _bind(self) -> Any:
-        from gemmkit.runtime.compile import cubin_of
-
-        entry = cubin_of(self.kernel, self.arguments, self.threads, self.target, self.blocks_per_sm)
         cluster = (self.cluster, 1, 1) if self.cluster > 1 else None
-        return _loaded(entry.cubin).bind((self.blocks, 1, 1), (self.threads, 1, 1), self.shared_bytes, self.formats,
-                                         cluster=cluster, dependent=self.dependent)
+        with device.made_current(self.ordinal):
+            return _loaded(self.entry().cubin).bind((self.blocks, 1, 1), (self.threads, 1, 1), self.shared_bytes,
+                                                    self.formats, cluster=cluster, dependent=self.dependent)
 
 
 _kernels: dict[tuple[int, bytes], Any] = {}
@@ -84,6 +84,6 @@ def _loaded(cubin: bytes) -> Any:
     from gemmkit.runtime.compile import ENTRY
     from gemmkit.runtime.launch import load
 
-    key = (current_ordinal(), cubin)
+    key = (device.current_ordinal(), cubin)
     found = _kernels.get(key)
     return found if found is not None else _kernels.setdefault(key, load(cubin, ENTRY))
