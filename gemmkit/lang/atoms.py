@@ -19,6 +19,10 @@ class Atom:
         # A class of its own, so that a call goes straight to the emulation: kernels call little else.
         return object.__new__(type(cls.__name__, (cls,), {"__call__": staticmethod(emulate)}))
 
+    #: ``decided(context, *arguments)``: a result that follows from arguments' types, before types are inferred
+    #: (`gemmkit.lang.static_branches`). Arguments are constants, or `Of` their types.
+    decided: Callable[..., Any] | None = None
+
     def __init__(self, name: str, typer: Callable[..., Any], emulate: Callable[..., Any], doc: str = ""):
         self.__name__ = name
         self.__doc__ = doc or emulate.__doc__

@@ -20,6 +20,7 @@ from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.numba_hooks import models, operation, register_model, signature, types
 from gemmkit.lang.registers import call_function
 from gemmkit.lang.scalars import NarrowFloatType, WeakFloatLiteral, WeakIntLiteral, bfloat16, float16
+from gemmkit.lang.static_branches import Of, Unknown
 
 i32 = ir.IntType(32)
 _SUFFIX = {float16: "f16x2", bfloat16: "bf16x2"}
@@ -140,6 +141,16 @@ def is_pairwise(transform: Any, dtype: np.dtype) -> bool:
     """Whether a transform of elements of ``dtype`` can be computed two at a time: a compile-time value. (In the emulator
     everything is computed one by one, with the same results.)"""
     return False
+
+
+def _decided(context: Any, transform: Any, dtype: Any) -> bool:
+    """`is_pairwise` before types are inferred (`gemmkit.lang.static_branches`)."""
+    if not isinstance(transform, Of) or not isinstance(dtype, np.dtype):
+        raise Unknown
+    return _pairwise(context, transform.ty, dtype) is not None
+
+
+is_pairwise.decided = _decided
 
 
 def _type_transform_pairs(context: Any, transform: Any, dtype: Any, words: Any) -> Any:

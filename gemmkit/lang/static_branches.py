@@ -4,7 +4,8 @@ Of ``if spec.is_cluster:`` in device code one side is compiled, as with ``if con
 emulator, it is an ordinary ``if``.
 
 Known are constants, static fields and properties of components, elements of tuples that are one of these, tiles' sizes, and
-comparisons, ``not``, ``and``, ``or``, ``len`` and whole-number arithmetic of what is known. All that a decision rests on is
+comparisons, ``not``, ``and``, ``or``, ``len`` and whole-number arithmetic of what is known, and atoms that decide by types
+(``decided``, for example `gemmkit.lang.pairs.is_pairwise`). All that a decision rests on is
 in the kernel's key: types hold it (`ComponentType`, literals), or the function's text does (`gemmkit.lang.fingerprint`).
 """
 
@@ -50,7 +51,7 @@ class StaticBranches(FunctionPass):
 
     def run_pass(self, state: Any) -> bool:
         changed = False
-        while _decide(state.func_ir, state.args):             # what a side that is gone assigned is known then
+        while _decide(state.func_ir, state.args, state.typingctx):      # what a side that is gone assigned is known then
             changed = True
         return changed
 
@@ -58,12 +59,12 @@ class StaticBranches(FunctionPass):
 register_pass(mutates_CFG=True, analysis_only=False)(StaticBranches)
 
 
-def _decide(func_ir: Any, args: tuple) -> bool:
+def _decide(func_ir: Any, args: tuple, context: Any) -> bool:
     found = False
     for block in func_ir.blocks.values():
         branch = block.body[-1]
         if isinstance(branch, ir.Branch):
-            reader = _Reader(func_ir, args)
+            reader = _Reader(func_ir, args, context)
             try:
                 value = _truth(reader.value(branch.cond))
             except Unknown:
@@ -107,8 +108,8 @@ def _stacked(statement: Any) -> str | None:
 class _Reader:
     """Reads variables of a function; ``truths`` are the comparisons that it met, by the ids of their expressions."""
 
-    def __init__(self, func_ir: Any, args: tuple):
-        self.func_ir, self.args = func_ir, args
+    def __init__(self, func_ir: Any, args: tuple, context: Any):
+        self.func_ir, self.args, self.context = func_ir, args, context
         self.truths: dict[int, bool] = {}
 
     def value(self, variable: Any) -> Any:
@@ -144,9 +145,15 @@ class _Reader:
             return not _truth(self.value(expression.value))
         if expression.op == "binop":
             return _combined(expression.fn, self.value(expression.lhs), self.value(expression.rhs))
-        if expression.op != "call" or expression.kws or expression.vararg is not None or len(expression.args) != 1:
+        if expression.op != "call" or expression.kws or expression.vararg is not None:
             raise Unknown
-        function, argument = self.value(expression.func), expression.args[0]
+        function = self.value(expression.func)
+        decided = getattr(function, "decided", None)       # an atom whose result follows from its arguments' types
+        if decided is not None:
+            return decided(self.context, *map(self.read, expression.args))
+        if len(expression.args) != 1:
+            raise Unknown
+        argument = expression.args[0]
         if function is bool:
             return _truth(self.value(argument))
         if function is len:

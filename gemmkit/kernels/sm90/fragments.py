@@ -21,7 +21,7 @@ from gemmkit.components import Component
 from gemmkit.kernels.common.elements import transform_within
 from gemmkit.kernels.common.work import KTile, Slot, Work
 from gemmkit.kernels.sm90.mainloop import Mainloop, descriptor_b, nothing, values_of
-from gemmkit.lang.control import choose, fold, join
+from gemmkit.lang.control import fold, join
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.values import convert_all
@@ -184,8 +184,9 @@ def load_transformed(m: int, spec: Any, group: int, stage: int, step: int, at: K
     k = spec.operator.K * step
     words = fetch_words(spec, stage, row, k)
     i, j = at.m + row + udiv(lane_index(), 4), at.k + k + lane_index() % 4 * spec.mainloop.source.word.size.K
-    words = choose(is_pairwise(spec.a.to_shared, spec.a.plane.dtype), in_pairs, one_by_one, words, spec, i, j, at.shape)
-    return apply(within_k, words, spec, j, at.shape)
+    if is_pairwise(spec.a.to_shared, spec.a.plane.dtype):
+        return apply(within_k, transform_pairs(spec.a.to_shared, spec.a.plane.dtype, words), spec, j, at.shape)
+    return apply(within_k, apply(transform_word, words, spec, i, j, at.shape), spec, j, at.shape)
 
 
 def fetch_words(spec: Any, stage: int, row: int, k: int) -> tuple:
@@ -199,14 +200,6 @@ def fetch_words(spec: Any, stage: int, row: int, k: int) -> tuple:
     at = spec.a.plane.position((row + i, k + j), spec.a.plane.leading(spec.a.tile.size))
     halves = udiv(stage * spec.stage_bytes + at * spec.a.plane.itemsize, 2)
     return pack_words(ldmatrix(shared(HALVES, 0), halves, 0, 4, spec.a.plane.axis == 0))
-
-
-def in_pairs(words: tuple, spec: Any, i: int, j: int, shape: Any) -> tuple:
-    return transform_pairs(spec.a.to_shared, spec.a.plane.dtype, words)
-
-
-def one_by_one(words: tuple, spec: Any, i: int, j: int, shape: Any) -> tuple:
-    return apply(transform_word, words, spec, i, j, shape)
 
 
 def transform_word(word: Any, n: int, spec: Any, i: int, j: int, shape: Any) -> Any:

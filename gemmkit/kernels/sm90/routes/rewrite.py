@@ -22,7 +22,6 @@ from gemmkit.kernels.common.work import Inputs, KTile, Place, Slot
 from gemmkit.kernels.sm90.producer import WORKING, Producer, Registers, fill_stages, stage_of, start_copies
 from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.kernels.sm90.routes.tma import Copy, Tma
-from gemmkit.lang.control import choose
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.registers import apply, registers
 from gemmkit.lang.values import convert
@@ -104,18 +103,16 @@ def transform_in_batches(operand: Any, pointer: Any, place: Place, warp: int) ->
         for i in range(operand.route.batch):
             thread_tiles = parallelise(warp_tiles[first + i], operand.thread, lane_index(), 32, operand.order)
             for j in range(len(thread_tiles)):
-                choose(is_pairwise(operand.to_shared, operand.shared.dtype), put_pairs, put_singly, operand, pointer,
-                       thread_tiles[j], held[i * len(thread_tiles) + j], place)
+                put_rewritten(operand, pointer, thread_tiles[j], held[i * len(thread_tiles) + j], place)
         first = rolled(first + operand.route.batch)
 
 
-def put_pairs(operand: Any, pointer: Any, tile: Any, words: tuple, place: Place) -> None:
-    put_words(operand, pointer, tile, transform_pairs(operand.to_shared, operand.shared.dtype, words))
-
-
-def put_singly(operand: Any, pointer: Any, tile: Any, words: tuple, place: Place) -> None:
-    values = transform_into(operand, unpack_words(operand.shared.dtype, words), translate(tile, place.i, place.j))
-    put_elements(operand, pointer, tile, values)
+def put_rewritten(operand: Any, pointer: Any, tile: Any, words: tuple, place: Place) -> None:
+    if is_pairwise(operand.to_shared, operand.shared.dtype):
+        put_words(operand, pointer, tile, transform_pairs(operand.to_shared, operand.shared.dtype, words))
+    else:
+        values = transform_into(operand, unpack_words(operand.shared.dtype, words), translate(tile, place.i, place.j))
+        put_elements(operand, pointer, tile, values)
 
 
 def transform_masked(operand: Any, pointer: Any, place: Place, nothing: Any, warp: int) -> None:

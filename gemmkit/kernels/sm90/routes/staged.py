@@ -25,7 +25,6 @@ from gemmkit.kernels.common.work import Inputs, KTile, Place, Slot
 from gemmkit.kernels.sm90.producer import Producer, acquire, stage_of
 from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.kernels.sm90.routes.tma import Tma
-from gemmkit.lang.control import choose
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.registers import registers
 from gemmkit.ptx.special import lane_index, thread_index, udiv, uniform
@@ -159,24 +158,15 @@ def put_held(operand: Any, held: Any, pointer: Any, place: Place, warp: int) -> 
 
 
 def put_transformed(operand: Any, pointer: Any, tile: Any, words: tuple, place: Place) -> None:
-    if operand.same_dtype:
-        choose(is_pairwise(operand.to_shared, operand.layout.dtype), put_pairwise, put_singly, operand, pointer, tile, words,
-               place)
+    if operand.same_dtype and is_pairwise(operand.to_shared, operand.layout.dtype):
+        changed = transform_pairs(operand.to_shared, operand.layout.dtype, words)
+        if operand.same_axis:
+            put_words(operand, pointer, tile, changed)
+        else:
+            put_elements(operand, pointer, tile, unpack_words(operand.shared.dtype, changed))
     else:
-        put_singly(operand, pointer, tile, words, place)
-
-
-def put_pairwise(operand: Any, pointer: Any, tile: Any, words: tuple, place: Place) -> None:
-    changed = transform_pairs(operand.to_shared, operand.layout.dtype, words)
-    if operand.same_axis:
-        put_words(operand, pointer, tile, changed)
-    else:
-        put_elements(operand, pointer, tile, unpack_words(operand.shared.dtype, changed))
-
-
-def put_singly(operand: Any, pointer: Any, tile: Any, words: tuple, place: Place) -> None:
-    values = transform_into(operand, unpack_words(operand.layout.dtype, words), translate(tile, place.i, place.j))
-    put_elements(operand, pointer, tile, values)
+        values = transform_into(operand, unpack_words(operand.layout.dtype, words), translate(tile, place.i, place.j))
+        put_elements(operand, pointer, tile, values)
 
 
 def copy_inside(operand: Any, data: Any, pointer: Any, place: Place, warp: int, shape: Any) -> None:
