@@ -151,7 +151,7 @@ def test_combs_are_found() -> None:
 # -- in vectors -------------------------------------------------------------------------------------------------------
 
 def operands(case: Contraction) -> str:
-    """Those that this kernel moves by threads: D of Hopper's leaves as `gemmkit.kernels.finish` has it."""
+    """Those that this kernel moves by threads: D of Hopper's leaves as `gemmkit.kernels.sm90.store` has it."""
     return "ab" if case.kind == "f16" else "abd"
 
 

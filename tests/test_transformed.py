@@ -1,4 +1,4 @@
-"""A that is transformed on its way into registers (`gemmkit.kernels.transformed`): exact products, at edges, in any order of the
+"""A that is transformed on its way into registers (`gemmkit.kernels.sm90.fragments`): exact products, at edges, in any order of the
 threads; and faults put into it are found."""
 
 from __future__ import annotations

@@ -23,7 +23,12 @@ from tests.mutation.operators import OPERATORS, SYNCHRONISATION, Place, places
 ROOT = Path(gemmkit.__file__).parent
 LAYERS = ("layouts/swizzled.py", "operators/wgmma.py", "operators/algebra.py", "operators/mma.py", "operators/fpu.py")
 ATOMS = ("gemmkit.ptx.cluster", "gemmkit.ptx.mbarrier", "gemmkit.ptx.tma", "gemmkit.ptx.warpgroup")      # run, and not changed
-HOST = {"rasterisation.py", "select.py"}               # the order of tiles: any permutation is right, and has tests of its own
+# Files and functions that run on the host alone, and the order of tiles, of which any is right: these have tests of their own.
+HOST = {"rasterisation.py", "select.py", "family.py", "rules.py", "specialise.py", "maps.py", "arrays.py", "request.py",
+        "shared_memory.py"}
+HOST_FUNCTIONS = {"of", "refuses", "refuses_array", "refuses_tma", "goes_with", "map_spec", "dealt", "in_panels", "whole",
+                  "store_of", "vector_length", "rows_apart", "tiles", "grid", "blocks", "laid_out", "permutable",
+                  "permuted_along_k", "is_whole", "bytes_of"}
 # Of how many places (functions, of the others) one is tried.
 ONE_IN = {"statement dropped": 2, "stage shifted": 8, "phase flipped": 3, "order changed": 4, "done twice": 4, "count changed": 2,
           "others": 6}
@@ -46,7 +51,9 @@ class Fault:
 
 def modules() -> list[str]:
     """The kernels' modules and the layers of device code beneath them."""
-    files = [*sorted(f"kernels/{path.name}" for path in (ROOT / "kernels").glob("[a-z]*.py") if path.name not in HOST), *LAYERS]
+    kernels = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "kernels").rglob("[a-z]*.py")
+                     if path.name not in HOST)
+    files = [*kernels, *LAYERS]
     return [f"gemmkit.{file[:-3].replace('/', '.')}" for file in files]
 
 
@@ -70,11 +77,12 @@ def path_of(module: str) -> Path:
 def functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
     """Functions and methods, by qualified name; without those that build and describe objects on the host."""
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, ast.FunctionDef) and node.name not in HOST_FUNCTIONS:
             yield node.name, node
         if isinstance(node, ast.ClassDef):
             for member in node.body:
-                if isinstance(member, ast.FunctionDef) and not member.name.startswith("__"):
+                if (isinstance(member, ast.FunctionDef) and not member.name.startswith("__")
+                        and member.name not in HOST_FUNCTIONS):
                     yield f"{node.name}.{member.name}", member
 
 
