@@ -21,7 +21,7 @@ from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.problem import layout_of
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import target
-from gemmkit.tuning import hopper
+from gemmkit.tuning.mappings import MAPPINGS, PROMOTED, TURNING, Mapping, choose_mapping
 
 DTYPES = {
     "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32),
@@ -47,11 +47,11 @@ class Kind:
     def itemsize(self) -> int:
         return DTYPES[self.dtype].itemsize
 
-    def mappings(self, layout: str) -> tuple[hopper.Mapping, ...]:
+    def mappings(self, layout: str) -> tuple[Mapping, ...]:
         """Those that gemmkit chooses from once the operator's N is given: for a bench asks for the best N as well."""
         if (self.operator or {}).get("promote"):
-            return hopper.PROMOTED
-        return hopper.MAPPINGS if self.itemsize == 2 or layout == "nt" else hopper.TURNING
+            return PROMOTED
+        return MAPPINGS if self.itemsize == 2 or layout == "nt" else TURNING
 
 
 KINDS = {
@@ -283,7 +283,7 @@ def plan_arguments(case: Case, x: Operands) -> tuple[tuple[Any, ...], dict[str, 
     name = case.mapping or kind.mapping
     if name is None:
         if kind.operator is not None:
-            n = hopper.choose_mapping(sizes, target(), itemsize=kind.itemsize, mappings=kind.mappings(case.layout)).N
+            n = choose_mapping(sizes, target(), itemsize=kind.itemsize, mappings=kind.mappings(case.layout)).N
             keywords["operator"] = WGMMAOp(n, **kind.operator)
         return (a, b, work.added(x), None), keywords
     mapping = mappings.parse(name)

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from gemmkit.config import Config
+from gemmkit.contraction import einsum
 from gemmkit.lang.given import check_dtype
 from gemmkit.operators import Algebra
 from gemmkit.problem import check_places
+from gemmkit.products import multiply
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like
 from gemmkit.runtime.device import target
 from gemmkit.runtime.views import strided
@@ -38,9 +40,6 @@ def matmul_batched(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream
     and costs no further launch; a dimension that both have is one launch for each of its products, as is everything with a
     c, a conf or components whose coordinates would change.
     """
-    from gemmkit.contraction import einsum
-    from gemmkit.matmul import matmul
-
     infos = {name: describe(x, name) for name, x in (("a", a), ("b", b), ("c", c)) if x is not None}
     check_places(dict(infos))
     for name, info in infos.items():
@@ -66,8 +65,7 @@ def matmul_batched(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream
         return out
     views = {name: _broadcast(x, infos[name], shape[:-2]) for name, x in (("a", a), ("b", b), ("c", c)) if x is not None}
     for at in itertools.product(*map(range, shape[:-2])):
-        matmul(views["a"][at], views["b"][at], views["c"][at] if c is not None else None, conf, out=out[at], stream=stream,
-               **keywords)
+        multiply(views["a"][at], views["b"][at], views["c"][at] if c is not None else None, conf, out[at], stream, keywords)
     return out
 
 

@@ -25,11 +25,11 @@ from gemmkit.emulator.mode import current_mode
 from gemmkit.epilogues import Epilogue
 from gemmkit.lang.given import check_dtype
 from gemmkit.layouts import Tensor
-from gemmkit.matmul import matmul
 from gemmkit.modes import Mode, ordered
 from gemmkit.operators import Operator
 from gemmkit.planning import Plan, plan
 from gemmkit.problem import check_places
+from gemmkit.products import multiply
 from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_like
 from gemmkit.runtime.device import target
 from gemmkit.runtime.views import strided
@@ -118,7 +118,7 @@ def _product(recipe: Recipe, a: Any, b: Any, out: Any, stream: Any, keywords: di
     layouts: dict[str, Any] = {f"global_{name}_layout": Tensor.of(info, rows)
                                for name, info, rows in zip("abd", infos, recipe.rows) if rows}
     if key is None:
-        matmul(a, b, out=out, stream=stream, **keywords, **layouts)
+        multiply(a, b, None, None, out, stream, {**keywords, **layouts})
         return
     if len(_plans) >= _LIMIT:
         _plans.clear()

@@ -21,7 +21,7 @@ from gemmkit.operators import Algebra, Operator
 from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, overlaps, overlaps_itself
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.transforms import Transform
-from gemmkit.tuning import algebras, hopper
+from gemmkit.tuning import algebras, hopper, mappings
 from gemmkit.tuning.operators import algebra_of, operator_for, result_dtype, sized
 
 HOST = -1
@@ -201,7 +201,7 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     c = layouts["c"]
     operator = keywords.get("operator")
     fields = dict(keywords)
-    if operator is None and hopper.applies(a.dtype, b.dtype, fields, device):
+    if operator is None and mappings.applies(a.dtype, b.dtype, fields, device):
         operator, mapping = hopper.choice(a, b, infos, fields, sizes, device)
         fields = {**mapping, **fields}
     if operator is None and algebra_of(a.dtype) is not None and a.dtype == b.dtype:

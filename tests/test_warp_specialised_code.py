@@ -16,7 +16,7 @@ from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.device import H100
 from gemmkit.transforms import Elementwise
-from gemmkit.tuning.hopper import CHANGING, FETCHING, MAPPINGS, PROMOTED, SPLIT, TURNING, Mapping
+from gemmkit.tuning.mappings import CHANGING, FETCHING, MAPPINGS, PROMOTED, SPLIT, TURNING, Mapping
 from tests.hopper import F16, F32
 from tests.machines import BF16, E4M3
 

@@ -1,7 +1,6 @@
 """Epilogues: what happens to D between shared and global memory; ``a | b | c`` is one after the other."""
 
-from gemmkit.epilogues.base import Default, Epilogue
-from gemmkit.epilogues.composed import Composed, parts
+from gemmkit.epilogues.base import Composed, Default, Epilogue, parts
 from gemmkit.epilogues.elementwise import GELU, Causal, Clamp, Elementwise, ReLU, SiLU, Tanh, Where
 from gemmkit.epilogues.library import Bias, LinearCombination
 from gemmkit.epilogues.operands import Residual, Scale, Store

@@ -10,7 +10,7 @@ from gemmkit.layouts import Layout, Planar, Swizzled
 from gemmkit.operators.algebra import Algebra
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.device import DeviceInfo
-from gemmkit.tuning.hopper import Mapping, applies, choose_mapping, is_untouched
+from gemmkit.tuning.mappings import Mapping, applies, choose_mapping, is_untouched
 
 REGISTERS = 128                        # of a consumer's sums: beside them a producer that works keeps what it needs
 STAGE = 48 * 1024                      # bytes: four stages fit
@@ -47,12 +47,12 @@ def mappings(algebra: Algebra, values: dict[str, Any]) -> tuple[Mapping, ...]:
 
 
 def _works(name: str, values: dict[str, Any]) -> bool:
-    """Whether the producer's warps move an operand: the copy engine takes planes, and nothing apart."""
+    """Whether the producer's warps move an operand: TMA takes planes, and nothing apart."""
     return not isinstance(values[f"global_{name}_layout"], Planar) or not is_untouched(name, values)
 
 
 def _by_registers(algebra: Algebra, values: dict[str, Any]) -> bool:
-    """Whether A, if the engine can bring the operands, goes to the tensor cores by registers (`gemmkit.kernels.weave`)."""
+    """Whether consumers tell A's numbers apart, if TMA can bring the operands (`gemmkit.kernels.sm90.fragments`)."""
     a, b = (values[f"global_{name}_layout"] for name in "ab")
     return bool(algebra.parts == 2 and a.is_plain and b.is_plain and a.vector_axis == 1 and is_untouched("a", values)
                 and part_dtypes(a.dtype)[0].itemsize == 2)

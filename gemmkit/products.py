@@ -1,0 +1,102 @@
+"""Products of two matrices: a call finds its plan, or makes one, and launches it.
+
+`gemmkit.matmul`, stacks of matrices and contractions come down to `multiply`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gemmkit.components import Component, freeze
+from gemmkit.config import Config
+from gemmkit.emulator.mode import current_mode
+from gemmkit.planning import Plan
+from gemmkit.runtime.arrays import alignment, describe
+
+__all__ = ["multiply"]
+
+_plans: dict[Any, tuple[Plan, Any]] = {}
+_LIMIT = 4096                                   # plans kept; beyond it the memory starts anew
+
+Otherwise = Callable[[Any, Any, Any, Any, Any, Any, dict[str, Any]], Any]
+
+
+def multiply(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, keywords: dict[str, Any],
+             otherwise: Otherwise | None = None) -> Any:
+    """`gemmkit.matmul` of two matrices.
+
+    Where there is no plan yet ``otherwise`` is asked first, with the same arguments: what it returns is the result, unless
+    that is None.
+    """
+    if not keywords and c is None and out is None and stream is None and current_mode() is None:
+        return _simplest(a, b, conf, otherwise)
+    if keywords:
+        return _with_components(a, b, c, conf, out, stream, keywords, otherwise)
+    key = (_kind(a, "a"), _kind(b, "b"), c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
+           id(conf), current_mode() is not None)
+    known = _plans.get(key)
+    if known is None:
+        other = otherwise and otherwise(a, b, c, conf, out, stream, {})
+        if other is not None:
+            return other
+        known = _remember(key, Plan(a, b, c, out, conf, {}), conf)
+    return known[0](a, b, c, out=out, stream=stream)              # which looks whether the conf's code is what it was
+
+
+def _simplest(a: Any, b: Any, conf: Config | None, otherwise: Otherwise | None) -> Any:
+    """``matmul(a, b)``: what is left to do is to look up the plan, allocate and launch."""
+    of_a, of_b = describe(a, "a"), describe(b, "b")
+    key = (type(a), of_a[1:7], of_a[0] & 15, type(b), of_b[1:7], of_b[0] & 15, id(conf))    # & 15: the alignment class
+    known = _plans.get(key)
+    if known is None:
+        other = otherwise and otherwise(a, b, None, conf, None, None, {})
+        if other is not None:
+            return other
+        known = _remember(key, Plan(a, b, None, None, conf, {}), conf)
+    elif known[0].stands is not None:
+        known[0].current()
+    return known[0].launch_new(of_a, of_b.pointer)
+
+
+def _kind(x: Any, name: str) -> Any:
+    """What decides how an array is computed with: all but its address and stream."""
+    info = describe(x, name)
+    return type(x), info[1:7], alignment(info) if len(info.shape) == 2 else info[0] & 15
+
+
+def _remember(key: Any, made: Plan, conf: Any) -> tuple[Plan, Any]:
+    if len(_plans) >= _LIMIT:
+        _plans.clear()
+    _plans[key] = found = (made, conf)              # conf is kept, so that its id stays its own
+    return found
+
+
+def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, keywords: dict[str, Any],
+                     otherwise: Otherwise | None) -> Any:
+    frozen = {name: freeze(value) for name, value in keywords.items() if isinstance(value, Component)}
+    sizes = keywords.get("gemm_shape")
+    if isinstance(sizes, dict):
+        sizes = tuple(sizes.items())
+    if set(frozen) != {name for name in keywords if name != "gemm_shape"}:      # None and the like: resolved anew each time
+        other = otherwise and otherwise(a, b, c, conf, out, stream, keywords)
+        if other is not None:
+            return other
+        return Plan(a, b, c, out, conf, keywords)(a, b, c, out=out, stream=stream)
+    key = (_kind(a, "a"), _kind(b, "b"), c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
+           id(conf), current_mode() is not None, sizes,
+           tuple((name, f.type, f.fingerprint, tuple((i.shape, i.device) for i in f.arrays)) for name, f in frozen.items()))
+    known = None if current_mode() is not None else _plans.get(key)
+    if known is None or (known[0].stands is not None and not known[0].stands()):
+        other = otherwise and otherwise(a, b, c, conf, out, stream, keywords)
+        if other is not None:
+            return other
+        known = _remember(key, Plan(a, b, c, out, conf, keywords), conf)
+        if current_mode() is None:
+            known[0].forget_arrays(frozen)      # those of the conf are kept by the conf
+    made = known[0]
+    made.check_components(frozen, keywords, a, b, c, out)
+    values = list(made.values)
+    for name, f in frozen.items():
+        values[made.ranges[name]] = [value for _, value in f.leaves]
+    return made.run(tuple(values), a, b, c, out, stream)

@@ -1,0 +1,187 @@
+"""Hopper's mappings: tiles with what they cost, as measured, and the choice among them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gemmkit.epilogues import Epilogue
+from gemmkit.kernels.rasterisation import Grouped, Hilbert, Order
+from gemmkit.runtime.device import DeviceInfo
+from gemmkit.tiling import Tile
+from gemmkit.tuning.operators import SIXTEEN
+
+LINE = 128                             # bytes of K in a stage: a line of the widest swizzle
+RAGGED = 3200                          # bytes a cycle that the L2 gives all multiprocessors of lines that straddle its own
+PIECES = 2640                          # and of shorter ones still
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """A tile of ``M`` x ``N``, how warpgroups share it, and what it costs.
+
+    ``step`` is the time of a block of K of one tile, ``finish`` what is not hidden of a tile's end and beginning, ``start``
+    that of the whole kernel: in cycles of a multiprocessor (16-bit operands), fitted to times on an H100 (docs/hopper.md).
+    """
+
+    M: int
+    N: int
+    schedule: str
+    warps: int
+    cluster: tuple[int, int]
+    step: float
+    finish: float
+    start: float
+    producer_warps: int = 4
+    splits: int = 1
+    order: Order = Grouped(8)
+    depth: int = LINE                  # bytes of K in a stage
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """It as fields of a Config for 16-bit operands."""
+        return dict(block_shape=Tile(M=self.M, N=self.N, K=self.depth // 2), schedule=self.schedule,
+                    warps_per_block=self.warps, producer_warps=self.producer_warps, splits=self.splits,
+                    cluster=Tile(M=self.cluster[0], N=self.cluster[1]), order=self.order)
+
+
+# Roughly from the fastest on a large problem to the smallest.
+MAPPINGS = (
+    Mapping(128, 192, "pingpong", 8, (1, 1), 790, 2500, 2000),
+    Mapping(128, 256, "cooperative", 8, (1, 1), 1046, 6000, 0),
+    Mapping(128, 128, "pingpong", 8, (1, 1), 532, 1200, 2000),
+    Mapping(256, 128, "cooperative", 8, (1, 1), 1046, 6000, 0),
+    Mapping(64, 128, "pingpong", 8, (1, 1), 300, 1200, 2000),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 200, 2500, 0),
+    Mapping(64, 32, "cooperative", 4, (1, 1), 160, 2200, 0),
+)
+
+
+# Where K is long and there are few tiles, the blocks of a cluster share it, and exchange their sums at the end.
+SPLIT = tuple(Mapping(*tile, step, finish, 0, splits=splits) for tile, step, finish in (
+    ((128, 128, "cooperative", 8, (1, 1)), 560, 6500), ((64, 128, "cooperative", 4, (1, 1)), 330, 5500))
+    for splits in (2, 4, 8))
+
+
+# The same where the producer's warps move or change an operand.
+WORKING_SPLIT = tuple(dataclasses.replace(one, step=1300 if one.M == 128 else 1000) for one in SPLIT)
+
+
+# Where the producer's warps move an operand themselves: it is in a layout of the user's, or transformed on the way;
+WORKING = (
+    Mapping(128, 256, "cooperative", 8, (1, 1), 1750, 6000, 0, order=Hilbert()),
+    Mapping(128, 128, "cooperative", 8, (1, 1), 1150, 4000, 0, order=Hilbert()),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 700, 2500, 0, order=Hilbert()),
+    Mapping(64, 32, "cooperative", 4, (1, 1), 550, 2200, 0, order=Hilbert()),
+    *WORKING_SPLIT,
+)
+# or B, which lies as it should, is transformed where it lies (and A perhaps on its way into registers);
+CHANGING = (
+    Mapping(256, 128, "cooperative", 8, (1, 1), 1370, 6000, 0, order=Hilbert()),
+    Mapping(128, 256, "cooperative", 8, (1, 1), 1490, 6000, 0, order=Hilbert()),
+    Mapping(128, 128, "cooperative", 8, (1, 1), 880, 4000, 0, order=Hilbert()),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 500, 2500, 0, order=Hilbert()),
+    Mapping(64, 32, "cooperative", 4, (1, 1), 420, 2200, 0, order=Hilbert()),
+    *WORKING_SPLIT,
+)
+# or A alone is transformed, on its way into registers;
+FETCHING = (
+    Mapping(128, 256, "cooperative", 8, (1, 1), 1090, 6000, 0),
+    Mapping(256, 128, "cooperative", 8, (1, 1), 1280, 6000, 0),
+    Mapping(128, 128, "cooperative", 8, (1, 1), 720, 4000, 0),
+    Mapping(64, 128, "cooperative", 4, (1, 1), 480, 3000, 0),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 430, 2500, 0),
+    Mapping(64, 32, "cooperative", 4, (1, 1), 380, 2200, 0),
+    *WORKING_SPLIT,
+)
+# or threads have its pieces copied, and look at nothing;
+GATHERING = (
+    Mapping(128, 256, "cooperative", 8, (1, 1), 1700, 4000, 0),
+    Mapping(256, 128, "cooperative", 8, (1, 1), 1700, 3700, 0),
+    Mapping(128, 128, "pingpong", 8, (1, 1), 1265, 1800, 2000),
+    Mapping(64, 256, "pingpong", 8, (1, 1), 1400, 2000, 2000),
+    Mapping(64, 128, "pingpong", 8, (1, 1), 1000, 1500, 2000),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 700, 2500, 0),
+    Mapping(64, 32, "cooperative", 4, (1, 1), 550, 2200, 0),
+    *(dataclasses.replace(one, step=1265 if one.M == 128 else 1000) for one in SPLIT),
+)
+# or its tiles are turned where they lie, because tensor cores read 8- and 32-bit operands along K alone;
+TURNING = (
+    Mapping(256, 128, "cooperative", 8, (1, 1), 1300, 6000, 0, order=Hilbert()),
+    Mapping(128, 128, "cooperative", 8, (1, 1), 800, 4000, 0, order=Hilbert()),
+    Mapping(128, 256, "cooperative", 8, (1, 1), 1500, 6000, 0, order=Hilbert()),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 500, 2500, 0, order=Hilbert()),
+    Mapping(64, 32, "cooperative", 4, (1, 1), 400, 2200, 0, order=Hilbert()),
+)
+# or TMA cannot take it as it lies in memory, and it comes element by element.
+MISALIGNED = (
+    Mapping(128, 192, "cooperative", 8, (1, 1), 3600, 5000, 0, 8, order=Hilbert()),
+    Mapping(128, 128, "cooperative", 8, (1, 1), 2800, 4000, 0, 8, order=Hilbert()),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 1500, 2500, 0, 8, order=Hilbert()),
+)
+
+# Sums that are promoted take three times the registers.
+PROMOTED = (
+    Mapping(128, 128, "cooperative", 8, (1, 2), 600, 4000, 0),
+    Mapping(64, 128, "cooperative", 4, (1, 2), 400, 3000, 0),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 300, 2500, 0),
+)
+
+
+def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: int | None = None, itemsize: int = 2,
+                   mappings: tuple[Mapping, ...] = MAPPINGS, is_ragged: bool = False, is_tall: bool = False,
+                   limit: int = RAGGED) -> Mapping:
+    """The mapping with the least estimated time: full waves of clusters, each as long as its tiles take. Of those that are
+    as good as equal, the first, whose tiles are the largest: they move less, and a card at its power limit repays that.
+
+    ``is_ragged`` says that rows do not begin at multiples of 128 bytes: then what the L2 can give, ``limit`` bytes a cycle,
+    limits the rest. With ``is_tall`` the tallest of the equal is taken.
+    """
+    fit = [mapping for mapping in mappings if N in (None, mapping.N)]
+    if not fit:
+        assert N is not None
+        fit = [Mapping(128 if N > 64 else 64, N, "cooperative", 8 if N > 64 else 4, (1, 1), 4.2 * N, 3000, 0)]
+    if sizes is None:
+        return fit[0]
+    m, n, k = (max(1, size) for size in sizes)
+
+    def time(mapping: Mapping) -> float:
+        rows, columns = mapping.cluster
+        clusters = math.ceil(m / (mapping.M * rows)) * math.ceil(n / (mapping.N * columns))
+        peers = rows * columns * mapping.splits
+        at_once = device.sm_count // (peers if peers < 8 else peers + 1)     # large clusters do not fill every GPC
+        waves = math.ceil(clusters / max(1, at_once))
+        steps = math.ceil(math.ceil(k * itemsize / LINE) / mapping.splits)
+        cycles = waves * (steps * mapping.step + mapping.finish) + mapping.start
+        moved = clusters * rows * columns * math.ceil(k * itemsize / LINE) * LINE * (mapping.M + mapping.N)
+        return max(cycles, moved / limit) if is_ragged or mapping.splits > 1 else cycles
+
+    least = min(map(time, fit))
+    equal = [mapping for mapping in fit if time(mapping) <= 1.01 * least]
+    return max(equal, key=lambda mapping: mapping.M) if is_ragged or is_tall else equal[0]
+
+
+_OTHERS = {"kernel", "block_shape", "warps_per_block", "compute_warp", "blocks_per_sm",
+           *(f"shared_{name}_layout" for name in "abcd"),
+           *(f"mem_{name}_{what}" for name in ("a", "b", "cd") for what in ("warp", "thread"))}
+
+
+def applies(a: np.dtype, b: np.dtype, fields: dict[str, Any], device: DeviceInfo) -> bool:
+    """Whether a product for which nothing but these fields is given should go to Hopper's tensor cores."""
+    epilogue = fields.get("epilogue")
+    stores_blocks = isinstance(epilogue, Epilogue) and epilogue.stores_blocks
+    return (device.arch[0] == 9 and a == b and a in SIXTEEN and not stores_blocks and not set(fields) & _OTHERS)
+
+
+def is_untouched(name: str, fields: dict[str, Any]) -> bool:
+    """Whether no transform stands between an operand's memory and the tensor cores."""
+    return all(getattr(fields.get(f"transform_{way}_{name}"), "is_identity", True)
+               for way in ("global_to_shared", "shared_to_regs"))
+
+
+__all__ = ["CHANGING", "FETCHING", "GATHERING", "LINE", "MAPPINGS", "MISALIGNED", "PIECES", "PROMOTED", "RAGGED", "SPLIT",
+           "TURNING", "WORKING", "Mapping", "applies", "choose_mapping", "is_untouched"]
