@@ -25,6 +25,8 @@ SCHEDULES: dict[str, tuple[int, int, str, tuple[int, int]]] = {
     "two-2x1": (128, 8, "cooperative", (2, 1)),
     "pingpong-1x2": (64, 8, "pingpong", (1, 2)),
     "pingpong-2x1": (64, 8, "pingpong", (2, 1)),
+    "two-2x2": (128, 8, "cooperative", (2, 2)),
+    "pingpong-2x2": (64, 8, "pingpong", (2, 2)),
 }
 
 

@@ -159,7 +159,7 @@ def test_nothing_to_multiply(machine: Any, rng: np.random.Generator) -> None:
 # -- mappings -----------------------------------------------------------------------------------------------------------
 
 SPLIT = {schedule: dict(shared_b_layout=Planes(Swizzled(RowMajor("f2"), 32), COMPLEX.number_dtype("f2")), N=32)
-         for schedule in SCHEDULES if "2x1" in schedule}                     # two panels of B, for two blocks
+         for schedule in SCHEDULES if "2x1" in schedule or "2x2" in schedule}                  # two panels of B, for two blocks
 
 
 @pytest.mark.sample(9)

@@ -13,6 +13,7 @@ import pytest
 
 from gemmkit.emulator import errors, machine
 from gemmkit.kernels.common import pipeline
+from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.pipeline import Pipeline
 from gemmkit.kernels.sm90 import consumer, kernel, mainloop, store
 from gemmkit.kernels.sm90.routes import staged
@@ -65,6 +66,10 @@ def unchanged(pending: int, sums: Any) -> Any:
 
 def to_oneself(barriers: Any, n: int, rank: int) -> None:
     mbarrier_arrive_at(barriers, n, cluster_rank())
+
+
+def in_the_row(cluster: Cluster, rank: int, other: int) -> bool:
+    return cluster.row(rank) == cluster.row(other)
 
 
 def without(function: Callable[[], None], which: int) -> Callable[[], None]:
@@ -120,6 +125,8 @@ FAULTS = {
     "the block does not wait for its barriers": Fault(kernel, "barrier", errors.ProtocolError),
     "blocks do not wait for each other's barriers": Fault(kernel, "cluster_barrier", errors.ProtocolError, *PAIR,
                                                           skipped=0),
+    "a stage is given back to those beside, not to those below": Fault(Cluster, "reads_of", errors.DeadlockError, "two-2x2",
+                                                                      (256, 64, 72), in_the_row),
     "a stage is given back to one of two": Fault(pipeline, "mbarrier_arrive_at", errors.RaceError, *PAIR, to_oneself),
 }
 

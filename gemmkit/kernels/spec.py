@@ -7,8 +7,9 @@ from functools import cached_property
 
 from gemmkit.components import Component, Scalar
 from gemmkit.epilogues import Epilogue
+from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.operand import Operand
-from gemmkit.kernels.common.scheduler import Cluster, TileScheduler
+from gemmkit.kernels.common.scheduler import TileScheduler
 from gemmkit.lang.narrowing import narrows
 from gemmkit.operators import Operator
 from gemmkit.tiling import Tile

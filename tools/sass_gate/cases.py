@@ -144,6 +144,7 @@ CASES: dict[str, Case] = {
     "tma across K bf16": Case(wgmma(operator=WGMMAOp(128, BF16), global_a_layout=ColMajor(BF16),
                                     global_b_layout=RowMajor(BF16), global_d_layout=RowMajor(BF16))),
     "cluster 2x1 cooperative": Case(wgmma(**PAIR)),
+    "cluster 2x2 cooperative": Case(wgmma(**big(128, 128, 8), cluster=gk.Tile(M=2, N=2))),
     "cluster 1x2 pingpong": Case(wgmma(**big(64, 128, 8, "pingpong"), cluster=gk.Tile(M=1, N=2))),
     "splits": Case(wgmma(**big(128, 128, 8), splits=4)),
     "promoted e4m3": Case(wgmma(operator=WGMMAOp(128, E4M3, promote=128), global_a_layout=RowMajor(E4M3),

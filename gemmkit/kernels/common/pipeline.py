@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import Component
+from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.work import Slot
+from gemmkit.ptx.cluster import cluster_rank
 from gemmkit.ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_at, mbarrier_expect, mbarrier_init, mbarrier_wait
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import lane_index, thread_index, udiv, warp_barrier
@@ -34,8 +36,8 @@ class Pipeline(Component):
     """The barriers of ``stages`` stages, ``offset`` bytes into shared memory.
 
     ``readers`` says how a consumer releases a stage: by one THREAD of a warpgroup (its tensor cores have read for all), by
-    one lane of each of its WARPS (threads have read as well), or by one thread for each of the ``peers`` blocks of a
-    CLUSTER that write to the stage.
+    one lane of each of its WARPS (threads have read as well), or by one thread for each block of a CLUSTER that multicasts
+    into the stage.
     """
 
     stages: int
@@ -44,7 +46,7 @@ class Pipeline(Component):
     empty_arrivals: int
     has_raw: bool = False
     readers: str = THREAD
-    peers: int = 1
+    cluster: Cluster = Cluster()
 
     @property
     def nbytes(self) -> int:
@@ -110,7 +112,7 @@ class Pipeline(Component):
         """This consumer has read the stage."""
         if self.readers == CLUSTER:
             thread = thread_index() % 128
-            if thread < self.peers:
+            if thread < self.cluster.size and self.cluster.reads_of(cluster_rank(), thread):
                 mbarrier_arrive_at(self.empty(), stage, thread)
         elif self.readers == WARPS:
             warp_barrier()

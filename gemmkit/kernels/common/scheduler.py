@@ -6,50 +6,15 @@ Producer and consumers iterate over the same tiles and stages without communicat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from gemmkit.components import Component
+from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.work import Work
 from gemmkit.kernels.rasterisation import Order
 from gemmkit.lang.returned import pair, truth
 from gemmkit.ptx.special import block_x, grid_x, udiv
 from gemmkit.tiling import Tile
-
-
-@dataclass(frozen=True)
-class Cluster(Component):
-    """Blocks of a cluster: ``m`` x ``n`` neighbouring tiles of D that share operands, or ``splits`` shares of a tile's K."""
-
-    m: int = 1
-    n: int = 1
-    splits: int = 1
-
-    @cached_property
-    def size(self) -> int:
-        return self.m * self.n * self.splits
-
-    @cached_property
-    def is_single(self) -> bool:
-        return self.size == 1
-
-    @cached_property
-    def shares_a(self) -> bool:
-        """Whether the blocks have the same rows of D, so that each loads a part of A for all."""
-        return self.n > 1
-
-    @cached_property
-    def shares_b(self) -> bool:
-        return self.m > 1
-
-    @cached_property
-    def shares(self) -> bool:
-        return self.shares_a or self.shares_b
-
-    @cached_property
-    def mask(self) -> int:
-        """The multicast mask of all blocks."""
-        return (1 << self.size) - 1
 
 
 @dataclass(frozen=True)
@@ -91,13 +56,13 @@ class TileScheduler(Component):
         return Work(m, n, begin, count, rank)
 
     def place(self, tile: int, rank: int, shape: Any) -> tuple:
-        """First row and column of a block's tile of D: the blocks of a cluster lie along M or along N."""
+        """First row and column of a block's tile of D."""
         row, column = pair(self.order, "block", self.order.block(tile, self.rows(shape), self.columns(shape)))
         m, n = row * self.cluster.m, column * self.cluster.n
         if self.cluster.shares_b:
-            m += rank
+            m += self.cluster.row(rank)
         if self.cluster.shares_a:
-            n += rank
+            n += self.cluster.column(rank)
         return m * self.block.size.M, n * self.block.size.N
 
     def k_tiles(self, spec: Any, m: int, n: int, rank: int, shape: Any) -> tuple:
@@ -105,9 +70,9 @@ class TileScheduler(Component):
         block's share of them."""
         size = self.block.size
         if self.cluster.shares_b:
-            m -= rank * size.M
+            m -= self.cluster.row(rank) * size.M
         if self.cluster.shares_a:
-            n -= rank * size.N
+            n -= self.cluster.column(rank) * size.N
         a_begin, a_end = k_range_of(spec.a.layout, m, min(m + size.M * self.cluster.m, shape.M), shape)
         b_begin, b_end = k_range_of(spec.b.layout, n, min(n + size.N * self.cluster.n, shape.N), shape)
         begin = udiv(max(a_begin, b_begin), size.K) * size.K
@@ -173,4 +138,4 @@ def holds(spec: Any, m: int, n: int, k: int) -> bool:
     return truth(spec.condition, "__call__", spec.condition(m, n, k))
 
 
-__all__ = ["Cluster", "OneTilePerBlock", "Persistent", "TileScheduler", "holds", "k_range_of", "k_steps"]
+__all__ = ["OneTilePerBlock", "Persistent", "TileScheduler", "holds", "k_range_of", "k_steps"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gemmkit.kernels.common.arrays import Arrays
+from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.operand import Operand
-from gemmkit.kernels.common.scheduler import Cluster, OneTilePerBlock
+from gemmkit.kernels.common.scheduler import OneTilePerBlock
 from gemmkit.kernels.family import KernelFamily
 from gemmkit.kernels.simt.kernel import singlestage
 from gemmkit.kernels.simt.rules import validate

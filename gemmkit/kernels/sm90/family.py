@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gemmkit.kernels.common.arrays import Arrays
+from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.operand import Operand
-from gemmkit.kernels.common.scheduler import Cluster, Persistent
+from gemmkit.kernels.common.scheduler import Persistent
 from gemmkit.kernels.family import KernelFamily
 from gemmkit.kernels.sm90.kernel import warp_specialised
 from gemmkit.kernels.sm90.maps import maps

@@ -146,11 +146,11 @@ def _exchange(spec: Sm90Spec, memory: SharedMemory) -> Exchange:
 def _pipeline(spec: Sm90Spec, offset: int) -> Pipeline:
     """Of a consumer one thread releases a stage: its tensor cores have read for all. What its threads have read, each of its
     warps must say."""
-    cluster, readers = spec.cluster, WARPS if spec.mainloop.readers_are_warps else CLUSTER if spec.cluster.shares else THREAD
+    readers = WARPS if spec.mainloop.readers_are_warps else CLUSTER if spec.cluster.shares else THREAD
     consumers = 1 if spec.is_pingpong else spec.consumers
     return Pipeline(spec.stages, offset, spec.producer.full_arrivals,
-                    consumers * cluster.m * cluster.n * (4 if readers == WARPS else 1), spec.producer.rewrites, readers,
-                    cluster.size)
+                    consumers * spec.cluster.readers * (4 if readers == WARPS else 1), spec.producer.rewrites, readers,
+                    spec.cluster)
 
 
 __all__ = ["specialise"]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import Component
+from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.operand import Operand, Route
-from gemmkit.kernels.common.scheduler import Cluster
 from gemmkit.kernels.common.work import Inputs, KTile, Slot
 from gemmkit.kernels.sm90.producer import STARTING, Producer, Registers, fill_stages, start_copies
 from gemmkit.kernels.sm90.routes.request import Request
@@ -48,7 +48,7 @@ class Copy(Component):
         layout: Any = operand.brought
         k_axis = operand.k_axis
         is_shared = cluster.shares_a if k_axis == 1 else cluster.shares_b
-        peers = cluster.size if is_shared else 1
+        peers = cluster.n if k_axis == 1 else cluster.m              # each of which loads a part
         depth, across = operand.tile.extents[k_axis], operand.tile.extents[1 - k_axis]
         planes = 1 if operand.in_panels else operand.planes
         plane = planes, int(layout.physical_size(*operand.tile.extents)), layout.width
@@ -127,11 +127,13 @@ class Tma(Route):
                 x, y = along + panel * self.copy.along, across
                 to = position + plane * self.copy.plane + panel * self.copy.step
                 if self.copy.is_shared:
-                    x, y = x + at.rank * self.copy.part_along, y + at.rank * self.copy.part_across
-                    to += at.rank * self.copy.part
+                    part = spec.cluster.part(operand.k_axis, at.rank)
+                    x, y = x + part * self.copy.part_along, y + part * self.copy.part_across
+                    to += part * self.copy.part
                 coordinates: tuple = (x, y, plane) if self.copy.planes > 1 else (x, y)
                 if self.copy.is_shared:
-                    tma_load_multicast(tensor_map, coordinates, pointer, to, barrier, slot.stage, spec.cluster.mask)
+                    tma_load_multicast(tensor_map, coordinates, pointer, to, barrier, slot.stage,
+                                       spec.cluster.sharers(operand.k_axis, at.rank))
                 else:
                     tma_load(tensor_map, coordinates, pointer, to, barrier, slot.stage)
 
