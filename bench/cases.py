@@ -21,7 +21,7 @@ from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.problem import layout_of
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import target
-from gemmkit.tuning.mappings import MAPPINGS, PROMOTED, TURNING, Mapping, choose_mapping
+from gemmkit.tuning.mappings import MAPPINGS, PROMOTED, TRANSPOSED, Mapping, choose_mapping
 
 DTYPES = {
     "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32),
@@ -51,7 +51,7 @@ class Kind:
         """Those that gemmkit chooses from once the operator's N is given: for a bench asks for the best N as well."""
         if (self.operator or {}).get("promote"):
             return PROMOTED
-        return MAPPINGS if self.itemsize == 2 or layout == "nt" else TURNING
+        return MAPPINGS if self.itemsize == 2 or layout == "nt" else TRANSPOSED
 
 
 KINDS = {
@@ -101,7 +101,7 @@ SIZES = {"square": (2048, 4096, 8192, 16384), "types": (4096, 8192), "fused": (4
          "mappings": (4096,)}  # fmt: skip
 QUICK_SIZES = {"square": (2048, 4096), "types": (4096,)}
 LAYOUTS = ("nn", "nt", "tn", "tt")
-RAGGED = (
+UNALIGNED_BYTES = (
     (8192, 1024, 4096),
     (1000, 3000, 2000),
     (4095, 4095, 4095),
@@ -119,7 +119,7 @@ def square(sizes: Sizes) -> Iterator[Case]:
 
 
 def ragged() -> Iterator[Case]:
-    for m, n, k in RAGGED:
+    for m, n, k in UNALIGNED_BYTES:
         yield Case("ragged", "matmul", "f16", m, n, k, bar=0.90, aim=1.0)
 
 

@@ -16,7 +16,7 @@ from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.device import H100
 from gemmkit.transforms import Elementwise
-from gemmkit.tuning.mappings import CHANGING, FETCHING, MAPPINGS, PROMOTED, SPLIT, TURNING, Mapping
+from gemmkit.tuning.mappings import MAPPINGS, PROMOTED, REWRITTEN, SPLIT, TRANSFORMED, TRANSPOSED, Mapping
 from tests.hopper import F16, F32
 from tests.machines import BF16, E4M3
 
@@ -173,8 +173,8 @@ ROWS_OF = {"K": RowMajor, "M": ColMajor}
 
 
 @pytest.mark.sample(6)
-@pytest.mark.parametrize("mapping, along, depth", [(FETCHING[0], "K", 64), (FETCHING[0], "M", 48), (FETCHING[1], "M", 64),
-                                                   (FETCHING[1], "K", 48), (FETCHING[2], "K", 16), (FETCHING[3], "M", 64)],
+@pytest.mark.parametrize("mapping, along, depth", [(TRANSFORMED[0], "K", 64), (TRANSFORMED[0], "M", 48), (TRANSFORMED[1], "M", 64),
+                                                   (TRANSFORMED[1], "K", 48), (TRANSFORMED[2], "K", 16), (TRANSFORMED[3], "M", 64)],
                          ids=lambda x: f"{x.M}x{x.N}" if isinstance(x, Mapping) else str(x))
 def test_a_transform_of_a_costs_no_shared_memory(mapping: Mapping, along: str, depth: int) -> None:
     """relu(A + 1) @ B: no warp touches shared memory but to fetch A, which tensor cores would have read as well."""
@@ -188,7 +188,7 @@ def test_a_transform_of_a_costs_no_shared_memory(mapping: Mapping, along: str, d
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("mapping", CHANGING[:3], ids=lambda m: f"{m.M}x{m.N}-{m.schedule}")
+@pytest.mark.parametrize("mapping", REWRITTEN[:3], ids=lambda m: f"{m.M}x{m.N}-{m.schedule}")
 def test_transforms_cost_no_memory(mapping: Mapping) -> None:
     """ReLU(relu(A + 1) @ (B + 1) + bias): the engine brings both operands, and the producer's warps change B in place."""
     bias = np.ones(4096, F16)
@@ -226,7 +226,7 @@ def test_a_triangular_operand_costs_no_memory(half: str) -> None:
 
 
 @pytest.mark.sample(5)
-@pytest.mark.parametrize("mapping", TURNING, ids=lambda m: f"{m.M}x{m.N}")
+@pytest.mark.parametrize("mapping", TRANSPOSED, ids=lambda m: f"{m.M}x{m.N}")
 def test_turned_tiles_cost_no_memory(mapping: Mapping) -> None:
     code = Code(config(mapping, WGMMAOp(mapping.N, F32), global_b_layout=RowMajor(F32)))
     code.check_tidy()

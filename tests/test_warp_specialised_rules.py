@@ -43,7 +43,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str, str]] = {       # name: (schedu
     "three and two": ("three", dict(producer_warps=8), "producer_warps=8", "4 warps"),
     "one stage": ("one", dict(stages=1), "stages=1", "2 to 32 stages"),
     "many stages": ("one", dict(stages=33), "stages=33", "2 to 32 stages"),
-    "cluster": ("one", dict(cluster=T(M=2, N=2)), "cluster=Tile(M=2, N=2)", "Tile(M=2, N=1)"),
+    "cluster": ("one", dict(cluster=T(M=4, N=1)), "cluster=Tile(M=4, N=1)", "Tile(M=2, N=1)"),
     "rows": ("one", dict(block_shape=T(M=96, N=32, K=64), compute_warp=T(M=96, N=32, K=64)), "compute_warp=Tile(M=96",
              "multiple of 64"),
     "shares": ("two", dict(compute_warp=T(M=128, N=32, K=64)), "compute_warp=Tile(M=128", "2 warpgroups of M=128 rows"),

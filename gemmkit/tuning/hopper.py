@@ -19,18 +19,18 @@ from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
 from gemmkit.tuning import algebras
 from gemmkit.tuning.mappings import (
-    CHANGING,
-    FETCHING,
-    GATHERING,
+    CP_ASYNC,
     LINE,
     MAPPINGS,
-    MISALIGNED,
-    PIECES,
     PROMOTED,
-    RAGGED,
+    REWRITTEN,
+    SHORT_BYTES,
     SPLIT,
-    TURNING,
-    WORKING,
+    STAGED,
+    TRANSFORMED,
+    TRANSPOSED,
+    UNALIGNED,
+    UNALIGNED_BYTES,
     Mapping,
     choose_mapping,
     is_untouched,
@@ -43,7 +43,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     given = dict(fields, global_a_layout=a, global_b_layout=b)
     is_misaligned = any(isinstance(layout, Plain) and (info := infos[name]) is not None
                         and why_not(info, layout.axis) is not None for name, layout in (("a", a), ("b", b)))
-    mappings = MISALIGNED if is_misaligned else _taken(given) or MAPPINGS + SPLIT
+    mappings = UNALIGNED if is_misaligned else _not_by_tma(given) or MAPPINGS + SPLIT
     is_ragged = any(info is not None and any(stride * info.dtype.itemsize % LINE for stride in info.strides if stride != 1)
                     for info in (infos["a"], infos["b"]))
     epilogue = fields.get("epilogue")
@@ -52,10 +52,10 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
         # What a finishing consumer reads by way of L1 makes the one that multiplies wait: 7 % of its time, measured.
         mappings = tuple(dataclasses.replace(one, step=1.07 * one.step) if one.schedule == "pingpong" else one
                          for one in mappings)
-    mapping = choose_mapping(sizes, device, mappings=mappings, is_ragged=is_ragged or mappings is GATHERING,
-                             is_tall=reads_tiles, limit=PIECES if mappings is GATHERING else RAGGED)
+    mapping = choose_mapping(sizes, device, mappings=mappings, is_ragged=is_ragged or mappings is CP_ASYNC,
+                             is_tall=reads_tiles, limit=SHORT_BYTES if mappings is CP_ASYNC else UNALIGNED_BYTES)
     is_short = sizes is not None and sizes[2] * a.dtype.itemsize <= LINE // 2
-    if is_short and mappings in (GATHERING, WORKING, CHANGING):
+    if is_short and mappings in (CP_ASYNC, STAGED, REWRITTEN):
         mapping = dataclasses.replace(mapping, depth=LINE // 2)
     return WGMMAOp(mapping.N, dtype=a.dtype), mapping.fields
 
@@ -71,7 +71,7 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     is_algebra = whole is not operator
     splits = () if is_algebra or operator.accumulator.itemsize != 4 or set(values) & _OF_A_MAPPING else SPLIT
     mappings = (algebras.mappings(whole, values) if is_algebra else PROMOTED if operator.promote
-                else _taken(values) or (TURNING if _turns(values) else MAPPINGS + splits))
+                else _not_by_tma(values) or (TRANSPOSED if _is_transposed(values) else MAPPINGS + splits))
     mappings = tuple(one for one in mappings if splits or one.splits == 1)
     mapping = choose_mapping(sizes, device, operator.N, operator.dtype.itemsize, mappings)
     values.setdefault("splits", mapping.splits if splits else 1)
@@ -93,7 +93,7 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     values.setdefault("stages", _stages(values, device))
 
 
-def _taken(values: dict[str, Any]) -> tuple[Mapping, ...] | None:
+def _not_by_tma(values: dict[str, Any]) -> tuple[Mapping, ...] | None:
     """Candidate mappings when an operand cannot simply be copied by TMA (what TMA takes depends on the arrays, too): it is
     transformed, or comes by the producer's warps. cp.async candidates if every such operand is likely to be copied as it
     is; None if TMA copies both."""
@@ -101,15 +101,15 @@ def _taken(values: dict[str, Any]) -> tuple[Mapping, ...] | None:
     if not changed:
         return None
     if all(isinstance(values[f"global_{name}_layout"], Plain) for name in changed):
-        return FETCHING if changed == ["a"] else CHANGING
-    return GATHERING if all(_is_gathered(name, values[f"global_{name}_layout"], values) for name in changed) else WORKING
+        return TRANSFORMED if changed == ["a"] else REWRITTEN
+    return CP_ASYNC if all(_is_by_cp_async(name, values[f"global_{name}_layout"], values) for name in changed) else STAGED
 
 
-def _is_gathered(name: str, layout: Layout, fields: dict[str, Any]) -> bool:
+def _is_by_cp_async(name: str, layout: Layout, fields: dict[str, Any]) -> bool:
     return layout.is_separable and layout.neighbours * layout.dtype.itemsize >= 4 and is_untouched(name, fields)
 
 
-def _turns(values: dict[str, Any]) -> bool:
+def _is_transposed(values: dict[str, Any]) -> bool:
     """Whether an operand lies across K that the hardware reads along K."""
     layouts = (values["global_a_layout"], 1), (values["global_b_layout"], 0)
     return any(layout.dtype.itemsize != 2 and layout.vector_axis != k_axis for layout, k_axis in layouts)

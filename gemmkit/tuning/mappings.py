@@ -16,15 +16,15 @@ from gemmkit.tiling import Tile
 from gemmkit.tuning.operators import SIXTEEN
 
 LINE = 128                             # bytes of K in a stage: a line of the widest swizzle
-RAGGED = 3200                          # bytes a cycle that the L2 gives all multiprocessors of lines that straddle its own
-PIECES = 2640                          # and of shorter ones still
+UNALIGNED_BYTES = 3200                 # a cycle: what the L2 gives all multiprocessors of lines that straddle its own
+SHORT_BYTES = 2640                     # the same of shorter lines still
 
 
 @dataclass(frozen=True)
 class Mapping:
     """A tile of ``M`` x ``N``, how warpgroups share it, and what it costs.
 
-    ``step`` is the time of a block of K of one tile, ``finish`` what is not hidden of a tile's end and beginning, ``start``
+    ``step`` is the time of a k-tile of one tile, ``finish`` what is not hidden of a tile's end and beginning, ``start``
     that of the whole kernel: in cycles of a multiprocessor (16-bit operands), fitted to times on an H100 (docs/hopper.md).
     """
 
@@ -67,39 +67,39 @@ SPLIT = tuple(Mapping(*tile, step, finish, 0, splits=splits) for tile, step, fin
     for splits in (2, 4, 8))
 
 
-# The same where the producer's warps move or change an operand.
-WORKING_SPLIT = tuple(dataclasses.replace(one, step=1300 if one.M == 128 else 1000) for one in SPLIT)
+# The same where producer warps stage or rewrite an operand.
+STAGED_SPLIT = tuple(dataclasses.replace(one, step=1300 if one.M == 128 else 1000) for one in SPLIT)
 
 
-# Where the producer's warps move an operand themselves: it is in a layout of the user's, or transformed on the way;
-WORKING = (
+# Where producer warps stage an operand in registers: it is in a layout of the user's, or transformed on the way;
+STAGED = (
     Mapping(128, 256, "cooperative", 8, (1, 1), 1750, 6000, 0, order=Hilbert()),
     Mapping(128, 128, "cooperative", 8, (1, 1), 1150, 4000, 0, order=Hilbert()),
     Mapping(64, 64, "cooperative", 4, (1, 1), 700, 2500, 0, order=Hilbert()),
     Mapping(64, 32, "cooperative", 4, (1, 1), 550, 2200, 0, order=Hilbert()),
-    *WORKING_SPLIT,
+    *STAGED_SPLIT,
 )
-# or B, which lies as it should, is transformed where it lies (and A perhaps on its way into registers);
-CHANGING = (
+# or B is rewritten in place (and A perhaps transformed in the consumers' registers);
+REWRITTEN = (
     Mapping(256, 128, "cooperative", 8, (1, 1), 1370, 6000, 0, order=Hilbert()),
     Mapping(128, 256, "cooperative", 8, (1, 1), 1490, 6000, 0, order=Hilbert()),
     Mapping(128, 128, "cooperative", 8, (1, 1), 880, 4000, 0, order=Hilbert()),
     Mapping(64, 64, "cooperative", 4, (1, 1), 500, 2500, 0, order=Hilbert()),
     Mapping(64, 32, "cooperative", 4, (1, 1), 420, 2200, 0, order=Hilbert()),
-    *WORKING_SPLIT,
+    *STAGED_SPLIT,
 )
-# or A alone is transformed, on its way into registers;
-FETCHING = (
+# or A alone is transformed, in the consumers' registers;
+TRANSFORMED = (
     Mapping(128, 256, "cooperative", 8, (1, 1), 1090, 6000, 0),
     Mapping(256, 128, "cooperative", 8, (1, 1), 1280, 6000, 0),
     Mapping(128, 128, "cooperative", 8, (1, 1), 720, 4000, 0),
     Mapping(64, 128, "cooperative", 4, (1, 1), 480, 3000, 0),
     Mapping(64, 64, "cooperative", 4, (1, 1), 430, 2500, 0),
     Mapping(64, 32, "cooperative", 4, (1, 1), 380, 2200, 0),
-    *WORKING_SPLIT,
+    *STAGED_SPLIT,
 )
-# or threads have its pieces copied, and look at nothing;
-GATHERING = (
+# or threads start cp.async copies of it;
+CP_ASYNC = (
     Mapping(128, 256, "cooperative", 8, (1, 1), 1700, 4000, 0),
     Mapping(256, 128, "cooperative", 8, (1, 1), 1700, 3700, 0),
     Mapping(128, 128, "pingpong", 8, (1, 1), 1265, 1800, 2000),
@@ -109,8 +109,8 @@ GATHERING = (
     Mapping(64, 32, "cooperative", 4, (1, 1), 550, 2200, 0),
     *(dataclasses.replace(one, step=1265 if one.M == 128 else 1000) for one in SPLIT),
 )
-# or its tiles are turned where they lie, because tensor cores read 8- and 32-bit operands along K alone;
-TURNING = (
+# or its tiles are transposed in place, because tensor cores read 8- and 32-bit operands along K alone;
+TRANSPOSED = (
     Mapping(256, 128, "cooperative", 8, (1, 1), 1300, 6000, 0, order=Hilbert()),
     Mapping(128, 128, "cooperative", 8, (1, 1), 800, 4000, 0, order=Hilbert()),
     Mapping(128, 256, "cooperative", 8, (1, 1), 1500, 6000, 0, order=Hilbert()),
@@ -118,7 +118,7 @@ TURNING = (
     Mapping(64, 32, "cooperative", 4, (1, 1), 400, 2200, 0, order=Hilbert()),
 )
 # or TMA cannot take it as it lies in memory, and it comes element by element.
-MISALIGNED = (
+UNALIGNED = (
     Mapping(128, 192, "cooperative", 8, (1, 1), 3600, 5000, 0, 8, order=Hilbert()),
     Mapping(128, 128, "cooperative", 8, (1, 1), 2800, 4000, 0, 8, order=Hilbert()),
     Mapping(64, 64, "cooperative", 4, (1, 1), 1500, 2500, 0, 8, order=Hilbert()),
@@ -134,7 +134,7 @@ PROMOTED = (
 
 def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: int | None = None, itemsize: int = 2,
                    mappings: tuple[Mapping, ...] = MAPPINGS, is_ragged: bool = False, is_tall: bool = False,
-                   limit: int = RAGGED) -> Mapping:
+                   limit: int = UNALIGNED_BYTES) -> Mapping:
     """The mapping with the least estimated time: full waves of clusters, each as long as its tiles take. Of those that are
     as good as equal, the first, whose tiles are the largest: they move less, and a card at its power limit repays that.
 
@@ -183,5 +183,21 @@ def is_untouched(name: str, fields: dict[str, Any]) -> bool:
                for way in ("global_to_shared", "shared_to_regs"))
 
 
-__all__ = ["CHANGING", "FETCHING", "GATHERING", "LINE", "MAPPINGS", "MISALIGNED", "PIECES", "PROMOTED", "RAGGED", "SPLIT",
-           "TURNING", "WORKING", "Mapping", "applies", "choose_mapping", "is_untouched"]
+__all__ = [
+    "CP_ASYNC",
+    "LINE",
+    "MAPPINGS",
+    "PROMOTED",
+    "REWRITTEN",
+    "SHORT_BYTES",
+    "SPLIT",
+    "STAGED",
+    "TRANSFORMED",
+    "TRANSPOSED",
+    "UNALIGNED",
+    "UNALIGNED_BYTES",
+    "Mapping",
+    "applies",
+    "choose_mapping",
+    "is_untouched",
+]
