@@ -21,18 +21,18 @@ from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
-from numba.cuda.core.compiler_lock import global_compiler_lock
 
 from gemmkit.lang.compact import compacted
-from gemmkit.lang.compiling import compile_function
 from gemmkit.lang.errors import ComponentError, changeable, explain, line_of, refused
 from gemmkit.lang.fingerprint import read_closure, read_value, when_forgetting
+from gemmkit.lang.later import at_load
 from gemmkit.lang.module_attributes import ModuleAttributes
 from gemmkit.lang.numba_hooks import (
     NumbaError,
     OpaqueModel,
     TypingError,
     fold_arguments,
+    global_compiler_lock,
     lowering_registry,
     register_model,
     signature,
@@ -122,6 +122,8 @@ class DeviceFunction:
 
         ``captures`` is the struct type of the runtime values that the function captured (:mod:`gemmkit.lang.closures`).
         """
+        from gemmkit.lang.compiling import compile_function
+
         self._look()
         key = (self, target_arch(), args, captures)
         result = self._compiled.get(key)
@@ -235,7 +237,7 @@ def _prepared(function: FunctionType, name: str, value: Any, of_user: bool) -> A
     return _prepare(value)
 
 
-ModuleAttributes.prepared = staticmethod(_prepared)
+at_load(setattr, ModuleAttributes, "prepared", staticmethod(_prepared))
 
 
 def _refuse_mutable(function: FunctionType, name: str, value: Any) -> None:

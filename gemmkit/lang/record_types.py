@@ -6,12 +6,12 @@ import operator
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
+    ir,
     lowering_registry,
     models,
     operation,

@@ -18,13 +18,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from llvmlite import ir
 
 from gemmkit.emulator import in_flight, tensor_cores
 from gemmkit.emulator.machine import current
 from gemmkit.emulator.tensor_cores import WARPGROUP
 from gemmkit.lang.atoms import Atom, atom
-from gemmkit.lang.numba_hooks import TypingError, signature, types
+from gemmkit.lang.numba_hooks import TypingError, ir, signature, types
 from gemmkit.lang.registers import Fragment
 from gemmkit.lang.scalars import index, numba_type
 from gemmkit.ptx.build import assembly, braces, plain
