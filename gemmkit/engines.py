@@ -10,6 +10,7 @@ from gemmkit.components import Frozen
 from gemmkit.config import Config
 from gemmkit.kernels.pipeline import PipelineSpec
 from gemmkit.kernels.spec import Spec
+from gemmkit.lang.kinds import Kind, kind
 from gemmkit.layouts import Plain, Planar, Tensor
 from gemmkit.ptx.copy_async import SIZES
 from gemmkit.ptx.tma import TensorMapSpec, TensorMapType
@@ -38,8 +39,9 @@ class Map:
     @property
     def frozen(self) -> Frozen:
         """The kernel's argument; its bytes are put in at each launch."""
-        ty = TensorMapType(self.ordinal)
-        return Frozen(ty, str(ty), [("tensor_map", NO_MAP)], [])
+        text = f"TensorMap({self.ordinal})"
+        made = kind(text, lambda: Kind(text, lambda: TensorMapType(self.ordinal)))
+        return Frozen(made, text, [("tensor_map", NO_MAP)], [])
 
     @property
     def encoder(self) -> Encoder:

@@ -40,8 +40,8 @@ from gemmkit.lang.numba_hooks import (
     typeof_impl,
     types,
 )
+from gemmkit.lang.records import device_dtype
 from gemmkit.lang.references import Owner, globals_of, is_fixed, owner_of
-from gemmkit.lang.scalars import numba_type
 from gemmkit.lang.target import target_arch
 from gemmkit.lang.weak import weaken, weaken_code
 
@@ -203,10 +203,9 @@ def _prepare(value: Any) -> Any:
 def _conversion(scalar: type) -> Any:
     """``np.float32`` as the dtype that converts in device code; a class of which there is none stays."""
     try:
-        numba_type(scalar)
+        return device_dtype(scalar)
     except TypeError:
         return scalar
-    return np.dtype(scalar)
 
 
 def _weaken_function(function: FunctionType, runtime: Collection[str] = ()) -> FunctionType:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import prepare_class
 from typing import Any, ClassVar
 
-__all__ = ["Later", "at_load", "imported", "later", "load"]
+__all__ = ["Later", "at_load", "imported", "later", "load", "made_later"]
 
 _MISSING = object()
 _PACKAGE = __name__.partition(".")[0]
@@ -29,6 +29,7 @@ class _State:
     importing = True                                          # the package itself: module bodies run, and nothing else
     loaded = False
     lock = threading.RLock()
+    names: ClassVar[set[tuple[int, str]]] = set()             # where stand-ins were: modules' namespaces, and names in them
     steps: ClassVar[list[Callable[[], Any]]] = []             # what was written down, in order
 
 
@@ -144,9 +145,19 @@ def load() -> None:
         for step in steps:
             made = step()
             for scope, name in places.pop(step, ()):
-                scope[name] = made
+                _put(scope, name, made)
         for scope, name, container in _containers():
-            scope[name] = _real(container)
+            _put(scope, name, _real(container))
+
+
+def _put(scope: dict[str, Any], name: str, made: Any) -> None:
+    scope[name] = made
+    _State.names.add((id(scope), name))
+
+
+def made_later(scope: dict[str, Any], name: str) -> bool:
+    """Whether a name of a module stands for what is made when Numba is loaded, or stood for it."""
+    return (id(scope), name) in _State.names or (not _State.loaded and _has_later(scope.get(name)))
 
 
 def _namespaces() -> list[dict[str, Any]]:

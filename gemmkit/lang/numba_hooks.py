@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from numba.cuda.core.compiler_lock import global_compiler_lock
     from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
     from numba.cuda.core.errors import TypingError
-    from numba.cuda.core.ir_utils import build_definitions
     from numba.cuda.core.imputils import RefType, call_iternext, iternext_impl
+    from numba.cuda.core.ir_utils import build_definitions
     from numba.cuda.cudadecl import registry as typing_registry
     from numba.cuda.cudaimpl import registry as lowering_registry
     from numba.cuda.datamodel import models

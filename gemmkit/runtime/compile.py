@@ -141,12 +141,12 @@ def cubin_of(kernel: Any, arguments: Sequence[Any], threads: int, device: Device
     if not packages_stand():
         forget_readings()
         raise CodeChanged("a function of gemmkit was replaced")
-    types, guards = tuple(a.type for a in arguments), [g for a in arguments for g in a.guards]
-    key = "\n".join((function_text(kernel), *(a.fingerprint for a in arguments), ",".join(map(str, types)), package_digest(),
-                     versions(), device.arch_name, f"threads={threads},{blocks_per_sm}"))
+    guards = [g for a in arguments for g in a.guards]
+    key = "\n".join((function_text(kernel), *(a.fingerprint for a in arguments), *(str(a.kind) for a in arguments),
+                     package_digest(), versions(), device.arch_name, f"threads={threads},{blocks_per_sm}"))
 
     def build() -> tuple[bytes, dict[str, Any]]:
-        ptx = to_ptx(kernel, types, threads, device, blocks_per_sm)
+        ptx = to_ptx(kernel, tuple(a.type for a in arguments), threads, device, blocks_per_sm)
         if not (all(each.stand() for each in guards) and packages_stand()):
             raise CodeChanged("code changed while it was compiled")
         assembled = assemble(ptx, device.arch_name)
