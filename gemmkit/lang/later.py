@@ -16,7 +16,7 @@ import operator
 import sys
 import threading
 from collections.abc import Callable
-from types import prepare_class
+from types import ModuleType, prepare_class
 from typing import Any, ClassVar
 
 __all__ = ["Later", "at_load", "imported", "later", "load", "made_later"]
@@ -27,14 +27,11 @@ _PACKAGE = __name__.partition(".")[0]
 
 class _State:
     importing = True                                          # the package itself: module bodies run, and nothing else
+    busy = False                                              # loading, in the thread that has the lock
     loaded = False
     lock = threading.RLock()
     names: ClassVar[set[tuple[int, str]]] = set()             # where stand-ins were: modules' namespaces, and names in them
     steps: ClassVar[list[Callable[[], Any]]] = []             # what was written down, in order
-
-
-def _done() -> None:
-    """Instead of what made an object."""
 
 
 class Later:
@@ -43,41 +40,40 @@ class Later:
     __slots__ = ("_make", "_value")
 
     def __init__(self, make: Callable[[], Any]):
-        self._make, self._value = make, _MISSING
-        _State.steps.append(self._evaluate)
+        self._make: Any = make
+        self._value: Any = _MISSING
+        _State.steps.append(self._real)
 
-    def _evaluate(self) -> Any:
+    def _real(self) -> Any:
+        """The object that it stands for."""
         if self._value is _MISSING:
-            self._value, self._make = self._make(), _done     # keeps no other stand-in
+            load()
+        if self._value is _MISSING:                           # it is just being loaded, and somebody asks out of order
+            self._value, self._make = self._make(), None      # (it keeps no other stand-in)
         return self._value
 
     def _is_recorded(self) -> bool:
-        """Whether what is done with it is written down; else it is there afterwards."""
-        if self._value is not _MISSING:
-            return False
-        if _State.importing and not _State.loaded:
-            return True
-        load()
-        return False
+        """Whether what is done with it is written down, not done."""
+        return _State.importing and not _State.busy and self._value is _MISSING
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and self._value is _MISSING:
             raise AttributeError(name)                        # Python's own questions: whether it is abstract, or wrapped
         if self._is_recorded():
-            return Later(lambda: getattr(self._value, name))
-        return getattr(self._value, name)
+            return Later(lambda: getattr(self._real(), name))
+        return getattr(self._real(), name)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         if self._is_recorded():
-            return Later(lambda: self._value(*_real(args), **_real(keywords)))
-        return self._value(*args, **keywords)
+            return Later(lambda: self._real()(*_real(args), **_real(keywords)))
+        return self._real()(*args, **keywords)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         at_load(operator.setitem, self, key, value)
 
     def __mro_entries__(self, bases: tuple) -> tuple:
         if not self._is_recorded():
-            return (self._value,)
+            return (self._real(),)
         return (_Class,) if next(base for base in bases if isinstance(base, Later)) is self else ()
 
     def __instancecheck__(self, value: Any) -> bool:
@@ -121,10 +117,11 @@ def later(module: str, name: str | None = None) -> Any:
 
 def at_load(function: Callable[..., Any], *args: Any) -> None:
     """Call a function as soon as Numba is loaded, with the real objects for stand-ins; now if it is."""
-    if _State.loaded:
-        function(*args)
-    else:
-        _State.steps.append(lambda: function(*_real(args)))
+    with _State.lock:
+        if not _State.loaded:
+            _State.steps.append(lambda: function(*_real(args)))
+            return
+    function(*args)
 
 
 def imported() -> None:
@@ -133,26 +130,23 @@ def imported() -> None:
 
 
 def load() -> None:
-    """Load Numba, and do all that was written down for it."""
-    if _State.loaded and not _State.steps:
-        return
-    with _State.lock:                                         # another thread may load; this one may already be loading
-        if _State.loaded:
+    """Load Numba, and do all that was written down for it. What raises (Numba may not be importable) is tried again by the
+    next call."""
+    with _State.lock:
+        if _State.loaded or _State.busy:
             return
-        _State.loaded = True
-        steps, _State.steps = _State.steps, []
-        places = _places()
-        for step in steps:
-            made = step()
-            for scope, name in places.pop(step, ()):
-                _put(scope, name, made)
-        for scope, name, container in _containers():
-            _put(scope, name, _real(container))
-
-
-def _put(scope: dict[str, Any], name: str, made: Any) -> None:
-    scope[name] = made
-    _State.names.add((id(scope), name))
+        _State.busy = True
+        try:
+            places = _places()
+            while _State.steps:
+                made = _State.steps[0]()
+                for scope, name in places.pop(_State.steps.pop(0), ()):
+                    _put(scope, name, made)
+            for scope, name, container in _containers():
+                _put(scope, name, _real(container))
+            _State.loaded = True
+        finally:
+            _State.busy = False
 
 
 def made_later(scope: dict[str, Any], name: str) -> bool:
@@ -160,23 +154,30 @@ def made_later(scope: dict[str, Any], name: str) -> bool:
     return (id(scope), name) in _State.names or (not _State.loaded and _has_later(scope.get(name)))
 
 
-def _namespaces() -> list[dict[str, Any]]:
-    return [vars(module) for name, module in list(sys.modules.items()) if name.partition(".")[0] == _PACKAGE]
+def _put(scope: dict[str, Any], name: str, made: Any) -> None:
+    if _is_ours(scope.get("__name__", "")):
+        _State.names.add((id(scope), name))                   # before the name has another value: `made_later` has no lock
+    scope[name] = made
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == _PACKAGE
 
 
 def _places() -> dict[Any, list[tuple[dict[str, Any], str]]]:
-    """Where stand-ins are: the modules' names, by the step that makes the object."""
+    """Where stand-ins are, by the step that makes the object: names in any module (5 ms), which may have it from here."""
     found: dict[Any, list[tuple[dict[str, Any], str]]] = {}
-    for scope in _namespaces():
-        for name, value in scope.items():
+    for scope in [vars(module) for module in list(sys.modules.values()) if isinstance(module, ModuleType)]:
+        for name, value in list(scope.items()):
             if type(value) is Later:
-                found.setdefault(value._evaluate, []).append((scope, name))
+                found.setdefault(value._real, []).append((scope, name))
     return found
 
 
 def _containers() -> list[tuple[dict[str, Any], str, Any]]:
-    """The modules' tuples, lists and dicts that have stand-ins in them."""
-    return [(scope, name, value) for scope in _namespaces() for name, value in scope.items()
+    """The package's tuples, lists and dicts that have stand-ins in them."""
+    scopes = [vars(module) for name, module in list(sys.modules.items()) if _is_ours(name)]
+    return [(scope, name, value) for scope in scopes for name, value in list(scope.items())
             if type(value) in (tuple, list, dict) and _has_later(value)]
 
 
@@ -189,7 +190,7 @@ def _has_later(value: Any) -> bool:
 def _real(value: Any) -> Any:
     """A value with the real objects in place of stand-ins."""
     if type(value) is Later:
-        return value._evaluate()
+        return value._real()
     if type(value) in (tuple, list):
         return type(value)(map(_real, value))
     return {_real(k): _real(v) for k, v in value.items()} if type(value) is dict else value

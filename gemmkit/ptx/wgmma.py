@@ -181,7 +181,7 @@ def _is_fragment(ty: Any, spec: WgmmaSpec) -> bool:
     return spec.a.itemsize > 1 and ty == types.UniTuple(numba_type(spec.a), spec.a_map.values)
 
 
-def _is_accumulators(ty: Any, spec: WgmmaSpec) -> bool:
+def _accumulates(ty: Any, spec: WgmmaSpec) -> bool:
     """Whether a type is the accumulators: their numbers, or 32-bit words of two float16 each."""
     if spec.accumulator == F16 and ty == types.UniTuple(types.uint32, spec.N // 4):
         return True
@@ -190,7 +190,7 @@ def _is_accumulators(ty: Any, spec: WgmmaSpec) -> bool:
 
 def _typer(spec: WgmmaSpec) -> Any:
     def typer(context: Any, acc: Any, a: Any, b: Any, accumulate: Any) -> Any:
-        if not _is_accumulators(acc, spec) or not isinstance(b, types.Integer) or not isinstance(accumulate, types.Integer):
+        if not _accumulates(acc, spec) or not isinstance(b, types.Integer) or not isinstance(accumulate, types.Integer):
             return None
         if not (_is_fragment(a, spec) if spec.a_registers else isinstance(a, types.Integer)):
             return None
