@@ -38,6 +38,7 @@ class ComponentType(types.Callable):
                  skeleton: Any):
         self.cls, self.runtime, self.static, self.skeleton = cls, runtime, static, skeleton
         self._key = (cls, fingerprint, places, tuple(runtime.items()))
+        self._static_types: dict[str, Any] = {}
         super().__init__(f"{cls.__qualname__}<{fingerprint[:12]}>")
 
     @property
@@ -191,6 +192,14 @@ class _Attributes(AttributeTemplate):
 
 
 def _static_attribute_type(ty: ComponentType, attr: str, value: Any) -> Any:
+    """The type of a static attribute, which its component's type decides: its fingerprint covers fields and properties."""
+    found = ty._static_types.get(attr)
+    if found is None:
+        found = ty._static_types[attr] = _type_of_static(ty, attr, value)
+    return found
+
+
+def _type_of_static(ty: ComponentType, attr: str, value: Any) -> Any:
     from numba.cuda.core.errors import TypingError
 
     from gemmkit.components import freeze

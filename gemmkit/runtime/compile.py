@@ -96,11 +96,22 @@ def versions() -> str:
     """The versions of everything that turns Python into machine code."""
     from importlib.metadata import version
 
-    from numba.cuda.cudadrv.libs import get_cudalib
-
     names = ("numba-cuda", "llvmlite", "numpy", "ml_dtypes")
     return ",".join([f"Python={sys.version_info[0]}.{sys.version_info[1]}", *(f"{name}={version(name)}" for name in names),
-                     f"NVVM={bytes_digest(get_cudalib('nvvm'))}", *(f"ptxas={bytes_digest(t)}" for t in candidates()[:1])])
+                     f"NVVM={bytes_digest(_nvvm())}", *(f"ptxas={bytes_digest(t)}" for t in candidates()[:1])])
+
+
+def _nvvm() -> str:
+    """The file of the NVVM that Numba compiles with. Numba asks cuda.pathfinder first, and so can be spared: a process whose
+    kernels lie on disk never loads it."""
+    from cuda import pathfinder
+
+    try:
+        return str(pathfinder.load_nvidia_dynamic_lib("nvvm").abs_path)
+    except pathfinder.DynamicLibNotFoundError:
+        from numba.cuda.cudadrv.libs import get_cudalib
+
+        return str(get_cudalib("nvvm"))
 
 
 _WHOLE, _PIECE, _PIECES = 2**22, 2**16, 32
