@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import count
 from types import CodeType
-from typing import Any
+from typing import Any, ClassVar
 
 from numba.cuda.core import transforms
 from numba.cuda.core.compiler_machinery import PassManager, _pass_registry, register_pass
@@ -197,9 +197,18 @@ def _absent(module: str) -> Iterator[None]:
 
 
 class _Target(CUDATargetContext):
-    """numba-cuda's target context (its tables are shared), with our line numbers."""
+    """numba-cuda's target context (its tables are shared), with our line numbers, and with a memory for types' sizes: Numba
+    has LLVM parse a module for each question (2 % of the time)."""
 
     DIBuilder = _Lines
+    _sizes: ClassVar[dict[str, int]] = {}
+
+    def get_abi_sizeof(self, ty: Any) -> int:
+        text = str(ty)
+        size = self._sizes.get(text)
+        if size is None:
+            size = self._sizes[text] = super().get_abi_sizeof(ty)
+        return size
 
 
 @lru_cache(maxsize=1)
