@@ -54,15 +54,18 @@ def kind(key: Hashable, make: Callable[[], Kind]) -> Any:
 
 def view_kind(dtype: np.dtype, ndim: int, unit: int | None, alignment: int, wide: bool, readonly: bool) -> Any:
     """An array's kind (`gemmkit.lang.memory.ViewType`); raises TypeError for a dtype that device code does not have."""
-    key = _text(dtype), ndim, unit, alignment, wide, readonly
-    return kind(("view", *key), lambda: ViewKind(
-        f"view{key}", lambda: ViewType(dtype, ndim, unit, alignment, wide, readonly), ndim, unit, alignment))
+    how = ndim, unit, alignment, wide, readonly
+    return kind(("view", _key(dtype), *how), lambda: ViewKind(
+        f"view of {_text(dtype)} {how}", lambda: ViewType(dtype, *how), ndim, unit, alignment))
 
 
 def scalar_kind(dtype: np.dtype) -> Any:
     """A NumPy scalar's kind; raises TypeError for a dtype that device code does not have."""
-    text = _text(dtype)
-    return kind(("scalar", text), lambda: Kind(text, lambda: numba_type(dtype)))
+    return kind(("scalar", _key(dtype)), lambda: Kind(_text(dtype), lambda: numba_type(dtype)))
+
+
+def _key(dtype: np.dtype) -> Any:
+    return dtype if dtype.names is None else record_text(dtype)      # NumPy's equality leaves out an algebra's table
 
 
 def _text(dtype: np.dtype) -> str:
