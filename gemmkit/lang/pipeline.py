@@ -237,7 +237,7 @@ def without_collections() -> Iterator[None]:
 
 
 _kernels = count(1)
-_WALK_EVERY = 8                        # kernels, which leave some 100,000 dead objects each
+_WALK_EVERY = 4                        # kernels, which leave some 100,000 dead objects each
 
 
 def _set_aside() -> None:
