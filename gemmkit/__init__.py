@@ -21,7 +21,9 @@ from gemmkit.selection import select
 
 from gemmkit.dual import Dual  # isort: skip
 from gemmkit import blas  # isort: skip
+from gemmkit.lang.later import imported as _imported
 
+_imported()
 float16, float32, float64 = _np.float16, _np.float32, _np.float64
 __version__ = "0.1.0"
 

@@ -33,18 +33,17 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.closures import captured, captured_at, closure_type, without_captures
+from gemmkit.lang.closures import captured, captured_at, closure_kind, without_captures
 from gemmkit.lang.component_class import ComponentClass
-from gemmkit.lang.component_types import component_type
+from gemmkit.lang.component_types import component_kind
 from gemmkit.lang.errors import ComponentError
 from gemmkit.lang.fingerprint import Reading, digest, read_class, read_closure, read_value
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.given import check_fields
 from gemmkit.lang.guards import Fact, Guards, class_version
-from gemmkit.lang.memory import ViewType
+from gemmkit.lang.kinds import Kind, kind, number_kind, scalar_kind, view_kind
 from gemmkit.lang.numba_hooks import typeof_impl, types
-from gemmkit.lang.scalars import index, numba_type, weak_float64
-from gemmkit.lang.values import static_type
+from gemmkit.lang.values import static_maker
 from gemmkit.runtime.arrays import ArrayInfo, alignment, check_aligned, describe, is_array, part_bytes, unit_axis
 
 __all__ = ["Array", "Component", "ComponentError", "Frozen", "Scalar", "freeze"]
@@ -110,7 +109,7 @@ def _same(value: Any, default: Any) -> bool:
 
 @dataclasses.dataclass
 class Frozen:
-    """A value as a kernel argument: its Numba type, its fingerprint, and the numbers to pass.
+    """A value as a kernel argument: its kind, its fingerprint, and the numbers to pass.
 
     ``leaves`` are (format code, value) pairs in the order in which Numba flattens the argument; ``arrays`` are the
     ArrayInfos among them, for checks of device and overlap. ``guards`` tell whether the code and the constants are still
@@ -118,13 +117,18 @@ class Frozen:
     where its functions are written: of two lambdas of one text each is reported at its own line.
     """
 
-    type: Any
+    kind: Any
     fingerprint: str
     leaves: list[tuple[str, Any]]
     arrays: list[ArrayInfo]
     guards: tuple[Guards, ...] = ()
     captures: tuple[Fact, ...] = ()
     places: tuple[Any, ...] = ()
+
+    @property
+    def type(self) -> Any:
+        """Its Numba type, which is made here."""
+        return self.kind.type
 
 
 # -- which fields are runtime -----------------------------------------------------------------------------------------
@@ -223,16 +227,17 @@ def freeze(value: Any, name: str = "value", readonly: bool = False) -> Frozen:
         if isinstance(value, ArrayInfo) or is_array(value):
             info = value if isinstance(value, ArrayInfo) else describe(value, name)
             frozen = freeze_array(info, readonly=readonly)
-            if frozen.type.alignment < part_bytes(info.dtype):
+            if frozen.kind.alignment < part_bytes(info.dtype):
                 check_aligned(info, name)
             return frozen
         if isinstance(value, np.generic):
             return freeze_scalar(value)
-        ty = static_type(value)
+        make = static_maker(value)
     except TypeError as error:
         raise TypeError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
     reading = read_value(value, name)
-    return Frozen(ty, reading.text, [], [], (reading.guards,))
+    text = reading.text
+    return Frozen(kind(("static", text), lambda: Kind(text, make)), text, [], [], (reading.guards,))
 
 
 def freeze_array(info: ArrayInfo, unit: int | bool | None = True, align: int | None = None,
@@ -242,31 +247,31 @@ def freeze_array(info: ArrayInfo, unit: int | bool | None = True, align: int | N
         unit = unit_axis(info)
     align = alignment(info, unit) if align is None else align
     is_wide = any(extent >= 2**31 for extent in info.shape)
-    ty = ViewType(info.dtype, len(info.shape), unit, align, is_wide, readonly)
+    made = view_kind(info.dtype, len(info.shape), unit, align, is_wide, readonly)
     leaves: list[tuple[str, Any]] = [("u64", info.pointer)]
     leaves += [("i64" if is_wide else "i32", extent) for extent in info.shape]
-    leaves += [("i64", info.strides[axis]) for axis in ty.strided_axes]
-    return Frozen(ty, str(ty), leaves, [info])
+    leaves += [("i64", info.strides[axis]) for axis in made.strided_axes]
+    return Frozen(made, str(made), leaves, [info])
 
 
 def freeze_scalar(value: Any) -> Frozen:
     if isinstance(value, np.generic):
-        ty = numba_type(value.dtype)
+        made = scalar_kind(value.dtype)
         if value.dtype.kind == "c":
             part = f"f{4 * value.dtype.itemsize}"
-            return Frozen(ty, str(ty), [(part, float(value.real)), (part, float(value.imag))], [])
+            return Frozen(made, str(made), [(part, float(value.real)), (part, float(value.imag))], [])
         kind = {"f": "f", "i": "i", "u": "u", "b": "u"}.get(value.dtype.kind)
         if kind is None or (value.dtype.itemsize == 2 and kind == "f"):
-            return Frozen(ty, str(ty), [("u16", int(value.view(np.uint16)))], [])
+            return Frozen(made, str(made), [("u16", int(value.view(np.uint16)))], [])
         code = f"{kind}{8 * value.dtype.itemsize}"
-        return Frozen(ty, str(ty), [(code, value.item() if kind != "u" else int(value))], [])
+        return Frozen(made, str(made), [(code, value.item() if kind != "u" else int(value))], [])
     if isinstance(value, bool):
-        return Frozen(types.boolean, "bool", [("u8", int(value))], [])
+        return Frozen(number_kind("bool"), "bool", [("u8", int(value))], [])
     if isinstance(value, int):
-        return (Frozen(index, "index", [("i32", value)], []) if -2**31 <= value < 2**31
-                else Frozen(types.int64, "int64", [("i64", value)], []))
+        return (Frozen(number_kind("i32"), "index", [("i32", value)], []) if -2**31 <= value < 2**31
+                else Frozen(number_kind("i64"), "int64", [("i64", value)], []))
     if isinstance(value, float):
-        return Frozen(weak_float64, "weak float64", [("f64", value)], [])
+        return Frozen(number_kind("f64"), "weak float64", [("f64", value)], [])
     raise TypeError(f"{value!r} ({type(value).__name__}) is not a number that a kernel can take")
 
 
@@ -308,7 +313,7 @@ def _freeze_component(component: Component, path: str) -> Frozen:
             made.captures += frozen.captures
             made.places += frozen.places
         if is_runtime and frozen is not None:
-            runtime[field] = frozen.type
+            runtime[field] = frozen.kind
             made.leaves += frozen.leaves
             made.arrays += frozen.arrays
             texts.append(f"{field}:{frozen.fingerprint}")
@@ -322,7 +327,7 @@ def _freeze_component(component: Component, path: str) -> Frozen:
         else:
             texts.append(f"{field}={frozen.fingerprint}")
     made.fingerprint = digest("\n".join(texts))
-    made.type = component_type(cls, made.fingerprint, made.places, runtime, static, component)
+    made.kind = component_kind(cls, made.fingerprint, made.places, runtime, static, component)
     return made
 
 
@@ -345,10 +350,11 @@ def _freeze_function(function: Any, name: str) -> Frozen:
     function = getattr(function, "__wrapped__", function)                      # a device function's
     reading = read_closure(function, values.keys())
     text, place = "function:" + reading.text, (function.__code__.co_filename, function.__code__.co_firstlineno)
-    ty = closure_type(function, text, place, {key: f.type for key, f in frozen.items()})
+    made = closure_kind(function, text, place, {key: f.kind for key, f in frozen.items()})
     leaves = [leaf for f in frozen.values() for leaf in f.leaves]
     arrays = [info for f in frozen.values() for info in f.arrays]
-    return Frozen(ty, text + "".join(f",{k}:{f.fingerprint}" for k, f in frozen.items()), leaves, arrays, (reading.guards,),
+    text += "".join(f",{k}:{f.fingerprint}" for k, f in frozen.items())
+    return Frozen(made, text, leaves, arrays, (reading.guards,),
                   tuple(captured_at(function, key) for key in values), (place,))
 
 

@@ -17,7 +17,7 @@ from gemmkit.kernels.spec import Shape
 from gemmkit.lang import dialect
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.host import View
-from gemmkit.lang.memory import ViewType
+from gemmkit.lang.kinds import ViewKind
 from gemmkit.ptx.tma import emulated_map
 from gemmkit.runtime.arrays import alignment, describe, is_array, shares_memory, unit_axis
 from gemmkit.runtime.device import H100
@@ -85,11 +85,11 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, shape: tuple[int, int, 
     reads_out = any(shares_memory(info, given) for info in others)
     a, b, c, out = (array if array is None else getattr(conf, f"global_{name}_layout").host_view(np.asarray(array))
                     for name, array in zip("abcd", (a, b, c, out)))
-    types = [operand.type for operand in compiled.operands]
-    views_order = (("out", out, types[3], dict(written=reads_out)), ("a", a, types[0], dict(readonly=True)),
-                   ("b", b, types[1], dict(readonly=True)), ("c", c, types[2], dict(readonly=True)))
-    made = {name: arena.view(array, name, ty.unit, ty.alignment, **how) if isinstance(ty, ViewType) else None
-            for name, array, ty, how in views_order}
+    kinds = [operand.kind for operand in compiled.operands]
+    views_order = (("out", out, kinds[3], dict(written=reads_out)), ("a", a, kinds[0], dict(readonly=True)),
+                   ("b", b, kinds[1], dict(readonly=True)), ("c", c, kinds[2], dict(readonly=True)))
+    made = {name: arena.view(array, name, kind.unit, kind.alignment, **how) if isinstance(kind, ViewKind) else None
+            for name, array, kind, how in views_order}
     views = [made[name] for name in ("a", "b", "c", "out")]
     maps = [None if m is None else emulated_map(views[m.which], m.spec, m.axis) for m in compiled.maps]
     spec = arena.component(compiled.spec)

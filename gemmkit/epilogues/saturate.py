@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.epilogues.base import Epilogue
-from gemmkit.lang.scalars import numba_type
+from gemmkit.lang.records import device_dtype
 from gemmkit.ptx.saturate import saturate
 
 
@@ -31,7 +31,7 @@ class Saturate(Epilogue):
     def __post_init__(self) -> None:
         try:
             dtype = np.dtype(self.dtype)
-            known = dtype.kind not in "bcO" and dtype.names is None and numba_type(dtype) is not None
+            known = dtype.kind not in "bcO" and dtype.names is None and device_dtype(dtype) is not None
         except TypeError:
             known = False
         if not known:

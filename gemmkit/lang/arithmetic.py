@@ -11,10 +11,9 @@ import operator
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from gemmkit.lang import integer_code, number_rules
-from gemmkit.lang.numba_hooks import compiles_ours, operation, signature, types
+from gemmkit.lang.numba_hooks import compiles_ours, ir, operation, signature, types
 from gemmkit.lang.number_rules import BOOL, Weak
 from gemmkit.lang.scalars import (
     IndexType,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba.cuda.core import ir
-from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
+from gemmkit.lang.numba_hooks import FunctionPass, register_pass
+from gemmkit.lang.numba_hooks import numba_ir as ir
 
 
 class Assertions(FunctionPass):

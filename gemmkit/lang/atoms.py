@@ -7,6 +7,7 @@ Python, and so in the emulator, ``emulate(*values)`` does what the hardware woul
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gemmkit.lang.numba_hooks import global_callable, typeof_impl, types
@@ -27,10 +28,15 @@ class Atom:
         self.__name__ = name
         self.__doc__ = doc or emulate.__doc__
         self.emulate = emulate
-        self.device_type = global_callable(self, typer, emulate)
+        self._typer = typer
 
     if TYPE_CHECKING:
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    @cached_property
+    def device_type(self) -> types.Type:
+        """Its type in device code."""
+        return vars(self).setdefault("device_type", global_callable(self, self._typer, self.emulate))
 
     def __repr__(self) -> str:
         return f"<atom {self.__name__}>"

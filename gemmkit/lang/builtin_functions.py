@@ -9,12 +9,9 @@ import math
 import operator
 from typing import Any
 
-from llvmlite import ir
-from numba.cuda import cgutils
-
 from gemmkit.lang import number_rules
 from gemmkit.lang.arithmetic import kind_of_type, of_two, type_of_kind
-from gemmkit.lang.numba_hooks import compiles_ours, operation, signature, types
+from gemmkit.lang.numba_hooks import cgutils, compiles_ours, ir, operation, signature, types
 from gemmkit.lang.number_rules import Weak
 from gemmkit.lang.scalars import (
     IndexType,

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba.cuda import cgutils
-from numba.cuda.core import ir
-from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
-
-from gemmkit.lang.numba_hooks import AttributeTemplate, lowering_registry, models, register_model, types, typing_registry
+from gemmkit.lang.numba_hooks import (
+    AttributeTemplate,
+    FunctionPass,
+    cgutils,
+    lowering_registry,
+    models,
+    register_model,
+    register_pass,
+    types,
+    typing_registry,
+)
+from gemmkit.lang.numba_hooks import (
+    numba_ir as ir,
+)
 
 ARGUMENT = "gemmkit_captures"
 

@@ -16,6 +16,7 @@ import numpy as np
 from gemmkit.lang.captures import CapturesType
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.guards import Fact, cell, contents, item
+from gemmkit.lang.kinds import Kind, kind
 from gemmkit.lang.numba_hooks import (
     models,
     register_model,
@@ -76,22 +77,26 @@ class ClosureType(types.Callable):
         return self.function.compile(tuple(args), captures).entry_point
 
 
-_closures: dict[Any, ClosureType] = {}
+class ClosureKind(Kind):
+    """A function's: ``members`` are the kinds of what it captured."""
+
+    def __init__(self, text: str, make: Callable[[], Any], members: dict[str, Kind]):
+        super().__init__(text, make)
+        self.members = members
 
 
-def closure_type(function: Any, text: str, place: Any, members: dict[str, Any]) -> ClosureType:
-    """The type of a function; functions of one text, written at one place, are one type, whichever object came first.
+def closure_kind(function: Any, text: str, place: Any, members: dict[str, Kind]) -> Any:
+    """The kind of a function; functions of one text, written at one place, are of one, whichever object came first.
 
     What is kept is a copy: with the code that the text was made of, should the function's own be replaced, and without its
     captured values, since an array that a lambda captured dies with the lambda.
     """
-    captures = CapturesType(members)
-    key = (text, place, captures)
-    found = _closures.get(key)
-    if found is None:
+    def make() -> ClosureKind:
         kept = DeviceFunction(without_captures(function, members, lambda name: None), members)
-        found = _closures.setdefault(key, ClosureType(kept, text, place, captures))
-    return found
+        return ClosureKind(f"closure {kept.__name__}<{text[-12:]}>", lambda: ClosureType(
+            kept, text, place, CapturesType({name: member.type for name, member in members.items()})), members)
+
+    return kind(("function", text, place, tuple(members.items())), make)
 
 
 def without_captures(function: Any, names: Collection[str], instead: Callable[[str], Any]) -> FunctionType:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Callable
 from functools import cached_property
 from types import FunctionType
 from typing import Any, NoReturn
 
 from gemmkit.lang.closures import without_captures
 from gemmkit.lang.functions import DeviceFunction, device
+from gemmkit.lang.kinds import Kind, kind
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
     lowering_registry,
@@ -26,7 +28,7 @@ from gemmkit.lang.properties import mutable_in_property
 from gemmkit.lang.static_branches import Unknown, asked, of_type
 from gemmkit.lang.values import static_type, static_value
 
-__all__ = ["ComponentType", "component_type"]
+__all__ = ["ComponentType", "component_kind"]
 
 
 class ComponentType(types.Callable):
@@ -36,6 +38,7 @@ class ComponentType(types.Callable):
                  skeleton: Any):
         self.cls, self.runtime, self.static, self.skeleton = cls, runtime, static, skeleton
         self._key = (cls, fingerprint, places, tuple(runtime.items()))
+        self._static_types: dict[str, Any] = {}
         super().__init__(f"{cls.__qualname__}<{fingerprint[:12]}>")
 
     @property
@@ -69,29 +72,35 @@ class ComponentType(types.Callable):
         return function.compile(tuple(sig.args)).entry_point
 
 
-_types: dict[Any, ComponentType] = {}
+class ComponentKind(Kind):
+    """A component's: ``skeleton`` is the component without its runtime fields."""
+
+    def __init__(self, text: str, make: Callable[[], Any], skeleton: Any):
+        super().__init__(text, make)
+        self.skeleton = skeleton
 
 
-def component_type(cls: type, fingerprint: str, places: tuple, runtime: dict, static: dict, component: Any) -> ComponentType:
-    """The type of a component; ``places`` are where its functions are written, for messages."""
-    key = (cls, fingerprint, places, tuple(runtime.items()))
-    found = _types.get(key)
-    if found is None:
+def component_kind(cls: type, fingerprint: str, places: tuple, runtime: dict[str, Kind], static: dict[str, Any],
+                   component: Any) -> Any:
+    """The kind of a component; ``places`` are where its functions are written, for messages."""
+    def make() -> ComponentKind:
         skeleton = copy.copy(component)
         for name in [n for n in vars(skeleton) if isinstance(inspect.getattr_static(cls, n, None), cached_property)]:
             del vars(skeleton)[name]                          # known for this component's runtime values alone
-        for name in runtime:
-            object.__setattr__(skeleton, name, _without_runtime(cls, name, runtime[name], getattr(component, name)))
-        found = _types.setdefault(key, ComponentType(cls, fingerprint, places, runtime, static, skeleton))
-    return found
+        for name, field in runtime.items():
+            object.__setattr__(skeleton, name, _without_runtime(cls, name, field, getattr(component, name)))
+        return ComponentKind(f"{cls.__qualname__}<{fingerprint[:12]}>", lambda: ComponentType(
+            cls, fingerprint, places, {name: field.type for name, field in runtime.items()}, static, skeleton), skeleton)
+
+    return kind(("component", cls, fingerprint, places, tuple(runtime.items())), make)
 
 
-def _without_runtime(cls: type, name: str, ty: Any, value: Any) -> Any:
+def _without_runtime(cls: type, name: str, field: Any, value: Any) -> Any:
     """What stands for a runtime field in a skeleton: a component or a function may be asked for all that is static."""
-    if isinstance(ty, ComponentType):
-        return ty.skeleton
+    if isinstance(field, ComponentKind):
+        return field.skeleton
     if isinstance(value, FunctionType):
-        return without_captures(value, ty.captures.members, lambda key: _RuntimeField(cls, f"{name}'s captured {key}"))
+        return without_captures(value, field.members, lambda key: _RuntimeField(cls, f"{name}'s captured {key}"))
     return _RuntimeField(cls, name)
 
 
@@ -183,6 +192,14 @@ class _Attributes(AttributeTemplate):
 
 
 def _static_attribute_type(ty: ComponentType, attr: str, value: Any) -> Any:
+    """The type of a static attribute, which its component's type decides: its fingerprint covers fields and properties."""
+    found = ty._static_types.get(attr)
+    if found is None:
+        found = ty._static_types[attr] = _type_of_static(ty, attr, value)
+    return found
+
+
+def _type_of_static(ty: ComponentType, attr: str, value: Any) -> Any:
     from numba.cuda.core.errors import TypingError
 
     from gemmkit.components import freeze

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
-
 from gemmkit.lang.atoms import atom
-from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.registers import call_function
 from gemmkit.lang.scalars import WeakFloatLiteral, WeakIntLiteral, index, weak_float64
 

@@ -25,6 +25,7 @@ import numpy as np
 from gemmkit.lang import guards
 from gemmkit.lang.atoms import Atom
 from gemmkit.lang.guards import NOTHING, Fact, Guards
+from gemmkit.lang.later import made_later
 from gemmkit.lang.package_state import of_packages
 from gemmkit.lang.records import record_text
 from gemmkit.lang.references import attributes, globals_of, is_fixed, is_host, names_of
@@ -141,6 +142,8 @@ class Reader:
 
     def _global(self, function: FunctionType, name: str, names: Collection[str], facts: list[Fact]) -> str:
         scope = function.__globals__
+        if made_later(scope, name):                            # by gemmkit and Numba, whose sources are in the key
+            return name
         facts.append(guards.item(scope, name))
         if name in scope:
             return f"{name}={self._looked_up(name, scope[name], names)}"

@@ -21,18 +21,18 @@ from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
-from numba.cuda.core.compiler_lock import global_compiler_lock
 
 from gemmkit.lang.compact import compacted
-from gemmkit.lang.compiling import compile_function
 from gemmkit.lang.errors import ComponentError, changeable, explain, line_of, refused
 from gemmkit.lang.fingerprint import read_closure, read_value, when_forgetting
+from gemmkit.lang.later import at_load
 from gemmkit.lang.module_attributes import ModuleAttributes
 from gemmkit.lang.numba_hooks import (
     NumbaError,
     OpaqueModel,
     TypingError,
     fold_arguments,
+    global_compiler_lock,
     lowering_registry,
     register_model,
     signature,
@@ -40,8 +40,8 @@ from gemmkit.lang.numba_hooks import (
     typeof_impl,
     types,
 )
+from gemmkit.lang.records import device_dtype
 from gemmkit.lang.references import Owner, globals_of, is_fixed, owner_of
-from gemmkit.lang.scalars import numba_type
 from gemmkit.lang.target import target_arch
 from gemmkit.lang.weak import weaken, weaken_code
 
@@ -122,6 +122,8 @@ class DeviceFunction:
 
         ``captures`` is the struct type of the runtime values that the function captured (:mod:`gemmkit.lang.closures`).
         """
+        from gemmkit.lang.compiling import compile_function
+
         self._look()
         key = (self, target_arch(), args, captures)
         result = self._compiled.get(key)
@@ -201,10 +203,9 @@ def _prepare(value: Any) -> Any:
 def _conversion(scalar: type) -> Any:
     """``np.float32`` as the dtype that converts in device code; a class of which there is none stays."""
     try:
-        numba_type(scalar)
+        return device_dtype(scalar)
     except TypeError:
         return scalar
-    return np.dtype(scalar)
 
 
 def _weaken_function(function: FunctionType, runtime: Collection[str] = ()) -> FunctionType:
@@ -235,7 +236,7 @@ def _prepared(function: FunctionType, name: str, value: Any, of_user: bool) -> A
     return _prepare(value)
 
 
-ModuleAttributes.prepared = staticmethod(_prepared)
+at_load(setattr, ModuleAttributes, "prepared", staticmethod(_prepared))
 
 
 def _refuse_mutable(function: FunctionType, name: str, value: Any) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from gemmkit.lang.errors import ComponentError, place_of
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.guards import class_version
+from gemmkit.lang.records import device_dtype
 from gemmkit.lang.references import is_gemmkit
 
 _BUILT_IN = ("abs", "bool", "float", "int", "round")
@@ -140,8 +141,6 @@ def _takes(function: FunctionType, count: int) -> str | None:
 
 def dtype_given(dtype: Any, what: str, field: str = "dtype") -> np.dtype:
     """The dtype that an argument names. Raises TypeError for what is none, or none that device code has."""
-    from gemmkit.lang.scalars import numba_type
-
     said = f"{what}({field}={dtype!r})"
     if dtype is None or isinstance(dtype, np.ndarray) or (isinstance(dtype, (dict, list)) and not dtype):
         raise TypeError(f"{said}: the dtype of a number is needed, for example 'float16'")
@@ -152,7 +151,7 @@ def dtype_given(dtype: Any, what: str, field: str = "dtype") -> np.dtype:
     if found.subdtype is not None or not found.isnative:
         raise TypeError(f"{said}: the dtype of a number, of this machine's byte order, is needed")
     try:
-        numba_type(found)
+        device_dtype(found)
     except TypeError as error:
         raise TypeError(f"{said}: {error}") from None
     return found
@@ -160,10 +159,8 @@ def dtype_given(dtype: Any, what: str, field: str = "dtype") -> np.dtype:
 
 def check_dtype(dtype: Any, name: str) -> None:
     """Raise TypeError, naming the argument, for a dtype that device code has no numbers of."""
-    from gemmkit.lang.scalars import numba_type
-
     try:
-        numba_type(dtype)
+        device_dtype(dtype)
     except TypeError as error:
         raise TypeError(f"{name} has dtype {dtype}; the operators take integers, floats and complex numbers "
                         f"({error})") from None

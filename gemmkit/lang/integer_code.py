@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
+from gemmkit.lang.numba_hooks import ir
 
 _COMPARE = {"<": "<", "<=": "<=", ">": ">", ">=": ">=", "==": "==", "!=": "!="}
 _HELD_BY_SMALLER = {"<": True, "<=": True, ">": False, ">=": False, "==": False, "!=": True}

@@ -11,14 +11,14 @@ import operator
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba.cuda import cgutils
 
 from gemmkit.lang.host import access_alignment
 from gemmkit.lang.narrowing import misfit_of_type, refusal
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
     TypingError,
+    cgutils,
+    ir,
     lowering_registry,
     models,
     operation,
@@ -116,8 +116,9 @@ def global_pointer(builder: Any, ty: ViewType, view: Any, terms: list[list], llv
     return builder.bitcast(pointer, ir.PointerType(llvm_type, addrspace=GLOBAL))
 
 
-def coordinates_of(context: Any, builder: Any, ty: types.Type, value: Any, kind: Any = index) -> list:
+def coordinates_of(context: Any, builder: Any, ty: types.Type, value: Any, kind: Any = None) -> list:
     """A coordinate, a tuple of them or a tile's Coord as a list of LLVM integers of a ``kind``, a view's or 32 bits wide."""
+    kind = index if kind is None else kind
     parts = getattr(ty, "coordinate_types", None)
     if parts is None:
         parts = ty.types if isinstance(ty, types.BaseTuple) else None

@@ -5,9 +5,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, ClassVar
 
-from numba.cuda.core import ir
-from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
-
+from gemmkit.lang.numba_hooks import FunctionPass, register_pass
+from gemmkit.lang.numba_hooks import numba_ir as ir
 from gemmkit.lang.references import is_fixed
 
 

@@ -9,32 +9,81 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from numba.core.errors import NumbaError  # the base of numba.cuda's errors; its types raise these, too
-from numba.cuda import types
-from numba.cuda.core.compiler import CompilerBase
-from numba.cuda.core.errors import TypingError
-from numba.cuda.cudadecl import registry as typing_registry
-from numba.cuda.cudaimpl import registry as lowering_registry
-from numba.cuda.datamodel import models
-from numba.cuda.datamodel.models import OpaqueModel
-from numba.cuda.extending import register_model, typeof_impl
-from numba.cuda.typing.templates import AbstractTemplate, AttributeTemplate, Signature, fold_arguments, signature
+from gemmkit.lang.later import at_load, later
+
+if TYPE_CHECKING:
+    from llvmlite import ir
+    from numba.core.errors import NumbaError
+    from numba.cuda import cgutils, types
+    from numba.cuda.core import ir as numba_ir
+    from numba.cuda.core.compiler import CompilerBase
+    from numba.cuda.core.compiler_lock import global_compiler_lock
+    from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
+    from numba.cuda.core.errors import TypingError
+    from numba.cuda.core.imputils import RefType, call_iternext, iternext_impl
+    from numba.cuda.core.ir_utils import build_definitions
+    from numba.cuda.cudadecl import registry as typing_registry
+    from numba.cuda.cudaimpl import registry as lowering_registry
+    from numba.cuda.datamodel import models
+    from numba.cuda.datamodel.models import OpaqueModel
+    from numba.cuda.extending import register_model, typeof_impl
+    from numba.cuda.typeconv import Conversion
+    from numba.cuda.typing.templates import AbstractTemplate, AttributeTemplate, Signature, fold_arguments, signature
+else:
+    # Imported at the first compilation (gemmkit.lang.later); until then a name stands for what it will be.
+    ir = later("llvmlite.ir")
+    NumbaError = later("numba.core.errors", "NumbaError")     # the base of numba.cuda's errors; its types raise these, too
+    cgutils = later("numba.cuda.cgutils")
+    types = later("numba.cuda.types")
+    numba_ir = later("numba.cuda.core.ir")
+    CompilerBase = later("numba.cuda.core.compiler", "CompilerBase")
+    global_compiler_lock = later("numba.cuda.core.compiler_lock", "global_compiler_lock")
+    FunctionPass = later("numba.cuda.core.compiler_machinery", "FunctionPass")
+    register_pass = later("numba.cuda.core.compiler_machinery", "register_pass")
+    TypingError = later("numba.cuda.core.errors", "TypingError")
+    build_definitions = later("numba.cuda.core.ir_utils", "build_definitions")
+    RefType = later("numba.cuda.core.imputils", "RefType")
+    call_iternext = later("numba.cuda.core.imputils", "call_iternext")
+    iternext_impl = later("numba.cuda.core.imputils", "iternext_impl")
+    typing_registry = later("numba.cuda.cudadecl", "registry")
+    lowering_registry = later("numba.cuda.cudaimpl", "registry")
+    models = later("numba.cuda.datamodel.models")
+    OpaqueModel = later("numba.cuda.datamodel.models", "OpaqueModel")
+    register_model = later("numba.cuda.extending", "register_model")
+    typeof_impl = later("numba.cuda.extending", "typeof_impl")
+    Conversion = later("numba.cuda.typeconv", "Conversion")
+    AbstractTemplate = later("numba.cuda.typing.templates", "AbstractTemplate")
+    AttributeTemplate = later("numba.cuda.typing.templates", "AttributeTemplate")
+    Signature = later("numba.cuda.typing.templates", "Signature")
+    fold_arguments = later("numba.cuda.typing.templates", "fold_arguments")
+    signature = later("numba.cuda.typing.templates", "signature")
 
 __all__ = [
     "AttributeTemplate",
+    "Conversion",
+    "FunctionPass",
     "NumbaError",
     "OpaqueModel",
+    "RefType",
     "Signature",
     "TypingError",
+    "build_definitions",
+    "call_iternext",
+    "cgutils",
     "compiles_ours",
     "fold_arguments",
     "global_callable",
+    "global_compiler_lock",
+    "ir",
+    "iternext_impl",
     "lowering_registry",
     "models",
+    "numba_ir",
     "operation",
     "register_model",
+    "register_pass",
     "rules_hold_in",
     "signature",
     "target_context",
@@ -155,12 +204,16 @@ def operation(key: Any) -> Callable[[Typer], Typer]:
     typed just as they were.
     """
     def register(typer: Typer) -> Typer:
-        template = _template(key, typer)
-        template.key = key                                    # type: ignore[attr-defined]
-        typing_registry.register_global(key)(template)
+        at_load(_give_meaning, key, typer)
         return typer
 
     return register
+
+
+def _give_meaning(key: Any, typer: Typer) -> None:
+    template = _template(key, typer)
+    template.key = key                                        # type: ignore[attr-defined]
+    typing_registry.register_global(key)(template)
 
 
 def global_callable(key: Any, typer: Typer, python: Callable[..., Any] | None = None) -> types.Type:

@@ -13,11 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.dtypes import DTypeType
-from gemmkit.lang.numba_hooks import models, operation, register_model, signature, types
+from gemmkit.lang.numba_hooks import ir, models, operation, register_model, signature, types
 from gemmkit.lang.registers import call_function
 from gemmkit.lang.scalars import NarrowFloatType, WeakFloatLiteral, WeakIntLiteral, bfloat16, float16
 from gemmkit.lang.static_branches import Of, Unknown

@@ -5,11 +5,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
-from numba.cuda import cgutils
-from numba.cuda.core.imputils import RefType, call_iternext, iternext_impl
-
-from gemmkit.lang.numba_hooks import lowering_registry, models, operation, register_model, signature, types
+from gemmkit.lang.numba_hooks import (
+    RefType,
+    call_iternext,
+    cgutils,
+    ir,
+    iternext_impl,
+    lowering_registry,
+    models,
+    operation,
+    register_model,
+    signature,
+    types,
+)
 from gemmkit.lang.scalars import IndexType, WeakIntLiteral, index, wide_index
 
 

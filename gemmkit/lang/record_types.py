@@ -6,12 +6,12 @@ import operator
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
+    ir,
     lowering_registry,
     models,
     operation,
@@ -41,9 +41,6 @@ class RecordType(types.Type):
     def __init__(self, dtype: np.dtype):
         self.dtype, self.names = dtype, dtype.names or ()
         self.parts = tuple(numba_type(kind) for kind in part_dtypes(dtype))
-        if len({kind.itemsize for kind in part_dtypes(dtype)}) != 1 or dtype.itemsize != sum(
-                kind.itemsize for kind in part_dtypes(dtype)):
-            raise TypeError(f"dtype {dtype} has no device type: the fields of a record must be packed numbers of one size")
         self.table = metadata_of(dtype).get(TABLE)
         super().__init__(f"record {record_text(dtype)}")
 
@@ -65,7 +62,7 @@ class _PackedModel(models.PrimitiveModel):
 
 
 def record_type(dtype: np.dtype) -> RecordType:
-    """The device type of a record dtype; raises TypeError for one that has none."""
+    """The device type of a record dtype."""
     kinds = part_dtypes(dtype)
     return PackedType(dtype) if len(kinds) == 2 and kinds[0].itemsize == 2 else RecordType(dtype)
 

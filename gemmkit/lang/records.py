@@ -17,6 +17,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from gemmkit.lang.number_rules import OF_ML_DTYPES
+
 TABLE, SIGNS = "gemmkit.table", "gemmkit.conjugate"            # in a dtype's metadata
 REAL_IMAG = "real", "imag"
 _COMPLEX = {np.dtype(np.float32): np.dtype(np.complex64), np.dtype(np.float64): np.dtype(np.complex128)}
@@ -54,6 +56,20 @@ def _part_classes(dtype: np.dtype) -> tuple[type, ...]:
 def part_size(dtype: np.dtype) -> int:
     """Bytes of one part; an access is never narrower."""
     return part_dtypes(dtype)[0].itemsize if dtype.names is not None else dtype.itemsize
+
+
+def device_dtype(dtype: Any) -> np.dtype:
+    """The dtype of numbers that device code has; raises TypeError for another."""
+    dtype = np.dtype(dtype)
+    if dtype.names is not None:
+        kinds = [device_dtype(kind) for kind in part_dtypes(dtype)]
+        if len({kind.itemsize for kind in kinds}) != 1 or dtype.itemsize != sum(kind.itemsize for kind in kinds):
+            raise TypeError(f"dtype {dtype} has no device type: the fields of a record must be packed numbers of one size")
+        return dtype
+    if dtype in OF_ML_DTYPES or (dtype.kind in "biufc" and dtype.itemsize <= (16 if dtype.kind == "c" else 8)):
+        return dtype
+    raise TypeError(f"dtype {dtype} has no device type; bool, integers, float8_e4m3fn, float8_e5m2, float16, bfloat16, "
+                    "float32, float64, complex64 and complex128 have")
 
 
 def record_text(dtype: np.dtype) -> str:
@@ -198,5 +214,5 @@ def scalars(data: np.ndarray, dtype: np.dtype) -> tuple:
     return tuple(Record(dtype, row) for row in zip(*(values[name] for name in dtype.names)))
 
 
-__all__ = ["REAL_IMAG", "SIGNS", "TABLE", "Record", "like", "metadata_of", "number_dtype", "part_dtypes", "part_size",
-           "record_text", "scalars", "terms", "to_dtype"]
+__all__ = ["REAL_IMAG", "SIGNS", "TABLE", "Record", "device_dtype", "like", "metadata_of", "number_dtype", "part_dtypes",
+           "part_size", "record_text", "scalars", "terms", "to_dtype"]

@@ -15,9 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba.cuda import cgutils
-from numba.cuda.core import ir as numba_ir
 
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.functions import when_compiled
@@ -25,8 +22,11 @@ from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
     OpaqueModel,
     TypingError,
+    cgutils,
+    ir,
     lowering_registry,
     models,
+    numba_ir,
     operation,
     register_model,
     signature,

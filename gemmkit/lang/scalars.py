@@ -14,10 +14,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from llvmlite import ir
-from numba.cuda.typeconv import Conversion
 
-from gemmkit.lang.numba_hooks import lowering_registry, models, register_model, types, unify_weakly
+from gemmkit.lang.later import at_load
+from gemmkit.lang.numba_hooks import Conversion, ir, lowering_registry, models, register_model, types, unify_weakly
+from gemmkit.lang.records import device_dtype
 from gemmkit.lang.weak import WeakFloat, WeakInt
 
 i1, i16, i32, i64 = (ir.IntType(n) for n in (1, 16, 32, 64))
@@ -119,7 +119,7 @@ class _WeakFloat64Model(models.PrimitiveModel):
 
 
 WEAK_FLOATS = (WeakFloatLiteral, WeakFloat64Type)
-unify_weakly((WeakIntLiteral, IndexType))
+at_load(unify_weakly, (WeakIntLiteral, IndexType))
 types.Literal.ctor_map[WeakInt] = WeakIntLiteral
 types.Literal.ctor_map[WeakFloat] = WeakFloatLiteral
 register_model(WeakIntLiteral)(models.IntegerModel)
@@ -310,21 +310,17 @@ def number_constant(context: Any, builder: Any, ty: types.Type, v: Any) -> Any:
 
 # -- conversions written as calls: np.float32(x), and the host's names ----------------------------------------------------
 
-_NUMBA = {ty.dtype: ty for ty in (float16, *OF_ML_DTYPES)}
+_NUMBA = {np.dtype(dtype): ty for dtype, ty in (
+    (np.float16, float16), (ml_dtypes.bfloat16, bfloat16), (ml_dtypes.float8_e4m3fn, float8_e4m3fn),
+    (ml_dtypes.float8_e5m2, float8_e5m2))}
 
 
 def numba_type(dtype: Any) -> types.Type:
     """The device type of a NumPy dtype; raises TypeError where there is none."""
-    dtype = np.dtype(dtype)
-    found = _NUMBA.get(dtype)
-    if found is not None:
-        return found
-    if (dtype.kind in "biuf" and dtype.itemsize <= 8) or (dtype.kind == "c" and dtype.itemsize <= 16):
-        return getattr(types, dtype.name if dtype.kind != "b" else "boolean")
+    dtype = device_dtype(dtype)
     if dtype.names is not None:
         return _record_type(dtype)
-    raise TypeError(f"dtype {dtype} has no device type; bool, integers, float8_e4m3fn, float8_e5m2, float16, bfloat16, "
-                    "float32, float64, complex64 and complex128 have")
+    return _NUMBA.get(dtype) or getattr(types, dtype.name if dtype.kind != "b" else "boolean")
 
 
 def _record_type(dtype: np.dtype) -> types.Type:

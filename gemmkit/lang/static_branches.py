@@ -17,12 +17,10 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from numba.cuda.core import ir
-from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
-from numba.cuda.core.ir_utils import build_definitions
 
 from gemmkit.lang.assertions import forget_unreached
-from gemmkit.lang.numba_hooks import types
+from gemmkit.lang.numba_hooks import FunctionPass, build_definitions, register_pass, types
+from gemmkit.lang.numba_hooks import numba_ir as ir
 
 LARGEST = 2**31                        # whole numbers stay below it, as coordinates do
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from numba.cuda import dispatcher
+from gemmkit.lang.later import at_load
 
 _target = threading.local()
 
@@ -34,6 +34,8 @@ def compiling() -> Iterator[None]:
 
 def _answer_for_the_device() -> None:
     """Numba's own library functions ask which device is current while they compile; without one, ours is the answer."""
+    from numba.cuda import dispatcher
+
     asked = dispatcher.get_current_device
 
     def get_current_device() -> Any:
@@ -44,7 +46,7 @@ def _answer_for_the_device() -> None:
     dispatcher.get_current_device = get_current_device
 
 
-_answer_for_the_device()
+at_load(_answer_for_the_device)
 
 
 __all__ = ["compiling", "set_target_arch", "target_arch"]

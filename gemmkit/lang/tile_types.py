@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from llvmlite import ir
-
-from gemmkit.lang.numba_hooks import lowering_registry, models, register_model, typeof_impl, types
+from gemmkit.lang.numba_hooks import ir, lowering_registry, models, register_model, typeof_impl, types
 from gemmkit.lang.scalars import index
 from gemmkit.lang.static_branches import Of, Unknown
 

@@ -6,12 +6,11 @@ import math
 import operator
 from typing import Any
 
-from llvmlite import ir
-from numba.cuda import cgutils
-from numba.cuda.core.errors import TypingError
-
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
+    TypingError,
+    cgutils,
+    ir,
     lowering_registry,
     operation,
     signature,

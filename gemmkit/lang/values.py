@@ -7,6 +7,7 @@ conversions (``self.dtype(x)``), and any object with ``__device_type__()`` says 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from gemmkit.lang.numba_hooks import (
     signature,
     types,
 )
-from gemmkit.lang.records import Record, to_dtype
+from gemmkit.lang.records import Record, device_dtype, to_dtype
 from gemmkit.lang.scalars import (
     WeakFloatLiteral,
     WeakIntLiteral,
@@ -36,30 +37,43 @@ from gemmkit.lang.weak import weaken
 
 def static_type(value: Any) -> types.Type:
     """The type that carries a compile-time value; raises TypeError for what has none."""
+    made: types.Type = static_maker(value)()
+    return made
+
+
+def static_maker(value: Any) -> Callable[[], types.Type]:
+    """What makes the type that carries a compile-time value; raises TypeError for what has none."""
     own = getattr(value, "__device_type__", None)
     if own is not None and not isinstance(value, type):
-        return own()
+        return own
     if isinstance(value, bool):
-        return types.literal(value)
+        return lambda: types.literal(value)
     if isinstance(value, (int, float)) and not isinstance(value, np.generic):
-        return types.literal(weaken(value))
+        return lambda: types.literal(weaken(value))
     if isinstance(value, np.dtype):
-        return DTypeType(numba_type(value))
+        return _dtype_maker(value)
     if isinstance(value, DeviceFunction):
-        return DeviceFunctionType(value)
+        return lambda: DeviceFunctionType(value)
     if isinstance(value, Atom):
-        return value.device_type
+        return lambda: value.device_type
     if isinstance(value, str):
-        return types.literal(value)
+        return lambda: types.literal(value)
     if value is None:
-        return types.none
+        return lambda: types.none
     if isinstance(value, np.generic):
-        return numba_type(value.dtype)
+        dtype = device_dtype(value.dtype)
+        return lambda: numba_type(dtype)
     if isinstance(value, tuple):
-        return types.BaseTuple.from_types([static_type(v) for v in value])
+        makers = [static_maker(v) for v in value]
+        return lambda: types.BaseTuple.from_types([make() for make in makers])
     if isinstance(value, type) and issubclass(value, np.generic):
-        return DTypeType(numba_type(np.dtype(value)))
+        return _dtype_maker(np.dtype(value))
     raise TypeError(f"{value!r} ({type(value).__name__}) cannot be a compile-time value of device code")
+
+
+def _dtype_maker(dtype: np.dtype) -> Callable[[], types.Type]:
+    found = device_dtype(dtype)
+    return lambda: DTypeType(numba_type(found))
 
 
 def static_value(context: Any, builder: Any, ty: types.Type, value: Any) -> Any:

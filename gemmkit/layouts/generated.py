@@ -8,13 +8,12 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numba.cuda.core.errors import TypingError
 
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.control import choose
 from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.given import function_given
-from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.numba_hooks import TypingError, signature, types
 from gemmkit.lang.returned import told
 from gemmkit.lang.scalars import IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral
 from gemmkit.layouts.base import Layout

@@ -6,11 +6,9 @@ import operator
 from collections import Counter
 from typing import Any
 
-from llvmlite import ir
-
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.component_types import ComponentType
-from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.record_types import numbers_of, of_parts, part_of, part_types, planes_of
 from gemmkit.lang.records import scaled, terms
 from gemmkit.lang.registers import call_function

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
-
-from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.numba_hooks import ir, signature, types
 
 _LETTER = {ir.IntType(32): "r", ir.IntType(64): "l", ir.IntType(16): "h", ir.FloatType(): "f", ir.DoubleType(): "d"}
 

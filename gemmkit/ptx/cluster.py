@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from gemmkit.emulator import clusters, copies
 from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.host import piece_bytes
 from gemmkit.lang.memory import SharedType, coordinates_of
-from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.records import part_size, scalars
 from gemmkit.lang.scalars import index
 from gemmkit.ptx.build import assembly, braces, plain

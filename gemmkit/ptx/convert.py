@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
+from gemmkit.lang.numba_hooks import ir
 
 
 def bf16_from_f32(builder: Any, value: Any) -> Any:

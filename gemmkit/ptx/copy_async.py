@@ -9,13 +9,11 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from llvmlite import ir
-
 from gemmkit.emulator import mbarriers, thread_copies
 from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.memory import SharedType, coordinates_of, global_pointer, proxy
-from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.ptx.build import assembly
 from gemmkit.ptx.mbarrier import element_address, is_barrier, place
 from gemmkit.ptx.memory import is_position

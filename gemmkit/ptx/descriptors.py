@@ -15,11 +15,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir
 
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.memory import SharedType, coordinates_of
-from gemmkit.lang.numba_hooks import TypingError, signature, types
+from gemmkit.lang.numba_hooks import TypingError, ir, signature, types
 from gemmkit.lang.scalars import index
 from gemmkit.ptx.ldmatrix import shared_address
 

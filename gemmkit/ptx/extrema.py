@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
-
+from gemmkit.lang.numba_hooks import ir
 from gemmkit.ptx.build import assembly
 
 #: The types that have the instruction, from compute capability 8.0 on, and the LLVM types of their registers.

@@ -17,12 +17,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from gemmkit.components import Component
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.component_types import ComponentType
-from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.scalars import index
 
 Strides = tuple[tuple[int, int], ...]

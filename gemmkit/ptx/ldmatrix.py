@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.memory import SharedType, coordinates_of, shared_pointer
-from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.ptx.build import assembly, braces
 from gemmkit.ptx.fragments import FragmentMap
 from gemmkit.ptx.registers import from_registers

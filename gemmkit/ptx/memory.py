@@ -11,7 +11,6 @@ import operator
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.dtypes import DTypeType
@@ -29,7 +28,7 @@ from gemmkit.lang.memory import (
     shared_pointer,
 )
 from gemmkit.lang.narrowing import misfit_of_type, refusal
-from gemmkit.lang.numba_hooks import TypingError, signature, types
+from gemmkit.lang.numba_hooks import TypingError, ir, signature, types
 from gemmkit.lang.record_types import PackedType, RecordType, of_parts, part_of
 from gemmkit.lang.records import part_size
 from gemmkit.ptx.build import assembly

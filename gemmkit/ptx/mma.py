@@ -9,11 +9,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from llvmlite import ir
 
 from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import Atom
-from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.scalars import numba_type
 from gemmkit.ptx.build import assembly, braces
 from gemmkit.ptx.fragments import FragmentMap

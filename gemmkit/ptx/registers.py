@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
+from gemmkit.lang.numba_hooks import ir
 
 i32 = ir.IntType(32)
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from llvmlite import ir
 
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.dtypes import DTypeType
-from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.scalars import NarrowFloatType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral, index, numpy_dtype
 from gemmkit.ptx.build import assembly
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
-from numba.cuda import cgutils
-
 from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import Atom, atom
-from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.numba_hooks import cgutils, ir, signature, types
 from gemmkit.lang.scalars import index
 from gemmkit.ptx.build import plain
 

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba.cuda.datamodel.models import PrimitiveModel
 
 from gemmkit.components import Component
 from gemmkit.emulator import copies
@@ -25,7 +23,7 @@ from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.host import View
 from gemmkit.lang.memory import SharedType, coordinate_count, coordinates_of
-from gemmkit.lang.numba_hooks import register_model, signature, types
+from gemmkit.lang.numba_hooks import ir, models, register_model, signature, types
 from gemmkit.lang.scalars import index
 from gemmkit.ptx.build import assembly, plain
 from gemmkit.ptx.mbarrier import element_address, is_barrier, place
@@ -110,7 +108,7 @@ class TensorMapType(types.Type):
 
 
 @register_model(TensorMapType)
-class _TensorMapModel(PrimitiveModel):
+class _TensorMapModel(models.PrimitiveModel):
     """128 bytes as a parameter, nothing as a value: whatever the code does with it, no copy is made of the bytes."""
 
     def __init__(self, dmm: Any, fe_type: TensorMapType):

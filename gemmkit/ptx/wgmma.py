@@ -18,13 +18,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from llvmlite import ir
 
 from gemmkit.emulator import in_flight, tensor_cores
 from gemmkit.emulator.machine import current
 from gemmkit.emulator.tensor_cores import WARPGROUP
 from gemmkit.lang.atoms import Atom, atom
-from gemmkit.lang.numba_hooks import TypingError, signature, types
+from gemmkit.lang.numba_hooks import TypingError, ir, signature, types
 from gemmkit.lang.registers import Fragment
 from gemmkit.lang.scalars import index, numba_type
 from gemmkit.ptx.build import assembly, braces, plain
@@ -182,17 +181,20 @@ def _is_fragment(ty: Any, spec: WgmmaSpec) -> bool:
     return spec.a.itemsize > 1 and ty == types.UniTuple(numba_type(spec.a), spec.a_map.values)
 
 
-def _typer(spec: WgmmaSpec) -> Any:
-    accumulators = [types.UniTuple(numba_type(spec.accumulator), spec.N // 2)]
-    register = _register(accumulators[0].dtype)
-    if spec.accumulator == F16:
-        accumulators.append(types.UniTuple(types.uint32, spec.N // 4))
+def _accumulates(ty: Any, spec: WgmmaSpec) -> bool:
+    """Whether a type is the accumulators: their numbers, or 32-bit words of two float16 each."""
+    if spec.accumulator == F16 and ty == types.UniTuple(types.uint32, spec.N // 4):
+        return True
+    return ty == types.UniTuple(numba_type(spec.accumulator), spec.N // 2)
 
+
+def _typer(spec: WgmmaSpec) -> Any:
     def typer(context: Any, acc: Any, a: Any, b: Any, accumulate: Any) -> Any:
-        if acc not in accumulators or not isinstance(b, types.Integer) or not isinstance(accumulate, types.Integer):
+        if not _accumulates(acc, spec) or not isinstance(b, types.Integer) or not isinstance(accumulate, types.Integer):
             return None
         if not (_is_fragment(a, spec) if spec.a_registers else isinstance(a, types.Integer)):
             return None
+        register = _register(numba_type(spec.accumulator))
 
         def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
             old = to_registers(builder, elements(builder, v[0], acc.count))

@@ -11,12 +11,11 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import Atom
 from gemmkit.lang.memory import SharedType, coordinates_of
-from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.scalars import numba_type
 from gemmkit.ptx.build import assembly, braces
 from gemmkit.ptx.ldmatrix import shared_address
@@ -111,11 +110,10 @@ def _lane_share(spec: WmmaSpec, operand: str, layout: str, lane: int, stride: in
 
 def load_atom(spec: WmmaSpec, operand: str, layout: str) -> Atom:
     """``load(pointer, base, offset, stride) -> fragment``; ``layout`` is "row" or "col", stride in elements."""
-    result = _wide(spec, operand)
-
     def typer(context: Any, pointer: Any, base: Any, offset: Any, stride: Any) -> Any:
         if not isinstance(pointer, SharedType) or pointer.dtype != spec.dtype(operand):
             return None
+        result = _wide(spec, operand)
         register = ir.FloatType() if spec.dtype(operand) == F32 else i32
 
         def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
@@ -145,10 +143,8 @@ def load_atom(spec: WmmaSpec, operand: str, layout: str) -> Atom:
 
 def store_atom(spec: WmmaSpec, layout: str) -> Atom:
     """``store(pointer, base, offset, stride, fragment)``."""
-    given = _wide(spec, "c")
-
     def typer(context: Any, pointer: Any, base: Any, offset: Any, stride: Any, fragment: Any) -> Any:
-        if not isinstance(pointer, SharedType) or pointer.dtype != spec.accumulator or fragment != given:
+        if not isinstance(pointer, SharedType) or pointer.dtype != spec.accumulator or fragment != _wide(spec, "c"):
             return None
 
         def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
@@ -176,10 +172,8 @@ def store_atom(spec: WmmaSpec, layout: str) -> Atom:
 
 def mma_atom(spec: WmmaSpec, a_layout: str, b_layout: str) -> Atom:
     """``mma(a, b, c) -> d`` for fragments loaded with these layouts."""
-    a_type, b_type, c_type = (_wide(spec, name) for name in "abc")
-
     def typer(context: Any, a: Any, b: Any, c: Any) -> Any:
-        if (a, b, c) != (a_type, b_type, c_type):
+        if (a, b, c) != tuple(_wide(spec, name) for name in "abc"):
             return None
         register = ir.FloatType() if spec.accumulator == F32 else i32
 
@@ -188,9 +182,9 @@ def mma_atom(spec: WmmaSpec, a_layout: str, b_layout: str) -> Atom:
             for value, name in zip(v, "abc"):
                 operands += to_registers(builder, elements(builder, value, spec.count(name)))
             out = assembly(builder, spec.mma_text(a_layout, b_layout), [register] * spec.registers("c"), operands)
-            return ctx.make_tuple(builder, c_type, from_registers(builder, out, ctx.get_value_type(c_type.dtype)))
+            return ctx.make_tuple(builder, c, from_registers(builder, out, ctx.get_value_type(c.dtype)))
 
-        return signature(c_type, a, b, c), codegen
+        return signature(c, a, b, c), codegen
 
     def emulate(a: tuple, b: tuple, c: tuple) -> tuple:
         return current().collective("wmma.mma", (a, b, c), spec.compute, sync=False)

@@ -11,13 +11,12 @@ import operator
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.host import SharedPointer, View, access_alignment, narrowed, piece_bytes
 from gemmkit.lang.memory import GLOBAL, SharedType, coordinates_of, global_pointer, proxy, shared_pointer
-from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.record_types import PackedType, RecordType
 from gemmkit.lang.records import Record, part_size, scalars
 from gemmkit.ptx.build import assembly

@@ -96,11 +96,22 @@ def versions() -> str:
     """The versions of everything that turns Python into machine code."""
     from importlib.metadata import version
 
-    from numba.cuda.cudadrv.libs import get_cudalib
-
     names = ("numba-cuda", "llvmlite", "numpy", "ml_dtypes")
     return ",".join([f"Python={sys.version_info[0]}.{sys.version_info[1]}", *(f"{name}={version(name)}" for name in names),
-                     f"NVVM={bytes_digest(get_cudalib('nvvm'))}", *(f"ptxas={bytes_digest(t)}" for t in candidates()[:1])])
+                     f"NVVM={bytes_digest(_nvvm())}", *(f"ptxas={bytes_digest(t)}" for t in candidates()[:1])])
+
+
+def _nvvm() -> str:
+    """The file of the NVVM that Numba compiles with. Numba asks cuda.pathfinder first, and so can be spared: a process whose
+    kernels lie on disk never loads it."""
+    from cuda import pathfinder
+
+    try:
+        return str(pathfinder.load_nvidia_dynamic_lib("nvvm").abs_path)
+    except pathfinder.DynamicLibNotFoundError:
+        from numba.cuda.cudadrv.libs import get_cudalib
+
+        return str(get_cudalib("nvvm"))
 
 
 _WHOLE, _PIECE, _PIECES = 2**22, 2**16, 32
@@ -141,12 +152,12 @@ def cubin_of(kernel: Any, arguments: Sequence[Any], threads: int, device: Device
     if not packages_stand():
         forget_readings()
         raise CodeChanged("a function of gemmkit was replaced")
-    types, guards = tuple(a.type for a in arguments), [g for a in arguments for g in a.guards]
-    key = "\n".join((function_text(kernel), *(a.fingerprint for a in arguments), ",".join(map(str, types)), package_digest(),
-                     versions(), device.arch_name, f"threads={threads},{blocks_per_sm}"))
+    guards = [g for a in arguments for g in a.guards]
+    key = "\n".join((function_text(kernel), *(a.fingerprint for a in arguments), *(str(a.kind) for a in arguments),
+                     package_digest(), versions(), device.arch_name, f"threads={threads},{blocks_per_sm}"))
 
     def build() -> tuple[bytes, dict[str, Any]]:
-        ptx = to_ptx(kernel, types, threads, device, blocks_per_sm)
+        ptx = to_ptx(kernel, tuple(a.type for a in arguments), threads, device, blocks_per_sm)
         if not (all(each.stand() for each in guards) and packages_stand()):
             raise CodeChanged("code changed while it was compiled")
         assembled = assemble(ptx, device.arch_name)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import re
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +106,52 @@ def test_a_module_is_absent_in_one_thread_for_the_time_being() -> None:
         other.start()
         other.join()
     assert outcomes and importlib.import_module(name) is outcomes[0]
+
+
+class _Node:
+    """Refers to itself: only the collector frees it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_compilations_leave_is_found() -> None:
+    """Not at once, but before it is much; and the collector runs again, over all objects."""
+    alive = weakref.WeakSet[_Node]()
+    for _ in range(pipeline._WALK_EVERY):
+        with pipeline.without_collections():
+            assert not gc.isenabled()
+            alive.add(_Node())
+    assert len(alive) < pipeline._WALK_EVERY and gc.isenabled() and gc.get_freeze_count() == 0
+
+
+def test_frozen_objects_stay_frozen() -> None:
+    gc.collect()
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        for _ in range(pipeline._WALK_EVERY):
+            with pipeline.without_collections():
+                pass
+        assert gc.get_freeze_count() > frozen // 2
+    finally:
+        gc.unfreeze()
+
+
+def inner_function(out: Any) -> None:
+    def twice(y: float) -> float:
+        return y + y
+
+    out[0] = twice(out[1])
+
+
+def no_inner_function(out: Any) -> None:
+    out[0] = out[1] + out[1]
+
+
+@pytest.mark.compile
+def test_inner_functions_are_inlined() -> None:
+    """What has one goes through Numba's own pass; what has none through the short one. The code is the same."""
+    one, other = (re.findall(r"^\t((?:ld|add|mul|fma|st|ret)\b.*);", ptx(f), re.MULTILINE)
+                  for f in (inner_function, no_inner_function))
+    assert one == other and [line.split(".")[0] for line in one] == ["ld", "ld", "add", "st", "ret"]

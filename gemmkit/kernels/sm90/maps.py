@@ -9,6 +9,7 @@ from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.sm90.routes.tma import Tma
 from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.kernels.sm90.store import TmaStore
+from gemmkit.lang.kinds import Kind, kind
 from gemmkit.ptx.tma import TensorMapSpec, TensorMapType
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.tensor_maps import BYTES, Encoder
@@ -30,8 +31,9 @@ class Map:
     @property
     def frozen(self) -> Frozen:
         """The kernel's argument; its bytes are put in at each launch."""
-        ty = TensorMapType(self.ordinal)
-        return Frozen(ty, str(ty), [("tensor_map", NO_MAP)], [])
+        text = f"TensorMap({self.ordinal})"
+        made = kind(text, lambda: Kind(text, lambda: TensorMapType(self.ordinal)))
+        return Frozen(made, text, [("tensor_map", NO_MAP)], [])
 
     @property
     def encoder(self) -> Encoder:

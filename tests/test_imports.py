@@ -1,0 +1,68 @@
+"""What a process loads: Numba and what comes with it at the first compilation, not before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+HEAVY = "numba", "numba_cuda", "llvmlite", "scipy", "asyncio"
+
+
+def loaded(program: str) -> set[str]:
+    """Which of the heavy packages a fresh process has after a program."""
+    report = f"import sys\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program) + "\n" + report], capture_output=True, text=True,
+                          check=True)
+    return set(done.stdout.split())
+
+
+COMPONENTS = """
+    from dataclasses import dataclass
+    import gemmkit as gk
+    import numpy as np
+
+    @dataclass(frozen=True)
+    class Skewed(gk.layouts.Layout):
+        def element(self, data, m, k, shape):
+            return data[m - k + shape.K - 1]
+
+    scale = np.arange(32, dtype=np.float32)
+    conf = gk.get_config(
+        operator=gk.operators.MMAOp(dtype="bfloat16", accumulator="float32"), global_a_layout=gk.layouts.RowMajor("bfloat16"),
+        transform_regs_to_shared_d=gk.transforms.Elementwise(lambda x: max(x, 0)), epilogue=gk.epilogues.Bias(scale),
+        gemm_shape=dict(M=64, N=32, K=64))
+    repr(conf), Skewed("float32"), gk.operators.WMMAOp(), gk.operators.WGMMAOp(), gk.epilogues.Saturate("int8")
+    gk.operators.FPUOp(dtype="float64"), gk.layouts.Swizzled(gk.layouts.RowMajor("float16")), gk.operators.dual(1)
+"""
+
+EMULATED = COMPONENTS + """
+    a, b = (np.ones(shape, np.float16) for shape in ((48, 40), (40, 32)))
+    with gk.emulate():
+        assert (gk.matmul(a, b) == 40).all()
+        assert (gk.matmul(a.astype("f4"), b.astype("f4"), epilogue=gk.epilogues.Bias(scale)) == 40 + scale).all()
+        assert (gk.matmul(a, b, transform_regs_to_shared_d=gk.transforms.Elementwise(lambda x: x + scale[0])) == 40).all()
+        assert (gk.matmul(a.astype("c8"), b.astype("c8")) == 40).all()
+        assert (gk.einsum("ik,kj->ij", a, b) == 40).all()
+        gk.plan(a, b)(a, b)
+"""
+
+COMPILED = """
+    import gemmkit as gk
+    from gemmkit.inspection import compile_config
+    conf = gk.get_config(operator=gk.operators.FPUOp(M=16, N=16), global_a_layout=gk.layouts.RowMajor("float32"))
+    assert compile_config(conf).usage.spill_stores == 0
+"""
+
+
+@pytest.mark.parametrize("program", ["import gemmkit", COMPONENTS, EMULATED], ids=["import", "components", "emulator"])
+def test_without_compiling_nothing_heavy_is_loaded(program: str) -> None:
+    assert loaded(program) == set()
+
+
+@pytest.mark.compile
+def test_compiling_loads_the_compiler() -> None:
+    """The names above are those of the packages that a compiler is."""
+    assert {"numba", "llvmlite"} <= loaded(COMPILED)
