@@ -23,6 +23,7 @@ from numba.cuda.extending import register_model, typeof_impl
 from numba.cuda.typing.templates import AbstractTemplate, AttributeTemplate, Signature, fold_arguments, signature
 
 __all__ = [
+    "AbstractTemplate",
     "AttributeTemplate",
     "NumbaError",
     "OpaqueModel",

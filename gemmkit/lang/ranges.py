@@ -9,7 +9,9 @@ from llvmlite import ir
 from numba.cuda import cgutils
 from numba.cuda.core.imputils import RefType, call_iternext, iternext_impl
 
-from gemmkit.lang.numba_hooks import lowering_registry, models, operation, register_model, signature, types
+from gemmkit.lang import number_rules
+from gemmkit.lang.arithmetic import kind_of_type, type_of_kind
+from gemmkit.lang.numba_hooks import compiles_ours, lowering_registry, models, operation, register_model, signature, types
 from gemmkit.lang.scalars import IndexType, WeakIntLiteral, index, wide_index
 
 
@@ -40,8 +42,10 @@ class _IteratorModel(models.StructModel):
 
 @operation(range)
 def _range(context: Any, *args: Any) -> Any:
-    if not 1 <= len(args) <= 3 or not all(isinstance(a, (IndexType, types.IntegerLiteral)) for a in args):
+    if not 1 <= len(args) <= 3:
         return None
+    if not all(isinstance(a, (IndexType, types.IntegerLiteral)) for a in args):
+        return _of_integers(context, args) if compiles_ours() else None
     if not any(isinstance(a, (IndexType, WeakIntLiteral)) for a in args):
         return None
     of = wide_index if wide_index in args else index
@@ -56,6 +60,23 @@ def _range(context: Any, *args: Any) -> Any:
         return state._getvalue()
 
     return signature(IndexRangeType(of), *([of] * len(args))), codegen
+
+
+def _of_integers(context: Any, args: tuple) -> Any:
+    """Where NumPy's integers are among the limits: Numba's own range, of the type that the rules say."""
+    kinds = [kind_of_type(a) for a in args]
+    if any(kind is None for kind in kinds):
+        return None
+    ty = type_of_kind(number_rules.of_range(*kinds))
+    if all(a == ty for a in args):
+        return None
+    inner = context.resolve_function_type(range, (ty,) * len(args), {})
+
+    def codegen(c: Any, builder: Any, sig: Any, values: Any) -> Any:
+        given = [c.cast(builder, v, t, ty) for v, t in zip(values, sig.args)]
+        return c.get_function(context.resolve_value_type(range), inner)(builder, given)
+
+    return signature(inner.return_type, *args), codegen
 
 
 @lowering_registry.lower("getiter", IndexRangeType)
