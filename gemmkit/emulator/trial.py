@@ -18,7 +18,6 @@ from gemmkit.components import Component, freeze
 from gemmkit.emulator.coordinates import Coordinate, LongCoordinate
 from gemmkit.kernels.spec import Shape
 from gemmkit.lang import dialect
-from gemmkit.lang.closures import ClosureType
 from gemmkit.lang.component_types import MethodType
 from gemmkit.lang.errors import ComponentError
 from gemmkit.lang.functions import device
@@ -43,18 +42,15 @@ def tried(function: FunctionType, given: tuple, original: Callable[[Any], Any]) 
     owner = original(given[0]) if given and isinstance(given[0], Component) else None
     if not _is_silent(function, owner):
         return
-    refusal = None
-    for literal in (False, True):                              # a kernel may know a number when it is compiled
-        try:
-            _compile(function, owner, tuple(_type_of(value, original, literal) for value in given), original)
-        except Unknown:
-            return
-        except ComponentError as error:
-            refusal = refusal or error
-        else:
-            return
-    if refusal is not None:
-        raise refusal
+    try:
+        args = tuple(_type_of(value, original) for value in given)
+    except Unknown:
+        return
+    if owner is not None:
+        MethodType(args[0], function.__name__, device(function)).get_call_type(None, args[1:], {})
+        return
+    ty: Any = freeze(original(function)).type
+    ty.get_call_type(None, args, {})
 
 
 def _is_silent(function: FunctionType, owner: Any) -> bool:
@@ -66,29 +62,17 @@ def _is_silent(function: FunctionType, owner: Any) -> bool:
     return True
 
 
-def _compile(function: FunctionType, owner: Any, given: tuple, original: Callable[[Any], Any]) -> None:
-    if owner is not None:
-        method = device(function)
-        MethodType(given[0], function.__name__, method).get_call_type(None, given[1:], {})
-        return
-    ty: Any = freeze(original(function)).type
-    assert isinstance(ty, ClosureType)
-    ty.get_call_type(None, given, {})
-
-
-def _type_of(value: Any, original: Callable[[Any], Any], literal: bool) -> Any:
+def _type_of(value: Any, original: Callable[[Any], Any]) -> Any:
     """The device's type of a value in the emulator."""
-    cls = value.__class__
-    if cls is tuple:
-        return types.BaseTuple.from_types([_type_of(part, original, literal) for part in value])
-    if isinstance(value, (np.generic, Record)):
-        return numba_type(value.dtype)
+    if type(value) is tuple:
+        return types.BaseTuple.from_types([_type_of(part, original) for part in value])
     if isinstance(value, LongCoordinate):
         raise Unknown
-    if isinstance(value, (Coordinate, bool, float)) and not literal:
-        return types.boolean if isinstance(value, bool) else weak_float64 if isinstance(value, float) else index
-    if isinstance(value, Coordinate):
-        value = int(value)
+    for cls, ty in ((Coordinate, index), (bool, types.boolean), (float, weak_float64)):
+        if isinstance(value, cls) and not isinstance(value, np.generic):
+            return ty
+    if isinstance(value, (np.generic, Record)):
+        return numba_type(value.dtype)
     if isinstance(value, View):
         return ViewType(value.dtype, value.ndim, value.unit, value.alignment, max(value.shape, default=0) >= 2**31,
                         value.memory.readonly)

@@ -346,6 +346,14 @@ def _narrow_operation(context: Any, op: Any, a: Any, b: Any, result: Any) -> Any
     return signature(returns, a, b), codegen
 
 
+def _identity(context: Any, *args: Any) -> Any:
+    if len(args) == 2 and compiles_ours() and all(complex_scalars.kind_of(t) is not None for t in args):
+        raise TypeError("is, and a pattern of True or False, compares objects, and numbers in device code are none; write ==")
+    return None
+
+
+for _op in (operator.is_, operator.is_not):
+    operation(_op)(_identity)
 for _op in _NAMES:
     if _op in (max, min):
         continue

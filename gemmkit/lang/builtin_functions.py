@@ -73,6 +73,8 @@ def _register_extremum(key: Any) -> None:
     def typer(context: Any, *args: Any) -> Any:
         is_tuple = len(args) == 1 and isinstance(args[0], types.BaseTuple)
         given = tuple(args[0].types) if is_tuple else args
+        if len(args) == 1 and compiles_ours() and not (is_tuple and given):
+            raise TypeError(f"{key.__name__} of one argument: device code takes two numbers or more")
         if len(given) < 1 + (not is_tuple) or _kinds(context, given) is None:
             return None
         if len(args) == 2:

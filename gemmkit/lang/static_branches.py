@@ -22,6 +22,8 @@ from numba.cuda.core.ir_utils import build_definitions
 
 from gemmkit.lang.assertions import forget_unreached
 from gemmkit.lang.numba_hooks import types
+from gemmkit.lang.references import is_library
+from gemmkit.lang.unrolled import unroll
 
 LARGEST = 2**31                        # whole numbers stay below it, as coordinates do
 
@@ -49,7 +51,7 @@ class StaticBranches(FunctionPass):
         FunctionPass.__init__(self)
 
     def run_pass(self, state: Any) -> bool:
-        changed = False
+        changed = not is_library(state.func_id.func) and unroll(state.func_ir, state.args)
         while _decide(state.func_ir, state.args):             # what a side that is gone assigned is known then
             changed = True
         return changed

@@ -19,6 +19,10 @@ _WORDS = (
     (r"Invalid use of getiter with parameters \((Tuple\(\))\)", "a loop over an empty tuple, whose values have no type; leave it out"),
     (r"Invalid use of getiter with parameters \((.*)\)$", "a loop over {0}, whose values are of several types; convert them to "
                                                           "one, or write the loop's body once for each"),
+    (r"signature: >>> (enumerate|zip)\((.*)\) No match", "{0} of {1}, of which one is no tuple of one type; convert its values "
+                                                       "to one, or write the loop's body once for each"),
+    (r"No implementation of function .* found for signature: >>> (.*\)) (?:No match|Rejected|Operator|Type)", "{0} has no "
+                                                                                                           "device code"),
     (rf"Cannot unify ({_TUPLE}) and ({_TUPLE}) for '", "it is {0} on one way and {1} on another; give it as many values, of the "
                                                        "same types, on every way"),
     (r"Cannot unify (.*) and (.*) for '", "it is {0} on one way and {1} on another, which have no common type; convert one of "

@@ -12,6 +12,7 @@ import numpy as np
 
 from gemmkit.lang import arithmetic as _arithmetic  # noqa: F401  (registers + and its like)
 from gemmkit.lang import builtin_functions as _builtin_functions  # noqa: F401  (and `max`, `int`, `math.exp`)
+from gemmkit.lang import integer_methods as _integer_methods  # noqa: F401  (registers `n.bit_count()`)
 from gemmkit.lang import ranges as _ranges  # noqa: F401  (registers `range` over coordinates)
 from gemmkit.lang import tuples as _tuples  # noqa: F401  (and what tuples have: `t[0]`, `len(t)`, `t.index(x)`)
 from gemmkit.lang import unary as _unary  # noqa: F401  (registers - and abs of one number)
