@@ -80,7 +80,7 @@ def _float(value: Any) -> Any:
 
 
 def _complex(*parts: Any) -> Any:
-    """Of one number or of two parts: complex64 of float32 and narrower, complex128 of others, a plain one of plain numbers."""
+    """Of one number or of two parts, by `number_rules.of_parts`."""
     if not parts:
         return 0j
     kind = number_rules.of_parts(*[_kind(x, "complex") for x in parts])

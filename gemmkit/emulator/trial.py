@@ -1,9 +1,9 @@
-"""What a user's method passed in the emulator must pass when it is compiled: it is compiled, once, for what it was called with.
+"""What passes in the emulator must pass the compiler: a user's method is compiled once, for what it was called with.
 
 Python computes what types cannot describe: a slice as long as a coordinate says, an attribute that NumPy's scalars have, a
-tuple of one length on one way and of another on the other. What cannot be seen in bytecode the compiler knows, and needs 20 to
-100 ms for a function; what it took it does not look at again (`gemmkit.lang.functions`). So the first call in a launch of each
-method and function, once it has returned, is one more look at it, and what the compiler refuses is refused here, in its words.
+tuple of one length on one way and of another on the other. What cannot be seen in bytecode the compiler knows. It needs 20
+to 100 ms for a function, and what it has taken it does not look at again (`gemmkit.lang.functions`). So when the first call
+of a method in a launch has returned, it is compiled, and what the compiler refuses is refused here, in its words.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def tried(function: FunctionType, given: tuple, original: Callable[[Any], Any]) 
 
     ``original`` tells of a component or a function in the emulator which one it stands for.
     """
-    owner = original(given[0]) if given and isinstance(given[0], Component) else None
-    if not _is_silent(function, owner):
-        return
     try:
+        owner = original(given[0]) if given and isinstance(given[0], Component) else None
+        if not _is_silent(function, owner):
+            return
         args = tuple(_type_of(value, original) for value in given)
     except Unknown:
         return

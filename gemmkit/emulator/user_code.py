@@ -37,8 +37,8 @@ GIVES_COORDINATES = frozenset({"block", "column_offset", "k_range", "offset", "r
 
 
 def arguments(given: Sequence[Any], originals: Mapping[int, Any] | None = None) -> list[Any]:
-    """A kernel's arguments with twins for components and functions. Of those that already stand for others (with views in place
-    of arrays) ``originals`` has these, by the id of what stands for them."""
+    """A kernel's arguments with twins for components and functions. Of those that already stand for others (with views in
+    place of arrays) ``originals`` has these, by the id of what stands for them."""
     twins = _Twins(originals or {})
     return [twins.outermost(value) for value in given]
 

@@ -348,7 +348,7 @@ def _narrow_operation(context: Any, op: Any, a: Any, b: Any, result: Any) -> Any
 
 def _identity(context: Any, *args: Any) -> Any:
     if len(args) == 2 and compiles_ours() and all(complex_scalars.kind_of(t) is not None for t in args):
-        raise TypeError("is, and a pattern of True or False, compares objects, and numbers in device code are none; write ==")
+        raise TypeError("is, and a pattern of True or False, compares objects, and device code's numbers are none; write ==")
     return None
 
 

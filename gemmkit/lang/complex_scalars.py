@@ -1,7 +1,7 @@
-"""Complex numbers in device code: weak ones (``2j``, ``complex(m, n)``), and the arithmetic of two numbers of which one is complex.
+"""Complex numbers in device code: weak ones (``2j``, ``complex(m, n)``), and arithmetic of which one side is complex.
 
-The types are those of `number_rules`: a weak complex number takes the type of what it meets, as in NumPy, where ``c64 * 2j`` and
-``f32 * 2j`` are complex64.
+The types are those of `number_rules`: a weak complex number takes the type of what it meets, as in NumPy, where ``c64 * 2j``
+and ``f32 * 2j`` are complex64.
 """
 
 from __future__ import annotations

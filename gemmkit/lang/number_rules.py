@@ -56,8 +56,8 @@ MATH_OF_ONE = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh",
 MATH_OF_TWO = ("atan2", "copysign", "fmod", "hypot", "pow")
 MATH_TO_WHOLE = ("ceil", "floor", "trunc")
 MATH_TESTS = ("isfinite", "isinf", "isnan")
-CMATH = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "exp", "log", "log10", "phase", "sin", "sinh", "sqrt",
-         "tan", "tanh")
+CMATH = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "exp", "log", "log10", "phase", "sin", "sinh",
+         "sqrt", "tan", "tanh")
 
 
 def is_weak(kind: Kind) -> bool:
@@ -237,8 +237,8 @@ def of_math(name: str, *kinds: Kind) -> Kind:
 
 
 def of_parts(*kinds: Kind) -> Kind:
-    """The kind of ``complex(x, y)``, of ``complex(x)`` and of a real number beside ``2j``: the parts are what `math` gives of
-    them, so complex64 of float32 and narrower, complex128 of float64 and integers, a plain one of plain numbers."""
+    """The kind of ``complex(x, y)``, of ``complex(x)`` and of a real number beside ``2j``: the parts are what `math` gives
+    of them, so complex64 of float32 and narrower, complex128 of float64 and integers, a plain one of plain numbers."""
     if len(kinds) == 1 and is_complex(kinds[0]):
         return kinds[0]
     if any(map(is_complex, kinds)):
@@ -278,6 +278,35 @@ ULPS = {
     "log2": (3, 3), "pow": (9, 3), "radians": (2, 2), "sin": (3, 3), "sinh": (4, 3), "tan": (5, 3), "tanh": (3, 3),
 }
 
-__all__ = ["ARITHMETIC", "BITWISE", "BOOL", "CMATH", "COMPARISONS", "CONVERSIONS", "EXTREMA", "MATH_OF_ONE", "MATH_OF_TWO",
-           "MATH_TESTS", "MATH_TO_WHOLE", "OF_ML_DTYPES", "ULPS", "UNARY", "Kind", "Weak", "check_literal", "common",
-           "converted", "is_complex", "is_coordinate", "is_float", "is_integer", "is_weak", "of_cmath", "of_math", "of_parts", "of_range", "result", "unary"]
+__all__ = [
+    "ARITHMETIC",
+    "BITWISE",
+    "BOOL",
+    "CMATH",
+    "COMPARISONS",
+    "CONVERSIONS",
+    "EXTREMA",
+    "MATH_OF_ONE",
+    "MATH_OF_TWO",
+    "MATH_TESTS",
+    "MATH_TO_WHOLE",
+    "OF_ML_DTYPES",
+    "ULPS",
+    "UNARY",
+    "Kind",
+    "Weak",
+    "check_literal",
+    "common",
+    "converted",
+    "is_complex",
+    "is_coordinate",
+    "is_float",
+    "is_integer",
+    "is_weak",
+    "of_cmath",
+    "of_math",
+    "of_parts",
+    "of_range",
+    "result",
+    "unary",
+]

@@ -21,6 +21,7 @@ from gemmkit.lang.numba_hooks import (
 )
 from gemmkit.lang.scalars import WeakIntLiteral, i1, i32, index
 
+
 @operation(operator.getitem)
 def _tuple_item(context: Any, *args: Any) -> Any:
     """``values[n]`` of any tuple with a compile-time number: no run-time switch, and the parts may differ in type."""

@@ -1,7 +1,7 @@
 """Loops over tuples whose values may be of several types, written out before types are inferred.
 
-``for v in (x, 2, n):`` and ``for f in (first, second):`` have a body for each value, each with types of its own, as Python has.
-A literal stays one: in ``for k in (1, 2): s += k`` nothing widens an integer ``s``. Loops over tuples of one type remain loops.
+``for v in (x, 2, n):`` and ``for f in (first, second):`` have a body for each value, each with types of its own, as Python
+has. A literal stays one: in ``for k in (1, 2): s += k`` nothing widens an integer ``s``. Arguments of one type remain loops.
 """
 
 from __future__ import annotations
