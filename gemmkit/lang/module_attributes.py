@@ -31,7 +31,7 @@ class ModuleAttributes(FunctionPass):
                 if isinstance(statement, ir.Assign) and _is_getattr(statement.value):
                     holder = _module(state.func_ir, statement.value.value)
                     value = getattr(holder, statement.value.attr, None)
-                    of_user = holder is not None and not is_fixed(holder)
+                    of_user = holder is not None and not is_fixed(type(holder) if isinstance(holder, enum.Enum) else holder)
                     prepared = self.prepared(state.func_id.func, statement.value.attr, value, of_user)
                     if prepared is not value:
                         statement.value = (ir.Const(prepared, statement.loc) if isinstance(prepared, (int, float, complex))
