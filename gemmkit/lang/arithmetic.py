@@ -352,8 +352,8 @@ def _identity(context: Any, *args: Any) -> Any:
     return None
 
 
-for _op in (operator.is_, operator.is_not):
-    operation(_op)(_identity)
+operation(operator.is_)(_identity)
+operation(operator.is_not)(_identity)
 for _op in _NAMES:
     if _op in (max, min):
         continue

@@ -227,7 +227,7 @@ for _op in (operator.neg, operator.pos, abs):
 
 @typing_registry.register_attr
 class _Parts(AttributeTemplate):
-    key = WeakComplex128Type
+    key: Any = WeakComplex128Type
 
     def generic_resolve(self, ty: Any, attr: str) -> Any:
         return weak_float64 if attr in ("real", "imag") else None

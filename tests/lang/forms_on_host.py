@@ -151,7 +151,8 @@ def of_parts(re: Any, im: Any) -> Any:
 def _spoken(ty: Any) -> Any:
     """The type of a result in memory: of literals, whose values are in their types, that of run-time numbers."""
     if isinstance(ty, types.BaseTuple):
-        return types.BaseTuple.from_types([_spoken(t) for t in ty.types])
+        parts = tuple(map(_spoken, ty.types))
+        return ty if parts == tuple(ty.types) else types.BaseTuple.from_types(parts)
     return types.boolean if isinstance(ty, types.BooleanLiteral) else types.unliteral(ty)
 
 

@@ -149,8 +149,6 @@ REFUSED = {
     "cplx kw": ("return complex(real=values[0], imag=values[1])", "complex takes no arguments by name in device"),
     "def in def arg": ((
         "def apply(f, *x):\n    return f(*x)\nreturn apply(lambda a: a, values[0])"), "it takes any number of arguments; device code"),
-    "decorated": ((
-        "@functools.cache\ndef g(x):\n    return x\nreturn g(values[0])"), "dicts have no device code; write a tuple, or"),
     "nonlocal": ((
         "n = 0\ndef g():\n    nonlocal n\n    n += 1\n    return n\ng()\nreturn g()"), "device code cannot bind names outside the"),
     "try": ((
