@@ -43,10 +43,14 @@ EMULATED = COMPONENTS + """
     with gk.emulate():
         assert (gk.matmul(a, b) == 40).all()
         assert (gk.matmul(a.astype("f4"), b.astype("f4"), epilogue=gk.epilogues.Bias(scale)) == 40 + scale).all()
-        assert (gk.matmul(a, b, transform_regs_to_shared_d=gk.transforms.Elementwise(lambda x: x + scale[0])) == 40).all()
         assert (gk.matmul(a.astype("c8"), b.astype("c8")) == 40).all()
         assert (gk.einsum("ik,kj->ij", a, b) == 40).all()
         gk.plan(a, b)(a, b)
+"""
+
+OWN = COMPONENTS + """
+    with gk.emulate():
+        assert (gk.matmul(np.ones((4, 5), "f4"), np.ones((5, 6), "f4"), epilogue=gk.epilogues.Elementwise(lambda x: x + 1)) == 6).all()
 """
 
 COMPILED = """
@@ -63,6 +67,7 @@ def test_without_compiling_nothing_heavy_is_loaded(program: str) -> None:
 
 
 @pytest.mark.compile
-def test_compiling_loads_the_compiler() -> None:
-    """The names above are those of the packages that a compiler is."""
-    assert {"numba", "llvmlite"} <= loaded(COMPILED)
+@pytest.mark.parametrize("program", [COMPILED, OWN], ids=["compiled", "a function of the user's, in the emulator"])
+def test_compiling_loads_the_compiler(program: str) -> None:
+    """The names above are those of the packages that a compiler is. The emulator asks it about functions of the user's."""
+    assert {"numba", "llvmlite"} <= loaded(program)

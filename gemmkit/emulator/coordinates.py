@@ -100,7 +100,7 @@ def kind_of(value: Any) -> Kind | None:
         return number_rules.BOOL
     if type(value) is int:
         return value
-    return Weak.FLOAT if type(value) is float else None
+    return {float: Weak.FLOAT, complex: Weak.COMPLEX}.get(type(value))
 
 
 def as_kind(value: Any, kind: Kind) -> Any:
@@ -113,6 +113,8 @@ def as_kind(value: Any, kind: Kind) -> Any:
         return np.asarray(value).astype(kind)[()]
     if kind is Weak.FLOAT or isinstance(kind, float):
         return float(value)
+    if kind is Weak.COMPLEX:
+        return complex(value)
     if number_rules.is_coordinate(kind):
         return in_range(CLASSES[kind], int(value))
     return value
@@ -132,8 +134,10 @@ def _compute(op: str, a: Any, b: Any, mine: Any, other: Any) -> Any:
         return python(as_kind(a, kind), as_kind(b, kind))
     if op in ("/", "//", "%") and b == 0:
         fault("a coordinate is divided by zero")
-    if kind is Weak.FLOAT:
-        return python(float(a), float(b)) if op == "**" else python(*(int(x) if isinstance(x, int) else x for x in (a, b)))
+    if kind is Weak.FLOAT and op == "**":
+        return float(np.power(np.float64(a), np.float64(b)))  # Python's own is complex of a negative number
+    if kind is Weak.FLOAT or kind is Weak.COMPLEX:
+        return python(*(int(x) if isinstance(x, int) else x for x in (a, b)))
     if op in ("<<", ">>") and not 0 <= int(b) < kind.value:
         fault(f"a coordinate of {kind.value} bits is shifted by {int(b)}")
     return in_range(CLASSES[kind], python(int(a), int(b)))

@@ -7,6 +7,7 @@ a number of any size, ``math.exp`` raises where it overflows. These give what `g
 from __future__ import annotations
 
 import builtins
+import cmath
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -76,6 +77,14 @@ def _whole(value: int) -> Any:
 def _float(value: Any) -> Any:
     _kind(value, "float")
     return np.float64(value)
+
+
+def _complex(*parts: Any) -> Any:
+    """Of one number or of two parts, by `number_rules.of_parts`."""
+    if not parts:
+        return 0j
+    kind = number_rules.of_parts(*[_kind(x, "complex") for x in parts])
+    return as_kind(complex(*parts), kind)
 
 
 def _bool(value: Any) -> Any:
@@ -199,6 +208,18 @@ def _not_in_the_table(name: str) -> Any:
     raise AttributeError(f"math.{name} has no rule in device code; docs/components.md lists what has, under Arithmetic")
 
 
+def _of_cmath(name: str) -> Callable[..., Any]:
+    python = getattr(cmath, name)
+    compute: Any = np.angle if name == "phase" else getattr(np, _ARRAY.get(name, name))
+
+    def function(value: Any) -> Any:
+        kind = number_rules.of_cmath(name, _kind(value, f"cmath.{name}"))
+        return as_kind(compute(np.complex128(value)), kind)
+
+    function.__name__ = python.__name__
+    return function
+
+
 class _Math(SimpleNamespace):
     def __getattr__(self, name: str) -> Any:
         return _not_in_the_table(name)
@@ -208,15 +229,19 @@ _MATH_NAMES = (*number_rules.MATH_OF_ONE, *number_rules.MATH_OF_TWO, *number_rul
 MATH = _Math(**{name: _of_math(name) for name in _MATH_NAMES}, ldexp=_ldexp,
              **{name: getattr(math, name) for name in ("pi", "e", "tau", "inf", "nan")})
 
+CMATH = _Math(**{name: _of_cmath(name) for name in number_rules.CMATH},
+              **{name: getattr(cmath, name) for name in ("pi", "e", "tau", "inf", "nan")})
+
 #: The built-in names of user code.
 BUILTINS = {**vars(builtins), "max": _extremum("max", max), "min": _extremum("min", min), "int": _int, "float": _float,
-            "bool": _bool, "round": _round, "divmod": _divmod, "pow": _pow, "range": _Range,
+            "complex": _complex, "bool": _bool, "round": _round, "divmod": _divmod, "pow": _pow, "range": _Range,
             "enumerate": _enumerate}
 
 #: What stands for a Python function that user code holds under another name.
 FUNCTIONS = {getattr(builtins, name): BUILTINS[name]
-             for name in ("max", "min", "int", "float", "bool", "round", "divmod", "pow", "range", "enumerate")}
+             for name in ("max", "min", "int", "float", "complex", "bool", "round", "divmod", "pow", "range", "enumerate")}
 FUNCTIONS.update({getattr(math, name): getattr(MATH, name) for name in (*_MATH_NAMES, "ldexp")})
+FUNCTIONS.update({getattr(cmath, name): getattr(CMATH, name) for name in number_rules.CMATH})
 
 
 def conversion(scalar: type) -> Any:
@@ -225,7 +250,7 @@ def conversion(scalar: type) -> Any:
         dtype = np.dtype(scalar)
     except TypeError:
         return scalar
-    return Conversion(scalar) if dtype.kind in "biuf" or dtype in number_rules.OF_ML_DTYPES else scalar
+    return Conversion(scalar) if dtype.kind in "biufc" or dtype in number_rules.OF_ML_DTYPES else scalar
 
 
 class Names:
@@ -241,4 +266,4 @@ class Names:
         return repr(self._holder)
 
 
-__all__ = ["BUILTINS", "FUNCTIONS", "MATH", "Conversion", "Names", "conversion"]
+__all__ = ["BUILTINS", "CMATH", "FUNCTIONS", "MATH", "Conversion", "Names", "conversion"]

@@ -29,6 +29,7 @@ class Arena:
     def __init__(self) -> None:
         self._memories: dict[tuple, Any] = {}
         self._captures = Captures(self._captured)
+        self.originals: dict[int, Any] = {}                    # of what was made anew, by the id of what stands for it
 
     def memory(self, array: np.ndarray, name: str, readonly: bool = False, written: bool = True) -> Any:
         """An array's memory. Of one array there may be two, of which one can be written and the other cannot: they share
@@ -66,7 +67,11 @@ class Arena:
                 function = self._captures.function(value)
                 if function is not value:
                     changed[field] = function
-        return self._captures.methods(with_fields(component, changed))
+                    self.originals[id(function)] = value
+        made = self._captures.methods(with_fields(component, changed))
+        if made is not component:
+            self.originals[id(made)] = component
+        return made
 
     def _captured(self, array: Any, name: str) -> View:
         return self._array(array, name, readonly=True)
@@ -95,7 +100,8 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, shape: tuple[int, int, 
     spec = arena.component(compiled.spec)
     mode = current_mode() or Mode()
     with np.errstate(all="ignore"):                # integers wrap and floats overflow, as on the device
-        machine.launch(conf.family.kernel, arguments((spec, *views, Shape(*shape), *maps)), grid=(compiled.blocks, 1, 1),
+        machine.launch(conf.family.kernel, arguments((spec, *views, Shape(*shape), *maps), arena.originals),
+                       grid=(compiled.blocks, 1, 1),
                        block=(conf.threads, 1, 1), cluster=(conf.peers, 1, 1),
                        shared_memory=compiled.spec.shared_bytes, max_shared_memory=H100.shared_memory_per_block,
                        schedule_seed=mode.seed, dependent=conf.family.is_dependent,

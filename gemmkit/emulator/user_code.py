@@ -7,13 +7,14 @@ the code names, directly or in a module, are treated alike. Where a kernel calls
 become coordinates (`gemmkit.emulator.coordinates`).
 
 The code objects are the user's, so lines, `print` and `breakpoint` are what they were. Global names are read when the launch
-begins.
+begins. After its first call each is compiled once, and refused if the compiler refuses it (`gemmkit.emulator.trial`).
 """
 
 from __future__ import annotations
 
+import cmath
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, wraps
 from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
 from typing import Any
@@ -22,7 +23,8 @@ import numpy as np
 
 from gemmkit.components import Component, Scalar, annotated, field_values
 from gemmkit.emulator.coordinates import Coordinate
-from gemmkit.emulator.functions import BUILTINS, FUNCTIONS, MATH, Names, conversion
+from gemmkit.emulator.functions import BUILTINS, CMATH, FUNCTIONS, MATH, Names, conversion
+from gemmkit.emulator.trial import Unknown, tried
 from gemmkit.kernels.spec import Shape
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.references import globals_of, is_gemmkit, is_library
@@ -34,9 +36,10 @@ ARITHMETIC_MODULES = frozenset({"gemmkit.activations", "gemmkit.epilogues.elemen
 GIVES_COORDINATES = frozenset({"block", "column_offset", "k_range", "offset", "row_offset"})
 
 
-def arguments(given: Sequence[Any]) -> list[Any]:
-    """A kernel's arguments with twins for components and functions."""
-    twins = _Twins()
+def arguments(given: Sequence[Any], originals: Mapping[int, Any] | None = None) -> list[Any]:
+    """A kernel's arguments with twins for components and functions. Of those that already stand for others (with views in
+    place of arrays) ``originals`` has these, by the id of what stands for them."""
+    twins = _Twins(originals or {})
     return [twins.outermost(value) for value in given]
 
 
@@ -50,7 +53,9 @@ def _is_users(thing: FunctionType | ModuleType | type) -> bool:
 class _Twins:
     """Those of one launch."""
 
-    def __init__(self) -> None:
+    def __init__(self, originals: Mapping[int, Any]) -> None:
+        self._originals = originals
+        self._stands_for: dict[int, Any] = {}             # components alone; they live as long as the launch
         self._functions: dict[FunctionType, FunctionType] = {}
         self._boundaries: dict[FunctionType, Any] = {}
         self._classes: dict[type, type] = {}
@@ -85,13 +90,24 @@ class _Twins:
                 if twin is not value:
                     changed[field] = twin
         twin_class = self.twin_class(cls)
+        original = self._stands_for[id(component)] = self._originals.get(id(component), component)
         if twin_class is cls and not changed:
             return component
         out: Any = object.__new__(twin_class)
         for name, value in vars(component).items():
             if not isinstance(getattr(cls, name, None), cached_property):
                 object.__setattr__(out, name, changed.get(name, value))
+        self._stands_for[id(out)] = original
         return out
+
+    def original(self, value: Any) -> Any:
+        """The user's component or function for which one stands; raises Unknown for a component that was made meanwhile."""
+        if isinstance(value, FunctionType):
+            return self._originals.get(id(value), value)
+        try:
+            return self._stands_for[id(value)]
+        except KeyError:
+            raise Unknown from None
 
     def twin_class(self, cls: type) -> type:
         """A subclass whose methods have the device's names around them; the class itself where none needs it."""
@@ -132,7 +148,8 @@ class _Twins:
         found = self._boundaries.get(function)
         if found is None:
             twin = self.function(function)
-            found = self._boundaries[function] = _boundary(twin, function.__name__ in GIVES_COORDINATES)
+            found = self._boundaries[function] = _boundary(
+                twin, function.__name__ in GIVES_COORDINATES, lambda given: tried(function, given, self.original))
         return found
 
     def function(self, function: FunctionType) -> FunctionType:
@@ -164,8 +181,8 @@ class _Twins:
         if isinstance(value, FunctionType):
             return self.function(value) if self._is_ours(value) else value
         if isinstance(value, ModuleType):
-            if value is math:
-                return MATH
+            if value is math or value is cmath:
+                return MATH if value is math else CMATH
             return Names(value, self.named) if value is np or _is_users(value) or is_gemmkit(value) else value
         if isinstance(value, type):
             return self._class(value)
@@ -183,14 +200,22 @@ class _Twins:
         return cls
 
 
-def _boundary(twin: FunctionType, gives_coordinates: bool) -> Callable[..., Any]:
+def _boundary(twin: FunctionType, gives_coordinates: bool, tried: Callable[[tuple], None]) -> Callable[..., Any]:
+    first = [True]
+
     @wraps(twin)
     def called(*given: Any, **named: Any) -> Any:
         if not named and not gives_coordinates and _CHANGED.isdisjoint(map(type, given)):
-            return twin(*given)                           # elements alone, as a semiring has them
-        if named:
-            named = {name: _inwards(value) for name, value in named.items()}
-        out = twin(*[change(value) if (change := change_of(value.__class__)) else value for value in given], **named)
+            out = twin(*given)                            # elements alone, as a semiring has them
+        else:
+            if named:
+                named = {name: _inwards(value) for name, value in named.items()}
+            given = tuple([change(value) if (change := change_of(value.__class__)) else value for value in given])
+            out = twin(*given, **named)
+        if first:
+            first.clear()
+            if not named:
+                tried(given)
         return _outwards(out) if gives_coordinates else out
 
     change_of = _CHANGES.get                              # `_inwards` without the call: it is for every element

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang import integer_code, number_rules
+from gemmkit.lang import complex_scalars, integer_code, number_rules
 from gemmkit.lang.numba_hooks import compiles_ours, ir, operation, signature, types
 from gemmkit.lang.number_rules import BOOL, Weak
 from gemmkit.lang.scalars import (
@@ -114,17 +114,20 @@ _COMPARISON = {op: name for op, name in _NAMES.items() if name in number_rules.C
 
 
 def _fold(op: Any, a: Any, b: Any) -> Any:
-    """Two constants: the result is a constant again (or nothing, where Python itself would raise)."""
+    """Two constants: the result is a constant again; TypeError where Python itself would raise."""
     weak = (WeakIntLiteral, WeakFloatLiteral)
     if not (isinstance(a, weak) and isinstance(b, weak)):
         return None
     try:
         value = op(a.literal_value, b.literal_value)
-    except (ArithmeticError, TypeError, ValueError):
+    except TypeError:
         return None
+    except (ArithmeticError, ValueError) as error:
+        raise TypeError(f"{a.literal_value} {_NAMES[op]} {b.literal_value}: {error}") from None
     if isinstance(value, bool):
         return signature(types.literal(value), a, b), lambda c, builder, s, v: ir.Constant(i1, value)
-    result = WeakIntLiteral(value) if isinstance(value, int) else WeakFloatLiteral(value)
+    of = {int: WeakIntLiteral, float: WeakFloatLiteral}.get(type(value + 0), complex_scalars.WeakComplexLiteral)
+    result: Any = of(value)
     return signature(result, a, b), lambda c, builder, s, v: c.get_constant_generic(builder, result, value)
 
 
@@ -140,8 +143,8 @@ def of_two(context: Any, op: Any, a: Any, b: Any) -> Any:
     folded = _fold(op, a, b)
     if folded is not None:
         return folded
-    if any(isinstance(t, types.Complex) for t in (a, b)):
-        return _beside_complex(context, op, a, b)
+    if complex_scalars.is_complex(a) or complex_scalars.is_complex(b):
+        return complex_scalars.of_two(context, op, _NAMES[op], a, b)
     kinds = kind_of_type(a), kind_of_type(b)
     if any(kind is None for kind in kinds):                    # not ``None in kinds``: float64's dtype equals None
         return None
@@ -300,25 +303,6 @@ def _strong_operation(context: Any, op: Any, strong: types.Type, a: Any, b: Any)
     return signature(strong if keep else inner.return_type, a, b), codegen   # (a, b): Numba finds code by these types
 
 
-def _beside_complex(context: Any, op: Any, a: Any, b: Any) -> Any:
-    """A weak number takes the complex type, and a narrow float beside it is a float32."""
-    for strong, other in ((a, b), (b, a)):
-        if isinstance(other, (WeakIntLiteral, WeakFloatLiteral, WeakFloat64Type, IndexType)):
-            return _strong_operation(context, op, strong, a, b)
-    if not any(isinstance(t, NarrowFloatType) for t in (a, b)):
-        return None
-    kinds = tuple(types.float32 if isinstance(t, NarrowFloatType) else t for t in (a, b))
-    inner = context.resolve_function_type(op, kinds, {})
-    if inner is None:
-        return None
-
-    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
-        given = [c.cast(builder, x, t, to) for x, t, to in zip(v, s.args, inner.args)]
-        return c.get_function(context.resolve_value_type(op), inner)(builder, given)
-
-    return signature(inner.return_type, a, b), codegen
-
-
 _F16_INSTRUCTIONS = {operator.add: "add", operator.sub: "sub", operator.mul: "mul"}
 
 
@@ -361,6 +345,14 @@ def _narrow_operation(context: Any, op: Any, a: Any, b: Any, result: Any) -> Any
     return signature(returns, a, b), codegen
 
 
+def _identity(context: Any, *args: Any) -> Any:
+    if len(args) == 2 and compiles_ours() and all(complex_scalars.kind_of(t) is not None for t in args):
+        raise TypeError("is, and a pattern of True or False, compares objects, and device code's numbers are none; write ==")
+    return None
+
+
+operation(operator.is_)(_identity)
+operation(operator.is_not)(_identity)
 for _op in _NAMES:
     if _op in (max, min):
         continue

@@ -11,6 +11,7 @@ from typing import Any
 
 from gemmkit.lang import number_rules
 from gemmkit.lang.arithmetic import kind_of_type, of_two, type_of_kind
+from gemmkit.lang.complex_scalars import kind_of
 from gemmkit.lang.numba_hooks import cgutils, compiles_ours, ir, operation, signature, types
 from gemmkit.lang.number_rules import Weak
 from gemmkit.lang.scalars import (
@@ -69,6 +70,8 @@ def _register_extremum(key: Any) -> None:
     def typer(context: Any, *args: Any) -> Any:
         is_tuple = len(args) == 1 and isinstance(args[0], types.BaseTuple)
         given = tuple(args[0].types) if is_tuple else args
+        if len(args) == 1 and compiles_ours() and not (is_tuple and given):
+            raise TypeError(f"{key.__name__} of one argument: device code takes two numbers or more")
         if len(given) < 1 + (not is_tuple) or _kinds(context, given) is None:
             return None
         if len(args) == 2:
@@ -88,20 +91,6 @@ for _key in (max, min):
     _register_extremum(_key)
 
 
-@operation(operator.mul)
-def _repeated(context: Any, *args: Any) -> Any:
-    """``(x,) * 4``: as many as a literal says."""
-    if len(args) != 2 or not isinstance(args[0], types.BaseTuple) or not isinstance(args[1], WeakIntLiteral):
-        return None
-    times, count = max(args[1].literal_value, 0), len(args[0].types)
-    result = types.BaseTuple.from_types(tuple(args[0].types) * times)
-
-    def codegen(c: Any, builder: Any, s: Any, v: Any) -> Any:
-        return c.make_tuple(builder, result, cgutils.unpack_tuple(builder, v[0], count) * times)
-
-    return signature(result, *args), codegen
-
-
 @operation(sum)
 def _sum(context: Any, *args: Any) -> Any:
     """Of a tuple's numbers, from 0 or from another number on."""
@@ -109,7 +98,7 @@ def _sum(context: Any, *args: Any) -> Any:
         return None
     count, start = len(args[0].types), args[1] if len(args) == 2 else WeakIntLiteral(0)
     given = (start, *args[0].types)
-    if _kinds(context, given) is None:
+    if any(kind_of(t) is None for t in given) or not (compiles_ours() or any(isinstance(t, _OURS) for t in given)):
         return None
     folded = _folded_up(context, operator.add, given)
     if folded is None:

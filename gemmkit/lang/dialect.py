@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.lang import number_rules
 from gemmkit.lang.contents import DICT, LIST, NOTHING, SET, STARS, STRING, Name, contents
 from gemmkit.lang.errors import changeable, line_of, refused
 from gemmkit.lang.numba_hooks import types
@@ -31,8 +32,8 @@ NO_VALUE = "it returns nothing, and a value is needed; return one"
 # Python's own functions that both worlds have. (isinstance is not among them: np.float32 is no float in Python.)
 _BUILTINS = {"abs", "bool", "complex", "divmod", "enumerate", "float", "int", "len", "max", "min", "pow", "print", "range",
              "round", "slice", "sum", "tuple", "zip"}
-_NO_MATH = {"cbrt", "comb", "dist", "factorial", "fma", "fsum", "gcd", "isclose", "isqrt", "lcm", "perm", "prod", "sumprod",
-            "ulp"}
+_NO_MATH = {"cbrt", "comb", "dist", "exp2", "factorial", "fma", "frexp", "fsum", "gcd", "isclose", "isqrt", "lcm", "modf",
+            "nextafter", "perm", "prod", "remainder", "sumprod", "ulp"}
 _NUMPY = {"where": "x if condition else y", "maximum": "max(x, y)", "minimum": "min(x, y)", "fmax": "max(x, y)",
           "fmin": "min(x, y)", "clip": "min(max(x, low), high)", "absolute": "abs(x)", "abs": "abs(x)", "power": "x ** y",
           "round": "round(x)", "rint": "round(x)", "sign": "math.copysign(1, x)", "square": "x * x",
@@ -213,6 +214,8 @@ def _value_fault(name: Name, value: Any, compiled: bool) -> str | None:
             return f"Python's {called} has no device code"
         if module == "math" and called in _NO_MATH:
             return f"math.{called} has no device code"
+        if module == "cmath" and called not in number_rules.CMATH:
+            return f"cmath.{called} has no device code"
         if module not in ("builtins", "math", "cmath", "_operator") and not is_library(value):
             return f"{name} has no device code; it has the functions of math, and plain functions"
         return None

@@ -6,6 +6,8 @@ import contextlib
 import re
 from typing import Any
 
+from gemmkit.lang.told import in_words
+
 
 class ComponentError(TypeError):
     """A component's method cannot be compiled; the message names its file, line and what was wrong there."""
@@ -40,7 +42,7 @@ def explain(function: Any, args: tuple, error: Exception) -> ComponentError:
     filename = function.__code__.co_filename
     line = _line(filename, error) or function.__code__.co_firstlineno
     kinds = ", ".join(str(a) for a in args)
-    return refused(function, line, f"with arguments ({kinds})\n  {_first_line(str(error))}")
+    return refused(function, line, f"with arguments ({kinds})\n  {in_words(_first_line(str(error)))}")
 
 
 def _plain(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -29,10 +30,10 @@ class ModuleAttributes(FunctionPass):
                 if isinstance(statement, ir.Assign) and _is_getattr(statement.value):
                     holder = _module(state.func_ir, statement.value.value)
                     value = getattr(holder, statement.value.attr, None)
-                    of_user = holder is not None and not is_fixed(holder)
+                    of_user = holder is not None and not is_fixed(type(holder) if isinstance(holder, enum.Enum) else holder)
                     prepared = self.prepared(state.func_id.func, statement.value.attr, value, of_user)
                     if prepared is not value:
-                        statement.value = (ir.Const(prepared, statement.loc) if isinstance(prepared, (int, float))
+                        statement.value = (ir.Const(prepared, statement.loc) if isinstance(prepared, (int, float, complex))
                                            else ir.Global(statement.value.attr, prepared, statement.loc))
                         changed = True
         if changed:
@@ -62,8 +63,8 @@ def _is_getattr(value: Any) -> bool:
     return isinstance(value, ir.Expr) and value.op == "getattr"
 
 
-def _module(func_ir: Any, variable: Any) -> ModuleType | type | None:
-    """The module or class that a variable of the code is, if it is one."""
+def _module(func_ir: Any, variable: Any) -> ModuleType | type | enum.Enum | None:
+    """The module or class that a variable of the code is, or the member of an enumeration, if it is one."""
     try:
         definition = func_ir.get_definition(variable)
     except KeyError:
@@ -74,7 +75,7 @@ def _module(func_ir: Any, variable: Any) -> ModuleType | type | None:
         value = getattr(_module(func_ir, definition.value), definition.attr, None)
     else:
         return None
-    return value if isinstance(value, (ModuleType, type)) else None
+    return value if isinstance(value, (ModuleType, type, enum.Enum)) else None
 
 
 register_pass(mutates_CFG=False, analysis_only=False)(ModuleAttributes)

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from numba.core.errors import NumbaError
     from numba.cuda import cgutils, types
     from numba.cuda.core import ir as numba_ir
+    from numba.cuda.core.analysis import compute_cfg_from_blocks
     from numba.cuda.core.compiler import CompilerBase
     from numba.cuda.core.compiler_lock import global_compiler_lock
     from numba.cuda.core.compiler_machinery import FunctionPass, register_pass
     from numba.cuda.core.errors import TypingError
     from numba.cuda.core.imputils import RefType, call_iternext, iternext_impl
-    from numba.cuda.core.ir_utils import build_definitions
+    from numba.cuda.core.ir_utils import build_definitions, replace_vars
     from numba.cuda.cudadecl import registry as typing_registry
     from numba.cuda.cudaimpl import registry as lowering_registry
     from numba.cuda.datamodel import models
@@ -43,7 +44,9 @@ else:
     FunctionPass = later("numba.cuda.core.compiler_machinery", "FunctionPass")
     register_pass = later("numba.cuda.core.compiler_machinery", "register_pass")
     TypingError = later("numba.cuda.core.errors", "TypingError")
+    compute_cfg_from_blocks = later("numba.cuda.core.analysis", "compute_cfg_from_blocks")
     build_definitions = later("numba.cuda.core.ir_utils", "build_definitions")
+    replace_vars = later("numba.cuda.core.ir_utils", "replace_vars")
     RefType = later("numba.cuda.core.imputils", "RefType")
     call_iternext = later("numba.cuda.core.imputils", "call_iternext")
     iternext_impl = later("numba.cuda.core.imputils", "iternext_impl")
@@ -61,6 +64,7 @@ else:
     signature = later("numba.cuda.typing.templates", "signature")
 
 __all__ = [
+    "AbstractTemplate",
     "AttributeTemplate",
     "Conversion",
     "FunctionPass",
@@ -73,6 +77,7 @@ __all__ = [
     "call_iternext",
     "cgutils",
     "compiles_ours",
+    "compute_cfg_from_blocks",
     "fold_arguments",
     "global_callable",
     "global_compiler_lock",
@@ -84,6 +89,7 @@ __all__ = [
     "operation",
     "register_model",
     "register_pass",
+    "replace_vars",
     "rules_hold_in",
     "signature",
     "target_context",

@@ -1,8 +1,8 @@
 """The rules of arithmetic: which kind of number each operator and function gives, on the device and in the emulator.
 
 A **kind** is a NumPy dtype, or one of the weak kinds, which take the type of what they meet (NEP 50): a coordinate (an
-integer of 32 bits, or of 64), a plain float (what Python computes as one: ``m / 2``, ``self.alpha``), a literal of the
-source, which is given as the Python number that it is.
+integer of 32 bits, or of 64), a plain float (what Python computes as one: ``m / 2``, ``self.alpha``) or complex number
+(``2j``, ``complex(m, n)``), a literal of the source, which is given as the Python number that it is.
 
 >>> import numpy as np
 >>> result("-", np.dtype("u1"), np.dtype("u1")), result("*", np.dtype("f4"), Weak.COORDINATE)
@@ -31,6 +31,7 @@ class Weak(enum.Enum):
     COORDINATE = 32                     # 32 bits, signed
     LONG_COORDINATE = 64                # of operands with 2^31 elements or more
     FLOAT = "float"
+    COMPLEX = "complex"
 
     def __repr__(self) -> str:
         return str(self)
@@ -40,6 +41,7 @@ Kind = Any                              # a dtype, a Weak, an int or a float
 
 BOOL, INT8, INT32, INT64 = (np.dtype(x) for x in ("?", "i1", "i4", "i8"))
 FLOAT32, FLOAT64 = np.dtype("f4"), np.dtype("f8")
+COMPLEX64, COMPLEX128 = np.dtype("c8"), np.dtype("c16")
 OF_ML_DTYPES = tuple(np.dtype(x) for x in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2))
 
 ARITHMETIC = ("+", "-", "*", "/", "//", "%", "**")
@@ -54,15 +56,21 @@ MATH_OF_ONE = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh",
 MATH_OF_TWO = ("atan2", "copysign", "fmod", "hypot", "pow")
 MATH_TO_WHOLE = ("ceil", "floor", "trunc")
 MATH_TESTS = ("isfinite", "isinf", "isnan")
+CMATH = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "exp", "log", "log10", "phase", "sin", "sinh",
+         "sqrt", "tan", "tanh")
 
 
 def is_weak(kind: Kind) -> bool:
     return not isinstance(kind, np.dtype)
 
 
+def is_complex(kind: Kind) -> bool:
+    return kind is Weak.COMPLEX or (isinstance(kind, np.dtype) and kind.kind == "c")
+
+
 def is_float(kind: Kind) -> bool:
     if isinstance(kind, np.dtype):
-        return not is_integer(kind) and kind != BOOL
+        return not is_integer(kind) and kind != BOOL and kind.kind != "c"
     return kind is Weak.FLOAT or isinstance(kind, float)
 
 
@@ -85,6 +93,8 @@ def result(op: str, a: Kind, b: Kind) -> Kind:
 
     Two literals are Python's own affair: their result is a literal.
     """
+    if is_complex(a) or is_complex(b):
+        return _of_complex(op, a, b)
     if op in COMPARISONS:
         return BOOL
     if op in BITWISE and (is_float(a) or is_float(b)):
@@ -104,6 +114,14 @@ def result(op: str, a: Kind, b: Kind) -> Kind:
     return kind
 
 
+def _of_complex(op: str, a: Kind, b: Kind) -> Kind:
+    if op in ("==", "!="):
+        return BOOL
+    if op not in ("+", "-", "*", "/", "**"):
+        raise TypeError(f"{op} of a complex number; take its real, its imag or its abs")
+    return common(a, b)
+
+
 def common(a: Kind, b: Kind) -> Kind:
     """The kind that two numbers are converted to before they are computed with."""
     if is_weak(a):
@@ -120,6 +138,8 @@ def _promoted(a: Any, b: Any) -> np.dtype:
 
 
 def _both_weak(a: Kind, b: Kind) -> Kind:
+    if is_complex(a) or is_complex(b):
+        return Weak.COMPLEX
     if is_float(a) or is_float(b):
         return Weak.FLOAT
     kind = Weak.LONG_COORDINATE if Weak.LONG_COORDINATE in (a, b) else Weak.COORDINATE
@@ -132,6 +152,8 @@ def _both_weak(a: Kind, b: Kind) -> Kind:
 
 def _beside(strong: Any, weak: Kind) -> Kind:
     """A weak number's kind beside a NumPy scalar."""
+    if is_complex(weak):
+        return strong if is_complex(strong) else of_parts(strong)
     if is_float(weak):
         if strong in OF_ML_DTYPES:
             return FLOAT32              # as ml_dtypes has it
@@ -190,6 +212,8 @@ def converted(name: str, a: Kind) -> Kind:
         return BOOL
     if name == "float":
         return FLOAT64
+    if is_complex(a):
+        raise TypeError(f"{name} of a complex number; take its real, its imag or its abs")
     if name == "round" and a == BOOL:
         raise TypeError("round of a boolean")
     if is_integer(a) and (is_weak(a) or name == "round"):
@@ -200,6 +224,8 @@ def converted(name: str, a: Kind) -> Kind:
 def of_math(name: str, *kinds: Kind) -> Kind:
     """The kind of ``math.name``: float32 of narrow floats and float32, float64 of float64 and NumPy's integers and booleans;
     weak numbers alone give a plain float. What rounds to a whole number leaves integers as they are."""
+    if any(map(is_complex, kinds)):
+        raise TypeError(f"math.{name} of a complex number; take its real, its imag or its abs, or cmath")
     if name in MATH_TESTS:
         return BOOL
     if name in MATH_TO_WHOLE and is_integer(kinds[0]):
@@ -210,8 +236,30 @@ def of_math(name: str, *kinds: Kind) -> Kind:
     return FLOAT32 if all(is_float(kind) and kind != FLOAT64 for kind in strong) else FLOAT64
 
 
+def of_parts(*kinds: Kind) -> Kind:
+    """The kind of ``complex(x, y)``, of ``complex(x)`` and of a real number beside ``2j``: the parts are what `math` gives
+    of them, so complex64 of float32 and narrower, complex128 of float64 and integers, a plain one of plain numbers."""
+    if len(kinds) == 1 and is_complex(kinds[0]):
+        return kinds[0]
+    if any(map(is_complex, kinds)):
+        raise TypeError("complex(x, y) of a complex number; write x + 1j * y")
+    part = of_math("fabs", *kinds)
+    return Weak.COMPLEX if part is Weak.FLOAT else COMPLEX64 if part == FLOAT32 else COMPLEX128
+
+
+def of_cmath(name: str, kind: Kind) -> Kind:
+    """The kind of ``cmath.name``: that of ``complex(x)``, and of the angle its parts'."""
+    made = of_parts(kind)
+    if name != "phase":
+        return made
+    return Weak.FLOAT if made is Weak.COMPLEX else FLOAT32 if made == COMPLEX64 else FLOAT64
+
+
 def of_range(*kinds: Kind) -> Kind:
     """The kind of the variable of ``range``: a coordinate, unless a NumPy integer says otherwise."""
+    for kind in kinds:
+        if not is_integer(kind):
+            raise TypeError(f"range of {kind}; it takes integers, as in range(int(x))")
     strong = [kind for kind in kinds if not is_weak(kind)]
     if not strong:
         return Weak.LONG_COORDINATE if Weak.LONG_COORDINATE in kinds else Weak.COORDINATE
@@ -230,6 +278,35 @@ ULPS = {
     "log2": (3, 3), "pow": (9, 3), "radians": (2, 2), "sin": (3, 3), "sinh": (4, 3), "tan": (5, 3), "tanh": (3, 3),
 }
 
-__all__ = ["ARITHMETIC", "BITWISE", "BOOL", "COMPARISONS", "CONVERSIONS", "EXTREMA", "MATH_OF_ONE", "MATH_OF_TWO",
-           "MATH_TESTS", "MATH_TO_WHOLE", "OF_ML_DTYPES", "ULPS", "UNARY", "Kind", "Weak", "check_literal", "common",
-           "converted", "is_coordinate", "is_float", "is_integer", "is_weak", "of_math", "of_range", "result", "unary"]
+__all__ = [
+    "ARITHMETIC",
+    "BITWISE",
+    "BOOL",
+    "CMATH",
+    "COMPARISONS",
+    "CONVERSIONS",
+    "EXTREMA",
+    "MATH_OF_ONE",
+    "MATH_OF_TWO",
+    "MATH_TESTS",
+    "MATH_TO_WHOLE",
+    "OF_ML_DTYPES",
+    "ULPS",
+    "UNARY",
+    "Kind",
+    "Weak",
+    "check_literal",
+    "common",
+    "converted",
+    "is_complex",
+    "is_coordinate",
+    "is_float",
+    "is_integer",
+    "is_weak",
+    "of_cmath",
+    "of_math",
+    "of_parts",
+    "of_range",
+    "result",
+    "unary",
+]

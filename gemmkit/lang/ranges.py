@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.lang import number_rules
+from gemmkit.lang.arithmetic import kind_of_type, type_of_kind
 from gemmkit.lang.numba_hooks import (
     RefType,
     call_iternext,
     cgutils,
+    compiles_ours,
     ir,
     iternext_impl,
     lowering_registry,
@@ -48,8 +51,10 @@ class _IteratorModel(models.StructModel):
 
 @operation(range)
 def _range(context: Any, *args: Any) -> Any:
-    if not 1 <= len(args) <= 3 or not all(isinstance(a, (IndexType, types.IntegerLiteral)) for a in args):
+    if not 1 <= len(args) <= 3:
         return None
+    if not all(isinstance(a, (IndexType, types.IntegerLiteral)) for a in args):
+        return _of_integers(context, args) if compiles_ours() else None
     if not any(isinstance(a, (IndexType, WeakIntLiteral)) for a in args):
         return None
     of = wide_index if wide_index in args else index
@@ -64,6 +69,23 @@ def _range(context: Any, *args: Any) -> Any:
         return state._getvalue()
 
     return signature(IndexRangeType(of), *([of] * len(args))), codegen
+
+
+def _of_integers(context: Any, args: tuple) -> Any:
+    """Where NumPy's integers are among the limits: Numba's own range, of the type that the rules say."""
+    kinds = [kind_of_type(a) for a in args]
+    if any(kind is None for kind in kinds):
+        return None
+    ty = type_of_kind(number_rules.of_range(*kinds))
+    if all(a == ty for a in args):
+        return None
+    inner = context.resolve_function_type(range, (ty,) * len(args), {})
+
+    def codegen(c: Any, builder: Any, sig: Any, values: Any) -> Any:
+        given = [c.cast(builder, v, t, ty) for v, t in zip(values, sig.args)]
+        return c.get_function(context.resolve_value_type(range), inner)(builder, given)
+
+    return signature(inner.return_type, *args), codegen
 
 
 @lowering_registry.lower("getiter", IndexRangeType)

@@ -16,7 +16,16 @@ import ml_dtypes
 import numpy as np
 
 from gemmkit.lang.later import at_load
-from gemmkit.lang.numba_hooks import Conversion, ir, lowering_registry, models, register_model, types, unify_weakly
+from gemmkit.lang.numba_hooks import (
+    Conversion,
+    ir,
+    lowering_registry,
+    models,
+    register_model,
+    typeof_impl,
+    types,
+    unify_weakly,
+)
 from gemmkit.lang.records import device_dtype
 from gemmkit.lang.weak import WeakFloat, WeakInt
 
@@ -42,7 +51,7 @@ class IndexType(types.Integer):
         if isinstance(other, types.IntegerLiteral):
             return self
         if isinstance(other, types.Integer):
-            return other if other.bitwidth > 32 else self
+            return other if other.bitwidth >= self.bitwidth else self
         return None
 
 
@@ -68,11 +77,11 @@ class WeakIntLiteral(types.IntegerLiteral):
 
 
 class WeakFloatLiteral(types.Literal, types.Dummy):
-    """The type of a float constant; by itself it is a float64."""
+    """The type of a float constant; by itself it is a plain float."""
 
     def __init__(self, value: float):
         self._literal_init(float(value))
-        self._literal_type_cache = types.float64
+        self._literal_type_cache = weak_float64
         types.Type.__init__(self, f"Weak[float]({float(value)!r})")
 
     @property
@@ -124,6 +133,13 @@ types.Literal.ctor_map[WeakInt] = WeakIntLiteral
 types.Literal.ctor_map[WeakFloat] = WeakFloatLiteral
 register_model(WeakIntLiteral)(models.IntegerModel)
 register_model(WeakFloatLiteral)(models.OpaqueModel)
+
+
+@typeof_impl.register(WeakInt)
+@typeof_impl.register(WeakFloat)
+def _typeof_weak(value: Any, _c: Any) -> types.Type:
+    """Of a constant within a tuple."""
+    return WeakIntLiteral(value) if isinstance(value, int) else WeakFloatLiteral(value)
 
 
 class NarrowFloatType(types.Type):

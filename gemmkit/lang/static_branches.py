@@ -21,6 +21,8 @@ import numpy as np
 from gemmkit.lang.assertions import forget_unreached
 from gemmkit.lang.numba_hooks import FunctionPass, build_definitions, register_pass, types
 from gemmkit.lang.numba_hooks import numba_ir as ir
+from gemmkit.lang.references import is_library
+from gemmkit.lang.unrolled import unroll
 
 LARGEST = 2**31                        # whole numbers stay below it, as coordinates do
 
@@ -48,7 +50,7 @@ class StaticBranches(FunctionPass):
         FunctionPass.__init__(self)
 
     def run_pass(self, state: Any) -> bool:
-        changed = False
+        changed = not is_library(state.func_id.func) and unroll(state.func_ir, state.args)
         while _decide(state.func_ir, state.args, state.typingctx):      # what a side that is gone assigned is known then
             changed = True
         return changed

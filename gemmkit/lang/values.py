@@ -6,7 +6,6 @@ conversions (``self.dtype(x)``), and any object with ``__device_type__()`` says 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -14,15 +13,15 @@ import numpy as np
 
 from gemmkit.lang import arithmetic as _arithmetic  # noqa: F401  (registers + and its like)
 from gemmkit.lang import builtin_functions as _builtin_functions  # noqa: F401  (and `max`, `int`, `math.exp`)
+from gemmkit.lang import integer_methods as _integer_methods  # noqa: F401  (registers `n.bit_count()`)
 from gemmkit.lang import ranges as _ranges  # noqa: F401  (registers `range` over coordinates)
+from gemmkit.lang import tuples as _tuples  # noqa: F401  (and what tuples have: `t[0]`, `len(t)`, `t.index(x)`)
 from gemmkit.lang import unary as _unary  # noqa: F401  (registers - and abs of one number)
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.functions import DeviceFunction, DeviceFunctionType
 from gemmkit.lang.numba_hooks import (
-    compiles_ours,
     global_callable,
-    operation,
     signature,
     types,
 )
@@ -48,7 +47,7 @@ def static_maker(value: Any) -> Callable[[], types.Type]:
         return own
     if isinstance(value, bool):
         return lambda: types.literal(value)
-    if isinstance(value, (int, float)) and not isinstance(value, np.generic):
+    if isinstance(value, (int, float, complex)) and not isinstance(value, np.generic):
         return lambda: types.literal(weaken(value))
     if isinstance(value, np.dtype):
         return _dtype_maker(value)
@@ -85,26 +84,6 @@ def static_value(context: Any, builder: Any, ty: types.Type, value: Any) -> Any:
     if isinstance(ty, (types.BooleanLiteral, types.NoneType)):
         return context.get_dummy_value() if value is None else context.get_constant(types.boolean, value)
     return context.get_constant_generic(builder, ty, value)
-
-
-@operation(operator.getitem)
-def _tuple_item(context: Any, *args: Any) -> Any:
-    """``values[n]`` of any tuple with a compile-time number: no run-time switch, and the parts may differ in type."""
-    if len(args) != 2 or not isinstance(args[0], types.BaseTuple) or not isinstance(args[1], WeakIntLiteral):
-        return None
-    count, n = len(args[0].types), args[1].literal_value
-    if not -count <= n < count:
-        return None
-    return signature(args[0].types[n], *args), lambda c, b, s, v: b.extract_value(v[0], n % count)
-
-
-@operation(len)
-def _tuple_length(context: Any, *args: Any) -> Any:
-    """``len`` of a tuple is a literal, as in Python."""
-    if len(args) != 1 or not isinstance(args[0], types.BaseTuple) or not compiles_ours():
-        return None
-    result = WeakIntLiteral(len(args[0].types))
-    return signature(result, args[0]), lambda c, b, s, v: c.get_constant_generic(b, result, result.literal_value)
 
 
 def _type_convert(context: Any, dtype: Any, value: Any) -> Any:

@@ -14,12 +14,18 @@ class WeakFloat(float):
     """A float constant that takes the type of what it meets."""
 
 
+class WeakComplex(complex):
+    """A complex constant that takes the type of what it meets."""
+
+
 def weaken(value: Any) -> Any:
     """A constant as the code of a device function should hold it."""
     if type(value) is int:
         return WeakInt(value)
     if type(value) is float:
         return WeakFloat(value)
+    if type(value) is complex:
+        return WeakComplex(value)
     if type(value) is tuple:
         return tuple(weaken(v) for v in value)
     return value
@@ -30,4 +36,4 @@ def weaken_code(code: CodeType) -> CodeType:
         weaken_code(c) if isinstance(c, CodeType) else weaken(c) for c in code.co_consts))
 
 
-__all__ = ["WeakFloat", "WeakInt", "weaken", "weaken_code"]
+__all__ = ["WeakComplex", "WeakFloat", "WeakInt", "weaken", "weaken_code"]

@@ -97,7 +97,7 @@ def _engine() -> Any:
         llvm.initialize_native_asmprinter()
         libm = ctypes.CDLL(util.find_library("m"))
         for name in ("acos acosh asin asinh atan atan2 atanh copysign cos cosh erf erfc exp expm1 fabs floor ceil trunc fmod hypot "
-                     "lgamma tgamma log log10 log1p log2 pow rint sin sinh sqrt tan tanh round").split():
+                     "ldexp lgamma llrint tgamma log log10 log1p log2 pow rint sin sinh sqrt tan tanh round").split():
             for suffix in ("", "f"):
                 llvm.add_symbol(f"__nv_{name}{suffix}", ctypes.cast(getattr(libm, name + suffix), ctypes.c_void_p).value)
         for name, callback in (_HALF | _TESTS).items():

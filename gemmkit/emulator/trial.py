@@ -1,0 +1,89 @@
+"""What passes in the emulator must pass the compiler: a user's method is compiled once, for what it was called with.
+
+Python computes what types cannot describe: a slice as long as a coordinate says, an attribute that NumPy's scalars have, a
+tuple of one length on one way and of another on the other. What cannot be seen in bytecode the compiler knows. It needs 20
+to 100 ms for a function, and what it has taken it does not look at again (`gemmkit.lang.functions`). So when the first call
+of a method in a launch has returned, it is compiled, and what the compiler refuses is refused here, in its words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from gemmkit.components import Component, freeze
+from gemmkit.emulator.coordinates import Coordinate, LongCoordinate
+from gemmkit.kernels.spec import Shape
+from gemmkit.lang import dialect
+from gemmkit.lang.component_types import MethodType
+from gemmkit.lang.errors import ComponentError
+from gemmkit.lang.functions import device
+from gemmkit.lang.host import View
+from gemmkit.lang.memory import ViewType
+from gemmkit.lang.numba_hooks import types
+from gemmkit.lang.records import Record
+from gemmkit.lang.scalars import index, numba_type, weak_float64
+from gemmkit.lang.values import static_type
+
+
+class Unknown(Exception):
+    """A value of which the device's type is not known here."""
+
+
+def tried(function: FunctionType, given: tuple, original: Callable[[Any], Any]) -> None:
+    """Compile a user's function, or the method of a component, for the values that a kernel called it with. Raises
+    ComponentError for what the compiler refuses.
+
+    ``original`` tells of a component or a function in the emulator which one it stands for.
+    """
+    try:
+        owner = original(given[0]) if given and isinstance(given[0], Component) else None
+        if not _is_silent(function, owner):
+            return
+        args = tuple(_type_of(value, original) for value in given)
+    except Unknown:
+        return
+    if owner is not None:
+        MethodType(args[0], function.__name__, device(function)).get_call_type(None, args[1:], {})
+        return
+    ty: Any = freeze(original(function)).type
+    ty.get_call_type(None, args, {})
+
+
+def _is_silent(function: FunctionType, owner: Any) -> bool:
+    """Whether a function has nothing that the emulator alone takes: `breakpoint`, an f-string that is printed."""
+    try:
+        dialect.Walk(compiled=True).function(function, owner)
+    except ComponentError:
+        return False
+    return True
+
+
+def _type_of(value: Any, original: Callable[[Any], Any]) -> Any:
+    """The device's type of a value in the emulator."""
+    if type(value) is tuple:
+        return types.BaseTuple.from_types([_type_of(part, original) for part in value])
+    if isinstance(value, LongCoordinate):
+        raise Unknown
+    for cls, ty in ((Coordinate, index), (bool, types.boolean), (float, weak_float64)):
+        if isinstance(value, cls) and not isinstance(value, np.generic):
+            return ty
+    if isinstance(value, (np.generic, Record)):
+        return numba_type(value.dtype)
+    if isinstance(value, View):
+        return ViewType(value.dtype, value.ndim, value.unit, value.alignment, max(value.shape, default=0) >= 2**31,
+                        value.memory.readonly)
+    try:
+        if isinstance(value, Shape):
+            return freeze(Shape(1, 1, 1)).type
+        if isinstance(value, Component):
+            return freeze(original(value)).type
+        return static_type(value)
+    except (TypeError, ValueError):
+        raise Unknown from None
+
+
+__all__ = ["tried"]
