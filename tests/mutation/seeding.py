@@ -147,9 +147,9 @@ def instrument(seen: set) -> None:
     builtins.__statement__ = seen.add                  # type: ignore[attr-defined]
     for module in (*modules(), *ATOMS):
         tree = ast.parse(path_of(module).read_text())
-        for _, function in functions(tree):
-            _mark(function, module)
-        _replace(module, compile(ast.fix_missing_locations(tree), str(path_of(module)), "exec"))
+        marked = [_mark(function, module) for _, function in functions(tree)]
+        if marked:                                     # a module may define named tuples alone
+            _replace(module, compile(ast.fix_missing_locations(tree), str(path_of(module)), "exec"))
 
 
 def _mark(node: Any, module: str) -> None:
