@@ -224,11 +224,11 @@ class PipelineRoles(Spec):
     @cached_property
     def sums(self) -> int:
         """Accumulators that a consumer's thread has: of numbers of several parts, each fragment has one a part."""
-        return self.fragments_m * int(getattr(self.operator, "sums", 1))
+        return self.fragments_m * self.operator.sums
 
     @cached_property
     def has_parts(self) -> bool:
-        return int(getattr(self.operator, "sums", 1)) > 1
+        return self.operator.sums > 1
 
     # -- what the producer's warps move -------------------------------------------------------------------------------
 
@@ -337,7 +337,7 @@ class PipelineRoles(Spec):
     @cached_property
     def promoted_stages(self) -> int:
         """After how many stages a sum is added to the one in float32; 0: never."""
-        return int(getattr(self.operator, "promote", 0)) // self.block.size.K
+        return self.operator.promote // self.block.size.K
 
     @cached_property
     def is_promoted(self) -> bool:
