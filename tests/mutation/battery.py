@@ -354,6 +354,13 @@ def numbers_by_registers_across() -> None:
 
 
 @case
+def numbers_of_a_narrow_b() -> None:
+    """In lines of eight along K, in the order of registers, not every warp would have a part of B: so A does not go by registers."""
+    conf = test_warp_specialised_algebras.small(DUAL, global_b_layout=Interleaved(DUAL.number_dtype("f2"), "col"), stages=3)
+    numbers(DUAL, (36, 12, 52), conf, "NT")
+
+
+@case
 def numbers_that_land() -> None:
     conf = test_warp_specialised_algebras.small(COMPLEX, global_a_layout=Interleaved(COMPLEX.number_dtype("f2"), "col"),
                                                 global_b_layout=Interleaved(COMPLEX.number_dtype("f2"), "col"), stages=3)
