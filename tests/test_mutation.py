@@ -58,6 +58,13 @@ def test_a_fault_that_was_missed_once(name: str) -> None:
     assert findings[0].found.endswith("Error") and re.search(message, findings[0].message), findings
 
 
+def test_what_a_case_runs_is_known() -> None:
+    """Of every module, those without a function too."""
+    [cost] = running.coverage(1, cases=("half_sums",)).values()
+    assert {"gemmkit.kernels.consumer", "gemmkit.operators.wgmma"} <= {module for module, _ in cost.statements}
+    assert "gemmkit.kernels.inplace" not in {module for module, _ in cost.statements}
+
+
 @pytest.mark.thorough
 def test_a_drawn_sample_is_found() -> None:
     """Calls dropped from what the quick cases run, so that these can judge them."""

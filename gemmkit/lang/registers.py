@@ -103,15 +103,16 @@ class _RegistersModel(models.PrimitiveModel):
 
 
 class Registers(dict):
-    """The emulator's registers: a dictionary that knows its shape and refuses to give what was never set."""
+    """The emulator's registers: a dictionary that knows its shape and fragments, and refuses to give what was never set."""
 
-    def __init__(self, shape: tuple[int, ...]):
+    def __init__(self, fragment: Fragment, shape: tuple[int, ...]):
         super().__init__()
-        self.shape = shape
+        self.fragment, self.shape = fragment, shape
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if key not in self:                                            # what is there was checked when it was set
             self._check(key)
+            self._check_value(value)
         super().__setitem__(key, value)
 
     def __missing__(self, key: Any) -> Any:
@@ -122,6 +123,15 @@ class Registers(dict):
         indices = key if isinstance(key, tuple) else (key,)
         if len(indices) != len(self.shape) or any(not 0 <= i < n for i, n in zip(indices, self.shape)):
             raise IndexError(f"registers of shape {self.shape} indexed with {key}")
+
+    def _check_value(self, value: Any) -> None:
+        """Compiled code has room for so many elements, and converts what is of another type; the emulator does neither."""
+        if len(value) != self.fragment.count:
+            raise TypeError(f"registers of {self.fragment}: a fragment has {self.fragment.count} elements, not {len(value)}")
+        others = [x.dtype for x in value if isinstance(x, np.generic) and x.dtype != self.fragment.dtype]
+        if others:
+            raise TypeError(f"registers of {self.fragment}: a fragment has elements of {self.fragment.dtype}, not of "
+                            f"{others[0]}")
 
 
 def _type_registers(context: Any, fragment: Any, *shape: Any) -> Any:
@@ -140,7 +150,7 @@ def _type_registers(context: Any, fragment: Any, *shape: Any) -> Any:
 @atom(_type_registers)
 def registers(fragment: Fragment, *shape: int) -> Registers:
     """An uninitialised array of ``shape`` (compile-time numbers) whose elements are fragments."""
-    return Registers(shape)
+    return Registers(fragment, shape)
 
 
 def holds_registers(ty: Any) -> bool:

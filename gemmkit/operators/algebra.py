@@ -160,7 +160,7 @@ class Algebra(Operator):
     # what the warp-specialised kernel asks of a base that is a WGMMAOp
 
     @cached_property
-    def sums(self) -> int:
+    def sums(self) -> int:                                       # type: ignore[override]
         """Accumulators of a 64-row fragment: one for each part."""
         return self.parts
 
@@ -173,8 +173,8 @@ class Algebra(Operator):
         return bool(self.base.sums_in_words)
 
     @cached_property
-    def promote(self) -> int:
-        return int(getattr(self.base, "promote", 0))
+    def promote(self) -> int:                                    # type: ignore[override]
+        return int(self.base.promote)
 
     def _numbers(self, fragment: Fragment) -> Fragment:
         return Fragment(self.number_dtype(fragment.dtype), fragment.count)

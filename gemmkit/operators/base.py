@@ -32,6 +32,8 @@ class Operator(Component):
     identity: ClassVar[Any] = 0
     start: ClassVar[Any] = 0
     merges = False
+    sums = 1                                               # accumulators of a fragment: of an algebra one for each part
+    promote = 0                                            # after how many elements along K sums go to others; 0: never
 
     @cached_property
     def minimum_arch(self) -> tuple[int, int]:

@@ -12,7 +12,6 @@ import numpy as np
 from gemmkit.lang.control import fold
 from gemmkit.lang.given import dtype_given
 from gemmkit.lang.registers import Fragment, apply
-from gemmkit.layouts.swizzled import Swizzled
 from gemmkit.operators.base import Operator
 from gemmkit.ptx.descriptors import advance
 from gemmkit.ptx.fragments import FragmentMap
@@ -117,16 +116,6 @@ class WGMMAOp(Operator):
     @cached_property
     def negated_register_instruction(self) -> Any:
         return instruction(dataclasses.replace(self.spec, a_major="K", a_registers=True, negates=True))
-
-    @cached_property
-    def sums(self) -> int:
-        """Accumulators of a 64-row fragment."""
-        return 1
-
-    def refuses(self, operand: str, layout: Any) -> str | None:
-        if operand in ("a", "b") and not isinstance(layout, Swizzled):
-            return "wgmma reads swizzled tiles; take layouts.Swizzled"
-        return None
 
     # -- device -----------------------------------------------------------------------------------------------------
 

@@ -37,6 +37,16 @@ def test_registers_know_their_shape_and_what_was_set() -> None:
             _ = held[key]
 
 
+def test_registers_take_their_fragments_alone() -> None:
+    """Compiled code has room for so many elements, and would make numbers of words."""
+    held = registers(Fragment(np.dtype("f4"), 2), 3)
+    held[0] = (np.float32(1), 0)
+    with pytest.raises(TypeError, match=r"a fragment has 2 elements, not 1"):
+        held[1] = (np.float32(1),)
+    with pytest.raises(TypeError, match=r"a fragment has elements of float32, not of uint32"):
+        held[1] = (np.uint32(1), np.uint32(2))
+
+
 @pytest.mark.parametrize(("unit", "alignment", "width"), [(1, 16, 4), (1, 8, 2), (1, 4, 1), (None, 4, 1)])
 def test_an_access_is_as_wide_as_the_class_allows(unit: int | None, alignment: int, width: int) -> None:
     array = np.arange(32, dtype=np.float32).reshape(4, 8)

@@ -1,4 +1,4 @@
-"""``python -m tests.mutation [--sample N --seed S] [--every] [--jobs J] [--json FILE] [--only TEXT]``"""
+"""``python -m tests.mutation [--sample N --seed S] [--every] [--jobs J] [--json FILE] [--only TEXT ...]``"""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sample", type=int, metavar="N", help="so many of the faults, drawn")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw (0)")
     parser.add_argument("--every", action="store_true", help="at every place where an operator finds something (hours)")
-    parser.add_argument("--only", default="", metavar="TEXT", help="faults whose description has this text")
+    parser.add_argument("--only", action="append", metavar="TEXT", help="faults whose description has this text (or another: it may "
+                        "be given more than once)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="J", help="processes side by side")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there")
     parser.add_argument("--coverage", type=Path, metavar="FILE", help="keep there what each product runs, for the next time")
     options = parser.parse_args(arguments)
-    faults = [fault for fault in seeding.faults(options.every) if options.only in str(fault)]
+    faults = [fault for fault in seeding.faults(options.every) if any(text in str(fault) for text in options.only or [""])]
     is_whole = options.sample is None and not options.only
     if options.sample is not None:
         faults = random.Random(options.seed).sample(faults, min(options.sample, len(faults)))

@@ -7,6 +7,7 @@ import pickle
 import resource
 import select
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from gemmkit.emulator.errors import EmulatorError
 from tests.mutation import battery, seeding, verdicts
 from tests.mutation.seeding import Fault
 
-BUDGET = 20.0                                          # seconds of CPU that the cases of a mutant that survives may take
+BUDGET = 40.0                                          # seconds of CPU that a survivor's cases may take: all of them take 22
 BRIEF = 2.0                                            # and those of one that is said to be none
 SLACK, ENDLESS = 4, 6                                  # seconds, and times of a sound case's, after which a mutant does not end
 
@@ -156,7 +157,7 @@ def _forked(items: Iterable[Any], work: Callable[[Any], Any], jobs: int) -> Iter
 
 
 def _child(read: int, write: int, item: Any, work: Callable[[Any], Any]) -> None:
-    status = 1
+    status, told = 1, os.dup(2)
     try:
         os.close(read)
         with open(os.open(os.devnull, os.O_WRONLY), "w") as nowhere:
@@ -165,5 +166,7 @@ def _child(read: int, write: int, item: Any, work: Callable[[Any], Any]) -> None
         while answer:
             answer = answer[os.write(write, answer):]
         status = 0
+    except Exception:                                  # the tool's own: a mutant's are caught where it runs
+        os.write(told, traceback.format_exc().encode())
     finally:
         os._exit(status)

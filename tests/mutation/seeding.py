@@ -65,7 +65,7 @@ def tree_of(module: str) -> ast.Module:
 def digest() -> int:
     """Of all that a product of the battery may run."""
     crc, tests = 0, Path(__file__).parent.parent
-    for path in sorted([*ROOT.rglob("*.py"), *tests.glob("*.py"), tests / "mutation" / "battery.py"]):
+    for path in sorted([*ROOT.rglob("*.py"), *tests.glob("*.py"), *(tests / "mutation").glob("*.py")]):
         crc = zlib.crc32(path.read_bytes(), crc)
     return crc
 
@@ -155,9 +155,9 @@ def instrument(seen: set) -> None:
     builtins.__statement__ = seen.add                  # type: ignore[attr-defined]
     for module in (*modules(), *ATOMS):
         tree = ast.parse(path_of(module).read_text())
-        for _, function in functions(tree):
-            _mark(function, module)
-        _replace(module, compile(ast.fix_missing_locations(tree), str(path_of(module)), "exec"))
+        marked = [_mark(function, module) for _, function in functions(tree)]
+        if marked:                                     # a module may define named tuples alone
+            _replace(module, compile(ast.fix_missing_locations(tree), str(path_of(module)), "exec"))
 
 
 def _mark(node: Any, module: str) -> None:

@@ -98,11 +98,11 @@ class Sm90Spec(Spec):
     @cached_property
     def sums(self) -> int:
         """Accumulators that a consumer's thread has: of numbers of several parts, each fragment has one a part."""
-        return self.fragments_m * int(getattr(self.operator, "sums", 1))
+        return self.fragments_m * self.operator.sums
 
     @cached_property
     def has_parts(self) -> bool:
-        return self.sums > self.fragments_m
+        return self.operator.sums > 1
 
     @cached_property
     def has_epilogue(self) -> bool:

@@ -44,7 +44,7 @@ def specialise(spec: Sm90Spec, arrays: Arrays | None = None) -> Sm90Spec:
 
 
 def _mainloop(spec: Sm90Spec) -> Mainloop:
-    stages = int(getattr(spec.operator, "promote", 0)) // spec.block.size.K    # whose sums are added to those in float32
+    stages = spec.operator.promote // spec.block.size.K    # whose sums are added to those in float32
     return PortionMainloop(stages) if stages > 1 else PairMainloop() if stages == 1 else SharedMainloop()
 
 
