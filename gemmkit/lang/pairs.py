@@ -144,9 +144,13 @@ def is_pairwise(transform: Any, dtype: np.dtype) -> bool:
 
 def _decided(context: Any, transform: Any, dtype: Any) -> bool:
     """`is_pairwise` before types are inferred (`gemmkit.lang.static_branches`)."""
-    if not isinstance(transform, Of) or not isinstance(dtype, np.dtype):
+    from gemmkit.lang.values import static_type
+
+    if not isinstance(dtype, np.dtype):
         raise Unknown
-    return _pairwise(context, transform.ty, dtype) is not None
+    ty: Any = transform.ty if isinstance(transform, Of) else static_type(transform)
+    element: Any = static_type(dtype)
+    return _pairwise(context, ty, element.target) is not None
 
 
 is_pairwise.decided = _decided

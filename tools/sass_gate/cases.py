@@ -161,6 +161,8 @@ CASES: dict[str, Case] = {
     "A in registers, transformed": Case(wgmma(transform_global_to_shared_a=Elementwise(plus_one))),
     "A in place": Case(wgmma(transform_global_to_shared_a=Elementwise(plus_one), **PAIR)),
     "B in place": Case(wgmma(transform_global_to_shared_b=Elementwise(plus_one))),
+    "A in registers, coordinates": Case(wgmma(transform_global_to_shared_a=Elementwise(scaled_rows))),
+    "staged, coordinates": Case(wgmma(transform_global_to_shared_a=Elementwise(scaled_rows)), sizes=(4098, 4098, 4098)),
     "B in place, coordinates": Case(wgmma(transform_global_to_shared_b=Elementwise(scaled_rows))),
     "A and B transformed": Case(wgmma(transform_global_to_shared_a=Elementwise(plus_one),
                                       transform_global_to_shared_b=Elementwise(plus_one))),

@@ -63,6 +63,14 @@ class Cluster(Component):
         """The mask of the first column."""
         return (1 << self.m) - 1
 
+    def at_once(self, sm_count: int) -> int:
+        """Clusters that a device of so many multiprocessors holds at once, with a block on each.
+
+        The blocks of a cluster stand in one GPC (16 or 18 multiprocessors of Hopper): clusters of four and more leave some
+        idle. 33 clusters of four on the 132 multiprocessors of an H200 took two rounds, and twice the time.
+        """
+        return max(1, sm_count // self.size - self.size // 4)
+
     # -- in device code -------------------------------------------------------------------------------------------------
 
     def row(self, rank: int) -> int:

@@ -104,7 +104,7 @@ class Persistent(TileScheduler):
 
     def blocks(self, M: int, N: int, sm_count: int) -> int:
         rows, columns = self.grid(M, N)
-        return min(rows * columns, max(1, sm_count // self.cluster.size)) * self.cluster.size
+        return min(rows * columns, self.cluster.at_once(sm_count)) * self.cluster.size
 
 
 @dataclass(frozen=True)
