@@ -101,7 +101,7 @@ SIZES = {"square": (2048, 4096, 8192, 16384), "types": (4096, 8192), "fused": (4
          "mappings": (4096,)}  # fmt: skip
 QUICK_SIZES = {"square": (2048, 4096), "types": (4096,)}
 LAYOUTS = ("nn", "nt", "tn", "tt")
-UNALIGNED_BYTES = (
+RAGGED = (
     (8192, 1024, 4096),
     (1000, 3000, 2000),
     (4095, 4095, 4095),
@@ -119,7 +119,7 @@ def square(sizes: Sizes) -> Iterator[Case]:
 
 
 def ragged() -> Iterator[Case]:
-    for m, n, k in UNALIGNED_BYTES:
+    for m, n, k in RAGGED:
         yield Case("ragged", "matmul", "f16", m, n, k, bar=0.90, aim=1.0)
 
 

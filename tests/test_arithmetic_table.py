@@ -20,6 +20,7 @@ FLOATS = [*(np.dtype(x) for x in ("f2", "f4", "f8")), *OF_ML_DTYPES]
 INTEGERS = [np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)]
 COORDINATES = [Weak.COORDINATE, Weak.LONG_COORDINATE]
 LITERALS = [3, 100]
+COMPLEX = [rules.COMPLEX64, rules.COMPLEX128]
 
 #: What the first table's words stand for: kinds of numbers, ...
 KINDS: dict[str, list] = {
@@ -27,15 +28,20 @@ KINDS: dict[str, list] = {
     "another": COORDINATES, "a literal": LITERALS, "a float": FLOATS, "NumPy's integers": INTEGERS, "booleans": [BOOL],
     "an integer of 32 or 64 bits": INTEGERS[2:4] + INTEGERS[6:], "a boolean": [BOOL],
     "an integer of 8 or 16 bits": INTEGERS[:2] + INTEGERS[4:6], "a plain float": [Weak.FLOAT],
+    "a plain complex number": [Weak.COMPLEX], "a complex number": COMPLEX,
 }
 #: ... and kinds of results, of the first number (the weak one) and the second.
 RESULTS: dict[str, Callable[[Any, Any], Any]] = {
     "a coordinate": lambda a, b: max((a, b), key=lambda x: getattr(x, "value", 0) if x in COORDINATES else 0),
     "that float": lambda a, b: b, "float64": lambda a, b: FLOAT64, "a plain float": lambda a, b: Weak.FLOAT,
     "that integer, modulo 2^bits": lambda a, b: b if b.itemsize * 8 >= a.value else a,
+    "that complex number": lambda a, b: b, "a plain complex number": lambda a, b: Weak.COMPLEX,
+    "complex64 of float32 and narrower, complex128 of float64": lambda a, b: rules.COMPLEX128 if b == FLOAT64 else rules.COMPLEX64,
+    "complex128": lambda a, b: rules.COMPLEX128,
     "that float (bfloat16 and 8-bit floats: float32)": lambda a, b: FLOAT32 if b in OF_ML_DTYPES else b,
 }
 OPERATORS = ("+", "-", "*", "//", "%", "max", "min")
+OF_COMPLEX = ("+", "-", "*", "/")
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -59,7 +65,7 @@ def test_two_numbers(row: list[str]) -> None:
     whole, _, divided = gives.partition("; `/` ")
     for a, b in itertools.product(kinds_of(first), kinds_of(second)):
         for x, y in ((a, b), (b, a)):
-            for op in OPERATORS:
+            for op in (OF_COMPLEX if rules.is_complex(a) else OPERATORS):
                 assert rules.result(op, x, y) == RESULTS[whole](a, b), (op, x, y)
             if divided:
                 assert rules.result("/", x, y) == RESULTS[divided](a, b), (x, y)
@@ -79,7 +85,7 @@ WEAK_INTEGERS = [*COORDINATES, 3]
 EVERY = [*FLOATS, *INTEGERS, BOOL, *WEAK_INTEGERS, Weak.FLOAT]
 WHOLE = ("floor", "ceil", "trunc")
 #: A row of the second table, its words as they are, and what they say of the rules. What is None is of values, and tried on those
-#: in `tests.lang.test_number_rules` and `tests.lang.test_drawn_expressions`.
+#: in `tests.lang.test_number_rules`, `test_drawn_expressions` and `test_forms_on_host`.
 FUNCTIONS: dict[tuple[str, str], Callable[[], bool] | None] = {
     ("`+ - * // % ** & | ^ << >>`, `divmod`, `pow` of integers",
      "their common type, in which they wrap; `bool + bool` is or, `bool * bool` and"):
@@ -109,6 +115,16 @@ FUNCTIONS: dict[tuple[str, str], Callable[[], bool] | None] = {
     ("`range`", "coordinates; int32 or int64 where NumPy's integers are among its limits"):
         lambda: [rules.of_range(5), rules.of_range(Weak.LONG_COORDINATE)] == COORDINATES and {
             rules.of_range(0, kind) for kind in INTEGERS} == {INT32, INT64},
+    ("`complex(x, y)`, `complex(x)`", "complex64 of float32 and narrower, complex128 of float64 and integers, a plain one of plain "
+     "numbers"):
+        lambda: all(rules.of_parts(kind) == rules.of_parts(kind, 0) == (
+            Weak.COMPLEX if rules.is_weak(kind) else rules.COMPLEX128 if kind == FLOAT64 or not rules.is_float(kind) else
+            rules.COMPLEX64) for kind in EVERY),
+    ("`cmath.exp` and its like", "that of `complex(x)`; `cmath.phase` its parts'"):
+        lambda: all(rules.of_cmath(name, kind) == rules.of_parts(kind) for name in rules.CMATH if name != "phase" for kind in EVERY)
+        and [rules.of_cmath("phase", kind) for kind in (FLOAT32, FLOAT64, 3)] == [FLOAT32, FLOAT64, Weak.FLOAT],
+    ("`t.count(x)`, `t.index(x)`, `n.bit_count()`", "a coordinate (`index` of what is not there: nothing defined on the GPU)"): None,
+    ("`t[i]`, by a run-time number", "the tuple's one type; of literals a coordinate, a plain float"): None,
 }
 
 
@@ -133,7 +149,8 @@ REFUSED: dict[str, list[Callable[[], Any]]] = {
 
 def test_what_is_refused() -> None:
     words = " ".join(TEXT.split("Refused, when compiled and in the emulator: ")[1].split(". A fault")[0].split())
-    assert words == ", ".join([*REFUSED, "`round(x, digits)`"])
+    others = ["`round(x, digits)`", "`<`, `//`, `%`, `max` and `int` of complex numbers", "`is` between numbers"]
+    assert words == ", ".join([*REFUSED, *others])
     for calls in REFUSED.values():
         for call in calls:
             with pytest.raises(TypeError):
