@@ -10,7 +10,7 @@ each other, see the same card. A comparison therefore goes like this:
 3. Launches are captured in a CUDA graph, so that short kernels do not measure the host. Each launch takes the
    next set of inputs; the sets together exceed twice the L2 (`input_sets`), so that no launch finds its
    inputs there.
-4. Pairs are timed, ours and the peer's in turns, and who goes first alternates. The row has the medians of
+4. Pairs are timed, ours and the peer's in turns, and which goes first alternates. The row has the medians of
    the times, and the median of the pairs' ratios with its spread.
 5. The outputs are checked again: what was timed is what was checked.
 """
@@ -128,7 +128,7 @@ def launches(sets: int, one_launch_us: float, target_us: float) -> int:
 
 
 def interleave(ours: Call, peer: Call, pairs: int, clock: Clock) -> list[tuple[float, float]]:
-    """Time `ours` and `peer` in turns; who goes first alternates. Microseconds for the whole of each call."""
+    """Time `ours` and `peer` in turns; which goes first alternates. Microseconds for the whole of each call."""
     times = []
     for i in range(pairs):
         if i % 2 == 0:

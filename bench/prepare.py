@@ -1,6 +1,6 @@
 """Compile the kernels of many cases ahead, in parallel processes; what times them finds their cubins on disk.
 
-Nothing here touches the GPU: a case's call is resolved with host arrays that nobody ever writes, under the emulator's mode,
+Nothing here touches the GPU: a case's call is resolved with host arrays that are never written, under the emulator's mode,
 and compiled for the device that is there (an H100 where there is none). `tests/bench/test_prepare.py` checks that a
 call on device arrays finds what was compiled.
 """

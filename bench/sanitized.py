@@ -25,7 +25,7 @@ CASES: dict[str, tuple[str, Any, float]] = {
     "fpu int32": ("i4", None, 0.0),
     "fpu complex64": ("c8", None, 1e-5),
 }
-# Contractions (copied past registers, panels of D, combs of D and along K; a K that blocks share), column-major.
+# Contractions (copied by cp.async, subtiles of D, combs of D and along K; a K that blocks share), column-major.
 TENSORS: dict[str, tuple[str, str, dict[str, int]]] = {
     "panels": ("f2", "ijmb,mkac->abcijk", dict(i=8, j=3, m=24, b=4, k=4, a=24, c=5)),
     "comb of D": ("f2", "bka,kj->abj", dict(a=24, b=24, k=40, j=20)),

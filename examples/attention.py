@@ -6,7 +6,7 @@ each of the ten labels is. Nothing is trained; the context is all there is.
 
     S = mask(sharpness · Q Kᵀ)      one product with the epilogue Scale | Causal: -inf where a key is in the future
     P = softmax(S), row by row      by NumPy on the host
-    O = P V                         one product of gk.Triangular(P), which skips the blocks of K that are zero
+    O = P V                         one product of gk.Triangular(P), which skips the k-tiles that are zero
 
 What that saves: S is written once. To scale and to mask in passes of their own would read and write all of it twice
 more. The second product multiplies about half of its blocks, and the upper half of P is never read: the example
@@ -111,7 +111,7 @@ def attended(probabilities: np.ndarray, values: np.ndarray, where: machine.Machi
 
 
 def steps_taken(rows: int, block: Any) -> tuple[int, int]:
-    """How many steps along K the triangular product takes, by its layout's `k_range`; and how many a dense one."""
+    """How many k-tiles the triangular product takes, by its layout's `k_range`; and how many a dense one."""
     layout = layouts.Triangular(layouts.RowMajor(np.float16))
     taken = 0
     for begin in range(0, rows, block.M):
@@ -141,7 +141,7 @@ def main(emulate: bool | None = None, count: int | None = None) -> bool:
     scores = masked_scores(stream.queries, stream.keys, where)
     probabilities = softmax(scores).astype(np.float16)
     future = np.triu_indices(n, 1)
-    probabilities[future] = np.nan  # to show that nobody reads it
+    probabilities[future] = np.nan  # to show that it is not read
     out, block = attended(probabilities, stream.values, where)
 
     right = np.argmax(out, axis=1) == stream.labels[1:]

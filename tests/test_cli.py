@@ -155,7 +155,7 @@ def test_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = rows(said)
     assert "D (256 x 512) = A (256 x 64) @ B (64 x 512)" in said
     assert found["operator"] == ["MMAOp()"]
-    assert found["block"] == ["64x64x32 (M, N, K): 4 x 8 blocks, 2 steps along K"]
+    assert found["block"] == ["64x64x32 (M, N, K): 4 x 8 blocks, 2 k-tiles"]
     assert found["warp"] == ["32x32x16 (M, N, K): 2 x 4 fragments of 16x8x16, 1 deep"]
     assert found["global A, B -> D"] == ["ColMajor('float16'), RowMajor('float16') -> RowMajor('float32')"]
     blocks = int(found["all together"][-1])

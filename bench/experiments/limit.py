@@ -109,7 +109,7 @@ class Limit:
         bound = load(self.build().cubin, ENTRY).bind((self.blocks, 1, 1), (THREADS, 1, 1), 0, formats)
         library, device, producer = infos[0].library, infos[0].device, infos[0].stream
 
-        def call(keep: Any = (out, first)) -> None:  # the kernel has their addresses: nobody else may be given the memory
+        def call(keep: Any = (out, first)) -> None:  # the kernel has their addresses: no other array may be given the memory
             bound.launch(current_stream(library, device, producer), values)
 
         return call

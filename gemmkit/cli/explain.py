@@ -136,7 +136,7 @@ def mapping(conf: Config, options: argparse.Namespace) -> Iterator[tuple[str, st
     yield "global A, B -> D", f"{conf.global_a_layout!r}, {conf.global_b_layout!r} -> {conf.global_d_layout!r}"
     yield "shared A, B, D", f"{conf.shared_a_layout!r}, {conf.shared_b_layout!r}, {conf.shared_d_layout!r}"
     steps = -(-options.k // spec.block.size.K)
-    yield "block", f"{extents(conf.block_shape)}: {rows} x {columns} blocks, {steps} steps along K"
+    yield "block", f"{extents(conf.block_shape)}: {rows} x {columns} blocks, {steps} k-tiles"
     if conf.splits > 1:
         yield "shared K", f"{conf.splits} blocks of a cluster for each, {-(-steps // conf.splits)} steps or fewer a block"
     yield "warp", f"{extents(conf.compute_warp)}: {spec.fragments_m} x {spec.fragments_n} fragments of " \

@@ -26,16 +26,18 @@ _ONES = {size: b"\x01" * size for size in _PLAIN_SIZES}
 
 
 class Agent:
-    """Who reads and writes memory: a thread, or something that acts beside threads, such as a copy engine.
+    """An agent reads and writes memory: a thread, or a unit that acts beside threads, such as TMA.
 
     Attributes:
         block: where it runs; index: its entry in the block's vector clocks.
         clock, seen, foreign: its time and its knowledge of others (`clocks`).
         pages: the launch's history of global memory.
         fences: its times of `fence_proxy`, ascending.
-        fenced: what it knew at the last, or each of those at theirs who set it to work: the block, `seen`, `foreign`.
-        asynchronous: whether it reaches memory by the asynchronous proxy, as copy engines and tensor cores do.
-            What threads have written it sees only where `fence_proxy` followed, of the writer or of who set it to work.
+        fenced: its knowledge (vector clock) at its last proxy fence, or, for an asynchronous agent, that of each thread that
+            started it: the block, `seen`, `foreign`.
+        asynchronous: whether it reaches memory by the asynchronous proxy, as TMA and tensor cores do.
+            What threads have written it sees only where `fence_proxy` followed, of the writer or of the thread that
+            started it.
     """
 
     asynchronous = False
@@ -72,12 +74,13 @@ class Agent:
 
     def is_visible_to_async(self, record: shadow.Record) -> bool:
         """Whether this asynchronous agent sees a write that happened before now: another such one made it; its writer
-        fenced it, and the fence too happened before now; or all who set the agent to work knew of the write, and fenced."""
+        fenced it, and the fence too happened before now; or all threads that started the agent knew of the write, and
+        fenced."""
         writer, time, site = record
         if writer.asynchronous or self._is_fenced(writer, time):
             return True
         first = bisect_left(writer.fences, time)
-        # The fence ends one moment of the writer's; who has seen the next one comes after it.
+        # The fence ends one moment of the writer's; an agent that has seen the next one comes after it.
         return first < len(writer.fences) and self.is_after((writer, writer.fences[first] + 1, site))
 
     def _is_fenced(self, writer: Agent, time: int) -> bool:

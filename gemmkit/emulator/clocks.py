@@ -1,4 +1,4 @@
-"""Vector clocks: who knows of whose past.
+"""Vector clocks: which agent knows of which one's past.
 
 Every agent counts its own time (`clock`), which moves on when others may learn of it, and holds how far it
 has seen each thread of its block (`seen`, one entry a thread) and, rarely, threads of other blocks

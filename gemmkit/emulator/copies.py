@@ -1,4 +1,4 @@
-"""The copy engine (TMA): boxes of a tensor between global and shared memory, loads and stores."""
+"""TMA: boxes of a tensor between global and shared memory, loads and stores."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -109,7 +109,7 @@ def _put(thread: Thread, end: Mbarrier, offset: int, data: Bytes, alignment: int
 
 
 def _end(thread: Thread, barrier: int, rank: int | None, what: str) -> Mbarrier:
-    """The mbarrier that is given the bytes, with its engine at work for the thread."""
+    """The mbarrier that is given the bytes, whose copies the thread starts."""
     end = find(thread, barrier, rank)
     if not end.fenced:
         raise fault(thread, f"a {what} is to end at {end}, and mbarrier_fence_init has not followed its mbarrier_init")

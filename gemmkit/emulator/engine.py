@@ -1,4 +1,4 @@
-"""Who acts beside the threads: a copy engine, at one of the things that its completion is awaited by.
+"""TMA as an agent beside the threads: one for each thing by which the completion of copies is awaited.
 
 Copies that end at one mbarrier are one agent, whose time is the barrier's phases; copies that one thread asks for and
 awaits are one agent, whose time is the thread's groups. So to know of a phase, or of a group, is to know of all copies up to
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class EngineId(ThreadId):
-    """How errors name an engine."""
+    """How errors name TMA."""
 
     def __str__(self) -> str:
         return f"the copy engine of block {self.block}"
 
 
 class _Unit:
-    """Stands for a block in vector clocks, with the engine as its only thread."""
+    """Stands for a block in vector clocks, with TMA as its only thread."""
 
     def __init__(self, block: Block) -> None:
         self._block = block
@@ -44,7 +44,7 @@ class _Unit:
 
 
 class _Copy(Agent):
-    """One of an engine's copies, at the engine's time."""
+    """One of an agent's copies, at the agent's time."""
 
     asynchronous = True
     __slots__ = ()
@@ -55,10 +55,10 @@ class _Copy(Agent):
 
 
 class Engine(Agent):
-    """An agent that knows what the thread that set it to work knew, and makes its own accesses known.
+    """An agent that knows what the thread that started it knew, and makes its own accesses known.
 
-    Example: ``engine.starts_for(thread); engine.write(...); clock.release(engine)``; who acquires the clock then comes
-        after the engine's accesses up to now.
+    Example: ``engine.starts_for(thread); engine.write(...); clock.release(engine)``; what acquires the clock then
+        comes after the agent's accesses up to now.
     """
 
     asynchronous = True
@@ -79,14 +79,14 @@ class Engine(Agent):
         self.fenced, self.pages = thread.fenced, thread.pages
 
     def copy(self, thread: Thread) -> Agent:
-        """Who makes the writes of one copy that `thread` has started: of the engine's others it knows those alone that the
+        """The agent of one copy that `thread` has started: of the other copies it knows those alone that the
         thread knows of, for nothing orders copies among themselves."""
         copy = _Copy(self.block, 0, [self.known_to(thread)], self.pages)
         copy.clock, copy.foreign = self.clock, self.foreign
         return copy
 
     def rests(self) -> None:
-        """What the engine makes known is its own accesses, not the past of who set it to work."""
+        """What the agent makes known is its own accesses, not the past of the thread that started it."""
         self.foreign = None
 
     def awaited_by(self, agent: Agent, time: int) -> None:

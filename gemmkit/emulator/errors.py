@@ -110,11 +110,11 @@ class RaceError(EmulatorError):
 
 
 class ProtocolError(EmulatorError):
-    """An instruction used against its rules: at an mbarrier that does not exist, with registers that nobody has, ..."""
+    """An instruction used against its rules: at an mbarrier that does not exist, with registers that no warp has, ..."""
 
 
 class ProxyError(EmulatorError):
-    """A copy engine or tensor core reads what a thread wrote, with no ``fence_async`` of that thread in between.
+    """TMA or a tensor core reads what a thread wrote, with no ``fence_async`` of that thread in between.
 
     ``write``: the thread's access.
     """

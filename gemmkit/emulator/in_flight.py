@@ -1,8 +1,8 @@
-"""Registers that the tensor cores are at work on (wgmma): who may touch them when.
+"""Registers that the tensor cores are at work on (wgmma): when they may be touched.
 
 Python's values have no registers, so a few things stand for them:
 
-* The result of a wgmma is `Accumulators`, which shows nothing to anybody but another wgmma. `wgmma_wait` makes numbers of
+* The result of a wgmma is `Accumulators`, which shows nothing but to another wgmma. `wgmma_wait` makes numbers of
   those that are handed to it, once their group is done.
 * A thread counts its fences (`Thread.register_fences`), and remembers how many there were when ordinary instructions could
   last touch what a wgmma takes (`touched`, `touched_a`). A fence must have followed. Accumulators that go straight from one
@@ -67,7 +67,7 @@ def settled(thread: Thread, words: tuple) -> Settled:
 def _way() -> Key:
     """How the running instruction is reached from the kernel."""
     way: list[int] = []
-    frame: FrameType | None = sys._getframe(3)         # who called the atom
+    frame: FrameType | None = sys._getframe(3)         # the caller of the atom
     while frame is not None:
         code = frame.f_code
         way += id(code), frame.f_lasti

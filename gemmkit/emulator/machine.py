@@ -277,7 +277,7 @@ class Block:
             Thread(self, i, nothing_seen, pages, scheduler) for i in range(self.size)]
 
     def open(self, barrier_id: int) -> None:
-        """Orders those who wait at a named barrier after all who came to it; the next to come make it anew."""
+        """Orders the threads that wait at a named barrier after all that came to it; the next to come make it anew."""
         barrier = self.barriers.pop(barrier_id)
         if barrier.threads:
             join(barrier.threads)

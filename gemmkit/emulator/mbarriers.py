@@ -22,8 +22,8 @@ class Mbarrier:
 
     Attributes:
         phase: how many phases are over; arrivals, nbytes: what the present one still waits for.
-        engine: does the copies that end here; fenced: `mbarrier_fence_init` has followed the initialisation.
-        touched: when the engine, and each thread of another block, last did something here.
+        engine: the agent of the copies that end here; fenced: `mbarrier_fence_init` has followed the initialisation.
+        touched: when TMA, and each thread of another block, last did something here.
     """
 
     __slots__ = ("_arrived", "_clock", "_known", "_last", "_maker", "address", "arrivals", "block", "count", "engine",
@@ -56,7 +56,7 @@ class Mbarrier:
         self.nbytes += nbytes
 
     def arrive(self, thread: Thread) -> None:
-        """Counts an arrival; what the thread has done is known to those who wait for this phase."""
+        """Counts an arrival; what the thread has done is known to the threads that wait for this phase."""
         if not self.arrivals:
             raise fault(thread, f"all {self.count} arrivals at {self} have come in this phase, and here is one more")
         if thread.block is not self.block:

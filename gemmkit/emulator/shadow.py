@@ -19,7 +19,7 @@ PAGE_BITS = 12
 PAGE_BYTES = 1 << PAGE_BITS
 _CELL_BITS = 4
 
-Record = tuple["Agent", int, Site]  # who, at which of its times, where
+Record = tuple["Agent", int, Site]  # the agent, at which of its times, where
 
 
 class Readers:
@@ -164,7 +164,7 @@ def _note_write(pages: Pages, agent: Agent, address: int, nbytes: int, site: Sit
 
 
 def _is_repeated(state: State, agent: Agent) -> bool:
-    """Whether `agent` has read these cells at its present time before; nobody has written them since."""
+    """Whether `agent` has read these cells at its present time before; no agent has written them since."""
     if isinstance(state, Readers):
         record = state.records.get(agent)
         return record is not None and record[1] == agent.clock

@@ -29,7 +29,7 @@ class TensorCores(Engine):
     """Those of one warpgroup. Their time is the number of the group of wgmmas, from 1.
 
     They know what the threads knew that issued the instruction. What they have read counts as read for a thread that
-    has waited for the group, and for nobody else: until then it is a race to write there.
+    has waited for the group, and for no other: until then it is a race to write there.
     """
 
     __slots__ = ("_last", "_number", "readings")

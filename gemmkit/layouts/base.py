@@ -102,14 +102,14 @@ class Layout(Component):
     @property
     def is_plain(self) -> bool:
         """Whether its elements are those of a strided matrix as they lie in memory, and nothing of its own is done to read
-        them: raw words can then stand for them, and the copy engine can move them."""
+        them: raw words can then stand for them, and TMA can move them."""
         return False
 
     @property
     def stored(self) -> Layout | None:
         """The plain layout of the array, where an element is a function of the array's element at its place: its method
-        ``of_stored(value, i, j)``. The copy engine can then bring tiles, and the function be applied where they lie, but to
-        those blocks that ``is_as_stored(i, j, rows, columns)`` says it would not change."""
+        ``of_stored(value, i, j)``. TMA can then bring tiles, and the function be applied in place, but to those
+        blocks that ``is_as_stored(i, j, rows, columns)`` says it would not change."""
         return self if self.is_plain else None
 
     @property

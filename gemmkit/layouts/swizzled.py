@@ -1,4 +1,4 @@
-"""Swizzled shared layouts: the order in which copy engines write, tensor cores read, and no two lines share banks."""
+"""Swizzled shared layouts: the order in which TMA writes, tensor cores read, and no two lines share banks."""
 
 from __future__ import annotations
 

@@ -205,13 +205,13 @@ class Algebra(Operator):
 
     def multiply(self, accumulators: tuple, a: int, b: int, a_layout: Any, b_layout: Any, block: Any,
                  accumulate: int) -> tuple:
-        """One stage of the warp-specialised kernel: real wgmmas of planes, all those of a step along K before the next's."""
+        """One stage of the warp-specialised kernel: real wgmmas of planes, all those of a k-block before the next's."""
         first = accumulate_terms(self, accumulators, _multiply_term, self, a, b, a_layout, b_layout, block, 0, accumulate)
         return fold(block.size.K // self.base.K - 1, _multiply_step, first, self, a, b, a_layout, b_layout, block)
 
     def multiply_fragments(self, accumulators: tuple, fragments: tuple, b: int, b_layout: Any, block: Any, step: int,
                            accumulate: int) -> tuple:
-        """A step along K with A in registers: ``fragments`` holds the parts of each 64-row fragment."""
+        """A k-block with A in registers: ``fragments`` holds the parts of each 64-row fragment."""
         return accumulate_terms(self, accumulators, _multiply_registers, self, fragments, b, b_layout, block, step,
                                 accumulate)
 

@@ -89,7 +89,7 @@ class FPUOp(Operator):
     def merge(self, x: Any, y: Any) -> Any:
         return self.combine(x, y)
 
-    # -- who holds what -------------------------------------------------------------------------------------------
+    # -- which thread holds what -------------------------------------------------------------------------------------------
 
     @cached_property
     def vector_m(self) -> int:

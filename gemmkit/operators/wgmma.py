@@ -127,7 +127,7 @@ class WGMMAOp(Operator):
 
     def multiply_fragments(self, accumulators: tuple, fragments: tuple, b: int, b_layout: Any, block: Any, step: int,
                            accumulate: int) -> tuple:
-        """A step along K with A in registers: ``fragments`` holds one for each accumulator."""
+        """A k-block with A in registers: ``fragments`` holds one for each accumulator."""
         return apply(_multiply_registers, accumulators, self, fragments, b, b_layout, block, step, accumulate)
 
 

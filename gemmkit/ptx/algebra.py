@@ -119,7 +119,7 @@ def _type_terms(context: Any, algebra: Any, sums: Any, function: Any, *args: Any
 
 
 def _steps(algebra: Any, count: int) -> Any:
-    """(sum, fragment, i, j, whether negative, whether the sum's first) of every product of a step along K.
+    """(sum, fragment, i, j, whether negative, whether the sum's first) of every product of a k-block.
 
     The parts of A that are in the fewest products come first: a register that is used once ptxas makes where it is used, and
     where that is in the midst of a group, the group ends there.

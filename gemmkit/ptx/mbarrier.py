@@ -1,8 +1,8 @@
 """``mbarrier``: barriers in shared memory that count arrivals of threads and bytes of asynchronous copies (sm_90).
 
 A barrier is 8 bytes of shared memory. It goes through phases: a phase completes when ``count`` arrivals have come and all
-bytes that were expected have been copied, and the next begins at once. Phases have parities 0, 1, 0, ...; who waits for
-parity p goes on when the last phase of that parity is over. So a fresh barrier lets pass who waits for parity 1.
+bytes that were expected have been copied, and the next begins at once. Phases have parities 0, 1, 0, ...; a wait for
+parity p returns once the latest phase of that parity has completed. On a fresh barrier a wait for parity 1 returns at once.
 
 ``barriers`` is a pointer that `gemmkit.ptx.memory.shared` made of ``np.uint64``, and ``n`` the number of one of them.
 """

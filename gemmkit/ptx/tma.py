@@ -1,10 +1,10 @@
-"""TMA: the copy engine that moves boxes of a tensor between global and shared memory by itself (sm_90).
+"""TMA: the unit that copies boxes of a tensor between global and shared memory by itself (sm_90).
 
 A tensor map (`TensorMapSpec`, `gemmkit.runtime.tensor_maps`) describes the tensor, the box and the swizzle. One thread asks
 for a copy and goes on. A load ends at an mbarrier, which it gives the bytes of the box: all of them, also where the box is
 out of the tensor and zeros are written. Stores are awaited in groups by the thread that asked for them.
 
-Device code gets a map as a kernel parameter of type `TensorMapType`. The engine wants its address, which only the
+Device code gets a map as a kernel parameter of type `TensorMapType`. TMA wants its address, which only the
 assembler knows: the code says ``PLACEHOLDER`` and the map's number, and `gemmkit.runtime.compile` puts the parameter's
 name in.
 """
@@ -45,7 +45,7 @@ class TensorMapSpec(Component):
     >>> TensorMapSpec(np.float16, (64, 128), 128).box_bytes
     16384
 
-    Raises ValueError for a box that the engine cannot move, TypeError for elements that it does not know.
+    Raises ValueError for a box that TMA cannot move, TypeError for elements that it does not know.
     """
 
     dtype: np.dtype
@@ -205,7 +205,7 @@ def tma_store(map: Any, coordinates: tuple, pointer: Any, position: int) -> None
     """Copy from element ``position`` of ``pointer`` to the box at ``coordinates``; what is out of the tensor is left out.
 
     The first coordinate is a multiple of 16 bytes, and none may be negative (or the instruction is illegal). Rows of the
-    tensor are a multiple of 16 bytes: the engine clips there alone. The writers of the shared memory call `fence_async`
+    tensor are a multiple of 16 bytes: TMA clips there alone. The writers of the shared memory call `fence_async`
     first. `tma_commit` closes the group that the copy belongs to.
     """
     thread = current()
@@ -260,4 +260,4 @@ def _type_prefetch(context: Any, map: Any) -> Any:
 
 @atom(_type_prefetch)
 def tma_prefetch(map: Any) -> None:
-    """Have the engine read the map itself, so that the first copy need not wait for it."""
+    """Have TMA read the map itself, so that the first copy need not wait for it."""

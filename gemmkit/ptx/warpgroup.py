@@ -71,7 +71,7 @@ def named_barrier(number: int, threads: int) -> None:
 
 @atom(_at_barrier("bar.arrive"))
 def named_arrive(number: int, threads: int) -> None:
-    """Be counted at barrier ``number`` and go on: those who wait there see what was written before."""
+    """Be counted at barrier ``number`` and go on: threads that wait there see what was written before."""
     current().arrive(int(number), int(threads))
 
 

@@ -5,7 +5,7 @@
     assemble.py  PTX -> cubin (ptxas, else the driver), with the registers and spills it took; disassembly
     cache.py     cubins kept in memory and on disk, by the text of their key; cache_folder.py: whose files are believed
     launch.py    cubin -> a kernel launched in about two microseconds; launch_config.py: what the driver takes for it
-    tensor_maps.py  operands as the copy engine of Hopper (TMA) takes them
+    tensor_maps.py  operands as TMA takes them
     arrays.py    CuPy, PyTorch, Numba, NumPy and other arrays -> pointer, shape, strides, dtype; new arrays
     streams.py   the current stream of each library, and any stream -> handle (also to be had from arrays.py)
 

@@ -124,7 +124,7 @@ def overlaps(x: ArrayInfo, y: ArrayInfo) -> bool:
 
 
 class _Elsewhere:
-    """An array by its description alone, for NumPy's arithmetic of addresses: nobody looks at its memory."""
+    """An array by its description alone, for NumPy's arithmetic of addresses: its memory is not looked at."""
 
     def __init__(self, info: ArrayInfo) -> None:
         size = info.dtype.itemsize

@@ -87,7 +87,7 @@ def _named(ptx: str) -> str:
         return maps[int(wanted[1])]
 
     ptx = re.sub(PLACEHOLDER + r"(\d+)", parameter, ptx)
-    ptx = _MAP_PARAMETER.sub(r".param .align 64 .b8 \1[128]", ptx)      # the copy engine takes no less
+    ptx = _MAP_PARAMETER.sub(r".param .align 64 .b8 \1[128]", ptx)      # TMA takes no less
     return ptx.replace(found.group(1), ENTRY)
 
 

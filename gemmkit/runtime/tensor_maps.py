@@ -1,4 +1,4 @@
-"""Tensor maps: 128 bytes that tell the copy engine (TMA) where a tensor lies and what part of it a copy moves.
+"""Tensor maps: 128 bytes that tell TMA where a tensor lies and what part of it a copy moves.
 
     encoder = Encoder(np.float16, dims=(k, m), strides_bytes=(2 * k,), box=(64, 128), swizzle=128)
     bound.launch(stream, (encoder(a.data.ptr), ...))        # the parameter's code is "tensor_map"
@@ -31,7 +31,7 @@ _NAMES_BY_SIZE = {1: "UINT8", 2: "UINT16", 4: "UINT32", 8: "UINT64"}
 
 
 def why_not(info: ArrayInfo, axis: int) -> str | None:
-    """Why the copy engine cannot take an array whose elements are contiguous along ``axis``, in words; None if it can.
+    """Why TMA cannot take an array whose elements are contiguous along ``axis``, in words; None if it can.
 
     >>> from gemmkit.runtime.arrays import ArrayInfo
     >>> odd = ArrayInfo(4096, (8, 9), (9, 1), np.dtype("f2"), 0, False, "cupy")
@@ -84,7 +84,7 @@ def encode(address: int, dtype: Any, dims: Sequence[int], strides_bytes: Sequenc
     ``dims``, ``strides_bytes`` (one less) and ``box`` go from the fastest dimension to the slowest; ``swizzle`` is 0, 32, 64
     or 128 bytes. Elements out of the tensor are loaded as zeros. Strides along dimensions of one element are not used.
 
-    Raises ValueError or TypeError for what the copy engine does not take, RuntimeError when the driver refuses.
+    Raises ValueError or TypeError for what TMA does not take, RuntimeError when the driver refuses.
     """
     return _bytes_of(_make(address, TensorMapSpec(dtype, tuple(box), swizzle), tuple(dims), tuple(strides_bytes)))
 

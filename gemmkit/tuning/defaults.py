@@ -63,7 +63,7 @@ TENSOR_TILES = (
     ((32, 32, 64), (16, 16), 4),
 )
 SHARED = 200 * 1024                    # bytes of shared memory that the blocks of a multiprocessor may take
-DEPTHS = 24, 16                        # of blocks along K on the ordinary units, where K is no longer than LONG
+DEPTHS = 24, 16                        # of k-tiles on the ordinary units, where K is no longer than LONG
 LONG = 512
 BRIEF = 6                              # blocks a multiprocessor where K is SHORT: stores of D are to overlap
 SIDE_BY_SIDE = {(64, 64, 64): 3}       # blocks a multiprocessor where blocks share K, if not those listed

@@ -12,7 +12,7 @@ from gemmkit.operators import COMPLEX, Algebra, FPUOp, MMAOp, Operator
 from gemmkit.runtime.device import DeviceInfo
 
 SHORT, BUSY = 48, 8                    # along such a K, and with so many tiles a multiprocessor, D is nearly all that moves
-DEPTH, STEPS = 64, 16                  # of blocks along K, and how many each should have of blocks that share K
+DEPTH, STEPS = 64, 16                  # of a k-tile, and how many each should have of blocks that share K
 LARGE = 4096                           # a size where nothing is known of it
 SIXTEEN = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 

@@ -151,7 +151,7 @@ CASES: dict[str, Case] = {
                                 global_b_layout=ColMajor(E4M3), global_d_layout=RowMajor(BF16), cluster=gk.Tile(M=1, N=2),
                                 **big(128, 128, 8, k=128))),
     "condition": Case(wgmma(condition=BlockDiagonal(), **big(128, 128, 8))),
-    # an operand by the producer's warps: through registers, in place, turned, by cp.async
+    # an operand by the producer's warps: register-staged, rewritten in place, transposed, by cp.async
     "A by element": Case(wgmma(global_a_layout=Hankel(F16)), operands={"a": vector()}),
     "B by element": Case(wgmma(global_b_layout=Hankel(F16)), operands={"b": vector()}),
     "both staged, masked": Case(wgmma(), sizes=(4095, 4095, 4095)),

@@ -68,7 +68,7 @@ class Operand(Component):
 
     @cached_property
     def is_packed(self) -> bool:
-        """Whether a thread's tile of a tensor is loaded in 32-bit words, because nobody has to know its elements."""
+        """Whether a thread's tile of a tensor is loaded in 32-bit words, because no code has to know its elements."""
         return (isinstance(self.layout, Tensor) and self.layout.packs(self.thread) and self.to_shared.is_identity
                 and not hasattr(self.shared, "plane") and self.same_dtype and self.same_axis)
 
@@ -94,7 +94,7 @@ class Operand(Component):
     @cached_property
     def brought(self) -> Layout:
         """How TMA brings a tile: as it is to lie in shared memory, or across, where global memory has it so; or
-        as numbers in panels."""
+        as interleaved numbers in swizzled panels."""
         if self.numbers is not None:
             return self.numbers
         shared, axis = cast(Any, self.shared), self.layout.vector_axis

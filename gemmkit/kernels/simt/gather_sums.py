@@ -1,8 +1,8 @@
 """Step 4 of `singlestage`, where blocks of a cluster share the K of a tile: their sums become those of the first.
 
 Every other block writes its accumulators to its own shared memory, the cluster meets, and the first block fetches them from
-there. It takes its peers in the order of their ranks, so the result does not depend on who is ready first, and merges as the
-operator says. Nothing goes through global memory.
+there. It takes its peers in the order of their ranks, so the result does not depend on which is ready first, and merges
+as the operator says. Nothing goes through global memory.
 """
 
 from __future__ import annotations

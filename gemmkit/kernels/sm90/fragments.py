@@ -7,7 +7,7 @@ filled. What is fetched is a source's affair:
 | source | A in shared memory | on its way |
 |---|---|---|
 | `Transformed` | as TMA brings it | elements are transformed |
-| `Deinterleaved` | numbers of two 16-bit parts, in panels along K | parts are told apart; B's planes are permuted along K |
+| `Deinterleaved` | numbers of two 16-bit parts, in panels along K | de-interleaved; B's planes are permuted along K |
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def within_k(word: Any, n: int, spec: Any, j: int, shape: Any) -> Any:
 
 @dataclass(frozen=True)
 class Deinterleaved(Source):
-    """Numbers of two 16-bit parts, which TMA lays in panels of their own.
+    """Numbers of two 16-bit parts, which TMA brings in swizzled panels of their own.
 
     `ldmatrix` takes them for 8 x 8 matrices of pairs of elements, and so gives each lane whole numbers: of the 16 along K of
     an instruction, lane t (of the four that share a row) has t, t + 4, t + 8 and t + 12. What the instruction expects there

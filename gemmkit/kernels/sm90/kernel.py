@@ -1,8 +1,8 @@
 """The template kernel for Hopper: warps with roles around a ring of stages in shared memory.
 
-Blocks stay on their multiprocessors and walk over the tiles of D. In each, warpgroups have roles:
+Blocks stay on their multiprocessors and take one tile of D after the other. In each, warpgroups have roles:
 
-| role | who | waits for | signals |
+| role | warps | waits for | signals |
 |---|---|---|---|
 | producer | the first warpgroup (or two) | ``empty[stage]`` | ``full[stage]`` |
 | consumer, multiplying | the other warpgroups | ``full[stage]`` | ``empty[stage]`` |
@@ -27,7 +27,7 @@ rows (or columns) share A (or B): each loads a part for all. Or they share the K
 | 3 | C, transforms of C and D, epilogue; D: registers -> shared -> global | `store` |
 
 Transforms of A and B between shared memory and registers stand before shared memory here, behind those on the way to it
-(`Config.transforms_of`): tensor cores read shared memory themselves. A that goes by registers is transformed there.
+(`Config.transforms_of`): tensor cores read shared memory themselves. A that comes from registers is transformed there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The route of numbers of several parts that lie side by side in memory (`Interleaved`): TMA, then planes.
 
-Tensor cores want planes, and TMA takes nothing apart. So it brings a stage's numbers as they are, some stages ahead, into
+Tensor cores want planes, and TMA does not de-interleave. So it brings a stage's numbers as they are, some stages ahead, into
 the very place of their planes; the producer's warps read them all, meet, and write them back part by part:
 
 | a stage is | by | barrier |
@@ -10,7 +10,7 @@ the very place of their planes; the producer's warps read them all, meet, and wr
 | full | the producer's warps | ``full[stage]`` |
 
 Global memory's latency is TMA's affair, and warps wait for shared memory only. Where both operands are split, half of the
-warps take A and half B, each at their own pace; or all take B, and the consumers take A apart in registers
+warps take A and half B, each at their own pace; or all take B, and the consumers de-interleave A in registers
 (`gemmkit.kernels.sm90.fragments`). A transform is applied on the way.
 """
 
