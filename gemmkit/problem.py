@@ -245,7 +245,7 @@ def _check_order(info: ArrayInfo, layout: Plain, name: str) -> None:
 
 
 def check_out(out: ArrayInfo, infos: dict[str, ArrayInfo | None]) -> None:
-    """``out`` can be written and is nobody else's memory (it may be c itself)."""
+    """``out`` can be written and shares memory with no other array (it may be c itself)."""
     if out.readonly:
         raise ValueError("out is read-only; give a writable array, or leave it out")
     if overlaps_itself(out):

@@ -58,3 +58,63 @@ def test_the_map_names_every_package() -> None:
     for package in (markdown.ROOT / "gemmkit").iterdir():
         if (package / "__init__.py").exists() or (package.suffix == ".py" and not package.name.startswith("__")):
             assert f"`{package.name}{'/' if package.is_dir() else ''}`" in text, f"architecture.md has no {package.name}"
+
+
+def test_the_glossary_names_what_is_there() -> None:
+    """A name that stands behind a file is defined in it."""
+    import re
+
+    from tests import code_lines
+
+    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(gemmkit/[\w/]+\.py)`: `(\w+)`", text)
+    assert len(named) > 10
+    for path, name in named:
+        known = code_lines.defined(code_lines.source_of(path))
+        assert name in known or any(entry.endswith(f".{name}") for entry in known), f"{path} defines no {name}"
+
+
+def test_every_page_leads_to_the_glossary() -> None:
+    for page in (markdown.ROOT / "README.md", DOCS / "architecture.md", DOCS / "hopper.md"):
+        assert "glossary.md)" in page.read_text(encoding="utf-8"), page.name
+
+
+def _rooms(picture: str) -> dict[str, int]:
+    """The row of each file and folder of the package that the picture of the house names."""
+    here = markdown.ROOT / "gemmkit"
+    rooms: dict[str, int] = {}
+    for row, line in enumerate(picture.splitlines()):
+        if line.strip().startswith("."):                      # files of the room above
+            continue
+        for name in line.replace(",", " ").split():
+            path = here / name.rstrip("/")
+            if (name.endswith("/") and path.is_dir()) or path.with_suffix(".py").exists():
+                rooms["gemmkit/" + name + ("" if name.endswith("/") else ".py")] = row
+    return rooms
+
+
+def test_imports_run_down_the_picture() -> None:
+    """Of architecture.md: no file imports one of a row above; all that is in the package has a row."""
+    import ast
+
+    from tools import house
+
+    picture = next(b.text for b in markdown.blocks(DOCS / "architecture.md") if "what users call" in b.text)
+    rooms = _rooms(picture)
+    graph = house.imports({path: ast.parse(text) for path, text in house.of_tree().items() if path.startswith("gemmkit/")})
+    outside = "gemmkit/__init__.py", "gemmkit/__main__.py", "gemmkit/kernels/__init__.py"
+
+    def row(path: str) -> int:
+        found = [rooms[room] for room in rooms if path == room or (room.endswith("/") and path.startswith(room))]
+        assert found, f"the picture has no room for {path}"
+        return found[-1]
+
+    checked = 0
+    for path, imported in graph.items():
+        if path in outside:
+            continue
+        of_the_emulator = {"gemmkit/kernels/spec.py"} if path.startswith("gemmkit/emulator/") else set()      # `Shape`
+        for other in imported - set(outside) - of_the_emulator:
+            assert row(path) <= row(other), f"{path} imports {other}, which stands above it in the picture"
+            checked += 1
+    assert checked > 500

@@ -76,7 +76,7 @@ class Epilogue(Component):
 
     @property
     def stores_itself(self) -> bool:
-        """Whether it has its own way of storing tiles: then nobody else may store D for it."""
+        """Whether it has its own way of storing tiles: then the kernel may not store D for it."""
         return type(self).tile is not Epilogue.tile or self.stores_blocks
 
     @property

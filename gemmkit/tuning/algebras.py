@@ -14,7 +14,7 @@ from gemmkit.tuning.mappings import Mapping, applies, choose_mapping, is_untouch
 
 REGISTERS = 128                        # of a consumer's sums: beside them a producer that works keeps what it needs
 STAGE = 48 * 1024                      # bytes: four stages fit
-DEEP = 64 * 1024                       # three: enough where A goes by registers, and 3 % of dual numbers' time
+DEEP = 64 * 1024                       # three: enough where A comes from registers, and 3 % of dual numbers' time
 MOST_PARTS = 8
 HELD = 64 * 72 * 2                     # parts of 16 bits that two warps can hold
 PEAK = 2048                            # real multiply-accumulates of a multiprocessor in a cycle
@@ -47,7 +47,7 @@ def mappings(algebra: Algebra, values: dict[str, Any]) -> tuple[Mapping, ...]:
 
 
 def _works(name: str, values: dict[str, Any]) -> bool:
-    """Whether the producer's warps move an operand: TMA takes planes, and nothing apart."""
+    """Whether the producer's warps move an operand: TMA takes planes, and does not de-interleave."""
     return not isinstance(values[f"global_{name}_layout"], Planar) or not is_untouched(name, values)
 
 
@@ -59,12 +59,12 @@ def _by_registers(algebra: Algebra, values: dict[str, Any]) -> bool:
 
 
 def _mapping(algebra: Algebra, M: int, N: int, warps: int, works: bool, by_registers: bool) -> Mapping:
-    """The deepest stage of which four fit; where warps take it apart, one of which two of them can hold an operand, or
-    four where they have B alone to take apart."""
-    line = algebra.parts * (M + N) * 2                           # bytes of a step along K
+    """The deepest stage of which four fit; where warps de-interleave it, one of which two of them can hold an operand,
+    or four where they have B alone to de-interleave."""
+    line = algebra.parts * (M + N) * 2                           # bytes of an element of K
     most = HELD // (algebra.parts * max(M, N)) if works and not by_registers else 64
     depth = next((k for k in (64, 32, 16) if line * k <= (DEEP if by_registers else STAGE) and k <= most), 16)
-    # Through shared memory go numbers once (planes), twice (to registers) or three times (to be taken apart), then what
+    # Through shared memory go numbers once (planes), twice (to registers) or three times (de-interleaved), then what
     # every wgmma reads of B, and of A.
     moved = 2 * algebra.parts * (M * (2 if by_registers else 3 if works else 1) + N * (3 if works else 1))
     read = 2 * algebra.products * M // 64 * (N + (0 if by_registers else 64))

@@ -167,7 +167,7 @@ def _swizzled(axis: int, dtype: np.dtype, extent: int) -> Swizzled:
 
 
 def _fill_moves(values: dict[str, Any]) -> None:
-    """What producers move when the copy engine does not: 16 bytes a thread along the shared axis."""
+    """What producers move when TMA does not: 16 bytes a thread along the shared axis."""
     block, warps = values["block_shape"], values["producer_warps"]
     for name, tile in (("a", block.MK), ("b", block.KN)):
         layout, shared = values[f"global_{name}_layout"], values[f"shared_{name}_layout"]
