@@ -50,6 +50,16 @@ def test_the_toys_run(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator)
     assert printed == [block.text for block in markdown.blocks(PAGE) if block.language == "text"]
 
 
+def test_the_diffs_apply() -> None:
+    """What a diff takes out of a file stands there, once."""
+    diffs = [block.text.splitlines() for block in markdown.blocks(PAGE) if block.language == "diff"]
+    for head, *lines in diffs:
+        text = (markdown.ROOT / head.removeprefix("--- ")).read_text(encoding="utf-8").splitlines()
+        taken = [line[1:] for line in lines if line.startswith("-")]
+        assert taken and all(text.count(line) == 1 for line in taken), head
+    assert len(diffs) == 3
+
+
 @pytest.mark.compile
 def test_the_toys_compile(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """For an H100: the instruction is in the PTX, each operand comes in two boxes, and nothing spills."""
