@@ -254,6 +254,8 @@ class Case:
             fields[f"transform_{point}"] = made
             computed = coarser(source or dtype, dtype)
             for f in chain:
+                if f.name == "placed" and np.dtype(computed).kind in "iub" and np.dtype(computed).itemsize < 4:
+                    computed = np.dtype(np.int32)          # a coordinate: what a narrow integer beside one becomes
                 x = through(x, f, computed)
         return rounded(x, dtype)
 

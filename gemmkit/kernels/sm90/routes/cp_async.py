@@ -58,7 +58,7 @@ class CpAsync(Route):
             return f"its lines are not aligned to {nbytes} bytes"
         if request.extents[shared.axis] % thread.count or not request.divides:
             return "a thread's tile straddles an edge, or the tiles do not divide among the producer's threads"
-        return None if request.spec.cluster.is_single else "cp.async copies to one block alone"
+        return "cp.async copies to one block alone" if request.spec.cluster.shares else None
 
     @classmethod
     def goes_with(cls, other: type[Route]) -> bool:

@@ -155,7 +155,7 @@ class Transpose(Rewrite):
         line, held = shared.width // shared.itemsize, across * depth * shared.itemsize // (128 * spec.producer_warps)
         if not request.divides or across % line or held > TRANSPOSED:
             return f"its lines do not divide among the producer's threads, or {TRANSPOSED} registers do not hold them"
-        return None if spec.cluster.is_single else "the blocks of a cluster would each have a part of it"
+        return "the blocks of a cluster would each have a part of it" if spec.cluster.shares else None
 
     def rewrite_inside(self, spec: Any, operand: Any, slot: Slot, at: KTile, warp: int) -> None:
         """See `transpose`."""
