@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gemmkit.emulator.machine import Block, Thread
 
 SIZE = 8  # bytes
+_CONTENT = b"\xb7\x5ambar\xb7\x5a"  # of its bytes: hardware keeps counts in them, and nothing else may write there
 _LIMIT = 2**20 - 1  # of arrivals, and of bytes that a phase expects
 
 
@@ -114,7 +115,7 @@ def make(thread: Thread, address: int, count: int) -> None:
         raise fault(thread, f"an mbarrier is made for {count} arrivals; 1 to {_LIMIT} can be counted")
     if address in thread.block.mbarriers:
         raise fault(thread, f"there is an mbarrier at offset {address} already")
-    thread.shared_write(address, bytes(SIZE))
+    thread.shared_write(address, _CONTENT)
     thread.block.mbarriers[address] = Mbarrier(thread, address, count)
 
 
@@ -125,6 +126,10 @@ def find(thread: Thread, address: int, rank: int | None = None) -> Mbarrier:
     if barrier is None:
         raise fault(thread, f"there is no mbarrier at offset {address} of block {block.index}; make it with mbarrier_init")
     barrier.check(thread)
+    memory = block.shared
+    first = address - memory.base
+    if memory.bytes[first:first + SIZE] != _CONTENT:
+        raise fault(thread, f"something has written over {barrier}, whose {SIZE} bytes are its own")
     return barrier
 
 

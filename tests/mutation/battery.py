@@ -23,7 +23,7 @@ from gemmkit.layouts import ColMajor, Interleaved, RowMajor, Swizzled, Triangula
 from gemmkit.operators import COMPLEX, DUAL, Algebra, WGMMAOp
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
-from tests import test_gather, test_warp_specialised_algebras
+from tests import test_gather, test_transformed, test_warp_specialised_algebras
 from tests.hopper import F16, F32, mapping, product
 from tests.machines import E4M3, poison
 from tests.mutation import single
@@ -104,6 +104,17 @@ class Listed(Order):
 @case
 def cluster_columns() -> None:
     plain("one-1x2", (72, 64, 24), order=Listed(np.array([1, 0], np.int32)))
+
+
+@case
+def cluster_of_four() -> None:
+    plain("two-2x2", (256, 64, 72), depth=16)
+
+
+@case
+def splits_of_three() -> None:
+    """Three consumers exchange sums, each with those of the other block."""
+    plain("three", (192, 32, 72), WGMMAOp(32), depth=16, splits=2, shared_d_layout=Swizzled(RowMajor(F32), 32))
 
 
 @case
@@ -278,6 +289,21 @@ def turned() -> None:
 
 
 @case
+def turned_in_several_tiles() -> None:
+    """A thread has several tiles of its warp's."""
+    plain("one", (64, 40, 40), WGMMAOp(32, F32), F32, depth=32, stages=2, mem_b_thread=Tile(K=4, N=1), mem_b_warp=Tile(K=16, N=16))
+
+
+@case
+def triangle_of_b() -> None:
+    """Which part of K matters follows from the columns."""
+    b = np.triu(operands(40, 40, 40)[1][:40, :40])
+    a = operands(64, 40, 40)[0]
+    conf = mapping("one", WGMMAOp(16), depth=16, stages=2, global_b_layout=Triangular(RowMajor(F16), "upper"))
+    equal(product(EMULATOR, conf, a, b), a.astype("f8") @ b.astype("f8"))
+
+
+@case
 def turned_transformed() -> None:
     a, b, _ = operands(64, 32, 72, F32)
     conf = mapping("one", WGMMAOp(32, F32), depth=32, stages=3, transform_global_to_shared_b=Elementwise(lambda x: x + 1))
@@ -330,8 +356,16 @@ def by_registers_one_step() -> None:
 def by_registers_two_steps() -> None:
     a, b, _ = operands(128, 16, 72)
     conf = mapping("one", WGMMAOp(16), depth=32, stages=2, block_shape=Tile(M=128, N=16, K=32),
-                   transform_global_to_shared_a=Elementwise(lambda x: x + 1))
-    equal(product(EMULATOR, conf, a, b), (a.astype("f8") + 1) @ b)
+                   transform_global_to_shared_a=Elementwise(lambda x, i, j: x + i % 3 - j % 5))
+    i, j = np.indices(a.shape)
+    equal(product(EMULATOR, conf, a, b), (a.astype("f8") + i % 3 - j % 5) @ b)
+
+
+@case
+def by_registers_to_the_end_of_k() -> None:
+    """What a transform makes of the zeros beyond K is no number."""
+    if not test_transformed.reciprocals(EMULATOR, 45, RowMajor, np.random.default_rng(0)):
+        raise WrongResult("beyond K")
 
 
 def numbers(algebra: Algebra, size: tuple[int, int, int], conf: Any, orders: str = "NN",
@@ -363,6 +397,19 @@ def numbers_of_a_narrow_b() -> None:
     """In lines of eight along K, in the order of registers, not every warp would have a part of B: so A does not go by registers."""
     conf = test_warp_specialised_algebras.small(DUAL, global_b_layout=Interleaved(DUAL.number_dtype("f2"), "col"), stages=3)
     numbers(DUAL, (36, 12, 52), conf, "NT")
+
+
+@case
+def numbers_that_land_sometimes() -> None:
+    """The copies that are ahead leave out the k-tiles that the condition leaves out."""
+    conf = test_warp_specialised_algebras.small(COMPLEX, global_a_layout=Interleaved(COMPLEX.number_dtype("f2"), "col"),
+                                                global_b_layout=Interleaved(COMPLEX.number_dtype("f2"), "col"), stages=3,
+                                                condition=Sometimes(), block_shape=Tile(M=64, N=16, K=16))
+    rng = np.random.default_rng(0)
+    a, b = (test_warp_specialised_algebras.whole(rng, *shape, 2, order="T") for shape in ((68, 72), (72, 12)))
+    d, _ = test_warp_specialised_algebras.run(EMULATOR, a, b, conf=conf)
+    m, k = np.indices(a.shape[:2])
+    equal(d, product64(COMPLEX, a * ((m // 64 + k // 16) % 2 == 0)[..., None], b))
 
 
 @case

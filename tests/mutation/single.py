@@ -45,6 +45,25 @@ def mma() -> None:
 
 
 @case
+def mma_in_several_tiles() -> None:
+    """A thread has several tiles of its warp's."""
+    single(MMAOp(), (33, 27, 24), F16, True, block_shape=Tile(M=32, N=32, K=16), compute_warp=Tile(M=16, N=16, K=16),
+           mem_a_thread=Tile(M=1, K=2), mem_a_warp=Tile(M=8, K=16))
+
+
+@case
+def a_result_that_does_not_fit() -> None:
+    """A float in an array of integers is refused."""
+    a, b, _ = operands(4, 4, 4, np.dtype("i1"))
+    with gk.emulate():
+        try:
+            gk.matmul(a, b, epilogue=gk.epilogues.Elementwise(lambda x: x * 0.5))
+        except Exception:
+            return
+    raise WrongResult("a float was stored as an integer")
+
+
+@case
 def mma_of_c() -> None:
     """C is transformed by place, in lines of D that begin at multiples of 8 bytes alone."""
     a, b, c = operands(33, 27, 16)

@@ -165,7 +165,15 @@ def bad_parity() -> None:
         mbarrier_wait(shared(U64, BARRIERS), 0, 2)
 
 
+def written_over() -> None:
+    if thread_index() == 0:
+        mbarrier_init(shared(U64, BARRIERS), 0, 1)
+        shared(U32, BARRIERS)[1] = np.uint32(7)
+        mbarrier_arrive(shared(U64, BARRIERS), 0)
+
+
 @pytest.mark.parametrize(("kernel", "message"), [
+    (written_over, "something has written over the mbarrier at offset 4096"),
     (without_making, "no mbarrier at offset 4096 of block .0, 0, 0.; make it with mbarrier_init"),
     (without_meeting, "nothing orders the mbarrier_init of the mbarrier at offset 4096, by thread 0"),
     (once_too_often, "all 2 arrivals at the mbarrier at offset 4096 have come"),
