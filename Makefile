@@ -5,7 +5,8 @@
 #   make test [PYTEST_ARGS=...]        tests that need no GPU: of those with many cases, a sample
 #   make test-all [PYTEST_ARGS=...]    all of them, and all that is drawn: edited programs, expressions, bad calls, seeded
 #                                      faults, compiled kernels (hours on two cores)
-#   make test-gpu [PYTEST_ARGS=...]    the tests that need one
+#   make test-gpu [PYTEST_ARGS=...]    the tests that need one (ten minutes on 16 cores, for compiling)
+#   make test-gpu-smoke                a sample of these, before each landing (minutes)
 #   make sanitize                      a sample of kernels under compute-sanitizer (GPU)
 #   make gate                          registers, spills and instructions of some fifty kernels are those of
 #                                      tools/sass_gate/stored.json (minutes, no GPU)
@@ -39,7 +40,7 @@ endif
 READY := $(if $(FOREIGN),,$(STAMP))
 LINT_READY := $(if $(FOREIGN),,$(LINT_STAMP))
 
-.PHONY: help demo test test-all test-gpu sanitize gate lint bench venv clean
+.PHONY: help demo test test-all test-gpu test-gpu-smoke sanitize gate lint bench venv clean
 .DEFAULT_GOAL := help
 
 help:
@@ -60,7 +61,10 @@ test-all: $(READY)
 	$(PY) -m tests.ptx_machine --cases 60 --seed 1 --jobs 2
 
 test-gpu: $(READY)
-	$(PY) -m pytest -q -m gpu -n 8 $(PYTEST_ARGS)
+	$(PY) -m pytest -q -m gpu -n 14 $(PYTEST_ARGS)
+
+test-gpu-smoke: $(READY)
+	$(PY) -m pytest -q -m gpu -n 14 --sample $(PYTEST_ARGS)
 
 sanitize: $(READY)
 	compute-sanitizer --report-api-errors no --tool memcheck --error-exitcode 9 $(PY) -m bench.sanitized

@@ -89,6 +89,7 @@ def test_tccg_on_tensor_cores_in_small(case: str, rng: np.random.Generator) -> N
 
 
 @pytest.mark.gpu
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("case", CASES)
 def test_tccg_in_full(case: str) -> None:
     """At the benchmark's sizes, and at unpadded ones (an index or two shorter), in float32 and float16."""
