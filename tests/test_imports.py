@@ -48,6 +48,25 @@ EMULATED = COMPONENTS + """
         gk.plan(a, b)(a, b)
 """
 
+#: Types are asked for before anything is compiled, as `compile_config` with shapes that layouts leave open does.
+ASKED = """
+    import gemmkit as gk
+    from gemmkit.components import freeze
+    from gemmkit.kernels.spec import Shape
+    from gemmkit.runtime.compile import to_ptx
+    from gemmkit.runtime.device import H100
+
+    shape = freeze(Shape(1, 2, 3)).type
+
+    def kernel(shape, out):
+        out[0] = shape.M + shape.K
+
+    import numpy as np
+    from gemmkit.components import freeze_array
+    from gemmkit.runtime.arrays import describe
+    assert ".entry" in to_ptx(kernel, (shape, freeze_array(describe(np.zeros(4, np.int32), "out")).type), 32, H100)
+"""
+
 OWN = COMPONENTS + """
     with gk.emulate():
         assert (gk.matmul(np.ones((4, 5), "f4"), np.ones((5, 6), "f4"), epilogue=gk.epilogues.Elementwise(lambda x: x + 1)) == 6).all()
@@ -67,7 +86,7 @@ def test_without_compiling_nothing_heavy_is_loaded(program: str) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("program", [COMPILED, OWN], ids=["compiled", "a function of the user's, in the emulator"])
+@pytest.mark.parametrize("program", [COMPILED, ASKED, OWN], ids=["compiled", "types first", "a function of the user's, in the emulator"])
 def test_compiling_loads_the_compiler(program: str) -> None:
     """The names above are those of the packages that a compiler is. The emulator asks it about functions of the user's."""
     assert {"numba", "llvmlite"} <= loaded(program)

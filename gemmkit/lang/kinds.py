@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.later import load
 from gemmkit.lang.memory import ViewType
 from gemmkit.lang.numba_hooks import types
 from gemmkit.lang.records import device_dtype, record_text
@@ -28,6 +29,7 @@ class Kind:
 
     @cached_property
     def type(self) -> Any:
+        load()                                         # a name of a type alone would be kept as its stand-in
         return self._make()
 
     def __str__(self) -> str:
