@@ -11,13 +11,8 @@ name in.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from gemmkit.components import Component
 from gemmkit.emulator import copies
 from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import atom
@@ -27,55 +22,11 @@ from gemmkit.lang.numba_hooks import ir, models, register_model, signature, type
 from gemmkit.lang.scalars import index
 from gemmkit.ptx.build import assembly, plain
 from gemmkit.ptx.mbarrier import element_address, is_barrier, place
+from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.runtime.compile import PLACEHOLDER
 
-SWIZZLES = (0, 32, 64, 128)
 i8, i16, i64 = ir.IntType(8), ir.IntType(16), ir.IntType(64)
 BYTES = 128
-
-
-@dataclass(frozen=True)
-class TensorMapSpec(Component):
-    """What does not change with the tensor: its elements, the box that a copy moves, and how shared memory is swizzled.
-
-    ``box`` counts elements, the fastest dimension first. A box lies in shared memory with its fastest dimension fastest and
-    no gaps; with a swizzle of 32, 64 or 128 bytes, which is then the length of its rows, the 16-byte chunks of a row change
-    places: the byte at address a moves to a XOR ((a >> 3) & (swizzle - 16)). It begins at a multiple of 128 bytes.
-
-    >>> TensorMapSpec(np.float16, (64, 128), 128).box_bytes
-    16384
-
-    Raises ValueError for a box that TMA cannot move, TypeError for elements that it does not know.
-    """
-
-    dtype: np.dtype
-    box: tuple[int, ...]
-    swizzle: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", np.dtype(self.dtype))
-        object.__setattr__(self, "box", tuple(map(int, self.box)))
-        size, rows = self.dtype.itemsize, self.box
-        if size not in (1, 2, 4, 8):
-            raise TypeError(f"TensorMapSpec(dtype={self.dtype}): the copy engine moves elements of 1, 2, 4 or 8 bytes")
-        if not 1 <= len(rows) <= 5 or not all(1 <= extent <= 256 for extent in rows):
-            raise ValueError(f"TensorMapSpec(box={rows}): 1 to 5 extents from 1 to 256 are needed")
-        if rows[0] * size % 16:
-            raise ValueError(f"TensorMapSpec(box={rows}): its rows have {rows[0] * size} bytes; a multiple of 16 is needed")
-        if self.swizzle not in SWIZZLES:
-            raise ValueError(f"TensorMapSpec(swizzle={self.swizzle!r}): 0 (none), 32, 64 or 128 is needed")
-        if self.swizzle and rows[0] * size != self.swizzle:
-            raise ValueError(f"TensorMapSpec(box={rows}, swizzle={self.swizzle}): rows of {self.swizzle} bytes are needed; "
-                             f"these have {rows[0] * size}")
-
-    @property
-    def rank(self) -> int:
-        return len(self.box)
-
-    @property
-    def box_bytes(self) -> int:
-        """Bytes of a box: what a load gives its barrier."""
-        return math.prod(self.box) * int(self.dtype.itemsize)
 
 
 def emulated_map(view: View, spec: TensorMapSpec, axis: int | None = None) -> copies.EmulatedTensorMap:

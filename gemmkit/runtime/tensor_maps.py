@@ -17,7 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gemmkit.ptx.tma import TensorMapSpec
+from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.runtime.arrays import ArrayInfo
 
 BYTES = 128

@@ -20,7 +20,8 @@ from gemmkit.ptx.mbarrier import (
 )
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, thread_index
-from gemmkit.ptx.tma import TensorMapSpec, tma_load
+from gemmkit.ptx.tensor_map import TensorMapSpec
+from gemmkit.ptx.tma import tma_load
 from gemmkit.ptx.warpgroup import grid_wait, named_barrier
 from tests.emulator.kernels import as_bytes, run
 from tests.ptx.launching import Tensor, emulated

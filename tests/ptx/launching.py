@@ -18,7 +18,8 @@ from gemmkit.emulator import machine
 from gemmkit.emulator.memory import Memory
 from gemmkit.emulator.user_code import arguments as twins
 from gemmkit.lang.host import View
-from gemmkit.ptx.tma import TensorMapSpec, TensorMapType, emulated_map
+from gemmkit.ptx.tensor_map import TensorMapSpec
+from gemmkit.ptx.tma import TensorMapType, emulated_map
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.assemble import assemble
 from gemmkit.runtime.compile import ENTRY, to_ptx

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmkit.ptx.tma import TensorMapSpec
+from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.runtime import tensor_maps
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.tensor_maps import BYTES, Encoder, dimensions, encode, why_not

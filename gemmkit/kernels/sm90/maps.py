@@ -10,7 +10,8 @@ from gemmkit.kernels.sm90.routes.tma import Tma
 from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.kernels.sm90.store import TmaStore
 from gemmkit.lang.kinds import Kind, kind
-from gemmkit.ptx.tma import TensorMapSpec, TensorMapType
+from gemmkit.ptx.tensor_map import TensorMapSpec
+from gemmkit.ptx.tma import TensorMapType
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.tensor_maps import BYTES, Encoder
 

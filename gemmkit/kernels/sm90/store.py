@@ -29,7 +29,8 @@ from gemmkit.layouts import Plain, Tensor
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import lane_index, thread_index, udiv
 from gemmkit.ptx.stmatrix import stmatrix
-from gemmkit.ptx.tma import TensorMapSpec, tma_commit, tma_store, tma_wait, tma_wait_read
+from gemmkit.ptx.tensor_map import TensorMapSpec
+from gemmkit.ptx.tma import tma_commit, tma_store, tma_wait, tma_wait_read
 from gemmkit.ptx.warpgroup import fence_async, named_barrier
 from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
 from gemmkit.runtime.tensor_maps import why_not

@@ -14,7 +14,8 @@ from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.layouts import Planar
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import thread_index
-from gemmkit.ptx.tma import TensorMapSpec, tma_load, tma_load_multicast
+from gemmkit.ptx.tensor_map import TensorMapSpec
+from gemmkit.ptx.tma import tma_load, tma_load_multicast
 from gemmkit.runtime.arrays import ArrayInfo
 
 
