@@ -69,7 +69,8 @@ ASKED = """
 
 OWN = COMPONENTS + """
     with gk.emulate():
-        assert (gk.matmul(np.ones((4, 5), "f4"), np.ones((5, 6), "f4"), epilogue=gk.epilogues.Elementwise(lambda x: x + 1)) == 6).all()
+        d = gk.matmul(np.ones((4, 5), "f4"), np.ones((5, 6), "f4"), epilogue=gk.epilogues.Elementwise(lambda x, i, j: x + i))
+        assert (d == 5 + np.arange(4)[:, None]).all()
 """
 
 COMPILED = """

@@ -22,6 +22,7 @@ from gemmkit.lang.component_types import MethodType
 from gemmkit.lang.errors import ComponentError
 from gemmkit.lang.functions import device
 from gemmkit.lang.host import View
+from gemmkit.lang.later import load
 from gemmkit.lang.memory import ViewType
 from gemmkit.lang.numba_hooks import types
 from gemmkit.lang.records import Record
@@ -39,6 +40,7 @@ def tried(function: FunctionType, given: tuple, original: Callable[[Any], Any]) 
 
     ``original`` tells of a component or a function in the emulator which one it stands for.
     """
+    load()                                             # the types below are Numba's own
     try:
         owner = original(given[0]) if given and isinstance(given[0], Component) else None
         if not _is_silent(function, owner):
