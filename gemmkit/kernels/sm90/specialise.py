@@ -126,8 +126,7 @@ def _laid_out(spec: Sm90Spec, arrays: Arrays | None) -> Sm90Spec:
     producer = dataclasses.replace(spec.producer, barrier=barriers.take(spec.producer.barriers))
     order = barriers.take(2) if spec.is_pingpong else 0
     exchange = _exchange(spec, memory)
-    pipeline = _pipeline(spec, 0)
-    pipeline = dataclasses.replace(pipeline, offset=memory.take(pipeline.nbytes))
+    pipeline = _pipeline(spec, memory)
     if exchange.consumers:
         exchange = dataclasses.replace(exchange, barriers=memory.take(2 * BARRIER * exchange.consumers))
     return dataclasses.replace(spec, store=store, producer=producer, order_barrier=order, exchange=exchange,
@@ -143,14 +142,15 @@ def _exchange(spec: Sm90Spec, memory: SharedMemory) -> Exchange:
     return Exchange(spec.consumers, spec.block.size.N // splits, count // splits, nbytes, offset)
 
 
-def _pipeline(spec: Sm90Spec, offset: int) -> Pipeline:
+def _pipeline(spec: Sm90Spec, memory: SharedMemory) -> Pipeline:
     """Of a consumer one thread releases a stage: its tensor cores have read for all. What its threads have read, each of its
     warps must say."""
     readers = WARPS if spec.mainloop.readers_are_warps else CLUSTER if spec.cluster.shares else THREAD
     consumers = 1 if spec.is_pingpong else spec.consumers
-    return Pipeline(spec.stages, offset, spec.producer.full_arrivals,
-                    consumers * spec.cluster.readers * (4 if readers == WARPS else 1), spec.producer.rewrites, readers,
-                    spec.cluster)
+    empty_arrivals = consumers * spec.cluster.readers * (4 if readers == WARPS else 1)
+    pipeline = Pipeline(spec.stages, 0, spec.producer.full_arrivals, empty_arrivals, spec.producer.rewrites, readers,
+                        spec.cluster)
+    return dataclasses.replace(pipeline, offset=memory.take(pipeline.nbytes))
 
 
 __all__ = ["specialise"]
