@@ -6,7 +6,7 @@ from gemmkit.components import Component, Frozen, freeze, freeze_array
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.spec import Shape
 from gemmkit.layouts import Layout, Plain
-from gemmkit.problem import Problem
+from gemmkit.problem import Problem, held_by
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.wide import widened
@@ -31,9 +31,10 @@ class Compiled:
             (problem.a, conf.global_a_layout, True), (problem.b, conf.global_b_layout, True),
             (problem.c if conf.has_c else None, conf.global_c_layout, True), (out, conf.global_d_layout, False))]
         spec, shape = freeze(self.spec), freeze(Shape(M, N, K))
-        for info in spec.arrays:
-            if info.device != problem.a.device:
-                raise ValueError(f"a component's array is on device {info.device} and a on device {problem.a.device}")
+        for name, held in held_by(conf):
+            if held.info.device != problem.a.device:
+                raise ValueError(f"{name}={type(getattr(conf, name)).__qualname__}(...): a component's array is on device "
+                                 f"{held.info.device} and a on device {problem.a.device}")
         self.maps = conf.family.maps(self.spec, arrays)
         self.arguments = [spec, *self.operands, shape, *(freeze(Nothing()) if m is None else m.frozen for m in self.maps)]
         self.blocks = self.spec.blocks(M, N, problem.device.sm_count)

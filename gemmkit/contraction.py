@@ -78,10 +78,10 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     check_places({**named, "out": of_out})
     for name, info in named.items():
         check_dtype(info.dtype, name)
+        check_aligned(info, name)
     terms, result = _parsed(spec, tuple(info.shape for info in infos))
     if len(operands) > 2:                  # which are a and b of products that the caller did not write
         for name, info in named.items():
-            check_aligned(info, name)
             if operator is None and algebra_of(info.dtype) is None:
                 check_multiplied(info.dtype, name)
         return _chain(terms, result, operands, infos, out, operator, epilogue, stream, optimize)
