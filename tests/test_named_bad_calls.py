@@ -97,6 +97,11 @@ CALLS: dict[str, tuple[str, tuple[str, ...], str | None]] = {
     "gemm_shape=dict(M=1)": (f"gk.matmul({A}, {B}, gemm_shape=dict(M=1))", ("gemm_shape",), None),
     "gemm_shape=dict(M=1) of an inspection": ("inspection.compile_config(SMALL, gemm_shape=dict(M=1))", ("gemm_shape",), None),
     "gemm_shape=(1, 2, 3)": (f"gk.matmul({A}, {B}, gemm_shape=(1, 2, 3))", ("gemm_shape",), None),
+    # what gemmkit's own components are given
+    "a complex bias": ("gk.matmul(of(1, 5, 7), of(2, 7, 3), conf=SMALL, epilogue=epilogues.Bias(np.ones(3, 'c8')))", ("Bias",), None),
+    "a bias elsewhere": ("gk.matmul(of(1, 5, 7), of(2, 7, 3), conf=SMALL, epilogue=epilogues.Bias(Interface(np.ones(3, 'f4'), stream=0)))",
+                         ("epilogue",), None),
+    "a misaligned operand": ("gk.einsum('ij,jk->ik', misaligned(of(1, 5, 7)), of(2, 7, 3))", ("operand 0",), None),
     # a user's own finish
     **{f"finish: {body}": (finishing(body), ("finish",), None) for body in (
         "return values[0]", "return values[:1]", "pass", "return None", "return values, values", "return (values[0],) * 99", "return ()",

@@ -62,7 +62,10 @@ def refusal(component: Any, method: str, got: str, wanted: str) -> ComponentErro
     """The error of a method that returned something else than it should."""
     component = component.skeleton if isinstance(component, ComponentType) else component
     function = function_of(component, method)
-    name = getattr(function, "__qualname__", f"{type(component).__qualname__}.{method}")
+    name = f"{type(component).__qualname__}.{method}"
+    if isinstance(function, FunctionType) and is_gemmkit(function):
+        return ComponentError(f"{name} returned {got}; {wanted} is needed")     # by what it was given: no line is at fault
+    name = getattr(function, "__qualname__", name)
     return ComponentError(f"{name} returned {got}\n{place_of(function)}  {wanted} is needed")
 
 
