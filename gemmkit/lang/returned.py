@@ -63,7 +63,7 @@ def refusal(component: Any, method: str, got: str, wanted: str) -> ComponentErro
     component = component.skeleton if isinstance(component, ComponentType) else component
     function = function_of(component, method)
     name = f"{type(component).__qualname__}.{method}"
-    if isinstance(function, FunctionType) and is_gemmkit(function):
+    if function is getattr(type(component), method, None) and is_gemmkit(function):
         return ComponentError(f"{name} returned {got}; {wanted} is needed")     # by what it was given: no line is at fault
     name = getattr(function, "__qualname__", name)
     return ComponentError(f"{name} returned {got}\n{place_of(function)}  {wanted} is needed")
