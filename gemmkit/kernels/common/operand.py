@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from gemmkit.components import Component
-from gemmkit.kernels.common.work import Place
+from gemmkit.kernels.common.work import KTile, Place, Slot
 from gemmkit.lang.registers import Fragment
 from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor, Swizzled, Tensor
 from gemmkit.tiling import Tile
@@ -26,7 +26,9 @@ class Route(Component):
     """
 
     uses_tma = False                   # a tensor map is needed, and TMA's bytes arrive on a barrier
-    rewrites = False                   # threads rewrite a stage that TMA has brought
+
+    def start(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile) -> None:
+        """Start TMA's copies of a stage: none."""
 
 
 @dataclass(frozen=True)

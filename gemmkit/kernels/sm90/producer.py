@@ -18,7 +18,7 @@ from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.scheduler import holds
-from gemmkit.kernels.common.work import Inputs, KTile, Slot, Work
+from gemmkit.kernels.common.work import Inputs, KTile, Place, Slot, Work
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import rolled, thread_index, udiv, uniform
 
@@ -58,8 +58,8 @@ class Producer(Component):
 
     @property
     def full_arrivals(self) -> int:
-        """TMA's thread, which expects the bytes, and the threads that write."""
-        return (self.tma_bytes > 0) + 32 * self.warps
+        """TMA's thread, which expects the bytes (on ``raw`` if threads rewrite them), and the threads that write."""
+        return (self.tma_bytes > 0 and not self.rewrites) + 32 * self.warps
 
     def run(self, spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:
         """Fill the stages of all tiles of D that are this block's."""
@@ -121,4 +121,10 @@ def stage_of(spec: Any, operand: Any, slot: Slot) -> Any:
     return shared(operand.shared.dtype, slot.stage * spec.stage_bytes + operand.offset)
 
 
-__all__ = ["STARTING", "WORKING", "Producer", "Registers", "acquire", "fill_stages", "stage_of", "start_copies"]
+def place_of(operand: Any, at: KTile) -> Place:
+    """Where an operand's tile of a stage begins in A or B, and where the matrix ends."""
+    return operand.place(at.m, at.n, at.k, at.shape)
+
+
+__all__ = ["STARTING", "WORKING", "Producer", "Registers", "acquire", "fill_stages", "place_of", "stage_of",
+           "start_copies"]

@@ -121,5 +121,10 @@ class Sm90Spec(Spec):
         """From a stage to the next: A, then B, each where a swizzle's pattern may begin."""
         return self.b.offset + pattern_of(self.b.nbytes)
 
+    @cached_property
+    def tma_bytes(self) -> int:
+        """What TMA brings a stage."""
+        return sum(operand.nbytes for operand in (self.a, self.b) if operand.route.uses_tma)
+
 
 __all__ = ["PINGPONG", "Sm90Spec"]

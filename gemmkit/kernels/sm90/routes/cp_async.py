@@ -18,7 +18,7 @@ import numpy as np
 
 from gemmkit.kernels.common.operand import Route
 from gemmkit.kernels.common.work import Inputs, KTile, Slot, Work
-from gemmkit.kernels.sm90.producer import WORKING, Producer, Registers, acquire, fill_stages, stage_of
+from gemmkit.kernels.sm90.producer import WORKING, Producer, Registers, acquire, fill_stages, place_of, stage_of
 from gemmkit.kernels.sm90.routes.request import Request, unit_of
 from gemmkit.kernels.sm90.routes.tma import Tma
 from gemmkit.lang.registers import Fragment, registers
@@ -64,9 +64,6 @@ class CpAsync(Route):
     def goes_with(cls, other: type[Route]) -> bool:
         return other in (Tma, CpAsync)
 
-    def start(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile) -> None:
-        """TMA has nothing to start."""
-
 
 @dataclass(frozen=True)
 class CpAsyncProducer(Producer):
@@ -80,7 +77,7 @@ class CpAsyncProducer(Producer):
 
     @classmethod
     def of(cls, spec: Any) -> CpAsyncProducer:
-        return cls(spec.producer_warps, 1, sum(x.nbytes for x in (spec.a, spec.b) if x.route.uses_tma))
+        return cls(spec.producer_warps, 1, spec.tma_bytes)
 
     def team(self) -> int:
         return thread_index() * 0
@@ -120,7 +117,7 @@ def find_lines(operand: Any, lines: Any, data: Any, at: int, warp: int) -> None:
 
 def copy_lines(spec: Any, operand: Any, lines: Any, data: Any, slot: Slot, at: KTile, warp: int) -> None:
     """Extents are multiples of a thread's tile, so it is wholly in range or wholly out."""
-    pointer, place = stage_of(spec, operand, slot), operand.place(at.m, at.n, at.k, at.shape)
+    pointer, place = stage_of(spec, operand, slot), place_of(operand, at)
     warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)

@@ -26,7 +26,7 @@ from gemmkit.kernels.common.operand import Route
 from gemmkit.kernels.common.scheduler import holds
 from gemmkit.kernels.common.tile_copy import put_elements
 from gemmkit.kernels.common.work import Inputs, KTile, Place, Slot, Work
-from gemmkit.kernels.sm90.producer import WORKING, Producer, Registers, start_copies
+from gemmkit.kernels.sm90.producer import WORKING, Producer, Registers, place_of, start_copies
 from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.kernels.sm90.routes.staged import put_held
 from gemmkit.kernels.sm90.routes.tma import Copy, Tma
@@ -46,8 +46,6 @@ SPLITTING: Registers = {**WORKING, (1, 2): (120, 192)}
 @dataclass(frozen=True)
 class Deinterleave(Tma):
     """TMA brings numbers as they lie in memory, and ``warps`` warps split them into planes, in place."""
-
-    rewrites = True
 
     @classmethod
     def of(cls, request: Request) -> Deinterleave:
@@ -72,7 +70,7 @@ class Deinterleave(Tma):
     def split(self, spec: Any, operand: Any, slot: Slot, at: KTile, team: int) -> None:
         """A team reads all numbers of a tile, and writes their parts over them."""
         byte = slot.stage * spec.stage_bytes + operand.offset
-        place = operand.place(at.m, at.n, at.k, at.shape)
+        place = place_of(operand, at)
         warp = uniform(udiv(thread_index(), 32)) % operand.warps
         held = registers(operand.words, operand.shares)
         warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
@@ -147,17 +145,13 @@ class DeinterleaveProducer(Producer):
     def registers(self) -> Registers:
         return SPLITTING
 
-    @property
-    def full_arrivals(self) -> int:
-        return 32 * self.warps
-
     @classmethod
     def of(cls, spec: Any) -> DeinterleaveProducer:
         """Consumers release a stage when they have the next, so a copy can take the place of the last but one, and no later
         one; where there are enough stages, of one before."""
         a, b = (isinstance(operand.route, Deinterleave) for operand in (spec.a, spec.b))
         ahead = min(spec.stages - 2, max(1, spec.stages - 3))
-        return cls(spec.producer_warps, 1, spec.a.nbytes + spec.b.nbytes, ahead=ahead, splits_a=a, splits_b=b)
+        return cls(spec.producer_warps, 1, spec.tma_bytes, ahead=ahead, splits_a=a, splits_b=b)
 
     def run(self, spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:
         """For every tile of D, for every k-tile: start a copy some stages ahead, and split what has come."""

@@ -19,9 +19,9 @@ from gemmkit.kernels.common.elements import column_of, row_of, transform_element
 from gemmkit.kernels.common.operand import Operand, Route
 from gemmkit.kernels.common.tile_copy import put_elements, put_words
 from gemmkit.kernels.common.work import Inputs, KTile, Place, Slot
-from gemmkit.kernels.sm90.producer import WORKING, Producer, Registers, fill_stages, stage_of, start_copies
+from gemmkit.kernels.sm90.producer import WORKING, Producer, Registers, fill_stages, place_of, stage_of, start_copies
 from gemmkit.kernels.sm90.routes.request import Request
-from gemmkit.kernels.sm90.routes.tma import Copy, Tma
+from gemmkit.kernels.sm90.routes.tma import Tma
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.registers import apply, registers
 from gemmkit.lang.values import convert
@@ -42,11 +42,6 @@ class Rewrite(Tma):
     """
 
     batch: int = 1
-    rewrites = True
-
-    @classmethod
-    def of(cls, request: Request) -> Rewrite:
-        return cls(Copy.in_panels(request.operand, request.spec.cluster))
 
     @classmethod
     def refuses(cls, request: Request) -> str | None:
@@ -72,7 +67,7 @@ class Rewrite(Tma):
 
     def rewrite_inside(self, spec: Any, operand: Any, slot: Slot, at: KTile, warp: int) -> None:
         """Most tiles of a triangular matrix are as they are stored."""
-        pointer, place = stage_of(spec, operand, slot), operand.place(at.m, at.n, at.k, at.shape)
+        pointer, place = stage_of(spec, operand, slot), place_of(operand, at)
         rows, columns = operand.tile.size[0], operand.tile.size[1]
         if not operand.is_masked:
             transform_in_batches(operand, pointer, place, warp)
@@ -85,7 +80,7 @@ class Rewrite(Tma):
 
     def rewrite_edge(self, spec: Any, operand: Any, slot: Slot, at: KTile, warp: int) -> None:
         """TMA has put zeros beyond the edge, and the product must meet the identity."""
-        place = operand.place(at.m, at.n, at.k, at.shape)
+        place = place_of(operand, at)
         transform_masked(operand, stage_of(spec, operand, slot), place, spec.operator.identity, warp)
 
 
@@ -165,7 +160,7 @@ class Transpose(Rewrite):
 
     def transpose(self, spec: Any, operand: Any, slot: Slot, at: KTile, warp: int) -> None:
         """Read the team's part of the tile as it came, line by line across K, and store it along K."""
-        pointer, place = stage_of(spec, operand, slot), operand.place(at.m, at.n, at.k, at.shape)
+        pointer, place = stage_of(spec, operand, slot), place_of(operand, at)
         held = registers(operand.words, operand.slots)
         warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
         for i in range(len(warp_tiles)):
@@ -201,16 +196,12 @@ class RewriteProducer(Producer):
     def registers(self) -> Registers:
         return TRANSPOSING if self.transposes else CHANGING
 
-    @property
-    def full_arrivals(self) -> int:
-        return 32 * self.warps
-
     @classmethod
     def of(cls, spec: Any) -> RewriteProducer:
         """A team has a stage on its way and one in work, and the consumers have two: from six stages on two teams work."""
         transposes = any(isinstance(x.route, Transpose) for x in (spec.a, spec.b))
         teams = 2 if spec.stages >= 6 and not transposes else 1
-        return cls(spec.producer_warps // teams, teams, spec.a.nbytes + spec.b.nbytes, transposes=transposes)
+        return cls(spec.producer_warps // teams, teams, spec.tma_bytes, transposes=transposes)
 
     def run(self, spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:
         """The state says whether there is a stage that this team has yet to rewrite, which one, and where its tiles lie."""

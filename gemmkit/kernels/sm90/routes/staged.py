@@ -22,7 +22,7 @@ from gemmkit.kernels.common.tile_copy import (
     read_words,
 )
 from gemmkit.kernels.common.work import Inputs, KTile, Place, Slot
-from gemmkit.kernels.sm90.producer import Producer, acquire, stage_of
+from gemmkit.kernels.sm90.producer import Producer, acquire, place_of, stage_of
 from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.kernels.sm90.routes.tma import Tma
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
@@ -49,9 +49,6 @@ class Staged(Route):
     def goes_with(cls, other: type[Route]) -> bool:
         return other in (Tma, Staged)
 
-    def start(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile) -> None:
-        """TMA has nothing to start."""
-
 
 @dataclass(frozen=True)
 class StagedProducer(Producer):
@@ -77,7 +74,7 @@ class StagedProducer(Producer):
         teams = 2 if 0 < held(spec.producer_warps // 2) <= most * 3 // 4 else 1
         warps = spec.producer_warps // teams
         holds = 0 < held(warps) <= most
-        return cls(warps, teams, sum(operand.nbytes for operand in (spec.a, spec.b) if operand.route.uses_tma), holds=holds,
+        return cls(warps, teams, spec.tma_bytes, holds=holds,
                    holds_whole=holds and all(operand.whole and operand.passes_words for operand in staged))
 
     def fill(self, spec: Any, inputs: Inputs, slot: Slot, at: KTile, kept: Any, state: Any) -> Any:
@@ -104,10 +101,6 @@ class StagedProducer(Producer):
         fence_async()                                  # tensor cores read through another proxy than threads write
         spec.pipeline.commit(slot)
         return state
-
-
-def place_of(operand: Any, at: KTile) -> Place:
-    return operand.place(at.m, at.n, at.k, at.shape)
 
 
 def fill_from_registers(spec: Any, inputs: Inputs, slot: Slot, at: KTile, warp: int, is_inside: bool) -> None:

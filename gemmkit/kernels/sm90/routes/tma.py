@@ -169,7 +169,7 @@ class TmaProducer(Producer):
 
     @classmethod
     def of(cls, spec: Any) -> TmaProducer:
-        return cls(spec.producer_warps, 1, spec.a.nbytes + spec.b.nbytes)
+        return cls(spec.producer_warps, 1, spec.tma_bytes)
 
     def run(self, spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:
         if thread_index() == 0:
