@@ -12,10 +12,11 @@ import numpy as np
 
 from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import atom
-from gemmkit.lang.memory import SharedType, coordinates_of, shared_pointer
+from gemmkit.lang.memory import SharedType, coordinates_of
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.ptx.build import assembly, braces
 from gemmkit.ptx.fragments import FragmentMap
+from gemmkit.ptx.memory import pointer_at
 from gemmkit.ptx.registers import from_registers
 
 i32 = ir.IntType(32)
@@ -24,7 +25,7 @@ ROWS_8X8 = FragmentMap(8, 8, (4, 8), ((0, 2), (1, 0)), (2,), ((0, 1),))
 
 def shared_address(builder: Any, pointer: SharedType, value: Any, terms: list) -> Any:
     """A 32-bit address in the shared window, as instructions that LLVM does not know take it."""
-    return builder.ptrtoint(shared_pointer(builder, pointer, value, terms, ir.IntType(8)), i32)
+    return builder.ptrtoint(pointer_at(builder, pointer, value, terms, ir.IntType(8)), i32)
 
 
 def _typer(context: Any, pointer: Any, base: Any, offset: Any, matrices: Any, trans: Any) -> Any:

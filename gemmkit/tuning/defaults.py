@@ -19,7 +19,7 @@ from gemmkit.layouts import ColMajor, Layout, Padded, RowMajor, Zero
 from gemmkit.operators import Algebra, FPUOp, MMAOp, Operator, WMMAOp
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
-from gemmkit.tuning import algebras, hopper
+from gemmkit.tuning import algebras, hopper, multistage
 from gemmkit.tuning.operators import SHORT, shares_of, sized
 
 WIDE = 16                              # bytes of the widest access of a thread
@@ -38,9 +38,12 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     if operator.threads == 128:
         hopper.fill(values, sizes, device)
         return
-    _fill_tiles(values, operator, sizes, device)
-    _fill_shared(values, operator, accumulator)
-    _fill_moves(values)
+    if values.get("kernel") == "multistage":
+        multistage.fill(values, sizes, device)
+        return
+    fill_tiles(values, operator, sizes, device)
+    fill_shared(values, operator, accumulator)
+    fill_moves(values)
     if isinstance(operator, WMMAOp):
         orders: dict[str, Any] = {f"{name}_order": ("col", "row")[values[f"shared_{name}_layout"].axis] for name in "ab"}
         values["operator"] = dataclasses.replace(operator, **orders)
@@ -82,7 +85,7 @@ _OF_A_MAPPING = {"block_shape", "compute_warp", "warps_per_block", "blocks_per_s
                  *(f"mem_{name}_{what}" for name in ("a", "b", "cd") for what in ("warp", "thread"))}
 
 
-def _fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, int, int] | None,
+def fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, int, int] | None,
                 device: DeviceInfo) -> None:
     shares = (not set(values) & _OF_A_MAPPING and isinstance(operator, (FPUOp, MMAOp))
               and operator.refuses_to_merge is None)
@@ -203,6 +206,12 @@ def _warp_k(operator: Operator, block_k: int) -> int:
     return next((d for d in range(limit, k - 1, -1) if d % k == 0 and block_k % d == 0), k)
 
 
+def warp_of(block: Tile, operator: Operator, warps: int | None) -> tuple[int, int]:
+    """Rows and columns of a warp's part of a given block."""
+    size = _warp_of(block, operator, warps).size
+    return size.M, size.N
+
+
 def _warp_of(block: Tile, operator: Operator, warps: int | None) -> Tile:
     """The squarest division of a given block among the warps (4 x 2 for 8) that the operator's shape allows."""
     m, n, k = operator.shape
@@ -224,7 +233,7 @@ def _warp_of(block: Tile, operator: Operator, warps: int | None) -> Tile:
 
 # -- shared memory ----------------------------------------------------------------------------------------------------
 
-def _fill_shared(values: dict[str, Any], operator: Operator, accumulator: np.dtype) -> None:
+def fill_shared(values: dict[str, Any], operator: Operator, accumulator: np.dtype) -> None:
     for name, fragment, preferred in (("a", operator.fragment_a, 0), ("b", operator.fragment_b, 1)):
         axis = values[f"global_{name}_layout"].vector_axis
         units = isinstance(_units(operator), FPUOp)
@@ -250,7 +259,7 @@ def _padded(axis: int, dtype: np.dtype) -> Padded:
 
 # -- moves ------------------------------------------------------------------------------------------------------------
 
-def _fill_moves(values: dict[str, Any]) -> None:
+def fill_moves(values: dict[str, Any]) -> None:
     block, warps = values["block_shape"], values["warps_per_block"]
     for name, names, operand in (("a", "MK", "a"), ("b", "KN", "b"), ("cd", "MN", "d")):
         tile = getattr(block, names)
@@ -291,4 +300,4 @@ def _tile(names: tuple[str, ...], extents: list[int]) -> Tile:
     return Tile(**dict(zip(names, extents)))
 
 
-__all__ = ["fill"]
+__all__ = ["fill", "fill_moves", "fill_shared", "fill_tiles", "warp_of"]

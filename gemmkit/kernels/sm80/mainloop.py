@@ -14,27 +14,39 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from gemmkit.components import Component
 from gemmkit.kernels.common.elements import transform_input
 from gemmkit.kernels.common.scheduler import holds, k_steps
 from gemmkit.kernels.common.work import Inputs, KTile, Work
 from gemmkit.lang.control import fold
-from gemmkit.lang.registers import registers
+from gemmkit.lang.registers import Fragment, registers
 from gemmkit.ptx.copy_async import commit_copies, wait_copies
-from gemmkit.ptx.memory import shared
+from gemmkit.ptx.memory import pinned, shared
 from gemmkit.ptx.special import barrier, thread_index
+from gemmkit.ptx.words import pack_pairs, unpack_pairs
 from gemmkit.tiling import parallelise, translate, translate_offset
+
+OFFSET = Fragment(np.dtype(np.int64), 1)
 
 
 class Kept(NamedTuple):
-    """What a thread keeps through the main loop: accumulators, fragments of two steps, what it stages, and its warp."""
+    """What a thread keeps through the main loop: accumulators, fragments of two steps, what routes keep, and its warp."""
 
     accumulators: Any
     a: Any
     b: Any
-    staged_a: Any
-    staged_b: Any
+    of_a: Any
+    of_b: Any
     warp: Any
+
+
+class Moved(NamedTuple):
+    """What a route keeps of an operand: elements on their way, and where in memory the thread's next copies begin."""
+
+    held: Any
+    cursor: Any
 
 
 class Round(NamedTuple):
@@ -48,15 +60,22 @@ class Round(NamedTuple):
     fills: Any
 
 
+class Share(NamedTuple):
+    """The ``part``-th of ``parts`` shares of a thread's copies."""
+
+    part: Any
+    parts: Any
+
+
 @dataclass(frozen=True)
 class Mainloop(Component):
     """Fragments of the next step are fetched while this one's are multiplied, across the ends of stages too."""
 
     def run(self, spec: Any, accumulators: Any, inputs: Inputs, work: Work, warp: int, shape: Any) -> None:
         """The products of a block's share of K, added to the accumulators."""
-        kept = Kept(accumulators, registers(spec.operator.fragment_a, 2 * spec.fragments_m),
-                    registers(spec.operator.fragment_b, 2 * spec.fragments_n),
-                    registers(spec.a.held, spec.a.slots), registers(spec.b.held, spec.b.slots), warp)
+        kept = Kept(accumulators, registers(spec.kept_a, 2 * spec.fragments_m), registers(spec.kept_b, 2 * spec.fragments_n),
+                    Moved(registers(spec.a.held, spec.a.slots), registers(OFFSET, 1)),
+                    Moved(registers(spec.b.held, spec.b.slots), registers(OFFSET, 1)), warp)
         end = work.k_begin + work.k_tiles * spec.block.size.K
         at = ahead = first_k(spec, work, end)
         rounds = k_steps(spec, work)
@@ -77,6 +96,7 @@ class Mainloop(Component):
             at = following_k(spec, work, at, end)
             read, write = following_stage(spec, read), following_stage(spec, write)
             ahead = following_k(spec, work, ahead, end)
+            seek(spec, kept, inputs, this.ahead)
             self.multiply_tile(spec, kept, inputs, this, read, KTile(work.m, work.n, at, work.rank, shape),
                                n + 1 < rounds)
 
@@ -90,7 +110,7 @@ class Mainloop(Component):
         if this.fills:
             load_staged(spec, kept, inputs, this.ahead)
             if spec.copy_parts == 1:
-                copy_part(spec, kept, inputs, this, 0)
+                copy_all(spec, kept, inputs, this)
         fold(spec.steps_k - 1, step_within, 0, spec, kept, inputs, this)
         if this.fills:
             store_staged(spec, kept, this.write, this.ahead)
@@ -182,29 +202,38 @@ def following_k(spec: Any, work: Work, k: int, end: int) -> int:
 def fill(spec: Any, kept: Kept, inputs: Inputs, write: int, at: KTile) -> None:
     """All of a stage at once."""
     this = Round(write, write, at, at, True)
+    seek(spec, kept, inputs, at)
     load_staged(spec, kept, inputs, at)
     copy_all(spec, kept, inputs, this)
     store_staged(spec, kept, write, at)
 
 
+def seek(spec: Any, kept: Kept, inputs: Inputs, at: KTile) -> None:
+    """Where in memory the thread's copies of a k-tile begin."""
+    spec.a.route.seek(spec, spec.a, inputs.a.data, kept.of_a, at, kept.warp)
+    spec.b.route.seek(spec, spec.b, inputs.b.data, kept.of_b, at, kept.warp)
+
+
 def load_staged(spec: Any, kept: Kept, inputs: Inputs, at: KTile) -> None:
-    spec.a.route.load(spec, spec.a, inputs.a.data, kept.staged_a, at, kept.warp)
-    spec.b.route.load(spec, spec.b, inputs.b.data, kept.staged_b, at, kept.warp)
+    spec.a.route.load(spec, spec.a, inputs.a.data, kept.of_a, at, kept.warp)
+    spec.b.route.load(spec, spec.b, inputs.b.data, kept.of_b, at, kept.warp)
 
 
 def store_staged(spec: Any, kept: Kept, write: int, at: KTile) -> None:
-    spec.a.route.store(spec, spec.a, kept.staged_a, write, kept.warp)
-    spec.b.route.store(spec, spec.b, kept.staged_b, write, kept.warp)
+    spec.a.route.store(spec, spec.a, kept.of_a, write, kept.warp)
+    spec.b.route.store(spec, spec.b, kept.of_b, write, kept.warp)
 
 
 def copy_all(spec: Any, kept: Kept, inputs: Inputs, this: Round) -> None:
-    spec.a.route.copy(spec, spec.a, inputs.a.data, this.write, this.ahead, kept.warp, 0, 1)
-    spec.b.route.copy(spec, spec.b, inputs.b.data, this.write, this.ahead, kept.warp, 0, 1)
+    whole = Share(0, 1)
+    spec.a.route.copy(spec, spec.a, inputs.a.data, kept.of_a, this, kept.warp, whole)
+    spec.b.route.copy(spec, spec.b, inputs.b.data, kept.of_b, this, kept.warp, whole)
 
 
 def copy_part(spec: Any, kept: Kept, inputs: Inputs, this: Round, part: int) -> None:
-    spec.a.route.copy(spec, spec.a, inputs.a.data, this.write, this.ahead, kept.warp, part, spec.copy_parts)
-    spec.b.route.copy(spec, spec.b, inputs.b.data, this.write, this.ahead, kept.warp, part, spec.copy_parts)
+    share = Share(part, spec.copy_parts)
+    spec.a.route.copy(spec, spec.a, inputs.a.data, kept.of_a, this, kept.warp, share)
+    spec.b.route.copy(spec, spec.b, inputs.b.data, kept.of_b, this, kept.warp, share)
 
 
 # -- 3b. stage -> registers, and 3c. ------------------------------------------------------------------------------------
@@ -213,22 +242,22 @@ def fetch(spec: Any, kept: Kept, read: int, at: KTile, step: int, which: int) ->
     """The fragments of a step into one of the two sets."""
     operator, operation = spec.operator, spec.operation
     warp_tile = parallelise(spec.block, spec.compute_warp, kept.warp, spec.warps)[0]
-    a_shared = shared(spec.a.shared.dtype, spec.a.offset + read)
+    a_shared = pinned(shared(spec.a.shared.dtype, spec.a.offset + read))
     a_place = spec.a.place(at.m, at.n, at.k, at.shape)
     for i in range(spec.fragments_m):
         tile = translate_offset(warp_tile.MK, i * operation.size.M, step * operation.size.K)
-        fragment = operator.load_a(spec.a.shared, a_shared, tile, spec.a.leading())
-        kept.a[which * spec.fragments_m + i] = transform_input(
-            spec.a, operator, operator.map_a, operator.fragment_a.dtype, fragment,
-            translate(tile, a_place.i, a_place.j), a_place)
-    b_shared = shared(spec.b.shared.dtype, spec.b.offset + read)
+        fragment = transform_input(
+            spec.a, operator, operator.map_a, operator.fragment_a.dtype,
+            operator.load_a(spec.a.shared, a_shared, tile, spec.a.leading()), translate(tile, a_place.i, a_place.j), a_place)
+        kept.a[which * spec.fragments_m + i] = pack_pairs(fragment) if spec.packs_a else fragment
+    b_shared = pinned(shared(spec.b.shared.dtype, spec.b.offset + read))
     b_place = spec.b.place(at.m, at.n, at.k, at.shape)
     for j in range(spec.fragments_n):
         tile = translate_offset(warp_tile.KN, step * operation.size.K, j * operation.size.N)
-        fragment = operator.load_b(spec.b.shared, b_shared, tile, spec.b.leading())
-        kept.b[which * spec.fragments_n + j] = transform_input(
-            spec.b, operator, operator.map_b, operator.fragment_b.dtype, fragment,
-            translate(tile, b_place.i, b_place.j), b_place)
+        fragment = transform_input(
+            spec.b, operator, operator.map_b, operator.fragment_b.dtype,
+            operator.load_b(spec.b.shared, b_shared, tile, spec.b.leading()), translate(tile, b_place.i, b_place.j), b_place)
+        kept.b[which * spec.fragments_n + j] = pack_pairs(fragment) if spec.packs_b else fragment
 
 
 def multiply(spec: Any, kept: Kept, which: int) -> None:
@@ -236,8 +265,21 @@ def multiply(spec: Any, kept: Kept, which: int) -> None:
     for j in range(spec.fragments_n):
         for i in range(spec.fragments_m):
             row = i if j % 2 == 0 else spec.fragments_m - 1 - i       # to and fro: neighbours share an operand
-            kept.accumulators[row, j] = spec.operator.mma(
-                kept.a[which * spec.fragments_m + row], kept.b[which * spec.fragments_n + j], kept.accumulators[row, j])
+            kept.accumulators[row, j] = spec.operator.mma(fragment_a(spec, kept, which * spec.fragments_m + row),
+                                                          fragment_b(spec, kept, which * spec.fragments_n + j),
+                                                          kept.accumulators[row, j])
+
+
+def fragment_a(spec: Any, kept: Kept, n: int) -> tuple:
+    if spec.packs_a:
+        return unpack_pairs(spec.operator.fragment_a.dtype, kept.a[n])
+    return kept.a[n]
+
+
+def fragment_b(spec: Any, kept: Kept, n: int) -> tuple:
+    if spec.packs_b:
+        return unpack_pairs(spec.operator.fragment_b.dtype, kept.b[n])
+    return kept.b[n]
 
 
 __all__ = ["InStepMainloop", "Mainloop"]

@@ -27,14 +27,17 @@ from gemmkit.tiling import parallelise, translate_offset
 class StageRoute(Route):
     """Base class: nothing is loaded, copied or stored."""
 
-    def load(self, spec: Any, operand: Any, data: Any, held: Any, at: KTile, warp: int) -> None:
-        """Begin to load a k-tile's part of this thread."""
+    def seek(self, spec: Any, operand: Any, data: Any, moved: Any, at: KTile, warp: int) -> None:
+        """Find where this thread's part of a k-tile begins in memory."""
 
-    def copy(self, spec: Any, operand: Any, data: Any, stage: int, at: KTile, warp: int, part: int, parts: int) -> None:
-        """Start the ``part``-th of ``parts`` shares of the copies into the stage at ``stage`` (bytes)."""
+    def load(self, spec: Any, operand: Any, data: Any, moved: Any, at: KTile, warp: int) -> None:
+        """Load this thread's part of a k-tile."""
 
-    def store(self, spec: Any, operand: Any, held: Any, stage: int, warp: int) -> None:
-        """Store what was loaded."""
+    def copy(self, spec: Any, operand: Any, data: Any, moved: Any, this: Any, warp: int, share: Any) -> None:
+        """Start a share of the copies of a round."""
+
+    def store(self, spec: Any, operand: Any, moved: Any, stage: int, warp: int) -> None:
+        """Store what was loaded into the stage at ``stage`` (bytes)."""
 
 
 @dataclass(frozen=True)
@@ -75,27 +78,28 @@ class CpAsync(StageRoute):
                 if width * size in SIZES and limit % width == 0 and aligned % (width * size) == 0
                 and (width == 1 or extents[axis] % width == 0)]
 
-    @property
-    def step(self) -> int:
-        return self.width
-
-    def copy(self, spec: Any, operand: Any, data: Any, stage: int, at: KTile, warp: int, part: int, parts: int) -> None:
+    def seek(self, spec: Any, operand: Any, data: Any, moved: Any, at: KTile, warp: int) -> None:
         place = operand.place(at.m, at.n, at.k, at.shape)
-        pointer = shared(operand.shared.dtype, operand.offset + stage)
+        first = parallelise(parallelise(operand.tile, operand.warp, warp, operand.warps)[0], operand.thread, lane_index(), 32,
+                            operand.order)[0]
+        moved.cursor[0] = (offset_of(data, (place.i + first.base[0], place.j + first.base[1])),)
+
+    def copy(self, spec: Any, operand: Any, data: Any, moved: Any, this: Any, warp: int, share: Any) -> None:
+        place = operand.place(this.ahead.m, this.ahead.n, this.ahead.k, this.ahead.shape)
+        pointer = shared(operand.shared.dtype, operand.offset + this.write)
         warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
         for i in range(len(warp_tiles)):
             thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
             for j in range(len(thread_tiles)):
-                if (i * len(thread_tiles) + j) * parts // (len(warp_tiles) * len(thread_tiles)) == part:
+                if (i * len(thread_tiles) + j) * share.parts // (len(warp_tiles) * len(thread_tiles)) == share.part:
                     for piece in range(operand.thread.count // self.width):
-                        self.copy_piece(spec, operand, data, pointer, place, piece_of(thread_tiles[j], operand, piece))
+                        self.copy_piece(spec, operand, data, moved, pointer, place, piece_of(thread_tiles[j], operand, piece))
 
-    def copy_piece(self, spec: Any, operand: Any, data: Any, pointer: Any, place: Any, tile: Any) -> None:
+    def copy_piece(self, spec: Any, operand: Any, data: Any, moved: Any, pointer: Any, place: Any, tile: Any) -> None:
         """``width`` elements from where ``tile`` begins: wholly in range, or wholly out."""
         base = operand.shared.position(tile.base, operand.leading())
         ahead = operand.shared.position(tile.offset, operand.leading())
-        source = (offset_of(data, (place.i + tile.base[0], place.j + tile.base[1]))
-                  + offset_of(data, (tile.offset[0], tile.offset[1])))
+        source = moved.cursor[0][0] + offset_of(data, (tile.offset[0], tile.offset[1]))
         is_there = place.i + tile.index[0] < place.rows and place.j + tile.index[1] < place.columns
         if spec.operator.identity == 0:
             copy_async(pointer, base, ahead, data, source, self.width, is_there)
@@ -129,30 +133,31 @@ class Staged(StageRoute):
     def of(cls, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> Staged:
         return cls()
 
-    def load(self, spec: Any, operand: Any, data: Any, held: Any, at: KTile, warp: int) -> None:
+    def load(self, spec: Any, operand: Any, data: Any, moved: Any, at: KTile, warp: int) -> None:
         if operand.moves > 0:
             place = operand.place(at.m, at.n, at.k, at.shape)
             warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
             for i in range(len(warp_tiles)):
                 thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
                 for j in range(len(thread_tiles)):
-                    held[i * len(thread_tiles) + j] = read_moved(operand, data, thread_tiles[j], place,
-                                                                 spec.operator.identity, at.shape)
+                    moved.held[i * len(thread_tiles) + j] = read_moved(operand, data, thread_tiles[j], place,
+                                                                       spec.operator.identity, at.shape)
 
-    def copy(self, spec: Any, operand: Any, data: Any, stage: int, at: KTile, warp: int, part: int, parts: int) -> None:
+    def copy(self, spec: Any, operand: Any, data: Any, moved: Any, this: Any, warp: int, share: Any) -> None:
         if operand.moves == 0:
-            if part == 0:
-                copy_in_turn(operand, data, shared(operand.shared.dtype, operand.offset + stage),
+            if share.part == 0:
+                at = this.ahead
+                copy_in_turn(operand, data, shared(operand.shared.dtype, operand.offset + this.write),
                              operand.place(at.m, at.n, at.k, at.shape), spec.operator.identity, warp, at.shape)
 
-    def store(self, spec: Any, operand: Any, held: Any, stage: int, warp: int) -> None:
+    def store(self, spec: Any, operand: Any, moved: Any, stage: int, warp: int) -> None:
         if operand.moves > 0:
             pointer = shared(operand.shared.dtype, operand.offset + stage)
             warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
             for i in range(len(warp_tiles)):
                 thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
                 for j in range(len(thread_tiles)):
-                    put_moved(operand, pointer, thread_tiles[j], held[i * len(thread_tiles) + j])
+                    put_moved(operand, pointer, thread_tiles[j], moved.held[i * len(thread_tiles) + j])
 
 
 #: In the order in which they are preferred.
