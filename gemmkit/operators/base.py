@@ -98,6 +98,11 @@ class Operator(Component):
         """Bytes at whose multiples the lines of a shared tile of ``operand`` ("a", "b", "c" or "d") must start."""
         return int(layout.dtype.itemsize)
 
+    def padding(self, operand: str, axis: int) -> int:
+        """Bytes by which lines of a shared tile that is contiguous along ``axis`` should be longer than whole rows of banks
+        (or multiples of 64 bytes), for the accesses of a warp to fall into different banks."""
+        return 16
+
     def refuses(self, operand: str, layout: Any) -> str | None:
         """Why tiles of ``operand`` in this shared layout cannot be loaded (or stored), or None when they can."""
         return None
