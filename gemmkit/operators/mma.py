@@ -178,6 +178,12 @@ class MMAOp(Operator):
             return LINE if self.by_matrices(operand, layout.axis) else int(layout.dtype.itemsize)
         return int(layout.dtype.itemsize) * (2 if layout.axis == 1 else 1)
 
+    def shared_axis(self, operand: str, axis: int) -> int:
+        """Elements of 8 bits along K, wherever they come from."""
+        if self.dtype.itemsize > 1 or operand not in ("a", "b"):
+            return axis
+        return 1 if operand == "a" else 0
+
     def padding(self, operand: str, axis: int) -> int:
         """By ldmatrix 8 lines are read at a time: 16 bytes. Element by element 4 lines (of 4 bytes: 4 with 8 lanes each): 32.
         Pairs of float64 leave 2 lines at a time: 64."""

@@ -3,7 +3,7 @@
 A block's tile is as large as keeps every multiprocessor busy: from a short list, the one whose last wave wastes least.
 Where tiles are few and K is long, several blocks of a cluster share the K of a tile.
 Threads move 16 bytes at a time along the contiguous axis; shared tiles keep the order of the global operand (so that moves
-stay wide) and are padded by 16 bytes (so that rows start in different banks).
+stay wide), unless the operator refuses it, and are padded as the operator asks (so that its accesses miss no bank).
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning import algebras, hopper
 from gemmkit.tuning.operators import SHORT, shares_of, sized
-
-WIDE = 16                              # bytes of the widest access of a thread
 
 
 def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo) -> None:
@@ -230,22 +228,18 @@ def _fill_shared(values: dict[str, Any], operator: Operator, accumulator: np.dty
         units = isinstance(_units(operator), FPUOp)
         if units or axis is None:
             axis = preferred if units else 1 - preferred
-        values.setdefault(f"shared_{name}_layout", _shared(axis, fragment.dtype, operator))
+        values.setdefault(f"shared_{name}_layout", _shared(name, axis, fragment.dtype, operator))
     axis = values["global_d_layout"].vector_axis
-    values.setdefault("shared_d_layout", _shared(1 if axis is None else axis, accumulator, operator))
+    values.setdefault("shared_d_layout", _shared("d", 1 if axis is None else axis, accumulator, operator))
     values.setdefault("shared_c_layout", values["shared_d_layout"])
 
 
-def _shared(axis: int, dtype: np.dtype, operator: Operator) -> Any:
-    """Of an algebra's numbers, planes."""
-    if isinstance(operator, Algebra):
-        return operator.split(_padded(axis, part_dtypes(dtype)[0]), dtype)
-    return _padded(axis, dtype)
-
-
-def _padded(axis: int, dtype: np.dtype) -> Padded:
-    layout = (ColMajor, RowMajor)[axis](dtype)
-    return Padded(layout, WIDE // np.dtype(dtype).itemsize)
+def _shared(name: str, axis: int, dtype: np.dtype, operator: Operator) -> Any:
+    """For an operand that is contiguous along ``axis``: as the operator wants it; of an algebra's numbers, planes."""
+    part = part_dtypes(dtype)[0] if isinstance(operator, Algebra) else dtype
+    axis = operator.shared_axis(name, axis)
+    padded = Padded((ColMajor, RowMajor)[axis](part), operator.padding(name, axis) // part.itemsize)
+    return operator.split(padded, dtype) if isinstance(operator, Algebra) else padded
 
 
 # -- moves ------------------------------------------------------------------------------------------------------------
