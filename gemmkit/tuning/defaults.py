@@ -60,6 +60,13 @@ TENSOR_TILES = (
     ((32, 64, 64), (16, 32), 4),
     ((32, 32, 64), (16, 16), 4),
 )
+# Of float64, whose elements take four times the room: warps of 32 x 32, and as many of them as registers allow.
+DOUBLE_TILES = (
+    ((64, 64, 32), (32, 32), 3),
+    ((64, 32, 32), (32, 16), 4),
+    ((32, 32, 32), (16, 16), 4),
+)
+LINE = 256                             # bytes of a line of those tiles along K, of elements that are wider than 16 bits
 SHARED = 200 * 1024                    # bytes of shared memory that the blocks of a multiprocessor may take
 DEPTHS = 24, 16                        # of k-tiles on the ordinary units, where K is no longer than LONG
 LONG = 512
@@ -138,9 +145,10 @@ def _is_small(operator: Operator) -> bool:
 
 def _candidates(operator: Operator) -> list:
     m, n, k = operator.shape
-    listed: Any = TENSOR_TILES
+    size = part_dtypes(operator.fragment_a.dtype)[0].itemsize
+    listed: Any = DOUBLE_TILES if size == 8 else [((M, N, min(K, LINE // size)), *rest) for (M, N, K), *rest in TENSOR_TILES]
     if isinstance(operator, Algebra):
-        listed = [_shrunk(block, warp, blocks, operator.parts) for block, warp, blocks in TENSOR_TILES]
+        listed = [_shrunk(block, warp, blocks, operator.parts, size) for block, warp, blocks in listed]
     if isinstance(_units(operator), FPUOp):      # one operation a warp: a second would double what its threads hold
         known = FPU_TILES.get((m, n), (((2 * m, 2 * n, 32), 1),))
         listed = tuple((block, (m, n), blocks) for block, blocks in known)
@@ -158,7 +166,7 @@ def _units(operator: Operator) -> Operator:
     return getattr(operator, "base", operator)
 
 
-def _shrunk(block: tuple, warp: tuple, blocks: int, parts: int) -> tuple:
+def _shrunk(block: tuple, warp: tuple, blocks: int, parts: int, size: int) -> tuple:
     """Tiles for numbers of several parts, that take no more registers and shared memory than those for one."""
     (M, N, K), (m, n) = block, warp
     accumulators = m * n
@@ -167,7 +175,7 @@ def _shrunk(block: tuple, warp: tuple, blocks: int, parts: int) -> tuple:
             M, m = M // 2, m // 2
         else:
             N, n = N // 2, n // 2
-    while parts * (M + N) * K * 2 * blocks > SHARED and K > 16:
+    while parts * (M + N) * K * size * blocks > SHARED and K > 16:
         K //= 2
     return (M, N, K), (m, n), blocks
 
