@@ -9,17 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.control import choose, each, join, outer
+from gemmkit.lang.control import choose, outer
 from gemmkit.lang.given import dtype_given
-from gemmkit.lang.registers import Fragment, generate
+from gemmkit.lang.registers import Fragment
 from gemmkit.lang.returned import converted, number
 from gemmkit.lang.values import convert_all
 from gemmkit.operators.base import Operator
+from gemmkit.operators.warp_fragments import element_place, load_elements, store_elements
 from gemmkit.ptx.arithmetic import outer_fma
-from gemmkit.ptx.fragments import FragmentMap, fragment_coordinate
-from gemmkit.ptx.memory import load_shared, store_shared
-from gemmkit.ptx.special import lane_index
-from gemmkit.tiling import translate
+from gemmkit.ptx.fragments import FragmentMap
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,7 @@ class FPUOp(Operator):
     """
 
     device_methods = (*Operator.device_methods, "multiply", "combine")
+    has_places = True
 
     M: int = 32
     N: int = 32
@@ -156,16 +155,19 @@ class FPUOp(Operator):
     # -- the operator ---------------------------------------------------------------------------------------------
 
     def load_a(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-        return choose(layout.axis == 0, _load_vectors, _load_elements, self.map_a, self.vector_m, self.fragment_a,
-                      layout, pointer, tile, leading)
+        return load_elements(self.map_a, self.vector_m if layout.axis == 0 else 1, layout, pointer, tile, leading)
 
     def load_b(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-        return choose(layout.axis == 1, _load_vectors, _load_elements, self.map_b, self.vector_n, self.fragment_b,
-                      layout, pointer, tile, leading)
+        return load_elements(self.map_b, self.vector_n if layout.axis == 1 else 1, layout, pointer, tile, leading)
 
     def load_c(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-        return choose(layout.axis == 0, _load_vectors, _load_elements, self.map_c, self.vector_m, self.fragment_c,
-                      layout, pointer, tile, leading)
+        return load_elements(self.map_c, self.vector_m if layout.axis == 0 else 1, layout, pointer, tile, leading)
+
+    def place_a(self, layout: Any, tile: Any, leading: int) -> int:
+        return element_place(self.map_a, layout, tile, leading)
+
+    def place_b(self, layout: Any, tile: Any, leading: int) -> int:
+        return element_place(self.map_b, layout, tile, leading)
 
     def mma(self, a: tuple, b: tuple, c: tuple) -> tuple:
         """The outer product of the fragments in the accumulator's type; fused where the arithmetic is the usual one."""
@@ -173,8 +175,7 @@ class FPUOp(Operator):
                       convert_all(self.accumulator, b), c)
 
     def store_d(self, layout: Any, pointer: Any, tile: Any, leading: int, d: tuple) -> None:
-        each(_store_element, d, self.map_c, layout, pointer, tile, leading, lane_index(),
-             layout.position(tile.offset, leading))
+        store_elements(self.map_c, layout, pointer, tile, leading, d)
 
 
 def _vector(count: int, itemsize: int) -> int:
@@ -192,30 +193,3 @@ def _composed(operator: Any, a: tuple, b: tuple, c: tuple) -> tuple:
 def _combine_product(c: Any, a: Any, b: Any, operator: Any) -> Any:
     product = number(operator, "multiply", operator.multiply(a, b), c)
     return converted(operator, "combine", number(operator, "combine", operator.combine(c, product), c), operator.accumulator)
-
-
-def _place(fragment_map: Any, tile: Any, lane: int, n: int) -> Any:
-    """The tile moved to where a thread's n-th value lies."""
-    return translate(tile, fragment_coordinate(fragment_map, lane, n, 0), fragment_coordinate(fragment_map, lane, n, 1))
-
-
-def _load_vectors(fragment_map: Any, vector: int, fragment: Any, layout: Any, pointer: Any, tile: Any,
-                  leading: int) -> tuple:
-    return join(generate(fragment.count // vector, _load_vector, vector, fragment_map, layout, pointer, tile, leading,
-                         lane_index(), layout.position(tile.offset, leading)))
-
-
-def _load_vector(n: int, vector: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any, leading: int, lane: int,
-                 offset: int) -> tuple:
-    return load_shared(pointer, layout.position(_place(fragment_map, tile, lane, n * vector).base, leading), offset, vector)
-
-
-def _load_elements(fragment_map: Any, vector: int, fragment: Any, layout: Any, pointer: Any, tile: Any,
-                   leading: int) -> tuple:
-    return join(generate(fragment.count, _load_vector, 1, fragment_map, layout, pointer, tile, leading, lane_index(),
-                         layout.position(tile.offset, leading)))
-
-
-def _store_element(value: Any, n: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any, leading: int, lane: int,
-                   offset: int) -> None:
-    store_shared(pointer, layout.position(_place(fragment_map, tile, lane, n).base, leading), offset, (value,))

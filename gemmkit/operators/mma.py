@@ -15,11 +15,13 @@ from gemmkit.lang.registers import Fragment
 from gemmkit.operators.base import Operator
 from gemmkit.operators.warp_fragments import (
     LINE,
-    load_a_across,
-    load_a_along,
-    load_b_across,
-    load_b_along,
+    a_across,
+    a_along,
+    b_across,
+    b_along,
+    element_place,
     load_elements,
+    load_matrices,
     store_elements,
     store_pairs,
 )
@@ -61,6 +63,7 @@ class MMAOp(Operator):
     b_dtype: Any = None
 
     merges = True
+    has_places = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -192,10 +195,32 @@ class MMAOp(Operator):
         return 64 if axis == 1 and self.accumulator.itemsize == 8 else 16
 
     def load_a(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-        return choose(layout.axis == 1, _load_a_along, _load_a_across, self, layout, pointer, tile, leading)
+        if layout.axis == 1 and self.along_by_matrices:
+            return load_matrices(layout, pointer, a_along(self, tile), leading, 2 * self.lines, False)
+        if layout.axis == 0 and self.across_by_matrices:
+            return load_matrices(layout, pointer, a_across(self, tile), leading, 4, True)
+        return load_elements(self.map_a, 1, layout, pointer, tile, leading)
 
     def load_b(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-        return choose(layout.axis == 0, _load_b_along, _load_b_across, self, layout, pointer, tile, leading)
+        if layout.axis == 0 and self.along_by_matrices:
+            return load_matrices(layout, pointer, b_along(self, tile), leading, self.lines * self.columns, False)
+        if layout.axis == 1 and self.across_by_matrices:
+            return load_matrices(layout, pointer, b_across(self, tile), leading, 2 * self.columns, True)
+        return load_elements(self.map_b, 1, layout, pointer, tile, leading)
+
+    def place_a(self, layout: Any, tile: Any, leading: int) -> int:
+        if layout.axis == 1 and self.along_by_matrices:
+            return layout.position(a_along(self, tile).base, leading)
+        if layout.axis == 0 and self.across_by_matrices:
+            return layout.position(a_across(self, tile).base, leading)
+        return element_place(self.map_a, layout, tile, leading)
+
+    def place_b(self, layout: Any, tile: Any, leading: int) -> int:
+        if layout.axis == 0 and self.along_by_matrices:
+            return layout.position(b_along(self, tile).base, leading)
+        if layout.axis == 1 and self.across_by_matrices:
+            return layout.position(b_across(self, tile).base, leading)
+        return element_place(self.map_b, layout, tile, leading)
 
     def load_c(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
         """Pairs of neighbours where a row is contiguous, else element by element."""
@@ -214,30 +239,6 @@ def _usual_sums(dtype: np.dtype) -> np.dtype:
 
 def _usual_depth(dtype: np.dtype) -> int:
     return 8 if dtype.itemsize == 8 else 32 // int(dtype.itemsize)
-
-
-def _load_a_along(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return choose(operator.along_by_matrices, load_a_along, _load_a_elements, operator, layout, pointer, tile, leading)
-
-
-def _load_a_across(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return choose(operator.across_by_matrices, load_a_across, _load_a_elements, operator, layout, pointer, tile, leading)
-
-
-def _load_b_along(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return choose(operator.along_by_matrices, load_b_along, _load_b_elements, operator, layout, pointer, tile, leading)
-
-
-def _load_b_across(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return choose(operator.across_by_matrices, load_b_across, _load_b_elements, operator, layout, pointer, tile, leading)
-
-
-def _load_a_elements(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return load_elements(operator.map_a, 1, layout, pointer, tile, leading)
-
-
-def _load_b_elements(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return load_elements(operator.map_b, 1, layout, pointer, tile, leading)
 
 
 def _load_c_rows(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:

@@ -67,38 +67,38 @@ def _put(values: tuple, n: int, fragment_map: Any, layout: Any, pointer: Any, ti
     store_shared(pointer, layout.position(at.base, leading), layout.position(at.offset, leading), values)
 
 
+def element_place(fragment_map: Any, layout: Any, tile: Any, leading: int) -> int:
+    """Where a lane's elements begin."""
+    return layout.position(own_place(fragment_map, tile, 0).base, leading)
+
+
 # -- matrices ---------------------------------------------------------------------------------------------------------
 
-def load_matrices(layout: Any, pointer: Any, tile: Any, leading: int, i: int, j: int, count: int, trans: bool) -> tuple:
-    """``ldmatrix`` with this lane's row at (i, j) in the tile."""
-    return ldmatrix(pointer, layout.position(translate(tile, i, j).base, leading), layout.position(tile.offset, leading),
-                    count, trans)
-
-
-def load_a_along(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+def a_along(operator: Any, tile: Any) -> Any:
     """A, contiguous along K: lane l addresses row l % 16, 16 bytes further along K from lane 16 on."""
-    lane = lane_index()
-    return load_matrices(layout, pointer, tile, leading, lane % 16, lane // 16 * operator.line, 2 * operator.lines, False)
+    return translate(tile, lane_index() % 16, lane_index() // 16 * operator.line)
 
 
-def load_a_across(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+def a_across(operator: Any, tile: Any) -> Any:
     """A of 16-bit elements, contiguous along M: lane l addresses column l % 8 of one of four 8 x 8 matrices."""
-    lane = lane_index()
-    return load_matrices(layout, pointer, tile, leading, lane // 8 % 2 * 8, lane % 8 + lane // 16 * 8, 4, True)
+    return translate(tile, lane_index() // 8 % 2 * 8, lane_index() % 8 + lane_index() // 16 * 8)
 
 
-def load_b_along(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+def b_along(operator: Any, tile: Any) -> Any:
     """B, contiguous along K: lane l addresses column l % 8, further along K and then 8 columns on in turn."""
-    lane = lane_index()
-    return load_matrices(layout, pointer, tile, leading, lane // 8 % operator.lines * operator.line,
-                         lane % 8 + lane // (8 * operator.lines) * 8, operator.lines * operator.columns, False)
+    return translate(tile, lane_index() // 8 % operator.lines * operator.line,
+                     lane_index() % 8 + lane_index() // (8 * operator.lines) * 8)
 
 
-def load_b_across(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+def b_across(operator: Any, tile: Any) -> Any:
     """B of 16-bit elements, contiguous along N: lane l addresses row l % 16, 8 columns on from lane 16 on."""
-    lane = lane_index()
-    return load_matrices(layout, pointer, tile, leading, lane % 16, lane // 16 * 8, 2 * operator.columns, True)
+    return translate(tile, lane_index() % 16, lane_index() // 16 * 8)
 
 
-__all__ = ["LINE", "load_a_across", "load_a_along", "load_b_across", "load_b_along", "load_elements", "own_place",
-           "store_elements", "store_pairs"]
+def load_matrices(layout: Any, pointer: Any, tile: Any, leading: int, count: int, trans: bool) -> tuple:
+    """``ldmatrix``; ``tile`` lies where this lane's row does."""
+    return ldmatrix(pointer, layout.position(tile.base, leading), layout.position(tile.offset, leading), count, trans)
+
+
+__all__ = ["LINE", "a_across", "a_along", "b_across", "b_along", "element_place", "load_elements", "load_matrices",
+           "own_place", "store_elements", "store_pairs"]

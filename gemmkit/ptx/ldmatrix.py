@@ -65,7 +65,7 @@ def ldmatrix(pointer: Any, base: int, offset: int, matrices: int, trans: bool) -
     thread = current()
     mine = None
     if thread.lane < 8 * matrices:
-        at = pointer.offset + (int(base) + int(offset)) * pointer.dtype.itemsize
+        at = pointer.from_base(int(base)).offset + (int(base) + int(offset)) * pointer.dtype.itemsize
         mine = thread.shared_read(at, 16).view(pointer.dtype)
     return thread.collective(f"ldmatrix.x{matrices}{trans}", mine, lambda rows: distribute(rows, matrices, trans),
                              sync=False)
