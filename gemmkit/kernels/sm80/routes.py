@@ -93,11 +93,16 @@ class CpAsync(StageRoute):
         moved.cursor[0] = (carried(moved.cursor[0][0] + step),)
 
     def copy(self, spec: Any, operand: Any, data: Any, moved: Any, this: Any, warp: int, share: Any) -> None:
-        place = operand.place(this.ahead.m, this.ahead.n, this.ahead.k, this.ahead.shape)
-        if place.i + operand.tile.size[0] <= place.rows and place.j + operand.tile.size[1] <= place.columns:
-            self.copy_whole(spec, operand, data, moved, this, warp, share)
-        else:
+        """Between products, copies have predicates: a branch for tiles in range would part the products (f16 4096^3: 0.55 of
+        cuBLAS's wgmma, and 0.51 with it). Copies that go out together do without (f32: 2 % of all instructions)."""
+        if share.parts > 1:
             self.copy_edge(spec, operand, data, moved, this, warp, share)
+        else:
+            place = operand.place(this.ahead.m, this.ahead.n, this.ahead.k, this.ahead.shape)
+            if place.i + operand.tile.size[0] <= place.rows and place.j + operand.tile.size[1] <= place.columns:
+                self.copy_whole(spec, operand, data, moved, this, warp, share)
+            else:
+                self.copy_edge(spec, operand, data, moved, this, warp, share)
 
     def copy_whole(self, spec: Any, operand: Any, data: Any, moved: Any, this: Any, warp: int, share: Any) -> None:
         """A tile in range."""
