@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.atoms import atom
+from gemmkit.lang.control import to_and_fro
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.scalars import NarrowFloatType
 
@@ -65,11 +66,10 @@ def _type_outer_fma(context: Any, c: Any, a: Any, b: Any, depth: Any) -> Any:
     def codegen(ctx: Any, builder: Any, s: Any, v: Any) -> Any:
         out, lhs, rhs = ([builder.extract_value(x, n) for n in range(t.count)] for x, t in zip(v, (c, a, b)))
         for step in range(k):
-            for j in range(columns):
-                for i in range(rows):
-                    n = i + j * rows
-                    given = [lhs[step * rows + i], rhs[step * columns + j], out[n]]
-                    out[n] = multiply_add(ctx, builder, sig, given)
+            for i, j in to_and_fro(rows, columns):
+                n = i + j * rows
+                given = [lhs[step * rows + i], rhs[step * columns + j], out[n]]
+                out[n] = multiply_add(ctx, builder, sig, given)
         return ctx.make_tuple(builder, c, out)
 
     return signature(c, c, a, b, depth), codegen
