@@ -23,7 +23,6 @@ from gemmkit.operators.warp_fragments import (
     load_elements,
     load_matrices,
     store_elements,
-    store_pairs,
 )
 from gemmkit.ptx.fragments import FragmentMap
 from gemmkit.ptx.mma import MMA, SPECS, MmaSpec, map_b, map_c
@@ -171,8 +170,8 @@ class MMAOp(Operator):
     def refuses(self, operand: str, layout: Any) -> str | None:
         if operand in ("a", "b") and self.dtype.itemsize == 1 and not self.by_matrices(operand, layout.axis):
             order = "RowMajor" if operand == "a" else "ColMajor"
-            return (f"{self!r} loads elements of 8 bits that are contiguous along K only; take Padded({order}(...), 16), and the "
-                    "copy to shared memory turns them")
+            return (f"{self!r} loads elements of 8 bits that are contiguous along K only; take Padded({order}(...), 16), and "
+                    "the copy to shared memory turns them")
         return None
 
     def line_alignment(self, operand: str, layout: Any) -> int:
@@ -188,8 +187,8 @@ class MMAOp(Operator):
         return 1 if operand == "a" else 0
 
     def padding(self, operand: str, axis: int) -> int:
-        """By ldmatrix 8 lines are read at a time: 16 bytes. Element by element 4 lines (of 4 bytes: 4 with 8 lanes each): 32.
-        Pairs of float64 leave 2 lines at a time: 64."""
+        """ldmatrix reads 16 bytes of 8 lines at a time: 16. Lanes that load elements read 32 bytes of 4 lines: 32. Pairs of
+        float64 go out in 64 bytes of 2 lines: 64."""
         if operand in ("a", "b"):
             return 16 if self.by_matrices(operand, axis) else 32
         return 64 if axis == 1 and self.accumulator.itemsize == 8 else 16
@@ -230,7 +229,7 @@ class MMAOp(Operator):
         return self.instruction(a, b, c)
 
     def store_d(self, layout: Any, pointer: Any, tile: Any, leading: int, d: tuple) -> None:
-        choose(layout.axis == 1, store_pairs, store_elements, self.map_c, layout, pointer, tile, leading, d)
+        store_elements(self.map_c, (1, 2)[layout.axis], 1, layout, pointer, tile, leading, d)
 
 
 def _usual_sums(dtype: np.dtype) -> np.dtype:
