@@ -77,8 +77,7 @@ class FPUOp(Operator):
 
     @cached_property
     def is_ordinary(self) -> bool:
-        return (type(self).multiply is FPUOp.multiply and type(self).combine is FPUOp.combine
-                and self.accumulator.kind != "c")
+        return type(self).multiply is FPUOp.multiply and type(self).combine is FPUOp.combine
 
     @cached_property
     def merges(self) -> bool:                                       # type: ignore[override]
