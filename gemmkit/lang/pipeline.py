@@ -9,7 +9,7 @@ work. Of the time from a kernel to PTX, before:
   and loaded SciPy (5 %);
 * it described every argument to a debugger, which asks LLVM for the sizes of their types, and every line again at every
   instruction (9 %);
-* the garbage collector walked through all that lives (9 %), and once more when all was done (7 %);
+* the garbage collector walked through all that lives (9 %), and once more when all was done (7 %): `gemmkit.lang.garbage`;
 * it looked for inner functions to inline, and for array expressions to rewrite, with an analysis for each (4 %).
 
 The code that comes out is the same.
@@ -19,16 +19,18 @@ from __future__ import annotations
 
 import contextlib
 import dis
-import gc
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import count
 from types import CodeType
 from typing import Any, ClassVar
 
+from numba.cuda.compiler import CUDABytecodeInterpreter, CUDANativeLowering, CUDATranslateBytecode
+from numba.cuda.core import ir as numba_ir
 from numba.cuda.core import transforms
+from numba.cuda.core.analysis import must_use_alloca
 from numba.cuda.core.compiler_machinery import PassManager, _pass_registry, register_pass
 from numba.cuda.core.errors import NumbaError
 from numba.cuda.core.ir_utils import fixup_var_define_in_scope
@@ -37,9 +39,12 @@ from numba.cuda.core.rewrites import rewrite_registry
 from numba.cuda.core.typed_passes import NopythonRewrites
 from numba.cuda.core.untyped_passes import InlineClosureLikes
 from numba.cuda.debuginfo import CUDADIBuilder
+from numba.cuda.lowering import CUDALower
 from numba.cuda.target import CUDATargetContext
 
-__all__ = ["Passes", "analysed_once", "contexts", "without_collections"]
+from gemmkit.lang.shortcuts import install, value_types
+
+__all__ = ["Passes", "Translation", "analysed_once", "contexts"]
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
@@ -71,8 +76,75 @@ class _Rewrites(NopythonRewrites):
         return True
 
 
-_SHORTER = {InlineClosureLikes: _ClosureLikes, NopythonRewrites: _Rewrites}
+class _Interpreter(CUDABytecodeInterpreter):
+    """Numba's reading of bytecode. It goes through a function again for each form of it that is written in several
+    instructions: here only where an instruction of that form is in the code (2 %)."""
+
+    def post_process(self, peepholes: list, func_ir: Any) -> Any:
+        there = set(func_ir.func_id.code.co_code[::2])
+        wanted = [peephole for peephole in peepholes if not there.isdisjoint(_FORMS.get(peephole.__name__, there))]
+        return super().post_process(wanted, func_ir)
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class Translation(CUDATranslateBytecode):
+    """From bytecode to Numba's intermediate code."""
+
+    _name = "gemmkit_translation"
+
+    def run_pass(self, state: Any) -> bool:
+        state["func_ir"] = _Interpreter(state["func_id"]).interpret(state["bc"])
+        return True
+
+
+class _Lower(CUDALower):
+    """Lowering without a debugger's variables, and with one look at each assignment. Numba finds what is assigned once by
+    looking through a block's statements for every variable (2 %)."""
+
+    _disable_sroa_like_opt = False
+
+    def _find_singly_assigned_variable(self) -> None:
+        assigned: Counter[str] = Counter()
+        outside: set[str] = must_use_alloca(self.blocks)      # read in another block than that of the assignment, or before it
+        for block in self.blocks.values():
+            here: set[str] = set()
+            for statement in block.body:
+                is_assignment = isinstance(statement, numba_ir.assign_types)
+                read = _read_by(statement.value) if is_assignment else statement.list_vars()
+                outside.update([variable.name for variable in read if variable.name not in here])
+                if is_assignment:
+                    assigned[statement.target.name] += 1
+                    here.add(statement.target.name)
+        self._singly_assigned_vars = {name for name, times in assigned.items() if times == 1 and name not in outside}
+        self._blk_local_varmap: dict[str, Any] = {}
+
+
+def _read_by(value: Any) -> list:
+    """The variables that the value of an assignment names."""
+    if isinstance(value, numba_ir.inst_types):
+        named: list = value.list_vars()
+        return named
+    return [value] if isinstance(value, numba_ir.var_types) else []
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _Lowering(CUDANativeLowering):
+    """From typed intermediate code to LLVM's."""
+
+    _name = "gemmkit_lowering"
+    lowering_class = _Lower
+
+
+_SHORTER = {InlineClosureLikes: _ClosureLikes, NopythonRewrites: _Rewrites, CUDATranslateBytecode: Translation,
+            CUDANativeLowering: _Lowering}
 _BUILD_LIST = dis.opmap["BUILD_LIST"]
+_WITH = {dis.opmap[name] for name in ("SETUP_WITH", "BEFORE_WITH", "LOAD_SPECIAL") if name in dis.opmap}
+_FORMS = {                                                    # of what Numba's peepholes rewrite, an instruction
+    "peep_hole_list_to_tuple": {_BUILD_LIST},
+    "peep_hole_delete_with_exit": _WITH,
+    "peep_hole_call_function_ex_to_call_function_kw": {dis.opmap["CALL_FUNCTION_EX"]},
+    "peep_hole_fuse_dict_add_updates": {dis.opmap["DICT_UPDATE"], dis.opmap["DICT_MERGE"]},
+}
 
 
 class Passes(PassManager):
@@ -101,7 +173,6 @@ class Passes(PassManager):
 
 
 _analyse = PostProcessor.run
-_WITH = {dis.opmap[name] for name in ("SETUP_WITH", "BEFORE_WITH", "LOAD_SPECIAL") if name in dis.opmap}
 
 
 def _tidy(self: Any, emit_dels: bool = False, extend_lifetimes: bool = False) -> None:
@@ -218,33 +289,7 @@ def contexts() -> tuple[Any, Any]:
 
     typing_context, target = cuda_target.typing_context, cuda_target.target_context.subtarget()
     target.__class__ = _Target
+    install()
+    typing_context.resolve_value_type = value_types(typing_context)
     typing_context.refresh = cuda_target.target_context.refresh = target.refresh = _Refresh(target, typing_context)
     return typing_context, target
-
-
-@contextlib.contextmanager
-def without_collections() -> Iterator[None]:
-    """Compile with no garbage collection in between; the caller holds Numba's compiler lock."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        _set_aside()
-        gc.enable()
-
-
-_kernels = count(1)
-_WALK_EVERY = 4                        # kernels, which leave some 100,000 dead objects each
-
-
-def _set_aside() -> None:
-    """Put what was made among the old objects. The collector would walk through all of it as soon as it may (0.13 s of a
-    first call's 2.0); so it does for several kernels at once."""
-    if next(_kernels) % _WALK_EVERY == 0:
-        gc.collect()
-    elif gc.get_freeze_count() == 0:                          # somebody else's frozen objects stay frozen
-        gc.freeze()
-        gc.unfreeze()
