@@ -23,7 +23,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import CodeType
 from typing import Any, ClassVar
 
@@ -32,10 +32,12 @@ from numba.cuda.core import ir as numba_ir
 from numba.cuda.core import transforms
 from numba.cuda.core.analysis import must_use_alloca
 from numba.cuda.core.compiler_machinery import PassManager, _pass_registry, register_pass
-from numba.cuda.core.errors import NumbaError
+from numba.cuda.core.errors import LoweringError, NumbaError, new_error_context
+from numba.cuda.core.inline_closurecall import RewriteArrayOfConsts
 from numba.cuda.core.ir_utils import fixup_var_define_in_scope
 from numba.cuda.core.postproc import PostProcessor
 from numba.cuda.core.rewrites import rewrite_registry
+from numba.cuda.core.rewrites.registry import RewriteRegistry
 from numba.cuda.core.typed_passes import NopythonRewrites
 from numba.cuda.core.untyped_passes import InlineClosureLikes
 from numba.cuda.debuginfo import CUDADIBuilder
@@ -67,12 +69,16 @@ class _ClosureLikes(InlineClosureLikes):
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _Rewrites(NopythonRewrites):
     """Numba's rewrites after type inference, without the analysis of lifetimes that those of arrays on the host wanted
-    (2 %): the ones for CUDA are of items with constant numbers."""
+    (2 %): the ones for CUDA are of items with constant numbers. Arrays are looked for (3 %) where there is a list."""
 
     _name = "gemmkit_rewrites"
 
     def run_pass(self, state: Any) -> bool:
-        rewrite_registry.apply("after-inference", state)
+        rewrites = RewriteRegistry()
+        has_list = _BUILD_LIST in state.func_ir.func_id.code.co_code[::2]
+        rewrites.rewrites["after-inference"] = [each for each in rewrite_registry.rewrites["after-inference"]
+                                                if has_list or each is not RewriteArrayOfConsts]
+        rewrites.apply("after-inference", state)
         return True
 
 
@@ -102,6 +108,31 @@ class _Lower(CUDALower):
     looking through a block's statements for every variable (2 %)."""
 
     _disable_sroa_like_opt = False
+
+    def lower_block(self, block: Any) -> None:
+        """Numba's, which makes a context for an error at every statement, and its text for a log."""
+        self.pre_block(block)
+        for statement in block.body:
+            self.loc = statement.loc
+            try:
+                self.lower_inst(statement)
+            except Exception:
+                with new_error_context('lowering "{inst}" at {loc}', inst=statement, loc=self.loc,
+                                       errcls_=partial(LoweringError, loc=self.loc)):
+                    raise
+        self.post_block(block)
+
+    def lower_inst(self, statement: Any) -> Any:
+        if type(statement) is not numba_ir.Assign:
+            return super().lower_inst(statement)
+        self.debuginfo.mark_location(self.builder, self._adjust_line_if_prologue(self.loc.line))
+        value = self.lower_assign(self.typeof(statement.target.name), statement)
+        argument = None
+        if isinstance(statement.value, numba_ir.arg_types):
+            self.debuginfo.mark_location(self.builder, self.defn_loc.line)
+            argument = statement.value.index + 1
+        self.storevar(value, statement.target.name, argidx=argument)
+        return None
 
     def _find_singly_assigned_variable(self) -> None:
         assigned: Counter[str] = Counter()
@@ -181,8 +212,14 @@ def _tidy(self: Any, emit_dels: bool = False, extend_lifetimes: bool = False) ->
     reads = "literal_unroll" in code.co_names or not _WITH.isdisjoint(code.co_code[::2])
     if emit_dels or reads or self.func_ir.is_generator:
         _analyse(self, emit_dels, extend_lifetimes)
-    elif len(self.func_ir.blocks) > 1:
+    elif len(self.func_ir.blocks) > 1 and _edges(self.func_ir.blocks) != getattr(self.func_ir, "_gemmkit_edges", None):
         self.func_ir.blocks = transforms.canonicalize_cfg(self.func_ir.blocks)
+        self.func_ir._gemmkit_edges = _edges(self.func_ir.blocks)
+
+
+def _edges(blocks: dict) -> list[tuple[int, Any]]:
+    """Which blocks follow which: what makes them canonical (a loop goes back to its head from one place) depends on no more."""
+    return [(offset, block.body[-1].get_targets()) for offset, block in blocks.items()]
 
 
 @contextlib.contextmanager
