@@ -45,6 +45,7 @@ from numba.cuda.lowering import CUDALower
 from numba.cuda.target import CUDATargetContext
 
 from gemmkit.lang.shortcuts import install, value_types
+from gemmkit.lang.ways import unify_ways
 
 __all__ = ["Passes", "Translation", "analysed_once", "contexts"]
 
@@ -328,5 +329,6 @@ def contexts() -> tuple[Any, Any]:
     target.__class__ = _Target
     install()
     typing_context.resolve_value_type = value_types(typing_context)
+    typing_context.unify_pairs = unify_ways(typing_context)
     typing_context.refresh = cuda_target.target_context.refresh = target.refresh = _Refresh(target, typing_context)
     return typing_context, target
