@@ -36,7 +36,9 @@ def unify_ways(context: Any) -> Any:
 def _takes(ty: Any, other: Any) -> bool:
     """Whether a number of type ``other`` is, beside one of type ``ty``, the same number of that type in both worlds."""
     if isinstance(other, WeakIntLiteral):
-        return _holds(ty, other.literal_value)
+        return _holds(types.unliteral(ty), other.literal_value)
+    if isinstance(ty, WeakIntLiteral):                        # whether it is held is asked the other way about
+        return isinstance(other, _PLAIN)
     if isinstance(other, IndexType):
         if isinstance(ty, types.Integer):
             return bool(ty.signed and ty.bitwidth >= other.bitwidth)

@@ -87,6 +87,15 @@ def test_a_sum_keeps_its_type() -> None:
         result(summed, F8, F4)
 
 
+@pytest.mark.parametrize("literal", [2**63, 2**70, -2**63 - 1])
+def test_a_literal_of_more_than_64_bits_by_itself_is_refused(literal: int) -> None:
+    for returned_alone in (lambda x: literal, lambda x: (x, literal)):
+        with pytest.raises(ComponentError, match=f"it returns {literal}, which 64 bits do not hold"):
+            result(returned_alone, F4)
+    assert result(lambda x: x * literal, F4) == result(lambda x: x if x > 0 else literal, F4) == numba_type(F4)
+    assert result(lambda x: np.float32(literal), F4) == numba_type(F4)
+
+
 def test_the_emulator_refuses_them_as_well() -> None:
     a = np.ones((4, 4), np.float32)
     with gk.emulate(), pytest.raises(ComponentError, match="float32 on one way and float64 on another"):
