@@ -149,7 +149,8 @@ class _Twins:
         if found is None:
             twin = self.function(function)
             found = self._boundaries[function] = _boundary(
-                twin, function.__name__ in GIVES_COORDINATES, lambda *given: tried(function, *given, self.original))
+                twin, function.__name__ in GIVES_COORDINATES,
+                lambda given, named: tried(function, given, named, self.original))
         return found
 
     def function(self, function: FunctionType) -> FunctionType:

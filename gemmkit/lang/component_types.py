@@ -47,7 +47,7 @@ class ComponentType(types.Callable):
 
     def method(self, name: str) -> DeviceFunction | None:
         value = next((vars(cls)[name] for cls in self.cls.__mro__ if name in vars(cls)), None)
-        return device(value) if isinstance(value, (FunctionType, DeviceFunction)) else None   # (a static method is an attribute)
+        return device(value) if isinstance(value, (FunctionType, DeviceFunction)) else None   # a static method is a value
 
     def known_attribute(self, name: str) -> Any:
         """What is known of an attribute before types are inferred (:mod:`gemmkit.lang.static_branches`)."""

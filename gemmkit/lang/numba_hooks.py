@@ -120,7 +120,7 @@ def rules_hold_in(pipeline: type) -> None:
 
     def run_and_note(self: Any) -> Any:
         stack = _pipelines.__dict__.setdefault("stack", [])
-        stack.append(self.state.func_id.func if isinstance(self, pipeline) else None)
+        stack.append(self.state.func_id.func if issubclass(type(self), pipeline) else None)
         try:
             return run(self)
         finally:
@@ -137,7 +137,7 @@ def compiles_ours() -> bool:
 
 def compiles_users() -> bool:
     """Whether the function that is being compiled is a user's."""
-    stack = _pipelines.__dict__.get("stack")
+    stack: list = _pipelines.__dict__.get("stack", [])
     return bool(stack and stack[-1]) and owner_of(stack[-1]) is Owner.USER
 
 

@@ -137,7 +137,7 @@ class _Lower(CUDALower):
 
     def _find_singly_assigned_variable(self) -> None:
         assigned: Counter[str] = Counter()
-        outside: set[str] = must_use_alloca(self.blocks)      # read in another block than that of the assignment, or before it
+        outside: set[str] = must_use_alloca(self.blocks)      # read in another block than it is assigned in, or before
         for block in self.blocks.values():
             here: set[str] = set()
             for statement in block.body:
@@ -219,7 +219,7 @@ def _tidy(self: Any, emit_dels: bool = False, extend_lifetimes: bool = False) ->
 
 
 def _edges(blocks: dict) -> list[tuple[int, Any]]:
-    """Which blocks follow which: what makes them canonical (a loop goes back to its head from one place) depends on no more."""
+    """Which blocks follow which. Whether they are canonical (a loop goes back to its head from one place) depends on that."""
     return [(offset, block.body[-1].get_targets()) for offset, block in blocks.items()]
 
 

@@ -81,7 +81,7 @@ def value_types(context: Any) -> Callable[[Any], Any]:
     def resolve(value: Any) -> Any:
         if isinstance(value, Atom):
             return value.device_type
-        if type(value) is BuiltinFunctionType:                # of no type by itself: `typeof` says so after all its questions
+        if type(value) is BuiltinFunctionType:                # of no type by itself, as `typeof` says in the end
             found = context._get_global_type(value)
             if found is not None:
                 return found

@@ -1,7 +1,7 @@
 """A number that is of one type on one way and of another on the other: refused in a user's code.
 
-``x if c else y`` of float32 and float64 would be float64 on both ways when compiled, where Python, and so the emulator, takes
-the one as it is: what is computed with it then has another type. A literal or a plain float takes the type of the number on the
+``x if c else y`` of float32 and float64 would be float64 on both ways when compiled. Python, and so the emulator, takes the
+one as it is: what is computed with it then has another type. A literal or a plain float takes the type of the number on the
 other way, where that holds it.
 """
 
