@@ -219,7 +219,7 @@ def _tidy(self: Any, emit_dels: bool = False, extend_lifetimes: bool = False) ->
 
 
 def _edges(blocks: dict) -> list[tuple[int, Any]]:
-    """Which blocks follow which. Whether they are canonical (a loop goes back to its head from one place) depends on that."""
+    """Which blocks follow which. Whether they are canonical (a loop has one way back to its head) depends on that."""
     return [(offset, block.body[-1].get_targets()) for offset, block in blocks.items()]
 
 
@@ -254,10 +254,9 @@ class _Lines(CUDADIBuilder):
         pass
 
 
-def _registered(context: Any) -> list[int]:
-    """How many operations of each kind are registered with what a context reads."""
-    return [len(getattr(registry, kind)) for registry, loader in context._registries.items()
-            for kind in loader.registry_items]
+def _registered(context: Any) -> list[list]:
+    """The operations of each kind that are registered with what a context reads, in lists that grow."""
+    return [getattr(registry, kind) for registry, loader in context._registries.items() for kind in loader.registry_items]
 
 
 class _Refresh:
@@ -268,6 +267,7 @@ class _Refresh:
 
     def __init__(self, *contexts: Any):
         self._contexts, self._refreshes = contexts, [context.refresh for context in contexts]
+        self._lists: list[list] = []
         self._known: Any = None
         self._lock, self._busy = threading.RLock(), False
 
@@ -277,13 +277,17 @@ class _Refresh:
                 return
             self._busy = True
             try:
-                while (found := [_registered(context) for context in self._contexts]) != self._known:
+                while (found := self._count()) != self._known:
                     with _absent("scipy.linalg"):
                         for refresh in self._refreshes:
                             refresh()
+                    self._lists = [each for context in self._contexts for each in _registered(context)]
                     self._known = found
             finally:
                 self._busy = False
+
+    def _count(self) -> Any:
+        return [len(context._registries) for context in self._contexts], list(map(len, self._lists))
 
 
 @contextlib.contextmanager

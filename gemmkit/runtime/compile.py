@@ -16,6 +16,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
 from gemmkit.runtime.assemble import assemble, candidates
 from gemmkit.runtime.cache import Entry, default_cache
 from gemmkit.runtime.device import DeviceInfo
@@ -88,8 +91,9 @@ def versions() -> str:
     """The versions of everything that turns Python into machine code."""
     from importlib.metadata import version
 
-    names = ("numba-cuda", "llvmlite", "numpy", "ml_dtypes")
-    return ",".join([f"Python={sys.version_info[0]}.{sys.version_info[1]}", *(f"{name}={version(name)}" for name in names),
+    loaded = [f"{module.__name__}={module.__version__}" for module in (np, ml_dtypes)]       # (metadata takes 5 ms each)
+    later = [f"{name}={version(name)}" for name in ("numba-cuda", "llvmlite")]
+    return ",".join([f"Python={sys.version_info[0]}.{sys.version_info[1]}", *later, *loaded,
                      f"NVVM={bytes_digest(_nvvm())}", *(f"ptxas={bytes_digest(t)}" for t in candidates()[:1])])
 
 
