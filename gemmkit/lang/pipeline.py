@@ -142,8 +142,7 @@ class _Lower(CUDALower):
             here: set[str] = set()
             for statement in block.body:
                 is_assignment = isinstance(statement, numba_ir.assign_types)
-                read = _read_by(statement.value) if is_assignment else statement.list_vars()
-                outside.update([variable.name for variable in read if variable.name not in here])
+                outside |= _read_by(statement) - here
                 if is_assignment:
                     assigned[statement.target.name] += 1
                     here.add(statement.target.name)
@@ -151,12 +150,17 @@ class _Lower(CUDALower):
         self._blk_local_varmap: dict[str, Any] = {}
 
 
-def _read_by(value: Any) -> list:
-    """The variables that the value of an assignment names."""
-    if isinstance(value, numba_ir.inst_types):
-        named: list = value.list_vars()
-        return named
-    return [value] if isinstance(value, numba_ir.var_types) else []
+def _read_by(statement: Any) -> set[str]:
+    """The names of the variables that a statement reads, or is the end of."""
+    if isinstance(statement, numba_ir.del_types):
+        return {statement.value}
+    if isinstance(statement, numba_ir.assign_types):
+        if isinstance(statement.value, numba_ir.var_types):
+            return {statement.value.name}
+        if not isinstance(statement.value, numba_ir.inst_types):
+            return set()
+        statement = statement.value
+    return {variable.name for variable in statement.list_vars()}
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
