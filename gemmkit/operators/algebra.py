@@ -179,6 +179,10 @@ class Algebra(Operator):
     def _numbers(self, fragment: Fragment) -> Fragment:
         return Fragment(self.number_dtype(fragment.dtype), fragment.count)
 
+    @cached_property
+    def has_places(self) -> bool:                                # type: ignore[override]
+        return bool(self.base.has_places)
+
     def line_alignment(self, operand: str, layout: Any) -> int:
         return int(self.base.line_alignment(operand, layout))    # of each plane
 
@@ -204,6 +208,12 @@ class Algebra(Operator):
 
     def load_c(self, layout: Any, pointer: Any, tile: Any, leading: Any) -> tuple:
         return numbers_of(self.fragment_c.dtype, generate(self.parts, _load_c, self, layout, pointer, tile, leading))
+
+    def place_a(self, layout: Any, tile: Any, leading: Any) -> int:
+        return self.base.place_a(layout.plane, tile, leading[0])
+
+    def place_b(self, layout: Any, tile: Any, leading: Any) -> int:
+        return self.base.place_b(layout.plane, tile, leading[0])
 
     def mma(self, a: tuple, b: tuple, c: tuple) -> tuple:
         """One real operation for every entry of the table."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.atoms import atom
+from gemmkit.lang.control import to_and_fro
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.scalars import NarrowFloatType
 
@@ -50,12 +51,6 @@ def _rounded(value: np.ndarray, kind: np.dtype) -> np.ndarray:
     if value.dtype == kind:
         return value
     return value.astype(np.float32).astype(kind) if kind.itemsize == 2 else value.astype(kind)
-
-
-def to_and_fro(rows: int, columns: int) -> list[tuple[int, int]]:
-    """The order of an outer product's elements: down a column, up the next. Neighbours share an operand, which the reuse cache
-    holds: of 8 x 8, 84 % of the FFMAs then read no register bank twice (72 % column by column; SASS of ptxas 13.0)."""
-    return [(i if j % 2 == 0 else rows - 1 - i, j) for j in range(columns) for i in range(rows)]
 
 
 def _type_outer_fma(context: Any, c: Any, a: Any, b: Any, depth: Any) -> Any:
