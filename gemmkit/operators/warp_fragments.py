@@ -1,8 +1,8 @@
 """Between shared memory and the fragments of a warp: by each lane its own values, or by ``ldmatrix``.
 
 A lane loads and stores neighbours at once where its map has some and the layout has them side by side. ``ldmatrix`` is for
-matrix instructions (`gemmkit.ptx.mma`): it gives a lane 32 bits of a row of 16 bytes, as they lie where a row (of B: a column) is
-contiguous along K, transposed where 16-bit elements lie across.
+matrix instructions (`gemmkit.ptx.mma`): it gives a lane 32 bits of a row of 16 bytes, as they lie where a row (of B: a
+column) is contiguous along K, transposed where 16-bit elements lie across.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def load_apart(fragment_map: Any, width: int, apart: int, layout: Any, pointer: 
     return generate(fragment_map.values, _value_of, groups, width, apart)
 
 
-def _load_group(n: int, width: int, apart: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+def _load_group(n: int, width: int, apart: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any,
+                leading: int) -> tuple:
     at = own_place(fragment_map, tile, _first(n, width, apart))
     return load_shared(pointer, layout.position(at.base, leading), layout.position(at.offset, leading), width)
 
@@ -52,8 +53,8 @@ def _value_of(n: int, groups: tuple, width: int, apart: int) -> Any:
 def store_elements(fragment_map: Any, width: int, apart: int, layout: Any, pointer: Any, tile: Any, leading: int,
                    values: tuple) -> None:
     """A fragment, ``width`` neighbours at a time, which are ``apart`` values from each other in it."""
-    each(_store, generate(fragment_map.values // width, _neighbours, values, width, apart), width, apart, fragment_map, layout,
-         pointer, tile, leading)
+    groups = generate(fragment_map.values // width, _neighbours, values, width, apart)
+    each(_store, groups, width, apart, fragment_map, layout, pointer, tile, leading)
 
 
 def _first(n: int, width: int, apart: int) -> int:
@@ -99,14 +100,23 @@ def load_b_along(operator: Any, layout: Any, pointer: Any, tile: Any, leading: i
     """B, contiguous along K: lane l addresses column l % 8, further along K and then 8 columns on in turn."""
     lane = lane_index()
     return load_matrices(layout, pointer, tile, leading, lane // 8 % operator.lines * operator.line,
-                         lane % 8 + lane // (8 * operator.lines) * 8, operator.lines * operator.columns, False)
+                         lane % 8 + lane // (8 * operator.lines) * operator.further, operator.lines * operator.columns, False)
 
 
 def load_b_across(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
     """B of 16-bit elements, contiguous along N: lane l addresses row l % 16, 8 columns on from lane 16 on."""
     lane = lane_index()
-    return load_matrices(layout, pointer, tile, leading, lane % 16, lane // 16 * 8, 2 * operator.columns, True)
+    return load_matrices(layout, pointer, tile, leading, lane % 16, lane // 16 * operator.further, 2 * operator.columns, True)
 
 
-__all__ = ["LINE", "load_a_across", "load_a_along", "load_b_across", "load_apart", "load_b_along", "load_elements",
-           "own_place", "store_elements"]
+__all__ = [
+    "LINE",
+    "load_a_across",
+    "load_a_along",
+    "load_apart",
+    "load_b_across",
+    "load_b_along",
+    "load_elements",
+    "own_place",
+    "store_elements",
+]
