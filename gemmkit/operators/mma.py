@@ -152,7 +152,7 @@ class MMAOp(Operator):
 
     @cached_property
     def further(self) -> int:
-        """From the columns of one instruction to those of the next, if there is one: lanes address none that is not theirs."""
+        """Columns from one instruction to the next, if there is one: no lane addresses what is not the operation's."""
         return 8 * (self.columns - 1)
 
     def by_matrices(self, operand: str, axis: int) -> bool:

@@ -99,14 +99,15 @@ def load_a_across(operator: Any, layout: Any, pointer: Any, tile: Any, leading: 
 def load_b_along(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
     """B, contiguous along K: lane l addresses column l % 8, further along K and then 8 columns on in turn."""
     lane = lane_index()
-    return load_matrices(layout, pointer, tile, leading, lane // 8 % operator.lines * operator.line,
-                         lane % 8 + lane // (8 * operator.lines) * operator.further, operator.lines * operator.columns, False)
+    along, columns = lane // 8 % operator.lines * operator.line, lane // (8 * operator.lines) * operator.further
+    return load_matrices(layout, pointer, tile, leading, along, lane % 8 + columns, operator.lines * operator.columns, False)
 
 
 def load_b_across(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
     """B of 16-bit elements, contiguous along N: lane l addresses row l % 16, 8 columns on from lane 16 on."""
     lane = lane_index()
-    return load_matrices(layout, pointer, tile, leading, lane % 16, lane // 16 * operator.further, 2 * operator.columns, True)
+    columns = lane // 16 * operator.further
+    return load_matrices(layout, pointer, tile, leading, lane % 16, columns, 2 * operator.columns, True)
 
 
 __all__ = [
