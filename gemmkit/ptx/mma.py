@@ -148,8 +148,8 @@ class MmaSpec:
 
 def _all_specs() -> list[MmaSpec]:
     shapes: dict[np.dtype, Any] = {F32: ((16, 4), (16, 8)), F64: ((8, 4), (16, 4), (16, 8), (16, 16))}
-    listed: list[tuple[np.dtype, np.dtype, np.dtype]] = [(F16, F16, F16)]
-    listed += [(dtype, dtype, F64 if dtype == F64 else F32) for dtype in (F16, BF16, F32, F64)]
+    listed: list[tuple[np.dtype, np.dtype, np.dtype]] = [(F16, F16, F32), (F16, F16, F16), (BF16, BF16, F32)]
+    listed += [(F32, F32, F32), (F64, F64, F64)]
     listed += [(a, b, S32) for a in (S8, U8) for b in (S8, U8)]
     listed += [(a, b, F32) for a in (E4M3, E5M2) for b in (E4M3, E5M2)]
     return [MmaSpec(M, K, a, b, acc) for a, b, acc in listed for M, K in shapes.get(a, ((16, 32 // a.itemsize),))]
