@@ -151,6 +151,8 @@ def _candidates(operator: Operator) -> list:
     m, n, k = operator.shape
     size = part_dtypes(operator.fragment_a.dtype)[0].itemsize
     listed: Any = DOUBLE_TILES if size == 8 else [((M, N, min(K, LINE // size)), *rest) for (M, N, K), *rest in TENSOR_TILES]
+    if size == 1 and operator.fragment_a.dtype.kind not in "iu":
+        listed = [(block, warp, 1) for block, warp, _ in listed[1:]]    # sm_90 makes float16 of them first, in registers
     if isinstance(operator, Algebra):
         listed = [_shrunk(block, warp, blocks, operator.parts, size) for block, warp, blocks in listed]
     if isinstance(_units(operator), FPUOp):      # one operation a warp: a second would double what its threads hold

@@ -25,8 +25,8 @@ def check_multiplied(dtype: np.dtype, name: str) -> None:
 
 
 def operator_for(a: np.dtype, b: np.dtype, sizes: tuple[int, int, int], device: DeviceInfo) -> Operator:
-    """Tensor cores for float16, bfloat16 and float64, the ordinary units for everything else; of complex and other numbers by
-    parts.
+    """Tensor cores for float16, bfloat16 and float64, the ordinary units for everything else; of complex and other numbers
+    by parts.
 
     float32 stays float32 (tf32 is a choice of the caller's), and int8 int8 (tensor cores have sums of int32, which NumPy's
     result does not hold). Raises TypeError for dtypes that no operator takes.
