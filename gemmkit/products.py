@@ -98,5 +98,5 @@ def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stre
     made.check_components(frozen, keywords, a, b, c, out)
     values = list(made.values)
     for name, f in frozen.items():
-        values[made.ranges[name]] = [value for _, value in f.leaves]
+        values[made.ranges[name]] = made.leaves(name, keywords[name], f)
     return made.run(tuple(values), a, b, c, out, stream)
