@@ -83,7 +83,7 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     if conf is not None and not isinstance(conf, Config):
         raise TypeError(f"conf={conf!r}: a configuration of gemmkit.get_config is needed")
     gemm_shape = keywords.pop("gemm_shape", None)
-    infos = {"a": a, "b": b, "c": c, "out": out}
+    given = infos = {"a": a, "b": b, "c": c, "out": out}
     check_places(infos)
     layouts = _layouts(infos, conf, keywords)
     stack = stack_of(infos, {**layouts, "out": layouts["d"]})
@@ -101,6 +101,8 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
             conf = dataclasses.replace(conf, **changes)
         conf.check_device(device)
     _check_operands(infos, conf, M, N, K)
+    if out is not None:
+        check_out(*((infos["out"], infos) if stack is None else (out, given)))                 # type: ignore[arg-type]
     _check_functions(conf, M, N, K, stack)
     check_held(held_by(conf), {name: info and whole(info) for name, info in infos.items()}, () if out is None else (out,))
     assert infos["a"] is not None and infos["b"] is not None
@@ -252,9 +254,6 @@ def _check_operands(infos: dict[str, ArrayInfo | None], conf: Config, M: int, N:
             layout.check(info, *shapes[name], name)
             if isinstance(layout, Plain):
                 _check_order(info, layout, name)
-    out = infos["out"]
-    if out is not None:
-        check_out(out, infos)
 
 
 def _check_order(info: ArrayInfo, layout: Plain, name: str) -> None:
@@ -276,7 +275,7 @@ def check_out(out: ArrayInfo, infos: dict[str, ArrayInfo | None]) -> None:
         info = infos.get(name)
         if info is None or not overlaps(out, info):
             continue
-        if name == "c" and info[:4] == out[:4] and info.steps == out.steps:
+        if name == "c" and info[:4] == out[:4]:
             continue
         raise ValueError(f"out overlaps {name} in memory; every thread block reads {name} while others write out")
 

@@ -18,6 +18,9 @@ from gemmkit.ptx.division import divided, reciprocal
 from gemmkit.tiling import Tile
 
 
+LIMIT = 2**31                          # thread blocks and tiles are counted in 32 bits
+
+
 @dataclass(frozen=True)
 class Batched(Component):
     """The tiles of a stack of ``products`` products, one product after the other, each as ``one`` hands out its own.
@@ -34,10 +37,12 @@ class Batched(Component):
 
     @classmethod
     def of(cls, one: TileScheduler, arrays: Arrays) -> Batched:
-        tiles = math.prod(one.grid(arrays.M, arrays.N))
+        tiles, products = math.prod(one.grid(arrays.M, arrays.N)), arrays.products or 0
+        if tiles * products * one.cluster.size >= LIMIT:
+            raise ValueError(f"a and b are {products} products of {tiles} tiles each; a launch has less than {LIMIT}")
         infos = arrays.a, arrays.b, arrays.c, arrays.out
         stack = Stack(*(Steps.of(() if info is None else info.steps) for info in infos))
-        return cls(one, stack, arrays.products, tiles, *reciprocal(max(1, tiles)))
+        return cls(one, stack, products, tiles, *reciprocal(max(1, tiles)))
 
     @property
     def order(self) -> Order:
