@@ -58,7 +58,7 @@ def _operand(info: ArrayInfo | None, layout: Layout, readonly: bool) -> Frozen:
     if info is None:
         return freeze(Nothing())
     axis = layout.axis if isinstance(layout, Plain) else unit_axis(info)
-    contiguous = axis is not None and (info.strides[axis] == 1 or info.shape[axis] <= 1)
+    if axis is not None and info.strides[axis] != 1 and info.shape[axis] > 1:
+        axis = None
     stack = whole(info)
-    before = len(stack.shape) - len(info.shape)
-    return freeze_array(stack, before + axis if contiguous else None, readonly=readonly)
+    return freeze_array(stack, None if axis is None else len(stack.shape) - len(info.shape) + axis, readonly=readonly)

@@ -97,7 +97,7 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     views = [strided(x, i, *v) for x, i, v in zip((a, b, out), (*infos, of_out), recipe.views)]
     keywords: dict[str, Any] = {name: value for name, value in (("operator", operator), ("epilogue", epilogue))
                                 if value is not None}
-    _launch(recipe, *views, stream, keywords)
+    _launch(recipe, views[0], views[1], views[2], stream, keywords)
     return out
 
 

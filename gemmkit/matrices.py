@@ -33,26 +33,26 @@ __all__ = ["Diagonal", "Generated", "Matrix", "Symmetric", "Triangular"]
 
 
 class Matrix:
-    """A matrix as an array and the layout that makes a matrix of it; or a stack of them, where the array has more dimensions.
+    """A matrix as an array and the layout that makes a matrix of it; or a stack of them, if the array has more dimensions.
 
     ``shape`` is needed for a layout that cannot tell it from the array. ``array`` may be None for a layout that reads
     none. Raises ValueError when neither says the shape.
     """
 
-    def __init__(self, array: Any, layout: Layout, shape: tuple[int, int] | None = None):
+    def __init__(self, array: Any, layout: Layout, shape: tuple[int, ...] | None = None):
         if not isinstance(layout, Layout):
             raise TypeError(f"layout={layout!r}: a Layout is needed, for example RowMajor('float16')")
         self.array, self.layout = array, layout
         info = None if array is None else describe(array, "array")
         count = 0 if info is None else leading(info, layout)
-        found = shape
+        found: Any = shape
         if shape is None and info is not None:
             found = layout.extents(info._replace(shape=info.shape[count:], strides=info.strides[count:]))
         if found is None or not isinstance(found, tuple) or len(found) != 2 or not all(map(_is_extent, found)):
             raise ValueError(f"shape={shape!r}: {layout!r} does not say how many rows and columns an array has; "
                              "give both, as a tuple of two whole numbers")
         stack = () if info is None else info.shape[:count]
-        self.shape: tuple[int, ...] = (*stack, int(found[0]), int(found[1]))    # type: ignore[arg-type]
+        self.shape: tuple[int, ...] = (*stack, int(found[0]), int(found[1]))
 
     @property
     def dtype(self) -> np.dtype:

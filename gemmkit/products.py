@@ -83,9 +83,10 @@ def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stre
         if other is not None:
             return other
         return Plan(a, b, c, out, conf, keywords)(a, b, c, out=out, stream=stream)
-    key = (_kind(a, "a"), _kind(b, "b"), c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
-           id(conf), current_mode() is not None, sizes,
-           tuple((name, f.kind, f.fingerprint, tuple((i.shape, i.device) for i in f.arrays)) for name, f in frozen.items()))
+    key: tuple[Any, ...] = (
+        _kind(a, "a"), _kind(b, "b"), c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
+        id(conf), current_mode() is not None, sizes,
+        tuple((name, f.kind, f.fingerprint, tuple((i.shape, i.device) for i in f.arrays)) for name, f in frozen.items()))
     if max(len(describe(x).shape) for x in (a, b)) > 2:         # a component's arrays may be stacks, merged by their strides
         key = (*key, tuple(i.strides for f in frozen.values() for i in f.arrays))
     known = None if current_mode() is not None else _plans.get(key)

@@ -12,7 +12,8 @@ import gemmkit as gk
 from gemmkit.kernels.common.stack import Steps
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import COMPLEX, MIN_PLUS, FPUOp, MMAOp, WGMMAOp
-from gemmkit.runtime.array_info import alignment, whole as whole_of
+from gemmkit.runtime.array_info import alignment
+from gemmkit.runtime.array_info import whole as whole_of
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.stacks import first_matrix, steps_of

@@ -1,8 +1,8 @@
 """Epilogues: how a block's tile of D goes from shared to global memory.
 
 ``__call__(self, x, m, n)`` is enough for anything element-wise: it gets a value of D and its **global** row and column.
-With ``__call__(self, x, m, n, batch)`` it is told which product of a stack the value is of, counted in C order; without a stack
-that is 0. Arrays that have a matrix or a vector for each product are named in ``array_ndims``.
+With ``__call__(self, x, m, n, batch)`` it is told which product of a stack the value is of, counted in C order; without a
+stack that is 0. Arrays that have a matrix or a vector for each product are named in ``array_ndims``.
 An epilogue that needs whole tiles overrides ``tile``.
 """
 
@@ -45,7 +45,9 @@ class Epilogue(Component):
     without_value = ("tile", "store")
 
     outputs: ClassVar[tuple[str, ...]] = ()                # fields that are arrays which it writes, beside D
-    array_ndims: ClassVar[Mapping[str, int]] = MappingProxyType({})    # arrays, and how many dimensions a product has of them
+    #: Fields that are arrays, of which each product of a stack may have its own, and how many dimensions that has.
+    array_ndims: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    #: What methods may ask for beside the arguments that they have here.
     may_take: ClassVar[Mapping[str, str]] = MappingProxyType({"__call__": "batch"})
 
     def __call__(self, x: Any, m: int, n: int) -> Any:

@@ -33,7 +33,7 @@ class Shape(Component):
 class StackShape(Shape):
     """The run-time sizes of a product of a stack, and which product it is, counted in C order."""
 
-    batch: Scalar = 0                                             # type: ignore[misc]
+    batch: Scalar = 0
 
     def of_product(self, batch: int) -> Any:
         return with_number(self, "batch", batch)

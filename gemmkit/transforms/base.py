@@ -1,7 +1,8 @@
 """Transforms: functions of elements, applied after every load and before every store of a kernel.
 
 A transform is a component with ``__call__(self, x)`` or ``__call__(self, x, i, j)``, where (i, j) are the element's
-**global** row and column in its operand; a third argument is the number of the product in a stack (0 without one). Its result is converted to the type of where it goes next.
+**global** row and column in its operand; with ``__call__(self, x, i, j, batch)`` it is told the number of the product in a
+stack, too (0 without one). Its result is converted to the type of where it goes next.
 """
 
 from __future__ import annotations

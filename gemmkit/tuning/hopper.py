@@ -53,7 +53,8 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
         mappings = tuple(dataclasses.replace(one, step=1.07 * one.step) if one.schedule == "pingpong" else one
                          for one in mappings)
     mapping = choose_mapping(sizes, device, mappings=mappings, is_ragged=is_ragged or mappings is CP_ASYNC,
-                             is_tall=reads_tiles, limit=SHORT_BYTES if mappings is CP_ASYNC else UNALIGNED_BYTES, products=products)
+                             is_tall=reads_tiles, limit=SHORT_BYTES if mappings is CP_ASYNC else UNALIGNED_BYTES,
+                             products=products)
     is_short = sizes is not None and sizes[2] * a.dtype.itemsize <= LINE // 2
     if is_short and mappings in (CP_ASYNC, STAGED, REWRITTEN):
         mapping = dataclasses.replace(mapping, depth=LINE // 2)

@@ -17,7 +17,6 @@ from gemmkit.lang.products import of_product
 from gemmkit.ptx.division import divided, reciprocal
 from gemmkit.tiling import Tile
 
-
 LIMIT = 2**31                          # thread blocks and tiles are counted in 32 bits
 
 

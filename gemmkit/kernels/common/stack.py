@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from gemmkit.components import Component, Scalar
 from gemmkit.lang.control import join
 from gemmkit.lang.products import matrix_of

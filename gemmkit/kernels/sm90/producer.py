@@ -89,7 +89,8 @@ def fill_stages(spec: Any, inputs: Inputs, rank: int, shape: Any, kept: Any, sta
     tile, tiles, step = spec.scheduler.first(), spec.scheduler.count(shape), spec.scheduler.step()
     while tile < tiles:
         work = spec.scheduler.work(spec, tile, rank, shape)
-        own, matrices, sizes = of_product(spec, work.batch), inputs_of(spec, inputs, work.batch), of_product(shape, work.batch)
+        own, sizes = of_product(spec, work.batch), of_product(shape, work.batch)
+        matrices = inputs_of(spec, inputs, work.batch)
         spec.producer.begin(own, matrices, work, kept)
         block = work.k_tiles * 0
         while block < work.k_tiles:
