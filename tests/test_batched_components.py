@@ -30,14 +30,14 @@ SIMT = dict(operator=FPUOp(16, 16), global_a_layout=RowMajor(F32), block_shape=T
 def configuration(kernel: str, **fields: Any) -> gk.Config:
     """A small mapping of either kernel; D is float32."""
     if kernel == "sm90":
-        return mapping("two", b=ColMajor, **fields)
+        return mapping("one", b=ColMajor, **fields)
     return gk.get_config(**{**SIMT, "operator": MMAOp(), "global_a_layout": RowMajor(F16), "global_b_layout": ColMajor(F16),
                             "block_shape": Tile(M=32, N=32, K=32), **fields})
 
 
 def operands(machine: Any, rng: np.random.Generator, stack: tuple[int, ...] = (2, 3)) -> tuple[Any, Any, np.ndarray]:
     """A, B (in columns) and their products."""
-    a, b = whole(rng, (*stack, 40, 72), F16), whole(rng, (*stack, 36, 72), F16)
+    a, b = whole(rng, (*stack, 40, 72), F16), whole(rng, (*stack, 28, 72), F16)
     return machine.array(a), machine.array(b).swapaxes(-1, -2), a.astype(F64) @ b.swapaxes(-1, -2).astype(F64)
 
 
@@ -48,18 +48,19 @@ def run(machine: Any, a: Any, b: Any, conf: Any, shape: tuple[int, ...], c: Any 
     return np.asarray(machine.numpy(out))
 
 
-I, J = np.arange(40)[:, None], np.arange(36)
+I, J = np.arange(40)[:, None], np.arange(28)
 NUMBER = np.arange(6).reshape(2, 3, 1, 1)
 
 
 # -- which product an element is of -----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("kernel", ["simt", "sm90"])
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("kernel", ["sm90", "simt"])
 @on_machines
 def test_functions_of_the_product(machine: Any, rng: np.random.Generator, kernel: str) -> None:
     """Of A, B, C and D, by themselves and composed: the number counts products in C order."""
     a, b, expected = operands(machine, rng)
-    c = whole(rng, (3, 40, 36), F32)
+    c = whole(rng, (3, 40, 28), F32)
     fields: dict[str, Any] = {"global_c_layout": RowMajor(F32), "transform_shared_to_regs_c": Transformed(lambda x, i, j, n: x * n),
                               "epilogue": Elementwise(lambda x, m, n, batch: x + batch * m - n) | ReLU()}
     d = run(machine, a, b, configuration(kernel, **fields), expected.shape, machine.array(c))
@@ -102,14 +103,15 @@ class Shifted(Epilogue):
         return x - self.vector[n]
 
 
-@pytest.mark.parametrize("kernel", ["simt", "sm90"])
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("kernel", ["sm90", "simt"])
 @on_machines
 def test_epilogues_of_the_users(machine: Any, rng: np.random.Generator, kernel: str) -> None:
     a, b, expected = operands(machine, rng)
-    slopes, vector = whole(rng, (6, 36), F32), whole(rng, (2, 1, 36), F32)
+    slopes, vector = whole(rng, (6, 28), F32), whole(rng, (2, 1, 28), F32)
     conf = configuration(kernel, epilogue=PerHead(machine.array(slopes)) | Shifted(machine.array(vector)))
     d = run(machine, a, b, conf, expected.shape)
-    assert np.array_equal(d, expected + slopes.reshape(2, 3, 1, 36) - vector[:, :, None])
+    assert np.array_equal(d, expected + slopes.reshape(2, 3, 1, 28) - vector[:, :, None])
 
 
 @dataclass(frozen=True)
@@ -130,23 +132,21 @@ class OwnToeplitz(layouts.Layout):
         return data[m - k + shape.K - 1]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kernel", ["simt", "sm90"])
 @pytest.mark.parametrize("layout", [Toeplitz, OwnToeplitz])
 @on_machines
 def test_layouts_of_the_users(machine: Any, rng: np.random.Generator, kernel: str, layout: Any) -> None:
-    a, b = whole(rng, (3, 40 + 71), F16), whole(rng, (3, 36, 72), F16)
+    a, b = whole(rng, (3, 40 + 71), F16), whole(rng, (3, 28, 72), F16)
     full = np.stack([[[row[m - k + 71] for k in range(72)] for m in range(40)] for row in a]).astype(F64)
     conf = configuration(kernel, global_a_layout=layout(F16))
-    if layout is OwnToeplitz and kernel == "simt":
-        conf = configuration(kernel, global_a_layout=layout(F16), epilogue=ReLU() if False else gk.epilogues.Default())
-    d = run(machine, machine.array(a), machine.array(b).swapaxes(1, 2), conf, (3, 40, 36), gemm_shape=dict(M=40, N=36, K=72))
+    d = run(machine, machine.array(a), machine.array(b).swapaxes(1, 2), conf, (3, 40, 28), gemm_shape=dict(M=40, N=28, K=72))
     assert np.array_equal(d, full @ b.swapaxes(1, 2).astype(F64))
 
 
 @on_machines
 def test_generated_matrices_of_each_product(machine: Any, rng: np.random.Generator) -> None:
     b = whole(rng, (3, 20, 9), F32)
-    a = gk.Generated(lambda i, j, factor, batch: factor * (i - j) + batch, (12, 20), "int32", 2)
     a = gk.Generated(lambda i, j, factor, batch: np.float32(factor * (i - j) + batch), (12, 20), F32, 2)
     with machine.session():
         d = machine.numpy(gk.matmul(a, machine.array(b)))
@@ -157,6 +157,7 @@ def test_generated_matrices_of_each_product(machine: Any, rng: np.random.Generat
 
 # -- structure --------------------------------------------------------------------------------------------------------
 
+@pytest.mark.thorough
 @on_machines
 def test_structured_stacks(machine: Any, rng: np.random.Generator) -> None:
     """Triangular and symmetric matrices as objects, diagonals beside another stack."""
@@ -174,21 +175,22 @@ def test_structured_stacks(machine: Any, rng: np.random.Generator) -> None:
 
 @on_machines
 def test_triangles_in_the_warp_specialised_kernel(machine: Any, rng: np.random.Generator) -> None:
-    x, b = whole(rng, (2, 72, 72), F16), whole(rng, (2, 36, 72), F16)
-    conf = mapping("two", a=lambda dtype: layouts.Triangular(RowMajor(dtype)), b=ColMajor)
-    d = run(machine, machine.array(x), machine.array(b).swapaxes(1, 2), conf, (2, 72, 36))
+    x, b = whole(rng, (2, 72, 72), F16), whole(rng, (2, 28, 72), F16)
+    conf = mapping("one", a=lambda dtype: layouts.Triangular(RowMajor(dtype)), b=ColMajor)
+    d = run(machine, machine.array(x), machine.array(b).swapaxes(1, 2), conf, (2, 72, 28))
     assert np.array_equal(d, np.tril(x).astype(F64) @ b.swapaxes(1, 2).astype(F64))
 
 
 # -- arrays with a matrix or a vector for each product ----------------------------------------------------------------
 
-@pytest.mark.parametrize("kernel", ["simt", "sm90"])
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("kernel", ["sm90", "simt"])
 @on_machines
 def test_arrays_of_stacks(machine: Any, rng: np.random.Generator, kernel: str) -> None:
     """Broadcast as NumPy does, in any order of memory; one array is enough for all products, too."""
     a, b, expected = operands(machine, rng)
-    bias, rows = whole(rng, (2, 1, 36), F32), whole(rng, (3, 2, 40), F32)
-    residual, all_alike = whole(rng, (3, 2, 40, 36), F32), whole(rng, (40, 36), F32)
+    bias, rows = whole(rng, (2, 1, 28), F32), whole(rng, (3, 2, 40), F32)
+    residual, all_alike = whole(rng, (3, 2, 40, 28), F32), whole(rng, (40, 28), F32)
     kept = machine.array(poison(expected.shape, F32))
     epilogue = (Bias(machine.array(bias)) | Scale(machine.array(rows).swapaxes(0, 1), along="M") | Store(kept)
                 | Residual(machine.array(residual).swapaxes(0, 1)) | Residual(machine.array(all_alike)))
@@ -215,11 +217,12 @@ def test_a_residual_may_be_the_result(machine: Any, rng: np.random.Generator) ->
         assert np.array_equal(machine.numpy(out), expected + before)
 
 
+@pytest.mark.thorough
 @on_machines
 def test_other_arrays_of_a_known_plan(machine: Any, rng: np.random.Generator) -> None:
     """A call whose components hold other arrays, in another order of memory or with another stack, finds what is its own."""
     a, b, expected = operands(machine, rng)
-    for shape in ((2, 3, 36), (2, 1, 36), (3, 36), (36,)):
+    for shape in ((2, 3, 28), (2, 1, 28), (3, 28), (28,)):
         bias = whole(rng, shape, F32)
         for array in (machine.array(bias), machine.array(np.ascontiguousarray(bias.T)).T):
             with machine.session():
@@ -284,7 +287,7 @@ def test_tiles_are_chosen_for_all_products() -> None:
     assert many.M * many.N >= one.M * one.N
     small = choose_mapping((128, 128, 128), H100, products=64)
     assert small.M * small.N <= 128 * 128 and small.splits == 1
-    conf = gk.get_config(operator=FPUOp(32, 16), global_a_layout=RowMajor(F32), gemm_shape=dict(M=64, N=64, K=2048, batch=64))
+    conf = gk.get_config(operator=FPUOp(32, 16), global_a_layout=RowMajor(F32), gemm_shape=dict(M=64, N=64, K=2048, batch=512))
     assert conf.splits == 1
     alone = gk.get_config(operator=FPUOp(32, 16), global_a_layout=RowMajor(F32), gemm_shape=dict(M=64, N=64, K=2048))
     assert alone.splits > 1

@@ -88,6 +88,7 @@ SHAPES = [((3, 5, 6), (3, 6, 7)), ((2, 3, 17, 13), (2, 3, 13, 19)), ((2, 1, 5, 6
           ((2, 1, 2, 5, 4), (3, 2, 4, 9)), ((5, 33, 1), (5, 1, 65))]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("operator", [FPUOp(16, 16), FPUOp(16, 16, dtype=F64), MMAOp()], ids=["f32", "f64", "mma"])
 @on_machines
 def test_shapes_in_the_single_stage_kernel(machine: Any, rng: np.random.Generator, operator: Any) -> None:
@@ -155,6 +156,7 @@ def test_splits_in_the_single_stage_kernel(machine: Any, rng: np.random.Generato
 
 # -- the warp-specialised kernel --------------------------------------------------------------------------------------
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @on_machines
 def test_schedules_and_clusters(machine: Any, rng: np.random.Generator, schedule: str) -> None:
@@ -174,6 +176,7 @@ ROUTES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("how", ROUTES)
 @on_machines
 def test_routes(machine: Any, rng: np.random.Generator, how: str) -> None:
@@ -245,6 +248,7 @@ def test_complex_halves(machine: Any, rng: np.random.Generator) -> None:
 
 # -- einsum, plans ----------------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("spec", ["bij,bjk->bik", "bij,bkj->kbi", "abij,bjk->aibk", "ibj,kjb->bki", "bi,bi->b", "bij,b->bji",
                                   "abcd,bdef->bafce", "cbij,cbjk->bcik"])
 @on_machines
