@@ -48,10 +48,10 @@ class Stack(Experiment):
         return f"{lib.peer_name()}: bmm"
 
     def error(self, lib: Lib, x: Any) -> float:
-        return float(lib.relative_error(x.out, lib.reference(x.a, x.b)))
+        return float(lib.relative_error(x.out, lib.wide(x.a) @ lib.wide(x.b)))
 
     def peer_error(self, lib: Lib, x: Any) -> float:
-        return float(lib.relative_error(x.peer_out, lib.reference(x.a, x.b)))
+        return float(lib.relative_error(x.peer_out, lib.wide(x.a) @ lib.wide(x.b)))
 
 
 def stacks() -> Iterator[Stack]:
