@@ -32,7 +32,8 @@ def leading(info: ArrayInfo, layout: Layout | None) -> int:
 
 def stack_of(infos: Infos, layouts: Layouts) -> tuple[int, ...] | None:
     """The shape of the stack of products, ``infos`` and ``layouts`` by "a", "b", "c" and "out"; None where none of a, b and
-    c has more dimensions than a matrix. (Vectors that stand for matrices, as diagonals do, are a stack beside another alone.)
+    c has more dimensions than a matrix. (Vectors that stand for matrices, as diagonals do, are a stack beside another
+    stack alone.)
 
     Raises ValueError, naming the operand, for stacks that do not fit each other.
     """

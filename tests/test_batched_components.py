@@ -48,7 +48,7 @@ def run(machine: Any, a: Any, b: Any, conf: Any, shape: tuple[int, ...], c: Any 
     return np.asarray(machine.numpy(out))
 
 
-I, J = np.arange(40)[:, None], np.arange(28)
+ROWS, COLUMNS = np.arange(40)[:, None], np.arange(28)
 NUMBER = np.arange(6).reshape(2, 3, 1, 1)
 
 
@@ -64,7 +64,7 @@ def test_functions_of_the_product(machine: Any, rng: np.random.Generator, kernel
     fields: dict[str, Any] = {"global_c_layout": RowMajor(F32), "transform_shared_to_regs_c": Transformed(lambda x, i, j, n: x * n),
                               "epilogue": Elementwise(lambda x, m, n, batch: x + batch * m - n) | ReLU()}
     d = run(machine, a, b, configuration(kernel, **fields), expected.shape, machine.array(c))
-    assert np.array_equal(d, np.maximum(expected + c * NUMBER + NUMBER * I - J, 0))
+    assert np.array_equal(d, np.maximum(expected + c * NUMBER + NUMBER * ROWS - COLUMNS, 0))
     twice = Transformed(lambda x: x + x) | Transformed(lambda x, i, j, batch: x + batch)
     d = run(machine, a, b, configuration(kernel, transform_global_to_shared_a=twice), expected.shape)
     of_a = 2 * machine.numpy(a).astype(F64) + NUMBER
@@ -79,7 +79,7 @@ def test_without_a_stack_the_number_is_zero(machine: Any, rng: np.random.Generat
     for kernel in ("simt", "sm90"):
         conf = configuration(kernel, epilogue=Elementwise(lambda x, m, n, batch: x + batch + m),
                              transform_global_to_shared_a=Transformed(lambda x, i, j, batch: x * (batch + 1)))
-        assert np.array_equal(run(machine, a, b, conf, expected.shape), expected + I)
+        assert np.array_equal(run(machine, a, b, conf, expected.shape), expected + ROWS)
 
 
 @dataclass(frozen=True)
