@@ -12,7 +12,7 @@ import numpy as np
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.control import choose
 from gemmkit.lang.dtypes import DTypeType
-from gemmkit.lang.given import function_given
+from gemmkit.lang.given import function_given, required
 from gemmkit.lang.numba_hooks import TypingError, signature, types
 from gemmkit.lang.returned import told
 from gemmkit.lang.scalars import IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral
@@ -24,7 +24,8 @@ MOST = 4                               # run-time arguments
 
 @dataclass(frozen=True)
 class Generated(Layout):
-    """The matrix of ``f(i, j)``, or of ``f(i, j, first, second, ...)`` with up to four run-time arguments.
+    """The matrix of ``f(i, j)``, or of ``f(i, j, first, second, ...)`` with up to four run-time arguments. One argument more
+    is the number of the product in a stack.
 
     Arguments are arrays, NumPy scalars or Python numbers (taken in the layout's dtype if they are floats, else as int32);
     another value compiles nothing. Arrays and NumPy scalars that ``f`` captured are run-time arguments too. ``f`` returns
@@ -56,14 +57,27 @@ class Generated(Layout):
             object.__setattr__(self, name, _argument(value, name, self.dtype))
         count = 2 + sum(value is not None for value in given)
         wanted = f"a function of {count} arguments, i, j and those given,"
-        object.__setattr__(self, "f", function_given(self.f, "Generated", "f", (count,), wanted))
+        object.__setattr__(self, "f", function_given(self.f, "Generated", "f", (count, count + 1), wanted))
+
+    @property
+    def count(self) -> int:
+        """How many run-time arguments there are."""
+        return sum(getattr(self, name) is not None for name in _NAMES)
+
+    @property
+    def with_batch(self) -> bool:
+        """Whether f wants the number of the product, too."""
+        return required(self.f) == self.count + 3
 
     @property
     def caller(self) -> Any:
         """How f is called with as many arguments as there are."""
-        return _CALLERS[sum(getattr(self, name) is not None for name in _NAMES)]
+        return (_BATCH_CALLERS if self.with_batch else _CALLERS)[self.count]
 
     def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+        if self.with_batch:
+            i, j = choose(self.transposed, _turned, _as_given, i, j)
+            return declared(self.dtype, self.caller(self, i, j, shape.batch), self.f)
         return declared(self.dtype, choose(self.transposed, _swapped, self.caller, self, i, j), self.f)
 
 
@@ -107,6 +121,37 @@ def _call4(layout: Any, i: int, j: int) -> Any:
 
 
 _CALLERS = (_call0, _call1, _call2, _call3, _call4)
+
+
+def _turned(i: int, j: int) -> tuple:
+    return j, i
+
+
+def _as_given(i: int, j: int) -> tuple:
+    return i, j
+
+
+def _batch0(layout: Any, i: int, j: int, batch: int) -> Any:
+    return layout.f(i, j, batch)
+
+
+def _batch1(layout: Any, i: int, j: int, batch: int) -> Any:
+    return layout.f(i, j, layout.first, batch)
+
+
+def _batch2(layout: Any, i: int, j: int, batch: int) -> Any:
+    return layout.f(i, j, layout.first, layout.second, batch)
+
+
+def _batch3(layout: Any, i: int, j: int, batch: int) -> Any:
+    return layout.f(i, j, layout.first, layout.second, layout.third, batch)
+
+
+def _batch4(layout: Any, i: int, j: int, batch: int) -> Any:
+    return layout.f(i, j, layout.first, layout.second, layout.third, layout.fourth, batch)
+
+
+_BATCH_CALLERS = (_batch0, _batch1, _batch2, _batch3, _batch4)
 
 
 def _type_declared(context: Any, dtype: Any, value: Any, f: Any) -> Any:

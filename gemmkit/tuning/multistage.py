@@ -22,7 +22,7 @@ SECTOR = 32                            # bytes of global memory that are loaded 
 STAGES = 3
 
 
-def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo) -> None:
+def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, products: int = 1) -> None:
     """Complete the tiles, shared layouts and moves of a Config in place; the operator has its shape and dtypes."""
     from gemmkit.tuning import defaults
 
@@ -31,9 +31,10 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     given = values.get("block_shape")
     if given is not None and "compute_warp" not in values:
         m, n, _ = operator.shape
-        warp = (m, n) if isinstance(units(operator), FPUOp) else defaults.warp_of(given, operator, values.get("warps_per_block"))
+        is_fpu = isinstance(units(operator), FPUOp)
+        warp = (m, n) if is_fpu else defaults.warp_of(given, operator, values.get("warps_per_block"))
         values["compute_warp"] = Tile(M=warp[0], N=warp[1], K=given.size.K)
-    defaults.fill_tiles(values, operator, sizes, device)
+    defaults.fill_tiles(values, operator, sizes, device, products)
     block, warp = values["block_shape"], values["compute_warp"]
     if warp.size.K != block.size.K:
         values["compute_warp"] = Tile(M=warp.size.M, N=warp.size.N, K=block.size.K)
