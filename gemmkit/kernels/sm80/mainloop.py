@@ -126,11 +126,12 @@ class Mainloop(Component):
             meet_stage(spec)
             fetch(spec, kept, read, following, 0, spec.steps_k % 2)
         multiply(spec, kept, (spec.steps_k - 1) % 2)
-        if spec.steps_k % 2 == 1:                          # the next round begins with the first set
-            for i in range(spec.fragments_m):
-                kept.a[i] = kept.a[spec.fragments_m + i]
-            for j in range(spec.fragments_n):
-                kept.b[j] = kept.b[spec.fragments_n + j]
+        if spec.steps_k % 2 == 1:
+            if goes_on:                                    # the next round begins with the first set
+                for i in range(spec.fragments_m):
+                    kept.a[i] = kept.a[spec.fragments_m + i]
+                for j in range(spec.fragments_n):
+                    kept.b[j] = kept.b[spec.fragments_n + j]
 
 
 @dataclass(frozen=True)
