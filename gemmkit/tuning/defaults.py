@@ -39,10 +39,10 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
         return
     if values.get("kernel") == "multistage":
         multistage.fill(values, sizes, device, products)
-        return
-    fill_tiles(values, operator, sizes, device, products)
-    fill_shared(values, operator, accumulator)
-    fill_moves(values)
+    else:
+        fill_tiles(values, operator, sizes, device, products)
+        fill_shared(values, operator, accumulator)
+        fill_moves(values)
     if isinstance(operator, WMMAOp):
         orders: dict[str, Any] = {f"{name}_order": ("col", "row")[values[f"shared_{name}_layout"].axis] for name in "ab"}
         values["operator"] = dataclasses.replace(operator, **orders)
