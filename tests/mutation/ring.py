@@ -103,6 +103,15 @@ def ring_dmma() -> None:
 
 
 @case
+def ring_dmma_staged() -> None:
+    """An operand by registers around products whose fragments are fetched in their step."""
+    a, b, _ = operands(19, 13, 52, np.dtype("f8"))
+    conf = mapping(KINDS["f64 by dmma"], steps=2, stages=3, warps=(1, 1), transform_global_to_shared_a=Elementwise(lambda x, i, j: x + i % 3 - j % 2))
+    i, j = np.indices(a.shape)
+    equal(multistage.product(EMULATOR, conf, a, b), (a + i % 3 - j % 2) @ b)
+
+
+@case
 def ring_complex() -> None:
     ring("c128", (18, 10, 20), steps=2)
     ring("c64", (10, 18, 20), steps=4, stages=3)
@@ -127,9 +136,9 @@ def ring_min_plus() -> None:
 @case
 def ring_sometimes() -> None:
     """The copies that are ahead leave out the k-tiles that the rounds leave out."""
-    for operator, steps, dtype in ((MMAOp(), 1, F16), (FPUOp(16, 16), 16, F32)):
+    for operator, steps, dtype in ((MMAOp(), 1, F16), (FPUOp(32, 16), 16, F32)):
         a, b, _ = operands(80, 16, 136, dtype)
-        conf = mapping(operator, steps=steps, stages=3, block_shape=Tile(M=64, N=16, K=16), condition=Sometimes())
+        conf = mapping(operator, steps=steps, stages=3, block_shape=Tile(M=64, N=16, K=16), compute_warp=Tile(M=32, N=16, K=16), condition=Sometimes())
         m, k = np.indices(a.shape)
         equal(multistage.product(EMULATOR, conf, a, b), np.where((m // 64 + k // 16) % 2 == 0, a.astype("f8"), 0) @ b)
 
