@@ -75,6 +75,8 @@ EQUIVALENT: list[Equivalent] = [
     Equivalent("constant changed", r"if thread_index\(\) == 0: -> if thread_index\(\) == 1: fill_stages",
                "Another of the producer's threads starts the copies."),
     Equivalent("order changed", r"-> copy_all\(.* load_staged\(", "An operand goes by one of the two: loads and copies are of different ones."),
+    Equivalent("always", r"share.parts // .* == share.part: -> if True.* piece_of\(thread_tiles\[j\], operand, piece\), True\)",
+               "`copy_whole` is for copies that go out all together."),
     Equivalent("sign changed", r"\(step \+ 1\) % 2.* -> .*\(step - 1\) % 2", "There are two sets of fragments: either is the other one."),
     Equivalent("constant changed", r"type\(layout\).load is Plain.load .* % 4 == 1\)",
                "Lines go as elements in place of words: slower, the same values."),
