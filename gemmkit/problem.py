@@ -24,7 +24,7 @@ from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, is_array,
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.stacks import check_steps, first_matrices, first_matrix, leading, stack_of
 from gemmkit.transforms import Transform
-from gemmkit.tuning import algebras, hopper, mappings
+from gemmkit.tuning import algebras, hopper, mappings, multistage_mappings
 from gemmkit.tuning.operators import algebra_of, operator_for, result_dtype, sized
 
 HOST = -1
@@ -227,6 +227,11 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     if operator is None and mappings.applies(a.dtype, b.dtype, fields, device):
         operator, mapping = hopper.choice(a, b, infos, fields, sizes, device, products)
         fields = {**mapping, **fields}
+    if operator is None:
+        found = multistage_mappings.choice(a, b, fields, sizes, device, products)
+        if found is not None:
+            operator, mapping = found
+            fields = {**mapping, **fields}
     if operator is None and algebra_of(a.dtype) is not None and a.dtype == b.dtype:
         operator = algebra_of(a.dtype)
     fields["operator"] = operator
