@@ -224,14 +224,11 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     c = layouts["c"]
     operator = keywords.get("operator")
     fields = dict(keywords)
-    if operator is None and mappings.applies(a.dtype, b.dtype, fields, device):
-        operator, mapping = hopper.choice(a, b, infos, fields, sizes, device, products)
-        fields = {**mapping, **fields}
-    if operator is None:
-        found = multistage_mappings.choice(a, b, fields, sizes, device, products)
-        if found is not None:
-            operator, mapping = found
-            fields = {**mapping, **fields}
+    found = multistage_mappings.choice(a, b, fields, sizes, device, products)
+    if found is None and operator is None and mappings.applies(a.dtype, b.dtype, fields, device):
+        found = hopper.choice(a, b, infos, fields, sizes, device, products)
+    if found is not None:
+        operator, fields = found[0], {**found[1], **fields}
     if operator is None and algebra_of(a.dtype) is not None and a.dtype == b.dtype:
         operator = algebra_of(a.dtype)
     fields["operator"] = operator
