@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from gemmkit.components import Component, Frozen, freeze, freeze_array
+from gemmkit.components import Component, freeze
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.spec import Shape
+from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.layouts import Layout, Plain
 from gemmkit.problem import Problem, held_by
 from gemmkit.runtime.arrays import ArrayInfo

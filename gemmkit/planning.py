@@ -8,9 +8,10 @@ from typing import Any, cast
 
 from gemmkit.compiled import Compiled
 from gemmkit.component_arrays import ALONGSIDE, Held, arrays_of, check_held
-from gemmkit.components import Frozen, anew, freeze, without_arrays
+from gemmkit.components import anew, freeze, without_arrays
 from gemmkit.config import Config
 from gemmkit.emulator.mode import current_mode
+from gemmkit.lang.freezing import Frozen
 from gemmkit.lang.guards import Guards
 from gemmkit.matrices import Matrix, arrays, unwrapped
 from gemmkit.problem import Problem, check_out, check_places, describe_all, held_by, resolve

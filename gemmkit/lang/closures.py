@@ -32,11 +32,11 @@ def captured(function: Any) -> dict[str, Any]:
     function = function.function if isinstance(function, DeviceFunction) else function
     found: dict[str, Any] = {}
     for name, of in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        if _is_runtime(contents(of)):
+        if is_runtime(contents(of)):
             found[name] = of.cell_contents
     for name in sorted(globals_of(function.__code__)):
         value = function.__globals__.get(name)
-        if name not in found and _is_runtime(value):
+        if name not in found and is_runtime(value):
             found[name] = value
     return found
 
@@ -48,7 +48,8 @@ def captured_at(function: FunctionType, name: str) -> Fact:
     return item(function.__globals__, name)
 
 
-def _is_runtime(value: Any) -> bool:
+def is_runtime(value: Any) -> bool:
+    """Whether a value is an argument of kernels by itself."""
     return isinstance(value, (np.generic, ArrayInfo)) or is_array(value)
 
 

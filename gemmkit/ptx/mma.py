@@ -13,7 +13,7 @@ import numpy as np
 from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import Atom
 from gemmkit.lang.numba_hooks import ir, signature, types
-from gemmkit.lang.scalars import numba_type
+from gemmkit.lang.number_types import numba_type
 from gemmkit.ptx.build import assembly, braces
 from gemmkit.ptx.fragments import FragmentMap
 from gemmkit.ptx.registers import elements, from_registers, to_registers

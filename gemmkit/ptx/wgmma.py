@@ -24,8 +24,9 @@ from gemmkit.emulator.machine import current
 from gemmkit.emulator.tensor_cores import WARPGROUP
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.numba_hooks import TypingError, ir, signature, types
+from gemmkit.lang.number_types import numba_type
 from gemmkit.lang.registers import Fragment
-from gemmkit.lang.scalars import index, numba_type
+from gemmkit.lang.scalars import index
 from gemmkit.ptx.build import assembly, braces, plain
 from gemmkit.ptx.descriptors import decode
 from gemmkit.ptx.fragments import FragmentMap
