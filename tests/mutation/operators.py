@@ -104,7 +104,7 @@ def label_of(node: ast.AST) -> str:
 
 
 def _calls(node: Any) -> Iterator[str]:
-    """The names of what a statement calls; of a static branch (``if spec.a_engine:``) those of its sides, which are simple."""
+    """The names of what a statement calls; of a static branch (``if spec.a_masks:``) those of its sides, which are simple."""
     if isinstance(node, ast.If):
         if all(isinstance(inner, (ast.Expr, ast.Assign)) for inner in node.body + node.orelse):
             for inner in node.body + node.orelse:

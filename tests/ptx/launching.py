@@ -32,7 +32,7 @@ POISON = 0xFF
 
 @dataclass(frozen=True)
 class Tensor:
-    """An operand as the copy engine sees it; ``axis`` is the contiguous one."""
+    """An operand as TMA sees it; ``axis`` is the contiguous one."""
 
     array: Any
     spec: TensorMapSpec
