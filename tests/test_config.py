@@ -63,7 +63,7 @@ def test_an_operator_is_found_for_every_pair_of_types(dtypes: Any) -> None:
             assert "no common type" in str(error) and {a, b} & {BF16}
             continue
         make(operator=operator, global_a_layout=RowMajor(a), global_b_layout=ColMajor(b), gemm_shape=dict(zip("MNK", size)))
-        assert isinstance(operator, MMAOp) == (a == b and a in (np.dtype("f2"), BF16))
+        assert isinstance(operator, MMAOp) == (a == b and a in (np.dtype("f2"), BF16, np.dtype("f8")))
 
 
 def test_defaults_follow_what_is_given() -> None:
@@ -220,8 +220,8 @@ def test_orders_that_wmma_would_misread() -> None:
     (lambda: FPUOp(MB=4, NB=4), ("FPUOp(MB=4, NB=4)", "MB * NB = 32")),
     (lambda: FPUOp(M=30), ("FPUOp(M=30, N=32)", "multiples of MB=4 and NB=8")),
     (lambda: FPUOp(K=0), ("FPUOp(K=0)", "1 or more")),
-    (lambda: MMAOp(M=8), ("MMAOp(M=8, N=8, K=16)", "M=16, N=8, K=16")),
-    (lambda: MMAOp(dtype="f4"), ("MMAOp(dtype=float32, accumulator=float32)", "float16 -> float32")),
+    (lambda: MMAOp(M=8), ("MMAOp(M=8, N=8, K=16)", "M=16, N=8 or 16, K=16")),
+    (lambda: MMAOp(dtype="i2"), ("MMAOp(dtype=int16, accumulator=int32)", "float16 -> float32")),
     (lambda: MMAOp(dtype=BF16, accumulator="f2"), ("dtype=bfloat16, accumulator=float16", "bfloat16 -> float32")),
     (lambda: WMMAOp(M=8), ("WMMAOp(M=8, N=16, K=16)", "8x32x16")),
     (lambda: WMMAOp(dtype=BF16, accumulator="f2"), ("dtype=bfloat16, accumulator=float16", "bfloat16 -> float32")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,16 +96,17 @@ def configuration(options: argparse.Namespace, device: DeviceInfo) -> Config:
 
 def choose_operator(options: argparse.Namespace, a: np.dtype, b: np.dtype, sizes: tuple[int, int, int],
                     device: DeviceInfo) -> Operator:
-    accumulator = dtype("--accumulator", options.accumulator) if options.accumulator else accumulator_for(a, b)
+    given = dtype("--accumulator", options.accumulator) if options.accumulator else None
+    accumulator = accumulator_for(a, b) if given is None else given
     if options.operator is None and not options.accumulator:
         return operator_for(a, b, sizes, device)
     if options.operator in ("mma", "wmma"):
         if a != b:
             raise ValueError(f"--operator {options.operator}: A is {a} and B is {b}; it multiplies operands of one type")
-        return {"mma": MMAOp, "wmma": WMMAOp}[options.operator](dtype=a, accumulator=accumulator)
+        return MMAOp(dtype=a, accumulator=given) if options.operator == "mma" else WMMAOp(dtype=a, accumulator=accumulator)
     default = operator_for(a, b, sizes, device)
     if options.operator is None and isinstance(default, MMAOp):
-        return MMAOp(dtype=a, accumulator=accumulator)
+        return dataclasses.replace(default, accumulator=accumulator)
     shape = {name: getattr(default, name) for name in ("M", "N", "MB", "NB")} if isinstance(default, FPUOp) else {}
     return FPUOp(**shape, dtype=a, b_dtype=b, accumulator=accumulator)
 

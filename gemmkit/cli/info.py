@@ -21,7 +21,9 @@ from gemmkit.runtime.device import DeviceInfo, target
 
 OPERATORS = {
     "FPUOp": (operators.FPUOp(), "any real dtypes, and semirings; ordinary units"),
-    "MMAOp": (operators.MMAOp(), "float16, bfloat16; tensor cores by mma.sync"),
+    "MMAOp": (operators.MMAOp(), "float16, bfloat16, float32 as tf32, int8; tensor cores by mma.sync"),
+    "MMAOp (float8)": (operators.MMAOp(dtype=ml_dtypes.float8_e4m3fn), "8-bit floats; tensor cores by mma.sync"),
+    "MMAOp (float64)": (operators.MMAOp(dtype="float64"), "float64; tensor cores (m8n8k4: from 8.0 on)"),
     "WMMAOp": (operators.WMMAOp(), "float16; tensor cores by wmma"),
     "WMMAOp (bfloat16)": (operators.WMMAOp(dtype=ml_dtypes.bfloat16), "bfloat16; tensor cores by wmma"),
 }

@@ -173,6 +173,9 @@ class Agent:
             raise self._fault(errors.BoundsError, kind, memory, address, nbytes,
                               f"which has {memory.size} bytes; the access {side}")
         if memory.valid is not None and memory.valid.find(0, low, high) >= 0:
+            if memory.pages is not None:
+                raise self._fault(errors.ProtocolError, kind, memory, address, nbytes,
+                                  "where a thread's cp.async is on its way: its group must be awaited first (wait_copies)")
             raise self._fault(errors.BoundsError, kind, memory, address, nbytes,
                               "where it touches padding between the elements")
         return low

@@ -35,6 +35,7 @@ from gemmkit.emulator.memory import Memory, for_array
 from gemmkit.emulator.scheduler import Scheduler
 from gemmkit.emulator.sites import Site, here
 from gemmkit.emulator.tensor_cores import TensorCores
+from gemmkit.emulator.thread_copies import Copies
 
 __all__ = ["Block", "Clock", "Memory", "Thread", "current", "for_array", "launch"]
 
@@ -77,12 +78,12 @@ class Thread(Agent):
         lane: index in its warp of 32; warp: index of the warp.
         block: its `Block`.
         stores: the copies to global memory that it has asked for, if it has.
-        is_copying: whether copies to shared memory that it has started have yet to be told of (`thread_copies`).
+        copies: the copies to shared memory that it has started, if it has (`thread_copies`).
         register_fences, touched, touched_a: its calls of `wgmma_fence`, and how many there were when it could last touch
             accumulators, and registers of A (`in_flight`).
     """
 
-    __slots__ = ("_scheduler", "is_copying", "lane", "register_fences", "stores", "thread_index", "touched", "touched_a",
+    __slots__ = ("_scheduler", "copies", "lane", "register_fences", "stores", "thread_index", "touched", "touched_a",
                  "waits_for", "warp")
 
     def __init__(self, block: Block, index: int, seen: Vector, pages: shadow.Pages,
@@ -94,7 +95,7 @@ class Thread(Agent):
         self.lane: int = index % WARP
         self.waits_for: Callable[[], str] | None = None
         self.stores: Stores | None = None
-        self.is_copying = False
+        self.copies: Copies | None = None
         self.register_fences = self.touched = self.touched_a = 0
         self._scheduler = scheduler
 

@@ -27,7 +27,8 @@ class Memory:
     machine's.
 
     Attributes:
-        valid: one byte for each byte of memory, 0 where no element lies; None when all are valid.
+        valid: one byte for each byte of memory, 0 where no element lies, or in shared memory where a thread's copy is on its
+            way (`thread_copies`); None when all are valid.
         written: one byte for each byte of memory, 0 where nothing has been written; None when all counts as
             written.
         pages: the access history of shared memory. None for arrays: theirs belongs to the launch and goes by

@@ -182,6 +182,12 @@ class Algebra(Operator):
     def line_alignment(self, operand: str, layout: Any) -> int:
         return int(self.base.line_alignment(operand, layout))    # of each plane
 
+    def shared_axis(self, operand: str, axis: int) -> int:
+        return int(self.base.shared_axis(operand, axis))
+
+    def padding(self, operand: str, axis: int) -> int:
+        return int(self.base.padding(operand, axis))
+
     def refuses(self, operand: str, layout: Any) -> str | None:
         if not isinstance(layout, Planes):
             return "an algebra's numbers are in planes in shared memory: Planes(Padded(RowMajor(...), ...), ...)"

@@ -98,6 +98,16 @@ class Operator(Component):
         """Bytes at whose multiples the lines of a shared tile of ``operand`` ("a", "b", "c" or "d") must start."""
         return int(layout.dtype.itemsize)
 
+    def shared_axis(self, operand: str, axis: int) -> int:
+        """Along which axis tiles of ``operand`` should be contiguous in shared memory, where global memory has them so along
+        ``axis``."""
+        return axis
+
+    def padding(self, operand: str, axis: int) -> int:
+        """Bytes by which lines of a shared tile of ``operand`` that is contiguous along ``axis`` should be longer than the
+        tile (a multiple of 64 bytes), for the accesses of a warp to fall into different banks."""
+        return 16
+
     def refuses(self, operand: str, layout: Any) -> str | None:
         """Why tiles of ``operand`` in this shared layout cannot be loaded (or stored), or None when they can."""
         return None

@@ -101,21 +101,38 @@ class FPUOp(Operator):
         return _vector(self.N // self.NB, self.b_dtype.itemsize)
 
     @cached_property
+    def lanes(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+        """A lane's place among the MB x NB, as a shape and the steps (rows, columns) of its digits.
+
+        Of a load of 16 bytes a lane, shared memory serves half a warp at once where neighbouring lanes ask for the same
+        bytes, of A and of B. So lanes that differ in the first bit share columns, and the other rows lie 16 lanes apart.
+        """
+        if (self.MB, self.NB) == (4, 8):
+            return (2, 8, 2), ((1, 0), (0, 1), (2, 0))
+        if (self.MB, self.NB) == (8, 4):
+            return (2, 8, 2), ((0, 1), (1, 0), (0, 2))
+        return (self.MB, self.NB), ((1, 0), (0, 1))
+
+    def _lane_strides(self, m: int, n: int) -> tuple[tuple[int, int], ...]:
+        """The strides of lanes whose rows and columns come in vectors of m and n elements."""
+        return tuple((rows * m, columns * n) for rows, columns in self.lanes[1])
+
+    @cached_property
     def map_a(self) -> FragmentMap:
         v = self.vector_m
-        return FragmentMap(self.M, self.K, (self.MB, self.NB), ((v, 0), (0, 0)),
+        return FragmentMap(self.M, self.K, self.lanes[0], self._lane_strides(v, 0),
                            (v, self.M // self.MB // v, self.K), ((1, 0), (self.MB * v, 0), (0, 1)))
 
     @cached_property
     def map_b(self) -> FragmentMap:
         v = self.vector_n
-        return FragmentMap(self.K, self.N, (self.MB, self.NB), ((0, 0), (0, v)),
+        return FragmentMap(self.K, self.N, self.lanes[0], self._lane_strides(0, v),
                            (v, self.N // self.NB // v, self.K), ((0, 1), (0, self.NB * v), (1, 0)))
 
     @cached_property
     def map_c(self) -> FragmentMap:
         m, n = self.vector_m, self.vector_n
-        return FragmentMap(self.M, self.N, (self.MB, self.NB), ((m, 0), (0, n)),
+        return FragmentMap(self.M, self.N, self.lanes[0], self._lane_strides(m, n),
                            (m, self.M // self.MB // m, n, self.N // self.NB // n),
                            ((1, 0), (self.MB * m, 0), (0, 1), (0, self.NB * n)))
 

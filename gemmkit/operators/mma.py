@@ -1,59 +1,114 @@
-"""``MMAOp``: tensor cores by ``mma.sync`` and ``ldmatrix``."""
+"""``MMAOp``: tensor cores by ``mma.sync``."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.control import choose, each, join
+from gemmkit.lang.control import choose
 from gemmkit.lang.given import dtype_given
-from gemmkit.lang.registers import Fragment, generate
+from gemmkit.lang.registers import Fragment
 from gemmkit.operators.base import Operator
-from gemmkit.ptx.fragments import FragmentMap, fragment_coordinate
-from gemmkit.ptx.ldmatrix import ldmatrix
-from gemmkit.ptx.memory import load_shared, store_shared
-from gemmkit.ptx.mma import MMA, SPECS, MmaSpec
-from gemmkit.ptx.special import lane_index
-from gemmkit.tiling import translate
+from gemmkit.operators.warp_fragments import (
+    LINE,
+    load_a_across,
+    load_a_along,
+    load_b_across,
+    load_b_along,
+    load_elements,
+    store_elements,
+    store_pairs,
+)
+from gemmkit.ptx.fragments import FragmentMap
+from gemmkit.ptx.mma import MMA, SPECS, MmaSpec, map_b, map_c
+
+_SUMS = {"i": np.dtype(np.int32), "u": np.dtype(np.int32)}
 
 
 @dataclass(frozen=True)
 class MMAOp(Operator):
-    """16 x 8 x 16 products on tensor cores: float16 or bfloat16 in, float32 (or float16) accumulation; sm_80+.
+    """Products of a warp on tensor cores; sm_80+.
 
-    Shared operands may be row- or column-major (``ldmatrix`` transposes on the way), padded for the banks.
+    | ``dtype`` | M x N x K | ``accumulator`` | from |
+    |---|---|---|---|
+    | float16, bfloat16 | 16 x 8 x 16 | float32 (of float16 also float16) | sm_80 |
+    | float32: its products are those of tf32 | 16 x 8 x 8 (or 4) | float32 | sm_80 |
+    | int8, uint8 | 16 x 8 x 32 | int32; sums wrap | sm_80 |
+    | float8_e4m3fn, float8_e5m2 | 16 x 8 x 32 | float32 | sm_89 |
+    | float64 | 16 x 8 x 8 (4 or 16); 8 x 8 x 4 | float64 | sm_90; sm_80 |
 
-    Raises ValueError for a shape or a pair of dtypes that the instruction does not have.
+    tf32 has 10 bits of the mantissa, to which inputs are rounded: a choice that is never made for the caller. ``b_dtype`` is
+    for 8-bit types, which can be mixed. N = 16 issues two instructions, with both columns of B in one ``ldmatrix``.
+
+    Shared operands may be contiguous along K or across it, of 8-bit types along K only. `padding` says how much longer
+    lines are to be for no two accesses of a warp to meet in a bank.
+
+    Raises ValueError for a shape or dtypes that no instruction has.
+
+    >>> MMAOp(dtype="float64").shape
+    (16, 8, 8)
     """
 
     M: int = 16
     N: int = 8
-    K: int = 16
+    K: Any = None
     dtype: Any = np.float16
-    accumulator: Any = np.float32
+    accumulator: Any = None
+    b_dtype: Any = None
 
     merges = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("dtype", "accumulator"):
-            object.__setattr__(self, name, dtype_given(getattr(self, name), "MMAOp", name))
-        if (self.M, self.N, self.K) != (16, 8, 16):
-            raise ValueError(f"MMAOp(M={self.M}, N={self.N}, K={self.K}): the instruction is M=16, N=8, K=16")
-        if (self.dtype, self.accumulator) not in SPECS:
-            known = ", ".join(f"{i} -> {a}" for i, a in SPECS)
-            raise ValueError(f"MMAOp(dtype={self.dtype}, accumulator={self.accumulator}): the instruction has {known}")
+        dtype = dtype_given(self.dtype, "MMAOp")
+        b_dtype = dtype if self.b_dtype is None else dtype_given(self.b_dtype, "MMAOp", "b_dtype")
+        accumulator = (_usual_sums(dtype) if self.accumulator is None
+                       else dtype_given(self.accumulator, "MMAOp", "accumulator"))
+        K = _usual_depth(dtype) if self.K is None else self.K
+        for name, value in (("dtype", dtype), ("b_dtype", b_dtype), ("accumulator", accumulator), ("K", K)):
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
+        given = self.dtype, self.b_dtype, self.accumulator
+        if given not in {key[2:] for key in SPECS}:
+            known = dict.fromkeys(f"{a} x {b} -> {acc}" if a != b else f"{a} -> {acc}" for _, _, a, b, acc in SPECS)
+            said = f", b_dtype={self.b_dtype}" if self.b_dtype != self.dtype else ""
+            raise ValueError(f"MMAOp(dtype={self.dtype}, accumulator={self.accumulator}{said}): the instructions have "
+                             + ", ".join(known))
+        if not all(isinstance(x, int) for x in self.shape) or self.N not in (8, 16) or self._key not in SPECS:
+            shapes = ", ".join(f"M={M}, N=8 or 16, K={K}" for M, K, *types in SPECS if tuple(types) == given)
+            raise ValueError(f"MMAOp(M={self.M}, N={self.N}, K={self.K}): the shapes for {self.dtype} are {shapes}")
+
+    def __repr__(self) -> str:
+        """As one would write it, without what follows from the dtype."""
+        usual = {"M": 16, "N": 8, "K": _usual_depth(self.dtype), "dtype": np.dtype(np.float16),
+                 "accumulator": _usual_sums(self.dtype), "b_dtype": self.dtype}
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        parts = [f"{name}={getattr(value, 'name', value)!r}" for name, value in given.items() if value != usual[name]]
+        return f"MMAOp({', '.join(parts)})"
 
     @cached_property
     def minimum_arch(self) -> tuple[int, int]:
-        return 8, 0
+        return self.spec.minimum_arch
+
+    @cached_property
+    def _key(self) -> Any:
+        return self.M, self.K, self.dtype, self.b_dtype, self.accumulator
 
     @cached_property
     def spec(self) -> MmaSpec:
-        return SPECS[self.dtype, self.accumulator]
+        return SPECS[self._key]
+
+    @cached_property
+    def instruction(self) -> Any:
+        return MMA[self._key]
+
+    # -- which lane holds what ------------------------------------------------------------------------------------------
 
     @cached_property
     def map_a(self) -> FragmentMap:
@@ -61,113 +116,133 @@ class MMAOp(Operator):
 
     @cached_property
     def map_b(self) -> FragmentMap:
-        return self.spec.b
+        return map_b(self.K, self.N, self.b_dtype.itemsize)
 
     @cached_property
     def map_c(self) -> FragmentMap:
-        return self.spec.c
+        return map_c(self.M, self.N)
 
     @cached_property
     def fragment_a(self) -> Fragment:
-        return Fragment(self.dtype, 8)
+        return Fragment(self.dtype, self.map_a.values)
 
     @cached_property
     def fragment_b(self) -> Fragment:
-        return Fragment(self.dtype, 4)
+        return Fragment(self.b_dtype, self.map_b.values)
 
     @cached_property
     def fragment_c(self) -> Fragment:
-        return Fragment(self.accumulator, 4)
+        return Fragment(self.accumulator, self.map_c.values)
+
+    # -- how they come out of shared memory -----------------------------------------------------------------------------
 
     @cached_property
-    def instruction(self) -> Any:
-        return MMA[self.dtype, self.accumulator]
+    def line(self) -> int:
+        """Elements in a row of ldmatrix."""
+        return LINE // int(self.dtype.itemsize)
+
+    @cached_property
+    def lines(self) -> int:
+        """Rows of ldmatrix along K: 1 or 2."""
+        return int(self.K) // self.line
+
+    @cached_property
+    def columns(self) -> int:
+        """Instructions side by side."""
+        return self.N // 8
+
+    def by_matrices(self, operand: str, axis: int) -> bool:
+        """Whether ``ldmatrix`` loads A or B, contiguous along ``axis`` of the matrix, and not each lane its elements."""
+        return self.along_by_matrices if axis == (1 if operand == "a" else 0) else self.across_by_matrices
+
+    @cached_property
+    def along_by_matrices(self) -> bool:
+        """Where inputs are contiguous along K."""
+        return bool(self.dtype.itemsize < 8)
+
+    @cached_property
+    def across_by_matrices(self) -> bool:
+        """Where they are not: ldmatrix turns elements of 16 bits alone."""
+        return bool(self.dtype.itemsize == 2)
+
+    def refuses(self, operand: str, layout: Any) -> str | None:
+        if operand in ("a", "b") and self.dtype.itemsize == 1 and not self.by_matrices(operand, layout.axis):
+            order = "RowMajor" if operand == "a" else "ColMajor"
+            return (f"{self!r} loads elements of 8 bits that are contiguous along K only; take Padded({order}(...), 16), and the "
+                    "copy to shared memory turns them")
+        return None
 
     def line_alignment(self, operand: str, layout: Any) -> int:
         """16 bytes for ``ldmatrix``, pairs of neighbours for C and D."""
         if operand in ("a", "b"):
-            return 16
+            return LINE if self.by_matrices(operand, layout.axis) else int(layout.dtype.itemsize)
         return int(layout.dtype.itemsize) * (2 if layout.axis == 1 else 1)
 
+    def shared_axis(self, operand: str, axis: int) -> int:
+        """Elements of 8 bits along K, wherever they come from."""
+        if self.dtype.itemsize > 1 or operand not in ("a", "b"):
+            return axis
+        return 1 if operand == "a" else 0
+
+    def padding(self, operand: str, axis: int) -> int:
+        """By ldmatrix 8 lines are read at a time: 16 bytes. Element by element 4 lines (of 4 bytes: 4 with 8 lanes each): 32.
+        Pairs of float64 leave 2 lines at a time: 64."""
+        if operand in ("a", "b"):
+            return 16 if self.by_matrices(operand, axis) else 32
+        return 64 if axis == 1 and self.accumulator.itemsize == 8 else 16
+
     def load_a(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-        """16 x 16 of A. Lane l addresses row l % 16 (of a column-major A: column) of the left or right half."""
-        return choose(layout.axis == 1, _load_a_rows, _load_a_columns, layout, pointer, tile, leading)
+        return choose(layout.axis == 1, _load_a_along, _load_a_across, self, layout, pointer, tile, leading)
 
     def load_b(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-        """16 x 8 of B. A row-major B holds the transposes of the 8 x 8 matrices that the instruction wants."""
-        return choose(layout.axis == 1, _load_b_rows, _load_b_columns, layout, pointer, tile, leading)
+        return choose(layout.axis == 0, _load_b_along, _load_b_across, self, layout, pointer, tile, leading)
 
     def load_c(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-        """16 x 8 of C: pairs of neighbours where a row is contiguous, else element by element."""
+        """Pairs of neighbours where a row is contiguous, else element by element."""
         return choose(layout.axis == 1, _load_c_rows, _load_c_columns, self, layout, pointer, tile, leading)
 
     def mma(self, a: tuple, b: tuple, c: tuple) -> tuple:
         return self.instruction(a, b, c)
 
     def store_d(self, layout: Any, pointer: Any, tile: Any, leading: int, d: tuple) -> None:
-        choose(layout.axis == 1, _store_d_rows, _store_d_columns, self, layout, pointer, tile, leading, d)
+        choose(layout.axis == 1, store_pairs, store_elements, self.map_c, layout, pointer, tile, leading, d)
 
 
-def _matrices(layout: Any, pointer: Any, tile: Any, leading: int, i: int, j: int, count: int, trans: bool) -> tuple:
-    """``ldmatrix`` with this lane's row of 8 at (i, j) in the tile."""
-    return ldmatrix(pointer, layout.position(translate(tile, i, j).base, leading), layout.position(tile.offset, leading),
-                    count, trans)
+def _usual_sums(dtype: np.dtype) -> np.dtype:
+    return dtype if dtype.itemsize == 8 else _SUMS.get(dtype.kind, np.dtype(np.float32))
 
 
-def _load_a_rows(layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    lane = lane_index()
-    return _matrices(layout, pointer, tile, leading, lane % 16, lane // 16 * 8, 4, False)
+def _usual_depth(dtype: np.dtype) -> int:
+    return 8 if dtype.itemsize == 8 else 32 // int(dtype.itemsize)
 
 
-def _load_a_columns(layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    lane = lane_index()
-    return _matrices(layout, pointer, tile, leading, lane // 8 % 2 * 8, lane % 8 + lane // 16 * 8, 4, True)
+def _load_a_along(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    return choose(operator.along_by_matrices, load_a_along, _load_a_elements, operator, layout, pointer, tile, leading)
 
 
-def _load_b_columns(layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    lane = lane_index()
-    return _matrices(layout, pointer, tile, leading, lane // 8 % 2 * 8, lane % 8, 2, False)
+def _load_a_across(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    return choose(operator.across_by_matrices, load_a_across, _load_a_elements, operator, layout, pointer, tile, leading)
 
 
-def _load_b_rows(layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    lane = lane_index()
-    return _matrices(layout, pointer, tile, leading, lane % 16, 0, 2, True)
+def _load_b_along(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    return choose(operator.along_by_matrices, load_b_along, _load_b_elements, operator, layout, pointer, tile, leading)
 
 
-def _own(operator: Any, tile: Any, n: int) -> Any:
-    """The tile moved to where this thread's n-th value of C lies."""
-    lane = lane_index()
-    return translate(tile, fragment_coordinate(operator.map_c, lane, n, 0), fragment_coordinate(operator.map_c, lane, n, 1))
+def _load_b_across(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    return choose(operator.across_by_matrices, load_b_across, _load_b_elements, operator, layout, pointer, tile, leading)
+
+
+def _load_a_elements(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    return load_elements(operator.map_a, 1, layout, pointer, tile, leading)
+
+
+def _load_b_elements(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    return load_elements(operator.map_b, 1, layout, pointer, tile, leading)
 
 
 def _load_c_rows(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return join(generate(2, _load_c_pair, operator, layout, pointer, tile, leading))
-
-
-def _load_c_pair(n: int, operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return load_shared(pointer, layout.position(_own(operator, tile, 2 * n).base, leading),
-                       layout.position(tile.offset, leading), 2)
+    return load_elements(operator.map_c, 2, layout, pointer, tile, leading)
 
 
 def _load_c_columns(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return join(generate(4, _load_c_one, operator, layout, pointer, tile, leading))
-
-
-def _load_c_one(n: int, operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return load_shared(pointer, layout.position(_own(operator, tile, n).base, leading),
-                       layout.position(tile.offset, leading), 1)
-
-
-def _store_d_rows(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int, d: tuple) -> None:
-    offset = layout.position(tile.offset, leading)
-    store_shared(pointer, layout.position(_own(operator, tile, 0).base, leading), offset, (d[0], d[1]))
-    store_shared(pointer, layout.position(_own(operator, tile, 2).base, leading), offset, (d[2], d[3]))
-
-
-def _store_d_columns(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int, d: tuple) -> None:
-    each(_store_d_one, d, operator, layout, pointer, tile, leading)
-
-
-def _store_d_one(value: Any, n: int, operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> None:
-    store_shared(pointer, layout.position(_own(operator, tile, n).base, leading), layout.position(tile.offset, leading),
-                 (value,))
+    return load_elements(operator.map_c, 1, layout, pointer, tile, leading)

@@ -14,18 +14,18 @@ from gemmkit.lang.records import scaled, terms
 from gemmkit.lang.registers import call_function
 from gemmkit.lang.scalars import NarrowFloatType, index
 
-i16, i32 = ir.IntType(16), ir.IntType(32)
+i32 = ir.IntType(32)
 
 
 def _negative(context: Any, builder: Any, kind: types.Type, values: list) -> list:
-    """The negatives of a plane's values; of 16-bit floats two at a time, in the registers that instructions take."""
+    """The negatives of a plane's values; of narrow floats a register at a time, as instructions take them."""
     if isinstance(kind, types.Float):
         return [builder.fsub(ir.Constant(v.type, -0.0), v) for v in values]
-    if isinstance(kind, NarrowFloatType) and len(values) % 2 == 0:
+    if isinstance(kind, NarrowFloatType) and len(values) * kind.bits.width % 32 == 0:
         from gemmkit.ptx.registers import from_registers, to_registers
 
-        signs = ir.Constant(i32, 0x80008000)
-        return from_registers(builder, [builder.xor(word, signs) for word in to_registers(builder, values)], i16)
+        signs = ir.Constant(i32, 0x80008000 if kind.bits.width == 16 else 0x80808080)
+        return from_registers(builder, [builder.xor(word, signs) for word in to_registers(builder, values)], kind.bits)
     inner = context.typing_context.resolve_function_type(operator.neg, (kind,), {})
     function = context.get_function(context.typing_context.resolve_value_type(operator.neg), inner)
     return [context.cast(builder, function(builder, [v]), inner.return_type, kind) for v in values]

@@ -1,4 +1,4 @@
-"""16- and 8-bit floats: conversions and arithmetic.
+"""16- and 8-bit floats, and tf32: conversions and arithmetic.
 
 LLVM's ``half`` is not used. Its loops of vectors end in NVVM's "unsupported operation", and a rounded product that is
 added to something becomes a fused multiply-add, which rounds once where Python's two operators round twice.
@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from gemmkit.lang.numba_hooks import ir
+from gemmkit.ptx.build import assembly
 
 
 def bf16_from_f32(builder: Any, value: Any) -> Any:
@@ -78,3 +81,25 @@ def pair_arithmetic(builder: Any, instruction: str, operands: list) -> Any:
     function = ir.FunctionType(i32, [i32] * len(operands))
     constraints = ",".join(["=r"] + ["r"] * len(operands))
     return builder.call(ir.InlineAsm(function, f"{instruction} {places};", constraints), operands)
+
+
+# -- tf32: float32 with 10 bits of the mantissa, what tensor cores look at ----------------------------------------------------
+
+_TF32_BITS, _TF32_HALF = np.uint32(0xFFFFE000), np.uint32(0x1000)
+
+
+def tf32_from_f32(builder: Any, value: Any) -> Any:
+    """float32 to a register of tf32, round to nearest, ties away from zero (sm_80+)."""
+    return assembly(builder, "cvt.rna.tf32.f32 $0, $1;", [ir.IntType(32)], [value], pure=True)[0]
+
+
+def rounded_to_tf32(values: Any) -> np.ndarray:
+    """What `tf32_from_f32` gives, as float32. (Infinities stay; a carry out of the mantissa is one into the exponent.)"""
+    given = np.asarray(values, np.float32)
+    rounded = truncated_to_tf32((given.view(np.uint32) + _TF32_HALF).view(np.float32))
+    return np.where(np.isfinite(given), rounded, given)
+
+
+def truncated_to_tf32(values: Any) -> np.ndarray:
+    """What tensor cores see of a float32 that nobody rounded."""
+    return np.bitwise_and(np.asarray(values, np.float32).view(np.uint32), _TF32_BITS).view(np.float32)

@@ -1,7 +1,10 @@
 """``cp.async``: a thread copies 4, 8 or 16 bytes from global to shared memory and goes on (sm_80+).
 
-An mbarrier can be told of the end of all copies that a thread has started (`copies_arrive`). They write as threads do, so
-whoever reads the bytes with tensor cores calls `fence_async` in between.
+Copies complete in one of two ways. A thread gathers those that it has started in groups (`commit_copies`) and waits until
+all but the newest groups are done (`wait_copies`); other threads see the bytes after a barrier that follows. Or an mbarrier
+is told of the end of all copies that a thread has started (`copies_arrive`).
+
+Copies write as threads do: a `fence_async` stands between them and tensor cores that read the bytes by descriptors.
 """
 
 from __future__ import annotations
@@ -11,10 +14,10 @@ from typing import Any
 
 from gemmkit.emulator import mbarriers, thread_copies
 from gemmkit.emulator.machine import current
-from gemmkit.lang.atoms import atom
-from gemmkit.lang.memory import SharedType, coordinates_of, global_pointer, proxy
+from gemmkit.lang.atoms import Atom, atom
+from gemmkit.lang.memory import SharedType, coordinates_of, global_pointer, proxy, shared_pointer
 from gemmkit.lang.numba_hooks import ir, signature, types
-from gemmkit.ptx.build import assembly
+from gemmkit.ptx.build import assembly, plain
 from gemmkit.ptx.mbarrier import element_address, is_barrier, place
 from gemmkit.ptx.memory import is_position
 
@@ -40,33 +43,67 @@ def offset_of(view: Any, position: Any) -> int:
     return sum(map(operator.mul, map(int, position), view.steps))
 
 
-def _type_copy(context: Any, pointer: Any, position: Any, view: Any, offset: Any, count: Any, is_there: Any) -> Any:
+def _type_copy(context: Any, pointer: Any, base: Any, ahead: Any, view: Any, offset: Any, count: Any, is_there: Any) -> Any:
     if not isinstance(pointer, SharedType) or not isinstance(count, types.IntegerLiteral):
         return None
     nbytes = int(count.literal_value) * pointer.dtype.itemsize
     if nbytes not in SIZES or not isinstance(offset, types.Integer) or not isinstance(is_there, types.Boolean):
         return None
-    text = f"cp.async.{'cg' if nbytes == 16 else 'ca'}.shared.global [$0], [$1], {nbytes}, $2;"
+    copy = f"cp.async.{'cg' if nbytes == 16 else 'ca'}.shared.global.L2::128B [$0], [$1], {nbytes}"
+    # A predicate that ignores the source costs one instruction. A size of 0 costs four: ptxas puts it into the address.
+    text = f"{{ .reg .pred p; setp.eq.u32 p, $2, 0; {copy}, p; }}"
+    always = isinstance(is_there, types.BooleanLiteral) and is_there.literal_value
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        source = b.add(proxy(c, b, view, v[2]).address, c.cast(b, v[3], offset, types.int64))
-        there = v[5] if v[5].type == i1 else b.trunc(v[5], i1)
-        assembly(b, text, [], [element_address(c, b, pointer, v[0], position, v[1]), source,
-                               b.select(there, i32(nbytes), i32(0))], memory=True)
+        terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, ahead, v[2])
+        target = b.ptrtoint(shared_pointer(b, pointer, v[0], terms, i8), i32)
+        source = b.add(proxy(c, b, view, v[3]).address, c.cast(b, v[4], offset, types.int64))
+        if always:
+            assembly(b, copy + ";", [], [target, source], memory=True)
+        else:
+            there = v[6] if v[6].type == i1 else b.trunc(v[6], i1)
+            assembly(b, text, [], [target, source, b.zext(there, i32)], memory=True)
         return c.get_dummy_value()
 
-    return signature(types.none, pointer, position, view, offset, count, is_there), codegen
+    return signature(types.none, pointer, base, ahead, view, offset, count, is_there), codegen
 
 
 @atom(_type_copy)
-def copy_async(pointer: Any, position: int, view: Any, offset: int, count: int, is_there: bool) -> None:
-    """Start a copy of ``count`` elements (4, 8 or 16 bytes, a constant), ``offset`` bytes into a view's memory, to
-    ``position`` of a shared pointer; zeros where ``is_there`` is false, and then no memory is looked at.
+def copy_async(pointer: Any, base: int, ahead: int, view: Any, offset: int, count: int, is_there: bool) -> None:
+    """Start a copy of ``count`` elements (4, 8 or 16 bytes, a constant), ``offset`` bytes into a view's memory, to position
+    ``base + ahead`` of a shared pointer; zeros where ``is_there`` is false, and then no memory is looked at.
 
-    ``offset`` is a multiple of the size, and ``position`` too.
+    ``offset`` is a multiple of the size, and the position too. What of the position is known when the kernel is compiled
+    stands in ``ahead``: it becomes the immediate of the address.
     """
-    thread_copies.copy(current(), place(pointer, position), view.memory, view.address + int(offset) if is_there else None,
-                       int(count) * pointer.dtype.itemsize)
+    thread_copies.start(current(), place(pointer, int(base) + int(ahead)), view.memory,
+                        view.address + int(offset) if is_there else None, int(count) * pointer.dtype.itemsize)
+
+
+def _commit() -> None:
+    """The copies that this thread has started since the last one are a group."""
+    thread_copies.commit(current())
+
+
+commit_copies = Atom("commit_copies", plain("cp.async.commit_group;"), _commit)
+
+
+def _type_wait(context: Any, pending: Any) -> Any:
+    if not isinstance(pending, types.IntegerLiteral):
+        return None
+    text = f"cp.async.wait_group {int(pending.literal_value)};"
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        assembly(b, text, [], [], memory=True)
+        return c.get_dummy_value()
+
+    return signature(types.none, pending), codegen
+
+
+@atom(_type_wait)
+def wait_copies(pending: int) -> None:
+    """Wait until all groups of this thread's copies are done but the newest ``pending`` (a constant)."""
+    thread_copies.wait(current(), int(pending))
 
 
 def _type_arrive(context: Any, pointer: Any, n: Any) -> Any:
@@ -88,4 +125,4 @@ def copies_arrive(barriers: Any, n: int) -> None:
     thread_copies.arrive(thread, mbarriers.find(thread, place(barriers, n)))
 
 
-__all__ = ["copies_arrive", "copy_async", "offset_of"]
+__all__ = ["SIZES", "commit_copies", "copies_arrive", "copy_async", "offset_of", "wait_copies"]

@@ -19,6 +19,7 @@ from gemmkit.lang.host import SharedPointer, View, access_alignment, piece_bytes
 from gemmkit.lang.memory import (
     GLOBAL,
     READ_ONLY,
+    SHARED,
     SharedType,
     ViewType,
     coordinate_count,
@@ -299,6 +300,31 @@ def repoint(pointer: SharedPointer, dtype: np.dtype, distance: int) -> SharedPoi
     return SharedPointer(np.dtype(dtype), pointer.offset + int(distance))
 
 
+def _type_pinned(context: Any, pointer: Any) -> Any:
+    if not isinstance(pointer, SharedType):
+        return None
+    return signature(SharedType(pointer.dtype, pinned=True), pointer), lambda c, b, s, v: v[0]
+
+
+@atom(_type_pinned)
+def pinned(pointer: SharedPointer) -> SharedPointer:
+    """The pointer, whose accesses share an address where only the compile-time part of their positions differs."""
+    return pointer
+
+
+def pointer_at(builder: Any, pointer: SharedType, value: Any, terms: list, llvm_type: Any) -> Any:
+    """The LLVM pointer to a position, a sum of terms of which the base comes first."""
+    if not pointer.pinned:
+        return shared_pointer(builder, pointer, value, terms, llvm_type)
+    size = i32(pointer.dtype.itemsize)
+    start = builder.ptrtoint(shared_pointer(builder, pointer, value, terms[:1], ir.IntType(8)), i32)
+    start = assembly(builder, "mov.b32 $0, $1;", [i32], [start], pure=True)[0]
+    place = builder.inttoptr(start, ir.PointerType(ir.IntType(8), addrspace=SHARED))
+    for term in terms[1:]:
+        place = builder.gep(place, [builder.mul(term, size)], inbounds=True)
+    return builder.bitcast(place, ir.PointerType(llvm_type, addrspace=SHARED))
+
+
 def _shared_pieces(pointer: SharedType, count: int) -> tuple[int, Any]:
     size = pointer.dtype.itemsize
     step = piece_bytes(count * size, 16)
@@ -315,7 +341,7 @@ def _type_load_shared(context: Any, pointer: Any, base: Any, offset: Any, count:
         terms = coordinates_of(c, b, base, v[1]) + coordinates_of(c, b, offset, v[2])
         out = []
         for at in range(0, n, width):
-            value = b.load(shared_pointer(b, pointer, v[0], [*terms, i32(at)], unit))
+            value = b.load(pointer_at(b, pointer, v[0], [*terms, i32(at)], unit))
             value.align = width * pointer.dtype.itemsize
             out += unpack(c, b, pointer.element, value, width)
         return c.make_tuple(b, s.return_type, out)

@@ -1,4 +1,4 @@
-"""Fragments of 16-bit elements as the 32-bit registers that instructions take, and back."""
+"""Fragments of 16- and 8-bit elements as the 32-bit registers that instructions take, and back."""
 
 from __future__ import annotations
 
@@ -13,24 +13,29 @@ def elements(builder: Any, value: Any, count: int) -> list:
     return [builder.extract_value(value, n) for n in range(count)]
 
 
+def _is_narrow(element: Any) -> bool:
+    return isinstance(element, ir.IntType) and element.width < 32
+
+
 def to_registers(builder: Any, values: list) -> list:
-    """Pairs of 16-bit values as 32-bit registers; wider values as they are."""
-    if values[0].type != ir.IntType(16):
+    """Pairs of 16-bit values, or fours of 8-bit ones, as 32-bit registers; wider values as they are."""
+    if not _is_narrow(values[0].type):
         return values
-    packed = []
-    for low, high in zip(values[::2], values[1::2]):
-        vector = ir.Constant(ir.VectorType(ir.IntType(16), 2), ir.Undefined)
-        vector = builder.insert_element(vector, low, i32(0))
-        packed.append(builder.bitcast(builder.insert_element(vector, high, i32(1)), i32))
+    per, packed = 32 // values[0].type.width, []
+    for at in range(0, len(values), per):
+        vector = ir.Constant(ir.VectorType(values[0].type, per), ir.Undefined)
+        for n in range(per):
+            vector = builder.insert_element(vector, values[at + n], i32(n))
+        packed.append(builder.bitcast(vector, i32))
     return packed
 
 
 def from_registers(builder: Any, registers: list, element: Any) -> list:
     """The inverse of `to_registers` for elements of an LLVM type."""
-    if element != ir.IntType(16):
-        return registers
-    out = []
+    if not _is_narrow(element):
+        return [builder.bitcast(register, element) for register in registers]
+    per, out = 32 // element.width, []
     for register in registers:
-        vector = builder.bitcast(register, ir.VectorType(ir.IntType(16), 2))
-        out += [builder.extract_element(vector, i32(0)), builder.extract_element(vector, i32(1))]
+        vector = builder.bitcast(register, ir.VectorType(element, per))
+        out += [builder.extract_element(vector, i32(n)) for n in range(per)]
     return out

@@ -20,6 +20,7 @@ from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.number_types import PackedType, RecordType
 from gemmkit.lang.records import Record, part_size, scalars
 from gemmkit.ptx.build import assembly
+from gemmkit.ptx.registers import elements, from_registers, to_registers
 from gemmkit.ptx.memory import (
     as_words,
     cast_elements,
@@ -176,6 +177,47 @@ def _type_unpack_words(context: Any, dtype: Any, words: Any) -> Any:
 def unpack_words(dtype: np.dtype, words: tuple) -> tuple:
     """The elements in 32-bit words: the inverse of `pack_words`."""
     return scalars(np.array(words, np.uint32).view(np.uint8), dtype)
+
+
+def _type_pack_pairs(context: Any, values: Any) -> Any:
+    if not isinstance(values, types.UniTuple) or values.count % 2 or element_size(values.dtype) != 2:
+        return None
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        return c.make_tuple(b, s.return_type, to_registers(b, elements(b, v[0], values.count)))
+
+    return signature(types.UniTuple(types.uint32, values.count // 2), values), codegen
+
+
+@atom(_type_pack_pairs)
+def pack_pairs(values: tuple) -> tuple:
+    """`pack_words` of 16-bit elements that LLVM can look through: of a fragment that instructions take in 32-bit registers,
+    nothing is left of packing and unpacking."""
+    return tuple(np.array(values).view(np.uint32))
+
+
+def _type_unpack_pairs(context: Any, dtype: Any, words: Any) -> Any:
+    if not isinstance(dtype, DTypeType) or not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
+        return None
+    result = types.UniTuple(dtype.target, 2 * words.count)
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        return c.make_tuple(b, result, from_registers(b, elements(b, v[1], words.count), c.get_value_type(dtype.target)))
+
+    return signature(result, dtype, words), codegen
+
+
+@atom(_type_unpack_pairs)
+def unpack_pairs(dtype: np.dtype, words: tuple) -> tuple:
+    """The inverse of `pack_pairs`."""
+    return scalars(np.array(words, np.uint32).view(np.uint8), dtype)
+
+
+def element_size(element: Any) -> int:
+    """Bytes of an element of device code."""
+    from gemmkit.lang.scalars import numpy_dtype
+
+    return int(numpy_dtype(element).itemsize)
 
 
 def _type_weave_words(context: Any, teeth: Any) -> Any:

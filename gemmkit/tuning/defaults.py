@@ -3,7 +3,7 @@
 A block's tile is as large as keeps every multiprocessor busy: from a short list, the one whose last wave wastes least.
 Where tiles are few and K is long, several blocks of a cluster share the K of a tile.
 Threads move 16 bytes at a time along the contiguous axis; shared tiles keep the order of the global operand (so that moves
-stay wide) and are padded by 16 bytes (so that rows start in different banks).
+stay wide), unless the operator refuses it, and are padded as the operator asks (so that its accesses miss no bank).
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from gemmkit.layouts import ColMajor, Layout, Padded, RowMajor, Zero
 from gemmkit.operators import Algebra, FPUOp, MMAOp, Operator, WMMAOp
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
-from gemmkit.tuning import algebras, hopper
+from gemmkit.tuning import algebras, hopper, multistage
 from gemmkit.tuning.operators import SHORT, shares_of, sized
-
-WIDE = 16                              # bytes of the widest access of a thread
 
 
 def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo) -> None:
@@ -38,9 +36,12 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     if operator.threads == 128:
         hopper.fill(values, sizes, device)
         return
-    _fill_tiles(values, operator, sizes, device)
-    _fill_shared(values, operator, accumulator)
-    _fill_moves(values)
+    if values.get("kernel") == "multistage":
+        multistage.fill(values, sizes, device)
+        return
+    fill_tiles(values, operator, sizes, device)
+    fill_shared(values, operator, accumulator)
+    fill_moves(values)
     if isinstance(operator, WMMAOp):
         orders: dict[str, Any] = {f"{name}_order": ("col", "row")[values[f"shared_{name}_layout"].axis] for name in "ab"}
         values["operator"] = dataclasses.replace(operator, **orders)
@@ -62,6 +63,13 @@ TENSOR_TILES = (
     ((32, 64, 64), (16, 32), 4),
     ((32, 32, 64), (16, 16), 4),
 )
+# Of float64, whose elements take four times the room: warps of 32 x 32, and as many of them as registers allow.
+DOUBLE_TILES = (
+    ((64, 64, 32), (32, 32), 3),
+    ((64, 32, 32), (32, 16), 4),
+    ((32, 32, 32), (16, 16), 4),
+)
+LINE = 256                             # bytes of a line of those tiles along K, of elements that are wider than 16 bits
 SHARED = 200 * 1024                    # bytes of shared memory that the blocks of a multiprocessor may take
 DEPTHS = 24, 16                        # of k-tiles on the ordinary units, where K is no longer than LONG
 LONG = 512
@@ -82,7 +90,7 @@ _OF_A_MAPPING = {"block_shape", "compute_warp", "warps_per_block", "blocks_per_s
                  *(f"mem_{name}_{what}" for name in ("a", "b", "cd") for what in ("warp", "thread"))}
 
 
-def _fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, int, int] | None,
+def fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, int, int] | None,
                 device: DeviceInfo) -> None:
     shares = (not set(values) & _OF_A_MAPPING and isinstance(operator, (FPUOp, MMAOp))
               and operator.refuses_to_merge is None)
@@ -140,9 +148,10 @@ def _is_small(operator: Operator) -> bool:
 
 def _candidates(operator: Operator) -> list:
     m, n, k = operator.shape
-    listed: Any = TENSOR_TILES
+    size = part_dtypes(operator.fragment_a.dtype)[0].itemsize
+    listed: Any = DOUBLE_TILES if size == 8 else [((M, N, min(K, LINE // size)), *rest) for (M, N, K), *rest in TENSOR_TILES]
     if isinstance(operator, Algebra):
-        listed = [_shrunk(block, warp, blocks, operator.parts) for block, warp, blocks in TENSOR_TILES]
+        listed = [_shrunk(block, warp, blocks, operator.parts, size) for block, warp, blocks in listed]
     if isinstance(_units(operator), FPUOp):      # one operation a warp: a second would double what its threads hold
         known = FPU_TILES.get((m, n), (((2 * m, 2 * n, 32), 1),))
         listed = tuple((block, (m, n), blocks) for block, blocks in known)
@@ -160,7 +169,7 @@ def _units(operator: Operator) -> Operator:
     return getattr(operator, "base", operator)
 
 
-def _shrunk(block: tuple, warp: tuple, blocks: int, parts: int) -> tuple:
+def _shrunk(block: tuple, warp: tuple, blocks: int, parts: int, size: int) -> tuple:
     """Tiles for numbers of several parts, that take no more registers and shared memory than those for one."""
     (M, N, K), (m, n) = block, warp
     accumulators = m * n
@@ -169,7 +178,7 @@ def _shrunk(block: tuple, warp: tuple, blocks: int, parts: int) -> tuple:
             M, m = M // 2, m // 2
         else:
             N, n = N // 2, n // 2
-    while parts * (M + N) * K * 2 * blocks > SHARED and K > 16:
+    while parts * (M + N) * K * size * blocks > SHARED and K > 16:
         K //= 2
     return (M, N, K), (m, n), blocks
 
@@ -203,6 +212,12 @@ def _warp_k(operator: Operator, block_k: int) -> int:
     return next((d for d in range(limit, k - 1, -1) if d % k == 0 and block_k % d == 0), k)
 
 
+def warp_of(block: Tile, operator: Operator, warps: int | None) -> tuple[int, int]:
+    """Rows and columns of a warp's part of a given block."""
+    size = _warp_of(block, operator, warps).size
+    return size.M, size.N
+
+
 def _warp_of(block: Tile, operator: Operator, warps: int | None) -> Tile:
     """The squarest division of a given block among the warps (4 x 2 for 8) that the operator's shape allows."""
     m, n, k = operator.shape
@@ -224,33 +239,29 @@ def _warp_of(block: Tile, operator: Operator, warps: int | None) -> Tile:
 
 # -- shared memory ----------------------------------------------------------------------------------------------------
 
-def _fill_shared(values: dict[str, Any], operator: Operator, accumulator: np.dtype) -> None:
+def fill_shared(values: dict[str, Any], operator: Operator, accumulator: np.dtype) -> None:
     for name, fragment, preferred in (("a", operator.fragment_a, 0), ("b", operator.fragment_b, 1)):
         axis = values[f"global_{name}_layout"].vector_axis
         units = isinstance(_units(operator), FPUOp)
         if units or axis is None:
             axis = preferred if units else 1 - preferred
-        values.setdefault(f"shared_{name}_layout", _shared(axis, fragment.dtype, operator))
+        values.setdefault(f"shared_{name}_layout", _shared(name, axis, fragment.dtype, operator))
     axis = values["global_d_layout"].vector_axis
-    values.setdefault("shared_d_layout", _shared(1 if axis is None else axis, accumulator, operator))
+    values.setdefault("shared_d_layout", _shared("d", 1 if axis is None else axis, accumulator, operator))
     values.setdefault("shared_c_layout", values["shared_d_layout"])
 
 
-def _shared(axis: int, dtype: np.dtype, operator: Operator) -> Any:
-    """Of an algebra's numbers, planes."""
-    if isinstance(operator, Algebra):
-        return operator.split(_padded(axis, part_dtypes(dtype)[0]), dtype)
-    return _padded(axis, dtype)
-
-
-def _padded(axis: int, dtype: np.dtype) -> Padded:
-    layout = (ColMajor, RowMajor)[axis](dtype)
-    return Padded(layout, WIDE // np.dtype(dtype).itemsize)
+def _shared(name: str, axis: int, dtype: np.dtype, operator: Operator) -> Any:
+    """For an operand that is contiguous along ``axis``: as the operator wants it; of an algebra's numbers, planes."""
+    part = part_dtypes(dtype)[0] if isinstance(operator, Algebra) else dtype
+    axis = operator.shared_axis(name, axis)
+    padded = Padded((ColMajor, RowMajor)[axis](part), operator.padding(name, axis) // part.itemsize)
+    return operator.split(padded, dtype) if isinstance(operator, Algebra) else padded
 
 
 # -- moves ------------------------------------------------------------------------------------------------------------
 
-def _fill_moves(values: dict[str, Any]) -> None:
+def fill_moves(values: dict[str, Any]) -> None:
     block, warps = values["block_shape"], values["warps_per_block"]
     for name, names, operand in (("a", "MK", "a"), ("b", "KN", "b"), ("cd", "MN", "d")):
         tile = getattr(block, names)
@@ -291,4 +302,4 @@ def _tile(names: tuple[str, ...], extents: list[int]) -> Tile:
     return Tile(**dict(zip(names, extents)))
 
 
-__all__ = ["fill"]
+__all__ = ["fill", "fill_moves", "fill_shared", "fill_tiles", "warp_of"]

@@ -13,6 +13,7 @@ from gemmkit.runtime.device import DeviceInfo
 
 SHORT, BUSY = 48, 8                    # along such a K, and with so many tiles a multiprocessor, D is nearly all that moves
 DEPTH, STEPS = 64, 16                  # of a k-tile, and how many each should have of blocks that share K
+MOST_DOUBLES = 4                       # parts of numbers in float64 whose sums fit a thread's registers
 LARGE = 4096                           # a size where nothing is known of it
 SIXTEEN = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
@@ -24,20 +25,32 @@ def check_multiplied(dtype: np.dtype, name: str) -> None:
 
 
 def operator_for(a: np.dtype, b: np.dtype, sizes: tuple[int, int, int], device: DeviceInfo) -> Operator:
-    """Tensor cores for float16 and bfloat16, the ordinary units for everything else; of complex and other numbers by parts.
+    """Tensor cores for float16, bfloat16 and float64, the ordinary units for everything else; of complex and other numbers by
+    parts.
 
-    float32 stays float32 (tf32 is a choice of the caller's). Raises TypeError for dtypes that no operator takes.
+    float32 stays float32 (tf32 is a choice of the caller's), and int8 int8 (tensor cores have sums of int32, which NumPy's
+    result does not hold). Raises TypeError for dtypes that no operator takes.
     """
     algebra = algebra_of(a)
     if algebra is not None and a == b:
         return sized(algebra, a, b, sizes, device)
-    if a == b and a in SIXTEEN and device.arch >= (8, 0):
-        return MMAOp(dtype=a)
+    on_tensor_cores = tensor_cores(a, b, device)
+    if on_tensor_cores is not None:
+        return on_tensor_cores
     check_multiplied(a, "a")
     check_multiplied(b, "b")
     accumulator = accumulator_for(a, b)
     return FPUOp(**fpu_shape(max(a.itemsize, b.itemsize, accumulator.itemsize), sizes, device), dtype=a, b_dtype=b,
                  accumulator=accumulator)
+
+
+def tensor_cores(a: np.dtype, b: np.dtype, device: DeviceInfo) -> MMAOp | None:
+    """The tensor cores' operator that gives what the ordinary units would; None where there is none."""
+    if a != b or device.arch < (8, 0) or a not in (*SIXTEEN, np.float64):
+        return None
+    if a != np.float64:
+        return MMAOp(dtype=a)
+    return MMAOp(dtype=a) if device.arch >= (9, 0) else MMAOp(M=8, K=4, dtype=a)
 
 
 def shares_of(K: int, depth: int, device: DeviceInfo) -> int:
@@ -89,8 +102,9 @@ def sized(operator: Operator, a: np.dtype, b: np.dtype, sizes: tuple[int, int, i
 
 def _base_for(parts: int, a: np.dtype, b: np.dtype, sizes: tuple[int, int, int] | None, device: DeviceInfo) -> Operator:
     """What multiplies the parts of numbers."""
-    if a == b and a in SIXTEEN and device.arch >= (8, 0):
-        return MMAOp(dtype=a)
+    on_tensor_cores = tensor_cores(a, b, device)
+    if on_tensor_cores is not None and (a != np.float64 or parts <= MOST_DOUBLES):
+        return on_tensor_cores
     accumulator = accumulator_for(a, b)
     size = parts * max(a.itemsize, b.itemsize, accumulator.itemsize)
     shape = fpu_shape(4 if size == 8 else 8 if size <= 12 else 16, sizes, device, False)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.ptx.convert import rounded_to_tf32
 from tests.ptx_machine.faults import UnknownInstruction
 from tests.ptx_machine.integers import saturated
 from tests.ptx_machine.kinds import BF16, KINDS, Kind
@@ -19,6 +20,9 @@ MODES = ("rn", "rz", "rm", "rp")
 
 @operation("cvt")
 def cvt(i: Instruction) -> Operation:
+    if i.has("tf32"):
+        i.only("rna", "tf32")
+        return Operation([KINDS["f32"]], KINDS["b32"], lambda x: rounded_to_tf32(x).view(np.uint32))
     i.only(*MODES, *WHOLE, "sat", "ftz")
     if len(i.kinds) == 2:
         to, of = i.kinds

@@ -23,9 +23,15 @@ DTYPES = {name: dtype for dtype, name in PTX_NAME.items()}
 B32 = KINDS["b32"]
 
 
+def register_of(dtype: Any) -> Any:
+    """The bits of a register of a fragment: 64 of float64, else 32."""
+    return KINDS["b64"] if dtype is not None and dtype.itemsize == 8 else B32
+
+
 def fragments(machine: Any, operand: str, dtype: np.dtype, i: Instruction) -> Callable[[], np.ndarray]:
     """The values that lanes hold in registers: (warps, 32, values)."""
-    reads = [machine.reader(name, B32, i) for name in names(operand)]
+    kind = register_of(dtype)
+    reads = [machine.reader(name, kind, i) for name in names(operand)]
 
     def given() -> np.ndarray:
         words = np.stack([np.broadcast_to(read(), (machine.count,)) for read in reads], 1)
@@ -34,14 +40,16 @@ def fragments(machine: Any, operand: str, dtype: np.dtype, i: Instruction) -> Ca
     return given
 
 
-def put_fragments(machine: Any, operand: str, i: Instruction) -> Callable[[list[int], list[list[tuple]], Any], None]:
+def put_fragments(machine: Any, operand: str, i: Instruction,
+                  dtype: Any = None) -> Callable[[list[int], list[list[tuple]], Any], None]:
     """Give the lanes of warps their fragments."""
-    puts = [machine.writer(name, B32, i) for name in names(operand)]
+    kind = register_of(dtype)
+    puts = [machine.writer(name, kind, i) for name in names(operand)]
 
     def put(warps: list[int], made: list[list[tuple]], mask: Any) -> None:
-        words = np.zeros((machine.warps, 32, len(puts)), np.uint32)
+        words = np.zeros((machine.warps, 32, len(puts)), kind.dtype)
         for warp, lanes in zip(warps, made):
-            words[warp] = np.ascontiguousarray(np.array(lanes)).view(np.uint32).reshape(32, -1)
+            words[warp] = np.ascontiguousarray(np.array(lanes)).view(kind.dtype).reshape(32, -1)
         flat = words.reshape(machine.count, -1)
         for n, write in enumerate(puts):
             write(np.ascontiguousarray(flat[:, n]), mask)
@@ -56,7 +64,7 @@ def running(machine: Any, mask: Any) -> list[int]:
 
 def multiply(machine: Any, i: Instruction, spec: Any, dtypes: tuple[np.dtype, np.dtype, np.dtype]) -> Any:
     reads = [fragments(machine, x, dtype, i) for x, dtype in zip(i.operands[1:], dtypes)]
-    put = put_fragments(machine, i.operands[0], i)
+    put = put_fragments(machine, i.operands[0], i, dtypes[2])
 
     def act(mask: Any) -> None:
         warps, (a, b, c) = running(machine, mask), [read() for read in reads]
@@ -65,13 +73,15 @@ def multiply(machine: Any, i: Instruction, spec: Any, dtypes: tuple[np.dtype, np
     return act
 
 
+MMA_BY_TEXT = {tuple(spec.text.split(" ")[0].split(".")[1:]): spec for spec in MMA.values()}
+
+
 @effect("mma", collective=True)
 def mma(machine: Any, i: Instruction) -> Any:
-    *how, d, a, b, c = i.modifiers
-    spec = MMA.get((DTYPES.get(a), DTYPES.get(c)))
-    if how != ["sync", "aligned", "m16n8k16", "row", "col"] or spec is None or (a, c) != (b, d):
+    spec = MMA_BY_TEXT.get(tuple(i.modifiers))
+    if spec is None:
         raise UnknownInstruction("unknown shape or types", i)
-    return multiply(machine, i, spec, (spec.input, spec.input, spec.accumulator))
+    return multiply(machine, i, spec, (spec.a_dtype, spec.b_dtype, spec.accumulator))
 
 
 def shape_of(text: str) -> tuple[int, ...]:

@@ -18,9 +18,9 @@ ON_REGISTERS = ("transform_shared_to_regs_a", "transform_shared_to_regs_b", "tra
 def validate(config: Config) -> None:
     """Raise ConfigError for the first rule that a configuration of this kernel breaks."""
     _validate_one_stage(config)
-    _validate_tiles(config)
-    _validate_lines(config)
-    _validate_transforms(config)
+    validate_tiles(config)
+    validate_lines(config)
+    validate_transforms(config)
 
 
 def _validate_one_stage(config: Config) -> None:
@@ -35,7 +35,7 @@ def _validate_one_stage(config: Config) -> None:
         rule(refusal is None, "splits", config.splits, f"with {operator!r}: {refusal}")
 
 
-def _validate_tiles(config: Config) -> None:
+def validate_tiles(config: Config) -> None:
     block, warp, warps = config.block_shape, config.compute_warp, config.warps_per_block
     m, n, k = config.operator.shape
     operation = Tile(M=m, N=n, K=k)
@@ -50,7 +50,7 @@ def _validate_tiles(config: Config) -> None:
         divides(mem_thread, mem_warp, f"mem_{name}_thread", f"mem_{name}_warp={mem_warp!r} must be a multiple of it")
 
 
-def _validate_lines(config: Config) -> None:
+def validate_lines(config: Config) -> None:
     """Lines of shared tiles start where the widest access to them may."""
     block = config.block_shape
     for name, tile, thread in (("a", block.MK, config.mem_a_thread), ("b", block.KN, config.mem_b_thread),
@@ -68,7 +68,7 @@ def _validate_lines(config: Config) -> None:
               f"{needed // size or 1} elements")
 
 
-def _validate_transforms(config: Config) -> None:
+def validate_transforms(config: Config) -> None:
     if config.operator.is_mapped:
         return
     for field in ON_REGISTERS:
@@ -78,4 +78,4 @@ def _validate_transforms(config: Config) -> None:
               "coordinates; transform between global and shared memory, or use MMAOp")
 
 
-__all__ = ["validate"]
+__all__ = ["validate", "validate_lines", "validate_tiles", "validate_transforms"]

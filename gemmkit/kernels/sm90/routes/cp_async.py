@@ -125,7 +125,7 @@ def copy_lines(spec: Any, operand: Any, lines: Any, data: Any, slot: Slot, at: K
             tile = thread_tiles[j]
             row, column = place.i + tile.index[0], place.j + tile.index[1]
             along = offset(operand, data, column if operand.k_axis == 1 else row, operand.k_axis)
-            copy_async(pointer, operand.shared.position(tile.index, operand.leading()), data,
+            copy_async(pointer, operand.shared.position(tile.index, operand.leading()), 0, data,
                        lines[i * len(thread_tiles) + j][0] + along, tile.count, row < place.rows and column < place.columns)
 
 

@@ -1,0 +1,63 @@
+"""The family of `multistage`: cp.async rings, for GPUs from sm_80 on and any operator that acts in warps."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gemmkit.kernels.common.arrays import Arrays
+from gemmkit.kernels.common.cluster import Cluster
+from gemmkit.kernels.common.operand import Operand
+from gemmkit.kernels.common.scheduler import OneTilePerBlock
+from gemmkit.kernels.family import KernelFamily
+from gemmkit.kernels.sm80.kernel import multistage
+from gemmkit.kernels.sm80.mainloop import InStepMainloop, Mainloop
+from gemmkit.kernels.sm80.routes import with_route
+from gemmkit.kernels.sm80.rules import validate
+from gemmkit.kernels.sm80.spec import Sm80Spec
+from gemmkit.operators import Algebra, FPUOp
+
+if TYPE_CHECKING:
+    from gemmkit.config import Config
+
+SAFE = 16                              # products of a step with which ptxas keeps DMMA's wait across a loop's end
+
+
+class Sm80(KernelFamily):
+    """One tile a block, a ring of stages."""
+
+    def validate(self, config: Config) -> None:
+        validate(config)
+
+    def specialise(self, config: Config, operands: tuple[Operand, Operand, Operand, Operand],
+                   arrays: Arrays | None) -> Sm80Spec:
+        a, b, c, d = operands
+        a, b = (dataclasses.replace(operand, route=with_route(operand, getattr(arrays, name, None),
+                                                              arrays.extents(name) if arrays else (0, 0)))
+                for operand, name in ((a, "a"), (b, "b")))
+        scheduler = OneTilePerBlock(config.order, config.block_shape, Cluster(splits=config.splits))
+        spec = Sm80Spec(config.block_shape, config.compute_warp, config.warps_per_block, config.operator, a, b, c, d,
+                        config.epilogue, config.condition, scheduler, config.has_c, config.stages)
+        return dataclasses.replace(spec.laid_out(), mainloop=_mainloop(spec), copy_parts=_copy_parts(spec))
+
+
+def _mainloop(spec: Sm80Spec) -> Mainloop:
+    """Fragments across rounds, unless ptxas would then leave out a wait (`InStepMainloop`)."""
+    units = getattr(spec.operator, "base", spec.operator)
+    is_dmma = not isinstance(units, FPUOp) and units.fragment_c.dtype == np.dtype(np.float64)
+    products = spec.fragments_m * spec.fragments_n
+    return InStepMainloop() if is_dmma and products < SAFE else Mainloop()
+
+
+def _copy_parts(spec: Sm80Spec) -> int:
+    """Tensor cores are fed best with copies dealt over the steps; on the ordinary units they go out together, for in front of
+    every group of copies ptxas puts three dummy loads."""
+    units = getattr(spec.operator, "base", spec.operator)
+    return 1 if isinstance(units, FPUOp) or isinstance(_mainloop(spec), InStepMainloop) else max(1, spec.steps_k - 1)
+
+
+FAMILY = Sm80("multistage", multistage, (8, 0))
+
+__all__ = ["FAMILY"]

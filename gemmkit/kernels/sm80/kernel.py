@@ -1,0 +1,71 @@
+"""The multistage kernel: a ring of stages in shared memory that cp.async fills while the block multiplies.
+
+Every thread block computes one tile of D. Its threads start the copies of the k-tile that is ``stages - 1`` ahead, then
+multiply the present one, so that loads from global memory have ``stages - 1`` k-tiles of arithmetic to hide behind. There
+are no producer warps and no mbarriers: a thread waits for its own groups of copies, and the block meets once a k-tile.
+
+| step | what | transform |
+|---|---|---|
+| 1 | C: global -> shared | transform_global_to_shared_c |
+| 2 | C: shared -> registers | transform_shared_to_regs_c |
+| 3a | A, B: global -> a stage, by each operand's route | transform_global_to_shared_a, _b |
+| 3b | A, B: stage -> registers, one k-block ahead | transform_shared_to_regs_a, _b |
+| 3c | multiply and accumulate | |
+| 4 | blocks that share K: the others' sums -> registers of the first | |
+| 5 | D: registers -> shared | transform_regs_to_shared_d |
+| 6 | D: shared -> global, by the epilogue | transform_shared_to_global_d |
+
+Steps 1, 2 and 4 to 6 are those of `singlestage`. CUTLASS calls this main loop ``MainloopSm80CpAsync``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmkit.kernels.common.work import Input, Inputs, Place
+from gemmkit.kernels.simt.gather_sums import gather_sums
+from gemmkit.kernels.simt.kernel import load_c, start_from_nothing, store_d
+from gemmkit.lang.registers import registers
+from gemmkit.ptx.cluster import cluster_rank
+from gemmkit.ptx.memory import shared
+from gemmkit.ptx.special import barrier, thread_index, udiv, uniform
+
+
+def multistage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
+    """D = A B + C for one tile of D; see the module's table. Launched with ``spec.cluster.splits`` blocks
+    of ``spec.threads`` a tile, in clusters of as many."""
+    # 0. Which tile of D is this block's, which share of K, and which warp is this thread's?
+    rank = cluster_rank() if spec.is_split else 0      # without a split a block has K to itself
+    work = spec.scheduler.work(spec, spec.scheduler.first(), rank, shape)
+    place = Place(work.m, work.n, shape.M, shape.N)
+    warp = uniform(udiv(thread_index(), 32))
+    accumulators = registers(spec.operator.fragment_c, spec.fragments_m, spec.fragments_n)
+
+    # 1. and 2. C: global -> shared -> registers (or the start of the sum where there is no C, or another block takes it).
+    if rank == 0:
+        if spec.has_c:
+            load_c(spec, accumulators, c, place, warp, shape)
+        else:
+            start_from_nothing(spec, accumulators)
+    else:
+        start_from_nothing(spec, accumulators)
+
+    # 3. For every k-tile that can matter to these rows and columns (or this block's share of them): copy, multiply.
+    spec.mainloop.run(spec, accumulators, Inputs(Input(a, None), Input(b, None)), work, warp, shape)
+
+    # 4. The sums of blocks that share K become those of the first, which finishes the tile.
+    barrier()                                          # the last stage has been read: sums and D may take its place
+    if spec.is_split:
+        gather_sums(spec, accumulators, rank)
+
+    if rank == 0:
+        # 5. D: registers -> shared.
+        d_shared = shared(spec.d.shared.dtype, 0)
+        store_d(spec, accumulators, d_shared, place, warp)
+        barrier()
+
+        # 6. D: shared -> global.
+        spec.epilogue.store(spec, d, d_shared, work.m, work.n, warp, shape)
+
+
+__all__ = ["multistage"]

@@ -1,0 +1,172 @@
+"""How an operand gets from global memory into a stage of `multistage`: copied without registers, or by way of them.
+
+| route | what it takes | when |
+|---|---|---|
+| `CpAsync` | elements of a strided matrix as they are, 4 to 16 bytes a copy, along the stage's lines or across | cp.async, in parts between the products |
+| `Staged` | everything: `Layout.element`, transforms, numbers that become planes, two-byte elements at any address | loads before the products, stores behind them |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gemmkit.kernels.common.operand import Operand, Route
+from gemmkit.kernels.common.tile_copy import copy_in_turn, put_moved, read_moved
+from gemmkit.kernels.common.work import KTile
+from gemmkit.layouts import Plain
+from gemmkit.ptx.copy_async import SIZES, copy_async, offset_of
+from gemmkit.ptx.memory import shared, store_shared
+from gemmkit.ptx.special import lane_index
+from gemmkit.lang.values import fill
+from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
+from gemmkit.tiling import parallelise, translate_offset
+
+
+@dataclass(frozen=True)
+class StageRoute(Route):
+    """Base class: nothing is loaded, copied or stored."""
+
+    def seek(self, spec: Any, operand: Any, data: Any, moved: Any, at: KTile, warp: int) -> None:
+        """Find where this thread's part of a k-tile begins in memory."""
+
+    def load(self, spec: Any, operand: Any, data: Any, moved: Any, at: KTile, warp: int) -> None:
+        """Load this thread's part of a k-tile."""
+
+    def copy(self, spec: Any, operand: Any, data: Any, moved: Any, this: Any, warp: int, share: Any) -> None:
+        """Start a share of the copies of a round."""
+
+    def store(self, spec: Any, operand: Any, moved: Any, stage: int, warp: int) -> None:
+        """Store what was loaded into the stage at ``stage`` (bytes)."""
+
+
+@dataclass(frozen=True)
+class CpAsync(StageRoute):
+    """Threads start copies of ``width`` elements each."""
+
+    width: int = 1
+
+    @classmethod
+    def refuses(cls, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> str | None:
+        layout, to = operand.layout, operand.shared
+        if not isinstance(layout, Plain) or not layout.is_plain:
+            return "its elements are computed, and cp.async copies what is in memory"
+        if not operand.to_shared.is_identity:
+            return "its elements are transformed on their way to shared memory"
+        if hasattr(to, "plane") or layout.dtype != to.dtype:
+            return "it lies otherwise in shared memory than in global memory"
+        if operand.shares == 0:
+            return "its tile does not divide among the threads"
+        if not cls._widths(operand, info, extents):
+            return f"its elements of {layout.dtype.itemsize} bytes are not aligned to what cp.async copies: {SIZES} bytes"
+        return None
+
+    @classmethod
+    def of(cls, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> CpAsync:
+        return cls(max(cls._widths(operand, info, extents)))
+
+    @staticmethod
+    def _widths(operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> list[int]:
+        """How many elements a copy may take."""
+        layout, to, thread = operand.layout, operand.shared, operand.thread
+        size, axis = layout.dtype.itemsize, to.axis                                            # type: ignore[attr-defined]
+        along = (thread.extents[axis] == thread.count and layout.vector_axis == axis
+                 and (info is None or unit_axis(info) == axis))
+        limit = thread.count if along else 1
+        aligned = 16 if info is None else alignment(info)
+        return [width for width in range(1, limit + 1)
+                if width * size in SIZES and limit % width == 0 and aligned % (width * size) == 0
+                and (width == 1 or extents[axis] % width == 0)]
+
+    def seek(self, spec: Any, operand: Any, data: Any, moved: Any, at: KTile, warp: int) -> None:
+        place = operand.place(at.m, at.n, at.k, at.shape)
+        first = parallelise(parallelise(operand.tile, operand.warp, warp, operand.warps)[0], operand.thread, lane_index(), 32,
+                            operand.order)[0]
+        moved.cursor[0] = (offset_of(data, (place.i + first.base[0], place.j + first.base[1])),)
+
+    def copy(self, spec: Any, operand: Any, data: Any, moved: Any, this: Any, warp: int, share: Any) -> None:
+        place = operand.place(this.ahead.m, this.ahead.n, this.ahead.k, this.ahead.shape)
+        pointer = shared(operand.shared.dtype, operand.offset + this.write)
+        warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
+        for i in range(len(warp_tiles)):
+            thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
+            for j in range(len(thread_tiles)):
+                if (i * len(thread_tiles) + j) * share.parts // (len(warp_tiles) * len(thread_tiles)) == share.part:
+                    for piece in range(operand.thread.count // self.width):
+                        self.copy_piece(spec, operand, data, moved, pointer, place, piece_of(thread_tiles[j], operand, piece))
+
+    def copy_piece(self, spec: Any, operand: Any, data: Any, moved: Any, pointer: Any, place: Any, tile: Any) -> None:
+        """``width`` elements from where ``tile`` begins: wholly in range, or wholly out."""
+        base = operand.shared.position(tile.base, operand.leading())
+        ahead = operand.shared.position(tile.offset, operand.leading())
+        source = moved.cursor[0][0] + offset_of(data, (tile.offset[0], tile.offset[1]))
+        is_there = place.i + tile.index[0] < place.rows and place.j + tile.index[1] < place.columns
+        if spec.operator.identity == 0:
+            copy_async(pointer, base, ahead, data, source, self.width, is_there)
+        elif is_there:
+            copy_async(pointer, base, ahead, data, source, self.width, True)
+        else:
+            store_shared(pointer, base, ahead, fill(operand.shared.dtype, self.width, spec.operator.identity))
+
+
+def piece_of(tile: Any, operand: Any, n: int) -> Any:
+    """A thread's tile, moved to its n-th piece."""
+    distance = n * operand.route.width
+    if operand.thread.size[0] > 1:
+        return translate_offset(tile, distance % operand.thread.size[0], distance // operand.thread.size[0])
+    return translate_offset(tile, 0, distance)
+
+
+@dataclass(frozen=True)
+class Staged(StageRoute):
+    """Threads load, transform and store.
+
+    Where a thread's registers hold all its tiles (`Operand.moves`), loads go out before a round's products and are stored
+    behind them. Otherwise tile by tile, before the products.
+    """
+
+    @classmethod
+    def refuses(cls, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> str | None:
+        return None
+
+    @classmethod
+    def of(cls, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> Staged:
+        return cls()
+
+    def load(self, spec: Any, operand: Any, data: Any, moved: Any, at: KTile, warp: int) -> None:
+        if operand.moves > 0:
+            place = operand.place(at.m, at.n, at.k, at.shape)
+            warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
+            for i in range(len(warp_tiles)):
+                thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
+                for j in range(len(thread_tiles)):
+                    moved.held[i * len(thread_tiles) + j] = read_moved(operand, data, thread_tiles[j], place,
+                                                                       spec.operator.identity, at.shape)
+
+    def copy(self, spec: Any, operand: Any, data: Any, moved: Any, this: Any, warp: int, share: Any) -> None:
+        if operand.moves == 0:
+            if share.part == 0:
+                at = this.ahead
+                copy_in_turn(operand, data, shared(operand.shared.dtype, operand.offset + this.write),
+                             operand.place(at.m, at.n, at.k, at.shape), spec.operator.identity, warp, at.shape)
+
+    def store(self, spec: Any, operand: Any, moved: Any, stage: int, warp: int) -> None:
+        if operand.moves > 0:
+            pointer = shared(operand.shared.dtype, operand.offset + stage)
+            warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
+            for i in range(len(warp_tiles)):
+                thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
+                for j in range(len(thread_tiles)):
+                    put_moved(operand, pointer, thread_tiles[j], moved.held[i * len(thread_tiles) + j])
+
+
+#: In the order in which they are preferred.
+ROUTES = (CpAsync, Staged)
+
+
+def with_route(operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> StageRoute:
+    """The first route that does not refuse an operand."""
+    return next(route.of(operand, info, extents) for route in ROUTES if route.refuses(operand, info, extents) is None)
+
+
+__all__ = ["ROUTES", "CpAsync", "StageRoute", "Staged", "with_route"]

@@ -1,0 +1,64 @@
+"""What `multistage` is specialised by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from gemmkit.kernels.simt.spec import ALIGNMENT, SimtSpec
+from gemmkit.kernels.sm80.mainloop import Mainloop
+from gemmkit.lang.registers import Fragment
+
+
+@dataclass(frozen=True)
+class Sm80Spec(SimtSpec):
+    """``stages`` of A and B lie one behind the other; C, D and sums take the ring's place before and after the main loop.
+
+    ``copy_parts`` is in how many parts the copies of a k-tile are started: between the products of as many steps.
+    """
+
+    stages: int = 2
+    mainloop: Mainloop = Mainloop()
+    copy_parts: int = 1
+
+    @cached_property
+    def packs_a(self) -> bool:
+        """Whether fragments of A are kept as 32-bit words."""
+        return _packs(self.operator.fragment_a)
+
+    @cached_property
+    def packs_b(self) -> bool:
+        return _packs(self.operator.fragment_b)
+
+    @cached_property
+    def kept_a(self) -> Fragment:
+        """A fragment of A as it is kept from the step that fetches it to the step that multiplies it."""
+        return _kept(self.operator.fragment_a)
+
+    @cached_property
+    def kept_b(self) -> Fragment:
+        return _kept(self.operator.fragment_b)
+
+    @cached_property
+    def stage_bytes(self) -> int:
+        """From a stage to the next."""
+        return -(-(self.b.offset + self.b.nbytes) // ALIGNMENT) * ALIGNMENT
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        addend = self.c.nbytes if self.has_c else 0
+        return max(self.stages * self.stage_bytes, self.d.nbytes, addend, self.sums_bytes if self.is_split else 0)
+
+
+def _packs(fragment: Fragment) -> bool:
+    """16-bit elements: carried around a loop one by one, each would take a register."""
+    return fragment.dtype.itemsize == 2 and fragment.dtype.names is None and fragment.count % 2 == 0
+
+
+def _kept(fragment: Fragment) -> Fragment:
+    return Fragment(np.dtype(np.uint32), fragment.count // 2) if _packs(fragment) else fragment
+
+
+__all__ = ["Sm80Spec"]

@@ -1,0 +1,95 @@
+"""Default mappings of the multistage kernel: what is not given of its tiles, shared layouts and moves.
+
+Shared tiles keep the order of global memory, padded by 16 bytes a line, so that a copy of 16 bytes goes to 16 bytes. The
+ordinary units read vectors along M and N, so an operand that is contiguous along K is copied across: an element a copy, 32
+bytes of a row by neighbouring lanes, into lines whose padding puts the lanes of a warp into different banks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from gemmkit.layouts import ColMajor, Layout, Padded, Plain, RowMajor
+from gemmkit.operators import Algebra, FPUOp, Operator
+from gemmkit.ptx.copy_async import SIZES
+from gemmkit.runtime.device import DeviceInfo
+from gemmkit.tiling import Tile
+
+SECTOR = 32                            # bytes of global memory that are loaded together
+STAGES = 3
+
+
+def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo) -> None:
+    """Complete the tiles, shared layouts and moves of a Config in place; the operator has its shape and dtypes."""
+    from gemmkit.tuning import defaults
+
+    operator: Operator = values["operator"]
+    values.setdefault("stages", STAGES)
+    given = values.get("block_shape")
+    if given is not None and "compute_warp" not in values:
+        m, n, _ = operator.shape
+        warp = (m, n) if isinstance(units(operator), FPUOp) else defaults.warp_of(given, operator, values.get("warps_per_block"))
+        values["compute_warp"] = Tile(M=warp[0], N=warp[1], K=given.size.K)
+    defaults.fill_tiles(values, operator, sizes, device)
+    block, warp = values["block_shape"], values["compute_warp"]
+    if warp.size.K != block.size.K:
+        values["compute_warp"] = Tile(M=warp.size.M, N=warp.size.N, K=block.size.K)
+    _fill_shared(values, operator)
+    _fill_moves(values)
+
+
+def units(operator: Operator) -> Operator:
+    """What computes: of an algebra, the operator on its parts."""
+    return getattr(operator, "base", operator)
+
+
+def _fill_shared(values: dict[str, Any], operator: Operator) -> None:
+    from gemmkit.tuning import defaults
+
+    if not isinstance(operator, Algebra) and isinstance(operator, FPUOp):
+        for name, fragment, axis in (("a", operator.fragment_a, 0), ("b", operator.fragment_b, 1)):
+            if _is_across(values, name, axis, fragment.dtype):
+                values.setdefault(f"shared_{name}_layout", _padded_across(axis, fragment.dtype))
+    defaults.fill_shared(values, operator, operator.fragment_c.dtype)
+
+
+def _is_across(values: dict[str, Any], name: str, axis: int, dtype: np.dtype) -> bool:
+    """Whether an operand is copied element by element, to lie across."""
+    layout: Layout = values[f"global_{name}_layout"]
+    transform = values.get(f"transform_global_to_shared_{name}")
+    return (isinstance(layout, Plain) and layout.is_plain and layout.vector_axis == 1 - axis and layout.dtype == dtype
+            and dtype.itemsize in SIZES and (transform is None or transform.is_identity))
+
+
+def _padded_across(axis: int, dtype: np.dtype) -> Padded:
+    """Lanes write 32 bytes along K by as many lines as are left of a warp's (or of 16 bytes a lane, a half-warp's) 128."""
+    return Padded((ColMajor, RowMajor)[axis](dtype), 4)
+
+
+def _fill_moves(values: dict[str, Any]) -> None:
+    from gemmkit.tuning import defaults
+
+    block = values["block_shape"]
+    for name, names in (("a", "MK"), ("b", "KN")):
+        layout, shared = values[f"global_{name}_layout"], values[f"shared_{name}_layout"]
+        if not hasattr(shared, "plane") and shared.axis != layout.vector_axis and _is_across(values, name, shared.axis,
+                                                                                            shared.dtype):
+            if f"mem_{name}_thread" not in values and f"mem_{name}_warp" not in values:
+                warp, thread = across(getattr(block, names), layout, values["warps_per_block"])
+                values[f"mem_{name}_warp"], values[f"mem_{name}_thread"] = warp, thread
+    defaults.fill_moves(values)
+
+
+def across(tile: Tile, layout: Any, warps: int) -> tuple[Tile, Tile]:
+    """A warp's tile of single elements: a sector along the contiguous axis, by as many lines as there are lanes left."""
+    axis = layout.vector_axis
+    lanes = math.gcd(min(32, SECTOR // layout.dtype.itemsize), tile.extents[axis])
+    warp = [math.gcd(32 // lanes, tile.extents[1 - axis])] * 2
+    warp[axis] = lanes
+    return Tile(**dict(zip(tile.names, warp))), Tile(**dict.fromkeys(tile.names, 1))
+
+
+__all__ = ["fill"]

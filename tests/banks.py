@@ -1,0 +1,77 @@
+"""How the accesses of warps fall on the banks of shared memory, seen by the emulator.
+
+    with recorded() as seen:
+        gk.matmul(a, b, None, conf)                     # under gk.emulate()
+    conflicts(seen.loads)                               # more than one access a bank: how many times over
+
+Shared memory has 32 banks of 4 bytes, and serves 128 bytes of a warp at a time: accesses of 4 bytes all lanes together, of 8 bytes
+half a warp, of 16 bytes eight lanes. Lanes that read the same word share it. The n-th access of a lane is taken to be the n-th
+of its warp, so code must not diverge inside of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import unittest.mock
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gemmkit.emulator.machine import Thread
+
+Access = tuple[int, int, int]                     # lane, address, bytes
+
+
+@dataclass
+class Seen:
+    """The accesses of warps, in order: each a list of (lane, address, bytes)."""
+
+    loads: dict[Any, list[Access]] = field(default_factory=lambda: defaultdict(list))
+    stores: dict[Any, list[Access]] = field(default_factory=lambda: defaultdict(list))
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[Seen]:
+    """Records the accesses to shared memory that threads of the emulator make meanwhile."""
+    seen = Seen()
+    counts: dict[Any, int] = defaultdict(int)
+
+    def note(thread: Any, memory: Any, accesses: dict[Any, list[Access]], at: int, size: int) -> None:
+        if memory is thread.block.shared:
+            counts[id(accesses), id(thread)] += 1
+            warp = id(thread.block), thread.index // 32, counts[id(accesses), id(thread)]
+            accesses[warp].append((thread.index % 32, int(at), int(size)))
+
+    def read(thread: Any, memory: Any, at: int, size: int, *more: Any) -> Any:
+        note(thread, memory, seen.loads, at, size)
+        return super(Thread, thread).read(memory, at, size, *more)
+
+    def write(thread: Any, memory: Any, at: int, data: Any, *more: Any) -> Any:
+        note(thread, memory, seen.stores, at, np.asarray(data).nbytes)
+        return super(Thread, thread).write(memory, at, data, *more)
+
+    with unittest.mock.patch.multiple(Thread, create=True, read=read, write=write):
+        yield seen
+
+
+def conflicts(accesses: dict[Any, list[Access]]) -> int:
+    """How many passes more than needed the accesses take, all together."""
+    return sum(extra_passes(lanes) for lanes in accesses.values())
+
+
+def extra_passes(lanes: list[Access]) -> int:
+    """Of one access of a warp."""
+    size = max(size for _, _, size in lanes)
+    together = 32 if size <= 4 else 128 // size
+    passes = 0
+    for first in range(0, 32, together):
+        words: dict[int, set[int]] = defaultdict(set)
+        for lane, at, width in lanes:
+            if first <= lane < first + together:
+                for word in range(at // 4, -(-(at + width) // 4)):
+                    words[word % 32].add(word)
+        passes += max((len(rows) for rows in words.values()), default=1) - 1
+    return passes
