@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.atoms import atom
-from gemmkit.lang.control import choose
 from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.given import function_given
 from gemmkit.lang.numba_hooks import TypingError, signature, types
@@ -64,7 +63,7 @@ class Generated(Layout):
         return _CALLERS[sum(getattr(self, name) is not None for name in _NAMES)]
 
     def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
-        return declared(self.dtype, choose(self.transposed, _swapped, self.caller, self, i, j), self.f)
+        return declared(self.dtype, self.caller(self, j, i) if self.transposed else self.caller(self, i, j), self.f)
 
 
 _NAMES = ("first", "second", "third", "fourth")
@@ -81,10 +80,6 @@ def _argument(value: Any, name: str, dtype: np.dtype) -> Any:
 
 
 # -- device code ------------------------------------------------------------------------------------------------------
-
-def _swapped(layout: Any, i: int, j: int) -> Any:
-    return layout.caller(layout, j, i)
-
 
 def _call0(layout: Any, i: int, j: int) -> Any:
     return layout.f(i, j)

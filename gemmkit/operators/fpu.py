@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.control import choose, each, join, outer
+from gemmkit.lang.control import each, join, outer
 from gemmkit.lang.given import dtype_given
 from gemmkit.lang.registers import Fragment, generate
 from gemmkit.lang.returned import converted, number
@@ -156,21 +156,24 @@ class FPUOp(Operator):
     # -- the operator ---------------------------------------------------------------------------------------------
 
     def load_a(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-        return choose(layout.axis == 0, _load_vectors, _load_elements, self.map_a, self.vector_m, self.fragment_a,
-                      layout, pointer, tile, leading)
+        if layout.axis == 0:
+            return _load_vectors(self.map_a, self.vector_m, self.fragment_a, layout, pointer, tile, leading)
+        return _load_elements(self.map_a, self.vector_m, self.fragment_a, layout, pointer, tile, leading)
 
     def load_b(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-        return choose(layout.axis == 1, _load_vectors, _load_elements, self.map_b, self.vector_n, self.fragment_b,
-                      layout, pointer, tile, leading)
+        if layout.axis == 1:
+            return _load_vectors(self.map_b, self.vector_n, self.fragment_b, layout, pointer, tile, leading)
+        return _load_elements(self.map_b, self.vector_n, self.fragment_b, layout, pointer, tile, leading)
 
     def load_c(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-        return choose(layout.axis == 0, _load_vectors, _load_elements, self.map_c, self.vector_m, self.fragment_c,
-                      layout, pointer, tile, leading)
+        if layout.axis == 0:
+            return _load_vectors(self.map_c, self.vector_m, self.fragment_c, layout, pointer, tile, leading)
+        return _load_elements(self.map_c, self.vector_m, self.fragment_c, layout, pointer, tile, leading)
 
     def mma(self, a: tuple, b: tuple, c: tuple) -> tuple:
         """The outer product of the fragments in the accumulator's type; fused where the arithmetic is the usual one."""
-        return choose(self.is_ordinary, _fused, _composed, self, convert_all(self.accumulator, a),
-                      convert_all(self.accumulator, b), c)
+        a, b = convert_all(self.accumulator, a), convert_all(self.accumulator, b)
+        return outer_fma(c, a, b, self.K) if self.is_ordinary else outer(_combine_product, c, a, b, self.K, self)
 
     def store_d(self, layout: Any, pointer: Any, tile: Any, leading: int, d: tuple) -> None:
         each(_store_element, d, self.map_c, layout, pointer, tile, leading, lane_index(),
@@ -179,14 +182,6 @@ class FPUOp(Operator):
 
 def _vector(count: int, itemsize: int) -> int:
     return next(v for v in (16, 8, 4, 2, 1) if count % v == 0 and v * itemsize <= 16)
-
-
-def _fused(operator: Any, a: tuple, b: tuple, c: tuple) -> tuple:
-    return outer_fma(c, a, b, operator.K)
-
-
-def _composed(operator: Any, a: tuple, b: tuple, c: tuple) -> tuple:
-    return outer(_combine_product, c, a, b, operator.K, operator)
 
 
 def _combine_product(c: Any, a: Any, b: Any, operator: Any) -> Any:

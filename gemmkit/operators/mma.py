@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.control import choose
 from gemmkit.lang.given import dtype_given
 from gemmkit.lang.registers import Fragment
 from gemmkit.operators.base import Operator
@@ -192,20 +191,29 @@ class MMAOp(Operator):
         return 64 if axis == 1 and self.accumulator.itemsize == 8 else 16
 
     def load_a(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-        return choose(layout.axis == 1, _load_a_along, _load_a_across, self, layout, pointer, tile, leading)
+        if layout.axis == 1:
+            return _load_a_along(self, layout, pointer, tile, leading)
+        return _load_a_across(self, layout, pointer, tile, leading)
 
     def load_b(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-        return choose(layout.axis == 0, _load_b_along, _load_b_across, self, layout, pointer, tile, leading)
+        if layout.axis == 0:
+            return _load_b_along(self, layout, pointer, tile, leading)
+        return _load_b_across(self, layout, pointer, tile, leading)
 
     def load_c(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
         """Pairs of neighbours where a row is contiguous, else element by element."""
-        return choose(layout.axis == 1, _load_c_rows, _load_c_columns, self, layout, pointer, tile, leading)
+        if layout.axis == 1:
+            return _load_c_rows(self, layout, pointer, tile, leading)
+        return _load_c_columns(self, layout, pointer, tile, leading)
 
     def mma(self, a: tuple, b: tuple, c: tuple) -> tuple:
         return self.instruction(a, b, c)
 
     def store_d(self, layout: Any, pointer: Any, tile: Any, leading: int, d: tuple) -> None:
-        choose(layout.axis == 1, store_pairs, store_elements, self.map_c, layout, pointer, tile, leading, d)
+        if layout.axis == 1:
+            store_pairs(self.map_c, layout, pointer, tile, leading, d)
+        else:
+            store_elements(self.map_c, layout, pointer, tile, leading, d)
 
 
 def _usual_sums(dtype: np.dtype) -> np.dtype:
@@ -217,19 +225,27 @@ def _usual_depth(dtype: np.dtype) -> int:
 
 
 def _load_a_along(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return choose(operator.along_by_matrices, load_a_along, _load_a_elements, operator, layout, pointer, tile, leading)
+    if operator.along_by_matrices:
+        return load_a_along(operator, layout, pointer, tile, leading)
+    return _load_a_elements(operator, layout, pointer, tile, leading)
 
 
 def _load_a_across(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return choose(operator.across_by_matrices, load_a_across, _load_a_elements, operator, layout, pointer, tile, leading)
+    if operator.across_by_matrices:
+        return load_a_across(operator, layout, pointer, tile, leading)
+    return _load_a_elements(operator, layout, pointer, tile, leading)
 
 
 def _load_b_along(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return choose(operator.along_by_matrices, load_b_along, _load_b_elements, operator, layout, pointer, tile, leading)
+    if operator.along_by_matrices:
+        return load_b_along(operator, layout, pointer, tile, leading)
+    return _load_b_elements(operator, layout, pointer, tile, leading)
 
 
 def _load_b_across(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return choose(operator.across_by_matrices, load_b_across, _load_b_elements, operator, layout, pointer, tile, leading)
+    if operator.across_by_matrices:
+        return load_b_across(operator, layout, pointer, tile, leading)
+    return _load_b_elements(operator, layout, pointer, tile, leading)
 
 
 def _load_a_elements(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:

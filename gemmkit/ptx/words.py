@@ -215,7 +215,7 @@ def unpack_pairs(dtype: np.dtype, words: tuple) -> tuple:
 
 def element_size(element: Any) -> int:
     """Bytes of an element of device code."""
-    from gemmkit.lang.scalars import numpy_dtype
+    from gemmkit.lang.number_types import numpy_dtype
 
     return int(numpy_dtype(element).itemsize)
 
