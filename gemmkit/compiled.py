@@ -34,7 +34,7 @@ class Compiled:
         spec, shape = freeze(self.spec), freeze(Shape(M, N, K))
         for name, held in held_by(conf):
             if held.info.device != problem.a.device:
-                raise ValueError(f"{name}={type(getattr(conf, name)).__qualname__}(...): a component's array is on device "
+                raise ValueError(f"{name}={type(getattr(conf, name)).__qualname__}(...): {held.name} is on device "
                                  f"{held.info.device} and a on device {problem.a.device}")
         self.maps = conf.family.maps(self.spec, arrays)
         self.arguments = [spec, *self.operands, shape, *(freeze(Nothing()) if m is None else m.frozen for m in self.maps)]

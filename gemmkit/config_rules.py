@@ -133,7 +133,8 @@ def _validate_result(config: Config) -> None:
     accumulator, d = config.operator.fragment_c.dtype, config.global_d_layout.dtype
     unchanged = config.transform_regs_to_shared_d.is_identity and config.transform_shared_to_global_d.is_identity
     if unchanged and config.epilogue.passes_on and narrows(accumulator, d):
-        raise ConfigError(refusal(f"out (global_d_layout={config.global_d_layout!r})", str(accumulator), d))
+        as_c = ", of the dtype of c where no other is given" if config.has_c and config.global_c_layout.dtype == d else ""
+        raise ConfigError(refusal(f"out (global_d_layout={config.global_d_layout!r}{as_c})", str(accumulator), d))
 
 
 def _strict(operator: Operator) -> bool:

@@ -101,6 +101,13 @@ CALLS: dict[str, tuple[str, tuple[str, ...], str | None]] = {
     "a complex bias": ("gk.matmul(of(1, 5, 7), of(2, 7, 3), conf=SMALL, epilogue=epilogues.Bias(np.ones(3, 'c8')))", ("Bias",), None),
     "a bias elsewhere": ("gk.matmul(of(1, 5, 7), of(2, 7, 3), conf=SMALL, epilogue=epilogues.Bias(Interface(np.ones(3, 'f4'), stream=0)))",
                          ("epilogue",), None),
+    "a bias elsewhere, and its field": ("gk.matmul(of(1, 5, 7), of(2, 7, 3), conf=SMALL, epilogue=epilogues.Bias(Interface(np.ones(3, 'f4'), stream=0)))",
+                                        ("bias",), None),
+    "a layout of C that reads nothing": (multiplied(epilogue="epilogues.LinearCombination(1.0, 1.0, of(3, 5, 3), layouts.Layout('float32'))"),
+                                         ("layout",), None),
+    "a c that cannot hold the sums": ("gk.matmul(of(1, 5, 7), of(2, 7, 3), of(3, 5, 3).astype('i1'))", ("dtype of c",), None),
+    "an uneven tile of a thread": ("gk.get_config(operator=operators.FPUOp(M=16, N=16), global_a_layout=layouts.RowMajor('float32'), "
+                                   "mem_cd_thread=gk.Tile(M=3, N=5), kernel='singlestage')", ("mem_cd_thread",), None),
     "a misaligned operand": ("gk.einsum('ij,jk->ik', misaligned(of(1, 5, 7)), of(2, 7, 3))", ("operand 0",), None),
     # a user's own finish
     **{f"finish: {body}": (finishing(body), ("finish",), None) for body in (

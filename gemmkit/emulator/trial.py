@@ -27,39 +27,49 @@ from gemmkit.lang.memory import ViewType
 from gemmkit.lang.numba_hooks import types
 from gemmkit.lang.number_types import numba_type
 from gemmkit.lang.records import Record
-from gemmkit.lang.scalars import index, weak_float64
+from gemmkit.lang.scalars import index, weak_float64, wide_index
 from gemmkit.lang.values import static_type
+from gemmkit.lang.wide import wide_type
 
 
 class Unknown(Exception):
     """A value of which the device's type is not known here."""
 
 
-def tried(function: FunctionType, given: tuple, original: Callable[[Any], Any]) -> None:
-    """Compile a user's function, or the method of a component, for the values that a kernel called it with. Raises
-    ComponentError for what the compiler refuses.
+def tried(function: FunctionType, given: tuple, named: dict[str, Any], original: Callable[[Any], Any]) -> None:
+    """Compile a user's function, or the method of a component, for the values that it was called with, by place and by name.
+    Raises ComponentError for what the compiler refuses.
 
     ``original`` tells of a component or a function in the emulator which one it stands for.
     """
     load()                                             # the types below are Numba's own
     try:
         owner = original(given[0]) if given and isinstance(given[0], Component) else None
-        if not _is_silent(function, owner):
+        if not _is_silent(function, owner, [original(x) for x in (*given, *named.values()) if _is_component(x)]):
             return
         args = tuple(_type_of(value, original) for value in given)
+        keywords = {name: _type_of(value, original) for name, value in named.items()}
     except Unknown:
         return
     if owner is not None:
-        MethodType(args[0], function.__name__, device(function)).get_call_type(None, args[1:], {})
+        MethodType(args[0], function.__name__, device(function)).get_call_type(None, args[1:], keywords)
         return
     ty: Any = freeze(original(function)).type
-    ty.get_call_type(None, args, {})
+    ty.get_call_type(None, args, keywords)
 
 
-def _is_silent(function: FunctionType, owner: Any) -> bool:
-    """Whether a function has nothing that the emulator alone takes: `breakpoint`, an f-string that is printed."""
+def _is_component(value: Any) -> bool:
+    return isinstance(value, Component) and not isinstance(value, Shape)
+
+
+def _is_silent(function: FunctionType, owner: Any, components: list) -> bool:
+    """Whether a function, and the components that it gets, have nothing that the emulator alone takes: `breakpoint`, an
+    f-string that is printed."""
+    walk = dialect.Walk(compiled=True)
     try:
-        dialect.Walk(compiled=True).function(function, owner)
+        for component in components:
+            walk.component(component)
+        walk.function(function, owner)
     except ComponentError:
         return False
     return True
@@ -70,7 +80,7 @@ def _type_of(value: Any, original: Callable[[Any], Any]) -> Any:
     if type(value) is tuple:
         return types.BaseTuple.from_types([_type_of(part, original) for part in value])
     if isinstance(value, LongCoordinate):
-        raise Unknown
+        return wide_index
     for cls, ty in ((Coordinate, index), (bool, types.boolean), (float, weak_float64)):
         if isinstance(value, cls) and not isinstance(value, np.generic):
             return ty
@@ -81,7 +91,8 @@ def _type_of(value: Any, original: Callable[[Any], Any]) -> Any:
                         value.memory.readonly)
     try:
         if isinstance(value, Shape):
-            return freeze(Shape(1, 1, 1)).type
+            shape = freeze(Shape(1, 1, 1)).type
+            return wide_type(shape) if isinstance(value.M, LongCoordinate) else shape
         if isinstance(value, Component):
             return freeze(original(value)).type
         return static_type(value)

@@ -150,7 +150,8 @@ class _Twins:
         if found is None:
             twin = self.function(function)
             found = self._boundaries[function] = _boundary(
-                twin, function.__name__ in GIVES_COORDINATES, lambda given: tried(function, given, self.original))
+                twin, function.__name__ in GIVES_COORDINATES,
+                lambda given, named: tried(function, given, named, self.original))
         return found
 
     def function(self, function: FunctionType) -> FunctionType:
@@ -201,7 +202,7 @@ class _Twins:
         return cls
 
 
-def _boundary(twin: FunctionType, gives_coordinates: bool, tried: Callable[[tuple], None]) -> Callable[..., Any]:
+def _boundary(twin: FunctionType, gives_coordinates: bool, tried: Callable[[tuple, dict], None]) -> Callable[..., Any]:
     first = [True]
 
     @wraps(twin)
@@ -215,8 +216,7 @@ def _boundary(twin: FunctionType, gives_coordinates: bool, tried: Callable[[tupl
             out = twin(*given, **named)
         if first:
             first.clear()
-            if not named:
-                tried(given)
+            tried(given, named)
         return _outwards(out) if gives_coordinates else out
 
     change_of = _CHANGES.get                              # `_inwards` without the call: it is for every element

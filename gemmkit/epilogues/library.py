@@ -69,6 +69,9 @@ class LinearCombination(Epilogue):
         if not isinstance(self.layout, Layout):
             raise TypeError(f"LinearCombination(layout={self.layout!r}): a Layout is needed, for example "
                             "RowMajor('float16')")
+        if type(self.layout).element is Layout.element:
+            raise TypeError(f"LinearCombination(layout={self.layout!r}): it has no element(data, i, j, shape), so c cannot "
+                            "be read")
         for name in ("alpha", "beta"):
             value = getattr(self, name)
             if self.layout.dtype.kind in "iu" and isinstance(value, (float, np.floating)):

@@ -15,7 +15,7 @@ from gemmkit.lang.captures import Captures
 from gemmkit.lang.inner_functions import InnerFunctions
 from gemmkit.lang.module_attributes import ModuleAttributes
 from gemmkit.lang.numba_hooks import rules_hold_in
-from gemmkit.lang.pipeline import Passes, analysed_once, contexts
+from gemmkit.lang.pipeline import Passes, Translation, analysed_once, contexts
 from gemmkit.lang.static_branches import StaticBranches
 from gemmkit.lang.target import compiling, target_arch
 
@@ -29,9 +29,9 @@ class _Pipeline(numba_compiler.CUDACompiler):
         if _Pipeline._passes is None:
             (pipeline,) = super().define_pipelines()
             passes = Passes(pipeline.passes)
-            passes.add_pass_after(ModuleAttributes, numba_compiler.CUDATranslateBytecode)
-            passes.add_pass_after(Captures, numba_compiler.CUDATranslateBytecode)
-            passes.add_pass_after(Assertions, numba_compiler.CUDATranslateBytecode)
+            passes.add_pass_after(ModuleAttributes, Translation)
+            passes.add_pass_after(Captures, Translation)
+            passes.add_pass_after(Assertions, Translation)
             passes.add_pass_after(InnerFunctions, IRProcessing)
             passes.add_pass_after(StaticBranches, IRProcessing)
             passes.finalize()

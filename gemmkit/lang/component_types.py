@@ -47,8 +47,8 @@ class ComponentType(types.Callable):
         return self._key
 
     def method(self, name: str) -> DeviceFunction | None:
-        value = inspect.getattr_static(self.cls, name, None)          # a static method is an attribute like any other
-        return device(value) if isinstance(value, (FunctionType, DeviceFunction)) else None
+        value = next((vars(cls)[name] for cls in self.cls.__mro__ if name in vars(cls)), None)
+        return device(value) if isinstance(value, (FunctionType, DeviceFunction)) else None   # a static method is a value
 
     def known_attribute(self, name: str) -> Any:
         """What is known of an attribute before types are inferred (:mod:`gemmkit.lang.static_branches`)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from gemmkit.lang.atoms import atom
@@ -64,6 +65,18 @@ def join(parts: tuple) -> tuple:
     return tuple(value for part in parts for value in part)
 
 
+def to_and_fro(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    """The places (i, j) of an outer product column by column, down one and up the next: neighbours in the order share an operand,
+    which the reuse cache of the arithmetic units then has. No element's own order of terms depends on it.
+
+    >>> list(to_and_fro(2, 2))
+    [(0, 0), (1, 0), (1, 1), (0, 1)]
+    """
+    for j in range(columns):
+        for i in range(rows) if j % 2 == 0 else reversed(range(rows)):
+            yield i, j
+
+
 def _type_outer(context: Any, function: Any, c: Any, a: Any, b: Any, depth: Any, *args: Any) -> Any:
     if not all(isinstance(t, types.UniTuple) for t in (c, a, b)) or not isinstance(depth, types.IntegerLiteral):
         return None
@@ -79,13 +92,12 @@ def _type_outer(context: Any, function: Any, c: Any, a: Any, b: Any, depth: Any,
         out, lhs, rhs = parts
         out = [ctx.cast(builder, value, c.dtype, kept.dtype) for value in out]
         for step in range(k):
-            for j in range(columns):
-                for i in range(rows):
-                    n = i + j * rows
-                    operands = (out[n], lhs[step * rows + i], rhs[step * columns + j], *v[5:])
-                    given = _cast_all(ctx, builder, operands, (kept.dtype, a.dtype, b.dtype, *args), inner.args)
-                    value = call_function(ctx, builder, function, v[0], inner, given)
-                    out[n] = ctx.cast(builder, value, inner.return_type, kept.dtype)
+            for i, j in to_and_fro(rows, columns):
+                n = i + j * rows
+                operands = (out[n], lhs[step * rows + i], rhs[step * columns + j], *v[5:])
+                given = _cast_all(ctx, builder, operands, (kept.dtype, a.dtype, b.dtype, *args), inner.args)
+                value = call_function(ctx, builder, function, v[0], inner, given)
+                out[n] = ctx.cast(builder, value, inner.return_type, kept.dtype)
         return ctx.make_tuple(builder, kept, out)
 
     return signature(kept, function, c, a, b, depth, *args), codegen

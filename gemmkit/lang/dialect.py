@@ -23,7 +23,7 @@ from gemmkit.lang import number_rules
 from gemmkit.lang.contents import DICT, LIST, NOTHING, SET, STARS, STRING, Name, contents
 from gemmkit.lang.errors import changeable, line_of, refused
 from gemmkit.lang.numba_hooks import types
-from gemmkit.lang.references import is_library
+from gemmkit.lang.references import is_fixed, is_library
 
 BREAKPOINT = "breakpoint() stops in the emulator alone (with gemmkit.emulate(): ...); take it out to compile"
 MAYBE = "what it returns is None on some ways; give it a value on every way"
@@ -252,9 +252,15 @@ def check_compiled(function: FunctionType, args: tuple) -> None:
 
 
 def check_result(function: FunctionType, result: Any) -> None:
-    """After it is compiled: what may be None is no value (a name that is None on some ways, which only types tell)."""
+    """After it is compiled: what may be None is no value (a name that is None on some ways, which only types tell), and an
+    integer literal by itself has 64 bits."""
     if isinstance(result, types.Optional):
         raise refused(function, function.__code__.co_firstlineno, MAYBE)
+    for ty in result.types if isinstance(result, types.BaseTuple) else (result,):
+        if isinstance(ty, types.IntegerLiteral) and not -2**63 <= ty.literal_value < 2**63 and not is_fixed(function):
+            raise refused(function, function.__code__.co_firstlineno,
+                          f"it returns {ty.literal_value}, which 64 bits do not hold; write a float, or say the type: "
+                          f"np.float32({ty.literal_value})")
 
 
 _checked: set[Any] = set()

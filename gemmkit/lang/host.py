@@ -163,6 +163,14 @@ class SharedPointer:
     def __setitem__(self, i: int, value: Any) -> None:
         self.store(int(i), (value,))
 
+    def moved(self, dtype: np.dtype, distance: int) -> SharedPointer:
+        """A pointer to elements of ``dtype``, ``distance`` bytes behind this one."""
+        return SharedPointer(dtype, self.offset + distance)
+
+    def from_base(self, base: int) -> SharedPointer:
+        """The pointer for an access whose position has this base."""
+        return self
+
     def load(self, first: int, count: int) -> tuple:
         return scalars(self.load_bytes(first, count), self.dtype)
 
@@ -183,3 +191,22 @@ class SharedPointer:
         thread = current()
         for k in range(0, len(data), step):
             thread.write(thread.block.shared, at + k, data[k:k + step])
+
+
+class PinnedPointer(SharedPointer):
+    """A pointer whose accesses have one base: compiled code has added ``place``, and does not look at theirs."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, dtype: np.dtype, offset: int, place: int):
+        super().__init__(dtype, offset)
+        self.place = place
+
+    def moved(self, dtype: np.dtype, distance: int) -> SharedPointer:
+        return PinnedPointer(dtype, self.offset + distance, self.place)
+
+    def from_base(self, base: int) -> SharedPointer:
+        if base * self.dtype.itemsize != self.place:
+            raise ValueError(f"a load from base {base} of elements of {self.dtype} by a pointer that is pinned to byte "
+                             f"{self.place}: the operator's place_a or place_b is not where its load_a or load_b begins")
+        return self

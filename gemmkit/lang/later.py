@@ -19,6 +19,8 @@ from collections.abc import Callable
 from types import ModuleType, prepare_class
 from typing import Any, ClassVar
 
+from gemmkit.lang.garbage import without_collections
+
 __all__ = ["Later", "at_load", "imported", "later", "load", "made_later"]
 
 _MISSING = object()
@@ -137,16 +139,22 @@ def load() -> None:
             return
         _State.busy = True
         try:
-            places = _places()
-            while _State.steps:
-                made = _State.steps[0]()
-                for scope, name in places.pop(_State.steps.pop(0), ()):
-                    _put(scope, name, made)
-            for scope, name, container in _containers():
-                _put(scope, name, _real(container))
+            with without_collections():
+                _make_all()
             _State.loaded = True
         finally:
             _State.busy = False
+
+
+def _make_all() -> None:
+    """Do what was written down, and put the real objects where stand-ins were."""
+    places = _places()
+    while _State.steps:
+        made = _State.steps[0]()
+        for scope, name in places.pop(_State.steps.pop(0), ()):
+            _put(scope, name, made)
+    for scope, name, container in _containers():
+        _put(scope, name, _real(container))
 
 
 def made_later(scope: dict[str, Any], name: str) -> bool:
@@ -178,7 +186,7 @@ def _containers() -> list[tuple[dict[str, Any], str, Any]]:
     """The package's tuples, lists and dicts that have stand-ins in them."""
     scopes = [vars(module) for name, module in list(sys.modules.items()) if _is_ours(name)]
     return [(scope, name, value) for scope in scopes for name, value in list(scope.items())
-            if type(value) in (tuple, list, dict) and _has_later(value)]
+            if type(value) in (tuple, list, dict) and name != "__builtins__" and _has_later(value)]
 
 
 def _has_later(value: Any) -> bool:

@@ -69,9 +69,8 @@ class _ViewModel(models.StructModel):
 class SharedType(types.Type):
     """A typed pointer into the block's dynamic shared memory; the value is a byte offset.
 
-    Of a ``pinned`` pointer and the base of a position LLVM sees the sum alone. Otherwise it adds what does not change in a
-    loop first, and a loop over stages has an address of its own for every access, each with its addition; pinned, the
-    accesses of a stage share one address and have immediates (f32, 16 steps of 64 FFMA: 86 additions a round, then 22).
+    The value of a ``pinned`` pointer is an address in the shared window, with the bases of all its accesses in it
+    (`gemmkit.ptx.memory.pinned`).
     """
 
     def __init__(self, dtype: np.dtype, pinned: bool = False):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gemmkit.lang.later import at_load, later
+from gemmkit.lang.references import Owner, owner_of
 
 if TYPE_CHECKING:
     from llvmlite import ir
@@ -77,6 +78,7 @@ __all__ = [
     "call_iternext",
     "cgutils",
     "compiles_ours",
+    "compiles_users",
     "compute_cfg_from_blocks",
     "fold_arguments",
     "global_callable",
@@ -118,7 +120,7 @@ def rules_hold_in(pipeline: type) -> None:
 
     def run_and_note(self: Any) -> Any:
         stack = _pipelines.__dict__.setdefault("stack", [])
-        stack.append(isinstance(self, pipeline))
+        stack.append(self.state.func_id.func if issubclass(type(self), pipeline) else None)
         try:
             return run(self)
         finally:
@@ -131,6 +133,12 @@ def compiles_ours() -> bool:
     """Whether the function that is being compiled is one of gemmkit's, so that its rules hold for Numba's own numbers."""
     stack = _pipelines.__dict__.get("stack")
     return bool(stack and stack[-1])
+
+
+def compiles_users() -> bool:
+    """Whether the function that is being compiled is a user's."""
+    stack: list = _pipelines.__dict__.get("stack", [])
+    return bool(stack and stack[-1]) and owner_of(stack[-1]) is Owner.USER
 
 
 def _template(key: Any, typer: Typer, python: Callable[..., Any] | None = None) -> type:

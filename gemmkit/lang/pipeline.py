@@ -9,7 +9,7 @@ work. Of the time from a kernel to PTX, before:
   and loaded SciPy (5 %);
 * it described every argument to a debugger, which asks LLVM for the sizes of their types, and every line again at every
   instruction (9 %);
-* the garbage collector walked through all that lives (9 %), and once more when all was done (7 %);
+* the garbage collector walked through all that lives (9 %), and once more when all was done (7 %): `gemmkit.lang.garbage`;
 * it looked for inner functions to inline, and for array expressions to rewrite, with an analysis for each (4 %).
 
 The code that comes out is the same.
@@ -19,27 +19,35 @@ from __future__ import annotations
 
 import contextlib
 import dis
-import gc
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
-from functools import lru_cache
-from itertools import count
+from functools import lru_cache, partial
 from types import CodeType
 from typing import Any, ClassVar
 
+from numba.cuda.compiler import CUDABytecodeInterpreter, CUDANativeLowering, CUDATranslateBytecode
+from numba.cuda.core import ir as numba_ir
 from numba.cuda.core import transforms
+from numba.cuda.core.analysis import must_use_alloca
 from numba.cuda.core.compiler_machinery import PassManager, _pass_registry, register_pass
-from numba.cuda.core.errors import NumbaError
+from numba.cuda.core.errors import LoweringError, NumbaError, new_error_context
+from numba.cuda.core.inline_closurecall import RewriteArrayOfConsts
 from numba.cuda.core.ir_utils import fixup_var_define_in_scope
 from numba.cuda.core.postproc import PostProcessor
 from numba.cuda.core.rewrites import rewrite_registry
+from numba.cuda.core.rewrites.registry import RewriteRegistry
 from numba.cuda.core.typed_passes import NopythonRewrites
 from numba.cuda.core.untyped_passes import InlineClosureLikes
 from numba.cuda.debuginfo import CUDADIBuilder
+from numba.cuda.lowering import CUDALower
 from numba.cuda.target import CUDATargetContext
 
-__all__ = ["Passes", "analysed_once", "contexts", "without_collections"]
+from gemmkit.lang.shortcuts import install, value_types
+from gemmkit.lang.ways import unify_ways
+
+__all__ = ["Passes", "Translation", "analysed_once", "contexts"]
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
@@ -62,17 +70,117 @@ class _ClosureLikes(InlineClosureLikes):
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _Rewrites(NopythonRewrites):
     """Numba's rewrites after type inference, without the analysis of lifetimes that those of arrays on the host wanted
-    (2 %): the ones for CUDA are of items with constant numbers."""
+    (2 %): the ones for CUDA are of items with constant numbers. Arrays are looked for (3 %) where there is a list."""
 
     _name = "gemmkit_rewrites"
 
     def run_pass(self, state: Any) -> bool:
-        rewrite_registry.apply("after-inference", state)
+        rewrites = RewriteRegistry()
+        has_list = _BUILD_LIST in state.func_ir.func_id.code.co_code[::2]
+        rewrites.rewrites["after-inference"] = [each for each in rewrite_registry.rewrites["after-inference"]
+                                                if has_list or each is not RewriteArrayOfConsts]
+        rewrites.apply("after-inference", state)
         return True
 
 
-_SHORTER = {InlineClosureLikes: _ClosureLikes, NopythonRewrites: _Rewrites}
+class _Interpreter(CUDABytecodeInterpreter):
+    """Numba's reading of bytecode. It goes through a function again for each form of it that is written in several
+    instructions: here only where an instruction of that form is in the code (2 %)."""
+
+    def post_process(self, peepholes: list, func_ir: Any) -> Any:
+        there = set(func_ir.func_id.code.co_code[::2])
+        wanted = [peephole for peephole in peepholes if not there.isdisjoint(_FORMS.get(peephole.__name__, there))]
+        return super().post_process(wanted, func_ir)
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class Translation(CUDATranslateBytecode):
+    """From bytecode to Numba's intermediate code."""
+
+    _name = "gemmkit_translation"
+
+    def run_pass(self, state: Any) -> bool:
+        state["func_ir"] = _Interpreter(state["func_id"]).interpret(state["bc"])
+        return True
+
+
+class _Lower(CUDALower):
+    """Lowering without a debugger's variables, and with one look at each assignment. Numba finds what is assigned once by
+    looking through a block's statements for every variable (2 %)."""
+
+    _disable_sroa_like_opt = False
+
+    def lower_block(self, block: Any) -> None:
+        """Numba's, which makes a context for an error at every statement, and its text for a log."""
+        self.pre_block(block)
+        for statement in block.body:
+            self.loc = statement.loc
+            try:
+                self.lower_inst(statement)
+            except Exception:
+                with new_error_context('lowering "{inst}" at {loc}', inst=statement, loc=self.loc,
+                                       errcls_=partial(LoweringError, loc=self.loc)):
+                    raise
+        self.post_block(block)
+
+    def lower_inst(self, statement: Any) -> Any:
+        if type(statement) is not numba_ir.Assign:
+            return super().lower_inst(statement)
+        self.debuginfo.mark_location(self.builder, self._adjust_line_if_prologue(self.loc.line))
+        value = self.lower_assign(self.typeof(statement.target.name), statement)
+        argument = None
+        if isinstance(statement.value, numba_ir.arg_types):
+            self.debuginfo.mark_location(self.builder, self.defn_loc.line)
+            argument = statement.value.index + 1
+        self.storevar(value, statement.target.name, argidx=argument)
+        return None
+
+    def _find_singly_assigned_variable(self) -> None:
+        assigned: Counter[str] = Counter()
+        outside: set[str] = must_use_alloca(self.blocks)      # read in another block than it is assigned in, or before
+        for block in self.blocks.values():
+            here: set[str] = set()
+            for statement in block.body:
+                is_assignment = isinstance(statement, numba_ir.assign_types)
+                outside |= _read_by(statement) - here
+                if is_assignment:
+                    assigned[statement.target.name] += 1
+                    here.add(statement.target.name)
+        self._singly_assigned_vars = {name for name, times in assigned.items() if times == 1 and name not in outside}
+        self._blk_local_varmap: dict[str, Any] = {}
+
+
+def _read_by(statement: Any) -> set[str]:
+    """The names of the variables that a statement reads, or is the end of."""
+    if isinstance(statement, numba_ir.del_types):
+        return {statement.value}
+    if isinstance(statement, numba_ir.assign_types):
+        if isinstance(statement.value, numba_ir.var_types):
+            return {statement.value.name}
+        if not isinstance(statement.value, numba_ir.inst_types):
+            return set()
+        statement = statement.value
+    return {variable.name for variable in statement.list_vars()}
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _Lowering(CUDANativeLowering):
+    """From typed intermediate code to LLVM's."""
+
+    _name = "gemmkit_lowering"
+    lowering_class = _Lower
+
+
+_SHORTER = {InlineClosureLikes: _ClosureLikes, NopythonRewrites: _Rewrites, CUDATranslateBytecode: Translation,
+            CUDANativeLowering: _Lowering}
 _BUILD_LIST = dis.opmap["BUILD_LIST"]
+_WITH = {dis.opmap[name] for name in ("SETUP_WITH", "BEFORE_WITH", "LOAD_SPECIAL") if name in dis.opmap}
+_FORMS = {                                                    # of what Numba's peepholes rewrite, an instruction
+    "peep_hole_list_to_tuple": {_BUILD_LIST},
+    "peep_hole_delete_with_exit": _WITH,
+    "peep_hole_call_function_ex_to_call_function_kw": {dis.opmap["CALL_FUNCTION_EX"]},
+    "peep_hole_fuse_dict_add_updates": {dis.opmap["DICT_UPDATE"], dis.opmap["DICT_MERGE"]},
+}
 
 
 class Passes(PassManager):
@@ -101,7 +209,6 @@ class Passes(PassManager):
 
 
 _analyse = PostProcessor.run
-_WITH = {dis.opmap[name] for name in ("SETUP_WITH", "BEFORE_WITH", "LOAD_SPECIAL") if name in dis.opmap}
 
 
 def _tidy(self: Any, emit_dels: bool = False, extend_lifetimes: bool = False) -> None:
@@ -110,8 +217,14 @@ def _tidy(self: Any, emit_dels: bool = False, extend_lifetimes: bool = False) ->
     reads = "literal_unroll" in code.co_names or not _WITH.isdisjoint(code.co_code[::2])
     if emit_dels or reads or self.func_ir.is_generator:
         _analyse(self, emit_dels, extend_lifetimes)
-    elif len(self.func_ir.blocks) > 1:
+    elif len(self.func_ir.blocks) > 1 and _edges(self.func_ir.blocks) != getattr(self.func_ir, "_gemmkit_edges", None):
         self.func_ir.blocks = transforms.canonicalize_cfg(self.func_ir.blocks)
+        self.func_ir._gemmkit_edges = _edges(self.func_ir.blocks)
+
+
+def _edges(blocks: dict) -> list[tuple[int, Any]]:
+    """Which blocks follow which. Whether they are canonical (a loop has one way back to its head) depends on that."""
+    return [(offset, block.body[-1].get_targets()) for offset, block in blocks.items()]
 
 
 @contextlib.contextmanager
@@ -145,10 +258,9 @@ class _Lines(CUDADIBuilder):
         pass
 
 
-def _registered(context: Any) -> list[int]:
-    """How many operations of each kind are registered with what a context reads."""
-    return [len(getattr(registry, kind)) for registry, loader in context._registries.items()
-            for kind in loader.registry_items]
+def _registered(context: Any) -> list[list]:
+    """The operations of each kind that are registered with what a context reads, in lists that grow."""
+    return [getattr(registry, kind) for registry, loader in context._registries.items() for kind in loader.registry_items]
 
 
 class _Refresh:
@@ -159,6 +271,7 @@ class _Refresh:
 
     def __init__(self, *contexts: Any):
         self._contexts, self._refreshes = contexts, [context.refresh for context in contexts]
+        self._lists: list[list] = []
         self._known: Any = None
         self._lock, self._busy = threading.RLock(), False
 
@@ -168,13 +281,17 @@ class _Refresh:
                 return
             self._busy = True
             try:
-                while (found := [_registered(context) for context in self._contexts]) != self._known:
+                while (found := self._count()) != self._known:
                     with _absent("scipy.linalg"):
                         for refresh in self._refreshes:
                             refresh()
+                    self._lists = [each for context in self._contexts for each in _registered(context)]
                     self._known = found
             finally:
                 self._busy = False
+
+    def _count(self) -> Any:
+        return [len(context._registries) for context in self._contexts], list(map(len, self._lists))
 
 
 @contextlib.contextmanager
@@ -218,33 +335,8 @@ def contexts() -> tuple[Any, Any]:
 
     typing_context, target = cuda_target.typing_context, cuda_target.target_context.subtarget()
     target.__class__ = _Target
+    install()
+    typing_context.resolve_value_type = value_types(typing_context)
+    typing_context.unify_pairs = unify_ways(typing_context)
     typing_context.refresh = cuda_target.target_context.refresh = target.refresh = _Refresh(target, typing_context)
     return typing_context, target
-
-
-@contextlib.contextmanager
-def without_collections() -> Iterator[None]:
-    """Compile with no garbage collection in between; the caller holds Numba's compiler lock."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        _set_aside()
-        gc.enable()
-
-
-_kernels = count(1)
-_WALK_EVERY = 4                        # kernels, which leave some 100,000 dead objects each
-
-
-def _set_aside() -> None:
-    """Put what was made among the old objects. The collector would walk through all of it as soon as it may (0.13 s of a
-    first call's 2.0); so it does for several kernels at once."""
-    if next(_kernels) % _WALK_EVERY == 0:
-        gc.collect()
-    elif gc.get_freeze_count() == 0:                          # somebody else's frozen objects stay frozen
-        gc.freeze()
-        gc.unfreeze()

@@ -36,9 +36,9 @@ _SAYINGS = (
     Saying(rf"Cannot unify ({_TUPLE}) and ({_TUPLE}) for '",
            "it is {0} on one way and {1} on another; give it as many values, of the same types, on every way"),
     Saying(r"Cannot unify (.*) and (.*) for '",
-           "it is {0} on one way and {1} on another, which have no common type; convert one of them"),
+           "it is {0} on one way and {1} on another; convert one of them, so that it has one type"),
     Saying(r"Can't unify return type from the following types: (.*?)(?: Return of:|$)",
-           "it returns one of several types ({0}), which have no common one; return the same on every way"),
+           "it returns one of several types ({0}); return the same on every way"),
 )
 
 

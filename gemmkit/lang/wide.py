@@ -21,7 +21,7 @@ NARROW, WIDE = 32, 64                  # bits of a coordinate
 COUNT = 2**31                          # elements from which on a place among them takes more than 32 bits
 
 
-def _wide_type(ty: Any) -> Any:
+def wide_type(ty: Any) -> Any:
     """The type of a coordinate, or of a component whose fields are coordinates, with 64 bits for 32; None for another."""
     if isinstance(ty, (IndexType, types.IntegerLiteral)):
         return wide_index
@@ -39,7 +39,7 @@ def _of_wide_fields(ty: ComponentType) -> ComponentType:
 
 
 def _type_widened(context: Any, value: Any) -> Any:
-    to = _wide_type(value)
+    to = wide_type(value)
     if to is None:
         return None
 
@@ -76,4 +76,4 @@ def narrowed(value: int) -> int:
     return int(value)
 
 
-__all__ = ["COUNT", "NARROW", "WIDE", "narrowed", "widened"]
+__all__ = ["COUNT", "NARROW", "WIDE", "narrowed", "wide_type", "widened"]

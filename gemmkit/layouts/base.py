@@ -47,6 +47,7 @@ class Layout(Component):
     needs = MappingProxyType({"load": "element"})            # what edges and other kernels ask for beside
     without_value = ("store_element", "store", "store_shared", "store_words")
 
+    in_planes = False                    # whether a shared tile has numbers part by part (`Planes`)
     comb = 1                             # how far apart along ``vector_axis`` the neighbours in memory are
 
     def __post_init__(self) -> None:

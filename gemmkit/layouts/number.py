@@ -185,6 +185,8 @@ class Planes(Layout):
     288
     """
 
+    in_planes = True
+
     plane: Any
     dtype: Any
 

@@ -25,8 +25,11 @@ from gemmkit.lang.control import each, fold
 from gemmkit.lang.record_types import numbers_of, planes_of
 from gemmkit.lang.records import number_dtype, terms
 from gemmkit.lang.registers import Fragment, generate
-from gemmkit.layouts import Planes
+from gemmkit.layouts import Layout, Planes
 from gemmkit.operators.base import Operator
+from gemmkit.operators.fpu import FPUOp
+from gemmkit.operators.mma import MMAOp
+from gemmkit.operators.warp_fragments import element_place, load_elements
 from gemmkit.operators.wgmma import within
 from gemmkit.ptx.algebra import accumulate_terms, multiply_planes
 from gemmkit.ptx.descriptors import advance
@@ -179,6 +182,10 @@ class Algebra(Operator):
     def _numbers(self, fragment: Fragment) -> Fragment:
         return Fragment(self.number_dtype(fragment.dtype), fragment.count)
 
+    @cached_property
+    def has_places(self) -> bool:                                # type: ignore[override]
+        return bool(self.base.has_places)
+
     def line_alignment(self, operand: str, layout: Any) -> int:
         return int(self.base.line_alignment(operand, layout))    # of each plane
 
@@ -190,23 +197,47 @@ class Algebra(Operator):
 
     def refuses(self, operand: str, layout: Any) -> str | None:
         if not isinstance(layout, Planes):
+            if operand in ("a", "b") and self.loads_numbers(operand, layout):
+                return None
             return "an algebra's numbers are in planes in shared memory: Planes(Padded(RowMajor(...), ...), ...)"
         refusal: str | None = self.base.refuses(operand, layout.plane)
         return refusal
 
+    def loads_numbers(self, operand: str, layout: Any) -> bool:
+        """Whether A's or B's numbers may lie in shared memory as they are in memory, in a layout of their dtype: of complex
+        numbers whose base loads each lane's elements, real and imaginary parts come at once."""
+        if not isinstance(layout, Layout) or layout.dtype.kind != "c":
+            return False
+        axis = layout.axis                                                                  # type: ignore[attr-defined]
+        return isinstance(self.base, FPUOp) or (isinstance(self.base, MMAOp) and not self.base.by_matrices(operand, axis))
+
     # -- device -----------------------------------------------------------------------------------------------------
 
     def load_a(self, layout: Any, pointer: Any, tile: Any, leading: Any) -> tuple:
-        return numbers_of(self.fragment_a.dtype, generate(self.parts, lambda n: self.base.load_a(
-            layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0])))
+        if layout.in_planes:
+            return numbers_of(self.fragment_a.dtype, generate(self.parts, lambda n: self.base.load_a(
+                layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0])))
+        return load_elements(self.map_a, 1, layout, pointer, tile, leading)
 
     def load_b(self, layout: Any, pointer: Any, tile: Any, leading: Any) -> tuple:
-        return numbers_of(self.fragment_b.dtype, generate(self.parts, lambda n: self.base.load_b(
-            layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0])))
+        if layout.in_planes:
+            return numbers_of(self.fragment_b.dtype, generate(self.parts, lambda n: self.base.load_b(
+                layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0])))
+        return load_elements(self.map_b, 1, layout, pointer, tile, leading)
 
     def load_c(self, layout: Any, pointer: Any, tile: Any, leading: Any) -> tuple:
         return numbers_of(self.fragment_c.dtype, generate(self.parts, lambda n: self.base.load_c(
             layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0])))
+
+    def place_a(self, layout: Any, tile: Any, leading: Any) -> int:
+        if layout.in_planes:
+            return self.base.place_a(layout.plane, tile, leading[0])
+        return element_place(self.map_a, layout, tile, leading)
+
+    def place_b(self, layout: Any, tile: Any, leading: Any) -> int:
+        if layout.in_planes:
+            return self.base.place_b(layout.plane, tile, leading[0])
+        return element_place(self.map_b, layout, tile, leading)
 
     def mma(self, a: tuple, b: tuple, c: tuple) -> tuple:
         """One real operation for every entry of the table."""

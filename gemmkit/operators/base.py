@@ -3,6 +3,10 @@
 ``load_a``, ``load_b``, ``load_c`` take a tile of the operator's shape from shared memory to registers, ``mma`` multiplies
 and accumulates fragments, and ``store_d`` puts a fragment back. An operator acts in groups of ``threads`` threads.
 
+Where a lane's loads begin may be told apart from the loads: ``place_a(layout, tile, leading)`` and ``place_b`` are the base
+of every position that ``load_a`` (``load_b``) loads from, and the rest of these positions is known when a kernel is
+compiled. A kernel with a ring of stages then finds places once (``has_places``).
+
 ``identity`` is what an operand holds where there is nothing (a masked edge): its product must leave the accumulator
 unchanged. ``start`` is where accumulators begin without a C. ``merges`` says that accumulators over parts of K, each begun
 at ``start``, make up that of all of K by ``merge``: then blocks may share the K of a tile.
@@ -25,13 +29,14 @@ from gemmkit.ptx.fragments import FragmentMap
 class Operator(Component):
     """Base class of operators; see the module's text for the methods that a subclass gives."""
 
-    device_methods: ClassVar[tuple[str, ...]] = ("load_a", "load_b", "load_c", "mma", "merge", "store_d")
+    device_methods: ClassVar[tuple[str, ...]] = ("load_a", "load_b", "load_c", "place_a", "place_b", "mma", "merge", "store_d")
     without_value = ("store_d",)
 
     threads = 32
     identity: ClassVar[Any] = 0
     start: ClassVar[Any] = 0
     merges = False
+    has_places = False                                     # whether `place_a` and `place_b` say where loads begin
     sums = 1                                               # accumulators of a fragment: of an algebra one for each part
     promote = 0                                            # after how many elements along K sums go to others; 0: never
 
@@ -73,6 +78,13 @@ class Operator(Component):
     def merge(self, x: Any, y: Any) -> Any:
         """Two accumulators' values of one element as one."""
         return x + y
+
+    def place_a(self, layout: Any, tile: Any, leading: Any) -> int:
+        """Where, in elements of a shared tile of A, this lane's loads of the operation at ``tile`` begin."""
+        raise TypeError(f"{type(self).__qualname__} has no place_a(layout, tile, leading)")
+
+    def place_b(self, layout: Any, tile: Any, leading: Any) -> int:
+        raise TypeError(f"{type(self).__qualname__} has no place_b(layout, tile, leading)")
 
     # device: load_a/load_b/load_c(layout, pointer, tile, leading) -> fragment; mma(a, b, c) -> fragment;
     #         store_d(layout, pointer, tile, leading, fragment)

@@ -9,17 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.control import each, join, outer
+from gemmkit.lang.control import outer
 from gemmkit.lang.given import dtype_given
-from gemmkit.lang.registers import Fragment, generate
+from gemmkit.lang.registers import Fragment
 from gemmkit.lang.returned import converted, number
 from gemmkit.lang.values import convert_all
 from gemmkit.operators.base import Operator
+from gemmkit.operators.warp_fragments import element_place, load_apart, load_elements, store_elements
 from gemmkit.ptx.arithmetic import outer_fma
-from gemmkit.ptx.fragments import FragmentMap, fragment_coordinate
-from gemmkit.ptx.memory import load_shared, store_shared
-from gemmkit.ptx.special import lane_index
-from gemmkit.tiling import translate
+from gemmkit.ptx.fragments import FragmentMap
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,7 @@ class FPUOp(Operator):
     """
 
     device_methods = (*Operator.device_methods, "multiply", "combine")
+    has_places = True
 
     M: int = 32
     N: int = 32
@@ -78,8 +77,7 @@ class FPUOp(Operator):
 
     @cached_property
     def is_ordinary(self) -> bool:
-        return (type(self).multiply is FPUOp.multiply and type(self).combine is FPUOp.combine
-                and self.accumulator.kind != "c")
+        return type(self).multiply is FPUOp.multiply and type(self).combine is FPUOp.combine
 
     @cached_property
     def merges(self) -> bool:                                       # type: ignore[override]
@@ -101,40 +99,36 @@ class FPUOp(Operator):
         return _vector(self.N // self.NB, self.b_dtype.itemsize)
 
     @cached_property
-    def lanes(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-        """A lane's place among the MB x NB, as a shape and the steps (rows, columns) of its digits.
+    def lanes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """How a warp's lanes lie: extents, and steps along M and along N, in threads.
 
-        Of a load of 16 bytes a lane, shared memory serves half a warp at once where neighbouring lanes ask for the same
-        bytes, of A and of B. So lanes that differ in the first bit share columns, and the other rows lie 16 lanes apart.
+        Two rows, then all columns, then the other rows: of eight lanes, which shared memory serves at a time, two have vectors of
+        A and four of B (if there are four), and they store 2 x 4 vectors of D.
         """
-        if (self.MB, self.NB) == (4, 8):
-            return (2, 8, 2), ((1, 0), (0, 1), (2, 0))
-        if (self.MB, self.NB) == (8, 4):
-            return (2, 8, 2), ((0, 1), (1, 0), (0, 2))
-        return (self.MB, self.NB), ((1, 0), (0, 1))
+        rows = 2 if self.MB % 2 == 0 else 1
+        return (rows, self.NB, self.MB // rows), (1, 0, rows), (0, 1, 0)
 
-    def _lane_strides(self, m: int, n: int) -> tuple[tuple[int, int], ...]:
-        """The strides of lanes whose rows and columns come in vectors of m and n elements."""
-        return tuple((rows * m, columns * n) for rows, columns in self.lanes[1])
+    def _map(self, rows: int, columns: int, m: int, n: int, *values: tuple[int, tuple[int, int]]) -> FragmentMap:
+        """A map whose lanes are m rows and n columns apart, with values by modes (extent, stride)."""
+        shape, along_m, along_n = self.lanes
+        return FragmentMap(rows, columns, shape, tuple((i * m, j * n) for i, j in zip(along_m, along_n)),
+                           tuple(extent for extent, _ in values), tuple(stride for _, stride in values))
 
     @cached_property
     def map_a(self) -> FragmentMap:
         v = self.vector_m
-        return FragmentMap(self.M, self.K, self.lanes[0], self._lane_strides(v, 0),
-                           (v, self.M // self.MB // v, self.K), ((1, 0), (self.MB * v, 0), (0, 1)))
+        return self._map(self.M, self.K, v, 0, (v, (1, 0)), (self.M // self.MB // v, (self.MB * v, 0)), (self.K, (0, 1)))
 
     @cached_property
     def map_b(self) -> FragmentMap:
         v = self.vector_n
-        return FragmentMap(self.K, self.N, self.lanes[0], self._lane_strides(0, v),
-                           (v, self.N // self.NB // v, self.K), ((0, 1), (0, self.NB * v), (1, 0)))
+        return self._map(self.K, self.N, 0, v, (v, (0, 1)), (self.N // self.NB // v, (0, self.NB * v)), (self.K, (1, 0)))
 
     @cached_property
     def map_c(self) -> FragmentMap:
         m, n = self.vector_m, self.vector_n
-        return FragmentMap(self.M, self.N, self.lanes[0], self._lane_strides(m, n),
-                           (m, self.M // self.MB // m, n, self.N // self.NB // n),
-                           ((1, 0), (self.MB * m, 0), (0, 1), (0, self.NB * n)))
+        return self._map(self.M, self.N, m, n, (m, (1, 0)), (self.M // self.MB // m, (self.MB * m, 0)), (n, (0, 1)),
+                         (self.N // self.NB // n, (0, self.NB * n)))
 
     @cached_property
     def fragment_a(self) -> Fragment:
@@ -148,27 +142,49 @@ class FPUOp(Operator):
     def fragment_c(self) -> Fragment:
         return Fragment(self.accumulator, self.M // self.MB * self.N // self.NB)
 
+    @cached_property
+    def rows(self) -> int:
+        """Rows of C that a thread holds: in its fragment they come first."""
+        return self.M // self.MB
+
+    @cached_property
+    def d_vectors(self) -> tuple[int, int]:
+        """Neighbours along M and along N that D is stored in at once, where the layout has them side by side.
+
+        Not of float32 sums of fused products: for vector stores ptxas lays them out in quads of registers, which the products'
+        operands then meet in a register bank (of FFMAs 0.80 read their three operands at once, 0.65 with vectors).
+        """
+        if self.is_ordinary and self.accumulator == np.float32:
+            return 1, 1
+        return self.vector_m, self.vector_n
+
+    @cached_property
+    def c_vectors(self) -> tuple[int, int]:
+        """As many for loads of C."""
+        return self.vector_m, self.d_vectors[1]
+
     def line_alignment(self, operand: str, layout: Any) -> int:
         """Vectors of neighbours, where the layout has them as neighbours."""
-        vector = {("a", 0): self.vector_m, ("b", 1): self.vector_n, ("c", 0): self.vector_m}.get((operand, layout.axis), 1)
-        return math.gcd(16, vector * layout.dtype.itemsize)
+        vectors = {"a": (self.vector_m, 1), "b": (1, self.vector_n), "c": self.c_vectors, "d": self.d_vectors}[operand]
+        return math.gcd(16, vectors[layout.axis] * layout.dtype.itemsize)
 
     # -- the operator ---------------------------------------------------------------------------------------------
 
     def load_a(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-        if layout.axis == 0:
-            return _load_vectors(self.map_a, self.vector_m, self.fragment_a, layout, pointer, tile, leading)
-        return _load_elements(self.map_a, self.vector_m, self.fragment_a, layout, pointer, tile, leading)
+        return load_elements(self.map_a, (self.vector_m, 1)[layout.axis], layout, pointer, tile, leading)
 
     def load_b(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-        if layout.axis == 1:
-            return _load_vectors(self.map_b, self.vector_n, self.fragment_b, layout, pointer, tile, leading)
-        return _load_elements(self.map_b, self.vector_n, self.fragment_b, layout, pointer, tile, leading)
+        return load_elements(self.map_b, (1, self.vector_n)[layout.axis], layout, pointer, tile, leading)
+
+    def place_a(self, layout: Any, tile: Any, leading: int) -> int:
+        return element_place(self.map_a, layout, tile, leading)
+
+    def place_b(self, layout: Any, tile: Any, leading: int) -> int:
+        return element_place(self.map_b, layout, tile, leading)
 
     def load_c(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-        if layout.axis == 0:
-            return _load_vectors(self.map_c, self.vector_m, self.fragment_c, layout, pointer, tile, leading)
-        return _load_elements(self.map_c, self.vector_m, self.fragment_c, layout, pointer, tile, leading)
+        """Vectors of rows where a column is contiguous, else of columns, which are put in their places."""
+        return load_apart(self.map_c, self.c_vectors[layout.axis], (1, self.rows)[layout.axis], layout, pointer, tile, leading)
 
     def mma(self, a: tuple, b: tuple, c: tuple) -> tuple:
         """The outer product of the fragments in the accumulator's type; fused where the arithmetic is the usual one."""
@@ -176,8 +192,7 @@ class FPUOp(Operator):
         return outer_fma(c, a, b, self.K) if self.is_ordinary else outer(_combine_product, c, a, b, self.K, self)
 
     def store_d(self, layout: Any, pointer: Any, tile: Any, leading: int, d: tuple) -> None:
-        each(_store_element, d, self.map_c, layout, pointer, tile, leading, lane_index(),
-             layout.position(tile.offset, leading))
+        store_elements(self.map_c, self.d_vectors[layout.axis], (1, self.rows)[layout.axis], layout, pointer, tile, leading, d)
 
 
 def _vector(count: int, itemsize: int) -> int:
@@ -187,30 +202,3 @@ def _vector(count: int, itemsize: int) -> int:
 def _combine_product(c: Any, a: Any, b: Any, operator: Any) -> Any:
     product = number(operator, "multiply", operator.multiply(a, b), c)
     return converted(operator, "combine", number(operator, "combine", operator.combine(c, product), c), operator.accumulator)
-
-
-def _place(fragment_map: Any, tile: Any, lane: int, n: int) -> Any:
-    """The tile moved to where a thread's n-th value lies."""
-    return translate(tile, fragment_coordinate(fragment_map, lane, n, 0), fragment_coordinate(fragment_map, lane, n, 1))
-
-
-def _load_vectors(fragment_map: Any, vector: int, fragment: Any, layout: Any, pointer: Any, tile: Any,
-                  leading: int) -> tuple:
-    return join(generate(fragment.count // vector, _load_vector, vector, fragment_map, layout, pointer, tile, leading,
-                         lane_index(), layout.position(tile.offset, leading)))
-
-
-def _load_vector(n: int, vector: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any, leading: int, lane: int,
-                 offset: int) -> tuple:
-    return load_shared(pointer, layout.position(_place(fragment_map, tile, lane, n * vector).base, leading), offset, vector)
-
-
-def _load_elements(fragment_map: Any, vector: int, fragment: Any, layout: Any, pointer: Any, tile: Any,
-                   leading: int) -> tuple:
-    return join(generate(fragment.count, _load_vector, 1, fragment_map, layout, pointer, tile, leading, lane_index(),
-                         layout.position(tile.offset, leading)))
-
-
-def _store_element(value: Any, n: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any, leading: int, lane: int,
-                   offset: int) -> None:
-    store_shared(pointer, layout.position(_place(fragment_map, tile, lane, n).base, leading), offset, (value,))

@@ -14,13 +14,14 @@ from gemmkit.lang.registers import Fragment
 from gemmkit.operators.base import Operator
 from gemmkit.operators.warp_fragments import (
     LINE,
-    load_a_across,
-    load_a_along,
-    load_b_across,
-    load_b_along,
+    a_across,
+    a_along,
+    b_across,
+    b_along,
+    element_place,
     load_elements,
+    load_matrices,
     store_elements,
-    store_pairs,
 )
 from gemmkit.ptx.fragments import FragmentMap
 from gemmkit.ptx.mma import MMA, SPECS, MmaSpec, map_b, map_c
@@ -60,6 +61,7 @@ class MMAOp(Operator):
     b_dtype: Any = None
 
     merges = True
+    has_places = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -167,8 +169,8 @@ class MMAOp(Operator):
     def refuses(self, operand: str, layout: Any) -> str | None:
         if operand in ("a", "b") and self.dtype.itemsize == 1 and not self.by_matrices(operand, layout.axis):
             order = "RowMajor" if operand == "a" else "ColMajor"
-            return (f"{self!r} loads elements of 8 bits that are contiguous along K only; take Padded({order}(...), 16), and the "
-                    "copy to shared memory turns them")
+            return (f"{self!r} loads elements of 8 bits that are contiguous along K only; take Padded({order}(...), 16), and "
+                    "the copy to shared memory turns them")
         return None
 
     def line_alignment(self, operand: str, layout: Any) -> int:
@@ -184,21 +186,39 @@ class MMAOp(Operator):
         return 1 if operand == "a" else 0
 
     def padding(self, operand: str, axis: int) -> int:
-        """By ldmatrix 8 lines are read at a time: 16 bytes. Element by element 4 lines (of 4 bytes: 4 with 8 lanes each): 32.
-        Pairs of float64 leave 2 lines at a time: 64."""
+        """ldmatrix reads 16 bytes of 8 lines at a time: 16. Lanes that load elements read 32 bytes of 4 lines: 32. Pairs of
+        float64 go out in 64 bytes of 2 lines: 64."""
         if operand in ("a", "b"):
             return 16 if self.by_matrices(operand, axis) else 32
         return 64 if axis == 1 and self.accumulator.itemsize == 8 else 16
 
     def load_a(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-        if layout.axis == 1:
-            return _load_a_along(self, layout, pointer, tile, leading)
-        return _load_a_across(self, layout, pointer, tile, leading)
+        if layout.axis == 1 and self.along_by_matrices:
+            return load_matrices(layout, pointer, a_along(self, tile), leading, 2 * self.lines, False)
+        if layout.axis == 0 and self.across_by_matrices:
+            return load_matrices(layout, pointer, a_across(self, tile), leading, 4, True)
+        return load_elements(self.map_a, 1, layout, pointer, tile, leading)
 
     def load_b(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-        if layout.axis == 0:
-            return _load_b_along(self, layout, pointer, tile, leading)
-        return _load_b_across(self, layout, pointer, tile, leading)
+        if layout.axis == 0 and self.along_by_matrices:
+            return load_matrices(layout, pointer, b_along(self, tile), leading, self.lines * self.columns, False)
+        if layout.axis == 1 and self.across_by_matrices:
+            return load_matrices(layout, pointer, b_across(self, tile), leading, 2 * self.columns, True)
+        return load_elements(self.map_b, 1, layout, pointer, tile, leading)
+
+    def place_a(self, layout: Any, tile: Any, leading: int) -> int:
+        if layout.axis == 1 and self.along_by_matrices:
+            return layout.position(a_along(self, tile).base, leading)
+        if layout.axis == 0 and self.across_by_matrices:
+            return layout.position(a_across(self, tile).base, leading)
+        return element_place(self.map_a, layout, tile, leading)
+
+    def place_b(self, layout: Any, tile: Any, leading: int) -> int:
+        if layout.axis == 0 and self.along_by_matrices:
+            return layout.position(b_along(self, tile).base, leading)
+        if layout.axis == 1 and self.across_by_matrices:
+            return layout.position(b_across(self, tile).base, leading)
+        return element_place(self.map_b, layout, tile, leading)
 
     def load_c(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
         """Pairs of neighbours where a row is contiguous, else element by element."""
@@ -210,10 +230,7 @@ class MMAOp(Operator):
         return self.instruction(a, b, c)
 
     def store_d(self, layout: Any, pointer: Any, tile: Any, leading: int, d: tuple) -> None:
-        if layout.axis == 1:
-            store_pairs(self.map_c, layout, pointer, tile, leading, d)
-        else:
-            store_elements(self.map_c, layout, pointer, tile, leading, d)
+        store_elements(self.map_c, (1, 2)[layout.axis], 1, layout, pointer, tile, leading, d)
 
 
 def _usual_sums(dtype: np.dtype) -> np.dtype:
@@ -222,38 +239,6 @@ def _usual_sums(dtype: np.dtype) -> np.dtype:
 
 def _usual_depth(dtype: np.dtype) -> int:
     return 8 if dtype.itemsize == 8 else 32 // int(dtype.itemsize)
-
-
-def _load_a_along(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    if operator.along_by_matrices:
-        return load_a_along(operator, layout, pointer, tile, leading)
-    return _load_a_elements(operator, layout, pointer, tile, leading)
-
-
-def _load_a_across(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    if operator.across_by_matrices:
-        return load_a_across(operator, layout, pointer, tile, leading)
-    return _load_a_elements(operator, layout, pointer, tile, leading)
-
-
-def _load_b_along(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    if operator.along_by_matrices:
-        return load_b_along(operator, layout, pointer, tile, leading)
-    return _load_b_elements(operator, layout, pointer, tile, leading)
-
-
-def _load_b_across(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    if operator.across_by_matrices:
-        return load_b_across(operator, layout, pointer, tile, leading)
-    return _load_b_elements(operator, layout, pointer, tile, leading)
-
-
-def _load_a_elements(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return load_elements(operator.map_a, 1, layout, pointer, tile, leading)
-
-
-def _load_b_elements(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return load_elements(operator.map_b, 1, layout, pointer, tile, leading)
 
 
 def _load_c_rows(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:

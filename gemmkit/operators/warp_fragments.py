@@ -1,10 +1,8 @@
-"""Between shared memory and the fragments of a warp's matrix instructions (`gemmkit.ptx.mma`).
+"""Between shared memory and the fragments of a warp: by each lane its own values, or by ``ldmatrix``.
 
-Inputs come by ``ldmatrix``, which gives a lane 32 bits of a row of 16 bytes: as they lie where a row (of B: a column) is
-contiguous along K, transposed where 16-bit elements lie across. Other elements come one by one, each lane its own.
-Results and C go in pairs of neighbours where rows are contiguous.
-
-A position is a run-time part (the lane's) and a compile-time one (the value's), which becomes the immediate of the address.
+A lane loads and stores neighbours at once where its map has some and the layout has them side by side. ``ldmatrix`` is for
+matrix instructions (`gemmkit.ptx.mma`): it gives a lane 32 bits of a row of 16 bytes, as they lie where a row (of B: a column) is
+contiguous along K, transposed where 16-bit elements lie across.
 """
 
 from __future__ import annotations
@@ -33,72 +31,83 @@ def own_place(fragment_map: Any, tile: Any, n: int) -> Any:
 
 def load_elements(fragment_map: Any, width: int, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
     """A fragment, ``width`` neighbours at a time."""
-    return join(generate(fragment_map.values // width, _load, width, fragment_map, layout, pointer, tile, leading))
+    return join(generate(fragment_map.values // width, _load_group, width, 1, fragment_map, layout, pointer, tile, leading))
 
 
-def _load(n: int, width: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    at = own_place(fragment_map, tile, n * width)
+def load_apart(fragment_map: Any, width: int, apart: int, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    """A fragment, ``width`` neighbours at a time, which are ``apart`` values from each other in it."""
+    groups = generate(fragment_map.values // width, _load_group, width, apart, fragment_map, layout, pointer, tile, leading)
+    return generate(fragment_map.values, _value_of, groups, width, apart)
+
+
+def _load_group(n: int, width: int, apart: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+    at = own_place(fragment_map, tile, _first(n, width, apart))
     return load_shared(pointer, layout.position(at.base, leading), layout.position(at.offset, leading), width)
 
 
-def store_elements(fragment_map: Any, layout: Any, pointer: Any, tile: Any, leading: int, values: tuple) -> None:
-    each(_store, values, fragment_map, layout, pointer, tile, leading)
+def _value_of(n: int, groups: tuple, width: int, apart: int) -> Any:
+    """The inverse of `_first`: which group has the n-th value, and where in it."""
+    return groups[n % apart + n // (apart * width) * apart][n // apart % width]
 
 
-def _store(value: Any, n: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> None:
-    _put((value,), n, fragment_map, layout, pointer, tile, leading)
+def store_elements(fragment_map: Any, width: int, apart: int, layout: Any, pointer: Any, tile: Any, leading: int,
+                   values: tuple) -> None:
+    """A fragment, ``width`` neighbours at a time, which are ``apart`` values from each other in it."""
+    each(_store, generate(fragment_map.values // width, _neighbours, values, width, apart), width, apart, fragment_map, layout,
+         pointer, tile, leading)
 
 
-def store_pairs(fragment_map: Any, layout: Any, pointer: Any, tile: Any, leading: int, values: tuple) -> None:
-    """A fragment, two neighbours at a time."""
-    each(_store_pair, generate(fragment_map.values // 2, _pair_of, values), fragment_map, layout, pointer, tile, leading)
+def _first(n: int, width: int, apart: int) -> int:
+    """Which value the n-th group of neighbours begins with."""
+    return n % apart + n // apart * apart * width
 
 
-def _pair_of(n: int, values: tuple) -> tuple:
-    return values[2 * n], values[2 * n + 1]
+def _neighbours(n: int, values: tuple, width: int, apart: int) -> tuple:
+    return generate(width, _neighbour, values, _first(n, width, apart), apart)
 
 
-def _store_pair(pair: tuple, n: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> None:
-    _put(pair, 2 * n, fragment_map, layout, pointer, tile, leading)
+def _neighbour(k: int, values: tuple, first: int, apart: int) -> Any:
+    return values[first + k * apart]
 
 
-def _put(values: tuple, n: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> None:
-    at = own_place(fragment_map, tile, n)
+def _store(values: tuple, n: int, width: int, apart: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any,
+           leading: int) -> None:
+    at = own_place(fragment_map, tile, _first(n, width, apart))
     store_shared(pointer, layout.position(at.base, leading), layout.position(at.offset, leading), values)
+
+
+def element_place(fragment_map: Any, layout: Any, tile: Any, leading: int) -> int:
+    """Where a lane's elements begin."""
+    return layout.position(own_place(fragment_map, tile, 0).base, leading)
 
 
 # -- matrices ---------------------------------------------------------------------------------------------------------
 
-def load_matrices(layout: Any, pointer: Any, tile: Any, leading: int, i: int, j: int, count: int, trans: bool) -> tuple:
-    """``ldmatrix`` with this lane's row at (i, j) in the tile."""
-    return ldmatrix(pointer, layout.position(translate(tile, i, j).base, leading), layout.position(tile.offset, leading),
-                    count, trans)
-
-
-def load_a_along(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+def a_along(operator: Any, tile: Any) -> Any:
     """A, contiguous along K: lane l addresses row l % 16, 16 bytes further along K from lane 16 on."""
-    lane = lane_index()
-    return load_matrices(layout, pointer, tile, leading, lane % 16, lane // 16 * operator.line, 2 * operator.lines, False)
+    return translate(tile, lane_index() % 16, lane_index() // 16 * operator.line)
 
 
-def load_a_across(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+def a_across(operator: Any, tile: Any) -> Any:
     """A of 16-bit elements, contiguous along M: lane l addresses column l % 8 of one of four 8 x 8 matrices."""
-    lane = lane_index()
-    return load_matrices(layout, pointer, tile, leading, lane // 8 % 2 * 8, lane % 8 + lane // 16 * 8, 4, True)
+    return translate(tile, lane_index() // 8 % 2 * 8, lane_index() % 8 + lane_index() // 16 * 8)
 
 
-def load_b_along(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+def b_along(operator: Any, tile: Any) -> Any:
     """B, contiguous along K: lane l addresses column l % 8, further along K and then 8 columns on in turn."""
-    lane = lane_index()
-    return load_matrices(layout, pointer, tile, leading, lane // 8 % operator.lines * operator.line,
-                         lane % 8 + lane // (8 * operator.lines) * 8, operator.lines * operator.columns, False)
+    return translate(tile, lane_index() // 8 % operator.lines * operator.line,
+                     lane_index() % 8 + lane_index() // (8 * operator.lines) * 8)
 
 
-def load_b_across(operator: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
+def b_across(operator: Any, tile: Any) -> Any:
     """B of 16-bit elements, contiguous along N: lane l addresses row l % 16, 8 columns on from lane 16 on."""
-    lane = lane_index()
-    return load_matrices(layout, pointer, tile, leading, lane % 16, lane // 16 * 8, 2 * operator.columns, True)
+    return translate(tile, lane_index() % 16, lane_index() // 16 * 8)
 
 
-__all__ = ["LINE", "load_a_across", "load_a_along", "load_b_across", "load_b_along", "load_elements", "own_place",
-           "store_elements", "store_pairs"]
+def load_matrices(layout: Any, pointer: Any, tile: Any, leading: int, count: int, trans: bool) -> tuple:
+    """``ldmatrix``; ``tile`` lies where this lane's row does."""
+    return ldmatrix(pointer, layout.position(tile.base, leading), layout.position(tile.offset, leading), count, trans)
+
+
+__all__ = ["LINE", "a_across", "a_along", "b_across", "b_along", "element_place", "load_apart", "load_elements",
+           "load_matrices", "own_place", "store_elements"]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.atoms import atom
+from gemmkit.lang.control import to_and_fro
 from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.scalars import NarrowFloatType
 
@@ -52,19 +53,17 @@ def _rounded(value: np.ndarray, kind: np.dtype) -> np.ndarray:
     return value.astype(np.float32).astype(kind) if kind.itemsize == 2 else value.astype(kind)
 
 
-def to_and_fro(rows: int, columns: int) -> list[tuple[int, int]]:
-    """The order of an outer product's elements: down a column, up the next. Neighbours share an operand, which the reuse cache
-    holds: of 8 x 8, 84 % of the FFMAs then read no register bank twice (72 % column by column; SASS of ptxas 13.0)."""
-    return [(i if j % 2 == 0 else rows - 1 - i, j) for j in range(columns) for i in range(rows)]
-
-
 def _type_outer_fma(context: Any, c: Any, a: Any, b: Any, depth: Any) -> Any:
     if not all(isinstance(t, types.UniTuple) for t in (c, a, b)) or not a.dtype == b.dtype == c.dtype:
         return None
-    element = _typer(context, c.dtype, c.dtype, c.dtype)
     k = int(depth.literal_value)
     rows, columns = a.count // k, b.count // k
-    if element is None or rows * columns != c.count:
+    if rows * columns != c.count:
+        return None
+    if isinstance(c.dtype, types.Complex):
+        return signature(c, c, a, b, depth), _complex_products(rows, columns, k)
+    element = _typer(context, c.dtype, c.dtype, c.dtype)
+    if element is None:
         return None
     sig, multiply_add = element
 
@@ -80,11 +79,36 @@ def _type_outer_fma(context: Any, c: Any, a: Any, b: Any, depth: Any) -> Any:
     return signature(c, c, a, b, depth), codegen
 
 
+def _complex_products(rows: int, columns: int, depth: int) -> Any:
+    """The code of complex sums: four fused real products each. Of a column those that share a part of B follow each other."""
+    def codegen(ctx: Any, builder: Any, s: Any, v: Any) -> Any:
+        out, lhs, rhs = ([[builder.extract_value(builder.extract_value(x, n), part) for part in (0, 1)]
+                          for n in range(t.count)] for x, t in zip(v[:3], s.args[:3]))
+        minus = [builder.fsub(imaginary.type(-0.0), imaginary) for _, imaginary in rhs]
+        for step in range(depth):
+            for j in range(columns):
+                real, imaginary = rhs[step * columns + j]
+                for turn, (part, of_a, factor) in enumerate(((0, 0, real), (1, 1, real), (1, 0, imaginary),
+                                                             (0, 1, minus[step * columns + j]))):
+                    for i in (range(rows) if turn % 2 == 0 else range(rows - 1, -1, -1)):
+                        sums = out[i + j * rows]
+                        sums[part] = builder.fma(lhs[step * rows + i][of_a], factor, sums[part])
+        made = []
+        for real, imaginary in out:
+            number = ctx.make_complex(builder, s.return_type.dtype)
+            number.real, number.imag = real, imaginary
+            made.append(number._getvalue())
+        return ctx.make_tuple(builder, s.return_type, made)
+
+    return codegen
+
+
 @atom(_type_outer_fma)
 def outer_fma(c: tuple, a: tuple, b: tuple, depth: int) -> tuple:
-    """``c[i, j] += a[k, i] * b[k, j]`` for k < depth, all of one type: `control.outer` of `fma`."""
+    """``c[i, j] += a[k, i] * b[k, j]`` for k < depth, all of one type: `control.outer` of `fma`. Of complex numbers each of the
+    four real products is fused with the sum."""
     kind = c[0].dtype
-    wide = kind if kind.kind in "iu" else np.dtype(np.float64)
+    wide = kind if kind.kind in "iu" else np.dtype(np.complex128 if kind.kind == "c" else np.float64)
     out = np.array(c, kind).reshape(len(b) // depth, len(a) // depth)
     lhs = np.array(a, kind).astype(wide).reshape(depth, 1, -1)
     rhs = np.array(b, kind).astype(wide).reshape(depth, -1, 1)

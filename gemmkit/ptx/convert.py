@@ -83,7 +83,7 @@ def pair_arithmetic(builder: Any, instruction: str, operands: list) -> Any:
     return builder.call(ir.InlineAsm(function, f"{instruction} {places};", constraints), operands)
 
 
-# -- tf32: float32 with 10 bits of the mantissa, what tensor cores look at ----------------------------------------------------
+# -- tf32: float32 with 10 bits of the mantissa, what tensor cores look at -------------------------------------------------
 
 _TF32_BITS, _TF32_HALF = np.uint32(0xFFFFE000), np.uint32(0x1000)
 

@@ -1,8 +1,8 @@
 """``ldmatrix``: a warp loads matrices of 8 rows of 16 bytes from shared memory into mma fragments (sm_75+).
 
 Each lane gives the address of one row: lanes 0-7 those of the first matrix, 8-15 of the second, and so on. Lane t receives
-of each matrix 32 bits of row t // 4, the (t % 4)-th: a float32, two elements of 16 bits, four of 8 bits. With ``trans``, which
-is for 16-bit elements alone, it receives those of the transpose.
+of each matrix 32 bits of row t // 4, the (t % 4)-th: a float32, two elements of 16 bits, four of 8 bits. With ``trans``, for
+16-bit elements alone, it receives those of the transpose.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def ldmatrix(pointer: Any, base: int, offset: int, matrices: int, trans: bool) -
     thread = current()
     mine = None
     if thread.lane < 8 * matrices:
-        at = pointer.offset + (int(base) + int(offset)) * pointer.dtype.itemsize
+        at = pointer.from_base(int(base)).offset + (int(base) + int(offset)) * pointer.dtype.itemsize
         mine = thread.shared_read(at, 16).view(pointer.dtype)
     return thread.collective(f"ldmatrix.x{matrices}{trans}", mine, lambda rows: distribute(rows, matrices, trans),
                              sync=False)

@@ -15,7 +15,15 @@ import numpy as np
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.errors import ConfigError
-from gemmkit.lang.host import SharedPointer, View, access_alignment, piece_bytes, piece_elements, record_accesses
+from gemmkit.lang.host import (
+    PinnedPointer,
+    SharedPointer,
+    View,
+    access_alignment,
+    piece_bytes,
+    piece_elements,
+    record_accesses,
+)
 from gemmkit.lang.memory import (
     GLOBAL,
     READ_ONLY,
@@ -27,6 +35,7 @@ from gemmkit.lang.memory import (
     global_pointer,
     proxy,
     shared_pointer,
+    shared_symbol,
 )
 from gemmkit.lang.narrowing import misfit_of_type, refusal
 from gemmkit.lang.numba_hooks import TypingError, ir, signature, types
@@ -290,38 +299,63 @@ def _type_repoint(context: Any, pointer: Any, dtype: Any, distance: Any) -> Any:
     from gemmkit.lang.number_types import numpy_dtype
     from gemmkit.lang.scalars import index
 
-    return (signature(SharedType(numpy_dtype(dtype.target)), pointer, dtype, distance),
+    return (signature(SharedType(numpy_dtype(dtype.target), pointer.pinned), pointer, dtype, distance),
             lambda c, b, s, v: b.add(v[0], c.cast(b, v[2], distance, index)))
 
 
 @atom(_type_repoint)
 def repoint(pointer: SharedPointer, dtype: np.dtype, distance: int) -> SharedPointer:
     """A pointer to elements of ``dtype``, ``distance`` bytes behind another pointer."""
-    return SharedPointer(np.dtype(dtype), pointer.offset + int(distance))
+    return pointer.moved(np.dtype(dtype), int(distance))
 
 
-def _type_pinned(context: Any, pointer: Any) -> Any:
-    if not isinstance(pointer, SharedType):
+def _type_shared_place(context: Any, dtype: Any, position: Any) -> Any:
+    if not isinstance(dtype, DTypeType) or not isinstance(position, types.Integer):
         return None
-    return signature(SharedType(pointer.dtype, pinned=True), pointer), lambda c, b, s, v: v[0]
+    from gemmkit.lang.number_types import numpy_dtype
+    from gemmkit.lang.scalars import index
+
+    size = numpy_dtype(dtype.target).itemsize
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        start = b.ptrtoint(b.gep(shared_symbol(b), [i32(0), i32(0)]), i32)
+        return b.add(start, b.mul(c.cast(b, v[1], position, index), i32(size)))
+
+    return signature(index, dtype, position), codegen
+
+
+@atom(_type_shared_place)
+def shared_place(dtype: np.dtype, position: int) -> int:
+    """A position of elements of ``dtype`` as what `pinned` takes: an address in the shared window, where there is one."""
+    return int(position) * np.dtype(dtype).itemsize
+
+
+def _type_pinned(context: Any, pointer: Any, place: Any) -> Any:
+    if not isinstance(pointer, SharedType) or pointer.pinned or not isinstance(place, types.Integer):
+        return None
+    from gemmkit.lang.scalars import index
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        total = b.add(v[0], c.cast(b, v[1], place, index))
+        return assembly(b, "mov.b32 $0, $1;", [i32], [total], pure=True)[0]
+
+    return signature(SharedType(pointer.dtype, pinned=True), pointer, place), codegen
 
 
 @atom(_type_pinned)
-def pinned(pointer: SharedPointer) -> SharedPointer:
-    """The pointer, whose accesses share an address where only the compile-time part of their positions differs."""
-    return pointer
+def pinned(pointer: SharedPointer, place: int) -> SharedPointer:
+    """The pointer for loads whose positions have a base of ``place`` (`shared_place`), all of them: it is in the pointer, and
+    loads add only what is known when the kernel is compiled, as the immediates of one address."""
+    return PinnedPointer(pointer.dtype, pointer.offset, place)
 
 
 def pointer_at(builder: Any, pointer: SharedType, value: Any, terms: list, llvm_type: Any) -> Any:
     """The LLVM pointer to a position, a sum of terms of which the base comes first."""
     if not pointer.pinned:
         return shared_pointer(builder, pointer, value, terms, llvm_type)
-    size = i32(pointer.dtype.itemsize)
-    start = builder.ptrtoint(shared_pointer(builder, pointer, value, terms[:1], ir.IntType(8)), i32)
-    start = assembly(builder, "mov.b32 $0, $1;", [i32], [start], pure=True)[0]
-    place = builder.inttoptr(start, ir.PointerType(ir.IntType(8), addrspace=SHARED))
+    place = builder.inttoptr(value, ir.PointerType(ir.IntType(8), addrspace=SHARED))
     for term in terms[1:]:
-        place = builder.gep(place, [builder.mul(term, size)], inbounds=True)
+        place = builder.gep(place, [builder.mul(term, i32(pointer.dtype.itemsize))], inbounds=True)
     return builder.bitcast(place, ir.PointerType(llvm_type, addrspace=SHARED))
 
 
@@ -352,7 +386,7 @@ def _type_load_shared(context: Any, pointer: Any, base: Any, offset: Any, count:
 @atom(_type_load_shared)
 def load_shared(pointer: SharedPointer, base: int, offset: int, count: int) -> tuple:
     """``count`` consecutive elements from ``base + offset``; the position must be aligned to the access."""
-    return pointer.load(int(base) + int(offset), count)
+    return pointer.from_base(int(base)).load(int(base) + int(offset), count)
 
 
 def _type_store_shared(context: Any, pointer: Any, base: Any, offset: Any, values: Any) -> Any:

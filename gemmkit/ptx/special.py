@@ -79,6 +79,26 @@ def udiv(a: int, b: int) -> int:
     return a // b
 
 
+def _type_carried(context: Any, value: Any) -> Any:
+    if not isinstance(value, types.Integer) or value.bitwidth not in (32, 64):
+        return None
+    kind, letter = ir.IntType(value.bitwidth), "r" if value.bitwidth == 32 else "l"
+    function = ir.FunctionType(kind, [kind])
+    text = f"mov.b{value.bitwidth} $0, $1;"
+
+    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+        return b.call(ir.InlineAsm(function, text, f"={letter},{letter}", side_effect=False), [v[0]])
+
+    return signature(value, value), codegen
+
+
+@atom(_type_carried)
+def carried(value: int) -> int:
+    """The value, of which LLVM knows nothing. What a loop carries from round to round so (``n = carried(n + 4)``) stays in a
+    register: otherwise LLVM may compute it in every round from what it is made of."""
+    return value
+
+
 def _type_rolled(context: Any, value: Any) -> Any:
     if not isinstance(value, types.Integer):
         return None

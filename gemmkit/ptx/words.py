@@ -20,7 +20,6 @@ from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.number_types import PackedType, RecordType
 from gemmkit.lang.records import Record, part_size, scalars
 from gemmkit.ptx.build import assembly
-from gemmkit.ptx.registers import elements, from_registers, to_registers
 from gemmkit.ptx.memory import (
     as_words,
     cast_elements,
@@ -33,6 +32,7 @@ from gemmkit.ptx.memory import (
     unpack,
     words_of_records,
 )
+from gemmkit.ptx.registers import elements, from_registers, to_registers
 
 i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 LINE = 16                              # bytes that are loaded together

@@ -16,9 +16,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
 from gemmkit.runtime.assemble import assemble, candidates
 from gemmkit.runtime.cache import Entry, default_cache
 from gemmkit.runtime.device import DeviceInfo
+from gemmkit.runtime.nvvm import to_asm
 
 PLACEHOLDER = "GEMMKIT_TENSOR_MAP_"                          # gemmkit.ptx.tma writes it where a map's address is wanted
 ENTRY = "gemmkit_kernel"
@@ -43,7 +47,7 @@ def to_ptx(kernel: Any, types: tuple, threads: int, device: DeviceInfo, blocks_p
 
     from gemmkit.lang.compiling import compile_function
     from gemmkit.lang.functions import device as device_function
-    from gemmkit.lang.pipeline import without_collections
+    from gemmkit.lang.garbage import without_collections
     from gemmkit.lang.target import set_target_arch
 
     suffix = ("a",) if device.arch_name.endswith("a") else ()
@@ -56,19 +60,10 @@ def to_ptx(kernel: Any, types: tuple, threads: int, device: DeviceInfo, blocks_p
         library._entry_name = result.fndesc.llvm_func_name
         kernel_fixup(function, False)
         nvvm.set_launch_bounds(function, (threads, blocks_per_sm))
-        library._llvm_strs = [_without_variables(str(module)) for module in library.modules]
-        texts = library.get_asm_strs(cc=cc)
-    if len(texts) != 1:
-        raise RuntimeError(f"Numba made {len(texts)} PTX files of one kernel: a component calls code that must be linked")
+        ptx = to_asm(library, cc)
     with _lock:
         stats.compiled += 1
-    return _named(texts[0])
-
-
-def _without_variables(text: str) -> str:
-    """LLVM IR with line numbers but no variables for a debugger: with those NVVM 13.0 gives up on some kernels ("Symbol
-    name with unsupported characters")."""
-    return re.sub(r"^  call void @\"?llvm\.dbg\.(?:declare|value)\"?\(.*\n", "", text, flags=re.MULTILINE)
+    return _named(ptx)
 
 
 _MAP_PARAMETER = re.compile(r"\.param \.align 8 \.b8 (\w+_param_\d+)\[128\]")
@@ -96,8 +91,9 @@ def versions() -> str:
     """The versions of everything that turns Python into machine code."""
     from importlib.metadata import version
 
-    names = ("numba-cuda", "llvmlite", "numpy", "ml_dtypes")
-    return ",".join([f"Python={sys.version_info[0]}.{sys.version_info[1]}", *(f"{name}={version(name)}" for name in names),
+    loaded = [f"{module.__name__}={module.__version__}" for module in (np, ml_dtypes)]       # (metadata takes 5 ms each)
+    later = [f"{name}={version(name)}" for name in ("numba-cuda", "llvmlite")]
+    return ",".join([f"Python={sys.version_info[0]}.{sys.version_info[1]}", *later, *loaded,
                      f"NVVM={bytes_digest(_nvvm())}", *(f"ptxas={bytes_digest(t)}" for t in candidates()[:1])])
 
 

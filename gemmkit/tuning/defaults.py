@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.kernels.common.rules import divides
 from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import ColMajor, Layout, Padded, RowMajor, Zero
 from gemmkit.operators import Algebra, FPUOp, MMAOp, Operator, WMMAOp
@@ -270,6 +271,8 @@ def fill_moves(values: dict[str, Any]) -> None:
         values.setdefault(f"mem_{name}_thread", thread)
         if f"mem_{name}_warp" not in values:
             given = values[f"mem_{name}_thread"]
+            if given.names == tile.names:
+                divides(given, tile, f"mem_{name}_thread", f"the block's {tile!r} must be a multiple of it")
             values[f"mem_{name}_warp"] = warp if given == thread else _warp_around(tile, given)
 
 

@@ -53,7 +53,28 @@ def _fill_shared(values: dict[str, Any], operator: Operator) -> None:
         for name, fragment, axis in (("a", operator.fragment_a, 0), ("b", operator.fragment_b, 1)):
             if _is_across(values, name, axis, fragment.dtype):
                 values.setdefault(f"shared_{name}_layout", _padded_across(axis, fragment.dtype))
+    if isinstance(operator, Algebra):
+        for name, fragment, preferred in (("a", operator.fragment_a, 0), ("b", operator.fragment_b, 1)):
+            layout = values[f"global_{name}_layout"]
+            axis = preferred if isinstance(units(operator), FPUOp) else layout.vector_axis
+            numbers = axis is not None and _padded_numbers(axis, fragment.dtype, _along_k(name, axis))
+            if (numbers and isinstance(layout, Plain) and layout.dtype == fragment.dtype
+                    and operator.refuses(name, numbers) is None and f"shared_{name}_layout" not in values):
+                values[f"shared_{name}_layout"] = numbers
     defaults.fill_shared(values, operator, operator.fragment_c.dtype)
+
+
+def _along_k(name: str, axis: int) -> bool:
+    return axis == (1 if name == "a" else 0)
+
+
+def _padded_numbers(axis: int, dtype: np.dtype, along_k: bool) -> Any:
+    """Complex numbers as they are in memory. Of complex128 lanes of DMMA read 64 bytes of two lines along K, and 32 of four
+    lines across."""
+    if dtype.kind != "c":
+        return None
+    padding = (64 if along_k else 32) if dtype.itemsize == 16 else 32
+    return Padded((ColMajor, RowMajor)[axis](dtype), padding // dtype.itemsize)
 
 
 def _is_across(values: dict[str, Any], name: str, axis: int, dtype: np.dtype) -> bool:

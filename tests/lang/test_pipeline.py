@@ -15,7 +15,7 @@ import pytest
 from numba.cuda.core.postproc import PostProcessor
 
 from gemmkit.components import freeze
-from gemmkit.lang import pipeline
+from gemmkit.lang import garbage, pipeline
 from gemmkit.lang.numba_hooks import operation, signature, types
 from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.device import H100
@@ -118,11 +118,11 @@ class _Node:
 def test_what_compilations_leave_is_found() -> None:
     """Not at once, but before it is much; and the collector runs again, over all objects."""
     alive = weakref.WeakSet[_Node]()
-    for _ in range(pipeline._WALK_EVERY):
-        with pipeline.without_collections():
+    for _ in range(garbage._WALK_EVERY):
+        with garbage.without_collections():
             assert not gc.isenabled()
             alive.add(_Node())
-    assert len(alive) < pipeline._WALK_EVERY and gc.isenabled() and gc.get_freeze_count() == 0
+    assert len(alive) < garbage._WALK_EVERY and gc.isenabled() and gc.get_freeze_count() == 0
 
 
 def test_frozen_objects_stay_frozen() -> None:
@@ -130,8 +130,8 @@ def test_frozen_objects_stay_frozen() -> None:
     gc.freeze()
     try:
         frozen = gc.get_freeze_count()
-        for _ in range(pipeline._WALK_EVERY):
-            with pipeline.without_collections():
+        for _ in range(garbage._WALK_EVERY):
+            with garbage.without_collections():
                 pass
         assert gc.get_freeze_count() > frozen // 2
     finally:

@@ -17,7 +17,7 @@ from gemmkit.kernels.sm80.mainloop import InStepMainloop, Mainloop
 from gemmkit.kernels.sm80.routes import with_route
 from gemmkit.kernels.sm80.rules import validate
 from gemmkit.kernels.sm80.spec import Sm80Spec
-from gemmkit.operators import Algebra, FPUOp
+from gemmkit.operators import FPUOp
 
 if TYPE_CHECKING:
     from gemmkit.config import Config

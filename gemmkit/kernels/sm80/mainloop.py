@@ -23,20 +23,22 @@ from gemmkit.kernels.common.work import Inputs, KTile, Work
 from gemmkit.lang.control import fold
 from gemmkit.lang.registers import Fragment, registers
 from gemmkit.ptx.copy_async import commit_copies, wait_copies
-from gemmkit.ptx.memory import pinned, shared
-from gemmkit.ptx.special import barrier, thread_index
+from gemmkit.ptx.memory import pinned, shared, shared_place
+from gemmkit.ptx.special import barrier, carried, thread_index
 from gemmkit.ptx.words import pack_pairs, unpack_pairs
 from gemmkit.tiling import parallelise, translate, translate_offset
 
-OFFSET = Fragment(np.dtype(np.int64), 1)
+OFFSET, PLACE = Fragment(np.dtype(np.int64), 1), Fragment(np.dtype(np.int32), 1)
 
 
 class Kept(NamedTuple):
-    """What a thread keeps through the main loop: accumulators, fragments of two steps, what routes keep, and its warp."""
+    """What a thread keeps through the main loop: accumulators, fragments of two steps, where in a stage its loads of fragments
+    begin, what routes keep, and its warp."""
 
     accumulators: Any
     a: Any
     b: Any
+    places: Any
     of_a: Any
     of_b: Any
     warp: Any
@@ -74,12 +76,15 @@ class Mainloop(Component):
     def run(self, spec: Any, accumulators: Any, inputs: Inputs, work: Work, warp: int, shape: Any) -> None:
         """The products of a block's share of K, added to the accumulators."""
         kept = Kept(accumulators, registers(spec.kept_a, 2 * spec.fragments_m), registers(spec.kept_b, 2 * spec.fragments_n),
+                    registers(PLACE, 2),
                     Moved(registers(spec.a.held, spec.a.slots), registers(OFFSET, 1)),
                     Moved(registers(spec.b.held, spec.b.slots), registers(OFFSET, 1)), warp)
         end = work.k_begin + work.k_tiles * spec.block.size.K
         at = ahead = first_k(spec, work, end)
+        seek(spec, kept, inputs, KTile(work.m, work.n, ahead, work.rank, shape))
         rounds = k_steps(spec, work)
         read = write = thread_index() * 0
+        find_places(spec, kept)
         # 3a. The first k-tiles fill all stages but one.
         for _ in range(spec.stages - 1):
             if ahead < end:
@@ -87,6 +92,7 @@ class Mainloop(Component):
             commit_copies()
             write = following_stage(spec, write)
             ahead = following_k(spec, work, ahead, end)
+            advance(spec, kept, inputs, KTile(work.m, work.n, ahead, work.rank, shape))
         if rounds > 0:
             meet_stage(spec)
             self.begin(spec, kept, read, KTile(work.m, work.n, at, work.rank, shape))
@@ -96,9 +102,10 @@ class Mainloop(Component):
             at = following_k(spec, work, at, end)
             read, write = following_stage(spec, read), following_stage(spec, write)
             ahead = following_k(spec, work, ahead, end)
-            seek(spec, kept, inputs, this.ahead)
             self.multiply_tile(spec, kept, inputs, this, read, KTile(work.m, work.n, at, work.rank, shape),
                                n + 1 < rounds)
+            advance(spec, kept, inputs, KTile(work.m, work.n, ahead, work.rank, shape))
+            keep_places(kept)
 
     def begin(self, spec: Any, kept: Kept, read: int, at: KTile) -> None:
         """The fragments of the first step."""
@@ -202,7 +209,6 @@ def following_k(spec: Any, work: Work, k: int, end: int) -> int:
 def fill(spec: Any, kept: Kept, inputs: Inputs, write: int, at: KTile) -> None:
     """All of a stage at once."""
     this = Round(write, write, at, at, True)
-    seek(spec, kept, inputs, at)
     load_staged(spec, kept, inputs, at)
     copy_all(spec, kept, inputs, this)
     store_staged(spec, kept, write, at)
@@ -212,6 +218,15 @@ def seek(spec: Any, kept: Kept, inputs: Inputs, at: KTile) -> None:
     """Where in memory the thread's copies of a k-tile begin."""
     spec.a.route.seek(spec, spec.a, inputs.a.data, kept.of_a, at, kept.warp)
     spec.b.route.seek(spec, spec.b, inputs.b.data, kept.of_b, at, kept.warp)
+
+
+def advance(spec: Any, kept: Kept, inputs: Inputs, at: KTile) -> None:
+    """The same of the next k-tile, ``at``: the one behind, unless the condition leaves some out."""
+    if spec.condition.is_always:
+        spec.a.route.advance(spec, spec.a, inputs.a.data, kept.of_a)
+        spec.b.route.advance(spec, spec.b, inputs.b.data, kept.of_b)
+    else:
+        seek(spec, kept, inputs, at)
 
 
 def load_staged(spec: Any, kept: Kept, inputs: Inputs, at: KTile) -> None:
@@ -238,11 +253,33 @@ def copy_part(spec: Any, kept: Kept, inputs: Inputs, this: Round, part: int) -> 
 
 # -- 3b. stage -> registers, and 3c. ------------------------------------------------------------------------------------
 
+def find_places(spec: Any, kept: Kept) -> None:
+    """Where in the first stage this lane's loads of fragments begin."""
+    if spec.operator.has_places:
+        warp_tile = parallelise(spec.block, spec.compute_warp, kept.warp, spec.warps)[0]
+        kept.places[0] = (shared_place(spec.a.plane.dtype, spec.operator.place_a(spec.a.shared, warp_tile.MK, spec.a.leading())),)
+        kept.places[1] = (shared_place(spec.b.plane.dtype, spec.operator.place_b(spec.b.shared, warp_tile.KN, spec.b.leading())),)
+    else:
+        kept.places[0] = kept.places[1] = (thread_index() * 0,)
+
+
+def keep_places(kept: Kept) -> None:
+    """Across a round: LLVM would rather compute them anew."""
+    kept.places[0] = (carried(kept.places[0][0]),)
+    kept.places[1] = (carried(kept.places[1][0]),)
+
+
+def pointer_of(spec: Any, operand: Any, read: int, place: int) -> Any:
+    """For loads of fragments from the stage at ``read``."""
+    pointer = shared(operand.shared.dtype, operand.offset + read)
+    return pinned(pointer, place) if spec.operator.has_places else pointer
+
+
 def fetch(spec: Any, kept: Kept, read: int, at: KTile, step: int, which: int) -> None:
     """The fragments of a step into one of the two sets."""
     operator, operation = spec.operator, spec.operation
     warp_tile = parallelise(spec.block, spec.compute_warp, kept.warp, spec.warps)[0]
-    a_shared = pinned(shared(spec.a.shared.dtype, spec.a.offset + read))
+    a_shared = pointer_of(spec, spec.a, read, kept.places[0][0])
     a_place = spec.a.place(at.m, at.n, at.k, at.shape)
     for i in range(spec.fragments_m):
         tile = translate_offset(warp_tile.MK, i * operation.size.M, step * operation.size.K)
@@ -250,7 +287,7 @@ def fetch(spec: Any, kept: Kept, read: int, at: KTile, step: int, which: int) ->
             spec.a, operator, operator.map_a, operator.fragment_a.dtype,
             operator.load_a(spec.a.shared, a_shared, tile, spec.a.leading()), translate(tile, a_place.i, a_place.j), a_place)
         kept.a[which * spec.fragments_m + i] = pack_pairs(fragment) if spec.packs_a else fragment
-    b_shared = pinned(shared(spec.b.shared.dtype, spec.b.offset + read))
+    b_shared = pointer_of(spec, spec.b, read, kept.places[1][0])
     b_place = spec.b.place(at.m, at.n, at.k, at.shape)
     for j in range(spec.fragments_n):
         tile = translate_offset(warp_tile.KN, step * operation.size.K, j * operation.size.N)
