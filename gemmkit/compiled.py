@@ -7,7 +7,7 @@ from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.spec import Shape
 from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.layouts import Layout, Plain
-from gemmkit.problem import Problem, held_by
+from gemmkit.problem import Call, held_by
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.wide import widened
@@ -22,7 +22,7 @@ class Nothing(Component):
 class Compiled:
     """A kernel for a class of problems, and where its arguments lie: shared by all plans of the class."""
 
-    def __init__(self, problem: Problem, out: ArrayInfo):
+    def __init__(self, problem: Call, out: ArrayInfo):
         conf = problem.config
         M, N, K = problem.M, problem.N, problem.K
         conf = widened(conf, {"a": problem.a, "b": problem.b, "c": problem.c if conf.has_c else None, "out": out}, (M, N, K))

@@ -87,7 +87,7 @@ def _paste_able(component: Any) -> str:
             leading = False
             continue
         text = repr(value.name) if isinstance(value, np.dtype) else repr(value)
-        parts.append(text if leading else f"{field.name}={text}")
+        parts.append(text if leading and not field.kw_only else f"{field.name}={text}")
     return f"{type(component).__qualname__}({', '.join(parts)})"
 
 

@@ -33,7 +33,7 @@ KEYWORDS = (*FUNCTIONS, *LAYOUTS, "operator", "gemm_shape")
 
 
 @dataclass
-class Problem:
+class Call:
     """A checked call: sizes, configuration and operands (``out`` is None when it is still to be made)."""
 
     M: int
@@ -48,7 +48,7 @@ class Problem:
 
 
 def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | None, conf: Config | None,
-            keywords: dict[str, Any]) -> Problem:
+            keywords: dict[str, Any]) -> Call:
     """Check a call and complete what it leaves open. Raises ValueError, TypeError or ConfigError; see `matmul`."""
     unknown = set(keywords) - set(KEYWORDS)
     if unknown:
@@ -85,7 +85,7 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     _check_functions(conf, M, N, K)
     check_held(held_by(conf), infos, () if out is None else (out,))
     assert infos["a"] is not None and infos["b"] is not None
-    return Problem(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device)
+    return Call(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device)
 
 
 # -- where the arrays are ---------------------------------------------------------------------------------------------
