@@ -57,7 +57,8 @@ def resolve(case: Case) -> Any:
     with gemmkit.emulate():
         infos = describe_all(a, b, c, out)
         assert infos[3] is not None
-        return Compiled(resolved(*infos, conf, keywords), infos[3])
+        problem = resolved(*infos, conf, keywords)
+        return Compiled(problem, problem.seen_out(infos[3]))
 
 
 class HostArrays:

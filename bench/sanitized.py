@@ -21,7 +21,9 @@ CASES: dict[str, tuple[str, Any, float]] = {
     "mma f16": ("f2", operators.MMAOp(), 1e-3),
     "wmma f16": ("f2", operators.WMMAOp(), 1e-3),
     "fpu f32": ("f4", None, 1e-5),
-    "fpu f64": ("f8", None, 1e-13),
+    "mma f64": ("f8", None, 1e-13),
+    "mma tf32": ("f4", operators.MMAOp(dtype="f4"), 1e-3),
+    "fpu f64": ("f8", operators.FPUOp(16, 16, dtype="f8"), 1e-13),
     "fpu int32": ("i4", None, 0.0),
     "fpu complex64": ("c8", None, 1e-5),
 }

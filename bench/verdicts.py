@@ -30,6 +30,7 @@ GROUPS = {
     "minplus": "min-plus, against the card's limit for adds and minima",
     "contraction": "D_abc = A_bda B_dc at the paper's sizes (Table 3)",
     "tccg": "The 48 contractions of the TCCG benchmark",
+    "stacks": "Stacks of small products against torch.bmm",
     "mappings": "Mappings (tuning)",
 }
 # What is asked of a group's geometric mean: at least, aim.

@@ -116,6 +116,8 @@ def _operated(trans: str, x: Any, argument: str, name: str, operator: Any = None
     if not isinstance(trans, str) or trans not in ("N", "T", "C"):
         raise ValueError(f'{argument} is {trans!r}; "N", "T" or "C" is needed')
     if isinstance(x, Matrix):
+        if x.ndim != 2:
+            raise ValueError(f"{name} has {x.ndim} dimensions; a matrix of 2 is needed")
         about = _Operand(x.shape, x.dtype, None if x.array is None else describe(x.array, name))
         return (x if trans == "N" else x.T), about
     info = describe(x, name)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from gemmkit.components import Component, freeze
 from gemmkit.kernels.common.arrays import Arrays
-from gemmkit.kernels.spec import Shape
+from gemmkit.kernels.spec import Shape, StackShape
 from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.layouts import Layout, Plain
+from gemmkit.per_product import for_products
 from gemmkit.problem import Call, held_by
-from gemmkit.runtime.arrays import ArrayInfo
+from gemmkit.runtime.arrays import ArrayInfo, unit_axis, whole
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.wide import widened
 
@@ -25,13 +26,17 @@ class Compiled:
     def __init__(self, problem: Call, out: ArrayInfo):
         conf = problem.config
         M, N, K = problem.M, problem.N, problem.K
-        conf = widened(conf, {"a": problem.a, "b": problem.b, "c": problem.c if conf.has_c else None, "out": out}, (M, N, K))
-        arrays = Arrays(problem.a, problem.b, out, M, N, K)
+        c = problem.c if conf.has_c else None
+        conf = for_products(conf, problem.stack)
+        conf = self.config = widened(conf, {"a": problem.a, "b": problem.b, "c": c, "out": out}, (M, N, K))
+        is_stack = problem.products != 1
+        arrays = Arrays(problem.a, problem.b, out, M, N, K, c, problem.products if is_stack else None)
         self.spec = conf.spec(arrays)
         self.operands = [_operand(info, layout, readonly) for info, layout, readonly in (
             (problem.a, conf.global_a_layout, True), (problem.b, conf.global_b_layout, True),
-            (problem.c if conf.has_c else None, conf.global_c_layout, True), (out, conf.global_d_layout, False))]
-        spec, shape = freeze(self.spec), freeze(Shape(M, N, K))
+            (c, conf.global_c_layout, True), (out, conf.global_d_layout, False))]
+        self.shape = StackShape(M, N, K, 0) if is_stack else Shape(M, N, K)
+        spec, shape = freeze(self.spec), freeze(self.shape)
         for name, held in held_by(conf):
             if held.info.device != problem.a.device:
                 raise ValueError(f"{name}={type(getattr(conf, name)).__qualname__}(...): {held.name} is on device "
@@ -53,8 +58,8 @@ class Compiled:
 def _operand(info: ArrayInfo | None, layout: Layout, readonly: bool) -> Frozen:
     if info is None:
         return freeze(Nothing())
-    if not isinstance(layout, Plain):
-        return freeze_array(info, readonly=readonly)
-    axis = layout.axis
-    contiguous = info.strides[axis] == 1 or info.shape[axis] <= 1
-    return freeze_array(info, axis if contiguous else None, readonly=readonly)
+    axis = layout.axis if isinstance(layout, Plain) else unit_axis(info)
+    if axis is not None and info.strides[axis] != 1 and info.shape[axis] > 1:
+        axis = None
+    stack = whole(info)
+    return freeze_array(stack, None if axis is None else len(stack.shape) - len(info.shape) + axis, readonly=readonly)

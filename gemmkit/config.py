@@ -17,6 +17,7 @@ from gemmkit.components import Component
 from gemmkit.config_rules import TRANSFORMS, check_fields, validate
 from gemmkit.epilogues import Default, Epilogue
 from gemmkit.kernels.common.arrays import Arrays
+from gemmkit.kernels.common.batched import Batched
 from gemmkit.kernels.common.operand import Operand, is_whole
 from gemmkit.kernels.common.rules import rule
 from gemmkit.kernels.family import KernelFamily
@@ -185,7 +186,10 @@ class Config(Problem, Mapping):
         tiles = {"a": block.MK, "b": block.KN, "c": block.MN, "out": block.MN}
         a, b, c, d = (Operand(*fields, arrays is not None and is_whole(arrays.extents(name), fields[-1]), tiles[name], warps)
                       for name, fields in operands.items())
-        return self.family.specialise(self, (a, b, c, d), arrays)
+        spec = self.family.specialise(self, (a, b, c, d), arrays)
+        if arrays is None or arrays.products is None:
+            return spec
+        return dataclasses.replace(spec, scheduler=Batched.of(spec.scheduler, arrays))      # type: ignore[arg-type]
 
     def check_device(self, device: DeviceInfo) -> None:
         """Raise ConfigError when the kernel does not fit the device."""
@@ -209,9 +213,10 @@ def get_config(*, operator: Operator, global_a_layout: Layout, gemm_shape: Any =
                **fields: Any) -> Config:
     """A complete configuration from an operator, A's layout and whatever else is given.
 
-    ``gemm_shape`` (a dict or Tile of M, N, K) helps to choose tiles and decides nothing else. Every field of `Config` may
+    ``gemm_shape`` (a dict or Tile of M, N, K; a dict may have ``batch``, the number of products of a stack) helps to choose
+    tiles and decides nothing else. Every field of `Config` may
     be given; missing ones get: B's layout that of A, no C, D's layout that of A in the accumulator's dtype, a block shape
-    by `gemmkit.tuning.defaults`, shared layouts in the order of the global ones, padded by 16 bytes.
+    by `gemmkit.tuning`, shared layouts in the order of the global ones, padded by 16 bytes.
 
     Raises ConfigError for a combination that no kernel can carry out, TypeError for an unknown field.
 
@@ -220,7 +225,7 @@ def get_config(*, operator: Operator, global_a_layout: Layout, gemm_shape: Any =
     >>> config.block_shape, config.warps_per_block
     (Tile(M=128, N=256, K=128), 8)
     """
-    from gemmkit.tuning import defaults
+    from gemmkit.tuning.complete import complete
 
     known = {field.name for field in Config.fields()}
     unknown = set(fields) - known
@@ -230,7 +235,7 @@ def get_config(*, operator: Operator, global_a_layout: Layout, gemm_shape: Any =
     values = dict(fields, operator=operator, global_a_layout=global_a_layout)
     check_fields(values)
     device = device_given(device)
-    defaults.fill(values, _sizes(gemm_shape), device)
+    complete(values, _sizes(gemm_shape), device, _products(gemm_shape))
     config = Config(**values)
     config.check_device(device)
     return config
@@ -250,9 +255,14 @@ def _sizes(gemm_shape: Any) -> tuple[int, int, int] | None:
         return None
     if isinstance(gemm_shape, Tile):
         gemm_shape = dict(zip(gemm_shape.names, gemm_shape.extents))
-    if not isinstance(gemm_shape, dict) or set(gemm_shape) != {"M", "N", "K"}:
+    if not isinstance(gemm_shape, dict) or set(gemm_shape) - {"batch"} != {"M", "N", "K"}:
         raise ConfigError(f"gemm_shape={gemm_shape!r}: M, N and K are needed, for example dict(M=512, N=512, K=64)")
     for name, size in gemm_shape.items():
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
             raise ConfigError(f"gemm_shape: {name}={size!r}: a size is 0 or more")
     return int(gemm_shape["M"]), int(gemm_shape["N"]), int(gemm_shape["K"])
+
+
+def _products(gemm_shape: Any) -> int:
+    """How many products of these sizes there are."""
+    return max(1, int(gemm_shape.get("batch", 1))) if isinstance(gemm_shape, dict) else 1

@@ -8,16 +8,14 @@ left in each kind the operand is an ordinary strided matrix, and moves as one.
 
 Of each kind the order of the dimensions is free; `gemmkit.modes` chooses it, so that accesses are wide.
 
-A batch is one launch for each of its products. A kernel's grid has the tiles of one product: a batch inside would be one
-more coordinate that every layout, transform and epilogue had to take, for the sake of products too small to fill a GPU.
+A batch is a stack of products (`gemmkit.stacks`), whose dimensions stand before those of the matrices, and one launch.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +24,9 @@ from gemmkit.epilogues import Epilogue
 from gemmkit.lang.given import check_dtype
 from gemmkit.layouts import Tensor
 from gemmkit.modes import Mode, ordered
-from gemmkit.operators import Operator
+from gemmkit.operators import Algebra, Operator
 from gemmkit.planning import Plan, plan
-from gemmkit.problem import check_places
+from gemmkit.problem import check_places, layout_of
 from gemmkit.products import multiply
 from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_like
 from gemmkit.runtime.device import target
@@ -99,14 +97,12 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     views = [strided(x, i, *v) for x, i, v in zip((a, b, out), (*infos, of_out), recipe.views)]
     keywords: dict[str, Any] = {name: value for name, value in (("operator", operator), ("epilogue", epilogue))
                                 if value is not None}
-    for at in recipe.batch:
-        of_a, of_b, of_d = (view[at] if at else view for view in views)
-        _product(recipe, of_a, of_b, of_d, stream, keywords)
+    _launch(recipe, views[0], views[1], views[2], stream, keywords)
     return out
 
 
-def _product(recipe: Recipe, a: Any, b: Any, out: Any, stream: Any, keywords: dict[str, Any]) -> None:
-    """One product of the batch. Without components of the user's its plan is kept, which leaves a launch to do."""
+def _launch(recipe: Recipe, a: Any, b: Any, out: Any, stream: Any, keywords: dict[str, Any]) -> None:
+    """The launch. Without components of the user's its plan is kept, which leaves nothing else to do."""
     infos = describe(a, "a"), describe(b, "b"), describe(out, "out")
     key = None
     if not keywords and current_mode() is None:
@@ -115,8 +111,11 @@ def _product(recipe: Recipe, a: Any, b: Any, out: Any, stream: Any, keywords: di
         if known is not None:
             known(a, b, out=out, stream=stream)
             return
+    matrices = [info._replace(shape=info.shape[recipe.batch:], strides=info.strides[recipe.batch:]) for info in infos]
     layouts: dict[str, Any] = {f"global_{name}_layout": Tensor.of(info, rows)
-                               for name, info, rows in zip("abd", infos, recipe.rows) if rows}
+                               for name, info, rows in zip("abd", matrices, recipe.rows) if rows}
+    if isinstance(keywords.get("operator"), Algebra):             # a third dimension would be taken for numbers' parts
+        layouts = {**{f"global_{name}_layout": layout_of(info, name) for name, info in zip("abd", matrices)}, **layouts}
     if key is None:
         multiply(a, b, None, None, out, stream, {**keywords, **layouts})
         return
@@ -183,15 +182,11 @@ def _lies_across(terms: Sequence[str], result: str, out: ArrayInfo) -> bool:
 @dataclass(frozen=True)
 class Recipe:
     """A contraction resolved: shape and strides of the views of A, B and D; how many of each view's dimensions are its
-    matrix's rows (0: it is an ordinary matrix); and the coordinates of the products."""
+    matrix's rows (0: it is an ordinary matrix); and how many, before these, count products."""
 
     views: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     rows: tuple[int, ...]
-    extents: tuple[int, ...]
-
-    @property
-    def batch(self) -> Iterator[tuple[int, ...]]:
-        return itertools.product(*map(range, self.extents))
+    batch: int
 
 
 LONG = 1024                            # terms of a sum
@@ -231,7 +226,7 @@ def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple) -> Re
         rows.append(0 if len(up) == len(down) == 1 else len(up))
     if any(math.prod(x.extent for x in group) >= 2**31 - 2**10 for group in (m, n, k)):
         raise ValueError(f"einsum({spec!r}) is a product with 2**31 rows, columns or terms, or more; split an index")
-    return Recipe(tuple(views), tuple(rows), tuple(sizes[label] for label in batch))
+    return Recipe(tuple(views), tuple(rows), len(batch))
 
 
 def _joined(modes: list[tuple[int, int]]) -> list[tuple[int, int]]:

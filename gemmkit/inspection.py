@@ -21,7 +21,7 @@ import numpy as np
 
 from gemmkit.compiled import Compiled
 from gemmkit.components import freeze
-from gemmkit.config import Config, device_given
+from gemmkit.config import Config, _products, device_given
 from gemmkit.config import _sizes as sizes_given
 from gemmkit.layouts import Layout, Plain, Zero
 from gemmkit.problem import HOST, Call
@@ -29,6 +29,7 @@ from gemmkit.runtime.arrays import ArrayInfo, describe
 from gemmkit.runtime.assemble import Assembled, ResourceUsage, assemble, disassemble, instruction_counts
 from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.device import DeviceInfo
+from gemmkit.stacks import first_matrix, leading
 
 __all__ = ["CompiledKernel", "Occupancy", "compile_config", "occupancy"]
 
@@ -72,7 +73,7 @@ def compile_config(conf: Config, *, device: DeviceInfo | None = None, gemm_shape
     Args:
         device: what to compile for; None is the current GPU, or an H100 where there is none.
         gemm_shape: M, N and K of the problem. They decide only which class of alignment and divisibility the kernel is
-            of; None is the class of large powers of two.
+            of; None is the class of large powers of two. With ``batch`` the kernel is one for stacks of so many products.
         operands: arrays to take the place of ``a``, ``b``, ``c`` and ``out``. An operand in a plain layout (RowMajor,
             ColMajor) needs none.
 
@@ -92,15 +93,21 @@ def compile_config(conf: Config, *, device: DeviceInfo | None = None, gemm_shape
     if unknown:
         raise ValueError(f"operands: got {', '.join(sorted(map(str, unknown)))}; the operands are a, b, c and out")
     M, N, K = sizes_given(dict(gemm_shape) if isinstance(gemm_shape, Mapping) else gemm_shape) or (4096,) * 3
+    stack = (_products(gemm_shape),) if isinstance(gemm_shape, Mapping) and "batch" in gemm_shape else None
     place = next((info.device for info in freeze(conf.spec()).arrays), HOST)
     infos: dict[str, ArrayInfo | None] = {}
     for name, rows, columns in (("a", M, K), ("b", K, N), ("c", M, N), ("out", M, N)):
         layout = getattr(conf, f"global_{'d' if name == 'out' else name}_layout")
-        infos[name] = (layout.seen(describe(given[name], name)) if name in given
-                       else _imagined(name, layout, rows, columns, place))
+        if name in given:
+            info = describe(given[name], name)
+            infos[name] = layout.seen(first_matrix(info, leading(info, layout) if stack else 0, stack))
+        else:
+            imagined = _imagined(name, layout, rows, columns, place)
+            steps = ((*stack, rows * columns),) if stack else ()
+            infos[name] = imagined and imagined._replace(steps=steps)
     a, b, out = infos["a"], infos["b"], infos["out"]
     assert a is not None and b is not None and out is not None
-    compiled = Compiled(Call(M, N, K, conf, a, b, infos["c"], out, device), out)
+    compiled = Compiled(Call(M, N, K, conf, a, b, infos["c"], out, device, stack), out)
     ptx = to_ptx(conf.family.kernel, tuple(argument.type for argument in compiled.arguments), conf.threads, device,
                  conf.blocks_per_sm)
     return CompiledKernel(conf, device, ptx, assemble(ptx, device.arch_name))

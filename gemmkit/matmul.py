@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.batched import is_batched, matmul_batched
+from gemmkit.batched import folded
 from gemmkit.config import Config
 from gemmkit.matrices import Matrix, unwrapped
 from gemmkit.products import multiply
@@ -21,8 +21,8 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
             ``__cuda_array_interface__`` or DLPack; NumPy arrays under ``with gemmkit.emulate():``. Any strides: a
             transposed or sliced view is read in place, on the arrays' own device (which need not be the current one).
             a and b may also be matrices with structure (`gemmkit.Diagonal(x)`, `Triangular`, `Symmetric`, `Generated`). Of
-            arrays of more dimensions the last two are the matrices, and those before are broadcast as NumPy does; out is
-            then (..., M, N).
+            arrays of more dimensions the last two are the matrices, and those before are a stack's, broadcast as NumPy does;
+            out is then (..., M, N), and all products are one launch.
         conf: a configuration of `gemmkit.get_config`; None chooses one by dtypes and sizes.
         out: (M, N), written and returned; None allocates one of a's library, in C order, of NumPy's result type of a
             and b (of c's type if there is a c). It may be c itself, and may overlap nothing else.
@@ -52,9 +52,4 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
         if product is not None:                                       # it multiplies in its own way
             return product(a, b, c, conf, out, stream, **keywords)
         a, b, keywords = unwrapped(a, b, (c, out), keywords)
-    return multiply(a, b, c, conf, out, stream, keywords, _of_stacks)
-
-
-def _of_stacks(a: Any, b: Any, c: Any, conf: Any, out: Any, stream: Any, keywords: dict[str, Any]) -> Any:
-    """The product of stacks of matrices; None of others."""
-    return matmul_batched(a, b, c, conf, out, stream, keywords) if is_batched(a, b, c, conf, keywords) else None
+    return multiply(a, b, c, conf, out, stream, keywords, folded)

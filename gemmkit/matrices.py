@@ -27,26 +27,32 @@ from gemmkit.layouts import Generated as GeneratedLayout
 from gemmkit.layouts import Symmetric as SymmetricLayout
 from gemmkit.layouts import Triangular as TriangularLayout
 from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like
+from gemmkit.stacks import leading
 
 __all__ = ["Diagonal", "Generated", "Matrix", "Symmetric", "Triangular"]
 
 
 class Matrix:
-    """A matrix as an array and the layout that makes a matrix of it.
+    """A matrix as an array and the layout that makes a matrix of it; or a stack of them, if the array has more dimensions.
 
     ``shape`` is needed for a layout that cannot tell it from the array. ``array`` may be None for a layout that reads
     none. Raises ValueError when neither says the shape.
     """
 
-    def __init__(self, array: Any, layout: Layout, shape: tuple[int, int] | None = None):
+    def __init__(self, array: Any, layout: Layout, shape: tuple[int, ...] | None = None):
         if not isinstance(layout, Layout):
             raise TypeError(f"layout={layout!r}: a Layout is needed, for example RowMajor('float16')")
         self.array, self.layout = array, layout
-        found = layout.extents(describe(array, "array")) if shape is None and array is not None else shape
+        info = None if array is None else describe(array, "array")
+        count = 0 if info is None else leading(info, layout)
+        found: Any = shape
+        if shape is None and info is not None:
+            found = layout.extents(info._replace(shape=info.shape[count:], strides=info.strides[count:]))
         if found is None or not isinstance(found, tuple) or len(found) != 2 or not all(map(_is_extent, found)):
             raise ValueError(f"shape={shape!r}: {layout!r} does not say how many rows and columns an array has; "
                              "give both, as a tuple of two whole numbers")
-        self.shape: tuple[int, int] = (int(found[0]), int(found[1]))            # type: ignore[arg-type]
+        stack = () if info is None else info.shape[:count]
+        self.shape: tuple[int, ...] = (*stack, int(found[0]), int(found[1]))
 
     @property
     def dtype(self) -> np.dtype:
@@ -54,7 +60,7 @@ class Matrix:
 
     @property
     def ndim(self) -> int:
-        return 2
+        return len(self.shape)
 
     @property
     def T(self) -> Matrix:
@@ -110,7 +116,7 @@ class Symmetric(Matrix):
     def __init__(self, array: Any, half: str = "lower"):
         layout = SymmetricLayout(_plain(array), half)
         super().__init__(array, layout)
-        if self.shape[0] != self.shape[1]:
+        if self.shape[-2] != self.shape[-1]:
             raise ValueError(f"array has shape {self.shape}; a symmetric matrix is square")
 
     @property
@@ -162,12 +168,12 @@ def unwrapped(a: Any, b: Any, others: tuple, keywords: dict[str, Any]) -> tuple[
     if keywords.get("gemm_shape") is None and any(isinstance(x, Matrix) and x.array is None for x in (a, b)):
         shapes = {name: x.shape if isinstance(x, Matrix) else describe(x, name).shape for name, x in (("a", a), ("b", b))}
         for name, shape in shapes.items():
-            if len(shape) != 2:
+            if len(shape) < 2:
                 raise ValueError(f"{name} has {len(shape)} dimensions; a matrix of 2 is needed")
-        if shapes["a"][1] != shapes["b"][0]:
-            raise ValueError(f"a has shape {shapes['a']} and b has shape {shapes['b']}: a has {shapes['a'][1]} columns and "
-                             f"b {shapes['b'][0]} rows; both are K")
-        keywords["gemm_shape"] = dict(M=shapes["a"][0], N=shapes["b"][1], K=shapes["a"][1])
+        if shapes["a"][-1] != shapes["b"][-2]:
+            raise ValueError(f"a has shape {shapes['a']} and b has shape {shapes['b']}: a has {shapes['a'][-1]} columns and "
+                             f"b {shapes['b'][-2]} rows; both are K")
+        keywords["gemm_shape"] = dict(M=shapes["a"][-2], N=shapes["b"][-1], K=shapes["a"][-1])
     a, b = arrays(a, b, others)
     return a, b, keywords
 
@@ -186,14 +192,16 @@ def arrays(a: Any, b: Any, others: tuple) -> tuple[Any, Any]:
 def _plain(array: Any) -> Plain:
     info = describe(array, "array")
     check_dtype(info.dtype, "array")
-    if len(info.shape) != 2:
+    if len(info.shape) < 2:
         raise ValueError(f"array has shape {info.shape}; a matrix of 2 dimensions is needed")
-    rows, columns = info.strides
+    rows, columns = info.strides[-2:]
     return (ColMajor if rows == 1 and columns != 1 else RowMajor)(info.dtype)
 
 
 def transposed(x: Any) -> Any:
-    """The transpose as a view; nothing is copied."""
+    """The transpose of a matrix, or of each of a stack, as a view; nothing is copied."""
+    if len(describe(x, "array").shape) > 2:
+        return x.swapaxes(-1, -2)
     return x.T if hasattr(x, "T") else _Transposed(x, describe(x, "array"))
 
 

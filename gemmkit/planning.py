@@ -14,6 +14,7 @@ from gemmkit.emulator.mode import current_mode
 from gemmkit.lang.freezing import Frozen
 from gemmkit.lang.guards import Guards
 from gemmkit.matrices import Matrix, arrays, unwrapped
+from gemmkit.per_product import component_for_products
 from gemmkit.problem import Call, check_out, check_places, describe_all, held_by, resolve
 from gemmkit.runtime.arrays import (
     ArrayInfo,
@@ -25,6 +26,7 @@ from gemmkit.runtime.arrays import (
     empty_like,
     matcher,
     overlaps,
+    whole,
 )
 from gemmkit.runtime.compile import CodeChanged
 
@@ -66,7 +68,8 @@ class Plan:
         infos = describe_all(a, b, c, out)
         problem = self._resolve(infos, conf, keywords)
         d_layout = problem.config.global_d_layout
-        self._dtype, self._shape = d_layout.storage, d_layout.array_shape(problem.M, problem.N)
+        self._dtype = d_layout.storage
+        self._shape = (*(problem.stack or ()), *d_layout.array_shape(problem.M, problem.N))
         if out is None:
             out = empty_like(a, self._shape, self._dtype)
         self._infos = (*infos[:3], describe(out, "out"))
@@ -87,16 +90,16 @@ class Plan:
         """All that depends on the components' code."""
         self.config = problem.config
         self.shape = problem.M, problem.N, problem.K
-        self._compiled = Compiled(problem, problem.config.global_d_layout.seen(self._infos[3]))
+        self._compiled = Compiled(problem, problem.seen_out(self._infos[3]))
         seen = problem.a, problem.b, problem.c, self._compiled.out
         self._align = tuple(1 if i is None else alignment(i) for i in seen)
         self._mask = max(self._align) - 1
         self._held = held_by(self.config)
         self._writes = any(held.is_output for _, held in self._held)
-        self._has_work = problem.M > 0 and problem.N > 0
+        self._has_work = problem.M > 0 and problem.N > 0 and problem.products > 0
         self._launch: Any = None
         self.values = tuple(self._compiled.values)
-        parts = {name: freeze(getattr(self.config, name)) for name in PARTS}
+        parts = {name: freeze(getattr(self._compiled.config, name)) for name in PARTS}
         self.ranges = leaf_ranges(parts)
         self._watch(parts)
         self._fast: Any = self._make_fast() if self._device >= 0 else None
@@ -106,6 +109,11 @@ class Plan:
         guards = Guards([fact for frozen in parts.values() for held in frozen.guards for fact in held.facts]
                         + [fact for frozen in parts.values() for fact in frozen.captures])
         self.stands: Any = guards.ready() if guards else None
+
+    def leaves(self, name: str, component: Any, frozen: Frozen) -> list[Any]:
+        """The runtime values of a component in the field ``name``, as the kernel takes them."""
+        adapted = component_for_products(component, self._compiled.problem.stack)
+        return [value for _, value in (frozen if adapted is component else freeze(adapted)).leaves]
 
     def current(self) -> Plan:
         """The plan, prepared anew if code or constants of its components are not what they were.
@@ -127,11 +135,13 @@ class Plan:
         self._watch({name: freeze(getattr(self.config, name)) for name in PARTS if name not in names})
         self.config = without_arrays(self.config)
         self._compiled.problem.config = self.config
+        self._compiled.config = without_arrays(self._compiled.config)
         self._compiled.spec = without_arrays(self._compiled.spec)
 
     def __repr__(self) -> str:
         M, N, K = self.shape
-        return f"<plan of a {M} x {N} x {K} product>"
+        stack = self._compiled.problem.stack
+        return f"<plan of a {M} x {N} x {K} product>" if stack is None else f"<plan of {stack} products of {M} x {N} x {K}>"
 
     def __call__(self, a: Any, b: Any, c: Any = None, *, out: Any = None, stream: Any = None) -> Any:
         """Compute the product into ``out``, which is allocated when it is not given, and return it.
@@ -148,7 +158,11 @@ class Plan:
         """Raise ValueError where arrays of components share memory with what a call writes. A new out shares none."""
         infos = {name: None if x is None else describe(x, name) for name, x in (("a", a), ("b", b), ("c", c), ("out", out))}
         given = infos["out"]
-        check_held(held, infos, () if given is None else (self._compiled.problem.config.global_d_layout.seen(given),))
+        check_held(held, infos, () if given is None else (self._seen(given),))
+
+    def _seen(self, out: ArrayInfo) -> ArrayInfo:
+        """The result as the kernel sees it, all of a stack."""
+        return whole(self._compiled.problem.seen_out(out))
 
     def check_components(self, frozen: dict[str, Frozen], components: dict[str, Any], a: Any, b: Any, c: Any,
                          out: Any) -> None:
@@ -327,9 +341,9 @@ class Plan:
             self._refuse((("a", a), ("b", b), ("c", c), ("out", out)))
         assert infos["out"] is not None
         check_out(infos["out"], infos)
-        check_held(self._held, infos, (self.config.global_d_layout.seen(infos["out"]),))
+        check_held(self._held, infos, (self._seen(infos["out"]),))
         if self._has_work:
-            run(self._compiled, a, b, c, out, self.shape)
+            run(self._compiled, a, b, c, out)
         return out
 
 

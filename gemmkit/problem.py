@@ -6,6 +6,7 @@ Nothing is launched, allocated or written here; what is wrong with the arguments
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,13 @@ from gemmkit.component_arrays import Held, arrays_of, check_held
 from gemmkit.components import Component, field_values
 from gemmkit.config import TRANSFORMS, Config, ConfigError, get_config
 from gemmkit.emulator.mode import is_emulating
+from gemmkit.epilogues import parts
 from gemmkit.lang.given import check_dtype, check_methods
 from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, Planar, RowMajor, Zero
 from gemmkit.operators import Algebra, Operator
-from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, overlaps, overlaps_itself
+from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, is_array, overlaps, overlaps_itself, whole
 from gemmkit.runtime.device import DeviceInfo, target
+from gemmkit.stacks import check_steps, first_matrices, first_matrix, leading, stack_of
 from gemmkit.transforms import Transform
 from gemmkit.tuning import algebras, hopper, mappings
 from gemmkit.tuning.operators import algebra_of, operator_for, result_dtype, sized
@@ -34,7 +37,10 @@ KEYWORDS = (*FUNCTIONS, *LAYOUTS, "operator", "gemm_shape")
 
 @dataclass
 class Call:
-    """A checked call: sizes, configuration and operands (``out`` is None when it is still to be made)."""
+    """A checked call: sizes, configuration and operands (``out`` is None when it is still to be made).
+
+    Of a stack of products the operands are those of the first; ``stack`` is its shape, None for a single product.
+    """
 
     M: int
     N: int
@@ -45,6 +51,17 @@ class Call:
     c: ArrayInfo | None
     out: ArrayInfo | None
     device: DeviceInfo
+    stack: tuple[int, ...] | None = None
+
+    @property
+    def products(self) -> int:
+        """How many there are."""
+        return math.prod(self.stack or ())
+
+    def seen_out(self, out: ArrayInfo) -> ArrayInfo:
+        """An array for the result, as the kernel sees it."""
+        layout = self.config.global_d_layout
+        return layout.seen(first_matrix(out, leading(out, layout), self.stack))
 
 
 def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | None, conf: Config | None,
@@ -66,14 +83,16 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     if conf is not None and not isinstance(conf, Config):
         raise TypeError(f"conf={conf!r}: a configuration of gemmkit.get_config is needed")
     gemm_shape = keywords.pop("gemm_shape", None)
-    infos = {"a": a, "b": b, "c": c, "out": out}
+    given = infos = {"a": a, "b": b, "c": c, "out": out}
     check_places(infos)
     layouts = _layouts(infos, conf, keywords)
+    stack = stack_of(infos, {**layouts, "out": layouts["d"]})
+    infos = first_matrices(infos, {**layouts, "out": layouts["d"]}, stack)
     infos = {name: _seen(info, layouts["d" if name == "out" else name], name) for name, info in infos.items()}
     M, N, K = _sizes(infos, layouts, gemm_shape)
     device = target(a.device)
     if conf is None:
-        conf = _configure(infos, layouts, (M, N, K), keywords, device)
+        conf = _configure(infos, layouts, (M, N, K), keywords, device, math.prod(stack or ()))
     else:
         if "operator" in keywords:
             raise ConfigError("operator: it is given beside conf, which has one; give it to get_config")
@@ -82,10 +101,12 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
             conf = dataclasses.replace(conf, **changes)
         conf.check_device(device)
     _check_operands(infos, conf, M, N, K)
-    _check_functions(conf, M, N, K)
-    check_held(held_by(conf), infos, () if out is None else (out,))
+    if out is not None:
+        check_out(*((infos["out"], infos) if stack is None else (out, given)))                 # type: ignore[arg-type]
+    _check_functions(conf, M, N, K, stack)
+    check_held(held_by(conf), {name: info and whole(info) for name, info in infos.items()}, () if out is None else (out,))
     assert infos["a"] is not None and infos["b"] is not None
-    return Call(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device)
+    return Call(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device, stack)
 
 
 # -- where the arrays are ---------------------------------------------------------------------------------------------
@@ -121,7 +142,9 @@ def _layouts(infos: dict[str, ArrayInfo | None], conf: Config | None, keywords: 
             out[name] = getattr(conf, field)
         elif info is not None:
             operator = keywords.get("operator", getattr(conf, "operator", None))
-            out[name] = layout_of(info, "out" if name == "d" else name, operator)
+            count = max(0, len(info.shape) - (3 if isinstance(operator, Algebra) else 2))      # parts may lie along an axis
+            matrix = info._replace(shape=info.shape[count:], strides=info.strides[count:])
+            out[name] = layout_of(matrix, "out" if name == "d" else name, operator)
         else:
             out[name] = None
     return out
@@ -195,23 +218,23 @@ def _sizes(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None]
 # -- configuration ----------------------------------------------------------------------------------------------------
 
 def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: tuple[int, int, int],
-               keywords: dict[str, Any], device: DeviceInfo) -> Config:
+               keywords: dict[str, Any], device: DeviceInfo, products: int = 1) -> Config:
     a, b = layouts["a"], layouts["b"]
     assert a is not None and b is not None
     c = layouts["c"]
     operator = keywords.get("operator")
     fields = dict(keywords)
     if operator is None and mappings.applies(a.dtype, b.dtype, fields, device):
-        operator, mapping = hopper.choice(a, b, infos, fields, sizes, device)
+        operator, mapping = hopper.choice(a, b, infos, fields, sizes, device, products)
         fields = {**mapping, **fields}
     if operator is None and algebra_of(a.dtype) is not None and a.dtype == b.dtype:
         operator = algebra_of(a.dtype)
     fields["operator"] = operator
-    algebras.take(fields, a, b, sizes, device)
+    algebras.take(fields, a, b, sizes, device, products)
     operator = fields.pop("operator")
     if operator is None:
-        operator = operator_for(a.dtype, b.dtype, sizes, device)
-    operator = sized(operator, a.dtype, b.dtype, sizes, device)
+        operator = operator_for(a.dtype, b.dtype, sizes, device, products)
+    operator = sized(operator, a.dtype, b.dtype, sizes, device, products)
     fields["global_a_layout"], fields["global_b_layout"] = a, b
     fields["global_c_layout"] = c if c is not None else Zero(operator.fragment_c.dtype)
     if layouts["d"] is not None:
@@ -219,7 +242,8 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     else:
         dtype = result_dtype(a.dtype, b.dtype, c, operator)
         fields["global_d_layout"] = type(a)(dtype) if isinstance(a, (Interleaved, Planar)) else RowMajor(dtype)
-    return get_config(operator=operator, gemm_shape=dict(zip("MNK", sizes)), device=device, **fields)
+    shape = dict(zip("MNK", sizes), batch=products)
+    return get_config(operator=operator, gemm_shape=shape, device=device, **fields)
 
 
 def _check_operands(infos: dict[str, ArrayInfo | None], conf: Config, M: int, N: int, K: int) -> None:
@@ -230,9 +254,6 @@ def _check_operands(infos: dict[str, ArrayInfo | None], conf: Config, M: int, N:
             layout.check(info, *shapes[name], name)
             if isinstance(layout, Plain):
                 _check_order(info, layout, name)
-    out = infos["out"]
-    if out is not None:
-        check_out(out, infos)
 
 
 def _check_order(info: ArrayInfo, layout: Plain, name: str) -> None:
@@ -259,7 +280,13 @@ def check_out(out: ArrayInfo, infos: dict[str, ArrayInfo | None]) -> None:
         raise ValueError(f"out overlaps {name} in memory; every thread block reads {name} while others write out")
 
 
-def _check_functions(conf: Config, M: int, N: int, K: int) -> None:
+def _check_functions(conf: Config, M: int, N: int, K: int, stack: tuple[int, ...] | None) -> None:
+    for part in parts(conf.epilogue):
+        kind = type(part)
+        for field, own in kind.array_ndims.items():
+            info = described(getattr(part, field))
+            if info is not None:
+                check_steps(info.shape, own, stack, f"{field} of {kind.__qualname__}", field in kind.outputs)
     check = getattr(conf.epilogue, "check", None)
     if check is not None:
         check(M, N)
@@ -270,6 +297,11 @@ def _check_functions(conf: Config, M: int, N: int, K: int) -> None:
             raise ConfigError(f"{name}: with {conf.operator!r}, K={K} must be a multiple of the block's "
                               f"{conf.block_shape.size.K} (its registers cannot be masked); transform between global and "
                               "shared memory, or use MMAOp")
+
+
+def described(value: Any) -> ArrayInfo | None:
+    """An array that a component holds, or what is left of it in a plan that keeps none; None for another value."""
+    return value if isinstance(value, ArrayInfo) else describe(value) if is_array(value) else None
 
 
 def held_by(conf: Config) -> list[tuple[str, Held]]:

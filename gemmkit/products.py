@@ -83,9 +83,12 @@ def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stre
         if other is not None:
             return other
         return Plan(a, b, c, out, conf, keywords)(a, b, c, out=out, stream=stream)
-    key = (_kind(a, "a"), _kind(b, "b"), c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
-           id(conf), current_mode() is not None, sizes,
-           tuple((name, f.kind, f.fingerprint, tuple((i.shape, i.device) for i in f.arrays)) for name, f in frozen.items()))
+    key: tuple[Any, ...] = (
+        _kind(a, "a"), _kind(b, "b"), c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
+        id(conf), current_mode() is not None, sizes,
+        tuple((name, f.kind, f.fingerprint, tuple((i.shape, i.device) for i in f.arrays)) for name, f in frozen.items()))
+    if max(len(describe(x).shape) for x in (a, b)) > 2:         # a component's arrays may be stacks, merged by their strides
+        key = (*key, tuple(i.strides for f in frozen.values() for i in f.arrays))
     known = None if current_mode() is not None else _plans.get(key)
     if known is None or (known[0].stands is not None and not known[0].stands()):
         other = otherwise and otherwise(a, b, c, conf, out, stream, keywords)
@@ -98,5 +101,5 @@ def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stre
     made.check_components(frozen, keywords, a, b, c, out)
     values = list(made.values)
     for name, f in frozen.items():
-        values[made.ranges[name]] = [value for _, value in f.leaves]
+        values[made.ranges[name]] = made.leaves(name, keywords[name], f)
     return made.run(tuple(values), a, b, c, out, stream)

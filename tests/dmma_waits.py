@@ -8,7 +8,8 @@ warps run side by side, and right when one is alone, so no emulator and hardly a
 
 An instruction names in its control bits a scoreboard that it holds until its results are there, and those that must be free before
 it starts. This walks through every loop twice, so that waits over the back edge count, and says which DMMA reads
-accumulators whose scoreboard nobody has waited for since. Only near ones count: a sub-core takes products one after the other, 16
+accumulators that nobody has waited for since: for the scoreboard of the product that gives them, or for that of a later one,
+since a warp's products end in the order in which they begin (ptxas counts on that, and it is right). Only near ones count: a sub-core takes products one after the other, 16
 cycles or more each, and ptxas lets those that are five or more apart go without a wait, inside a round too; they are right.
 """
 
@@ -76,15 +77,17 @@ def loops(code: list[Instruction], labels: dict[str, int]) -> Iterator[list[Inst
 
 def early(code: list[Instruction]) -> list[Unwaited]:
     """The products of straight code that read accumulators too early."""
-    holders: dict[int, tuple[int, int]] = {}              # accumulators: the scoreboard of their last product, and its number
-    found, products = [], 0
+    giver: dict[int, int] = {}                           # accumulators: the number of the last product that gives them
+    held: dict[int, int] = {}                            # scoreboards: the last product that holds them
+    found, products, done = [], 0, -1                    # products up to `done` are
     for instruction in code:
-        holders = {register: holder for register, holder in holders.items() if holder[0] not in instruction.waits}
+        done = max(done, *(held.get(scoreboard, -1) for scoreboard in instruction.waits), -1)
         if product := _PRODUCT.search(instruction.text):
             given, taken = (int(register) for register in product.groups())
-            if taken in holders and products - holders[taken][1] <= NEAR:
-                found.append(Unwaited(instruction.text, products - holders[taken][1]))
-            holders[given] = instruction.holds, products
+            last = giver.get(taken, -1)
+            if last > done and products - last <= NEAR:
+                found.append(Unwaited(instruction.text, products - last))
+            giver[given] = held[instruction.holds] = products
             products += 1
     return found
 

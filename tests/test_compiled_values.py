@@ -21,6 +21,8 @@ MAPPING = (("block_shape", (16, 16, 8)), ("compute_warp", (8, 16, 4)), ("warps_p
 TENSOR = (("block_shape", (16, 32, 16)), ("compute_warp", (16, 16, 16)), ("warps_per_block", 2), ("order", "columns"), ("shared_a_layout", (1, 1)),
           ("shared_b_layout", (1, 1)), ("shared_c_layout", (1, 0)), ("shared_d_layout", (1, 0)), ("mem_a", ((16, 16), (1, 8))),
           ("mem_b", ((8, 32), (1, 8))), ("mem_cd", ((4, 32), (1, 4))))
+WORDS = (*(pair for pair in TENSOR if pair[0] not in ("block_shape", "compute_warp", "shared_b_layout")), ("block_shape", (16, 32, 32)),
+         ("compute_warp", (16, 16, 32)), ("shared_b_layout", (0, 1)))
 
 # Odd sizes, edges, transforms, epilogues with outputs, layouts that are functions, C in place, blocks that share K.
 CASES = {
@@ -28,6 +30,10 @@ CASES = {
                    (("regs_to_shared_d", ("affine",)),), (f"residual:{F32}", "causal"), TENSOR), Problem(19, 39, 37, "normal", 2)),
     "wmma": (Family(("wmma", 16, 16, "bfloat16", F32), Place("bfloat16"), Place("bfloat16"), Place(F32, axis=0), Place(F32),
                     (("shared_to_global_d", ("relu",)),), (), TENSOR), Problem(32, 24, 33, "normal", 3)),
+    "mma in float64": (Family(("mma", "float64", "float64"), Place("float64"), Place("float64", axis=0), Place("float64", axis=0), Place("float64"),
+                              (("shared_to_regs_b", ("affine",)),), (), TENSOR), Problem(19, 39, 37, "normal", 7)),
+    "mma in tf32": (Family(("mma", F32, F32), Place(F32, axis=0), Place(F32, axis=0), None, Place(F32, axis=0), (), (), TENSOR), Problem(19, 40, 37, "whole", 8)),
+    "mma of int8": (Family(("mma", "int8", "int32"), Place("int8"), Place("int8"), None, Place("int32"), (), (), WORDS), Problem(19, 39, 37, "normal", 9)),
     "in place": (Family(("fpu", "float64", "float64", "float64", 4, 8, 1, 4, 8), Place("float64"), Place("float64", axis=0), None, Place("float64"),
                         (), (), (*MAPPING, ("splits", 2)), "gemmEx"), Problem(21, 25, 39, "normal", 6, alpha=0.3, beta=-0.5, trans="TN"))}
 AS_EMULATED = "mma", "wmma"                                            # to the bit: no sums that are rounded twice there

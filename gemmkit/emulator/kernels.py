@@ -13,13 +13,12 @@ from gemmkit.emulator import machine
 from gemmkit.emulator.captures import Captures
 from gemmkit.emulator.mode import Mode, current_mode
 from gemmkit.emulator.user_code import arguments
-from gemmkit.kernels.spec import Shape
 from gemmkit.lang import dialect
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.host import View
 from gemmkit.lang.kinds import ViewKind
 from gemmkit.ptx.tma import emulated_map
-from gemmkit.runtime.arrays import alignment, describe, is_array, shares_memory, unit_axis
+from gemmkit.runtime.arrays import alignment, describe, is_array, shares_memory, unit_axis, whole
 from gemmkit.runtime.device import H100
 
 
@@ -81,15 +80,28 @@ class Arena:
         return self.view(array, name, unit_axis(info), alignment(info), **how)
 
 
-def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, shape: tuple[int, int, int]) -> None:
+def _seen(array: Any, layout: Any, info: Any) -> Any:
+    """An operand as the kernel takes it: of a stack all matrices, each as its layout sees it."""
+    array = np.asarray(array)
+    own = layout.dimensions_of(describe(array))
+    first = layout.host_view(array if own is None else array[(0,) * max(0, array.ndim - own)])
+    if info is None or not info.steps:
+        return first
+    stack = whole(info)
+    steps = tuple(stride * info.dtype.itemsize for stride in stack.strides)
+    return np.lib.stride_tricks.as_strided(first, stack.shape, steps, writeable=array.flags.writeable)
+
+
+def run(compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
     """Run a compiled problem's kernel on NumPy arrays; faults raise the exceptions of `gemmkit.emulator.errors`."""
     dialect.check(compiled.spec)
     conf, arena = compiled.problem.config, Arena()
     given = describe(out, "out")
     others = [held.info for held in arrays_of(compiled.spec)] + ([] if c is None else [describe(c, "c")])
     reads_out = any(shares_memory(info, given) for info in others)
-    a, b, c, out = (array if array is None else getattr(conf, f"global_{name}_layout").host_view(np.asarray(array))
-                    for name, array in zip("abcd", (a, b, c, out)))
+    infos = compiled.problem.a, compiled.problem.b, compiled.problem.c, compiled.out
+    a, b, c, out = (array if array is None else _seen(array, getattr(conf, f"global_{name}_layout"), info)
+                    for name, array, info in zip("abcd", (a, b, c, out), infos))
     kinds = [operand.kind for operand in compiled.operands]
     views_order = (("out", out, kinds[3], dict(written=reads_out)), ("a", a, kinds[0], dict(readonly=True)),
                    ("b", b, kinds[1], dict(readonly=True)), ("c", c, kinds[2], dict(readonly=True)))
@@ -100,7 +112,7 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, shape: tuple[int, int, 
     spec = arena.component(compiled.spec)
     mode = current_mode() or Mode()
     with np.errstate(all="ignore"):                # integers wrap and floats overflow, as on the device
-        machine.launch(conf.family.kernel, arguments((spec, *views, Shape(*shape), *maps), arena.originals),
+        machine.launch(conf.family.kernel, arguments((spec, *views, compiled.shape, *maps), arena.originals),
                        grid=(compiled.blocks, 1, 1),
                        block=(conf.threads, 1, 1), cluster=(conf.peers, 1, 1),
                        shared_memory=compiled.spec.shared_bytes, max_shared_memory=H100.shared_memory_per_block,

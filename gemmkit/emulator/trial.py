@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.components import Component, freeze
+from gemmkit.components import Component, field_values, freeze
 from gemmkit.emulator.coordinates import Coordinate, LongCoordinate
 from gemmkit.kernels.spec import Shape
 from gemmkit.lang import dialect
@@ -91,7 +91,7 @@ def _type_of(value: Any, original: Callable[[Any], Any]) -> Any:
                         value.memory.readonly)
     try:
         if isinstance(value, Shape):
-            shape = freeze(Shape(1, 1, 1)).type
+            shape = freeze(type(value)(*(1 for _ in field_values(value)))).type
             return wide_type(shape) if isinstance(value.M, LongCoordinate) else shape
         if isinstance(value, Component):
             return freeze(original(value)).type

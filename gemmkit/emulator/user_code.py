@@ -25,7 +25,7 @@ from gemmkit.components import Component, Scalar, field_values
 from gemmkit.emulator.coordinates import Coordinate
 from gemmkit.emulator.functions import BUILTINS, CMATH, FUNCTIONS, MATH, Names, conversion
 from gemmkit.emulator.trial import Unknown, tried
-from gemmkit.kernels.spec import Shape
+from gemmkit.kernels.spec import Shape, StackShape
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.references import globals_of, is_gemmkit, is_library
 from gemmkit.lang.runtime_fields import annotated
@@ -79,7 +79,7 @@ class _Twins:
 
     def component(self, component: Any) -> Any:
         cls: Any = type(component)
-        if cls is Shape:
+        if issubclass(cls, Shape):
             return component
         changed = {}
         scalars = annotated(cls) if _is_users(cls) else {}
@@ -237,12 +237,12 @@ def _shape(shape: Shape) -> Shape:
         return shape
     last = _last                                          # another thread may launch beside this one
     if shape is not last[0]:
-        last = _last = shape, Shape(*(_coordinate(int(n)) for n in (shape.M, shape.N, shape.K)))
+        last = _last = shape, type(shape)(*(_coordinate(int(n)) for n in field_values(shape).values()))
     return last[1]
 
 
 #: What becomes of a kernel's values, by their classes; the others stay.
-_CHANGES: dict[type, Callable[[Any], Any]] = {int: _coordinate, Shape: _shape}
+_CHANGES: dict[type, Callable[[Any], Any]] = {int: _coordinate, Shape: _shape, StackShape: _shape}
 _CHANGED = frozenset(_CHANGES)
 
 

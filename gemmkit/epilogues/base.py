@@ -1,19 +1,23 @@
 """Epilogues: how a block's tile of D goes from shared to global memory.
 
 ``__call__(self, x, m, n)`` is enough for anything element-wise: it gets a value of D and its **global** row and column.
+With ``__call__(self, x, m, n, batch)`` it is told which product of a stack the value is of, counted in C order; without a
+stack that is 0. Arrays that have a matrix or a vector for each product are named in ``array_ndims``.
 An epilogue that needs whole tiles overrides ``tile``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.elements import column_of, delivered, row_of, transform_within
 from gemmkit.kernels.common.tile_copy import inside
 from gemmkit.lang.control import each
+from gemmkit.lang.given import required
 from gemmkit.lang.registers import apply
 from gemmkit.lang.returned import convertible, number, numbers
 from gemmkit.ptx.special import lane_index
@@ -41,6 +45,10 @@ class Epilogue(Component):
     without_value = ("tile", "store")
 
     outputs: ClassVar[tuple[str, ...]] = ()                # fields that are arrays which it writes, beside D
+    #: Fields that are arrays, of which each product of a stack may have its own, and how many dimensions that has.
+    array_ndims: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    #: What methods may ask for beside the arguments that they have here.
+    may_take: ClassVar[Mapping[str, str]] = MappingProxyType({"__call__": "batch"})
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
         return x
@@ -68,7 +76,16 @@ class Epilogue(Component):
         elif not spec.d.whole:                             # it straddles an edge: element by element, those in range
             each(finish_edge_element, values, self, spec, d, tile, shape)
 
+    def in_product(self, x: Any, m: int, n: int, batch: int) -> Any:
+        """The epilogue of an element, for one that asks for the number of the product."""
+        return self(x, m, n, batch)                                            # type: ignore[call-arg]
+
     # -- host -------------------------------------------------------------------------------------------------------
+
+    @property
+    def with_batch(self) -> bool:
+        """Whether ``__call__`` wants the number of the product, too: ``__call__(self, x, m, n, batch)``."""
+        return required(type(self).__call__) == 5
 
     def __or__(self, other: Any) -> Epilogue:
         """``self | other``: this epilogue, then the other."""

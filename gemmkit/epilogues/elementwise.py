@@ -8,14 +8,14 @@ from typing import Any
 from gemmkit import activations
 from gemmkit.components import Scalar
 from gemmkit.epilogues.base import Epilogue
-from gemmkit.lang.given import function_given
+from gemmkit.lang.given import function_given, required
 from gemmkit.lang.returned import truth
 from gemmkit.transforms.base import takes_coordinates
 
 
 @dataclass(frozen=True)
 class Elementwise(Epilogue):
-    """Applies a plain Python function ``f(x)`` or ``f(x, m, n)`` to every element of D.
+    """Applies a plain Python function ``f(x)``, ``f(x, m, n)`` or ``f(x, m, n, batch)`` to every element of D.
 
     Arrays and NumPy scalars that the function captured are kernel arguments.
 
@@ -26,8 +26,15 @@ class Elementwise(Epilogue):
     f: Any
 
     def __post_init__(self) -> None:
-        given = function_given(self.f, "Elementwise", "f", (1, 3), "f(x) or f(x, m, n), a function of x or of x, m, n")
+        given = function_given(self.f, "Elementwise", "f", (1, 3, 4), "f(x) or f(x, m, n), a function of x or of x, m, n")
         object.__setattr__(self, "f", given)
+
+    @property
+    def with_batch(self) -> bool:
+        return required(self.f) == 4
+
+    def in_product(self, x: Any, m: int, n: int, batch: int) -> Any:
+        return self.f(x, m, n, batch)
 
     @property
     def with_coordinates(self) -> bool:

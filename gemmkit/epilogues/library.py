@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from gemmkit.layouts import Layout
 class Bias(Epilogue):
     """Adds a vector to every row of D (``along="N"``: bias[n], N elements) or to every column (``"M"``: bias[m]).
 
-    The vector may have any dtype; the sum is taken in NumPy's common type of it and the accumulator.
+    Of a stack of products each may have its own, in an array with the stack's dimensions before the vector's (broadcast as
+    NumPy does). The vector may have any dtype; the sum is taken in NumPy's common type of it and the accumulator.
 
     >>> import numpy as np
     >>> float(Bias(np.array([1.0, 2.0]))(0.5, 0, 1))
@@ -28,6 +30,8 @@ class Bias(Epilogue):
 
     bias: Array
     along: str = "N"
+
+    array_ndims = MappingProxyType({"bias": 1})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,7 +50,7 @@ class Bias(Epilogue):
         from gemmkit.runtime.arrays import describe
 
         shape, wanted = describe(self.bias, "bias").shape, (M if self.is_along_m else N,)
-        if shape != wanted:
+        if shape[-1:] != wanted:
             raise ValueError(f"bias has shape {shape}; along={self.along!r} of a {M} x {N} result needs {wanted}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,8 @@ class Scale(Epilogue):
     by: Any
     along: str = "N"
 
+    array_ndims = MappingProxyType({"by": 1})
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.along not in ("M", "N"):
@@ -66,7 +69,7 @@ class Scale(Epilogue):
         """Raise ValueError unless the vector fits a D of M x N."""
         if not self.is_number:
             shape, wanted = describe(self.by, "by").shape, (M if self.is_along_m else N,)
-            if shape != wanted:
+            if shape[-1:] != wanted:
                 raise ValueError(f"by of Scale has shape {shape}; along={self.along!r} of a {M} x {N} result needs {wanted}")
 
 
@@ -77,19 +80,22 @@ def describe_vector(x: Any, name: str) -> None:
 
 @dataclass(frozen=True)
 class _WithArray(Epilogue):
-    """An epilogue with an array of D's shape, of any strides and dtype."""
+    """An epilogue with an array of D's shape, of any strides and dtype; of a stack of products, of the stack's (broadcast as
+    NumPy does) or of one product's."""
 
     array: Array
     layout: Any = None                  # of the array; found by its strides
+
+    array_ndims = MappingProxyType({"array": 2})
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
         info = self.array if isinstance(self.array, ArrayInfo) else describe(self.array, f"array of {kind}")
         check_dtype(info.dtype, f"array of {kind}")
-        if len(info.shape) != 2:
+        if len(info.shape) < 2:
             raise ValueError(f"array of {kind} has {len(info.shape)} dimensions; a matrix of 2 is needed")
         if self.layout is None:
-            column_major = info.strides[0] == 1 and info.strides[1] != 1
+            column_major = info.strides[-2] == 1 and info.strides[-1] != 1
             object.__setattr__(self, "layout", (ColMajor if column_major else RowMajor)(info.dtype))
         elif not isinstance(self.layout, Layout):
             raise TypeError(f"{kind}(layout={self.layout!r}): a Layout is needed, for example RowMajor('float16')")
@@ -101,7 +107,7 @@ class _WithArray(Epilogue):
     def check(self, M: int, N: int) -> None:
         """Raise ValueError unless the array has the shape of D."""
         shape = describe(self.array, "array").shape
-        if shape != (M, N):
+        if shape[-2:] != (M, N):
             raise ValueError(f"array of {type(self).__name__} has shape {shape}; the result is {M} x {N}")
 
 

@@ -4,24 +4,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from gemmkit.components import Component, Scalar
 from gemmkit.epilogues import Epilogue
+from gemmkit.kernels.common.batched import Batched
 from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.operand import Operand
 from gemmkit.kernels.common.scheduler import TileScheduler
 from gemmkit.lang.narrowing import narrows
+from gemmkit.lang.products import with_number
 from gemmkit.operators import Operator
 from gemmkit.tiling import Tile
 
 
 @dataclass(frozen=True)
 class Shape(Component):
-    """The run-time sizes of a problem: what layouts get as ``shape``."""
+    """The run-time sizes of a problem: what layouts get as ``shape``. Without a stack ``batch`` is 0."""
 
     M: Scalar
     N: Scalar
     K: Scalar
+
+    batch = 0
+
+
+@dataclass(frozen=True)
+class StackShape(Shape):
+    """The run-time sizes of a product of a stack, and which product it is, counted in C order."""
+
+    batch: Scalar = 0
+
+    def of_product(self, batch: int) -> Any:
+        return with_number(self, "batch", batch)
 
 
 @dataclass(frozen=True)
@@ -52,7 +67,7 @@ class Spec(Component):
     d: Operand
     epilogue: Epilogue
     condition: Condition
-    scheduler: TileScheduler
+    scheduler: TileScheduler | Batched
     has_c: bool
 
     @cached_property
@@ -103,4 +118,4 @@ class Spec(Component):
         return self.scheduler.blocks(M, N, sm_count)
 
 
-__all__ = ["Condition", "Shape", "Spec"]
+__all__ = ["Condition", "Shape", "Spec", "StackShape"]

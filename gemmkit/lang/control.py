@@ -66,8 +66,8 @@ def join(parts: tuple) -> tuple:
 
 
 def to_and_fro(rows: int, columns: int) -> Iterator[tuple[int, int]]:
-    """The places (i, j) of an outer product column by column, down one and up the next: neighbours in the order share an operand,
-    which the reuse cache of the arithmetic units then has. No element's own order of terms depends on it.
+    """The places (i, j) of an outer product column by column, down one and up the next: neighbours in this order share a
+    factor, which the reuse cache of the arithmetic units then has. No element's own order of terms depends on it.
 
     >>> list(to_and_fro(2, 2))
     [(0, 0), (1, 0), (1, 1), (0, 1)]

@@ -104,6 +104,8 @@ def check_methods(component: Any, field: str) -> None:
     that this one consists of, too."""
     for cls, name, function, wanted in _overridden(type(component)):
         found = _takes(function, len(wanted))
+        if found is not None and name in getattr(cls, "may_take", ()) and _takes(function, len(wanted) + 1) is None:
+            continue
         if found is not None:
             raise ComponentError(f"{field}: {cls.__qualname__}.{name} {found}\n{place_of(function)}  {name}(self, "
                                  f"{', '.join(wanted)}) is needed")

@@ -31,6 +31,18 @@ class View:
         own = access_alignment(self, 1) if self.dtype.names is None else self.dtype.itemsize
         self.apart = own if own < self.dtype.itemsize else None          # its numbers are read part by part
 
+    def at(self, coordinates: tuple) -> View:
+        """What the first dimensions' coordinates leave: a matrix of a stack, in the same memory."""
+        if not all(0 <= i < extent for i, extent in zip(coordinates, self.shape)):
+            current().out_of_bounds(self.memory, coordinates, self.shape)
+        out, count = object.__new__(View), len(coordinates)
+        for name in ("memory", "dtype", "alignment", "apart"):
+            setattr(out, name, getattr(self, name))
+        out.address = self.address + sum(int(i) * step for i, step in zip(coordinates, self.steps))
+        out.shape, out.steps, out.ndim = self.shape[count:], self.steps[count:], self.ndim - count
+        out.unit = None if self.unit is None or self.unit < count else self.unit - count
+        return out
+
     def locate(self, key: tuple, axis: int = 0, count: int = 1) -> int:
         """The absolute address of an element, the first of ``count`` along ``axis``.
 

@@ -4,6 +4,9 @@ A **global layout** says where an operand's elements come from (and go to). ``el
 j) are the row and the column in the whole operand, ``data`` the array as the user passed it, and ``shape`` has the
 run-time ``M``, ``N``, ``K``. An element out of range is never asked for.
 
+Of a stack of products they get the array of one product, if the layout says how many dimensions that has
+(``array_ndim``), and ``shape.batch`` is the product's number in any case.
+
 A **shared layout** says where a tile's elements lie in shared memory. The plain layouts (:mod:`gemmkit.layouts.plain`)
 are both.
 """
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -48,6 +51,7 @@ class Layout(Component):
     without_value = ("store_element", "store", "store_shared", "store_words")
 
     in_planes = False                    # whether a shared tile has numbers part by part (`Planes`)
+    array_ndim: ClassVar[int | None] = None
     comb = 1                             # how far apart along ``vector_axis`` the neighbours in memory are
 
     def __post_init__(self) -> None:
@@ -140,6 +144,12 @@ class Layout(Component):
     def storage(self) -> np.dtype:
         """The dtype of an array in this layout, where that is not the elements' own."""
         return np.dtype(self.dtype)
+
+    def dimensions_of(self, array: ArrayInfo) -> int | None:
+        """How many dimensions of an array are a matrix's; those before are a stack's, of which ``element`` and the other
+        methods get one matrix at a time. None: all products of a stack share the array, and ``shape.batch`` says which one
+        is asked for. A layout sets ``array_ndim``, or overrides this."""
+        return self.array_ndim
 
     def array_shape(self, rows: int, columns: int) -> tuple[int, ...]:
         """The shape of an array that holds an operand in this layout."""

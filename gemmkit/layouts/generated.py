@@ -11,7 +11,7 @@ import numpy as np
 
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.dtypes import DTypeType
-from gemmkit.lang.given import function_given
+from gemmkit.lang.given import function_given, required
 from gemmkit.lang.numba_hooks import TypingError, signature, types
 from gemmkit.lang.returned import told
 from gemmkit.lang.scalars import IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral
@@ -23,7 +23,8 @@ MOST = 4                               # run-time arguments
 
 @dataclass(frozen=True)
 class Generated(Layout):
-    """The matrix of ``f(i, j)``, or of ``f(i, j, first, second, ...)`` with up to four run-time arguments.
+    """The matrix of ``f(i, j)``, or of ``f(i, j, first, second, ...)`` with up to four run-time arguments. One argument more
+    is the number of the product in a stack.
 
     Arguments are arrays, NumPy scalars or Python numbers (taken in the layout's dtype if they are floats, else as int32);
     another value compiles nothing. Arrays and NumPy scalars that ``f`` captured are run-time arguments too. ``f`` returns
@@ -55,15 +56,28 @@ class Generated(Layout):
             object.__setattr__(self, name, _argument(value, name, self.dtype))
         count = 2 + sum(value is not None for value in given)
         wanted = f"a function of {count} arguments, i, j and those given,"
-        object.__setattr__(self, "f", function_given(self.f, "Generated", "f", (count,), wanted))
+        object.__setattr__(self, "f", function_given(self.f, "Generated", "f", (count, count + 1), wanted))
+
+    @property
+    def count(self) -> int:
+        """How many run-time arguments there are."""
+        return sum(getattr(self, name) is not None for name in _NAMES)
+
+    @property
+    def with_batch(self) -> bool:
+        """Whether f wants the number of the product, too."""
+        return required(self.f) == self.count + 3
 
     @property
     def caller(self) -> Any:
         """How f is called with as many arguments as there are."""
-        return _CALLERS[sum(getattr(self, name) is not None for name in _NAMES)]
+        return (_BATCH_CALLERS if self.with_batch else _CALLERS)[self.count]
 
     def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
-        return declared(self.dtype, self.caller(self, j, i) if self.transposed else self.caller(self, i, j), self.f)
+        i, j = (j, i) if self.transposed else (i, j)
+        if self.with_batch:
+            return declared(self.dtype, self.caller(self, i, j, shape.batch), self.f)
+        return declared(self.dtype, self.caller(self, i, j), self.f)
 
 
 _NAMES = ("first", "second", "third", "fourth")
@@ -102,6 +116,29 @@ def _call4(layout: Any, i: int, j: int) -> Any:
 
 
 _CALLERS = (_call0, _call1, _call2, _call3, _call4)
+
+
+def _batch0(layout: Any, i: int, j: int, batch: int) -> Any:
+    return layout.f(i, j, batch)
+
+
+def _batch1(layout: Any, i: int, j: int, batch: int) -> Any:
+    return layout.f(i, j, layout.first, batch)
+
+
+def _batch2(layout: Any, i: int, j: int, batch: int) -> Any:
+    return layout.f(i, j, layout.first, layout.second, batch)
+
+
+def _batch3(layout: Any, i: int, j: int, batch: int) -> Any:
+    return layout.f(i, j, layout.first, layout.second, layout.third, batch)
+
+
+def _batch4(layout: Any, i: int, j: int, batch: int) -> Any:
+    return layout.f(i, j, layout.first, layout.second, layout.third, layout.fourth, batch)
+
+
+_BATCH_CALLERS = (_batch0, _batch1, _batch2, _batch3, _batch4)
 
 
 def _type_declared(context: Any, dtype: Any, value: Any, f: Any) -> Any:

@@ -73,6 +73,10 @@ class Interleaved(Plain):
         """The dtype of an array in this layout."""
         return part_dtypes(self.dtype)[0]
 
+    def dimensions_of(self, array: ArrayInfo) -> int:
+        """Of an array of numbers two, of one of parts three."""
+        return 2 if array.dtype == self.dtype else 3
+
     def array_shape(self, rows: int, columns: int) -> tuple[int, ...]:
         return rows, columns, len(part_dtypes(self.dtype))
 
@@ -86,11 +90,15 @@ class Interleaved(Plain):
                              f"last axis of {count}, the parts {', '.join(self.dtype.names or ('real', 'imag'))}")
         if 0 in info.shape:
             return info._replace(shape=info.shape[:2], strides=(info.shape[1], 1), dtype=self.dtype)
+        if any(stride % count for _, stride in info.steps):
+            raise ValueError(f"a stack has matrices {info.steps[-1][1]} elements apart; they must be apart by whole numbers "
+                             f"of {count} parts (copy the array)")
         if info.strides[2] != 1 or any(stride % count for stride, extent in zip(info.strides[:2], info.shape) if extent > 1):
             raise ValueError(f"an array of shape {info.shape} has strides {info.strides}; the parts of a number must be "
                              "neighbours, and numbers apart by whole numbers (copy the array)")
         strides = tuple(stride // count if extent > 1 else 1 for stride, extent in zip(info.strides[:2], info.shape))
-        return info._replace(shape=info.shape[:2], strides=strides, dtype=self.dtype)
+        steps = tuple((extent, stride // count) for extent, stride in info.steps)
+        return info._replace(shape=info.shape[:2], strides=strides, dtype=self.dtype, steps=steps)
 
     def host_view(self, array: np.ndarray) -> np.ndarray:
         if array.ndim != 3:
@@ -106,6 +114,8 @@ class Planar(Layout):
     """
 
     order: str = "row"
+
+    array_ndim = 3
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", _number(self.dtype, "Planar"))

@@ -22,6 +22,7 @@ class Plain(Layout):
     """A strided matrix: what row- and column-major have in common. ``axis`` is the one whose neighbours are adjacent."""
 
     axis = 0
+    array_ndim = 2
 
     # -- global memory ----------------------------------------------------------------------------------------------
 

@@ -47,6 +47,8 @@ class Diagonal(Structured):
     [[2.0, 2.0, 2.0], [3.0, 3.0, 3.0]]
     """
 
+    array_ndim = 1
+
     def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
         here = data[i]                             # one load for all of a row, and no branch
         return here if i == j else convert(self.dtype, self.nothing)
@@ -69,6 +71,8 @@ class _Half(Structured):
 
     layout: Any = None
     half: str = "lower"
+
+    array_ndim = 2
 
     def _set(self, **fields: Any) -> None:
         layout, half = fields["layout"], fields["half"]

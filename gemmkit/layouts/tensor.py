@@ -177,6 +177,9 @@ class Tensor(Layout):
 
     # -- host -------------------------------------------------------------------------------------------------------
 
+    def dimensions_of(self, array: ArrayInfo) -> int:
+        return int(self.rows.depth + self.columns.depth)
+
     @property
     def is_separable(self) -> bool:
         return not self._is_own

@@ -102,8 +102,8 @@ class FPUOp(Operator):
     def lanes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """How a warp's lanes lie: extents, and steps along M and along N, in threads.
 
-        Two rows, then all columns, then the other rows: of eight lanes, which shared memory serves at a time, two have vectors of
-        A and four of B (if there are four), and they store 2 x 4 vectors of D.
+        Two rows, then all columns, then the other rows: eight lanes, which shared memory serves at a time, load two vectors
+        of A and four of B, and store 2 x 4 of D.
         """
         rows = 2 if self.MB % 2 == 0 else 1
         return (rows, self.NB, self.MB // rows), (1, 0, rows), (0, 1, 0)
@@ -151,8 +151,8 @@ class FPUOp(Operator):
     def d_vectors(self) -> tuple[int, int]:
         """Neighbours along M and along N that D is stored in at once, where the layout has them side by side.
 
-        Not of float32 sums of fused products: for vector stores ptxas lays them out in quads of registers, which the products'
-        operands then meet in a register bank (of FFMAs 0.80 read their three operands at once, 0.65 with vectors).
+        Not of float32 sums of fused products: for vector stores ptxas lays them out in quads of registers, where they meet
+        the factors in a register bank (0.80 of the FFMAs read all their operands at once, with vectors 0.65).
         """
         if self.is_ordinary and self.accumulator == np.float32:
             return 1, 1
@@ -184,7 +184,8 @@ class FPUOp(Operator):
 
     def load_c(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
         """Vectors of rows where a column is contiguous, else of columns, which are put in their places."""
-        return load_apart(self.map_c, self.c_vectors[layout.axis], (1, self.rows)[layout.axis], layout, pointer, tile, leading)
+        return load_apart(self.map_c, self.c_vectors[layout.axis], (1, self.rows)[layout.axis], layout, pointer, tile,
+                          leading)
 
     def mma(self, a: tuple, b: tuple, c: tuple) -> tuple:
         """The outer product of the fragments in the accumulator's type; fused where the arithmetic is the usual one."""
@@ -192,7 +193,8 @@ class FPUOp(Operator):
         return outer_fma(c, a, b, self.K) if self.is_ordinary else outer(_combine_product, c, a, b, self.K, self)
 
     def store_d(self, layout: Any, pointer: Any, tile: Any, leading: int, d: tuple) -> None:
-        store_elements(self.map_c, self.d_vectors[layout.axis], (1, self.rows)[layout.axis], layout, pointer, tile, leading, d)
+        store_elements(self.map_c, self.d_vectors[layout.axis], (1, self.rows)[layout.axis], layout, pointer, tile,
+                       leading, d)
 
 
 def _vector(count: int, itemsize: int) -> int:

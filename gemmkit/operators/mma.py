@@ -152,6 +152,11 @@ class MMAOp(Operator):
         """Instructions side by side."""
         return self.N // 8
 
+    @cached_property
+    def further(self) -> int:
+        """Columns from one instruction to the next, if there is one: no lane addresses what is not the operation's."""
+        return 8 * (self.columns - 1)
+
     def by_matrices(self, operand: str, axis: int) -> bool:
         """Whether ``ldmatrix`` loads A or B, contiguous along ``axis`` of the matrix, and not each lane its elements."""
         return self.along_by_matrices if axis == (1 if operand == "a" else 0) else self.across_by_matrices
@@ -169,8 +174,8 @@ class MMAOp(Operator):
     def refuses(self, operand: str, layout: Any) -> str | None:
         if operand in ("a", "b") and self.dtype.itemsize == 1 and not self.by_matrices(operand, layout.axis):
             order = "RowMajor" if operand == "a" else "ColMajor"
-            return (f"{self!r} loads elements of 8 bits that are contiguous along K only; take Padded({order}(...), 16), and "
-                    "the copy to shared memory turns them")
+            return (f"{self!r} loads elements of 8 bits that are contiguous along K only; take Padded({order}(...), 16), "
+                    "and the copy to shared memory turns them")
         return None
 
     def line_alignment(self, operand: str, layout: Any) -> int:

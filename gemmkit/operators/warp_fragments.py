@@ -1,8 +1,8 @@
 """Between shared memory and the fragments of a warp: by each lane its own values, or by ``ldmatrix``.
 
 A lane loads and stores neighbours at once where its map has some and the layout has them side by side. ``ldmatrix`` is for
-matrix instructions (`gemmkit.ptx.mma`): it gives a lane 32 bits of a row of 16 bytes, as they lie where a row (of B: a column) is
-contiguous along K, transposed where 16-bit elements lie across.
+matrix instructions (`gemmkit.ptx.mma`): it gives a lane 32 bits of a row of 16 bytes, as they lie where a row (of B: a
+column) is contiguous along K, transposed where 16-bit elements lie across.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gemmkit.lang.control import each, join
 from gemmkit.lang.registers import generate
 from gemmkit.ptx.fragments import fragment_coordinate
 from gemmkit.ptx.ldmatrix import ldmatrix
-from gemmkit.ptx.memory import load_shared, store_shared
+from gemmkit.ptx.memory import is_pinned, load_shared, store_shared
 from gemmkit.ptx.special import lane_index
 from gemmkit.tiling import translate, translate_offset
 
@@ -23,8 +23,13 @@ LINE = 16                              # bytes of a row of ldmatrix
 def own_place(fragment_map: Any, tile: Any, n: int) -> Any:
     """The tile moved to where this lane's n-th value lies."""
     lane = lane_index()
-    mine = translate(tile, fragment_coordinate(fragment_map, lane, 0, 0), fragment_coordinate(fragment_map, lane, 0, 1))
-    return translate_offset(mine, fragment_coordinate(fragment_map, 0, n, 0), fragment_coordinate(fragment_map, 0, n, 1))
+    return translate(tile, fragment_coordinate(fragment_map, lane, n, 0), fragment_coordinate(fragment_map, lane, n, 1))
+
+
+def pinned_place(fragment_map: Any, tile: Any, n: int) -> Any:
+    """The same with what is known when a kernel is compiled apart: the base is the same for all of a lane's values."""
+    return translate_offset(own_place(fragment_map, tile, 0), fragment_coordinate(fragment_map, 0, n, 0),
+                            fragment_coordinate(fragment_map, 0, n, 1))
 
 
 # -- element by element -----------------------------------------------------------------------------------------------
@@ -40,8 +45,12 @@ def load_apart(fragment_map: Any, width: int, apart: int, layout: Any, pointer: 
     return generate(fragment_map.values, _value_of, groups, width, apart)
 
 
-def _load_group(n: int, width: int, apart: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    at = own_place(fragment_map, tile, _first(n, width, apart))
+def _load_group(n: int, width: int, apart: int, fragment_map: Any, layout: Any, pointer: Any, tile: Any,
+                leading: int) -> tuple:
+    if is_pinned(pointer):
+        at = pinned_place(fragment_map, tile, _first(n, width, apart))
+    else:                              # apart as well, FFMA loops of the single-stage kernel would be unrolled once, not four times
+        at = own_place(fragment_map, tile, _first(n, width, apart))
     return load_shared(pointer, layout.position(at.base, leading), layout.position(at.offset, leading), width)
 
 
@@ -53,8 +62,8 @@ def _value_of(n: int, groups: tuple, width: int, apart: int) -> Any:
 def store_elements(fragment_map: Any, width: int, apart: int, layout: Any, pointer: Any, tile: Any, leading: int,
                    values: tuple) -> None:
     """A fragment, ``width`` neighbours at a time, which are ``apart`` values from each other in it."""
-    each(_store, generate(fragment_map.values // width, _neighbours, values, width, apart), width, apart, fragment_map, layout,
-         pointer, tile, leading)
+    groups = generate(fragment_map.values // width, _neighbours, values, width, apart)
+    each(_store, groups, width, apart, fragment_map, layout, pointer, tile, leading)
 
 
 def _first(n: int, width: int, apart: int) -> int:
@@ -96,12 +105,12 @@ def a_across(operator: Any, tile: Any) -> Any:
 def b_along(operator: Any, tile: Any) -> Any:
     """B, contiguous along K: lane l addresses column l % 8, further along K and then 8 columns on in turn."""
     return translate(tile, lane_index() // 8 % operator.lines * operator.line,
-                     lane_index() % 8 + lane_index() // (8 * operator.lines) * 8)
+                     lane_index() % 8 + lane_index() // (8 * operator.lines) * operator.further)
 
 
 def b_across(operator: Any, tile: Any) -> Any:
     """B of 16-bit elements, contiguous along N: lane l addresses row l % 16, 8 columns on from lane 16 on."""
-    return translate(tile, lane_index() % 16, lane_index() // 16 * 8)
+    return translate(tile, lane_index() % 16, lane_index() // 16 * operator.further)
 
 
 def load_matrices(layout: Any, pointer: Any, tile: Any, leading: int, count: int, trans: bool) -> tuple:

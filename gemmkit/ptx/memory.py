@@ -349,6 +349,26 @@ def pinned(pointer: SharedPointer, place: int) -> SharedPointer:
     return PinnedPointer(pointer.dtype, pointer.offset, place)
 
 
+def _type_is_pinned(context: Any, pointer: Any) -> Any:
+    if not isinstance(pointer, SharedType):
+        return None
+    return signature(types.literal(pointer.pinned), pointer), lambda c, b, s, v: ir.Constant(ir.IntType(1), int(pointer.pinned))
+
+
+@atom(_type_is_pinned)
+def is_pinned(pointer: SharedPointer) -> bool:
+    """Whether `pinned` made the pointer: known when a kernel is compiled."""
+    return isinstance(pointer, PinnedPointer)
+
+
+def _pinned_decided(context: Any, pointer: Any) -> bool:
+    """`is_pinned` before types are inferred (`gemmkit.lang.static_branches`)."""
+    return bool(pointer.ty.pinned)
+
+
+is_pinned.decided = _pinned_decided
+
+
 def pointer_at(builder: Any, pointer: SharedType, value: Any, terms: list, llvm_type: Any) -> Any:
     """The LLVM pointer to a position, a sum of terms of which the base comes first."""
     if not pointer.pinned:

@@ -9,8 +9,8 @@
 | float64 | 8 x 8 x 4 | float64 | sm_80 |
 | float64 | 16 x 8 x 4, 16 x 8 x 8, 16 x 8 x 16 | float64 | sm_90 |
 
-With ``w`` elements in a 32-bit register (1 of float32 and float64) and g = lane / 4, t = lane % 4, a lane holds of A rows g and
-g + 8 at columns t w ..., of B the same places of its transpose, of C columns 2 t and 2 t + 1.
+With ``w`` elements in a 32-bit register (1 of float32 and float64) and g = lane / 4, t = lane % 4, a lane holds of A rows g
+and g + 8 at columns t w ..., of B the same places of its transpose, of C columns 2 t and 2 t + 1.
 """
 
 from __future__ import annotations
@@ -147,8 +147,9 @@ class MmaSpec:
 
 
 def _all_specs() -> list[MmaSpec]:
-    shapes = {F32: ((16, 4), (16, 8)), F64: ((8, 4), (16, 4), (16, 8), (16, 16))}
-    listed = [(F16, F16, F32), (F16, F16, F16), (BF16, BF16, F32), (F32, F32, F32), (F64, F64, F64)]
+    shapes: dict[np.dtype, Any] = {F32: ((16, 4), (16, 8)), F64: ((8, 4), (16, 4), (16, 8), (16, 16))}
+    listed: list[tuple[np.dtype, np.dtype, np.dtype]] = [(F16, F16, F32), (F16, F16, F16), (BF16, BF16, F32)]
+    listed += [(F32, F32, F32), (F64, F64, F64)]
     listed += [(a, b, S32) for a in (S8, U8) for b in (S8, U8)]
     listed += [(a, b, F32) for a in (E4M3, E5M2) for b in (E4M3, E5M2)]
     return [MmaSpec(M, K, a, b, acc) for a, b, acc in listed for M, K in shapes.get(a, ((16, 32 // a.itemsize),))]

@@ -18,6 +18,7 @@ __all__ = [
     "part_bytes",
     "shares_memory",
     "unit_axis",
+    "whole",
 ]
 
 Extents = tuple[int, ...]
@@ -30,6 +31,9 @@ class ArrayInfo(NamedTuple):
     ``strides`` are in elements and always given; ``device`` is the device's ordinal, -1 for host memory;
     ``library`` is "cupy", "torch", "numba", "numpy", "cai" or "dlpack"; ``stream`` is the handle that the
     array's own ``__cuda_array_interface__`` asks to be ordered after, if it does.
+
+    Of a stack, what is described is the first matrix; ``steps`` lead to the others: (extent, stride) of each dimension
+    of the stack, the slowest first.
     """
 
     pointer: int
@@ -40,6 +44,26 @@ class ArrayInfo(NamedTuple):
     readonly: bool
     library: str
     stream: int | None = None
+    steps: tuple[tuple[int, int], ...] = ()
+
+
+def whole(info: ArrayInfo) -> ArrayInfo:
+    """The stack of which a matrix is described, its dimensions before the matrix's, without those along which nothing moves.
+
+    >>> first = ArrayInfo(0, (8, 6), (6, 1), np.dtype("f4"), 0, False, "cai", steps=((5, 48), (7, 0)))
+    >>> whole(first)[1:3]
+    ((5, 8, 6), (48, 6, 1))
+    """
+    if not info.steps:
+        return info
+    moving = [(extent, stride) for extent, stride in info.steps if stride != 0]
+    return info._replace(shape=(*(extent for extent, _ in moving), *info.shape),
+                         strides=(*(stride for _, stride in moving), *info.strides), steps=())
+
+
+def _axes(info: ArrayInfo) -> list[tuple[int, int]]:
+    """(extent, stride) of all dimensions, those of a stack first."""
+    return [*info.steps, *zip(info.shape, info.strides, strict=True)]
 
 
 def unit_axis(info: ArrayInfo) -> int | None:
@@ -65,6 +89,9 @@ def alignment(info: ArrayInfo, unit: int | bool | None = True) -> int:
     itemsize, bits = info.dtype.itemsize, info.pointer | _MAX_ALIGNMENT
     for axis, (extent, stride) in enumerate(zip(info.shape, info.strides, strict=True)):
         if extent > 1 and axis != unit:
+            bits |= stride * itemsize
+    for extent, stride in info.steps:
+        if extent > 1:
             bits |= stride * itemsize
     return bits & -bits
 
@@ -99,7 +126,7 @@ def byte_range(info: ArrayInfo) -> tuple[int, int]:
     """First address of the array's elements and the one after the last; equal for an empty array."""
     low = high = info.pointer
     itemsize = info.dtype.itemsize
-    for extent, stride in zip(info.shape, info.strides, strict=True):
+    for extent, stride in _axes(info):
         if extent == 0:
             return info.pointer, info.pointer
         reach = (extent - 1) * stride * itemsize
@@ -128,9 +155,10 @@ class _Elsewhere:
 
     def __init__(self, info: ArrayInfo) -> None:
         size = info.dtype.itemsize
+        axes = _axes(info)
         self.__array_interface__ = {
-            "data": (info.pointer, True), "shape": info.shape, "typestr": f"|V{size}", "version": 3,
-            "strides": tuple(stride * size for stride in info.strides)}
+            "data": (info.pointer, True), "shape": tuple(extent for extent, _ in axes), "typestr": f"|V{size}",
+            "version": 3, "strides": tuple(stride * size for _, stride in axes)}
 
 
 def shares_memory(x: ArrayInfo, y: ArrayInfo) -> bool:
@@ -163,9 +191,9 @@ def overlaps_itself(info: ArrayInfo) -> bool:
     >>> overlaps_itself(describe(windows)), overlaps_itself(describe(windows[::4]))
     (True, False)
     """
-    if 0 in info.shape:
+    if any(n == 0 for n, _ in _axes(info)):
         return False
-    axes = sorted(((abs(s), n) for s, n in zip(info.strides, info.shape, strict=True) if n > 1), reverse=True)
+    axes = sorted(((abs(s), n) for n, s in _axes(info) if n > 1), reverse=True)
     reach = 0
     for stride, extent in reversed(axes):
         if stride <= reach:

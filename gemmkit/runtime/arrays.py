@@ -32,6 +32,7 @@ from gemmkit.runtime.array_info import (
     part_bytes,
     shares_memory,
     unit_axis,
+    whole,
 )
 from gemmkit.runtime.protocols import interface_of, is_array, offers
 from gemmkit.runtime.streams import as_stream_handle, current_stream
@@ -53,6 +54,7 @@ __all__ = [
     "part_bytes",
     "shares_memory",
     "unit_axis",
+    "whole",
 ]
 
 _ACCEPTED = (

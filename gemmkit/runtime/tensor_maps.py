@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from gemmkit.ptx.tensor_map import TensorMapSpec
-from gemmkit.runtime.arrays import ArrayInfo
+from gemmkit.runtime.arrays import ArrayInfo, whole
 
 BYTES = 128
 _ALIGNMENT = 16                       # bytes, of addresses and strides
@@ -37,7 +37,12 @@ def why_not(info: ArrayInfo, axis: int) -> str | None:
     >>> odd = ArrayInfo(4096, (8, 9), (9, 1), np.dtype("f2"), 0, False, "cupy")
     >>> why_not(odd, 1)
     'its stride along axis 0 is 18 bytes, no multiple of 16'
+
+    Of a stack's first matrix (``info.steps``) it is asked for all.
     """
+    if info.steps:
+        stack = whole(info)
+        return why_not(stack, axis + len(stack.shape) - len(info.shape))
     size = info.dtype.itemsize
     if size not in (1, 2, 4, 8):
         return f"its elements have {size} bytes, not 1, 2, 4 or 8"

@@ -1,7 +1,8 @@
 """Transforms: functions of elements, applied after every load and before every store of a kernel.
 
 A transform is a component with ``__call__(self, x)`` or ``__call__(self, x, i, j)``, where (i, j) are the element's
-**global** row and column in its operand. Its result is converted to the type of where it goes next.
+**global** row and column in its operand; with ``__call__(self, x, i, j, batch)`` it is told the number of the product in a
+stack, too (0 without one). Its result is converted to the type of where it goes next.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from gemmkit.lang.values import convert
 
 
 def takes_coordinates(function: Any, what: str) -> bool:
-    """Whether a function is ``f(x, i, j)`` rather than ``f(x)``; raises TypeError for any other signature."""
+    """Whether a function is ``f(x, i, j)`` or ``f(x, i, j, batch)`` rather than ``f(x)``; raises TypeError for any other
+    signature."""
     count = required(function)
-    if count not in (1, 3):
+    if count not in (1, 3, 4):
         raise TypeError(f"{what}: {function!r} {count if isinstance(count, str) else f'takes {count} arguments'}; f(x) or "
                         "f(x, i, j) is needed")
-    return count == 3
+    return count != 1
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class Transform(Component):
         return takes_coordinates(self.__call__, type(self).__qualname__)
 
 
+    @cached_property
+    def with_batch(self) -> bool:
+        """Whether ``__call__`` wants the number of the product, too."""
+        return self.with_coordinates and required(self.__call__) == 4          # type: ignore[operator]
+
     def of(self, x: Any) -> Any:
         """The transform of a value, without coordinates (what device code calls)."""
         return self(x)                                                         # type: ignore[operator]
@@ -67,6 +74,10 @@ class Transform(Component):
     def at(self, x: Any, i: int, j: int) -> Any:
         """The transform of the value in row i, column j."""
         return self(x, i, j)                                                   # type: ignore[operator]
+
+    def in_product(self, x: Any, i: int, j: int, batch: int) -> Any:
+        """The same in a product of a stack, for a transform that asks for its number."""
+        return self(x, i, j, batch)                                            # type: ignore[operator]
 
 
 def _type_transformed(context: Any, transform: Any, x: Any, i: Any, j: Any) -> Any:
@@ -131,6 +142,10 @@ class Composed(Transform):
     def with_coordinates(self) -> bool:
         return self.first.with_coordinates or self.second.with_coordinates
 
+    @cached_property
+    def with_batch(self) -> bool:
+        return self.first.with_batch or self.second.with_batch
+
     def __repr__(self) -> str:
         return f"{self.first!r} | {self.second!r}"
 
@@ -172,7 +187,7 @@ class Identity(Transform):
 
 @dataclass(frozen=True)
 class Elementwise(Transform):
-    """Applies a plain Python function ``f(x)`` or ``f(x, i, j)`` to every element.
+    """Applies a plain Python function ``f(x)``, ``f(x, i, j)`` or ``f(x, i, j, batch)`` to every element.
 
     Arrays and NumPy scalars that the function captured are kernel arguments: a new array of the same kind compiles
     nothing.
@@ -184,7 +199,7 @@ class Elementwise(Transform):
     f: Any
 
     def __post_init__(self) -> None:
-        given = function_given(self.f, "Elementwise", "f", (1, 3), "f(x) or f(x, i, j), a function of x or of x, i, j")
+        given = function_given(self.f, "Elementwise", "f", (1, 3, 4), "f(x) or f(x, i, j), a function of x or of x, i, j")
         object.__setattr__(self, "f", given)
 
     def __call__(self, *x: Any) -> Any:
@@ -196,6 +211,13 @@ class Elementwise(Transform):
     def at(self, x: Any, i: int, j: int) -> Any:
         return self.f(x, i, j)
 
+    def in_product(self, x: Any, i: int, j: int, batch: int) -> Any:
+        return self.f(x, i, j, batch)
+
     @cached_property
     def with_coordinates(self) -> bool:
         return takes_coordinates(self.f, "Elementwise")
+
+    @cached_property
+    def with_batch(self) -> bool:
+        return required(self.f) == 4

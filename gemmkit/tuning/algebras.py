@@ -21,7 +21,8 @@ PEAK = 2048                            # real multiply-accumulates of a multipro
 SHARED = 128.0                         # bytes that go in or out of a multiprocessor's shared memory in a cycle
 
 
-def take(values: dict[str, Any], a: Layout, b: Layout, sizes: tuple[int, int, int] | None, device: DeviceInfo) -> None:
+def take(values: dict[str, Any], a: Layout, b: Layout, sizes: tuple[int, int, int] | None, device: DeviceInfo,
+         products: int = 1) -> None:
     """Give an algebra that leaves its base open Hopper's tensor cores, in place, if they are the ones to take."""
     algebra = values["operator"]
     if not isinstance(algebra, Algebra) or algebra.base is not None or not algebra.is_signed:
@@ -29,7 +30,7 @@ def take(values: dict[str, Any], a: Layout, b: Layout, sizes: tuple[int, int, in
     of_a, of_b = part_dtypes(a.dtype), part_dtypes(b.dtype)
     if len(of_a) == len(of_b) == algebra.parts <= MOST_PARTS and applies(of_a[0], of_b[0], values, device):
         listed = mappings(algebra, dict(values, global_a_layout=a, global_b_layout=b))
-        mapping = choose_mapping(sizes, device, mappings=listed)
+        mapping = choose_mapping(sizes, device, mappings=listed, products=products)
         values["operator"] = algebra.with_base(WGMMAOp(mapping.N, dtype=of_a[0]))
         for name, value in mapping.fields.items():                # what the user gives of a mapping stays
             values.setdefault(name, value)

@@ -16,40 +16,22 @@ import numpy as np
 
 from gemmkit.kernels.common.rules import divides
 from gemmkit.lang.records import part_dtypes
-from gemmkit.layouts import ColMajor, Layout, Padded, RowMajor, Zero
+from gemmkit.layouts import ColMajor, Layout, Padded, RowMajor
 from gemmkit.operators import Algebra, FPUOp, MMAOp, Operator, WMMAOp
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
-from gemmkit.tuning import algebras, hopper, multistage
-from gemmkit.tuning.operators import SHORT, shares_of, sized
+from gemmkit.tuning.operators import SHORT, shares_of
 
 
-def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo) -> None:
-    """Complete the fields of a Config in place."""
-    a_layout = values["global_a_layout"]
-    b_layout = values.get("global_b_layout", a_layout)
-    algebras.take(values, a_layout, b_layout, sizes, device)
-    operator = values["operator"] = sized(values["operator"], a_layout.dtype, b_layout.dtype, sizes, device)
-    accumulator = operator.fragment_c.dtype
-    values.setdefault("global_b_layout", a_layout)
-    values.setdefault("global_d_layout", _plain_like(a_layout, accumulator))
-    values.setdefault("global_c_layout", Zero(accumulator))
-    if operator.threads == 128:
-        hopper.fill(values, sizes, device)
-        return
-    if values.get("kernel") == "multistage":
-        multistage.fill(values, sizes, device)
-        return
-    fill_tiles(values, operator, sizes, device)
-    fill_shared(values, operator, accumulator)
+def fill(values: dict[str, Any], operator: Operator, sizes: tuple[int, int, int] | None, device: DeviceInfo,
+         products: int) -> None:
+    """Complete the mapping of the single-stage kernel in place."""
+    fill_tiles(values, operator, sizes, device, products)
+    fill_shared(values, operator, operator.fragment_c.dtype)
     fill_moves(values)
     if isinstance(operator, WMMAOp):
         orders: dict[str, Any] = {f"{name}_order": ("col", "row")[values[f"shared_{name}_layout"].axis] for name in "ab"}
         values["operator"] = dataclasses.replace(operator, **orders)
-
-
-def _plain_like(layout: Layout, dtype: np.dtype) -> Layout:
-    return ColMajor(dtype) if layout.vector_axis == 0 else RowMajor(dtype)
 
 
 # -- tiles ------------------------------------------------------------------------------------------------------------
@@ -92,13 +74,13 @@ _OF_A_MAPPING = {"block_shape", "compute_warp", "warps_per_block", "blocks_per_s
 
 
 def fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, int, int] | None,
-                device: DeviceInfo) -> None:
+               device: DeviceInfo, products: int) -> None:
     shares = (not set(values) & _OF_A_MAPPING and isinstance(operator, (FPUOp, MMAOp))
               and operator.refuses_to_merge is None)
     given_block, given_warp, warps = (values.get(n) for n in ("block_shape", "compute_warp", "warps_per_block"))
     if given_block is None:
-        block, warp, blocks = _choose(_candidates(operator), sizes, device, shares and isinstance(operator, FPUOp))
-        if sizes is not None and shares and values.setdefault("splits", _splits(block, blocks, sizes, device)) > 1:
+        block, warp, blocks = _choose(_candidates(operator), sizes, device, shares and isinstance(operator, FPUOp), products)
+        if sizes is not None and shares and values.setdefault("splits", _splits(block, blocks, sizes, device, products)) > 1:
             blocks = SIDE_BY_SIDE.get(block, blocks)
         if sizes is not None and sizes[2] <= 64 < block[2]:               # a short K would leave half of it empty
             block = (*block[:2], math.lcm(64, operator.shape[2]))
@@ -119,10 +101,10 @@ def fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, int
         values["warps_per_block"] = max(1, block.M // given_warp.size.M) * max(1, block.N // given_warp.size.N)
 
 
-def _splits(block: tuple, blocks: int, sizes: tuple[int, int, int], device: DeviceInfo) -> int:
+def _splits(block: tuple, blocks: int, sizes: tuple[int, int, int], device: DeviceInfo, products: int) -> int:
     """How many blocks share the K of a tile: as many as run side by side, each with enough of K."""
     M, N, K = sizes
-    tiles = math.ceil(max(1, M) / block[0]) * math.ceil(max(1, N) / block[1])
+    tiles = math.ceil(max(1, M) / block[0]) * math.ceil(max(1, N) / block[1]) * products
     side_by_side = SIDE_BY_SIDE.get(block, blocks) * device.sm_count
     most = min(shares_of(K, block[2], device), side_by_side // tiles)
     return next(splits for splits in (8, 4, 2, 1) if splits <= max(1, most))
@@ -151,6 +133,8 @@ def _candidates(operator: Operator) -> list:
     m, n, k = operator.shape
     size = part_dtypes(operator.fragment_a.dtype)[0].itemsize
     listed: Any = DOUBLE_TILES if size == 8 else [((M, N, min(K, LINE // size)), *rest) for (M, N, K), *rest in TENSOR_TILES]
+    if size == 1 and operator.fragment_a.dtype.kind not in "iu":
+        listed = [(block, warp, 1) for block, warp, _ in listed[1:]]    # sm_90 makes float16 of them first, in registers
     if isinstance(operator, Algebra):
         listed = [_shrunk(block, warp, blocks, operator.parts, size) for block, warp, blocks in listed]
     if isinstance(_units(operator), FPUOp):      # one operation a warp: a second would double what its threads hold
@@ -184,7 +168,7 @@ def _shrunk(block: tuple, warp: tuple, blocks: int, parts: int, size: int) -> tu
     return (M, N, K), (m, n), blocks
 
 
-def _choose(candidates: list, sizes: tuple[int, int, int] | None, device: DeviceInfo, shares: bool) -> Any:
+def _choose(candidates: list, sizes: tuple[int, int, int] | None, device: DeviceInfo, shares: bool, products: int) -> Any:
     """The candidate with the least estimated time: waves of blocks, each as long as its tile is large (and its share of K).
 
     A small tile does less per byte that it moves; ``overhead`` stands for that (in rows of a tile). Blocks that share a
@@ -197,8 +181,8 @@ def _choose(candidates: list, sizes: tuple[int, int, int] | None, device: Device
     def time(candidate: Any) -> float:
         (m, n, _), _, blocks = candidate
         overhead = 24
-        splits = _splits(candidate[0], blocks, sizes, device) if shares else 1
-        tiles = math.ceil(M / m) * math.ceil(N / n) * splits
+        splits = _splits(candidate[0], blocks, sizes, device, products) if shares else 1
+        tiles = math.ceil(M / m) * math.ceil(N / n) * products * splits
         waves = tiles / (blocks * device.sm_count)
         shared_by = blocks if waves >= 1 else max(1.0, tiles / device.sm_count)
         return max(1, math.ceil(waves)) * shared_by * (m + overhead) * (n + overhead) / splits

@@ -38,7 +38,7 @@ from gemmkit.tuning.mappings import (
 
 
 def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
-           device: DeviceInfo) -> tuple[Operator, dict[str, Any]]:
+           device: DeviceInfo, products: int = 1) -> tuple[Operator, dict[str, Any]]:
     """The operator for a product of 16-bit floats in these layouts, and the fields of its mapping."""
     given = dict(fields, global_a_layout=a, global_b_layout=b)
     is_misaligned = any(isinstance(layout, Plain) and (info := infos[name]) is not None
@@ -53,7 +53,8 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
         mappings = tuple(dataclasses.replace(one, step=1.07 * one.step) if one.schedule == "pingpong" else one
                          for one in mappings)
     mapping = choose_mapping(sizes, device, mappings=mappings, is_ragged=is_ragged or mappings is CP_ASYNC,
-                             is_tall=reads_tiles, limit=SHORT_BYTES if mappings is CP_ASYNC else UNALIGNED_BYTES)
+                             is_tall=reads_tiles, limit=SHORT_BYTES if mappings is CP_ASYNC else UNALIGNED_BYTES,
+                             products=products)
     is_short = sizes is not None and sizes[2] * a.dtype.itemsize <= LINE // 2
     if is_short and mappings in (CP_ASYNC, STAGED, REWRITTEN):
         mapping = dataclasses.replace(mapping, depth=LINE // 2)
@@ -63,7 +64,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
 _OF_A_MAPPING = {"block_shape", "compute_warp", "warps_per_block", "schedule", "cluster", "stages", "shared_d_layout"}
 
 
-def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo) -> None:
+def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, products: int = 1) -> None:
     """Complete the mapping of a Config for WGMMAOp in place; layouts are given."""
     whole: Any = values["operator"]
     operator: Any = getattr(whole, "base", whole)              # what multiplies: of an algebra, its base
@@ -73,7 +74,7 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     mappings = (algebras.mappings(whole, values) if is_algebra else PROMOTED if operator.promote
                 else _not_by_tma(values) or (TRANSPOSED if _is_transposed(values) else MAPPINGS + splits))
     mappings = tuple(one for one in mappings if splits or one.splits == 1)
-    mapping = choose_mapping(sizes, device, operator.N, operator.dtype.itemsize, mappings)
+    mapping = choose_mapping(sizes, device, operator.N, operator.dtype.itemsize, mappings, products=products)
     values.setdefault("splits", mapping.splits if splits else 1)
     values.setdefault("order", mapping.order)
     _fill_tiles(values, operator, mapping)

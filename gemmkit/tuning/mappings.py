@@ -134,12 +134,12 @@ PROMOTED = (
 
 def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: int | None = None, itemsize: int = 2,
                    mappings: tuple[Mapping, ...] = MAPPINGS, is_ragged: bool = False, is_tall: bool = False,
-                   limit: int = UNALIGNED_BYTES) -> Mapping:
+                   limit: int = UNALIGNED_BYTES, products: int = 1) -> Mapping:
     """The mapping with the least estimated time: full waves of clusters, each as long as its tiles take. Of those that are
     as good as equal, the first, whose tiles are the largest: they move less, and a card at its power limit repays that.
 
     ``is_ragged`` says that rows do not begin at multiples of 128 bytes: then what the L2 can give, ``limit`` bytes a cycle,
-    limits the rest. With ``is_tall`` the tallest of the equal is taken.
+    limits the rest. With ``is_tall`` the tallest of the equal is taken. ``products`` of these sizes are one launch.
     """
     fit = [mapping for mapping in mappings if N in (None, mapping.N)]
     if not fit:
@@ -151,7 +151,7 @@ def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: in
 
     def time(mapping: Mapping) -> float:
         rows, columns = mapping.cluster
-        clusters = math.ceil(m / (mapping.M * rows)) * math.ceil(n / (mapping.N * columns))
+        clusters = math.ceil(m / (mapping.M * rows)) * math.ceil(n / (mapping.N * columns)) * products
         peers = rows * columns * mapping.splits
         at_once = device.sm_count // (peers if peers < 8 else peers + 1)     # large clusters do not fill every GPC
         waves = math.ceil(clusters / max(1, at_once))

@@ -24,24 +24,24 @@ def check_multiplied(dtype: np.dtype, name: str) -> None:
         raise TypeError(f"{name} has dtype {dtype}; the operators take integers, floats and complex numbers")
 
 
-def operator_for(a: np.dtype, b: np.dtype, sizes: tuple[int, int, int], device: DeviceInfo) -> Operator:
-    """Tensor cores for float16, bfloat16 and float64, the ordinary units for everything else; of complex and other numbers by
-    parts.
+def operator_for(a: np.dtype, b: np.dtype, sizes: tuple[int, int, int], device: DeviceInfo, products: int = 1) -> Operator:
+    """Tensor cores for float16, bfloat16 and float64, the ordinary units for everything else; of complex and other numbers
+    by parts. ``products`` is how many there are of these sizes.
 
     float32 stays float32 (tf32 is a choice of the caller's), and int8 int8 (tensor cores have sums of int32, which NumPy's
     result does not hold). Raises TypeError for dtypes that no operator takes.
     """
     algebra = algebra_of(a)
     if algebra is not None and a == b:
-        return sized(algebra, a, b, sizes, device)
+        return sized(algebra, a, b, sizes, device, products)
     on_tensor_cores = tensor_cores(a, b, device)
     if on_tensor_cores is not None:
         return on_tensor_cores
     check_multiplied(a, "a")
     check_multiplied(b, "b")
     accumulator = accumulator_for(a, b)
-    return FPUOp(**fpu_shape(max(a.itemsize, b.itemsize, accumulator.itemsize), sizes, device), dtype=a, b_dtype=b,
-                 accumulator=accumulator)
+    shape = fpu_shape(max(a.itemsize, b.itemsize, accumulator.itemsize), sizes, device, products=products)
+    return FPUOp(**shape, dtype=a, b_dtype=b, accumulator=accumulator)
 
 
 def tensor_cores(a: np.dtype, b: np.dtype, device: DeviceInfo) -> MMAOp | None:
@@ -58,7 +58,8 @@ def shares_of(K: int, depth: int, device: DeviceInfo) -> int:
     return max(1, min(8, K // (STEPS * depth))) if device.arch >= (9, 0) else 1
 
 
-def fpu_shape(size: int, sizes: tuple[int, int, int] | None, device: DeviceInfo, may_share: bool = True) -> dict[str, int]:
+def fpu_shape(size: int, sizes: tuple[int, int, int] | None, device: DeviceInfo, may_share: bool = True,
+              products: int = 1) -> dict[str, int]:
     """The shape of an operation on the ordinary units whose widest element has ``size`` bytes; ``may_share`` says that
     blocks may share the K of a tile, which makes large tiles worth while where they are few."""
     M, N, K = sizes or (LARGE, LARGE, LARGE)
@@ -66,7 +67,7 @@ def fpu_shape(size: int, sizes: tuple[int, int, int] | None, device: DeviceInfo,
 
     def tiles(m: int, n: int) -> float:
         """Blocks a multiprocessor gets when each computes m x n."""
-        return -(-M // m) * -(-N // n) / device.sm_count
+        return -(-M // m) * -(-N // n) * products / device.sm_count
 
     if size == 16:
         return dict(M=16, N=16, MB=4, NB=8)
@@ -89,25 +90,27 @@ def algebra_of(dtype: np.dtype) -> Algebra | None:
     return Algebra(None, metadata[TABLE], dtype.names, metadata[SIGNS]) if TABLE in metadata else None
 
 
-def sized(operator: Operator, a: np.dtype, b: np.dtype, sizes: tuple[int, int, int] | None, device: DeviceInfo) -> Operator:
+def sized(operator: Operator, a: np.dtype, b: np.dtype, sizes: tuple[int, int, int] | None, device: DeviceInfo,
+          products: int = 1) -> Operator:
     """An operator that leaves its shape or its dtypes open, completed for operands; any other as it is."""
     if getattr(operator, "is_sized", True):
         return operator
     if isinstance(operator, Algebra):
-        return operator.with_base(_base_for(operator.parts, part_dtypes(a)[0], part_dtypes(b)[0], sizes, device))
+        return operator.with_base(_base_for(operator.parts, part_dtypes(a)[0], part_dtypes(b)[0], sizes, device, products))
     accumulator = accumulator_for(a, b)
-    shape = fpu_shape(max(a.itemsize, b.itemsize, accumulator.itemsize), sizes, device)
+    shape = fpu_shape(max(a.itemsize, b.itemsize, accumulator.itemsize), sizes, device, products=products)
     return operator.sized(shape, a, b, accumulator)          # type: ignore[attr-defined]
 
 
-def _base_for(parts: int, a: np.dtype, b: np.dtype, sizes: tuple[int, int, int] | None, device: DeviceInfo) -> Operator:
+def _base_for(parts: int, a: np.dtype, b: np.dtype, sizes: tuple[int, int, int] | None, device: DeviceInfo,
+              products: int) -> Operator:
     """What multiplies the parts of numbers."""
     on_tensor_cores = tensor_cores(a, b, device)
     if on_tensor_cores is not None and (a != np.float64 or parts <= MOST_DOUBLES):
         return on_tensor_cores
     accumulator = accumulator_for(a, b)
     size = parts * max(a.itemsize, b.itemsize, accumulator.itemsize)
-    shape = fpu_shape(4 if size == 8 else 8 if size <= 12 else 16, sizes, device, False)
+    shape = fpu_shape(4 if size == 8 else 8 if size <= 12 else 16, sizes, device, False, products)
     return FPUOp(**shape, dtype=a, b_dtype=b, accumulator=accumulator)
 
 

@@ -21,7 +21,7 @@ import pytest
 import gemmkit
 from bench import asked, cases, hopper, plot, prepare, report, verdicts
 from bench.cases import Case
-from bench.experiments import algebras, contractions, limit, minplus
+from bench.experiments import algebras, contractions, limit, minplus, stacks
 from bench.experiments import run as experiments
 from bench.experiments.experiment import Experiment
 from bench.fusions import WORKS
@@ -73,7 +73,8 @@ def measured(case: Any, host: Emulated | None = None) -> dict[str, Any]:
 
 
 def tiny(case: Any, m: int = 24, n: int = 16, k: int = 32) -> Any:
-    return dataclasses.replace(case, m=m, n=n, k=k)
+    fewer = {"count": 3} if isinstance(case, stacks.Stack) else {}
+    return dataclasses.replace(case, m=m, n=n, k=k, **fewer)
 
 
 def small(case: Experiment) -> Experiment:

@@ -20,16 +20,18 @@ from gemmkit.transforms import Elementwise
 
 F16, BF16, F32, F64 = np.dtype("f2"), np.dtype(ml_dtypes.bfloat16), np.dtype("f4"), np.dtype("f8")
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
-LARGE = (4096, 4096, 4096)
+LARGE, SMALL = (4096, 4096, 4096), (128, 128, 128)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A configuration's fields, the sizes of the product and arrays for operands whose layout does not say what they are."""
+    """A configuration's fields, the sizes of the product, arrays for operands whose layout does not say what they are, and
+    how many products a stack has (0: there is none)."""
 
     fields: Callable[[], dict[str, Any]]
     sizes: tuple[int, int, int] = LARGE
     operands: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    batch: int = 0
 
 
 # -- components of a user's -------------------------------------------------------------------------------------------
@@ -69,6 +71,10 @@ class BlockDiagonal(Condition):
 
 def plus_one(x: Any) -> Any:
     return x + 1
+
+
+def scaled_by_product(x: Any, i: Any, j: Any, batch: Any) -> Any:
+    return x * batch
 
 
 def scaled_rows(x: Any, i: Any, j: Any) -> Any:
@@ -197,6 +203,15 @@ CASES: dict[str, Case] = {
     "mma, transformed, C": Case(single(MMAOp(), F16, global_c_layout=RowMajor(F32),
                                        transform_shared_to_regs_a=Elementwise(plus_one),
                                        transform_regs_to_shared_d=Elementwise(plus_one))),
+    "mma, pairs": Case(single(MMAOp(N=16), F16)),
+    "mma f64": Case(single(MMAOp(dtype=F64), F64)),
+    "mma f64, across": Case(single(MMAOp(dtype=F64), F64, global_a_layout=ColMajor(F64), global_b_layout=ColMajor(F64))),
+    "mma f64, 8x8x4": Case(single(MMAOp(8, 8, 4, F64), F64), sizes=(1001, 1003, 1005)),
+    "mma tf32": Case(single(MMAOp(dtype=F32), F32)),
+    "mma s8": Case(single(MMAOp(dtype="i1"), "i1")),
+    "mma e4m3": Case(single(MMAOp(dtype=E4M3), E4M3)),
+    "complex on mma f64": Case(lambda: {"operator": COMPLEX, "kernel": "singlestage",
+                                        "global_a_layout": Interleaved(COMPLEX.number_dtype(F64))}),
     "mma, splits": Case(single(MMAOp(), F16, splits=4)),
     "semiring": Case(lambda: {"operator": MIN_PLUS, "global_a_layout": RowMajor(F32)}),
     "complex on fpu": Case(lambda: {"operator": COMPLEX, "kernel": "singlestage",
@@ -205,4 +220,15 @@ CASES: dict[str, Case] = {
                      operands={"a": vector(F32, 4096)}),
     "element, singlestage": Case(single(FPUOp(16, 16), global_a_layout=Hankel(F32), global_b_layout=RowMajor(F32)),
                                  operands={"a": vector(F32)}),
+    # stacks of products, with matrices and vectors for each, and for all of them
+    "stack, tma pingpong": Case(wgmma(**big(64, 128, 8, "pingpong")), SMALL, batch=64),
+    "stack, C, bias, the product's number": Case(
+        lambda: {**wgmma(**big(128, 128, 8))(), "global_c_layout": RowMajor(F16), "transform_shared_to_regs_c":
+                 Elementwise(scaled_by_product), "epilogue": epilogues.Bias(np.ones((64, 128), F16)) | epilogues.ReLU()},
+        SMALL, batch=64),
+    "stack, B in place": Case(wgmma(transform_global_to_shared_b=Elementwise(plus_one)), SMALL, batch=64),
+    "stack, staged": Case(wgmma(), (127, 127, 127), batch=64),
+    "stack, complex by registers": Case(algebra(COMPLEX, "row", "row"), SMALL, batch=64),
+    "stack, fpu f32": Case(single(FPUOp(16, 16)), SMALL, batch=64),
+    "stack, mma": Case(single(MMAOp(), F16), SMALL, batch=64),
 }

@@ -32,7 +32,7 @@ def compilers() -> dict[str, str]:
 
 def measured(case: Case) -> dict[str, Any]:
     """What is written down of a case's kernel."""
-    sizes = dict(zip("MNK", case.sizes))
+    sizes = {**dict(zip("MNK", case.sizes)), **({"batch": case.batch} if case.batch else {})}
     conf = get_config(gemm_shape=sizes, device=H100, **case.fields())
     operands = {name: make() for name, make in case.operands.items()}
     kernel = compile_config(conf, device=H100, gemm_shape=sizes, operands=operands)

@@ -9,7 +9,7 @@ from gemmkit.runtime.arrays import ArrayInfo
 
 @dataclass(frozen=True)
 class Arrays:
-    """A, B and D of a problem of M x N x K; None stands for an array that suits TMA."""
+    """A, B, C and D of a problem of M x N x K; None stands for an array that suits TMA."""
 
     a: ArrayInfo | None
     b: ArrayInfo | None
@@ -17,6 +17,8 @@ class Arrays:
     M: int
     N: int
     K: int
+    c: ArrayInfo | None = None
+    products: int | None = None        # of a stack; None: there is no stack
 
     def extents(self, name: str) -> tuple[int, int]:
         """Rows and columns of "a", "b", "c" or "out"."""

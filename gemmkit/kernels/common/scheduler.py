@@ -10,6 +10,7 @@ from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.cluster import Cluster
+from gemmkit.kernels.common.stack import ALONE, Stack
 from gemmkit.kernels.common.work import Work
 from gemmkit.kernels.rasterisation import Order
 from gemmkit.lang.returned import pair, truth
@@ -28,6 +29,11 @@ class TileScheduler(Component):
     order: Order
     block: Tile
     cluster: Cluster
+
+    @property
+    def stack(self) -> Stack:
+        """Which matrices belong to a product: there is one product."""
+        return ALONE
 
     def rows(self, shape: Any) -> int:
         """Tiles of a cluster along M."""
@@ -49,11 +55,15 @@ class TileScheduler(Component):
         """From one tile of a cluster to its next."""
         return udiv(grid_x(), self.cluster.size)
 
+    def product(self, tile: int) -> tuple:
+        """Which product of a stack a tile is of, and which tile of that."""
+        return 0, tile
+
     def work(self, spec: Any, tile: int, rank: int, shape: Any) -> Work:
         """A block's tile of D, and which k-tiles of it are this block's."""
         m, n = self.place(tile, rank, shape)
         begin, count = self.k_tiles(spec, m, n, rank, shape)
-        return Work(m, n, begin, count, rank)
+        return Work(m, n, 0, begin, count, rank)
 
     def place(self, tile: int, rank: int, shape: Any) -> tuple:
         """First row and column of a block's tile of D."""
@@ -84,8 +94,8 @@ class TileScheduler(Component):
 
     # -- on the host ----------------------------------------------------------------------------------------------------
 
-    def blocks(self, M: int, N: int, sm_count: int) -> int:
-        """Thread blocks of a launch on a device of ``sm_count`` multiprocessors."""
+    def blocks(self, M: int, N: int, sm_count: int, products: int = 1) -> int:
+        """Thread blocks of a launch of so many products on a device of ``sm_count`` multiprocessors."""
         raise NotImplementedError
 
     def tiles(self, M: int, N: int) -> tuple[int, int]:
@@ -102,18 +112,18 @@ class TileScheduler(Component):
 class Persistent(TileScheduler):
     """As many blocks as there are multiprocessors: each stays until all tiles are done."""
 
-    def blocks(self, M: int, N: int, sm_count: int) -> int:
+    def blocks(self, M: int, N: int, sm_count: int, products: int = 1) -> int:
         rows, columns = self.grid(M, N)
-        return min(rows * columns, self.cluster.at_once(sm_count)) * self.cluster.size
+        return min(rows * columns * products, self.cluster.at_once(sm_count)) * self.cluster.size
 
 
 @dataclass(frozen=True)
 class OneTilePerBlock(TileScheduler):
     """A block for every tile, or as many as share its K."""
 
-    def blocks(self, M: int, N: int, sm_count: int) -> int:
+    def blocks(self, M: int, N: int, sm_count: int, products: int = 1) -> int:
         rows, columns = self.grid(M, N)
-        return rows * columns * self.cluster.size
+        return rows * columns * products * self.cluster.size
 
 
 def k_range_of(layout: Any, begin: int, end: int, shape: Any) -> tuple:

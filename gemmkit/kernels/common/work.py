@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 
 
 class Work(NamedTuple):
-    """A thread block's tile of D: its first row and column, its share of K, and the block's rank in its cluster."""
+    """A thread block's tile of D: its first row and column, in which product of a stack (0 without one), its share of K,
+    and the block's rank in its cluster."""
 
     m: Any
     n: Any
+    batch: Any
     k_begin: Any
     k_tiles: Any
     rank: Any
@@ -23,11 +25,13 @@ class Slot(NamedTuple):
 
 
 class KTile(NamedTuple):
-    """Where the tiles of A and B of one stage begin, the block's rank in its cluster, and the problem's sizes."""
+    """Where the tiles of A and B of one stage begin, in which product, the block's rank in its cluster, and the problem's
+    sizes."""
 
     m: Any
     n: Any
     k: Any
+    batch: Any
     rank: Any
     shape: Any
 
@@ -61,6 +65,7 @@ class Outputs(NamedTuple):
     c: Any
     d: Any
     map_d: Any
+    batch: Any
     shape: Any
 
 

@@ -27,6 +27,7 @@ from gemmkit.kernels.common.scheduler import holds, k_range_of
 from gemmkit.kernels.common.tile_copy import copy_to_shared
 from gemmkit.kernels.common.work import Place
 from gemmkit.kernels.simt.gather_sums import gather_sums, own_share
+from gemmkit.lang.products import of_product
 from gemmkit.lang.registers import registers
 from gemmkit.lang.values import fill
 from gemmkit.ptx.cluster import cluster_rank
@@ -38,10 +39,19 @@ from gemmkit.tiling import parallelise, translate, translate_offset
 def singlestage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
     """D = A B + C for one tile of D; see the module's table. Launched with ``spec.cluster.splits`` blocks
     of ``spec.threads`` a tile, in clusters of as many."""
-    # 0. Which tile of D is this block's, which share of K, and which warp is this thread's?
+    # 0. Which product of a stack is this block's, and which tile of it?
+    batch, tile = spec.scheduler.product(spec.scheduler.first())
+    stack = spec.scheduler.stack
+    compute_tile(of_product(spec, batch), stack.a.matrix(a, batch), stack.b.matrix(b, batch), stack.c.matrix(c, batch),
+                 stack.d.matrix(d, batch), of_product(shape, batch), tile)
+
+
+def compute_tile(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, tile: int) -> None:
+    """All steps, for one tile of a product of two matrices."""
+    # 0. Where is the tile, which share of K is this block's, and which warp is this thread's?
     block = spec.block
     rank = cluster_rank() if spec.is_split else 0      # without a split a block has K to itself
-    block_m, block_n = spec.scheduler.place(spec.scheduler.first(), rank, shape)
+    block_m, block_n = spec.scheduler.place(tile, rank, shape)
     warp = uniform(udiv(thread_index(), 32))
     accumulators = registers(spec.operator.fragment_c, spec.fragments_m, spec.fragments_n)
 

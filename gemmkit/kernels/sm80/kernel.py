@@ -22,9 +22,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.kernels.common.work import Input, Inputs, Place
+from gemmkit.kernels.common.work import Input, Inputs, Place, Work
 from gemmkit.kernels.simt.gather_sums import gather_sums
 from gemmkit.kernels.simt.kernel import load_c, start_from_nothing, store_d
+from gemmkit.lang.products import of_product
 from gemmkit.lang.registers import registers
 from gemmkit.ptx.cluster import cluster_rank
 from gemmkit.ptx.memory import shared
@@ -34,9 +35,20 @@ from gemmkit.ptx.special import barrier, thread_index, udiv, uniform
 def multistage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
     """D = A B + C for one tile of D; see the module's table. Launched with ``spec.cluster.splits`` blocks
     of ``spec.threads`` a tile, in clusters of as many."""
-    # 0. Which tile of D is this block's, which share of K, and which warp is this thread's?
+    # 0. Which product of a stack is this block's, and which tile of it?
+    batch, tile = spec.scheduler.product(spec.scheduler.first())
+    stack = spec.scheduler.stack
+    compute_tile(of_product(spec, batch), stack.a.matrix(a, batch), stack.b.matrix(b, batch), stack.c.matrix(c, batch),
+                 stack.d.matrix(d, batch), of_product(shape, batch), tile)
+
+
+def compute_tile(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, tile: int) -> None:
+    """All steps, for one tile of a product of two matrices."""
+    # 0. Where is the tile, which share of K is this block's, and which warp is this thread's?
     rank = cluster_rank() if spec.is_split else 0      # without a split a block has K to itself
-    work = spec.scheduler.work(spec, spec.scheduler.first(), rank, shape)
+    block_m, block_n = spec.scheduler.place(tile, rank, shape)
+    k_begin, k_tiles = spec.scheduler.k_tiles(spec, block_m, block_n, rank, shape)
+    work = Work(block_m, block_n, 0, k_begin, k_tiles, rank)
     place = Place(work.m, work.n, shape.M, shape.N)
     warp = uniform(udiv(thread_index(), 32))
     accumulators = registers(spec.operator.fragment_c, spec.fragments_m, spec.fragments_n)

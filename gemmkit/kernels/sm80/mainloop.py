@@ -81,30 +81,30 @@ class Mainloop(Component):
                     Moved(registers(spec.b.held, spec.b.slots), registers(OFFSET, 1)), warp)
         end = work.k_begin + work.k_tiles * spec.block.size.K
         at = ahead = first_k(spec, work, end)
-        seek(spec, kept, inputs, KTile(work.m, work.n, ahead, work.rank, shape))
+        seek(spec, kept, inputs, tile_at(work, ahead, shape))
         rounds = k_steps(spec, work)
         read = write = thread_index() * 0
         find_places(spec, kept)
         # 3a. The first k-tiles fill all stages but one.
         for _ in range(spec.stages - 1):
             if ahead < end:
-                fill(spec, kept, inputs, write, KTile(work.m, work.n, ahead, work.rank, shape))
+                fill(spec, kept, inputs, write, tile_at(work, ahead, shape))
             commit_copies()
             write = following_stage(spec, write)
             ahead = following_k(spec, work, ahead, end)
-            advance(spec, kept, inputs, KTile(work.m, work.n, ahead, work.rank, shape))
+            advance(spec, kept, inputs, tile_at(work, ahead, shape))
         if rounds > 0:
             meet_stage(spec)
-            self.begin(spec, kept, read, KTile(work.m, work.n, at, work.rank, shape))
+            self.begin(spec, kept, read, tile_at(work, at, shape))
         for n in range(rounds):
-            this = Round(read, write, KTile(work.m, work.n, at, work.rank, shape),
-                         KTile(work.m, work.n, ahead, work.rank, shape), ahead < end)
+            this = Round(read, write, tile_at(work, at, shape),
+                         tile_at(work, ahead, shape), ahead < end)
             at = following_k(spec, work, at, end)
             read, write = following_stage(spec, read), following_stage(spec, write)
             ahead = following_k(spec, work, ahead, end)
-            self.multiply_tile(spec, kept, inputs, this, read, KTile(work.m, work.n, at, work.rank, shape),
+            self.multiply_tile(spec, kept, inputs, this, read, tile_at(work, at, shape),
                                n + 1 < rounds)
-            advance(spec, kept, inputs, KTile(work.m, work.n, ahead, work.rank, shape))
+            advance(spec, kept, inputs, tile_at(work, ahead, shape))
             keep_places(kept)
 
     def begin(self, spec: Any, kept: Kept, read: int, at: KTile) -> None:
@@ -171,6 +171,11 @@ def step_of_its_own(done: int, step: int, spec: Any, kept: Kept, this: Round) ->
     fetch(spec, kept, this.read, this.at, step, step % 2)
     multiply(spec, kept, step % 2)
     return done
+
+
+def tile_at(work: Work, k: int, shape: Any) -> KTile:
+    """The k-tile that begins at ``k``."""
+    return KTile(work.m, work.n, k, work.batch, work.rank, shape)
 
 
 # -- the ring ---------------------------------------------------------------------------------------------------------

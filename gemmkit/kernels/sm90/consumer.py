@@ -8,6 +8,7 @@ from gemmkit.kernels.common.scheduler import k_steps
 from gemmkit.kernels.common.work import Outputs, Slot, Work
 from gemmkit.kernels.sm90.mainloop import numbers_of_parts
 from gemmkit.kernels.sm90.store import Part
+from gemmkit.lang.products import of_product
 from gemmkit.ptx.special import thread_index
 from gemmkit.ptx.warpgroup import named_arrive, named_barrier
 
@@ -19,10 +20,11 @@ def consume_together(spec: Any, outputs: Outputs, group: int, rank: int) -> None
     tile, tiles, step = spec.scheduler.first(), spec.scheduler.count(outputs.shape), spec.scheduler.step()
     while tile < tiles:
         work = spec.scheduler.work(spec, tile, rank, outputs.shape)
-        sums, slot = multiply_tile(spec, group, slot, k_steps(spec, work), work, outputs.shape)
+        own, matrices = of_product(spec, work.batch), outputs_of(spec, outputs, work.batch)
+        sums, slot = multiply_tile(own, group, slot, k_steps(spec, work), work, matrices.shape)
         if spec.cluster.splits > 1:
             sums = spec.exchange.run(sums, spec, group, rank, turn)
-        spec.store.run(spec, sums, outputs,
+        spec.store.run(own, sums, matrices,
                        Part(group, work.m + group * spec.first_rows, work.n + rank * spec.exchange.columns))
         turn = turn ^ 1
         tile += step
@@ -45,14 +47,22 @@ def consume_in_turns(spec: Any, outputs: Outputs, group: int, rank: int) -> None
         steps = k_steps(spec, work)
         if turn == group:
             named_barrier(spec.order_barrier + group, 256)
-            sums, slot = multiply_tile(spec, group, slot, steps, work, outputs.shape)
+            own, matrices = of_product(spec, work.batch), outputs_of(spec, outputs, work.batch)
+            sums, slot = multiply_tile(own, group, slot, steps, work, matrices.shape)
             named_arrive(spec.order_barrier + 1 - group, 256)
-            spec.store.run(spec, sums, outputs, Part(group, work.m, work.n))
+            spec.store.run(own, sums, matrices, Part(group, work.m, work.n))
         else:
             slot = spec.pipeline.skip(slot, steps)
         turn = turn ^ 1
         tile += step
     spec.store.finish()
+
+
+def outputs_of(spec: Any, outputs: Outputs, batch: int) -> Outputs:
+    """C, D and the sizes of one product of a stack. (A tensor map is of the whole stack.)"""
+    stack = spec.scheduler.stack
+    return Outputs(stack.c.matrix(outputs.c, batch), stack.d.matrix(outputs.d, batch), outputs.map_d, batch,
+                   of_product(outputs.shape, batch))
 
 
 def multiply_tile(spec: Any, group: int, slot: Slot, steps: int, work: Work, shape: Any) -> tuple:

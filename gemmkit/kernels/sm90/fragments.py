@@ -73,10 +73,10 @@ class RegisterMainloop(Mainloop):
         if steps > 0:                                  # around the waits, too: or ptxas makes each wgmma wait for the last
             previous = slot.stage
             wait_for_a(spec, slot)
-            at = KTile(work.m, work.n, work.k_begin, work.rank, shape)
+            at = KTile(work.m, work.n, work.k_begin, work.batch, work.rank, shape)
             fragments = self.source.load(spec, group, slot.stage, 0, at)
             for step in range(steps):
-                at = KTile(work.m, work.n, work.k_begin + step * spec.block.size.K, work.rank, shape)
+                at = KTile(work.m, work.n, work.k_begin + step * spec.block.size.K, work.batch, work.rank, shape)
                 after = spec.pipeline.advance(slot)
                 ahead = choose_next(step + 1 < steps, after, slot)
                 spec.pipeline.wait(slot)
@@ -141,7 +141,7 @@ def add_step(state: tuple, n: int, spec: Any, b: int, group: int, stage: int, at
 def load_next_stage(spec: Any, group: int, ahead: Slot, at: KTile) -> tuple:
     wait_for_a(spec, ahead)
     return spec.mainloop.source.load(spec, group, ahead.stage, 0,
-                                     KTile(at.m, at.n, at.k + spec.block.size.K, at.rank, at.shape))
+                                     KTile(at.m, at.n, at.k + spec.block.size.K, at.batch, at.rank, at.shape))
 
 
 def release_last(spec: Any, stage: int, step: int) -> None:

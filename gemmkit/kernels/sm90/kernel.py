@@ -75,9 +75,9 @@ def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_
         if spec.consumer_registers > 0:
             take_registers(spec.consumer_registers)
         if spec.is_pingpong:
-            consume_in_turns(spec, Outputs(c, d, map_d, shape), group - spec.producers, rank)
+            consume_in_turns(spec, Outputs(c, d, map_d, 0, shape), group - spec.producers, rank)
         else:
-            consume_together(spec, Outputs(c, d, map_d, shape), group - spec.producers, rank)
+            consume_together(spec, Outputs(c, d, map_d, 0, shape), group - spec.producers, rank)
 
     # A block's shared memory must last until its peers have read and signalled all they will.
     if not spec.cluster.is_single:

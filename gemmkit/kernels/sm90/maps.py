@@ -12,7 +12,7 @@ from gemmkit.lang.freezing import Frozen
 from gemmkit.lang.kinds import Kind, kind
 from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.tma import TensorMapType
-from gemmkit.runtime.arrays import ArrayInfo
+from gemmkit.runtime.arrays import ArrayInfo, whole
 from gemmkit.runtime.tensor_maps import BYTES, Encoder
 
 NO_MAP = bytes(BYTES)
@@ -48,8 +48,9 @@ def maps(spec: Sm90Spec, arrays: Arrays) -> tuple[Map | None, ...]:
     moved = ((0, arrays.a, spec.a, spec.a.route), (1, arrays.b, spec.b, spec.b.route), (3, arrays.out, spec.d, spec.store))
     for which, info, operand, part in moved:
         if isinstance(part, (Tma, TmaStore)) and info is not None:
-            axis, box = part.map_spec(operand, info)
-            made.append(Map(which, sum(m is not None for m in made), info, axis, box))
+            stack = whole(info)
+            axis, box = part.map_spec(operand, stack)
+            made.append(Map(which, sum(m is not None for m in made), stack, axis, box))
         else:
             made.append(None)
     return tuple(made)

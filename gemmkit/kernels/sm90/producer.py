@@ -18,7 +18,8 @@ from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.scheduler import holds
-from gemmkit.kernels.common.work import Inputs, KTile, Place, Slot, Work
+from gemmkit.kernels.common.work import Input, Inputs, KTile, Place, Slot, Work
+from gemmkit.lang.products import of_product
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import rolled, thread_index, udiv, uniform
 
@@ -88,18 +89,28 @@ def fill_stages(spec: Any, inputs: Inputs, rank: int, shape: Any, kept: Any, sta
     tile, tiles, step = spec.scheduler.first(), spec.scheduler.count(shape), spec.scheduler.step()
     while tile < tiles:
         work = spec.scheduler.work(spec, tile, rank, shape)
-        spec.producer.begin(spec, inputs, work, kept)
+        own, sizes = of_product(spec, work.batch), of_product(shape, work.batch)
+        matrices = inputs_of(spec, inputs, work.batch)
+        spec.producer.begin(own, matrices, work, kept)
         block = work.k_tiles * 0
         while block < work.k_tiles:
             k = work.k_begin + block * spec.block.size.K
             if holds(spec, work.m, work.n, k):
                 if turn == team:
-                    state = spec.producer.fill(spec, inputs, slot, KTile(work.m, work.n, k, rank, shape), kept, state)
+                    at = KTile(work.m, work.n, k, work.batch, rank, sizes)
+                    state = spec.producer.fill(own, matrices, slot, at, kept, state)
                 turn = (turn + 1) % spec.producer.teams
                 slot = spec.pipeline.advance(slot)
             block = rolled(block + 1)                  # unrolled, its addresses would fill the few registers
         tile += step
     spec.producer.finish(spec, state, shape)
+
+
+def inputs_of(spec: Any, inputs: Inputs, batch: int) -> Inputs:
+    """The operands of one product of a stack. (A tensor map is of the whole stack.)"""
+    stack = spec.scheduler.stack
+    return Inputs(Input(stack.a.matrix(inputs.a.data, batch), inputs.a.map),
+                  Input(stack.b.matrix(inputs.b.data, batch), inputs.b.map))
 
 
 def start_copies(spec: Any, inputs: Inputs, barrier: Any, slot: Slot, at: KTile) -> None:
@@ -126,5 +137,5 @@ def place_of(operand: Any, at: KTile) -> Place:
     return operand.place(at.m, at.n, at.k, at.shape)
 
 
-__all__ = ["STARTING", "WORKING", "Producer", "Registers", "acquire", "fill_stages", "place_of", "stage_of",
-           "start_copies"]
+__all__ = ["STARTING", "WORKING", "Producer", "Registers", "acquire", "fill_stages", "inputs_of", "place_of",
+           "stage_of", "start_copies"]

@@ -150,8 +150,8 @@ class TmaStore(SubtileStore):
 
     def map_spec(self, operand: Any, info: ArrayInfo) -> tuple[int, TensorMapSpec]:
         """The axis of the array along which elements are contiguous, and the tensor map's box."""
-        layout = operand.shared
-        return layout.axis, TensorMapSpec(info.dtype, (self.columns, 64), layout.width)
+        layout, before = operand.shared, len(info.shape) - 2          # dimensions of a stack
+        return layout.axis + before, TensorMapSpec(info.dtype, (self.columns, 64) + (1,) * before, layout.width)
 
     def subtile(self, values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
         position = self.position(p, i, part.group)
@@ -167,7 +167,8 @@ class TmaStore(SubtileStore):
         fence_async()
         named_barrier(self.barrier + part.group, 128)
         if is_leader:
-            tma_store(outputs.map_d, (part.n + p * self.columns, part.m), pointer, position)
+            matrix = spec.scheduler.stack.d.coordinates(outputs.batch)
+            tma_store(outputs.map_d, join(((part.n + p * self.columns, part.m), matrix)), pointer, position)
             tma_commit()
 
     def finish(self) -> None:

@@ -31,6 +31,7 @@ from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.kernels.sm90.routes.staged import put_held
 from gemmkit.kernels.sm90.routes.tma import Copy, Tma
 from gemmkit.lang.control import join
+from gemmkit.lang.products import of_product
 from gemmkit.lang.registers import apply, generate, registers
 from gemmkit.lang.values import convert, convert_all
 from gemmkit.ptx.memory import load_shared, shared
@@ -166,6 +167,7 @@ class DeinterleaveProducer(Producer):
         slot = Slot(zero, zero)
         while tile < tiles:
             work = spec.scheduler.work(spec, tile, rank, shape)
+            own, sizes = of_product(spec, work.batch), of_product(shape, work.batch)
             block = work.k_tiles * 0
             while block < work.k_tiles:
                 k = work.k_begin + block * spec.block.size.K
@@ -173,7 +175,7 @@ class DeinterleaveProducer(Producer):
                     if is_first:
                         next_copy, copy_slot = start_next(spec, inputs, next_copy, copy_slot, tiles, step, shape)
                     spec.pipeline.wait_raw(slot)
-                    split_stage(spec, slot, KTile(work.m, work.n, k, rank, shape))
+                    split_stage(own, slot, KTile(work.m, work.n, k, work.batch, rank, sizes))
                     fence_async()                      # tensor cores read through another proxy than threads write
                     spec.pipeline.commit(slot)
                     slot = spec.pipeline.advance(slot)
@@ -197,7 +199,7 @@ def start_next(spec: Any, inputs: Inputs, place: tuple, slot: Slot, tiles: int, 
         k = work.k_begin + block * spec.block.size.K
         spec.pipeline.acquire(slot)
         spec.pipeline.expect_raw(slot, spec.producer.tma_bytes)
-        start_copies(spec, inputs, spec.pipeline.raw(), slot, KTile(work.m, work.n, k, work.rank, shape))
+        start_copies(spec, inputs, spec.pipeline.raw(), slot, KTile(work.m, work.n, k, work.batch, work.rank, shape))
         slot = spec.pipeline.advance(slot)
         block += 1
     return (tile, work, block), slot

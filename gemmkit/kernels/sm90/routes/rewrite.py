@@ -23,6 +23,7 @@ from gemmkit.kernels.sm90.producer import WORKING, Producer, Registers, fill_sta
 from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.kernels.sm90.routes.tma import Tma
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
+from gemmkit.lang.products import of_product
 from gemmkit.lang.registers import apply, registers
 from gemmkit.lang.values import convert
 from gemmkit.ptx.special import lane_index, rolled, thread_index, udiv, uniform
@@ -206,7 +207,7 @@ class RewriteProducer(Producer):
     def run(self, spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:
         """The state says whether there is a stage that this team has yet to rewrite, which one, and where its tiles lie."""
         zero = thread_index() * 0
-        fill_stages(spec, inputs, rank, shape, (), (zero, (zero, zero, zero, zero, zero)))
+        fill_stages(spec, inputs, rank, shape, (), (zero, (zero, zero, zero, zero, zero, zero)))
 
     def fill(self, spec: Any, inputs: Inputs, slot: Slot, at: KTile, kept: Any, state: Any) -> Any:
         """Start the copies of this stage, and rewrite the one that they were started for a turn ago. Consumers release a
@@ -220,7 +221,7 @@ class RewriteProducer(Producer):
             start_copies(spec, inputs, spec.pipeline.raw(), slot, at)
         if spec.stages > 2:
             rewrite_last(spec, is_behind, brought, at.rank, at.shape)
-        return 1, (slot.stage, slot.phase ^ 1, at.m, at.n, at.k)
+        return 1, (slot.stage, slot.phase ^ 1, at.m, at.n, at.k, at.batch)
 
     def finish(self, spec: Any, state: Any, shape: Any) -> None:
         is_behind, brought = state
@@ -229,8 +230,8 @@ class RewriteProducer(Producer):
 
 def rewrite_last(spec: Any, is_behind: int, brought: tuple, rank: int, shape: Any) -> None:
     if is_behind == 1:
-        stage, phase, m, n, k = brought
-        rewrite_stage(spec, Slot(stage, phase), KTile(m, n, k, rank, shape))
+        stage, phase, m, n, k, batch = brought         # of the tile before this one perhaps, and of its product
+        rewrite_stage(of_product(spec, batch), Slot(stage, phase), KTile(m, n, k, batch, rank, of_product(shape, batch)))
 
 
 def rewrite_stage(spec: Any, slot: Slot, at: KTile) -> None:

@@ -11,6 +11,7 @@ from gemmkit.kernels.common.operand import Operand, Route
 from gemmkit.kernels.common.work import Inputs, KTile, Slot
 from gemmkit.kernels.sm90.producer import STARTING, Producer, Registers, fill_stages, start_copies
 from gemmkit.kernels.sm90.routes.request import Request
+from gemmkit.lang.control import join
 from gemmkit.layouts import Planar
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import thread_index
@@ -112,7 +113,7 @@ class Tma(Route):
 
     def map_spec(self, operand: Operand, info: ArrayInfo) -> tuple[int, TensorMapSpec]:
         """The axis of the array along which elements are contiguous, and the tensor map's box."""
-        planes = len(info.shape) - 2                                  # a box is of one plane
+        planes = len(info.shape) - 2                                  # a box is of one plane, of one matrix
         layout: Any = operand.brought
         return layout.axis + planes, TensorMapSpec(info.dtype, (self.copy.line, self.copy.lines) + (1,) * planes,
                                                    self.copy.swizzle)
@@ -123,6 +124,7 @@ class Tma(Route):
         pointer = shared(operand.brought.dtype, operand.offset)
         position = slot.stage * (spec.stage_bytes // operand.brought.itemsize)
         along, across = (at.k, across) if self.copy.along_k else (across, at.k)
+        matrix = matrix_at(spec, operand, at.batch)
         for plane in range(self.copy.planes):
             for panel in range(self.copy.panels):
                 x, y = along + panel * self.copy.along, across
@@ -131,7 +133,8 @@ class Tma(Route):
                     part = spec.cluster.part(operand.k_axis, at.rank)
                     x, y = x + part * self.copy.part_along, y + part * self.copy.part_across
                     to += part * self.copy.part
-                coordinates: tuple = (x, y, plane) if self.copy.planes > 1 else (x, y)
+                inside: tuple = (x, y, plane) if self.copy.planes > 1 else (x, y)
+                coordinates = join((inside, matrix))
                 if self.copy.is_shared:
                     tma_load_multicast(tensor_map, coordinates, pointer, to, barrier, slot.stage,
                                        spec.cluster.sharers(operand.k_axis, at.rank))
@@ -149,6 +152,13 @@ class Tma(Route):
 
     def transpose(self, spec: Any, operand: Any, slot: Slot, at: KTile, warp: int) -> None:
         """The same of any tile that lies across."""
+
+
+def matrix_at(spec: Any, operand: Any, batch: int) -> tuple:
+    """Where a product's matrix of A or B lies in a stack: its coordinates behind those of rows, columns and planes."""
+    if operand.k_axis == 1:
+        return spec.scheduler.stack.a.coordinates(batch)
+    return spec.scheduler.stack.b.coordinates(batch)
 
 
 @dataclass(frozen=True)

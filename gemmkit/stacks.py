@@ -1,0 +1,142 @@
+"""Stacks of matrices on the host: a call's arrays as one product's, and the steps to the others.
+
+What a layout describes is one matrix, of `Layout.dimensions_of` dimensions of its array. Those before are a stack's, and are
+broadcast as NumPy does. From here on a call is planned for the first matrices; each knows by its ``steps``
+(`gemmkit.runtime.array_info.ArrayInfo`) where those of the other products lie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gemmkit.layouts import Layout, Plain
+from gemmkit.runtime.arrays import ArrayInfo
+
+__all__ = ["check_steps", "first_matrices", "first_matrix", "leading", "stack_of", "steps_of"]
+
+LIMIT = 2**31 - 2**10                  # products are counted in 32 bits
+
+Layouts = Mapping[str, Layout | None]
+Infos = Mapping[str, ArrayInfo | None]
+
+
+def leading(info: ArrayInfo, layout: Layout | None) -> int:
+    """How many dimensions of an array are a stack's: those before a matrix's."""
+    own = None if layout is None else layout.dimensions_of(info)
+    return 0 if own is None else max(0, len(info.shape) - own)
+
+
+def stack_of(infos: Infos, layouts: Layouts) -> tuple[int, ...] | None:
+    """The shape of the stack of products, ``infos`` and ``layouts`` by "a", "b", "c" and "out"; None where none of a, b and
+    c has more dimensions than a matrix. (Vectors that stand for matrices, as diagonals do, are a stack beside another
+    stack alone.)
+
+    Raises ValueError, naming the operand, for stacks that do not fit each other.
+    """
+    stacks = {name: info.shape[:leading(info, layouts[name])] for name, info in infos.items() if info is not None}
+    if not any(stack and len(infos[name].shape) - len(stack) > 1                               # type: ignore[union-attr]
+               for name, stack in stacks.items() if name != "out"):
+        return None
+    a, b, (M, K, rows, N) = infos["a"], infos["b"], _extents(infos, layouts)
+    assert a is not None and b is not None
+    if K is not None and rows is not None and K != rows:
+        raise ValueError(f"a has shape {a.shape} and b has shape {b.shape}: the matrices of a have {K} columns and those of "
+                         f"b {rows} rows; both are K")
+    try:
+        stack = np.broadcast_shapes(stacks["a"], stacks["b"])
+    except ValueError:
+        raise ValueError(f"a has shape {a.shape} and b has shape {b.shape}: {stacks['a']} and {stacks['b']} cannot be "
+                         "broadcast together") from None
+    if math.prod(stack) > LIMIT:
+        raise ValueError(f"a has shape {a.shape} and b has shape {b.shape}: a stack of {math.prod(stack)} products is over "
+                         f"the limit of {LIMIT}")
+    shape = (*stack, "M" if M is None else M, "N" if N is None else N)
+    c, out = infos.get("c"), infos.get("out")
+    if c is not None and (not broadcasts(stacks["c"], stack) or _misfits(c, layouts["c"], M, N)):
+        raise ValueError(f"c has shape {c.shape}, which cannot be broadcast to the result's {_text(shape)}")
+    if out is not None and (stacks["out"] != stack or _misfits(out, layouts["out"], M, N)):
+        raise ValueError(f"out has shape {out.shape}; the result has {_text(shape)}")
+    return stack
+
+
+def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Whether a stack of this shape is one of another, repeated.
+
+    >>> broadcasts((1, 3), (2, 3)), broadcasts((3,), (2, 3)), broadcasts((2,), (2, 3))
+    (True, True, False)
+    """
+    return len(shape) <= len(to) and all(n in (1, m) for n, m in zip(shape[::-1], to[::-1]))
+
+
+def _extents(infos: Infos, layouts: Layouts) -> tuple[int | None, ...]:
+    """Rows and columns of A, then of B, as far as plain layouts say them."""
+    found: list[int | None] = []
+    for name in ("a", "b"):
+        info, layout = infos[name], layouts[name]
+        assert info is not None
+        is_plain = isinstance(layout, Plain) and layout.dimensions_of(info) == 2 and len(info.shape) >= 2
+        found += info.shape[-2:] if is_plain else (None, None)
+    return tuple(found)
+
+
+def _misfits(info: ArrayInfo, layout: Layout | None, M: int | None, N: int | None) -> bool:
+    return (isinstance(layout, Plain) and layout.dimensions_of(info) == 2 and None not in (M, N)
+            and info.shape[-2:] != (M, N))
+
+
+def _text(shape: tuple[Any, ...]) -> str:
+    return f"({', '.join(map(str, shape))})"
+
+
+# -- the first product ------------------------------------------------------------------------------------------------
+
+def first_matrices(infos: Infos, layouts: Layouts, stack: tuple[int, ...] | None) -> dict[str, ArrayInfo | None]:
+    """The operands of the first product of a stack; without one the operands themselves."""
+    return {name: None if info is None else first_matrix(info, leading(info, layouts[name]), stack)
+            for name, info in infos.items()}
+
+
+def first_matrix(info: ArrayInfo, count: int, stack: tuple[int, ...] | None) -> ArrayInfo:
+    """The first matrix of an array whose first ``count`` dimensions are those of a stack, with the steps to the others."""
+    if stack is None:
+        return info
+    steps = steps_of(info.shape[:count], info.strides[:count], stack)
+    return info._replace(shape=info.shape[count:], strides=info.strides[count:], steps=steps)
+
+
+def steps_of(shape: tuple[int, ...], strides: tuple[int, ...], stack: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """(extent, stride) of an operand along a stack's dimensions, the slowest first. Those that lie in each other's stride
+    are one; along those that the operand lacks, or where it has one matrix, the stride is 0.
+
+    >>> steps_of((2, 3), (36, 12), (2, 3)), steps_of((3,), (12,), (2, 3)), steps_of((), (), (2, 3))
+    (((6, 12),), ((2, 0), (3, 12)), ())
+    """
+    missing = len(stack) - len(shape)
+    own = [0] * missing + [0 if extent == 1 else stride for extent, stride in zip(shape, strides)]
+    merged: list[tuple[int, int]] = []
+    for extent, stride in reversed([*zip(stack, own)]):
+        if extent == 1:
+            continue
+        if merged and stride == merged[-1][0] * merged[-1][1]:
+            merged[-1] = extent * merged[-1][0], merged[-1][1]
+        else:
+            merged.append((extent, stride))
+    return tuple(reversed(merged)) if any(stride for _, stride in merged) or 0 in stack else ()
+
+
+def check_steps(shape: tuple[int, ...], own: int, stack: tuple[int, ...] | None, name: str, is_output: bool) -> None:
+    """Raise ValueError unless the array of a component, of which a product has ``own`` dimensions, fits a stack."""
+    before = shape[:max(0, len(shape) - own)]
+    if stack is None:
+        if before:
+            raise ValueError(f"{name} has shape {shape}; without a stack of products it has {own} dimensions")
+        return
+    if not broadcasts(before, stack):
+        raise ValueError(f"{name} has shape {shape}: {before} cannot be broadcast to the stack of products, {stack}")
+    if is_output and math.prod(before) != math.prod(stack):
+        raise ValueError(f"{name} has shape {shape}, and every product of the stack {stack} would be stored there; give it "
+                         f"the shape of all, {(*stack, *shape[-own:])}")
