@@ -36,7 +36,7 @@ KEYWORDS = (*FUNCTIONS, *LAYOUTS, "operator", "gemm_shape")
 
 
 @dataclass
-class Problem:
+class Call:
     """A checked call: sizes, configuration and operands (``out`` is None when it is still to be made).
 
     Of a stack of products the operands are those of the first; ``stack`` is its shape, None for a single product.
@@ -65,7 +65,7 @@ class Problem:
 
 
 def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | None, conf: Config | None,
-            keywords: dict[str, Any]) -> Problem:
+            keywords: dict[str, Any]) -> Call:
     """Check a call and complete what it leaves open. Raises ValueError, TypeError or ConfigError; see `matmul`."""
     unknown = set(keywords) - set(KEYWORDS)
     if unknown:
@@ -106,7 +106,7 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     _check_functions(conf, M, N, K, stack)
     check_held(held_by(conf), {name: info and whole(info) for name, info in infos.items()}, () if out is None else (out,))
     assert infos["a"] is not None and infos["b"] is not None
-    return Problem(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device, stack)
+    return Call(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device, stack)
 
 
 # -- where the arrays are ---------------------------------------------------------------------------------------------

@@ -39,7 +39,8 @@ from gemmkit.lang.memory import (
 )
 from gemmkit.lang.narrowing import misfit_of_type, refusal
 from gemmkit.lang.numba_hooks import TypingError, ir, signature, types
-from gemmkit.lang.record_types import PackedType, RecordType, of_parts, part_of
+from gemmkit.lang.number_types import PackedType, RecordType
+from gemmkit.lang.record_types import of_parts, part_of
 from gemmkit.lang.records import part_size
 from gemmkit.ptx.build import assembly
 
@@ -279,7 +280,8 @@ def store_global(view: View, axis: int, base: Any, offset: Any, values: tuple) -
 def _type_shared(context: Any, dtype: Any, offset: Any) -> Any:
     if not isinstance(dtype, DTypeType) or not isinstance(offset, types.Integer):
         return None
-    from gemmkit.lang.scalars import index, numpy_dtype
+    from gemmkit.lang.number_types import numpy_dtype
+    from gemmkit.lang.scalars import index
 
     return (signature(SharedType(numpy_dtype(dtype.target)), dtype, offset),
             lambda c, b, s, v: c.cast(b, v[1], offset, index))
@@ -294,7 +296,8 @@ def shared(dtype: np.dtype, offset: int) -> SharedPointer:
 def _type_repoint(context: Any, pointer: Any, dtype: Any, distance: Any) -> Any:
     if not isinstance(pointer, SharedType) or not isinstance(dtype, DTypeType) or not isinstance(distance, types.Integer):
         return None
-    from gemmkit.lang.scalars import index, numpy_dtype
+    from gemmkit.lang.number_types import numpy_dtype
+    from gemmkit.lang.scalars import index
 
     return (signature(SharedType(numpy_dtype(dtype.target), pointer.pinned), pointer, dtype, distance),
             lambda c, b, s, v: b.add(v[0], c.cast(b, v[2], distance, index)))
@@ -309,7 +312,8 @@ def repoint(pointer: SharedPointer, dtype: np.dtype, distance: int) -> SharedPoi
 def _type_shared_place(context: Any, dtype: Any, position: Any) -> Any:
     if not isinstance(dtype, DTypeType) or not isinstance(position, types.Integer):
         return None
-    from gemmkit.lang.scalars import index, numpy_dtype
+    from gemmkit.lang.number_types import numpy_dtype
+    from gemmkit.lang.scalars import index
 
     size = numpy_dtype(dtype.target).itemsize
 
