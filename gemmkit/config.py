@@ -196,6 +196,9 @@ class Config(Problem, Mapping):
         least = self.operator.minimum_arch
         rule(device.arch >= least, "operator", self.operator, f"its instructions need compute capability {least[0]}."
               f"{least[1]}, and {device.name} has {device.arch[0]}.{device.arch[1]}; take FPUOp")
+        least = self.family.minimum_arch
+        rule(device.arch >= least, "kernel", self.kernel, f"it needs compute capability {least[0]}.{least[1]}, and "
+              f"{device.name} has {device.arch[0]}.{device.arch[1]}; take kernel='singlestage'")
         rule(self.splits == 1 or device.arch >= (9, 0), "splits", self.splits, "blocks share K in a cluster, which needs "
               f"compute capability 9.0, and {device.name} has {device.arch[0]}.{device.arch[1]}; take splits=1")
         needed = self.spec().shared_bytes

@@ -146,7 +146,7 @@ RULES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "epilogue class": (dict(epilogue=epilogues.Default), ("epilogue=<class", "an instance of Epilogue")),
     "order": (dict(order="columns"), ("order='columns'", "an instance of Order is needed")),
     "condition": (dict(condition=max), ("condition=<built-in", "an instance of Condition is needed")),
-    "kernel": (dict(kernel="fastest"), ("kernel='fastest'", "the kernels are singlestage")),
+    "kernel": (dict(kernel="fastest"), ("kernel='fastest'", "the kernels are singlestage, multistage, warp_specialised")),
     "transform": (dict(transform_regs_to_shared_d=abs), ("transform_regs_to_shared_d=", "transforms.Elementwise")),
     "a tile": (dict(mem_a_thread=(1, 8)), ("mem_a_thread=(1, 8)", "a Tile is needed")),
     "global a": (dict(global_a_layout="row"), ("global_a_layout='row'", "a Layout is needed", "RowMajor('float16')")),

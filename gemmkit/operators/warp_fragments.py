@@ -49,7 +49,7 @@ def _load_group(n: int, width: int, apart: int, fragment_map: Any, layout: Any, 
                 leading: int) -> tuple:
     if is_pinned(pointer):
         at = pinned_place(fragment_map, tile, _first(n, width, apart))
-    else:                              # apart as well, FFMA loops of the single-stage kernel would be unrolled once, not four times
+    else:                              # apart, FFMA loops of the single-stage kernel would be unrolled once, not four times
         at = own_place(fragment_map, tile, _first(n, width, apart))
     return load_shared(pointer, layout.position(at.base, leading), layout.position(at.offset, leading), width)
 

@@ -344,15 +344,16 @@ def _type_pinned(context: Any, pointer: Any, place: Any) -> Any:
 
 @atom(_type_pinned)
 def pinned(pointer: SharedPointer, place: int) -> SharedPointer:
-    """The pointer for loads whose positions have a base of ``place`` (`shared_place`), all of them: it is in the pointer, and
-    loads add only what is known when the kernel is compiled, as the immediates of one address."""
+    """The pointer for loads whose positions have a base of ``place`` (`shared_place`), all of them: it is in the pointer,
+    and loads add only what is known when the kernel is compiled, as the immediates of one address."""
     return PinnedPointer(pointer.dtype, pointer.offset, place)
 
 
 def _type_is_pinned(context: Any, pointer: Any) -> Any:
     if not isinstance(pointer, SharedType):
         return None
-    return signature(types.literal(pointer.pinned), pointer), lambda c, b, s, v: ir.Constant(ir.IntType(1), int(pointer.pinned))
+    is_so = int(pointer.pinned)
+    return signature(types.literal(pointer.pinned), pointer), lambda c, b, s, v: ir.Constant(ir.IntType(1), is_so)
 
 
 @atom(_type_is_pinned)

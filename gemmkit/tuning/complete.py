@@ -1,12 +1,14 @@
-"""What a configuration is given, completed: the operator, layouts of B, C and D, and the mapping of the kernel that it is for."""
+"""What a configuration is given, completed: the operator, layouts of B, C and D, and the mapping of its kernel."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 
 from gemmkit.layouts import ColMajor, Layout, RowMajor, Zero
+from gemmkit.operators import WMMAOp
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tuning import algebras, defaults, hopper, multistage
 from gemmkit.tuning.operators import sized
@@ -28,6 +30,9 @@ def complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device:
         multistage.fill(values, sizes, device, products)
     else:
         defaults.fill(values, operator, sizes, device, products)
+    if isinstance(operator, WMMAOp):
+        orders: dict[str, Any] = {f"{name}_order": ("col", "row")[values[f"shared_{name}_layout"].axis] for name in "ab"}
+        values["operator"] = dataclasses.replace(operator, **orders)
 
 
 def _plain_like(layout: Layout, dtype: np.dtype) -> Layout:

@@ -17,7 +17,7 @@ import numpy as np
 from gemmkit.kernels.common.rules import divides
 from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import ColMajor, Layout, Padded, RowMajor
-from gemmkit.operators import Algebra, FPUOp, MMAOp, Operator, WMMAOp
+from gemmkit.operators import Algebra, FPUOp, MMAOp, Operator
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning.operators import SHORT, shares_of
@@ -29,9 +29,6 @@ def fill(values: dict[str, Any], operator: Operator, sizes: tuple[int, int, int]
     fill_tiles(values, operator, sizes, device, products)
     fill_shared(values, operator, operator.fragment_c.dtype)
     fill_moves(values)
-    if isinstance(operator, WMMAOp):
-        orders: dict[str, Any] = {f"{name}_order": ("col", "row")[values[f"shared_{name}_layout"].axis] for name in "ab"}
-        values["operator"] = dataclasses.replace(operator, **orders)
 
 
 # -- tiles ------------------------------------------------------------------------------------------------------------

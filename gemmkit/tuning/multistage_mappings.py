@@ -1,7 +1,7 @@
 """Mappings of the multistage kernel for plain operands, and which of them a product takes.
 
-The time of a product is modelled in nanoseconds. ``step`` is what a block adds to its multiprocessor's time for a k-tile when
-as many blocks as fit share it; a block that is alone takes ``solo`` a k-tile; ``start`` is what a launch takes besides. The
+The time of a product is modelled in nanoseconds. ``step`` is what a block adds to its multiprocessor's time for a k-tile
+when as many blocks as fit share it; a block that is alone takes ``solo`` a k-tile; ``start`` is what a launch takes besides. The
 constants were fitted to one sweep on an H200 (bench/results/multistage.json: 251 products of squares from 256 to 4096,
 and some that are not square); the model's choice was within 1.2 % (geometric mean) of the best of the sweep. Other GPUs
 have other times; that one tile is faster than another carries over.
@@ -65,7 +65,8 @@ class Multistage:
     def fields(self) -> dict[str, Any]:
         """The fields of a configuration."""
         m, n, k = self.block
-        return dict(kernel="multistage", block_shape=Tile(M=m, N=n, K=k), compute_warp=Tile(M=self.warp[0], N=self.warp[1], K=k),
+        warp = Tile(M=self.warp[0], N=self.warp[1], K=k)
+        return dict(kernel="multistage", block_shape=Tile(M=m, N=n, K=k), compute_warp=warp,
                     warps_per_block=m // self.warp[0] * (n // self.warp[1]), stages=self.stages, blocks_per_sm=self.blocks)
 
 

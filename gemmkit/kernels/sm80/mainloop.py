@@ -32,8 +32,8 @@ OFFSET, PLACE = Fragment(np.dtype(np.int64), 1), Fragment(np.dtype(np.int32), 1)
 
 
 class Kept(NamedTuple):
-    """What a thread keeps through the main loop: accumulators, fragments of two steps, where in a stage its loads of fragments
-    begin, what routes keep, and its warp."""
+    """What a thread keeps through the main loop: accumulators, fragments of two steps, where in a stage its loads of
+    fragments begin, what routes keep, and its warp."""
 
     accumulators: Any
     a: Any
@@ -126,11 +126,12 @@ class Mainloop(Component):
             meet_stage(spec)
             fetch(spec, kept, read, following, 0, spec.steps_k % 2)
         multiply(spec, kept, (spec.steps_k - 1) % 2)
-        if spec.steps_k % 2 == 1:                          # the next round begins with the first set
-            for i in range(spec.fragments_m):
-                kept.a[i] = kept.a[spec.fragments_m + i]
-            for j in range(spec.fragments_n):
-                kept.b[j] = kept.b[spec.fragments_n + j]
+        if spec.steps_k % 2 == 1:
+            if goes_on:                                    # the next round begins with the first set
+                for i in range(spec.fragments_m):
+                    kept.a[i] = kept.a[spec.fragments_m + i]
+                for j in range(spec.fragments_n):
+                    kept.b[j] = kept.b[spec.fragments_n + j]
 
 
 @dataclass(frozen=True)
@@ -262,8 +263,9 @@ def find_places(spec: Any, kept: Kept) -> None:
     """Where in the first stage this lane's loads of fragments begin."""
     if spec.operator.has_places:
         warp_tile = parallelise(spec.block, spec.compute_warp, kept.warp, spec.warps)[0]
-        kept.places[0] = (shared_place(spec.a.plane.dtype, spec.operator.place_a(spec.a.shared, warp_tile.MK, spec.a.leading())),)
-        kept.places[1] = (shared_place(spec.b.plane.dtype, spec.operator.place_b(spec.b.shared, warp_tile.KN, spec.b.leading())),)
+        a = spec.operator.place_a(spec.a.shared, warp_tile.MK, spec.a.leading())
+        b = spec.operator.place_b(spec.b.shared, warp_tile.KN, spec.b.leading())
+        kept.places[0], kept.places[1] = (shared_place(spec.a.plane.dtype, a),), (shared_place(spec.b.plane.dtype, b),)
     else:
         kept.places[0] = kept.places[1] = (thread_index() * 0,)
 

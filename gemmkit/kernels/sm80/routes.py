@@ -1,9 +1,12 @@
 """How an operand gets from global memory into a stage of `multistage`: copied without registers, or by way of them.
 
-| route | what it takes | when |
-|---|---|---|
-| `CpAsync` | elements of a strided matrix as they are, 4 to 16 bytes a copy, along the stage's lines or across | cp.async, in parts between the products |
-| `Staged` | everything: `Layout.element`, transforms, numbers that become planes, two-byte elements at any address | loads before the products, stores behind them |
+| route | what it takes |
+|---|---|
+| `CpAsync` | elements of a strided matrix as they are, 4 to 16 bytes a copy, along the stage's lines or across |
+| `Staged` | everything: `Layout.element`, transforms, numbers that become planes, two-byte elements at any address |
+
+cp.async copies are started before a round's products, or in parts between them. What is staged is loaded before the products
+and stored behind them.
 """
 
 from __future__ import annotations
