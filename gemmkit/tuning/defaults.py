@@ -8,7 +8,6 @@ stay wide), unless the operator refuses it, and are padded as the operator asks 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 

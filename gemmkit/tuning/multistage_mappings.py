@@ -1,8 +1,8 @@
 """Mappings of the multistage kernel for plain operands, and which of them a product takes.
 
 The time of a product is modelled in nanoseconds. ``step`` is what a block adds to its multiprocessor's time for a k-tile
-when as many blocks as fit share it; a block that is alone takes ``solo`` a k-tile; ``start`` is what a launch takes besides. The
-constants were fitted to one sweep on an H200 (bench/results/multistage.json: 251 products of squares from 256 to 4096,
+when as many blocks as fit share it; a block that is alone takes ``solo`` a k-tile; ``start`` is what a launch takes besides.
+The constants were fitted to one sweep on an H200 (bench/results/multistage_sweep.json: 251 rows, squares from 256 to 4096
 and some that are not square); the model's choice was within 1.2 % (geometric mean) of the best of the sweep. Other GPUs
 have other times; that one tile is faster than another carries over.
 """
