@@ -13,7 +13,8 @@ from gemmkit.lang.control import each, join
 from gemmkit.lang.registers import generate
 from gemmkit.ptx.fragments import fragment_coordinate
 from gemmkit.ptx.ldmatrix import ldmatrix
-from gemmkit.ptx.memory import is_pinned, load_shared, store_shared
+from gemmkit.ptx.memory import load_shared, store_shared
+from gemmkit.ptx.pinned import is_pinned
 from gemmkit.ptx.special import lane_index
 from gemmkit.tiling import translate, translate_offset
 

@@ -23,7 +23,8 @@ from gemmkit.kernels.common.work import Inputs, KTile, Work
 from gemmkit.lang.control import fold
 from gemmkit.lang.registers import Fragment, registers
 from gemmkit.ptx.copy_async import commit_copies, wait_copies
-from gemmkit.ptx.memory import pinned, shared, shared_place
+from gemmkit.ptx.memory import shared
+from gemmkit.ptx.pinned import pinned, shared_place
 from gemmkit.ptx.special import barrier, carried, thread_index
 from gemmkit.ptx.words import pack_pairs, unpack_pairs
 from gemmkit.tiling import parallelise, translate, translate_offset
