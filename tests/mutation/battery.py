@@ -26,7 +26,7 @@ from gemmkit.transforms import Elementwise
 from tests import test_gather, test_transformed, test_warp_specialised_algebras
 from tests.hopper import F16, F32, mapping, product
 from tests.machines import E4M3, poison
-from tests.mutation import single
+from tests.mutation import ring, single
 from tests.mutation.products import (
     CASES,
     EMULATOR,
@@ -442,4 +442,4 @@ def numbers_by_warps() -> None:
     numbers(DUAL, (33, 15, 37), test_warp_specialised_algebras.small(DUAL))
 
 
-__all__ = ["CASES", "WrongResult", "few_blocks", "single"]
+__all__ = ["CASES", "WrongResult", "few_blocks", "ring", "single"]
