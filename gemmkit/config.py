@@ -68,7 +68,7 @@ class Config(Component):
     cluster: Tile = Tile(M=1, N=1)      # blocks that share operands
     producer_warps: int = 0
     # the mapping of either kernel
-    splits: int = 1                     # blocks that share the K of a tile, and add up their sums in a cluster
+    splits: int = 1                     # blocks that share the K of a tile, and add up their sums
     # the problem's functions
     transform_global_to_shared_a: Transform = Identity()
     transform_global_to_shared_b: Transform = Identity()
@@ -119,7 +119,7 @@ class Config(Component):
     @property
     def peers(self) -> int:
         """Blocks of a cluster."""
-        return self.cluster.count * self.splits
+        return self.cluster.count * (self.splits if self.family.splits_in_clusters else 1)
 
     @property
     def has_c(self) -> bool:
@@ -163,8 +163,9 @@ class Config(Component):
         least = self.operator.minimum_arch
         rule(device.arch >= least, "operator", self.operator, f"its instructions need compute capability {least[0]}."
               f"{least[1]}, and {device.name} has {device.arch[0]}.{device.arch[1]}; take FPUOp")
-        rule(self.splits == 1 or device.arch >= (9, 0), "splits", self.splits, "blocks share K in a cluster, which needs "
-              f"compute capability 9.0, and {device.name} has {device.arch[0]}.{device.arch[1]}; take splits=1")
+        rule(self.splits == 1 or not self.family.splits_in_clusters or device.arch >= (9, 0), "splits", self.splits, "blocks share K in a cluster, which needs "
+              f"compute capability 9.0, and {device.name} has {device.arch[0]}.{device.arch[1]}; take splits=1, or "
+             "kernel='multistage'")
         needed = self.spec().shared_bytes
         if needed > device.shared_memory_per_block:
             raise ConfigError(f"block_shape={self.block_shape!r} needs {needed} bytes of shared memory with these "
