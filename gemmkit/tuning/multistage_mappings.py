@@ -21,10 +21,11 @@ from gemmkit.operators import COMPLEX, FPUOp, MMAOp, Operator
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning.mappings import MAPPING_FIELDS, is_untouched
+from gemmkit.tuning.split_k import shares
 
 RESERVED = 1024                        # bytes of shared memory that the driver takes of a block's
 PADDING = 64                           # bytes, the most that a line is padded by
-SWEPT = 132                            # multiprocessors of the device that was swept
+MERGED = 4000                          # nanoseconds that shares of K take to meet, and one for every 25 sums
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,9 @@ class Multistage:
         (m, n, k), (M, N, K) = self.block, sizes
         tiles = math.ceil(M / m) * math.ceil(N / n) * products
         k_tiles = math.ceil(K / k)
+        splits = shares(tiles, k_tiles, sm_count)
+        if splits > 1:                                     # a block a multiprocessor, and their sums by way of memory
+            return self.start + max(self.solo, self.step[across]) * math.ceil(k_tiles / splits) + MERGED + m * n / 25
         full, rest = divmod(math.ceil(tiles / sm_count), self.blocks)
         rounds = full * max(self.solo, self.blocks * self.step[across])
         if rest:
