@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import cast
+
 from gemmkit.components import Component, freeze
 from gemmkit.kernels.common.arrays import Arrays
-from gemmkit.kernels.spec import Shape, StackShape
+from gemmkit.kernels.spec import Shape, Spec, StackShape
 from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.layouts import Layout, Plain
 from gemmkit.per_product import for_products
 from gemmkit.problem import Call, held_by
 from gemmkit.runtime.arrays import ArrayInfo, unit_axis, whole
 from gemmkit.runtime.launchable import Launchable
+from gemmkit.runtime.workspace import on_host, spaces_of
 from gemmkit.wide import widened
 
 __all__ = ["Compiled", "Nothing"]
@@ -30,7 +34,8 @@ class Compiled:
         conf = for_products(conf, problem.stack)
         conf = self.config = widened(conf, {"a": problem.a, "b": problem.b, "c": c, "out": out}, (M, N, K))
         is_stack = problem.products != 1
-        arrays = Arrays(problem.a, problem.b, out, M, N, K, c, problem.products if is_stack else None)
+        arrays = Arrays(problem.a, problem.b, out, M, N, K, c, problem.products if is_stack else None,
+                        problem.device.sm_count)
         self.spec = conf.spec(arrays)
         self.operands = [_operand(info, layout, readonly) for info, layout, readonly in (
             (problem.a, conf.global_a_layout, True), (problem.b, conf.global_b_layout, True),
@@ -46,13 +51,20 @@ class Compiled:
         self.blocks = self.spec.blocks(M, N, problem.device.sm_count)
         self.launchable = Launchable(
             conf.family.kernel, self.arguments, conf.threads, self.blocks, problem.device, problem.a.device,
-            self.spec.shared_bytes, conf.peers, conf.blocks_per_sm, conf.family.is_dependent)
+            self.spec.shared_bytes, conf.peers, conf.blocks_per_sm, conf.family.is_dependent,
+            self.spec.reduction.waits)
         self.values = self.launchable.values
+        self.spaces = spaces_of(self.values, spec.arrays)
         first = 1 + len(self.operands) + 1             # of the maps
         self.pointers = [self.launchable.slot(1 + n) for n in range(len(self.operands))]
         slots = [self.launchable.slot(first + n) for n in range(len(self.maps))]
         self.map_slots = {slot: m for slot, m in zip(slots, self.maps) if slot is not None}
         self.problem, self.out = problem, out
+
+    @cached_property
+    def spec_on_host(self) -> Spec:
+        """The specialisation as the emulator takes it, with workspaces of its own."""
+        return cast(Spec, on_host(self.spec))
 
 
 def _operand(info: ArrayInfo | None, layout: Layout, readonly: bool) -> Frozen:

@@ -119,7 +119,7 @@ class Mapping(Component):
     @property
     def peers(self) -> int:
         """Blocks of a cluster."""
-        return self.cluster.count * self.splits
+        return self.cluster.count * (self.splits if self.family.splits_in_clusters else 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,8 +199,9 @@ class Config(Problem, Mapping):
         least = self.family.minimum_arch
         rule(device.arch >= least, "kernel", self.kernel, f"it needs compute capability {least[0]}.{least[1]}, and "
               f"{device.name} has {device.arch[0]}.{device.arch[1]}; take kernel='singlestage'")
-        rule(self.splits == 1 or device.arch >= (9, 0), "splits", self.splits, "blocks share K in a cluster, which needs "
-              f"compute capability 9.0, and {device.name} has {device.arch[0]}.{device.arch[1]}; take splits=1")
+        rule(self.splits == 1 or not self.family.splits_in_clusters or device.arch >= (9, 0), "splits", self.splits,
+              f"blocks share K in a cluster, which needs compute capability 9.0, and {device.name} has {device.arch[0]}."
+              f"{device.arch[1]}; take splits=1, or kernel='multistage'")
         needed = self.spec().shared_bytes
         if needed > device.shared_memory_per_block:
             raise ConfigError(f"block_shape={self.block_shape!r} needs {needed} bytes of shared memory with these "

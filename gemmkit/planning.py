@@ -29,6 +29,7 @@ from gemmkit.runtime.arrays import (
     whole,
 )
 from gemmkit.runtime.compile import CodeChanged
+from gemmkit.runtime.workspace import address
 
 __all__ = ["Plan", "plan"]
 
@@ -269,9 +270,10 @@ class Plan:
 
     def _launcher(self, bound: Any) -> Any:
         """``f(stream, template, a, b, c, out)``: the template's values with the addresses put in."""
-        slots = self._compiled.pointers
+        slots, spaces, device = self._compiled.pointers, self._compiled.spaces, self._device
         encoders = [(m.which, m.encoder) for m in self._compiled.map_slots.values()]
-        called = [*(slot for slot in slots if slot is not None), *self._compiled.map_slots]      # what a call puts in
+        called = [*(slot for slot in slots if slot is not None), *self._compiled.map_slots,      # what a call puts in
+                  *(space.slot for space in spaces)]
         planned, ready, launch = self.values, bound.prepare(self.values, called), bound.launch
         with_c = slots[2] is not None
 
@@ -280,6 +282,8 @@ class Plan:
             if encoders:
                 every = at_a, at_b, at_c, at_out
                 given = *given, *[encode(every[which]) for which, encode in encoders]
+            if spaces:
+                given = *given, *[address(device, handle, space) for space in spaces]
             if template is planned:
                 ready(handle, given)
                 return

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gemmkit.emulator.clocks import Clock
 from gemmkit.emulator.shadow import Pages
 
 _POISON = 0xFF  # a NaN in every floating-point type, -1 in the integers
@@ -33,9 +34,10 @@ class Memory:
             written.
         pages: the access history of shared memory. None for arrays: theirs belongs to the launch and goes by
             absolute address, so that two memories over the same bytes share it.
+        clocks: those of counters, by their addresses (`counters`).
     """
 
-    __slots__ = ("base", "bytes", "data", "name", "pages", "readonly", "size", "valid", "written")
+    __slots__ = ("base", "bytes", "clocks", "data", "name", "pages", "readonly", "size", "valid", "written")
 
     def __init__(self, name: str, base: int, data: npt.NDArray[np.uint8], *, readonly: bool = False,
                  valid: bytearray | None = None, written: bytearray | None = None,
@@ -43,6 +45,7 @@ class Memory:
         self.name, self.base, self.size = name, base, data.size
         self.data, self.bytes = data, memoryview(data)  # type: ignore[arg-type]
         self.readonly, self.valid, self.written, self.pages = readonly, valid, written, pages
+        self.clocks: dict[int, Clock] = {}
 
     @classmethod
     def for_array(cls, array: npt.NDArray[Any], name: str, readonly: bool = False,

@@ -28,6 +28,9 @@ class KernelFamily(ABC):
     #: Whether transforms between shared memory and registers stand before shared memory, behind those on the way to it.
     joins_transforms = False
 
+    #: Whether blocks that share K are those of a cluster.
+    splits_in_clusters = True
+
     @abstractmethod
     def validate(self, config: Config) -> None:
         """Raise ConfigError for the first rule of this family that a configuration breaks."""

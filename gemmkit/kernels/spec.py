@@ -11,6 +11,7 @@ from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.common.batched import Batched
 from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.operand import Operand
+from gemmkit.kernels.common.reduction import Reduction
 from gemmkit.kernels.common.scheduler import TileScheduler
 from gemmkit.lang.narrowing import narrows
 from gemmkit.lang.products import with_number
@@ -97,6 +98,11 @@ class Spec(Component):
     def cluster(self) -> Cluster:
         """The blocks of a cluster, which share operands or the K of a tile."""
         return self.scheduler.cluster
+
+    @property
+    def reduction(self) -> Reduction:
+        """How blocks that share the K of a tile add up their sums."""
+        return self.scheduler.reduction
 
     @cached_property
     def passes_d(self) -> bool:

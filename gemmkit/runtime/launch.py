@@ -109,6 +109,7 @@ class LoadedKernel:
         parameters: Sequence[str],
         cluster: Sequence[int] | None = None,
         dependent: bool = False,
+        cooperative: bool = False,
     ) -> BoundLaunch:
         """Prepare launches on the current device.
 
@@ -116,7 +117,8 @@ class LoadedKernel:
         extents each. ``shared_memory`` is the dynamic part, in bytes; the kernel's limit is raised to it.
         ``parameters`` has one code of ``PARAMETER_FORMATS`` for each flattened kernel parameter, as Numba
         passes them. With ``dependent`` the kernel may start while the one before it in the stream still
-        runs: it must call `gemmkit.ptx.warpgroup.grid_wait` before it touches what that one writes.
+        runs: it must call `gemmkit.ptx.warpgroup.grid_wait` before it touches what that one writes. Blocks of a
+        ``cooperative`` one wait for each other: it starts when all can be on multiprocessors.
 
         Raises ValueError, naming the value and the limit, when the device or the kernel cannot do it.
 
@@ -145,7 +147,7 @@ class LoadedKernel:
                 self._dynamic_limit[ordinal] = shared_memory
         function = self._function()
         return BoundLaunch(self, ordinal, grid3, block3, shared_memory, tuple(parameters), cluster3, function,
-                           dependent)
+                           dependent, cooperative)
 
     def _check_parameters(self, parameters: Sequence[str]) -> None:
         for code in parameters:
@@ -201,6 +203,7 @@ class BoundLaunch:
         cluster: Dim3 | None,
         function: int,
         dependent: bool = False,
+        cooperative: bool = False,
     ) -> None:
         self.kernel = kernel
         self.ordinal = ordinal
@@ -210,6 +213,7 @@ class BoundLaunch:
         self.parameters = parameters
         self.cluster = cluster
         self.dependent = dependent
+        self.cooperative = cooperative
         self._function = function
         self.launch = _launcher(self, _entry(), function)
 
@@ -278,7 +282,8 @@ def launch_arguments(bound: BoundLaunch, values: Sequence[int | float | bytes]) 
     grid, cluster = bound.grid, bound.cluster
     if cluster is not None:  # cuda.core counts the grid in clusters
         grid = (grid[0] // cluster[0], grid[1] // cluster[1], grid[2] // cluster[2])
-    config = LaunchConfig(grid=grid, block=bound.block, cluster=cluster, shmem_size=bound.shared_memory)
+    config = LaunchConfig(grid=grid, block=bound.block, cluster=cluster, shmem_size=bound.shared_memory,
+                          cooperative_launch=bound.cooperative)
     letters = [PARAMETER_FORMATS[code][0] for code in bound.parameters]
     return config, [CTYPES[letter](value) for letter, value in zip(letters, values, strict=True)]
 
@@ -317,7 +322,7 @@ def _frame(bound: BoundLaunch, slots: Sequence[int] = ()) -> _Frame:
     base = ctypes.addressof(buffer)
     pointers = (ctypes.c_void_p * max(len(offsets), 1))(*(base + offset for offset in offsets))
     config = Config(bound.grid, bound.block, bound.shared_memory)
-    wanted = attributes(bound.cluster, bound.dependent)
+    wanted = attributes(bound.cluster, bound.dependent, bound.cooperative)
     if wanted:
         config.attributes = (Attribute * len(wanted))(*wanted)  # kept alive by config
         config.attribute_count = len(wanted)

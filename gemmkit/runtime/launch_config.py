@@ -42,6 +42,7 @@ _MAX_GRID: Dim3 = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK: Dim3 = (1024, 1024, 64)
 _MAX_CLUSTER = 8  # blocks a cluster that every device with clusters takes
 _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+_COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 class Attribute(ctypes.Structure):
     """CUlaunchAttribute: its value is a cluster's dimensions, or a flag in the first of the three."""
@@ -62,13 +63,16 @@ class Config(ctypes.Structure):
     )
 
 
-def attributes(cluster: Dim3 | None, dependent: bool) -> list[Attribute]:
-    """The attributes of a launch in clusters, or of one that may start before the kernel in front of it has ended."""
+def attributes(cluster: Dim3 | None, dependent: bool, cooperative: bool = False) -> list[Attribute]:
+    """The attributes of a launch in clusters, of one that may start before the kernel in front of it has ended, or of one
+    whose blocks are all on multiprocessors at once."""
     out = []
     if cluster is not None:
         out.append(Attribute(_CLUSTER_DIMENSION, cluster))
     if dependent:
         out.append(Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, (1, 0, 0)))
+    if cooperative:
+        out.append(Attribute(_COOPERATIVE, (1, 0, 0)))
     return out
 
 

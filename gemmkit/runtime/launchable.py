@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gemmkit.runtime import device
+from gemmkit.runtime import device, workspace
 
 if TYPE_CHECKING:
     from gemmkit.lang.freezing import Frozen
@@ -29,6 +29,7 @@ class Launchable:
 
     ``target`` is what it is compiled for, and ``ordinal`` the device that it is loaded on. With ``dependent`` a launch may
     begin before the kernel before it in the stream has ended; the kernel waits for that itself (``griddepcontrol.wait``).
+    With ``waits`` blocks wait for each other: all must be on the device's multiprocessors at once, or `bind` refuses.
     """
 
     kernel: Callable[..., None]
@@ -41,6 +42,7 @@ class Launchable:
     cluster: int = 1
     blocks_per_sm: int = 1
     dependent: bool = False
+    waits: bool = False
     formats: list[str] = field(init=False)
     values: list[Any] = field(init=False)
 
@@ -72,8 +74,12 @@ class Launchable:
         """
         cluster = (self.cluster, 1, 1) if self.cluster > 1 else None
         with device.made_current(self.ordinal):
-            return _loaded(self.entry().cubin).bind((self.blocks, 1, 1), (self.threads, 1, 1), self.shared_bytes,
-                                                    self.formats, cluster=cluster, dependent=self.dependent)
+            kernel = _loaded(self.entry().cubin)
+            bound = kernel.bind((self.blocks, 1, 1), (self.threads, 1, 1), self.shared_bytes, self.formats, cluster=cluster,
+                                dependent=self.dependent, cooperative=self.waits)
+            if self.waits:
+                workspace.check_residency(kernel, self.ordinal, self.blocks, self.threads, self.shared_bytes)
+            return bound
 
 
 _kernels: dict[tuple[int, bytes], Any] = {}

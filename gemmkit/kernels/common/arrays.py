@@ -19,6 +19,7 @@ class Arrays:
     K: int
     c: ArrayInfo | None = None
     products: int | None = None        # of a stack; None: there is no stack
+    sm_count: int = 0                  # multiprocessors of the device, 0 where it is not known
 
     def extents(self, name: str) -> tuple[int, int]:
         """Rows and columns of "a", "b", "c" or "out"."""

@@ -9,6 +9,7 @@ from typing import Any
 from gemmkit.components import Component, Scalar
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.cluster import Cluster
+from gemmkit.kernels.common.reduction import Reduction
 from gemmkit.kernels.common.scheduler import TileScheduler
 from gemmkit.kernels.common.stack import Stack, Steps
 from gemmkit.kernels.common.work import Work
@@ -37,7 +38,7 @@ class Batched(Component):
     @classmethod
     def of(cls, one: TileScheduler, arrays: Arrays) -> Batched:
         tiles, products = math.prod(one.grid(arrays.M, arrays.N)), arrays.products or 0
-        if tiles * products * one.cluster.size >= LIMIT:
+        if tiles * products * one.cluster.size * one.reduction.blocks_of_a_tile >= LIMIT:
             raise ValueError(f"a and b are {products} products of {tiles} tiles each; a launch has less than {LIMIT}")
         infos = arrays.a, arrays.b, arrays.c, arrays.out
         stack = Stack(*(Steps.of(() if info is None else info.steps) for info in infos))
@@ -55,6 +56,10 @@ class Batched(Component):
     def cluster(self) -> Cluster:
         return self.one.cluster
 
+    @property
+    def reduction(self) -> Reduction:
+        return self.one.reduction
+
     def count(self, shape: Any) -> int:
         return self.tiles * self.products
 
@@ -63,6 +68,12 @@ class Batched(Component):
 
     def step(self) -> int:
         return self.one.step()
+
+    def rank(self) -> int:
+        return self.one.rank()
+
+    def gather(self, spec: Any, accumulators: Any, rank: int) -> bool:
+        return self.one.gather(spec, accumulators, rank)
 
     def product(self, tile: int) -> tuple:
         batch = divided(tile, self.multiplier, self.shift)

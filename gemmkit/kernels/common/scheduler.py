@@ -10,6 +10,8 @@ from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.cluster import Cluster
+from gemmkit.kernels.common.reduction import ALONE as HAS_K_ALONE
+from gemmkit.kernels.common.reduction import Reduction
 from gemmkit.kernels.common.stack import ALONE, Stack
 from gemmkit.kernels.common.work import Work
 from gemmkit.kernels.rasterisation import Order
@@ -24,11 +26,14 @@ class TileScheduler(Component):
 
     Methods get the kernel's ``spec`` for its operands' layouts: a layout may say which part of K matters to some rows or
     columns (`Layout.k_range`).
+
+    The scheduler owns the `reduction`: how blocks that share a tile's K divide it, and add up their sums.
     """
 
     order: Order
     block: Tile
     cluster: Cluster
+    reduction: Reduction = HAS_K_ALONE
 
     @property
     def stack(self) -> Stack:
@@ -49,11 +54,19 @@ class TileScheduler(Component):
 
     def first(self) -> int:
         """The first tile of this block's cluster, in the order of tiles."""
-        return udiv(block_x(), self.cluster.size)
+        return self.reduction.tile(udiv(block_x(), self.cluster.size))
 
     def step(self) -> int:
         """From one tile of a cluster to its next."""
         return udiv(grid_x(), self.cluster.size)
+
+    def rank(self) -> int:
+        """The block's place among those that share its tile's K."""
+        return self.reduction.rank()
+
+    def gather(self, spec: Any, accumulators: Any, rank: int) -> bool:
+        """Add up the sums of blocks that share a tile; whether this block has them. See `Reduction.gather`."""
+        return self.reduction.gather(spec, accumulators, rank)
 
     def product(self, tile: int) -> tuple:
         """Which product of a stack a tile is of, and which tile of that."""
@@ -90,6 +103,9 @@ class TileScheduler(Component):
         if self.cluster.splits > 1:                    # this block's share
             share = udiv(count + self.cluster.splits - 1, self.cluster.splits)
             begin, count = begin + rank * share * self.block.size.K, max(min(count - rank * share, share), 0)
+        if self.reduction.divides_k:
+            first, count = self.reduction.share(count, rank)
+            begin += first * size.K
         return begin, count
 
     # -- on the host ----------------------------------------------------------------------------------------------------
@@ -123,7 +139,7 @@ class OneTilePerBlock(TileScheduler):
 
     def blocks(self, M: int, N: int, sm_count: int, products: int = 1) -> int:
         rows, columns = self.grid(M, N)
-        return rows * columns * products * self.cluster.size
+        return rows * columns * products * self.cluster.size * self.reduction.blocks_of_a_tile
 
 
 def k_range_of(layout: Any, begin: int, end: int, shape: Any) -> tuple:

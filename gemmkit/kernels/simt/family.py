@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.operand import Operand
+from gemmkit.kernels.common.reduction import ALONE
 from gemmkit.kernels.common.scheduler import OneTilePerBlock
 from gemmkit.kernels.family import KernelFamily
+from gemmkit.kernels.simt.gather_sums import ClusterSums
 from gemmkit.kernels.simt.kernel import singlestage
 from gemmkit.kernels.simt.rules import validate
 from gemmkit.kernels.simt.spec import SimtSpec
@@ -25,7 +27,8 @@ class Simt(KernelFamily):
 
     def specialise(self, config: Config, operands: tuple[Operand, Operand, Operand, Operand],
                    arrays: Arrays | None) -> SimtSpec:
-        scheduler = OneTilePerBlock(config.order, config.block_shape, Cluster(splits=config.splits))
+        scheduler = OneTilePerBlock(config.order, config.block_shape, Cluster(splits=config.splits),
+                                    ClusterSums() if config.splits > 1 else ALONE)
         return SimtSpec(config.block_shape, config.compute_warp, config.warps_per_block, config.operator, *operands,
                         config.epilogue, config.condition, scheduler, config.has_c).laid_out()
 

@@ -7,13 +7,33 @@ as the operator says. Nothing goes through global memory.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from gemmkit.kernels.common.reduction import Reduction
 from gemmkit.lang.control import each, join, split
 from gemmkit.lang.registers import apply, generate
-from gemmkit.ptx.cluster import cluster_barrier, cluster_size, load_shared_of
+from gemmkit.ptx.cluster import cluster_barrier, cluster_rank, cluster_size, load_shared_of
 from gemmkit.ptx.memory import shared, store_shared
 from gemmkit.ptx.special import rolled, thread_index, udiv
+
+
+@dataclass(frozen=True)
+class ClusterSums(Reduction):
+    """The blocks of a cluster share a tile."""
+
+    is_shared = True
+
+    def rank(self) -> int:
+        return cluster_rank()
+
+    def gather(self, spec: Any, accumulators: Any, rank: int) -> bool:
+        gather_sums(spec, accumulators, rank)
+        return rank == 0
+
+    def shared_bytes(self, spec: Any) -> int:
+        """What a block's accumulators take in shared memory, where another block fetches them."""
+        return int(spec.sums_count * spec.operator.fragment_c.dtype.itemsize)
 
 
 def own_share(k: tuple, spec: Any, rank: int) -> tuple:
@@ -65,4 +85,4 @@ def place_of(n: int, i: int, j: int, spec: Any) -> int:
     return ((i * spec.fragments_n + j) * pieces + n) * spec.threads * spec.sums_width
 
 
-__all__ = ["gather_sums", "own_share"]
+__all__ = ["ClusterSums", "gather_sums", "own_share"]

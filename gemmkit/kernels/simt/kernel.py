@@ -26,11 +26,10 @@ from gemmkit.kernels.common.elements import kept_in_shared, transform_fragment, 
 from gemmkit.kernels.common.scheduler import holds, k_range_of
 from gemmkit.kernels.common.tile_copy import copy_to_shared
 from gemmkit.kernels.common.work import Place
-from gemmkit.kernels.simt.gather_sums import gather_sums, own_share
+from gemmkit.kernels.simt.gather_sums import own_share
 from gemmkit.lang.products import of_product
 from gemmkit.lang.registers import registers
 from gemmkit.lang.values import fill
-from gemmkit.ptx.cluster import cluster_rank
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, thread_index, udiv, uniform
 from gemmkit.tiling import parallelise, translate, translate_offset
@@ -50,7 +49,7 @@ def compute_tile(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, tile: in
     """All steps, for one tile of a product of two matrices."""
     # 0. Where is the tile, which share of K is this block's, and which warp is this thread's?
     block = spec.block
-    rank = cluster_rank() if spec.is_split else 0      # without a split a block has K to itself
+    rank = spec.scheduler.rank() if spec.is_split else 0      # without a split a block has K to itself
     block_m, block_n = spec.scheduler.place(tile, rank, shape)
     warp = uniform(udiv(thread_index(), 32))
     accumulators = registers(spec.operator.fragment_c, spec.fragments_m, spec.fragments_n)
@@ -87,10 +86,8 @@ def compute_tile(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, tile: in
             barrier()
 
     # 4. The sums of blocks that share K become those of the first, which finishes the tile.
-    if spec.is_split:
-        gather_sums(spec, accumulators, rank)
-
-    if rank == 0:
+    finishes = spec.scheduler.gather(spec, accumulators, rank) if spec.is_split else True
+    if finishes:
         # 5. D: registers -> shared.
         d_shared = shared(spec.d.shared.dtype, 0)
         store_d(spec, accumulators, d_shared, Place(block_m, block_n, shape.M, shape.N), warp)

@@ -25,7 +25,8 @@ class SimtSpec(Spec):
 
     @cached_property
     def is_split(self) -> bool:
-        return self.cluster.splits > 1
+        """Whether blocks share the K of a tile."""
+        return self.reduction.is_shared
 
     @cached_property
     def sums_width(self) -> int:
@@ -34,17 +35,21 @@ class SimtSpec(Spec):
         return math.gcd(fragment.count, max(1, 16 // fragment.dtype.itemsize))
 
     @cached_property
-    def sums_bytes(self) -> int:
-        """What a block's accumulators take in shared memory, where another block fetches them."""
-        fragment = self.operator.fragment_c
-        return self.threads * self.fragments_m * self.fragments_n * fragment.count * fragment.dtype.itemsize
+    def sums_count(self) -> int:
+        """Accumulators of a block."""
+        return self.threads * self.fragments_m * self.fragments_n * self.operator.fragment_c.count
+
+    @cached_property
+    def sums_pieces(self) -> int:
+        """In how many accesses they are moved."""
+        return self.sums_count // self.sums_width
 
     @cached_property
     def shared_bytes(self) -> int:
         """A begins at 0 and B behind it; C, D and sums that another block fetches begin at 0 at other times."""
         inputs = self.b.offset + self.b.nbytes
         addend = self.c.nbytes if self.has_c else 0
-        return max(inputs, self.d.nbytes, addend, self.sums_bytes if self.is_split else 0)
+        return max(inputs, self.d.nbytes, addend, self.reduction.shared_bytes(self))
 
 
 __all__ = ["SimtSpec"]

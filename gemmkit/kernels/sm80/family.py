@@ -11,6 +11,7 @@ from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.operand import Operand
 from gemmkit.kernels.common.scheduler import OneTilePerBlock
+from gemmkit.kernels.common.workspace_sums import reduction_of
 from gemmkit.kernels.family import KernelFamily
 from gemmkit.kernels.sm80.kernel import multistage
 from gemmkit.kernels.sm80.mainloop import InStepMainloop, Mainloop
@@ -28,6 +29,8 @@ SAFE = 16                              # products of a step with which ptxas kee
 class Sm80(KernelFamily):
     """One tile a block, a ring of stages."""
 
+    splits_in_clusters = False
+
     def validate(self, config: Config) -> None:
         validate(config)
 
@@ -37,10 +40,20 @@ class Sm80(KernelFamily):
         a, b = (dataclasses.replace(operand, route=with_route(operand, getattr(arrays, name, None),
                                                               arrays.extents(name) if arrays else (0, 0)))
                 for operand, name in ((a, "a"), (b, "b")))
-        scheduler = OneTilePerBlock(config.order, config.block_shape, Cluster(splits=config.splits))
+        scheduler = OneTilePerBlock(config.order, config.block_shape, Cluster())
         spec = Sm80Spec(config.block_shape, config.compute_warp, config.warps_per_block, config.operator, a, b, c, d,
                         config.epilogue, config.condition, scheduler, config.has_c, config.stages)
+        if config.splits > 1:
+            spec = dataclasses.replace(spec, scheduler=_shared(scheduler, spec, config.splits, arrays))
         return dataclasses.replace(spec.laid_out(), mainloop=_mainloop(spec), copy_parts=_copy_parts(spec))
+
+
+def _shared(scheduler: OneTilePerBlock, spec: Sm80Spec, splits: int, arrays: Arrays | None) -> OneTilePerBlock:
+    """The scheduler with blocks that share tiles by a workspace."""
+    rows, columns = scheduler.grid(arrays.M, arrays.N) if arrays else (1, 1)
+    tiles = rows * columns * (1 if arrays is None or arrays.products is None else arrays.products)
+    reduction = reduction_of(spec, splits, tiles, arrays.sm_count if arrays else 0)
+    return dataclasses.replace(scheduler, reduction=reduction)
 
 
 def _mainloop(spec: Sm80Spec) -> Mainloop:

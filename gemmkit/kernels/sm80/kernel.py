@@ -11,7 +11,7 @@ are no producer warps and no mbarriers: a thread waits for its own groups of cop
 | 3a | A, B: global -> a stage, by each operand's route | transform_global_to_shared_a, _b |
 | 3b | A, B: stage -> registers, one k-block ahead | transform_shared_to_regs_a, _b |
 | 3c | multiply and accumulate | |
-| 4 | blocks that share K: the others' sums -> registers of the first | |
+| 4 | blocks that share K: the others' sums -> registers of the one that finishes | |
 | 5 | D: registers -> shared | transform_regs_to_shared_d |
 | 6 | D: shared -> global, by the epilogue | transform_shared_to_global_d |
 
@@ -23,18 +23,16 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit.kernels.common.work import Input, Inputs, Place, Work
-from gemmkit.kernels.simt.gather_sums import gather_sums
 from gemmkit.kernels.simt.kernel import load_c, start_from_nothing, store_d
 from gemmkit.lang.products import of_product
 from gemmkit.lang.registers import registers
-from gemmkit.ptx.cluster import cluster_rank
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, thread_index, udiv, uniform
 
 
 def multistage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
-    """D = A B + C for one tile of D; see the module's table. Launched with ``spec.cluster.splits`` blocks
-    of ``spec.threads`` a tile, in clusters of as many."""
+    """D = A B + C for one tile of D; see the module's table. Launched with as many blocks of
+    ``spec.threads`` a tile as share its K."""
     # 0. Which product of a stack is this block's, and which tile of it?
     batch, tile = spec.scheduler.product(spec.scheduler.first())
     stack = spec.scheduler.stack
@@ -45,7 +43,7 @@ def multistage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
 def compute_tile(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, tile: int) -> None:
     """All steps, for one tile of a product of two matrices."""
     # 0. Where is the tile, which share of K is this block's, and which warp is this thread's?
-    rank = cluster_rank() if spec.is_split else 0      # without a split a block has K to itself
+    rank = spec.scheduler.rank() if spec.is_split else 0      # without a split a block has K to itself
     block_m, block_n = spec.scheduler.place(tile, rank, shape)
     k_begin, k_tiles = spec.scheduler.k_tiles(spec, block_m, block_n, rank, shape)
     work = Work(block_m, block_n, 0, k_begin, k_tiles, rank)
@@ -65,12 +63,10 @@ def compute_tile(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, tile: in
     # 3. For every k-tile that can matter to these rows and columns (or this block's share of them): copy, multiply.
     spec.mainloop.run(spec, accumulators, Inputs(Input(a, None), Input(b, None)), work, warp, shape)
 
-    # 4. The sums of blocks that share K become those of the first, which finishes the tile.
+    # 4. The sums of blocks that share K become those of one, which finishes the tile.
     barrier()                                          # the last stage has been read: sums and D may take its place
-    if spec.is_split:
-        gather_sums(spec, accumulators, rank)
-
-    if rank == 0:
+    finishes = spec.scheduler.gather(spec, accumulators, rank) if spec.is_split else True
+    if finishes:
         # 5. D: registers -> shared.
         d_shared = shared(spec.d.shared.dtype, 0)
         store_d(spec, accumulators, d_shared, place, warp)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gemmkit.kernels.common.rules import check_splits, rule
+from gemmkit.kernels.common.rules import rule
 from gemmkit.kernels.simt.rules import validate_lines, validate_tiles, validate_transforms
 from gemmkit.tiling import Tile
 
@@ -24,7 +24,6 @@ def validate(config: Config) -> None:
     least, most = STAGES
     rule(least <= config.stages <= most, "stages", config.stages, f"{least} to {most} stages are needed")
     if config.splits > 1:
-        check_splits(config.splits)
         refusal = operator.refuses_to_merge
         rule(refusal is None, "splits", config.splits, f"with {operator!r}: {refusal}")
     validate_tiles(config)

@@ -49,7 +49,7 @@ class Sm80Spec(SimtSpec):
     @cached_property
     def shared_bytes(self) -> int:
         addend = self.c.nbytes if self.has_c else 0
-        return max(self.stages * self.stage_bytes, self.d.nbytes, addend, self.sums_bytes if self.is_split else 0)
+        return max(self.stages * self.stage_bytes, self.d.nbytes, addend, self.reduction.shared_bytes(self))
 
 
 def _packs(fragment: Fragment) -> bool:

@@ -1,0 +1,168 @@
+"""Device memory that belongs to a stream, for kernels whose blocks hand numbers to each other.
+
+A kernel that needs a workspace holds descriptions of arrays without an address (`described`); a launch puts in the addresses of
+the stream's own arrays (`address`). Launches of one stream run one after the other, so all plans share these.
+
+* **Memory.** One allocation for each device, stream, role and size class (a power of two), made at the first launch that needs
+  it and kept until the process ends. In a stream they add up to less than twice the largest of each role.
+* **Streams.** Each has its own, told apart by the driver's id where it gives one (handles are used again).
+* **CUDA graphs.** What is captured keeps its addresses, and a graph may run while the stream goes on, so each capture has its
+  own workspace for each stream in it. Launches of one graph do not overlap. A graph that is instantiated twice must not run in
+  both instances at a time.
+* **Counters** are set to 0 once, when they are allocated, by a private stream that is awaited; kernels leave them at 0. Nothing
+  is cleared by a launch, and no stream of the caller's is synchronised.
+
+>>> described("counts", 8, np.dtype(np.uint32)).shape
+(8,)
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmkit.components import Component, field_values, with_fields
+from gemmkit.runtime import device
+from gemmkit.runtime.array_info import ArrayInfo
+
+__all__ = ["Space", "address", "check_residency", "described", "on_host", "spaces_of", "uploaded"]
+
+#: Addresses that no array has, for arrays that get theirs with a launch.
+PLACES = {"sums": 2**62, "counts": 2**62 + 2**32}
+_ROLES = {place: role for role, place in PLACES.items()}
+_LEAST = 2**16                         # bytes of the smallest size class
+
+_kept: dict[tuple, int] = {}
+_lock = threading.Lock()
+_unknown = itertools.count()
+
+
+class Space(NamedTuple):
+    """A kernel's need: where among its values the address goes, what for, and how many bytes."""
+
+    slot: int
+    role: str
+    nbytes: int
+
+
+def described(role: str, count: int, dtype: np.dtype[Any]) -> ArrayInfo:
+    """A workspace of ``count`` elements, as a component holds it."""
+    return ArrayInfo(PLACES[role], (count,), (1,), dtype, -1, False, "workspace")
+
+
+def spaces_of(leaves: list[Any], arrays: list[ArrayInfo]) -> list[Space]:
+    """The workspaces among a kernel's values and arrays."""
+    return [Space(leaves.index(info.pointer), _ROLES[info.pointer], info.shape[0] * info.dtype.itemsize)
+            for info in arrays if info.library == "workspace"]
+
+
+def on_host(component: Any) -> Any:
+    """The component with NumPy arrays for its workspaces, counters at 0: what the emulator takes."""
+    changed: dict[str, Any] = {}
+    for field, value in field_values(component).items():
+        if isinstance(value, ArrayInfo) and value.library == "workspace":
+            made: Any = np.zeros(value.shape, value.dtype)
+            if _ROLES[value.pointer] != "counts":
+                made.view(np.uint8)[...] = 0xFF
+            changed[field] = made
+        elif isinstance(value, Component) and (inner := on_host(value)) is not value:
+            changed[field] = inner
+    return with_fields(component, changed)
+
+
+# -- on the device ----------------------------------------------------------------------------------------------------
+
+def address(ordinal: int, stream: int, space: Space) -> int:
+    """Where a stream's workspace is. The device is ``ordinal``; of a stream that is being captured, the capture's own."""
+    size = max(_LEAST, 1 << (space.nbytes - 1).bit_length()) if space.nbytes else _LEAST
+    key = ordinal, *_identity(stream), space.role, size
+    found = _kept.get(key)
+    if found is None:
+        with _lock, device.made_current(ordinal):
+            found = _kept.get(key)
+            if found is None:
+                found = _kept[key] = _allocated(size, np.zeros(size, np.uint8) if space.role == "counts" else None)
+    return found
+
+
+def uploaded(ordinal: int, data: np.ndarray) -> int:
+    """The address of a copy of an array's bytes in new device memory, ready for all streams. It is never freed."""
+    with device.made_current(ordinal):
+        return _allocated(max(1, data.nbytes), data)
+
+
+def _identity(stream: int) -> tuple[int, int]:
+    """What tells a stream from others, and a capture of it from the stream."""
+    from cuda.bindings import driver
+
+    status, capturing, *about = driver.cuStreamGetCaptureInfo(stream)
+    capture = 0
+    if int(status) == 0 and int(capturing) != 0:
+        capture = int(about[0])
+    elif status == driver.CUresult.CUDA_ERROR_LOSSY_QUERY:       # an older binding cannot say which capture it is
+        capture = -1 - next(_unknown)
+    if stream in (0, 1, 2) or not hasattr(driver, "cuStreamGetId"):
+        return stream, capture
+    status, identity = driver.cuStreamGetId(stream)
+    return (int(identity) if int(status) == 0 else stream), capture
+
+
+def _allocated(size: int, data: np.ndarray | None) -> int:
+    """New memory in the current context, with ``data`` at its beginning."""
+    from cuda.bindings import driver
+
+    device.ensure_context()
+    with _beside_captures():
+        status, pointer = driver.cuMemAlloc(size)
+        if int(status) != 0:
+            raise MemoryError(f"the CUDA driver answered {status.name} to a workspace of {size} bytes; take fewer splits")
+        if data is not None and data.nbytes:
+            data = np.ascontiguousarray(data)
+            status, stream = driver.cuStreamCreate(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+            _check(status)
+            _check(*driver.cuMemcpyHtoDAsync(pointer, data.ctypes.data, data.nbytes, stream))
+            _check(*driver.cuStreamSynchronize(stream))
+            _check(*driver.cuStreamDestroy(stream))
+    return int(pointer)
+
+
+@contextmanager
+def _beside_captures() -> Iterator[None]:
+    """Within it, what may not happen while a stream is captured may: it is not for that stream."""
+    from cuda.bindings import driver
+
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    status, before = driver.cuThreadExchangeStreamCaptureMode(relaxed)
+    _check(status)
+    try:
+        yield
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(before)
+
+
+def _check(status: Any) -> None:
+    if int(status) != 0:
+        raise RuntimeError(f"the CUDA driver answered {status.name}")
+
+
+def check_residency(kernel: Any, ordinal: int, blocks: int, threads: int, shared_bytes: int) -> None:
+    """Raise LaunchError unless all blocks of a launch can be on the device's multiprocessors at once, by the driver's word.
+
+    ``kernel`` is a `gemmkit.runtime.launch.LoadedKernel`, whose blocks wait for each other.
+    """
+    from cuda.bindings import driver
+
+    from gemmkit.runtime.launch import LaunchError
+
+    with device.made_current(ordinal):
+        status, held = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel._function(), threads, shared_bytes)
+        _check(status)
+        most = int(held) * device.current().sm_count
+    if blocks > most:
+        raise LaunchError(f"{blocks} blocks of {threads} threads wait for each other, and the device holds {most} at once "
+                          f"({held} a multiprocessor); take fewer splits")
