@@ -154,7 +154,7 @@ def ring_by_triangle() -> None:
 
 @case
 def ring_splits() -> None:
-    """With a C, which the first block takes; the other ends in the stage where its sums will lie."""
+    """With a C, which one block takes; the other ends in the first stage."""
     for k in (104, 8):
         a, b, c = operands(18, 10, k)
         c = c.astype(F32)
