@@ -100,7 +100,7 @@ def ring_fpu_in_any_order() -> None:
 @case
 def ring_dmma() -> None:
     """Fragments in the step that multiplies them."""
-    ring("f64 by dmma", (20, 12, 52), steps=2, stages=3)
+    ring("f64 by dmma", (20, 12, 76), steps=3, stages=3)
     ring("f64 by 8x8x4", (9, 12, 26), "TN", steps=2)
 
 
@@ -108,7 +108,7 @@ def ring_dmma() -> None:
 def ring_dmma_staged() -> None:
     """An operand by registers around products whose fragments are fetched in their step."""
     a, b, _ = operands(19, 13, 52, np.dtype("f8"))
-    conf = mapping(KINDS["f64 by dmma"], steps=2, stages=3, warps=(1, 1), transform_global_to_shared_a=Elementwise(lambda x, i, j: x + i % 3 - j % 2))
+    conf = mapping(KINDS["f64 by dmma"], steps=2, stages=2, warps=(1, 1), transform_global_to_shared_a=Elementwise(lambda x, i, j: x + i % 3 - j % 2))
     i, j = np.indices(a.shape)
     equal(multistage.product(EMULATOR, conf, a, b), (a + i % 3 - j % 2) @ b)
 
