@@ -19,6 +19,7 @@ the stream's own arrays (`address`). Launches of one stream run one after the ot
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ from gemmkit.runtime.array_info import ArrayInfo
 __all__ = ["Space", "address", "check_residency", "described", "on_host", "spaces_of", "uploaded"]
 
 #: Addresses that no array has, for arrays that get theirs with a launch.
-PLACES = {"sums": 2**62, "counts": 2**62 + 2**32}
+PLACES = {role: 2**62 + 2**32 * n for n, role in enumerate(("sums", "counts", "sizes", "places", "products"))}
 _ROLES = {place: role for role, place in PLACES.items()}
 _LEAST = 2**16                         # bytes of the smallest size class
 
@@ -50,15 +51,16 @@ class Space(NamedTuple):
     nbytes: int
 
 
-def described(role: str, count: int, dtype: np.dtype[Any]) -> ArrayInfo:
-    """A workspace of ``count`` elements, as a component holds it."""
-    return ArrayInfo(PLACES[role], (count,), (1,), dtype, -1, False, "workspace")
+def described(role: str, count: int, dtype: np.dtype[Any], columns: int | None = None) -> ArrayInfo:
+    """A workspace of ``count`` elements, or of as many rows of ``columns``, as a component holds it."""
+    shape, strides = ((count,), (1,)) if columns is None else ((count, columns), (columns, 1))
+    return ArrayInfo(PLACES[role], shape, strides, dtype, -1, False, "workspace")
 
 
 def spaces_of(leaves: list[Any], arrays: list[ArrayInfo]) -> list[Space]:
     """The workspaces among a kernel's values and arrays."""
-    return [Space(leaves.index(info.pointer), _ROLES[info.pointer], info.shape[0] * info.dtype.itemsize)
-            for info in arrays if info.library == "workspace"]
+    nbytes = {info.pointer: math.prod(info.shape) * info.dtype.itemsize for info in arrays if info.library == "workspace"}
+    return [Space(slot, _ROLES[value], nbytes[value]) for slot, value in enumerate(leaves) if value in nbytes]
 
 
 def on_host(component: Any) -> Any:
