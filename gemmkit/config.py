@@ -163,8 +163,9 @@ class Config(Component):
         least = self.operator.minimum_arch
         rule(device.arch >= least, "operator", self.operator, f"its instructions need compute capability {least[0]}."
               f"{least[1]}, and {device.name} has {device.arch[0]}.{device.arch[1]}; take FPUOp")
-        rule(self.splits == 1 or not self.family.splits_in_clusters or device.arch >= (9, 0), "splits", self.splits, "blocks share K in a cluster, which needs "
-              f"compute capability 9.0, and {device.name} has {device.arch[0]}.{device.arch[1]}; take splits=1, or "
+        rule(self.splits == 1 or not self.family.splits_in_clusters or device.arch >= (9, 0), "splits", self.splits,
+             f"with kernel={self.kernel!r} blocks share K in a cluster, which needs "
+             f"compute capability 9.0, and {device.name} has {device.arch[0]}.{device.arch[1]}; take splits=1, or "
              "kernel='multistage'")
         needed = self.spec().shared_bytes
         if needed > device.shared_memory_per_block:

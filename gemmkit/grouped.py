@@ -14,9 +14,9 @@ from gemmkit.groups import CompiledGroup, Infos, Tables, check_outputs
 from gemmkit.operators import MMAOp, Operator
 from gemmkit.planning import check_stream
 from gemmkit.problem import HOST, Problem, _configure, _layouts, check_places, describe_all, resolve
+from gemmkit.runtime import workspace
 from gemmkit.runtime.arrays import ArrayInfo, alignment, as_stream_handle, current_stream, describe, empty_like
 from gemmkit.runtime.device import DeviceInfo, target
-from gemmkit.runtime.workspace import uploaded
 from gemmkit.tiling import Tile
 from gemmkit.tuning.operators import algebra_of, operator_for
 
@@ -24,15 +24,16 @@ __all__ = ["GroupPlan", "grouped", "plan_grouped"]
 
 Arrays = Sequence[Any]
 _plans: dict[Any, tuple[GroupPlan, Any]] = {}
-_LIMIT = 256                           # plans kept, and sets of addresses of a plan
+_LIMIT = 256                           # plans kept, and tables of a plan, on the host
 
 
 class GroupPlan:
     """A group of products of arrays of certain kinds: ``run(a_list, b_list, c_list, out=out)``.
 
-    Other arrays of the same shapes, strides, dtypes, device and at least that alignment are accepted. Of each set of addresses
-    the plan puts a table into device memory at its first call (some microseconds, on a stream of its own) and keeps it, so that
-    a call with the same arrays launches at once. The tables stay until the process ends: a CUDA graph may hold on to them.
+    Other arrays of the same shapes, strides, dtypes, device and at least that alignment are accepted. Their addresses are
+    put into a table in device memory by an asynchronous copy in front of the launch, unless the stream's last group was of
+    the same plan and arrays. While a stream is captured the copy is made at once, beside the graph, and kept for it
+    (`gemmkit.runtime.workspace`).
     """
 
     def __init__(self, a_list: Arrays, b_list: Arrays, c_list: Arrays | None, out: Arrays | None, conf: Config | None,
@@ -49,7 +50,7 @@ class GroupPlan:
         self._kinds = [_kinds(of) for of in infos]
         self._library, self._device, self._producer = problems[0].a.library, problems[0].a.device, problems[0].a.stream
         self._lock, self._bound = threading.Lock(), None
-        self._addresses: dict[tuple[int, ...], dict[str, int]] = {}
+        self._known: dict[tuple[int, ...], tuple[np.ndarray, dict[str, int]]] = {}
 
     def __repr__(self) -> str:
         return f"<plan of a group of {len(self._shapes)} products>"
@@ -74,12 +75,13 @@ class GroupPlan:
         handle = current_stream(self._library, self._device, self._producer) if stream is None else as_stream_handle(stream)
         if stream is not None:
             check_stream(handle, self._device)
-        addresses = self._tables(infos)
         if self._compiled.blocks:
-            values = list(self._compiled.launchable.values)
-            for space in self._compiled.spaces:
-                values[space.slot] = addresses[space.role]
-            self._bind().launch(handle, values)
+            launch, values = self._bind().launch, list(self._compiled.launchable.values)
+            with workspace.tables:
+                addresses = self._tables(handle, infos)
+                for space in self._compiled.spaces:
+                    values[space.slot] = addresses[space.role]
+                launch(handle, values)
         return outs
 
     def _made(self, lists: Sequence[Arrays]) -> list[Any]:
@@ -91,24 +93,30 @@ class GroupPlan:
                 self._bound = self._compiled.launchable.bind()
         return self._bound
 
-    def _tables(self, infos: Sequence[Infos]) -> dict[str, int]:
+    def _packed(self, infos: Sequence[Infos]) -> tuple[np.ndarray, dict[str, int]]:
+        """The tables of these arrays as bytes, and where each begins."""
+        made = self._compiled.tables
+        data = {"places": Tables.places(infos), "sizes": made.sizes, "products": made.products}
+        starts, at = {}, 0
+        for role, part in data.items():
+            starts[role], at = at, at + -(-part.nbytes // 256) * 256
+        packed = np.zeros(max(at, 1), np.uint8)
+        for role, part in data.items():
+            packed[starts[role]:starts[role] + part.nbytes] = part.reshape(-1).view(np.uint8)
+        return packed, starts
+
+    def _tables(self, handle: int, infos: Sequence[Infos]) -> dict[str, int]:
         """Where the tables of these arrays are, in device memory."""
-        key = tuple(0 if info is None else info.pointer for of in infos for info in of)
-        found = self._addresses.get(key)
+        pointers = tuple(0 if info is None else info.pointer for of in infos for info in of)
+        found = self._known.get(pointers)
         if found is None:
             check_outputs(infos)
-            tables, at, parts = self._compiled.tables, 0, {}
-            data = {"places": Tables.places(infos), "sizes": tables.sizes, "products": tables.products}
-            for role, part in data.items():
-                parts[role], at = at, at + -(-part.nbytes // 256) * 256
-            packed = np.zeros(max(at, 1), np.uint8)
-            for role, part in data.items():
-                packed[parts[role]:parts[role] + part.nbytes] = part.reshape(-1).view(np.uint8)
-            base = uploaded(self._device, packed)
-            if len(self._addresses) >= _LIMIT:
-                self._addresses.clear()
-            found = self._addresses[key] = {role: base + offset for role, offset in parts.items()}
-        return found
+            if len(self._known) >= _LIMIT:
+                self._known.clear()
+            found = self._known[pointers] = self._packed(infos)
+        packed, starts = found
+        base = workspace.table(self._device, handle, (self._compiled, pointers), packed)
+        return {role: base + start for role, start in starts.items()}
 
     def _emulate(self, lists: Sequence[Arrays], outs: Arrays, infos: Sequence[Infos]) -> None:
         from gemmkit.emulator.kernels import run_group
@@ -133,27 +141,27 @@ def grouped(a_list: Arrays, b_list: Arrays, c_list: Arrays | None = None, out: A
             conf: Config | None = None, stream: Any = None, **keywords: Any) -> list[Any]:
     """Products of different sizes, ``d[i] = a_list[i] @ b_list[i] + c_list[i]``, in one launch.
 
-    Args:
-        a_list, b_list, c_list: lists of as many matrices, (M, K), (K, N) and (M, N), whose sizes differ from product to product
-            and may be 0. All of a list have one dtype and one order (row- or column-major; any strides), for one kernel
-            computes all. Pieces of one array are given as a list of views, ``[x[o:p] for o, p in pairwise(offsets)]``.
-        out: a list of arrays to write, or None for new ones. They may share memory with nothing else in the group, but each may
-            be its product's c.
+    Args: a_list, b_list, c_list: lists of as many matrices, (M, K), (K, N) and (M, N), whose sizes differ from product to
+    product and may be 0. All of a list have one dtype and one order (row- or column-major; any strides), for one kernel
+    computes all. Pieces of one array are given as a list of views, ``[x[o:p] for o, p in pairwise(offsets)]``.
+        out: a list of arrays to write, or None for new ones. They may share memory with nothing else in the group, but each
+        may be its product's c.
         conf: a configuration of `gemmkit.get_config` with kernel="multistage" or "singlestage"; None chooses one.
         stream: where to launch; None is the current stream of the arrays' library.
-        keywords: an ``operator``, ``epilogue``, ``condition`` or transforms, as `gemmkit.matmul` takes them: the same for all
-            products. A function may ask which product it is for (``batch``, its place in the lists).
+        keywords: an ``operator``, ``epilogue``, ``condition`` or transforms, as `gemmkit.matmul` takes them: the same for
+        all products. A function may ask which product it is for (``batch``, its place in the lists).
 
-    Returns:
-        The results, as a list. Nothing is copied, cast or synchronised. A table of addresses is put into device memory once for
-        each set of arrays; with keywords a plan is made in each call, so keep one (`plan_grouped`) where that matters.
+    Returns: The results, as a list. No matrix is copied or cast, and nothing is synchronised; a table of addresses is copied
+    to the device in front of the launch. With keywords a plan is made in each call: keep one (`plan_grouped`) where that
+    matters.
 
     Raises:
-        ValueError: lists of different lengths, devices, shapes or dtypes that do not fit (the product is named), results that
-            overlap. TypeError, ConfigError, ComponentError: as `gemmkit.matmul`.
+        ValueError: lists of different lengths, devices, shapes or dtypes that do not fit (the product is named), results
+        that overlap. TypeError, ConfigError, ComponentError: as `gemmkit.matmul`.
 
     >>> import numpy as np, gemmkit
-    >>> a, b = [np.ones((2, 3), np.float32), np.ones((1, 4), np.float32)], [np.ones((3, 1), np.float32), np.ones((4, 2), np.float32)]
+    >>> a = [np.ones((2, 3), np.float32), np.ones((1, 4), np.float32)]
+    >>> b = [np.ones((3, 1), np.float32), np.ones((4, 2), np.float32)]
     >>> with gemmkit.emulate():
     ...     [d.tolist() for d in gemmkit.grouped(a, b)]
     [[[3.0], [3.0]], [[4.0, 4.0]]]
@@ -208,8 +216,8 @@ def _check_kinds(n: int, infos: Sequence[ArrayInfo | None], planned: Sequence[An
             raise ValueError(f"{name} is {'missing' if info is None else 'given'}, and the plan was made "
                              f"{'with' if info is None else 'without'} it")
         if info is not None and (info[1:6] != kind[0][:5] or alignment(info) < kind[1]):
-            raise ValueError(f"{name}[{n}] differs from the plan's in shape, strides, dtype, device or alignment ({info.shape}, "
-                             f"{info.strides}, {info.dtype}; planned {kind[0][:3]}); make another plan, or call grouped")
+            raise ValueError(f"{name}[{n}] differs from the plan's in shape, strides, dtype, device or alignment "
+                             f"({info.shape}, {info.strides}, {info.dtype}; planned {kind[0][:3]}); make another plan, or call grouped")
 
 
 def _problems(lists: list[list[Any]], conf: Config | None, keywords: dict[str, Any]) -> list[Problem]:
@@ -232,8 +240,8 @@ def _problems(lists: list[list[Any]], conf: Config | None, keywords: dict[str, A
             if len(info.shape) != 2:
                 raise ValueError(f"{name}[{n}] has {len(info.shape)} dimensions; a matrix of 2 is needed")
             if info.dtype != other.dtype:
-                raise ValueError(f"{name}[{n}] has dtype {info.dtype} and {name}[0] has {other.dtype}; one kernel computes all "
-                                 "products of a group")
+                raise ValueError(f"{name}[{n}] has dtype {info.dtype} and {name}[0] has {other.dtype}; one kernel computes "
+                                 "all products of a group")
             if info.device != first[0].device:
                 raise ValueError(f"{name}[{n}] is on device {info.device} and a_list[0] on device {first[0].device}; all "
                                  "operands of a group must be on one device")
@@ -254,7 +262,7 @@ def _chosen(infos: Sequence[Any], keywords: dict[str, Any]) -> Config:
     def work(of: Any) -> int:
         return int(min(1, *of[0].shape, *of[1].shape) * of[0].shape[0] * of[0].shape[1] * of[1].shape[1])
 
-    a, b, c, out = largest = max(infos, key=work)
+    a, b, _, _ = largest = max(infos, key=work)
     device, sizes = target(a.device), (a.shape[0], b.shape[1], a.shape[1])
     layouts = _layouts(dict(zip(("a", "b", "c", "out"), largest)), None, keywords)
     operator = keywords.get("operator") or (algebra_of(a.dtype) if a.dtype == b.dtype else None)

@@ -1,4 +1,5 @@
-"""Groups on the host: the arrays of products of different sizes as one class of problems, and the tables that tell them apart."""
+"""Groups on the host: the arrays of products of different sizes as one class of problems, and the tables that tell them
+apart."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.compiled import Nothing
-from gemmkit.components import freeze, freeze_array
+from gemmkit.components import Frozen, freeze, freeze_array
 from gemmkit.config import Config, ConfigError
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.grouped import Group, Grouped, GroupShape, Member
@@ -101,13 +102,18 @@ class CompiledGroup:
         places = described("places", rows, PLACES_DTYPE, PLACES * len(OPERANDS))
         self.spec = with_tables(spec, sizes, places, described("products", self.blocks, SIZES_DTYPE))
         self.shape = GroupShape(StackShape(M, N, K, 0), sizes)
-        self.operands = [freeze(Nothing()) if info is None else freeze_array(info, unit_of(info), alignment(info, unit_of(info)),
-                                                                             readonly=name != "out")
-                         for name, info in zip(OPERANDS, (a, b, c, out))]
+        self.operands = [_frozen(info, name != "out") for name, info in zip(OPERANDS, (a, b, c, out))]
         arguments = [freeze(self.spec), *self.operands, freeze(self.shape)]
         self.launchable = Launchable(conf.family.kernel, arguments, conf.threads, max(1, self.blocks), problems[0].device,
                                      problems[0].a.device, self.spec.shared_bytes, 1, conf.blocks_per_sm)
         self.spaces = spaces_of(self.launchable.values, arguments[0].arrays + arguments[-1].arrays)
+
+
+def _frozen(info: ArrayInfo | None, readonly: bool) -> Frozen:
+    if info is None:
+        return freeze(Nothing())
+    unit = unit_of(info)
+    return freeze_array(info, unit, alignment(info, unit), readonly=readonly)
 
 
 def unit_of(info: ArrayInfo) -> int | None:
@@ -133,8 +139,8 @@ def _check(conf: Config, problems: Sequence[Problem]) -> None:
     for n, problem in enumerate(problems):
         for info in (problem.a, problem.b, problem.c):
             if info is not None and math.prod(info.shape) >= 2**31:
-                raise ValueError(f"product {n} has an operand of {math.prod(info.shape)} elements; those of groups have less "
-                                 "than 2**31")
+                raise ValueError(f"product {n} has an operand of {math.prod(info.shape)} elements; those of groups have "
+                                 "less than 2**31")
 
 
 def check_outputs(infos: Sequence[Infos]) -> None:
@@ -154,6 +160,6 @@ def check_outputs(infos: Sequence[Infos]) -> None:
             if n == m or "out" not in (name, other_name) or not overlaps(info, other) or not shares_memory(info, other):
                 continue
             written, read = ((n, name), (m, other_name)) if name == "out" else ((m, other_name), (n, name))
-            raise ValueError(f"out[{written[0]}] shares memory with {read[1]}[{read[0]}]: the products of a group are computed "
-                             "side by side")
+            raise ValueError(f"out[{written[0]}] shares memory with {read[1]}[{read[0]}]: the products of a group are "
+                             "computed side by side")
         active.append((low, high, name, n, info))

@@ -1,8 +1,8 @@
 """The matrices of a group of products, by tables in memory: their addresses, extents and strides, and other sizes.
 
 A group's products have matrices of any sizes at any places, but of one type of view (dtype, contiguous axis, alignment). A
-kernel takes the view of one of them, and `member_of` makes the others' of two tables: ``sizes`` of int32, ``places`` of int64, a
-row a product.
+kernel takes the view of one of them, and `member_of` makes the others' of two tables: ``sizes`` of int32, ``places`` of
+int64, a row a product.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def _is_table(table: Any, dtype: np.dtype, ndim: int) -> bool:
 
 
 def _type_number_of(context: Any, table: Any, row: Any, column: Any) -> Any:
-    if not (_is_table(table, SIZES_DTYPE, 2) and isinstance(row, types.Integer) and isinstance(column, types.IntegerLiteral)):
+    if not (_is_table(table, SIZES_DTYPE, 2) and isinstance(row, types.Integer)
+            and isinstance(column, types.IntegerLiteral)):
         return None
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
@@ -95,8 +96,8 @@ def _type_member_of(context: Any, view: Any, sizes: Any, places: Any, row: Any, 
 
 @atom(_type_member_of)
 def member_of(view: Any, sizes: Any, places: Any, row: int, operand: int) -> Any:
-    """The matrix of operand 0 to 3 (A, B, C, D) of product ``row``, as a view of the type of ``view``; an operand that is not
-    there itself.
+    """The matrix of operand 0 to 3 (A, B, C, D) of product ``row``, as a view of the type of ``view``; an operand that is
+    not there itself.
 
     In the emulator views have bounds and histories, so the matrices are given (`Members`), and the tables must agree.
     """

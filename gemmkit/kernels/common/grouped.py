@@ -1,8 +1,8 @@
 """The scheduler of groups: it hands out the tiles of products of different sizes in one launch.
 
-The host makes three tables in device memory: of each product its first tile and sizes (``sizes``), and where its matrices lie
-(``places``); of each tile its product (``products``), so that a block finds its own with one load, and no search. Products with
-the longest K come first, so that the last blocks to end are short ones.
+The host makes three tables in device memory: of each product its first tile and sizes (``sizes``), and where its matrices
+lie (``places``); of each tile its product (``products``), so that a block finds its own with one load, and no search.
+Products with the longest K come first, so that the last blocks to end are short ones.
 """
 
 from __future__ import annotations
