@@ -25,7 +25,8 @@ from gemmkit.tuning.mappings import MAPPINGS, PROMOTED, TRANSPOSED, Mapping, cho
 
 DTYPES = {
     "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32),
-    "i8": np.dtype(np.int8), "i32": np.dtype(np.int32), "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "f64": np.dtype(np.float64), "i8": np.dtype(np.int8), "i32": np.dtype(np.int32),
+    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
 }  # fmt: skip
 
 

@@ -71,7 +71,7 @@ class HostArrays:
         return host_array("", rows, columns, dtype)
 
     def complex_view(self, parts: np.ndarray) -> np.ndarray:
-        return parts.view(np.complex64)[..., 0]
+        return parts.view(np.result_type(parts.dtype, np.complex64))[..., 0]
 
 
 def recorded(call: Callable[[], object]) -> list[Any]:

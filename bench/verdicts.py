@@ -31,10 +31,18 @@ GROUPS = {
     "contraction": "D_abc = A_bda B_dc at the paper's sizes (Table 3)",
     "tccg": "The 48 contractions of the TCCG benchmark",
     "stacks": "Stacks of small products against torch.bmm",
+    "float32": "float32 without tf32, all transposes",
+    "float64": "float64, all transposes",
+    "complex": "complex64 and complex128, without tf32",
+    "long": "Few tiles, long K",
+    "skinny": "1 to 32 rows, f16",
     "mappings": "Mappings (tuning)",
 }
 # What is asked of a group's geometric mean: at least, aim.
-MEANS = {"square": (1.02, 1.08), "contraction": (1.1, 1.5), "tccg": (1.1, 1.5)}
+MEANS = {
+    "square": (1.02, 1.08), "contraction": (1.1, 1.5), "tccg": (1.1, 1.5), "float32": (0.98, 1.05), "float64": (0.98, 1.02),
+    "complex": (0.9, 1.0), "long": (0.95, 1.2), "skinny": (1.0, 1.15),
+}  # fmt: skip
 HEADER = ["work", "dtype", "size", "layout", "config", "ours us", "peer us", "ratio", "spread", "bar", "aim", "verdict"]
 HEADER += ["peer"]
 TEXT = {0, 1, 2, 3, 4, 11, 12}  # columns that are text

@@ -29,9 +29,8 @@ float16, float32, float64 = _np.float16, _np.float32, _np.float64
 __version__ = "0.1.0"
 
 __all__ = [
-    "Array", "Component", "ComponentError", "Config", "ConfigError", "Diagonal", "Dual", "Generated", "GroupPlan",
-    "Matrix", "Plan",
-    "Scalar", "Symmetric", "Tile", "Triangular", "blas", "einsum", "emulate", "epilogues", "float16", "float32", "float64",
-    "get_config", "grouped", "layouts", "linearise", "matmul", "operators", "parallelise", "plan", "plan_grouped", "select", "subdivide",
-    "transforms", "translate", "translate_base", "translate_offset",
+    "Array", "Component", "ComponentError", "Config", "ConfigError", "Diagonal", "Dual", "Generated", "GroupPlan", "Matrix",
+    "Plan", "Scalar", "Symmetric", "Tile", "Triangular", "blas", "einsum", "emulate", "epilogues", "float16", "float32",
+    "float64", "get_config", "grouped", "layouts", "linearise", "matmul", "operators", "parallelise", "plan",
+    "plan_grouped", "select", "subdivide", "transforms", "translate", "translate_base", "translate_offset",
 ]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import cached_property
 from typing import cast
 
-from gemmkit.components import Component, Frozen, freeze, freeze_array
+from gemmkit.components import Component, freeze
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.spec import Shape, Spec, StackShape
+from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.layouts import Layout, Plain
 from gemmkit.per_product import for_products
-from gemmkit.problem import Problem, held_by
+from gemmkit.problem import Call, held_by
 from gemmkit.runtime.arrays import ArrayInfo, unit_axis, whole
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.workspace import on_host, spaces_of
@@ -26,7 +27,7 @@ class Nothing(Component):
 class Compiled:
     """A kernel for a class of problems, and where its arguments lie: shared by all plans of the class."""
 
-    def __init__(self, problem: Problem, out: ArrayInfo):
+    def __init__(self, problem: Call, out: ArrayInfo):
         conf = problem.config
         M, N, K = problem.M, problem.N, problem.K
         c = problem.c if conf.has_c else None

@@ -27,38 +27,28 @@ import copy
 import dataclasses
 import inspect
 import typing
-from functools import cached_property, lru_cache
+from functools import cached_property
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.closures import captured, captured_at, closure_kind, without_captures
+from gemmkit.lang.closures import captured, is_runtime, without_captures
 from gemmkit.lang.component_class import ComponentClass
 from gemmkit.lang.component_types import component_kind
 from gemmkit.lang.errors import ComponentError
-from gemmkit.lang.fingerprint import Reading, digest, read_class, read_closure, read_value
+from gemmkit.lang.fingerprint import Reading, digest, read_class, read_value
+from gemmkit.lang.freezing import Frozen, freeze_function, freeze_runtime, freeze_scalar
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.given import check_fields
-from gemmkit.lang.guards import Fact, Guards, class_version
-from gemmkit.lang.kinds import Kind, kind, number_kind, scalar_kind, view_kind
+from gemmkit.lang.guards import Guards
+from gemmkit.lang.kinds import Kind, kind
 from gemmkit.lang.numba_hooks import typeof_impl, types
+from gemmkit.lang.runtime_fields import Array, Scalar, annotated
 from gemmkit.lang.values import static_maker
-from gemmkit.runtime.arrays import ArrayInfo, alignment, check_aligned, describe, is_array, part_bytes, unit_axis
+from gemmkit.runtime.arrays import ArrayInfo, describe, is_array
 
 __all__ = ["Array", "Component", "ComponentError", "Frozen", "Scalar", "freeze"]
-
-
-if typing.TYPE_CHECKING:                # to a type checker they are what they hold: anything array- or number-like
-    Array = Any
-    Scalar = Any
-else:
-    class Array:
-        """Annotation of a runtime array field: a CuPy array, PyTorch CUDA tensor, NumPy array (emulated), ..."""
-
-    class Scalar:
-        """Annotation of a runtime scalar field: a number. Python numbers are weak (NEP 50), NumPy scalars keep their
-        type."""
 
 
 class Component(metaclass=ComponentClass):
@@ -97,7 +87,7 @@ def _paste_able(component: Any) -> str:
             leading = False
             continue
         text = repr(value.name) if isinstance(value, np.dtype) else repr(value)
-        parts.append(text if leading else f"{field.name}={text}")
+        parts.append(text if leading and not field.kw_only else f"{field.name}={text}")
     return f"{type(component).__qualname__}({', '.join(parts)})"
 
 
@@ -105,57 +95,6 @@ def _same(value: Any, default: Any) -> bool:
     if isinstance(value, np.dtype):
         return default is not None and value == np.dtype(default)
     return type(value) is type(default) and value == default
-
-
-@dataclasses.dataclass
-class Frozen:
-    """A value as a kernel argument: its kind, its fingerprint, and the numbers to pass.
-
-    ``leaves`` are (format code, value) pairs in the order in which Numba flattens the argument; ``arrays`` are the
-    ArrayInfos among them, for checks of device and overlap. ``guards`` tell whether the code and the constants are still
-    those of the fingerprint, ``captures`` whether functions still refer to the same arrays and NumPy scalars. ``places`` are
-    where its functions are written: of two lambdas of one text each is reported at its own line.
-    """
-
-    kind: Any
-    fingerprint: str
-    leaves: list[tuple[str, Any]]
-    arrays: list[ArrayInfo]
-    guards: tuple[Guards, ...] = ()
-    captures: tuple[Fact, ...] = ()
-    places: tuple[Any, ...] = ()
-
-    @property
-    def type(self) -> Any:
-        """Its Numba type, which is made here."""
-        return self.kind.type
-
-
-# -- which fields are runtime -----------------------------------------------------------------------------------------
-
-def annotated(cls: type) -> dict[str, Any]:
-    """Fields whose annotation says that they are runtime."""
-    return _annotated(cls, class_version[0])
-
-
-@lru_cache(maxsize=4096)
-def _annotated(cls: type, _version: int) -> dict[str, Any]:
-    try:
-        hints = typing.get_type_hints(cls)
-    except Exception:                     # names that only a type checker can see: read the text of the annotation
-        hints = {}
-        for base in reversed(cls.__mro__):
-            for name, text in getattr(base, "__annotations__", {}).items():
-                last = str(text).rpartition(".")[2]
-                hints[name] = {"Array": Array, "Scalar": Scalar}.get(last)
-    out = {}
-    for name, hint in hints.items():
-        kinds = set(typing.get_args(hint)) | {hint}
-        if Array in kinds:
-            out[name] = Array
-        elif Scalar in kinds:
-            out[name] = Scalar
-    return out
 
 
 def field_values(component: Any) -> dict[str, Any]:
@@ -222,57 +161,16 @@ def freeze(value: Any, name: str = "value", readonly: bool = False) -> Frozen:
     if isinstance(value, Component):
         return _freeze_component(value, name)
     if isinstance(value, (FunctionType, DeviceFunction)):
-        return _freeze_function(value, name)
+        return freeze_function(value, name)
+    if is_runtime(value):
+        return freeze_runtime(value, name, readonly)
     try:
-        if isinstance(value, ArrayInfo) or is_array(value):
-            info = value if isinstance(value, ArrayInfo) else describe(value, name)
-            frozen = freeze_array(info, readonly=readonly)
-            if frozen.kind.alignment < part_bytes(info.dtype):
-                check_aligned(info, name)
-            return frozen
-        if isinstance(value, np.generic):
-            return freeze_scalar(value)
         make = static_maker(value)
     except TypeError as error:
-        raise TypeError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
+        raise TypeError(f"{name}: {error}") from None
     reading = read_value(value, name)
     text = reading.text
     return Frozen(kind(("static", text), lambda: Kind(text, make)), text, [], [], (reading.guards,))
-
-
-def freeze_array(info: ArrayInfo, unit: int | bool | None = True, align: int | None = None,
-                 readonly: bool = False) -> Frozen:
-    """An array as a view. ``unit`` is the axis of stride 1 (True: find one); a ``readonly`` one cannot be assigned to."""
-    if unit is True:
-        unit = unit_axis(info)
-    align = alignment(info, unit) if align is None else align
-    is_wide = any(extent >= 2**31 for extent in info.shape)
-    made = view_kind(info.dtype, len(info.shape), unit, align, is_wide, readonly)
-    leaves: list[tuple[str, Any]] = [("u64", info.pointer)]
-    leaves += [("i64" if is_wide else "i32", extent) for extent in info.shape]
-    leaves += [("i64", info.strides[axis]) for axis in made.strided_axes]
-    return Frozen(made, str(made), leaves, [info])
-
-
-def freeze_scalar(value: Any) -> Frozen:
-    if isinstance(value, np.generic):
-        made = scalar_kind(value.dtype)
-        if value.dtype.kind == "c":
-            part = f"f{4 * value.dtype.itemsize}"
-            return Frozen(made, str(made), [(part, float(value.real)), (part, float(value.imag))], [])
-        kind = {"f": "f", "i": "i", "u": "u", "b": "u"}.get(value.dtype.kind)
-        if kind is None or (value.dtype.itemsize == 2 and kind == "f"):
-            return Frozen(made, str(made), [("u16", int(value.view(np.uint16)))], [])
-        code = f"{kind}{8 * value.dtype.itemsize}"
-        return Frozen(made, str(made), [(code, value.item() if kind != "u" else int(value))], [])
-    if isinstance(value, bool):
-        return Frozen(number_kind("bool"), "bool", [("u8", int(value))], [])
-    if isinstance(value, int):
-        return (Frozen(number_kind("i32"), "index", [("i32", value)], []) if -2**31 <= value < 2**31
-                else Frozen(number_kind("i64"), "int64", [("i64", value)], []))
-    if isinstance(value, float):
-        return Frozen(number_kind("f64"), "weak float64", [("f64", value)], [])
-    raise TypeError(f"{value!r} ({type(value).__name__}) is not a number that a kernel can take")
 
 
 def _freeze_field(component: Component, field: str, value: Any, path: str) -> tuple[bool, Frozen | None]:
@@ -287,8 +185,8 @@ def _freeze_field(component: Component, field: str, value: Any, path: str) -> tu
             raise TypeError(f"{where}: {error}") from None
     if kind is Array and value is not None and not is_array(value) and not isinstance(value, ArrayInfo):
         raise TypeError(f"{where}: got {type(value).__name__}; an array (CuPy, PyTorch, NumPy under emulation) is needed")
-    if isinstance(value, (np.generic, ArrayInfo)) or is_array(value):
-        return True, freeze(value, where, field not in getattr(cls, "outputs", ()))
+    if is_runtime(value):
+        return True, freeze_runtime(value, where, field not in getattr(cls, "outputs", ()))
     if isinstance(value, (Component, FunctionType)):
         frozen = freeze(value, where)
         return bool(frozen.leaves), frozen
@@ -342,20 +240,6 @@ def further_state(component: Any) -> dict[str, Any]:
             raise TypeError(f"{type(component).__qualname__}.{name}: an array beside the fields would be a constant, and "
                             f"can change in place; declare it as a field, {name}: gk.Array")
     return found
-
-
-def _freeze_function(function: Any, name: str) -> Frozen:
-    values = captured(function)
-    frozen = {key: freeze(value, f"{name}'s captured {key}", readonly=True) for key, value in values.items()}
-    function = getattr(function, "__wrapped__", function)                      # a device function's
-    reading = read_closure(function, values.keys())
-    text, place = "function:" + reading.text, (function.__code__.co_filename, function.__code__.co_firstlineno)
-    made = closure_kind(function, text, place, {key: f.kind for key, f in frozen.items()})
-    leaves = [leaf for f in frozen.values() for leaf in f.leaves]
-    arrays = [info for f in frozen.values() for info in f.arrays]
-    text += "".join(f",{k}:{f.fingerprint}" for k, f in frozen.items())
-    return Frozen(made, text, leaves, arrays, (reading.guards,),
-                  tuple(captured_at(function, key) for key in values), (place,))
 
 
 # -- for Numba -------------------------------------------------------------------------------------------------------

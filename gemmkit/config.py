@@ -1,7 +1,7 @@
 """Configurations: what a kernel computes, and how it is mapped onto the machine.
 
-A `Config` has two parts. The *problem* (layouts, operator, transforms, epilogue, condition) decides the result; the
-*mapping* (tile shapes, warps, shared layouts, order, kernel) only the speed: any legal mapping gives the same result up
+A `Config` has two parts. The `Problem` (layouts, operator, transforms, epilogue, condition) decides the result; the
+`Mapping` (tile shapes, warps, shared layouts, order, kernel) only the speed: any legal mapping gives the same result up
 to rounding. `get_config` fills in what is not given; what is not legal raises `ConfigError`.
 """
 
@@ -32,44 +32,18 @@ from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Identity, Staged, Transform
 
-__all__ = ["TRANSFORMS", "Config", "ConfigError", "get_config"]
+__all__ = ["TRANSFORMS", "Config", "ConfigError", "Mapping", "Problem", "get_config"]
 
 
-@dataclass(frozen=True)
-class Config(Component):
-    """All that specialises a kernel. Make one with `get_config`; ``repr(config)`` can be pasted back."""
+@dataclass(frozen=True, kw_only=True)
+class Problem(Component):
+    """What decides the result."""
 
-    # the problem
     global_a_layout: Layout
     global_b_layout: Layout
     global_c_layout: Layout
     global_d_layout: Layout
     operator: Operator
-    # the mapping
-    block_shape: Tile
-    warps_per_block: int
-    compute_warp: Tile
-    shared_a_layout: Any
-    shared_b_layout: Any
-    shared_c_layout: Any
-    shared_d_layout: Any
-    mem_a_warp: Tile
-    mem_a_thread: Tile
-    mem_b_warp: Tile
-    mem_b_thread: Tile
-    mem_cd_warp: Tile
-    mem_cd_thread: Tile
-    order: Order = Grouped(8)
-    kernel: str = "singlestage"
-    blocks_per_sm: int = 1              # how many blocks a multiprocessor must be able to hold: bounds the registers
-    # the mapping of the warp-specialised kernel (`warps_per_block` are those that multiply)
-    stages: int = 1                     # of the ring in shared memory
-    schedule: str = "cooperative"       # or "pingpong"
-    cluster: Tile = Tile(M=1, N=1)      # blocks that share operands
-    producer_warps: int = 0
-    # the mapping of either kernel
-    splits: int = 1                     # blocks that share the K of a tile, and add up their sums
-    # the problem's functions
     transform_global_to_shared_a: Transform = Identity()
     transform_global_to_shared_b: Transform = Identity()
     transform_global_to_shared_c: Transform = Identity()
@@ -92,15 +66,41 @@ class Config(Component):
                 rule(isinstance(seen, Layout), f"global_{name}_layout", layout, f"its as_operand returned {seen!r}; a "
                       "Layout is needed")
                 object.__setattr__(self, f"global_{name}_layout", seen)
-        validate(self)
 
-    def __repr__(self) -> str:
-        parts = []
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.default is dataclasses.MISSING or repr(value) != repr(field.default):
-                parts.append(f"    {field.name}={value!r},")
-        return "get_config(\n" + "\n".join(parts) + "\n)"
+    @property
+    def has_c(self) -> bool:
+        """Whether there is a C to load: a zero C that no transform changes is not."""
+        return not (isinstance(self.global_c_layout, Zero) and self.transform_global_to_shared_c.is_identity
+                    and self.transform_shared_to_regs_c.is_identity)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mapping(Component):
+    """What decides the speed alone."""
+
+    block_shape: Tile
+    warps_per_block: int
+    compute_warp: Tile
+    shared_a_layout: Any
+    shared_b_layout: Any
+    shared_c_layout: Any
+    shared_d_layout: Any
+    mem_a_warp: Tile
+    mem_a_thread: Tile
+    mem_b_warp: Tile
+    mem_b_thread: Tile
+    mem_cd_warp: Tile
+    mem_cd_thread: Tile
+    order: Order = Grouped(8)
+    kernel: str = "singlestage"
+    blocks_per_sm: int = 1              # how many blocks a multiprocessor must be able to hold: bounds the registers
+    # of the warp-specialised kernel (`warps_per_block` are those that multiply)
+    stages: int = 1                     # of the ring in shared memory
+    schedule: str = "cooperative"       # or "pingpong"
+    cluster: Tile = Tile(M=1, N=1)      # blocks that share operands
+    producer_warps: int = 0
+    # of either kernel
+    splits: int = 1                     # blocks that share the K of a tile, and add up their sums in a cluster
 
     @property
     def threads(self) -> int:
@@ -121,11 +121,44 @@ class Config(Component):
         """Blocks of a cluster."""
         return self.cluster.count * (self.splits if self.family.splits_in_clusters else 1)
 
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Problem, Mapping):
+    """All that specialises a kernel: a problem and a mapping. Make one with `get_config`; ``repr(config)`` can be pasted
+    back."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate(self)
+
+    @classmethod
+    def of(cls, problem: Problem, mapping: Mapping) -> Config:
+        """A problem on a mapping, which may be another's; raises ConfigError where they do not fit."""
+        return cls(**{field.name: getattr(part, field.name) for part, kind in ((problem, Problem), (mapping, Mapping))
+                      for field in dataclasses.fields(kind)})
+
     @property
-    def has_c(self) -> bool:
-        """Whether there is a C to load: a zero C that no transform changes is not."""
-        return not (isinstance(self.global_c_layout, Zero) and self.transform_global_to_shared_c.is_identity
-                    and self.transform_shared_to_regs_c.is_identity)
+    def problem(self) -> Problem:
+        return Problem(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Problem)})
+
+    @property
+    def mapping(self) -> Mapping:
+        return Mapping(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Mapping)})
+
+    @staticmethod
+    def fields() -> list[dataclasses.Field]:
+        """In the order in which errors and ``repr`` name them: the problem's functions come last."""
+        problem = dataclasses.fields(Problem)
+        return [*(field for field in problem if field.default is dataclasses.MISSING), *dataclasses.fields(Mapping),
+                *(field for field in problem if field.default is not dataclasses.MISSING)]
+
+    def __repr__(self) -> str:
+        parts = []
+        for field in self.fields():
+            value = getattr(self, field.name)
+            if field.default is dataclasses.MISSING or repr(value) != repr(field.default):
+                parts.append(f"    {field.name}={value!r},")
+        return "get_config(\n" + "\n".join(parts) + "\n)"
 
     def transforms_of(self, name: str) -> tuple[Transform, Transform]:
         """What A ("a") or B passes on the way to shared memory, and from there. The warp-specialised kernel has no registers
@@ -163,10 +196,12 @@ class Config(Component):
         least = self.operator.minimum_arch
         rule(device.arch >= least, "operator", self.operator, f"its instructions need compute capability {least[0]}."
               f"{least[1]}, and {device.name} has {device.arch[0]}.{device.arch[1]}; take FPUOp")
+        least = self.family.minimum_arch
+        rule(device.arch >= least, "kernel", self.kernel, f"it needs compute capability {least[0]}.{least[1]}, and "
+              f"{device.name} has {device.arch[0]}.{device.arch[1]}; take kernel='singlestage'")
         rule(self.splits == 1 or not self.family.splits_in_clusters or device.arch >= (9, 0), "splits", self.splits,
-             f"with kernel={self.kernel!r} blocks share K in a cluster, which needs "
-             f"compute capability 9.0, and {device.name} has {device.arch[0]}.{device.arch[1]}; take splits=1, or "
-             "kernel='multistage'")
+              f"blocks share K in a cluster, which needs compute capability 9.0, and {device.name} has {device.arch[0]}."
+              f"{device.arch[1]}; take splits=1, or kernel='multistage'")
         needed = self.spec().shared_bytes
         if needed > device.shared_memory_per_block:
             raise ConfigError(f"block_shape={self.block_shape!r} needs {needed} bytes of shared memory with these "
@@ -185,7 +220,7 @@ def get_config(*, operator: Operator, global_a_layout: Layout, gemm_shape: Any =
     ``gemm_shape`` (a dict or Tile of M, N, K; a dict may have ``batch``, the number of products of a stack) helps to choose
     tiles and decides nothing else. Every field of `Config` may
     be given; missing ones get: B's layout that of A, no C, D's layout that of A in the accumulator's dtype, a block shape
-    by `gemmkit.tuning.defaults`, shared layouts in the order of the global ones, padded by 16 bytes.
+    by `gemmkit.tuning`, shared layouts in the order of the global ones, padded by 16 bytes.
 
     Raises ConfigError for a combination that no kernel can carry out, TypeError for an unknown field.
 
@@ -194,9 +229,9 @@ def get_config(*, operator: Operator, global_a_layout: Layout, gemm_shape: Any =
     >>> config.block_shape, config.warps_per_block
     (Tile(M=128, N=256, K=128), 8)
     """
-    from gemmkit.tuning import defaults
+    from gemmkit.tuning.complete import complete
 
-    known = {field.name for field in dataclasses.fields(Config)}
+    known = {field.name for field in Config.fields()}
     unknown = set(fields) - known
     if unknown:
         raise TypeError(f"get_config() got unknown fields {', '.join(sorted(unknown))}; the fields are "
@@ -204,7 +239,7 @@ def get_config(*, operator: Operator, global_a_layout: Layout, gemm_shape: Any =
     values = dict(fields, operator=operator, global_a_layout=global_a_layout)
     check_fields(values)
     device = device_given(device)
-    defaults.fill(values, _sizes(gemm_shape), device, _products(gemm_shape))
+    complete(values, _sizes(gemm_shape), device, _products(gemm_shape))
     config = Config(**values)
     config.check_device(device)
     return config

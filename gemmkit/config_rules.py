@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from gemmkit.components import Component
@@ -35,7 +34,7 @@ TRANSFORMS = (
 
 def validate(config: Config) -> None:
     """Raise ConfigError for the first rule that a configuration breaks."""
-    check_fields({field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
+    check_fields({field.name: getattr(config, field.name) for field in config.fields()})
     config.family.validate(config)
     _validate_dtypes(config)
 

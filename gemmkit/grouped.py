@@ -217,7 +217,8 @@ def _check_kinds(n: int, infos: Sequence[ArrayInfo | None], planned: Sequence[An
                              f"{'with' if info is None else 'without'} it")
         if info is not None and (info[1:6] != kind[0][:5] or alignment(info) < kind[1]):
             raise ValueError(f"{name}[{n}] differs from the plan's in shape, strides, dtype, device or alignment "
-                             f"({info.shape}, {info.strides}, {info.dtype}; planned {kind[0][:3]}); make another plan, or call grouped")
+                             f"({info.shape}, {info.strides}, {info.dtype}; planned {kind[0][:3]}); make another plan, or "
+                             "call grouped")
 
 
 def _problems(lists: list[list[Any]], conf: Config | None, keywords: dict[str, Any]) -> list[Problem]:

@@ -24,7 +24,7 @@ from gemmkit.components import freeze
 from gemmkit.config import Config, _products, device_given
 from gemmkit.config import _sizes as sizes_given
 from gemmkit.layouts import Layout, Plain, Zero
-from gemmkit.problem import HOST, Problem
+from gemmkit.problem import HOST, Call
 from gemmkit.runtime.arrays import ArrayInfo, describe
 from gemmkit.runtime.assemble import Assembled, ResourceUsage, assemble, disassemble, instruction_counts
 from gemmkit.runtime.compile import to_ptx
@@ -107,7 +107,7 @@ def compile_config(conf: Config, *, device: DeviceInfo | None = None, gemm_shape
             infos[name] = imagined and imagined._replace(steps=steps)
     a, b, out = infos["a"], infos["b"], infos["out"]
     assert a is not None and b is not None and out is not None
-    compiled = Compiled(Problem(M, N, K, conf, a, b, infos["c"], out, device, stack), out)
+    compiled = Compiled(Call(M, N, K, conf, a, b, infos["c"], out, device, stack), out)
     ptx = to_ptx(conf.family.kernel, tuple(argument.type for argument in compiled.arguments), conf.threads, device,
                  conf.blocks_per_sm)
     return CompiledKernel(conf, device, ptx, assemble(ptx, device.arch_name))

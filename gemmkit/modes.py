@@ -5,9 +5,9 @@ nothing at once; and a tile should cover whole lines of memory. Where the tensor
 extent v w and stride s is one of extent v and stride s, and one of extent w and stride s v.
 
 * One tensor leads: ``v`` elements of its fastest mode, 16 bytes, come first. Its accesses are vectors.
-* Where another mode is the other tensor's fastest (*at odds*), as many elements of that come next. Its neighbours in
-  memory are then v apart in the product, like the teeth of a comb, and a thread that takes all v teeth moves vectors of both
-  (`gemmkit.layouts.Tensor`, ``comb``).
+* Where another mode is the other tensor's fastest (the unit-stride modes conflict: the tensors are *at odds*), as many
+  elements of that come next. Elements contiguous in the second tensor are then v apart in the matrix, as the teeth of a comb
+  are: a thread that owns all v interleaved vectors accesses both tensors in vectors (`gemmkit.layouts.Tensor`, ``comb``).
   Of equally large tensors it is two or three such vectors, for memory moves sectors of 32 bytes.
 * Where the other tensor is written, it never leads, and if it is the larger no more than four elements of what leads come
   first: parts of sectors cost more to write than to read.

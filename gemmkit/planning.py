@@ -8,13 +8,14 @@ from typing import Any, cast
 
 from gemmkit.compiled import Compiled
 from gemmkit.component_arrays import ALONGSIDE, Held, arrays_of, check_held
-from gemmkit.components import Frozen, anew, freeze, without_arrays
+from gemmkit.components import anew, freeze, without_arrays
 from gemmkit.config import Config
 from gemmkit.emulator.mode import current_mode
+from gemmkit.lang.freezing import Frozen
 from gemmkit.lang.guards import Guards
 from gemmkit.matrices import Matrix, arrays, unwrapped
 from gemmkit.per_product import component_for_products
-from gemmkit.problem import Problem, check_out, check_places, describe_all, held_by, resolve
+from gemmkit.problem import Call, check_out, check_places, describe_all, held_by, resolve
 from gemmkit.runtime.arrays import (
     ArrayInfo,
     alignment,
@@ -82,11 +83,11 @@ class Plan:
         self._prepare(problem)
 
     @staticmethod
-    def _resolve(infos: tuple[Any, Any, Any, Any], conf: Config | None, keywords: dict[str, Any]) -> Problem:
+    def _resolve(infos: tuple[Any, Any, Any, Any], conf: Config | None, keywords: dict[str, Any]) -> Call:
         """What the call asks for, by the code of the components as it is now: what they remember of properties goes."""
         return resolve(*infos, anew(conf), {name: anew(value) for name, value in keywords.items()})
 
-    def _prepare(self, problem: Problem) -> None:
+    def _prepare(self, problem: Call) -> None:
         """All that depends on the components' code."""
         self.config = problem.config
         self.shape = problem.M, problem.N, problem.K

@@ -24,7 +24,7 @@ from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, is_array,
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.stacks import check_steps, first_matrices, first_matrix, leading, stack_of
 from gemmkit.transforms import Transform
-from gemmkit.tuning import algebras, hopper, mappings
+from gemmkit.tuning import algebras, hopper, mappings, multistage_mappings
 from gemmkit.tuning.operators import algebra_of, operator_for, result_dtype, sized
 
 HOST = -1
@@ -36,7 +36,7 @@ KEYWORDS = (*FUNCTIONS, *LAYOUTS, "operator", "gemm_shape")
 
 
 @dataclass
-class Problem:
+class Call:
     """A checked call: sizes, configuration and operands (``out`` is None when it is still to be made).
 
     Of a stack of products the operands are those of the first; ``stack`` is its shape, None for a single product.
@@ -65,7 +65,7 @@ class Problem:
 
 
 def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | None, conf: Config | None,
-            keywords: dict[str, Any]) -> Problem:
+            keywords: dict[str, Any]) -> Call:
     """Check a call and complete what it leaves open. Raises ValueError, TypeError or ConfigError; see `matmul`."""
     unknown = set(keywords) - set(KEYWORDS)
     if unknown:
@@ -106,7 +106,7 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     _check_functions(conf, M, N, K, stack)
     check_held(held_by(conf), {name: info and whole(info) for name, info in infos.items()}, () if out is None else (out,))
     assert infos["a"] is not None and infos["b"] is not None
-    return Problem(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device, stack)
+    return Call(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device, stack)
 
 
 # -- where the arrays are ---------------------------------------------------------------------------------------------
@@ -224,9 +224,11 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     c = layouts["c"]
     operator = keywords.get("operator")
     fields = dict(keywords)
-    if operator is None and mappings.applies(a.dtype, b.dtype, fields, device):
-        operator, mapping = hopper.choice(a, b, infos, fields, sizes, device, products)
-        fields = {**mapping, **fields}
+    found = multistage_mappings.choice(a, b, fields, sizes, device, products)
+    if found is None and operator is None and mappings.applies(a.dtype, b.dtype, fields, device):
+        found = hopper.choice(a, b, infos, fields, sizes, device, products)
+    if found is not None:
+        operator, fields = found[0], {**found[1], **fields}
     if operator is None and algebra_of(a.dtype) is not None and a.dtype == b.dtype:
         operator = algebra_of(a.dtype)
     fields["operator"] = operator

@@ -17,8 +17,8 @@ Four operations:
 >>> linearise(translate(tiles[0], M=16, N=0).index, (64, 64))
 84
 
-The same functions work in device code. There a loop over tiles is written ``for i in range(len(tiles)): tile =
-tiles[i]``: the compiler unrolls and folds it, which it cannot do with an iterator's state.
+The same functions are device code (:mod:`gemmkit.lang.aggregates`). There a loop over tiles is written ``for i in
+range(len(tiles)): tile = tiles[i]``: the compiler unrolls and folds it, which it cannot do with an iterator's state.
 """
 
 from __future__ import annotations
@@ -31,23 +31,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gemmkit.lang import tiles as _device
-from gemmkit.lang.atoms import Atom
-from gemmkit.lang.tile_rules import (
-    Division,
-    check_distances,
-    check_linearisation,
-    dimensions_of,
-    division,
-    named_dimensions,
-)
-from gemmkit.lang.tile_types import TileType, register_tile
+from gemmkit.lang.aggregates import Aggregate, AggregateType, Number, traced
+from gemmkit.lang.numba_hooks import typeof_impl
+from gemmkit.tile_division import Division, division
 
 __all__ = ["Coord", "Division", "Tile", "Tiles", "division", "linearise", "parallelise", "project", "subdivide",
            "translate", "translate_base", "translate_offset"]
 
 
-class Coord(tuple[int, ...]):
+class Coord(tuple[Any, ...], Aggregate):
     """A named position or extent: ``coord.M``, ``coord[0]``, iterable in dimension order."""
 
     __slots__ = ()
@@ -55,6 +47,18 @@ class Coord(tuple[int, ...]):
 
     def __new__(cls, names: tuple[str, ...], values: Sequence[int]) -> Coord:
         return tuple.__new__(_coord_class(names), values)
+
+    def __parts__(self) -> tuple[Any, tuple]:
+        """A tile's size is compile-time, a position is not."""
+        return (None, tuple(self)) if any(type(value) is not int for value in self) else (tuple(self), ())
+
+    @classmethod
+    def __of_parts__(cls, static: Any, numbers: tuple) -> Coord:
+        return tuple.__new__(cls, numbers if static is None else static)
+
+    @classmethod
+    def __text__(cls, static: Any) -> str:
+        return f"Coord({','.join(cls.names)})" if static is None else f"Size({_text(cls.names, static)})"
 
     def __getattr__(self, name: str) -> int:
         raise AttributeError(f"no dimension {name!r} among {', '.join(self.names)}")
@@ -84,6 +88,10 @@ def _coord_class(names: tuple[str, ...]) -> type[Coord]:
     return type("Coord", (Coord,), {"__slots__": (), "names": names, **fields})
 
 
+def _text(names: Sequence[str], extents: Sequence[int]) -> str:
+    return ",".join(f"{n}={s}" for n, s in zip(names, extents))
+
+
 class _Form:
     """What tiles of one size have in common, made once: a thread of the emulator goes through thousands of tiles."""
 
@@ -107,7 +115,7 @@ def _form(names: tuple[str, ...], extents: tuple[int, ...]) -> _Form:
     return _Form(names, extents)
 
 
-class Tile:
+class Tile(Aggregate):
     """A block of an iteration space: a named compile-time size, and a position.
 
     Dimension names may be any identifiers; those of one letter can be projected as an attribute (``tile.MN``), others
@@ -166,11 +174,23 @@ class Tile:
         known = self._form.projections
         if name not in known:
             try:
-                known[name] = self._form.projection(dimensions_of(name, self._form.names))
+                known[name] = self._form.projection(_dimensions_of(name, self._form.names))
             except KeyError as error:
                 raise AttributeError(error.args[0]) from None
         form, pick = known[name]
         return _at(form, pick(self._base), pick(self._offset))
+
+    def __parts__(self) -> tuple[Any, tuple]:
+        return self._form, (*self._base, *self._offset)
+
+    @classmethod
+    def __of_parts__(cls, form: _Form, numbers: tuple) -> Tile:
+        middle = len(form.names)
+        return _at(form, numbers[:middle], numbers[middle:])
+
+    @classmethod
+    def __text__(cls, form: _Form) -> str:
+        return f"Tile({_text(form.names, form.extents)})"
 
     def __reduce__(self) -> Any:
         return Tile.at, self._state()
@@ -193,7 +213,7 @@ class Tile:
     def __device_type__(self) -> Any:
         if any(self._base) or any(self._offset):
             raise TypeError(f"{self!r} cannot be a compile-time value: only a tile at the origin can")
-        return TileType(self.names, self.extents)
+        return AggregateType(Tile, self._form, 2 * len(self.names))
 
 
 _new_tuple, _new_tile = tuple.__new__, object.__new__
@@ -219,20 +239,49 @@ def _extent(name: str, extent: Any) -> int:
     return value
 
 
+def _dimensions_of(projection: str, names: tuple[str, ...]) -> list[int]:
+    """The dimensions that ``tile.<projection>`` names, in its order; raises KeyError with a reason."""
+    if projection in names:
+        return [names.index(projection)]
+    chosen = [names.index(letter) if letter in names else -1 for letter in projection]
+    if not chosen or -1 in chosen or len(set(chosen)) != len(chosen):
+        raise KeyError(f"{projection!r} does not project a tile of dimensions {', '.join(names)}")
+    return chosen
+
+
 def _project(tile: Tile, *names: str) -> Tile:
     """Keep the named dimensions, in this order; raises ValueError for a name that the tile lacks."""
-    form, pick = tile._form.projection(named_dimensions(tile, names))
+    missing = [name for name in names if name not in tile.names]
+    if missing or not names:
+        raise ValueError(f"project: {missing or 'nothing'} is not among the dimensions {', '.join(tile.names)}")
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"project: {name} is named twice")
+    form, pick = tile._form.projection([tile.names.index(name) for name in names])
     return _at(form, pick(tile._base), pick(tile._offset))
 
 
-class Tiles:
+class Tiles(Aggregate):
     """The sub-tiles of one worker: ``len(tiles)``, ``tiles[i]``, iterable in Python."""
 
     __slots__ = ("division", "form", "tile", "worker")
 
-    def __init__(self, tile: Tile, division: Division, worker: int):
+    def __init__(self, tile: Tile, division: Division, worker: Any):
         self.tile, self.division, self.worker = tile, division, worker
         self.form = _form(tile._form.names, division.tiling)
+
+    def __parts__(self) -> tuple[Any, tuple]:
+        return (self.tile._form, self.division), (*self.tile.__parts__()[1], self.worker)
+
+    @classmethod
+    def __of_parts__(cls, static: Any, numbers: tuple) -> Tiles:
+        form, division = static
+        return Tiles(Tile.__of_parts__(form, numbers[:-1]), division, numbers[-1])
+
+    @classmethod
+    def __text__(cls, static: Any) -> str:
+        form, division = static
+        return f"Tiles({Tile.__text__(form)}/{_text(form.names, division.tiling)}/{division.count}/{division.order})"
 
     def __len__(self) -> int:
         return self.division.steps(self.worker)
@@ -245,16 +294,20 @@ class Tiles:
         return (self[step] for step in range(len(self)))
 
 
-def _tiles(tile: Tile, tiling: Tile, index: int, count: int, order: str) -> Tiles:
+def _tiles(tile: Tile, tiling: Tile, index: Any, count: Any, order: str) -> Tiles:
     if not isinstance(tile, Tile) or not isinstance(tiling, Tile):
         raise TypeError(f"parallelise: tile={tile!r}, tiling={tiling!r}; two Tiles are needed")
+    if isinstance(count, Number):
+        raise ValueError("parallelise: count must be a compile-time number in device code")
     how = division(tile, tiling, count, order)
-    if not isinstance(index, (int, np.integer)) or not 0 <= index < count:
+    if not isinstance(index, Number) and (not isinstance(index, (int, np.integer)) or not 0 <= index < count):
         raise ValueError(f"parallelise: index is {index!r}; the workers are 0 to {count - 1}")
     return Tiles(tile, how, index)
 
 
-register_tile(Tile)
+@typeof_impl.register(Tile)
+def _typeof(value: Tile, c: Any) -> Any:
+    return value.__device_type__()
 
 
 def _parallelise(tile: Tile, tiling: Tile, index: int, count: int, order: str = "column") -> Tiles:
@@ -275,9 +328,18 @@ def _subdivide(tile: Tile, tiling: Tile, index: int, count: int, order: str = "c
 def _moved(tile: Tile, position: tuple, distances: tuple[int, ...], by: dict[str, int]) -> tuple:
     """``position`` and these distances from it."""
     if by or len(distances) != len(position):
-        check_distances(tile, distances, by)
+        _check_distances(tile, distances, by)
         distances = tuple(by.get(name, 0) for name in tile.names)
     return tuple(map(operator.add, position, distances))
+
+
+def _check_distances(tile: Tile, distances: tuple, by: dict[str, Any]) -> None:
+    """Raise ValueError unless these distances, by position or by name, are a tile's."""
+    if distances and (by or len(distances) != len(tile.names)):
+        raise ValueError(f"translate: give one distance for each of {', '.join(tile.names)}, or name them")
+    unknown = set(by) - set(tile.names)
+    if unknown:
+        raise ValueError(f"translate: {', '.join(sorted(unknown))} is not among the dimensions {', '.join(tile.names)}")
 
 
 def _not_moved(tile: Any, distances: tuple, by: dict[str, Any]) -> str:
@@ -312,10 +374,14 @@ def _linearise(coord: Any, shape: Any, order: str = "column") -> int:
         values, extents = tuple(coord), tuple(shape)
     except TypeError:
         raise TypeError(f"linearise: coord={coord!r}, shape={shape!r}; two tuples of numbers are needed") from None
-    check_linearisation(len(values), len(extents), order)
+    if len(values) != len(extents):
+        raise ValueError(f"linearise: coord has {len(values)} coordinates and shape {len(extents)} extents; both need as "
+                         "many")
+    if not isinstance(order, str) or order not in ("column", "row"):
+        raise ValueError(f'linearise: order is {order!r}; it is "column" or "row"')
     if order == "row":
         values, extents = values[::-1], extents[::-1]
-    linear = 0
+    linear: Any = 0
     try:
         for value, extent in zip(reversed(values), reversed(extents)):
             linear = linear * extent + value
@@ -324,10 +390,10 @@ def _linearise(coord: Any, shape: Any, order: str = "column") -> int:
     return linear
 
 
-project = Atom("project", _device.type_project, _project)
-parallelise = Atom("parallelise", _device.type_parallelise, _parallelise)
-subdivide = Atom("subdivide", _device.type_subdivide, _subdivide)
-translate = Atom("translate", _device.type_translate("base"), _translate)
-translate_base = Atom("translate_base", _device.type_translate("base"), _translate)
-translate_offset = Atom("translate_offset", _device.type_translate("offset"), _translate_offset)
-linearise = Atom("linearise", _device.type_linearise, _linearise)
+project = traced("project", _project)
+parallelise = traced("parallelise", _parallelise)
+subdivide = traced("subdivide", _subdivide)
+translate = traced("translate", _translate)
+translate_base = traced("translate_base", _translate)
+translate_offset = traced("translate_offset", _translate_offset)
+linearise = traced("linearise", _linearise)

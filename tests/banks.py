@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import unittest.mock
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,13 +34,13 @@ class Seen:
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[Seen]:
-    """Records the accesses to shared memory that threads of the emulator make meanwhile."""
+def recorded(only: Callable[[Any], bool] = lambda thread: True) -> Iterator[Seen]:
+    """Records the accesses to shared memory that threads of the emulator (those of which ``only`` is true) make meanwhile."""
     seen = Seen()
     counts: dict[Any, int] = defaultdict(int)
 
     def note(thread: Any, memory: Any, accesses: dict[Any, list[Access]], at: int, size: int) -> None:
-        if memory is thread.block.shared:
+        if memory is thread.block.shared and only(thread):
             counts[id(accesses), id(thread)] += 1
             warp = id(thread.block), thread.index // 32, counts[id(accesses), id(thread)]
             accesses[warp].append((thread.index % 32, int(at), int(size)))

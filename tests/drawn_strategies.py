@@ -15,6 +15,7 @@ from tests.drawn import ALGEBRAS, ORDERS, Family, Place, Problem, config_of, ope
 
 F16, BF16, F32, F64 = "float16", "bfloat16", "float32", "float64"
 FP8 = ("float8_e4m3fn", "float8_e5m2")
+MORE_TENSOR = ((F64, F64), (F64, F64), ("int8", "int32"))
 TENSOR = ((F16, F32), (F16, F32), (F16, F16), (BF16, F32))
 FPU = ((F32, F32, F32), (F32, F32, F32), (F32, F32, F64), (F64, F64, F64), (F16, F16, F32), (BF16, BF16, F32), (F16, F32, F32),
        ("int8", "int8", "int32"), ("uint8", "uint8", "int32"), ("int8", "uint8", "int32"), ("int16", "int16", "int32"),
@@ -62,13 +63,15 @@ def draw_operator(draw: Any, kernel: str, reach: Reach) -> tuple:
         return "wgmma", pick(draw, *allowed), a, b, accumulator, 0
     kind = pick(draw, "mma", "mma", "wmma", "fpu", "fpu", "semiring", "algebra")
     if kind == "mma":
-        return "mma", *pick(draw, *TENSOR)
+        return "mma", *pick(draw, *TENSOR, *(MORE_TENSOR if kernel == "multistage" else ()))
     if kind == "wmma":
         return "wmma", *pick(draw, (16, 16), (8, 32), (32, 8)), *pick(draw, *TENSOR)
     if kind == "fpu":
         return "fpu", *pick(draw, *FPU), *pick(draw, *FPU_SHAPES)
     if kind == "semiring":
         return "semiring", *pick(draw, *SEMIRING), *pick(draw, *FPU_SHAPES)
+    if kernel == "multistage" and often(draw, 3):
+        return "algebra", pick(draw, "complex", "complex", "dual"), ("mma", F64, F64)
     base = ("mma", *pick(draw, *TENSOR)) if often(draw, 5) else ("fpu", *pick(draw, *FPU[:6]), *pick(draw, *FPU_SHAPES[:4]))
     name = pick(draw, "complex", "complex", "dual", "dual", *ALGEBRAS)
     return "algebra", name, base
@@ -194,6 +197,25 @@ def draw_singlestage(draw: Any, operator: tuple, reach: Reach) -> tuple:
     return tuple(fields)
 
 
+def draw_multistage(draw: Any, operator: tuple, reach: Reach) -> tuple:
+    """A ring of any length, k-tiles of an odd and an even number of steps; shared layouts and moves drawn, or the defaults'."""
+    m, n, k = operator_of(operator).shape
+    rows, columns = pick(draw, (1, 1), (2, 1), (1, 2), (2, 2), *(() if reach.emulated else ((4, 1), (2, 4), (1, 3))))
+    most = 1 if operator[0] == "algebra" or m * n > 256 else 2
+    warp = m * draw(st.integers(1, most)), n * draw(st.integers(1, most))
+    steps = pick(draw, *(d for d in (1, 2, 3, 4, 8, 16) if 2 <= k * d <= 64))
+    block = warp[0] * rows, warp[1] * columns, k * steps
+    fields: list[tuple] = [("kernel", "multistage"), ("block_shape", block), ("compute_warp", (*warp, block[2])), ("warps_per_block", rows * columns),
+                           ("order", pick(draw, *ORDERS)), ("stages", pick(draw, 2, 3, 3, 4, 5))]
+    if often(draw, 4):                         # of which cp.async brings what lies so in memory; the defaults have more of it
+        fields += [(f"shared_{name}_layout", (pick(draw, 0, 1), draw(st.integers(0, 3)))) for name in "ab"]
+        fields += [draw_moves(draw, "a", (block[0], block[2])), draw_moves(draw, "b", block[:0:-1])]
+    if often(draw, 3):
+        fields += [(f"shared_{name}_layout", (pick(draw, 0, 1), draw(st.integers(0, 3)))) for name in "cd"]
+        fields.append(draw_moves(draw, "cd", block[:2]))
+    return tuple(fields)
+
+
 def draw_warp_specialised(draw: Any, operator: tuple, d_dtype: str, reach: Reach) -> tuple[tuple, tuple]:
     """(the operator, with its promotion; the mapping)."""
     _, N, a, b, accumulator, _ = operator
@@ -230,7 +252,7 @@ def families(draw: Any, reach: Reach, kernel: str = "") -> Family:
     """A family with a legal mapping; what gemmkit refuses is counted in `refused` and drawn anew."""
     if draw(st.integers(0, 2**31 - 1)) == 0:
         reject()                                                       # hypothesis begins every search with the same one
-    kernel = kernel or pick(draw, "singlestage", "singlestage", "warp_specialised")
+    kernel = kernel or pick(draw, "singlestage", "multistage", "multistage", "warp_specialised")
     operator = draw_operator(draw, kernel, reach)
     dtypes = dtypes_of(operator)
     a, b = draw_operand(draw, "a", dtypes[0], operator), draw_operand(draw, "b", dtypes[1], operator)
@@ -255,7 +277,7 @@ def families(draw: Any, reach: Reach, kernel: str = "") -> Family:
             operator = (operator[0], 16 if np.dtype(d.dtype).itemsize < 4 else 8, *operator[2:])
         operator, mapping = draw_warp_specialised(draw, operator, d.dtype, reach)
     elif call != "dispatch":
-        mapping = draw_singlestage(draw, operator, reach)
+        mapping = {"singlestage": draw_singlestage, "multistage": draw_multistage}[kernel](draw, operator, reach)
     residues = draw(st.tuples(*[st.sampled_from((0, 0, 8, *range(16)))] * 3))
     family = Family(operator, a, b, c, d, transforms, epilogue, mapping, call, residues, pick(draw, *EDGES))
     first, second = family.is_square

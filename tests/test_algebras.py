@@ -238,8 +238,10 @@ def test_arrays_that_do_not_fit() -> None:
             Interleaved("float32")
         with pytest.raises(gk.ConfigError, match="numbers have 2 parts .*which would be lost"):
             gk.matmul(a[..., :2].copy(), a[..., :2].copy(), operator=DUAL, out=np.zeros((4, 4), np.float32))
-        with pytest.raises(gk.ConfigError, match="an algebra's numbers are in planes"):
-            gk.get_config(operator=COMPLEX, global_a_layout=RowMajor("c8"), shared_a_layout=Padded(ColMajor("c8"), 2))
+        with pytest.raises(gk.ConfigError, match="an algebra's numbers are in planes"):       # ldmatrix loads no numbers
+            gk.get_config(operator=COMPLEX.with_base(MMAOp()), kernel="singlestage",
+                          global_a_layout=Interleaved(COMPLEX.number_dtype("f2")),
+                          shared_a_layout=Padded(ColMajor(COMPLEX.number_dtype("f2")), 4))
         with pytest.raises(TypeError, match=r"alpha is 1j; a real number is needed"):
             gk.blas.gemmEx("N", "N", 1j, a[..., :2].copy(), a[..., :2].copy(), 0.0, np.zeros((4, 4, 2), np.float16), operator=DUAL)
 

@@ -81,7 +81,7 @@ def test_tables(machine: Any, algebra: Algebra, orders: str, rng: np.random.Gene
 @on_machines
 @pytest.mark.parametrize("K", [4, 12, 16, 20, 32, 36, 100])
 def test_ends_along_k(machine: Any, K: int, rng: np.random.Generator) -> None:
-    """The engine brings zeros for what is beyond; of A, and of B in its own order."""
+    """TMA brings zeros for what is beyond; of A, and of B in its own order."""
     for orders in ("NN", "NT"):
         check(machine, COMPLEX, (65, 20, K) if machine.emulated else (517, 260, K), rng, orders)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit.components import freeze
-from gemmkit.config import TRANSFORMS
+from gemmkit.config import TRANSFORMS, Config
 from gemmkit.kernels.rasterisation import Columns, Grouped
 from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, Padded, RowMajor, Zero
@@ -145,7 +146,7 @@ RULES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "epilogue class": (dict(epilogue=epilogues.Default), ("epilogue=<class", "an instance of Epilogue")),
     "order": (dict(order="columns"), ("order='columns'", "an instance of Order is needed")),
     "condition": (dict(condition=max), ("condition=<built-in", "an instance of Condition is needed")),
-    "kernel": (dict(kernel="fastest"), ("kernel='fastest'", "the kernels are singlestage")),
+    "kernel": (dict(kernel="fastest"), ("kernel='fastest'", "the kernels are singlestage, multistage, warp_specialised")),
     "transform": (dict(transform_regs_to_shared_d=abs), ("transform_regs_to_shared_d=", "transforms.Elementwise")),
     "a tile": (dict(mem_a_thread=(1, 8)), ("mem_a_thread=(1, 8)", "a Tile is needed")),
     "global a": (dict(global_a_layout="row"), ("global_a_layout='row'", "a Layout is needed", "RowMajor('float16')")),
@@ -238,3 +239,23 @@ def test_parts_that_cannot_be(make_it: Any, says: tuple[str, ...]) -> None:
         make_it()
     for words in says:
         assert words in str(caught.value)
+
+
+def test_a_mapping_goes_with_another_problem() -> None:
+    """The two parts of a configuration are objects of their own."""
+    config = gk.get_config(operator=operators.FPUOp(), global_a_layout=RowMajor("f4"))
+    other = dataclasses.replace(config, epilogue=epilogues.ReLU())
+    assert config.mapping == other.mapping and config.problem != other.problem
+    assert Config.of(other.problem, config.mapping) == other
+    assert repr(Config.of(config.problem, config.mapping)) == repr(config)
+    wider = dataclasses.replace(config.mapping, blocks_per_sm=2)
+    assert Config.of(config.problem, wider) == dataclasses.replace(config, blocks_per_sm=2)
+    with pytest.raises(gk.ConfigError, match="blocks_per_sm"):
+        Config.of(config.problem, dataclasses.replace(config.mapping, blocks_per_sm=0))
+
+
+def test_repr_names_fields_in_one_order() -> None:
+    config = gk.get_config(operator=operators.FPUOp(), global_a_layout=RowMajor("f4"), epilogue=epilogues.ReLU())
+    names = re.findall(r"^    (\w+)=", repr(config), re.M)
+    assert names[:6] == ["global_a_layout", "global_b_layout", "global_c_layout", "global_d_layout", "operator", "block_shape"]
+    assert names[-1] == "epilogue"

@@ -102,7 +102,7 @@ def operands() -> tuple[np.ndarray, ...]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ordinal", ORDINALS)
-@pytest.mark.parametrize("size", [65, 1024], ids=["odd", "copy engine"])
+@pytest.mark.parametrize("size", [65, 1024], ids=["odd", "TMA"])
 def test_cupy_arrays_on_any_device(ordinal: int, size: int) -> None:
     import cupy
 

@@ -28,7 +28,7 @@ from tests.machines import MACHINES, on_machines
 
 SEED = int(os.environ.get("GEMMKIT_SEED", "0"))                        # conftest.py has set it
 GPU_SHARDS, GPU_FAMILIES, GPU_PROBLEMS = 60, 4, 10                     # 2,400 cases
-SHARDS, FAMILIES, PROBLEMS = 8, 3, 2                                   # in the emulator
+SHARDS, FAMILIES, PROBLEMS = 12, 3, 2                                   # in the emulator
 PHASES = [Phase.generate, *([Phase.shrink] if os.environ.get("GEMMKIT_SHRINK") else [])]
 
 
@@ -67,10 +67,10 @@ def check(machine: Any, reach: Reach, key: str, count: tuple[int, int], kernel: 
     assert len(done) == count[0] * count[1], f"{len(done)} different cases were computed, not {count[0]} x {count[1]}"
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_drawn_cases(shard: int, record_property: Any) -> None:
-    kernel = ("singlestage", "warp_specialised")[shard % 2]
+    kernel = ("singlestage", "multistage", "warp_specialised")[shard % 3]
     check(MACHINES["emulator"], Reach(True), str(shard), (FAMILIES, PROBLEMS), kernel, record_property)
 
 

@@ -112,7 +112,7 @@ def test_pieces_of_4_and_8_bytes(machine: Any, inner: tuple, count: int, rng: np
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("which", ["a", "b"])
-def test_beside_the_copy_engine(machine: Any, which: str, rng: np.random.Generator) -> None:
+def test_beside_tma(machine: Any, which: str, rng: np.random.Generator) -> None:
     a, b = operands(rng, 72, 40, 88)
     d, plan = run(machine, a, b, which=which)
     assert np.array_equal(d, a.astype(F32) @ b.astype(F32))

@@ -62,7 +62,7 @@ ASKED = """
         out[0] = shape.M + shape.K
 
     import numpy as np
-    from gemmkit.components import freeze_array
+    from gemmkit.lang.freezing import freeze_array
     from gemmkit.runtime.arrays import describe
     assert ".entry" in to_ptx(kernel, (shape, freeze_array(describe(np.zeros(4, np.int32), "out")).type), 32, H100)
 """

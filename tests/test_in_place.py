@@ -1,4 +1,4 @@
-"""Operands that the copy engine brings and the producer's warps change where they lie: turned, or transformed.
+"""Operands that TMA brings and the producer's warps change where they lie: turned, or transformed.
 
 The schedules, edges and captured arrays of transforms are tested with the other slots (`test_warp_specialised_slots`).
 """
@@ -106,7 +106,7 @@ def test_triangular_operands_are_masked_where_they_lie(machine: Any, half: str, 
 
 
 @pytest.mark.parametrize("columns, turns", [(96, True), (95, False)])
-def test_rows_that_the_engine_cannot_take_are_turned_on_the_way(columns: int, turns: bool) -> None:
+def test_rows_that_tma_cannot_take_are_turned_on_the_way(columns: int, turns: bool) -> None:
     conf = mapping("two", WGMMAOp(32, F32))
     a, b = np.zeros((64, 64), F32), np.zeros((64, columns), F32)
     spec = spec_of(conf, a, b)
@@ -114,7 +114,7 @@ def test_rows_that_the_engine_cannot_take_are_turned_on_the_way(columns: int, tu
 
 
 def test_both_or_none() -> None:
-    """An operand is changed in place only beside one that the engine moves too: the producer has one way at a time."""
+    """An operand is changed in place only beside one that TMA moves too: the producer has one way at a time."""
     conf = mapping("one-2x1", transform_global_to_shared_a=Elementwise(lambda x: x + 1))
     a = np.zeros((64, 64), F16)
     changed = spec_of(conf, a, np.zeros((64, 64), F16))

@@ -17,7 +17,7 @@ from tests.mutation import operators, report, running, seeding
 from tests.mutation.running import Cost, Finding
 
 DRAWN, SEED = int(os.environ.get("GEMMKIT_MUTANTS", 8)), 11
-QUICK = ("half_sums", "columns_of_d", "engine_deep", "splits", "mma_across")     # of the battery: what takes least
+QUICK = ("half_sums", "columns_of_d", "tma_deep", "splits", "mma_across")     # of the battery: what takes least
 
 
 def judged(faults: list[seeding.Fault], cases: tuple[str, ...]) -> list[Finding]:

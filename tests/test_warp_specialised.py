@@ -1,7 +1,7 @@
 """The warp-specialised kernel's results: schedules, sizes, types, views; small tiles in the emulator, large ones on a GPU.
 
 Values are small whole numbers, so that every result is exactly right or wrong. A configuration is compiled once for all
-sizes of a class (what the copy engine takes, what threads' tiles divide), so sizes are looped over within a test.
+sizes of a class (what TMA takes, what threads' tiles divide), so sizes are looped over within a test.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RAGGED = {False: [(1021, 997, 499), (7, 1009, 131), (257, 3, 67)], True: [(67, 3
 @pytest.mark.sample(9)
 @on_machines
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_sizes_for_the_copy_engine(machine: Any, schedule: str, rng: np.random.Generator) -> None:
+def test_sizes_for_tma(machine: Any, schedule: str, rng: np.random.Generator) -> None:
     conf = mapping(schedule)
     for size in ALIGNED[machine.emulated][:1 + ("-" not in schedule)]:
         check(machine, conf, rng, *size)
@@ -54,7 +54,7 @@ def test_sizes_for_the_copy_engine(machine: Any, schedule: str, rng: np.random.G
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("schedule", ["one", "three", "pingpong", "one-2x1"])
-def test_sizes_that_the_engine_refuses(machine: Any, schedule: str, rng: np.random.Generator) -> None:
+def test_sizes_that_tma_refuses(machine: Any, schedule: str, rng: np.random.Generator) -> None:
     """Both operands by the producer's warps, D by the consumers' threads."""
     conf = mapping(schedule, depth=32)
     for size in RAGGED[machine.emulated][:1 + ("-" not in schedule)]:
@@ -64,7 +64,7 @@ def test_sizes_that_the_engine_refuses(machine: Any, schedule: str, rng: np.rand
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("schedule", ["pingpong", "one-2x1", "one-1x2"])
-def test_one_operand_by_the_engine_and_the_other_by_warps(machine: Any, schedule: str, rng: np.random.Generator) -> None:
+def test_one_operand_by_tma_and_the_other_by_warps(machine: Any, schedule: str, rng: np.random.Generator) -> None:
     m, n = (1021, 1000) if not machine.emulated else (67, 40)
     check(machine, mapping(schedule), rng, m, n, 77)              # A's rows are no multiples of 16 bytes, B's are
     check(machine, mapping(schedule), rng, m, n + 1, 72)          # and the other way around
@@ -140,7 +140,7 @@ TYPES = {
 @on_machines
 @pytest.mark.parametrize("name", TYPES)
 def test_types(machine: Any, name: str, rng: np.random.Generator) -> None:
-    """K-major, as the copy engine takes every type."""
+    """K-major, as TMA takes every type."""
     operator, d = TYPES[name]
     conf = mapping("pingpong" if "16" in name else "one", operator, a=RowMajor, b=ColMajor, d=RowMajor(d))
     for m, n, k in ([(72, 48, 2 * conf.block_shape.size.K + 16)] if machine.emulated else [(520, 272, 528), (72, 1008, 48)]):
@@ -175,7 +175,7 @@ def test_clusters_share_operands_of_either_kind(machine: Any, schedule: str, kin
 @pytest.mark.parametrize("n", [8, 24])
 def test_stages_begin_where_the_swizzle_does(machine: Any, n: int, rng: np.random.Generator) -> None:
     """A's and B's panels of different widths, and a stage of them that is no multiple of the wider pattern (512 bytes): the
-    engine, threads and tensor cores must mean the same place."""
+    TMA, threads and tensor cores must mean the same place."""
     conf = mapping("one", WGMMAOp(n), a=ColMajor, b=ColMajor, depth=16, stages=3, shared_a_layout=Swizzled(ColMajor(F16), 64))
     assert (64 * 16 + n * 16) * 2 % 512 == 256
     for m in (72, 71):
@@ -200,7 +200,7 @@ def view(machine: Any, x: np.ndarray, padding: int, offset: int, layout: Any) ->
 @pytest.mark.parametrize("kinds", ["RR", "CC"])
 @pytest.mark.parametrize("offset", [0, 1, 8], ids=["first", "misaligned", "aligned"])
 def test_views(machine: Any, offset: int, kinds: str, rng: np.random.Generator) -> None:
-    """Padded lines; a base one element on, which the copy engine refuses; one 16 bytes on, which it takes."""
+    """Padded lines; a base one element on, which TMA refuses; one 16 bytes on, which it takes."""
     conf = mapping("one", a=KINDS[kinds[0]], b=KINDS[kinds[1]], depth=32)
     m, n, k = 72, 40, 48
     a, b = whole(rng, (m, k), F16), whole(rng, (k, n), F16)
@@ -218,7 +218,7 @@ def test_views(machine: Any, offset: int, kinds: str, rng: np.random.Generator) 
 @on_machines
 @pytest.mark.parametrize("dtype", [F32, F16], ids=str)
 def test_d_column_by_column(machine: Any, dtype: np.dtype, rng: np.random.Generator) -> None:
-    """The engine's panels are rows: it leaves from the registers."""
+    """TMA's panels are rows: it leaves from the registers."""
     check(machine, mapping("one", d=ColMajor(dtype)), rng, 72, 41, 24)
 
 
@@ -226,7 +226,7 @@ def test_d_column_by_column(machine: Any, dtype: np.dtype, rng: np.random.Genera
 @on_machines
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
 def test_d_by_threads(machine: Any, dtype: np.dtype, rng: np.random.Generator) -> None:
-    """Lines of an odd length: not the engine's, and pairs straddle the edge."""
+    """Lines of an odd length: not TMA's, and pairs straddle the edge."""
     check(machine, mapping("pingpong", d=RowMajor(dtype)), rng, 72, 41, 24)
 
 

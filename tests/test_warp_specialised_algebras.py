@@ -1,7 +1,7 @@
 """Algebras in the warp-specialised kernel: against the definition, with small whole numbers, which come out exactly.
 
-Numbers that lie side by side in memory *land* where the copy engine can bring them, and are taken apart in shared memory;
-elsewhere the producer's warps load them; planes come by the engine alone.
+Numbers that lie side by side in memory *land* where TMA can bring them, and are taken apart in shared memory;
+elsewhere the producer's warps load them; planes come by TMA alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.machines import BF16, E4M3, on_machines, poison
 from tests.test_algebras import FRACTIONS, TRIANGULAR, product64
 
 SIGNED = {"complex": COMPLEX, "dual": DUAL, "dual2": dual(2), "quaternion": QUATERNION, "a user's": TRIANGULAR}
-EVEN = {True: (72, 24, 72), False: (1032, 520, 328)}              # for the copy engine; several tiles
+EVEN = {True: (72, 24, 72), False: (1032, 520, 328)}              # for TMA; several tiles
 ODD = {True: (67, 21, 45), False: (1021, 517, 333)}
 
 
@@ -92,7 +92,7 @@ def test_every_algebra(machine: Any, name: str, dtype: Any, rng: np.random.Gener
         a, b = whole(rng, M, K, algebra.parts, dtype=dtype), whole(rng, K, N, algebra.parts, dtype=dtype)
         d, plan = run(machine, a, b, operator=algebra, dtype=dtype)
         assert np.array_equal(d, product64(algebra, a, b).astype(dtype))
-        assert lands(plan) == (even and algebra.parts in (2, 4))           # numbers of 6 bytes are no elements of the engine's
+        assert lands(plan) == (even and algebra.parts in (2, 4))           # numbers of 6 bytes are no elements of TMA's
 
 
 @pytest.mark.sample(16)
@@ -120,7 +120,7 @@ def test_gemm_ex(machine: Any, name: str, orders: str, rng: np.random.Generator)
 @on_machines
 @pytest.mark.parametrize("orders", ["NN", "TT"])
 def test_planes(machine: Any, orders: str, rng: np.random.Generator, few_blocks: Any) -> None:
-    """Both planar: the engine alone; one planar and one that lands; planar ones that the engine refuses; a planar D."""
+    """Both planar: TMA alone; one planar and one that lands; planar ones that TMA refuses; a planar D."""
     number = COMPLEX.number_dtype("f2")
     layout = {order: Planar(number, "row" if order == "N" else "col") for order in "NT"}
     for M, N, K in (EVEN[machine.emulated], ODD[machine.emulated]):

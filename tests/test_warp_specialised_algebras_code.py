@@ -108,7 +108,7 @@ def test_mappings_by_registers(algebra: Algebra, fields: dict[str, Any]) -> None
 @pytest.mark.parametrize("algebra, orders", [(COMPLEX, "TN"), (DUAL, "TT"), (dual(3), "TN"), (QUATERNION, "NT"),
                                              (QUATERNION, "TN")], ids=lambda x: x if isinstance(x, str) else f"{x.parts}-{x.products}")
 def test_interleaved_numbers_land(algebra: Algebra, orders: str) -> None:
-    """All that comes from global memory is brought by the engine; a read of 16 bytes is written in one access a part."""
+    """All that comes from global memory is brought by TMA; a read of 16 bytes is written in one access a part."""
     conf = config(algebra, orders)
     made = code(conf)
     made.check_copied()
@@ -125,7 +125,7 @@ def test_a_conjugate_lands() -> None:
 
 
 @pytest.mark.parametrize("algebra", [COMPLEX, DUAL, TRIANGULAR, QUATERNION], ids=lambda a: f"{a.parts}-{a.products}")
-def test_planes_go_by_the_engine(algebra: Algebra) -> None:
+def test_planes_go_by_tma(algebra: Algebra) -> None:
     a = np.zeros((algebra.parts, 256, 256), "f2")
     made = code(config(algebra, "NT", kind=Planar), a=a, b=a.transpose(0, 2, 1), out=np.zeros((4096, 4096, algebra.parts), "f2"))
     made.check_dealt()
@@ -141,7 +141,7 @@ def test_planes_beside_numbers_that_land() -> None:
 
 
 @pytest.mark.parametrize("algebra", [dual(2), dual(4), dual(7)], ids=lambda a: f"{a.parts}-{a.products}")
-def test_numbers_that_the_engine_does_not_know(algebra: Algebra) -> None:
+def test_numbers_that_tma_does_not_know(algebra: Algebra) -> None:
     """Of 6, 10 and 16 bytes: by warps."""
     made = code(config(algebra))
     assert made.count("UTMALDG") == 0 and made.count("LDG") > 0

@@ -106,7 +106,7 @@ class Code:
         return [lines[a:b] for a, b in inner]
 
     def check_copied(self) -> None:
-        """A, B and D by the copy engine alone."""
+        """A, B and D by TMA alone."""
         assert self.count("UTMALDG") > 0 and self.count("UTMASTG") > 0
         assert self.count("LDG") == 0 and self.count("STG") == 0
 
@@ -190,7 +190,7 @@ def test_a_transform_of_a_costs_no_shared_memory(mapping: Mapping, along: str, d
 @pytest.mark.thorough
 @pytest.mark.parametrize("mapping", REWRITTEN[:3], ids=lambda m: f"{m.M}x{m.N}-{m.schedule}")
 def test_transforms_cost_no_memory(mapping: Mapping) -> None:
-    """ReLU(relu(A + 1) @ (B + 1) + bias): the engine brings both operands, and the producer's warps change B in place."""
+    """ReLU(relu(A + 1) @ (B + 1) + bias): TMA brings both operands, and the producer's warps change B in place."""
     bias = np.ones(4096, F16)
     code = Code(config(mapping, epilogue=epilogues.Bias(bias) | epilogues.ReLU(),
                        transform_global_to_shared_a=Elementwise(lambda x: max(x + 1, 0)),
@@ -213,7 +213,7 @@ def test_a_layout_of_the_users_costs_no_memory() -> None:
     code = Code(config(LARGEST, global_a_layout=Toeplitz(F16)), a=np.ones(8191, F16))
     code.check_tidy()
     code.check_asynchronous()
-    assert code.count("UTMALDG") > 0                               # B still goes by the engine
+    assert code.count("UTMALDG") > 0                               # B still goes by TMA
 
 
 @pytest.mark.sample(2)
@@ -222,7 +222,7 @@ def test_a_triangular_operand_costs_no_memory(half: str) -> None:
     code = Code(config(LARGEST, global_a_layout=layouts.Triangular(RowMajor(F16), half)), a=np.ones((512, 512), F16))
     code.check_tidy()
     code.check_asynchronous()
-    assert code.count("UTMALDG") > 0 and code.count("LDG") == 0    # A by the engine, too
+    assert code.count("UTMALDG") > 0 and code.count("LDG") == 0    # A by TMA, too
 
 
 @pytest.mark.sample(5)

@@ -107,7 +107,7 @@ WARPS = (64, 32, 43)                                       # K is odd: both oper
 FAULTS = {
     "a consumer does not wait for a stage": Fault(Pipeline, "wait", errors.RaceError),
     "a consumer does not wait for what warps write": Fault(Pipeline, "wait", errors.UninitialisedRead, size=WARPS),
-    "the engine does not wait for an empty stage": Fault(Pipeline, "acquire", errors.RaceError),
+    "TMA does not wait for an empty stage": Fault(Pipeline, "acquire", errors.RaceError),
     "warps do not wait for an empty stage": Fault(Pipeline, "acquire", errors.RaceError, size=WARPS),
     "warps write without a fence": Fault(staged, "fence_async", errors.ProxyError, size=WARPS),
     "warps do not say that a stage is full": Fault(Pipeline, "commit", errors.DeadlockError, size=WARPS),
@@ -147,5 +147,5 @@ def test_a_tile_that_fills_its_buffers_unevenly_is_a_fault_if_nobody_minds(monke
     """One panel a tile: the next tile's first panel has the same buffer (a fault that this kernel once had)."""
     run("one", (64 * 4, 32, 16))
     monkeypatch.setattr(store.SubtileStore, "pending", 1)
-    with pytest.raises(errors.RaceError, match="read by the copy engine"):
+    with pytest.raises(errors.RaceError, match="read by TMA"):
         run("one", (64 * 4, 32, 16))

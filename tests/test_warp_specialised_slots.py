@@ -22,7 +22,7 @@ from tests.machines import BF16, E4M3, MACHINES, on_machines, poison, reference,
 from tests.user_layouts import Hankel, Packed, Toeplitz
 
 M, N, K = 71, 37, 45                                      # one tile and a part of one along M and N
-EVEN = 72, 40, 48                                         # sizes for the copy engine
+EVEN = 72, 40, 48                                         # sizes for TMA
 
 
 def operands(rng: np.random.Generator, size: tuple[int, int, int] = (M, N, K), dtype: Any = F16) -> tuple:
@@ -121,7 +121,7 @@ def test_a_transform_of_the_value_alone(point: str, rng: np.random.Generator) ->
 
 
 def check_transform(machine: Any, point: str, f: Any, rng: np.random.Generator) -> None:
-    """On sizes that the engine takes, and for A and B on such as it does not."""
+    """On sizes that TMA takes, and for A and B on such as it does not."""
     conf = small(global_c_layout=RowMajor(F32), **{f"transform_{point}": Elementwise(f)})
     which = POINTS[point]
     for size in ([EVEN, (M, N, K)] if f is placed and which in "ab" else [EVEN]):

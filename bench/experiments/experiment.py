@@ -12,9 +12,9 @@ from bench.harness import Call
 Lib = Any  # a `bench.backends.Backend` that is a `bench.peers.Peer` too
 
 # The largest relative error of a right result: the rounding of D, and of float32 that of the sum, which grows with K.
-TOLERANCES = {"f16": 1e-3, "f32": 1e-5}
+TOLERANCES = {"f16": 1e-3, "f32": 1e-5, "f64": 1e-13}
 ROUNDING = 1e-7  # of a sum of one term in float32
-ITEMSIZES = {"f16": 2, "f32": 4}
+ITEMSIZES = {"f16": 2, "f32": 4, "f64": 8}
 
 
 @dataclass(frozen=True)

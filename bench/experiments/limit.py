@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.components import Frozen, freeze, freeze_array, freeze_scalar
+from gemmkit.components import freeze
 from gemmkit.lang.control import each, fold
+from gemmkit.lang.freezing import Frozen, freeze_array, freeze_scalar
 from gemmkit.lang.registers import apply, generate
 from gemmkit.operators import Semiring
 from gemmkit.ptx.special import block_x, thread_index

@@ -4,7 +4,7 @@
     scheduler   which thread runs next, deadlock
     agent       checked memory accesses
     memory      arrays and shared memory as addressable bytes
-    engine      TMA as agents beside the threads; copies: what they move; mbarriers: where they end
+    async_unit  TMA as agents beside the threads; copies: what they move; mbarriers: where they end
     clusters    the barrier of a cluster, the registers of a block
     shadow      history of accesses, in which races are found
     clocks      what is ordered before what

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemmkit.emulator.agent import Bytes
-from gemmkit.emulator.engine import Engine
+from gemmkit.emulator.async_unit import AsyncUnit
 from gemmkit.emulator.errors import ProtocolError
 from gemmkit.emulator.mbarriers import Mbarrier, fault, find
 from gemmkit.emulator.sites import Site, here
@@ -40,12 +40,12 @@ class EmulatedTensorMap:
         if len(self.dims) != spec.rank or len(self.strides) != spec.rank - 1:
             raise ValueError(f"dims={self.dims} and strides={self.strides} do not go with box={spec.box}")
         if address % CHUNK:
-            raise ValueError(f"{memory.name} begins at {address:#x}; the copy engine takes multiples of {CHUNK}")
+            raise ValueError(f"{memory.name} begins at {address:#x}; TMA takes multiples of {CHUNK}")
         if min(self.dims) < 1:
-            raise ValueError(f"dims={self.dims}: the copy engine takes no empty tensor")
+            raise ValueError(f"dims={self.dims}: TMA takes no empty tensor")
         for extent, step in zip(self.dims[1:], self.strides):
             if extent > 1 and (step <= 0 or step % CHUNK):
-                raise ValueError(f"strides={self.strides}: the copy engine takes positive multiples of {CHUNK} bytes")
+                raise ValueError(f"strides={self.strides}: TMA takes positive multiples of {CHUNK} bytes")
 
     def rows(self, coordinates: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         """(address, first byte in the box, bytes) of each row of the box at `coordinates`, as far as the tensor reaches."""
@@ -89,9 +89,9 @@ def load(thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[in
     data: Bytes | None = None
     for rank in ranks:
         end = _end(thread, barrier, rank, "copy")
-        engine = end.engine
+        unit = end.unit
         if data is None:
-            data = _read_box(engine, tensor_map, coordinates, offset)
+            data = _read_box(unit, tensor_map, coordinates, offset)
         _put(thread, end, offset, data, _SHARED_ALIGNMENT)
 
 
@@ -102,10 +102,10 @@ def send(thread: Thread, offset: int, data: Bytes, barrier: int, rank: int) -> N
 
 
 def _put(thread: Thread, end: Mbarrier, offset: int, data: Bytes, alignment: int) -> None:
-    copy = end.engine.copy(thread)
+    copy = end.unit.copy(thread)
     copy.write(end.block.shared, offset, data, alignment)
-    end.touched[end.engine] = copy, copy.clock, here()
-    end.complete(end.engine, len(data))
+    end.touched[end.unit] = copy, copy.clock, here()
+    end.complete(end.unit, len(data))
 
 
 def _end(thread: Thread, barrier: int, rank: int | None, what: str) -> Mbarrier:
@@ -113,15 +113,15 @@ def _end(thread: Thread, barrier: int, rank: int | None, what: str) -> Mbarrier:
     end = find(thread, barrier, rank)
     if not end.fenced:
         raise fault(thread, f"a {what} is to end at {end}, and mbarrier_fence_init has not followed its mbarrier_init")
-    end.engine.starts_for(thread)
+    end.unit.starts_for(thread)
     return end
 
 
-def _read_box(engine: Engine, tensor_map: EmulatedTensorMap, coordinates: tuple[int, ...], offset: int) -> Bytes:
+def _read_box(unit: AsyncUnit, tensor_map: EmulatedTensorMap, coordinates: tuple[int, ...], offset: int) -> Bytes:
     spec = tensor_map.spec
     box = np.zeros(spec.box_bytes, np.uint8)
     for address, at, nbytes in tensor_map.rows(coordinates):
-        box[at:at + nbytes] = engine.read(tensor_map.memory, address, nbytes, spec.dtype.itemsize)
+        box[at:at + nbytes] = unit.read(tensor_map.memory, address, nbytes, spec.dtype.itemsize)
     out = np.empty_like(box)
     out.reshape(-1, CHUNK)[places(tensor_map, offset)] = box.reshape(-1, CHUNK)
     return out
@@ -131,8 +131,8 @@ class Stores:
     """The stores that a thread has asked for, in groups: their time is the number of the group, from 1."""
 
     def __init__(self, thread: Thread) -> None:
-        self._reader = Engine(thread.block, thread.pages)  # of shared memory
-        self._writer = Engine(thread.block, thread.pages)  # of the tensor
+        self._reader = AsyncUnit(thread.block, thread.pages)  # of shared memory
+        self._writer = AsyncUnit(thread.block, thread.pages)  # of the tensor
         self._last = 0  # the group of the last store, and its place
         self._site: Site | None = None
 
@@ -143,7 +143,7 @@ class Stores:
             raise fault(thread, f"a store to {coordinates} of {tensor_map!r}: coordinates of a store must not be negative")
         row = tensor_map.dims[0] * tensor_map.spec.dtype.itemsize
         if row % CHUNK:
-            raise fault(thread, f"a store to {tensor_map!r}, whose rows have {row} bytes: the engine would write up to the "
+            raise fault(thread, f"a store to {tensor_map!r}, whose rows have {row} bytes: TMA would write up to the "
                                 f"next multiple of {CHUNK}")
         reader, writer, shared = self._reader, self._writer, thread.block.shared
         reader.starts_for(thread)

@@ -57,8 +57,8 @@ def settled(thread: Thread, words: tuple) -> Settled:
     fragment = Settled(words)
     fragment.fences, fragment.registers = thread.register_fences, ()
     if thread.index % tensor_cores.WARPGROUP == 0:     # for all of them: to find the way takes long
-        engine, fragment.registers = tensor_cores.of(thread), _way()
-        if engine.readings.get(fragment.registers, 0) > engine.known_to(thread):
+        unit, fragment.registers = tensor_cores.of(thread), _way()
+        if unit.readings.get(fragment.registers, 0) > unit.known_to(thread):
             raise fault(thread, "registers of A are written while a wgmma in flight still reads them; wait for its group "
                                 "before (a loop has the same registers in every round)")
     return fragment

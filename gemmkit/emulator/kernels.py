@@ -128,7 +128,7 @@ def run_group(compiled: Any, products: list[tuple], places: np.ndarray) -> None:
     conf, arena = compiled.config, Arena()
     dialect.check(compiled.spec)
     views: list[Any] = []
-    for at, name in ((3, "out"), (0, "a"), (1, "b"), (2, "c")):          # outputs first: what may be written decides of memory
+    for at, name in ((3, "out"), (0, "a"), (1, "b"), (2, "c")):      # outputs first: they say what has been written
         kind = compiled.operands[at].kind
         if not isinstance(kind, ViewKind):
             views.append(None)
@@ -141,6 +141,6 @@ def run_group(compiled: Any, products: list[tuple], places: np.ndarray) -> None:
     mode = current_mode() or Mode()
     out, a, b, c = views
     with np.errstate(all="ignore"):
-        machine.launch(conf.family.kernel, arguments((spec, a, b, c, out, shape), arena.originals), grid=(compiled.blocks, 1, 1),
-                       block=(conf.threads, 1, 1), shared_memory=compiled.spec.shared_bytes,
+        machine.launch(conf.family.kernel, arguments((spec, a, b, c, out, shape), arena.originals),
+                       grid=(compiled.blocks, 1, 1), block=(conf.threads, 1, 1), shared_memory=compiled.spec.shared_bytes,
                        max_shared_memory=H100.shared_memory_per_block, schedule_seed=mode.seed)

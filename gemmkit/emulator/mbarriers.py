@@ -3,8 +3,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gemmkit.emulator.async_unit import AsyncUnit
 from gemmkit.emulator.clocks import Clock
-from gemmkit.emulator.engine import Engine
 from gemmkit.emulator.errors import ProtocolError
 from gemmkit.emulator.shadow import Record
 from gemmkit.emulator.sites import here
@@ -23,18 +23,32 @@ class Mbarrier:
 
     Attributes:
         phase: how many phases are over; arrivals, nbytes: what the present one still waits for.
-        engine: the agent of the copies that end here; fenced: `mbarrier_fence_init` has followed the initialisation.
+        unit: the agent of the copies that end here; fenced: `mbarrier_fence_init` has followed the initialisation.
         touched: when TMA, and each thread of another block, last did something here.
     """
 
-    __slots__ = ("_arrived", "_clock", "_known", "_last", "_maker", "address", "arrivals", "block", "count", "engine",
-                 "fenced", "nbytes", "phase", "touched")
+    __slots__ = (
+        "_arrived",
+        "_clock",
+        "_known",
+        "_last",
+        "_maker",
+        "address",
+        "arrivals",
+        "block",
+        "count",
+        "fenced",
+        "nbytes",
+        "phase",
+        "touched",
+        "unit",
+    )
 
     def __init__(self, thread: Thread, address: int, count: int) -> None:
         self.block, self.address, self.count, self.arrivals = thread.block, address, count, count
         self.nbytes = self.phase = 0
         self.fenced = False
-        self.engine = Engine(thread.block, thread.pages)
+        self.unit = AsyncUnit(thread.block, thread.pages)
         self._maker = thread, thread.clock, here()
         self.touched: dict[Agent, Record] = {}
         self._clock = self._last = Clock(thread.block)
@@ -67,11 +81,11 @@ class Mbarrier:
         self.arrivals -= 1
         self._advance()
 
-    def complete(self, engine: Engine, nbytes: int) -> None:
+    def complete(self, unit: AsyncUnit, nbytes: int) -> None:
         """Counts bytes that have been copied."""
-        engine.rests()
-        self._arrived[0].append((engine, engine.clock))
-        self._clock.release(engine)
+        unit.rests()
+        self._arrived[0].append((unit, unit.clock))
+        self._clock.release(unit)
         self.nbytes -= nbytes
         self._advance()
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gemmkit.emulator.async_unit import AsyncUnit
 from gemmkit.emulator.clocks import Foreign, past
-from gemmkit.emulator.engine import Engine
 from gemmkit.emulator.errors import ProtocolError, ThreadId
 from gemmkit.emulator.sites import here
 
@@ -25,7 +25,7 @@ class TensorCoreId(ThreadId):
         return f"the tensor cores of threads {self.tid}-{self.tid + WARPGROUP - 1} of block {self.block}"
 
 
-class TensorCores(Engine):
+class TensorCores(AsyncUnit):
     """Those of one warpgroup. Their time is the number of the group of wgmmas, from 1.
 
     They know what the threads knew that issued the instruction. What they have read counts as read for a thread that
@@ -77,11 +77,11 @@ class TensorCores(Engine):
 
 def of(thread: Thread) -> TensorCores:
     """Those of `thread`'s warpgroup."""
-    engines = thread.block.tensor_cores
+    units = thread.block.tensor_cores
     number = thread.index // WARPGROUP
-    if number not in engines:
-        engines[number] = TensorCores(thread)
-    return engines[number]
+    if number not in units:
+        units[number] = TensorCores(thread)
+    return units[number]
 
 
 def same(thread: Thread, name: str, values: Sequence[int]) -> int:

@@ -25,8 +25,9 @@ from gemmkit.lang.host import View
 from gemmkit.lang.later import load
 from gemmkit.lang.memory import ViewType
 from gemmkit.lang.numba_hooks import types
+from gemmkit.lang.number_types import numba_type
 from gemmkit.lang.records import Record
-from gemmkit.lang.scalars import index, numba_type, weak_float64, wide_index
+from gemmkit.lang.scalars import index, weak_float64, wide_index
 from gemmkit.lang.values import static_type
 from gemmkit.lang.wide import wide_type
 

@@ -21,13 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.components import Component, Scalar, annotated, field_values
+from gemmkit.components import Component, Scalar, field_values
 from gemmkit.emulator.coordinates import Coordinate
 from gemmkit.emulator.functions import BUILTINS, CMATH, FUNCTIONS, MATH, Names, conversion
 from gemmkit.emulator.trial import Unknown, tried
 from gemmkit.kernels.spec import Shape, StackShape
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.references import globals_of, is_gemmkit, is_library
+from gemmkit.lang.runtime_fields import annotated
 
 #: gemmkit's own modules that compute with users' numbers.
 ARITHMETIC_MODULES = frozenset({"gemmkit.activations", "gemmkit.epilogues.elementwise", "gemmkit.epilogues.library",

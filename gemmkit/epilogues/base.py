@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from gemmkit.components import Component
 from gemmkit.kernels.common.elements import column_of, delivered, row_of, transform_within
 from gemmkit.kernels.common.tile_copy import inside
-from gemmkit.lang.control import choose, each, keep
+from gemmkit.lang.control import each
 from gemmkit.lang.given import required
 from gemmkit.lang.registers import apply
 from gemmkit.lang.returned import convertible, number, numbers
@@ -73,8 +73,8 @@ class Epilogue(Component):
         """Finish and store a thread's tile of D. ``tile`` is where it lies globally; parts of it may be out of range."""
         if inside(tile, shape.M, shape.N):
             spec.d.layout.store(d, tile, delivered(spec, finished(self, values, spec.d.layout, tile, shape)), shape)
-        else:
-            choose(spec.d.whole, keep, finish_edge, values, self, spec, d, tile, shape)
+        elif not spec.d.whole:                             # it straddles an edge: element by element, those in range
+            each(finish_edge_element, values, self, spec, d, tile, shape)
 
     def in_product(self, x: Any, m: int, n: int, batch: int) -> Any:
         """The epilogue of an element, for one that asks for the number of the product."""
@@ -125,18 +125,7 @@ def finish_element(x: Any, n: int, epilogue: Any, tile: Any) -> Any:
 def finished(epilogue: Any, values: tuple, layout: Any, tile: Any, shape: Any) -> tuple:
     """What an epilogue made of a tile's values, fit to be stored in D's layout."""
     made = numbers(epilogue, "finish", epilogue.finish(values, tile, shape), values)
-    return choose(layout.is_plain, convertible, keep_third, epilogue, "finish", made, layout.dtype)
-
-
-def keep_third(epilogue: Any, method: str, values: tuple, dtype: Any) -> tuple:
-    """A layout of the user's own may take anything."""
-    return values
-
-
-def finish_edge(values: tuple, epilogue: Any, spec: Any, data: Any, tile: Any, shape: Any) -> tuple:
-    """A tile that straddles an edge: element by element, those in range."""
-    each(finish_edge_element, values, epilogue, spec, data, tile, shape)
-    return values
+    return convertible(epilogue, "finish", made, layout.dtype) if layout.is_plain else made    # a user's may take anything
 
 
 def finish_edge_element(x: Any, n: int, epilogue: Any, spec: Any, data: Any, tile: Any, shape: Any) -> None:

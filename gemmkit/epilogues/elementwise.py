@@ -8,7 +8,6 @@ from typing import Any
 from gemmkit import activations
 from gemmkit.components import Scalar
 from gemmkit.epilogues.base import Epilogue
-from gemmkit.lang.control import choose
 from gemmkit.lang.given import function_given, required
 from gemmkit.lang.returned import truth
 from gemmkit.transforms.base import takes_coordinates
@@ -42,7 +41,7 @@ class Elementwise(Epilogue):
         return takes_coordinates(self.f, "Elementwise")
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
-        return choose(self.with_coordinates, _at, _of, self.f, x, m, n)
+        return self.f(x, m, n) if self.with_coordinates else self.f(x)
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class GELU(Epilogue):
         return self.form == "erf"
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
-        return choose(self.is_exact, activations.gelu, activations.gelu_tanh, x)
+        return activations.gelu(x) if self.is_exact else activations.gelu_tanh(x)
 
 
 @dataclass(frozen=True)
@@ -142,14 +141,6 @@ class Causal(Epilogue):
         if n <= m + self.offset:
             return x
         return self.value
-
-
-def _at(f: Any, x: Any, m: int, n: int) -> Any:
-    return f(x, m, n)
-
-
-def _of(f: Any, x: Any, m: int, n: int) -> Any:
-    return f(x)
 
 
 __all__ = ["GELU", "Causal", "Clamp", "Elementwise", "ReLU", "SiLU", "Tanh", "Where"]

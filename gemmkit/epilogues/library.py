@@ -10,7 +10,6 @@ import numpy as np
 
 from gemmkit.components import Array, Scalar
 from gemmkit.epilogues.base import Epilogue
-from gemmkit.lang.control import choose
 from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert_all
@@ -44,7 +43,7 @@ class Bias(Epilogue):
         return self.along == "M"
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
-        return x + self.bias[choose(self.is_along_m, first, second, m, n)]
+        return x + self.bias[m if self.is_along_m else n]
 
     def check(self, M: int, N: int) -> None:
         """Raise ValueError unless the vector fits a D of M x N."""

@@ -10,7 +10,6 @@ import numpy as np
 
 from gemmkit.components import Array, Component, Scalar
 from gemmkit.epilogues.base import Epilogue
-from gemmkit.lang.control import choose
 from gemmkit.lang.given import check_dtype
 from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply
@@ -62,7 +61,9 @@ class Scale(Epilogue):
         return self.along == "M"
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
-        return x * choose(self.is_number, _number, _element, self, m, n)
+        if self.is_number:
+            return x * self.by.value
+        return x * self.by[m if self.is_along_m else n]
 
     def check(self, M: int, N: int) -> None:
         """Raise ValueError unless the vector fits a D of M x N."""
@@ -125,7 +126,8 @@ class Residual(_WithArray):
         return x + self.array[m, n]
 
     def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
-        return apply(_added, values, self.layout.load(self.array, tile, shape))
+        others = self.layout.load(self.array, tile, shape)
+        return apply(lambda x, n: x + others[n], values)
 
 
 @dataclass(frozen=True)
@@ -144,26 +146,6 @@ class Store(_WithArray):
     def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
         self.layout.store(self.array, tile, fitting("array of Store", self.layout.dtype, values), shape)
         return values
-
-
-def _number(epilogue: Any, m: int, n: int) -> Any:
-    return epilogue.by.value
-
-
-def _element(epilogue: Any, m: int, n: int) -> Any:
-    return epilogue.by[choose(epilogue.is_along_m, _first, _second, m, n)]
-
-
-def _first(m: int, n: int) -> int:
-    return m
-
-
-def _second(m: int, n: int) -> int:
-    return n
-
-
-def _added(x: Any, n: int, others: tuple) -> Any:
-    return x + others[n]
 
 
 __all__ = ["Residual", "Scale", "Store"]

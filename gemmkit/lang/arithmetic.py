@@ -14,7 +14,8 @@ import numpy as np
 
 from gemmkit.lang import complex_scalars, integer_code, number_rules
 from gemmkit.lang.numba_hooks import compiles_ours, ir, operation, signature, types
-from gemmkit.lang.number_rules import BOOL, Weak
+from gemmkit.lang.number_rules import BOOL
+from gemmkit.lang.number_types import index_of, kind_of_type, numba_type, type_of_kind
 from gemmkit.lang.scalars import (
     IndexType,
     NarrowFloatType,
@@ -25,43 +26,11 @@ from gemmkit.lang.scalars import (
     float16,
     i1,
     index,
-    numba_type,
     number_constant,
     weak_float64,
     wide_index,
 )
 from gemmkit.lang.target import target_arch
-
-
-def kind_of_type(t: Any) -> Any:
-    """The kind of a device type's numbers (`number_rules`); None for what is no real number."""
-    if isinstance(t, types.Boolean):
-        return BOOL
-    if isinstance(t, (WeakFloatLiteral, types.IntegerLiteral)):
-        return t.literal_value
-    if isinstance(t, IndexType):
-        return Weak(t.bitwidth)
-    if isinstance(t, WeakFloat64Type):
-        return Weak.FLOAT
-    if isinstance(t, NarrowFloatType):
-        return t.dtype
-    return np.dtype(t.name) if isinstance(t, (types.Integer, types.Float)) else None
-
-
-def type_of_kind(kind: Any) -> Any:
-    """The device type of a kind."""
-    if isinstance(kind, np.dtype):
-        return numba_type(kind)
-    if isinstance(kind, int):
-        return WeakIntLiteral(kind)
-    if number_rules.is_coordinate(kind):
-        return index_of(kind)
-    return weak_float64
-
-
-def index_of(kind: Weak) -> IndexType:
-    """The device type of a kind of coordinates."""
-    return index if kind is Weak.COORDINATE else wide_index
 
 
 def _index_pair(a: Any, b: Any) -> bool:

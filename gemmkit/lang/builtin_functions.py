@@ -10,10 +10,11 @@ import operator
 from typing import Any
 
 from gemmkit.lang import number_rules
-from gemmkit.lang.arithmetic import kind_of_type, of_two, type_of_kind
+from gemmkit.lang.arithmetic import of_two
 from gemmkit.lang.complex_scalars import kind_of
 from gemmkit.lang.numba_hooks import cgutils, compiles_ours, ir, operation, signature, types
 from gemmkit.lang.number_rules import Weak
+from gemmkit.lang.number_types import kind_of_type, type_of_kind
 from gemmkit.lang.scalars import (
     IndexType,
     NarrowFloatType,

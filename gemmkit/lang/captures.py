@@ -7,6 +7,7 @@ from typing import Any
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
     FunctionPass,
+    build_definitions,
     cgutils,
     lowering_registry,
     models,
@@ -18,6 +19,7 @@ from gemmkit.lang.numba_hooks import (
 from gemmkit.lang.numba_hooks import (
     numba_ir as ir,
 )
+from gemmkit.lang.static_branches import of_type
 
 ARGUMENT = "gemmkit_captures"
 
@@ -28,6 +30,10 @@ class CapturesType(types.Type):
     def __init__(self, members: dict[str, Any]):
         self.members = members
         super().__init__("captures(" + ", ".join(f"{k}: {t}" for k, t in members.items()) + ")")
+
+    def known_attribute(self, name: str) -> Any:
+        """What is known before types are inferred (:mod:`gemmkit.lang.static_branches`)."""
+        return of_type(self.members[name])
 
 
 @register_model(CapturesType)
@@ -85,6 +91,7 @@ def _bind(func_ir: Any, names: tuple[str, ...]) -> None:
     block.body.insert(0, ir.Assign(ir.Arg(ARGUMENT, 0, loc), struct, loc))
     func_ir.arg_names = (ARGUMENT, *func_ir.arg_names)
     func_ir.arg_count += 1
+    func_ir._definitions = build_definitions(func_ir.blocks)       # or branches on them would be decided by what cells held
 
 
 __all__ = ["Captures", "CapturesType"]

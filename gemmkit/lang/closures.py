@@ -8,16 +8,21 @@ names from it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from types import CellType, FunctionType
+from itertools import count
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.atoms import Atom
 from gemmkit.lang.captures import CapturesType
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.guards import Fact, cell, contents, item
+from gemmkit.lang.inner_functions import InnerFunctions
 from gemmkit.lang.kinds import Kind, kind
+from gemmkit.lang.later import at_load
 from gemmkit.lang.numba_hooks import (
+    cgutils,
     models,
     register_model,
     signature,
@@ -32,11 +37,11 @@ def captured(function: Any) -> dict[str, Any]:
     function = function.function if isinstance(function, DeviceFunction) else function
     found: dict[str, Any] = {}
     for name, of in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        if _is_runtime(contents(of)):
+        if is_runtime(contents(of)):
             found[name] = of.cell_contents
     for name in sorted(globals_of(function.__code__)):
         value = function.__globals__.get(name)
-        if name not in found and _is_runtime(value):
+        if name not in found and is_runtime(value):
             found[name] = value
     return found
 
@@ -48,7 +53,8 @@ def captured_at(function: FunctionType, name: str) -> Fact:
     return item(function.__globals__, name)
 
 
-def _is_runtime(value: Any) -> bool:
+def is_runtime(value: Any) -> bool:
+    """Whether a value is an argument of kernels by itself."""
     return isinstance(value, (np.generic, ArrayInfo)) or is_array(value)
 
 
@@ -123,3 +129,50 @@ class _ClosureModel(models.PrimitiveModel):
 
     def from_argument(self, builder: Any, value: Any) -> Any:
         return self._dmm.lookup(self._fe_type.captures).from_argument(builder, value)
+
+
+# -- inner functions, which captured run-time values (:mod:`gemmkit.lang.inner_functions`) ----------------------------
+
+_numbers = count(1)
+
+
+def inner_function(function: FunctionType, code: CodeType) -> Atom:
+    """Of a function's inner one, the same each time that the function is compiled: its captured values to the function."""
+    known = vars(function).setdefault("gemmkit_inner", {})
+    if code not in known:
+        inner = _InnerFunction(function, code)
+
+        def typer(context: Any, *values: Any) -> Any:
+            captures = CapturesType(dict(zip(code.co_freevars, values)))
+            made = ClosureType(inner, f"{function.__qualname__}.{code.co_name}", inner, captures)
+            return signature(made, *values), lambda c, b, s, v: _struct(c, b, captures, v)
+
+        known[code] = Atom(f"capture {next(_numbers)}", typer, lambda *values: None)
+    return known[code]
+
+
+def _struct(context: Any, builder: Any, ty: CapturesType, values: Any) -> Any:
+    out = cgutils.create_struct_proxy(ty)(context, builder)
+    for name, value in zip(ty.members, values):
+        setattr(out, name, value)
+    return out._getvalue()
+
+
+class _InnerFunction(DeviceFunction):
+    """An inner function of one that is being compiled: its constants are weak already, and its globals looked at."""
+
+    def __init__(self, outer: FunctionType, code: CodeType):
+        cells = tuple(CellType(None) for _ in code.co_freevars)
+        function = FunctionType(code, outer.__globals__, code.co_name, None, cells)
+        function.__module__ = outer.__module__
+        super().__init__(function, code.co_freevars)
+
+    @property
+    def weakened(self) -> Any:
+        return self.function
+
+    def _look(self) -> None:
+        """Its outer function has been looked at."""
+
+
+at_load(setattr, InnerFunctions, "atom", staticmethod(inner_function))

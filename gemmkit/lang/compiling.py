@@ -12,6 +12,7 @@ from numba.cuda.core.untyped_passes import IRProcessing
 from gemmkit.lang import dialect
 from gemmkit.lang.assertions import Assertions
 from gemmkit.lang.captures import Captures
+from gemmkit.lang.inner_functions import InnerFunctions
 from gemmkit.lang.module_attributes import ModuleAttributes
 from gemmkit.lang.numba_hooks import rules_hold_in
 from gemmkit.lang.pipeline import Passes, Translation, analysed_once, contexts
@@ -20,7 +21,7 @@ from gemmkit.lang.target import compiling, target_arch
 
 
 class _Pipeline(numba_compiler.CUDACompiler):
-    """numba-cuda's pipeline with four passes more, right after the bytecode is read."""
+    """numba-cuda's pipeline with five passes more, right after the bytecode is read."""
 
     _passes: Passes | None = None                             # the same for all functions
 
@@ -31,6 +32,7 @@ class _Pipeline(numba_compiler.CUDACompiler):
             passes.add_pass_after(ModuleAttributes, Translation)
             passes.add_pass_after(Captures, Translation)
             passes.add_pass_after(Assertions, Translation)
+            passes.add_pass_after(InnerFunctions, IRProcessing)
             passes.add_pass_after(StaticBranches, IRProcessing)
             passes.finalize()
             _Pipeline._passes = passes

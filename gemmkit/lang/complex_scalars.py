@@ -28,6 +28,7 @@ from gemmkit.lang.numba_hooks import (
     typing_registry,
 )
 from gemmkit.lang.number_rules import Weak
+from gemmkit.lang.number_types import kind_of_type, type_of_kind
 from gemmkit.lang.scalars import (
     IndexType,
     NarrowFloatType,
@@ -155,16 +156,12 @@ lowering_registry.lower_cast(NarrowFloatType, types.Complex)(_real_to_complex)
 
 def kind_of(ty: Any) -> Any:
     """The kind of a number's type, real or complex; None for what is no number."""
-    from gemmkit.lang.arithmetic import kind_of_type
-
     if isinstance(ty, types.Complex):
         return np.dtype(ty.name)
     return Weak.COMPLEX if isinstance(ty, WEAK_COMPLEX) else kind_of_type(ty)
 
 
 def type_of(kind: Any) -> Any:
-    from gemmkit.lang.arithmetic import type_of_kind
-
     return weak_complex128 if kind is Weak.COMPLEX else type_of_kind(kind)
 
 

@@ -13,6 +13,7 @@ from types import FunctionType
 from typing import Any, NoReturn
 
 from gemmkit.lang.closures import without_captures
+from gemmkit.lang.freezing import freeze_function
 from gemmkit.lang.functions import DeviceFunction, device
 from gemmkit.lang.kinds import Kind, kind
 from gemmkit.lang.numba_hooks import (
@@ -202,11 +203,9 @@ def _static_attribute_type(ty: ComponentType, attr: str, value: Any) -> Any:
 def _type_of_static(ty: ComponentType, attr: str, value: Any) -> Any:
     from numba.cuda.core.errors import TypingError
 
-    from gemmkit.components import freeze
-
     try:
         if isinstance(value, FunctionType):
-            return freeze(value, attr).type
+            return freeze_function(value, attr).type
         found = static_type(value)
         mutable = mutable_in_property(ty.skeleton, attr)
         if mutable is not None:

@@ -21,37 +21,6 @@ def _cast_all(context: Any, builder: Any, values: Any, given: Any, wanted: Any) 
     return [context.cast(builder, v, t, to) for v, t, to in zip(values, given, wanted)]
 
 
-def _type_choose(context: Any, condition: Any, then: Any, otherwise: Any, *args: Any) -> Any:
-    if not isinstance(condition, types.BooleanLiteral):
-        return None
-    which = 1 if condition.literal_value else 2
-    function = (then, otherwise)[which - 1]
-    inner = _resolve(context, function, args)
-    if inner is None:
-        return None
-
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        return call_function(c, b, function, v[which], inner, _cast_all(c, b, v[3:], args, inner.args))
-
-    return signature(inner.return_type, condition, then, otherwise, *args), codegen
-
-
-@atom(_type_choose)
-def choose(condition: bool, then: Any, otherwise: Any, *args: Any) -> Any:
-    """``then(*args) if condition else otherwise(*args)``, decided at compile time: the other is not even typed."""
-    return then(*args) if condition else otherwise(*args)
-
-
-def _type_keep(context: Any, value: Any, *ignored: Any) -> Any:
-    return signature(value, value, *ignored), lambda c, b, s, v: v[0]
-
-
-@atom(_type_keep)
-def keep(value: Any, *ignored: Any) -> Any:
-    """The value: what `choose` takes where there is nothing to do."""
-    return value
-
-
 def _type_each(context: Any, function: Any, values: Any, *args: Any) -> Any:
     if not isinstance(values, types.BaseTuple):
         return None
@@ -113,23 +82,25 @@ def _type_outer(context: Any, function: Any, c: Any, a: Any, b: Any, depth: Any,
         return None
     k = int(depth.literal_value)
     rows, columns = a.count // k, b.count // k
-    inner = _resolve(context, function, (c.dtype, a.dtype, b.dtype, *args))
+    kept = _of_any_value(c)
+    inner = _resolve(context, function, (kept.dtype, a.dtype, b.dtype, *args))
     if inner is None or rows * columns != c.count:
         return None
 
     def codegen(ctx: Any, builder: Any, s: Any, v: Any) -> Any:
         parts = [[builder.extract_value(v[at], n) for n in range(ty.count)] for at, ty in ((1, c), (2, a), (3, b))]
         out, lhs, rhs = parts
+        out = [ctx.cast(builder, value, c.dtype, kept.dtype) for value in out]
         for step in range(k):
             for i, j in to_and_fro(rows, columns):
                 n = i + j * rows
                 operands = (out[n], lhs[step * rows + i], rhs[step * columns + j], *v[5:])
-                given = _cast_all(ctx, builder, operands, (c.dtype, a.dtype, b.dtype, *args), inner.args)
+                given = _cast_all(ctx, builder, operands, (kept.dtype, a.dtype, b.dtype, *args), inner.args)
                 value = call_function(ctx, builder, function, v[0], inner, given)
-                out[n] = ctx.cast(builder, value, inner.return_type, c.dtype)
-        return ctx.make_tuple(builder, c, out)
+                out[n] = ctx.cast(builder, value, inner.return_type, kept.dtype)
+        return ctx.make_tuple(builder, kept, out)
 
-    return signature(c, function, c, a, b, depth, *args), codegen
+    return signature(kept, function, c, a, b, depth, *args), codegen
 
 
 @atom(_type_outer)

@@ -17,7 +17,7 @@ from gemmkit.lang.numba_hooks import (
     types,
     typing_registry,
 )
-from gemmkit.lang.scalars import numba_type
+from gemmkit.lang.number_types import numba_type
 
 __all__ = ["DTypeType"]
 

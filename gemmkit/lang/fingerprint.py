@@ -227,13 +227,15 @@ class Reader:
         own = getattr(type(value), "__reading__", None)
         if own is not None:
             return self.add(own(value))
-        if hasattr(type(value), "__device_type__") or isinstance(value, Atom):            # a tile, an instruction
+        if isinstance(value, Atom):                            # an instruction
             return f"{type(value).__qualname__}:{value!r}"
         if isinstance(value, FunctionType):
             return "function:" + self.add(self.of_function(value))
         function = function_of(value) or getattr(value, "__wrapped__", None) or getattr(value, "py_func", None)
-        if isinstance(function, FunctionType):                 # a cuda.jit helper, what lru_cache makes of a function
+        if isinstance(function, FunctionType):                 # a device function, a cuda.jit helper, what lru_cache makes
             return f"{type(value).__name__}:{self._named(name, function)}"
+        if hasattr(type(value), "__device_type__"):            # a tile
+            return f"{type(value).__qualname__}:{value!r}"
         if isinstance(value, ModuleType):
             return "module:" + value.__name__
         if isinstance(value, type):

@@ -43,6 +43,7 @@ from gemmkit.lang.numba_hooks import (
 from gemmkit.lang.records import device_dtype
 from gemmkit.lang.references import Owner, globals_of, is_fixed, owner_of
 from gemmkit.lang.target import target_arch
+from gemmkit.lang.values import static_type
 from gemmkit.lang.weak import weaken, weaken_code
 
 _all: weakref.WeakSet[DeviceFunction] = weakref.WeakSet()
@@ -73,6 +74,9 @@ class DeviceFunction:
 
     def __repr__(self) -> str:
         return f"<device function {self.function.__qualname__}>"
+
+    def __device_type__(self) -> types.Type:
+        return DeviceFunctionType(self)
 
     @property
     def weakened(self) -> Any:
@@ -163,8 +167,6 @@ _NESTED = 16                                                  # components in co
 
 
 def _default_type(_number: int, parameter: inspect.Parameter, default: Any) -> Any:
-    from gemmkit.lang.values import static_type
-
     try:
         return static_type(default)
     except TypeError as error:

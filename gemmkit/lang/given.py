@@ -22,6 +22,7 @@ from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.guards import class_version
 from gemmkit.lang.records import device_dtype
 from gemmkit.lang.references import is_gemmkit
+from gemmkit.lang.runtime_fields import annotated
 
 _BUILT_IN = ("abs", "bool", "float", "int", "round")
 
@@ -193,8 +194,6 @@ def _short(value: Any) -> str:
 
 @lru_cache(maxsize=4096)                           # a class's annotations may change, which its version counts
 def _rules(cls: Any, _version: int) -> tuple[tuple[str, Any, str, Any], ...]:
-    from gemmkit.components import annotated
-
     runtime, rules = annotated(cls), []
     for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
         kind = runtime.get(field.name)

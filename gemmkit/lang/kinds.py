@@ -15,8 +15,9 @@ import numpy as np
 from gemmkit.lang.later import load
 from gemmkit.lang.memory import ViewType
 from gemmkit.lang.numba_hooks import types
+from gemmkit.lang.number_types import numba_type
 from gemmkit.lang.records import device_dtype, record_text
-from gemmkit.lang.scalars import index, numba_type, weak_float64
+from gemmkit.lang.scalars import index, weak_float64
 
 __all__ = ["Kind", "ViewKind", "kind", "number_kind", "scalar_kind", "view_kind"]
 

@@ -27,7 +27,8 @@ from gemmkit.lang.numba_hooks import (
     types,
     typing_registry,
 )
-from gemmkit.lang.scalars import index, numba_type, wide_index
+from gemmkit.lang.number_types import numba_type
+from gemmkit.lang.scalars import index, wide_index
 
 i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 READ_ONLY = ("the array is only read here: name a field that is written in the component's `outputs`; what a function "

@@ -17,8 +17,9 @@ from gemmkit.lang.atoms import atom
 from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.errors import ConfigError, refused_at
 from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.number_types import numpy_dtype
 from gemmkit.lang.records import Record, part_dtypes
-from gemmkit.lang.scalars import IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral, numpy_dtype
+from gemmkit.lang.scalars import IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral
 
 _FLOAT = np.dtype(np.float64)
 

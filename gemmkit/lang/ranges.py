@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit.lang import number_rules
-from gemmkit.lang.arithmetic import kind_of_type, type_of_kind
 from gemmkit.lang.numba_hooks import (
     RefType,
     call_iternext,
@@ -21,6 +20,7 @@ from gemmkit.lang.numba_hooks import (
     signature,
     types,
 )
+from gemmkit.lang.number_types import kind_of_type, type_of_kind
 from gemmkit.lang.scalars import IndexType, WeakIntLiteral, index, wide_index
 
 

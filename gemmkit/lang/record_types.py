@@ -1,4 +1,4 @@
-"""Records in device code: structs that live in registers, their arithmetic, and numbers as planes of parts."""
+"""Arithmetic of records (structs that live in registers) in device code, and numbers as planes of parts."""
 
 from __future__ import annotations
 
@@ -13,59 +13,22 @@ from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
     ir,
     lowering_registry,
-    models,
     operation,
-    register_model,
     signature,
     types,
     typing_registry,
 )
+from gemmkit.lang.number_types import PackedType, RecordType, numba_type, numpy_dtype
 from gemmkit.lang.records import (
     SIGNS,
-    TABLE,
     Record,
     metadata_of,
     number_dtype,
-    part_dtypes,
     parts,
-    record_text,
     terms,
     to_dtype,
 )
-from gemmkit.lang.scalars import REAL_TYPES, NarrowFloatType, numba_type, numpy_dtype
-
-
-class RecordType(types.Type):
-    """A struct of parts."""
-
-    def __init__(self, dtype: np.dtype):
-        self.dtype, self.names = dtype, dtype.names or ()
-        self.parts = tuple(numba_type(kind) for kind in part_dtypes(dtype))
-        self.table = metadata_of(dtype).get(TABLE)
-        super().__init__(f"record {record_text(dtype)}")
-
-
-@register_model(RecordType)
-class _RecordModel(models.StructModel):
-    def __init__(self, dmm: Any, fe_type: RecordType):
-        super().__init__(dmm, fe_type, [(f"part{n}", ty) for n, ty in enumerate(fe_type.parts)])
-
-
-class PackedType(RecordType):
-    """A record of two 16-bit parts: one 32-bit register, as memory has it; moving it takes nothing apart."""
-
-
-@register_model(PackedType)
-class _PackedModel(models.PrimitiveModel):
-    def __init__(self, dmm: Any, fe_type: PackedType):
-        super().__init__(dmm, fe_type, ir.IntType(32))
-
-
-def record_type(dtype: np.dtype) -> RecordType:
-    """The device type of a record dtype."""
-    kinds = part_dtypes(dtype)
-    return PackedType(dtype) if len(kinds) == 2 and kinds[0].itemsize == 2 else RecordType(dtype)
-
+from gemmkit.lang.scalars import REAL_TYPES, NarrowFloatType
 
 _PAIR = ir.VectorType(ir.IntType(16), 2)
 
@@ -360,5 +323,4 @@ def numbers_of(dtype: np.dtype, planes: tuple) -> tuple:
     return tuple(to_dtype(dtype, p) for p in zip(*planes))
 
 
-__all__ = ["PackedType", "RecordType", "conjugate", "numbers_of", "of_parts", "part_of", "part_types", "planes_of",
-           "record_type"]
+__all__ = ["conjugate", "numbers_of", "of_parts", "part_of", "part_types", "planes_of"]

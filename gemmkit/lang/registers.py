@@ -34,7 +34,8 @@ from gemmkit.lang.numba_hooks import (
     types,
     typing_registry,
 )
-from gemmkit.lang.scalars import IndexType, index, numba_type
+from gemmkit.lang.number_types import numba_type
+from gemmkit.lang.scalars import IndexType, index
 
 i32 = ir.IntType(32)
 

@@ -19,18 +19,11 @@ from gemmkit.lang.component_types import ComponentType
 from gemmkit.lang.errors import ComponentError, place_of
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.numba_hooks import signature, types
-from gemmkit.lang.record_types import RecordType, of_parts, part_types
+from gemmkit.lang.number_types import RecordType, numba_type, numpy_dtype
+from gemmkit.lang.record_types import of_parts, part_types
 from gemmkit.lang.records import REAL_IMAG, SIGNS, TABLE, Record, metadata_of, number_dtype, part_dtypes, to_dtype
 from gemmkit.lang.references import is_gemmkit
-from gemmkit.lang.scalars import (
-    REAL_TYPES,
-    IndexType,
-    WeakFloat64Type,
-    WeakFloatLiteral,
-    WeakIntLiteral,
-    numba_type,
-    numpy_dtype,
-)
+from gemmkit.lang.scalars import REAL_TYPES, IndexType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral
 from gemmkit.lang.values import _type_convert_all, convert
 
 NUMBER = "a number"

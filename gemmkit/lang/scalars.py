@@ -26,7 +26,6 @@ from gemmkit.lang.numba_hooks import (
     types,
     unify_weakly,
 )
-from gemmkit.lang.records import device_dtype
 from gemmkit.lang.weak import WeakFloat, WeakInt
 
 i1, i16, i32, i64 = (ir.IntType(n) for n in (1, 16, 32, 64))
@@ -322,40 +321,6 @@ def number_constant(context: Any, builder: Any, ty: types.Type, v: Any) -> Any:
     if isinstance(ty, types.Complex):
         return context.get_constant_generic(builder, ty, complex(v))
     return context.get_constant_generic(builder, ty, v)
-
-
-# -- conversions written as calls: np.float32(x), and the host's names ----------------------------------------------------
-
-_NUMBA = {np.dtype(dtype): ty for dtype, ty in (
-    (np.float16, float16), (ml_dtypes.bfloat16, bfloat16), (ml_dtypes.float8_e4m3fn, float8_e4m3fn),
-    (ml_dtypes.float8_e5m2, float8_e5m2))}
-
-
-def numba_type(dtype: Any) -> types.Type:
-    """The device type of a NumPy dtype; raises TypeError where there is none."""
-    dtype = device_dtype(dtype)
-    if dtype.names is not None:
-        return _record_type(dtype)
-    return _NUMBA.get(dtype) or getattr(types, dtype.name if dtype.kind != "b" else "boolean")
-
-
-def _record_type(dtype: np.dtype) -> types.Type:
-    from gemmkit.lang.record_types import record_type
-
-    return record_type(dtype)               # Numba keeps one of each name; a memory here would be part of every fingerprint
-
-
-def numpy_dtype(ty: types.Type) -> np.dtype:
-    """The NumPy dtype of a device number type."""
-    from gemmkit.lang.record_types import RecordType
-
-    if isinstance(ty, (NarrowFloatType, RecordType)):
-        return ty.dtype
-    if isinstance(ty, IndexType):
-        return np.dtype(f"i{ty.bitwidth // 8}")
-    if isinstance(ty, types.Literal):
-        ty = types.unliteral(ty)
-    return np.dtype(bool) if isinstance(ty, types.Boolean) else np.dtype(ty.name)
 
 
 #: The classes of device types that are real numbers, each that code is registered for by name.

@@ -6,8 +6,8 @@ import operator
 from typing import Any
 
 from gemmkit.lang import number_rules
-from gemmkit.lang.arithmetic import kind_of_type
 from gemmkit.lang.numba_hooks import compiles_ours, ir, operation, signature, types
+from gemmkit.lang.number_types import kind_of_type
 from gemmkit.lang.scalars import IndexType, NarrowFloatType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral
 
 _UNARY = {operator.neg: "neg", operator.pos: "pos", operator.invert: "invert", abs: "abs"}

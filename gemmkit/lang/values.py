@@ -1,7 +1,8 @@
 """Compile-time values: how a Python object that does not change becomes a constant of device code.
 
 ``static_type(value)`` is the Numba type that carries the value itself: numbers become weak constants, dtypes become
-conversions (``self.dtype(x)``), and any object with ``__device_type__()`` says its own (tiles, components).
+conversions (``self.dtype(x)``), and any object with ``__device_type__()`` says its own (tiles, components, device
+functions).
 """
 
 from __future__ import annotations
@@ -15,22 +16,19 @@ from gemmkit.lang import arithmetic as _arithmetic  # noqa: F401  (registers + a
 from gemmkit.lang import builtin_functions as _builtin_functions  # noqa: F401  (and `max`, `int`, `math.exp`)
 from gemmkit.lang import integer_methods as _integer_methods  # noqa: F401  (registers `n.bit_count()`)
 from gemmkit.lang import ranges as _ranges  # noqa: F401  (registers `range` over coordinates)
+from gemmkit.lang import record_types as _record_types  # noqa: F401  (registers the arithmetic of records)
 from gemmkit.lang import tuples as _tuples  # noqa: F401  (and what tuples have: `t[0]`, `len(t)`, `t.index(x)`)
 from gemmkit.lang import unary as _unary  # noqa: F401  (registers - and abs of one number)
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.dtypes import DTypeType
-from gemmkit.lang.functions import DeviceFunction, DeviceFunctionType
 from gemmkit.lang.numba_hooks import (
     global_callable,
     signature,
     types,
 )
+from gemmkit.lang.number_types import numba_type
 from gemmkit.lang.records import Record, device_dtype, to_dtype
-from gemmkit.lang.scalars import (
-    WeakFloatLiteral,
-    WeakIntLiteral,
-    numba_type,
-)
+from gemmkit.lang.scalars import WeakFloatLiteral, WeakIntLiteral
 from gemmkit.lang.weak import weaken
 
 
@@ -51,8 +49,6 @@ def static_maker(value: Any) -> Callable[[], types.Type]:
         return lambda: types.literal(weaken(value))
     if isinstance(value, np.dtype):
         return _dtype_maker(value)
-    if isinstance(value, DeviceFunction):
-        return lambda: DeviceFunctionType(value)
     if isinstance(value, Atom):
         return lambda: value.device_type
     if isinstance(value, str):

@@ -25,6 +25,7 @@ from gemmkit.lang.given import dtype_given
 from gemmkit.lang.registers import generate
 from gemmkit.lang.returned import converted, number
 from gemmkit.runtime.arrays import ArrayInfo
+from gemmkit.tiling import translate_offset
 
 WIDE = 16                              # bytes of the widest access of a thread
 
@@ -65,11 +66,11 @@ class Layout(Component):
 
     def load(self, data: Any, tile: Any, shape: Any) -> tuple:
         """All elements of a tile that lies inside the operand, first dimension fastest."""
-        return generate(tile.count, element_of_tile, self, data, tile, shape)
+        return load_elements(self, data, tile, shape)
 
     def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
         """Store a tile's elements, first dimension fastest."""
-        each(store_element_of_tile, values, self, data, tile, shape)
+        store_elements(self, data, tile, values, shape)
 
     def k_range(self, begin: int, end: int, shape: Any) -> tuple:
         """The range of K in which rows (of A) or columns (of B) ``begin`` to ``end`` can be other than nothing."""
@@ -164,6 +165,21 @@ class Layout(Component):
 
     def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
         """Raise ValueError when the array cannot be an operand of ``rows`` x ``columns`` in this layout."""
+
+
+def load_elements(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
+    """A tile's elements one by one, first dimension fastest, in the layout's dtype."""
+    return generate(tile.count, element_of_tile, layout, data, tile, shape)
+
+
+def store_elements(layout: Any, data: Any, tile: Any, values: tuple, shape: Any) -> None:
+    """Store a tile's elements one by one."""
+    each(store_element_of_tile, values, layout, data, tile, shape)
+
+
+def element_tile(tile: Any, n: int) -> Any:
+    """The tile whose first element is the n-th of this one."""
+    return translate_offset(tile, n % tile.size[0], n // tile.size[0])
 
 
 def element_of_tile(n: int, layout: Any, data: Any, tile: Any, shape: Any) -> Any:

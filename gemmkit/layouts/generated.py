@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.atoms import atom
-from gemmkit.lang.control import choose
 from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.given import function_given, required
 from gemmkit.lang.numba_hooks import TypingError, signature, types
@@ -75,10 +74,10 @@ class Generated(Layout):
         return (_BATCH_CALLERS if self.with_batch else _CALLERS)[self.count]
 
     def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+        i, j = (j, i) if self.transposed else (i, j)
         if self.with_batch:
-            i, j = choose(self.transposed, _turned, _as_given, i, j)
             return declared(self.dtype, self.caller(self, i, j, shape.batch), self.f)
-        return declared(self.dtype, choose(self.transposed, _swapped, self.caller, self, i, j), self.f)
+        return declared(self.dtype, self.caller(self, i, j), self.f)
 
 
 _NAMES = ("first", "second", "third", "fourth")
@@ -95,10 +94,6 @@ def _argument(value: Any, name: str, dtype: np.dtype) -> Any:
 
 
 # -- device code ------------------------------------------------------------------------------------------------------
-
-def _swapped(layout: Any, i: int, j: int) -> Any:
-    return layout.caller(layout, j, i)
-
 
 def _call0(layout: Any, i: int, j: int) -> Any:
     return layout.f(i, j)
@@ -121,14 +116,6 @@ def _call4(layout: Any, i: int, j: int) -> Any:
 
 
 _CALLERS = (_call0, _call1, _call2, _call3, _call4)
-
-
-def _turned(i: int, j: int) -> tuple:
-    return j, i
-
-
-def _as_given(i: int, j: int) -> tuple:
-    return i, j
 
 
 def _batch0(layout: Any, i: int, j: int, batch: int) -> Any:

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.control import choose, each
+from gemmkit.lang.control import each
 from gemmkit.lang.given import dtype_given
 from gemmkit.lang.record_types import numbers_of, planes_of
 from gemmkit.lang.records import part_dtypes
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import convert, convert_all
-from gemmkit.layouts.base import Layout, element_of_tile, store_element_of_tile
+from gemmkit.layouts.base import Layout, load_elements, store_elements
 from gemmkit.layouts.plain import Plain
 from gemmkit.ptx.memory import load_global, repoint, store_global
 from gemmkit.ptx.words import unpack_words
@@ -140,16 +140,24 @@ class Planar(Layout):
     # -- device -----------------------------------------------------------------------------------------------------
 
     def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
-        return generate(self.count, _part, data, i, j)
+        return generate(self.count, lambda n: data[n, i, j])
 
     def store_element(self, data: Any, i: int, j: int, value: Any, shape: Any) -> None:
         each(_set_part, planes_of((convert(self.dtype, value),)), data, i, j)
 
     def load(self, data: Any, tile: Any, shape: Any) -> tuple:
-        return choose(tile.size[self.vector_axis] == tile.count, _load_lines, _load_elements, self, data, tile, shape)
+        if tile.size[self.vector_axis] == tile.count:
+            return numbers_of(self.dtype, generate(self.count, lambda n: load_global(
+                data, self.line_axis, (n, tile.base[0], tile.base[1]), (0, tile.offset[0], tile.offset[1]), tile.count)))
+        return load_elements(self, data, tile, shape)
 
     def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
-        choose(tile.size[self.vector_axis] == tile.count, _store_lines, _store_elements, self, data, tile, values, shape)
+        if tile.size[self.vector_axis] == tile.count:
+            each(lambda plane, n: store_global(
+                data, self.line_axis, (n, tile.base[0], tile.base[1]), (0, tile.offset[0], tile.offset[1]), plane),
+                planes_of(convert_all(self.dtype, values)))
+        else:
+            store_elements(self, data, tile, values, shape)
 
     # -- host -------------------------------------------------------------------------------------------------------
 
@@ -170,37 +178,8 @@ class Planar(Layout):
             raise ValueError(f"{name} is {given}; {self!r} needs {wanted} of {self.storage}")
 
 
-def _part(n: int, data: Any, i: int, j: int) -> Any:
-    return data[n, i, j]
-
-
 def _set_part(plane: tuple, n: int, data: Any, i: int, j: int) -> None:
     data[n, i, j] = plane[0]
-
-
-def _load_lines(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
-    return numbers_of(layout.dtype, generate(layout.count, _load_line, layout, data, tile))
-
-
-def _load_line(n: int, layout: Any, data: Any, tile: Any) -> tuple:
-    return load_global(data, layout.line_axis, (n, tile.base[0], tile.base[1]), (0, tile.offset[0], tile.offset[1]),
-                       tile.count)
-
-
-def _load_elements(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
-    return generate(tile.count, element_of_tile, layout, data, tile, shape)
-
-
-def _store_lines(layout: Any, data: Any, tile: Any, values: tuple, shape: Any) -> None:
-    each(_store_line, planes_of(convert_all(layout.dtype, values)), layout, data, tile)
-
-
-def _store_line(plane: tuple, n: int, layout: Any, data: Any, tile: Any) -> None:
-    store_global(data, layout.line_axis, (n, tile.base[0], tile.base[1]), (0, tile.offset[0], tile.offset[1]), plane)
-
-
-def _store_elements(layout: Any, data: Any, tile: Any, values: tuple, shape: Any) -> None:
-    each(store_element_of_tile, values, layout, data, tile, shape)
 
 
 # -- shared memory ----------------------------------------------------------------------------------------------------
@@ -269,18 +248,12 @@ class Planes(Layout):
         self.store_shared(pointer, tile, unpack_words(self.dtype, words), leading)
 
     def load_shared(self, pointer: Any, tile: Any, leading: Any) -> tuple:
-        return numbers_of(self.dtype, generate(self.count, _load_plane, self, pointer, tile, leading))
+        return numbers_of(self.dtype, generate(self.count, lambda n: self.plane.load_shared(
+            self.plane_at(n, pointer, leading), tile, leading[0])))
 
     def store_shared(self, pointer: Any, tile: Any, values: tuple, leading: Any) -> None:
-        each(_store_plane, planes_of(values), self, pointer, tile, leading)
-
-
-def _load_plane(n: int, layout: Any, pointer: Any, tile: Any, leading: Any) -> tuple:
-    return layout.plane.load_shared(layout.plane_at(n, pointer, leading), tile, leading[0])
-
-
-def _store_plane(values: tuple, n: int, layout: Any, pointer: Any, tile: Any, leading: Any) -> None:
-    layout.plane.store_shared(layout.plane_at(n, pointer, leading), tile, values, leading[0])
+        each(lambda plane, n: self.plane.store_shared(self.plane_at(n, pointer, leading), tile, plane, leading[0]),
+             planes_of(values))
 
 
 __all__ = ["Interleaved", "Planar", "Planes"]

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gemmkit.lang.control import choose, each, join
+from gemmkit.lang.control import each, join
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import fill
-from gemmkit.layouts.base import Layout, element_of_tile, store_element_of_tile
+from gemmkit.layouts.base import Layout, element_tile, load_elements, store_elements
 from gemmkit.ptx.copy_async import offset_of
 from gemmkit.ptx.memory import load_global, load_shared, store_global, store_shared
 from gemmkit.ptx.words import store_words
 from gemmkit.runtime.arrays import ArrayInfo
-from gemmkit.tiling import translate_offset
 
 LINE = 16                              # elements, and more, that lie side by side
 
@@ -34,10 +33,15 @@ class Plain(Layout):
         data[i, j] = value
 
     def load(self, data: Any, tile: Any, shape: Any) -> tuple:
-        return choose(tile.size[self.axis] == tile.count, _load_line, _load_block, self, data, tile, shape)
+        if tile.size[self.axis] == tile.count:
+            return load_global(data, self.axis, tile.base, tile.offset, tile.count)
+        return load_elements(self, data, tile, shape)
 
     def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
-        choose(tile.size[self.axis] == tile.count, _store_line, _store_block, self, data, tile, values, shape)
+        if tile.size[self.axis] == tile.count:
+            store_global(data, self.axis, tile.base, tile.offset, values)
+        else:
+            store_elements(self, data, tile, values, shape)
 
     def row_offset(self, data: Any, i: int) -> int:
         return offset_of(data, (i, 0))
@@ -57,13 +61,16 @@ class Plain(Layout):
 
     def load_shared(self, pointer: Any, tile: Any, leading: int) -> tuple:
         """A tile's elements, first dimension fastest: one access when it extends along ``axis`` only."""
-        return choose(tile.size[self.axis] == tile.count, _load_shared_line, _load_shared_block, self, pointer, tile,
-                      leading)
+        if tile.size[self.axis] == tile.count:
+            return load_shared(pointer, self.position(tile.base, leading), self.position(tile.offset, leading), tile.count)
+        return join(generate(tile.count, lambda n: _load_shared_element(self, pointer, element_tile(tile, n), leading)))
 
     def store_shared(self, pointer: Any, tile: Any, values: tuple, leading: int) -> None:
         """Store a tile's elements: one access when it extends along ``axis``, else element by element."""
-        choose(tile.size[self.axis] == tile.count, _store_shared_line, _store_shared_block, self, pointer, tile, values,
-               leading)
+        if tile.size[self.axis] == tile.count:
+            store_shared(pointer, self.position(tile.base, leading), self.position(tile.offset, leading), values)
+        else:
+            each(lambda value, n: _store_shared_element(value, self, pointer, element_tile(tile, n), leading), values)
 
     def store_words(self, pointer: Any, tile: Any, words: tuple, leading: int) -> None:
         """Store a tile that is a line, as 32-bit words."""
@@ -189,48 +196,11 @@ class Zero(Layout):
         return fill(self.dtype, tile.count, 0)
 
 
-# A tile that extends along the contiguous axis is a line, moved in accesses as wide as can be; any other is moved
-# element by element.
-
-def _load_line(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
-    return load_global(data, layout.axis, tile.base, tile.offset, tile.count)
-
-
-def _load_block(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
-    return generate(tile.count, element_of_tile, layout, data, tile, shape)
-
-
-def _store_line(layout: Any, data: Any, tile: Any, values: tuple, shape: Any) -> None:
-    store_global(data, layout.axis, tile.base, tile.offset, values)
-
-
-def _store_block(layout: Any, data: Any, tile: Any, values: tuple, shape: Any) -> None:
-    each(store_element_of_tile, values, layout, data, tile, shape)
-
-
-def _load_shared_line(layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return load_shared(pointer, layout.position(tile.base, leading), layout.position(tile.offset, leading), tile.count)
-
-
-def _load_shared_block(layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return join(generate(tile.count, _load_shared_element, layout, pointer, tile, leading))
-
-
-def _load_shared_element(n: int, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    at = translate_offset(tile, n % tile.size[0], n // tile.size[0])
+def _load_shared_element(layout: Any, pointer: Any, at: Any, leading: int) -> tuple:
     return load_shared(pointer, layout.position(at.base, leading), layout.position(at.offset, leading), 1)
 
 
-def _store_shared_line(layout: Any, pointer: Any, tile: Any, values: tuple, leading: int) -> None:
-    store_shared(pointer, layout.position(tile.base, leading), layout.position(tile.offset, leading), values)
-
-
-def _store_shared_block(layout: Any, pointer: Any, tile: Any, values: tuple, leading: int) -> None:
-    each(_store_shared_element, values, layout, pointer, tile, leading)
-
-
-def _store_shared_element(value: Any, n: int, layout: Any, pointer: Any, tile: Any, leading: int) -> None:
-    at = translate_offset(tile, n % tile.size[0], n // tile.size[0])
+def _store_shared_element(value: Any, layout: Any, pointer: Any, at: Any, leading: int) -> None:
     store_shared(pointer, layout.position(at.base, leading), layout.position(at.offset, leading), (value,))
 
 

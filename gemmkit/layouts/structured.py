@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import with_fields
-from gemmkit.lang.control import choose
-from gemmkit.lang.registers import apply, generate
+from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert, convert_all
-from gemmkit.layouts.base import Layout, element_of_tile
+from gemmkit.layouts.base import Layout, load_elements
 from gemmkit.layouts.plain import Plain
 from gemmkit.runtime.arrays import ArrayInfo
 
@@ -55,7 +54,7 @@ class Diagonal(Structured):
         return here if i == j else convert(self.dtype, self.nothing)
 
     def k_range(self, begin: int, end: int, shape: Any) -> tuple:
-        return choose(self.skips, _inner, _all, begin, end, shape)
+        return (begin, min(end, shape.K)) if self.skips else (0, shape.K)
 
     def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
         return (array.shape[0],) * 2 if len(array.shape) == 1 else (None, None)
@@ -94,7 +93,7 @@ class _Half(Structured):
         return self.layout.vector_axis
 
     def is_stored(self, i: int, j: int) -> bool:
-        return choose(self.is_lower, _not_before, _not_behind, i, j)
+        return i >= j if self.is_lower else i <= j
 
     def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
         return (array.shape[0], array.shape[1]) if len(array.shape) == 2 else (None, None)
@@ -135,7 +134,9 @@ class Triangular(_Half):
 
     def is_as_stored(self, i: int, j: int, rows: int, columns: int) -> bool:
         """Whether all of a block lies within the half, and with ``unit`` off the diagonal."""
-        return choose(self.is_lower, _is_below, _is_above, i, j, rows, columns, self.strictness)
+        if self.is_lower:
+            return i >= j + columns - 1 + self.strictness
+        return i + rows - 1 + self.strictness <= j
 
     @property
     def strictness(self) -> int:
@@ -143,12 +144,14 @@ class Triangular(_Half):
 
     def load(self, data: Any, tile: Any, shape: Any) -> tuple:
         # Of a tile on the diagonal all is loaded, and what is not of the matrix is dropped: cheaper than a branch for each.
-        return apply(_of_stored, convert_all(self.dtype, self.layout.load(data, tile, shape)), self, tile)
+        return apply(lambda value, n: self.of_stored(value, tile.index[0] + n % tile.size[0],
+                                                     tile.index[1] + n // tile.size[0]),
+                     convert_all(self.dtype, self.layout.load(data, tile, shape)))
 
     def of_stored(self, value: Any, i: int, j: int) -> Any:
         """The matrix's element where the array has ``value``."""
         value = value if self.is_stored(i, j) else convert(self.dtype, self.nothing)
-        return choose(self.unit, _with_unit, _as_stored, self.dtype, value, i, j)
+        return (convert(self.dtype, 1) if i == j else value) if self.unit else value
 
     @property
     def starts_at_zero(self) -> bool:
@@ -156,7 +159,9 @@ class Triangular(_Half):
         return self.is_lower == (self.operand == "a")
 
     def k_range(self, begin: int, end: int, shape: Any) -> tuple:
-        return choose(self.skips, _triangle, _all_of_it, begin, end, shape, self.starts_at_zero)
+        if not self.skips:
+            return 0, shape.K
+        return (0, min(end, shape.K)) if self.starts_at_zero else (begin, shape.K)
 
 
 @dataclass(frozen=True)
@@ -178,10 +183,15 @@ class Symmetric(_Half):
 
     def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
         low, high = min(i, j), max(i, j)
-        return choose(self.is_lower, _below, _above, self.layout, data, low, high, shape)
+        return self.layout.element(data, high, low, shape) if self.is_lower else self.layout.element(data, low, high, shape)
 
     def load(self, data: Any, tile: Any, shape: Any) -> tuple:
-        return choose(tile.size[self.layout.axis] == tile.count, _load_line, _load_block, self, data, tile, shape)
+        if tile.size[self.layout.axis] == tile.count:      # along the contiguous axis: at once where all of it is stored
+            row, column = tile.index[0], tile.index[1]     # of the corner that is the first to leave the half
+            if self.is_stored(row if self.is_lower else row + tile.size[0] - 1,
+                              column + tile.size[1] - 1 if self.is_lower else column):
+                return convert_all(self.dtype, self.layout.load(data, tile, shape))
+        return load_elements(self, data, tile, shape)
 
     def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
         if rows != columns:
@@ -197,88 +207,6 @@ def _check_array(layout: Layout, array: ArrayInfo | None, shape: tuple[int, ...]
     if array.dtype != layout.dtype:
         raise ValueError(f"{name} has dtype {array.dtype} and its layout is {layout!r}; convert the array, or give a layout "
                          f"of dtype {array.dtype}")
-
-
-# -- device code ------------------------------------------------------------------------------------------------------
-
-def _all(begin: int, end: int, shape: Any) -> tuple:
-    return 0, shape.K
-
-
-def _all_of_it(begin: int, end: int, shape: Any, starts_at_zero: bool) -> tuple:
-    return 0, shape.K
-
-
-def _inner(begin: int, end: int, shape: Any) -> tuple:
-    return begin, min(end, shape.K)
-
-
-def _triangle(begin: int, end: int, shape: Any, starts_at_zero: bool) -> tuple:
-    return choose(starts_at_zero, _until, _since, begin, end, shape)
-
-
-def _until(begin: int, end: int, shape: Any) -> tuple:
-    return 0, min(end, shape.K)
-
-
-def _since(begin: int, end: int, shape: Any) -> tuple:
-    return begin, shape.K
-
-
-def _not_before(i: int, j: int) -> bool:
-    return i >= j
-
-
-def _not_behind(i: int, j: int) -> bool:
-    return i <= j
-
-
-def _is_below(i: int, j: int, rows: int, columns: int, strictness: int) -> bool:
-    return i >= j + columns - 1 + strictness
-
-
-def _is_above(i: int, j: int, rows: int, columns: int, strictness: int) -> bool:
-    return i + rows - 1 + strictness <= j
-
-
-def _upper_right(tile: Any) -> tuple:
-    return tile.index[0], tile.index[1] + tile.size[1] - 1
-
-
-def _lower_left(tile: Any) -> tuple:
-    return tile.index[0] + tile.size[0] - 1, tile.index[1]
-
-
-def _of_stored(value: Any, n: int, layout: Any, tile: Any) -> Any:
-    return layout.of_stored(value, tile.index[0] + n % tile.size[0], tile.index[1] + n // tile.size[0])
-
-
-def _load_line(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
-    """A tile along the array's contiguous axis: at once where all of it is stored."""
-    corner = choose(layout.is_lower, _upper_right, _lower_left, tile)            # the first to leave the half
-    if layout.is_stored(corner[0], corner[1]):
-        return convert_all(layout.dtype, layout.layout.load(data, tile, shape))
-    return _load_block(layout, data, tile, shape)
-
-
-def _load_block(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
-    return generate(tile.count, element_of_tile, layout, data, tile, shape)
-
-
-def _with_unit(dtype: Any, value: Any, i: int, j: int) -> Any:
-    return convert(dtype, 1) if i == j else value
-
-
-def _as_stored(dtype: Any, value: Any, i: int, j: int) -> Any:
-    return value
-
-
-def _below(layout: Any, data: Any, low: int, high: int, shape: Any) -> Any:
-    return layout.element(data, high, low, shape)
-
-
-def _above(layout: Any, data: Any, low: int, high: int, shape: Any) -> Any:
-    return layout.element(data, low, high, shape)
 
 
 __all__ = ["Diagonal", "Structured", "Symmetric", "Triangular"]

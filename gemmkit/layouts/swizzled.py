@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gemmkit.lang.control import choose, each, join, split
+from gemmkit.lang.control import each, join, split
 from gemmkit.lang.registers import generate
-from gemmkit.layouts.base import Layout
+from gemmkit.layouts.base import Layout, element_tile
 from gemmkit.layouts.plain import Plain
 from gemmkit.ptx.memory import load_shared, store_shared
 from gemmkit.ptx.words import store_words
-from gemmkit.tiling import translate_offset
 
 CHUNK = 16                                     # bytes that stay together
 PATTERN = 1024                                 # bytes of the widest swizzle's pattern: tiles that begin there suit any
@@ -92,16 +91,34 @@ class Swizzled(Layout):
         linear = across * self.line + along % self.line
         return along // self.line * (leading * self.line) + (linear ^ ((linear >> 3) & self.mask))
 
+    # A line of a power of two elements, at most a chunk and at a multiple of its length, is one access; a longer one an
+    # access for each of its chunks. `get_config` refuses tiles of threads that are neither.
+
     def load_shared(self, pointer: Any, tile: Any, leading: int) -> tuple:
         """A tile's elements, first dimension fastest: in accesses of whole chunks when it extends along ``axis`` only."""
-        return choose(tile.size[self.axis] == tile.count, _load_line, _load_block, self, pointer, tile, leading)
+        if tile.size[self.axis] != tile.count:
+            return join(generate(tile.count, lambda n: load_shared(pointer, _ahead(self, tile, n, leading), 0, 1)))
+        if tile.count > self.chunk:
+            return join(generate(tile.count // self.chunk, lambda n: load_shared(
+                pointer, _ahead(self, tile, n * self.chunk, leading), 0, self.chunk)))
+        return load_shared(pointer, self.position(tile.index, leading), 0, tile.count)
 
     def store_shared(self, pointer: Any, tile: Any, values: tuple, leading: int) -> None:
-        choose(tile.size[self.axis] == tile.count, _store_line, _store_block, self, pointer, tile, values, leading)
+        if tile.size[self.axis] != tile.count:
+            each(lambda value, n: store_shared(pointer, _ahead(self, tile, n, leading), 0, (value,)), values)
+        elif tile.count > self.chunk:
+            each(lambda chunk, n: store_shared(pointer, _ahead(self, tile, n * self.chunk, leading), 0, chunk),
+                 split(values, self.chunk))
+        else:
+            store_shared(pointer, self.position(tile.index, leading), 0, values)
 
     def store_words(self, pointer: Any, tile: Any, words: tuple, leading: int) -> None:
         """Store a line, as 32-bit words."""
-        choose(tile.count > self.chunk, _store_chunks_of_words, _store_chunk_of_words, words, self, pointer, tile, leading)
+        if tile.count > self.chunk:
+            each(lambda chunk, n: store_words(pointer, _ahead(self, tile, n * self.chunk, leading), 0, chunk),
+                 split(words, CHUNK // 4))
+        else:
+            store_words(pointer, self.position(tile.index, leading), 0, words)
 
     def physical_size(self, rows: int, columns: int) -> int:
         size = (rows, columns)
@@ -111,72 +128,9 @@ class Swizzled(Layout):
         return f"Swizzled({self.layout!r}, {self.width})"
 
 
-# A line of a power of two elements, at most a chunk and at a multiple of its length, is one access; a longer one an access
-# for each of its chunks. `get_config` refuses tiles of threads that are neither.
-
-def _load_line(layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return choose(tile.count > layout.chunk, _load_chunks, _load_chunk, layout, pointer, tile, leading)
-
-
-def _load_chunk(layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return load_shared(pointer, layout.position(tile.index, leading), 0, tile.count)
-
-
-def _load_chunks(layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return join(generate(tile.count // layout.chunk, _load_next_chunk, layout, pointer, tile, leading))
-
-
-def _load_next_chunk(n: int, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return load_shared(pointer, layout.position(_ahead(tile, n * layout.chunk).index, leading), 0, layout.chunk)
-
-
-def _ahead(tile: Any, n: int) -> Any:
-    """The tile whose first element is the n-th of this one."""
-    return translate_offset(tile, n % tile.size[0], n // tile.size[0])
-
-
-def _load_block(layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return join(generate(tile.count, _load_element, layout, pointer, tile, leading))
-
-
-def _load_element(n: int, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
-    return load_shared(pointer, layout.position(_ahead(tile, n).index, leading), 0, 1)
-
-
-def _store_line(layout: Any, pointer: Any, tile: Any, values: tuple, leading: int) -> None:
-    choose(tile.count > layout.chunk, _store_chunks, _store_chunk, layout, pointer, tile, values, leading)
-
-
-def _store_chunks(layout: Any, pointer: Any, tile: Any, values: tuple, leading: int) -> None:
-    each(_store_next_chunk, split(values, layout.chunk), layout, pointer, tile, leading)
-
-
-def _store_next_chunk(values: tuple, n: int, layout: Any, pointer: Any, tile: Any, leading: int) -> None:
-    store_shared(pointer, layout.position(_ahead(tile, n * layout.chunk).index, leading), 0, values)
-
-
-def _store_chunks_of_words(words: tuple, layout: Any, pointer: Any, tile: Any, leading: int) -> None:
-    each(_store_next_words, split(words, CHUNK // 4), layout, pointer, tile, leading)
-
-
-def _store_next_words(words: tuple, n: int, layout: Any, pointer: Any, tile: Any, leading: int) -> None:
-    store_words(pointer, layout.position(_ahead(tile, n * layout.chunk).index, leading), 0, words)
-
-
-def _store_chunk_of_words(words: tuple, layout: Any, pointer: Any, tile: Any, leading: int) -> None:
-    store_words(pointer, layout.position(tile.index, leading), 0, words)
-
-
-def _store_chunk(layout: Any, pointer: Any, tile: Any, values: tuple, leading: int) -> None:
-    store_shared(pointer, layout.position(tile.index, leading), 0, values)
-
-
-def _store_block(layout: Any, pointer: Any, tile: Any, values: tuple, leading: int) -> None:
-    each(_store_element, values, layout, pointer, tile, leading)
-
-
-def _store_element(value: Any, n: int, layout: Any, pointer: Any, tile: Any, leading: int) -> None:
-    store_shared(pointer, layout.position(_ahead(tile, n).index, leading), 0, (value,))
+def _ahead(layout: Any, tile: Any, n: int, leading: int) -> int:
+    """The position of a tile's n-th element."""
+    return layout.position(element_tile(tile, n).index, leading)
 
 
 __all__ = ["Swizzled"]

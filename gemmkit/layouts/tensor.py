@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import Component, Scalar
-from gemmkit.lang.control import choose, deal, each, interleave, join
+from gemmkit.lang.control import deal, each, interleave, join
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import fill
-from gemmkit.layouts.base import Layout, element_of_tile, store_element_of_tile
+from gemmkit.layouts.base import Layout, load_elements, store_elements
 from gemmkit.ptx.copy_async import offset_of
 from gemmkit.ptx.division import divided, reciprocal
 from gemmkit.ptx.memory import load_global, store_global
@@ -48,7 +48,10 @@ class Modes(Component):
 
     def split(self, linear: int) -> tuple:
         """A row's coordinate in each dimension, the fastest first."""
-        return choose(self.is_last, _last, _more, self, linear)
+        if self.is_last:
+            return (linear,)                        # the slowest: what is left
+        quotient = divided(linear, self.multiplier, self.shift)
+        return join(((linear - quotient * self.extent,), self.rest.split(quotient)))
 
     def nowhere(self) -> tuple:
         """No step along any of them."""
@@ -143,16 +146,28 @@ class Tensor(Layout):
         data[self.place(i, j)] = value
 
     def load(self, data: Any, tile: Any, shape: Any) -> tuple:
-        return choose(tile.size[self.line_axis] == tile.count, _load_along, _load_block, self, data, tile, shape)
+        if (tile.size[self.line_axis] == tile.count and tile.count % self.comb == 0
+                and self.longest % tile.count == 0):
+            place = self.place(tile.index[0], tile.index[1])
+            return interleave(generate(self.comb, lambda tooth: load_global(
+                data, self.unit, place, _towards(self, tooth), tile.count // self.comb)))
+        return load_elements(self, data, tile, shape)
 
     def load_packed(self, data: Any, tile: Any, shape: Any) -> tuple:
         """What `load` gives, in 32-bit words, of a tile that it `packs`."""
         place = self.place(tile.index[0], tile.index[1])
-        teeth = generate(self.comb, _load_words, self, data, place, tile.count // self.comb)
-        return choose(self.is_narrow, weave_words, interleave, teeth)
+        teeth = generate(self.comb, lambda tooth: load_words(data, self.unit, place, _towards(self, tooth),
+                                                             tile.count // self.comb))
+        return weave_words(teeth) if self.is_narrow else interleave(teeth)
 
     def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
-        choose(tile.size[self.line_axis] == tile.count, _store_along, _store_block, self, data, tile, values, shape)
+        if (tile.size[self.line_axis] == tile.count and tile.count % self.comb == 0
+                and self.longest % tile.count == 0):
+            place = self.place(tile.index[0], tile.index[1])
+            each(lambda teeth, tooth: store_global(data, self.unit, place, _towards(self, tooth), teeth),
+                 deal(values, self.comb))
+        else:
+            store_elements(self, data, tile, values, shape)
 
     def row_offset(self, data: Any, i: int) -> int:
         return offset_of(data, join((self.rows.split(i), self.columns.nowhere())))
@@ -238,63 +253,9 @@ class Tensor(Layout):
 
 # -- device code ------------------------------------------------------------------------------------------------------
 
-def _last(modes: Any, linear: int) -> tuple:
-    return (linear,)                                # the slowest: what is left
-
-
-def _more(modes: Any, linear: int) -> tuple:
-    quotient = divided(linear, modes.multiplier, modes.shift)
-    return join(((linear - quotient * modes.extent,), modes.rest.split(quotient)))
-
-
-def _load_along(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
-    return choose(tile.count % layout.comb == 0, _load_whole, _load_block, layout, data, tile, shape)
-
-
-def _load_whole(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
-    return choose(layout.longest % tile.count == 0, _load_run, _load_block, layout, data, tile, shape)
-
-
-def _load_run(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
-    place = layout.place(tile.index[0], tile.index[1])
-    return interleave(generate(layout.comb, _load_tooth, layout, data, place, tile.count // layout.comb))
-
-
-def _load_tooth(tooth: int, layout: Any, data: Any, place: tuple, count: int) -> tuple:
-    return load_global(data, layout.unit, place, generate(layout.ndim, _towards, layout.teeth, tooth), count)
-
-
-def _load_words(tooth: int, layout: Any, data: Any, place: tuple, count: int) -> tuple:
-    return load_words(data, layout.unit, place, generate(layout.ndim, _towards, layout.teeth, tooth), count)
-
-
-def _towards(dimension: int, teeth: int, tooth: int) -> int:
-    """How far tooth number ``tooth`` lies from the first along a dimension: a constant."""
-    return tooth if dimension == teeth else 0
-
-
-def _load_block(layout: Any, data: Any, tile: Any, shape: Any) -> tuple:
-    return generate(tile.count, element_of_tile, layout, data, tile, shape)
-
-
-def _store_along(layout: Any, data: Any, tile: Any, values: tuple, shape: Any) -> None:
-    choose(tile.count % layout.comb == 0, _store_whole, _store_block, layout, data, tile, values, shape)
-
-
-def _store_whole(layout: Any, data: Any, tile: Any, values: tuple, shape: Any) -> None:
-    choose(layout.longest % tile.count == 0, _store_run, _store_block, layout, data, tile, values, shape)
-
-
-def _store_run(layout: Any, data: Any, tile: Any, values: tuple, shape: Any) -> None:
-    each(_store_tooth, deal(values, layout.comb), layout, data, layout.place(tile.index[0], tile.index[1]))
-
-
-def _store_tooth(values: tuple, tooth: int, layout: Any, data: Any, place: tuple) -> None:
-    store_global(data, layout.unit, place, generate(layout.ndim, _towards, layout.teeth, tooth), values)
-
-
-def _store_block(layout: Any, data: Any, tile: Any, values: tuple, shape: Any) -> None:
-    each(store_element_of_tile, values, layout, data, tile, shape)
+def _towards(layout: Any, tooth: int) -> tuple:
+    """How far tooth number ``tooth`` lies from the first along each dimension: constants."""
+    return generate(layout.ndim, lambda dimension: tooth if dimension == layout.teeth else 0)
 
 
 __all__ = ["Modes", "Tensor"]

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.control import choose, each, fold, keep
+from gemmkit.lang.control import each, fold
 from gemmkit.lang.record_types import numbers_of, planes_of
 from gemmkit.lang.records import number_dtype, terms
 from gemmkit.lang.registers import Fragment, generate
@@ -215,16 +215,19 @@ class Algebra(Operator):
 
     def load_a(self, layout: Any, pointer: Any, tile: Any, leading: Any) -> tuple:
         if layout.in_planes:
-            return numbers_of(self.fragment_a.dtype, generate(self.parts, _load_a, self, layout, pointer, tile, leading))
+            return numbers_of(self.fragment_a.dtype, generate(self.parts, lambda n: self.base.load_a(
+                layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0])))
         return load_elements(self.map_a, 1, layout, pointer, tile, leading)
 
     def load_b(self, layout: Any, pointer: Any, tile: Any, leading: Any) -> tuple:
         if layout.in_planes:
-            return numbers_of(self.fragment_b.dtype, generate(self.parts, _load_b, self, layout, pointer, tile, leading))
+            return numbers_of(self.fragment_b.dtype, generate(self.parts, lambda n: self.base.load_b(
+                layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0])))
         return load_elements(self.map_b, 1, layout, pointer, tile, leading)
 
     def load_c(self, layout: Any, pointer: Any, tile: Any, leading: Any) -> tuple:
-        return numbers_of(self.fragment_c.dtype, generate(self.parts, _load_c, self, layout, pointer, tile, leading))
+        return numbers_of(self.fragment_c.dtype, generate(self.parts, lambda n: self.base.load_c(
+            layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0])))
 
     def place_a(self, layout: Any, tile: Any, leading: Any) -> int:
         if layout.in_planes:
@@ -253,7 +256,8 @@ class Algebra(Operator):
                                 accumulate)
 
     def store_d(self, layout: Any, pointer: Any, tile: Any, leading: Any, d: tuple) -> None:
-        each(_store_d, planes_of(d), self, layout, pointer, tile, leading)
+        each(lambda plane, n: self.base.store_d(layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0], plane),
+             planes_of(d))
 
 
 def _multiply_step(sums: tuple, n: int, algebra: Any, a: int, b: int, a_layout: Any, b_layout: Any, block: Any) -> tuple:
@@ -263,10 +267,11 @@ def _multiply_step(sums: tuple, n: int, algebra: Any, a: int, b: int, a_layout: 
 def _multiply_term(sums: tuple, m: int, i: int, j: int, is_negative: bool, is_first: bool, algebra: Any, a: int, b: int,
                    a_layout: Any, b_layout: Any, block: Any, step: int, accumulate: int) -> tuple:
     k = step * algebra.base.K
-    return choose(is_negative, _subtract, _add, sums, algebra,
-                  advance(a, _within_planes(a_layout, i, (m * 64, k), block.MK.size)),
-                  advance(b, _within_planes(b_layout, j, (k, 0), block.KN.size)),
-                  choose(is_first, keep, _always, accumulate))
+    a_plane = advance(a, _within_planes(a_layout, i, (m * 64, k), block.MK.size))
+    b_plane = advance(b, _within_planes(b_layout, j, (k, 0), block.KN.size))
+    if is_negative:
+        return algebra.base.negated_instruction(sums, a_plane, b_plane, accumulate if is_first else 1)
+    return algebra.base.instruction(sums, a_plane, b_plane, accumulate if is_first else 1)
 
 
 def _within_planes(layout: Any, n: int, coord: Any, size: Any) -> int:
@@ -276,45 +281,10 @@ def _within_planes(layout: Any, n: int, coord: Any, size: Any) -> int:
 
 def _multiply_registers(sums: tuple, m: int, i: int, j: int, is_negative: bool, is_first: bool, algebra: Any,
                         fragments: tuple, b: int, b_layout: Any, block: Any, step: int, accumulate: int) -> tuple:
-    return choose(is_negative, _subtract_registers, _add_registers, sums, algebra, fragments[m][i],
-                  advance(b, _within_planes(b_layout, j, (step * algebra.base.K, 0), block.KN.size)),
-                  choose(is_first, keep, _always, accumulate))
-
-
-def _add_registers(sums: tuple, algebra: Any, a: tuple, b: int, accumulate: int) -> tuple:
-    return algebra.base.register_instruction(sums, a, b, accumulate)
-
-
-def _subtract_registers(sums: tuple, algebra: Any, a: tuple, b: int, accumulate: int) -> tuple:
-    return algebra.base.negated_register_instruction(sums, a, b, accumulate)
-
-
-def _add(sums: tuple, algebra: Any, a: int, b: int, accumulate: int) -> tuple:
-    return algebra.base.instruction(sums, a, b, accumulate)
-
-
-def _subtract(sums: tuple, algebra: Any, a: int, b: int, accumulate: int) -> tuple:
-    return algebra.base.negated_instruction(sums, a, b, accumulate)
-
-
-def _always(accumulate: int) -> int:
-    return 1
-
-
-def _load_a(n: int, algebra: Any, layout: Any, pointer: Any, tile: Any, leading: Any) -> tuple:
-    return algebra.base.load_a(layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0])
-
-
-def _load_b(n: int, algebra: Any, layout: Any, pointer: Any, tile: Any, leading: Any) -> tuple:
-    return algebra.base.load_b(layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0])
-
-
-def _load_c(n: int, algebra: Any, layout: Any, pointer: Any, tile: Any, leading: Any) -> tuple:
-    return algebra.base.load_c(layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0])
-
-
-def _store_d(plane: tuple, n: int, algebra: Any, layout: Any, pointer: Any, tile: Any, leading: Any) -> None:
-    algebra.base.store_d(layout.plane, layout.plane_at(n, pointer, leading), tile, leading[0], plane)
+    b_plane = advance(b, _within_planes(b_layout, j, (step * algebra.base.K, 0), block.KN.size))
+    if is_negative:
+        return algebra.base.negated_register_instruction(sums, fragments[m][i], b_plane, accumulate if is_first else 1)
+    return algebra.base.register_instruction(sums, fragments[m][i], b_plane, accumulate if is_first else 1)
 
 
 def _checked_table(table: Any) -> Table:

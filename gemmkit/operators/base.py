@@ -29,7 +29,8 @@ from gemmkit.ptx.fragments import FragmentMap
 class Operator(Component):
     """Base class of operators; see the module's text for the methods that a subclass gives."""
 
-    device_methods: ClassVar[tuple[str, ...]] = ("load_a", "load_b", "load_c", "place_a", "place_b", "mma", "merge", "store_d")
+    device_methods: ClassVar[tuple[str, ...]] = ("load_a", "load_b", "load_c", "place_a", "place_b", "mma", "merge",
+                                                 "store_d")
     without_value = ("store_d",)
 
     threads = 32

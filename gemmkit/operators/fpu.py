@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.control import choose, outer
+from gemmkit.lang.control import outer
 from gemmkit.lang.given import dtype_given
 from gemmkit.lang.registers import Fragment
 from gemmkit.lang.returned import converted, number
@@ -189,8 +189,8 @@ class FPUOp(Operator):
 
     def mma(self, a: tuple, b: tuple, c: tuple) -> tuple:
         """The outer product of the fragments in the accumulator's type; fused where the arithmetic is the usual one."""
-        return choose(self.is_ordinary, _fused, _composed, self, convert_all(self.accumulator, a),
-                      convert_all(self.accumulator, b), c)
+        a, b = convert_all(self.accumulator, a), convert_all(self.accumulator, b)
+        return outer_fma(c, a, b, self.K) if self.is_ordinary else outer(_combine_product, c, a, b, self.K, self)
 
     def store_d(self, layout: Any, pointer: Any, tile: Any, leading: int, d: tuple) -> None:
         store_elements(self.map_c, self.d_vectors[layout.axis], (1, self.rows)[layout.axis], layout, pointer, tile,
@@ -199,14 +199,6 @@ class FPUOp(Operator):
 
 def _vector(count: int, itemsize: int) -> int:
     return next(v for v in (16, 8, 4, 2, 1) if count % v == 0 and v * itemsize <= 16)
-
-
-def _fused(operator: Any, a: tuple, b: tuple, c: tuple) -> tuple:
-    return outer_fma(c, a, b, operator.K)
-
-
-def _composed(operator: Any, a: tuple, b: tuple, c: tuple) -> tuple:
-    return outer(_combine_product, c, a, b, operator.K, operator)
 
 
 def _combine_product(c: Any, a: Any, b: Any, operator: Any) -> Any:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.control import choose
 from gemmkit.lang.given import dtype_given
 from gemmkit.lang.registers import Fragment
 from gemmkit.operators.base import Operator
@@ -228,7 +227,9 @@ class MMAOp(Operator):
 
     def load_c(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
         """Pairs of neighbours where a row is contiguous, else element by element."""
-        return choose(layout.axis == 1, _load_c_rows, _load_c_columns, self, layout, pointer, tile, leading)
+        if layout.axis == 1:
+            return _load_c_rows(self, layout, pointer, tile, leading)
+        return _load_c_columns(self, layout, pointer, tile, leading)
 
     def mma(self, a: tuple, b: tuple, c: tuple) -> tuple:
         return self.instruction(a, b, c)

@@ -31,7 +31,6 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.control import choose
 from gemmkit.lang.given import required
 from gemmkit.operators.fpu import FPUOp
 
@@ -122,19 +121,13 @@ class Semiring(FPUOp):
                 and min(self.dtype.itemsize, self.b_dtype.itemsize) >= 4)
 
     def multiply(self, a: Any, b: Any) -> Any:
-        return choose(self.is_absorbing, _absorbing, _times, self, a, b)
+        if self.is_absorbing:
+            zero = self.accumulator.type(self.identity)
+            return zero if a == zero or b == zero else self.accumulator.type(self.mul(a, b))
+        return self.accumulator.type(self.mul(a, b))
 
     def combine(self, c: Any, product: Any) -> Any:
         return self.add(c, product)
-
-
-def _times(semiring: Any, a: Any, b: Any) -> Any:
-    return semiring.accumulator.type(semiring.mul(a, b))
-
-
-def _absorbing(semiring: Any, a: Any, b: Any) -> Any:
-    zero = semiring.accumulator.type(semiring.identity)
-    return zero if a == zero or b == zero else semiring.accumulator.type(semiring.mul(a, b))
 
 
 # -- what is asked of the functions -----------------------------------------------------------------------------------

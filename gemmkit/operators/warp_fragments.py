@@ -13,7 +13,8 @@ from gemmkit.lang.control import each, join
 from gemmkit.lang.registers import generate
 from gemmkit.ptx.fragments import fragment_coordinate
 from gemmkit.ptx.ldmatrix import ldmatrix
-from gemmkit.ptx.memory import is_pinned, load_shared, store_shared
+from gemmkit.ptx.memory import load_shared, store_shared
+from gemmkit.ptx.pinned import is_pinned
 from gemmkit.ptx.special import lane_index
 from gemmkit.tiling import translate, translate_offset
 
@@ -49,7 +50,7 @@ def _load_group(n: int, width: int, apart: int, fragment_map: Any, layout: Any, 
                 leading: int) -> tuple:
     if is_pinned(pointer):
         at = pinned_place(fragment_map, tile, _first(n, width, apart))
-    else:                              # apart as well, FFMA loops of the single-stage kernel would be unrolled once, not four times
+    else:                              # apart, FFMA loops of the single-stage kernel would be unrolled once, not four times
         at = own_place(fragment_map, tile, _first(n, width, apart))
     return load_shared(pointer, layout.position(at.base, leading), layout.position(at.offset, leading), width)
 

@@ -80,7 +80,7 @@ def _type_outer_fma(context: Any, c: Any, a: Any, b: Any, depth: Any) -> Any:
 
 
 def _complex_products(rows: int, columns: int, depth: int) -> Any:
-    """The code of complex sums: four fused real products each. Of a column those that share a part of B follow each other."""
+    """The code of complex sums: four fused real products each. Of a column those with one part of B follow each other."""
     def codegen(ctx: Any, builder: Any, s: Any, v: Any) -> Any:
         out, lhs, rhs = ([[builder.extract_value(builder.extract_value(x, n), part) for part in (0, 1)]
                           for n in range(t.count)] for x, t in zip(v[:3], s.args[:3]))
@@ -105,8 +105,8 @@ def _complex_products(rows: int, columns: int, depth: int) -> Any:
 
 @atom(_type_outer_fma)
 def outer_fma(c: tuple, a: tuple, b: tuple, depth: int) -> tuple:
-    """``c[i, j] += a[k, i] * b[k, j]`` for k < depth, all of one type: `control.outer` of `fma`. Of complex numbers each of the
-    four real products is fused with the sum."""
+    """``c[i, j] += a[k, i] * b[k, j]`` for k < depth, all of one type: `control.outer` of `fma`. Of complex numbers each of
+    the four real products is fused with the sum."""
     kind = c[0].dtype
     wide = kind if kind.kind in "iu" else np.dtype(np.complex128 if kind.kind == "c" else np.float64)
     out = np.array(c, kind).reshape(len(b) // depth, len(a) // depth)

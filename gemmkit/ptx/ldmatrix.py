@@ -17,7 +17,7 @@ from gemmkit.lang.memory import SharedType, coordinates_of
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.ptx.build import assembly, braces
 from gemmkit.ptx.fragments import FragmentMap
-from gemmkit.ptx.memory import pointer_at
+from gemmkit.ptx.pinned import pointer_at
 from gemmkit.ptx.registers import from_registers
 
 i32 = ir.IntType(32)

@@ -16,7 +16,6 @@ from gemmkit.lang.atoms import atom
 from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.host import (
-    PinnedPointer,
     SharedPointer,
     View,
     access_alignment,
@@ -27,7 +26,6 @@ from gemmkit.lang.host import (
 from gemmkit.lang.memory import (
     GLOBAL,
     READ_ONLY,
-    SHARED,
     SharedType,
     ViewType,
     coordinate_count,
@@ -35,13 +33,14 @@ from gemmkit.lang.memory import (
     global_pointer,
     proxy,
     shared_pointer,
-    shared_symbol,
 )
 from gemmkit.lang.narrowing import misfit_of_type, refusal
 from gemmkit.lang.numba_hooks import TypingError, ir, signature, types
-from gemmkit.lang.record_types import PackedType, RecordType, of_parts, part_of
+from gemmkit.lang.number_types import PackedType, RecordType
+from gemmkit.lang.record_types import of_parts, part_of
 from gemmkit.lang.records import part_size
 from gemmkit.ptx.build import assembly
+from gemmkit.ptx.pinned import pointer_at
 
 i16, i32 = ir.IntType(16), ir.IntType(32)
 
@@ -279,7 +278,8 @@ def store_global(view: View, axis: int, base: Any, offset: Any, values: tuple) -
 def _type_shared(context: Any, dtype: Any, offset: Any) -> Any:
     if not isinstance(dtype, DTypeType) or not isinstance(offset, types.Integer):
         return None
-    from gemmkit.lang.scalars import index, numpy_dtype
+    from gemmkit.lang.number_types import numpy_dtype
+    from gemmkit.lang.scalars import index
 
     return (signature(SharedType(numpy_dtype(dtype.target)), dtype, offset),
             lambda c, b, s, v: c.cast(b, v[1], offset, index))
@@ -294,7 +294,8 @@ def shared(dtype: np.dtype, offset: int) -> SharedPointer:
 def _type_repoint(context: Any, pointer: Any, dtype: Any, distance: Any) -> Any:
     if not isinstance(pointer, SharedType) or not isinstance(dtype, DTypeType) or not isinstance(distance, types.Integer):
         return None
-    from gemmkit.lang.scalars import index, numpy_dtype
+    from gemmkit.lang.number_types import numpy_dtype
+    from gemmkit.lang.scalars import index
 
     return (signature(SharedType(numpy_dtype(dtype.target), pointer.pinned), pointer, dtype, distance),
             lambda c, b, s, v: b.add(v[0], c.cast(b, v[2], distance, index)))
@@ -304,75 +305,6 @@ def _type_repoint(context: Any, pointer: Any, dtype: Any, distance: Any) -> Any:
 def repoint(pointer: SharedPointer, dtype: np.dtype, distance: int) -> SharedPointer:
     """A pointer to elements of ``dtype``, ``distance`` bytes behind another pointer."""
     return pointer.moved(np.dtype(dtype), int(distance))
-
-
-def _type_shared_place(context: Any, dtype: Any, position: Any) -> Any:
-    if not isinstance(dtype, DTypeType) or not isinstance(position, types.Integer):
-        return None
-    from gemmkit.lang.scalars import index, numpy_dtype
-
-    size = numpy_dtype(dtype.target).itemsize
-
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        start = b.ptrtoint(b.gep(shared_symbol(b), [i32(0), i32(0)]), i32)
-        return b.add(start, b.mul(c.cast(b, v[1], position, index), i32(size)))
-
-    return signature(index, dtype, position), codegen
-
-
-@atom(_type_shared_place)
-def shared_place(dtype: np.dtype, position: int) -> int:
-    """A position of elements of ``dtype`` as what `pinned` takes: an address in the shared window, where there is one."""
-    return int(position) * np.dtype(dtype).itemsize
-
-
-def _type_pinned(context: Any, pointer: Any, place: Any) -> Any:
-    if not isinstance(pointer, SharedType) or pointer.pinned or not isinstance(place, types.Integer):
-        return None
-    from gemmkit.lang.scalars import index
-
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        total = b.add(v[0], c.cast(b, v[1], place, index))
-        return assembly(b, "mov.b32 $0, $1;", [i32], [total], pure=True)[0]
-
-    return signature(SharedType(pointer.dtype, pinned=True), pointer, place), codegen
-
-
-@atom(_type_pinned)
-def pinned(pointer: SharedPointer, place: int) -> SharedPointer:
-    """The pointer for loads whose positions have a base of ``place`` (`shared_place`), all of them: it is in the pointer, and
-    loads add only what is known when the kernel is compiled, as the immediates of one address."""
-    return PinnedPointer(pointer.dtype, pointer.offset, place)
-
-
-def _type_is_pinned(context: Any, pointer: Any) -> Any:
-    if not isinstance(pointer, SharedType):
-        return None
-    return signature(types.literal(pointer.pinned), pointer), lambda c, b, s, v: ir.Constant(ir.IntType(1), int(pointer.pinned))
-
-
-@atom(_type_is_pinned)
-def is_pinned(pointer: SharedPointer) -> bool:
-    """Whether `pinned` made the pointer: known when a kernel is compiled."""
-    return isinstance(pointer, PinnedPointer)
-
-
-def _pinned_decided(context: Any, pointer: Any) -> bool:
-    """`is_pinned` before types are inferred (`gemmkit.lang.static_branches`)."""
-    return bool(pointer.ty.pinned)
-
-
-is_pinned.decided = _pinned_decided
-
-
-def pointer_at(builder: Any, pointer: SharedType, value: Any, terms: list, llvm_type: Any) -> Any:
-    """The LLVM pointer to a position, a sum of terms of which the base comes first."""
-    if not pointer.pinned:
-        return shared_pointer(builder, pointer, value, terms, llvm_type)
-    place = builder.inttoptr(value, ir.PointerType(ir.IntType(8), addrspace=SHARED))
-    for term in terms[1:]:
-        place = builder.gep(place, [builder.mul(term, i32(pointer.dtype.itemsize))], inbounds=True)
-    return builder.bitcast(place, ir.PointerType(llvm_type, addrspace=SHARED))
 
 
 def _shared_pieces(pointer: SharedType, count: int) -> tuple[int, Any]:

@@ -26,7 +26,7 @@ import numpy as np
 from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import Atom
 from gemmkit.lang.numba_hooks import ir, signature, types
-from gemmkit.lang.scalars import numba_type
+from gemmkit.lang.number_types import numba_type
 from gemmkit.ptx.build import assembly, braces
 from gemmkit.ptx.convert import rounded_to_tf32, tf32_from_f32, truncated_to_tf32
 from gemmkit.ptx.fragments import FragmentMap

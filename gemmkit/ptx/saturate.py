@@ -11,7 +11,8 @@ import numpy as np
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.numba_hooks import ir, signature, types
-from gemmkit.lang.scalars import NarrowFloatType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral, index, numpy_dtype
+from gemmkit.lang.number_types import numpy_dtype
+from gemmkit.lang.scalars import NarrowFloatType, WeakFloat64Type, WeakFloatLiteral, WeakIntLiteral, index
 from gemmkit.ptx.build import assembly
 
 f32, f64, i32, i64 = ir.FloatType(), ir.DoubleType(), ir.IntType(32), ir.IntType(64)

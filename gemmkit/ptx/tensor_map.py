@@ -35,7 +35,7 @@ class TensorMapSpec(Component):
         object.__setattr__(self, "box", tuple(map(int, self.box)))
         size, rows = self.dtype.itemsize, self.box
         if size not in (1, 2, 4, 8):
-            raise TypeError(f"TensorMapSpec(dtype={self.dtype}): the copy engine moves elements of 1, 2, 4 or 8 bytes")
+            raise TypeError(f"TensorMapSpec(dtype={self.dtype}): TMA moves elements of 1, 2, 4 or 8 bytes")
         if not 1 <= len(rows) <= 5 or not all(1 <= extent <= 256 for extent in rows):
             raise ValueError(f"TensorMapSpec(box={rows}): 1 to 5 extents from 1 to 256 are needed")
         if rows[0] * size % 16:

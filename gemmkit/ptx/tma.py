@@ -43,7 +43,7 @@ def emulated_map(view: View, spec: TensorMapSpec, axis: int | None = None) -> co
     reason = ("no axis is contiguous" if along is None else
               why_not(ArrayInfo(view.address, view.shape, strides, view.dtype, -1, view.memory.readonly, "numpy"), along))
     if along is None or reason is not None:
-        raise ValueError(f"{view.memory.name} cannot be moved by the copy engine: {reason}")
+        raise ValueError(f"{view.memory.name} cannot be moved by TMA: {reason}")
     if size != spec.dtype.itemsize:
         raise ValueError(f"{view.memory.name} has elements of {view.dtype}, which does not go with {spec!r}")
     dims, steps = dimensions(view.shape, view.steps, along)

@@ -24,8 +24,9 @@ from gemmkit.emulator.machine import current
 from gemmkit.emulator.tensor_cores import WARPGROUP
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.numba_hooks import TypingError, ir, signature, types
+from gemmkit.lang.number_types import numba_type
 from gemmkit.lang.registers import Fragment
-from gemmkit.lang.scalars import index, numba_type
+from gemmkit.lang.scalars import index
 from gemmkit.ptx.build import assembly, braces, plain
 from gemmkit.ptx.descriptors import decode
 from gemmkit.ptx.fragments import FragmentMap
@@ -220,10 +221,10 @@ def _emulation(spec: WgmmaSpec) -> Any:
     def multiply(operands: list) -> list:
         threads, accs, a, b, accumulate = zip(*operands)
         thread = threads[0]
-        engine = tensor_cores.of(thread)
-        engine.starts_for_all(threads)
+        unit = tensor_cores.of(thread)
+        unit.starts_for_all(threads)
         if spec.a_registers and isinstance(a[0], in_flight.Settled):
-            engine.readings[a[0].registers] = engine.clock
+            unit.readings[a[0].registers] = unit.clock
         left = (_from_registers(spec, list(a)) if spec.a_registers
                 else _from_shared(thread, "a", a, 64, spec.a, spec.a_major))
         right = _from_shared(thread, "b", b, spec.N, spec.b, spec.b_major)
@@ -234,7 +235,7 @@ def _emulation(spec: WgmmaSpec) -> Any:
         new = spec.c.scatter(spec.compute(left, right, old))
         if packed:
             new = [tuple(np.array(values, F16).view(np.uint32)) for values in new]
-        return [in_flight.Accumulators(thread, values, engine.clock, spec.name) for thread, values in zip(threads, new)]
+        return [in_flight.Accumulators(thread, values, unit.clock, spec.name) for thread, values in zip(threads, new)]
 
     return wgmma
 

@@ -16,7 +16,7 @@ from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import Atom
 from gemmkit.lang.memory import SharedType, coordinates_of
 from gemmkit.lang.numba_hooks import ir, signature, types
-from gemmkit.lang.scalars import numba_type
+from gemmkit.lang.number_types import numba_type
 from gemmkit.ptx.build import assembly, braces
 from gemmkit.ptx.ldmatrix import shared_address
 from gemmkit.ptx.mma import BF16, F16, F32, PTX_NAME

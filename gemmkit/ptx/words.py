@@ -17,7 +17,7 @@ from gemmkit.lang.dtypes import DTypeType
 from gemmkit.lang.host import SharedPointer, View, access_alignment, narrowed, piece_bytes
 from gemmkit.lang.memory import GLOBAL, SharedType, coordinates_of, global_pointer, proxy, shared_pointer
 from gemmkit.lang.numba_hooks import ir, signature, types
-from gemmkit.lang.record_types import PackedType, RecordType
+from gemmkit.lang.number_types import PackedType, RecordType
 from gemmkit.lang.records import Record, part_size, scalars
 from gemmkit.ptx.build import assembly
 from gemmkit.ptx.memory import (
@@ -116,7 +116,7 @@ def load_words(view: View, axis: int, base: Any, offset: Any, count: int) -> tup
 def _type_pack_words(context: Any, values: Any) -> Any:
     if not isinstance(values, types.UniTuple):
         return None
-    from gemmkit.lang.scalars import numpy_dtype
+    from gemmkit.lang.number_types import numpy_dtype
 
     size = numpy_dtype(values.dtype).itemsize
 
@@ -148,7 +148,7 @@ def _part_word(element: RecordType) -> Any:
 def _type_unpack_words(context: Any, dtype: Any, words: Any) -> Any:
     if not isinstance(dtype, DTypeType) or not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
         return None
-    from gemmkit.lang.scalars import numpy_dtype
+    from gemmkit.lang.number_types import numpy_dtype
 
     size = numpy_dtype(dtype.target).itemsize
     per = max(1, 4 // size)
@@ -215,7 +215,7 @@ def unpack_pairs(dtype: np.dtype, words: tuple) -> tuple:
 
 def element_size(element: Any) -> int:
     """Bytes of an element of device code."""
-    from gemmkit.lang.scalars import numpy_dtype
+    from gemmkit.lang.number_types import numpy_dtype
 
     return int(numpy_dtype(element).itemsize)
 
@@ -251,7 +251,7 @@ def weave_words(teeth: tuple) -> tuple:
 def _type_first_elements(context: Any, dtype: Any, word: Any, count: Any) -> Any:
     if not isinstance(dtype, DTypeType) or word != types.uint32 or not isinstance(count, types.Integer):
         return None
-    from gemmkit.lang.scalars import numpy_dtype
+    from gemmkit.lang.number_types import numpy_dtype
 
     bits = 8 * numpy_dtype(dtype.target).itemsize
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gemmkit.runtime import device, workspace
 
 if TYPE_CHECKING:
-    from gemmkit.components import Frozen
+    from gemmkit.lang.freezing import Frozen
 
 __all__ = ["Launchable"]
 

@@ -57,7 +57,7 @@ def why_not(info: ArrayInfo, axis: int) -> str | None:
         if extent > _MAX_EXTENT:
             return f"it has {extent} elements along axis {other}, more than {_MAX_EXTENT}"
         if extent == 1:
-            continue                  # nobody takes a step
+            continue                  # its stride is never used
         if other == axis:
             if stride != 1:
                 return f"its elements are not contiguous along axis {axis} (stride {stride})"
@@ -122,7 +122,7 @@ def _make(address: int, spec: TensorMapSpec, dims: tuple[int, ...], strides: tup
 
 def _check_address(address: int) -> None:
     if address % _ALIGNMENT:
-        raise ValueError(f"address={address:#x}: the copy engine takes multiples of {_ALIGNMENT}")
+        raise ValueError(f"address={address:#x}: TMA takes multiples of {_ALIGNMENT}")
 
 
 def _bytes_of(made: Any) -> bytes:
@@ -148,7 +148,7 @@ class Encoder:
         """The encoder for arrays like ``info``, contiguous along ``axis``; raises ValueError with `why_not`'s reason."""
         reason = why_not(info, axis)
         if reason is not None:
-            raise ValueError(f"an array cannot be moved by the copy engine: {reason}")
+            raise ValueError(f"an array cannot be moved by TMA: {reason}")
         if info.dtype.itemsize != spec.dtype.itemsize:
             raise ValueError(f"an array of {info.dtype} does not go with {spec!r}")
         size = info.dtype.itemsize

@@ -8,7 +8,6 @@ stay wide), unless the operator refuses it, and are padded as the operator asks 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -16,40 +15,19 @@ import numpy as np
 
 from gemmkit.kernels.common.rules import divides
 from gemmkit.lang.records import part_dtypes
-from gemmkit.layouts import ColMajor, Layout, Padded, RowMajor, Zero
-from gemmkit.operators import Algebra, FPUOp, MMAOp, Operator, WMMAOp
+from gemmkit.layouts import ColMajor, Layout, Padded, RowMajor
+from gemmkit.operators import Algebra, FPUOp, MMAOp, Operator
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
-from gemmkit.tuning import algebras, hopper, multistage
-from gemmkit.tuning.operators import SHORT, shares_of, sized
+from gemmkit.tuning.operators import SHORT, shares_of
 
 
-def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, products: int = 1) -> None:
-    """Complete the fields of a Config in place, for ``products`` of these sizes."""
-    a_layout = values["global_a_layout"]
-    b_layout = values.get("global_b_layout", a_layout)
-    algebras.take(values, a_layout, b_layout, sizes, device, products)
-    operator = values["operator"] = sized(values["operator"], a_layout.dtype, b_layout.dtype, sizes, device, products)
-    accumulator = operator.fragment_c.dtype
-    values.setdefault("global_b_layout", a_layout)
-    values.setdefault("global_d_layout", _plain_like(a_layout, accumulator))
-    values.setdefault("global_c_layout", Zero(accumulator))
-    if operator.threads == 128:
-        hopper.fill(values, sizes, device, products)
-        return
-    if values.get("kernel") == "multistage":
-        multistage.fill(values, sizes, device, products)
-        return
+def fill(values: dict[str, Any], operator: Operator, sizes: tuple[int, int, int] | None, device: DeviceInfo,
+         products: int) -> None:
+    """Complete the mapping of the single-stage kernel in place."""
     fill_tiles(values, operator, sizes, device, products)
-    fill_shared(values, operator, accumulator)
+    fill_shared(values, operator, operator.fragment_c.dtype)
     fill_moves(values)
-    if isinstance(operator, WMMAOp):
-        orders: dict[str, Any] = {f"{name}_order": ("col", "row")[values[f"shared_{name}_layout"].axis] for name in "ab"}
-        values["operator"] = dataclasses.replace(operator, **orders)
-
-
-def _plain_like(layout: Layout, dtype: np.dtype) -> Layout:
-    return ColMajor(dtype) if layout.vector_axis == 0 else RowMajor(dtype)
 
 
 # -- tiles ------------------------------------------------------------------------------------------------------------

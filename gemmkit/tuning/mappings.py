@@ -165,7 +165,8 @@ def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: in
     return max(equal, key=lambda mapping: mapping.M) if is_ragged or is_tall else equal[0]
 
 
-_OTHERS = {"kernel", "block_shape", "warps_per_block", "compute_warp", "blocks_per_sm",
+#: With one of these given, a mapping is the caller's.
+MAPPING_FIELDS = {"kernel", "block_shape", "warps_per_block", "compute_warp", "blocks_per_sm",
            *(f"shared_{name}_layout" for name in "abcd"),
            *(f"mem_{name}_{what}" for name in ("a", "b", "cd") for what in ("warp", "thread"))}
 
@@ -174,7 +175,7 @@ def applies(a: np.dtype, b: np.dtype, fields: dict[str, Any], device: DeviceInfo
     """Whether a product for which nothing but these fields is given should go to Hopper's tensor cores."""
     epilogue = fields.get("epilogue")
     stores_blocks = isinstance(epilogue, Epilogue) and epilogue.stores_blocks
-    return (device.arch[0] == 9 and a == b and a in SIXTEEN and not stores_blocks and not set(fields) & _OTHERS)
+    return (device.arch[0] == 9 and a == b and a in SIXTEEN and not stores_blocks and not set(fields) & MAPPING_FIELDS)
 
 
 def is_untouched(name: str, fields: dict[str, Any]) -> bool:
@@ -187,6 +188,7 @@ __all__ = [
     "CP_ASYNC",
     "LINE",
     "MAPPINGS",
+    "MAPPING_FIELDS",
     "PROMOTED",
     "REWRITTEN",
     "SHORT_BYTES",

@@ -17,7 +17,7 @@ from gemmkit.operators import Algebra, FPUOp, Operator
 from gemmkit.ptx.copy_async import SIZES
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
-from gemmkit.tuning import split_k
+from gemmkit.tuning import defaults, split_k
 
 SECTOR = 32                            # bytes of global memory that are loaded together
 STAGES = 3
@@ -25,8 +25,6 @@ STAGES = 3
 
 def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, products: int = 1) -> None:
     """Complete the tiles, shared layouts and moves of a Config in place; the operator has its shape and dtypes."""
-    from gemmkit.tuning import defaults
-
     operator: Operator = values["operator"]
     values.setdefault("stages", STAGES)
     given = values.get("block_shape")
@@ -57,8 +55,6 @@ def units(operator: Operator) -> Operator:
 
 
 def _fill_shared(values: dict[str, Any], operator: Operator) -> None:
-    from gemmkit.tuning import defaults
-
     if not isinstance(operator, Algebra) and isinstance(operator, FPUOp):
         for name, fragment, axis in (("a", operator.fragment_a, 0), ("b", operator.fragment_b, 1)):
             if _is_across(values, name, axis, fragment.dtype):
@@ -101,8 +97,6 @@ def _padded_across(axis: int, dtype: np.dtype) -> Padded:
 
 
 def _fill_moves(values: dict[str, Any]) -> None:
-    from gemmkit.tuning import defaults
-
     block = values["block_shape"]
     for name, names in (("a", "MK"), ("b", "KN")):
         layout, shared = values[f"global_{name}_layout"], values[f"shared_{name}_layout"]

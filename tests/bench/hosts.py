@@ -43,7 +43,7 @@ class Host:
         return np.tril(a) if half == "lower" else np.triu(a)
 
     def complex_view(self, parts: np.ndarray) -> np.ndarray:
-        return parts.view(np.complex64)[..., 0]
+        return parts.view(np.result_type(parts.dtype, np.complex64))[..., 0]
 
     def min_plus(self, a: np.ndarray, b: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return np.asarray((self.wide(a, rows)[:, :, None] + self.wide(b)[None]).min(axis=1))

@@ -56,7 +56,7 @@ def test_global_memory_before_the_kernel_in_front_has_ended(write: bool) -> None
 
 
 def copy_in(source: Any, waits: int, first: bool) -> None:
-    """The engine reads a box, perhaps before the kernel in front has ended; perhaps nobody waits for it."""
+    """TMA reads a box, perhaps before the kernel in front has ended; perhaps nobody waits for it."""
     bars = shared(U64, 1024)
     if thread_index() == 0:
         mbarrier_init(bars, 0, 1)
@@ -76,7 +76,7 @@ def bring(waits: int, first: bool, seed: int | None = None) -> None:
              seed=seed, dependent=True)
 
 
-def test_the_engine_reads_before_the_kernel_in_front_has_ended() -> None:
+def test_tma_reads_before_the_kernel_in_front_has_ended() -> None:
     bring(32, True)
     with pytest.raises(errors.ProtocolError, match="call grid_wait first"):
         bring(32, False)

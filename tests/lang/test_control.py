@@ -11,7 +11,7 @@ import pytest
 from numba.cuda import types
 
 import gemmkit as gk
-from gemmkit.lang.control import choose, each, join, keep, outer
+from gemmkit.lang.control import each, join, outer
 from gemmkit.lang.registers import Fragment, apply, generate, registers
 from gemmkit.lang.values import convert, convert_all, fill
 from gemmkit.ptx.special import thread_index
@@ -39,35 +39,6 @@ def check(kernel: Callable[..., None], expected: list[int], *more: Any) -> None:
     out = Out((len(expected),), np.int32)
     assert list(emulated(kernel, out, Static(), *more, threads=1)[0]) == expected
     assert constants_stored(compiled(kernel, out, Static(), *more)) == {4 * n: x for n, x in enumerate(expected)}
-
-
-# -- choose, keep ------------------------------------------------------------------------------------------------------
-
-def plus(x: int, y: int) -> int:
-    return x + y
-
-
-def not_for_numbers(x: Any, y: Any) -> int:
-    return x.no_such_attribute + y
-
-
-def choosing(out: Any, static: Any) -> None:
-    out[0] = choose(static.yes, plus, not_for_numbers, 2, 3)
-    out[1] = choose(static.no, not_for_numbers, keep, 2, 3)
-    out[2] = choose(static.count == 4, plus, not_for_numbers, static.count, 1)
-
-
-def test_choose_does_not_even_look_at_the_other() -> None:
-    check(choosing, [5, 2, 5])
-
-
-def choosing_at_run_time(out: Any, static: Any) -> None:
-    out[0] = choose(thread_index() == 0, plus, keep, 2, 3)
-
-
-def test_choose_wants_a_compile_time_condition() -> None:
-    with pytest.raises(Exception, match="choose"):
-        compiled(choosing_at_run_time, Out((1,), np.int32), Static())
 
 
 # -- each, generate, apply, join -----------------------------------------------------------------------------------------
@@ -122,7 +93,7 @@ def multiply_add(c: int, a: int, b: int, times: int) -> int:
 
 
 def outer_product(out: Any, static: Any) -> None:
-    c, a, b = generate(6, plus, 1), generate(6, plus, 1), generate(4, plus, 7)
+    c, a, b = generate(6, lambda i: i + 1), generate(6, lambda i: i + 1), generate(4, lambda i: i + 7)
     each(store, outer(multiply_add, c, a, b, 2, 10), out, 0)
 
 

@@ -18,9 +18,9 @@ from gemmkit.emulator.coordinates import Coordinate, kind_of
 from gemmkit.emulator.errors import CoordinateError
 from gemmkit.emulator.user_code import arguments
 from gemmkit.lang import number_rules as rules
-from gemmkit.lang.arithmetic import type_of_kind
 from gemmkit.lang.control import each
 from gemmkit.lang.number_rules import FLOAT64, INT32, Weak
+from gemmkit.lang.number_types import type_of_kind
 from gemmkit.ptx.special import block_x, thread_index
 from tests.lang.drawn_expressions import OPERANDS, Expression, drawn, function, of_one, of_two
 from tests.lang.error_bounds import NoBound, bounded

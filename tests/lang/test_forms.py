@@ -18,8 +18,8 @@ from gemmkit import epilogues
 from gemmkit.emulator.coordinates import kind_of
 from gemmkit.emulator.user_code import arguments
 from gemmkit.lang import dialect
-from gemmkit.lang.arithmetic import type_of_kind
 from gemmkit.lang.functions import device
+from gemmkit.lang.number_types import type_of_kind
 from gemmkit.lang.scalars import index
 from tests.lang.test_dialect import written
 

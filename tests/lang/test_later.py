@@ -127,9 +127,9 @@ def test_readings_are_the_same_before_and_after() -> None:
 def test_names_are_told_by_name() -> None:
     """Of gemmkit's own names that are made with Numba; a user's are read."""
     later.load()
-    from gemmkit.lang import scalars
+    from gemmkit.lang import number_types, scalars
 
-    assert later.made_later(vars(scalars), "index") and not later.made_later(vars(scalars), "numba_type")
+    assert later.made_later(vars(scalars), "index") and not later.made_later(vars(number_types), "numba_type")
     index = 3
     assert function_text(lambda: index) != function_text(lambda: gk)
-    assert read_value(scalars.numba_type, "f").text
+    assert read_value(number_types.numba_type, "f").text

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.components import freeze_array
 from gemmkit.emulator.errors import EmulatorError
+from gemmkit.lang.freezing import freeze_array
 from gemmkit.lang.memory import ViewType
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import thread_index

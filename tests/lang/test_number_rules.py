@@ -97,7 +97,7 @@ def test_coordinates_are_weak() -> None:
     (lambda x, y: math.atan2(x, y), (BF16, F4), "f4"), (lambda x: pow(x, 2), (U4,), "u4"), (lambda x: ~x, (BOOL,), "?"),
 ])
 def test_device_types(function: Any, given: Any, wanted: str) -> None:
-    from gemmkit.lang.scalars import numpy_dtype
+    from gemmkit.lang.number_types import numpy_dtype
 
     assert numpy_dtype(result(function, *given)) == np.dtype(wanted)
 

@@ -37,7 +37,7 @@ def numpys(function: Any, *arguments: Any) -> Any:
 
 
 def device_dtype(ty: Any) -> Any:
-    from gemmkit.lang.scalars import numpy_dtype
+    from gemmkit.lang.number_types import numpy_dtype
 
     return numpy_dtype(ty)
 

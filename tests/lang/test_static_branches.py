@@ -296,3 +296,25 @@ def test_a_users_component_in_both_worlds() -> None:
     with gk.emulate():
         d = gk.matmul(a, np.eye(8, dtype=np.float32), transform_global_to_shared_a=Rounded())
     assert np.array_equal(d, a + 1)
+
+
+@dataclass(frozen=True)
+class Calling(gk.Component):
+    f: Any
+
+    def __call__(self, x: Any) -> Any:
+        return self.f(x)
+
+
+def signed(flag: Any) -> Any:
+    return lambda x: x + 1 if flag else x - 1
+
+
+def call(out: Any, x: Any, component: Any) -> None:
+    out[0] = component(x[0])
+
+
+def test_a_captured_scalar_decides_at_run_time() -> None:
+    """It is an argument: what the cell of the kept function holds is no constant."""
+    ptx = compiled(call, Out((1,), np.float32), np.zeros(1, np.float32), Calling(signed(np.float32(2))))
+    assert len(lines_with(ptx, "setp")) == 1

@@ -26,7 +26,7 @@ from gemmkit.transforms import Elementwise
 from tests import test_gather, test_transformed, test_warp_specialised_algebras
 from tests.hopper import F16, F32, mapping, product
 from tests.machines import E4M3, poison
-from tests.mutation import single
+from tests.mutation import ring, single
 from tests.mutation.products import (
     CASES,
     EMULATOR,
@@ -42,15 +42,15 @@ from tests.mutation.products import (
 )
 from tests.test_algebras import product64
 
-# -- warp_specialised: by the engine ----------------------------------------------------------------------------------
+# -- warp_specialised: by TMA ----------------------------------------------------------------------------------
 
 @case
-def engine() -> None:
+def tma() -> None:
     plain("one", (40, 40, 56))
 
 
 @case
-def engine_deep() -> None:
+def tma_deep() -> None:
     plain("one", (72, 16, 72), WGMMAOp(16), depth=32, stages=3, a=ColMajor, b=ColMajor)
 
 
@@ -200,7 +200,7 @@ def warps_masked() -> None:
 
 
 @case
-def warps_beside_the_engine() -> None:
+def warps_beside_tma() -> None:
     a, b, _ = operands(128, 36, 48)
     conf = mapping("one", depth=16, stages=2,
                    transform_global_to_shared_b=Elementwise(lambda x, i, j: x + i % 3 - j % 2))
@@ -328,7 +328,7 @@ def gathered() -> None:
 
 
 @case
-def gathered_beside_the_engine() -> None:
+def gathered_beside_tma() -> None:
     a, b = test_gather.operands(np.random.default_rng(0), 40, 24, 136)
     d, _ = test_gather.run(EMULATOR, a, b, which="a", stages=2)
     equal(d, a.astype("f8") @ b)
@@ -421,7 +421,7 @@ def numbers_that_land() -> None:
 
 @case
 def numbers_that_land_and_change() -> None:
-    """Both operands by the engine, taken apart by two teams, which transform: one by place, one makes something of the zeros where
+    """Both operands by TMA, taken apart by two teams, which transform: one by place, one makes something of the zeros where
     the operand ends."""
     order = dict(global_a_layout=Interleaved(COMPLEX.number_dtype("f2"), "col"),
                  global_b_layout=Interleaved(COMPLEX.number_dtype("f2"), "col"))
@@ -442,4 +442,4 @@ def numbers_by_warps() -> None:
     numbers(DUAL, (33, 15, 37), test_warp_specialised_algebras.small(DUAL))
 
 
-__all__ = ["CASES", "WrongResult", "few_blocks", "single"]
+__all__ = ["CASES", "WrongResult", "few_blocks", "ring", "single"]

@@ -78,13 +78,10 @@ def _below(function: ast.FunctionDef, parent: ast.AST, field: str, at: int | Non
 
 
 def name_of(call: ast.AST) -> str:
-    """What is called, without what it is found in; of ``choose`` also what is chosen."""
+    """What is called, without what it is found in."""
     if not isinstance(call, ast.Call):
         return ""
-    name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
-    if name == "choose":
-        name += " " + " ".join(x.id for x in call.args[1:3] if isinstance(x, ast.Name))
-    return name
+    return call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
 
 
 def _is_call(node: Any) -> bool:
@@ -104,7 +101,7 @@ def label_of(node: ast.AST) -> str:
 
 
 def _calls(node: Any) -> Iterator[str]:
-    """The names of what a statement calls; of a static branch (``if spec.a_engine:``) those of its sides, which are simple."""
+    """The names of what a statement calls; of a static branch (``if spec.a_masks:``) those of its sides, which are simple."""
     if isinstance(node, ast.If):
         if all(isinstance(inner, (ast.Expr, ast.Assign)) for inner in node.body + node.orelse):
             for inner in node.body + node.orelse:
@@ -134,7 +131,7 @@ def wait_dropped(place: Place) -> Iterator[ast.AST]:
     """A wait (or what pins registers) that returns what it is given."""
     node = place.node
     if isinstance(node, ast.Call) and re.search("wait|settle", name_of(node)) and not _is_call(place.parent) and not isinstance(
-            place.parent, ast.Expr) and "choose" not in name_of(node):
+            place.parent, ast.Expr):
         yield node.args[-1]
 
 
@@ -182,7 +179,7 @@ def _counted(name: str) -> int:
         return 0
     if re.search("named_", name):
         return -1                                      # a number of threads has other multiples
-    return (5 if name.startswith("choose") else 2) if re.search("mbarrier_(init|expect)", name) else -1
+    return 2 if re.search("mbarrier_(init|expect)", name) else -1
 
 
 def threads_changed(place: Place) -> Iterator[ast.AST]:

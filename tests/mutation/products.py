@@ -50,7 +50,7 @@ def operands(m: int, n: int, k: int, dtype: Any = F16) -> tuple:
 
 def plain(schedule: str, size: tuple[int, int, int], operator: Any = None, dtype: Any = F16, seed: int | None = None,
           **fields: Any) -> None:
-    """A B, both by the engine where sizes allow; with ``seed`` in an order of the threads that it draws."""
+    """A B, both by TMA where sizes allow; with ``seed`` in an order of the threads that it draws."""
     a, b, _ = operands(*size, dtype)
     conf = mapping(schedule, operator, **{**dict(stages=2, depth=32 // dtype.itemsize), **fields})
     equal(product(EMULATOR, conf, a, b, seed=seed), a.astype("f8") @ b.astype("f8"))

@@ -60,7 +60,7 @@ EQUIVALENT: list[Equivalent] = [
                "A block that was launched without a cluster is one of one block: all its threads meet, with the same order of memory."),
     Equivalent("phase flipped", r"-> .*(expect|expect_raw|commit|start_copies|start|stage_of|split_stage|split|rewrite_inside|"
                r"rewrite_edge|transpose)\([^()]*slot\._replace\(phase", "The stage alone of the slot is read there."),
-    Equivalent("done twice", r"(wgmma_commit|tma_commit)\(\) -> ",
+    Equivalent("done twice", r"(wgmma_commit|tma_commit|commit_copies)\(\) -> ",
                "An empty group more: a wait that leaves so many groups on their way waits for more of the others."),
     Equivalent("always", r"if rank == 0: -> if True: peer = 1",
                "Other blocks of the cluster fetch and merge, too, and nothing reads what they have then."),
@@ -74,6 +74,10 @@ EQUIVALENT: list[Equivalent] = [
                "A tile that ends where its matrix does goes the masked way: slower, the same values."),
     Equivalent("constant changed", r"if thread_index\(\) == 0: -> if thread_index\(\) == 1: fill_stages",
                "Another of the producer's threads starts the copies."),
+    Equivalent("order changed", r"-> copy_all\(.* load_staged\(", "An operand goes by one of the two: loads and copies are of different ones."),
+    Equivalent("always", r"share.parts // .* == share.part: -> if True.* piece_of\(thread_tiles\[j\], operand, piece\), True\)",
+               "`copy_whole` is for copies that go out all together."),
+    Equivalent("sign changed", r"\(step \+ 1\) % 2.* -> .*\(step - 1\) % 2", "There are two sets of fragments: either is the other one."),
     Equivalent("constant changed", r"type\(layout\).load is Plain.load .* % 4 == 1\)",
                "Lines go as elements in place of words: slower, the same values."),
 ]

@@ -24,10 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.components import Frozen, freeze, freeze_array, freeze_scalar
+from gemmkit.components import freeze
 from gemmkit.emulator import machine
 from gemmkit.emulator.memory import Memory
 from gemmkit.emulator.user_code import arguments as twins
+from gemmkit.lang.freezing import Frozen, freeze_array, freeze_scalar
 from gemmkit.lang.host import View
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.compile import ENTRY, to_ptx

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.components import Frozen, freeze_array
 from gemmkit.emulator import machine
 from gemmkit.emulator.memory import Memory
 from gemmkit.emulator.user_code import arguments as twins
+from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.lang.host import View
 from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.tma import TensorMapType, emulated_map
@@ -32,7 +32,7 @@ POISON = 0xFF
 
 @dataclass(frozen=True)
 class Tensor:
-    """An operand as the copy engine sees it; ``axis`` is the contiguous one."""
+    """An operand as TMA sees it; ``axis`` is the contiguous one."""
 
     array: Any
     spec: TensorMapSpec

@@ -14,7 +14,6 @@ import gemmkit as gk
 from gemmkit.emulator import errors
 from gemmkit.emulator.errors import EmulatorError
 from gemmkit.lang.atoms import Atom
-from gemmkit.lang.control import choose
 from gemmkit.lang.values import convert
 from gemmkit.ptx.arithmetic import fma, outer_fma
 from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
@@ -322,12 +321,9 @@ def neighbours_kernel(out: Any, meets: bool) -> None:
     """Every lane writes its number to shared memory, and reads what the next one wrote."""
     i, pointer = thread_index(), shared(I4, 0)
     store_shared(pointer, i, 0, (i,))
-    choose(meets, warp_barrier, nothing)
+    if meets:
+        warp_barrier()
     out[i] = load_shared(pointer, i - i % 32 + (i + 1) % 32, 0, 1)[0]
-
-
-def nothing() -> None:
-    pass
 
 
 @pytest.mark.parametrize("run", [emulated, pytest.param(on_device, marks=pytest.mark.gpu)], ids=["emulator", "gpu"])

@@ -28,7 +28,7 @@ def gathered(source: Any, out: Any, count: int, column: int, rows: int, tells: b
         mbarrier_init(full, 0, 32)
     barrier()
     where = offset_of(source, (thread + 3, 0)) + offset_of(source, (0, column))
-    copy_async(data, thread * 8, source, where, count, thread < rows)
+    copy_async(data, thread * 8, 0, source, where, count, thread < rows)
     if tells:
         copies_arrive(full, 0)
     else:

@@ -1,4 +1,4 @@
-"""The copy engine: what boxes bring where, on the emulator and on hardware, and the faults of kernels that use it."""
+"""TMA: what boxes bring where, on the emulator and on hardware, and the faults of kernels that use it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SHARED = BARRIERS + 64
 # -- round trips ------------------------------------------------------------------------------------------------------
 
 def begin(arrivals: int) -> None:
-    """One barrier, seen by all threads and by the engine."""
+    """One barrier, seen by all threads and by TMA."""
     if thread_index() == 0:
         mbarrier_init(shared(U64, BARRIERS), 0, arrivals)
         mbarrier_fence_init()
@@ -245,7 +245,7 @@ def test_the_kernel_of_these_faults_is_right_without_them() -> None:
 
 def test_a_read_without_waiting_is_a_race() -> None:
     for seed in (None, 0, 1):
-        with pytest.raises(errors.RaceError, match=r"by the copy engine of block \(0, 0, 0\)"):
+        with pytest.raises(errors.RaceError, match=r"by TMA of block \(0, 0, 0\)"):
             emulated(load_and_read, source(), 1024, False, shared=SHARED, seed=seed)
 
 
@@ -262,7 +262,7 @@ def test_waiting_for_one_stage_says_nothing_of_another() -> None:
         mbarrier_wait(full, 1, 0)
         data[thread_index()]
 
-    with pytest.raises(errors.RaceError, match="first a write by the copy engine"):
+    with pytest.raises(errors.RaceError, match="first a write by TMA"):
         emulated(kernel, source(), shared=SHARED)
 
 
@@ -338,7 +338,7 @@ def test_a_stage_given_back_too_early_is_a_race(seed: int | None) -> None:
     with pytest.raises(errors.RaceError) as caught:
         emulated(ring, source(), Out((2, 96), U32), True, shared=SHARED, seed=seed)
     assert {access.kind for access in caught.value.accesses} == {"read", "write"}
-    assert any("copy engine" in str(access.thread) for access in caught.value.accesses)
+    assert any("TMA" in str(access.thread) for access in caught.value.accesses)
 
 
 def write_and_store(target: Any, waits: Any, fenced: bool) -> None:
@@ -379,7 +379,7 @@ def test_stores_that_are_awaited(waits: Any) -> None:
 
 
 def test_a_buffer_that_is_used_again_before_it_was_read_is_a_race() -> None:
-    with pytest.raises(errors.RaceError, match="first a read by the copy engine"):
+    with pytest.raises(errors.RaceError, match="first a read by TMA"):
         emulated(write_and_store, TARGET, wait_too_little, True, shared=1024)
 
 
@@ -432,7 +432,7 @@ def store_and_load(target: Any, out: Any, done: bool) -> None:
 def test_to_have_read_is_not_to_have_written() -> None:
     _, out = emulated(store_and_load, TARGET, Out((128,), U32), True, shared=SHARED)
     assert (out == 7).all()
-    with pytest.raises(errors.RaceError, match="first a write by the copy engine"):
+    with pytest.raises(errors.RaceError, match="first a write by TMA"):
         emulated(store_and_load, TARGET, Out((128,), U32), False, shared=SHARED)
 
 
@@ -489,5 +489,5 @@ def test_a_view_that_cannot_be_moved() -> None:
     from gemmkit.lang.host import View
 
     array = np.zeros((8, 9), F16)
-    with pytest.raises(ValueError, match="operand cannot be moved by the copy engine: its stride along axis 0 is 18 bytes"):
+    with pytest.raises(ValueError, match="operand cannot be moved by TMA: its stride along axis 0 is 18 bytes"):
         emulated_map(View(array, Memory.for_array(array, "operand"), 1, 2), SPEC)

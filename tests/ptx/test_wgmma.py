@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmkit.lang.control import choose, each
+from gemmkit.lang.control import each
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import fill
 from gemmkit.ptx.descriptors import matrix_descriptor
@@ -39,7 +39,6 @@ from tests.ptx.wgmma_cases import (
     product_kernel,
     put,
     take,
-    unchanged,
     words,
 )
 
@@ -105,13 +104,15 @@ def element_kernel(d: Any, a: Any, b: Any, case: Any) -> None:
     barrier()
     descriptor = matrix_descriptor(shared(case.word, 0), 0, case.b.leading_bytes, case.b.stride_bytes, case.width)
     sums = fill(case.start_dtype, case.start_count, 0)
-    fragment = choose(case.is_settled, settle, unchanged, generate(case.elements, take, a, case.map_a))
+    fragment = generate(case.elements, take, a, case.map_a)
+    if case.is_settled:
+        fragment = settle(fragment)
     wgmma_fence()
     sums = case.instruction(sums, generate(case.elements, take, a, case.map_a), descriptor, 1)
     sums = case.instruction(sums, fragment, descriptor, 1)
     wgmma_commit()
     (sums,) = wgmma_wait(0, (sums,))
-    each(put, choose(case.is_packed, halves, unchanged, sums), d, case.map_c)
+    each(put, halves(sums) if case.is_packed else sums, d, case.map_c)
 
 
 @pytest.mark.sample(2)

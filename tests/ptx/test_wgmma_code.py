@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemmkit.lang.control import choose, each
+from gemmkit.lang.control import each
 from gemmkit.lang.values import fill
 from gemmkit.ptx.descriptors import advance, decode, matrix_descriptor
 from gemmkit.ptx.memory import shared
@@ -32,7 +32,6 @@ from tests.ptx.wgmma_cases import (
     kind_name,
     product_kernel,
     put,
-    unchanged,
 )
 
 # -- device code -----------------------------------------------------------------------------------------------------------
@@ -87,7 +86,7 @@ def loop_kernel(d: Any, a: Any, b: Any, stages: int, case: Any) -> None:
         wgmma_commit()
         (sums,) = wgmma_wait(1, (sums,))
     (sums,) = wgmma_wait(0, (sums,))
-    each(put, choose(case.is_packed, halves, unchanged, sums), d, case.map_c)
+    each(put, halves(sums) if case.is_packed else sums, d, case.map_c)
 
 
 @pytest.mark.sample(4)

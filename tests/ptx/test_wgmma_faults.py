@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gemmkit.emulator.errors import ProtocolError, ProxyError, RaceError
-from gemmkit.lang.control import choose, each
+from gemmkit.lang.control import each
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import fill
 from gemmkit.ptx.descriptors import matrix_descriptor
@@ -129,7 +129,7 @@ def register_kernel(d: Any, a: Any, b: Any, case: Any) -> None:
     for step in range(4):
         if case.fence == "too early":
             wgmma_fence()
-        left = choose(case.a_registers, settled_a, descriptor_of_a, case, a)
+        left = settled_a(case, a) if case.a_registers else descriptor_of_a(case, a)
         if case.fence == "every group":
             wgmma_fence()
         sums = case.instruction(sums, left, right, min(step, 1))

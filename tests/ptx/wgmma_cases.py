@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 import gemmkit as gk
-from gemmkit.lang.control import choose, each
+from gemmkit.lang.control import each
 from gemmkit.lang.registers import generate
 from gemmkit.ptx.descriptors import advance, matrix_descriptor
 from gemmkit.ptx.fragments import fragment_coordinate
@@ -92,15 +92,9 @@ class Placed(gk.Component):
 
     def ahead(self, step: int) -> int:
         """How many bytes into the operand an instruction begins."""
-        return choose(self.is_k_major, ahead_in_row, ahead_in_column, self, step)
-
-
-def ahead_in_row(placed: Any, step: int) -> int:
-    return 2 * step // placed.across * placed.panel_bytes + 2 * step % placed.across * 16
-
-
-def ahead_in_column(placed: Any, step: int) -> int:
-    return step * 16 * placed.across * 16
+        if self.is_k_major:
+            return 2 * step // self.across * self.panel_bytes + 2 * step % self.across * 16
+        return step * 16 * self.across * 16
 
 
 def copy_in(placed: Any, source: Any, start: int, case: Any) -> None:
@@ -168,7 +162,7 @@ def product_kernel(d: Any, a: Any, b: Any, c: Any, accumulate: int, case: Any) -
     sums = generate(case.count, take, c, case.map_c)
     wgmma_fence()
     for step in range(STEPS):
-        left = choose(case.a_registers, fragment_of_a, descriptor_of_a, case, a, step)
+        left = fragment_of_a(case, a, step) if case.a_registers else descriptor_of_a(case, a, step)
         sums = case.instruction(sums, left, advance(descriptor, case.b.ahead(step)), max(accumulate, min(step, 1)))
     wgmma_commit()
     (sums,) = wgmma_wait(0, (sums,))
@@ -224,10 +218,6 @@ class Elements(Product):
     def is_settled(self) -> bool:
         """Whether A's fragment is settled before the fence: those of 16-bit elements."""
         return self.spec.a.itemsize == 2
-
-
-def unchanged(sums: tuple) -> tuple:
-    return sums
 
 
 def draw(rng: np.random.Generator, data: str, shape: tuple[int, int], kind: np.dtype) -> np.ndarray:

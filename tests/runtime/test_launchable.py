@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.components import Component, freeze, freeze_array
+from gemmkit.components import Component, freeze
+from gemmkit.lang.freezing import freeze_array
 from gemmkit.ptx.special import block_x, thread_index
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.compile import cubin_of

@@ -1,4 +1,4 @@
-"""Tensor maps on the host: what the engine can take, what is asked of the driver, and what is remembered."""
+"""Tensor maps on the host: what TMA can take, what is asked of the driver, and what is remembered."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def info(shape: tuple, strides: tuple, pointer: int = 4096, dtype: Any = F16) ->
     (info((8, 1), (8, 77)), 1), (info((3, 8, 16), (128, 16, 1)), 2), (info((8, 4), (4, 1), dtype="f4"), 1),
     (info((8, 16), (16, 1), dtype="i1"), 1), (info((2, 2), (2, 1), dtype="f8"), 1),
 ])
-def test_what_the_engine_takes(array: ArrayInfo, axis: int) -> None:
+def test_what_tma_takes(array: ArrayInfo, axis: int) -> None:
     assert why_not(array, axis) is None
 
 
@@ -123,7 +123,7 @@ def test_the_stride_of_one_element_does_not_matter(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ((8, F16, (64, 64), (128,), (64, 8)), "address=0x8: the copy engine takes multiples of 16"),
+    ((8, F16, (64, 64), (128,), (64, 8)), "address=0x8: TMA takes multiples of 16"),
     ((0, F16, (64, 64), (120,), (64, 8)), "strides_bytes=.120,.: positive multiples of 16"),
     ((0, F16, (64, 64), (-128,), (64, 8)), "strides_bytes=.-128,.: positive"),
     ((0, F16, (64, 0), (128,), (64, 8)), "dims=.64, 0.: extents from 1"),

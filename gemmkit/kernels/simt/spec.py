@@ -6,9 +6,11 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 from gemmkit.kernels.spec import Spec
 
+S = TypeVar("S", bound="SimtSpec")
 ALIGNMENT = 128                        # bytes: where the next operand may start in shared memory
 
 
@@ -16,7 +18,7 @@ ALIGNMENT = 128                        # bytes: where the next operand may start
 class SimtSpec(Spec):
     """What `singlestage` is specialised by."""
 
-    def laid_out(self) -> SimtSpec:
+    def laid_out(self: S) -> S:
         """The specialisation with B behind A in shared memory."""
         offset = -(-self.a.nbytes // ALIGNMENT) * ALIGNMENT
         return dataclasses.replace(self, b=dataclasses.replace(self.b, offset=offset))

@@ -65,8 +65,8 @@ def _mainloop(spec: Sm80Spec) -> Mainloop:
 
 
 def _copy_parts(spec: Sm80Spec) -> int:
-    """Tensor cores are fed best with copies dealt over the steps; on the ordinary units they go out together, for in front of
-    every group of copies ptxas puts three dummy loads."""
+    """Tensor cores are fed best with copies dealt over the steps. On the ordinary units they go out together, for in front
+    of every group of copies ptxas puts three dummy loads."""
     units = getattr(spec.operator, "base", spec.operator)
     return 1 if isinstance(units, FPUOp) or isinstance(_mainloop(spec), InStepMainloop) else max(1, spec.steps_k - 1)
 

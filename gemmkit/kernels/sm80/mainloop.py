@@ -23,7 +23,8 @@ from gemmkit.kernels.common.work import Inputs, KTile, Work
 from gemmkit.lang.control import fold
 from gemmkit.lang.registers import Fragment, registers
 from gemmkit.ptx.copy_async import commit_copies, wait_copies
-from gemmkit.ptx.memory import pinned, shared, shared_place
+from gemmkit.ptx.memory import shared
+from gemmkit.ptx.pinned import pinned, shared_place
 from gemmkit.ptx.special import barrier, carried, thread_index
 from gemmkit.ptx.words import pack_pairs, unpack_pairs
 from gemmkit.tiling import parallelise, translate, translate_offset
@@ -32,8 +33,8 @@ OFFSET, PLACE = Fragment(np.dtype(np.int64), 1), Fragment(np.dtype(np.int32), 1)
 
 
 class Kept(NamedTuple):
-    """What a thread keeps through the main loop: accumulators, fragments of two steps, where in a stage its loads of fragments
-    begin, what routes keep, and its warp."""
+    """What a thread keeps through the main loop: accumulators, fragments of two steps, where in a stage its loads of
+    fragments begin, what routes keep, and its warp."""
 
     accumulators: Any
     a: Any
@@ -45,8 +46,11 @@ class Kept(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """What a route keeps of an operand: elements on their way, and where in memory the thread's next copies begin."""
+    """What a route has of an operand: its array, the thread's warp, elements on their way, and where in memory the thread's
+    next copies begin."""
 
+    data: Any
+    warp: Any
     held: Any
     cursor: Any
 
@@ -77,22 +81,22 @@ class Mainloop(Component):
         """The products of a block's share of K, added to the accumulators."""
         kept = Kept(accumulators, registers(spec.kept_a, 2 * spec.fragments_m), registers(spec.kept_b, 2 * spec.fragments_n),
                     registers(PLACE, 2),
-                    Moved(registers(spec.a.held, spec.a.slots), registers(OFFSET, 1)),
-                    Moved(registers(spec.b.held, spec.b.slots), registers(OFFSET, 1)), warp)
+                    Moved(inputs.a.data, warp, registers(spec.a.held, spec.a.slots), registers(OFFSET, 1)),
+                    Moved(inputs.b.data, warp, registers(spec.b.held, spec.b.slots), registers(OFFSET, 1)), warp)
         end = work.k_begin + work.k_tiles * spec.block.size.K
         at = ahead = first_k(spec, work, end)
-        seek(spec, kept, inputs, tile_at(work, ahead, shape))
+        seek(spec, kept, tile_at(work, ahead, shape))
         rounds = k_steps(spec, work)
         read = write = thread_index() * 0
         find_places(spec, kept)
         # 3a. The first k-tiles fill all stages but one.
         for _ in range(spec.stages - 1):
             if ahead < end:
-                fill(spec, kept, inputs, write, tile_at(work, ahead, shape))
+                fill(spec, kept, write, tile_at(work, ahead, shape))
             commit_copies()
             write = following_stage(spec, write)
             ahead = following_k(spec, work, ahead, end)
-            advance(spec, kept, inputs, tile_at(work, ahead, shape))
+            advance(spec, kept, tile_at(work, ahead, shape))
         if rounds > 0:
             meet_stage(spec)
             self.begin(spec, kept, read, tile_at(work, at, shape))
@@ -102,23 +106,22 @@ class Mainloop(Component):
             at = following_k(spec, work, at, end)
             read, write = following_stage(spec, read), following_stage(spec, write)
             ahead = following_k(spec, work, ahead, end)
-            self.multiply_tile(spec, kept, inputs, this, read, tile_at(work, at, shape),
+            self.multiply_tile(spec, kept, this, read, tile_at(work, at, shape),
                                n + 1 < rounds)
-            advance(spec, kept, inputs, tile_at(work, ahead, shape))
+            advance(spec, kept, tile_at(work, ahead, shape))
             keep_places(kept)
 
     def begin(self, spec: Any, kept: Kept, read: int, at: KTile) -> None:
         """The fragments of the first step."""
         fetch(spec, kept, read, at, 0, 0)
 
-    def multiply_tile(self, spec: Any, kept: Kept, inputs: Inputs, this: Round, read: int, following: KTile,
-                      goes_on: bool) -> None:
+    def multiply_tile(self, spec: Any, kept: Kept, this: Round, read: int, following: KTile, goes_on: bool) -> None:
         """A round; the next one reads the stage at ``read``, which is to hold the k-tile ``following``."""
         if this.fills:
-            load_staged(spec, kept, inputs, this.ahead)
+            load_staged(spec, kept, this.ahead)
             if spec.copy_parts == 1:
-                copy_all(spec, kept, inputs, this)
-        fold(spec.steps_k - 1, step_within, 0, spec, kept, inputs, this)
+                copy_all(spec, kept, this)
+        fold(spec.steps_k - 1, step_within, 0, spec, kept, this)
         if this.fills:
             store_staged(spec, kept, this.write, this.ahead)
         if goes_on:
@@ -126,11 +129,12 @@ class Mainloop(Component):
             meet_stage(spec)
             fetch(spec, kept, read, following, 0, spec.steps_k % 2)
         multiply(spec, kept, (spec.steps_k - 1) % 2)
-        if spec.steps_k % 2 == 1:                          # the next round begins with the first set
-            for i in range(spec.fragments_m):
-                kept.a[i] = kept.a[spec.fragments_m + i]
-            for j in range(spec.fragments_n):
-                kept.b[j] = kept.b[spec.fragments_n + j]
+        if spec.steps_k % 2 == 1:
+            if goes_on:                                    # the next round begins with the first set
+                for i in range(spec.fragments_m):
+                    kept.a[i] = kept.a[spec.fragments_m + i]
+                for j in range(spec.fragments_n):
+                    kept.b[j] = kept.b[spec.fragments_n + j]
 
 
 @dataclass(frozen=True)
@@ -144,11 +148,10 @@ class InStepMainloop(Mainloop):
     def begin(self, spec: Any, kept: Kept, read: int, at: KTile) -> None:
         """Nothing is fetched ahead."""
 
-    def multiply_tile(self, spec: Any, kept: Kept, inputs: Inputs, this: Round, read: int, following: KTile,
-                      goes_on: bool) -> None:
+    def multiply_tile(self, spec: Any, kept: Kept, this: Round, read: int, following: KTile, goes_on: bool) -> None:
         if this.fills:
-            load_staged(spec, kept, inputs, this.ahead)
-            copy_all(spec, kept, inputs, this)
+            load_staged(spec, kept, this.ahead)
+            copy_all(spec, kept, this)
         fold(spec.steps_k, step_of_its_own, 0, spec, kept, this)
         if this.fills:
             store_staged(spec, kept, this.write, this.ahead)
@@ -157,12 +160,12 @@ class InStepMainloop(Mainloop):
             meet_stage(spec)
 
 
-def step_within(done: int, step: int, spec: Any, kept: Kept, inputs: Inputs, this: Round) -> int:
+def step_within(done: int, step: int, spec: Any, kept: Kept, this: Round) -> int:
     """A step that is not a round's last."""
     fetch(spec, kept, this.read, this.at, step + 1, (step + 1) % 2)
     if spec.copy_parts > 1:
         if this.fills:
-            copy_part(spec, kept, inputs, this, step)
+            copy_part(spec, kept, this, step)
     multiply(spec, kept, step % 2)
     return done
 
@@ -211,49 +214,49 @@ def following_k(spec: Any, work: Work, k: int, end: int) -> int:
 
 # -- 3a. global -> stage ----------------------------------------------------------------------------------------------
 
-def fill(spec: Any, kept: Kept, inputs: Inputs, write: int, at: KTile) -> None:
+def fill(spec: Any, kept: Kept, write: int, at: KTile) -> None:
     """All of a stage at once."""
     this = Round(write, write, at, at, True)
-    load_staged(spec, kept, inputs, at)
-    copy_all(spec, kept, inputs, this)
+    load_staged(spec, kept, at)
+    copy_all(spec, kept, this)
     store_staged(spec, kept, write, at)
 
 
-def seek(spec: Any, kept: Kept, inputs: Inputs, at: KTile) -> None:
+def seek(spec: Any, kept: Kept, at: KTile) -> None:
     """Where in memory the thread's copies of a k-tile begin."""
-    spec.a.route.seek(spec, spec.a, inputs.a.data, kept.of_a, at, kept.warp)
-    spec.b.route.seek(spec, spec.b, inputs.b.data, kept.of_b, at, kept.warp)
+    spec.a.route.seek(spec.a, kept.of_a, at)
+    spec.b.route.seek(spec.b, kept.of_b, at)
 
 
-def advance(spec: Any, kept: Kept, inputs: Inputs, at: KTile) -> None:
+def advance(spec: Any, kept: Kept, at: KTile) -> None:
     """The same of the next k-tile, ``at``: the one behind, unless the condition leaves some out."""
     if spec.condition.is_always:
-        spec.a.route.advance(spec, spec.a, inputs.a.data, kept.of_a)
-        spec.b.route.advance(spec, spec.b, inputs.b.data, kept.of_b)
+        spec.a.route.advance(spec, spec.a, kept.of_a)
+        spec.b.route.advance(spec, spec.b, kept.of_b)
     else:
-        seek(spec, kept, inputs, at)
+        seek(spec, kept, at)
 
 
-def load_staged(spec: Any, kept: Kept, inputs: Inputs, at: KTile) -> None:
-    spec.a.route.load(spec, spec.a, inputs.a.data, kept.of_a, at, kept.warp)
-    spec.b.route.load(spec, spec.b, inputs.b.data, kept.of_b, at, kept.warp)
+def load_staged(spec: Any, kept: Kept, at: KTile) -> None:
+    spec.a.route.load(spec, spec.a, kept.of_a, at)
+    spec.b.route.load(spec, spec.b, kept.of_b, at)
 
 
 def store_staged(spec: Any, kept: Kept, write: int, at: KTile) -> None:
-    spec.a.route.store(spec, spec.a, kept.of_a, write, kept.warp)
-    spec.b.route.store(spec, spec.b, kept.of_b, write, kept.warp)
+    spec.a.route.store(spec.a, kept.of_a, write)
+    spec.b.route.store(spec.b, kept.of_b, write)
 
 
-def copy_all(spec: Any, kept: Kept, inputs: Inputs, this: Round) -> None:
+def copy_all(spec: Any, kept: Kept, this: Round) -> None:
     whole = Share(0, 1)
-    spec.a.route.copy(spec, spec.a, inputs.a.data, kept.of_a, this, kept.warp, whole)
-    spec.b.route.copy(spec, spec.b, inputs.b.data, kept.of_b, this, kept.warp, whole)
+    spec.a.route.copy(spec, spec.a, kept.of_a, this, whole)
+    spec.b.route.copy(spec, spec.b, kept.of_b, this, whole)
 
 
-def copy_part(spec: Any, kept: Kept, inputs: Inputs, this: Round, part: int) -> None:
+def copy_part(spec: Any, kept: Kept, this: Round, part: int) -> None:
     share = Share(part, spec.copy_parts)
-    spec.a.route.copy(spec, spec.a, inputs.a.data, kept.of_a, this, kept.warp, share)
-    spec.b.route.copy(spec, spec.b, inputs.b.data, kept.of_b, this, kept.warp, share)
+    spec.a.route.copy(spec, spec.a, kept.of_a, this, share)
+    spec.b.route.copy(spec, spec.b, kept.of_b, this, share)
 
 
 # -- 3b. stage -> registers, and 3c. ------------------------------------------------------------------------------------
@@ -262,8 +265,9 @@ def find_places(spec: Any, kept: Kept) -> None:
     """Where in the first stage this lane's loads of fragments begin."""
     if spec.operator.has_places:
         warp_tile = parallelise(spec.block, spec.compute_warp, kept.warp, spec.warps)[0]
-        kept.places[0] = (shared_place(spec.a.plane.dtype, spec.operator.place_a(spec.a.shared, warp_tile.MK, spec.a.leading())),)
-        kept.places[1] = (shared_place(spec.b.plane.dtype, spec.operator.place_b(spec.b.shared, warp_tile.KN, spec.b.leading())),)
+        a = spec.operator.place_a(spec.a.shared, warp_tile.MK, spec.a.leading())
+        b = spec.operator.place_b(spec.b.shared, warp_tile.KN, spec.b.leading())
+        kept.places[0], kept.places[1] = (shared_place(spec.a.plane.dtype, a),), (shared_place(spec.b.plane.dtype, b),)
     else:
         kept.places[0] = kept.places[1] = (thread_index() * 0,)
 

@@ -1,9 +1,12 @@
 """How an operand gets from global memory into a stage of `multistage`: copied without registers, or by way of them.
 
-| route | what it takes | when |
-|---|---|---|
-| `CpAsync` | elements of a strided matrix as they are, 4 to 16 bytes a copy, along the stage's lines or across | cp.async, in parts between the products |
-| `Staged` | everything: `Layout.element`, transforms, numbers that become planes, two-byte elements at any address | loads before the products, stores behind them |
+| route | what it takes |
+|---|---|
+| `CpAsync` | elements of a strided matrix as they are, 4 to 16 bytes a copy, along the stage's lines or across |
+| `Staged` | everything: `Layout.element`, transforms, numbers that become planes, two-byte elements at any address |
+
+cp.async copies are started before a round's products, or in parts between them. What is staged is loaded before the products
+and stored behind them.
 """
 
 from __future__ import annotations
@@ -27,19 +30,19 @@ from gemmkit.tiling import parallelise, translate_offset
 class StageRoute(Route):
     """Base class: nothing is loaded, copied or stored."""
 
-    def seek(self, spec: Any, operand: Any, data: Any, moved: Any, at: KTile, warp: int) -> None:
+    def seek(self, operand: Any, moved: Any, at: KTile) -> None:
         """Find where this thread's part of a k-tile begins in memory."""
 
-    def advance(self, spec: Any, operand: Any, data: Any, moved: Any) -> None:
+    def advance(self, spec: Any, operand: Any, moved: Any) -> None:
         """The same of the k-tile behind it."""
 
-    def load(self, spec: Any, operand: Any, data: Any, moved: Any, at: KTile, warp: int) -> None:
+    def load(self, spec: Any, operand: Any, moved: Any, at: KTile) -> None:
         """Load this thread's part of a k-tile."""
 
-    def copy(self, spec: Any, operand: Any, data: Any, moved: Any, this: Any, warp: int, share: Any) -> None:
+    def copy(self, spec: Any, operand: Any, moved: Any, this: Any, share: Any) -> None:
         """Start a share of the copies of a round."""
 
-    def store(self, spec: Any, operand: Any, moved: Any, stage: int, warp: int) -> None:
+    def store(self, operand: Any, moved: Any, stage: int) -> None:
         """Store what was loaded into the stage at ``stage`` (bytes)."""
 
 
@@ -81,45 +84,45 @@ class CpAsync(StageRoute):
                 if width * size in SIZES and limit % width == 0 and aligned % (width * size) == 0
                 and (width == 1 or extents[axis] % width == 0)]
 
-    def seek(self, spec: Any, operand: Any, data: Any, moved: Any, at: KTile, warp: int) -> None:
+    def seek(self, operand: Any, moved: Any, at: KTile) -> None:
         place = operand.place(at.m, at.n, at.k, at.shape)
-        first = parallelise(parallelise(operand.tile, operand.warp, warp, operand.warps)[0], operand.thread, lane_index(), 32,
-                            operand.order)[0]
-        moved.cursor[0] = (offset_of(data, (place.i + first.base[0], place.j + first.base[1])),)
+        warp_tile = parallelise(operand.tile, operand.warp, moved.warp, operand.warps)[0]
+        first = parallelise(warp_tile, operand.thread, lane_index(), 32, operand.order)[0]
+        moved.cursor[0] = (offset_of(moved.data, (place.i + first.base[0], place.j + first.base[1])),)
 
-    def advance(self, spec: Any, operand: Any, data: Any, moved: Any) -> None:
+    def advance(self, spec: Any, operand: Any, moved: Any) -> None:
         size = spec.block.size.K
-        step = offset_of(data, (0, size)) if operand.k_axis == 1 else offset_of(data, (size, 0))
+        step = offset_of(moved.data, (0, size)) if operand.k_axis == 1 else offset_of(moved.data, (size, 0))
         moved.cursor[0] = (carried(moved.cursor[0][0] + step),)
 
-    def copy(self, spec: Any, operand: Any, data: Any, moved: Any, this: Any, warp: int, share: Any) -> None:
+    def copy(self, spec: Any, operand: Any, moved: Any, this: Any, share: Any) -> None:
         """Between products, copies have predicates: a branch for tiles in range would part the products (f16 4096^3: 0.55 of
         cuBLAS's wgmma, and 0.51 with it). Copies that go out together do without (f32: 2 % of all instructions)."""
         if share.parts > 1:
-            self.copy_edge(spec, operand, data, moved, this, warp, share)
+            self.copy_edge(spec, operand, moved, this, share)
         else:
             place = operand.place(this.ahead.m, this.ahead.n, this.ahead.k, this.ahead.shape)
             if place.i + operand.tile.size[0] <= place.rows and place.j + operand.tile.size[1] <= place.columns:
-                self.copy_whole(spec, operand, data, moved, this, warp, share)
+                self.copy_whole(operand, moved, this, share)
             else:
-                self.copy_edge(spec, operand, data, moved, this, warp, share)
+                self.copy_edge(spec, operand, moved, this, share)
 
-    def copy_whole(self, spec: Any, operand: Any, data: Any, moved: Any, this: Any, warp: int, share: Any) -> None:
+    def copy_whole(self, operand: Any, moved: Any, this: Any, share: Any) -> None:
         """A tile in range."""
         pointer = shared(operand.shared.dtype, operand.offset + this.write)
-        warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
+        warp_tiles = parallelise(operand.tile, operand.warp, moved.warp, operand.warps)
         for i in range(len(warp_tiles)):
             thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
             for j in range(len(thread_tiles)):
                 if (i * len(thread_tiles) + j) * share.parts // (len(warp_tiles) * len(thread_tiles)) == share.part:
                     for piece in range(operand.thread.count // self.width):
-                        self.copy_piece(operand, data, moved, pointer, piece_of(thread_tiles[j], operand, piece), True)
+                        self.copy_piece(operand, moved, pointer, piece_of(thread_tiles[j], operand, piece), True)
 
-    def copy_edge(self, spec: Any, operand: Any, data: Any, moved: Any, this: Any, warp: int, share: Any) -> None:
+    def copy_edge(self, spec: Any, operand: Any, moved: Any, this: Any, share: Any) -> None:
         """A tile that reaches beyond an edge: pieces are wholly in range, or wholly out."""
         place = operand.place(this.ahead.m, this.ahead.n, this.ahead.k, this.ahead.shape)
         pointer = shared(operand.shared.dtype, operand.offset + this.write)
-        warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
+        warp_tiles = parallelise(operand.tile, operand.warp, moved.warp, operand.warps)
         for i in range(len(warp_tiles)):
             thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
             for j in range(len(thread_tiles)):
@@ -128,19 +131,19 @@ class CpAsync(StageRoute):
                         tile = piece_of(thread_tiles[j], operand, piece)
                         is_there = place.i + tile.index[0] < place.rows and place.j + tile.index[1] < place.columns
                         if spec.operator.identity == 0:
-                            self.copy_piece(operand, data, moved, pointer, tile, is_there)
+                            self.copy_piece(operand, moved, pointer, tile, is_there)
                         elif is_there:
-                            self.copy_piece(operand, data, moved, pointer, tile, True)
+                            self.copy_piece(operand, moved, pointer, tile, True)
                         else:
                             store_shared(pointer, operand.shared.position(tile.base, operand.leading()),
                                          operand.shared.position(tile.offset, operand.leading()),
                                          fill(operand.shared.dtype, self.width, spec.operator.identity))
 
-    def copy_piece(self, operand: Any, data: Any, moved: Any, pointer: Any, tile: Any, is_there: bool) -> None:
+    def copy_piece(self, operand: Any, moved: Any, pointer: Any, tile: Any, is_there: bool) -> None:
         """``width`` elements from where ``tile`` begins."""
         copy_async(pointer, operand.shared.position(tile.base, operand.leading()),
-                   operand.shared.position(tile.offset, operand.leading()), data,
-                   moved.cursor[0][0] + offset_of(data, (tile.offset[0], tile.offset[1])), self.width, is_there)
+                   operand.shared.position(tile.offset, operand.leading()), moved.data,
+                   moved.cursor[0][0] + offset_of(moved.data, (tile.offset[0], tile.offset[1])), self.width, is_there)
 
 
 def piece_of(tile: Any, operand: Any, n: int) -> Any:
@@ -167,27 +170,27 @@ class Staged(StageRoute):
     def of(cls, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> Staged:
         return cls()
 
-    def load(self, spec: Any, operand: Any, data: Any, moved: Any, at: KTile, warp: int) -> None:
+    def load(self, spec: Any, operand: Any, moved: Any, at: KTile) -> None:
         if operand.moves > 0:
             place = operand.place(at.m, at.n, at.k, at.shape)
-            warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
+            warp_tiles = parallelise(operand.tile, operand.warp, moved.warp, operand.warps)
             for i in range(len(warp_tiles)):
                 thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
                 for j in range(len(thread_tiles)):
-                    moved.held[i * len(thread_tiles) + j] = read_moved(operand, data, thread_tiles[j], place,
+                    moved.held[i * len(thread_tiles) + j] = read_moved(operand, moved.data, thread_tiles[j], place,
                                                                        spec.operator.identity, at.shape)
 
-    def copy(self, spec: Any, operand: Any, data: Any, moved: Any, this: Any, warp: int, share: Any) -> None:
+    def copy(self, spec: Any, operand: Any, moved: Any, this: Any, share: Any) -> None:
         if operand.moves == 0:
             if share.part == 0:
                 at = this.ahead
-                copy_in_turn(operand, data, shared(operand.shared.dtype, operand.offset + this.write),
-                             operand.place(at.m, at.n, at.k, at.shape), spec.operator.identity, warp, at.shape)
+                copy_in_turn(operand, moved.data, shared(operand.shared.dtype, operand.offset + this.write),
+                             operand.place(at.m, at.n, at.k, at.shape), spec.operator.identity, moved.warp, at.shape)
 
-    def store(self, spec: Any, operand: Any, moved: Any, stage: int, warp: int) -> None:
+    def store(self, operand: Any, moved: Any, stage: int) -> None:
         if operand.moves > 0:
             pointer = shared(operand.shared.dtype, operand.offset + stage)
-            warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
+            warp_tiles = parallelise(operand.tile, operand.warp, moved.warp, operand.warps)
             for i in range(len(warp_tiles)):
                 thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
                 for j in range(len(thread_tiles)):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gemmkit.components import Frozen
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.sm90.routes.tma import Tma
 from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.kernels.sm90.store import TmaStore
+from gemmkit.lang.freezing import Frozen
 from gemmkit.lang.kinds import Kind, kind
 from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.tma import TensorMapType

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from gemmkit.emulator.machine import Block, Thread
 
 
-class EngineId(ThreadId):
+class TmaId(ThreadId):
     """How errors name TMA."""
 
     def __str__(self) -> str:
-        return f"the copy engine of block {self.block}"
+        return f"TMA of block {self.block}"
 
 
 class _Unit:
@@ -51,13 +51,13 @@ class _Copy(Agent):
 
     @property
     def id(self) -> ThreadId:
-        return EngineId(self.block.index, 0)
+        return TmaId(self.block.index, 0)
 
 
-class Engine(Agent):
+class AsyncUnit(Agent):
     """An agent that knows what the thread that started it knew, and makes its own accesses known.
 
-    Example: ``engine.starts_for(thread); engine.write(...); clock.release(engine)``; what acquires the clock then
+    Example: ``unit.starts_for(thread); unit.write(...); clock.release(unit)``; what acquires the clock then
         comes after the agent's accesses up to now.
     """
 
@@ -69,7 +69,7 @@ class Engine(Agent):
 
     @property
     def id(self) -> ThreadId:
-        return EngineId(self.block.index, 0)
+        return TmaId(self.block.index, 0)
 
     def starts_for(self, thread: Thread) -> None:
         """The next accesses come after all that `thread` has done and seen."""

@@ -1,0 +1,94 @@
+"""float32, float64 and complex numbers, few tiles with a long K, and skinny products, as `gemmkit.matmul` chooses by itself,
+against cuBLAS: rows of `bench.experiments`. What issue 13 asks of groups' geometric means is in `bench.verdicts`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import gemmkit
+from bench.experiments.algebras import SAMPLED_ROWS, ComplexProduct
+from bench.experiments.experiment import Experiment, Lib
+from bench.harness import Call
+
+SIZES = (512, 1024, 2048, 4096, 8192)
+ORDERS = ("nn", "nt", "tn", "tt")
+COMPLEX_SIZES = (1024, 2048, 4096)
+LONG = (
+    ("f16", 64, 64, 65536), ("f16", 512, 512, 16384), ("f16", 256, 256, 32768), ("f16", 1024, 1024, 8192),
+    ("f32", 64, 64, 65536), ("f32", 4096, 64, 4096),
+)  # fmt: skip
+SKINNY = tuple((m, n, k) for m in (1, 8, 16, 32) for n, k in ((4096, 4096), (4096, 14336), (14336, 4096)))
+
+
+@dataclass(frozen=True)
+class Product(Experiment):
+    """One product of two matrices in an order: "n" for row by row, "t" for the transposed view of such an array."""
+
+    order: str = "nn"
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} {self.order}"
+
+    @property
+    def layout(self) -> str:  # type: ignore[override]
+        return self.order
+
+    def matrix(self, lib: Lib, rows: int, columns: int, order: str, seed: int) -> Any:
+        if order == "n":
+            return lib.normal(rows, columns, self.kind, seed)
+        return lib.normal(columns, rows, self.kind, seed).T
+
+    def operands(self, lib: Lib, i: int) -> SimpleNamespace:
+        a = self.matrix(lib, self.m, self.k, self.order[0], 2 * i)
+        b = self.matrix(lib, self.k, self.n, self.order[1], 2 * i + 1)
+        outs = [lib.empty(self.m, self.n, self.kind) for _ in range(2)]
+        return SimpleNamespace(a=a, b=b, out=outs[0], peer_out=outs[1])
+
+    def ours(self, lib: Lib, x: Any) -> Call:
+        return lambda: gemmkit.matmul(x.a, x.b, out=x.out)
+
+    def peers(self, lib: Lib, x: Any) -> Call:
+        return lambda: lib.matmul(x.a, x.b, x.peer_out)
+
+    def title(self, lib: Lib) -> str:
+        return str(lib.peer_name())
+
+    def error(self, lib: Lib, x: Any) -> float:
+        return self.error_of(lib, x, x.out)
+
+    def error_of(self, lib: Lib, x: Any, out: Any) -> float:
+        rows = lib.sample(self.m, min(SAMPLED_ROWS, self.m), 0)
+        return float(lib.relative_error(lib.wide(out, rows), lib.wide(x.a, rows) @ lib.wide(x.b)))
+
+    def peer_error(self, lib: Lib, x: Any) -> float:
+        return self.error_of(lib, x, x.peer_out)
+
+
+def types() -> Iterator[Product]:
+    """Squares of float32 and float64."""
+    for kind, group in (("f32", "float32"), ("f64", "float64")):
+        for size in SIZES:
+            for order in ORDERS:
+                yield Product(group, "square", kind, size, size, size, order=order)
+
+
+def complex_squares() -> Iterator[ComplexProduct]:
+    """Squares of complex numbers, whose parts are of the kind that is named."""
+    for kind, name in (("f32", "complex64"), ("f64", "complex128")):
+        for size in COMPLEX_SIZES:
+            yield ComplexProduct("complex", name, kind, size, size, size)
+
+
+def long_k() -> Iterator[Product]:
+    """Few tiles and a long K."""
+    for kind, m, n, k in LONG:
+        yield Product("long", "long K", kind, m, n, k)
+
+
+def skinny() -> Iterator[Product]:
+    """A few rows, as in decoding; B as weights lie, row by row of its transpose."""
+    for m, n, k in SKINNY:
+        yield Product("skinny", "skinny", "f16", m, n, k, order="nt")

@@ -1,0 +1,39 @@
+"""What a configuration is given, completed: the operator, layouts of B, C and D, and the mapping of its kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from gemmkit.layouts import ColMajor, Layout, RowMajor, Zero
+from gemmkit.operators import WMMAOp
+from gemmkit.runtime.device import DeviceInfo
+from gemmkit.tuning import algebras, defaults, hopper, multistage
+from gemmkit.tuning.operators import sized
+
+
+def complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, products: int = 1) -> None:
+    """Complete the fields of a Config in place, for ``products`` of these sizes."""
+    a_layout = values["global_a_layout"]
+    b_layout = values.get("global_b_layout", a_layout)
+    algebras.take(values, a_layout, b_layout, sizes, device, products)
+    operator = values["operator"] = sized(values["operator"], a_layout.dtype, b_layout.dtype, sizes, device, products)
+    accumulator = operator.fragment_c.dtype
+    values.setdefault("global_b_layout", a_layout)
+    values.setdefault("global_d_layout", _plain_like(a_layout, accumulator))
+    values.setdefault("global_c_layout", Zero(accumulator))
+    if operator.threads == 128:
+        hopper.fill(values, sizes, device, products)
+    elif values.get("kernel") == "multistage":
+        multistage.fill(values, sizes, device, products)
+    else:
+        defaults.fill(values, operator, sizes, device, products)
+    if isinstance(operator, WMMAOp):
+        orders: dict[str, Any] = {f"{name}_order": ("col", "row")[values[f"shared_{name}_layout"].axis] for name in "ab"}
+        values["operator"] = dataclasses.replace(operator, **orders)
+
+
+def _plain_like(layout: Layout, dtype: np.dtype) -> Layout:
+    return ColMajor(dtype) if layout.vector_axis == 0 else RowMajor(dtype)

@@ -1,0 +1,184 @@
+"""Mappings of the multistage kernel for plain operands, and which of them a product takes.
+
+The time of a product is modelled in nanoseconds. ``step`` is what a block adds to its multiprocessor's time for a k-tile
+when as many blocks as fit share it; a block that is alone takes ``solo`` a k-tile; ``start`` is what a launch takes besides.
+The constants were fitted to one sweep on an H200 (bench/results/multistage_sweep.json: 251 rows, squares from 256 to 4096
+and some that are not square); the model's choice was within 1.2 % (geometric mean) of the best of the sweep. Other GPUs
+have other times; that one tile is faster than another carries over.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from gemmkit.layouts import Layout, Plain
+from gemmkit.operators import COMPLEX, FPUOp, MMAOp, Operator
+from gemmkit.runtime.device import DeviceInfo
+from gemmkit.tiling import Tile
+from gemmkit.tuning.mappings import MAPPING_FIELDS, is_untouched
+from gemmkit.tuning.split_k import shares
+
+RESERVED = 1024                        # bytes of shared memory that the driver takes of a block's
+PADDING = 64                           # bytes, the most that a line is padded by
+MERGED = 4000                          # nanoseconds that shares of K take to meet, and one for every 25 sums
+
+
+@dataclass(frozen=True)
+class Multistage:
+    """A mapping: a block's tile (M, N, K), a warp's (M, N), ``stages``, and ``blocks`` a multiprocessor.
+
+    ``step`` has four times: neither operand is copied across (element by element), A is, B is, both are.
+    """
+
+    block: tuple[int, int, int]
+    warp: tuple[int, int]
+    stages: int
+    blocks: int
+    step: tuple[int, int, int, int]
+    solo: int
+    start: int
+    lanes: tuple[int, int] = (4, 8)
+    itemsize: int = field(default=4)
+
+    def nanoseconds(self, sizes: tuple[int, int, int], products: int, across: int, sm_count: int) -> float:
+        """The modelled time of a launch."""
+        (m, n, k), (M, N, K) = self.block, sizes
+        tiles = math.ceil(M / m) * math.ceil(N / n) * products
+        k_tiles = math.ceil(K / k)
+        splits = shares(tiles, k_tiles, sm_count)
+        if splits > 1:                                     # a block a multiprocessor, and their sums by way of memory
+            return self.start + max(self.solo, self.step[across]) * math.ceil(k_tiles / splits) + MERGED + m * n / 25
+        full, rest = divmod(math.ceil(tiles / sm_count), self.blocks)
+        rounds = full * max(self.solo, self.blocks * self.step[across])
+        if rest:
+            rounds += max(self.solo, rest * self.step[across])
+        return self.start + rounds * k_tiles
+
+    def nbytes(self, accumulator: int) -> int:
+        """Shared memory of a block: the ring, or the tile of D."""
+        m, n, k = self.block
+        ring = self.stages * ((m + n) * (k * self.itemsize + PADDING))
+        return max(ring, m * (n * accumulator + PADDING)) + RESERVED
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of a configuration."""
+        m, n, k = self.block
+        warp = Tile(M=self.warp[0], N=self.warp[1], K=k)
+        return dict(kernel="multistage", block_shape=Tile(M=m, N=n, K=k), compute_warp=warp,
+                    warps_per_block=m // self.warp[0] * (n // self.warp[1]), stages=self.stages, blocks_per_sm=self.blocks)
+
+
+ORDINARY = (                           # float32
+    Multistage((128, 128, 32), (32, 64), 3, 2, (2670, 2720, 3400, 3800), 3000, 6000),
+    Multistage((128, 128, 16), (32, 64), 3, 2, (1360, 1395, 1385, 1430), 1450, 6000),
+    Multistage((64, 128, 16), (32, 64), 4, 3, (680, 675, 730, 870), 790, 6000),
+    Multistage((128, 64, 16), (64, 32), 4, 3, (680, 730, 675, 870), 800, 6000, (8, 4)),
+    Multistage((64, 64, 16), (32, 32), 4, 4, (440, 450, 460, 500), 510, 2900),
+    Multistage((32, 64, 32), (16, 32), 3, 4, (490, 490, 500, 540), 560, 2700),
+    Multistage((64, 32, 32), (32, 16), 3, 4, (490, 560, 490, 560), 620, 2900, (8, 4)),
+    Multistage((32, 32, 32), (16, 16), 3, 6, (350, 350, 360, 370), 400, 2700),
+)
+DOUBLE = (                             # float64, by DMMA: nothing is copied across
+    Multistage((128, 128, 32), (32, 64), 3, 1, (2330,) * 4, 2330, 5000, itemsize=8),
+    Multistage((64, 128, 16), (32, 64), 4, 2, (610,) * 4, 690, 3500, itemsize=8),
+    Multistage((64, 64, 32), (32, 32), 3, 2, (700,) * 4, 960, 3300, itemsize=8),
+    Multistage((64, 64, 16), (32, 32), 4, 3, (332,) * 4, 410, 3500, itemsize=8),
+    Multistage((32, 64, 32), (16, 32), 3, 3, (477,) * 4, 480, 2900, itemsize=8),
+    Multistage((32, 32, 32), (16, 16), 3, 4, (215,) * 4, 260, 2600, itemsize=8),
+)
+COMPLEX64 = (
+    Multistage((128, 128, 16), (32, 64), 3, 1, (5440, 5440, 5440, 5700), 5440, 8000, itemsize=8),
+    Multistage((64, 64, 16), (32, 32), 3, 3, (1400, 1400, 1400, 1450), 2290, 4700, itemsize=8),
+    Multistage((32, 64, 16), (16, 32), 3, 4, (728, 728, 728, 750), 730, 5000, itemsize=8),
+    Multistage((32, 32, 16), (16, 16), 3, 4, (421, 421, 421, 430), 430, 4600, itemsize=8),
+)
+COMPLEX128 = (
+    Multistage((64, 64, 16), (32, 32), 3, 2, (1335,) * 4, 1650, 2600, itemsize=16),
+    Multistage((64, 64, 8), (32, 32), 4, 2, (666,) * 4, 900, 2500, itemsize=16),
+    Multistage((32, 64, 16), (16, 32), 3, 2, (683,) * 4, 930, 2300, itemsize=16),
+    Multistage((32, 32, 16), (16, 16), 3, 3, (343,) * 4, 400, 2200, itemsize=16),
+)
+HALF = (                               # float16 and bfloat16 by mma.sync, where there is no wgmma
+    Multistage((128, 256, 64), (64, 64), 3, 1, (1220,) * 4, 1220, 4000, itemsize=2),
+    Multistage((128, 128, 32), (64, 64), 4, 2, (397,) * 4, 500, 3500, itemsize=2),
+    Multistage((64, 64, 64), (32, 32), 3, 4, (240,) * 4, 400, 2500, itemsize=2),
+    Multistage((32, 64, 64), (16, 32), 3, 4, (160,) * 4, 350, 2500, itemsize=2),
+    Multistage((16, 64, 128), (16, 16), 5, 2, (200,) * 4, 400, 2500, itemsize=2),
+)
+SKINNY = Multistage((16, 32, 256), (16, 8), 4, 1, (1900,) * 4, 1900, 2500, itemsize=2)
+
+F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
+C64, C128 = np.dtype(np.complex64), np.dtype(np.complex128)
+F16, BF16 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
+TABLES = {F32: ORDINARY, F64: DOUBLE, C64: COMPLEX64, C128: COMPLEX128, F16: HALF, BF16: HALF}
+
+
+def choice(a: Layout, b: Layout, fields: dict[str, Any], sizes: tuple[int, int, int], device: DeviceInfo,
+           products: int = 1) -> tuple[Operator, dict[str, Any]] | None:
+    """The operator and the mapping's fields of a product that the multistage kernel computes fastest; None for others.
+
+    A semiring that leaves its shape open (the ``operator`` of ``fields``) gets that of the mapping.
+    """
+    if not applies(a, b, fields, device):
+        return None
+    given = fields.get("operator")
+    if a.dtype in (F16, BF16) and device.arch[0] == 9:
+        return (MMAOp(dtype=a.dtype), SKINNY.fields) if given is None and _is_skinny(a, b, fields, sizes) else None
+    best = fastest(TABLES[a.dtype], a, b, sizes, device, products)
+    if given is None:
+        return operator(a.dtype, best, device), best.fields
+    if a.dtype != F32 or not isinstance(given, FPUOp) or getattr(given, "is_sized", True) or not hasattr(given, "sized"):
+        return None
+    lanes = dict(M=best.warp[0], N=best.warp[1], MB=best.lanes[0], NB=best.lanes[1])
+    return given.sized(lanes, a.dtype, b.dtype, a.dtype), best.fields
+
+
+def fastest(mappings: tuple[Multistage, ...], a: Layout, b: Layout, sizes: tuple[int, int, int], device: DeviceInfo,
+            products: int) -> Multistage:
+    """The mapping with the least modelled time, of those that fit a block's shared memory."""
+    across, accumulator = _across(a, b), max(4, a.dtype.itemsize)
+    fit = [one for one in mappings if one.nbytes(accumulator) <= device.shared_memory_per_block]
+    return min(fit, key=lambda one: one.nanoseconds(sizes, products, across, device.sm_count))
+
+
+def applies(a: Layout, b: Layout, fields: dict[str, Any], device: DeviceInfo) -> bool:
+    """Whether a product for which nothing but these fields is given may go to the multistage kernel: operands of one dtype;
+    of real numbers in any layout and with any transform (f32 4096^3 on an H200: relu of A 2.82 ms, 3.20 by the single-stage
+    kernel; a Toeplitz A 2.79, 3.16), of others plain ones."""
+    plain = all(isinstance(layout, Plain) and layout.is_plain and is_untouched(name, fields)
+                for name, layout in (("a", a), ("b", b)))
+    return (device.arch >= (8, 0) and a.dtype == b.dtype and a.dtype in TABLES and not set(fields) & MAPPING_FIELDS
+            and (plain or a.dtype in (F32, F64)))
+
+
+def _is_skinny(a: Layout, b: Layout, fields: dict[str, Any], sizes: tuple[int, int, int]) -> bool:
+    """A few rows of A and columns of B that are contiguous along K: B is all that takes time, and wgmma's 64 rows none of it
+    sooner (f16 16 x 4096 x 4096 on an H200: 15.2 us, 27.1 by the warp-specialised kernel)."""
+    M, N, K = sizes
+    return 0 < M <= 32 and N >= 1024 and K >= 1024 and K % 8 == 0 and a.vector_axis == 1 and b.vector_axis == 0
+
+
+def operator(dtype: np.dtype, one: Multistage, device: DeviceInfo) -> Operator:
+    """What multiplies elements of a dtype in the warps' tiles of a mapping."""
+    doubles = MMAOp(K=4, dtype=F64) if device.arch >= (9, 0) else MMAOp(M=8, K=4, dtype=F64)
+    if dtype in (F16, BF16):
+        return MMAOp(N=16 if one.warp[1] % 16 == 0 else 8, dtype=dtype)
+    if dtype == F64:
+        return doubles
+    if dtype == C128:
+        return COMPLEX.with_base(doubles)
+    return FPUOp(M=one.warp[0], N=one.warp[1], MB=one.lanes[0], NB=one.lanes[1], dtype=dtype)
+
+
+def _across(a: Layout, b: Layout) -> int:
+    """Which operands are copied across on the ordinary units: 1 for A, 2 for B."""
+    return (a.vector_axis == 1) + 2 * (b.vector_axis == 0)
+
+
+__all__ = ["TABLES", "Multistage", "applies", "choice"]
