@@ -13,7 +13,7 @@ from gemmkit.emulator.mode import current_mode
 from gemmkit.groups import CompiledGroup, Infos, Tables, check_outputs
 from gemmkit.operators import MMAOp, Operator
 from gemmkit.planning import check_stream
-from gemmkit.problem import HOST, Problem, _configure, _layouts, check_places, describe_all, resolve
+from gemmkit.problem import HOST, Call, _configure, _layouts, check_places, describe_all, resolve
 from gemmkit.runtime import workspace
 from gemmkit.runtime.arrays import ArrayInfo, alignment, as_stream_handle, current_stream, describe, empty_like
 from gemmkit.runtime.device import DeviceInfo, target
@@ -45,7 +45,7 @@ class GroupPlan:
         self._shapes, self._dtype = [(p.M, p.N) for p in problems], dtype
         outs = self._made(lists) if out is None else out
         infos = [(p.a, p.b, p.c, describe(x, f"out[{n}]")) for n, (p, x) in enumerate(zip(problems, outs))]
-        check_outputs(infos)
+        check_outputs(infos, self.config)
         self._compiled = CompiledGroup(problems, [of[3] for of in infos])
         self._kinds = [_kinds(of) for of in infos]
         self._library, self._device, self._producer = problems[0].a.library, problems[0].a.device, problems[0].a.stream
@@ -69,7 +69,7 @@ class GroupPlan:
         for n, (of, planned) in enumerate(zip(infos, self._kinds)):
             _check_kinds(n, of, planned)
         if self._device == HOST:
-            check_outputs(infos)
+            check_outputs(infos, self.config)
             self._emulate(lists, outs, infos)
             return outs
         handle = current_stream(self._library, self._device, self._producer) if stream is None else as_stream_handle(stream)
@@ -110,7 +110,7 @@ class GroupPlan:
         pointers = tuple(0 if info is None else info.pointer for of in infos for info in of)
         found = self._known.get(pointers)
         if found is None:
-            check_outputs(infos)
+            check_outputs(infos, self.config)
             if len(self._known) >= _LIMIT:
                 self._known.clear()
             found = self._known[pointers] = self._packed(infos)
@@ -221,7 +221,7 @@ def _check_kinds(n: int, infos: Sequence[ArrayInfo | None], planned: Sequence[An
                              "call grouped")
 
 
-def _problems(lists: list[list[Any]], conf: Config | None, keywords: dict[str, Any]) -> list[Problem]:
+def _problems(lists: list[list[Any]], conf: Config | None, keywords: dict[str, Any]) -> list[Call]:
     """Each product checked, by one configuration."""
     if not lists[0]:
         raise ValueError("a_list is empty; a plan needs a product")

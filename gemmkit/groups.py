@@ -13,15 +13,17 @@ from typing import Any
 import numpy as np
 
 from gemmkit.compiled import Nothing
-from gemmkit.components import Frozen, freeze, freeze_array
+from gemmkit.component_arrays import check_held
+from gemmkit.components import freeze
 from gemmkit.config import Config, ConfigError
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.grouped import Group, Grouped, GroupShape, Member
 from gemmkit.kernels.spec import Spec, StackShape
+from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.lang.members import EXTENTS, PLACES, PLACES_DTYPE, SIZES_DTYPE
 from gemmkit.layouts import Plain
 from gemmkit.per_product import for_products
-from gemmkit.problem import Problem, check_out
+from gemmkit.problem import Call, check_out, held_by
 from gemmkit.runtime.arrays import ArrayInfo, alignment, byte_range, overlaps, shares_memory, unit_axis
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.workspace import described, spaces_of
@@ -40,7 +42,7 @@ class Tables:
     products: np.ndarray
 
     @classmethod
-    def of(cls, problems: Sequence[Problem], outs: Sequence[ArrayInfo], grids: Sequence[tuple[int, int]]) -> Tables:
+    def of(cls, problems: Sequence[Call], outs: Sequence[ArrayInfo], grids: Sequence[tuple[int, int]]) -> Tables:
         """Of products of so many tiles along M and N."""
         sizes = np.zeros((len(problems), EXTENTS + 2 * len(OPERANDS)), SIZES_DTYPE)
         counts = [rows * columns for rows, columns in grids]
@@ -84,16 +86,20 @@ def typical(infos: Sequence[ArrayInfo | None]) -> ArrayInfo | None:
 class CompiledGroup:
     """The kernel of a group: its specialisation, and where its arguments lie."""
 
-    def __init__(self, problems: Sequence[Problem], outs: Sequence[ArrayInfo]):
+    def __init__(self, problems: Sequence[Call], outs: Sequence[ArrayInfo]):
         conf = problems[0].config
         _check(conf, problems)
         conf = self.config = for_products(conf, (len(problems),))
+        for name, held in held_by(conf):
+            if held.info.device != problems[0].a.device:
+                raise ValueError(f"{name}={type(getattr(conf, name)).__qualname__}(...): {held.name} is on device "
+                                 f"{held.info.device} and a_list[0] on device {problems[0].a.device}")
         M, N, K = (math.gcd(*(getattr(problem, name) for problem in problems)) for name in "MNK")
         infos = [(p.a, p.b, p.c if conf.has_c else None, out) for p, out in zip(problems, outs)]
         a, b, c, out = (typical(column) for column in zip(*infos))
         self.infos = infos
         spec = conf.spec(Arrays(a, b, out, M, N, K, c, None, problems[0].device.sm_count))
-        self.tables = Tables.of(problems, outs, [spec.scheduler.grid(p.M, p.N) for p in problems])    # type: ignore[union-attr]
+        self.tables = Tables.of(problems, outs, [spec.scheduler.grid(p.M, p.N) for p in problems])
         self.blocks = len(self.tables.products)
         if self.blocks >= 2**31:
             raise ValueError(f"the products have {self.blocks} tiles; a launch has less than 2**31")
@@ -127,7 +133,7 @@ def with_tables(spec: Spec, sizes: Any, places: Any, products: Any) -> Spec:
     return dataclasses.replace(spec, scheduler=Grouped(one, group, sizes, products))          # type: ignore[arg-type]
 
 
-def _check(conf: Config, problems: Sequence[Problem]) -> None:
+def _check(conf: Config, problems: Sequence[Call]) -> None:
     if conf.kernel not in ("multistage", "singlestage"):
         raise ConfigError(f"kernel={conf.kernel!r}: groups are computed by 'multistage' and 'singlestage'")
     if conf.splits != 1:
@@ -143,12 +149,15 @@ def _check(conf: Config, problems: Sequence[Problem]) -> None:
                                  "less than 2**31")
 
 
-def check_outputs(infos: Sequence[Infos]) -> None:
+def check_outputs(infos: Sequence[Infos], conf: Config) -> None:
     """Raise ValueError unless each result can be written, and shares memory with no operand and no result of the group (but
-    with the c of its own product)."""
+    with the c of its own product), and with no array of a component."""
+    held = held_by(conf)
     for n, (a, b, c, out) in enumerate(infos):
         try:
-            check_out(out, {"a": a, "b": b, "c": c})
+            operands = {"a": a, "b": b, "c": c}
+            check_out(out, operands)
+            check_held(held, operands, (out,))
         except ValueError as error:
             raise ValueError(f"product {n}: {error}") from None
     spans = sorted(((*byte_range(info), name, n, info) for n, of in enumerate(infos) for name, info in zip(OPERANDS, of)
