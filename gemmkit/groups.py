@@ -109,10 +109,14 @@ class CompiledGroup:
         self.spec = with_tables(spec, sizes, places, described("products", self.blocks, SIZES_DTYPE))
         self.shape = GroupShape(StackShape(M, N, K, 0), sizes)
         self.operands = [_frozen(info, name != "out") for name, info in zip(OPERANDS, (a, b, c, out))]
-        arguments = [freeze(self.spec), *self.operands, freeze(self.shape)]
-        self.launchable = Launchable(conf.family.kernel, arguments, conf.threads, max(1, self.blocks), problems[0].device,
+        self.problem, self.arguments = problems[0], [freeze(self.spec), *self.operands, freeze(self.shape)]
+        self.launchable = Launchable(conf.family.kernel, self.arguments, conf.threads, max(1, self.blocks), problems[0].device,
                                      problems[0].a.device, self.spec.shared_bytes, 1, conf.blocks_per_sm)
-        self.spaces = spaces_of(self.launchable.values, arguments[0].arrays + arguments[-1].arrays)
+        self.spaces = spaces_of(self.launchable.values, self.arguments[0].arrays + self.arguments[-1].arrays)
+
+    def spec_on_host(self, places: np.ndarray) -> Spec:
+        """The specialisation as the emulator takes it, with the tables themselves."""
+        return with_tables(self.spec, self.tables.sizes, places, self.tables.products)
 
 
 def _frozen(info: ArrayInfo | None, readonly: bool) -> Frozen:

@@ -123,8 +123,6 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
 
 def run_group(compiled: Any, products: list[tuple], places: np.ndarray) -> None:
     """Run the kernel of a group on NumPy arrays: of each product (a, b, c, out)."""
-    from gemmkit.groups import with_tables
-
     conf, arena = compiled.config, Arena()
     dialect.check(compiled.spec)
     views: list[Any] = []
@@ -136,7 +134,7 @@ def run_group(compiled: Any, products: list[tuple], places: np.ndarray) -> None:
         how = dict(written=products[0][2] is not None) if name == "out" else dict(readonly=True)
         members = [arena.view(of[at], f"{name}[{n}]", kind.unit, kind.alignment, **how) for n, of in enumerate(products)]
         views.append(Members(np.asarray(products[0][at]), members[0].memory, kind.unit, kind.alignment, members))
-    spec = arena.component(with_tables(compiled.spec, compiled.tables.sizes, places, compiled.tables.products))
+    spec = arena.component(compiled.spec_on_host(places))
     shape = arena.component(with_fields(compiled.shape, {"sizes": compiled.tables.sizes}))
     mode = current_mode() or Mode()
     out, a, b, c = views

@@ -15,7 +15,6 @@ from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.reduction import Reduction
 from gemmkit.kernels.common.scheduler import TileScheduler
 from gemmkit.kernels.rasterisation import Order
-from gemmkit.kernels.spec import StackShape
 from gemmkit.lang.members import FIRST, K, M, N, entry_of, member_of, number_of
 from gemmkit.lang.products import with_number
 from gemmkit.tiling import Tile
@@ -48,7 +47,7 @@ class Group(Component):
 class GroupShape(Component):
     """The sizes of all products; kernels and users' code get those of one (``shape`` with other numbers in it)."""
 
-    shape: StackShape
+    shape: Any                         # a `gemmkit.kernels.spec.StackShape`
     sizes: Array
 
     def of_product(self, batch: int) -> Any:
