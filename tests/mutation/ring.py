@@ -69,14 +69,15 @@ def ring_staged_in_turn() -> None:
 
 @case
 def ring_transformed() -> None:
-    """A by registers with coordinates, B in registers behind the stage; a bias."""
+    """A by registers with coordinates, and both in registers behind the stage; a bias."""
     a, b, _ = operands(20, 16, 72)
     conf = mapping(MMAOp(), stages=3, warps=(1, 1), transform_global_to_shared_a=Elementwise(lambda x, i, j: x + i % 3 - j % 2),
+                   transform_shared_to_regs_a=Elementwise(lambda x, i, j: x - i % 5 + j % 3),
                    transform_shared_to_regs_b=Elementwise(lambda x, i, j: x + i % 2 + j % 3), epilogue=Bias(np.arange(16, dtype=F32)))
     i, j = np.indices(a.shape)
     k, n = np.indices(b.shape)
     equal(multistage.product(EMULATOR, conf, a, b),
-          (a.astype("f8") + i % 3 - j % 2) @ (b.astype("f8") + k % 2 + n % 3) + np.arange(16))
+          (a.astype("f8") + i % 3 - j % 2 - i % 5 + j % 3) @ (b.astype("f8") + k % 2 + n % 3) + np.arange(16))
 
 
 @case
@@ -153,8 +154,8 @@ def ring_by_triangle() -> None:
 
 @case
 def ring_splits() -> None:
-    """With a C, which the first block takes."""
-    for k in (72, 8):
+    """With a C, which one block takes; the other ends in the first stage."""
+    for k in (104, 8):
         a, b, c = operands(18, 10, k)
         c = c.astype(F32)
         conf = mapping(MMAOp(), steps=1, stages=2, warps=(1, 2), splits=2, global_c_layout=RowMajor(F32))

@@ -77,6 +77,8 @@ EQUIVALENT: list[Equivalent] = [
     Equivalent("order changed", r"-> copy_all\(.* load_staged\(", "An operand goes by one of the two: loads and copies are of different ones."),
     Equivalent("always", r"share.parts // .* == share.part: -> if True.* piece_of\(thread_tiles\[j\], operand, piece\), True\)",
                "`copy_whole` is for copies that go out all together."),
+    Equivalent("term dropped", r"== share.part: -> if (i \* len\(thread_tiles\)|j) \* share.parts", "Another part's, once: copies are dealt otherwise."),
+    Equivalent("constant changed", r"addend = .* else 0 -> .* else 1", "The ring has more bytes than 1."),
     Equivalent("statement dropped", r"^keep_places\(", "It tells LLVM to keep a value, and changes none."),
     Equivalent("always", r"if not spec.condition.is_always: -> if True", "A condition that always holds is asked."),
     Equivalent("bound shifted", r"if operand.thread.size\[0\] >= 1", "Of one row, remainders are 0 and quotients the number itself."),

@@ -118,7 +118,7 @@ def staged(operator: Any, block: tuple[int, int, int], warp: tuple[int, int], st
     m, n, k = block
     return lambda: {"kernel": "multistage", "operator": operator, "global_a_layout": a, "global_b_layout": b,
                     "global_d_layout": RowMajor(operator.fragment_c.dtype), "block_shape": gk.Tile(M=m, N=n, K=k),
-                    "compute_warp": gk.Tile(M=warp[0], N=warp[1], K=k), "stages": stages, **fields}
+                    "compute_warp": gk.Tile(M=warp[0], N=warp[1], K=k), "stages": stages, "splits": 1, **fields}
 
 
 def big(m: int, n: int, warps: int, schedule: str = "cooperative", k: int = 64) -> dict[str, Any]:
