@@ -110,8 +110,8 @@ class CompiledGroup:
         self.shape = GroupShape(StackShape(M, N, K, 0), sizes)
         self.operands = [_frozen(info, name != "out") for name, info in zip(OPERANDS, (a, b, c, out))]
         self.problem, self.arguments = problems[0], [freeze(self.spec), *self.operands, freeze(self.shape)]
-        self.launchable = Launchable(conf.family.kernel, self.arguments, conf.threads, max(1, self.blocks), problems[0].device,
-                                     problems[0].a.device, self.spec.shared_bytes, 1, conf.blocks_per_sm)
+        self.launchable = Launchable(conf.family.kernel, self.arguments, conf.threads, max(1, self.blocks),
+                                     problems[0].device, problems[0].a.device, self.spec.shared_bytes, 1, conf.blocks_per_sm)
         self.spaces = spaces_of(self.launchable.values, self.arguments[0].arrays + self.arguments[-1].arrays)
 
     def spec_on_host(self, places: np.ndarray) -> Spec:
