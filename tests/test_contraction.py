@@ -285,7 +285,7 @@ def test_lines_across_k_are_moved_at_once_on_hopper(spec: str) -> None:
     conf = made.problem.config
     ptx = to_ptx(KERNELS[conf.kernel], tuple(argument.type for argument in made.arguments), conf.threads, H100, conf.blocks_per_sm)
     kernel = inspection.CompiledKernel(conf, H100, ptx, assemble(ptx, H100.arch_name))
-    assert "LDGSTS.E.BYPASS.128" in kernel.sass and "LDG.E" not in kernel.sass
+    assert "LDGSTS.E.BYPASS.LTC128B.128" in kernel.sass and "LDG.E" not in kernel.sass
     assert kernel.usage.stack_bytes == kernel.usage.spill_stores == 0
 
 

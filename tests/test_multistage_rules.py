@@ -39,7 +39,7 @@ RULES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "producer warps": (dict(producer_warps=4), ("producer_warps=4", "kernel='multistage' it is 0")),
     "schedule": (dict(schedule="pingpong"), ("schedule='pingpong'", "it is 'cooperative'")),
     "cluster": (dict(cluster=Tile(M=2, N=1)), ("cluster=Tile(M=2, N=1)", "kernel='multistage'")),
-    "splits": (dict(splits=3), ("splits=3", "1, 2, 4, 8")),
+    "splits": (dict(splits=0), ("splits=0",)),
     "splits that cannot merge": (dict(operator=Largest(16, 16), steps=16, splits=2), ("splits=2", "merges = True", "splits=1")),
     "tiles": (dict(compute_warp=Tile(M=24, N=8, K=32)), ("operator=", "multiple of the operator's 16x8x16")),
     "warps": (dict(warps_per_block=3), ("warps_per_block=3", "among 2 warps")),
@@ -94,9 +94,9 @@ def test_a_ring_that_does_not_fit() -> None:
     assert mapping(MMAOp(), stages=2, device=A10, **fields).spec().shared_bytes <= A10.shared_memory_per_block
 
 
-def test_splits_before_clusters() -> None:
-    with pytest.raises(gk.ConfigError, match="splits=2.*compute capability 9.0, and an A10"):
-        mapping(MMAOp(), splits=2, device=A10)
+def test_splits_of_any_number_on_any_gpu() -> None:
+    """Blocks share K by a workspace, and need no cluster."""
+    assert mapping(MMAOp(), splits=3, device=A10).splits == 3
 
 
 # -- what is filled in, and what may be replaced ------------------------------------------------------------------------------

@@ -111,6 +111,7 @@ HALF = (                               # float16 and bfloat16 by mma.sync, where
     Multistage((32, 64, 64), (16, 32), 3, 4, (160,) * 4, 350, 2500, itemsize=2),
     Multistage((16, 64, 128), (16, 16), 5, 2, (200,) * 4, 400, 2500, itemsize=2),
 )
+DEEP = Multistage((64, 64, 64), (32, 32), 3, 4, (240,) * 4, 400, 2500, itemsize=2)
 SKINNY = Multistage((16, 32, 256), (16, 8), 4, 1, (1900,) * 4, 1900, 2500, itemsize=2)
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -129,7 +130,8 @@ def choice(a: Layout, b: Layout, fields: dict[str, Any], sizes: tuple[int, int, 
         return None
     given = fields.get("operator")
     if a.dtype in (F16, BF16) and device.arch[0] == 9:
-        return (MMAOp(dtype=a.dtype), SKINNY.fields) if given is None and _is_skinny(a, b, fields, sizes) else None
+        one = SKINNY if _is_skinny(a, b, sizes) else DEEP if _is_deep(sizes, products) else None
+        return None if given is not None or one is None else (operator(a.dtype, one, device), one.fields)
     best = fastest(TABLES[a.dtype], a, b, sizes, device, products)
     if given is None:
         return operator(a.dtype, best, device), best.fields
@@ -157,11 +159,17 @@ def applies(a: Layout, b: Layout, fields: dict[str, Any], device: DeviceInfo) ->
             and (plain or a.dtype in (F32, F64)))
 
 
-def _is_skinny(a: Layout, b: Layout, fields: dict[str, Any], sizes: tuple[int, int, int]) -> bool:
+def _is_skinny(a: Layout, b: Layout, sizes: tuple[int, int, int]) -> bool:
     """A few rows of A and columns of B that are contiguous along K: B is all that takes time, and wgmma's 64 rows none of it
     sooner (f16 16 x 4096 x 4096 on an H200: 15.2 us, 27.1 by the warp-specialised kernel)."""
     M, N, K = sizes
     return 0 < M <= 32 and N >= 1024 and K >= 1024 and K % 8 == 0 and a.vector_axis == 1 and b.vector_axis == 0
+
+
+def _is_deep(sizes: tuple[int, int, int], products: int) -> bool:
+    """One tile or two, and a K that all multiprocessors share: clusters of eight leave most of them idle."""
+    M, N, K = sizes
+    return M * N * products <= 2 * 64 * 64 and K >= 16384
 
 
 def operator(dtype: np.dtype, one: Multistage, device: DeviceInfo) -> Operator:

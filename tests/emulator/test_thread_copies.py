@@ -10,7 +10,8 @@ import pytest
 from gemmkit.emulator import errors
 from gemmkit.lang.values import convert
 from gemmkit.ptx.copy_async import commit_copies, copy_async, offset_of, wait_copies
-from gemmkit.ptx.memory import load_shared, pinned, shared, shared_place, store_shared
+from gemmkit.ptx.memory import load_shared, shared, store_shared
+from gemmkit.ptx.pinned import pinned, shared_place
 from gemmkit.ptx.special import barrier, thread_index
 from tests.ptx.harness import Out
 from tests.ptx.launching import emulated

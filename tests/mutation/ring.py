@@ -9,7 +9,7 @@ import numpy as np
 import gemmkit as gk
 from gemmkit.epilogues import Bias
 from gemmkit.layouts import ColMajor, RowMajor, Triangular
-from gemmkit.operators import MIN_PLUS, FPUOp, MMAOp
+from gemmkit.operators import MIN_PLUS, FPUOp, MMAOp, WMMAOp
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
 from tests import multistage
@@ -50,14 +50,15 @@ def ring_of_one_step() -> None:
 @case
 def ring_of_four_parts() -> None:
     """Copies are dealt over the steps, and every thread has several of each operand."""
-    ring("f16", (32, 24, 200), "TT", steps=4, warps=(2, 1), mem_a_thread=Tile(M=4, K=1), mem_a_warp=Tile(M=32, K=4),
-         mem_b_thread=Tile(K=4, N=1), mem_b_warp=Tile(K=16, N=8))
+    ring("f16", (32, 24, 200), "TT", steps=4, warps=(2, 1), mem_a_thread=Tile(M=4, K=1), mem_a_warp=Tile(M=32, K=8),
+         mem_b_thread=Tile(K=4, N=1), mem_b_warp=Tile(K=32, N=8))
 
 
 @case
 def ring_staged() -> None:
     """Elements of two bytes at odd addresses: loads before the products, stores behind them."""
     ring("f16", (19, 13, 101), by=("Staged", "Staged"), stages=3, steps=4)
+    ring("f16", (19, 13, 101), "NT", steps=2, mem_a_thread=Tile(M=1, K=2), mem_a_warp=Tile(M=4, K=32), mem_b_thread=Tile(K=2, N=1), mem_b_warp=Tile(K=32, N=4))
 
 
 @case
@@ -68,14 +69,15 @@ def ring_staged_in_turn() -> None:
 
 @case
 def ring_transformed() -> None:
-    """A by registers with coordinates, B in registers behind the stage; a bias."""
+    """A by registers with coordinates, and both in registers behind the stage; a bias."""
     a, b, _ = operands(20, 16, 72)
     conf = mapping(MMAOp(), stages=3, warps=(1, 1), transform_global_to_shared_a=Elementwise(lambda x, i, j: x + i % 3 - j % 2),
+                   transform_shared_to_regs_a=Elementwise(lambda x, i, j: x - i % 5 + j % 3),
                    transform_shared_to_regs_b=Elementwise(lambda x, i, j: x + i % 2 + j % 3), epilogue=Bias(np.arange(16, dtype=F32)))
     i, j = np.indices(a.shape)
     k, n = np.indices(b.shape)
     equal(multistage.product(EMULATOR, conf, a, b),
-          (a.astype("f8") + i % 3 - j % 2) @ (b.astype("f8") + k % 2 + n % 3) + np.arange(16))
+          (a.astype("f8") + i % 3 - j % 2 - i % 5 + j % 3) @ (b.astype("f8") + k % 2 + n % 3) + np.arange(16))
 
 
 @case
@@ -152,12 +154,20 @@ def ring_by_triangle() -> None:
 
 @case
 def ring_splits() -> None:
-    """With a C, which the first block takes."""
-    for k in (72, 8):
+    """With a C, which one block takes; the other ends in the first stage."""
+    for k in (104, 8):
         a, b, c = operands(18, 10, k)
         c = c.astype(F32)
-        conf = mapping(MMAOp(), steps=1, stages=2, warps=(1, 1), splits=2, global_c_layout=RowMajor(F32))
+        conf = mapping(MMAOp(), steps=1, stages=2, warps=(1, 2), splits=2, global_c_layout=RowMajor(F32))
         equal(multistage.product(EMULATOR, conf, a, b, c), a.astype("f8") @ b + c)
+
+
+@case
+def ring_opaque() -> None:
+    """An operator that does not say where its loads begin."""
+    a, b, _ = operands(19, 20, 40)
+    conf = mapping(WMMAOp(), steps=1, stages=2, warps=(1, 1))
+    equal(multistage.product(EMULATOR, conf, a, b), a.astype("f8") @ b)
 
 
 @case

@@ -112,6 +112,15 @@ def single(operator: Any, dtype: Any = F32, **fields: Any) -> Callable[[], dict[
                     "global_d_layout": RowMajor(operator.accumulator), **fields}
 
 
+def staged(operator: Any, block: tuple[int, int, int], warp: tuple[int, int], stages: int, a: Any, b: Any,
+           **fields: Any) -> Callable[[], dict[str, Any]]:
+    """The multistage kernel with a ring of so many stages."""
+    m, n, k = block
+    return lambda: {"kernel": "multistage", "operator": operator, "global_a_layout": a, "global_b_layout": b,
+                    "global_d_layout": RowMajor(operator.fragment_c.dtype), "block_shape": gk.Tile(M=m, N=n, K=k),
+                    "compute_warp": gk.Tile(M=warp[0], N=warp[1], K=k), "stages": stages, "splits": 1, **fields}
+
+
 def big(m: int, n: int, warps: int, schedule: str = "cooperative", k: int = 64) -> dict[str, Any]:
     return {"block_shape": gk.Tile(M=m, N=n, K=k), "warps_per_block": warps, "schedule": schedule}
 
@@ -140,6 +149,7 @@ def vector(dtype: Any = F16, count: int = 8192) -> Callable[[], Any]:
     return lambda: np.zeros(count, dtype)
 
 
+FFMA = FPUOp(64, 32, MB=8, NB=4)
 PAIR: dict[str, Any] = {"cluster": gk.Tile(M=2, N=1), **big(128, 128, 8)}
 TF32: dict[str, Any] = {"operator": WGMMAOp(128, F32), "global_d_layout": RowMajor(F32)}
 
@@ -220,6 +230,24 @@ CASES: dict[str, Case] = {
                      operands={"a": vector(F32, 4096)}),
     "element, singlestage": Case(single(FPUOp(16, 16), global_a_layout=Hankel(F32), global_b_layout=RowMajor(F32)),
                                  operands={"a": vector(F32)}),
+    # the multistage kernel: every unit, both routes, both main loops
+    "ring f32": Case(staged(FFMA, (128, 128, 16), (64, 32), 3, ColMajor(F32), RowMajor(F32))),
+    "ring f32, across": Case(staged(FFMA, (128, 128, 16), (64, 32), 3, RowMajor(F32), ColMajor(F32))),
+    "ring f32, masked": Case(staged(FFMA, (128, 128, 16), (64, 32), 3, RowMajor(F32), RowMajor(F32)), (1001, 1003, 1005)),
+    "ring f64": Case(staged(MMAOp(dtype=F64), (128, 64, 16), (32, 32), 3, RowMajor(F64), RowMajor(F64))),
+    "ring f64, 8x8x4": Case(staged(MMAOp(8, 8, 4, F64), (64, 64, 16), (32, 32), 4, RowMajor(F64), ColMajor(F64))),
+    "ring f16": Case(staged(MMAOp(N=16), (128, 128, 32), (64, 64), 4, RowMajor(F16), ColMajor(F16))),
+    "ring f16, odd addresses": Case(staged(MMAOp(N=16), (128, 128, 32), (64, 64), 3, RowMajor(F16), RowMajor(F16)),
+                                    (1001, 1003, 1005)),
+    "ring tf32": Case(staged(MMAOp(N=16, dtype=F32), (128, 128, 32), (64, 64), 3, RowMajor(F32), ColMajor(F32))),
+    "ring s8": Case(staged(MMAOp(N=16, dtype="i1"), (128, 128, 64), (64, 64), 4, RowMajor("i1"), ColMajor("i1"))),
+    "ring complex64": Case(staged(FPUOp(32, 16, MB=8, NB=4, dtype="c8"), (64, 64, 8), (32, 16), 3, ColMajor("c8"),
+                                  RowMajor("c8"))),
+    "ring complex128": Case(staged(COMPLEX.with_base(MMAOp(K=4, dtype=F64)), (64, 64, 8), (32, 16), 3,
+                                   Interleaved("c16"), Interleaved("c16"), global_d_layout=Interleaved("c16"))),
+    "ring, A transformed, condition": Case(staged(FFMA, (128, 128, 16), (64, 32), 3, ColMajor(F32), RowMajor(F32),
+                                                  transform_global_to_shared_a=Elementwise(scaled_rows),
+                                                  condition=BlockDiagonal())),
     # stacks of products, with matrices and vectors for each, and for all of them
     "stack, tma pingpong": Case(wgmma(**big(64, 128, 8, "pingpong")), SMALL, batch=64),
     "stack, C, bias, the product's number": Case(
@@ -230,5 +258,6 @@ CASES: dict[str, Case] = {
     "stack, staged": Case(wgmma(), (127, 127, 127), batch=64),
     "stack, complex by registers": Case(algebra(COMPLEX, "row", "row"), SMALL, batch=64),
     "stack, fpu f32": Case(single(FPUOp(16, 16)), SMALL, batch=64),
+    "stack, ring f32": Case(staged(FFMA, (64, 32, 16), (64, 32), 3, ColMajor(F32), RowMajor(F32)), SMALL, batch=64),
     "stack, mma": Case(single(MMAOp(), F16), SMALL, batch=64),
 }
