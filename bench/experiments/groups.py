@@ -1,4 +1,4 @@
-"""Products of random sizes by `gemmkit.plan_grouped` in one launch, against a loop of cuBLAS: rows of `bench.experiments`."""
+"""Products of random sizes by `gemmkit.plan_grouped`, one launch, against a loop of cuBLAS: rows of `bench.experiments`."""
 
 from __future__ import annotations
 
