@@ -85,7 +85,11 @@ def recorded(call: Callable[[], object]) -> list[Any]:
         found.append(self._compiled)
         return out
 
-    with mock.patch.object(Plan, "_emulate", record), gemmkit.emulate():
+    def record_group(self: Any, lists: Any, outs: Any, infos: Any) -> None:
+        found.append(self._compiled)
+
+    with (mock.patch.object(Plan, "_emulate", record), mock.patch.object(gemmkit.GroupPlan, "_emulate", record_group),
+          gemmkit.emulate()):
         call()
     return found
 

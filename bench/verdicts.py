@@ -31,6 +31,7 @@ GROUPS = {
     "contraction": "D_abc = A_bda B_dc at the paper's sizes (Table 3)",
     "tccg": "The 48 contractions of the TCCG benchmark",
     "stacks": "Stacks of small products against torch.bmm",
+    "grouped": "Products of random sizes in one launch, against a loop of cuBLAS",
     "float32": "float32 without tf32, all transposes",
     "float64": "float64, all transposes",
     "complex": "complex64 and complex128, without tf32",

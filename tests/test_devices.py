@@ -177,5 +177,5 @@ def test_operands_of_several_devices_are_refused(ordinal: int) -> None:
         return
     with pytest.raises(ValueError, match="all operands of a product must be on one device"):
         gk.matmul(a, b)
-    with cupy.cuda.Device(ordinal), pytest.raises(ValueError, match="a component's array is on device"):
+    with cupy.cuda.Device(ordinal), pytest.raises(ValueError, match="bias of Bias is on device"):
         gk.matmul(cupy.asarray(a), b, epilogue=epilogues.Bias(bias))

@@ -275,6 +275,7 @@ def test_a_stream_can_be_given(kind: str) -> None:
     elif kind == "cuda.core":
         from cuda.core import Device
 
+        Device().set_current()
         stream = Device().create_stream()
         done = lambda: cupy.cuda.ExternalStream(int(stream.handle)).done  # noqa: E731
     else:

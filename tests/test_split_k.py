@@ -80,10 +80,12 @@ def test_operators(machine: Any, splits: int, operator: Any, rng: np.random.Gene
 @pytest.mark.parametrize("splits", [3, 9])
 def test_semirings_and_complex_numbers(machine: Any, splits: int, rng: np.random.Generator) -> None:
     a, b = whole(rng, (17, 140), F32), whole(rng, (140, 16), F32)
-    conf = gk.get_config(operator=MIN_PLUS, global_a_layout=RowMajor(F32), kernel="multistage", splits=splits)
+    conf = gk.get_config(operator=MIN_PLUS, global_a_layout=RowMajor(F32), kernel="multistage", splits=splits,
+                         gemm_shape=dict(M=17, N=16, K=140))
     assert np.array_equal(product(machine, conf, a, b), (a[:, :, None] + b[None]).min(1))
     u, v = (a + 1j * a[::-1]).astype("c8"), (b - 2j * b[:, ::-1]).astype("c8")
-    conf = gk.get_config(operator=COMPLEX, global_a_layout=RowMajor("c8"), kernel="multistage", splits=splits)
+    conf = gk.get_config(operator=COMPLEX, global_a_layout=RowMajor("c8"), kernel="multistage", splits=splits,
+                         gemm_shape=dict(M=17, N=16, K=140))
     assert np.array_equal(product(machine, conf, u, v), u @ v)
 
 

@@ -11,12 +11,13 @@
 | minplus | min-plus f32 against the card's own limit for adds and minima, which is measured | 0.6, 0.9 |
 | contraction | D_abc = A_bda B_dc at the paper's sizes against torch.einsum (Table 3) | mean 1.1, 1.5 |
 | tccg | the 48 contractions of the TCCG benchmark, f16 and f32, against torch.einsum | mean 1.1, 1.5 |
+| grouped | 32 products of random sizes in one launch against a loop of cuBLAS (not among the default ones) | 1.5, 3 |
 | stacks | stacks of small products in one launch against torch.bmm (not among the default ones) | 0.77, 0.93 |
 | float32, float64, complex | squares off the 16-bit road, against cuBLAS (not among the default ones) | mean 0.98, 1.05 |
 | long, skinny | few tiles with a long K; 1 to 32 rows (not among the default ones) | mean 0.95, 1.2; 1.0, 1.15 |
 
 diagonal, triangular and fusion are cases of `bench.cases`; the others are each an `experiment.Experiment`:
 algebras, minplus (and limit, the kernel that measures the card's), contractions,
-stacks,
+groups, stacks,
 types.
 """

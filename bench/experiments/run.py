@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bench import cases, hopper, prepare
-from bench.experiments import algebras, contractions, minplus, stacks, types
+from bench.experiments import algebras, contractions, groups, minplus, stacks, types
 from bench.experiments.experiment import Experiment
 from bench.gemm import names
 from bench.harness import Row, input_sets
@@ -31,13 +31,14 @@ FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
     "contraction": contractions.contraction,
     "tccg": contractions.tccg,
     "stacks": stacks.stacks,
+    "grouped": groups.groups,
     "float32": lambda: (case for case in types.types() if case.group == "float32"),
     "float64": lambda: (case for case in types.types() if case.group == "float64"),
     "complex": types.complex_squares,
     "long": types.long_k,
     "skinny": types.skinny,
 }
-ASKED = ("square", "stacks", "float32", "float64", "complex", "long", "skinny")  # measured when asked for
+ASKED = ("square", "stacks", "grouped", "float32", "float64", "complex", "long", "skinny")  # measured when asked for
 DEFAULT = (*cases.PAPER, *(group for group in FURTHER if group not in ASKED))
 GROUPS = ("square", *cases.PAPER, *FURTHER)
 

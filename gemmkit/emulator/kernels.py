@@ -17,6 +17,7 @@ from gemmkit.lang import dialect
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.host import View
 from gemmkit.lang.kinds import ViewKind
+from gemmkit.lang.members import Members
 from gemmkit.ptx.tma import emulated_map
 from gemmkit.runtime.arrays import alignment, describe, is_array, shares_memory, unit_axis, whole
 from gemmkit.runtime.device import H100
@@ -118,3 +119,26 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
                        shared_memory=compiled.spec.shared_bytes, max_shared_memory=H100.shared_memory_per_block,
                        schedule_seed=mode.seed, dependent=conf.family.is_dependent,
                        registers=conf.family.registers(compiled.spec))
+
+
+def run_group(compiled: Any, products: list[tuple], places: np.ndarray) -> None:
+    """Run the kernel of a group on NumPy arrays: of each product (a, b, c, out)."""
+    conf, arena = compiled.config, Arena()
+    dialect.check(compiled.spec)
+    views: list[Any] = []
+    for at, name in ((3, "out"), (0, "a"), (1, "b"), (2, "c")):      # outputs first: they say what has been written
+        kind = compiled.operands[at].kind
+        if not isinstance(kind, ViewKind):
+            views.append(None)
+            continue
+        how = dict(written=products[0][2] is not None) if name == "out" else dict(readonly=True)
+        members = [arena.view(of[at], f"{name}[{n}]", kind.unit, kind.alignment, **how) for n, of in enumerate(products)]
+        views.append(Members(np.asarray(products[0][at]), members[0].memory, kind.unit, kind.alignment, members))
+    spec = arena.component(compiled.spec_on_host(places))
+    shape = arena.component(with_fields(compiled.shape, {"sizes": compiled.tables.sizes}))
+    mode = current_mode() or Mode()
+    out, a, b, c = views
+    with np.errstate(all="ignore"):
+        machine.launch(conf.family.kernel, arguments((spec, a, b, c, out, shape), arena.originals),
+                       grid=(compiled.blocks, 1, 1), block=(conf.threads, 1, 1), shared_memory=compiled.spec.shared_bytes,
+                       max_shared_memory=H100.shared_memory_per_block, schedule_seed=mode.seed)

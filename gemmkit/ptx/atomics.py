@@ -47,7 +47,8 @@ def _type_add(context: Any, view: Any, at: Any, number: Any, order: Any) -> Any:
     text = f"atom.{order.literal_value}.gpu.global.add.u32 $0, [$1], $2;"
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        return assembly(b, text, [i32], [_address(c, b, view, v[0], at, v[1]), c.cast(b, v[2], number, index)], memory=True)[0]
+        operands = [_address(c, b, view, v[0], at, v[1]), c.cast(b, v[2], number, index)]
+        return assembly(b, text, [i32], operands, memory=True)[0]
 
     return signature(index, view, at, number, order), codegen
 

@@ -283,7 +283,7 @@ def launch_arguments(bound: BoundLaunch, values: Sequence[int | float | bytes]) 
     if cluster is not None:  # cuda.core counts the grid in clusters
         grid = (grid[0] // cluster[0], grid[1] // cluster[1], grid[2] // cluster[2])
     config = LaunchConfig(grid=grid, block=bound.block, cluster=cluster, shmem_size=bound.shared_memory,
-                          cooperative_launch=bound.cooperative)
+                          **({"is_cooperative": True} if bound.cooperative else {}))
     letters = [PARAMETER_FORMATS[code][0] for code in bound.parameters]
     return config, [CTYPES[letter](value) for letter, value in zip(letters, values, strict=True)]
 

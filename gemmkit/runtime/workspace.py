@@ -1,16 +1,16 @@
 """Device memory that belongs to a stream, for kernels whose blocks hand numbers to each other.
 
-A kernel that needs a workspace holds descriptions of arrays without an address (`described`); a launch puts in the addresses of
-the stream's own arrays (`address`). Launches of one stream run one after the other, so all plans share these.
+A kernel that needs a workspace holds descriptions of arrays without an address (`described`); a launch puts in the addresses
+of the stream's own arrays (`address`). Launches of one stream run one after the other, so all plans share these.
 
-* **Memory.** One allocation for each device, stream, role and size class (a power of two), made at the first launch that needs
-  it and kept until the process ends. In a stream they add up to less than twice the largest of each role.
+* **Memory.** One allocation for each device, stream, role and size class (a power of two), made at the first launch that
+  needs it and kept until the process ends. In a stream they add up to less than twice the largest of each role.
 * **Streams.** Each has its own, told apart by the driver's id where it gives one (handles are used again).
-* **CUDA graphs.** What is captured keeps its addresses, and a graph may run while the stream goes on, so each capture has its
-  own workspace for each stream in it. Launches of one graph do not overlap. A graph that is instantiated twice must not run in
-  both instances at a time.
-* **Counters** are set to 0 once, when they are allocated, by a private stream that is awaited; kernels leave them at 0. Nothing
-  is cleared by a launch, and no stream of the caller's is synchronised.
+* **CUDA graphs.** What is captured keeps its addresses, and a graph may run while the stream goes on, so each capture has
+  its own workspace for each stream in it. Launches of one graph do not overlap. A graph that is instantiated twice must not
+  run in both instances at a time.
+* **Counters** are set to 0 once, when they are allocated, by a private stream that is awaited; kernels leave them at 0.
+  Nothing is cleared by a launch, and no stream of the caller's is synchronised.
 
 >>> described("counts", 8, np.dtype(np.uint32)).shape
 (8,)
@@ -19,6 +19,7 @@ the stream's own arrays (`address`). Launches of one stream run one after the ot
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,15 +31,18 @@ from gemmkit.components import Component, field_values, with_fields
 from gemmkit.runtime import device
 from gemmkit.runtime.array_info import ArrayInfo
 
-__all__ = ["Space", "address", "check_residency", "described", "on_host", "spaces_of", "uploaded"]
+__all__ = ["Space", "address", "check_residency", "described", "on_host", "spaces_of", "table", "tables"]
 
 #: Addresses that no array has, for arrays that get theirs with a launch.
-PLACES = {"sums": 2**62, "counts": 2**62 + 2**32}
+PLACES = {role: 2**62 + 2**32 * n for n, role in enumerate(("sums", "counts", "sizes", "places", "products"))}
 _ROLES = {place: role for role, place in PLACES.items()}
 _LEAST = 2**16                         # bytes of the smallest size class
 
 _kept: dict[tuple, int] = {}
 _lock = threading.Lock()
+tables = threading.RLock()             # held from a copy to a table's place until the launch that reads it
+_contents: dict[int, Any] = {}
+_of_captures: dict[tuple, int] = {}
 _unknown = itertools.count()
 
 
@@ -50,15 +54,16 @@ class Space(NamedTuple):
     nbytes: int
 
 
-def described(role: str, count: int, dtype: np.dtype[Any]) -> ArrayInfo:
-    """A workspace of ``count`` elements, as a component holds it."""
-    return ArrayInfo(PLACES[role], (count,), (1,), dtype, -1, False, "workspace")
+def described(role: str, count: int, dtype: np.dtype[Any], columns: int | None = None) -> ArrayInfo:
+    """A workspace of ``count`` elements, or of as many rows of ``columns``, as a component holds it."""
+    shape, strides = ((count,), (1,)) if columns is None else ((count, columns), (columns, 1))
+    return ArrayInfo(PLACES[role], shape, strides, dtype, -1, False, "workspace")
 
 
 def spaces_of(leaves: list[Any], arrays: list[ArrayInfo]) -> list[Space]:
     """The workspaces among a kernel's values and arrays."""
-    return [Space(leaves.index(info.pointer), _ROLES[info.pointer], info.shape[0] * info.dtype.itemsize)
-            for info in arrays if info.library == "workspace"]
+    nbytes = {info.pointer: math.prod(info.shape) * info.dtype.itemsize for info in arrays if info.library == "workspace"}
+    return [Space(slot, _ROLES[value], nbytes[value]) for slot, value in enumerate(leaves) if value in nbytes]
 
 
 def on_host(component: Any) -> Any:
@@ -90,10 +95,30 @@ def address(ordinal: int, stream: int, space: Space) -> int:
     return found
 
 
-def uploaded(ordinal: int, data: np.ndarray) -> int:
-    """The address of a copy of an array's bytes in new device memory, ready for all streams. It is never freed."""
-    with device.made_current(ordinal):
-        return _allocated(max(1, data.nbytes), data)
+def table(ordinal: int, stream: int, key: Any, data: np.ndarray) -> int:
+    """The address of a copy of ``data``, an array of bytes that ``key`` stands for, for launches on a stream.
+
+    A stream has one place for each size class. What is there already is not copied again; else the copy is asynchronous,
+    behind the launches that read what was there. So who calls it holds `tables` until its launch is under way. A capture
+    keeps every
+    table: the graph reads it whenever it runs.
+    """
+    identity = _identity(stream)
+    if identity[1]:
+        found = _of_captures.get((ordinal, identity[1], key))
+        if found is None:
+            with device.made_current(ordinal):
+                found = _of_captures[ordinal, identity[1], key] = _allocated(max(1, data.nbytes), data)
+        return found
+    at = address(ordinal, stream, Space(0, "tables", data.nbytes))
+    if _contents.get(at) != key:
+        from cuda.bindings import driver
+
+        with device.made_current(ordinal):
+            # From pageable memory: the host's bytes have been read when this returns.
+            _check(*driver.cuMemcpyHtoDAsync(at, data.ctypes.data, data.nbytes, stream))
+        _contents[at] = key
+    return at
 
 
 def _identity(stream: int) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """How many blocks share the K of a tile, where the choice is free (the multistage kernel's workspace).
 
-Tiles alone leave multiprocessors idle where they are few; shares fill them. A share costs its block a walk through the pipeline
-and the sums a way through memory, so each has some k-tiles to multiply, and a grid that fills half of the machine stays whole.
+Tiles alone leave multiprocessors idle where they are few; shares fill them. A share costs its block a walk through the
+pipeline and the sums a way through memory, so each has some k-tiles to multiply, and a grid that fills half of the machine
+stays whole.
 """
 
 from __future__ import annotations

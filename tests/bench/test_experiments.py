@@ -21,7 +21,7 @@ import pytest
 import gemmkit
 from bench import asked, cases, hopper, plot, prepare, report, verdicts
 from bench.cases import Case
-from bench.experiments import algebras, contractions, limit, minplus, stacks
+from bench.experiments import algebras, contractions, groups, limit, minplus, stacks
 from bench.experiments import run as experiments
 from bench.experiments.experiment import Experiment
 from bench.fusions import WORKS
@@ -85,7 +85,8 @@ def small(case: Experiment) -> Experiment:
 
 
 def first_of_each() -> list[Experiment]:
-    found = [case for make in experiments.FURTHER.values() for case in make() if case.group != "tccg"]
+    found = [case for make in experiments.FURTHER.values() for case in make()
+             if case.group not in ("tccg", "grouped")]
     return [*found, next(case for case in contractions.tccg() if case.work == "abcijk-ijmb-mkac" and case.kind == "f32")]
 
 
@@ -295,6 +296,22 @@ def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, mo
         setattr(x, name, OnDevice(getattr(x, name)))
     case.ours(OnTheDevice(), x)()
     assert {prepare.kernel_of(compiled) for compiled in found} == set(prepare.key(case)[0])
+
+
+def test_groups() -> None:
+    """Sizes are the same in every run, results are right, and the kernel is compiled ahead."""
+    cases = list(groups.groups())
+    assert all(len(case.shapes) == 32 and case.shapes == case.shapes for case in cases)
+    assert all(size % 8 == 0 and 0 < size <= case.m for case in cases for shape in case.shapes for size in shape)
+    case = dataclasses.replace(cases[0], m=24, n=16, k=32, count=3)
+    host = Host()
+    x = case.operands(host, 0)
+    x.out[...] = np.nan
+    with gemmkit.emulate():
+        case.ours(host, x)()
+    assert case.error(host, x) < case.tolerance and not np.isnan(x.out).any()
+    assert prepare.products(cases[0])[0].problem.config.kernel == "multistage"
+    assert prepare.build(case).error is None
 
 
 def keys_of(groups: tuple[str, ...]) -> dict[str, str]:

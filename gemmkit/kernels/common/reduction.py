@@ -6,9 +6,11 @@ behind the main loop to `gather`; the block that is told so finishes the tile.
 | kind | shares | sums meet |
 |---|---|---|
 | `Reduction` | one: a block has K to itself | |
-| `gemmkit.kernels.simt.gather_sums.ClusterSums` | 2, 4 or 8 blocks of a cluster (sm_90) | in the first block's registers, by way of shared memory |
-| `gemmkit.kernels.common.workspace_sums.WorkspaceSums` | any number | in the registers of the block that comes last, by way of global memory |
-| `gemmkit.kernels.common.workspace_sums.SlicedSums` | any number, all of them on multiprocessors at once | each block sums a slice; the last to do so collects them |
+| `ClusterSums` | 2, 4 or 8 blocks of a cluster (sm_90) | in the first block's registers, by way of shared memory |
+| `WorkspaceSums` | any number | in the registers of the block that comes last, by way of global memory |
+| `SlicedSums` | any number, all resident at once | each block sums a slice; the last to do so collects them |
+
+The first is in `gemmkit.kernels.simt.gather_sums`, the others in `gemmkit.kernels.common.workspace_sums`.
 
 Whatever the kind, the order of additions depends on the number of shares alone: the same call gives the same bits.
 """

@@ -2,18 +2,18 @@
 
 Every block of (tile, share) writes its accumulators to the workspace and counts itself in. Two kinds go on from there:
 
-* `WorkspaceSums`: the block that is counted last reads all shares, from the first to the last, and merges them. No block waits
-  for another, so any grid will do. The last one's time grows with the number of shares.
+* `WorkspaceSums`: the block that is counted last reads all shares, from the first to the last, and merges them. No block
+  waits for another, so any grid will do. The last one's time grows with the number of shares.
 * `SlicedSums`: all blocks wait until all are counted. Then each merges a slice of the tile over all shares, in groups of
-  neighbours whose number depends on the shares alone, writes it back, and the last to do so collects the slices. It is for few
-  tiles and many shares. Blocks that wait must all be on multiprocessors: the host takes this kind for no more blocks than there
-  are multiprocessors, and asks the driver before the first launch (`gemmkit.runtime.workspace.check_residency`).
+  neighbours whose number depends on the shares alone, writes it back, and the last to do so collects the slices. It is for
+  few tiles and many shares. Blocks that wait must all be on multiprocessors: the host takes this kind for no more blocks
+  than there are multiprocessors, and asks the driver before the first launch (`gemmkit.runtime.workspace.check_residency`).
 
-Whoever comes last sets the tile's counters to 0 again: the next launch finds them so. Sums are never cleared. A place is written
-in every launch before it is read.
+Whoever comes last sets the tile's counters to 0 again: the next launch finds them so. Sums are never cleared. A place is
+written in every launch before it is read.
 
-Ordering: all threads of a block write, meet at a barrier, and one of them adds to the counter, releasing (for the device) what it
-knows of; the one that finds the last number has acquired all, and its block meets again before anyone reads.
+Ordering: all threads of a block write, meet at a barrier, and one of them adds to the counter, releasing (for the device)
+what it knows of; the one that finds the last number has acquired all, and its block meets again before anyone reads.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class SlicedSums(WorkspaceSums):
         return True
 
     def sum_slice(self, spec: Any, tile: int, rank: int) -> None:
-        """The block's pieces of the tile, over all shares: threads sum neighbouring shares, the first of them all that is left."""
+        """The block's pieces of the tile: each thread sums a group of neighbouring shares, the first ones sum the groups."""
         pieces = udiv(spec.sums_pieces + self.shares - 1, self.shares)          # of a block
         across = min(pieces, spec.threads)                                      # pieces that are summed at a time
         groups = min(udiv(spec.threads, across), self.shares)                   # of shares, each a thread's
@@ -165,8 +165,8 @@ class SlicedSums(WorkspaceSums):
                 values = load_shared(partial, thread_index() * spec.sums_width, 0, spec.sums_width)
                 other = 1
                 while other * own < self.shares:
-                    values = apply(merge, values, load_shared(partial, (thread_index() + other * across) * spec.sums_width, 0,
-                                                              spec.sums_width), spec)
+                    place = (thread_index() + other * across) * spec.sums_width
+                    values = apply(merge, values, load_shared(partial, place, 0, spec.sums_width), spec)
                     other += 1
                 store_global(self.sums, 0, (first,), (0,), values)
             barrier()

@@ -1,0 +1,286 @@
+"""``grouped``: products of different sizes in one launch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gemmkit.config import Config, ConfigError
+from gemmkit.emulator.mode import current_mode
+from gemmkit.groups import CompiledGroup, Infos, Tables, check_outputs
+from gemmkit.operators import MMAOp, Operator
+from gemmkit.planning import check_stream
+from gemmkit.problem import HOST, Call, _configure, _layouts, check_places, describe_all, resolve
+from gemmkit.runtime import workspace
+from gemmkit.runtime.arrays import ArrayInfo, alignment, as_stream_handle, current_stream, describe, empty_like
+from gemmkit.runtime.device import DeviceInfo, target
+from gemmkit.tiling import Tile
+from gemmkit.tuning.operators import algebra_of, operator_for
+
+__all__ = ["GroupPlan", "grouped", "plan_grouped"]
+
+Arrays = Sequence[Any]
+_plans: dict[Any, tuple[GroupPlan, Any]] = {}
+_LIMIT = 256                           # plans kept, and tables of a plan, on the host
+
+
+class GroupPlan:
+    """A group of products of arrays of certain kinds: ``run(a_list, b_list, c_list, out=out)``.
+
+    Other arrays of the same shapes, strides, dtypes, device and at least that alignment are accepted. Their addresses are
+    put into a table in device memory by an asynchronous copy in front of the launch, unless the stream's last group was of
+    the same plan and arrays. While a stream is captured the copy is made at once, beside the graph, and kept for it
+    (`gemmkit.runtime.workspace`).
+    """
+
+    def __init__(self, a_list: Arrays, b_list: Arrays, c_list: Arrays | None, out: Arrays | None, conf: Config | None,
+                 keywords: dict[str, Any]):
+        lists = _checked(a_list, b_list, c_list, out)
+        problems = _problems(lists, conf, keywords)
+        self.config = problems[0].config
+        dtype = self.config.global_d_layout.storage
+        self._shapes, self._dtype = [(p.M, p.N) for p in problems], dtype
+        outs = self._made(lists) if out is None else out
+        infos = [(p.a, p.b, p.c, describe(x, f"out[{n}]")) for n, (p, x) in enumerate(zip(problems, outs))]
+        check_outputs(infos, self.config)
+        self._compiled = CompiledGroup(problems, [of[3] for of in infos])
+        self._kinds = [_kinds(of) for of in infos]
+        self._library, self._device, self._producer = problems[0].a.library, problems[0].a.device, problems[0].a.stream
+        self._lock, self._bound = threading.Lock(), None
+        self._known: dict[tuple[int, ...], tuple[np.ndarray, dict[str, int]]] = {}
+
+    def __repr__(self) -> str:
+        return f"<plan of a group of {len(self._shapes)} products>"
+
+    def __call__(self, a_list: Arrays, b_list: Arrays, c_list: Arrays | None = None, *, out: Arrays | None = None,
+                 stream: Any = None) -> list[Any]:
+        """Compute the products into ``out``, which is allocated when it is not given, and return them as a list.
+
+        Raises ValueError for arrays that are not of the plan's kinds, before anything is launched.
+        """
+        lists = _checked(a_list, b_list, c_list, out)
+        outs = self._made(lists) if out is None else list(out)
+        infos = [_described(n, *of) for n, of in enumerate(zip(*lists[:3], outs))]
+        if len(infos) != len(self._kinds):
+            raise ValueError(f"a_list has {len(infos)} arrays and the plan {len(self._kinds)}; make another plan")
+        for n, (of, planned) in enumerate(zip(infos, self._kinds)):
+            _check_kinds(n, of, planned)
+        if self._device == HOST:
+            check_outputs(infos, self.config)
+            self._emulate(lists, outs, infos)
+            return outs
+        handle = current_stream(self._library, self._device, self._producer) if stream is None else as_stream_handle(stream)
+        if stream is not None:
+            check_stream(handle, self._device)
+        if self._compiled.blocks:
+            launch, values = self._bind().launch, list(self._compiled.launchable.values)
+            with workspace.tables:
+                addresses = self._tables(handle, infos)
+                for space in self._compiled.spaces:
+                    values[space.slot] = addresses[space.role]
+                launch(handle, values)
+        return outs
+
+    def _made(self, lists: Sequence[Arrays]) -> list[Any]:
+        return [empty_like(a, shape, self._dtype) for a, shape in zip(lists[0], self._shapes)]
+
+    def _bind(self) -> Any:
+        with self._lock:
+            if self._bound is None:
+                self._bound = self._compiled.launchable.bind()
+        return self._bound
+
+    def _packed(self, infos: Sequence[Infos]) -> tuple[np.ndarray, dict[str, int]]:
+        """The tables of these arrays as bytes, and where each begins."""
+        made = self._compiled.tables
+        data = {"places": Tables.places(infos), "sizes": made.sizes, "products": made.products}
+        starts, at = {}, 0
+        for role, part in data.items():
+            starts[role], at = at, at + -(-part.nbytes // 256) * 256
+        packed = np.zeros(max(at, 1), np.uint8)
+        for role, part in data.items():
+            packed[starts[role]:starts[role] + part.nbytes] = part.reshape(-1).view(np.uint8)
+        return packed, starts
+
+    def _tables(self, handle: int, infos: Sequence[Infos]) -> dict[str, int]:
+        """Where the tables of these arrays are, in device memory."""
+        pointers = tuple(0 if info is None else info.pointer for of in infos for info in of)
+        found = self._known.get(pointers)
+        if found is None:
+            check_outputs(infos, self.config)
+            if len(self._known) >= _LIMIT:
+                self._known.clear()
+            found = self._known[pointers] = self._packed(infos)
+        packed, starts = found
+        base = workspace.table(self._device, handle, (self._compiled, pointers), packed)
+        return {role: base + start for role, start in starts.items()}
+
+    def _emulate(self, lists: Sequence[Arrays], outs: Arrays, infos: Sequence[Infos]) -> None:
+        from gemmkit.emulator.kernels import run_group
+
+        if current_mode() is None:
+            raise TypeError("a_list has host arrays (NumPy), and this plan was made in the emulator; call it inside "
+                            "with gemmkit.emulate(): ...")
+        if self._compiled.blocks:
+            run_group(self._compiled, list(zip(*lists[:3], outs)), Tables.places(infos))
+
+
+def plan_grouped(a_list: Arrays, b_list: Arrays, c_list: Arrays | None = None, *, out: Arrays | None = None,
+                 conf: Config | None = None, **keywords: Any) -> GroupPlan:
+    """Resolve a group of products once. Takes what `grouped` takes; the kernel is compiled (or found in the cache) here."""
+    made = GroupPlan(a_list, b_list, c_list, out, conf, keywords)
+    if made._device != HOST and made._compiled.blocks:
+        made._bind()
+    return made
+
+
+def grouped(a_list: Arrays, b_list: Arrays, c_list: Arrays | None = None, out: Arrays | None = None, *,
+            conf: Config | None = None, stream: Any = None, **keywords: Any) -> list[Any]:
+    """Products of different sizes, ``d[i] = a_list[i] @ b_list[i] + c_list[i]``, in one launch.
+
+    Args: a_list, b_list, c_list: lists of as many matrices, (M, K), (K, N) and (M, N), whose sizes differ from product to
+    product and may be 0. All of a list have one dtype and one order (row- or column-major; any strides), for one kernel
+    computes all. Pieces of one array are given as a list of views, ``[x[o:p] for o, p in pairwise(offsets)]``.
+        out: a list of arrays to write, or None for new ones. They may share memory with nothing else in the group, but each
+        may be its product's c.
+        conf: a configuration of `gemmkit.get_config` with kernel="multistage" or "singlestage"; None chooses one.
+        stream: where to launch; None is the current stream of the arrays' library.
+        keywords: an ``operator``, ``epilogue``, ``condition`` or transforms, as `gemmkit.matmul` takes them: the same for
+        all products. A function may ask which product it is for (``batch``, its place in the lists).
+
+    Returns: The results, as a list. No matrix is copied or cast, and nothing is synchronised; a table of addresses is copied
+    to the device in front of the launch. With keywords a plan is made in each call: keep one (`plan_grouped`) where that
+    matters.
+
+    Raises:
+        ValueError: lists of different lengths, devices, shapes or dtypes that do not fit (the product is named), results
+        that overlap. TypeError, ConfigError, ComponentError: as `gemmkit.matmul`.
+
+    >>> import numpy as np, gemmkit
+    >>> a = [np.ones((2, 3), np.float32), np.ones((1, 4), np.float32)]
+    >>> b = [np.ones((3, 1), np.float32), np.ones((4, 2), np.float32)]
+    >>> with gemmkit.emulate():
+    ...     [d.tolist() for d in gemmkit.grouped(a, b)]
+    [[[3.0], [3.0]], [[4.0, 4.0]]]
+    """
+    if keywords:
+        return GroupPlan(a_list, b_list, c_list, out, conf, keywords)(a_list, b_list, c_list, out=out, stream=stream)
+    lists = _checked(a_list, b_list, c_list, out)
+    if not lists[0]:
+        return []
+    kinds = tuple(_kinds(_described(n, *of)) for n, of in enumerate(zip(*lists)))
+    key = kinds, id(conf), current_mode() is not None
+    known = _plans.get(key)
+    if known is None:
+        if len(_plans) >= _LIMIT:
+            _plans.clear()
+        known = _plans[key] = GroupPlan(a_list, b_list, c_list, out, conf, {}), conf
+    return known[0](a_list, b_list, c_list, out=out, stream=stream)
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+
+def _checked(a_list: Arrays, b_list: Arrays, c_list: Arrays | None, out: Arrays | None) -> list[list[Any]]:
+    """The four lists, of as many entries; a list that is not given is of None."""
+    lists: list[list[Any]] = []
+    for name, given in (("a_list", a_list), ("b_list", b_list), ("c_list", c_list), ("out", out)):
+        if given is None and name in ("c_list", "out"):
+            lists.append([None] * len(lists[0]))
+            continue
+        if not isinstance(given, (list, tuple)):
+            raise TypeError(f"{name} is a {type(given).__name__}; a list of matrices is needed")
+        lists.append(list(given))
+        if len(given) != len(lists[0]):
+            raise ValueError(f"{name} has {len(given)} arrays and a_list has {len(lists[0])}; each product needs one")
+        missing = [n for n, x in enumerate(given) if x is None]
+        if missing:
+            raise TypeError(f"{name}[{missing[0]}] is None; an array is needed for every product")
+    return lists
+
+
+def _described(n: int, a: Any, b: Any, c: Any, out: Any) -> Any:
+    return tuple(None if x is None else describe(x, f"{name}[{n}]")
+                 for name, x in (("a_list", a), ("b_list", b), ("c_list", c), ("out", out)))
+
+
+def _kinds(infos: Sequence[ArrayInfo | None]) -> tuple:
+    return tuple(None if info is None else (info[1:7], alignment(info)) for info in infos)
+
+
+def _check_kinds(n: int, infos: Sequence[ArrayInfo | None], planned: Sequence[Any]) -> None:
+    for name, info, kind in zip(("a_list", "b_list", "c_list", "out"), infos, planned):
+        if (info is None) != (kind is None):
+            raise ValueError(f"{name} is {'missing' if info is None else 'given'}, and the plan was made "
+                             f"{'with' if info is None else 'without'} it")
+        if info is not None and (info[1:6] != kind[0][:5] or alignment(info) < kind[1]):
+            raise ValueError(f"{name}[{n}] differs from the plan's in shape, strides, dtype, device or alignment "
+                             f"({info.shape}, {info.strides}, {info.dtype}; planned {kind[0][:3]}); make another plan, or "
+                             "call grouped")
+
+
+def _problems(lists: list[list[Any]], conf: Config | None, keywords: dict[str, Any]) -> list[Call]:
+    """Each product checked, by one configuration."""
+    if not lists[0]:
+        raise ValueError("a_list is empty; a plan needs a product")
+    if "gemm_shape" in keywords:
+        raise TypeError("gemm_shape: the sizes of a group are those of its matrices")
+    infos = []
+    for n, of in enumerate(zip(*lists)):
+        try:
+            infos.append(describe_all(*of))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"product {n}: {error}") from None
+    first = infos[0]
+    for n, of_product in enumerate(infos):
+        for name, info, other in zip(("a_list", "b_list", "c_list", "out"), of_product, first):
+            if info is None or other is None:
+                continue
+            if len(info.shape) != 2:
+                raise ValueError(f"{name}[{n}] has {len(info.shape)} dimensions; a matrix of 2 is needed")
+            if info.dtype != other.dtype:
+                raise ValueError(f"{name}[{n}] has dtype {info.dtype} and {name}[0] has {other.dtype}; one kernel computes "
+                                 "all products of a group")
+            if info.device != first[0].device:
+                raise ValueError(f"{name}[{n}] is on device {info.device} and a_list[0] on device {first[0].device}; all "
+                                 "operands of a group must be on one device")
+    check_places({f"{name}_list[0]": info for name, info in zip("abc", first)})
+    if conf is None:
+        conf, keywords = _chosen(infos, keywords), {}
+    problems = []
+    for n, of_product in enumerate(infos):
+        try:
+            problems.append(resolve(*of_product, conf, keywords))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"product {n}: {error}") from None
+    return problems
+
+
+def _chosen(infos: Sequence[Any], keywords: dict[str, Any]) -> Config:
+    """A configuration for all, chosen for the largest product and the number of them."""
+    def work(of: Any) -> int:
+        return int(min(1, *of[0].shape, *of[1].shape) * of[0].shape[0] * of[0].shape[1] * of[1].shape[1])
+
+    a, b, _, _ = largest = max(infos, key=work)
+    device, sizes = target(a.device), (a.shape[0], b.shape[1], a.shape[1])
+    layouts = _layouts(dict(zip(("a", "b", "c", "out"), largest)), None, keywords)
+    operator = keywords.get("operator") or (algebra_of(a.dtype) if a.dtype == b.dtype else None)
+    operator = operator or operator_for(a.dtype, b.dtype, sizes, device, len(infos))
+    if not isinstance(operator, Operator):
+        raise ConfigError(f"operator={operator!r}: an instance of Operator is needed (not the class itself)")
+    fields = {**_mapping(operator, infos, device), **keywords, "operator": operator}
+    return _configure(dict(zip(("a", "b", "c", "out"), largest)), layouts, sizes, fields, device, len(infos))
+
+
+def _mapping(operator: Operator, infos: Sequence[Any], device: DeviceInfo) -> dict[str, Any]:
+    """The kernel, and tiles of tensor cores: the larger ones where there are enough to fill the device."""
+    if device.arch < (8, 0):
+        return {"kernel": "singlestage", "splits": 1}
+    fields: dict[str, Any] = {"kernel": "multistage", "splits": 1}
+    if isinstance(operator, MMAOp) and operator.fragment_a.dtype is not None:
+        large = sum(-(-a.shape[0] // 128) * -(-b.shape[1] // 128) for a, b, _, _ in infos) >= device.sm_count
+        size = 128 if large else 64
+        fields["block_shape"] = Tile(M=size, N=size, K=max(128 // operator.fragment_a.dtype.itemsize, operator.shape[2]))
+    return fields
