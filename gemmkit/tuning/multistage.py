@@ -17,7 +17,7 @@ from gemmkit.operators import Algebra, FPUOp, Operator
 from gemmkit.ptx.copy_async import SIZES
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
-from gemmkit.tuning import defaults, split_k
+from gemmkit.tuning import defaults
 
 SECTOR = 32                            # bytes of global memory that are loaded together
 STAGES = 3
@@ -37,16 +37,8 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     block, warp = values["block_shape"], values["compute_warp"]
     if warp.size.K != block.size.K:
         values["compute_warp"] = Tile(M=warp.size.M, N=warp.size.N, K=block.size.K)
-    if sizes is not None and "splits" not in values and operator.refuses_to_merge is None:
-        values["splits"] = _shares(values["block_shape"].size, sizes, products, device)
     _fill_shared(values, operator)
     _fill_moves(values)
-
-
-def _shares(block: Any, sizes: tuple[int, int, int], products: int, device: DeviceInfo) -> int:
-    """Blocks that share the K of a tile: one a multiprocessor, so that all run side by side."""
-    M, N, K = sizes
-    return split_k.shares(-(-M // block.M) * -(-N // block.N) * products, -(-K // block.K), device.sm_count)
 
 
 def units(operator: Operator) -> Operator:

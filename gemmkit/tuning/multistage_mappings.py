@@ -16,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gemmkit.layouts import Layout, Plain
+from gemmkit.layouts import Layout, Plain, Tensor
 from gemmkit.operators import COMPLEX, FPUOp, MMAOp, Operator
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
@@ -25,7 +25,7 @@ from gemmkit.tuning.split_k import shares
 
 RESERVED = 1024                        # bytes of shared memory that the driver takes of a block's
 PADDING = 64                           # bytes, the most that a line is padded by
-MERGED = 4000                          # nanoseconds that shares of K take to meet, and one for every 25 sums
+SHARED = 4                             # shares of K from which on clusters that share it are the better choice
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,16 @@ class Multistage:
         (m, n, k), (M, N, K) = self.block, sizes
         tiles = math.ceil(M / m) * math.ceil(N / n) * products
         k_tiles = math.ceil(K / k)
-        splits = shares(tiles, k_tiles, sm_count)
-        if splits > 1:                                     # a block a multiprocessor, and their sums by way of memory
-            return self.start + max(self.solo, self.step[across]) * math.ceil(k_tiles / splits) + MERGED + m * n / 25
         full, rest = divmod(math.ceil(tiles / sm_count), self.blocks)
         rounds = full * max(self.solo, self.blocks * self.step[across])
         if rest:
             rounds += max(self.solo, rest * self.step[across])
         return self.start + rounds * k_tiles
+
+    def shares(self, sizes: tuple[int, int, int], products: int, sm_count: int) -> int:
+        """In how many parts K would have to be cut to fill the multiprocessors."""
+        (m, n, k), (M, N, K) = self.block, sizes
+        return shares(math.ceil(M / m) * math.ceil(N / n) * products, math.ceil(K / k), sm_count)
 
     def nbytes(self, accumulator: int) -> int:
         """Shared memory of a block: the ring, or the tile of D."""
@@ -111,7 +113,6 @@ HALF = (                               # float16 and bfloat16 by mma.sync, where
     Multistage((32, 64, 64), (16, 32), 3, 4, (160,) * 4, 350, 2500, itemsize=2),
     Multistage((16, 64, 128), (16, 16), 5, 2, (200,) * 4, 400, 2500, itemsize=2),
 )
-DEEP = Multistage((64, 64, 64), (32, 32), 3, 4, (240,) * 4, 400, 2500, itemsize=2)
 SKINNY = Multistage((16, 32, 256), (16, 8), 4, 1, (1900,) * 4, 1900, 2500, itemsize=2)
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -130,9 +131,11 @@ def choice(a: Layout, b: Layout, fields: dict[str, Any], sizes: tuple[int, int, 
         return None
     given = fields.get("operator")
     if a.dtype in (F16, BF16) and device.arch[0] == 9:
-        one = SKINNY if _is_skinny(a, b, sizes) else DEEP if _is_deep(sizes, products) else None
-        return None if given is not None or one is None else (operator(a.dtype, one, device), one.fields)
+        is_taken = given is None and products == 1 and _is_skinny(a, b, sizes)
+        return (operator(a.dtype, SKINNY, device), SKINNY.fields) if is_taken else None
     best = fastest(TABLES[a.dtype], a, b, sizes, device, products)
+    if device.arch >= (9, 0) and best.shares(sizes, products, device.sm_count) >= SHARED:
+        return None                    # the single-stage kernel's clusters share K
     if given is None:
         return operator(a.dtype, best, device), best.fields
     if a.dtype != F32 or not isinstance(given, FPUOp) or getattr(given, "is_sized", True) or not hasattr(given, "sized"):
@@ -153,6 +156,8 @@ def applies(a: Layout, b: Layout, fields: dict[str, Any], device: DeviceInfo) ->
     """Whether a product for which nothing but these fields is given may go to the multistage kernel: operands of one dtype;
     of real numbers in any layout and with any transform (f32 4096^3 on an H200: relu of A 2.82 ms, 3.20 by the single-stage
     kernel; a Toeplitz A 2.79, 3.16), of others plain ones."""
+    if any(isinstance(layout, Tensor) for layout in (a, b)):             # contractions: staged, they are no faster
+        return False
     plain = all(isinstance(layout, Plain) and layout.is_plain and is_untouched(name, fields)
                 for name, layout in (("a", a), ("b", b)))
     return (device.arch >= (8, 0) and a.dtype == b.dtype and a.dtype in TABLES and not set(fields) & MAPPING_FIELDS
@@ -164,12 +169,6 @@ def _is_skinny(a: Layout, b: Layout, sizes: tuple[int, int, int]) -> bool:
     sooner (f16 16 x 4096 x 4096 on an H200: 15.2 us, 27.1 by the warp-specialised kernel)."""
     M, N, K = sizes
     return 0 < M <= 32 and N >= 1024 and K >= 1024 and K % 8 == 0 and a.vector_axis == 1 and b.vector_axis == 0
-
-
-def _is_deep(sizes: tuple[int, int, int], products: int) -> bool:
-    """One tile or two, and a K that all multiprocessors share: clusters of eight leave most of them idle."""
-    M, N, K = sizes
-    return M * N * products <= 2 * 64 * 64 and K >= 16384
 
 
 def operator(dtype: np.dtype, one: Multistage, device: DeviceInfo) -> Operator:
