@@ -24,7 +24,7 @@ from gemmkit.tuning.mappings import MAPPING_FIELDS, is_untouched
 from gemmkit.tuning.split_k import shares
 
 RESERVED = 1024                        # bytes of shared memory that the driver takes of a block's
-PADDING = 64                           # bytes, the most that a line is padded by
+PADDING = 32                           # bytes that a line is padded by
 SHARED = 4                             # shares of K from which on clusters that share it are the better choice
 
 
@@ -166,9 +166,17 @@ def applies(a: Layout, b: Layout, fields: dict[str, Any], device: DeviceInfo) ->
 
 def _is_skinny(a: Layout, b: Layout, sizes: tuple[int, int, int]) -> bool:
     """A few rows of A and columns of B that are contiguous along K: B is all that takes time, and wgmma's 64 rows none of it
-    sooner (f16 16 x 4096 x 4096 on an H200: 15.2 us, 27.1 by the warp-specialised kernel)."""
+    sooner. Microseconds on an H200, and by the warp-specialised kernel, which wider products with more rows stay with:
+
+    | N x K | 1 row | 8 | 16 | 32 |
+    |---|---|---|---|---|
+    | 4096 x 4096 | 11.6, 29.0 | 13.6, 29.4 | 15.4, 27.1 | 24.0, 21.5 |
+    | 4096 x 14336 | 30.8, 89.5 | 37.1, 91.7 | 40.4, 81.1 | 67.3, 62.7 |
+    | 14336 x 4096 | 33.6, 35.8 | 38.8, 35.6 | 45.3, 35.2 | 71.6, 33.7 |
+    """
     M, N, K = sizes
-    return 0 < M <= 32 and N >= 1024 and K >= 1024 and K % 8 == 0 and a.vector_axis == 1 and b.vector_axis == 0
+    rows = 0 < M <= (16 if N <= 8192 else 1)
+    return rows and N >= 1024 and K >= 1024 and K % 8 == 0 and a.vector_axis == 1 and b.vector_axis == 0
 
 
 def operator(dtype: np.dtype, one: Multistage, device: DeviceInfo) -> Operator:
