@@ -72,7 +72,7 @@ def describe(x: Any, name: str = "a") -> ArrayInfo:
     tensor, ...); each says what would do.
 
     >>> describe(np.zeros((3, 4), np.float32).T)[1:]
-    ((4, 3), (1, 4), dtype('float32'), -1, False, 'numpy', None)
+    ((4, 3), (1, 4), dtype('float32'), -1, False, 'numpy', None, ())
     """
     read = _READERS.get(type(x))
     if read is None:

@@ -27,6 +27,7 @@ from bench.experiments.experiment import Experiment
 from bench.fusions import WORKS
 from bench.harness import WrongResult
 from bench.supervise import Patience
+from gemmkit import products
 from gemmkit.operators import MAX_PLUS, MIN_PLUS
 from gemmkit.planning import Plan
 from gemmkit.runtime import compile as compiling
@@ -291,6 +292,7 @@ def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, mo
             return OnDevice(super().complex_view(parts.array))
 
     monkeypatch.setattr(Plan, "_bind", bind)
+    monkeypatch.setattr(products, "_plans", {})              # another row's product of the same arrays has been bound
     x = case.operands(prepare.HostArrays(), 0)
     for name in ("a", "b", "out"):
         setattr(x, name, OnDevice(getattr(x, name)))

@@ -88,7 +88,7 @@ def parameters_of(compiled: Any, arrays: Sequence[Any]) -> list[int]:
     return [int.from_bytes(struct.pack("=" + PARAMETER_FORMATS[code][0], value), "little") for code, value in zip(compiled.launchable.formats, values)]
 
 
-def run_compiled(compiled: Any, a: Any, b: Any, c: Any, out: Any, shape: tuple[int, int, int]) -> None:
+def run_compiled(compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
     """What `gemmkit.emulator.kernels.run` does, with the kernel's PTX: the same arrays and arguments."""
     conf = compiled.problem.config
     memory = []

@@ -101,13 +101,11 @@ class Mainloop(Component):
             meet_stage(spec)
             self.begin(spec, kept, read, tile_at(work, at, shape))
         for n in range(rounds):
-            this = Round(read, write, tile_at(work, at, shape),
-                         tile_at(work, ahead, shape), ahead < end)
+            this = Round(read, write, tile_at(work, at, shape), tile_at(work, ahead, shape), ahead < end)
             at = following_k(spec, work, at, end)
             read, write = following_stage(spec, read), following_stage(spec, write)
             ahead = following_k(spec, work, ahead, end)
-            self.multiply_tile(spec, kept, this, read, tile_at(work, at, shape),
-                               n + 1 < rounds)
+            self.multiply_tile(spec, kept, this, read, tile_at(work, at, shape), n + 1 < rounds)
             advance(spec, kept, tile_at(work, ahead, shape))
             keep_places(kept)
 
