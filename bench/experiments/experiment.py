@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import gemmkit
 from bench.harness import Call
 
 Lib = Any  # a `bench.backends.Backend` that is a `bench.peers.Peer` too
@@ -82,3 +83,24 @@ class Experiment(ABC):
 
     def build_peer(self) -> None:  # noqa: B027
         """Compile ahead what the peer launches; nothing, unless an experiment says otherwise."""
+
+
+@dataclass(frozen=True)
+class Matmul(Experiment):
+    """`gemmkit.matmul` as it chooses by itself, against the peer's: inputs are ``a``, ``b``, ``out``, ``peer_out``."""
+
+    def ours(self, lib: Lib, x: Any) -> Call:
+        return lambda: gemmkit.matmul(x.a, x.b, out=x.out)
+
+    def peers(self, lib: Lib, x: Any) -> Call:
+        return lambda: lib.matmul(x.a, x.b, x.peer_out)
+
+    def error(self, lib: Lib, x: Any) -> float:
+        return self.error_of(lib, x, x.out)
+
+    def peer_error(self, lib: Lib, x: Any) -> float:
+        return self.error_of(lib, x, x.peer_out)
+
+    @abstractmethod
+    def error_of(self, lib: Lib, x: Any, out: Any) -> float:
+        """The relative error of a result against float64."""

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import gemmkit
-from bench.experiments.experiment import ITEMSIZES, Experiment, Lib
-from bench.harness import Call
+from bench.experiments.experiment import ITEMSIZES, Lib, Matmul
 
 # kind, products, size: the bar is issue 13's, for the families as they are then.
 STACKS = (
@@ -19,7 +17,7 @@ BAR, AIM = 1 / 1.3, 0.93
 
 
 @dataclass(frozen=True)
-class Stack(Experiment):
+class Stack(Matmul):
     """``count`` products of m x n x k."""
 
     count: int = 1
@@ -38,20 +36,11 @@ class Stack(Experiment):
         outs = [lib.empty(self.count * self.m, self.n, self.kind).reshape((self.count, self.m, self.n)) for _ in range(2)]
         return SimpleNamespace(a=a, b=b, out=outs[0], peer_out=outs[1])
 
-    def ours(self, lib: Lib, x: Any) -> Call:
-        return lambda: gemmkit.matmul(x.a, x.b, out=x.out)
-
-    def peers(self, lib: Lib, x: Any) -> Call:
-        return lambda: lib.matmul(x.a, x.b, x.peer_out)
-
     def title(self, lib: Lib) -> str:
         return f"{lib.peer_name()}: bmm"
 
-    def error(self, lib: Lib, x: Any) -> float:
-        return float(lib.relative_error(x.out, lib.wide(x.a) @ lib.wide(x.b)))
-
-    def peer_error(self, lib: Lib, x: Any) -> float:
-        return float(lib.relative_error(x.peer_out, lib.wide(x.a) @ lib.wide(x.b)))
+    def error_of(self, lib: Lib, x: Any, out: Any) -> float:
+        return float(lib.relative_error(out, lib.wide(x.a) @ lib.wide(x.b)))
 
 
 def stacks() -> Iterator[Stack]:

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import gemmkit
 from bench.experiments.algebras import SAMPLED_ROWS, ComplexProduct
-from bench.experiments.experiment import Experiment, Lib
-from bench.harness import Call
+from bench.experiments.experiment import Lib, Matmul
 
 SIZES = (512, 1024, 2048, 4096, 8192)
 ORDERS = ("nn", "nt", "tn", "tt")
@@ -24,7 +22,7 @@ SKINNY = tuple((m, n, k) for m in (1, 8, 16, 32) for n, k in ((4096, 4096), (409
 
 
 @dataclass(frozen=True)
-class Product(Experiment):
+class Product(Matmul):
     """One product of two matrices in an order: "n" for row by row, "t" for the transposed view of such an array."""
 
     order: str = "nn"
@@ -47,24 +45,12 @@ class Product(Experiment):
         outs = [lib.empty(self.m, self.n, self.kind) for _ in range(2)]
         return SimpleNamespace(a=a, b=b, out=outs[0], peer_out=outs[1])
 
-    def ours(self, lib: Lib, x: Any) -> Call:
-        return lambda: gemmkit.matmul(x.a, x.b, out=x.out)
-
-    def peers(self, lib: Lib, x: Any) -> Call:
-        return lambda: lib.matmul(x.a, x.b, x.peer_out)
-
     def title(self, lib: Lib) -> str:
         return str(lib.peer_name())
-
-    def error(self, lib: Lib, x: Any) -> float:
-        return self.error_of(lib, x, x.out)
 
     def error_of(self, lib: Lib, x: Any, out: Any) -> float:
         rows = lib.sample(self.m, min(SAMPLED_ROWS, self.m), 0)
         return float(lib.relative_error(lib.wide(out, rows), lib.wide(x.a, rows) @ lib.wide(x.b)))
-
-    def peer_error(self, lib: Lib, x: Any) -> float:
-        return self.error_of(lib, x, x.peer_out)
 
 
 def types() -> Iterator[Product]:

@@ -6,29 +6,25 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from gemmkit.components import Component, Scalar
+from gemmkit.components import Scalar
 from gemmkit.kernels.common.arrays import Arrays
-from gemmkit.kernels.common.cluster import Cluster
-from gemmkit.kernels.common.reduction import Reduction
+from gemmkit.kernels.common.many_products import ManyProducts
 from gemmkit.kernels.common.scheduler import TileScheduler
 from gemmkit.kernels.common.stack import Stack, Steps
 from gemmkit.kernels.common.work import Work
-from gemmkit.kernels.rasterisation import Order
 from gemmkit.lang.products import of_product
 from gemmkit.ptx.division import divided, reciprocal
-from gemmkit.tiling import Tile
 
 LIMIT = 2**31                          # thread blocks and tiles are counted in 32 bits
 
 
 @dataclass(frozen=True)
-class Batched(Component):
+class Batched(ManyProducts):
     """The tiles of a stack of ``products`` products, one product after the other, each as ``one`` hands out its own.
 
     A product has ``tiles`` tiles (of a cluster), and ``multiplier`` and ``shift`` divide by that.
     """
 
-    one: TileScheduler
     stack: Stack
     products: Scalar
     tiles: Scalar
@@ -44,46 +40,15 @@ class Batched(Component):
         stack = Stack(*(Steps.of(() if info is None else info.steps) for info in infos))
         return cls(one, stack, products, tiles, *reciprocal(max(1, tiles)))
 
-    @property
-    def order(self) -> Order:
-        return self.one.order
-
-    @property
-    def block(self) -> Tile:
-        return self.one.block
-
-    @property
-    def cluster(self) -> Cluster:
-        return self.one.cluster
-
-    @property
-    def reduction(self) -> Reduction:
-        return self.one.reduction
-
     def count(self, shape: Any) -> int:
         return self.tiles * self.products
-
-    def first(self) -> int:
-        return self.one.first()
 
     def step(self) -> int:
         return self.one.step()
 
-    def rank(self) -> int:
-        return self.one.rank()
-
-    def gather(self, spec: Any, accumulators: Any, rank: int) -> bool:
-        return self.one.gather(spec, accumulators, rank)
-
     def product(self, tile: int) -> tuple:
         batch = divided(tile, self.multiplier, self.shift)
         return batch, tile - batch * self.tiles
-
-    def place(self, tile: int, rank: int, shape: Any) -> tuple:
-        return self.one.place(tile, rank, shape)
-
-    def k_tiles(self, spec: Any, m: int, n: int, rank: int, shape: Any) -> tuple:
-        return self.one.k_tiles(spec, m, n, rank, shape)
 
     def work(self, spec: Any, tile: int, rank: int, shape: Any) -> Work:
         batch, own = self.product(tile)

@@ -11,13 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import Array, Component
-from gemmkit.kernels.common.cluster import Cluster
-from gemmkit.kernels.common.reduction import Reduction
-from gemmkit.kernels.common.scheduler import TileScheduler
-from gemmkit.kernels.rasterisation import Order
+from gemmkit.kernels.common.many_products import ManyProducts
 from gemmkit.lang.members import FIRST, K, M, N, entry_of, member_of, number_of
 from gemmkit.lang.products import with_number
-from gemmkit.tiling import Tile
 
 
 @dataclass(frozen=True)
@@ -56,48 +52,16 @@ class GroupShape(Component):
 
 
 @dataclass(frozen=True)
-class Grouped(Component):
+class Grouped(ManyProducts):
     """The tiles of all products of a group, each product's as ``one`` hands them out."""
 
-    one: TileScheduler
     stack: Group
     sizes: Array
     products: Array
 
-    @property
-    def order(self) -> Order:
-        return self.one.order
-
-    @property
-    def block(self) -> Tile:
-        return self.one.block
-
-    @property
-    def cluster(self) -> Cluster:
-        return self.one.cluster
-
-    @property
-    def reduction(self) -> Reduction:
-        return self.one.reduction
-
-    def first(self) -> int:
-        return self.one.first()
-
-    def rank(self) -> int:
-        return self.one.rank()
-
-    def gather(self, spec: Any, accumulators: Any, rank: int) -> bool:
-        return self.one.gather(spec, accumulators, rank)
-
     def product(self, tile: int) -> tuple:
         batch = entry_of(self.products, tile)
         return batch, tile - number_of(self.sizes, batch, FIRST)
-
-    def place(self, tile: int, rank: int, shape: Any) -> tuple:
-        return self.one.place(tile, rank, shape)
-
-    def k_tiles(self, spec: Any, m: int, n: int, rank: int, shape: Any) -> tuple:
-        return self.one.k_tiles(spec, m, n, rank, shape)
 
 
 __all__ = ["Group", "GroupShape", "Grouped", "Member"]

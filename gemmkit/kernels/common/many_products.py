@@ -1,0 +1,59 @@
+"""What schedulers of many products in one launch share: each product's tiles are handed out by a `TileScheduler`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gemmkit.components import Component
+from gemmkit.kernels.common.cluster import Cluster
+from gemmkit.kernels.common.reduction import Reduction
+from gemmkit.kernels.common.scheduler import TileScheduler
+from gemmkit.kernels.rasterisation import Order
+from gemmkit.tiling import Tile
+
+
+@dataclass(frozen=True)
+class ManyProducts(Component):
+    """Base class: ``one`` hands out the tiles of a product, and ``stack`` says which matrices belong to each."""
+
+    one: TileScheduler
+    stack: Any
+
+    @property
+    def order(self) -> Order:
+        return self.one.order
+
+    @property
+    def block(self) -> Tile:
+        return self.one.block
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.one.cluster
+
+    @property
+    def reduction(self) -> Reduction:
+        return self.one.reduction
+
+    def first(self) -> int:
+        return self.one.first()
+
+    def rank(self) -> int:
+        return self.one.rank()
+
+    def gather(self, spec: Any, accumulators: Any, rank: int) -> bool:
+        return self.one.gather(spec, accumulators, rank)
+
+    def product(self, tile: int) -> tuple:
+        """Which product a tile is of, and which tile of that."""
+        raise NotImplementedError
+
+    def place(self, tile: int, rank: int, shape: Any) -> tuple:
+        return self.one.place(tile, rank, shape)
+
+    def k_tiles(self, spec: Any, m: int, n: int, rank: int, shape: Any) -> tuple:
+        return self.one.k_tiles(spec, m, n, rank, shape)
+
+
+__all__ = ["ManyProducts"]
