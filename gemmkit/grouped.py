@@ -32,7 +32,7 @@ class GroupPlan:
 
     Other arrays of the same shapes, strides, dtypes, device and at least that alignment are accepted. Their addresses are
     put into a table in device memory by an asynchronous copy in front of the launch, unless the stream's last group was of
-    the same plan and arrays. A stream that is being captured into a CUDA graph is refused
+    the same plan and arrays. While a stream is captured the copy is made at once, beside the graph, and kept for it
     (`gemmkit.runtime.workspace`).
     """
 

@@ -29,7 +29,7 @@ from gemmkit.runtime.arrays import (
     whole,
 )
 from gemmkit.runtime.compile import CodeChanged
-from gemmkit.runtime.workspace import address
+from gemmkit.runtime.workspace import addresses
 
 __all__ = ["Plan", "plan"]
 
@@ -283,7 +283,7 @@ class Plan:
                 every = at_a, at_b, at_c, at_out
                 given = *given, *[encode(every[which]) for which, encode in encoders]
             if spaces:
-                given = *given, *[address(device, handle, space) for space in spaces]
+                given = *given, *addresses(device, handle, spaces)
             if template is planned:
                 ready(handle, given)
                 return

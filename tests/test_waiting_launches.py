@@ -1,4 +1,4 @@
-"""On a GPU: kernels whose blocks wait are launched cooperatively, refused where they would hang, and share streams."""
+"""On a GPU: kernels whose blocks wait are launched cooperatively, refused where they would hang, and share streams and graphs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import gemmkit as gk
 from gemmkit.layouts import RowMajor
 from gemmkit.operators import MMAOp
-from gemmkit.runtime.launch import LaunchError
 from gemmkit.runtime.launch_config import attributes
 from gemmkit.tiling import Tile
 
@@ -54,24 +53,45 @@ def test_streams_at_a_time() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("splits", [3, 100])
-def test_a_capture_is_refused(splits: int) -> None:
-    """By name, before anything is done to the stream; the same plan works there afterwards."""
+def test_graphs_beside_their_stream(splits: int) -> None:
+    """A captured launch has a workspace of its own: it runs beside launches of the stream that it was captured from."""
     import cupy
 
     a, b = operands(8192)
     x, y = cupy.asarray(a), cupy.asarray(b)
     expected = a.astype(F64) @ b.astype(F64)
-    run, stream = gk.plan(x, y, None, mapped(splits)), cupy.cuda.Stream(True)
-    out = cupy.full((64, 64), np.nan, np.float32)
+    run, stream, other = gk.plan(x, y, None, mapped(splits)), cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+    captured, eager = (cupy.full((64, 64), np.nan, np.float32) for _ in range(2))
     cupy.cuda.Device().synchronize()
     with stream:
         stream.begin_capture()
-        with pytest.raises(LaunchError, match="captured into a CUDA graph.*splits=1"):
-            run(x, y, out=out, stream=stream)
-        stream.end_capture()
-    run(x, y, out=out, stream=stream)
+        for _ in range(8):
+            run(x, y, out=captured, stream=stream)
+        graph = stream.end_capture()
+    for _ in range(8):
+        graph.launch(other)
+        run(x, y, out=eager, stream=stream)
     cupy.cuda.Device().synchronize()
-    assert np.array_equal(out.get(), expected)
+    assert np.array_equal(captured.get(), expected) and np.array_equal(eager.get(), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("splits", [3, 100])
+def test_captures_of_torch(splits: int) -> None:
+    """They are made in the driver's strictest mode: no allocation may stand in them, nor a question for the stream's id."""
+    torch = pytest.importorskip("torch")
+    a, b = operands(8192)
+    x, y = torch.from_numpy(a).cuda(), torch.from_numpy(b).cuda()
+    out = torch.full((64, 64), float("nan"), device="cuda")
+    run, graph = gk.plan(x, y, None, mapped(splits), out=out), torch.cuda.CUDAGraph()
+    run(x, y, out=out)
+    with torch.cuda.graph(graph):
+        run(x, y, out=out)
+        run(x, y, out=out)
+    out.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert np.array_equal(out.cpu().numpy(), a.astype(F64) @ b.astype(F64))
 
 
 @pytest.mark.gpu
@@ -90,8 +110,8 @@ def test_what_would_hang_is_refused() -> None:
 
 
 @pytest.mark.gpu
-def test_groups_in_streams() -> None:
-    """Tables of other arrays in one stream, one after the other; a capture is refused."""
+def test_groups_in_streams_and_graphs() -> None:
+    """Tables of other arrays in one stream, one after the other, and in a graph."""
     import cupy
 
     rng = np.random.default_rng(0)
@@ -101,7 +121,7 @@ def test_groups_in_streams() -> None:
         b = [rng.integers(-2, 3, (k, n)).astype(F16) for _, n, k in shapes]
         outs = [cupy.full((m, n), np.nan, F16) for m, n, _ in shapes]
         sets.append(([*map(cupy.asarray, a)], [*map(cupy.asarray, b)], outs, [x.astype(F64) @ y for x, y in zip(a, b)]))
-    run, stream = gk.plan_grouped(*sets[0][:2]), cupy.cuda.Stream(True)
+    run, stream = gk.plan_grouped(*sets[0][:2]), cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     for _ in range(20):
         for a, b, outs, _ in sets:
@@ -109,9 +129,15 @@ def test_groups_in_streams() -> None:
     stream.synchronize()
     for _, _, outs, expected in sets:
         assert all(np.array_equal(x.get(), y) for x, y in zip(outs, expected))
-    a, b, outs, _ = sets[0]
+        for x in outs:
+            x.fill(np.nan)
+    cupy.cuda.Device().synchronize()
     with stream:
         stream.begin_capture()
-        with pytest.raises(LaunchError, match="captured into a CUDA graph"):
+        for a, b, outs, _ in sets:
             run(a, b, out=outs, stream=stream)
-        stream.end_capture()
+        graph = stream.end_capture()
+        graph.launch(stream)
+    stream.synchronize()
+    for _, _, outs, expected in sets:
+        assert all(np.array_equal(x.get(), y) for x, y in zip(outs, expected))

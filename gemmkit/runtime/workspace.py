@@ -1,13 +1,15 @@
 """Device memory that belongs to a stream, for kernels whose blocks hand numbers to each other.
 
 A kernel that needs a workspace holds descriptions of arrays without an address (`described`); a launch puts in the addresses
-of the stream's own arrays (`address`). Launches of one stream run one after the other, so all plans share these.
+of the stream's own arrays (`addresses`). Launches of one stream run one after the other, so all plans share these.
 
 * **Memory.** One allocation for each device, stream, role and size class (a power of two), made at the first launch that
   needs it and kept until the process ends. In a stream they add up to less than twice the largest of each role.
 * **Streams.** Each has its own, told apart by the driver's id where it gives one (handles are used again).
-* **CUDA graphs.** A capture is refused: on an H200 PyTorch's captures of these launches came out invalid (2026-11-22, driver
-  580), and what invalidates them is not known. So nothing chooses such a kernel by itself.
+* **CUDA graphs.** What is captured keeps its addresses, and a graph may run while the stream goes on, so each capture has
+  its own workspace for each stream in it. Launches of one graph do not overlap. A graph that is instantiated twice must not
+  run in both instances at a time. While a stream is captured only its handle tells it from others: ``cuStreamGetId`` would
+  end the capture (seen on driver 580).
 * **Counters** are set to 0 once, when they are allocated, by a private stream that is awaited; kernels leave them at 0.
   Nothing is cleared by a launch, and no stream of the caller's is synchronised.
 
@@ -17,8 +19,11 @@ of the stream's own arrays (`address`). Launches of one stream run one after the
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +32,7 @@ from gemmkit.components import Component, field_values, with_fields
 from gemmkit.runtime import device
 from gemmkit.runtime.array_info import ArrayInfo
 
-__all__ = ["Space", "address", "check_residency", "described", "on_host", "spaces_of", "table", "tables"]
+__all__ = ["Space", "addresses", "check_residency", "described", "on_host", "spaces_of", "table", "tables"]
 
 #: Addresses that no array has, for arrays that get theirs with a launch.
 PLACES = {role: 2**62 + 2**32 * n for n, role in enumerate(("sums", "counts", "sizes", "places", "products"))}
@@ -38,6 +43,8 @@ _kept: dict[tuple, int] = {}
 _lock = threading.Lock()
 tables = threading.RLock()             # held from a copy to a table's place until the launch that reads it
 _contents: dict[int, Any] = {}
+_of_captures: dict[tuple, int] = {}
+_unknown = itertools.count()
 
 
 class Space(NamedTuple):
@@ -76,10 +83,15 @@ def on_host(component: Any) -> Any:
 
 # -- on the device ----------------------------------------------------------------------------------------------------
 
-def address(ordinal: int, stream: int, space: Space) -> int:
-    """Where a stream's workspace is, on the device ``ordinal``. Raises LaunchError for a stream that is being captured."""
+def addresses(ordinal: int, stream: int, spaces: Sequence[Space]) -> list[int]:
+    """Where a stream's workspaces are. The device is ``ordinal``; of a stream that is being captured, the capture's own."""
+    identity = _identity(stream)
+    return [_address(ordinal, identity, space) for space in spaces]
+
+
+def _address(ordinal: int, identity: tuple[int, int], space: Space) -> int:
     size = max(_LEAST, 1 << (space.nbytes - 1).bit_length()) if space.nbytes else _LEAST
-    key = ordinal, _identity(stream), space.role, size
+    key = ordinal, *identity, space.role, size
     found = _kept.get(key)
     if found is None:
         with _lock, device.made_current(ordinal):
@@ -93,9 +105,17 @@ def table(ordinal: int, stream: int, key: Any, data: np.ndarray) -> int:
     """The address of a copy of ``data``, an array of bytes that ``key`` stands for, for launches on a stream.
 
     A stream has one place for each size class. What is there already is not copied again; else the copy is asynchronous,
-    behind the launches that read what was there. So who calls it holds `tables` until its launch is under way.
+    behind the launches that read what was there. So who calls it holds `tables` until its launch is under way. A capture
+    keeps every table: the graph reads it whenever it runs.
     """
-    at = address(ordinal, stream, Space(0, "tables", data.nbytes))
+    identity = _identity(stream)
+    if identity[1]:
+        found = _of_captures.get((ordinal, identity[1], key))
+        if found is None:
+            with device.made_current(ordinal):
+                found = _of_captures[ordinal, identity[1], key] = _allocated(max(1, data.nbytes), data)
+        return found
+    at = _address(ordinal, identity, Space(0, "tables", data.nbytes))
     if _contents.get(at) != key:
         from cuda.bindings import driver
 
@@ -106,20 +126,20 @@ def table(ordinal: int, stream: int, key: Any, data: np.ndarray) -> int:
     return at
 
 
-def _identity(stream: int) -> int:
-    """What tells a stream from others. Raises LaunchError where it is being captured."""
+def _identity(stream: int) -> tuple[int, int]:
+    """What tells a stream from others, and a capture of it from the stream: each launch asks, and two calls of the driver
+    answer."""
     from cuda.bindings import driver
-
-    from gemmkit.runtime.launch import LaunchError
 
     status, capturing = driver.cuStreamIsCapturing(stream)
     if int(status) == 0 and int(capturing) != 0:
-        raise LaunchError("the stream is being captured into a CUDA graph, and this kernel has a workspace, which a graph "
-                          "cannot have yet; take splits=1, or products one by one")
+        status, _, *about = driver.cuStreamGetCaptureInfo(stream)
+        # An older binding cannot say which capture it is: then each launch has its own workspace.
+        return stream, int(about[0]) if int(status) == 0 else -1 - next(_unknown)
     if stream in (0, 1, 2) or not hasattr(driver, "cuStreamGetId"):
-        return stream
+        return stream, 0
     status, identity = driver.cuStreamGetId(stream)
-    return int(identity) if int(status) == 0 else stream
+    return (int(identity) if int(status) == 0 else stream), 0
 
 
 def _allocated(size: int, data: np.ndarray | None) -> int:
@@ -127,17 +147,32 @@ def _allocated(size: int, data: np.ndarray | None) -> int:
     from cuda.bindings import driver
 
     device.ensure_context()
-    status, pointer = driver.cuMemAlloc(size)
-    if int(status) != 0:
-        raise MemoryError(f"the CUDA driver answered {status.name} to a workspace of {size} bytes; take fewer splits")
-    if data is not None and data.nbytes:
-        data = np.ascontiguousarray(data)
-        status, stream = driver.cuStreamCreate(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
-        _check(status)
-        _check(*driver.cuMemcpyHtoDAsync(pointer, data.ctypes.data, data.nbytes, stream))
-        _check(*driver.cuStreamSynchronize(stream))
-        _check(*driver.cuStreamDestroy(stream))
+    with _beside_captures():
+        status, pointer = driver.cuMemAlloc(size)
+        if int(status) != 0:
+            raise MemoryError(f"the CUDA driver answered {status.name} to a workspace of {size} bytes; take fewer splits")
+        if data is not None and data.nbytes:
+            data = np.ascontiguousarray(data)
+            status, stream = driver.cuStreamCreate(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+            _check(status)
+            _check(*driver.cuMemcpyHtoDAsync(pointer, data.ctypes.data, data.nbytes, stream))
+            _check(*driver.cuStreamSynchronize(stream))
+            _check(*driver.cuStreamDestroy(stream))
     return int(pointer)
+
+
+@contextmanager
+def _beside_captures() -> Iterator[None]:
+    """Within it, what may not happen while a stream is captured may: it is not for that stream."""
+    from cuda.bindings import driver
+
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    status, before = driver.cuThreadExchangeStreamCaptureMode(relaxed)
+    _check(status)
+    try:
+        yield
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(before)
 
 
 def _check(status: Any) -> None:

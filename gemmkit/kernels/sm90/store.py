@@ -229,15 +229,15 @@ class VectorStore(SubtileStore):
 
 
 def put_subtile(values: tuple, spec: Any, pointer: Any, position: int) -> None:
-    if spec.d.shared.itemsize == 2:                    # 16 columns of 16-bit elements at a time
-        each(put_matrix, split(values, 8), spec, pointer, position)
+    if spec.d.shared.itemsize == 2:                    # 16 columns of 16-bit elements at a time, or all 8
+        each(put_matrix, split(values, min(8, spec.store.columns // 2)), spec, pointer, position)
     else:
         each(put_pair, split(values, 2), spec,
              shared(spec.d.shared.dtype, spec.store.offset + position * spec.store.itemsize))
 
 
 def put_matrix(values: tuple, n: int, spec: Any, pointer: Any, position: int) -> None:
-    """Four 8 x 8 matrices: a lane addresses a line of the matrix of its quarter."""
+    """Four 8 x 8 matrices (or two of 8 columns): a lane addresses a line of the matrix of its quarter."""
     lane = lane_index()
     if spec.d.shared.axis == 1:
         row = udiv(thread_index() % 128, 32) * 16 + lane % 16
