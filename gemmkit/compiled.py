@@ -12,7 +12,7 @@ from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.layouts import Layout, Plain
 from gemmkit.per_product import for_products
 from gemmkit.problem import Call, held_by
-from gemmkit.runtime.arrays import ArrayInfo, unit_axis, whole
+from gemmkit.runtime.arrays import ArrayInfo, flipped, unit_axis, whole
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.workspace import on_host, spaces_of
 from gemmkit.wide import widened
@@ -25,15 +25,22 @@ class Nothing(Component):
 
 
 class Compiled:
-    """A kernel for a class of problems, and where its arguments lie: shared by all plans of the class."""
+    """A kernel for a class of problems, and where its arguments lie: shared by all plans of the class.
 
-    def __init__(self, problem: Call, out: ArrayInfo):
+    The kernel's operands are those of `Call.computed`; ``pointers`` are the slots of the call's a, b, c and out.
+    """
+
+    def __init__(self, call: Call, given: ArrayInfo):
+        self.problem, self.out = call, given
+        problem = self.computed = call.computed
+        out = flipped(given) if call.is_transposed else given
         conf = problem.config
         M, N, K = problem.M, problem.N, problem.K
         c = problem.c if conf.has_c else None
         conf = for_products(conf, problem.stack)
         conf = self.config = widened(conf, {"a": problem.a, "b": problem.b, "c": c, "out": out}, (M, N, K))
         is_stack = problem.products != 1
+        assert out is not None
         arrays = Arrays(problem.a, problem.b, out, M, N, K, c, problem.products if is_stack else None,
                         problem.device.sm_count)
         self.spec = conf.spec(arrays)
@@ -56,10 +63,10 @@ class Compiled:
         self.values = self.launchable.values
         self.spaces = spaces_of(self.values, spec.arrays)
         first = 1 + len(self.operands) + 1             # of the maps
-        self.pointers = [self.launchable.slot(1 + n) for n in range(len(self.operands))]
+        self.order = (1, 0, 2, 3) if call.is_transposed else (0, 1, 2, 3)
+        self.pointers = [self.launchable.slot(1 + n) for n in self.order]
         slots = [self.launchable.slot(first + n) for n in range(len(self.maps))]
         self.map_slots = {slot: m for slot, m in zip(slots, self.maps) if slot is not None}
-        self.problem, self.out = problem, out
 
     @cached_property
     def spec_on_host(self) -> Spec:

@@ -271,7 +271,7 @@ class Plan:
     def _launcher(self, bound: Any) -> Any:
         """``f(stream, template, a, b, c, out)``: the template's values with the addresses put in."""
         slots, spaces, device = self._compiled.pointers, self._compiled.spaces, self._device
-        encoders = [(m.which, m.encoder) for m in self._compiled.map_slots.values()]
+        encoders = [(self._compiled.order[m.which], m.encoder) for m in self._compiled.map_slots.values()]
         called = [*(slot for slot in slots if slot is not None), *self._compiled.map_slots,      # what a call puts in
                   *(space.slot for space in spaces)]
         planned, ready, launch = self.values, bound.prepare(self.values, called), bound.launch
@@ -362,6 +362,9 @@ def check_stream(handle: int, device: int) -> None:
     from cuda.bindings import driver
 
     if handle in (0, 1, 2) or not hasattr(driver, "cuStreamGetDevice"):
+        return
+    status, capturing = driver.cuStreamIsCapturing(handle)
+    if int(status) == 0 and int(capturing) != 0:      # the question for its device would end the capture
         return
     try:
         status, found = driver.cuStreamGetDevice(handle)

@@ -20,11 +20,11 @@ from gemmkit.epilogues import parts
 from gemmkit.lang.given import check_dtype, check_methods
 from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, Planar, RowMajor, Zero
 from gemmkit.operators import Algebra, Operator
-from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, is_array, overlaps, overlaps_itself, whole
+from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, flipped, is_array, overlaps, overlaps_itself, whole
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.stacks import check_steps, first_matrices, first_matrix, leading, stack_of
 from gemmkit.transforms import Transform
-from gemmkit.tuning import algebras, hopper, mappings, multistage_mappings
+from gemmkit.tuning import algebras, few_rows, hopper, mappings, multistage_mappings
 from gemmkit.tuning.operators import algebra_of, operator_for, result_dtype, sized
 
 HOST = -1
@@ -40,6 +40,8 @@ class Call:
     """A checked call: sizes, configuration and operands (``out`` is None when it is still to be made).
 
     Of a stack of products the operands are those of the first; ``stack`` is its shape, None for a single product.
+
+    With ``is_transposed`` the kernel computes D^T = B^T A^T (`computed`), and ``config`` is of that product.
     """
 
     M: int
@@ -52,6 +54,15 @@ class Call:
     out: ArrayInfo | None
     device: DeviceInfo
     stack: tuple[int, ...] | None = None
+    is_transposed: bool = False
+
+    @property
+    def computed(self) -> Call:
+        """What the kernel computes: the call itself, or its transpose."""
+        if not self.is_transposed:
+            return self
+        return dataclasses.replace(self, M=self.N, N=self.M, a=flipped(self.b), b=flipped(self.a), c=flipped(self.c),
+                                   out=flipped(self.out), is_transposed=False)
 
     @property
     def products(self) -> int:
@@ -91,7 +102,11 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     infos = {name: _seen(info, layouts["d" if name == "out" else name], name) for name, info in infos.items()}
     M, N, K = _sizes(infos, layouts, gemm_shape)
     device = target(a.device)
-    if conf is None:
+    turned = few_rows.fields(infos, layouts, keywords, (M, N, K), device) if conf is None and stack is None else None
+    if turned is not None:
+        transposed = {"a": flipped(infos["b"]), "b": flipped(infos["a"]), "c": flipped(c), "out": flipped(out)}
+        conf = _configure(transposed, _layouts(transposed, None, {}), (N, M, K), turned, device)
+    elif conf is None:
         conf = _configure(infos, layouts, (M, N, K), keywords, device, math.prod(stack or ()))
     else:
         if "operator" in keywords:
@@ -100,13 +115,15 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
         if changes:
             conf = dataclasses.replace(conf, **changes)
         conf.check_device(device)
-    _check_operands(infos, conf, M, N, K)
+    if turned is None:
+        _check_operands(infos, conf, M, N, K)
     if out is not None:
         check_out(*((infos["out"], infos) if stack is None else (out, given)))                 # type: ignore[arg-type]
     _check_functions(conf, M, N, K, stack)
     check_held(held_by(conf), {name: info and whole(info) for name, info in infos.items()}, () if out is None else (out,))
     assert infos["a"] is not None and infos["b"] is not None
-    return Call(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device, stack)
+    return Call(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device, stack,
+                turned is not None)
 
 
 # -- where the arrays are ---------------------------------------------------------------------------------------------
@@ -241,7 +258,7 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     fields["global_c_layout"] = c if c is not None else Zero(operator.fragment_c.dtype)
     if layouts["d"] is not None:
         fields["global_d_layout"] = layouts["d"]
-    else:
+    elif "global_d_layout" not in fields:
         dtype = result_dtype(a.dtype, b.dtype, c, operator)
         fields["global_d_layout"] = type(a)(dtype) if isinstance(a, (Interleaved, Planar)) else RowMajor(dtype)
     shape = dict(zip("MNK", sizes), batch=products)

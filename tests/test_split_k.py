@@ -21,7 +21,8 @@ from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import COMPLEX, MIN_PLUS, FPUOp, MMAOp
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
-from gemmkit.tuning.split_k import shares
+from gemmkit.tuning import multistage_mappings
+from gemmkit.tuning.split_k import ENOUGH, candidates
 from tests.machines import on_machines, poison, whole
 
 F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
@@ -186,22 +187,28 @@ def test_an_operator_that_cannot_merge() -> None:
         mapped(3, Last(16, 16), global_b_layout=ColMajor(F32))
 
 
-@pytest.mark.parametrize("shape, expected", [((64, 64, 65536), True), ((512, 512, 16384), True), ((4096, 4096, 4096), False),
-                                             ((64, 64, 64), False)])
-def test_long_thin_products_would_be_split(shape: tuple, expected: bool) -> None:
-    conf = gk.get_config(operator=MMAOp(), global_a_layout=RowMajor(F16), kernel="multistage",
-                         block_shape=Tile(M=64, N=64, K=64), gemm_shape=dict(zip("MNK", shape)), device=H100)
-    tiles = -(-shape[0] // conf.block_shape.size.M) * -(-shape[1] // conf.block_shape.size.N)
-    wanted = shares(tiles, -(-shape[2] // conf.block_shape.size.K), H100.sm_count)
-    assert (wanted > 1) == expected and tiles * wanted <= max(tiles, H100.sm_count)
-    assert conf.splits == 1                                # a workspace keeps a product out of CUDA graphs: by request alone
+@pytest.mark.parametrize("dtype, shape, expected", [
+    ("f4", (64, 64, 65536), True), ("f4", (4096, 64, 4096), True), ("c8", (1024, 1024, 1024), True), ("f8", (64, 64, 8192), True),
+    ("f4", (4096, 4096, 4096), False), ("f8", (1024, 1024, 1024), False), ("f4", (64, 64, 64), False), ("f4", (0, 64, 4096), False),
+])
+def test_products_of_few_tiles_and_a_long_k_are_split(dtype: str, shape: tuple, expected: bool) -> None:
+    layout = RowMajor(dtype)
+    found = multistage_mappings.choice(layout, layout, {}, shape, H100)
+    assert found is not None and (found[1]["splits"] > 1) == expected
 
 
-def test_shares_are_never_more_than_k_tiles_or_blocks() -> None:
-    for tiles in (1, 2, 7, 100, 1000):
+def test_the_choice_of_shares_reaches_a_plan() -> None:
+    a, b = np.ones((64, 4096), "f4"), np.ones((4096, 64), "f4")
+    with gk.emulate():
+        made = gk.plan(a, b)
+    assert made.config.kernel == "multistage" and made.config.splits > 1
+
+
+def test_shares_have_k_tiles_to_multiply() -> None:
+    for tiles in (0, 1, 2, 7, 100, 1000):
         for k_tiles in (0, 1, 16, 63, 4096):
-            n = shares(tiles, k_tiles, 132)
-            assert n >= 1 and (n == 1 or (n * tiles <= 132 and n <= k_tiles))
+            found = candidates(tiles, k_tiles, 132, 4)
+            assert found[0] == 1 and all(n == 1 or n * ENOUGH <= k_tiles for n in found)
 
 
 # -- seeded faults: the emulator finds what orders the sums -----------------------------------------------------------

@@ -100,13 +100,17 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
     given = describe(out, "out")
     others = [held.info for held in arrays_of(compiled.spec)] + ([] if c is None else [describe(c, "c")])
     reads_out = any(shares_memory(info, given) for info in others)
-    infos = compiled.problem.a, compiled.problem.b, compiled.problem.c, compiled.out
+    call, names = compiled.computed, dict(a="a", b="b", c="c", out="out")
+    infos = call.a, call.b, call.c, compiled.out
+    if compiled.problem.is_transposed:             # a fault is told of the caller's arrays
+        a, b, c, out = (x if x is None else np.asarray(x).T for x in (b, a, c, out))
+        infos, names = (*infos[:3], describe(out, "out")), dict(names, a="b", b="a")
     a, b, c, out = (array if array is None else _seen(array, getattr(conf, f"global_{name}_layout"), info)
                     for name, array, info in zip("abcd", (a, b, c, out), infos))
     kinds = [operand.kind for operand in compiled.operands]
     views_order = (("out", out, kinds[3], dict(written=reads_out)), ("a", a, kinds[0], dict(readonly=True)),
                    ("b", b, kinds[1], dict(readonly=True)), ("c", c, kinds[2], dict(readonly=True)))
-    made = {name: arena.view(array, name, kind.unit, kind.alignment, **how) if isinstance(kind, ViewKind) else None
+    made = {name: arena.view(array, names[name], kind.unit, kind.alignment, **how) if isinstance(kind, ViewKind) else None
             for name, array, kind, how in views_order}
     views = [made[name] for name in ("a", "b", "c", "out")]
     maps = [None if m is None else emulated_map(views[m.which], m.spec, m.axis) for m in compiled.maps]

@@ -13,6 +13,7 @@ __all__ = [
     "alignment",
     "byte_range",
     "check_aligned",
+    "flipped",
     "overlaps",
     "overlaps_itself",
     "part_bytes",
@@ -45,6 +46,11 @@ class ArrayInfo(NamedTuple):
     library: str
     stream: int | None = None
     steps: tuple[tuple[int, int], ...] = ()
+
+
+def flipped(info: ArrayInfo | None) -> ArrayInfo | None:
+    """The transpose of a matrix (None of None)."""
+    return info and info._replace(shape=info.shape[::-1], strides=info.strides[::-1])
 
 
 def whole(info: ArrayInfo) -> ArrayInfo:

@@ -20,12 +20,11 @@ from gemmkit.layouts import Layout, Plain, Tensor
 from gemmkit.operators import COMPLEX, FPUOp, MMAOp, Operator
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
+from gemmkit.tuning import split_k
 from gemmkit.tuning.mappings import MAPPING_FIELDS, is_untouched
-from gemmkit.tuning.split_k import shares
 
 RESERVED = 1024                        # bytes of shared memory that the driver takes of a block's
 PADDING = 32                           # bytes that a line is padded by
-SHARED = 4                             # shares of K from which on clusters that share it are the better choice
 
 
 @dataclass(frozen=True)
@@ -45,21 +44,26 @@ class Multistage:
     lanes: tuple[int, int] = (4, 8)
     itemsize: int = field(default=4)
 
-    def nanoseconds(self, sizes: tuple[int, int, int], products: int, across: int, sm_count: int) -> float:
-        """The modelled time of a launch."""
+    def nanoseconds(self, sizes: tuple[int, int, int], products: int, across: int, sm_count: int, splits: int = 1) -> float:
+        """The modelled time of a launch in which ``splits`` blocks share the K of a tile."""
         (m, n, k), (M, N, K) = self.block, sizes
         tiles = math.ceil(M / m) * math.ceil(N / n) * products
-        k_tiles = math.ceil(K / k)
-        full, rest = divmod(math.ceil(tiles / sm_count), self.blocks)
+        k_tiles = math.ceil(math.ceil(K / k) / splits)
+        full, rest = divmod(math.ceil(tiles * splits / sm_count), self.blocks)
         rounds = full * max(self.solo, self.blocks * self.step[across])
         if rest:
             rounds += max(self.solo, rest * self.step[across])
-        return self.start + rounds * k_tiles
+        accumulators = m * n * max(4, self.itemsize)
+        return self.start + rounds * k_tiles + split_k.nanoseconds(splits, tiles, accumulators, sm_count)
 
-    def shares(self, sizes: tuple[int, int, int], products: int, sm_count: int) -> int:
-        """In how many parts K would have to be cut to fill the multiprocessors."""
+    def splits(self, sizes: tuple[int, int, int], products: int, across: int, sm_count: int) -> int:
+        """How many blocks share the K of a tile: the number with the least modelled time, where it is worth it."""
         (m, n, k), (M, N, K) = self.block, sizes
-        return shares(math.ceil(M / m) * math.ceil(N / n) * products, math.ceil(K / k), sm_count)
+        tiles = math.ceil(M / m) * math.ceil(N / n) * products
+        found = split_k.candidates(tiles, math.ceil(K / k), sm_count, self.blocks)
+        best = min(found, key=lambda splits: self.nanoseconds(sizes, products, across, sm_count, splits))
+        alone = self.nanoseconds(sizes, products, across, sm_count)
+        return best if self.nanoseconds(sizes, products, across, sm_count, best) < split_k.WORTH * alone else 1
 
     def nbytes(self, accumulator: int) -> int:
         """Shared memory of a block: the ring, or the tile of D."""
@@ -86,23 +90,23 @@ ORDINARY = (                           # float32
     Multistage((64, 32, 32), (32, 16), 3, 4, (490, 560, 490, 560), 620, 2900, (8, 4)),
     Multistage((32, 32, 32), (16, 16), 3, 6, (350, 350, 360, 370), 400, 2700),
 )
-DOUBLE = (                             # float64, by DMMA: nothing is copied across
-    Multistage((128, 128, 32), (32, 64), 3, 1, (2330,) * 4, 2330, 5000, itemsize=8),
-    Multistage((64, 128, 16), (32, 64), 4, 2, (610,) * 4, 690, 3500, itemsize=8),
-    Multistage((64, 64, 32), (32, 32), 3, 2, (700,) * 4, 960, 3300, itemsize=8),
-    Multistage((64, 64, 16), (32, 32), 4, 3, (332,) * 4, 410, 3500, itemsize=8),
+DOUBLE = (                             # float64, by DMMA: nothing is copied across, yet the order of A decides how warps lie
+    Multistage((128, 128, 32), (32, 64), 3, 1, (2390, 2330, 2390, 2330), 2330, 5000, itemsize=8),
+    Multistage((128, 128, 32), (64, 32), 3, 1, (2330, 2390, 2330, 2390), 2330, 5000, itemsize=8),
+    Multistage((64, 128, 32), (32, 32), 3, 1, (1210,) * 4, 1180, 3500, itemsize=8),
+    Multistage((64, 64, 16), (32, 32), 4, 3, (314,) * 4, 400, 3500, itemsize=8),
     Multistage((32, 64, 32), (16, 32), 3, 3, (477,) * 4, 480, 2900, itemsize=8),
     Multistage((32, 32, 32), (16, 16), 3, 4, (215,) * 4, 260, 2600, itemsize=8),
 )
 COMPLEX64 = (
     Multistage((128, 128, 16), (32, 64), 3, 1, (5440, 5440, 5440, 5700), 5440, 8000, itemsize=8),
-    Multistage((64, 64, 16), (32, 32), 3, 3, (1400, 1400, 1400, 1450), 2290, 4700, itemsize=8),
+    Multistage((64, 64, 16), (32, 32), 3, 3, (1480, 1480, 1480, 1530), 2290, 4700, itemsize=8),
     Multistage((32, 64, 16), (16, 32), 3, 4, (728, 728, 728, 750), 730, 5000, itemsize=8),
     Multistage((32, 32, 16), (16, 16), 3, 4, (421, 421, 421, 430), 430, 4600, itemsize=8),
 )
 COMPLEX128 = (
-    Multistage((64, 64, 16), (32, 32), 3, 2, (1335,) * 4, 1650, 2600, itemsize=16),
-    Multistage((64, 64, 8), (32, 32), 4, 2, (666,) * 4, 900, 2500, itemsize=16),
+    Multistage((64, 64, 16), (16, 64), 3, 2, (1204,) * 4, 1650, 5500, itemsize=16),
+    Multistage((64, 64, 16), (32, 32), 3, 2, (1206,) * 4, 1650, 2600, itemsize=16),
     Multistage((32, 64, 16), (16, 32), 3, 2, (683,) * 4, 930, 2300, itemsize=16),
     Multistage((32, 32, 16), (16, 16), 3, 3, (343,) * 4, 400, 2200, itemsize=16),
 )
@@ -133,23 +137,23 @@ def choice(a: Layout, b: Layout, fields: dict[str, Any], sizes: tuple[int, int, 
     if a.dtype in (F16, BF16) and device.arch[0] == 9:
         is_taken = given is None and products == 1 and _is_skinny(a, b, sizes)
         return (operator(a.dtype, SKINNY, device), SKINNY.fields) if is_taken else None
-    best = fastest(TABLES[a.dtype], a, b, sizes, device, products)
-    if device.arch >= (9, 0) and best.shares(sizes, products, device.sm_count) >= SHARED:
-        return None                    # the single-stage kernel's clusters share K
+    best, splits = fastest(TABLES[a.dtype], a, b, sizes, device, products)
+    mapping = dict(best.fields, splits=fields.get("splits", splits))
     if given is None:
-        return operator(a.dtype, best, device), best.fields
+        return operator(a.dtype, best, device), mapping
     if a.dtype != F32 or not isinstance(given, FPUOp) or getattr(given, "is_sized", True) or not hasattr(given, "sized"):
         return None
     lanes = dict(M=best.warp[0], N=best.warp[1], MB=best.lanes[0], NB=best.lanes[1])
-    return given.sized(lanes, a.dtype, b.dtype, a.dtype), best.fields
+    return given.sized(lanes, a.dtype, b.dtype, a.dtype), mapping if given.refuses_to_merge is None else best.fields
 
 
 def fastest(mappings: tuple[Multistage, ...], a: Layout, b: Layout, sizes: tuple[int, int, int], device: DeviceInfo,
-            products: int) -> Multistage:
-    """The mapping with the least modelled time, of those that fit a block's shared memory."""
+            products: int) -> tuple[Multistage, int]:
+    """The mapping with the least modelled time, of those that fit a block's shared memory, and its shares of K."""
     across, accumulator = _across(a, b), max(4, a.dtype.itemsize)
-    fit = [one for one in mappings if one.nbytes(accumulator) <= device.shared_memory_per_block]
-    return min(fit, key=lambda one: one.nanoseconds(sizes, products, across, device.sm_count))
+    found = [(one, one.splits(sizes, products, across, device.sm_count)) for one in mappings
+             if one.nbytes(accumulator) <= device.shared_memory_per_block]
+    return min(found, key=lambda of: of[0].nanoseconds(sizes, products, across, device.sm_count, of[1]))
 
 
 def applies(a: Layout, b: Layout, fields: dict[str, Any], device: DeviceInfo) -> bool:

@@ -222,6 +222,11 @@ def place_of(n: int, i: int, j: int, spec: Any) -> int:
 MANY = 8
 
 
+def takes_slices(shares: int, tiles: int, sm_count: int) -> bool:
+    """Whether all blocks sum slices: where the last one would have many shares to read, and all can be resident."""
+    return shares >= MANY and tiles * shares <= sm_count
+
+
 def reduction_of(spec: Any, shares: int, tiles: int, sm_count: int) -> WorkspaceSums:
     """The reduction of a launch of so many tiles (of all products), with descriptions of the workspace in it.
 
@@ -233,7 +238,7 @@ def reduction_of(spec: Any, shares: int, tiles: int, sm_count: int) -> Workspace
     if elements >= 2**31 or tiles * shares >= 2**31:
         raise ValueError(f"splits={shares}: the sums of {shares} shares of {tiles} tiles are {elements} numbers, and a "
                          "workspace has less than 2**31; take fewer splits")
-    kind = SlicedSums if shares >= MANY and tiles * shares <= sm_count else WorkspaceSums
+    kind = SlicedSums if takes_slices(shares, tiles, sm_count) else WorkspaceSums
     return kind(shares, described("sums", elements, spec.operator.fragment_c.dtype),
                 described("counts", tiles * COUNTERS, np.dtype(np.uint32)))
 
@@ -243,4 +248,4 @@ def width_of(fragment: Any) -> int:
     return math.gcd(fragment.count, max(1, 16 // fragment.dtype.itemsize))
 
 
-__all__ = ["MANY", "SlicedSums", "WorkspaceSums", "reduction_of", "width_of"]
+__all__ = ["MANY", "SlicedSums", "WorkspaceSums", "reduction_of", "takes_slices", "width_of"]

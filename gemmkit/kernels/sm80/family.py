@@ -23,7 +23,9 @@ from gemmkit.operators import FPUOp
 if TYPE_CHECKING:
     from gemmkit.config import Config
 
-SAFE = 16                              # products of a step with which ptxas keeps DMMA's wait across a loop's end
+#: DMMAs between two on the same accumulators with which ptxas may leave out the wait across a loop's end: the tensor core has
+#: finished the first when it begins the second. (Twice what `tests.dmma_waits` takes for near.)
+SAFE = 7
 
 
 class Sm80(KernelFamily):
@@ -57,11 +59,14 @@ def _shared(scheduler: OneTilePerBlock, spec: Sm80Spec, splits: int, arrays: Arr
 
 
 def _mainloop(spec: Sm80Spec) -> Mainloop:
-    """Fragments across rounds, unless ptxas would then leave out a wait (`InStepMainloop`)."""
+    """Fragments across rounds, unless ptxas would then leave out a wait that is needed (`InStepMainloop`)."""
+    table = getattr(spec.operator, "table", None)
     units = getattr(spec.operator, "base", spec.operator)
-    is_dmma = not isinstance(units, FPUOp) and units.fragment_c.dtype == np.dtype(np.float64)
-    products = spec.fragments_m * spec.fragments_n
-    return InStepMainloop() if is_dmma and products < SAFE else Mainloop()
+    if isinstance(units, FPUOp) or units.fragment_c.dtype != np.dtype(np.float64):
+        return Mainloop()
+    instructions = 1 if table is None else sum(factor != 0 for row in table for sums in row for factor in sums)
+    between = (spec.fragments_m * spec.fragments_n - 1) * instructions
+    return Mainloop() if between >= SAFE else InStepMainloop()
 
 
 def _copy_parts(spec: Sm80Spec) -> int:

@@ -20,21 +20,28 @@ def finish_pair(pair: tuple, n: int, spec: Any, outputs: Outputs, row: int, colu
     that indexes an array stays within it."""
     row, column = row + n % 2 * 8, column + n // 2 * 8
     if spec.d.whole:
+        is_stored = row < outputs.shape.M and column < outputs.shape.N
         row, column = min(row, outputs.shape.M - 1), min(column, outputs.shape.N - 2)
-        return finished(pair, spec, outputs, translate(spec.store.pair, row, column))
+        return finished(pair, spec, outputs, translate(spec.store.pair, row, column), is_stored)
     # N is odd, and a pair may straddle its end.
     return join(apply(finish_single, split(pair, 1), spec, outputs, row, column))
 
 
 def finish_single(one: tuple, n: int, spec: Any, outputs: Outputs, row: int, column: int) -> tuple:
+    is_stored = row < outputs.shape.M and column + n < outputs.shape.N
     row, column = min(row, outputs.shape.M - 1), min(column + n, outputs.shape.N - 1)
-    return finished(one, spec, outputs, translate(spec.store.single, row, column))
+    return finished(one, spec, outputs, translate(spec.store.single, row, column), is_stored)
 
 
-def finished(values: tuple, spec: Any, outputs: Outputs, place: Any) -> tuple:
-    """Some sums as values of D; ``place`` is where they lie globally, in range."""
+def finished(values: tuple, spec: Any, outputs: Outputs, place: Any, is_stored: bool) -> tuple:
+    """Some sums as values of D; ``place`` is where they lie globally, in range.
+
+    Where blocks finish slices of a tile, the nearest element in range may be one that another block stores, and C may be D:
+    it is read for what is stored alone.
+    """
     if spec.has_c:
-        values = add_c(values, spec, outputs, place)
+        if spec.exchange.consumers == 0 or is_stored:
+            values = add_c(values, spec, outputs, place)
     values = changed_sums(spec.d.to_registers, values, spec, place)
     values = changed_sums(spec.d.to_shared, values, spec, place)
     return finished_tile(spec.epilogue, values, spec.d.layout, place, outputs.shape)
