@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.epilogues import Epilogue
-from gemmkit.kernels.sm90.shared_k import SharedK
+from gemmkit.kernels.sm90.shared_k import COLUMNS, SharedK
 from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, Planar, RowMajor, Swizzled, Tensor
 from gemmkit.layouts.swizzled import pattern_of
 from gemmkit.operators.base import Operator
@@ -156,7 +156,7 @@ def _fill_d(values: dict[str, Any]) -> None:
     values.setdefault("shared_c_layout", RowMajor(values["operator"].fragment_c.dtype))
     d, N = values["global_d_layout"], values["block_shape"].size.N
     axis = 0 if d.vector_axis == 0 and d.is_separable else 1
-    columns = N // SharedK(values["splits"], values["cluster"]).slices(N, NARROWEST // d.dtype.itemsize)
+    columns = N // SharedK(values["splits"], values["cluster"]).slices(N, max(COLUMNS, NARROWEST // d.dtype.itemsize))
     values.setdefault("shared_d_layout", _swizzled(axis, d.dtype, columns if axis == 1 else 64))
 
 

@@ -9,7 +9,7 @@ behind the main loop to `gather`; the block that is told so finishes the tile.
 | `ClusterSums` | 2, 4 or 8 blocks of a cluster (sm_90) | in the first block's registers, by way of shared memory |
 | `WorkspaceSums` | any number | in the registers of the block that comes last, by way of global memory |
 | `SlicedSums` | any number, all resident at once | each block sums a slice; the last to do so collects them |
-| `ClustersShareK` | any number of clusters, all resident at once | in slices, by the kernel's own exchange (warp_specialised) |
+| `ClustersShareK` | any number of clusters, all resident at once | in slices, by the exchange of `warp_specialised` |
 
 The first is in `gemmkit.kernels.simt.gather_sums`, the last in `gemmkit.kernels.sm90.shared_k`, the others in
 `gemmkit.kernels.common.workspace_sums`.

@@ -6,9 +6,10 @@
 | `ClusterExchange` | those of a cluster | in shared memory |
 | `gemmkit.kernels.sm90.workspace_exchange.WorkspaceExchange` | of different clusters | in global memory |
 
-In a cluster each of ``splits`` blocks has sums of the whole tile, over its part of K. Block r finishes the r-th slice of columns:
-every thread sends each slice to the block that finishes it, straight into its shared memory, and adds up, in the order of the
-blocks, what it is sent itself. Nothing goes through global memory, and the result does not depend on which block is first.
+In a cluster each of ``splits`` blocks has sums of the whole tile, over its part of K. Block r finishes the r-th slice of
+columns: every thread sends each slice to the block that finishes it, straight into its shared memory, and adds up, in the
+order of the blocks, what it is sent itself. Nothing goes through global memory, and the result does not depend on which
+block is first.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from gemmkit.ptx.warpgroup import named_barrier
 class Exchange(Component):
     """A block has K to itself, and finishes the whole tile.
 
-    Where blocks share K a tile is finished in ``slices`` slices, each by one block. ``columns`` are from a slice to the next,
-    ``count`` a thread's sums in a slice of a 64-row fragment.
+    Where blocks share K a tile is finished in ``slices`` slices, each by one block. ``columns`` are from a slice to the
+    next, ``count`` a thread's sums in a slice of a 64-row fragment.
     """
 
     slices: int = 1
@@ -48,8 +49,8 @@ class Exchange(Component):
         return rank
 
     def hand_over(self, sums: tuple, spec: Any, group: int, rank: int, phase: int) -> bool:
-        """Give a consumer's sums of the whole tile to the blocks that finish it; whether this is one of them. ``phase`` flips
-        with every tile."""
+        """Give a consumer's sums of the whole tile to the blocks that finish it; whether this is one of them. ``phase``
+        flips with every tile."""
         return True
 
     def collect(self, sums: tuple, spec: Any, group: int, rank: int, phase: int) -> tuple:
@@ -61,8 +62,8 @@ class Exchange(Component):
 class ClusterExchange(Exchange):
     """What ``consumers`` consumers send to those of other blocks of the cluster, four sums at a time.
 
-    They arrive ``offset`` bytes into shared memory, ``nbytes`` for each consumer; its barriers stand at ``barriers``: one for
-    the sums that it is sent, one for the room to send some.
+    They arrive ``offset`` bytes into shared memory, ``nbytes`` for each consumer; its barriers stand at ``barriers``: one
+    for the sums that it is sent, one for the room to send some.
     """
 
     consumers: int

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.operand import Operand
-from gemmkit.kernels.common.reduction import ALONE
 from gemmkit.kernels.common.scheduler import Persistent
 from gemmkit.kernels.family import KernelFamily
 from gemmkit.kernels.sm90.kernel import warp_specialised
@@ -35,7 +34,7 @@ class Sm90(KernelFamily):
                    arrays: Arrays | None) -> Sm90Spec:
         m, n = config.cluster.extents
         sharing = SharedK(config.splits, config.cluster)
-        scheduler = Persistent(config.order, config.block_shape, Cluster(m, n, sharing.in_cluster), sharing.reduction or ALONE)
+        scheduler = Persistent(config.order, config.block_shape, Cluster(m, n, sharing.in_cluster), sharing.reduction)
         spec = Sm90Spec(config.block_shape, config.compute_warp, config.warps_per_block, config.operator, *operands,
                         config.epilogue, config.condition, scheduler, config.has_c, config.stages, config.schedule,
                         config.producer_warps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gemmkit.kernels.common.rules import rule
-from gemmkit.kernels.sm90.shared_k import COLUMNS, SharedK
+from gemmkit.kernels.sm90.shared_k import COLUMNS, SharedK, least_columns
 from gemmkit.layouts import Planes, Swizzled
 from gemmkit.operators.algebra import Algebra
 from gemmkit.operators.wgmma import WGMMAOp
@@ -98,10 +98,10 @@ def _validate_splits(config: Config) -> None:
          "take schedule='cooperative'")
     rule(operator.accumulator.itemsize == 4, "splits", splits, f"sums in {operator.accumulator} are not exchanged")
     if not sharing.by_workspace:
-        line = config.shared_d_layout.line if config.shared_d_layout.axis == 1 else COLUMNS
-        rule(N % splits == 0 and N // splits % max(COLUMNS, line) == 0, "splits", splits, f"each block finishes N={N} / {splits} "
-             f"columns, which must be a multiple of {COLUMNS} and of the {line} of a panel of D; other numbers than 2, 4 and 8 "
-             "go by way of a workspace and have no such rule")
+        least = least_columns(config.shared_d_layout)
+        rule(N % splits == 0 and N // splits % least == 0, "splits", splits, f"each block finishes N={N} / {splits} "
+             f"columns, which must be a multiple of {COLUMNS} and of a panel's of D: of {least}; other numbers than 2, 4 "
+             "and 8 go by way of a workspace, and have no such rule")
 
 
 def _validate_operand(config: Config, name: str, across: str) -> None:

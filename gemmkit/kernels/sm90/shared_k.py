@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gemmkit.kernels.common.reduction import Reduction, dealt
+from gemmkit.kernels.common.reduction import ALONE, Reduction, dealt
 from gemmkit.kernels.common.rules import SPLITS
 from gemmkit.lang.errors import ConfigError
 from gemmkit.ptx.special import block_x, udiv
@@ -40,25 +40,25 @@ class SharedK:
     def by_workspace(self) -> bool:
         return self.splits > self.in_cluster
 
-    def slices(self, N: int, line: int) -> int:
-        """In how many slices of columns a tile of ``N`` columns is finished, each by one block; panels of D have ``line``
-        columns.
+    def slices(self, N: int, least: int) -> int:
+        """In how many slices of columns a tile of ``N`` columns is finished, each by one block; a slice has a multiple of
+        ``least`` columns (`least_columns`).
 
-        By way of a cluster as many as there are blocks. By way of a workspace no more than that: the columns of a slice are a
-        multiple of `COLUMNS` and of a panel's, and blocks that are left over finish none.
+        By way of a cluster as many as there are blocks. By way of a workspace as many as N allows, and no more than there
+        are blocks: those that are left over finish none.
 
         >>> SharedK(15, Tile(M=2, N=2)).slices(128, 16), SharedK(6, Tile(M=1, N=1)).slices(96, 16)
         (8, 6)
         """
         if not self.by_workspace:
             return self.splits
-        least = max(COLUMNS, line)
         return next((n for n in range(self.splits, 0, -1) if N % n == 0 and N // n % least == 0), 1)
 
     @property
-    def reduction(self) -> Reduction | None:
-        """What the scheduler is told of blocks that share K by way of a workspace; None where there are none."""
-        return ClustersShareK(self.splits, self.cluster.count) if self.by_workspace else None
+    def reduction(self) -> Reduction:
+        """What the scheduler is told of blocks that share K by way of a workspace. (Of those of a cluster the cluster
+        knows.)"""
+        return ClustersShareK(self.splits, self.cluster.count) if self.by_workspace else ALONE
 
     def check_resident(self, clusters: int, most: int) -> None:
         """Raise ConfigError where ``clusters`` clusters, of which a device holds ``most`` at once, wait for each other."""
@@ -66,8 +66,13 @@ class SharedK:
             m, n = self.cluster.extents
             fits = most // (clusters // self.splits)
             cure = f"take splits={fits} or fewer" if fits > 1 else "take splits=1, or larger tiles"
-            raise ConfigError(f"splits={self.splits}: {clusters} clusters of {m}x{n} blocks wait for each other, and the device "
-                              f"holds {most} at once; {cure}")
+            raise ConfigError(f"splits={self.splits}: {clusters} clusters of {m}x{n} blocks wait for each other, and the "
+                              f"device holds {most} at once; {cure}")
+
+
+def least_columns(layout: Any) -> int:
+    """Of what the columns of a slice must be a multiple, for D's shared layout: of `COLUMNS`, and of its panels'."""
+    return max(COLUMNS, int(layout.line)) if layout.axis == 1 else COLUMNS
 
 
 @dataclass(frozen=True)
@@ -102,4 +107,4 @@ class ClustersShareK(Reduction):
         return self.shares
 
 
-__all__ = ["ClustersShareK", "SharedK"]
+__all__ = ["COLUMNS", "ClustersShareK", "SharedK", "least_columns"]

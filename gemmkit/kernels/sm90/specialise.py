@@ -22,7 +22,7 @@ from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.kernels.sm90.routes.rewrite import Rewrite, RewriteProducer, Transpose
 from gemmkit.kernels.sm90.routes.staged import Staged, StagedProducer
 from gemmkit.kernels.sm90.routes.tma import Tma, TmaProducer
-from gemmkit.kernels.sm90.shared_k import SharedK
+from gemmkit.kernels.sm90.shared_k import SharedK, least_columns
 from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.kernels.sm90.store import SubtileStore, store_of
 from gemmkit.kernels.sm90.workspace_exchange import exchange_of
@@ -141,8 +141,8 @@ def _laid_out(spec: Sm90Spec, arrays: Arrays | None) -> Sm90Spec:
 def _exchange(spec: Sm90Spec, sharing: SharedK, arrays: Arrays | None) -> Exchange:
     if sharing.splits == 1:
         return Exchange()
-    N, count, layout = spec.block.size.N, int(spec.operator.fragment_c.count), spec.d.shared
-    slices = sharing.slices(N, layout.line if layout.axis == 1 else 1)
+    N, count = spec.block.size.N, int(spec.operator.fragment_c.count)
+    slices = sharing.slices(N, least_columns(spec.d.shared))
     if sharing.by_workspace:
         return exchange_of(spec, slices, sharing, arrays)
     return ClusterExchange(slices, N // slices, count // slices, consumers=spec.consumers,

@@ -1,9 +1,9 @@
 """Between steps 2 and 3 of `warp_specialised`, where clusters share the K of their tiles: sums meet in global memory.
 
-Every block of (tile, share) has sums of the whole tile over its part of K. Its consumers write them to the workspace, meet, and
-one thread adds 1 to the counter of (tile, consumer), releasing. The first ``slices`` blocks finish a slice of columns each: they
-wait for the counter, read their slice of all shares, and sum it from the first share to the last, so that the same call gives
-the same bits. The others are done when they are counted.
+Every block of (tile, share) has sums of the whole tile over its part of K. The threads of each of its consumers write them
+to the workspace and meet, and one adds 1 to the counter of (tile, consumer), releasing. The first ``slices`` blocks finish a
+slice of columns each: they wait for the counter, read their slice of all shares, and sum it from the first share to the
+last, so that the same call gives the same bits. The others are done when they are counted.
 
 A thread reads what threads of its number wrote: pieces of 16 bytes, neighbours in a warp are neighbours in memory. Consumers
 have different rows, so those of a block do not wait for each other.
@@ -40,8 +40,8 @@ AHEAD = 8                              # shares whose loads are on their way at 
 class WorkspaceExchange(Exchange):
     """The sums of ``shares`` shares; ``sums`` are theirs, and ``counts`` has a number for each consumer of each tile.
 
-    ``count`` of a thread's ``total`` sums in each of its 64-row ``fragments`` are those of a slice. On the host the arrays are
-    descriptions without an address (`gemmkit.runtime.workspace`), until a launch has a stream.
+    ``count`` of a thread's ``total`` sums in each of its 64-row ``fragments`` are those of a slice. On the host the arrays
+    are descriptions without an address (`gemmkit.runtime.workspace`), until a launch has a stream.
     """
 
     shares: int
@@ -79,13 +79,13 @@ class WorkspaceExchange(Exchange):
         return share < self.slices
 
     def collect(self, sums: tuple, spec: Any, group: int, rank: int, phase: int) -> tuple:
-        own = place_of(spec, group, rank)
-        if thread_index() % 128 == 0:
+        own, thread = place_of(spec, group, rank), thread_index() % 128
+        if thread == 0:
             await_counter(self.counts, own, self.shares, "acquire")
             if atomic_add(self.counts, own, 1, "relaxed") + 1 == self.shares + self.slices:
                 set_counter(self.counts, own, 0)
         named_barrier(spec.store.barrier + group, 128)
-        first = own * self.shares * self.share_elements + spec.reduction.rank() * self.count * 128 + thread_index() % 128 * WIDTH
+        first = own * self.shares * self.share_elements + self.slice(spec, rank) * self.count * 128 + thread * WIDTH
         mine = generate(self.fragments, fetch_fragment, spec, first)
         for _ in range(self.rounds):
             mine = fold(AHEAD, add_share, mine, spec, first)
