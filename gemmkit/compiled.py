@@ -58,8 +58,8 @@ class Compiled:
         self.blocks = self.spec.blocks(M, N, problem.device.sm_count)
         self.launchable = Launchable(
             conf.family.kernel, self.arguments, conf.threads, self.blocks, problem.device, problem.a.device,
-            self.spec.shared_bytes, conf.peers, conf.blocks_per_sm, conf.family.is_dependent,
-            self.spec.reduction.waits)
+            self.spec.shared_bytes, conf.peers, conf.blocks_per_sm,
+            conf.family.is_dependent and not self.spec.reduction.waits, self.spec.reduction.waits)
         self.values = self.launchable.values
         self.spaces = spaces_of(self.values, spec.arrays)
         first = 1 + len(self.operands) + 1             # of the maps

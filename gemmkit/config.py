@@ -100,7 +100,7 @@ class Mapping(Component):
     cluster: Tile = Tile(M=1, N=1)      # blocks that share operands
     producer_warps: int = 0
     # of either kernel
-    splits: int = 1                     # blocks that share the K of a tile, and add up their sums in a cluster
+    splits: int = 1                     # blocks that share the K of a tile, and add up their sums
 
     @property
     def threads(self) -> int:
@@ -119,7 +119,7 @@ class Mapping(Component):
     @property
     def peers(self) -> int:
         """Blocks of a cluster."""
-        return self.cluster.count * (self.splits if self.family.splits_in_clusters else 1)
+        return self.cluster.count * self.family.in_cluster(self.splits, self.cluster)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +199,7 @@ class Config(Problem, Mapping):
         least = self.family.minimum_arch
         rule(device.arch >= least, "kernel", self.kernel, f"it needs compute capability {least[0]}.{least[1]}, and "
               f"{device.name} has {device.arch[0]}.{device.arch[1]}; take kernel='singlestage'")
-        rule(self.splits == 1 or not self.family.splits_in_clusters or device.arch >= (9, 0), "splits", self.splits,
+        rule(self.family.in_cluster(self.splits, self.cluster) == 1 or device.arch >= (9, 0), "splits", self.splits,
               f"blocks share K in a cluster, which needs compute capability 9.0, and {device.name} has {device.arch[0]}."
               f"{device.arch[1]}; take splits=1, or kernel='multistage'")
         needed = self.spec().shared_bytes

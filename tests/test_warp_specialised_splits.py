@@ -62,7 +62,6 @@ def test_every_slot_stays_open(machine: Any, columns: int, rng: np.random.Genera
 
 
 @pytest.mark.parametrize("fields, said", [
-    (dict(splits=3), "one of 1, 2, 4, 8"), (dict(splits=2, operator=WGMMAOp(64), cluster=gk.Tile(M=1, N=2)), "cannot share K"),
     (dict(splits=8), "multiple of 8"), (dict(splits=2, operator=WGMMAOp(32, accumulator=F16)), "not exchanged"),
     (dict(splits=0), "positive")])
 def test_rules(fields: dict, said: str) -> None:

@@ -140,7 +140,9 @@ def mapping(conf: Config, options: argparse.Namespace) -> Iterator[tuple[str, st
     steps = -(-options.k // spec.block.size.K)
     yield "block", f"{extents(conf.block_shape)}: {rows} x {columns} blocks, {steps} k-tiles"
     if conf.splits > 1:
-        yield "shared K", f"{conf.splits} blocks of a cluster for each, {-(-steps // conf.splits)} steps or fewer a block"
+        in_cluster = conf.family.in_cluster(conf.splits, conf.cluster) > 1
+        which = "blocks of a cluster" if in_cluster else "blocks, by way of a workspace,"
+        yield "shared K", f"{conf.splits} {which} for each, {-(-steps // conf.splits)} steps or fewer a block"
     yield "warp", f"{extents(conf.compute_warp)}: {spec.fragments_m} x {spec.fragments_n} fragments of " \
                   f"{'x'.join(map(str, conf.operator.shape))}, {spec.steps_k} deep"
     for name, text in (("a", "loads of A"), ("b", "loads of B"), ("cd", "stores of D")):

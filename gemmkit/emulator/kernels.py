@@ -121,7 +121,7 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
                        grid=(compiled.blocks, 1, 1),
                        block=(conf.threads, 1, 1), cluster=(conf.peers, 1, 1),
                        shared_memory=compiled.spec.shared_bytes, max_shared_memory=H100.shared_memory_per_block,
-                       schedule_seed=mode.seed, dependent=conf.family.is_dependent,
+                       schedule_seed=mode.seed, dependent=compiled.launchable.dependent,
                        registers=conf.family.registers(compiled.spec))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.operand import Operand
 from gemmkit.kernels.spec import Spec
+from gemmkit.tiling import Tile
 
 if TYPE_CHECKING:
     from gemmkit.config import Config
@@ -28,9 +29,6 @@ class KernelFamily(ABC):
     #: Whether transforms between shared memory and registers stand before shared memory, behind those on the way to it.
     joins_transforms = False
 
-    #: Whether blocks that share K are those of a cluster.
-    splits_in_clusters = True
-
     @abstractmethod
     def validate(self, config: Config) -> None:
         """Raise ConfigError for the first rule of this family that a configuration breaks."""
@@ -43,6 +41,10 @@ class KernelFamily(ABC):
     def maps(self, spec: Any, arrays: Arrays) -> tuple[Any, ...]:
         """The tensor maps of a problem, None for operands that TMA does not move."""
         return ()
+
+    def in_cluster(self, splits: int, cluster: Tile) -> int:
+        """How many of ``splits`` blocks that share the K of a tile are those of one cluster, of ``cluster`` tiles."""
+        return splits
 
     def registers(self, spec: Any) -> tuple[int, ...] | None:
         """Registers of a thread of each warp, where warps deal them out anew."""

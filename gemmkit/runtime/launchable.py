@@ -78,7 +78,8 @@ class Launchable:
             bound = kernel.bind((self.blocks, 1, 1), (self.threads, 1, 1), self.shared_bytes, self.formats, cluster=cluster,
                                 dependent=self.dependent, cooperative=self.waits)
             if self.waits:
-                workspace.check_residency(kernel, self.ordinal, self.blocks, self.threads, self.shared_bytes)
+                workspace.check_residency(kernel, self.ordinal, self.blocks, self.threads, self.shared_bytes,
+                                          self.cluster)
             return bound
 
 

@@ -32,7 +32,7 @@ from gemmkit.components import Component, field_values, with_fields
 from gemmkit.runtime import device
 from gemmkit.runtime.array_info import ArrayInfo
 
-__all__ = ["Space", "addresses", "check_residency", "described", "on_host", "spaces_of", "table", "tables"]
+__all__ = ["Space", "addresses", "check_residency", "cluster_config", "described", "on_host", "spaces_of", "table", "tables"]
 
 #: Addresses that no array has, for arrays that get theirs with a launch.
 PLACES = {role: 2**62 + 2**32 * n for n, role in enumerate(("sums", "counts", "sizes", "places", "products"))}
@@ -180,19 +180,41 @@ def _check(status: Any) -> None:
         raise RuntimeError(f"the CUDA driver answered {status.name}")
 
 
-def check_residency(kernel: Any, ordinal: int, blocks: int, threads: int, shared_bytes: int) -> None:
+def check_residency(kernel: Any, ordinal: int, blocks: int, threads: int, shared_bytes: int, cluster: int = 1) -> None:
     """Raise LaunchError unless all blocks of a launch can be on the device's multiprocessors at once, by the driver's word.
 
-    ``kernel`` is a `gemmkit.runtime.launch.LoadedKernel`, whose blocks wait for each other.
+    ``kernel`` is a `gemmkit.runtime.launch.LoadedKernel`, whose blocks, in clusters of ``cluster``, wait for each other.
     """
     from cuda.bindings import driver
 
     from gemmkit.runtime.launch import LaunchError
 
     with device.made_current(ordinal):
-        status, held = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel._function(), threads, shared_bytes)
-        _check(status)
-        most = int(held) * device.current().sm_count
+        if cluster > 1:                                # the blocks of a cluster stand in one GPC: not all places can be had
+            config = cluster_config(blocks, threads, shared_bytes, cluster)
+            status, held = driver.cuOccupancyMaxActiveClusters(kernel._function(), config)
+            _check(status)
+            most, how = int(held) * cluster, f"{held} clusters of {cluster}"
+        else:
+            status, held = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel._function(), threads, shared_bytes)
+            _check(status)
+            most, how = int(held) * device.current().sm_count, f"{held} a multiprocessor"
     if blocks > most:
         raise LaunchError(f"{blocks} blocks of {threads} threads wait for each other, and the device holds {most} at once "
-                          f"({held} a multiprocessor); take fewer splits")
+                          f"({how}); take fewer splits")
+
+
+def cluster_config(blocks: int, threads: int, shared_bytes: int, cluster: int) -> Any:
+    """A launch in clusters as `cuOccupancyMaxActiveClusters` takes it."""
+    from cuda.bindings import driver
+
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    extents = attribute.value.clusterDim
+    extents.x, extents.y, extents.z = cluster, 1, 1
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared_bytes
+    config.attrs, config.numAttrs = [attribute], 1
+    return config

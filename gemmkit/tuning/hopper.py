@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.epilogues import Epilogue
+from gemmkit.kernels.sm90.shared_k import COLUMNS, SharedK
 from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, Planar, RowMajor, Swizzled, Tensor
 from gemmkit.layouts.swizzled import pattern_of
 from gemmkit.operators.base import Operator
@@ -35,6 +36,9 @@ from gemmkit.tuning.mappings import (
     choose_mapping,
     is_untouched,
 )
+
+WIDTHS = 128, 64, 32                   # bytes of a swizzle's lines
+NARROWEST = WIDTHS[-1]
 
 
 def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
@@ -87,6 +91,7 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     cluster = next(c for c in (mapping.cluster, mapping.cluster[::-1], (1, 1))
                    if c == (1, 1) or (always and _divides(values, c)))
     values.setdefault("cluster", Tile(M=cluster[0], N=cluster[1]))
+    _fill_d(values)
     majors = dict(a_major="K" if values["shared_a_layout"].axis == 1 else "MN",
                   b_major="K" if values["shared_b_layout"].axis == 0 else "MN")
     units = dataclasses.replace(operator, **majors)
@@ -144,10 +149,15 @@ def _fill_shared(values: dict[str, Any], operator: Any) -> None:
             axis = k_axis                                 # only 16-bit operands can be contiguous across K
         extent = block.K if axis == k_axis else across
         values.setdefault(f"shared_{name}_layout", _swizzled(axis, dtype, extent))
+
+
+def _fill_d(values: dict[str, Any]) -> None:
+    """C's and D's shared layouts: D's panels divide the columns that a block finishes."""
     values.setdefault("shared_c_layout", RowMajor(values["operator"].fragment_c.dtype))
-    d = values["global_d_layout"]
+    d, N = values["global_d_layout"], values["block_shape"].size.N
     axis = 0 if d.vector_axis == 0 and d.is_separable else 1
-    values.setdefault("shared_d_layout", _swizzled(axis, d.dtype, block.N // values["splits"] if axis == 1 else 64))
+    columns = N // SharedK(values["splits"], values["cluster"]).slices(N, max(COLUMNS, NARROWEST // d.dtype.itemsize))
+    values.setdefault("shared_d_layout", _swizzled(axis, d.dtype, columns if axis == 1 else 64))
 
 
 def _divides(values: dict[str, Any], cluster: tuple[int, int]) -> bool:
@@ -162,7 +172,7 @@ def _divides(values: dict[str, Any], cluster: tuple[int, int]) -> bool:
 
 def _swizzled(axis: int, dtype: np.dtype, extent: int) -> Swizzled:
     """The widest swizzle whose panels divide a tile."""
-    width = next((w for w in (128, 64, 32) if extent * dtype.itemsize % w == 0), 32)
+    width = next((w for w in WIDTHS if extent * dtype.itemsize % w == 0), NARROWEST)
     plain = Interleaved(dtype, ("col", "row")[axis]) if dtype.names else (ColMajor, RowMajor)[axis](dtype)
     return Swizzled(plain, width)
 
@@ -209,7 +219,7 @@ def _stages(values: dict[str, Any], device: DeviceInfo) -> int:
     stage = (pattern_of(a.physical_size(size.M, size.K) * a.dtype.itemsize)
              + pattern_of(b.physical_size(size.K, size.N) * b.dtype.itemsize))
     panels = BUFFERS * (values["warps_per_block"] // 4) * 64 * getattr(d, "width", LINE)
-    sums = size.M * size.N * 4 + 2 * BARRIER * BUFFERS if values["splits"] > 1 else 0
+    sums = size.M * size.N * 4 + 2 * BARRIER * BUFFERS if SharedK(values["splits"], values["cluster"]).in_cluster > 1 else 0
     return max(2, min(8, (device.shared_memory_per_block - panels - sums) // (stage + 3 * BARRIER)))
 
 

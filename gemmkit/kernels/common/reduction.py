@@ -9,8 +9,10 @@ behind the main loop to `gather`; the block that is told so finishes the tile.
 | `ClusterSums` | 2, 4 or 8 blocks of a cluster (sm_90) | in the first block's registers, by way of shared memory |
 | `WorkspaceSums` | any number | in the registers of the block that comes last, by way of global memory |
 | `SlicedSums` | any number, all resident at once | each block sums a slice; the last to do so collects them |
+| `ClustersShareK` | any number of clusters, all resident at once | in slices, by the exchange of `warp_specialised` |
 
-The first is in `gemmkit.kernels.simt.gather_sums`, the others in `gemmkit.kernels.common.workspace_sums`.
+The first is in `gemmkit.kernels.simt.gather_sums`, the last in `gemmkit.kernels.sm90.shared_k`, the others in
+`gemmkit.kernels.common.workspace_sums`.
 
 Whatever the kind, the order of additions depends on the number of shares alone: the same call gives the same bits.
 """
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import Component
+from gemmkit.ptx.special import udiv
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,14 @@ class Reduction(Component):
         return 0
 
 
+def dealt(count: int, shares: int, rank: int) -> tuple:
+    """The first of a share's k-tiles, of ``count``, and how many they are: shares differ by one at most, the first ones have
+    more."""
+    least = udiv(count, shares)
+    more = count - least * shares
+    return rank * least + min(rank, more), least + (1 if rank < more else 0)
+
+
 ALONE = Reduction()
 
-__all__ = ["ALONE", "Reduction"]
+__all__ = ["ALONE", "Reduction", "dealt"]

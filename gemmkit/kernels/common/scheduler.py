@@ -126,11 +126,13 @@ class TileScheduler(Component):
 
 @dataclass(frozen=True)
 class Persistent(TileScheduler):
-    """As many blocks as there are multiprocessors: each stays until all tiles are done."""
+    """As many blocks as there are multiprocessors: each stays until all tiles are done. Where clusters share K each has one
+    tile's share, and all must be resident."""
 
     def blocks(self, M: int, N: int, sm_count: int, products: int = 1) -> int:
         rows, columns = self.grid(M, N)
-        return min(rows * columns * products, self.cluster.at_once(sm_count)) * self.cluster.size
+        clusters = rows * columns * products * self.reduction.blocks_of_a_tile
+        return (clusters if self.reduction.waits else min(clusters, self.cluster.at_once(sm_count))) * self.cluster.size
 
 
 @dataclass(frozen=True)

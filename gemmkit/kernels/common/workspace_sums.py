@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import Array, Scalar
-from gemmkit.kernels.common.reduction import Reduction
+from gemmkit.kernels.common.reduction import Reduction, dealt
 from gemmkit.lang.control import each, join, split
 from gemmkit.lang.registers import apply, generate
 from gemmkit.ptx.atomics import atomic_add, await_counter, set_counter
@@ -59,10 +59,7 @@ class WorkspaceSums(Reduction):
         return block_x() - udiv(block_x(), self.shares) * self.shares
 
     def share(self, count: int, rank: int) -> tuple:
-        """Shares differ by one k-tile at most, the first ones have more."""
-        least = udiv(count, self.shares)
-        more = count - least * self.shares
-        return rank * least + min(rank, more), least + (1 if rank < more else 0)
+        return dealt(count, self.shares, rank)
 
     def gather(self, spec: Any, accumulators: Any, rank: int) -> bool:
         tile = spec.scheduler.first()

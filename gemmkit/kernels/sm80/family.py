@@ -19,6 +19,7 @@ from gemmkit.kernels.sm80.routes import with_route
 from gemmkit.kernels.sm80.rules import validate
 from gemmkit.kernels.sm80.spec import Sm80Spec
 from gemmkit.operators import FPUOp
+from gemmkit.tiling import Tile
 
 if TYPE_CHECKING:
     from gemmkit.config import Config
@@ -30,8 +31,6 @@ SAFE = 7
 
 class Sm80(KernelFamily):
     """One tile a block, a ring of stages."""
-
-    splits_in_clusters = False
 
     def validate(self, config: Config) -> None:
         validate(config)
@@ -48,6 +47,9 @@ class Sm80(KernelFamily):
         if config.splits > 1:
             spec = dataclasses.replace(spec, scheduler=_shared(scheduler, spec, config.splits, arrays))
         return dataclasses.replace(spec.laid_out(), mainloop=_mainloop(spec), copy_parts=_copy_parts(spec))
+
+    def in_cluster(self, splits: int, cluster: Tile) -> int:
+        return 1
 
 
 def _shared(scheduler: OneTilePerBlock, spec: Sm80Spec, splits: int, arrays: Arrays | None) -> OneTilePerBlock:

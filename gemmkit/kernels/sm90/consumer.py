@@ -22,10 +22,10 @@ def consume_together(spec: Any, outputs: Outputs, group: int, rank: int) -> None
         work = spec.scheduler.work(spec, tile, rank, outputs.shape)
         own, matrices = of_product(spec, work.batch), outputs_of(spec, outputs, work.batch)
         sums, slot = multiply_tile(own, group, slot, k_steps(spec, work), work, matrices.shape)
-        if spec.cluster.splits > 1:
-            sums = spec.exchange.run(sums, spec, group, rank, turn)
-        spec.store.run(own, sums, matrices,
-                       Part(group, work.m + group * spec.first_rows, work.n + rank * spec.exchange.columns))
+        if spec.exchange.hand_over(sums, spec, group, rank, turn):
+            mine = spec.exchange.collect(sums, spec, group, rank, turn)
+            column = work.n + spec.exchange.slice(spec, rank) * spec.exchange.columns
+            spec.store.run(own, mine, matrices, Part(group, work.m + group * spec.first_rows, column))
         turn = turn ^ 1
         tile += step
     spec.store.finish()

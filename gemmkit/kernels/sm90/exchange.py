@@ -1,8 +1,15 @@
-"""Between steps 2 and 3 of `warp_specialised`, where blocks of a cluster share the K of a tile: they add up their sums.
+"""Between steps 2 and 3 of `warp_specialised`, where blocks share the K of a tile: they add up their sums.
 
-Each of ``splits`` blocks has sums of the whole tile, over its part of K. Block r finishes the r-th slice of columns: every
-thread sends each slice to the block that finishes it, straight into its shared memory, and adds up, in the order of the
-blocks, what it is sent itself. Nothing goes through global memory, and the result does not depend on which block is first.
+| exchange | blocks that share K | sums meet |
+|---|---|---|
+| `Exchange` | one: a block has K to itself | |
+| `ClusterExchange` | those of a cluster | in shared memory |
+| `gemmkit.kernels.sm90.workspace_exchange.WorkspaceExchange` | of different clusters | in global memory |
+
+In a cluster each of ``splits`` blocks has sums of the whole tile, over its part of K. Block r finishes the r-th slice of
+columns: every thread sends each slice to the block that finishes it, straight into its shared memory, and adds up, in the
+order of the blocks, what it is sent itself. Nothing goes through global memory, and the result does not depend on which
+block is first.
 """
 
 from __future__ import annotations
@@ -24,17 +31,43 @@ from gemmkit.ptx.warpgroup import named_barrier
 
 @dataclass(frozen=True)
 class Exchange(Component):
-    """What ``consumers`` consumers send to those of other blocks; none where a block has K to itself.
+    """A block has K to itself, and finishes the whole tile.
 
-    ``columns`` are from a slice of the tile to the next, ``count`` a thread's sums in a slice of a 64-row fragment, sent
-    four at a time. They arrive ``offset`` bytes into shared memory, ``nbytes`` for each consumer; its barriers stand at
-    ``barriers``: one for the sums that it is sent, one for the room to send some.
+    Where blocks share K a tile is finished in ``slices`` slices, each by one block. ``columns`` are from a slice to the
+    next, ``count`` a thread's sums in a slice of a 64-row fragment.
     """
 
-    consumers: int = 0
+    slices: int = 1
     columns: int = 0
     count: int = 0
-    nbytes: int = 0
+
+    def initialise(self, splits: int) -> None:
+        """Called by one thread, before any other meets a barrier."""
+
+    def slice(self, spec: Any, rank: int) -> int:
+        """Which slice of columns a block finishes, of those that do. ``rank`` is the block's in its cluster."""
+        return rank
+
+    def hand_over(self, sums: tuple, spec: Any, group: int, rank: int, phase: int) -> bool:
+        """Give a consumer's sums of the whole tile to the blocks that finish it; whether this is one of them. ``phase``
+        flips with every tile."""
+        return True
+
+    def collect(self, sums: tuple, spec: Any, group: int, rank: int, phase: int) -> tuple:
+        """This block's slice of the columns, over all of K."""
+        return sums
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterExchange(Exchange):
+    """What ``consumers`` consumers send to those of other blocks of the cluster, four sums at a time.
+
+    They arrive ``offset`` bytes into shared memory, ``nbytes`` for each consumer; its barriers stand at ``barriers``: one
+    for the sums that it is sent, one for the room to send some.
+    """
+
+    consumers: int
+    nbytes: int
     offset: int = 0
     barriers: int = 0
 
@@ -54,16 +87,18 @@ class Exchange(Component):
             mbarrier_init(self.filled(), consumer, 1)
             mbarrier_init(self.free(), consumer, splits)
 
-    def run(self, sums: tuple, spec: Any, group: int, rank: int, phase: int) -> tuple:
-        """This block's slice of the columns, over all of K; ``phase`` flips with every tile."""
-        thread = thread_index() % 128
-        if thread == 0:
+    def hand_over(self, sums: tuple, spec: Any, group: int, rank: int, phase: int) -> bool:
+        if thread_index() % 128 == 0:
             mbarrier_expect(self.filled(), group, self.nbytes)
         mbarrier_wait(self.free(), group, phase ^ 1)   # those it sends to have read what it sent for the last tile
         each(send_fragment, sums, spec, group, rank)
+        return True
+
+    def collect(self, sums: tuple, spec: Any, group: int, rank: int, phase: int) -> tuple:
         mbarrier_wait(self.filled(), group, phase)
         mine = generate(spec.fragments_m, receive_fragment, spec, group)
         named_barrier(spec.store.barrier + group, 128)
+        thread = thread_index() % 128
         if thread < spec.cluster.splits:
             mbarrier_arrive_at(self.free(), group, thread)
         return mine
@@ -105,4 +140,4 @@ def place_of(spec: Any, group: int, source: int, i: int, j: int) -> int:
     return (row * 128 + thread_index() % 128) * 4
 
 
-__all__ = ["Exchange"]
+__all__ = ["ClusterExchange", "Exchange"]

@@ -12,8 +12,10 @@ from gemmkit.kernels.family import KernelFamily
 from gemmkit.kernels.sm90.kernel import warp_specialised
 from gemmkit.kernels.sm90.maps import maps
 from gemmkit.kernels.sm90.rules import validate
+from gemmkit.kernels.sm90.shared_k import SharedK
 from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.kernels.sm90.specialise import specialise
+from gemmkit.tiling import Tile
 
 if TYPE_CHECKING:
     from gemmkit.config import Config
@@ -31,11 +33,15 @@ class Sm90(KernelFamily):
     def specialise(self, config: Config, operands: tuple[Operand, Operand, Operand, Operand],
                    arrays: Arrays | None) -> Sm90Spec:
         m, n = config.cluster.extents
-        cluster = Cluster(m, n, config.splits)
+        sharing = SharedK(config.splits, config.cluster)
+        scheduler = Persistent(config.order, config.block_shape, Cluster(m, n, sharing.in_cluster), sharing.reduction)
         spec = Sm90Spec(config.block_shape, config.compute_warp, config.warps_per_block, config.operator, *operands,
-                        config.epilogue, config.condition, Persistent(config.order, config.block_shape, cluster),
-                        config.has_c, config.stages, config.schedule, config.producer_warps)
-        return specialise(spec, arrays)
+                        config.epilogue, config.condition, scheduler, config.has_c, config.stages, config.schedule,
+                        config.producer_warps)
+        return specialise(spec, sharing, arrays)
+
+    def in_cluster(self, splits: int, cluster: Tile) -> int:
+        return SharedK(splits, cluster).in_cluster
 
     def maps(self, spec: Any, arrays: Arrays) -> tuple[Any, ...]:
         return maps(spec, arrays)

@@ -18,6 +18,7 @@ A *cooperative* schedule
 has all consumers work on one tile, each on its rows. With *ping-pong* each has a tile of its own, and while one multiplies
 the other finishes: they take turns at the tensor cores, which an order barrier sees to. In a cluster, blocks with the same
 rows (or columns) share A (or B): each loads a part for all. Or they share the K of a tile, and `exchange` their sums.
+Clusters that share operands can share K with other clusters: their sums meet in global memory (`workspace_exchange`).
 
 | step | what | where |
 |---|---|---|

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gemmkit.kernels.common.rules import check_splits, rule
+from gemmkit.kernels.common.rules import rule
+from gemmkit.kernels.sm90.shared_k import COLUMNS, SharedK, least_columns
 from gemmkit.layouts import Planes, Swizzled
 from gemmkit.operators.algebra import Algebra
 from gemmkit.operators.wgmma import WGMMAOp
@@ -90,18 +91,17 @@ def _validate_tiles(config: Config) -> None:
 
 
 def _validate_splits(config: Config) -> None:
-    operator = _units(config)
+    operator, sharing = _units(config), SharedK(config.splits, config.cluster)
     splits, N = config.splits, config.block_shape.size.N
     rule(operator is config.operator, "splits", splits, "sums of numbers of several parts are not exchanged; take splits=1")
-    check_splits(splits)
-    rule(config.cluster.count == 1, "splits", splits, f"the blocks of a cluster={config.cluster!r} share operands; they "
-         "cannot share K as well")
     rule(config.schedule == "cooperative", "splits", splits, "consumers that play ping-pong have no time to exchange sums; "
          "take schedule='cooperative'")
     rule(operator.accumulator.itemsize == 4, "splits", splits, f"sums in {operator.accumulator} are not exchanged")
-    line = config.shared_d_layout.line if config.shared_d_layout.axis == 1 else 8
-    rule(N % splits == 0 and N // splits % max(8, line) == 0, "splits", splits, f"each block finishes N={N} / {splits} "
-         f"columns, which must be a multiple of 8 and of the {line} of a panel of D")
+    if not sharing.by_workspace:
+        least = least_columns(config.shared_d_layout)
+        rule(N % splits == 0 and N // splits % least == 0, "splits", splits, f"each block finishes N={N} / {splits} "
+             f"columns, which must be a multiple of {COLUMNS} and of a panel's of D: of {least}; other numbers than 2, 4 "
+             "and 8 go by way of a workspace, and have no such rule")
 
 
 def _validate_operand(config: Config, name: str, across: str) -> None:

@@ -12,7 +12,7 @@ from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.operand import Operand
 from gemmkit.kernels.common.pipeline import BARRIER, CLUSTER, THREAD, WARPS, Pipeline
 from gemmkit.kernels.common.shared_memory import NamedBarriers, SharedMemory
-from gemmkit.kernels.sm90.exchange import Exchange
+from gemmkit.kernels.sm90.exchange import ClusterExchange, Exchange
 from gemmkit.kernels.sm90.fragments import Deinterleaved, RegisterMainloop, Transformed
 from gemmkit.kernels.sm90.mainloop import Mainloop, PairMainloop, PortionMainloop, SharedMainloop
 from gemmkit.kernels.sm90.permuted import in_panels, permutable, permuted_along_k
@@ -22,8 +22,10 @@ from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.kernels.sm90.routes.rewrite import Rewrite, RewriteProducer, Transpose
 from gemmkit.kernels.sm90.routes.staged import Staged, StagedProducer
 from gemmkit.kernels.sm90.routes.tma import Tma, TmaProducer
+from gemmkit.kernels.sm90.shared_k import SharedK, least_columns
 from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.kernels.sm90.store import SubtileStore, store_of
+from gemmkit.kernels.sm90.workspace_exchange import exchange_of
 from gemmkit.layouts.swizzled import PATTERN, pattern_of
 from gemmkit.operators import WGMMAOp
 
@@ -33,14 +35,15 @@ ROUTES: dict[Any, Any] = {Tma: TmaProducer, Rewrite: RewriteProducer, Transpose:
 REGISTER_THREADS = 384                 # of a block with A in registers: with more, wgmmas wait for each other
 
 
-def specialise(spec: Sm90Spec, arrays: Arrays | None = None) -> Sm90Spec:
+def specialise(spec: Sm90Spec, sharing: SharedK, arrays: Arrays | None = None) -> Sm90Spec:
     """``spec`` with all its parts. Without ``arrays`` these are what suits TMA, and shared memory is the most."""
     b = dataclasses.replace(spec.b, offset=pattern_of(spec.a.nbytes))
     spec = dataclasses.replace(spec, b=b, mainloop=_mainloop(spec))
     requests = (Request(spec, spec.a, arrays.a if arrays else None, arrays.extents("a") if arrays else (0, 0)),
                 Request(spec, spec.b, arrays.b if arrays else None, arrays.extents("b") if arrays else (0, 0)))
     spec = _with_a_deinterleaved(spec, *requests) or _with_a_transformed(_with_routes(spec, *requests))
-    return _laid_out(_with_producer(spec), arrays)
+    spec = _with_producer(spec)
+    return _laid_out(dataclasses.replace(spec, exchange=_exchange(spec, sharing, arrays)), arrays)
 
 
 def _mainloop(spec: Sm90Spec) -> Mainloop:
@@ -125,21 +128,25 @@ def _laid_out(spec: Sm90Spec, arrays: Arrays | None) -> Sm90Spec:
         store = dataclasses.replace(store, offset=memory.take(store.nbytes))
     producer = dataclasses.replace(spec.producer, barrier=barriers.take(spec.producer.barriers))
     order = barriers.take(2) if spec.is_pingpong else 0
-    exchange = _exchange(spec, memory)
+    exchange = spec.exchange
+    if isinstance(exchange, ClusterExchange):
+        exchange = dataclasses.replace(exchange, offset=memory.take(spec.consumers * exchange.nbytes))
     pipeline = _pipeline(spec, memory)
-    if exchange.consumers:
+    if isinstance(exchange, ClusterExchange):
         exchange = dataclasses.replace(exchange, barriers=memory.take(2 * BARRIER * exchange.consumers))
     return dataclasses.replace(spec, store=store, producer=producer, order_barrier=order, exchange=exchange,
                                pipeline=pipeline, nbytes=memory.nbytes)
 
 
-def _exchange(spec: Sm90Spec, memory: SharedMemory) -> Exchange:
-    splits, count = spec.cluster.splits, int(spec.operator.fragment_c.count)
-    if splits == 1:
+def _exchange(spec: Sm90Spec, sharing: SharedK, arrays: Arrays | None) -> Exchange:
+    if sharing.splits == 1:
         return Exchange()
-    nbytes = spec.fragments_m * count * 4 * 128
-    offset = memory.take(spec.consumers * nbytes)
-    return Exchange(spec.consumers, spec.block.size.N // splits, count // splits, nbytes, offset)
+    N, count = spec.block.size.N, int(spec.operator.fragment_c.count)
+    slices = sharing.slices(N, least_columns(spec.d.shared))
+    if sharing.by_workspace:
+        return exchange_of(spec, slices, sharing, arrays)
+    return ClusterExchange(slices, N // slices, count // slices, consumers=spec.consumers,
+                           nbytes=spec.fragments_m * count * 4 * 128)
 
 
 def _pipeline(spec: Sm90Spec, memory: SharedMemory) -> Pipeline:

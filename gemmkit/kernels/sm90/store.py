@@ -304,10 +304,10 @@ def store_of(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrie
     layout: Any = spec.d.shared
     if info is not None and refuses_tma(spec, info) is not None and vector_length(spec, info, extents) == 0:
         return DirectStore(barrier)
-    splits, N = spec.cluster.splits, spec.block.size.N
-    columns = int(layout.line) if layout.axis == 1 else math.gcd(N // splits, 64)
+    width = spec.block.size.N // spec.exchange.slices    # of what this block finishes
+    columns = int(layout.line) if layout.axis == 1 else math.gcd(width, 64)
     fields = dict(consumers=spec.consumers, columns=columns, lines=columns if layout.vector_axis == 0 else 64,
-                  count=N // columns // splits, fragments=spec.fragments_m, itemsize=layout.dtype.itemsize)
+                  count=width // columns, fragments=spec.fragments_m, itemsize=layout.dtype.itemsize)
     if info is None or refuses_tma(spec, info) is None:
         return TmaStore(barrier, **fields)
     apart, down = rows_apart(spec, info)
