@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -48,9 +48,12 @@ class ArrayInfo(NamedTuple):
     steps: tuple[tuple[int, int], ...] = ()
 
 
-def flipped(info: ArrayInfo | None) -> ArrayInfo | None:
+_Info = TypeVar("_Info", ArrayInfo, None, "ArrayInfo | None")
+
+
+def flipped(info: _Info) -> _Info:
     """The transpose of a matrix (None of None)."""
-    return info and info._replace(shape=info.shape[::-1], strides=info.strides[::-1])
+    return info if info is None else info._replace(shape=info.shape[::-1], strides=info.strides[::-1])
 
 
 def whole(info: ArrayInfo) -> ArrayInfo:

@@ -14,7 +14,7 @@ LONG = 16                              # k-tiles of a product whose K is shared 
 COUNTING = 4000                        # ns: writing the sums, and finding out which block is the last
 BYTES = 64                             # a ns: what the last block reads
 SLICES = 5300                          # ns: where all blocks wait for each other and sum slices
-KEPT, TRAFFIC = 40e6, 2000             # bytes of all blocks' sums that the L2 keeps; a ns, of those that go to memory and back
+KEPT, TRAFFIC = 40e6, 2000             # bytes of sums that the L2 keeps; bytes a ns, of those that go to memory and back
 WORTH = 0.9                            # of the time without shares: what sharing has to come down to
 
 
