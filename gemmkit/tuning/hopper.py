@@ -33,6 +33,7 @@ from gemmkit.tuning.mappings import (
     UNALIGNED,
     UNALIGNED_BYTES,
     Mapping,
+    by_workspace,
     choose_mapping,
     is_untouched,
 )
@@ -48,6 +49,8 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     is_misaligned = any(isinstance(layout, Plain) and (info := infos[name]) is not None
                         and why_not(info, layout.axis) is not None for name, layout in (("a", a), ("b", b)))
     mappings = UNALIGNED if is_misaligned else _not_by_tma(given) or MAPPINGS + SPLIT
+    if mappings == MAPPINGS + SPLIT and getattr(fields.get("condition"), "is_always", True):
+        mappings += by_workspace(sizes, device, products)
     is_ragged = any(info is not None and any(stride * info.dtype.itemsize % LINE for stride in info.strides if stride != 1)
                     for info in (infos["a"], infos["b"]))
     epilogue = fields.get("epilogue")

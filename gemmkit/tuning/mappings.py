@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from gemmkit.epilogues import Epilogue
+from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.rasterisation import Grouped, Hilbert, Order
+from gemmkit.kernels.sm90.shared_k import SharedK
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning.operators import SIXTEEN
@@ -42,6 +44,33 @@ class Mapping:
     depth: int = LINE                  # bytes of K in a stage
 
     @property
+    def sharing(self) -> SharedK:
+        """By which way blocks share K."""
+        return SharedK(self.splits, Tile(M=self.cluster[0], N=self.cluster[1]))
+
+    def clusters(self, sizes: tuple[int, int, int], products: int) -> int:
+        """Clusters of tiles."""
+        return math.ceil(sizes[0] / (self.M * self.cluster[0])) * math.ceil(sizes[1] / (self.N * self.cluster[1])) * products
+
+    def at_once(self, device: DeviceInfo) -> int:
+        """Clusters that a device holds at once: large ones do not fill every GPC."""
+        peers = self.cluster[0] * self.cluster[1] * self.splits
+        return max(1, device.sm_count // (peers if peers < 8 else peers + 1))
+
+    def cycles(self, sizes: tuple[int, int, int], device: DeviceInfo, itemsize: int, limit: int | None, products: int) -> float:
+        """The estimated time of a launch. ``limit`` is what the L2 can give, in bytes a cycle (None: it limits nothing)."""
+        clusters, lines = self.clusters(sizes, products), math.ceil(sizes[2] * itemsize / LINE)
+        if self.sharing.by_workspace:                  # all blocks at once, each with its share
+            moved = clusters * lines * LINE * (self.M * self.cluster[0] + self.N * self.cluster[1])
+            return max(math.ceil(lines / self.splits) * self.step, moved / SHARED_BYTES) + self.finish + self.start
+        waves = math.ceil(clusters / self.at_once(device))
+        cycles = waves * (math.ceil(lines / self.splits) * self.step + self.finish) + self.start
+        moved = clusters * self.cluster[0] * self.cluster[1] * lines * LINE * (self.M + self.N)
+        if limit is None and self.splits > 1:
+            limit = UNALIGNED_BYTES
+        return cycles if limit is None else max(cycles, moved / limit)
+
+    @property
     def fields(self) -> dict[str, Any]:
         """It as fields of a Config for 16-bit operands."""
         return dict(block_shape=Tile(M=self.M, N=self.N, K=self.depth // 2), schedule=self.schedule,
@@ -65,6 +94,17 @@ MAPPINGS = (
 SPLIT = tuple(Mapping(*tile, step, finish, 0, splits=splits) for tile, step, finish in (
     ((128, 128, "cooperative", 8, (1, 1)), 560, 6500), ((64, 128, "cooperative", 4, (1, 1)), 330, 5500))
     for splits in (2, 4, 8))
+
+
+# The same by way of a workspace, with any number of shares; clusters multicast operands (`by_workspace` says how many).
+# Fitted to an H200 (2026-11-22): f16 512 x 512 x 16384, 256 x 256 x 32768, 64 x 64 x 65536, 128 x 128 x 16384, and 96 x 2048
+# x 8192, each with 3 to 132 shares; to 15 % on average.
+WORKSPACE = tuple(Mapping(M, N, "cooperative", warps, cluster, step, 8000, 0)
+                  for M, N, warps, step in ((128, 128, 8, 560), (64, 128, 4, 330), (64, 64, 4, 200))
+                  for cluster in ((1, 1), (2, 1), (1, 2), (2, 2)) if N == 128 or cluster == (1, 1))
+SHARE = 100                            # cycles: what one more share costs those that read the sums
+SHARED_BYTES = 4000                    # a cycle: what the L2 gives all multiprocessors where they share K
+LEAST_SHARED = 32                      # k-tiles of a product whose K is shared by way of a workspace
 
 
 # The same where producer warps stage or rewrite an operand.
@@ -150,19 +190,26 @@ def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: in
     m, n, k = (max(1, size) for size in sizes)
 
     def time(mapping: Mapping) -> float:
-        rows, columns = mapping.cluster
-        clusters = math.ceil(m / (mapping.M * rows)) * math.ceil(n / (mapping.N * columns)) * products
-        peers = rows * columns * mapping.splits
-        at_once = device.sm_count // (peers if peers < 8 else peers + 1)     # large clusters do not fill every GPC
-        waves = math.ceil(clusters / max(1, at_once))
-        steps = math.ceil(math.ceil(k * itemsize / LINE) / mapping.splits)
-        cycles = waves * (steps * mapping.step + mapping.finish) + mapping.start
-        moved = clusters * rows * columns * math.ceil(k * itemsize / LINE) * LINE * (mapping.M + mapping.N)
-        return max(cycles, moved / limit) if is_ragged or mapping.splits > 1 else cycles
+        return mapping.cycles((m, n, k), device, itemsize, limit if is_ragged else None, products)
 
     least = min(map(time, fit))
     equal = [mapping for mapping in fit if time(mapping) <= 1.01 * least]
     return max(equal, key=lambda mapping: mapping.M) if is_ragged or is_tall else equal[0]
+
+
+def by_workspace(sizes: tuple[int, int, int], device: DeviceInfo, products: int = 1) -> tuple[Mapping, ...]:
+    """`WORKSPACE`'s mappings for a product of 16-bit operands, with as many shares as fill the device, and with fewer."""
+    found: list[Mapping] = []
+    for one in WORKSPACE if math.ceil(sizes[2] * 2 / LINE) >= LEAST_SHARED else ():
+        m, n = one.cluster
+        if m * one.M >= sizes[0] + one.M or n * one.N >= sizes[1] + one.N or 0 in sizes:     # tiles would be empty
+            continue
+        most = Cluster(m, n).at_once(device.sm_count) // one.clusters(sizes, products)
+        for shares in sorted({most, most // 2, most // 4}, reverse=True):
+            if shares > 1:
+                shared = dataclasses.replace(one, splits=shares, finish=one.finish + SHARE * shares)
+                found += [shared] if shared.sharing.by_workspace else []
+    return tuple(found)
 
 
 #: With one of these given, a mapping is the caller's.
@@ -200,6 +247,7 @@ __all__ = [
     "UNALIGNED_BYTES",
     "Mapping",
     "applies",
+    "by_workspace",
     "choose_mapping",
     "is_untouched",
 ]

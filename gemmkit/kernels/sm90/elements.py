@@ -40,7 +40,7 @@ def finished(values: tuple, spec: Any, outputs: Outputs, place: Any, is_stored: 
     it is read for what is stored alone.
     """
     if spec.has_c:
-        if spec.exchange.consumers == 0 or is_stored:
+        if spec.exchange.slices == 1 or is_stored:
             values = add_c(values, spec, outputs, place)
     values = changed_sums(spec.d.to_registers, values, spec, place)
     values = changed_sums(spec.d.to_shared, values, spec, place)
