@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
+import gemmkit.kernels.sm80.family as sm80
 from gemmkit.inspection import CompiledKernel, compile_config
+from gemmkit.kernels.sm80.mainloop import InStepMainloop
 from gemmkit.layouts import ColMajor, Interleaved, RowMajor
 from gemmkit.operators import MMAOp
-from gemmkit.runtime.device import H100
+from gemmkit.runtime.device import H100, target
+from gemmkit.tuning import multistage_mappings
 from gemmkit.tuning.operators import operator_for
 from tests.dmma_waits import hex_listing, in_text, listing, unwaited_products
 
@@ -53,6 +56,58 @@ def test_every_product_waits_for_the_one_before(dtype: str, trans: str, size: in
 def test_the_other_shapes_of_hopper(K: int, trans: str) -> None:
     found = kernel("float64", 4096, trans, H100, MMAOp(K=K, dtype="float64"))
     assert found.usage.spill_stores == 0 and unwaited_products(found.assembled.cubin) == []
+
+
+RINGS = [(np.dtype(dtype), one) for dtype in ("f8", "c16") for one in multistage_mappings.TABLES[np.dtype(dtype)]]
+FITTING = [(device, dtype, one) for device in DEVICES for dtype, one in RINGS
+           if one.nbytes(dtype.itemsize) <= DEVICES[device].shared_memory_per_block]
+
+
+def ring(dtype: np.dtype, one: Any, trans: str, device: Any) -> gk.Config:
+    a, b = (order(dtype) for order in ORDERS[trans])
+    return gk.get_config(operator=multistage_mappings.operator(dtype, one, device), global_a_layout=a, global_b_layout=b,
+                         global_d_layout=RowMajor(dtype), device=device, gemm_shape=dict(M=4096, N=4096, K=4096), **one.fields)
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("trans", ORDERS)
+@pytest.mark.parametrize("device, dtype, one", FITTING, ids=str)
+def test_every_mapping_of_the_multistage_kernel(device: str, dtype: np.dtype, one: Any, trans: str) -> None:
+    """Fragments are fetched ahead across rounds with as few as eight products a step."""
+    gpu = DEVICES[device]
+    found = compile_config(ring(dtype, one, trans, gpu), device=gpu, gemm_shape=dict(M=4096, N=4096, K=4096))
+    assert found.usage.spill_stores == 0 and found.instructions["DMMA"] > 0
+    assert unwaited_products(found.assembled.cubin) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("trans", ["nn", "tt"])
+@pytest.mark.parametrize("dtype, one", RINGS, ids=str)
+def test_both_main_loops_give_the_same_bits(dtype: np.dtype, one: Any, trans: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, where a product that begins too early would take another's sums: with several warps side by side, of many
+    draws, all of D. The loop that fetches nothing ahead adds up in the same order."""
+    torch = pytest.importorskip("torch")
+    kind = torch.float64 if dtype == np.float64 else torch.complex128
+    conf = ring(dtype, one, trans, target())
+
+    def drawn() -> Any:
+        pair = [torch.randn(768, 768, device="cuda", dtype=kind) for _ in "ab"]
+        return [x.T if order == "t" else x for x, order in zip(pair, trans)]
+
+    a, b = drawn()
+    plans, outs = [], []
+    for mainloop in (None, InStepMainloop()):
+        if mainloop is not None:
+            monkeypatch.setattr(sm80, "_mainloop", lambda spec: InStepMainloop())
+        outs.append(torch.empty(768, 768, device="cuda", dtype=kind))
+        plans.append(gk.plan(a, b, None, conf, out=outs[-1]))
+    assert isinstance(plans[1]._compiled.spec.mainloop, InStepMainloop)
+    for _ in range(40):
+        a, b = drawn()
+        for run, out in zip(plans, outs):
+            out.fill_(float("nan"))
+            run(a, b, out=out)
+        assert torch.equal(*(torch.view_as_real(out) if dtype.kind == "c" else out for out in outs))
 
 
 def without_waits(text: str) -> str:

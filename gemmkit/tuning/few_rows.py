@@ -1,7 +1,7 @@
 """Products of a few rows on Hopper (decoding), by their transpose.
 
-All time goes to B, which is read once. A tile of wgmma's has 64 rows at least: of A most would be padding, and few
-tiles would be left to read B. So D^T = B^T A^T is computed: B's columns are the rows of tiles, 64 each, and A's rows their 16
+All time goes to B, which is read once. A tile of wgmma's has 64 rows at least: of A most would be padding, and few tiles
+would be left to read B. So D^T = B^T A^T is computed: B's columns are the rows of tiles, 64 each, and A's rows their 16
 columns or more. Blocks of a cluster share K until the multiprocessors are filled.
 
 Microseconds on an H200, f16, B contiguous along K (nt), and cuBLAS's (2026-11-22):

@@ -57,7 +57,8 @@ class Mapping:
         peers = self.cluster[0] * self.cluster[1] * self.splits
         return max(1, device.sm_count // (peers if peers < 8 else peers + 1))
 
-    def cycles(self, sizes: tuple[int, int, int], device: DeviceInfo, itemsize: int, limit: int | None, products: int) -> float:
+    def cycles(self, sizes: tuple[int, int, int], device: DeviceInfo, itemsize: int, limit: int | None,
+               products: int) -> float:
         """The estimated time of a launch. ``limit`` is what the L2 can give, in bytes a cycle (None: it limits nothing)."""
         clusters, lines = self.clusters(sizes, products), math.ceil(sizes[2] * itemsize / LINE)
         if self.sharing.by_workspace:                  # all blocks at once, each with its share
