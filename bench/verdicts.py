@@ -37,6 +37,7 @@ GROUPS = {
     "complex": "complex64 and complex128, without tf32",
     "long": "Few tiles, long K",
     "skinny": "1 to 32 rows, f16",
+    "random": "Random sizes, orders and types",
     "mappings": "Mappings (tuning)",
 }
 # What is asked of a group's geometric mean: at least, aim.

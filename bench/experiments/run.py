@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bench import cases, hopper, prepare
-from bench.experiments import algebras, contractions, groups, minplus, stacks, types
+from bench.experiments import algebras, contractions, groups, minplus, random_shapes, stacks, types
 from bench.experiments.experiment import Experiment
 from bench.gemm import names
 from bench.harness import Row, input_sets
@@ -37,8 +37,10 @@ FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
     "complex": types.complex_squares,
     "long": types.long_k,
     "skinny": types.skinny,
+    "random": random_shapes.random_shapes,
 }
-ASKED = ("square", "stacks", "grouped", "float32", "float64", "complex", "long", "skinny")  # measured when asked for
+# Measured when asked for:
+ASKED = ("square", "stacks", "grouped", "float32", "float64", "complex", "long", "skinny", "random")
 DEFAULT = (*cases.PAPER, *(group for group in FURTHER if group not in ASKED))
 GROUPS = ("square", *cases.PAPER, *FURTHER)
 
