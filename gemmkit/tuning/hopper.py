@@ -32,6 +32,8 @@ from gemmkit.tuning.mappings import (
     TRANSPOSED,
     UNALIGNED,
     UNALIGNED_BYTES,
+    UNALIGNED_WORKSPACE,
+    WORKSPACE,
     Mapping,
     by_workspace,
     choose_mapping,
@@ -46,11 +48,12 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
            device: DeviceInfo, products: int = 1) -> tuple[Operator, dict[str, Any]]:
     """The operator for a product of 16-bit floats in these layouts, and the fields of its mapping."""
     given = dict(fields, global_a_layout=a, global_b_layout=b)
+    always = getattr(fields.get("condition"), "is_always", True)
     is_misaligned = any(isinstance(layout, Plain) and (info := infos[name]) is not None
                         and why_not(info, layout.axis) is not None for name, layout in (("a", a), ("b", b)))
     mappings = UNALIGNED if is_misaligned else _not_by_tma(given) or MAPPINGS + SPLIT
-    if mappings == MAPPINGS + SPLIT and getattr(fields.get("condition"), "is_always", True):
-        mappings += by_workspace(sizes, device, products)
+    ways = {MAPPINGS + SPLIT: WORKSPACE, UNALIGNED: UNALIGNED_WORKSPACE}
+    shared = by_workspace(sizes, device, products, ways[mappings]) if mappings in ways and always else ()
     is_ragged = any(info is not None and any(stride * info.dtype.itemsize % LINE for stride in info.strides if stride != 1)
                     for info in (infos["a"], infos["b"]))
     epilogue = fields.get("epilogue")
@@ -59,7 +62,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
         # What a finishing consumer reads by way of L1 makes the one that multiplies wait: 7 % of its time, measured.
         mappings = tuple(dataclasses.replace(one, step=1.07 * one.step) if one.schedule == "pingpong" else one
                          for one in mappings)
-    mapping = choose_mapping(sizes, device, mappings=mappings, is_ragged=is_ragged or mappings is CP_ASYNC,
+    mapping = choose_mapping(sizes, device, mappings=mappings + shared, is_ragged=is_ragged or mappings is CP_ASYNC,
                              is_tall=reads_tiles, limit=SHORT_BYTES if mappings is CP_ASYNC else UNALIGNED_BYTES,
                              products=products)
     is_short = sizes is not None and sizes[2] * a.dtype.itemsize <= LINE // 2

@@ -103,6 +103,11 @@ SPLIT = tuple(Mapping(*tile, step, finish, 0, splits=splits) for tile, step, fin
 WORKSPACE = tuple(Mapping(M, N, "cooperative", warps, cluster, step, 8000, 0)
                   for M, N, warps, step in ((128, 128, 8, 560), (64, 128, 4, 330), (64, 64, 4, 200))
                   for cluster in ((1, 1), (2, 1), (1, 2), (2, 2)) if N == 128 or cluster == (1, 1))
+# The same of operands that TMA cannot take as they lie in memory (64 x 29 x 3653, nt: 108 us without shares).
+UNALIGNED_WORKSPACE = (
+    Mapping(128, 128, "cooperative", 8, (1, 1), 3600, 8000, 0, 8, order=Hilbert()),
+    Mapping(64, 64, "cooperative", 4, (1, 1), 2800, 8000, 0, 8, order=Hilbert()),
+)
 SHARE = 100                            # cycles: what one more share costs those that read the sums
 SHARED_BYTES = 4000                    # a cycle: what the L2 gives all multiprocessors where they share K
 LEAST_SHARED = 32                      # k-tiles of a product whose K is shared by way of a workspace
@@ -198,14 +203,18 @@ def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: in
     return max(equal, key=lambda mapping: mapping.M) if is_ragged or is_tall else equal[0]
 
 
-def by_workspace(sizes: tuple[int, int, int], device: DeviceInfo, products: int = 1) -> tuple[Mapping, ...]:
-    """`WORKSPACE`'s mappings for a product of 16-bit operands, with as many shares as fill the device, and with fewer."""
+def by_workspace(sizes: tuple[int, int, int], device: DeviceInfo, products: int = 1,
+                 mappings: tuple[Mapping, ...] = WORKSPACE) -> tuple[Mapping, ...]:
+    """Mappings with shares by way of a workspace for a product of 16-bit operands: as many as fill the device, and fewer."""
+    lines = math.ceil(sizes[2] * 2 / LINE)
+    if 0 in sizes or (mappings is WORKSPACE and lines < LEAST_SHARED):
+        return ()
     found: list[Mapping] = []
-    for one in WORKSPACE if math.ceil(sizes[2] * 2 / LINE) >= LEAST_SHARED else ():
+    for one in mappings:
         m, n = one.cluster
-        if m * one.M >= sizes[0] + one.M or n * one.N >= sizes[1] + one.N or 0 in sizes:     # tiles would be empty
+        if m * one.M >= sizes[0] + one.M or n * one.N >= sizes[1] + one.N:       # tiles would be empty
             continue
-        most = Cluster(m, n).at_once(device.sm_count) // one.clusters(sizes, products)
+        most = min(Cluster(m, n).at_once(device.sm_count) // one.clusters(sizes, products), lines // 2)
         for shares in sorted({most, most // 2, most // 4}, reverse=True):
             if shares > 1:
                 shared = dataclasses.replace(one, splits=shares, finish=one.finish + SHARE * shares)
@@ -245,6 +254,7 @@ __all__ = [
     "TRANSFORMED",
     "TRANSPOSED",
     "UNALIGNED",
+    "UNALIGNED_WORKSPACE",
     "UNALIGNED_BYTES",
     "Mapping",
     "applies",

@@ -31,7 +31,8 @@ PADDING = 32                           # bytes that a line is padded by
 class Multistage:
     """A mapping: a block's tile (M, N, K), a warp's (M, N), ``stages``, and ``blocks`` a multiprocessor.
 
-    ``step`` has four times: neither operand is copied across (element by element), A is, B is, both are.
+    ``step`` has four times: neither operand is copied across (element by element), A is, B is, both are. ``merges`` is
+    whether registers are left to merge the sums of blocks that share K; without, they spill.
     """
 
     block: tuple[int, int, int]
@@ -43,6 +44,7 @@ class Multistage:
     start: int
     lanes: tuple[int, int] = (4, 8)
     itemsize: int = field(default=4)
+    merges: bool = field(default=True)
 
     def nanoseconds(self, sizes: tuple[int, int, int], products: int, across: int, sm_count: int, splits: int = 1) -> float:
         """The modelled time of a launch in which ``splits`` blocks share the K of a tile."""
@@ -60,6 +62,8 @@ class Multistage:
         """How many blocks share the K of a tile: the number with the least modelled time, where it is worth it."""
         (m, n, k), (M, N, K) = self.block, sizes
         tiles = math.ceil(M / m) * math.ceil(N / n) * products
+        if tiles > sm_count or not self.merges:
+            return 1
         found = split_k.candidates(tiles, math.ceil(K / k), sm_count, self.blocks)
         best = min(found, key=lambda splits: self.nanoseconds(sizes, products, across, sm_count, splits))
         alone = self.nanoseconds(sizes, products, across, sm_count)
@@ -81,8 +85,8 @@ class Multistage:
 
 
 ORDINARY = (                           # float32
-    Multistage((128, 128, 32), (32, 64), 3, 2, (2670, 2720, 3400, 3800), 3000, 6000),
-    Multistage((128, 128, 16), (32, 64), 3, 2, (1360, 1395, 1385, 1430), 1450, 6000),
+    Multistage((128, 128, 32), (32, 64), 3, 2, (2670, 2720, 3400, 3800), 3000, 6000, merges=False),
+    Multistage((128, 128, 16), (32, 64), 3, 2, (1360, 1395, 1385, 1430), 1450, 6000, merges=False),
     Multistage((64, 128, 16), (32, 64), 4, 3, (680, 675, 730, 870), 790, 6000),
     Multistage((128, 64, 16), (64, 32), 4, 3, (680, 730, 675, 870), 800, 6000, (8, 4)),
     Multistage((64, 64, 16), (32, 32), 4, 4, (440, 450, 460, 500), 510, 2900),
@@ -105,7 +109,7 @@ COMPLEX64 = (
     Multistage((32, 32, 16), (16, 16), 3, 4, (421, 421, 421, 430), 430, 4600, itemsize=8),
 )
 COMPLEX128 = (
-    Multistage((64, 64, 16), (16, 64), 3, 2, (1204,) * 4, 1650, 5500, itemsize=16),
+    Multistage((64, 64, 16), (16, 64), 3, 2, (1204,) * 4, 1650, 5500, itemsize=16, merges=False),
     Multistage((64, 64, 16), (32, 32), 3, 2, (1206,) * 4, 1650, 2600, itemsize=16),
     Multistage((32, 64, 16), (16, 32), 3, 2, (683,) * 4, 930, 2300, itemsize=16),
     Multistage((32, 32, 16), (16, 16), 3, 3, (343,) * 4, 400, 2200, itemsize=16),
