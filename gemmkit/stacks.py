@@ -16,7 +16,7 @@ import numpy as np
 from gemmkit.layouts import Layout, Plain
 from gemmkit.runtime.arrays import ArrayInfo
 
-__all__ = ["check_steps", "first_matrices", "first_matrix", "leading", "stack_of", "steps_of"]
+__all__ = ["check_steps", "first_matrices", "first_matrix", "leading", "seen_stack", "stack_of", "steps_of"]
 
 LIMIT = 2**31 - 2**10                  # products are counted in 32 bits
 
@@ -106,6 +106,23 @@ def first_matrix(info: ArrayInfo, count: int, stack: tuple[int, ...] | None) -> 
         return info
     steps = steps_of(info.shape[:count], info.strides[:count], stack)
     return info._replace(shape=info.shape[count:], strides=info.strides[count:], steps=steps)
+
+
+def seen_stack(info: ArrayInfo, layout: Layout) -> ArrayInfo:
+    """All matrices of an array as ``layout`` sees them, in the stack's own dimensions.
+
+    Raises ValueError for an array that the layout does not take.
+    """
+    count = leading(info, layout)
+    if count == 0:
+        return layout.seen(info)
+    first = info._replace(shape=info.shape[count:], strides=info.strides[count:], steps=tuple(
+        (extent, stride if extent > 1 else 0) for extent, stride in zip(info.shape[:count], info.strides)))
+    found = layout.seen(first)
+    if found is first:
+        return info
+    return found._replace(shape=(*info.shape[:count], *found.shape), steps=(),
+                          strides=(*(stride for _, stride in found.steps), *found.strides))
 
 
 def steps_of(shape: tuple[int, ...], strides: tuple[int, ...], stack: tuple[int, ...]) -> tuple[tuple[int, int], ...]:

@@ -191,9 +191,14 @@ def overlaps_itself(info: ArrayInfo) -> bool:
     >>> overlaps_itself(describe(windows)), overlaps_itself(describe(windows[::4]))
     (True, False)
     """
-    if any(n == 0 for n, _ in _axes(info)):
+    return _meet(tuple(_axes(info)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _meet(steps: tuple[tuple[int, int], ...]) -> bool:
+    if any(n == 0 for n, _ in steps):
         return False
-    axes = sorted(((abs(s), n) for n, s in _axes(info) if n > 1), reverse=True)
+    axes = sorted(((abs(s), n) for n, s in steps if n > 1), reverse=True)
     reach = 0
     for stride, extent in reversed(axes):
         if stride <= reach:
