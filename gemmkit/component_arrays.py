@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from gemmkit.components import Component, field_values
 from gemmkit.lang.closures import captured
 from gemmkit.lang.functions import DeviceFunction
+from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import ArrayInfo, describe, is_array, overlaps, overlaps_itself, shares_memory
-from gemmkit.stacks import steps_of
 
 __all__ = ["ALONGSIDE", "Held", "arrays_of", "check_held"]
 
@@ -72,7 +72,7 @@ def check_held(held: Iterable[tuple[str, Held]], infos: dict[str, ArrayInfo | No
                 raise ValueError(f"{x.name} overlaps {other} in memory; give it memory of its own")
     for part, x in arrays:
         if out is not None and not x.is_output and shares_memory(x.info, out):
-            is_out = any(_are_the_same(x.info, one) for one in (out, *same))
+            is_out = any(are_the_same(x.info, one) for one in (out, *same))
             if not (is_out and part in ALONGSIDE):
                 why = ("it is read at other elements than those that a block writes" if is_out else
                        "it may be out itself (the same address, shape, strides and dtype), but no other part of it")
@@ -80,14 +80,3 @@ def check_held(held: Iterable[tuple[str, Held]], infos: dict[str, ArrayInfo | No
         for _, output in written:
             if x is not output and shares_memory(x.info, output.info):
                 raise ValueError(f"{output.name} overlaps {x.name} in memory; give it memory of its own")
-
-
-def _are_the_same(x: ArrayInfo, y: ArrayInfo) -> bool:
-    """Whether two descriptions are of the same matrices in the same order."""
-    return x[:4] == y[:4] or (x.pointer == y.pointer and x.dtype == y.dtype and x.shape[-2:] == y.shape[-2:]
-                              and x.strides[-2:] == y.strides[-2:] and _steps(x) == _steps(y))
-
-
-def _steps(info: ArrayInfo) -> tuple[tuple[int, int], ...]:
-    stack = info.shape[:-2]
-    return steps_of(stack, info.strides[:-2], stack)
