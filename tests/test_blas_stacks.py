@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit import inspection
 from gemmkit.blas import gemm, gemmEx
 from gemmkit.emulator import machine as emulated
 from gemmkit.epilogues import LinearCombination, ReLU
-from gemmkit.layouts import ColMajor, RowMajor
+from gemmkit.layouts import ColMajor, Interleaved, RowMajor
 from gemmkit.matrices import transposed
-from gemmkit.operators import COMPLEX, QUATERNION, FPUOp, MMAOp
+from gemmkit.operators import COMPLEX, QUATERNION, Algebra, FPUOp, MMAOp, WGMMAOp
 from gemmkit.runtime.arrays import describe
+from gemmkit.runtime.device import H100
+from gemmkit.stacks import seen_stack
 from gemmkit.tiling import Tile
 from tests import hopper, multistage
 from tests.machines import is_poison, on_machines, poison, whole
@@ -267,6 +270,22 @@ def test_a_stack_is_one_launch(monkeypatch: pytest.MonkeyPatch, rng: np.random.G
             launches.clear()
             call()
             assert len(launches) == 1, (name, launches)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("operator", [MMAOp(), WGMMAOp(128), COMPLEX.with_base(FPUOp(8, 16))], ids=["mma", "wgmma", "parts"])
+def test_the_code_of_a_stack(operator: Any) -> None:
+    """C moves from product to product, along a stack of two dimensions that do not merge: nothing spills."""
+    layout: Any = Interleaved(C64) if isinstance(operator, Algebra) else RowMajor(F16)
+    array = np.zeros((8, 4, 128, 128, 2), F32) if isinstance(operator, Algebra) else np.zeros((8, 4, 128, 128), F16)
+    held = seen_stack(describe(array.swapaxes(0, 1)), layout)
+    assert held.shape == (4, 8, 128, 128)
+    factor = np.complex64(2) if isinstance(operator, Algebra) else 2.0
+    conf = gk.get_config(operator=operator, global_a_layout=layout, global_b_layout=layout, device=H100, gemm_shape=dict(M=128, N=128, K=128),
+                         global_d_layout=layout, epilogue=LinearCombination(factor, factor, held, layout))
+    stack = array.reshape(32, *array.shape[2:])
+    kernel = inspection.compile_config(conf, device=H100, gemm_shape=dict(M=128, N=128, K=128, batch=32), operands=dict(a=stack, b=stack, out=stack))
+    assert kernel.usage.spill_stores == kernel.usage.stack_bytes == 0
 
 
 @pytest.mark.gpu
