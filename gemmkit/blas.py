@@ -1,4 +1,4 @@
-"""The BLAS face: ``gemmEx`` and ``gemm``, in place, with run-time alpha and beta."""
+"""The BLAS face: ``gemmEx`` and ``gemm`` of matrices and of stacks, in place, with run-time alpha and beta."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from gemmkit.epilogues import LinearCombination
 from gemmkit.lang.given import check_dtype
 from gemmkit.lang.record_types import conjugate
 from gemmkit.lang.records import REAL_IMAG
+from gemmkit.layouts import Layout
 from gemmkit.matmul import matmul
 from gemmkit.matrices import Matrix, arrays, transposed
-from gemmkit.operators import Algebra, Operator, dual
-from gemmkit.problem import check_places, layout_of
-from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like, overlaps
+from gemmkit.operators import Operator, dual
+from gemmkit.problem import check_places, has_parts, layout_of
+from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like, overlaps, overlaps_itself
+from gemmkit.stacks import seen_stack
 from gemmkit.transforms import Elementwise
 
 __all__ = ["gemm", "gemmEx"]
@@ -33,19 +35,26 @@ def gemmEx(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: A
             accumulator's precision.
             With beta = 0, C is not read: it may hold NaN.
         a, b: op(A) is (M, K) and op(B) is (K, N): arrays, or matrices with structure (`gemmkit.Diagonal(x)` and the
-            like). c: (M, N), any strides.
-        operator: what multiplies; None chooses one by dtypes and sizes. With an `operators.Algebra` the arrays may have a
-            last axis, the parts of its numbers.
+            like). c: (M, N), any strides. Of arrays of more dimensions the last two are the matrices, and those before are a
+            stack's, whose products are one launch; ``trans`` turns each matrix. The stacks of a and b are broadcast as NumPy
+            does, and c, which is written, has that shape in full: (..., M, N).
+        operator: what multiplies; None chooses one by dtypes and sizes. With an `operators.Algebra` arrays of more than two
+            dimensions have a last axis, the parts of its numbers, behind those of the matrices (unless they are complex).
         conf: a configuration for op(A), op(B) and c, whose epilogue gives way to alpha and beta.
         stream: None is the current stream of a's library.
 
-    Raises ValueError, TypeError and ConfigError as `gemmkit.matmul`, and ValueError for another ``trans`` character.
+    Raises ValueError, TypeError and ConfigError as `gemmkit.matmul`, and ValueError for another ``trans`` character, for
+    stacks that do not fit each other, and for a c that is read-only or overlaps itself, a or b. Nothing is written then.
 
     >>> import numpy as np, gemmkit
     >>> a, c = np.array([[1, 2], [3, 4]], np.float32), np.ones((2, 2), np.float32)
     >>> with gemmkit.emulate():
     ...     gemmEx("T", "N", 2.0, a, a, -1.0, c).tolist()
     [[19.0, 27.0], [27.0, 39.0]]
+    >>> stack, c = np.stack([a, -a]), np.ones((2, 2, 2), np.float32)
+    >>> with gemmkit.emulate():                                         # two products with the same B
+    ...     gemmEx("N", "N", 1.0, stack, a, 0.0, c).tolist()
+    [[[7.0, 10.0], [15.0, 22.0]], [[-7.0, -10.0], [-15.0, -22.0]]]
     """
     if isinstance(c, Dual):
         return _dual(transa, transb, alpha, a, b, beta, c, operator, conf, stream)
@@ -55,9 +64,9 @@ def gemmEx(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: A
     c_info = describe(c, "c")
     check_places({"a": a_info.info, "b": b_info.info, "c": c_info})
     layout = layout_of(c_info, "c", multiplies)
-    seen = layout.seen(c_info)
+    seen = _numbers(c_info, layout, "c")
     alpha, beta = _number(alpha, "alpha", seen.dtype), _number(beta, "beta", seen.dtype)
-    _check(transa, a_info, transb, b_info, seen)
+    _check(_result((transa, transb), a_info, b_info), a_info, b_info, seen)
     held = c if seen is c_info else seen if c_info.device >= 0 else layout.host_view(c)
     epilogue = LinearCombination(alpha, beta, held, layout)
     more: dict[str, Any] = {f"transform_global_to_shared_{name}": CONJUGATE
@@ -84,7 +93,8 @@ def _dual(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: Du
 def gemm(transa: str, transb: str, a: Any, b: Any, out: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Any:
     """``out := alpha op(a) op(b) + beta out``, with the signature of ``cupy.cublas.gemm``.
 
-    "H" is accepted for "C", as CuPy has it. Without ``out`` a new array is returned (and beta does nothing).
+    a, b and out may be stacks, as in `gemmEx`. "H" is accepted for "C", as CuPy has it. Without ``out`` a new array is
+    returned (and beta does nothing).
 
     >>> import numpy as np, gemmkit
     >>> a = np.array([[1, 2], [3, 4]], np.float32)
@@ -98,13 +108,13 @@ def gemm(transa: str, transb: str, a: Any, b: Any, out: Any = None, alpha: Any =
         check_places({"a": a_info.info, "b": b_info.info})
         for name, dtype in (("a", a_info.dtype), ("b", b_info.dtype)):
             check_dtype(dtype, name)
-        rows, columns = a_info.shape[transa != "N"], b_info.shape[transb == "N"]
-        out, beta = empty_like(arrays(a, b, ())[0], (rows, columns), np.result_type(a_info.dtype, b_info.dtype)), 0.0
+        shape = _result((transa, transb), a_info, b_info)
+        out, beta = empty_like(arrays(a, b, ())[0], shape, np.result_type(a_info.dtype, b_info.dtype)), 0.0
     return gemmEx(transa, transb, alpha, a, b, beta, out)
 
 
 class _Operand(NamedTuple):
-    """What is asked of A and B: ``info`` is of the array behind it, if there is one."""
+    """What is asked of A and B, (..., rows, columns): ``info`` is of the array behind it, if there is one."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -115,36 +125,55 @@ def _operated(trans: str, x: Any, argument: str, name: str, operator: Any = None
     """op(x) as a view (nothing is copied), and x described."""
     if not isinstance(trans, str) or trans not in ("N", "T", "C"):
         raise ValueError(f'{argument} is {trans!r}; "N", "T" or "C" is needed')
+    if isinstance(x, Dual):
+        raise TypeError(f"{name} is a dual array, and the array of the result is none; give a Dual")
     if isinstance(x, Matrix):
-        if x.ndim != 2:
-            raise ValueError(f"{name} has {x.ndim} dimensions; a matrix of 2 is needed")
         about = _Operand(x.shape, x.dtype, None if x.array is None else describe(x.array, name))
         return (x if trans == "N" else x.T), about
-    info = describe(x, name)
-    if isinstance(operator, Algebra) and len(info.shape) == 3:           # a last axis of parts
-        seen = layout_of(info, name, operator).seen(info)
-        return x if trans == "N" else x.swapaxes(0, 1), _Operand(seen.shape, seen.dtype, info)
-    if len(info.shape) != 2:
-        raise ValueError(f"{name} has {len(info.shape)} dimensions; a matrix of 2 is needed")
-    if trans == "N":
-        return x, _Operand(info.shape, info.dtype, info)
-    return transposed(x), _Operand(info.shape, info.dtype, info)
+    info = seen = describe(x, name)
+    if len(info.shape) < 2:
+        raise ValueError(f"{name} has {len(info.shape)} dimensions; a matrix of 2 is needed, or a stack of them")
+    if in_parts := has_parts(info, operator):
+        seen = _numbers(info, layout_of(info, name, operator), name)
+    return x if trans == "N" else transposed(x, int(in_parts)), _Operand(seen.shape, seen.dtype, info)
 
 
-def _check(transa: str, a: _Operand, transb: str, b: _Operand, c: ArrayInfo) -> None:
-    """Raise ValueError, in BLAS's terms, where the operands do not fit each other or c cannot be written."""
-    M, K = a.shape if transa == "N" else a.shape[::-1]
-    inner, N = b.shape if transb == "N" else b.shape[::-1]
+def _numbers(info: ArrayInfo, layout: Layout, name: str) -> ArrayInfo:
+    """An array, described as one of numbers: those whose parts lie along a last axis count as one element each."""
+    try:
+        return seen_stack(info, layout)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _result(trans: tuple[str, str], a: _Operand, b: _Operand) -> tuple[int, ...]:
+    """The shape of op(A) op(B). Raises ValueError, in BLAS's terms, where they do not fit each other."""
+    M, K = a.shape[-2:] if trans[0] == "N" else a.shape[:-3:-1]
+    inner, N = b.shape[-2:] if trans[1] == "N" else b.shape[:-3:-1]
     if K != inner:
-        raise ValueError(f"a has shape {a.shape} and b has shape {b.shape}: with transa={transa!r} and transb={transb!r} "
-                         f"op(a) has {K} columns and op(b) {inner} rows; both are K")
-    if c.shape != (M, N):
-        raise ValueError(f"c has shape {c.shape}; op(a) op(b) is ({M}, {N})")
+        raise ValueError(f"a has shape {a.shape} and b has shape {b.shape}: with transa={trans[0]!r} and "
+                         f"transb={trans[1]!r} op(a) has {K} columns and op(b) {inner} rows; both are K")
+    stack, other = a.shape[:-2], b.shape[:-2]
+    try:
+        return (*(stack if stack == other else np.broadcast_shapes(stack, other)), M, N)
+    except ValueError:
+        raise ValueError(f"a has shape {a.shape} and b has shape {b.shape}: the stacks {stack} and {other} cannot be "
+                         "broadcast together; along each dimension both need as many matrices, or one of them 1") from None
+
+
+def _check(shape: tuple[int, ...], a: _Operand, b: _Operand, c: ArrayInfo) -> None:
+    """Raise, in BLAS's terms, where c is not of the result's shape and kind, or cannot be written."""
+    if c.shape != shape:
+        full = "" if len(shape) == 2 else ", and c, which is written, has a matrix for each product"
+        raise ValueError(f"c has shape {c.shape}; op(a) op(b) is {shape}{full}")
     for name, other in (("a", a), ("b", b)):
         if other.dtype.kind == "c" and c.dtype.kind != "c":
             raise TypeError(f"c has dtype {c.dtype} and {name} {other.dtype}: the result is complex; give a complex c")
     if c.readonly:
         raise ValueError("c is read-only, and the result is written to it; give a writable array")
+    if overlaps_itself(c):
+        raise ValueError(f"c has strides {c.strides}: several of its elements share memory, and each is written; give a c "
+                         "where they do not")
     for name, other in (("a", a), ("b", b)):
         if other.info is not None and overlaps(c, other.info):
             raise ValueError(f"c overlaps {name} in memory; every thread block reads {name} while others write c")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from gemmkit.components import Component, field_values
 from gemmkit.lang.closures import captured
 from gemmkit.lang.functions import DeviceFunction
+from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import ArrayInfo, describe, is_array, overlaps, overlaps_itself, shares_memory
 
 __all__ = ["ALONGSIDE", "Held", "arrays_of", "check_held"]
@@ -56,7 +57,8 @@ def check_held(held: Iterable[tuple[str, Held]], infos: dict[str, ArrayInfo | No
     Args:
         held: the arrays, each with the name of its component's place in a configuration.
         infos: a, b, c and out.
-        same: out as it may be described otherwise: an array that equals one of these is out itself.
+        same: out as it may be described otherwise: an array that equals one of these is out itself. How the dimensions of
+            a stack are counted does not matter.
     """
     arrays, out = list(held), infos.get("out")
     written = [(part, x) for part, x in arrays if x.is_output]
@@ -70,7 +72,7 @@ def check_held(held: Iterable[tuple[str, Held]], infos: dict[str, ArrayInfo | No
                 raise ValueError(f"{x.name} overlaps {other} in memory; give it memory of its own")
     for part, x in arrays:
         if out is not None and not x.is_output and shares_memory(x.info, out):
-            is_out = any(x.info[:4] == one[:4] for one in (out, *same))
+            is_out = any(are_the_same(x.info, one) for one in (out, *same))
             if not (is_out and part in ALONGSIDE):
                 why = ("it is read at other elements than those that a block writes" if is_out else
                        "it may be out itself (the same address, shape, strides and dtype), but no other part of it")

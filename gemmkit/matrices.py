@@ -26,7 +26,8 @@ from gemmkit.layouts import Diagonal as DiagonalLayout
 from gemmkit.layouts import Generated as GeneratedLayout
 from gemmkit.layouts import Symmetric as SymmetricLayout
 from gemmkit.layouts import Triangular as TriangularLayout
-from gemmkit.runtime.arrays import ArrayInfo, describe, empty_like
+from gemmkit.runtime.arrays import describe, empty_like
+from gemmkit.runtime.views import strided
 from gemmkit.stacks import leading
 
 __all__ = ["Diagonal", "Generated", "Matrix", "Symmetric", "Triangular"]
@@ -198,18 +199,14 @@ def _plain(array: Any) -> Plain:
     return (ColMajor if rows == 1 and columns != 1 else RowMajor)(info.dtype)
 
 
-def transposed(x: Any) -> Any:
-    """The transpose of a matrix, or of each of a stack, as a view; nothing is copied."""
-    if len(describe(x, "array").shape) > 2:
-        return x.swapaxes(-1, -2)
-    return x.T if hasattr(x, "T") else _Transposed(x, describe(x, "array"))
-
-
-class _Transposed:
-    """The transpose of an array whose library has none: the same memory behind another interface."""
-
-    def __init__(self, x: Any, info: ArrayInfo):
-        self.owner, self.dtype = x, info.dtype
-        self.__cuda_array_interface__ = {
-            "version": 3, "shape": info.shape[::-1], "typestr": info.dtype.str, "data": (info.pointer, info.readonly),
-            "strides": tuple(stride * info.dtype.itemsize for stride in info.strides[::-1]), "stream": info.stream}
+def transposed(x: Any, parts: int = 0) -> Any:
+    """The transpose of a matrix, or of each of a stack, as a view; nothing is copied. ``parts`` is how many axes follow
+    those of the matrix."""
+    rows, columns = -2 - parts, -1 - parts
+    if hasattr(x, "swapaxes"):
+        return x.swapaxes(rows, columns)
+    info = describe(x, "array")                                       # of a library that makes no such view
+    shape, strides = ([*given] for given in (info.shape, info.strides))
+    for given in (shape, strides):
+        given[rows], given[columns] = given[columns], given[rows]
+    return strided(x, info, tuple(shape), tuple(strides))

@@ -121,7 +121,7 @@ def _epilogue_for_products(epilogue: Epilogue, stack: tuple[int, ...] | None) ->
     adapted = EpilogueOfProduct(epilogue) if epilogue.with_batch else epilogue
     if stack is None:
         return adapted
-    for field, own in type(epilogue).array_ndims.items():
+    for field, own in epilogue.array_dimensions().items():
         array = getattr(epilogue, field)
         info = described(array)
         if info is None or len(info.shape) == own:

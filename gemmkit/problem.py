@@ -159,9 +159,7 @@ def _layouts(infos: dict[str, ArrayInfo | None], conf: Config | None, keywords: 
             out[name] = getattr(conf, field)
         elif info is not None:
             operator = keywords.get("operator", getattr(conf, "operator", None))
-            count = max(0, len(info.shape) - (3 if isinstance(operator, Algebra) else 2))      # parts may lie along an axis
-            matrix = info._replace(shape=info.shape[count:], strides=info.strides[count:])
-            out[name] = layout_of(matrix, "out" if name == "d" else name, operator)
+            out[name] = layout_of(info, "out" if name == "d" else name, operator)
         else:
             out[name] = None
     return out
@@ -176,20 +174,27 @@ def _seen(info: ArrayInfo | None, layout: Layout | None, name: str) -> ArrayInfo
         raise ValueError(f"{name}: {error}") from None
 
 
-def layout_of(info: ArrayInfo, name: str, operator: Operator | None = None) -> Layout:
-    """The plain layout of a 2-D array: column-major if only its first axis is contiguous.
+def has_parts(info: ArrayInfo, operator: Operator | None) -> bool:
+    """Whether an array's last axis is the parts of numbers: for an algebra's operator, that of an array of more than two
+    dimensions whose elements are no numbers of several parts themselves."""
+    return (isinstance(operator, Algebra) and len(info.shape) > 2
+            and info.dtype.kind != "c" and info.dtype.names is None)
 
-    For an algebra's operator an array may have a last axis, the parts of its numbers.
+
+def layout_of(info: ArrayInfo, name: str, operator: Operator | None = None) -> Layout:
+    """The plain layout of a matrix, or of each of a stack: column-major if only its first axis is contiguous.
+
+    Where it `has_parts` they are the last axis.
     """
     check_dtype(info.dtype, name)
-    if isinstance(operator, Algebra) and len(info.shape) == 3:
-        return Interleaved(operator.number_dtype(info.dtype), "col" if info.strides[0] < info.strides[1] else "row")
-    if len(info.shape) != 2:
+    if has_parts(info, operator):
+        rows, columns, _ = info.strides[-3:]
+        return Interleaved(operator.number_dtype(info.dtype), "col" if rows < columns else "row")      # type: ignore[union-attr]
+    if len(info.shape) < 2:
         raise ValueError(f"{name} has {len(info.shape)} dimensions; a matrix of 2 is needed (a vector v: v[:, None] or "
                          "v[None, :])")
-    rows, columns = info.strides
-    column_major = (rows == 1 and columns != 1 and info.shape[0] > 1) or (columns != 1 and info.shape[0] > 1 and rows == 1)
-    return (ColMajor if column_major else RowMajor)(info.dtype)
+    rows, columns = info.strides[-2:]
+    return (ColMajor if rows == 1 and columns != 1 and info.shape[-2] > 1 else RowMajor)(info.dtype)
 
 
 def _sizes(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None], gemm_shape: Any) -> tuple[int, int, int]:
@@ -302,7 +307,7 @@ def check_out(out: ArrayInfo, infos: dict[str, ArrayInfo | None]) -> None:
 def _check_functions(conf: Config, M: int, N: int, K: int, stack: tuple[int, ...] | None) -> None:
     for part in parts(conf.epilogue):
         kind = type(part)
-        for field, own in kind.array_ndims.items():
+        for field, own in part.array_dimensions().items():
             info = described(getattr(part, field))
             if info is not None:
                 check_steps(info.shape, own, stack, f"{field} of {kind.__qualname__}", field in kind.outputs)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from gemmkit.layouts import Layout, Plain
-from gemmkit.runtime.arrays import ArrayInfo
+from gemmkit.runtime.array_info import ArrayInfo, steps_of
 
-__all__ = ["check_steps", "first_matrices", "first_matrix", "leading", "stack_of", "steps_of"]
+__all__ = ["check_steps", "first_matrices", "first_matrix", "leading", "seen_stack", "stack_of", "steps_of"]
 
 LIMIT = 2**31 - 2**10                  # products are counted in 32 bits
 
@@ -108,24 +108,21 @@ def first_matrix(info: ArrayInfo, count: int, stack: tuple[int, ...] | None) -> 
     return info._replace(shape=info.shape[count:], strides=info.strides[count:], steps=steps)
 
 
-def steps_of(shape: tuple[int, ...], strides: tuple[int, ...], stack: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """(extent, stride) of an operand along a stack's dimensions, the slowest first. Those that lie in each other's stride
-    are one; along those that the operand lacks, or where it has one matrix, the stride is 0.
+def seen_stack(info: ArrayInfo, layout: Layout) -> ArrayInfo:
+    """All matrices of an array as ``layout`` sees them, in the stack's own dimensions.
 
-    >>> steps_of((2, 3), (36, 12), (2, 3)), steps_of((3,), (12,), (2, 3)), steps_of((), (), (2, 3))
-    (((6, 12),), ((2, 0), (3, 12)), ())
+    Raises ValueError for an array that the layout does not take.
     """
-    missing = len(stack) - len(shape)
-    own = [0] * missing + [0 if extent == 1 else stride for extent, stride in zip(shape, strides)]
-    merged: list[tuple[int, int]] = []
-    for extent, stride in reversed([*zip(stack, own)]):
-        if extent == 1:
-            continue
-        if merged and stride == merged[-1][0] * merged[-1][1]:
-            merged[-1] = extent * merged[-1][0], merged[-1][1]
-        else:
-            merged.append((extent, stride))
-    return tuple(reversed(merged)) if any(stride for _, stride in merged) or 0 in stack else ()
+    count = leading(info, layout)
+    if count == 0:
+        return layout.seen(info)
+    first = info._replace(shape=info.shape[count:], strides=info.strides[count:], steps=tuple(
+        (extent, stride if extent > 1 else 0) for extent, stride in zip(info.shape[:count], info.strides)))
+    found = layout.seen(first)
+    if found is first:
+        return info
+    return found._replace(shape=(*info.shape[:count], *found.shape), steps=(),
+                          strides=(*(stride for _, stride in found.steps), *found.strides))
 
 
 def check_steps(shape: tuple[int, ...], own: int, stack: tuple[int, ...] | None, name: str, is_output: bool) -> None:

@@ -218,7 +218,8 @@ def test_shapes_that_do_not_fit() -> None:
     case.refused(ValueError, "transa='T'", "op(a) has 4 columns", transa="T")
     case.refused(ValueError, "c has shape (5, 4)", "(4, 5)", c=poison((5, 4), F32))
     case.refused(ValueError, "a has 1 dimensions", "a matrix of 2 is needed", a=np.ones(3, F32))
-    case.refused(ValueError, "c has 3 dimensions", "a matrix of 2 is needed", c=poison((4, 5, 1), F32))
+    case.refused(ValueError, "c has shape (4, 5, 1)", "(4, 5)", c=poison((4, 5, 1), F32))
+    case.refused(ValueError, "c has 1 dimensions", "a matrix of 2 is needed", c=poison((4,), F32))
 
 
 def test_a_c_that_cannot_be_written() -> None:

@@ -91,6 +91,10 @@ class Epilogue(Component):
         """``self | other``: this epilogue, then the other."""
         return Composed(self, other)
 
+    def array_dimensions(self) -> Mapping[str, int]:
+        """`array_ndims` of this epilogue: overridden where they depend on its fields."""
+        return self.array_ndims
+
     @property
     def stores_itself(self) -> bool:
         """Whether it has its own way of storing tiles: then the kernel may not store D for it."""

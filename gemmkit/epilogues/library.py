@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +15,8 @@ from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert_all
 from gemmkit.layouts import Layout
+from gemmkit.runtime.arrays import ArrayInfo, describe
+from gemmkit.stacks import leading
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,6 @@ class Bias(Epilogue):
 
     def check(self, M: int, N: int) -> None:
         """Raise ValueError unless the vector fits a D of M x N."""
-        from gemmkit.runtime.arrays import describe
-
         shape, wanted = describe(self.bias, "bias").shape, (M if self.is_along_m else N,)
         if shape[-1:] != wanted:
             raise ValueError(f"bias has shape {shape}; along={self.along!r} of a {M} x {N} result needs {wanted}")
@@ -60,7 +61,8 @@ class LinearCombination(Epilogue):
 
     C may be the same array as D: every element is read and written by one thread. ``layout`` is C's, and its dtype is the
     result's. The arithmetic is the accumulator's, or float32's. Of an integer C, alpha and beta are integers, and sums that
-    it cannot hold are refused (ConfigError).
+    it cannot hold are refused (ConfigError). Of a stack of products each may have its own C, in an array with the stack's
+    dimensions before a matrix's (broadcast as NumPy does); alpha and beta are those of all.
     """
 
     alpha: Scalar
@@ -86,11 +88,18 @@ class LinearCombination(Epilogue):
         raise TypeError("LinearCombination works on tiles")
 
     def check(self, M: int, N: int) -> None:
-        """Raise ValueError unless C has the shape of D."""
-        from gemmkit.runtime.arrays import ArrayInfo, describe
+        """Raise ValueError unless C, or each of a stack, has the shape of D."""
+        c = self._described()
+        count = leading(c, self.layout)
+        first = c._replace(shape=c.shape[count:], strides=c.strides[count:])
+        self.layout.check(self.layout.seen(first), M, N, "c")
 
-        c = self.c if isinstance(self.c, ArrayInfo) else describe(self.c, "c")             # a plan keeps no array
-        self.layout.check(self.layout.seen(c), M, N, "c")
+    def array_dimensions(self) -> Mapping[str, int]:
+        own = self.layout.dimensions_of(self._described())
+        return {} if own is None else {"c": own}
+
+    def _described(self) -> ArrayInfo:
+        return self.c if isinstance(self.c, ArrayInfo) else describe(self.c, "c")          # a plan keeps no array
 
     def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
         if self.beta == 0:

@@ -101,9 +101,9 @@ class Interleaved(Plain):
         return info._replace(shape=info.shape[:2], strides=strides, dtype=self.dtype, steps=steps)
 
     def host_view(self, array: np.ndarray) -> np.ndarray:
-        if array.ndim != 3:
+        if array.dtype == self.dtype:
             return array
-        return array.view(self.dtype)[..., 0] if array.size else np.empty(array.shape[:2], self.dtype)
+        return array.view(self.dtype)[..., 0] if array.size else np.empty(array.shape[:-1], self.dtype)
 
 
 @dataclass(frozen=True)

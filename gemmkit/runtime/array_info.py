@@ -11,6 +11,7 @@ __all__ = [
     "ArrayInfo",
     "Extents",
     "alignment",
+    "are_the_same",
     "byte_range",
     "check_aligned",
     "flipped",
@@ -18,6 +19,7 @@ __all__ = [
     "overlaps_itself",
     "part_bytes",
     "shares_memory",
+    "steps_of",
     "unit_axis",
     "whole",
 ]
@@ -68,6 +70,45 @@ def whole(info: ArrayInfo) -> ArrayInfo:
     moving = [(extent, stride) for extent, stride in info.steps if stride != 0]
     return info._replace(shape=(*(extent for extent, _ in moving), *info.shape),
                          strides=(*(stride for _, stride in moving), *info.strides), steps=())
+
+
+def steps_of(shape: tuple[int, ...], strides: tuple[int, ...], stack: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """(extent, stride) of an operand along a stack's dimensions, the slowest first. Those that lie in each other's stride
+    are one; along those that the operand lacks, or where it has one matrix, the stride is 0.
+
+    >>> steps_of((2, 3), (36, 12), (2, 3)), steps_of((3,), (12,), (2, 3)), steps_of((), (), (2, 3))
+    (((6, 12),), ((2, 0), (3, 12)), ())
+    """
+    missing = len(stack) - len(shape)
+    own = [0] * missing + [0 if extent == 1 else stride for extent, stride in zip(shape, strides)]
+    merged: list[tuple[int, int]] = []
+    for extent, stride in reversed([*zip(stack, own)]):
+        if extent == 1:
+            continue
+        if merged and stride == merged[-1][0] * merged[-1][1]:
+            merged[-1] = extent * merged[-1][0], merged[-1][1]
+        else:
+            merged.append((extent, stride))
+    return tuple(reversed(merged)) if any(stride for _, stride in merged) or 0 in stack else ()
+
+
+def are_the_same(x: ArrayInfo, y: ArrayInfo) -> bool:
+    """Whether two arrays are the same matrices in the same order, however the dimensions of their stacks are counted.
+
+    >>> x = ArrayInfo(0, (2, 3, 8, 6), (144, 48, 6, 1), np.dtype("f4"), 0, False, "cai")
+    >>> y = x._replace(shape=(6, 8, 6), strides=(48, 6, 1))
+    >>> are_the_same(x, y), are_the_same(x, y._replace(shape=(3, 8, 6)))
+    (True, False)
+    """
+    if x[:4] == y[:4]:
+        return True
+    return (x.pointer == y.pointer and x.dtype == y.dtype and x.shape[-2:] == y.shape[-2:]
+            and x.strides[-2:] == y.strides[-2:] and _of_the_stack(x) == _of_the_stack(y))
+
+
+def _of_the_stack(info: ArrayInfo) -> tuple[tuple[int, int], ...]:
+    stack = info.shape[:-2]
+    return steps_of(stack, info.strides[:-2], stack)
 
 
 def _axes(info: ArrayInfo) -> list[tuple[int, int]]:
@@ -200,9 +241,14 @@ def overlaps_itself(info: ArrayInfo) -> bool:
     >>> overlaps_itself(describe(windows)), overlaps_itself(describe(windows[::4]))
     (True, False)
     """
-    if any(n == 0 for n, _ in _axes(info)):
+    return _meet(tuple(_axes(info)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _meet(steps: tuple[tuple[int, int], ...]) -> bool:
+    if any(n == 0 for n, _ in steps):
         return False
-    axes = sorted(((abs(s), n) for n, s in _axes(info) if n > 1), reverse=True)
+    axes = sorted(((abs(s), n) for n, s in steps if n > 1), reverse=True)
     reach = 0
     for stride, extent in reversed(axes):
         if stride <= reach:

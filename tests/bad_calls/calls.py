@@ -70,6 +70,8 @@ def products() -> list[Call]:
              f"operator= component {FPU}", "conf= any None", "stream= any None", weight=6),
         call("blas.gemmEx", "transa word 'T'", "transb word 'C'", "alpha count 1.0", "a array of(1, 7, 5, dtype='c8')",
              "b array of(2, 3, 7, dtype='c8')", "beta count 1j", "c array of(3, 5, 3, dtype='c8')"),
+        call("blas.gemmEx", "transa word 'N'", "transb word 'T'", "alpha count 2.0", "a array of(1, 2, 5, 7)", "b array of(2, 3, 7)",
+             "beta count 0.0", "c array of(3, 2, 5, 3)", f"operator= component {FPU}", weight=3),
         call("blas.gemm", "transa word 'N'", "transb word 'T'", A, "b array of(2, 3, 7)", "out|c array None", "alpha count 1.0",
              "beta count 0.0", weight=3),
         call("gk.einsum", "spec|einsum word 'ij,jk->ik'", "operand|operands array of(1, 5, 7)", "operand|operands array of(2, 7, 3)", OUT,
