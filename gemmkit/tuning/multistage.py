@@ -18,6 +18,7 @@ from gemmkit.ptx.copy_async import SIZES
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning import defaults
+from gemmkit.tuning.room import Room
 
 SECTOR = 32                            # bytes of global memory that are loaded together
 STAGES = 3
@@ -33,11 +34,13 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
         is_fpu = isinstance(units(operator), FPUOp)
         warp = (m, n) if is_fpu else defaults.warp_of(given, operator, values.get("warps_per_block"))
         values["compute_warp"] = Tile(M=warp[0], N=warp[1], K=given.size.K)
-    defaults.fill_tiles(values, operator, sizes, device, products)
+    laid_out = dict(values)
+    _fill_shared(laid_out, operator)
+    defaults.fill_tiles(values, operator, sizes, device, products, Room.of(device, laid_out, values["stages"]))
     block, warp = values["block_shape"], values["compute_warp"]
     if warp.size.K != block.size.K:
         values["compute_warp"] = Tile(M=warp.size.M, N=warp.size.N, K=block.size.K)
-    _fill_shared(values, operator)
+    values.update({**laid_out, **values})
     _fill_moves(values)
 
 
