@@ -35,7 +35,7 @@ class Compiled:
         conf = self.config = widened(conf, {"a": problem.a, "b": problem.b, "c": c, "out": out}, (M, N, K))
         is_stack = problem.products != 1
         arrays = Arrays(problem.a, problem.b, out, M, N, K, c, problem.products if is_stack else None,
-                        problem.device.sm_count)
+                        problem.device)
         self.spec = conf.spec(arrays)
         self.operands = [_operand(info, layout, readonly) for info, layout, readonly in (
             (problem.a, conf.global_a_layout, True), (problem.b, conf.global_b_layout, True),
