@@ -42,7 +42,7 @@ class Compiled:
         is_stack = problem.products != 1
         assert out is not None
         arrays = Arrays(problem.a, problem.b, out, M, N, K, c, problem.products if is_stack else None,
-                        problem.device.sm_count)
+                        problem.device)
         self.spec = conf.spec(arrays)
         self.operands = [_operand(info, layout, readonly) for info, layout, readonly in (
             (problem.a, conf.global_a_layout, True), (problem.b, conf.global_b_layout, True),

@@ -193,15 +193,19 @@ class Config(Problem, Mapping):
 
     def check_device(self, device: DeviceInfo) -> None:
         """Raise ConfigError when the kernel does not fit the device."""
+        has = f"{device.name} has {device.arch[0]}.{device.arch[1]}"
+        least = min(family.minimum_arch for family in FAMILIES.values())
+        rule(device.arch >= least, "device", device.name, f"every kernel needs compute capability {least[0]}.{least[1]}, "
+              f"and {has}")
         least = self.operator.minimum_arch
         rule(device.arch >= least, "operator", self.operator, f"its instructions need compute capability {least[0]}."
-              f"{least[1]}, and {device.name} has {device.arch[0]}.{device.arch[1]}; take FPUOp")
+              f"{least[1]}, and {has}; take {self.operator.instead(device.arch)}")
         least = self.family.minimum_arch
-        rule(device.arch >= least, "kernel", self.kernel, f"it needs compute capability {least[0]}.{least[1]}, and "
-              f"{device.name} has {device.arch[0]}.{device.arch[1]}; take kernel='singlestage'")
+        rule(device.arch >= least, "kernel", self.kernel, f"it needs compute capability {least[0]}.{least[1]}, and {has}; "
+              "take kernel='singlestage'")
         rule(self.family.in_cluster(self.splits, self.cluster) == 1 or device.arch >= (9, 0), "splits", self.splits,
-              f"blocks share K in a cluster, which needs compute capability 9.0, and {device.name} has {device.arch[0]}."
-              f"{device.arch[1]}; take splits=1, or kernel='multistage'")
+              f"blocks share K in a cluster, which needs compute capability 9.0, and {has}; take splits=1, or "
+              "kernel='multistage'")
         needed = self.spec().shared_bytes
         if needed > device.shared_memory_per_block:
             raise ConfigError(f"block_shape={self.block_shape!r} needs {needed} bytes of shared memory with these "

@@ -11,6 +11,7 @@ import numpy as np
 from gemmkit.config import Config, ConfigError
 from gemmkit.emulator.mode import current_mode
 from gemmkit.groups import CompiledGroup, Infos, Tables, check_outputs
+from gemmkit.kernels.select import FAMILIES
 from gemmkit.operators import MMAOp, Operator
 from gemmkit.planning import check_stream
 from gemmkit.problem import HOST, Call, _configure, _layouts, check_places, describe_all, resolve
@@ -18,6 +19,8 @@ from gemmkit.runtime import workspace
 from gemmkit.runtime.arrays import ArrayInfo, alignment, as_stream_handle, current_stream, describe, empty_like
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.tiling import Tile
+from gemmkit.tuning.multistage import stages_on
+from gemmkit.tuning.multistage_mappings import shared_bytes
 from gemmkit.tuning.operators import algebra_of, operator_for
 
 __all__ = ["GroupPlan", "grouped", "plan_grouped"]
@@ -276,11 +279,14 @@ def _chosen(infos: Sequence[Any], keywords: dict[str, Any]) -> Config:
 
 def _mapping(operator: Operator, infos: Sequence[Any], device: DeviceInfo) -> dict[str, Any]:
     """The kernel, and tiles of tensor cores: the larger ones where there are enough to fill the device."""
-    if device.arch < (8, 0):
+    if device.arch < FAMILIES["multistage"].minimum_arch:
         return {"kernel": "singlestage", "splits": 1}
     fields: dict[str, Any] = {"kernel": "multistage", "splits": 1}
     if isinstance(operator, MMAOp) and operator.fragment_a.dtype is not None:
         large = sum(-(-a.shape[0] // 128) * -(-b.shape[1] // 128) for a, b, _, _ in infos) >= device.sm_count
+        itemsize, sums = operator.fragment_a.dtype.itemsize, operator.fragment_c.dtype.itemsize
+        depth, stages = max(128 // itemsize, operator.shape[2]), stages_on(device)
+        large &= shared_bytes((128, 128, depth), stages, itemsize, sums) <= device.shared_memory_per_block
         size = 128 if large else 64
-        fields["block_shape"] = Tile(M=size, N=size, K=max(128 // operator.fragment_a.dtype.itemsize, operator.shape[2]))
+        fields["block_shape"] = Tile(M=size, N=size, K=depth)
     return fields

@@ -98,7 +98,7 @@ class CompiledGroup:
         infos = [(p.a, p.b, p.c if conf.has_c else None, out) for p, out in zip(problems, outs)]
         a, b, c, out = (typical(column) for column in zip(*infos))
         self.infos = infos
-        spec = conf.spec(Arrays(a, b, out, M, N, K, c, None, problems[0].device.sm_count))
+        spec = conf.spec(Arrays(a, b, out, M, N, K, c, None, problems[0].device))
         self.tables = Tables.of(problems, outs, [spec.scheduler.grid(p.M, p.N) for p in problems])
         self.blocks = len(self.tables.products)
         if self.blocks >= 2**31:

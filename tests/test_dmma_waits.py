@@ -60,7 +60,7 @@ def test_the_other_shapes_of_hopper(K: int, trans: str) -> None:
 
 RINGS = [(np.dtype(dtype), one) for dtype in ("f8", "c16") for one in multistage_mappings.TABLES[np.dtype(dtype)]]
 FITTING = [(device, dtype, one) for device in DEVICES for dtype, one in RINGS
-           if one.nbytes(dtype.itemsize) <= DEVICES[device].shared_memory_per_block]
+           if one.nbytes <= DEVICES[device].shared_memory_per_block]
 
 
 def ring(dtype: np.dtype, one: Any, trans: str, device: Any) -> gk.Config:

@@ -18,8 +18,8 @@ from tests.dmma_waits import unwaited_products
 
 pytestmark = pytest.mark.compile
 
-ARCHS = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
-OPERATORS = {"f16": (MMAOp(N=16), "HMMA"), "tf32": (MMAOp(dtype="f4"), "HMMA"), "s8": (MMAOp(N=16, dtype="i1"), "IMMA"),
+ARCHS = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
+OPERATORS = {"f16": (MMAOp(N=16), "HMMA"), "f16 x8": (MMAOp(N=16, K=8), "HMMA"), "s8 8x8x16": (MMAOp(M=8, N=16, K=16, dtype="i1"), "IMMA"), "tf32": (MMAOp(dtype="f4"), "HMMA"), "s8": (MMAOp(N=16, dtype="i1"), "IMMA"),
              "e4m3": (MMAOp(dtype=ml_dtypes.float8_e4m3fn), "QMMA"), "f64": (MMAOp(dtype="f8"), "DMMA"), "f64 8x8x4": (MMAOp(M=8, K=4, dtype="f8"), "DMMA")}
 
 

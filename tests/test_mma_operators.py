@@ -17,7 +17,7 @@ from tests.machines import on_machines, poison, random, whole
 
 F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
-OPERATORS = [MMAOp(N=16), MMAOp(N=16, accumulator=F16), MMAOp(dtype=F32), MMAOp(N=16, dtype=F32), MMAOp(N=16, K=4, dtype=F32), MMAOp(dtype="i1"),
+OPERATORS = [MMAOp(N=16), MMAOp(K=8), MMAOp(N=16, K=8), MMAOp(M=8, K=16, dtype="i1"), MMAOp(N=16, accumulator=F16), MMAOp(dtype=F32), MMAOp(N=16, dtype=F32), MMAOp(N=16, K=4, dtype=F32), MMAOp(dtype="i1"),
              MMAOp(N=16, dtype="u1", b_dtype="i1"), MMAOp(dtype=E4M3), MMAOp(N=16, dtype=E5M2, b_dtype=E4M3), MMAOp(M=8, K=4, dtype=F64),
              MMAOp(K=4, dtype=F64), MMAOp(dtype=F64), MMAOp(N=16, K=16, dtype=F64)]
 every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=repr)

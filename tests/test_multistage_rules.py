@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,20 @@ import pytest
 import gemmkit as gk
 from gemmkit import operators
 from gemmkit.epilogues import ReLU
+from gemmkit.grouped import _mapping as grouped_mapping
 from gemmkit.inspection import compile_config
 from gemmkit.layouts import ColMajor, Padded, RowMajor
 from gemmkit.operators import MIN_PLUS, FPUOp, MMAOp, WGMMAOp, WMMAOp
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
+from gemmkit.tuning.operators import operator_for
+from tests.gpus import A10, GPUS, T4, pretended
+from tests.machines import BF16
 from tests.multistage import F16, F32, mapping
 
-T4 = dataclasses.replace(H100, name="a T4", arch=(7, 5), shared_memory_per_block=65536)
-A10 = dataclasses.replace(H100, name="an A10", arch=(8, 6), shared_memory_per_block=101376)
+VOLTA = dataclasses.replace(H100, name="a V100", arch=(7, 0), shared_memory_per_block=98304)
+KEPLER = dataclasses.replace(H100, name="a K80", arch=(3, 7), shared_memory_per_block=49152)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,14 +76,75 @@ def test_stages_that_there_are(stages: int) -> None:
 
 # -- devices --------------------------------------------------------------------------------------------------------------
 
-def test_gpus_before_cp_async() -> None:
-    """The ordinary units are on every GPU; the ring's copies are not."""
+def test_gpus_before_the_kernel() -> None:
+    """The single-stage kernel is on older GPUs, too."""
     conf = mapping(FPUOp(16, 16), steps=16)
-    for refused in (lambda: mapping(FPUOp(16, 16), steps=16, device=T4), lambda: conf.check_device(T4), lambda: compile_config(conf, device=T4)):
-        with pytest.raises(gk.ConfigError, match=r"kernel='multistage': it needs compute capability 8.0, and a T4 has 7.5; take kernel='singlestage'"):
+    for refused in (lambda: mapping(FPUOp(16, 16), steps=16, device=VOLTA), lambda: conf.check_device(VOLTA), lambda: compile_config(conf, device=VOLTA)):
+        with pytest.raises(gk.ConfigError, match=r"kernel='multistage': it needs compute capability 7.5, and a V100 has 7.0; take kernel='singlestage'"):
             refused()
-    conf.check_device(A10)
-    assert gk.get_config(operator=FPUOp(16, 16), global_a_layout=RowMajor(F32), device=T4).kernel == "singlestage"
+    for device in (T4, A10):
+        conf.check_device(device)
+    assert gk.get_config(operator=FPUOp(16, 16), global_a_layout=RowMajor(F32), device=VOLTA).kernel == "singlestage"
+
+
+@pytest.mark.parametrize("kernel", ["singlestage", "multistage"])
+def test_gpus_before_every_kernel(kernel: str) -> None:
+    with pytest.raises(gk.ConfigError, match=r"device='a K80': every kernel needs compute capability 5.0, and a K80 has 3.7"):
+        gk.get_config(operator=FPUOp(16, 16), global_a_layout=RowMajor(F32), device=KEPLER, kernel=kernel)
+
+
+@pytest.mark.parametrize("operator, instead", [(MMAOp(), r"MMAOp\(K=8\) or FPUOp"), (MMAOp(N=16), r"MMAOp\(N=16, K=8\) or FPUOp"),
+                                               (MMAOp(dtype="i1"), r"MMAOp\(M=8, K=16, dtype='int8'\) or FPUOp"), (MMAOp(dtype="f8"), "FPUOp"),
+                                               (operators.COMPLEX.with_base(MMAOp(dtype="f8", K=4)), "FPUOp")], ids=repr)
+def test_operators_that_a_t4_lacks(operator: Any, instead: str) -> None:
+    """The refusal names a shape of the same dtypes that the GPU has."""
+    with pytest.raises(gk.ConfigError, match=rf"operator=.*its instructions need compute capability \d.0, and a T4 has 7.5; take {instead}$"):
+        mapping(operator, device=T4)
+
+
+@pytest.mark.parametrize("operator", [MMAOp(K=8), MMAOp(M=8, K=16, dtype="i1"), FPUOp(16, 16), WMMAOp()], ids=repr)
+def test_operators_that_a_t4_has(operator: Any) -> None:
+    conf = gk.get_config(operator=operator, global_a_layout=RowMajor(operator.fragment_a.dtype), kernel="multistage", device=T4)
+    assert conf.stages == 2 and conf.spec().shared_bytes <= T4.shared_memory_per_block
+
+
+DTYPES = [np.dtype(code) for code in ("f2", "f4", "f8", "c8", "c16", "i1", "i4")] + [BF16]
+SIZES = [(1, 1, 1), (128, 128, 128), (512, 512, 512), (4096, 4096, 4096), (8, 4096, 4096)]
+ORDERS = list(itertools.product((RowMajor, ColMajor), repeat=2))
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("kernel", ["singlestage", "multistage"])
+@pytest.mark.parametrize("name", GPUS)
+def test_default_mappings_fit(name: str, kernel: str) -> None:
+    """Of every dtype, size and order, on every GPU, also where the kernel is named: `get_config` checks that they do."""
+    for dtype, size, (a, b) in itertools.product(DTYPES, SIZES, ORDERS):
+        operator = operator_for(dtype, dtype, size, GPUS[name])
+        for shape in (dict(zip("MNK", size)), None):
+            conf = gk.get_config(operator=operator, global_a_layout=a(dtype), global_b_layout=b(dtype), device=GPUS[name], kernel=kernel, gemm_shape=shape)
+            assert conf.kernel == kernel
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", GPUS)
+def test_what_matmul_chooses_fits(name: str) -> None:
+    chosen = set()
+    for dtype, (M, N, K), (a, b) in itertools.product(DTYPES, SIZES, ORDERS):
+        left, right = (np.zeros(shape, dtype, order="CF"[order is ColMajor]) for shape, order in (((M, K), a), ((K, N), b)))
+        with pretended(GPUS[name]), gk.emulate():
+            chosen.add(gk.plan(left, right).config.kernel)
+    assert "multistage" in chosen
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_tiles_of_groups_fit(name: str) -> None:
+    """Where there are enough products for large tiles, and these do not fit, they are smaller."""
+    matrix = np.zeros((128, 128))
+    for dtype, (a, b) in itertools.product(DTYPES, ORDERS):
+        operator = operator_for(dtype, dtype, (128, 128, 128), GPUS[name], 400)
+        fields = grouped_mapping(operator, [(matrix, matrix, None, None)] * 400, GPUS[name])
+        conf = gk.get_config(operator=operator, global_a_layout=a(dtype), global_b_layout=b(dtype), device=GPUS[name], **fields)
+        assert conf.kernel == "multistage"
 
 
 def test_operators_that_need_more_than_the_kernel() -> None:

@@ -22,6 +22,7 @@ from gemmkit.runtime.device import DeviceInfo, target
 OPERATORS = {
     "FPUOp": (operators.FPUOp(), "any real dtypes, and semirings; ordinary units"),
     "MMAOp": (operators.MMAOp(), "float16, bfloat16, float32 as tf32, int8; tensor cores by mma.sync"),
+    "MMAOp (K=8)": (operators.MMAOp(K=8), "float16; tensor cores by mma.sync (m16n8k8: from 7.5 on)"),
     "MMAOp (float8)": (operators.MMAOp(dtype=ml_dtypes.float8_e4m3fn), "8-bit floats; tensor cores by mma.sync"),
     "MMAOp (float64)": (operators.MMAOp(dtype="float64"), "float64; tensor cores (m8n8k4: from 8.0 on)"),
     "WMMAOp": (operators.WMMAOp(), "float16; tensor cores by wmma"),

@@ -127,6 +127,9 @@ class Algebra(Operator):
     def minimum_arch(self) -> tuple[int, int]:
         return tuple(self.base.minimum_arch)
 
+    def instead(self, arch: tuple[int, int]) -> str:
+        return str(self.base.instead(arch))
+
     @cached_property
     def shape(self) -> tuple[int, int, int]:
         return tuple(self.base.shape)

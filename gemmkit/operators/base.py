@@ -46,6 +46,10 @@ class Operator(Component):
         """The least compute capability whose instructions it needs."""
         return 5, 0
 
+    def instead(self, arch: tuple[int, int]) -> str:
+        """What to take on a GPU of a compute capability that lacks the instructions."""
+        return "FPUOp"
+
     @cached_property
     def is_mapped(self) -> bool:
         """Whether it is known which element each value of a fragment is."""

@@ -31,13 +31,13 @@ _SUMS = {"i": np.dtype(np.int32), "u": np.dtype(np.int32)}
 
 @dataclass(frozen=True)
 class MMAOp(Operator):
-    """Products of a warp on tensor cores; sm_80+.
+    """Products of a warp on tensor cores; sm_75+.
 
     | ``dtype`` | M x N x K | ``accumulator`` | from |
     |---|---|---|---|
-    | float16, bfloat16 | 16 x 8 x 16 | float32 (of float16 also float16) | sm_80 |
+    | float16, bfloat16 | 16 x 8 x 16 (float16: 8) | float32 (of float16 also float16) | sm_80 (8: sm_75) |
     | float32: its products are those of tf32 | 16 x 8 x 8 (or 4) | float32 | sm_80 |
-    | int8, uint8 | 16 x 8 x 32 | int32; sums wrap | sm_80 |
+    | int8, uint8 | 16 x 8 x 32; 8 x 8 x 16 | int32; sums wrap | sm_80; sm_75 |
     | float8_e4m3fn, float8_e5m2 | 16 x 8 x 32 | float32 | sm_89 |
     | float64 | 16 x 8 x 8 (4 or 16); 8 x 8 x 4 | float64 | sm_90; sm_80 |
 
@@ -96,6 +96,12 @@ class MMAOp(Operator):
     @cached_property
     def minimum_arch(self) -> tuple[int, int]:
         return self.spec.minimum_arch
+
+    def instead(self, arch: tuple[int, int]) -> str:
+        """The shape of the same dtypes that the GPU has, if it has one."""
+        there = (dataclasses.replace(self, M=spec.M, K=spec.K) for key, spec in SPECS.items()
+                 if key[2:] == self._key[2:] and spec.minimum_arch <= arch)
+        return " or ".join((*map(repr, list(there)[:1]), super().instead(arch)))
 
     @cached_property
     def _key(self) -> Any:
@@ -199,16 +205,16 @@ class MMAOp(Operator):
 
     def load_a(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
         if layout.axis == 1 and self.along_by_matrices:
-            return load_matrices(layout, pointer, a_along(self, tile), leading, 2 * self.lines, False)
+            return load_matrices(layout, pointer, a_along(self, tile), leading, self.M // 8 * self.lines, False)
         if layout.axis == 0 and self.across_by_matrices:
-            return load_matrices(layout, pointer, a_across(self, tile), leading, 4, True)
+            return load_matrices(layout, pointer, a_across(self, tile), leading, 2 * self.lines, True)
         return load_elements(self.map_a, 1, layout, pointer, tile, leading)
 
     def load_b(self, layout: Any, pointer: Any, tile: Any, leading: int) -> tuple:
         if layout.axis == 0 and self.along_by_matrices:
             return load_matrices(layout, pointer, b_along(self, tile), leading, self.lines * self.columns, False)
         if layout.axis == 1 and self.across_by_matrices:
-            return load_matrices(layout, pointer, b_across(self, tile), leading, 2 * self.columns, True)
+            return load_matrices(layout, pointer, b_across(self, tile), leading, self.lines * self.columns, True)
         return load_elements(self.map_b, 1, layout, pointer, tile, leading)
 
     def place_a(self, layout: Any, tile: Any, leading: int) -> int:

@@ -99,7 +99,8 @@ def a_along(operator: Any, tile: Any) -> Any:
 
 
 def a_across(operator: Any, tile: Any) -> Any:
-    """A of 16-bit elements, contiguous along M: lane l addresses column l % 8 of one of four 8 x 8 matrices."""
+    """A of 16-bit elements, contiguous along M: lane l addresses column l % 8 of one of four 8 x 8 matrices (of K = 8:
+    of two)."""
     return translate(tile, lane_index() // 8 % 2 * 8, lane_index() % 8 + lane_index() // 16 * 8)
 
 
@@ -110,8 +111,9 @@ def b_along(operator: Any, tile: Any) -> Any:
 
 
 def b_across(operator: Any, tile: Any) -> Any:
-    """B of 16-bit elements, contiguous along N: lane l addresses row l % 16, 8 columns on from lane 16 on."""
-    return translate(tile, lane_index() % 16, lane_index() // 16 * operator.further)
+    """B of 16-bit elements, contiguous along N: lane l addresses row l % 16 (of K = 8: l % 8), and then 8 columns on."""
+    rows = 8 * operator.lines
+    return translate(tile, lane_index() % rows, lane_index() // rows * operator.further)
 
 
 def load_matrices(layout: Any, pointer: Any, tile: Any, leading: int, count: int, trans: bool) -> tuple:

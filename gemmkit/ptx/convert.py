@@ -11,13 +11,25 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.numba_hooks import ir
+from gemmkit.lang.target import target_arch
 from gemmkit.ptx.build import assembly
 
 
 def bf16_from_f32(builder: Any, value: Any) -> Any:
-    """float32 to the bits of a bfloat16, round to nearest even (sm_80+)."""
+    """float32 to the bits of a bfloat16, round to nearest even: an instruction from sm_80 on, and a few before."""
+    if tuple(target_arch())[:2] < (8, 0):
+        return _bf16_by_integers(builder, value)
     function = ir.FunctionType(ir.IntType(16), [ir.FloatType()])
     return builder.call(ir.InlineAsm(function, "cvt.rn.bf16.f32 $0, $1;", "=h,f"), [value])
+
+
+def _bf16_by_integers(builder: Any, value: Any) -> Any:
+    """The upper half of the bits, one more where the lower half is over a half of it, or is a half and the upper one odd."""
+    i16, i32 = ir.IntType(16), ir.IntType(32)
+    word = builder.bitcast(value, i32)
+    odd = builder.and_(builder.lshr(word, i32(16)), i32(1))
+    upper = builder.lshr(builder.add(builder.add(word, i32(0x7FFF)), odd), i32(16))
+    return builder.select(builder.fcmp_unordered("uno", value, value), i16(0x7FFF), builder.trunc(upper, i16))
 
 
 def f16_from_f32(builder: Any, value: Any) -> Any:

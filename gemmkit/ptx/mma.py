@@ -1,10 +1,11 @@
-"""``mma.sync``: a warp multiplies small matrices held in registers (PTX ISA, mma; sm_80+).
+"""``mma.sync``: a warp multiplies small matrices held in registers (PTX ISA, mma; sm_75+).
 
 | inputs | M x N x K | sums | from |
 |---|---|---|---|
+| float16 | 16 x 8 x 8 | float32, float16 | sm_75 |
 | float16; bfloat16 | 16 x 8 x 16 | float32 (of float16 also float16) | sm_80 |
 | float32, as tf32 | 16 x 8 x 4, 16 x 8 x 8 | float32 | sm_80 |
-| int8, uint8, mixed at will | 16 x 8 x 32 | int32, which wrap | sm_80 |
+| int8, uint8, mixed at will | 8 x 8 x 16; 16 x 8 x 32 | int32, which wrap | sm_75; sm_80 |
 | float8_e4m3fn, float8_e5m2, mixed at will | 16 x 8 x 32 | float32 | sm_89 |
 | float64 | 8 x 8 x 4 | float64 | sm_80 |
 | float64 | 16 x 8 x 4, 16 x 8 x 8, 16 x 8 x 16 | float64 | sm_90 |
@@ -103,6 +104,8 @@ class MmaSpec:
         """The least compute capability that has it."""
         if self.a_dtype in (E4M3, E5M2):
             return 8, 9
+        if (self.a_dtype, self.K) == (F16, 8) or (self.a_dtype in (S8, U8) and self.M == 8):
+            return 7, 5
         return (9, 0) if self.a_dtype == F64 and self.M == 16 else (8, 0)
 
     @cached_property
@@ -147,7 +150,8 @@ class MmaSpec:
 
 
 def _all_specs() -> list[MmaSpec]:
-    shapes: dict[np.dtype, Any] = {F32: ((16, 4), (16, 8)), F64: ((8, 4), (16, 4), (16, 8), (16, 16))}
+    shapes: dict[np.dtype, Any] = {F16: ((16, 16), (16, 8)), F32: ((16, 4), (16, 8)), S8: ((16, 32), (8, 16)),
+                                   U8: ((16, 32), (8, 16)), F64: ((8, 4), (16, 4), (16, 8), (16, 16))}
     listed: list[tuple[np.dtype, np.dtype, np.dtype]] = [(F16, F16, F32), (F16, F16, F16), (BF16, BF16, F32)]
     listed += [(F32, F32, F32), (F64, F64, F64)]
     listed += [(a, b, S32) for a in (S8, U8) for b in (S8, U8)]

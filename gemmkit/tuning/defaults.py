@@ -9,6 +9,7 @@ stay wide), unless the operator refuses it, and are padded as the operator asks 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,16 @@ from gemmkit.operators import Algebra, FPUOp, MMAOp, Operator
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning.operators import SHORT, shares_of
+from gemmkit.tuning.room import Room
 
 
 def fill(values: dict[str, Any], operator: Operator, sizes: tuple[int, int, int] | None, device: DeviceInfo,
          products: int) -> None:
     """Complete the mapping of the single-stage kernel in place."""
-    fill_tiles(values, operator, sizes, device, products)
-    fill_shared(values, operator, operator.fragment_c.dtype)
+    laid_out = dict(values)
+    fill_shared(laid_out, operator, operator.fragment_c.dtype)
+    fill_tiles(values, operator, sizes, device, products, Room.of(device, laid_out))
+    values.update({**laid_out, **values})
     fill_moves(values)
 
 
@@ -70,12 +74,14 @@ _OF_A_MAPPING = {"block_shape", "compute_warp", "warps_per_block", "blocks_per_s
 
 
 def fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, int, int] | None,
-               device: DeviceInfo, products: int) -> None:
+               device: DeviceInfo, products: int, room: Room) -> None:
+    """The block's tile, the warps', and in how many shares K is cut. What is not given of them is such as ``room`` holds."""
     shares = (not set(values) & _OF_A_MAPPING and isinstance(operator, (FPUOp, MMAOp))
               and operator.refuses_to_merge is None)
     given_block, given_warp, warps = (values.get(n) for n in ("block_shape", "compute_warp", "warps_per_block"))
     if given_block is None:
-        block, warp, blocks = _choose(_candidates(operator), sizes, device, shares and isinstance(operator, FPUOp), products)
+        listed = _fitting(_candidates(operator), room, operator.shape[2])
+        block, warp, blocks = _choose(listed, sizes, device, shares and isinstance(operator, FPUOp), products)
         if sizes is not None and shares and values.setdefault("splits", _splits(block, blocks, sizes, device, products)) > 1:
             blocks = SIDE_BY_SIDE.get(block, blocks)
         if sizes is not None and sizes[2] <= 64 < block[2]:               # a short K would leave half of it empty
@@ -95,6 +101,13 @@ def fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, int
     if warps is None:
         block = given_block.size
         values["warps_per_block"] = max(1, block.M // given_warp.size.M) * max(1, block.N // given_warp.size.N)
+
+
+def _fitting(candidates: Sequence[Any], room: Room, unit: int) -> Sequence[Any]:
+    """Those of the candidates that fit, some of them with a shorter K; if none does, the last one made smaller."""
+    shallow = [(room.shallower(block, unit), warp, blocks) for block, warp, blocks in candidates]
+    fit = [candidate for candidate in shallow if room.holds(candidate[0])]
+    return fit or [(room.smaller(block, warp), warp, blocks) for block, warp, blocks in shallow[-1:]]
 
 
 def _splits(block: tuple, blocks: int, sizes: tuple[int, int, int], device: DeviceInfo, products: int) -> int:
@@ -164,7 +177,8 @@ def _shrunk(block: tuple, warp: tuple, blocks: int, parts: int, size: int) -> tu
     return (M, N, K), (m, n), blocks
 
 
-def _choose(candidates: list, sizes: tuple[int, int, int] | None, device: DeviceInfo, shares: bool, products: int) -> Any:
+def _choose(candidates: Sequence[Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, shares: bool,
+            products: int) -> Any:
     """The candidate with the least estimated time: waves of blocks, each as long as its tile is large (and its share of K).
 
     A small tile does less per byte that it moves; ``overhead`` stands for that (in rows of a tile). Blocks that share a

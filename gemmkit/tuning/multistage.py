@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.kernels.sm80.routes import copies_of
 from gemmkit.layouts import ColMajor, Layout, Padded, Plain, RowMajor
 from gemmkit.operators import Algebra, FPUOp, Operator
 from gemmkit.ptx.copy_async import SIZES
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning import defaults
+from gemmkit.tuning.room import Room
 
 SECTOR = 32                            # bytes of global memory that are loaded together
 STAGES = 3
@@ -26,19 +28,30 @@ STAGES = 3
 def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, products: int = 1) -> None:
     """Complete the tiles, shared layouts and moves of a Config in place; the operator has its shape and dtypes."""
     operator: Operator = values["operator"]
-    values.setdefault("stages", STAGES)
+    values.setdefault("stages", stages_on(device))
     given = values.get("block_shape")
     if given is not None and "compute_warp" not in values:
         m, n, _ = operator.shape
         is_fpu = isinstance(units(operator), FPUOp)
         warp = (m, n) if is_fpu else defaults.warp_of(given, operator, values.get("warps_per_block"))
         values["compute_warp"] = Tile(M=warp[0], N=warp[1], K=given.size.K)
-    defaults.fill_tiles(values, operator, sizes, device, products)
+    laid_out, blocks_given = dict(values), "blocks_per_sm" in values
+    _fill_shared(laid_out, operator)
+    room = Room.of(device, laid_out, values["stages"])
+    defaults.fill_tiles(values, operator, sizes, device, products, room)
     block, warp = values["block_shape"], values["compute_warp"]
+    if "blocks_per_sm" in values and not blocks_given:
+        fit = device.shared_memory_per_sm // room.nbytes(block.extents)
+        values["blocks_per_sm"] = copies_of(device).blocks(values["blocks_per_sm"], fit)
     if warp.size.K != block.size.K:
         values["compute_warp"] = Tile(M=warp.size.M, N=warp.size.N, K=block.size.K)
-    _fill_shared(values, operator)
+    values.update({**laid_out, **values})
     _fill_moves(values)
+
+
+def stages_on(device: DeviceInfo) -> int:
+    """How many stages a ring has where nothing is said of them."""
+    return min(STAGES, copies_of(device).useful_stages)
 
 
 def units(operator: Operator) -> Operator:
@@ -109,4 +122,4 @@ def across(tile: Tile, layout: Any, warps: int) -> tuple[Tile, Tile]:
     return Tile(**dict(zip(tile.names, warp))), Tile(**dict.fromkeys(tile.names, 1))
 
 
-__all__ = ["fill"]
+__all__ = ["fill", "stages_on"]

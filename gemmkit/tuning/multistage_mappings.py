@@ -4,11 +4,13 @@ The time of a product is modelled in nanoseconds. ``step`` is what a block adds 
 when as many blocks as fit share it; a block that is alone takes ``solo`` a k-tile; ``start`` is what a launch takes besides.
 The constants were fitted to one sweep on an H200 (bench/results/multistage_sweep.json: 251 rows, squares from 256 to 4096
 and some that are not square); the model's choice was within 1.2 % (geometric mean) of the best of the sweep. Other GPUs
-have other times; that one tile is faster than another carries over.
+have other times; that one tile is faster than another carries over. Before sm_80 stages are filled by way of registers, and
+a tile has two of them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +18,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from gemmkit.kernels.select import FAMILIES
+from gemmkit.kernels.sm80.routes import copies_of
 from gemmkit.layouts import Layout, Plain, Tensor
-from gemmkit.operators import COMPLEX, FPUOp, MMAOp, Operator
+from gemmkit.operators import COMPLEX, FPUOp, Operator
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning import split_k
 from gemmkit.tuning.mappings import MAPPING_FIELDS, is_untouched
+from gemmkit.tuning.operators import tensor_cores
 
 RESERVED = 1024                        # bytes of shared memory that the driver takes of a block's
 PADDING = 32                           # bytes that a line is padded by
@@ -69,11 +74,16 @@ class Multistage:
         alone = self.nanoseconds(sizes, products, across, sm_count)
         return best if self.nanoseconds(sizes, products, across, sm_count, best) < split_k.WORTH * alone else 1
 
-    def nbytes(self, accumulator: int) -> int:
-        """Shared memory of a block: the ring, or the tile of D."""
-        m, n, k = self.block
-        ring = self.stages * ((m + n) * (k * self.itemsize + PADDING))
-        return max(ring, m * (n * accumulator + PADDING)) + RESERVED
+    def on(self, device: DeviceInfo) -> Multistage:
+        """The mapping as a device has it: with no more stages than are of use there, and the blocks that this leaves."""
+        copies = copies_of(device)
+        one = dataclasses.replace(self, stages=min(self.stages, copies.useful_stages))
+        return dataclasses.replace(one, blocks=copies.blocks(one.blocks, device.shared_memory_per_sm // one.nbytes))
+
+    @property
+    def nbytes(self) -> int:
+        """Shared memory of a block; sums of 16-bit elements have four bytes."""
+        return shared_bytes(self.block, self.stages, self.itemsize, max(4, self.itemsize))
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -82,6 +92,12 @@ class Multistage:
         warp = Tile(M=self.warp[0], N=self.warp[1], K=k)
         return dict(kernel="multistage", block_shape=Tile(M=m, N=n, K=k), compute_warp=warp,
                     warps_per_block=m // self.warp[0] * (n // self.warp[1]), stages=self.stages, blocks_per_sm=self.blocks)
+
+
+def shared_bytes(block: tuple[int, int, int], stages: int, itemsize: int, accumulator: int) -> int:
+    """About what a block's tile takes of shared memory, with elements and sums of so many bytes: the ring, or D's tile."""
+    m, n, k = block
+    return max(stages * (m + n) * (k * itemsize + PADDING), m * (n * accumulator + PADDING)) + RESERVED
 
 
 ORDINARY = (                           # float32
@@ -140,11 +156,15 @@ def choice(a: Layout, b: Layout, fields: dict[str, Any], sizes: tuple[int, int, 
     given = fields.get("operator")
     if a.dtype in (F16, BF16) and device.arch[0] == 9:
         is_taken = given is None and products == 1 and _is_skinny(a, b, sizes)
-        return (operator(a.dtype, SKINNY, device), SKINNY.fields) if is_taken else None
-    best, splits = fastest(TABLES[a.dtype], a, b, sizes, device, products)
+        return _usual(a.dtype, SKINNY, device) if is_taken else None
+    found = fastest(TABLES[a.dtype], a, b, sizes, device, products)
+    if found is None:
+        return None
+    best, splits = found
     mapping = dict(best.fields, splits=fields.get("splits", splits))
     if given is None:
-        return operator(a.dtype, best, device), mapping
+        units = operator(a.dtype, best, device)
+        return None if units is None else (units, mapping)
     if a.dtype != F32 or not isinstance(given, FPUOp) or getattr(given, "is_sized", True) or not hasattr(given, "sized"):
         return None
     lanes = dict(M=best.warp[0], N=best.warp[1], MB=best.lanes[0], NB=best.lanes[1])
@@ -152,12 +172,13 @@ def choice(a: Layout, b: Layout, fields: dict[str, Any], sizes: tuple[int, int, 
 
 
 def fastest(mappings: tuple[Multistage, ...], a: Layout, b: Layout, sizes: tuple[int, int, int], device: DeviceInfo,
-            products: int) -> tuple[Multistage, int]:
-    """The mapping with the least modelled time, of those that fit a block's shared memory, and its shares of K."""
-    across, accumulator = _across(a, b), max(4, a.dtype.itemsize)
-    found = [(one, one.splits(sizes, products, across, device.sm_count)) for one in mappings
-             if one.nbytes(accumulator) <= device.shared_memory_per_block]
-    return min(found, key=lambda of: of[0].nanoseconds(sizes, products, across, device.sm_count, of[1]))
+            products: int) -> tuple[Multistage, int] | None:
+    """The mapping with the least modelled time, as the device has it, of those that fit a block's shared memory, if any; and
+    its shares of K."""
+    across, sm_count = _across(a, b), device.sm_count
+    fit = [one for one in (one.on(device) for one in mappings) if one.nbytes <= device.shared_memory_per_block]
+    found = [(one, one.splits(sizes, products, across, sm_count)) for one in fit]
+    return min(found, key=lambda of: of[0].nanoseconds(sizes, products, across, sm_count, of[1]), default=None)
 
 
 def applies(a: Layout, b: Layout, fields: dict[str, Any], device: DeviceInfo) -> bool:
@@ -168,8 +189,8 @@ def applies(a: Layout, b: Layout, fields: dict[str, Any], device: DeviceInfo) ->
         return False
     plain = all(isinstance(layout, Plain) and layout.is_plain and is_untouched(name, fields)
                 for name, layout in (("a", a), ("b", b)))
-    return (device.arch >= (8, 0) and a.dtype == b.dtype and a.dtype in TABLES and not set(fields) & MAPPING_FIELDS
-            and (plain or a.dtype in (F32, F64)))
+    return (device.arch >= FAMILIES["multistage"].minimum_arch and a.dtype == b.dtype and a.dtype in TABLES
+            and not set(fields) & MAPPING_FIELDS and (plain or a.dtype in (F32, F64)))
 
 
 def _is_skinny(a: Layout, b: Layout, sizes: tuple[int, int, int]) -> bool:
@@ -187,16 +208,22 @@ def _is_skinny(a: Layout, b: Layout, sizes: tuple[int, int, int]) -> bool:
     return rows and N >= 1024 and K >= 1024 and K % 8 == 0 and a.vector_axis == 1 and b.vector_axis == 0
 
 
-def operator(dtype: np.dtype, one: Multistage, device: DeviceInfo) -> Operator:
-    """What multiplies elements of a dtype in the warps' tiles of a mapping."""
-    doubles = MMAOp(K=4, dtype=F64) if device.arch >= (9, 0) else MMAOp(M=8, K=4, dtype=F64)
+def _usual(dtype: np.dtype, one: Multistage, device: DeviceInfo) -> tuple[Operator, dict[str, Any]] | None:
+    """A mapping's fields with the operator for them, if there is one."""
+    made = operator(dtype, one, device)
+    return None if made is None else (made, one.fields)
+
+
+def operator(dtype: np.dtype, one: Multistage, device: DeviceInfo) -> Operator | None:
+    """What multiplies elements of a dtype in the warps' tiles of a mapping; None where the device has nothing for them."""
+    real = F64 if dtype == C128 else dtype
+    units = tensor_cores(real, real, device)
     if dtype in (F16, BF16):
-        return MMAOp(N=16 if one.warp[1] % 16 == 0 else 8, dtype=dtype)
-    if dtype == F64:
-        return doubles
-    if dtype == C128:
-        return COMPLEX.with_base(doubles)
-    return FPUOp(M=one.warp[0], N=one.warp[1], MB=one.lanes[0], NB=one.lanes[1], dtype=dtype)
+        return units and dataclasses.replace(units, N=16 if one.warp[1] % 16 == 0 else 8)
+    if units is None:
+        return FPUOp(M=one.warp[0], N=one.warp[1], MB=one.lanes[0], NB=one.lanes[1], dtype=dtype)
+    doubles = dataclasses.replace(units, K=4)
+    return COMPLEX.with_base(doubles) if dtype == C128 else doubles
 
 
 def _across(a: Layout, b: Layout) -> int:

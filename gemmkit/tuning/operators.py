@@ -16,6 +16,9 @@ DEPTH, STEPS = 64, 16                  # of a k-tile, and how many each should h
 MOST_DOUBLES = 4                       # parts of numbers in float64 whose sums fit a thread's registers
 LARGE = 4096                           # a size where nothing is known of it
 SIXTEEN = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+# The shapes on tensor cores whose products are those of the ordinary units: of each dtype from the newest GPU's on.
+TENSOR_CORES = {SIXTEEN[0]: (MMAOp(), MMAOp(K=8)), SIXTEEN[1]: (MMAOp(dtype=SIXTEEN[1]),),
+                np.dtype(np.float64): (MMAOp(dtype=np.float64), MMAOp(M=8, K=4, dtype=np.float64))}
 
 
 def check_multiplied(dtype: np.dtype, name: str) -> None:
@@ -46,11 +49,8 @@ def operator_for(a: np.dtype, b: np.dtype, sizes: tuple[int, int, int], device: 
 
 def tensor_cores(a: np.dtype, b: np.dtype, device: DeviceInfo) -> MMAOp | None:
     """The tensor cores' operator that gives what the ordinary units would; None where there is none."""
-    if a != b or device.arch < (8, 0) or a not in (*SIXTEEN, np.float64):
-        return None
-    if a != np.float64:
-        return MMAOp(dtype=a)
-    return MMAOp(dtype=a) if device.arch >= (9, 0) else MMAOp(M=8, K=4, dtype=a)
+    shapes = TENSOR_CORES.get(a, ()) if a == b else ()
+    return next((operator for operator in shapes if device.arch >= operator.minimum_arch), None)
 
 
 def shares_of(K: int, depth: int, device: DeviceInfo) -> int:

@@ -60,7 +60,7 @@ EQUIVALENT: list[Equivalent] = [
                "A block that was launched without a cluster is one of one block: all its threads meet, with the same order of memory."),
     Equivalent("phase flipped", r"-> .*(expect|expect_raw|commit|start_copies|start|stage_of|split_stage|split|rewrite_inside|"
                r"rewrite_edge|transpose)\([^()]*slot\._replace\(phase", "The stage alone of the slot is read there."),
-    Equivalent("done twice", r"(wgmma_commit|tma_commit|commit_copies)\(\) -> ",
+    Equivalent("done twice", r"(wgmma_commit|tma_commit|commit_copies|copies.commit)\(\) -> ",
                "An empty group more: a wait that leaves so many groups on their way waits for more of the others."),
     Equivalent("always", r"if rank == 0: -> if True: peer = 1",
                "Other blocks of the cluster fetch and merge, too, and nothing reads what they have then."),
@@ -81,7 +81,7 @@ EQUIVALENT: list[Equivalent] = [
     Equivalent("constant changed", r"addend = .* else 0 -> .* else 1", "The ring has more bytes than 1."),
     Equivalent("term dropped", r"kept.places\[1\] = \(thread_index\(\) \* 0,\) -> ", "Nobody asks for places of an operator that has none."),
     Equivalent("constant changed", r"^kept = Kept\(.* -> .*(3 \* spec.fragments|PLACE, 3|OFFSET, 2)", "More registers than are used."),
-    Equivalent("always", r"^if goes_on: -> if True: commit_copies\(\) meet_stage\(spec\)$", "The block waits and meets once more at the end."),
+    Equivalent("always", r"^if goes_on: -> if True: spec.copies.commit\(\) meet_stage\(spec\)$", "The block waits and meets once more at the end."),
     Equivalent("always", r"^if this.fills: -> if True: store_staged", "What is stored behind the last k-tile is not read."),
     Equivalent("constant changed", r"^fold\(.*, step_\w+, 0, .* -> fold\(.*, step_\w+, 1, ", "Nobody reads what these folds carry."),
     Equivalent("statement dropped", r"^keep_places\(", "It tells LLVM to keep a value, and changes none."),

@@ -35,6 +35,10 @@ F16, F32, F64, BF16 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8"), np.dtype(m
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 INSTRUCTIONS = {
     MMAOp(): "m16n8k16.row.col.f32.f16.f16.f32",
+    MMAOp(K=8): "m16n8k8.row.col.f32.f16.f16.f32",
+    MMAOp(K=8, accumulator=F16): "m16n8k8.row.col.f16.f16.f16.f16",
+    MMAOp(M=8, K=16, dtype="i1"): "m8n8k16.row.col.s32.s8.s8.s32",
+    MMAOp(M=8, K=16, dtype="u1", b_dtype="i1"): "m8n8k16.row.col.s32.u8.s8.s32",
     MMAOp(dtype=BF16): "m16n8k16.row.col.f32.bf16.bf16.f32",
     MMAOp(accumulator=F16): "m16n8k16.row.col.f16.f16.f16.f16",
     MMAOp(dtype=F32): "m16n8k8.row.col.f32.tf32.tf32.f32",

@@ -17,7 +17,6 @@ from gemmkit.kernels.select import KERNELS
 from gemmkit.lang.memory import ViewType
 from gemmkit.runtime.arrays import ArrayInfo, is_array
 from gemmkit.runtime.compile import to_ptx
-from gemmkit.runtime.device import H100
 from gemmkit.runtime.launch_config import PARAMETER_FORMATS
 from tests.machines import Emulator
 from tests.ptx_machine.machine import Machine
@@ -71,11 +70,11 @@ _ptx: dict[tuple, str] = {}
 
 
 def ptx_of(compiled: Any) -> str:
-    """The PTX of a plan's kernel (`gemmkit.planning.Compiled`); the same kernel is compiled once."""
-    conf = compiled.problem.config
-    key = conf.kernel, tuple(x.type for x in compiled.arguments), conf.threads, conf.blocks_per_sm
+    """The PTX of a plan's kernel (`gemmkit.planning.Compiled`), for its GPU; the same kernel is compiled once."""
+    conf, device = compiled.problem.config, compiled.problem.device
+    key = conf.kernel, tuple(x.type for x in compiled.arguments), conf.threads, conf.blocks_per_sm, device.arch_name
     if key not in _ptx:
-        _ptx[key] = to_ptx(KERNELS[conf.kernel], key[1], conf.threads, H100, conf.blocks_per_sm)
+        _ptx[key] = to_ptx(KERNELS[conf.kernel], key[1], conf.threads, device, conf.blocks_per_sm)
     return _ptx[key]
 
 

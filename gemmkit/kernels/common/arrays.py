@@ -1,10 +1,11 @@
-"""The arrays of a problem, and its sizes: what a specialisation may depend on beside the configuration."""
+"""The arrays of a problem, its sizes and its GPU: what a specialisation may depend on beside the configuration."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from gemmkit.runtime.arrays import ArrayInfo
+from gemmkit.runtime.device import DeviceInfo
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,12 @@ class Arrays:
     K: int
     c: ArrayInfo | None = None
     products: int | None = None        # of a stack; None: there is no stack
-    sm_count: int = 0                  # multiprocessors of the device, 0 where it is not known
+    device: DeviceInfo | None = None   # None where it is not known
+
+    @property
+    def sm_count(self) -> int:
+        """Multiprocessors of the device, 0 where it is not known."""
+        return 0 if self.device is None else self.device.sm_count
 
     def extents(self, name: str) -> tuple[int, int]:
         """Rows and columns of "a", "b", "c" or "out"."""

@@ -1,4 +1,4 @@
-"""The family of `multistage`: cp.async rings, for GPUs from sm_80 on and any operator that acts in warps."""
+"""The family of `multistage`: rings of stages, for GPUs from sm_75 on and any operator that acts in warps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gemmkit.kernels.common.workspace_sums import reduction_of
 from gemmkit.kernels.family import KernelFamily
 from gemmkit.kernels.sm80.kernel import multistage
 from gemmkit.kernels.sm80.mainloop import InStepMainloop, Mainloop
-from gemmkit.kernels.sm80.routes import with_route
+from gemmkit.kernels.sm80.routes import COPIES, copies_of
 from gemmkit.kernels.sm80.rules import validate
 from gemmkit.kernels.sm80.spec import Sm80Spec
 from gemmkit.operators import FPUOp
@@ -38,12 +38,13 @@ class Sm80(KernelFamily):
     def specialise(self, config: Config, operands: tuple[Operand, Operand, Operand, Operand],
                    arrays: Arrays | None) -> Sm80Spec:
         a, b, c, d = operands
-        a, b = (dataclasses.replace(operand, route=with_route(operand, getattr(arrays, name, None),
-                                                              arrays.extents(name) if arrays else (0, 0)))
+        copies = copies_of(arrays.device if arrays else None)
+        a, b = (dataclasses.replace(operand, route=copies.route(operand, getattr(arrays, name, None),
+                                                                arrays.extents(name) if arrays else (0, 0)))
                 for operand, name in ((a, "a"), (b, "b")))
         scheduler = OneTilePerBlock(config.order, config.block_shape, Cluster())
         spec = Sm80Spec(config.block_shape, config.compute_warp, config.warps_per_block, config.operator, a, b, c, d,
-                        config.epilogue, config.condition, scheduler, config.has_c, config.stages)
+                        config.epilogue, config.condition, scheduler, config.has_c, config.stages, copies=copies)
         if config.splits > 1:
             spec = dataclasses.replace(spec, scheduler=_shared(scheduler, spec, config.splits, arrays))
         return dataclasses.replace(spec.laid_out(), mainloop=_mainloop(spec), copy_parts=_copy_parts(spec))
@@ -78,6 +79,6 @@ def _copy_parts(spec: Sm80Spec) -> int:
     return 1 if isinstance(units, FPUOp) or isinstance(_mainloop(spec), InStepMainloop) else max(1, spec.steps_k - 1)
 
 
-FAMILY = Sm80("multistage", multistage, (8, 0))
+FAMILY = Sm80("multistage", multistage, min(copies.minimum_arch for copies in COPIES))
 
 __all__ = ["FAMILY"]

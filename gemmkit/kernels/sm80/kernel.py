@@ -1,4 +1,5 @@
-"""The multistage kernel: a ring of stages in shared memory that cp.async fills while the block multiplies.
+"""The multistage kernel: a ring of stages in shared memory that is filled while the block multiplies, from sm_80 on by
+cp.async.
 
 Every thread block computes one tile of D. Its threads start the copies of the k-tile that is ``stages - 1`` ahead, then
 multiply the present one, so that loads from global memory have ``stages - 1`` k-tiles of arithmetic to hide behind. There

@@ -22,7 +22,6 @@ from gemmkit.kernels.common.scheduler import holds, k_steps
 from gemmkit.kernels.common.work import Inputs, KTile, Work
 from gemmkit.lang.control import fold
 from gemmkit.lang.registers import Fragment, registers
-from gemmkit.ptx.copy_async import commit_copies, wait_copies
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.pinned import pinned, shared_place
 from gemmkit.ptx.special import barrier, carried, thread_index
@@ -93,7 +92,7 @@ class Mainloop(Component):
         for _ in range(spec.stages - 1):
             if ahead < end:
                 fill(spec, kept, write, tile_at(work, ahead, shape))
-            commit_copies()
+            spec.copies.commit()
             write = following_stage(spec, write)
             ahead = following_k(spec, work, ahead, end)
             advance(spec, kept, tile_at(work, ahead, shape))
@@ -123,7 +122,7 @@ class Mainloop(Component):
         if this.fills:
             store_staged(spec, kept, this.write, this.ahead)
         if goes_on:
-            commit_copies()
+            spec.copies.commit()
             meet_stage(spec)
             fetch(spec, kept, read, following, 0, spec.steps_k % 2)
         multiply(spec, kept, (spec.steps_k - 1) % 2)
@@ -154,7 +153,7 @@ class InStepMainloop(Mainloop):
         if this.fills:
             store_staged(spec, kept, this.write, this.ahead)
         if goes_on:
-            commit_copies()
+            spec.copies.commit()
             meet_stage(spec)
 
 
@@ -190,7 +189,7 @@ def following_stage(spec: Any, at: int) -> int:
 
 def meet_stage(spec: Any) -> None:
     """The next stage is full for all threads, and the one just read is empty."""
-    wait_copies(spec.stages - 2)
+    spec.copies.wait(spec)
     barrier()
 
 

@@ -1,4 +1,5 @@
-"""How an operand gets from global memory into a stage of `multistage`: copied without registers, or by way of them.
+"""How an operand gets from global memory into a stage of `multistage`: copied without registers, or by way of them; and
+which of these ways a GPU has.
 
 | route | what it takes |
 |---|---|
@@ -6,29 +7,43 @@
 | `Staged` | everything: `Layout.element`, transforms, numbers that become planes, two-byte elements at any address |
 
 cp.async copies are started before a round's products, or in parts between them. What is staged is loaded before the products
-and stored behind them.
+and stored behind them. GPUs before sm_80 have no cp.async: `StagedCopies` leaves the second route alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from gemmkit.components import Component
 from gemmkit.kernels.common.operand import Operand, Route
 from gemmkit.kernels.common.tile_copy import copy_in_turn, put_moved, read_moved
 from gemmkit.kernels.common.work import KTile
 from gemmkit.lang.values import fill
 from gemmkit.layouts import Plain
-from gemmkit.ptx.copy_async import SIZES, copy_async, offset_of
+from gemmkit.ptx.copy_async import SIZES, commit_copies, copy_async, offset_of, wait_copies
 from gemmkit.ptx.memory import shared, store_shared
 from gemmkit.ptx.special import carried, lane_index
 from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
+from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import parallelise, translate_offset
 
 
 @dataclass(frozen=True)
 class StageRoute(Route):
     """Base class: nothing is loaded, copied or stored."""
+
+    @classmethod
+    def refuses(cls, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> str | None:
+        """Why the route does not take an operand with this array and these extents; None if it does."""
+        return None
+
+    @classmethod
+    def of(cls, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> StageRoute:
+        """The route for an operand that it does not refuse."""
+        return cls()
+
+    # -- in device code -------------------------------------------------------------------------------------------------
 
     def seek(self, operand: Any, moved: Any, at: KTile) -> None:
         """Find where this thread's part of a k-tile begins in memory."""
@@ -162,14 +177,6 @@ class Staged(StageRoute):
     behind them. Otherwise tile by tile, before the products.
     """
 
-    @classmethod
-    def refuses(cls, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> str | None:
-        return None
-
-    @classmethod
-    def of(cls, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> Staged:
-        return cls()
-
     def load(self, spec: Any, operand: Any, moved: Any, at: KTile) -> None:
         if operand.moves > 0:
             place = operand.place(at.m, at.n, at.k, at.shape)
@@ -197,13 +204,72 @@ class Staged(StageRoute):
                     put_moved(operand, pointer, thread_tiles[j], moved.held[i * len(thread_tiles) + j])
 
 
+@dataclass(frozen=True)
+class Copies(Component):
+    """What a GPU has for copies to the stages: the routes, and how a thread waits for copies that it has started.
+
+    More than ``useful_stages`` stages hide nothing more. Base class: threads wait for nothing.
+    """
+
+    minimum_arch: ClassVar[tuple[int, int]]
+    routes: ClassVar[tuple[type[StageRoute], ...]]             # in the order in which they are preferred
+    useful_stages: ClassVar[int]
+
+    def route(self, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> StageRoute:
+        """The first route that does not refuse an operand."""
+        return next(route.of(operand, info, extents) for route in self.routes
+                    if route.refuses(operand, info, extents) is None)
+
+    def blocks(self, wanted: int, fit: int) -> int:
+        """For how many blocks a multiprocessor is to have registers, if its shared memory has room for ``fit``."""
+        return wanted
+
+    # -- in device code -------------------------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """The copies that this thread has started for a stage are complete in number."""
+
+    def wait(self, spec: Any) -> None:
+        """Wait for this thread's copies to the next stage that is read."""
+
+
+@dataclass(frozen=True)
+class AsyncCopies(Copies):
+    """cp.async, and what it cannot copy through registers. Every stage is another k-tile on its way."""
+
+    minimum_arch = 8, 0
+    routes = CpAsync, Staged
+    useful_stages = 8
+
+    def commit(self) -> None:
+        commit_copies()
+
+    def wait(self, spec: Any) -> None:
+        wait_copies(spec.stages - 2)
+
+
+@dataclass(frozen=True)
+class StagedCopies(Copies):
+    """Registers alone. They hold one k-tile on its way, which is stored at the end of the round that loads it: a third stage
+    would only be full earlier."""
+
+    minimum_arch = 7, 5
+    routes = (Staged,)
+    useful_stages = 2
+
+    def blocks(self, wanted: int, fit: int) -> int:
+        """No more than find room: what is on its way takes registers, and there would be none to spare for it."""
+        return max(1, min(wanted, fit))
+
+
 #: In the order in which they are preferred.
-ROUTES = (CpAsync, Staged)
+COPIES = AsyncCopies(), StagedCopies()
 
 
-def with_route(operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> StageRoute:
-    """The first route that does not refuse an operand."""
-    return next(route.of(operand, info, extents) for route in ROUTES if route.refuses(operand, info, extents) is None)
+def copies_of(device: DeviceInfo | None) -> Copies:
+    """The copies of a device. One that is not known has all; one that is too old for the kernel, which `Config.check_device`
+    refuses, the last."""
+    return next((copies for copies in COPIES if device is None or device.arch >= copies.minimum_arch), COPIES[-1])
 
 
-__all__ = ["ROUTES", "CpAsync", "StageRoute", "Staged", "with_route"]
+__all__ = ["COPIES", "AsyncCopies", "Copies", "CpAsync", "StageRoute", "Staged", "StagedCopies", "copies_of"]

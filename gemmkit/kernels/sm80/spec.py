@@ -9,6 +9,7 @@ import numpy as np
 
 from gemmkit.kernels.simt.spec import ALIGNMENT, SimtSpec
 from gemmkit.kernels.sm80.mainloop import Mainloop
+from gemmkit.kernels.sm80.routes import AsyncCopies, Copies
 from gemmkit.lang.registers import Fragment
 
 
@@ -16,12 +17,14 @@ from gemmkit.lang.registers import Fragment
 class Sm80Spec(SimtSpec):
     """``stages`` of A and B lie one behind the other; C, D and sums take the ring's place before and after the main loop.
 
-    ``copy_parts`` is in how many parts the copies of a k-tile are started: between the products of as many steps.
+    ``copy_parts`` is in how many parts the copies of a k-tile are started: between the products of as many steps. ``copies``
+    is what the GPU has for them.
     """
 
     stages: int = 2
     mainloop: Mainloop = Mainloop()
     copy_parts: int = 1
+    copies: Copies = AsyncCopies()
 
     @cached_property
     def packs_a(self) -> bool:
