@@ -16,7 +16,10 @@ from gemmkit.layouts import ColMajor, Interleaved, RowMajor
 from gemmkit.operators import COMPLEX, FPUOp, MMAOp
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
+from gemmkit.tuning.multistage_mappings import TABLES
+from gemmkit.tuning.multistage_mappings import operator as operator_of
 from tests.dmma_waits import unwaited_products
+from tests.gpus import GPUS
 from tests.machines import BF16, E4M3
 
 pytestmark = pytest.mark.compile
@@ -124,3 +127,53 @@ def test_the_ring_waits_once_a_round() -> None:
     kernel = compiled("f16", (9, 0))
     assert 0 < kernel.instructions["LDGDEPBAR"] <= 4
     assert kernel.instructions["DEPBAR"] <= 3 and kernel.instructions["BAR"] <= 6
+
+
+# -- the mappings of the tables, on every GPU -----------------------------------------------------------------------------
+
+TABLE = {f"{dtype} {'x'.join(map(str, one.block))}": (dtype, one) for dtype, listed in TABLES.items() for one in listed}
+
+# Bytes that 256 threads with 128 registers each spill, two blocks a multiprocessor. The first tile has a slower time for "nt" for it and
+# is not chosen there; of the second one ptxas 13.0 needs more registers on the newest GPUs than on Hopper.
+SPILLED = {("float32 128x128x32", "nt", "sm_80"): 104, ("float32 128x128x32", "nt", "sm_90a"): 104, ("float32 128x128x16", "nn", "sm_100a"): 16,
+           ("float32 128x128x16", "nt", "sm_100a"): 20, ("float32 128x128x16", "nt", "sm_120a"): 28}
+
+
+def copied(dtype: np.dtype, operator: Any, orders: str) -> set[int]:
+    """Bytes of a copy of A and of B: on the ordinary units an operand that is contiguous along K goes element by element."""
+    along_k = orders[0] == "n", orders[1] == "t"
+    is_fpu = isinstance(getattr(operator, "base", operator), FPUOp)
+    return {dtype.itemsize if is_fpu and across else 16 for across in along_k}
+
+
+@pytest.mark.sample(60)
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("orders", ["nn", "nt"])
+@pytest.mark.parametrize("name", TABLE)
+def test_every_mapping_of_the_tables(name: str, orders: str, gpu: str) -> None:
+    """As `matmul` takes it: no spill, no local memory (but for `SPILLED`), and every copy as wide as its operand's lines are; by LDGSTS where the GPU
+    has it, and by no instruction of cp.async where it has not."""
+    dtype, listed = TABLE[name]
+    device, one = GPUS[gpu], listed.on(GPUS[gpu])
+    units = operator_of(dtype, one, device)
+    if units is None or one.nbytes > device.shared_memory_per_block:
+        return
+    a, b = (ColMajor if order == "t" else RowMajor for order in orders)
+    conf = gk.get_config(operator=units, global_a_layout=a(dtype), global_b_layout=b(dtype), device=device, **one.fields)
+    kernel = compile_config(conf, device=device, gemm_shape=dict(M=4096, N=4096, K=4096))
+    spilled = SPILLED.get((name, orders, gpu), 0)
+    assert kernel.usage.spill_stores <= spilled and kernel.usage.stack_bytes <= spilled
+    assert spilled or kernel.instructions["LDL"] == kernel.instructions["STL"] == 0
+    opcodes = {F32: "FFMA", C64: "FFMA", F16: "HMMA", BF16: "HMMA"}
+    doubles = "DFMA" if device.arch < (8, 0) else "DMMA"
+    assert kernel.instructions[opcodes.get(dtype, doubles)] > 0
+    copies, others = ("LDGSTS", "LDG") if device.arch >= (8, 0) else ("LDG", "LDGSTS")
+    assert kernel.instructions[others] == 0 and widths(kernel, copies) == copied(dtype, units, orders)
+    if device.arch < (8, 0):
+        assert kernel.instructions["LDGDEPBAR"] == 0 and kernel.occupancy.blocks >= one.blocks
+
+
+def widths(kernel: CompiledKernel, opcode: str) -> set[int]:
+    """Bytes that a thread moves by the instructions of an opcode."""
+    found = [word.split(".")[1:] for line in kernel.sass.splitlines() for word in line.split() if word.split(".")[0] == opcode]
+    return {next((int(part) // 8 for part in modifiers if part in ("64", "128")), 4) for modifiers in found}
