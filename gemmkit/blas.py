@@ -189,7 +189,9 @@ def _number(value: Any, name: str, dtype: np.dtype) -> Any:
         raise TypeError(f"{name} is {value!r}; a {'' if is_complex else 'real '}number is needed for a C of {dtype}")
     if dtype.kind in "iu":
         return _integer(value, name, dtype)
-    return value if not is_complex else dtype.type(value) if dtype.kind == "c" else np.complex64(value)
+    if is_complex:
+        return dtype.type(value) if dtype.kind == "c" else np.complex64(value)
+    return float(value) if isinstance(value, int) else value           # 2 and 2.0 are one kernel
 
 
 def _integer(value: Any, name: str, dtype: np.dtype) -> Any:

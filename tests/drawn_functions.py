@@ -45,7 +45,7 @@ class Leaky(epilogues.Epilogue):
     slope: gk.Scalar
 
     def __call__(self, x, m, n):
-        return x if x > 0 else x * self.slope
+        return max(x, 0) + min(x, 0) * self.slope
 
 
 # -- in NumPy -------------------------------------------------------------------------------------------------------------

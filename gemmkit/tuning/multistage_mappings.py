@@ -168,7 +168,8 @@ def choice(a: Layout, b: Layout, fields: dict[str, Any], sizes: tuple[int, int, 
     if a.dtype != F32 or not isinstance(given, FPUOp) or getattr(given, "is_sized", True) or not hasattr(given, "sized"):
         return None
     lanes = dict(M=best.warp[0], N=best.warp[1], MB=best.lanes[0], NB=best.lanes[1])
-    return given.sized(lanes, a.dtype, b.dtype, a.dtype), mapping if given.refuses_to_merge is None else best.fields
+    units = given.sized(lanes, a.dtype, b.dtype, a.dtype)
+    return units, mapping if units.refuses_to_merge is None else best.fields
 
 
 def fastest(mappings: tuple[Multistage, ...], a: Layout, b: Layout, sizes: tuple[int, int, int], device: DeviceInfo,
