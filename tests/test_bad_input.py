@@ -302,12 +302,16 @@ def test_arrays_of_two_devices() -> None:
 
 
 def test_a_stream_of_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for the driver, which says where a stream belongs."""
+    """A stand-in for the driver, which says where a stream belongs. One that is being captured is not asked: the question would
+    end the capture."""
     from cuda.bindings import driver
 
     from gemmkit.planning import check_stream
 
     monkeypatch.setattr(driver, "cuStreamGetDevice", lambda handle: (0, 1), raising=False)
+    monkeypatch.setattr(driver, "cuStreamIsCapturing", lambda handle: (0, 1))
+    check_stream(0x7F00, 0)
+    monkeypatch.setattr(driver, "cuStreamIsCapturing", lambda handle: (0, 0))
     with pytest.raises(ValueError, match="stream is of device 1 and the arrays are on device 0"):
         check_stream(0x7F00, 0)
     check_stream(0x7F00, 1)

@@ -69,7 +69,7 @@ def ring(dtype: np.dtype, one: Any, trans: str, device: Any) -> gk.Config:
                          global_d_layout=RowMajor(dtype), device=device, gemm_shape=dict(M=4096, N=4096, K=4096), **one.fields)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("trans", ORDERS)
 @pytest.mark.parametrize("device, dtype, one", FITTING, ids=str)
 def test_every_mapping_of_the_multistage_kernel(device: str, dtype: np.dtype, one: Any, trans: str) -> None:
