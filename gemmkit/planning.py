@@ -29,6 +29,7 @@ from gemmkit.runtime.arrays import (
     whole,
 )
 from gemmkit.runtime.compile import CodeChanged
+from gemmkit.runtime.streams import is_capturing
 from gemmkit.runtime.workspace import addresses
 
 __all__ = ["Plan", "plan"]
@@ -363,8 +364,7 @@ def check_stream(handle: int, device: int) -> None:
 
     if handle in (0, 1, 2) or not hasattr(driver, "cuStreamGetDevice"):
         return
-    status, capturing = driver.cuStreamIsCapturing(handle)
-    if int(status) == 0 and int(capturing) != 0:      # the question for its device would end the capture
+    if is_capturing(handle):
         return
     try:
         status, found = driver.cuStreamGetDevice(handle)

@@ -31,6 +31,7 @@ import numpy as np
 from gemmkit.components import Component, field_values, with_fields
 from gemmkit.runtime import device
 from gemmkit.runtime.array_info import ArrayInfo
+from gemmkit.runtime.streams import is_capturing
 
 __all__ = ["Space", "addresses", "check_residency", "cluster_config", "described", "on_host", "spaces_of", "table", "tables"]
 
@@ -131,8 +132,7 @@ def _identity(stream: int) -> tuple[int, int]:
     answer."""
     from cuda.bindings import driver
 
-    status, capturing = driver.cuStreamIsCapturing(stream)
-    if int(status) == 0 and int(capturing) != 0:
+    if is_capturing(stream):
         status, _, *about = driver.cuStreamGetCaptureInfo(stream)
         # An older binding cannot say which capture it is: then each launch has its own workspace.
         return stream, int(about[0]) if int(status) == 0 else -1 - next(_unknown)

@@ -88,7 +88,7 @@ def fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, int
             block = (*block[:2], math.lcm(64, operator.shape[2]))
         if sizes is not None and block == (64, 64, 32) and _is_brief(operator, sizes[2]):
             blocks = BRIEF
-        if sizes is not None and isinstance(_units(operator), FPUOp):
+        if sizes is not None and isinstance(units(operator), FPUOp):
             block = (*block[:2], _depth(sizes[2], block[2], operator.shape[2]))
         if given_warp is None and warps is None and _is_small(operator):
             values.setdefault("blocks_per_sm", blocks)
@@ -146,7 +146,7 @@ def _candidates(operator: Operator) -> list:
         listed = [(block, warp, 1) for block, warp, _ in listed[1:]]    # sm_90 makes float16 of them first, in registers
     if isinstance(operator, Algebra):
         listed = [_shrunk(block, warp, blocks, operator.parts, size) for block, warp, blocks in listed]
-    if isinstance(_units(operator), FPUOp):      # one operation a warp: a second would double what its threads hold
+    if isinstance(units(operator), FPUOp):      # one operation a warp: a second would double what its threads hold
         known = FPU_TILES.get((m, n), (((2 * m, 2 * n, 32), 1),))
         listed = tuple((block, (m, n), blocks) for block, blocks in known)
     fit = []
@@ -158,7 +158,7 @@ def _candidates(operator: Operator) -> list:
     return fit
 
 
-def _units(operator: Operator) -> Operator:
+def units(operator: Operator) -> Operator:
     """What computes: of an algebra, the operator on its parts."""
     return getattr(operator, "base", operator)
 
@@ -203,7 +203,7 @@ def _choose(candidates: Sequence[Any], sizes: tuple[int, int, int] | None, devic
 def _warp_k(operator: Operator, block_k: int) -> int:
     """Slices along K: 16 deep on tensor cores, and on the ordinary units short enough to keep the code small."""
     k = operator.shape[2]
-    limit = 4 if isinstance(_units(operator), FPUOp) else 16       # NVVM unrolls four steps of 64 products, and not eight
+    limit = 4 if isinstance(units(operator), FPUOp) else 16       # NVVM unrolls four steps of 64 products, and not eight
     return next((d for d in range(limit, k - 1, -1) if d % k == 0 and block_k % d == 0), k)
 
 
@@ -237,9 +237,9 @@ def _warp_of(block: Tile, operator: Operator, warps: int | None) -> Tile:
 def fill_shared(values: dict[str, Any], operator: Operator, accumulator: np.dtype) -> None:
     for name, fragment, preferred in (("a", operator.fragment_a, 0), ("b", operator.fragment_b, 1)):
         axis = values[f"global_{name}_layout"].vector_axis
-        units = isinstance(_units(operator), FPUOp)
-        if units or axis is None:
-            axis = preferred if units else 1 - preferred
+        is_fpu = isinstance(units(operator), FPUOp)
+        if is_fpu or axis is None:
+            axis = preferred if is_fpu else 1 - preferred
         values.setdefault(f"shared_{name}_layout", _shared(name, axis, fragment.dtype, operator))
     axis = values["global_d_layout"].vector_axis
     values.setdefault("shared_d_layout", _shared("d", 1 if axis is None else axis, accumulator, operator))
@@ -299,4 +299,4 @@ def _tile(names: tuple[str, ...], extents: list[int]) -> Tile:
     return Tile(**dict(zip(names, extents)))
 
 
-__all__ = ["fill", "fill_moves", "fill_shared", "fill_tiles", "warp_of"]
+__all__ = ["fill", "fill_moves", "fill_shared", "fill_tiles", "units", "warp_of"]

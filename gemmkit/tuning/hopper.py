@@ -51,9 +51,13 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     always = getattr(fields.get("condition"), "is_always", True)
     is_misaligned = any(isinstance(layout, Plain) and (info := infos[name]) is not None
                         and why_not(info, layout.axis) is not None for name, layout in (("a", a), ("b", b)))
-    mappings = UNALIGNED if is_misaligned else _not_by_tma(given) or MAPPINGS + SPLIT
-    ways = {MAPPINGS + SPLIT: WORKSPACE, UNALIGNED: UNALIGNED_WORKSPACE}
-    shared = by_workspace(sizes, device, products, ways[mappings]) if mappings in ways and always else ()
+    changed = _not_by_tma(given)
+    mappings, shareable = MAPPINGS + SPLIT, WORKSPACE
+    if is_misaligned:
+        mappings, shareable = UNALIGNED, UNALIGNED_WORKSPACE
+    elif changed is not None:
+        mappings, shareable = changed, ()
+    shared = by_workspace(sizes, device, products, shareable) if always else ()
     is_ragged = any(info is not None and any(stride * info.dtype.itemsize % LINE for stride in info.strides if stride != 1)
                     for info in (infos["a"], infos["b"]))
     epilogue = fields.get("epilogue")

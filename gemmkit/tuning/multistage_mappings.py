@@ -196,7 +196,8 @@ def applies(a: Layout, b: Layout, fields: dict[str, Any], device: DeviceInfo) ->
 
 def _is_skinny(a: Layout, b: Layout, sizes: tuple[int, int, int]) -> bool:
     """A few rows of A and columns of B that are contiguous along K: B is all that takes time, and wgmma's 64 rows none of it
-    sooner. Microseconds on an H200, and by the warp-specialised kernel, which wider products with more rows stay with:
+    sooner. (Without components of the caller's the transpose is computed, which is faster: `few_rows`.) Microseconds on an
+    H200, and by the warp-specialised kernel, which wider products with more rows stay with:
 
     | N x K | 1 row | 8 | 16 | 32 |
     |---|---|---|---|---|
