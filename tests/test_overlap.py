@@ -14,6 +14,7 @@ import gemmkit as gk
 from gemmkit import epilogues, layouts, operators, transforms
 from gemmkit.runtime.arrays import ArrayInfo, overlaps_itself, shares_memory
 from tests.checks import assert_close
+from tests.machines import whole
 
 DRAWN = int(os.environ.get("GEMMKIT_STRIDES", "400"))
 
@@ -94,6 +95,40 @@ def test_a_residual_may_be_out_itself() -> None:
     with gk.emulate():
         gk.matmul(a, b, out=out, epilogue=epilogues.Residual(out[:]))
     assert_close(out, a @ b + before, 1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, N), (M, 1), (1, 1)])
+def test_out_by_another_stride_of_one_row_or_column(shape: tuple[int, int], rng: np.random.Generator) -> None:
+    """An extent of 1 may have any stride: that of out's row, or of the one row that a library made of it."""
+    rows, columns = shape
+    a, b = whole(rng, (rows, K), np.float32), whole(rng, (K, columns), np.float32)
+    memory = whole(rng, (M, N), np.float32)
+    before, out = memory.copy(), memory[:rows, :columns]
+    other = np.lib.stride_tricks.as_strided(out, shape, tuple(20 if extent == 1 else stride for extent, stride
+                                                              in zip(shape, out.strides)))
+    assert other.strides != out.strides
+    product = a.astype(np.float64) @ b
+    with gk.emulate():
+        gk.matmul(a, b, out=out, epilogue=epilogues.Residual(other))
+        assert np.array_equal(memory[:rows, :columns], product + before[:rows, :columns])
+        gk.matmul(a, b, c=other, out=out)
+        assert np.array_equal(memory[:rows, :columns], 2 * product + before[:rows, :columns])
+    memory[:rows, :columns] = before[:rows, :columns]
+    assert np.array_equal(memory, before)
+
+
+@pytest.mark.parametrize("trans", ["N", "T"])
+def test_one_column_of_pairs_in_place(trans: str, rng: np.random.Generator) -> None:
+    """A column of complex numbers as pairs of floats, beside another column: gemmEx sees it as c and as out."""
+    a, b = (whole(rng, shape, np.float32) for shape in ((M, K, 2), (1, K, 2) if trans == "T" else (K, 1, 2)))
+    memory = whole(rng, (2, M, 2), np.float32).swapaxes(0, 1)
+    before, c = memory.copy(), memory[:, :1]
+    with gk.emulate():
+        gk.blas.gemmEx("N", trans, 1.0, a, b, -0.5, c, operator=operators.COMPLEX)
+    complex_a, complex_b, complex_c = (x[..., 0] + 1j * x[..., 1].astype(np.float64) for x in (a, b, before[:, :1]))
+    expected = complex_a @ (complex_b.T if trans == "T" else complex_b) - 0.5 * complex_c
+    assert np.array_equal(c[..., 0] + 1j * c[..., 1], expected)
+    assert np.array_equal(memory[:, 1], before[:, 1])
 
 
 def test_a_residual_between_the_columns_of_out_shares_nothing() -> None:

@@ -93,17 +93,25 @@ def steps_of(shape: tuple[int, ...], strides: tuple[int, ...], stack: tuple[int,
 
 
 def are_the_same(x: ArrayInfo, y: ArrayInfo) -> bool:
-    """Whether two arrays are the same matrices in the same order, however the dimensions of their stacks are counted.
+    """Whether two arrays are the same matrices in the same order, however the dimensions of their stacks are counted. The
+    stride of an extent of 1 does not matter: libraries give it any value.
 
     >>> x = ArrayInfo(0, (2, 3, 8, 6), (144, 48, 6, 1), np.dtype("f4"), 0, False, "cai")
     >>> y = x._replace(shape=(6, 8, 6), strides=(48, 6, 1))
     >>> are_the_same(x, y), are_the_same(x, y._replace(shape=(3, 8, 6)))
     (True, False)
+    >>> column = x._replace(shape=(8, 1), strides=(1, 9))
+    >>> are_the_same(column, column._replace(strides=(1, 1)))
+    True
     """
     if x[:4] == y[:4]:
         return True
     return (x.pointer == y.pointer and x.dtype == y.dtype and x.shape[-2:] == y.shape[-2:]
-            and x.strides[-2:] == y.strides[-2:] and _of_the_stack(x) == _of_the_stack(y))
+            and _strides_of_the_matrix(x) == _strides_of_the_matrix(y) and _of_the_stack(x) == _of_the_stack(y))
+
+
+def _strides_of_the_matrix(info: ArrayInfo) -> list[int]:
+    return [stride for extent, stride in zip(info.shape[-2:], info.strides[-2:]) if extent != 1]
 
 
 def _of_the_stack(info: ArrayInfo) -> tuple[tuple[int, int], ...]:
