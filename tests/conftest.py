@@ -21,6 +21,9 @@ import pytest
 hypothesis.settings.register_profile("gemmkit", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("gemmkit")
 
+#: The seed of the drawn cases of `make test`.
+SAMPLE = "20261122"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sample", action="store_true",
@@ -28,8 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One seed for the drawn cases of all workers: xdist's inherit it."""
-    os.environ.setdefault("GEMMKIT_SEED", str(secrets.randbelow(10**9)))
+    """One seed for the drawn cases of all workers: xdist's inherit it. A sample has the same in every run: a change that
+    is right must not fail by chance. All tests draw anew."""
+    os.environ.setdefault("GEMMKIT_SEED", SAMPLE if config.getoption("sample") else str(secrets.randbelow(10**9)))
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -1,7 +1,8 @@
 """Drawn cases: layouts x transforms x operators x epilogues x shapes x legal mappings, against NumPy in float64.
 
-The seed is GEMMKIT_SEED, or a new one in every run; it is printed with the number of cases at the end of a run, and a failure
-prints the case as code to paste. With GEMMKIT_SHRINK=1 hypothesis looks for a smaller case (on a GPU each trial compiles).
+The seed is GEMMKIT_SEED; without it, one that is the same in every run of a sample (`make test`), and a new one in every run
+of all tests. It is printed with the number of cases at the end of a run, and a failure prints the case as code to paste. With
+GEMMKIT_SHRINK=1 hypothesis looks for a smaller case (on a GPU each trial compiles).
 """
 
 from __future__ import annotations
