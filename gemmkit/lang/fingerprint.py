@@ -310,7 +310,7 @@ def function_of(value: Any) -> FunctionType | None:
 # -- what was read before ---------------------------------------------------------------------------------------------
 
 class _Memory(dict):
-    """No plain dict, in which `gemmkit.lang.later` looks for stand-ins: it would copy the namespaces in here (25 ms)."""
+    """No plain dict, in which `gemmkit.lang.later` looks for stand-ins: it would copy the namespaces in here."""
 
 
 _readings: dict[int, tuple[Any, Reading]] = _Memory()                   # by the id of what was read, which is kept beside it
