@@ -1,6 +1,6 @@
 """What all tests share: GPU tests only where there is a GPU, and random numbers from a test's name.
 
-Compare results with `from tests.checks import assert_close, relative_error`.
+Compare results with `from tests.support.checks import assert_close, relative_error`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """How many cases were drawn (tests/test_drawn.py), by what the workers' reports say."""
+    """How many cases were drawn (tests/conformance/test_drawn.py), by what the workers' reports say."""
     counts: dict[str, Counter[str]] = {}
     for report in (report for reports in terminalreporter.stats.values() for report in reports):
         for name, value in getattr(report, "user_properties", ()):

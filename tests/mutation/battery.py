@@ -23,9 +23,10 @@ from gemmkit.layouts import ColMajor, Interleaved, RowMajor, Swizzled, Triangula
 from gemmkit.operators import COMPLEX, DUAL, Algebra, WGMMAOp
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
-from tests import test_gather, test_transformed, test_warp_specialised_algebras
-from tests.hopper import F16, F32, mapping, product
-from tests.machines import E4M3, poison
+from tests.kernels.simt.test_algebras import product64
+from tests.kernels.sm90 import test_algebras as test_warp_specialised_algebras
+from tests.kernels.sm90 import test_cp_async as test_gather
+from tests.kernels.sm90 import test_fragments as test_transformed
 from tests.mutation import ring, single
 from tests.mutation.products import (
     CASES,
@@ -40,7 +41,8 @@ from tests.mutation.products import (
     plain,
     product_of,
 )
-from tests.test_algebras import product64
+from tests.support.machines import E4M3, poison
+from tests.support.sm90 import F16, F32, mapping, product
 
 # -- warp_specialised: by TMA ----------------------------------------------------------------------------------
 

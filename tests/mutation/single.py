@@ -15,11 +15,12 @@ from gemmkit.layouts import ColMajor, Padded, RowMajor
 from gemmkit.operators import COMPLEX, Algebra, FPUOp, MMAOp, WMMAOp, dual
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
-from tests import test_shared_k, test_warp_specialised_algebras
-from tests.hopper import F16, F32, ordered
-from tests.machines import poison
+from tests.kernels.simt import test_shared_k
+from tests.kernels.simt.test_algebras import product64
+from tests.kernels.sm90 import test_algebras as test_warp_specialised_algebras
 from tests.mutation.products import EMULATOR, Sometimes, WrongResult, case, equal, operands
-from tests.test_algebras import product64
+from tests.support.machines import poison
+from tests.support.sm90 import F16, F32, ordered
 
 SMALL = Tile(M=32, N=32, K=16)
 

@@ -1,0 +1,510 @@
+"""What runs is what is written: every way of changing code is seen, and what no key could tell apart is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit import Scalar, activations, epilogues, layouts, operators, transforms
+from gemmkit.components import freeze
+from gemmkit.kernels.rasterisation import Order
+from gemmkit.runtime import compile as compiling
+from gemmkit.runtime.compile import bytes_digest
+from tests.stale.fresh import Fresh
+from tests.stale.kernel import ptx_of
+from tests.stale.run import edited
+from tests.support.machines import on_machines
+
+EDITS = int(os.environ.get("GEMMKIT_EDITS", "100"))
+SHARDS = 5
+
+
+@pytest.mark.sample(5)
+@pytest.mark.compile
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_drawn_edits_compile_to_what_a_fresh_process_compiles(shard: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`python -m tests.stale.run --edits 1000` draws more."""
+    from gemmkit.runtime.cache import CubinCache
+
+    own = CubinCache(tmp_path)
+    monkeypatch.setattr(compiling, "default_cache", lambda: own)
+    with Fresh() as fresh:
+        outcomes = list(edited(EDITS // SHARDS, shard, fresh))
+    assert [o.edit for o in outcomes if o.is_stale] == [] and len(outcomes) == EDITS // SHARDS
+    assert own.stats.builds > len(outcomes) // 2                              # edits are edits
+
+
+# -- places -----------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.compile
+def test_equal_lambdas_are_reported_where_each_is_written(tmp_path: Path) -> None:
+    """In a slot of its own, and inside another component."""
+    space: list[Any] = []
+    for name, line in (("where_a", 3), ("where_b", 7)):
+        names: dict[str, Any] = {"transforms": transforms}
+        exec(compile("\n" * (line - 1) + "t = transforms.Elementwise(lambda x: x.clipped(2))", f"{name}.py", "exec"), names)
+        space.append((names["t"], f'File "{name}.py", line {line}'))
+    for transform, place in space:
+        for each in (transform, transforms.Identity() | transform):
+            with pytest.raises(gk.ComponentError) as caught:
+                ptx_of(each)
+            assert place in str(caught.value)
+    one, other = freeze(space[0][0]), freeze(space[1][0])
+    assert one.fingerprint == other.fingerprint and str(one.type) == str(other.type)       # yet one kernel
+
+
+# -- the user's modules, whatever they are called ------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", ["token", "code", "profile", "gemmkit_extras", "numpy_like", "cuda_helpers"])
+def test_a_users_module_is_not_taken_for_the_standard_librarys(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / f"{name}.py"
+    path.write_text("EPS = 1.0\ndef helper(x): return x + EPS\n")
+    module = types.ModuleType(name)
+    module.__file__ = str(path)
+    exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
+    monkeypatch.setitem(sys.modules, name, module)
+    space = {name: module}
+    exec(f"f = lambda x: {name}.helper(x) * {name}.EPS", space)
+    transform = transforms.Elementwise(space["f"])
+    texts = [freeze(transform).fingerprint]
+    module.EPS = 2.0                                                          # type: ignore[attr-defined]
+    texts.append(freeze(transform).fingerprint)
+    module.helper.__code__ = (lambda x: x - EPS).__code__                     # type: ignore[attr-defined, name-defined]  # noqa: F821
+    texts.append(freeze(transform).fingerprint)
+    assert len(set(texts)) == 3
+
+
+# -- plans ------------------------------------------------------------------------------------------------------------------
+
+@on_machines
+def test_a_plan_and_a_conf_follow_the_code(machine: Any) -> None:
+    """A constant, a captured array, the code of the function; the conf and the plan stay the same objects."""
+    table = machine.array(np.arange(4, dtype=np.float32))
+    space: dict[str, Any] = {"SCALE": 2.0, "table": table, "__name__": "users_program"}
+    exec("def f(x, m, n): return x * SCALE + table[n]", space)
+    conf = gk.get_config(operator=operators.FPUOp(M=16, N=16), global_a_layout=layouts.RowMajor("float32"),
+                         epilogue=epilogues.Elementwise(space["f"]), block_shape=gk.Tile(M=16, N=16, K=8))
+    a = machine.array(np.eye(4, dtype=np.float32))
+
+    def expected(more: float = 0.0) -> np.ndarray:
+        return np.eye(4) * space["SCALE"] + machine.numpy(space["table"]) + more
+
+    with machine.session():
+        plan = gk.plan(a, a, conf=conf)
+        assert np.array_equal(machine.numpy(plan(a, a)), expected())
+        fingerprints = [plan._compiled.arguments[0].fingerprint]
+        for step, more in (("SCALE", 0.0), ("table", 0.0), ("code", 1.0)):
+            if step == "SCALE":
+                space["SCALE"] = 3.0
+            elif step == "table":
+                space["table"] = machine.array(np.ones(4, np.float32))
+            else:
+                exec("def g(x, m, n): return x * SCALE + table[n] + 1", space)
+                space["f"].__code__ = space["g"].__code__
+            assert not plan.stands()
+            assert np.array_equal(machine.numpy(plan(a, a)), expected(more))
+            assert np.array_equal(machine.numpy(gk.matmul(a, a, conf=conf)), expected(more)) and plan.stands()
+            fingerprints.append(plan._compiled.arguments[0].fingerprint)
+    assert fingerprints[1] == fingerprints[2] and len(set(fingerprints)) == 3  # another array is no other kernel
+
+
+@pytest.mark.gpu
+def test_keywords_follow_the_code_and_a_refused_call_leaves_the_context_usable() -> None:
+    """On a GPU, where plans are remembered by their components' keys."""
+    import cupy
+
+    space: dict[str, Any] = {"SCALE": 2.0, "LIST": [2.0]}
+    exec("def helper(x): return x * SCALE\ndef f(x): return helper(x) + 1", space)
+    transform, a = transforms.Elementwise(space["f"]), cupy.eye(40, dtype=cupy.float32)
+
+    def product() -> Any:
+        return gk.matmul(a, a, transform_regs_to_shared_d=transform).get()
+
+    def was(scale: float, more: float) -> Any:
+        return np.eye(40, dtype=np.float32) * scale + more
+
+    assert np.array_equal(product(), was(2, 1)) and np.array_equal(product(), was(2, 1))
+    space["SCALE"] = 4.0
+    assert np.array_equal(product(), was(4, 1))
+    space["helper"].__code__ = (lambda x: x * LIST[0]).__code__               # type: ignore[name-defined]  # noqa: F821
+    with pytest.raises(gk.ComponentError, match="LIST is a list"):
+        product()
+    space["helper"].__code__ = (lambda x: x * SCALE - 1).__code__             # type: ignore[name-defined]  # noqa: F821
+    assert np.array_equal(product(), was(4, 0))
+    cupy.cuda.Device().synchronize()
+
+
+def test_a_plan_without_code_of_the_users_has_nothing_to_look_at() -> None:
+    a = np.eye(4, dtype=np.float32)
+    with gk.emulate():
+        assert gk.plan(a, a).stands is None
+        assert gk.plan(a, a, epilogue=epilogues.Bias(np.ones(4, np.float32)) | epilogues.ReLU()).stands is None
+
+
+def test_a_transform_that_begins_to_want_coordinates() -> None:
+    """What a component remembers of its function's signature does not outlive the code."""
+    space: dict[str, Any] = {}
+    exec("def f(x): return x\ndef g(x, i, j): return x + i", space)
+    transform = transforms.Elementwise(space["f"])
+    a = np.eye(4, dtype=np.float32)
+    with gk.emulate():
+        conf = gk.get_config(operator=operators.FPUOp(M=16, N=16), global_a_layout=layouts.RowMajor("float32"),
+                             transform_regs_to_shared_d=transform, block_shape=gk.Tile(M=16, N=16, K=8))
+        assert np.array_equal(gk.matmul(a, a, conf=conf), a)
+        space["f"].__code__ = space["g"].__code__
+        assert np.array_equal(gk.matmul(a, a, conf=conf), a + np.arange(4)[:, None])
+
+
+@pytest.mark.compile
+def test_code_that_changes_while_it_is_compiled_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from gemmkit.runtime.cache import CubinCache
+
+    own = CubinCache(tmp_path)
+    monkeypatch.setattr(compiling, "default_cache", lambda: own)
+    space: dict[str, Any] = {"SCALE": 2.0}
+    exec("f = lambda x: x * SCALE", space)
+    transform = transforms.Elementwise(space["f"])
+    compiled = compiling.to_ptx
+
+    def interrupted(*arguments: Any) -> str:
+        text = compiled(*arguments)
+        space["SCALE"] = 5.0
+        return text
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiling, "to_ptx", interrupted)
+        with pytest.raises(compiling.CodeChanged):
+            ptx_of(transform)
+    assert own.info().entries == 0
+    assert "0f40A00000" in ptx_of(transform)                                  # 5.0
+
+
+@pytest.mark.compile
+def test_a_patched_function_of_gemmkits_is_not_kept_under_the_unpatched_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from gemmkit.runtime.cache import CubinCache
+
+    own = CubinCache(tmp_path)
+    monkeypatch.setattr(compiling, "default_cache", lambda: own)
+    transform = transforms.Elementwise(activations.relu)
+    before = ptx_of(transform)
+    with monkeypatch.context() as patch:
+        patch.setattr(activations.relu, "__code__", (lambda x: x * 3).__code__)
+        texts = []
+        for _ in range(2):
+            try:
+                texts.append(ptx_of(transform))
+            except compiling.CodeChanged:                                     # seen, and everything read anew
+                continue
+        assert texts and before not in texts
+    for _ in range(2):
+        try:
+            assert ptx_of(transform) == before
+        except compiling.CodeChanged:
+            continue
+
+
+# -- what no key could tell apart ---------------------------------------------------------------------------------------------
+
+class Settings:
+    """An object with state, which its text does not show."""
+
+    def __init__(self, scale: float):
+        self.scale = scale
+
+    def __repr__(self) -> str:
+        return "<settings>"
+
+
+def program(body: str, **names: Any) -> Any:
+    space = {"np": np, **names}
+    exec(f"def function(x):\n    return {body}", space)
+    return transforms.Elementwise(space["function"])
+
+
+HELPERS = types.ModuleType("users_helpers")
+HELPERS.TABLE = [1.0, 2.0]                                                    # type: ignore[attr-defined]
+
+MUTABLE = {
+    "list": (program("x * TABLE[0]", TABLE=[1.0, 2.0]), "TABLE is a list"),
+    "dict": (program("x * TABLE[0]", TABLE={0: 1.0}), "TABLE is a dict"),
+    "set": (program("x if 1 in TABLE else 0", TABLE={1}), "TABLE is a set"),
+    "object": (program("x * settings.scale", settings=Settings(2.0)), "settings is a Settings"),
+    "tuple of lists": (program("x * TABLE[0][0]", TABLE=([1.0],)), "TABLE is a list"),
+    "array of a helper": (program("helper(x)", helper=program("x + TABLE[0]", TABLE=np.ones(3)).f), "TABLE is a ndarray"),
+    "array in a tuple": (program("x + TABLES[0][0]", TABLES=(np.ones(3),)), "TABLES is a ndarray"),
+    "module's list": (program("x * helpers.TABLE[0]", helpers=HELPERS), "TABLE"),
+}
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("transform, reason", MUTABLE.values(), ids=MUTABLE.keys())
+def test_what_can_change_in_place_is_refused_where_it_is_used(transform: Any, reason: str) -> None:
+    with pytest.raises(gk.ComponentError) as caught:
+        ptx_of(transform)
+    assert reason in str(caught.value) and "line 2" in str(caught.value)
+    assert "tuple or an Enum" in str(caught.value) and "gk.Array" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "set"])
+def test_the_same_in_the_emulator(kind: str) -> None:
+    a = np.eye(4, dtype=np.float32)
+    with gk.emulate(), pytest.raises(gk.ComponentError, match=MUTABLE[kind][1]):
+        gk.matmul(a, a, transform_regs_to_shared_d=MUTABLE[kind][0])
+
+
+class Mode(enum.Enum):
+    HALF = 0.5
+    SEVENFOLD = 7.0
+
+
+@dataclass(frozen=True)
+class ByProperty(transforms.Transform):
+    held: Any
+
+    @property
+    def scale(self) -> float:
+        held = self.held
+        return float(held.scale if isinstance(held, Settings) else held.value if isinstance(held, Mode) else held[0])
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.scale
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("held", [[2.0], Settings(2.0), {0: 2.0}], ids=["list", "object", "dict"])
+def test_a_property_cannot_hide_what_can_change(held: Any) -> None:
+    with pytest.raises(gk.ComponentError, match=r"ByProperty.scale: the property reads ByProperty.held, a \w+, which can change"):
+        ptx_of(ByProperty(held))
+
+
+@pytest.mark.compile
+def test_tuples_and_enumerations_are_constants() -> None:
+    assert "0f40E00000" in ptx_of(ByProperty((7.0,))) and "0f40E00000" in ptx_of(ByProperty(Mode.SEVENFOLD))
+    assert "0f3F000000" in ptx_of(ByProperty(Mode.HALF))
+
+
+@dataclass(frozen=True)
+class WorkedOut(transforms.Transform):
+    """State beside the fields, from a field that is not kept."""
+
+    start: InitVar[int]
+
+    def __post_init__(self, start: int) -> None:
+        object.__setattr__(self, "steps", (start, start * 2.0))
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.steps[1]                                              # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class OfKind(transforms.Transform):
+    kind: type
+
+    def __call__(self, x: Any) -> Any:
+        return x + self.weight
+
+    @property
+    def weight(self) -> float:
+        return float(self.kind.WEIGHT)                                        # type: ignore[attr-defined]
+
+
+def test_state_beside_fields_is_in_the_key() -> None:
+    assert freeze(WorkedOut(1)).fingerprint != freeze(WorkedOut(2)).fingerprint == freeze(WorkedOut(2)).fingerprint
+    kinds = [type("Kind", (), {"WEIGHT": weight}) for weight in (1.0, 2.0)]
+    one, other = (freeze(OfKind(kind)).fingerprint for kind in kinds)
+    assert one != other
+    kinds[0].WEIGHT = 2.0                                                     # type: ignore[attr-defined]
+    assert freeze(OfKind(kinds[0])).fingerprint == other
+
+
+def test_an_array_beside_fields_is_refused_by_name() -> None:
+    @dataclass(frozen=True)
+    class Hidden(transforms.Transform):
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "table", np.ones(3))
+
+        def __call__(self, x: Any) -> Any:
+            return x
+
+    with pytest.raises(TypeError, match=r"Hidden.table: .*gk.Array"):
+        freeze(Hidden())
+
+
+def test_an_annotation_that_changes_is_seen() -> None:
+    """Which fields are run-time values, and what a field has to be."""
+    @dataclass(frozen=True)
+    class Factor(epilogues.Epilogue):
+        k: int = 2
+
+        def __call__(self, x: Any, m: Any, n: Any) -> Any:
+            return x * self.k
+
+    assert not freeze(Factor(3)).leaves
+    Factor("three")                                                        # type: ignore[arg-type]
+    Factor.__annotations__ = {"k": Scalar}
+    assert len(freeze(Factor(3)).leaves) == 1
+    with pytest.raises(TypeError, match="a number that a kernel can take"):
+        Factor("three")                                                    # type: ignore[arg-type]
+
+
+def test_named_tuples_are_told_apart_by_their_fields() -> None:
+    from typing import NamedTuple
+
+    def of(fields: list[tuple[str, Any]]) -> Any:
+        made = NamedTuple("Point", fields)                                    # type: ignore[misc]
+        return program("Point(x, x * 2).low", Point=made)
+
+    one, other = of([("low", Any), ("high", Any)]), of([("high", Any), ("low", Any)])
+    assert freeze(one).fingerprint != freeze(other).fingerprint
+
+
+# -- classes ------------------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Base(transforms.Transform):
+    by: float = 1.0
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.by
+
+
+class Undecorated(Base):
+    factor: float = 2.0
+
+
+class OwnInit(transforms.Transform):
+    def __init__(self, by: float):
+        self.by = by
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.by
+
+
+@pytest.mark.parametrize("make", [lambda: Undecorated(), lambda: OwnInit(2.0)], ids=["a subclass", "an __init__"])
+def test_a_class_whose_instances_look_alike_is_refused_when_one_is_made(make: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError, match=r"(Undecorated|OwnInit): a component is a frozen dataclass; write @dataclass"):
+        make()
+
+
+def class_with(base: type, *names: str) -> Any:
+    """A user's component that defines methods of these names."""
+    methods: dict[str, Any] = {name: lambda self, *arguments: arguments[0] for name in names}
+    return dataclasses.dataclass(frozen=True)(type("Users", (base,), methods))
+
+
+MISSPELT = [(transforms.Transform, "__cal__", "__call__"), (layouts.Layout, "elment", "element"),
+            (epilogues.Epilogue, "finsh", "finish"), (operators.FPUOp, "mutliply", "multiply"), (Order, "blokc", "block")]
+
+
+@pytest.mark.parametrize("base, name, meant", MISSPELT, ids=[name for _, name, _ in MISSPELT])
+def test_misspelt_methods_are_refused_with_the_nearest_name(base: type, name: str, meant: str) -> None:
+    made = class_with(base, name)
+    with pytest.raises(TypeError, match=rf"Users.{name}: .*did you mean {meant}\?"):
+        made(np.float32) if base is layouts.Layout else made()
+
+
+def test_a_misspelt_method_beside_a_right_one() -> None:
+    with pytest.raises(TypeError, match=r"Users.store_elment: .*did you mean store_element\?"):
+        class_with(layouts.Layout, "element", "store_elment")("float32")
+
+
+@pytest.mark.parametrize("base", [transforms.Transform, layouts.Layout, epilogues.Epilogue])
+def test_a_component_that_defines_nothing_is_refused(base: type) -> None:
+    with pytest.raises(TypeError, match="Users defines none of the methods of"):
+        class_with(base, "something")(*(("float32",) if base is layouts.Layout else ()))
+
+
+def test_load_without_element_is_refused() -> None:
+    with pytest.raises(TypeError, match="Users has load and not element"):
+        class_with(layouts.Layout, "load")("float32")
+
+
+@pytest.mark.parametrize("base, names", [
+    (layouts.RowMajor, ()), (layouts.Layout, ("element", "elements")), (epilogues.Epilogue, ("tile",)),
+    (epilogues.Bias, ("describe",)), (operators.FPUOp, ("combine",)),
+])
+def test_what_is_right_is_not_refused(base: type, names: tuple[str, ...]) -> None:
+    arguments: dict[type, tuple] = {layouts.RowMajor: ("float32",), layouts.Layout: ("float32",), epilogues.Bias: (np.ones(3),)}
+    class_with(base, *names)(*arguments.get(base, ()))
+
+
+def test_components_may_be_abstract_and_have_defaults_that_are_made() -> None:
+    import abc
+
+    @dataclass(frozen=True)
+    class Abstract(transforms.Transform, abc.ABC):
+        steps: tuple = field(default_factory=lambda: (1, 2))
+
+        @abc.abstractmethod
+        def by(self) -> float: ...
+
+        def __call__(self, x: Any) -> Any:
+            return x * self.by()
+
+    @dataclass(frozen=True)
+    class Concrete(Abstract):
+        def by(self) -> float:
+            return 2.0
+
+    with pytest.raises(TypeError, match="abstract"):
+        Abstract()                                                            # type: ignore[abstract]
+    assert Concrete()(2.0) == 4.0
+
+
+# -- tools --------------------------------------------------------------------------------------------------------------------
+
+def test_a_compiler_is_known_by_its_bytes(tmp_path: Path) -> None:
+    one, other, large = (tmp_path / name for name in ("ptxas", "copy", "large"))
+    one.write_bytes(b"release 13.0")
+    other.write_bytes(b"release 13.0")
+    assert bytes_digest(str(one)) == bytes_digest(str(other))
+    one.write_bytes(b"release 13.1")                                          # updated in place
+    assert bytes_digest(str(one)) != bytes_digest(str(other))
+    content = np.random.default_rng(0).bytes(6 * 2**20)
+    large.write_bytes(content)
+    before = bytes_digest(str(large))
+    large.write_bytes(bytes(len(content) - 2**21) + content[-2**21:])
+    assert bytes_digest(str(large)) != before
+
+
+def test_all_compilers_are_in_the_key() -> None:
+    text = compiling.versions()
+    assert all(name in text for name in ("numba-cuda=", "NVVM=", "ptxas=", "Python="))
+
+
+def test_a_newer_source_on_disk_than_was_imported_is_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gemmkit.lang import package_state
+
+    package_state.package_digest.cache_clear()
+    before = package_state.package_digest()
+    with monkeypatch.context() as patch:
+        patch.setattr(package_state, "_imported", (("edited.py", 1, 2),))
+        package_state.package_digest.cache_clear()
+        assert package_state.package_digest() != before
+    package_state.package_digest.cache_clear()
+    assert package_state.package_digest() == before
+
+
+# -- what it costs --------------------------------------------------------------------------------------------------------------
+
+def test_looking_again_is_one_expression() -> None:
+    """Two functions, two constants and a class: 15 comparisons, no loop, nothing hashed."""
+    space: dict[str, Any] = {"SCALE": 2.0}
+    exec("def helper(x): return x * SCALE\ndef f(x): return helper(x) + SCALE", space)
+    stand = freeze(transforms.Elementwise(space["f"])).guards
+    (facts,) = [guards for guards in stand if guards]
+    assert facts.ready()() and not facts.ready().__code__.co_consts[1:2] == ("loop",)
+    assert len(facts.facts) < 16
+    space["SCALE"] = 4.0
+    assert not facts.stand()
