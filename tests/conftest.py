@@ -5,6 +5,7 @@ Compare results with `from tests.support.checks import assert_close, relative_er
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import zlib
@@ -84,6 +85,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not device.available():
         config.hook.pytest_deselected(items=gpu)
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
+def pytest_collection_finish() -> None:
+    """Modules, Numba's registries and thousands of tests stay: to go through them again and again for garbage took a quarter of
+    the time. Tests of what is kept alive collect it themselves."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 # What a process cannot get over: after it every call of the driver fails.
