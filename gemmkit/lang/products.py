@@ -184,8 +184,8 @@ def of_product(component: Any, batch: int) -> Any:
     return component
 
 
-#: Components in which none is asked for its product, by address: every emulated thread asks for every tile, and to go through all
-#: fields each time was a fifth of the emulator's time.
+#: Components in which none is asked for its product, by address: every emulated thread asks for every tile, and to go
+#: through all fields each time was a fifth of the emulator's time.
 _WITHOUT: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
