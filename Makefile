@@ -50,7 +50,7 @@ demo: $(READY)
 	$(PY) -m gemmkit demo
 
 test: $(READY)
-	$(PY) -m pytest -q -m "not gpu" -n 2 --sample $(PYTEST_ARGS)
+	$(PY) -m pytest -q -m "not gpu" -n 2 --dist worksteal --sample $(PYTEST_ARGS)
 
 test-all: $(READY)
 	$(PY) -m pytest -q -m "not gpu" -n 2 $(PYTEST_ARGS)

@@ -57,13 +57,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 def _left_out(items: list[pytest.Item]) -> list[pytest.Item]:
     """The cases that a sample does without. Which ones follows from the function's name alone, so every run has the same, and
-    every function keeps one at least."""
-    functions: dict[str, list[pytest.Item]] = {}
+    every function keeps one at least: one in the emulator and one on a GPU, where it has both."""
+    functions: dict[tuple[str, bool], list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sample") and not item.get_closest_marker("thorough"):
-            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+            functions.setdefault((item.nodeid.partition("[")[0], item.get_closest_marker("gpu") is None), []).append(item)
     out = [item for item in items if item.get_closest_marker("thorough")]
-    for name, cases in functions.items():
+    for (name, _), cases in functions.items():
         mark: Any = cases[0].get_closest_marker("sample")
         every = mark.args[0]
         kept = zlib.crc32(name.encode()) % min(every, len(cases))

@@ -28,6 +28,7 @@ def passes(operator: Any, axis: int, rng: np.random.Generator, **fields: Any) ->
     return conflicts(seen.loads), conflicts(seen.stores)
 
 
+@pytest.mark.sample(4)
 @every_operator
 @pytest.mark.parametrize("axis", [0, 1])
 def test_fragments_meet_in_no_bank(operator: MMAOp, axis: int, rng: np.random.Generator) -> None:

@@ -19,7 +19,7 @@ MERGING = [(code, n) for code in ("f4", "f8", "c8", "c16")
            for n, one in enumerate(multistage_mappings.TABLES[np.dtype(code)]) if one.merges]
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(75)
 @pytest.mark.parametrize("shape", [(64, 64, 8192), (67, 63, 8191)], ids=str)
 @pytest.mark.parametrize("splits", [2, 40])
 @pytest.mark.parametrize("order", ["nn", "nt"])

@@ -58,6 +58,7 @@ def test_a_fault_that_was_missed_once(name: str) -> None:
     assert findings[0].found.endswith("Error") and re.search(message, findings[0].message), findings
 
 
+@pytest.mark.thorough                         # a process that notes every line; a run of all mutants rests on it
 def test_what_a_case_runs_is_known() -> None:
     """Of every module, those without a function too."""
     [cost] = running.coverage(1, cases=("half_sums",)).values()

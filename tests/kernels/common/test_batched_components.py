@@ -54,23 +54,24 @@ NUMBER = np.arange(6).reshape(2, 3, 1, 1)
 
 # -- which product an element is of -----------------------------------------------------------------------------------
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("where", ["c and d", "a", "b"])
 @pytest.mark.parametrize("kernel", ["sm90", "simt"])
 @on_machines
-def test_functions_of_the_product(machine: Any, rng: np.random.Generator, kernel: str) -> None:
+def test_functions_of_the_product(machine: Any, rng: np.random.Generator, kernel: str, where: str) -> None:
     """Of A, B, C and D, by themselves and composed: the number counts products in C order."""
     a, b, expected = operands(machine, rng)
     c = whole(rng, (3, 40, 28), F32)
     fields: dict[str, Any] = {"global_c_layout": RowMajor(F32), "transform_shared_to_regs_c": Transformed(lambda x, i, j, n: x * n),
                               "epilogue": Elementwise(lambda x, m, n, batch: x + batch * m - n) | ReLU()}
-    d = run(machine, a, b, configuration(kernel, **fields), expected.shape, machine.array(c))
-    assert np.array_equal(d, np.maximum(expected + c * NUMBER + NUMBER * ROWS - COLUMNS, 0))
+    if where == "c and d":
+        d = run(machine, a, b, configuration(kernel, **fields), expected.shape, machine.array(c))
+        assert np.array_equal(d, np.maximum(expected + c * NUMBER + NUMBER * ROWS - COLUMNS, 0))
+        return
     twice = Transformed(lambda x: x + x) | Transformed(lambda x, i, j, batch: x + batch)
-    d = run(machine, a, b, configuration(kernel, transform_global_to_shared_a=twice), expected.shape)
-    of_a = 2 * machine.numpy(a).astype(F64) + NUMBER
-    assert np.array_equal(d, of_a @ machine.numpy(b).astype(F64))
-    d = run(machine, a, b, configuration(kernel, transform_global_to_shared_b=twice), expected.shape)
-    assert np.array_equal(d, machine.numpy(a).astype(F64) @ (2 * machine.numpy(b).astype(F64) + NUMBER))
+    d = run(machine, a, b, configuration(kernel, **{f"transform_global_to_shared_{where}": twice}), expected.shape)
+    of_a, of_b = (machine.numpy(x).astype(F64) for x in (a, b))
+    assert np.array_equal(d, (2 * of_a + NUMBER) @ of_b if where == "a" else of_a @ (2 * of_b + NUMBER))
 
 
 @on_machines
@@ -200,21 +201,22 @@ def test_arrays_of_stacks(machine: Any, rng: np.random.Generator, kernel: str) -
     assert np.array_equal(d, before + residual.swapaxes(0, 1) + all_alike)
 
 
+@pytest.mark.sample(2)
 @on_machines
-def test_a_residual_may_be_the_result(machine: Any, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("kernel", ["simt", "sm90"])
+def test_a_residual_may_be_the_result(machine: Any, kernel: str, rng: np.random.Generator) -> None:
     a, b, expected = operands(machine, rng, (3,))
     before = whole(rng, expected.shape, F32)
-    for kernel in ("simt", "sm90"):
-        out = machine.array(before)
-        with machine.session():
-            gk.matmul(a, b, conf=configuration(kernel), out=out, epilogue=Residual(out))
-            assert np.array_equal(machine.numpy(out), expected + before)
-            with pytest.raises(ValueError, match="overlaps out"):
-                gk.matmul(a, b, conf=configuration(kernel), out=out, epilogue=Residual(out[0]))
-        out = machine.array(before)
-        with machine.session():
-            gk.matmul(a, b, out, configuration(kernel), out=out)
+    out = machine.array(before)
+    with machine.session():
+        gk.matmul(a, b, conf=configuration(kernel), out=out, epilogue=Residual(out))
         assert np.array_equal(machine.numpy(out), expected + before)
+        with pytest.raises(ValueError, match="overlaps out"):
+            gk.matmul(a, b, conf=configuration(kernel), out=out, epilogue=Residual(out[0]))
+    out = machine.array(before)
+    with machine.session():
+        gk.matmul(a, b, out, configuration(kernel), out=out)
+    assert np.array_equal(machine.numpy(out), expected + before)
 
 
 @pytest.mark.thorough
@@ -264,7 +266,9 @@ def test_refusals() -> None:
 
 # -- one launch -------------------------------------------------------------------------------------------------------
 
-def test_a_stack_is_one_launch(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("call", ["matmul", "c", "folded", "f32", "plan", "epilogue", "einsum", "chain", "broadcast", "tf32"])
+def test_a_stack_is_one_launch(call: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     launches: list[Any] = []
     launch = emulated.launch
     monkeypatch.setattr(emulated, "launch", lambda *given, **how: (launches.append(how["grid"]), launch(*given, **how)))
@@ -276,10 +280,8 @@ def test_a_stack_is_one_launch(monkeypatch: pytest.MonkeyPatch, rng: np.random.G
              "chain": lambda: gk.einsum("abij,abjk->abik", a, b), "broadcast": lambda: gk.matmul(a[:, :1], b, epilogue=ReLU()),
              "tf32": lambda: gk.matmul(a.astype(F32), b.astype(F32), operator=WGMMAOp(8, dtype="float32"))}
     with gk.emulate():
-        for name, call in calls.items():
-            launches.clear()
-            call()
-            assert len(launches) == 1, (name, launches)
+        calls[call]()
+    assert len(launches) == 1
 
 
 def test_tiles_are_chosen_for_all_products() -> None:

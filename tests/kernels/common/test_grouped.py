@@ -60,6 +60,7 @@ def agree(found: list, a: list, b: list, c: list | None = None) -> bool:
 
 # -- results ----------------------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("kernel", ["multistage", "singlestage"])
 @pytest.mark.parametrize("operator", [FPUOp(16, 16), MMAOp()], ids=["f32", "f16"])

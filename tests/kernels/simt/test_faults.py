@@ -76,4 +76,4 @@ class OffByOne(RowMajor):
 def test_an_off_by_one_store() -> None:
     with pytest.raises((errors.BoundsError, errors.RaceError)) as caught:
         run(global_d_layout=OffByOne("f4"))
-    assert "test_seeded_faults.py" in str(caught.value)
+    assert "test_faults.py" in str(caught.value)

@@ -22,7 +22,7 @@ ORDERS = {"N": RowMajor, "T": ColMajor}
 F32_OPERATOR = KINDS["f32"]
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(32)
 @on_machines
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,6 +77,7 @@ def test_sixteen_products_a_step_go_across_rounds(machine: Any, rng: np.random.G
     assert np.array_equal(product(machine, conf, a, b), expected(operator, a, b))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", ["f16", "f32", "f64 by dmma"])
 def test_threads_in_any_order(kind: str, seed: int, rng: np.random.Generator) -> None:
@@ -127,19 +128,21 @@ def test_views_of_f16(machine: Any, name: str, rng: np.random.Generator) -> None
     assert np.array_equal(machine.numpy(out), expected(MMAOp(), machine.numpy(a), machine.numpy(b)))
 
 
+@pytest.mark.sample(5)
 @on_machines
-def test_views_of_f32(machine: Any, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("view", range(5))
+def test_views_of_f32(machine: Any, view: int, rng: np.random.Generator) -> None:
     """Any address of float32 is one of cp.async: 4 bytes. Reversed and spread columns are no lines of memory."""
     base = machine.array(whole(rng, (70, 140), F32))
     conf = mapping(F32_OPERATOR, ColMajor, steps=16)
     b = base[:33, 1:38]
-    for a, route in ((base.T[:64, :33], "CpAsync 4"), (base.T[1:65, :33], "CpAsync 1"), (base.T[:66:2, :33], "CpAsync 1"),
-                     (base.T[64:0:-1, :33], "CpAsync 1"), (base.T[:64, 32::-1], "CpAsync 4")):
-        assert routes(machine, conf, a, b) == (route, "CpAsync 1")
-        out = machine.array(poison((a.shape[0], 37), F32))
-        with machine.session():
-            gk.matmul(a, b, None, conf, out=out)
-        assert np.array_equal(machine.numpy(out), expected(F32_OPERATOR, machine.numpy(a), machine.numpy(b)))
+    a, route = ((base.T[:64, :33], "CpAsync 4"), (base.T[1:65, :33], "CpAsync 1"), (base.T[:66:2, :33], "CpAsync 1"),
+                (base.T[64:0:-1, :33], "CpAsync 1"), (base.T[:64, 32::-1], "CpAsync 4"))[view]
+    assert routes(machine, conf, a, b) == (route, "CpAsync 1")
+    out = machine.array(poison((a.shape[0], 37), F32))
+    with machine.session():
+        gk.matmul(a, b, None, conf, out=out)
+    assert np.array_equal(machine.numpy(out), expected(F32_OPERATOR, machine.numpy(a), machine.numpy(b)))
 
 
 @on_machines

@@ -118,6 +118,7 @@ def test_the_same_bits_in_every_run(machine: Any, splits: int, rng: np.random.Ge
     assert len(found) == 1
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("splits", [3, 9])
 def test_counters_are_ready_for_the_next_launch(machine: Any, splits: int, rng: np.random.Generator) -> None:

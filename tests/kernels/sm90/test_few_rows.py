@@ -38,6 +38,7 @@ CASES = [(1, 128, 128, "nt"), (3, 128, 200, "nn"), (8, 136, 192, "tt"), (17, 140
          (33, 129, 128, "nt"), (64, 128, 144, "nn"), (2, 131, 257, "nn")]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("M, N, K, order", CASES)
 def test_against_numpy(M: int, N: int, K: int, order: str) -> None:
@@ -78,6 +79,7 @@ def test_components_see_their_own_coordinates() -> None:
             assert not made._compiled.problem.is_transposed
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_c_and_the_order_of_the_result(order: str) -> None:

@@ -49,7 +49,7 @@ SHARES = [("1x1", 3), ("1x1", 5), ("1x1", 7), ("1x1", 12), ("1x1", 17), ("2x1", 
 SHAPES = [(64, 32, 260), (70, 30, 147), (60, 37, 72), (1, 8, 72), (33, 16, 16), (64, 32, 0)]
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(24)
 @on_machines
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("cluster, splits", SHARES)
@@ -94,7 +94,7 @@ def test_ways_of_d(machine: Any, cluster: str, splits: int, d: Any, columns: int
     assert np.array_equal(product(machine, conf, a, b), a.astype(F64) @ b.astype(F64))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("columns", [40, 37])
 @pytest.mark.parametrize("cluster, splits", [("1x1", 5), ("2x2", 3)])
@@ -129,6 +129,7 @@ def test_stacks(machine: Any, cluster: str, splits: int, rng: np.random.Generato
     assert np.array_equal(machine.numpy(out), a.astype(F64) @ b.astype(F64))
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("cluster, splits", [("1x1", 11), ("2x1", 4)])
 def test_the_same_bits_in_every_run(machine: Any, cluster: str, splits: int, rng: np.random.Generator) -> None:
