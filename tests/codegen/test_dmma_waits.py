@@ -39,7 +39,7 @@ def kernel(dtype: str, size: int, trans: str, device: Any, operator: Any = None)
     return compile_config(conf, device=device, operands=arrays, gemm_shape=dict(M=64, N=64, K=64) if arrays else sizes)
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype,trans", [*(("float64", trans) for trans in ORDERS), ("complex128", "nn"), ("complex128", "tt")])

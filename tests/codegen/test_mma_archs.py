@@ -23,7 +23,7 @@ OPERATORS = {"f16": (MMAOp(N=16), "HMMA"), "f16 x8": (MMAOp(N=16, K=8), "HMMA"),
              "e4m3": (MMAOp(dtype=ml_dtypes.float8_e4m3fn), "QMMA"), "f64": (MMAOp(dtype="f8"), "DMMA"), "f64 8x8x4": (MMAOp(M=8, K=4, dtype="f8"), "DMMA")}
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(72)
 @pytest.mark.parametrize("arch", ARCHS, ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_it_compiles_where_it_is(name: str, arch: tuple[int, int]) -> None:

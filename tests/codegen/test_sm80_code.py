@@ -78,7 +78,7 @@ def count(kernel: CompiledKernel, opcode: str, *modifiers: str) -> int:
     return found
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(26)
 @pytest.mark.parametrize("arch", ARCHS, ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_compiles_for_every_gpu(name: str, arch: tuple[int, int]) -> None:
@@ -113,7 +113,7 @@ def test_fragments_by_ldmatrix(name: str) -> None:
     assert (count(kernel, "LDSM", "MT88") > 0) == (across or name == "bf16")
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("stages", [2, 3, 4, 5])
 @pytest.mark.parametrize("name", ["f64", "f64 along K", "f64 8x8x4", "c128"])
 def test_products_in_float64_wait_in_rings_of_any_length(name: str, stages: int) -> None:
@@ -146,7 +146,7 @@ def copied(dtype: np.dtype, operator: Any, orders: str) -> set[int]:
     return {dtype.itemsize if is_fpu and across else 16 for across in along_k}
 
 
-@pytest.mark.sample(150)
+@pytest.mark.sample(400)
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("orders", ["nn", "nt"])
 @pytest.mark.parametrize("name", TABLE)

@@ -16,7 +16,7 @@ from gemmkit.layouts import Interleaved, Planar
 from gemmkit.operators import COMPLEX, DUAL, QUATERNION, SPLIT_COMPLEX, Algebra, WGMMAOp, dual
 from gemmkit.runtime.device import H100
 from tests.codegen.test_sm90_code import Code
-from tests.kernels.simt.test_algebras import TRIANGULAR
+from tests.support.algebras import TRIANGULAR
 from tests.support.machines import BF16
 
 pytestmark = [pytest.mark.compile, pytest.mark.thorough]           # `make gate` looks at these kernels every time

@@ -129,7 +129,7 @@ def test_tensors_have_the_benchmarks_sizes() -> None:
 # -- one row ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(48)
 @pytest.mark.parametrize("case", first_of_each(), ids=str)
 def test_every_experiment_is_computed_right(case: Experiment) -> None:
     row = measured(small(case))

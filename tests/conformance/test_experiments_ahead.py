@@ -44,6 +44,7 @@ def test_sixteen_bit_products_take_the_tensor_cores_of_hopper(case: Any) -> None
     assert type(tensor).__name__ in ("WGMMAOp", "MMAOp")
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("case", first_of_each(), ids=str)
 def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Any] = []

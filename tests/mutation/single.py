@@ -16,9 +16,9 @@ from gemmkit.operators import COMPLEX, Algebra, FPUOp, MMAOp, WMMAOp, dual
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
 from tests.kernels.simt import test_shared_k
-from tests.kernels.simt.test_algebras import product64
-from tests.kernels.sm90 import test_algebras as test_warp_specialised_algebras
+from tests.kernels.sm90 import test_algebras
 from tests.mutation.products import EMULATOR, Sometimes, WrongResult, case, equal, operands
+from tests.support.algebras import product64
 from tests.support.machines import poison
 from tests.support.sm90 import F16, F32, ordered
 
@@ -195,7 +195,7 @@ def single_sometimes() -> None:
 @case
 def single_numbers() -> None:
     rng = np.random.default_rng(0)
-    a, b = (test_warp_specialised_algebras.whole(rng, *shape, 2, dtype=F32) for shape in ((9, 7), (7, 5)))
+    a, b = (test_algebras.whole(rng, *shape, 2, dtype=F32) for shape in ((9, 7), (7, 5)))
     out = poison((9, 5, 2), F32)
     with gk.emulate():
         gk.matmul(a, b, operator=COMPLEX, out=out)
@@ -205,7 +205,7 @@ def single_numbers() -> None:
 @case
 def single_tangents() -> None:
     rng = np.random.default_rng(0)
-    a, b = (test_warp_specialised_algebras.whole(rng, *shape, 3, dtype=F32) for shape in ((5, 3), (3, 4)))
+    a, b = (test_algebras.whole(rng, *shape, 3, dtype=F32) for shape in ((5, 3), (3, 4)))
     out = poison((5, 4, 3), F32)
     with gk.emulate():
         gk.matmul(a, b, operator=dual(2), out=out)

@@ -10,7 +10,7 @@ import gemmkit as gk
 from gemmkit.layouts import Interleaved, RowMajor
 from gemmkit.operators import COMPLEX, DUAL, Algebra, FPUOp, MMAOp
 from gemmkit.tiling import Tile
-from tests.kernels.simt.test_algebras import product64
+from tests.support.algebras import product64
 from tests.support.machines import BF16, poison, whole
 
 F16, F32, F64, C64, C128 = (np.dtype(code) for code in ("f2", "f4", "f8", "c8", "c16"))

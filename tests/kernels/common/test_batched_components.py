@@ -19,7 +19,8 @@ from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
 from gemmkit.per_product import component_for_products
 from gemmkit.runtime.device import H100
 from gemmkit.transforms import Elementwise as Transformed
-from gemmkit.tuning.mappings import choose_mapping
+from gemmkit.tuning.mappings import MAPPINGS
+from gemmkit.tuning.model import choose_mapping
 from tests.support.machines import on_machines, poison, whole
 from tests.support.sm90 import mapping
 
@@ -285,9 +286,9 @@ def test_a_stack_is_one_launch(call: str, monkeypatch: pytest.MonkeyPatch, rng: 
 
 
 def test_tiles_are_chosen_for_all_products() -> None:
-    one, many = (choose_mapping((1024, 1024, 1024), H100, products=n) for n in (1, 16))
+    one, many = (choose_mapping((1024, 1024, 1024), H100, mappings=MAPPINGS, products=n) for n in (1, 16))
     assert many.M * many.N >= one.M * one.N
-    small = choose_mapping((128, 128, 128), H100, products=64)
+    small = choose_mapping((128, 128, 128), H100, mappings=MAPPINGS, products=64)
     assert small.M * small.N <= 128 * 128 and small.splits == 1
     conf = gk.get_config(operator=FPUOp(32, 16), global_a_layout=RowMajor(F32), gemm_shape=dict(M=64, N=64, K=2048, batch=512))
     assert conf.splits == 1
@@ -295,6 +296,7 @@ def test_tiles_are_chosen_for_all_products() -> None:
     assert alone.splits > 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kernel", ["simt", "sm90"])
 def test_the_code_of_a_stack(kernel: str) -> None:
     """As many registers as without, within a few; no spill, no 64-bit division, and the same matrix instructions."""

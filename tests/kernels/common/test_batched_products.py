@@ -88,17 +88,17 @@ SHAPES = [((3, 5, 6), (3, 6, 7)), ((2, 3, 17, 13), (2, 3, 13, 19)), ((2, 1, 5, 6
           ((2, 1, 2, 5, 4), (3, 2, 4, 9)), ((5, 33, 1), (5, 1, 65))]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(14)
+@pytest.mark.parametrize("shape_a, shape_b", SHAPES, ids=str)
 @pytest.mark.parametrize("operator", [FPUOp(16, 16), FPUOp(16, 16, dtype=F64), MMAOp()], ids=["f32", "f64", "mma"])
 @on_machines
-def test_shapes_in_the_single_stage_kernel(machine: Any, rng: np.random.Generator, operator: Any) -> None:
+def test_shapes_in_the_single_stage_kernel(machine: Any, shape_a: tuple, shape_b: tuple, rng: np.random.Generator, operator: Any) -> None:
     dtype = operator.fragment_a.dtype
     conf = gk.get_config(operator=operator, global_a_layout=RowMajor(dtype), block_shape=Tile(M=16, N=16, K=16), kernel="singlestage")
-    for shape_a, shape_b in SHAPES:
-        a, b = whole(rng, shape_a, dtype), whole(rng, shape_b, dtype)
-        expected = product64(a, b)
-        d = multiplied(machine, machine.array(a), machine.array(b), expected.shape, operator.accumulator, conf)
-        assert np.array_equal(d, expected)
+    a, b = whole(rng, shape_a, dtype), whole(rng, shape_b, dtype)
+    expected = product64(a, b)
+    d = multiplied(machine, machine.array(a), machine.array(b), expected.shape, operator.accumulator, conf)
+    assert np.array_equal(d, expected)
 
 
 @pytest.mark.sample(4)
@@ -252,7 +252,7 @@ def test_complex_halves(machine: Any, rng: np.random.Generator) -> None:
 
 # -- einsum, plans ----------------------------------------------------------------------------------------------------
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("spec", ["bij,bjk->bik", "bij,bkj->kbi", "abij,bjk->aibk", "ibj,kjb->bki", "bi,bi->b", "bij,b->bji",
                                   "abcd,bdef->bafce", "cbij,cbjk->bcik"])
 @on_machines

@@ -72,23 +72,23 @@ SHAPES = [((3, 5, 6), (3, 6, 7)), ((2, 3, 17, 13), (2, 3, 13, 19)), ((2, 1, 5, 6
           ((2, 1, 2, 5, 4), (3, 1, 4, 9)), ((7, 31, 37), (7, 37, 29))]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(14)
+@pytest.mark.parametrize("shape_a, shape_b", SHAPES, ids=str)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, F32], ids=str)
-def test_shapes(machine: Any, dtype: Any, rng: np.random.Generator) -> None:
+def test_shapes(machine: Any, shape_a: tuple, shape_b: tuple, dtype: Any, rng: np.random.Generator) -> None:
     """Broadcast, empty, of one element and odd ones. beta = 0 does not read C, which is then full of NaN."""
     operator: Any = MMAOp() if dtype == F16 else FPUOp(16, 16)
     conf = gk.get_config(operator=operator, global_a_layout=RowMajor(dtype), block_shape=Tile(M=16, N=16, K=16), kernel="singlestage")
-    for shape_a, shape_b in SHAPES:
-        a, b = whole(rng, shape_a, dtype), whole(rng, shape_b, dtype)
-        product = op(a, "N") @ op(b, "N")
-        c, fresh = machine.array(whole(rng, product.shape, F32)), machine.array(poison(product.shape, F32))
-        before = machine.numpy(c).copy()
-        with machine.session():
-            gemmEx("N", "N", -2, machine.array(a), machine.array(b), 3, c, conf=conf)
-            gemmEx("N", "N", 0.5, machine.array(a), machine.array(b), 0, fresh, conf=conf)
-        assert np.array_equal(machine.numpy(c), 3 * before - 2 * product), (shape_a, shape_b)
-        assert np.array_equal(machine.numpy(fresh), product / 2), (shape_a, shape_b)
+    a, b = whole(rng, shape_a, dtype), whole(rng, shape_b, dtype)
+    product = op(a, "N") @ op(b, "N")
+    c, fresh = machine.array(whole(rng, product.shape, F32)), machine.array(poison(product.shape, F32))
+    before = machine.numpy(c).copy()
+    with machine.session():
+        gemmEx("N", "N", -2, machine.array(a), machine.array(b), 3, c, conf=conf)
+        gemmEx("N", "N", 0.5, machine.array(a), machine.array(b), 0, fresh, conf=conf)
+    assert np.array_equal(machine.numpy(c), 3 * before - 2 * product), (shape_a, shape_b)
+    assert np.array_equal(machine.numpy(fresh), product / 2), (shape_a, shape_b)
 
 
 VIEWS: dict[str, Any] = {

@@ -14,12 +14,10 @@ from gemmkit.layouts import ColMajor, Interleaved, Padded, Planar, Planes, RowMa
 from gemmkit.operators import COMPLEX, DUAL, QUATERNION, SPLIT_COMPLEX, Algebra, FPUOp, MMAOp, dual
 from gemmkit.runtime.device import H100
 from gemmkit.transforms import Elementwise
+from tests.support.algebras import FRACTIONS, TRIANGULAR, product64
 from tests.support.checks import assert_close
 from tests.support.machines import BF16, MACHINES, on_machines, poison
 
-# a user's own, in one line: 2 x 2 upper triangular matrices (e11, e12, e22) as numbers; the product is not commutative
-TRIANGULAR = Algebra(None, [[[1, 0, 0], [0, 1, 0], [0, 0, 0]], [[0, 0, 0], [0, 0, 0], [0, 1, 0]], [[0, 0, 0], [0, 0, 0], [0, 0, 1]]])
-FRACTIONS = Algebra(None, [[[1, 0], [0, 1]], [[0, 1], [0.5, -2]]])            # e1 e1 = 0.5 - 2 e1
 ALGEBRAS = {"complex": COMPLEX, "dual": DUAL, "dual3": dual(3), "quaternion": QUATERNION, "split": SPLIT_COMPLEX,
             "triangular": TRIANGULAR, "fractions": FRACTIONS}
 
@@ -29,11 +27,6 @@ def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, order:
     if order == "N":
         return rng.standard_normal(shape).astype(dtype)
     return rng.standard_normal((shape[1], shape[0], *shape[2:])).astype(dtype).swapaxes(0, 1)
-
-
-def product64(algebra: Algebra, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """By the definition: sum over k of e_i e_j products."""
-    return np.einsum("mki,knj,ijp->mnp", a.astype("f8"), b.astype("f8"), np.array(algebra.table, "f8"), optimize=True)
 
 
 def close(out: np.ndarray, expected: np.ndarray, dtype: Any, K: int) -> None:

@@ -53,6 +53,7 @@ def test_every_type_in_every_order(kind: str, trans: str, rng: np.random.Generat
             assert np.array_equal(product(EMULATOR, conf, a, b), expected(operator, a, b)), size
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("stages", [2, 3, 5])
 @pytest.mark.parametrize("kind", ["f32", "f16"])
 def test_rings_of_any_length(kind: str, stages: int, rng: np.random.Generator) -> None:
@@ -84,7 +85,7 @@ DEFAULTS: dict[str, tuple[Any, dict[str, Any]]] = {"f32": (F32, {}), "f64": (F64
                                                    "min-plus": (F32, dict(operator=MIN_PLUS))}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_what_matmul_chooses(name: str, rng: np.random.Generator) -> None:
     """The same kernel as from sm_80 on, with nothing but registers between global memory and the stages."""

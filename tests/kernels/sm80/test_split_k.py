@@ -290,6 +290,7 @@ def test_every_barrier_matters(splits: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 # -- compiled ---------------------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(2)
 @pytest.mark.compile
 @pytest.mark.parametrize("splits, atomics", [(4, {"ATOMG": 1}), (128, {"ATOMG": 1, "REDG": 1})])
 def test_code(splits: int, atomics: dict[str, int]) -> None:

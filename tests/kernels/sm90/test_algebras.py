@@ -23,7 +23,7 @@ from gemmkit.operators import COMPLEX, DUAL, QUATERNION, Algebra, FPUOp, MMAOp, 
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
-from tests.kernels.simt.test_algebras import FRACTIONS, TRIANGULAR, product64
+from tests.support.algebras import FRACTIONS, TRIANGULAR, product64
 from tests.support.machines import BF16, E4M3, on_machines, poison
 from tests.support.sm90 import SCHEDULES
 

@@ -23,8 +23,8 @@ from gemmkit.ptx.mbarrier import mbarrier_arrive
 from gemmkit.ptx.special import thread_index
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
-from tests.kernels.simt.test_algebras import product64
 from tests.kernels.sm90.test_algebras import run, small, swapped, whole
+from tests.support.algebras import product64
 from tests.support.machines import BF16, MACHINES, on_machines
 
 EMULATOR = MACHINES["emulator"]

@@ -1,6 +1,6 @@
 """Operands that TMA brings and the producer's warps change where they lie: turned, or transformed.
 
-The schedules, edges and captured arrays of transforms are tested with the other slots (`test_warp_specialised_slots`).
+The schedules, edges and captured arrays of transforms are tested with the other slots (`test_slots`).
 """
 
 from __future__ import annotations

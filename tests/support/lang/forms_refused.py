@@ -185,7 +185,7 @@ REFUSED = {
     "fn truth": ("return values[0] if doubled else 0", "bool(device(doubled"),
     "fn attr": ("return doubled.__name__ == 'x'", "Unknown attribute '__name__' of type"),
     "fn defaults": ("return doubled.__defaults__[0] * values[0]", "Unknown attribute '__defaults__' of type"),
-    "i and k > 1": ("return i and k > 1", "it is int32 on one way and bool on another,"),
+    "i and k > 1": ("return i and k > 1", "it is int32 on one way and bool on another"),
     "i > 1 and 2": ("return i > 1 and 2", "it is bool on one way and Weak[int](2) on"),
     "x > 1 or 0": ("return values[0] > 1 or 0", "it is bool on one way and Weak[int](0) on"),
 }

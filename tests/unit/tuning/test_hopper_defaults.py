@@ -14,8 +14,8 @@ from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from gemmkit.tuning import mappings
 from gemmkit.tuning.hopper import MOST_STAGES, _table
-from tests.machines import E4M3, whole
-from tests.user_layouts import Packed
+from tests.support.machines import E4M3, whole
+from tests.support.user_layouts import Packed
 
 F16 = np.dtype("f2")
 ORDERS = {"row": layouts.RowMajor, "column": layouts.ColMajor}
