@@ -1,10 +1,11 @@
 """What all tests share: GPU tests only where there is a GPU, and random numbers from a test's name.
 
-Compare results with `from tests.checks import assert_close, relative_error`.
+Compare results with `from tests.support.checks import assert_close, relative_error`.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import zlib
@@ -42,7 +43,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """How many cases were drawn (tests/test_drawn.py), by what the workers' reports say."""
+    """How many cases were drawn (tests/conformance/test_drawn.py), by what the workers' reports say."""
     counts: dict[str, Counter[str]] = {}
     for report in (report for reports in terminalreporter.stats.values() for report in reports):
         for name, value in getattr(report, "user_properties", ()):
@@ -56,13 +57,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 def _left_out(items: list[pytest.Item]) -> list[pytest.Item]:
     """The cases that a sample does without. Which ones follows from the function's name alone, so every run has the same, and
-    every function keeps one at least."""
-    functions: dict[str, list[pytest.Item]] = {}
+    every function keeps one at least: one in the emulator and one on a GPU, where it has both."""
+    functions: dict[tuple[str, bool], list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sample") and not item.get_closest_marker("thorough"):
-            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+            functions.setdefault((item.nodeid.partition("[")[0], item.get_closest_marker("gpu") is None), []).append(item)
     out = [item for item in items if item.get_closest_marker("thorough")]
-    for name, cases in functions.items():
+    for (name, _), cases in functions.items():
         mark: Any = cases[0].get_closest_marker("sample")
         every = mark.args[0]
         kept = zlib.crc32(name.encode()) % min(every, len(cases))
@@ -84,6 +85,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not device.available():
         config.hook.pytest_deselected(items=gpu)
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
+def pytest_collection_finish() -> None:
+    """Modules, Numba's registries and thousands of tests stay: to go through them again and again for garbage took a quarter of
+    the time. Tests of what is kept alive collect it themselves. (Frozen they must not be: seeded faults look for functions
+    among the collector's objects.)"""
+    gc.collect()
+    gc.set_threshold(50_000, 20, 1000)
 
 
 # What a process cannot get over: after it every call of the driver fails.

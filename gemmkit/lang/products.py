@@ -10,6 +10,7 @@ import copy
 import inspect
 from functools import cached_property
 from typing import Any
+from weakref import WeakValueDictionary
 
 from gemmkit.components import Component, field_values, with_fields
 from gemmkit.lang.atoms import atom
@@ -172,9 +173,20 @@ def of_product(component: Any, batch: int) -> Any:
     returns. The component itself where there is none."""
     if hasattr(component, "of_product"):
         return component.of_product(batch)
+    if _WITHOUT.get(id(component)) is component:
+        return component
     changed = {name: new for name, value in field_values(component).items()
                if isinstance(value, Component) and (new := of_product(value, batch)) is not value}
-    return _without_known(component, changed) if changed else component
+    if changed:
+        return _without_known(component, changed)
+    if isinstance(component, Component):
+        _WITHOUT[id(component)] = component
+    return component
+
+
+#: Components in which none is asked for its product, by address: every emulated thread asks for every tile, and to go
+#: through all fields each time was a fifth of the emulator's time.
+_WITHOUT: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def _without_known(component: Any, changed: dict[str, Any]) -> Any:

@@ -23,9 +23,7 @@ from gemmkit.layouts import ColMajor, Interleaved, RowMajor, Swizzled, Triangula
 from gemmkit.operators import COMPLEX, DUAL, Algebra, WGMMAOp
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
-from tests import test_gather, test_transformed, test_warp_specialised_algebras
-from tests.hopper import F16, F32, mapping, product
-from tests.machines import E4M3, poison
+from tests.kernels.sm90 import test_algebras, test_cp_async, test_fragments
 from tests.mutation import ring, single
 from tests.mutation.products import (
     CASES,
@@ -40,7 +38,9 @@ from tests.mutation.products import (
     plain,
     product_of,
 )
-from tests.test_algebras import product64
+from tests.support.algebras import product64
+from tests.support.machines import E4M3, poison
+from tests.support.sm90 import F16, F32, mapping, product
 
 # -- warp_specialised: by TMA ----------------------------------------------------------------------------------
 
@@ -320,17 +320,17 @@ def sometimes() -> None:
 
 @case
 def gathered() -> None:
-    a, b = test_gather.operands(np.random.default_rng(0), 40, 24, 72)
+    a, b = test_cp_async.operands(np.random.default_rng(0), 40, 24, 72)
     for fast, fields in (((1, 1), {}), ((0, 0), dict(d_fast=2))):
-        d, plan = test_gather.run(EMULATOR, a, b, fast=fast, operator=WGMMAOp(32), **fields)
+        d, plan = test_cp_async.run(EMULATOR, a, b, fast=fast, operator=WGMMAOp(32), **fields)
         assert isinstance(plan._compiled.spec.producer, CpAsyncProducer)
         equal(d, a.astype("f8") @ b)
 
 
 @case
 def gathered_beside_tma() -> None:
-    a, b = test_gather.operands(np.random.default_rng(0), 40, 24, 136)
-    d, _ = test_gather.run(EMULATOR, a, b, which="a", stages=2)
+    a, b = test_cp_async.operands(np.random.default_rng(0), 40, 24, 136)
+    d, _ = test_cp_async.run(EMULATOR, a, b, which="a", stages=2)
     equal(d, a.astype("f8") @ b)
 
 
@@ -364,7 +364,7 @@ def by_registers_two_steps() -> None:
 @case
 def by_registers_to_the_end_of_k() -> None:
     """What a transform makes of the zeros beyond K is no number."""
-    if not test_transformed.reciprocals(EMULATOR, 45, RowMajor, np.random.default_rng(0)):
+    if not test_fragments.reciprocals(EMULATOR, 45, RowMajor, np.random.default_rng(0)):
         raise WrongResult("beyond K")
 
 
@@ -372,9 +372,9 @@ def numbers(algebra: Algebra, size: tuple[int, int, int], conf: Any, orders: str
             by_registers: bool = False, **fields: Any) -> None:
     rng = np.random.default_rng(0)
     M, N, K = size
-    a, b = (test_warp_specialised_algebras.whole(rng, *shape, algebra.parts, order)
+    a, b = (test_algebras.whole(rng, *shape, algebra.parts, order)
             for shape, order in zip(((M, K), (K, N)), orders))
-    d, plan = test_warp_specialised_algebras.run(EMULATOR, a, b, conf=conf, **fields)
+    d, plan = test_algebras.run(EMULATOR, a, b, conf=conf, **fields)
     spec = plan._compiled.spec
     assert isinstance(spec.producer, (DeinterleaveProducer, StagedProducer))
     assert isinstance(spec.mainloop, RegisterMainloop) == by_registers
@@ -383,38 +383,38 @@ def numbers(algebra: Algebra, size: tuple[int, int, int], conf: Any, orders: str
 
 @case
 def numbers_by_registers() -> None:
-    numbers(COMPLEX, (36, 20, 40), test_warp_specialised_algebras.small(COMPLEX), by_registers=True)
+    numbers(COMPLEX, (36, 20, 40), test_algebras.small(COMPLEX), by_registers=True)
 
 
 @case
 def numbers_by_registers_across() -> None:
-    conf = test_warp_specialised_algebras.small(DUAL, N=32, global_b_layout=Interleaved(DUAL.number_dtype("f2"), "col"), stages=3)
+    conf = test_algebras.small(DUAL, N=32, global_b_layout=Interleaved(DUAL.number_dtype("f2"), "col"), stages=3)
     numbers(DUAL, (36, 12, 52), conf, "NT", by_registers=True)
 
 
 @case
 def numbers_of_a_narrow_b() -> None:
     """In lines of eight along K, in the order of registers, not every warp would have a part of B: so A does not go by registers."""
-    conf = test_warp_specialised_algebras.small(DUAL, global_b_layout=Interleaved(DUAL.number_dtype("f2"), "col"), stages=3)
+    conf = test_algebras.small(DUAL, global_b_layout=Interleaved(DUAL.number_dtype("f2"), "col"), stages=3)
     numbers(DUAL, (36, 12, 52), conf, "NT")
 
 
 @case
 def numbers_that_land_sometimes() -> None:
     """The copies that are ahead leave out the k-tiles that the condition leaves out."""
-    conf = test_warp_specialised_algebras.small(COMPLEX, global_a_layout=Interleaved(COMPLEX.number_dtype("f2"), "col"),
+    conf = test_algebras.small(COMPLEX, global_a_layout=Interleaved(COMPLEX.number_dtype("f2"), "col"),
                                                 global_b_layout=Interleaved(COMPLEX.number_dtype("f2"), "col"), stages=3,
                                                 condition=Sometimes(), block_shape=Tile(M=64, N=16, K=16))
     rng = np.random.default_rng(0)
-    a, b = (test_warp_specialised_algebras.whole(rng, *shape, 2, order="T") for shape in ((68, 72), (72, 12)))
-    d, _ = test_warp_specialised_algebras.run(EMULATOR, a, b, conf=conf)
+    a, b = (test_algebras.whole(rng, *shape, 2, order="T") for shape in ((68, 72), (72, 12)))
+    d, _ = test_algebras.run(EMULATOR, a, b, conf=conf)
     m, k = np.indices(a.shape[:2])
     equal(d, product64(COMPLEX, a * ((m // 64 + k // 16) % 2 == 0)[..., None], b))
 
 
 @case
 def numbers_that_land() -> None:
-    conf = test_warp_specialised_algebras.small(COMPLEX, global_a_layout=Interleaved(COMPLEX.number_dtype("f2"), "col"),
+    conf = test_algebras.small(COMPLEX, global_a_layout=Interleaved(COMPLEX.number_dtype("f2"), "col"),
                                                 global_b_layout=Interleaved(COMPLEX.number_dtype("f2"), "col"), stages=3)
     numbers(COMPLEX, (36, 20, 72), conf, "TT")
 
@@ -425,13 +425,13 @@ def numbers_that_land_and_change() -> None:
     the operand ends."""
     order = dict(global_a_layout=Interleaved(COMPLEX.number_dtype("f2"), "col"),
                  global_b_layout=Interleaved(COMPLEX.number_dtype("f2"), "col"))
-    conf = test_warp_specialised_algebras.small(COMPLEX, **order, stages=2,
+    conf = test_algebras.small(COMPLEX, **order, stages=2,
                                                 transform_global_to_shared_a=Elementwise(lambda x, i, j: x * (1 + i % 3 - j % 2)),
                                                 transform_global_to_shared_b=Elementwise(lambda x: (1 / x[0], x[1])))
     rng = np.random.default_rng(0)
-    a, b = (test_warp_specialised_algebras.whole(rng, *shape, 2, order="T") for shape in ((68, 20), (20, 12)))
+    a, b = (test_algebras.whole(rng, *shape, 2, order="T") for shape in ((68, 20), (20, 12)))
     b[..., 0] = 1 - b[..., 0] % 2 / 2                  # of which the reciprocals are exact
-    d, plan = test_warp_specialised_algebras.run(EMULATOR, a, b, conf=conf)
+    d, plan = test_algebras.run(EMULATOR, a, b, conf=conf)
     assert plan._compiled.spec.producer.splits_a and plan._compiled.spec.producer.splits_b
     i, j = np.indices(a.shape[:2])
     equal(d, product64(COMPLEX, a * (1 + i % 3 - j % 2)[..., None], np.stack([1 / b[..., 0], b[..., 1]], -1)))
@@ -439,7 +439,7 @@ def numbers_that_land_and_change() -> None:
 
 @case
 def numbers_by_warps() -> None:
-    numbers(DUAL, (33, 15, 37), test_warp_specialised_algebras.small(DUAL))
+    numbers(DUAL, (33, 15, 37), test_algebras.small(DUAL))
 
 
 __all__ = ["CASES", "WrongResult", "few_blocks", "ring", "single"]

@@ -13,8 +13,8 @@ from gemmkit.kernels.sm90 import fragments
 from gemmkit.kernels.sm90.routes import rewrite, staged
 from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.kernels.spec import Condition
-from tests.hopper import F16, F32, mapping, ordered, product
-from tests.machines import MACHINES, poison, whole
+from tests.support.machines import MACHINES, poison, whole
+from tests.support.sm90 import F16, F32, mapping, ordered, product
 
 EMULATOR = MACHINES["emulator"]
 CASES: dict[str, Callable[[], None]] = {}

@@ -12,11 +12,11 @@ from gemmkit.layouts import ColMajor, RowMajor, Triangular
 from gemmkit.operators import MIN_PLUS, FPUOp, MMAOp, WMMAOp
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
-from tests import multistage
-from tests.hopper import F16, F32, ordered
-from tests.machines import poison
-from tests.multistage import KINDS, mapping
 from tests.mutation.products import EMULATOR, Sometimes, case, equal, operands
+from tests.support import sm80 as multistage
+from tests.support.machines import poison
+from tests.support.sm80 import KINDS, mapping
+from tests.support.sm90 import F16, F32, ordered
 
 
 def ring(kind: str, size: tuple[int, int, int], trans: str = "NN", seed: int | None = None, by: tuple[str, str] | None = None,

@@ -15,11 +15,12 @@ from gemmkit.layouts import ColMajor, Padded, RowMajor
 from gemmkit.operators import COMPLEX, Algebra, FPUOp, MMAOp, WMMAOp, dual
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
-from tests import test_shared_k, test_warp_specialised_algebras
-from tests.hopper import F16, F32, ordered
-from tests.machines import poison
+from tests.kernels.simt import test_shared_k
+from tests.kernels.sm90 import test_algebras
 from tests.mutation.products import EMULATOR, Sometimes, WrongResult, case, equal, operands
-from tests.test_algebras import product64
+from tests.support.algebras import product64
+from tests.support.machines import poison
+from tests.support.sm90 import F16, F32, ordered
 
 SMALL = Tile(M=32, N=32, K=16)
 
@@ -194,7 +195,7 @@ def single_sometimes() -> None:
 @case
 def single_numbers() -> None:
     rng = np.random.default_rng(0)
-    a, b = (test_warp_specialised_algebras.whole(rng, *shape, 2, dtype=F32) for shape in ((9, 7), (7, 5)))
+    a, b = (test_algebras.whole(rng, *shape, 2, dtype=F32) for shape in ((9, 7), (7, 5)))
     out = poison((9, 5, 2), F32)
     with gk.emulate():
         gk.matmul(a, b, operator=COMPLEX, out=out)
@@ -204,7 +205,7 @@ def single_numbers() -> None:
 @case
 def single_tangents() -> None:
     rng = np.random.default_rng(0)
-    a, b = (test_warp_specialised_algebras.whole(rng, *shape, 3, dtype=F32) for shape in ((5, 3), (3, 4)))
+    a, b = (test_algebras.whole(rng, *shape, 3, dtype=F32) for shape in ((5, 3), (3, 4)))
     out = poison((5, 4, 3), F32)
     with gk.emulate():
         gk.matmul(a, b, operator=dual(2), out=out)

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
-from tests.drawn import Case, Family, Problem
-from tests.drawn_reference import assert_within
-from tests.drawn_strategies import Reach, families, problems
-from tests.machines import MACHINES
 from tests.ptx_machine.launch import Ptx
+from tests.support.drawn import Case, Family, Problem
+from tests.support.drawn_reference import assert_within
+from tests.support.drawn_strategies import Reach, families, problems
+from tests.support.machines import MACHINES
 
 PTX = Ptx()
 SMALL = Reach(emulated=True)
@@ -38,7 +38,7 @@ class Outcome:
 
     @property
     def repeat(self) -> str:
-        return ("from tests.drawn import *\nfrom tests.ptx_machine.compare import compare\n"
+        return ("from tests.support.drawn import *\nfrom tests.ptx_machine.compare import compare\n"
                 f"print(compare({self.family!r},\n    {self.problem!r}).fault)")
 
 

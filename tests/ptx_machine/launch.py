@@ -18,10 +18,10 @@ from gemmkit.lang.memory import ViewType
 from gemmkit.runtime.arrays import ArrayInfo, is_array
 from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.launch_config import PARAMETER_FORMATS
-from tests.machines import Emulator
 from tests.ptx_machine.machine import Machine
 from tests.ptx_machine.memory import Array, GlobalMemory
 from tests.ptx_machine.parser import parse
+from tests.support.machines import Emulator
 
 
 def run_ptx(ptx: str, threads: int, blocks: int, parameters: Sequence[Any], memory: Sequence[Any], shared_bytes: int = 0,
@@ -124,7 +124,7 @@ class _At:
 
 
 class Ptx(Emulator):
-    """A machine of tests (`tests.machines`): NumPy arrays, multiplied by compiled kernels that are interpreted."""
+    """A machine of tests (`tests.support.machines`): NumPy arrays, multiplied by compiled kernels that are interpreted."""
 
     emulated = False                    # the compiled code's types count, not Python's
 

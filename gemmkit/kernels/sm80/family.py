@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gemmkit.config import Config
 
 #: DMMAs between two on the same accumulators with which ptxas may leave out the wait at a loop's end: the tensor core has
-#: finished the first when it begins the second. (Twice what `tests.dmma_waits` takes for near.)
+#: finished the first when it begins the second. (Twice what `tests.support.dmma_waits` takes for near.)
 SAFE = 7
 
 

@@ -1,0 +1,102 @@
+"""What a first call leaves out changes no answer of Numba's, and no code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from abc import ABCMeta
+from typing import Any
+
+import pytest
+from numba.cuda import lowering as numba_lowering
+from numba.cuda import types
+from numba.cuda.core import base, ir
+
+import gemmkit as gk
+from gemmkit import inspection, layouts, operators
+from gemmkit.lang import later, lowering, shortcuts
+from gemmkit.runtime import compile as compiling
+from gemmkit.runtime import nvvm
+from gemmkit.runtime.device import H100
+
+CONF = gk.get_config(operator=operators.FPUOp(M=16, N=16), global_a_layout=layouts.RowMajor("float32"), device=H100)
+
+
+def recursive(value: Any) -> list:
+    """Numba's ``Inst._rec_list_vars``, as it is written there."""
+    if isinstance(value, ir.var_types):
+        return [value]
+    if isinstance(value, ir.inst_types):
+        return recursive(value._kws if isinstance(value, ir.Expr) else vars(value))
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [found for each in values for found in recursive(each)]
+
+
+@pytest.mark.compile
+def test_variables_are_those_that_numba_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every function of a kernel: which ones a statement names, and which are assigned once."""
+    ours, seen = lowering.Lower._find_singly_assigned_variable, []
+
+    def find(self: Any) -> None:
+        numba_lowering.Lower._find_singly_assigned_variable(self)
+        numbas = self._singly_assigned_vars
+        ours(self)
+        seen.append(self._singly_assigned_vars == numbas
+                    and all(s.list_vars() == recursive(vars(s)) for block in self.blocks.values() for s in block.body))
+
+    monkeypatch.setattr(lowering.Lower, "_find_singly_assigned_variable", find)
+    inspection.compile_config(CONF, device=H100)
+    assert len(seen) > 20 and all(seen)
+
+
+@pytest.mark.compile
+def test_ptx_is_numbas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVVM makes the same of each module once, without NVRTC and without the mathematical functions that nothing calls."""
+    made: list[str] = []
+
+    def both(library: Any, cc: tuple) -> str:
+        made.append(nvvm.to_asm(library, cc))
+        library._llvm_strs = [nvvm._without_variables(str(module)) for module in library.modules]
+        made.extend(library.get_asm_strs(cc=cc))
+        return made[0]
+
+    monkeypatch.setattr(compiling, "to_asm", both)
+    inspection.compile_config(CONF, device=H100)
+    assert len(made) == 2 and made[0] == made[1]
+
+
+def test_numba_types_have_no_virtual_subclasses() -> None:
+    """So Python's own ``isinstance`` answers as theirs did."""
+    classes = [cls for cls in vars(types).values() if isinstance(cls, type) and issubclass(cls, types.Type)]
+    values = [types.int32, types.float64, types.boolean, types.UniTuple(types.int8, 2), types.literal(3), types.none]
+    assert len(classes) > 40
+    for cls in classes:
+        assert [isinstance(v, cls) for v in values] == [ABCMeta.__instancecheck__(cls, v) for v in values]
+        assert [issubclass(c, cls) for c in classes] == [ABCMeta.__subclasscheck__(cls, c) for c in classes]
+
+
+def test_parameters_called_loc() -> None:
+    assert base._has_loc is shortcuts._has_loc
+    for function in (lambda a, loc: 0, lambda a: [a for loc in a], lambda a, *, loc=None: 0, base.BaseContext.cast, shortcuts.install):
+        assert shortcuts._has_loc(function) == shortcuts._by_signature(function)
+
+
+PROGRAM = """
+import gc
+from gemmkit.lang import later
+walks = []
+gc.callbacks.append(lambda phase, info: walks.append(phase))
+gc.collect(); walks.clear()
+later.load()
+assert gc.isenabled() and len(walks) <= 2, walks
+from tests.codegen.lang.test_shortcuts import CONF, inspection, H100
+inspection.compile_config(CONF, device=H100)
+assert "libnvrtc.so" not in open("/proc/self/maps").read()
+"""
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_first_call_neither_collects_while_it_loads_nor_loads_nvrtc() -> None:
+    assert later._State.loaded
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True)

@@ -1,0 +1,261 @@
+"""TMA: what boxes bring where, on the emulator and on hardware, and the faults of kernels that use it."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from gemmkit.emulator import errors
+from gemmkit.ptx.cluster import cluster_barrier, cluster_rank
+from gemmkit.ptx.mbarrier import mbarrier_expect, mbarrier_fence_init, mbarrier_init, mbarrier_wait
+from gemmkit.ptx.memory import shared
+from gemmkit.ptx.special import barrier, block_x, thread_index
+from gemmkit.ptx.tma import (
+    TensorMapSpec,
+    emulated_map,
+    tma_commit,
+    tma_load,
+    tma_load_multicast,
+    tma_prefetch,
+    tma_store,
+    tma_wait,
+)
+from gemmkit.runtime.assemble import assemble, disassemble, instruction_counts
+from tests.support.harness import Out, Runtime, instructions, leaves_nothing, lines_with, same_bits
+from tests.support.launching import POISON, Tensor, compiled, emulated, on_device
+
+F16, U32, U64 = np.dtype("f2"), np.dtype("u4"), np.dtype("u8")
+BARRIERS = 32768                                  # where the barriers lie, behind the data
+SHARED = BARRIERS + 64
+
+
+# -- round trips ------------------------------------------------------------------------------------------------------
+
+def begin(arrivals: int) -> None:
+    """One barrier, seen by all threads and by TMA."""
+    if thread_index() == 0:
+        mbarrier_init(shared(U64, BARRIERS), 0, arrivals)
+        mbarrier_fence_init()
+    barrier()
+
+
+def dump(out: Any, data: Any, words: int) -> None:
+    i = thread_index()
+    while i < words:
+        out[i] = data[i]
+        i += 128
+
+
+def round_trip_2d(source: Any, target: Any, out: Any, nbytes: int, x: int, y: int, tx: int, ty: int) -> None:
+    """A box from (x, y) to shared memory, which is shown in ``out``, and from there to (tx, ty)."""
+    data, full = shared(U32, 1024), shared(U64, BARRIERS)
+    tma_prefetch(source)
+    begin(1)
+    if thread_index() == 0:
+        mbarrier_expect(full, 0, nbytes)
+        tma_load(source, (x, y), data, 0, full, 0)
+    mbarrier_wait(full, 0, 0)
+    dump(out, data, nbytes // 4)
+    if thread_index() == 0:
+        tma_store(target, (tx, ty), data, 0)
+        tma_commit()
+        tma_wait(0)
+
+
+def round_trip_3d(source: Any, target: Any, out: Any, nbytes: int, x: int, y: int, z: int, tx: int, ty: int,
+                  tz: int) -> None:
+    data, full = shared(U32, 1024), shared(U64, BARRIERS)
+    begin(1)
+    if thread_index() == 0:
+        mbarrier_expect(full, 0, nbytes)
+        tma_load(source, (x, y, z), data, 0, full, 0)
+    mbarrier_wait(full, 0, 0)
+    dump(out, data, nbytes // 4)
+    if thread_index() == 0:
+        tma_store(target, (tx, ty, tz), data, 0)
+        tma_commit()
+        tma_wait(0)
+
+
+def arguments_of(spec: TensorMapSpec, shape: tuple, source_at: tuple, target_at: tuple) -> tuple:
+    values = np.random.default_rng(3).integers(0, 256, (*shape[:-1], shape[-1] * spec.dtype.itemsize), np.uint8)
+    return (Tensor(values.view(spec.dtype), spec), Tensor(Out(shape, spec.dtype), spec), Out((spec.box_bytes // 4,), U32),
+            spec.box_bytes, *map(Runtime, (*source_at, *target_at)))
+
+
+def expected(arguments: tuple) -> tuple[np.ndarray, np.ndarray]:
+    """The target and shared memory, byte by byte from the definitions."""
+    source, target, _, _, *places = arguments
+    spec, values = source.spec, source.array
+    numbers = [place.value for place in places]
+    rank, size = spec.rank, spec.dtype.itemsize
+    out = np.full(target.array.shape, POISON, np.uint8).repeat(size, axis=-1).view(spec.dtype)
+    linear = np.zeros(spec.box_bytes, np.uint8)
+    for n, at in enumerate(product(*map(range, reversed(spec.box)))):
+        inner = at[::-1]
+        source_at = tuple(i + c for i, c in zip(inner, numbers[:rank]))[::-1]
+        target_at = tuple(i + c for i, c in zip(inner, numbers[rank:]))[::-1]
+        element = np.zeros(1, spec.dtype)
+        if all(0 <= i < extent for i, extent in zip(source_at, values.shape)):
+            element[0] = values[source_at]
+        linear[n * size:(n + 1) * size] = element.view(np.uint8)
+        if all(0 <= i < extent for i, extent in zip(target_at, out.shape)):
+            out[target_at] = element[0]
+    bits = {0: 0, 32: 0x10, 64: 0x30, 128: 0x70}[spec.swizzle]
+    memory = np.empty_like(linear)
+    for a, byte in enumerate(linear):
+        memory[a ^ ((a >> 3) & bits)] = byte
+    return out, memory.view(U32)
+
+
+# As the hardware takes them: the first coordinate in multiples of 16 bytes, none of a store negative.
+CASES_2D = [
+    (TensorMapSpec("f2", (64, 16), 128), (40, 72), (0, 0), (0, 8)),
+    (TensorMapSpec("f2", (64, 16), 128), (40, 72), (-8, 30), (24, 31)),            # over three edges
+    (TensorMapSpec("f2", (32, 16), 64), (40, 72), (64, -5), (48, 35)),
+    (TensorMapSpec("f2", (16, 24), 32), (40, 72), (64, 37), (64, 0)),
+    (TensorMapSpec("f2", (40, 16), 0), (40, 72), (40, 20), (56, 30)),
+    (TensorMapSpec("f4", (32, 16), 128), (40, 36), (8, 30), (12, 1)),
+    (TensorMapSpec(ml_dtypes.bfloat16, (64, 8), 128), (40, 72), (-16, 33), (8, 3)),
+    (TensorMapSpec("i1", (128, 8), 128), (24, 144), (112, 3), (32, 20)),
+    (TensorMapSpec("f8", (16, 8), 128), (24, 18), (4, 17), (6, 0)),
+    (TensorMapSpec("f2", (64, 16), 128), (40, 72), (104, 0), (0, 50)),             # out of the tensor altogether
+]
+CASES_3D = [
+    (TensorMapSpec("f2", (64, 4, 3), 128), (5, 10, 72), (16, 8, 3), (16, 7, 4)),
+    (TensorMapSpec("f4", (8, 4, 4), 32), (5, 10, 12), (4, 2, -1), (8, 9, 0)),
+]
+
+
+@pytest.mark.parametrize("case", CASES_2D + CASES_3D, ids=str)
+def test_a_box_goes_where_the_definition_says(case: tuple) -> None:
+    given = arguments_of(*case)
+    kernel = round_trip_2d if case[0].rank == 2 else round_trip_3d
+    for got, wanted in zip(emulated(kernel, *given, shared=SHARED), expected(given)):
+        assert same_bits(got, wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES_2D + CASES_3D, ids=str)
+def test_hardware_does_as_the_emulation(case: tuple) -> None:
+    given = arguments_of(*case)
+    kernel = round_trip_2d if case[0].rank == 2 else round_trip_3d
+    for got, wanted in zip(on_device(kernel, *given, shared=SHARED), emulated(kernel, *given, shared=SHARED)):
+        assert same_bits(got, wanted)
+
+
+def test_the_map_is_a_parameter_and_nothing_is_copied() -> None:
+    ptx = compiled(round_trip_2d, *arguments_of(*CASES_2D[0]))
+    assert leaves_nothing(ptx)
+    assert "GEMMKIT" not in ptx
+    assert len(lines_with(ptx, ".param .align 64 .b8 gemmkit_kernel_param_")) == 2
+    assert not lines_with(ptx, "ld.param.v") and not lines_with(ptx, "ld.param.b64")
+    found = instructions(ptx)
+    load = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+    assert found[load] == found["cp.async.bulk.tensor.2d.global.shared::cta.bulk_group"] == 1
+    assembled = assemble(ptx)
+    assert assembled.usage.stack_bytes == assembled.usage.spill_stores == 0
+    sass = instruction_counts(disassemble(assembled.cubin))
+    assert sass["UTMALDG"] == sass["UTMASTG"] == 1
+
+
+# -- clusters ---------------------------------------------------------------------------------------------------------
+
+SPEC = TensorMapSpec("f2", (64, 8), 128)
+
+
+def shared_out(source: Any, out: Any) -> None:
+    """Two blocks each load half of a tile for both; out[block] is the whole tile."""
+    data, full = shared(U32, 0), shared(U64, BARRIERS)
+    begin(1)
+    cluster_barrier()
+    if thread_index() == 0:
+        mbarrier_expect(full, 0, 2048)
+        tma_load_multicast(source, (0, 8 * cluster_rank()), data, 256 * cluster_rank(), full, 0, 3)
+    mbarrier_wait(full, 0, 0)
+    i = thread_index()
+    while i < 512:
+        out[block_x(), i] = data[i]
+        i += 128
+    cluster_barrier()
+
+
+def multicast_arguments() -> tuple:
+    return Tensor(np.random.default_rng(4).standard_normal((16, 64)).astype(F16), SPEC), Out((2, 512), U32)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_a_multicast_reaches_every_block(seed: int | None) -> None:
+    given = multicast_arguments()
+    (out,) = emulated(shared_out, *given, shared=SHARED, blocks=2, cluster=2, seed=seed)
+    rows = given[0].array.view(np.uint8).reshape(16, 8, 16)
+    wanted = np.stack([row[np.arange(8) ^ (n % 8)] for n, row in enumerate(rows)]).view(U32).reshape(-1)
+    assert same_bits(out[0], wanted) and same_bits(out[1], wanted)
+
+
+@pytest.mark.gpu
+def test_a_multicast_on_hardware() -> None:
+    given = multicast_arguments()
+    (wanted,) = emulated(shared_out, *given, shared=SHARED, blocks=2, cluster=2)
+    (got,) = on_device(shared_out, *given, shared=SHARED, blocks=2, cluster=2)
+    assert same_bits(got, wanted)
+
+
+def test_a_multicast_before_the_other_block_is_ready_is_a_fault() -> None:
+    def kernel(source: Any) -> None:
+        data, full = shared(U32, 0), shared(U64, BARRIERS)
+        begin(1)
+        if thread_index() == 0:
+            mbarrier_expect(full, 0, 2048)
+            tma_load_multicast(source, (0, 0), data, 256 * cluster_rank(), full, 0, 3)
+        mbarrier_wait(full, 0, 0)
+        cluster_barrier()
+
+    with pytest.raises(errors.ProtocolError, match="no mbarrier at offset|nothing orders the mbarrier_init"):
+        emulated(kernel, multicast_arguments()[0], shared=SHARED, blocks=2, cluster=2)
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+def source(rows: int = 16) -> Tensor:
+    return Tensor(np.ones((rows, 64), F16), SPEC)
+
+
+def at(position: int) -> Any:
+    def kernel(source: Any) -> None:
+        data, full = shared(U32, 0), shared(U64, BARRIERS)
+        begin(1)
+        if thread_index() == 0:
+            mbarrier_expect(full, 0, 1024)
+            tma_load(source, (0, 0), data, position, full, 0)
+        mbarrier_wait(full, 0, 0)
+
+    return kernel
+
+
+# -- specifications ---------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("arguments", "error", "message"), [
+    (("f2", (), 0), ValueError, "1 to 5 extents"),
+    (("f2", (257, 8), 0), ValueError, "from 1 to 256"),
+    (("f2", (4, 8), 0), ValueError, "rows have 8 bytes; a multiple of 16"),
+    (("f2", (64, 8), 16), ValueError, "0 .none., 32, 64 or 128"),
+    (("f2", (32, 8), 128), ValueError, "rows of 128 bytes are needed; these have 64"),
+    (("c16", (8, 8), 0), TypeError, "1, 2, 4 or 8 bytes"),
+])
+def test_boxes_that_cannot_be_moved(arguments: tuple, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        TensorMapSpec(*arguments)
+
+
+def test_a_view_that_cannot_be_moved() -> None:
+    from gemmkit.emulator.memory import Memory
+    from gemmkit.lang.host import View
+
+    array = np.zeros((8, 9), F16)
+    with pytest.raises(ValueError, match="operand cannot be moved by TMA: its stride along axis 0 is 18 bytes"):
+        emulated_map(View(array, Memory.for_array(array, "operand"), 1, 2), SPEC)

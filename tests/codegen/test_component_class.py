@@ -1,0 +1,105 @@
+"""Classes of components: what is refused when one is defined or made, and what is said to do instead."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gemmkit import epilogues, layouts, operators, transforms
+from gemmkit.kernels.rasterisation import Order
+
+
+@dataclass(frozen=True)
+class Base(transforms.Transform):
+    by: float = 1.0
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.by
+
+
+class Undecorated(Base):
+    factor: float = 2.0
+
+
+class OwnInit(transforms.Transform):
+    def __init__(self, by: float):
+        self.by = by
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.by
+
+
+@pytest.mark.parametrize("make", [lambda: Undecorated(), lambda: OwnInit(2.0)], ids=["a subclass", "an __init__"])
+def test_a_class_whose_instances_look_alike_is_refused_when_one_is_made(make: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError, match=r"(Undecorated|OwnInit): a component is a frozen dataclass; write @dataclass"):
+        make()
+
+
+def class_with(base: type, *names: str) -> Any:
+    """A user's component that defines methods of these names."""
+    methods: dict[str, Any] = {name: lambda self, *arguments: arguments[0] for name in names}
+    return dataclasses.dataclass(frozen=True)(type("Users", (base,), methods))
+
+
+MISSPELT = [(transforms.Transform, "__cal__", "__call__"), (layouts.Layout, "elment", "element"),
+            (epilogues.Epilogue, "finsh", "finish"), (operators.FPUOp, "mutliply", "multiply"), (Order, "blokc", "block")]
+
+
+@pytest.mark.parametrize("base, name, meant", MISSPELT, ids=[name for _, name, _ in MISSPELT])
+def test_misspelt_methods_are_refused_with_the_nearest_name(base: type, name: str, meant: str) -> None:
+    made = class_with(base, name)
+    with pytest.raises(TypeError, match=rf"Users.{name}: .*did you mean {meant}\?"):
+        made(np.float32) if base is layouts.Layout else made()
+
+
+def test_a_misspelt_method_beside_a_right_one() -> None:
+    with pytest.raises(TypeError, match=r"Users.store_elment: .*did you mean store_element\?"):
+        class_with(layouts.Layout, "element", "store_elment")("float32")
+
+
+@pytest.mark.parametrize("base", [transforms.Transform, layouts.Layout, epilogues.Epilogue])
+def test_a_component_that_defines_nothing_is_refused(base: type) -> None:
+    with pytest.raises(TypeError, match="Users defines none of the methods of"):
+        class_with(base, "something")(*(("float32",) if base is layouts.Layout else ()))
+
+
+def test_load_without_element_is_refused() -> None:
+    with pytest.raises(TypeError, match="Users has load and not element"):
+        class_with(layouts.Layout, "load")("float32")
+
+
+@pytest.mark.parametrize("base, names", [
+    (layouts.RowMajor, ()), (layouts.Layout, ("element", "elements")), (epilogues.Epilogue, ("tile",)),
+    (epilogues.Bias, ("describe",)), (operators.FPUOp, ("combine",)),
+])
+def test_what_is_right_is_not_refused(base: type, names: tuple[str, ...]) -> None:
+    arguments: dict[type, tuple] = {layouts.RowMajor: ("float32",), layouts.Layout: ("float32",), epilogues.Bias: (np.ones(3),)}
+    class_with(base, *names)(*arguments.get(base, ()))
+
+
+def test_components_may_be_abstract_and_have_defaults_that_are_made() -> None:
+    import abc
+
+    @dataclass(frozen=True)
+    class Abstract(transforms.Transform, abc.ABC):
+        steps: tuple = field(default_factory=lambda: (1, 2))
+
+        @abc.abstractmethod
+        def by(self) -> float: ...
+
+        def __call__(self, x: Any) -> Any:
+            return x * self.by()
+
+    @dataclass(frozen=True)
+    class Concrete(Abstract):
+        def by(self) -> float:
+            return 2.0
+
+    with pytest.raises(TypeError, match="abstract"):
+        Abstract()                                                            # type: ignore[abstract]
+    assert Concrete()(2.0) == 4.0

@@ -1,0 +1,170 @@
+"""What no key of a kernel could tell apart is refused where it is used: state that can change in place."""
+
+from __future__ import annotations
+
+import enum
+import types
+from dataclasses import InitVar, dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit import Scalar, epilogues, transforms
+from gemmkit.components import freeze
+from tests.stale.kernel import ptx_of
+
+
+class Settings:
+    """An object with state, which its text does not show."""
+
+    def __init__(self, scale: float):
+        self.scale = scale
+
+    def __repr__(self) -> str:
+        return "<settings>"
+
+
+def program(body: str, **names: Any) -> Any:
+    space = {"np": np, **names}
+    exec(f"def function(x):\n    return {body}", space)
+    return transforms.Elementwise(space["function"])
+
+
+HELPERS = types.ModuleType("users_helpers")
+HELPERS.TABLE = [1.0, 2.0]                                                    # type: ignore[attr-defined]
+
+
+MUTABLE = {
+    "list": (program("x * TABLE[0]", TABLE=[1.0, 2.0]), "TABLE is a list"),
+    "dict": (program("x * TABLE[0]", TABLE={0: 1.0}), "TABLE is a dict"),
+    "set": (program("x if 1 in TABLE else 0", TABLE={1}), "TABLE is a set"),
+    "object": (program("x * settings.scale", settings=Settings(2.0)), "settings is a Settings"),
+    "tuple of lists": (program("x * TABLE[0][0]", TABLE=([1.0],)), "TABLE is a list"),
+    "array of a helper": (program("helper(x)", helper=program("x + TABLE[0]", TABLE=np.ones(3)).f), "TABLE is a ndarray"),
+    "array in a tuple": (program("x + TABLES[0][0]", TABLES=(np.ones(3),)), "TABLES is a ndarray"),
+    "module's list": (program("x * helpers.TABLE[0]", helpers=HELPERS), "TABLE"),
+}
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("transform, reason", MUTABLE.values(), ids=MUTABLE.keys())
+def test_what_can_change_in_place_is_refused_where_it_is_used(transform: Any, reason: str) -> None:
+    with pytest.raises(gk.ComponentError) as caught:
+        ptx_of(transform)
+    assert reason in str(caught.value) and "line 2" in str(caught.value)
+    assert "tuple or an Enum" in str(caught.value) and "gk.Array" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "set"])
+def test_the_same_in_the_emulator(kind: str) -> None:
+    a = np.eye(4, dtype=np.float32)
+    with gk.emulate(), pytest.raises(gk.ComponentError, match=MUTABLE[kind][1]):
+        gk.matmul(a, a, transform_regs_to_shared_d=MUTABLE[kind][0])
+
+
+class Mode(enum.Enum):
+    HALF = 0.5
+    SEVENFOLD = 7.0
+
+
+@dataclass(frozen=True)
+class ByProperty(transforms.Transform):
+    held: Any
+
+    @property
+    def scale(self) -> float:
+        held = self.held
+        return float(held.scale if isinstance(held, Settings) else held.value if isinstance(held, Mode) else held[0])
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.scale
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("held", [[2.0], Settings(2.0), {0: 2.0}], ids=["list", "object", "dict"])
+def test_a_property_cannot_hide_what_can_change(held: Any) -> None:
+    with pytest.raises(gk.ComponentError, match=r"ByProperty.scale: the property reads ByProperty.held, a \w+, which can change"):
+        ptx_of(ByProperty(held))
+
+
+@pytest.mark.compile
+def test_tuples_and_enumerations_are_constants() -> None:
+    assert "0f40E00000" in ptx_of(ByProperty((7.0,))) and "0f40E00000" in ptx_of(ByProperty(Mode.SEVENFOLD))
+    assert "0f3F000000" in ptx_of(ByProperty(Mode.HALF))
+
+
+@dataclass(frozen=True)
+class WorkedOut(transforms.Transform):
+    """State beside the fields, from a field that is not kept."""
+
+    start: InitVar[int]
+
+    def __post_init__(self, start: int) -> None:
+        object.__setattr__(self, "steps", (start, start * 2.0))
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.steps[1]                                              # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class OfKind(transforms.Transform):
+    kind: type
+
+    def __call__(self, x: Any) -> Any:
+        return x + self.weight
+
+    @property
+    def weight(self) -> float:
+        return float(self.kind.WEIGHT)                                        # type: ignore[attr-defined]
+
+
+def test_state_beside_fields_is_in_the_key() -> None:
+    assert freeze(WorkedOut(1)).fingerprint != freeze(WorkedOut(2)).fingerprint == freeze(WorkedOut(2)).fingerprint
+    kinds = [type("Kind", (), {"WEIGHT": weight}) for weight in (1.0, 2.0)]
+    one, other = (freeze(OfKind(kind)).fingerprint for kind in kinds)
+    assert one != other
+    kinds[0].WEIGHT = 2.0                                                     # type: ignore[attr-defined]
+    assert freeze(OfKind(kinds[0])).fingerprint == other
+
+
+def test_an_array_beside_fields_is_refused_by_name() -> None:
+    @dataclass(frozen=True)
+    class Hidden(transforms.Transform):
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "table", np.ones(3))
+
+        def __call__(self, x: Any) -> Any:
+            return x
+
+    with pytest.raises(TypeError, match=r"Hidden.table: .*gk.Array"):
+        freeze(Hidden())
+
+
+def test_an_annotation_that_changes_is_seen() -> None:
+    """Which fields are run-time values, and what a field has to be."""
+    @dataclass(frozen=True)
+    class Factor(epilogues.Epilogue):
+        k: int = 2
+
+        def __call__(self, x: Any, m: Any, n: Any) -> Any:
+            return x * self.k
+
+    assert not freeze(Factor(3)).leaves
+    Factor("three")                                                        # type: ignore[arg-type]
+    Factor.__annotations__ = {"k": Scalar}
+    assert len(freeze(Factor(3)).leaves) == 1
+    with pytest.raises(TypeError, match="a number that a kernel can take"):
+        Factor("three")                                                    # type: ignore[arg-type]
+
+
+def test_named_tuples_are_told_apart_by_their_fields() -> None:
+    from typing import NamedTuple
+
+    def of(fields: list[tuple[str, Any]]) -> Any:
+        made = NamedTuple("Point", fields)                                    # type: ignore[misc]
+        return program("Point(x, x * 2).low", Point=made)
+
+    one, other = of([("low", Any), ("high", Any)]), of([("high", Any), ("low", Any)])
+    assert freeze(one).fingerprint != freeze(other).fingerprint

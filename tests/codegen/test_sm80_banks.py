@@ -1,0 +1,96 @@
+"""Shared tiles of the multistage kernel in the shipped shapes: no two accesses of a warp meet in a bank where fragments are loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import unittest.mock
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit.emulator.machine import current
+from gemmkit.kernels.sm80 import mainloop
+from gemmkit.layouts import ColMajor, Interleaved, Padded, RowMajor
+from gemmkit.operators import COMPLEX, Algebra, FPUOp, MMAOp
+from gemmkit.tiling import Tile
+from tests.support.banks import conflicts, recorded
+from tests.support.machines import E4M3
+from tests.support.sm80 import F32, F64, operands, ordered
+
+C64, C128 = np.dtype("c8"), np.dtype("c16")
+TRANS = {"N": RowMajor, "T": ColMajor}
+# operator, block, a warp's tile
+SHIPPED: dict[str, tuple[Any, tuple[int, int, int], tuple[int, int]]] = {
+    "f32 x16": (FPUOp(64, 32, MB=8, NB=4), (128, 128, 16), (64, 32)),
+    "f32 x32": (FPUOp(64, 32, MB=8, NB=4), (64, 128, 32), (64, 32)),
+    "f16": (MMAOp(N=16), (64, 64, 32), (64, 32)),
+    "f16 x64": (MMAOp(N=16), (64, 64, 64), (64, 32)),
+    "tf32": (MMAOp(N=16, dtype=F32), (64, 32, 32), (64, 32)),
+    "e4m3": (MMAOp(N=16, dtype=E4M3), (64, 32, 64), (64, 32)),
+    "f64": (MMAOp(dtype=F64), (64, 32, 16), (32, 32)),
+    "f64 8x8x4": (MMAOp(8, 8, 4, F64), (32, 32, 16), (32, 32)),
+    "c64": (FPUOp(32, 16, MB=8, NB=4, dtype=C64), (32, 32, 8), (32, 16)),
+    "c128": (COMPLEX.with_base(MMAOp(K=4, dtype=F64)), (32, 16, 8), (32, 16)),
+}
+
+
+@contextlib.contextmanager
+def within(name: str) -> Iterator[Callable[[Any], bool]]:
+    """Which threads are in a function of the main loop meanwhile."""
+    inside: set[Any] = set()
+    function = getattr(mainloop, name)
+
+    def entered(*given: Any) -> Any:
+        inside.add(current())
+        try:
+            return function(*given)
+        finally:
+            inside.discard(current())
+
+    with unittest.mock.patch.object(mainloop, name, entered):
+        yield lambda thread: thread in inside
+
+
+def passes(name: str, trans: str, where: str, rng: np.random.Generator, **fields: Any) -> int:
+    """Passes too many of what a function of the main loop loads from shared memory (`fetch`) or writes to it (`copy_all`)."""
+    operator, block, warp = SHIPPED[name]
+    layouts = [Interleaved(f.dtype, "row" if t == "N" else "col") if isinstance(operator, Algebra) else TRANS[t](f.dtype)
+               for t, f in zip(trans, (operator.fragment_a, operator.fragment_b))]
+    d = Interleaved(operator.fragment_c.dtype) if isinstance(operator, Algebra) else RowMajor(operator.fragment_c.dtype)
+    conf = gk.get_config(**{**dict(kernel="multistage", operator=operator, global_a_layout=layouts[0], global_b_layout=layouts[1], global_d_layout=d,
+                                   block_shape=Tile(**dict(zip("MNK", block))), compute_warp=Tile(M=warp[0], N=warp[1], K=block[2]), stages=2), **fields})
+    a, b = operands(rng, operator, *block)
+    if isinstance(operator, Algebra):
+        a, b = (np.ascontiguousarray(x).view("f8").reshape(*x.shape, 2) for x in (a, b))
+    with within(where) as inside, gk.emulate(), recorded(inside) as seen:
+        gk.matmul(*(ordered(x, layout) for x, layout in zip((a, b), layouts)), None, conf)
+    accesses = seen.loads if where == "fetch" else seen.stores
+    assert accesses
+    return conflicts(accesses)
+
+
+@pytest.mark.sample(9)
+@pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("name", SHIPPED)
+def test_fragments_meet_in_no_bank(name: str, trans: str, rng: np.random.Generator) -> None:
+    assert passes(name, trans, "fetch", rng) == 0
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("name", ["f32 x16", "f16 x64", "f64", "c64"])
+def test_copies_meet_in_no_bank(name: str, trans: str, rng: np.random.Generator) -> None:
+    """Of cp.async, an element a copy where lines lie across: what it writes. (Of f16 with 32 along K, eight lanes write two lines
+    that are 80 bytes apart: two passes in place of one.)"""
+    assert passes(name, trans, "copy_all", rng) == 0
+
+
+@pytest.mark.parametrize("name", ["f16", "f64"])
+def test_the_count_of_banks_counts(name: str, rng: np.random.Generator) -> None:
+    """Without padding lines begin in one bank."""
+    operator = SHIPPED[name][0]
+    bare = {f"shared_{which}_layout": Padded(RowMajor(operator.dtype), 0) for which in "ab"}
+    assert passes(name, "NN", "fetch", rng, **bare) > 0

@@ -1,0 +1,41 @@
+"""Shares of K in the multistage kernel's mappings, compiled without a GPU: where they are chosen, nothing spills."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit.inspection import compile_config
+from gemmkit.layouts import ColMajor, RowMajor
+from gemmkit.runtime.device import H100
+from gemmkit.tuning import multistage_mappings
+
+pytestmark = pytest.mark.compile
+
+MERGING = [(code, n) for code in ("f4", "f8", "c8", "c16")
+           for n, one in enumerate(multistage_mappings.TABLES[np.dtype(code)]) if one.merges]
+
+
+@pytest.mark.sample(75)
+@pytest.mark.parametrize("shape", [(64, 64, 8192), (67, 63, 8191)], ids=str)
+@pytest.mark.parametrize("splits", [2, 40])
+@pytest.mark.parametrize("order", ["nn", "nt"])
+@pytest.mark.parametrize("code, n", MERGING)
+def test_nothing_spills(code: str, n: int, order: str, splits: int, shape: tuple[int, int, int]) -> None:
+    dtype, sizes = np.dtype(code), dict(zip("MNK", shape))
+    one: Any = multistage_mappings.TABLES[dtype][n]
+    a, b = (RowMajor(dtype) if o == "n" else ColMajor(dtype) for o in order)
+    conf = gk.get_config(operator=multistage_mappings.operator(dtype, one, H100), global_a_layout=a, global_b_layout=b,
+                         global_d_layout=RowMajor(dtype), device=H100, gemm_shape=sizes, splits=splits, **one.fields)
+    usage = compile_config(conf, device=H100, gemm_shape=sizes).usage
+    assert (usage.spill_stores, usage.spill_loads, usage.stack_bytes) == (0, 0, 0)
+
+
+def test_a_mapping_without_registers_for_it_is_not_shared() -> None:
+    for table in multistage_mappings.TABLES.values():
+        for one in table:
+            if not one.merges:
+                assert one.splits((64, 64, 65536), 1, 0, H100.sm_count) == 1

@@ -1,0 +1,261 @@
+"""The machine code of the warp-specialised kernel, without a GPU: nothing spills, and nothing makes tensor cores wait."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit import epilogues, layouts
+from gemmkit.inspection import CompiledKernel, compile_config
+from gemmkit.layouts import ColMajor, RowMajor
+from gemmkit.operators import WGMMAOp
+from gemmkit.runtime.device import H100
+from gemmkit.transforms import Elementwise
+from gemmkit.tuning.mappings import MAPPINGS, PROMOTED, REWRITTEN, SPLIT, TRANSFORMED, TRANSPOSED, Mapping
+from tests.support.machines import BF16, E4M3
+from tests.support.sm90 import F16, F32
+
+pytestmark = pytest.mark.compile
+
+LARGEST = next(mapping for mapping in MAPPINGS if (mapping.M, mapping.N) == (128, 256))
+SMALL = next(mapping for mapping in MAPPINGS if mapping.N == 64)
+PINGPONG = next(mapping for mapping in MAPPINGS if (mapping.M, mapping.N) == (128, 128))
+
+
+def config(mapping: Mapping, operator: Any = None, **fields: Any) -> gk.Config:
+    """A shipped mapping: rows of A, columns of B, rows of 16-bit D for 16-bit operands."""
+    operator = operator or WGMMAOp(mapping.N)
+    wide = operator.accumulator if operator.dtype.itemsize != 2 else operator.dtype
+    return gk.get_config(**{**dict(
+        operator=operator, block_shape=gk.Tile(M=mapping.M, N=operator.N, K=128 // operator.dtype.itemsize),
+        schedule=mapping.schedule, warps_per_block=mapping.warps, global_a_layout=RowMajor(operator.dtype),
+        global_b_layout=ColMajor(operator.b_dtype), global_d_layout=RowMajor(wide), device=H100), **fields})
+
+
+class Code:
+    """A kernel's instructions in their order."""
+
+    def __init__(self, conf: gk.Config, **operands: Any):
+        self.conf = conf
+        self.kernel: CompiledKernel = compile_config(conf, device=H100, operands=operands)
+        self.lines = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([^;\n]*;)", self.kernel.sass)
+
+    def count(self, opcode: str) -> int:
+        return sum(line.startswith((opcode + ".", opcode + " ")) for line in self.lines)
+
+    def check_tidy(self) -> None:
+        """Everything lives in registers, and nothing is called."""
+        usage = self.kernel.assembled.usage
+        assert (usage.spill_stores, usage.spill_loads, usage.stack_bytes) == (0, 0, 0)
+        assert [self.count(opcode) for opcode in ("LDL", "STL", "CALL")] == [0, 0, 0]
+
+    def check_asynchronous(self, opcode: str = "HGMMA") -> None:
+        """Of the products of a stage only the last signals (gsb0): where each does, the assembler has made them wait for
+        each other."""
+        issued = [line for line in self.lines if "GMMA" in line]
+        assert issued and all(opcode in line for line in issued)
+        group = self.conf.compute_warp.size.M // 64 * (self.conf.block_shape.size.K // self.conf.operator.K)
+        assert len(issued) % group == 0
+        assert ["gsb0" in line for line in issued] == ([False] * (group - 1) + [True]) * (len(issued) // group)
+
+    def check_by_registers(self) -> None:
+        """Every step along K is a group of wgmmas that take A from registers; a step's are fetched one step ahead."""
+        fragments, steps = self.conf.compute_warp.size.M // 64, self.conf.block_shape.size.K // self.conf.operator.K
+        issued = [line for line in self.lines if "GMMA" in line]
+        assert len(issued) == fragments * steps and all(re.match(r"HGMMA\S* R\d+, R\d+, gdesc", line) for line in issued)
+        assert ["gsb0" in line for line in issued] == ([False] * (fragments - 1) + [True]) * steps
+        assert self.count("LDSM") == fragments * (steps + 1)
+        self.check_fragments_stay()
+
+    def check_fragments_stay(self) -> None:
+        """No register of a fragment of A is written while a wgmma that reads it is on its way: not in a round of the loop, and
+        not in the next one. (ptxas sees to it only where a register is written after the wait for its last reader.)"""
+        for loop in self.loops("HGMMA"):
+            pending: list[set[int]] = [set()]
+            for line in 2 * loop:
+                if waits := re.match(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", line):
+                    pending = pending[len(pending) - 1 - int(waits[1]):] if int(waits[1]) < len(pending) - 1 else pending
+                elif reads := re.match(r"HGMMA\S* R\d+, -?R(\d+), gdesc", line):
+                    pending[-1] |= set(range(int(reads[1]), int(reads[1]) + 4))
+                    if "gsb0" in line:
+                        pending.append(set())
+                elif writes := re.match(r"(?!ST|RED|BAR|SYNCS)\S+ R(\d+)[.,]", line):
+                    wide = 4 if re.match(r"\S*(\.128|M88\.4)", line) else 2 if re.match(r"\S*(\.64|\.WIDE)", line) else 1
+                    written = set(range(int(writes[1]), int(writes[1]) + wide))
+                    assert not any(written & each for each in pending), line
+
+    def loops(self, opcode: str) -> list[list[str]]:
+        """The innermost loops with this instruction."""
+        places: dict[str, int] = {}
+        lines: list[str] = []
+        found: list[tuple[int, int]] = []
+        for line in self.kernel.sass.splitlines():
+            if label := re.match(r"\s*(\.L_x_\d+):", line):
+                places[label[1]] = len(lines)
+            elif code := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([^;\n]*;)", line):
+                lines.append(code[1])
+                back = re.match(r"BRA `\((\.L_x_\d+)\)", code[1])
+                if back and back[1] in places and any(x.startswith(opcode) for x in lines[places[back[1]]:]):
+                    found.append((places[back[1]], len(lines)))
+        inner = [(a, b) for a, b in found if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in found)]
+        return [lines[a:b] for a, b in inner]
+
+    def check_copied(self) -> None:
+        """A, B and D by TMA alone."""
+        assert self.count("UTMALDG") > 0 and self.count("UTMASTG") > 0
+        assert self.count("LDG") == 0 and self.count("STG") == 0
+
+    def check_dealt(self) -> None:
+        """Where two or three warpgroups multiply, the producer gives them registers."""
+        assert self.count("USETMAXREG") == (2 if self.conf.warps_per_block > 4 else 0)
+
+
+@pytest.mark.sample(7)
+@pytest.mark.parametrize("mapping", MAPPINGS, ids=lambda m: f"{m.M}x{m.N}-{m.schedule}")
+def test_shipped_mappings(mapping: Mapping) -> None:
+    code = Code(config(mapping))
+    code.check_tidy()
+    code.check_asynchronous()
+    code.check_copied()
+    code.check_dealt()
+    assert code.count("STSM") > 0                                  # D's panels are written matrix by matrix
+
+
+TYPES = {
+    "bf16, both across K": (WGMMAOp(128, BF16), "HGMMA", dict(global_a_layout=ColMajor(BF16), global_b_layout=RowMajor(BF16))),
+    "f16 in f16": (WGMMAOp(128, accumulator=F16), "HGMMA", {}),
+    "tf32": (WGMMAOp(128, F32), "HGMMA", {}),
+    "i8": (WGMMAOp(128, "i1"), "IGMMA", {}),
+    "e4m3": (WGMMAOp(64, E4M3, promote=128), "QGMMA", {}),
+}
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("name", TYPES)
+def test_types(name: str) -> None:
+    operator, opcode, fields = TYPES[name]
+    code = Code(config(PINGPONG, operator, **fields))
+    code.check_tidy()
+    code.check_asynchronous(opcode)
+    code.check_copied()
+    code.check_dealt()
+
+
+def test_a_bias_costs_no_memory() -> None:
+    code = Code(config(LARGEST, epilogue=epilogues.Bias(np.ones(4096, F16))))
+    code.check_tidy()
+    code.check_asynchronous()
+    assert code.count("UTMALDG") > 0 and code.count("UTMASTG") > 0 and code.count("STG") == 0
+
+
+def test_c_costs_no_memory() -> None:
+    code = Code(config(LARGEST, global_c_layout=RowMajor(F16), transform_global_to_shared_c=Elementwise(lambda x: max(x, 0))))
+    code.check_tidy()
+    code.check_asynchronous()
+    assert code.count("UTMASTG") > 0
+
+
+@pytest.mark.thorough
+def test_composed_epilogues_cost_no_memory() -> None:
+    bias, residual = np.ones(4096, F16), np.ones((4096, 4096), F16)
+    code = Code(config(PINGPONG, epilogue=epilogues.Bias(bias) | epilogues.ReLU() | epilogues.Residual(residual)))
+    code.check_tidy()
+    code.check_asynchronous()
+    assert code.count("UTMALDG") > 0 and code.count("UTMASTG") > 0 and code.count("STG") == 0
+
+
+ROWS_OF = {"K": RowMajor, "M": ColMajor}
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("mapping, along, depth", [(TRANSFORMED[0], "K", 64), (TRANSFORMED[0], "M", 48), (TRANSFORMED[1], "M", 64),
+                                                   (TRANSFORMED[1], "K", 48), (TRANSFORMED[2], "K", 16), (TRANSFORMED[3], "M", 64)],
+                         ids=lambda x: f"{x.M}x{x.N}" if isinstance(x, Mapping) else str(x))
+def test_a_transform_of_a_costs_no_shared_memory(mapping: Mapping, along: str, depth: int) -> None:
+    """relu(A + 1) @ B: no warp touches shared memory but to fetch A, which tensor cores would have read as well."""
+    code = Code(config(mapping, block_shape=gk.Tile(M=mapping.M, N=mapping.N, K=depth), global_a_layout=ROWS_OF[along](F16),
+                       transform_global_to_shared_a=Elementwise(lambda x: max(x + 1, 0))))
+    code.check_tidy()
+    code.check_by_registers()
+    code.check_copied()
+    code.check_dealt()
+    assert code.count("LDS") == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("mapping", REWRITTEN[:3], ids=lambda m: f"{m.M}x{m.N}-{m.schedule}")
+def test_transforms_cost_no_memory(mapping: Mapping) -> None:
+    """ReLU(relu(A + 1) @ (B + 1) + bias): TMA brings both operands, and the producer's warps change B in place."""
+    bias = np.ones(4096, F16)
+    code = Code(config(mapping, epilogue=epilogues.Bias(bias) | epilogues.ReLU(),
+                       transform_global_to_shared_a=Elementwise(lambda x: max(x + 1, 0)),
+                       transform_global_to_shared_b=Elementwise(lambda x: x + 1)))
+    code.check_tidy()
+    code.check_by_registers()
+    assert code.count("UTMALDG") > 0 and code.count("UTMASTG") > 0
+    assert code.count("LDS") > 0 and code.count("HADD2") > 0       # two elements at a time
+
+
+@dataclass(frozen=True)
+class Toeplitz(layouts.Layout):
+    """a[m, k] = t[m - k + K - 1], never materialised."""
+
+    def element(self, data, m, k, shape):
+        return data[m - k + shape.K - 1]
+
+
+def test_a_layout_of_the_users_costs_no_memory() -> None:
+    code = Code(config(LARGEST, global_a_layout=Toeplitz(F16)), a=np.ones(8191, F16))
+    code.check_tidy()
+    code.check_asynchronous()
+    assert code.count("UTMALDG") > 0                               # B still goes by TMA
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("half", ["lower", "upper"])
+def test_a_triangular_operand_costs_no_memory(half: str) -> None:
+    code = Code(config(LARGEST, global_a_layout=layouts.Triangular(RowMajor(F16), half)), a=np.ones((512, 512), F16))
+    code.check_tidy()
+    code.check_asynchronous()
+    assert code.count("UTMALDG") > 0 and code.count("LDG") == 0    # A by TMA, too
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("mapping", TRANSPOSED, ids=lambda m: f"{m.M}x{m.N}")
+def test_turned_tiles_cost_no_memory(mapping: Mapping) -> None:
+    code = Code(config(mapping, WGMMAOp(mapping.N, F32), global_b_layout=RowMajor(F32)))
+    code.check_tidy()
+    code.check_asynchronous()
+    assert code.count("UTMALDG") > 0 and code.count("LDG") == 0
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("mapping", SPLIT[1:3] + SPLIT[-1:], ids=lambda m: f"{m.M}x{m.N}-{m.splits}")
+def test_exchanged_sums_cost_no_memory(mapping: Mapping) -> None:
+    code = Code(config(mapping, splits=mapping.splits))
+    code.check_tidy()
+    code.check_asynchronous()
+    code.check_copied()
+    assert code.count("STG") == 0
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("mapping", PROMOTED, ids=lambda m: f"{m.M}x{m.N}")
+def test_promoted_sums_cost_no_memory(mapping: Mapping) -> None:
+    code = Code(config(mapping, WGMMAOp(mapping.N, E4M3, promote=128), cluster=gk.Tile(M=mapping.cluster[0], N=mapping.cluster[1])))
+    code.check_tidy()
+    code.check_asynchronous("QGMMA")
+    code.check_copied()
+
+
+def test_clusters_load_for_each_other() -> None:
+    code = Code(config(SMALL, cluster=gk.Tile(M=2, N=1)))
+    code.check_tidy()
+    code.check_asynchronous()
+    code.check_copied()
+    assert 0 < sum("UTMALDG" in line and "MULTICAST" in line for line in code.lines) < code.count("UTMALDG")

@@ -1,0 +1,130 @@
+"""docs/: the Python blocks run, their assertions hold, and what they print is what the text shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support import markdown
+
+DOCS = markdown.ROOT / "docs"
+
+
+@pytest.mark.compile
+def test_components(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    path = DOCS / "components.md"
+    shown = [b.text for b in markdown.blocks(path) if b.language == "text"]
+    printed: list[str] = []
+
+    def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
+        if said:
+            printed.append(said)
+
+    assert markdown.run(path, monkeypatch, rng, {}, check) == 17
+    assert len(printed) == len(shown) == 3
+    for said, text in zip(printed, shown, strict=True):
+        assert list(markdown.without_places(said)) == list(markdown.without_places(text))
+
+
+def test_number_systems(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
+        assert not said, said
+
+    assert markdown.run(DOCS / "number_systems.md", monkeypatch, rng, {}, check) == 9
+
+
+def test_experiments_shows_the_results_that_are_there() -> None:
+    """Where it does not: `python -m bench.asked --into docs/experiments.md`."""
+    from bench import asked
+
+    text = (DOCS / "experiments.md").read_text(encoding="utf-8")
+    assert asked.put(text, asked.made(asked.FILES)) == text
+
+
+def test_the_map_names_what_is_there() -> None:
+    """Every file and folder that a text names in the package, the tests or the benches exists."""
+    import re
+
+    for path in (*DOCS.glob("*.md"), markdown.ROOT / "README.md"):
+        named = re.findall(r"`((?:gemmkit|tests|bench|examples|docs)/[\w./]*)`", path.read_text(encoding="utf-8"))
+        for name in named:
+            assert (markdown.ROOT / name).exists() or name.endswith("results/"), f"{path.name} names {name}"
+
+
+def test_the_map_names_every_package() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    for package in (markdown.ROOT / "gemmkit").iterdir():
+        if (package / "__init__.py").exists() or (package.suffix == ".py" and not package.name.startswith("__")):
+            assert f"`{package.name}{'/' if package.is_dir() else ''}`" in text, f"architecture.md has no {package.name}"
+
+
+def test_the_glossary_names_what_is_there() -> None:
+    """A name that stands behind a file is defined in it."""
+    import re
+
+    from tests.support import code_lines
+
+    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(gemmkit/[\w/]+\.py)`: `(\w+)`", text)
+    assert len(named) > 10
+    for path, name in named:
+        known = code_lines.defined(code_lines.source_of(path))
+        assert name in known or any(entry.endswith(f".{name}") for entry in known), f"{path} defines no {name}"
+
+
+def test_every_page_leads_to_the_glossary() -> None:
+    for page in (markdown.ROOT / "README.md", DOCS / "architecture.md", DOCS / "hopper.md"):
+        assert "glossary.md)" in page.read_text(encoding="utf-8"), page.name
+
+
+def _rooms(picture: str) -> dict[str, int]:
+    """The row of each file and folder of the package that the picture of the house names."""
+    here = markdown.ROOT / "gemmkit"
+    rooms: dict[str, int] = {}
+    for row, line in enumerate(picture.splitlines()):
+        if line.strip().startswith("."):                      # files of the room above
+            continue
+        for name in line.replace(",", " ").split():
+            path = here / name.rstrip("/")
+            if (name.endswith("/") and path.is_dir()) or path.with_suffix(".py").exists():
+                rooms["gemmkit/" + name + ("" if name.endswith("/") else ".py")] = row
+    return rooms
+
+
+def test_imports_run_down_the_picture() -> None:
+    """Of architecture.md: no file imports one of a row above; all that is in the package has a row."""
+    import ast
+
+    from tools import house
+
+    picture = next(b.text for b in markdown.blocks(DOCS / "architecture.md") if "what users call" in b.text)
+    rooms = _rooms(picture)
+    graph = house.imports({path: ast.parse(text) for path, text in house.of_tree().items() if path.startswith("gemmkit/")})
+    outside = "gemmkit/__init__.py", "gemmkit/__main__.py", "gemmkit/kernels/__init__.py"
+
+    def row(path: str) -> int:
+        found = [rooms[room] for room in rooms if path == room or (room.endswith("/") and path.startswith(room))]
+        assert found, f"the picture has no room for {path}"
+        return found[-1]
+
+    checked = 0
+    for path, imported in graph.items():
+        if path in outside:
+            continue
+        of_the_emulator = {"gemmkit/kernels/spec.py"} if path.startswith("gemmkit/emulator/") else set()      # `Shape`
+        for other in imported - set(outside) - of_the_emulator:
+            assert row(path) <= row(other), f"{path} imports {other}, which stands above it in the picture"
+            checked += 1
+    assert checked > 500
+
+
+def test_no_files_import_each_other() -> None:
+    """A circle of imports is one room with several doors: what its files share belongs into a file below them."""
+    import ast
+
+    from tools import house
+
+    graph = house.imports({path: ast.parse(text) for path, text in house.of_tree().items()})
+    assert house.cycles(graph) == []

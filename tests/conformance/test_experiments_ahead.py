@@ -1,0 +1,121 @@
+"""`bench.experiments` without a GPU: the kernels that are compiled ahead."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit
+from bench import prepare
+from bench.experiments import groups, minplus
+from bench.experiments import run as experiments
+from bench.experiments.experiment import Experiment
+from gemmkit import products
+from gemmkit.planning import Plan
+from tests.conformance.test_experiments import first_of_each
+from tests.support.hosts import Host
+from tests.unit.bench.test_prepare import OnDevice
+
+
+def test_products_are_recorded_and_not_computed() -> None:
+    x = np.full((32, 32), 7, np.float32)
+    out = np.zeros_like(x)
+    (compiled,) = prepare.recorded(lambda: gemmkit.einsum("ab,bc->ac", x, x, out=out))
+    assert compiled.problem.K == 32 and not out.any()
+
+
+def test_kernels_of_all_rows_resolve() -> None:
+    rows = experiments.make(experiments.DEFAULT)
+    wanted, failed = prepare.distinct(rows)
+    assert not failed and 40 < len(wanted) < len(rows)
+
+
+@pytest.mark.parametrize("case", experiments.make(["diagonal", "triangular", "algebras", "contraction"], "f16"), ids=str)
+def test_sixteen_bit_products_take_the_tensor_cores_of_hopper(case: Any) -> None:
+    (compiled,) = prepare.products(case)
+    conf = compiled.problem.config
+    tensor = getattr(conf.operator, "base", conf.operator)
+    assert type(tensor).__name__ in ("WGMMAOp", "MMAOp")
+
+
+@pytest.mark.sample(10)
+@pytest.mark.parametrize("case", first_of_each(), ids=str)
+def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+
+    def bind(plan: Any) -> Any:
+        found.append(plan._compiled)
+        return lambda *arguments: None
+
+    class OnTheDevice(prepare.HostArrays):
+        def complex_view(self, parts: OnDevice) -> OnDevice:  # type: ignore[override]
+            return OnDevice(super().complex_view(parts.array))
+
+    monkeypatch.setattr(Plan, "_bind", bind)
+    monkeypatch.setattr(products, "_plans", {})              # another row's product of the same arrays has been bound
+    x = case.operands(prepare.HostArrays(), 0)
+    for name in ("a", "b", "out"):
+        setattr(x, name, OnDevice(getattr(x, name)))
+    case.ours(OnTheDevice(), x)()
+    assert {prepare.kernel_of(compiled) for compiled in found} == set(prepare.key(case)[0])
+
+
+def test_groups() -> None:
+    """Sizes are the same in every run, results are right, and the kernel is compiled ahead."""
+    cases = list(groups.groups())
+    assert all(len(case.shapes) == 32 and case.shapes == case.shapes for case in cases)
+    assert all(size % 8 == 0 and 0 < size <= case.m for case in cases for shape in case.shapes for size in shape)
+    case = dataclasses.replace(cases[0], m=24, n=16, k=32, count=3)
+    host = Host()
+    x = case.operands(host, 0)
+    x.out[...] = np.nan
+    with gemmkit.emulate():
+        case.ours(host, x)()
+    assert case.error(host, x) < case.tolerance and not np.isnan(x.out).any()
+    assert prepare.products(cases[0])[0].problem.config.kernel == "multistage"
+    assert prepare.build(case).error is None
+
+
+def keys_of(groups: tuple[str, ...]) -> dict[str, str]:
+    rows = [case for group in groups for case in experiments.make([group], "f16|f32")]
+    return {str(case): repr(prepare.key(case)) for case in rows}
+
+
+@pytest.mark.thorough
+def test_what_came_before_does_not_change_a_kernel() -> None:
+    """Processes that compile rows ahead take them in any order, the worker in its own."""
+    groups = ("diagonal", "algebras", "complex64", "minplus", "contraction")
+    spawn = multiprocessing.get_context("spawn")
+    found = []
+    for order in (groups, groups[1:] + groups[:1], groups[::-1]):
+        with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+            found.append(pool.submit(keys_of, order).result())
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_row_that_cannot_be_compiled_says_why() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Broken(minplus.MinPlus):
+        def ours(self, lib: Any, x: Any) -> Any:
+            return lambda: gemmkit.matmul(x.a, x.b[1:], out=x.out)
+
+    made = prepare.build(Broken("minplus", "min-plus", "f32", 64, 64, 64))
+    assert made.error is not None and made.error.startswith("ValueError") and "K=64" in made.error
+
+
+def test_the_peers_kernel_is_compiled_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gemmkit.runtime import cache
+
+    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path))
+    cache.default_cache.cache_clear()
+    try:
+        case = minplus.MinPlus("minplus", "min-plus", "f32", 64, 64, 64)
+        assert prepare.build(case).error is None and cache.default_cache().stats.builds == 2
+    finally:
+        cache.default_cache.cache_clear()

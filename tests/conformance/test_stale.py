@@ -1,0 +1,262 @@
+"""What runs is what is written: every way of changing code is seen, and what no key could tell apart is refused."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit import activations, epilogues, layouts, operators, transforms
+from gemmkit.components import freeze
+from gemmkit.runtime import compile as compiling
+from gemmkit.runtime.compile import bytes_digest
+from tests.stale.fresh import Fresh
+from tests.stale.kernel import ptx_of
+from tests.stale.run import edited
+from tests.support.machines import on_machines
+
+EDITS = int(os.environ.get("GEMMKIT_EDITS", "100"))
+SHARDS = 5
+
+
+@pytest.mark.sample(5)
+@pytest.mark.compile
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_drawn_edits_compile_to_what_a_fresh_process_compiles(shard: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`python -m tests.stale.run --edits 1000` draws more."""
+    from gemmkit.runtime.cache import CubinCache
+
+    own = CubinCache(tmp_path)
+    monkeypatch.setattr(compiling, "default_cache", lambda: own)
+    with Fresh() as fresh:
+        outcomes = list(edited(EDITS // SHARDS, shard, fresh))
+    assert [o.edit for o in outcomes if o.is_stale] == [] and len(outcomes) == EDITS // SHARDS
+    assert own.stats.builds > len(outcomes) // 2                              # edits are edits
+
+
+# -- places -----------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.compile
+def test_equal_lambdas_are_reported_where_each_is_written(tmp_path: Path) -> None:
+    """In a slot of its own, and inside another component."""
+    space: list[Any] = []
+    for name, line in (("where_a", 3), ("where_b", 7)):
+        names: dict[str, Any] = {"transforms": transforms}
+        exec(compile("\n" * (line - 1) + "t = transforms.Elementwise(lambda x: x.clipped(2))", f"{name}.py", "exec"), names)
+        space.append((names["t"], f'File "{name}.py", line {line}'))
+    for transform, place in space:
+        for each in (transform, transforms.Identity() | transform):
+            with pytest.raises(gk.ComponentError) as caught:
+                ptx_of(each)
+            assert place in str(caught.value)
+    one, other = freeze(space[0][0]), freeze(space[1][0])
+    assert one.fingerprint == other.fingerprint and str(one.type) == str(other.type)       # yet one kernel
+
+
+# -- the user's modules, whatever they are called ------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", ["token", "code", "profile", "gemmkit_extras", "numpy_like", "cuda_helpers"])
+def test_a_users_module_is_not_taken_for_the_standard_librarys(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / f"{name}.py"
+    path.write_text("EPS = 1.0\ndef helper(x): return x + EPS\n")
+    module = types.ModuleType(name)
+    module.__file__ = str(path)
+    exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
+    monkeypatch.setitem(sys.modules, name, module)
+    space = {name: module}
+    exec(f"f = lambda x: {name}.helper(x) * {name}.EPS", space)
+    transform = transforms.Elementwise(space["f"])
+    texts = [freeze(transform).fingerprint]
+    module.EPS = 2.0                                                          # type: ignore[attr-defined]
+    texts.append(freeze(transform).fingerprint)
+    module.helper.__code__ = (lambda x: x - EPS).__code__                     # type: ignore[attr-defined, name-defined]  # noqa: F821
+    texts.append(freeze(transform).fingerprint)
+    assert len(set(texts)) == 3
+
+
+# -- plans ------------------------------------------------------------------------------------------------------------------
+
+@on_machines
+def test_a_plan_and_a_conf_follow_the_code(machine: Any) -> None:
+    """A constant, a captured array, the code of the function; the conf and the plan stay the same objects."""
+    table = machine.array(np.arange(4, dtype=np.float32))
+    space: dict[str, Any] = {"SCALE": 2.0, "table": table, "__name__": "users_program"}
+    exec("def f(x, m, n): return x * SCALE + table[n]", space)
+    conf = gk.get_config(operator=operators.FPUOp(M=16, N=16), global_a_layout=layouts.RowMajor("float32"),
+                         epilogue=epilogues.Elementwise(space["f"]), block_shape=gk.Tile(M=16, N=16, K=8))
+    a = machine.array(np.eye(4, dtype=np.float32))
+
+    def expected(more: float = 0.0) -> np.ndarray:
+        return np.eye(4) * space["SCALE"] + machine.numpy(space["table"]) + more
+
+    with machine.session():
+        plan = gk.plan(a, a, conf=conf)
+        assert np.array_equal(machine.numpy(plan(a, a)), expected())
+        fingerprints = [plan._compiled.arguments[0].fingerprint]
+        for step, more in (("SCALE", 0.0), ("table", 0.0), ("code", 1.0)):
+            if step == "SCALE":
+                space["SCALE"] = 3.0
+            elif step == "table":
+                space["table"] = machine.array(np.ones(4, np.float32))
+            else:
+                exec("def g(x, m, n): return x * SCALE + table[n] + 1", space)
+                space["f"].__code__ = space["g"].__code__
+            assert not plan.stands()
+            assert np.array_equal(machine.numpy(plan(a, a)), expected(more))
+            assert np.array_equal(machine.numpy(gk.matmul(a, a, conf=conf)), expected(more)) and plan.stands()
+            fingerprints.append(plan._compiled.arguments[0].fingerprint)
+    assert fingerprints[1] == fingerprints[2] and len(set(fingerprints)) == 3  # another array is no other kernel
+
+
+@pytest.mark.gpu
+def test_keywords_follow_the_code_and_a_refused_call_leaves_the_context_usable() -> None:
+    """On a GPU, where plans are remembered by their components' keys."""
+    import cupy
+
+    space: dict[str, Any] = {"SCALE": 2.0, "LIST": [2.0]}
+    exec("def helper(x): return x * SCALE\ndef f(x): return helper(x) + 1", space)
+    transform, a = transforms.Elementwise(space["f"]), cupy.eye(40, dtype=cupy.float32)
+
+    def product() -> Any:
+        return gk.matmul(a, a, transform_regs_to_shared_d=transform).get()
+
+    def was(scale: float, more: float) -> Any:
+        return np.eye(40, dtype=np.float32) * scale + more
+
+    assert np.array_equal(product(), was(2, 1)) and np.array_equal(product(), was(2, 1))
+    space["SCALE"] = 4.0
+    assert np.array_equal(product(), was(4, 1))
+    space["helper"].__code__ = (lambda x: x * LIST[0]).__code__               # type: ignore[name-defined]  # noqa: F821
+    with pytest.raises(gk.ComponentError, match="LIST is a list"):
+        product()
+    space["helper"].__code__ = (lambda x: x * SCALE - 1).__code__             # type: ignore[name-defined]  # noqa: F821
+    assert np.array_equal(product(), was(4, 0))
+    cupy.cuda.Device().synchronize()
+
+
+def test_a_plan_without_code_of_the_users_has_nothing_to_look_at() -> None:
+    a = np.eye(4, dtype=np.float32)
+    with gk.emulate():
+        assert gk.plan(a, a).stands is None
+        assert gk.plan(a, a, epilogue=epilogues.Bias(np.ones(4, np.float32)) | epilogues.ReLU()).stands is None
+
+
+def test_a_transform_that_begins_to_want_coordinates() -> None:
+    """What a component remembers of its function's signature does not outlive the code."""
+    space: dict[str, Any] = {}
+    exec("def f(x): return x\ndef g(x, i, j): return x + i", space)
+    transform = transforms.Elementwise(space["f"])
+    a = np.eye(4, dtype=np.float32)
+    with gk.emulate():
+        conf = gk.get_config(operator=operators.FPUOp(M=16, N=16), global_a_layout=layouts.RowMajor("float32"),
+                             transform_regs_to_shared_d=transform, block_shape=gk.Tile(M=16, N=16, K=8))
+        assert np.array_equal(gk.matmul(a, a, conf=conf), a)
+        space["f"].__code__ = space["g"].__code__
+        assert np.array_equal(gk.matmul(a, a, conf=conf), a + np.arange(4)[:, None])
+
+
+@pytest.mark.compile
+def test_code_that_changes_while_it_is_compiled_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from gemmkit.runtime.cache import CubinCache
+
+    own = CubinCache(tmp_path)
+    monkeypatch.setattr(compiling, "default_cache", lambda: own)
+    space: dict[str, Any] = {"SCALE": 2.0}
+    exec("f = lambda x: x * SCALE", space)
+    transform = transforms.Elementwise(space["f"])
+    compiled = compiling.to_ptx
+
+    def interrupted(*arguments: Any) -> str:
+        text = compiled(*arguments)
+        space["SCALE"] = 5.0
+        return text
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiling, "to_ptx", interrupted)
+        with pytest.raises(compiling.CodeChanged):
+            ptx_of(transform)
+    assert own.info().entries == 0
+    assert "0f40A00000" in ptx_of(transform)                                  # 5.0
+
+
+@pytest.mark.compile
+def test_a_patched_function_of_gemmkits_is_not_kept_under_the_unpatched_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from gemmkit.runtime.cache import CubinCache
+
+    own = CubinCache(tmp_path)
+    monkeypatch.setattr(compiling, "default_cache", lambda: own)
+    transform = transforms.Elementwise(activations.relu)
+    before = ptx_of(transform)
+    with monkeypatch.context() as patch:
+        patch.setattr(activations.relu, "__code__", (lambda x: x * 3).__code__)
+        texts = []
+        for _ in range(2):
+            try:
+                texts.append(ptx_of(transform))
+            except compiling.CodeChanged:                                     # seen, and everything read anew
+                continue
+        assert texts and before not in texts
+    for _ in range(2):
+        try:
+            assert ptx_of(transform) == before
+        except compiling.CodeChanged:
+            continue
+
+
+# -- what no key could tell apart ---------------------------------------------------------------------------------------------
+
+
+
+
+# -- tools --------------------------------------------------------------------------------------------------------------------
+
+def test_a_compiler_is_known_by_its_bytes(tmp_path: Path) -> None:
+    one, other, large = (tmp_path / name for name in ("ptxas", "copy", "large"))
+    one.write_bytes(b"release 13.0")
+    other.write_bytes(b"release 13.0")
+    assert bytes_digest(str(one)) == bytes_digest(str(other))
+    one.write_bytes(b"release 13.1")                                          # updated in place
+    assert bytes_digest(str(one)) != bytes_digest(str(other))
+    content = np.random.default_rng(0).bytes(6 * 2**20)
+    large.write_bytes(content)
+    before = bytes_digest(str(large))
+    large.write_bytes(bytes(len(content) - 2**21) + content[-2**21:])
+    assert bytes_digest(str(large)) != before
+
+
+def test_all_compilers_are_in_the_key() -> None:
+    text = compiling.versions()
+    assert all(name in text for name in ("numba-cuda=", "NVVM=", "ptxas=", "Python="))
+
+
+def test_a_newer_source_on_disk_than_was_imported_is_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gemmkit.lang import package_state
+
+    package_state.package_digest.cache_clear()
+    before = package_state.package_digest()
+    with monkeypatch.context() as patch:
+        patch.setattr(package_state, "_imported", (("edited.py", 1, 2),))
+        package_state.package_digest.cache_clear()
+        assert package_state.package_digest() != before
+    package_state.package_digest.cache_clear()
+    assert package_state.package_digest() == before
+
+
+# -- what it costs --------------------------------------------------------------------------------------------------------------
+
+def test_looking_again_is_one_expression() -> None:
+    """Two functions, two constants and a class: 15 comparisons, no loop, nothing hashed."""
+    space: dict[str, Any] = {"SCALE": 2.0}
+    exec("def helper(x): return x * SCALE\ndef f(x): return helper(x) + SCALE", space)
+    stand = freeze(transforms.Elementwise(space["f"])).guards
+    (facts,) = [guards for guards in stand if guards]
+    assert facts.ready()() and not facts.ready().__code__.co_consts[1:2] == ("loop",)
+    assert len(facts.facts) < 16
+    space["SCALE"] = 4.0
+    assert not facts.stand()

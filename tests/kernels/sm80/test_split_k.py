@@ -1,0 +1,308 @@
+"""Blocks that share the K of a tile by a workspace in memory: sums are right, the same in every run, and met in order.
+
+Values are small whole numbers where a result is compared bit for bit, so that every order of sums gives the same; the order itself
+is tested with numbers that round.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit.emulator import errors
+from gemmkit.epilogues import Bias, ReLU
+from gemmkit.inspection import compile_config
+from gemmkit.kernels.common import workspace_sums
+from gemmkit.kernels.common.workspace_sums import SlicedSums, WorkspaceSums, reduction_of
+from gemmkit.layouts import ColMajor, RowMajor
+from gemmkit.operators import COMPLEX, MIN_PLUS, FPUOp, MMAOp
+from gemmkit.runtime.device import H100
+from gemmkit.tiling import Tile
+from gemmkit.tuning import multistage_mappings
+from gemmkit.tuning.split_k import ENOUGH, candidates
+from tests.support.machines import on_machines, poison, whole
+
+F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
+
+
+def mapped(splits: int, operator: Any = None, **fields: Any) -> Any:
+    operator = operator or MMAOp()
+    dtype = operator.fragment_a.dtype
+    tiles = dict(block_shape=Tile(M=16, N=16, K=32), stages=2)
+    return gk.get_config(**{**dict(operator=operator, global_a_layout=RowMajor(dtype), kernel="multistage", splits=splits,
+                                   global_d_layout=RowMajor(operator.fragment_c.dtype)), **tiles, **fields})
+
+
+def product(machine: Any, conf: Any, a: np.ndarray, b: np.ndarray, c: Any = None, seed: int | None = None,
+            **fields: Any) -> np.ndarray:
+    out = machine.array(poison((*a.shape[:-1], b.shape[-1]), conf.global_d_layout.dtype))
+    with gk.emulate(seed) if machine.emulated else machine.session():
+        gk.matmul(machine.array(a), machine.array(b), None if c is None else machine.array(c), conf, out=out, **fields)
+    return np.asarray(machine.numpy(out))
+
+
+def planned(conf: Any, m: int = 16, n: int = 16, k: int = 96) -> Any:
+    a, b = np.zeros((m, k), conf.global_a_layout.dtype), np.zeros((k, n), conf.global_b_layout.dtype)
+    with gk.emulate():
+        return gk.plan(a, b, None, conf)
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+
+SHAPES = [(16, 16, 512), (17, 19, 331), (1, 1, 97), (33, 16, 32), (5, 40, 1), (16, 16, 0), (0, 7, 64)]
+
+
+@pytest.mark.sample(4)
+@on_machines
+@pytest.mark.parametrize("splits", [2, 3, 7, 8, 13])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_any_number_of_shares(machine: Any, splits: int, shape: tuple, rng: np.random.Generator) -> None:
+    """Shares of k-tiles that do not divide, more shares than k-tiles, few shares (the last sums) and many (all do)."""
+    m, n, k = shape
+    a, b = whole(rng, (m, k), F16), whole(rng, (k, n), F16)
+    assert np.array_equal(product(machine, mapped(splits), a, b), a.astype(F64) @ b.astype(F64))
+
+
+@pytest.mark.sample(3)
+@on_machines
+@pytest.mark.parametrize("splits", [3, 9])
+@pytest.mark.parametrize("operator", [FPUOp(16, 16), FPUOp(16, 16, dtype=F64), MMAOp(accumulator=F16)], ids=["f32", "f64", "f16"])
+def test_operators(machine: Any, splits: int, operator: Any, rng: np.random.Generator) -> None:
+    dtype = operator.fragment_a.dtype
+    a, b = whole(rng, (17, 140), dtype, 1), whole(rng, (140, 16), dtype, 1)
+    assert np.array_equal(product(machine, mapped(splits, operator), a, b), a.astype(F64) @ b.astype(F64))
+
+
+@pytest.mark.sample(2)
+@on_machines
+@pytest.mark.parametrize("splits", [3, 9])
+def test_semirings_and_complex_numbers(machine: Any, splits: int, rng: np.random.Generator) -> None:
+    a, b = whole(rng, (17, 140), F32), whole(rng, (140, 16), F32)
+    conf = gk.get_config(operator=MIN_PLUS, global_a_layout=RowMajor(F32), kernel="multistage", splits=splits,
+                         gemm_shape=dict(M=17, N=16, K=140))
+    assert np.array_equal(product(machine, conf, a, b), (a[:, :, None] + b[None]).min(1))
+    u, v = (a + 1j * a[::-1]).astype("c8"), (b - 2j * b[:, ::-1]).astype("c8")
+    conf = gk.get_config(operator=COMPLEX, global_a_layout=RowMajor("c8"), kernel="multistage", splits=splits,
+                         gemm_shape=dict(M=17, N=16, K=140))
+    assert np.array_equal(product(machine, conf, u, v), u @ v)
+
+
+@on_machines
+def test_c_and_the_epilogue_count_once(machine: Any, rng: np.random.Generator) -> None:
+    a, b, c = whole(rng, (20, 200), F16), whole(rng, (200, 18), F16), whole(rng, (20, 18), F32)
+    bias = whole(rng, (18,), F32)
+    expected = np.maximum(a.astype(F64) @ b.astype(F64) + c + bias, 0)
+    for splits in (3, 9):
+        conf = mapped(splits, global_c_layout=RowMajor(F32), epilogue=Bias(machine.array(bias)) | ReLU())
+        assert np.array_equal(product(machine, conf, a, b, c), expected)
+
+
+@on_machines
+def test_stacks(machine: Any, rng: np.random.Generator) -> None:
+    a, b = whole(rng, (3, 17, 100), F16), whole(rng, (3, 100, 18), F16)
+    for splits in (2, 9):
+        assert np.array_equal(product(machine, mapped(splits), a, b), a.astype(F64) @ b.astype(F64))
+
+
+@on_machines
+@pytest.mark.parametrize("splits", [3, 11])
+def test_the_same_bits_in_every_run(machine: Any, splits: int, rng: np.random.Generator) -> None:
+    """Whatever order blocks come in (in the emulator, shuffled)."""
+    a, b = rng.standard_normal((16, 700)).astype(F16), rng.standard_normal((700, 16)).astype(F16)
+    conf, found = mapped(splits), set()
+    for seed in range(3 if machine.emulated else 50):
+        found.add(product(machine, conf, a, b, seed=seed).tobytes())
+    assert len(found) == 1
+
+
+@pytest.mark.sample(2)
+@on_machines
+@pytest.mark.parametrize("splits", [3, 9])
+def test_counters_are_ready_for_the_next_launch(machine: Any, splits: int, rng: np.random.Generator) -> None:
+    """One plan, launched again; and another plan of other sizes in between, which finds the same workspace."""
+    shapes = [(16, 16, 300), (40, 33, 200)]
+    with machine.session():
+        runs = []
+        for m, n, k in shapes:
+            a, b = machine.array(whole(rng, (m, k), F16)), machine.array(whole(rng, (k, n), F16))
+            runs.append((gk.plan(a, b, None, mapped(splits)), a, b))
+        for _ in range(3):
+            for run, a, b in runs:
+                expected = machine.numpy(a).astype(F64) @ machine.numpy(b).astype(F64)
+                assert np.array_equal(machine.numpy(run(a, b)), expected)
+        if machine.emulated:
+            for run, _, _ in runs:
+                assert not run._compiled.spec_on_host.reduction.counts.any()
+
+
+# -- which kind, and what is refused -------------------------------------------------------------------------------------
+
+def test_blocks_wait_only_where_all_are_resident() -> None:
+    spec = mapped(4).spec()
+    assert type(reduction_of(spec, 4, 1, 132)) is WorkspaceSums
+    assert type(reduction_of(spec, 132, 1, 132)) is SlicedSums
+    assert type(reduction_of(spec, 133, 1, 132)) is WorkspaceSums
+    assert type(reduction_of(spec, 16, 9, 132)) is WorkspaceSums
+    compiled = planned(mapped(16))._compiled
+    assert compiled.launchable.waits and compiled.launchable.cluster == 1 and compiled.blocks == 16
+
+
+def test_shares_differ_by_one_k_tile() -> None:
+    for count in (0, 1, 5, 16, 17):
+        for splits in (1, 2, 3, 7, 20):
+            sums = WorkspaceSums(splits, np.zeros(1, F32), np.zeros(1, "u4"))
+            found = [sums.share(count, rank) for rank in range(splits)]
+            assert [first for first, _ in found] == [sum(n for _, n in found[:r]) for r in range(splits)]
+            assert sum(n for _, n in found) == count and max(n for _, n in found) - min(n for _, n in found) <= 1
+
+
+def test_rules() -> None:
+    with pytest.raises(gk.ConfigError, match=r"splits=0: a positive number"):
+        mapped(0)
+    with pytest.raises(gk.ConfigError, match=r"splits=3: blocks of a cluster"):
+        gk.get_config(operator=MMAOp(), global_a_layout=RowMajor(F16), splits=3)
+    from dataclasses import replace
+
+    old = replace(H100, arch=(8, 0), name="an A100")
+    assert mapped(5, device=old).splits == 5
+    with pytest.raises(gk.ConfigError, match="splits=2.*compute capability 9.0"):
+        gk.get_config(operator=MMAOp(), global_a_layout=RowMajor(F16), splits=2, device=old)
+    with pytest.raises(ValueError, match=r"splits=100000000: .*less than 2\*\*31"):
+        planned(mapped(100_000_000))
+
+
+def test_an_operator_that_cannot_merge() -> None:
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True)
+    class Last(FPUOp):
+        """Its sum is its last term."""
+
+        def combine(self, x: Any, y: Any) -> Any:
+            return y
+
+    with pytest.raises(gk.ConfigError, match="splits=3"):
+        mapped(3, Last(16, 16), global_b_layout=ColMajor(F32))
+
+
+@pytest.mark.parametrize("dtype, shape, expected", [
+    ("f4", (64, 64, 65536), True), ("f4", (4096, 64, 4096), True), ("c8", (1024, 1024, 1024), True), ("f8", (64, 64, 8192), True),
+    ("f4", (4096, 4096, 4096), False), ("f8", (1024, 1024, 1024), False), ("f4", (64, 64, 64), False), ("f4", (0, 64, 4096), False),
+])
+def test_products_of_few_tiles_and_a_long_k_are_split(dtype: str, shape: tuple, expected: bool) -> None:
+    layout = RowMajor(dtype)
+    found = multistage_mappings.choice(layout, layout, {}, shape, H100)
+    assert found is not None and (found[1]["splits"] > 1) == expected
+
+
+def test_the_choice_of_shares_reaches_a_plan() -> None:
+    a, b = np.ones((64, 4096), "f4"), np.ones((4096, 64), "f4")
+    with gk.emulate():
+        made = gk.plan(a, b)
+    assert made.config.kernel == "multistage" and made.config.splits > 1
+
+
+def test_shares_have_k_tiles_to_multiply() -> None:
+    for tiles in (0, 1, 2, 7, 100, 1000):
+        for k_tiles in (0, 1, 16, 63, 4096):
+            found = candidates(tiles, k_tiles, 132, 4)
+            assert found[0] == 1 and all(n == 1 or n * ENOUGH <= k_tiles for n in found)
+
+
+# -- seeded faults: the emulator finds what orders the sums -----------------------------------------------------------
+
+def run_small(splits: int) -> np.ndarray:
+    rng = np.random.default_rng(3)
+    a, b = whole(rng, (16, 300), F16), whole(rng, (300, 16), F16)
+    with gk.emulate():
+        d = gk.matmul(a, b, None, mapped(splits, warps_per_block=1))
+    return np.asarray(d - a.astype(F64) @ b.astype(F64))
+
+
+def ordered(order: dict[str, str]) -> Any:
+    real = workspace_sums.atomic_add
+    return lambda view, at, number, how: real(view, at, number, order.get(how, how))
+
+
+@pytest.mark.parametrize("splits", [3, 9])
+@pytest.mark.parametrize("order", [{"acq_rel": "release"}, {"acq_rel": "acquire"}, {"acq_rel": "relaxed"}], ids=str)
+def test_a_count_that_orders_too_little(splits: int, order: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not run_small(splits).any()
+    monkeypatch.setattr(workspace_sums, "atomic_add", ordered(order))
+    with pytest.raises(errors.RaceError, match="sums"):
+        run_small(splits)
+
+
+def test_arrivals_that_release_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspace_sums, "atomic_add", ordered({"release": "relaxed"}))
+    with pytest.raises(errors.RaceError, match="sums"):
+        run_small(9)
+
+
+def test_a_wait_that_acquires_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = workspace_sums.await_counter
+    monkeypatch.setattr(workspace_sums, "await_counter", lambda view, at, n, how: real(view, at, n, "relaxed"))
+    with pytest.raises(errors.RaceError, match="sums"):
+        run_small(9)
+
+
+def test_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspace_sums, "await_counter", lambda view, at, n, how: None)
+    with pytest.raises((errors.RaceError, errors.UninitialisedRead), match="sums"):
+        run_small(9)
+
+
+def test_a_block_that_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = workspace_sums.await_counter
+    monkeypatch.setattr(workspace_sums, "await_counter", lambda view, at, n, how: real(view, at, n + 1, how))
+    with pytest.raises(errors.DeadlockError, match="counter that is 9 to become 10"):
+        run_small(9)
+
+
+@pytest.mark.parametrize("splits", [3, 9])
+def test_every_barrier_matters(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a block of two warps, the first barriers of `gather` (those behind have nothing more to order than the next)."""
+    from gemmkit.emulator import machine
+
+    def conf_run() -> None:
+        rng = np.random.default_rng(3)
+        a, b = whole(rng, (32, 300), F16), whole(rng, (300, 16), F16)
+        with gk.emulate(1):
+            gk.matmul(a, b, None, mapped(splits, block_shape=Tile(M=32, N=16, K=32), compute_warp=Tile(M=16, N=16, K=32)))
+
+    real = workspace_sums.barrier
+    for which in range(2):
+        arrivals: dict[Any, int] = {}
+
+        def barrier(which: int = which, arrivals: dict[Any, int] = arrivals) -> None:
+            thread = machine.current()
+            arrivals[thread] = arrivals.get(thread, -1) + 1
+            if arrivals[thread] != which:
+                real()
+
+        monkeypatch.setattr(workspace_sums, "barrier", barrier)
+        with pytest.raises((errors.RaceError, errors.UninitialisedRead)):
+            conf_run()
+
+
+# -- compiled ---------------------------------------------------------------------------------------------------------
+
+@pytest.mark.sample(2)
+@pytest.mark.compile
+@pytest.mark.parametrize("splits, atomics", [(4, {"ATOMG": 1}), (128, {"ATOMG": 1, "REDG": 1})])
+def test_code(splits: int, atomics: dict[str, int]) -> None:
+    """No spill, vectors of 16 bytes to the workspace and back, one atomic of a thread for each time blocks meet."""
+    conf = mapped(splits, block_shape=Tile(M=64, N=64, K=64), stages=3)
+    found = compile_config(conf, gemm_shape=dict(M=64, N=64, K=65536))
+    assert found.usage.spill_stores == found.usage.spill_loads == found.usage.stack_bytes == 0
+    assert {name: found.instructions[name] for name in atomics} == atomics
+    assert "LDG.E.128" in found.sass and "STG.E.128" in found.sass
+
+
+@pytest.mark.compile
+def test_another_number_of_shares_compiles_nothing() -> None:
+    kinds = [planned(mapped(n), k=4096)._compiled.arguments[0].fingerprint for n in (2, 5)]
+    assert kinds[0] == kinds[1]

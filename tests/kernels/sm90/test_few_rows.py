@@ -1,0 +1,163 @@
+"""Products of a few rows on Hopper: the kernel computes the transpose, and nothing of that is seen by the caller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit.emulator import errors
+from gemmkit.epilogues import ReLU
+from gemmkit.operators import WGMMAOp
+from gemmkit.tiling import Tile
+from gemmkit.tuning import few_rows
+
+F16, BF16, F64 = np.dtype("f2"), np.dtype(ml_dtypes.bfloat16), np.dtype("f8")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes that the emulator computes in a second."""
+    monkeypatch.setattr(few_rows, "LEAST", 128)
+
+
+def operands(M: int, N: int, K: int, order: str, dtype: Any = F16) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(M * N + K)
+    a, b = (rng.integers(-2, 3, shape).astype(dtype) for shape in ((M, K), (K, N)))
+    return tuple(np.asfortranarray(x) if o == "t" else x for x, o in zip((a, b), order))           # type: ignore[return-value]
+
+
+def nans(M: int, N: int, dtype: Any = F16, order: str = "C") -> np.ndarray:
+    return np.full((M, N), np.nan, dtype, order)                                                    # type: ignore[call-overload]
+
+
+CASES = [(1, 128, 128, "nt"), (3, 128, 200, "nn"), (8, 136, 192, "tt"), (17, 140, 136, "nt"), (32, 128, 136, "tn"),
+         (33, 129, 128, "nt"), (64, 128, 144, "nn"), (2, 131, 257, "nn")]
+
+
+@pytest.mark.sample(4)
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("M, N, K, order", CASES)
+def test_against_numpy(M: int, N: int, K: int, order: str) -> None:
+    a, b = operands(M, N, K, order)
+    expected, out = a.astype(F64) @ b.astype(F64), nans(M, N)
+    with gk.emulate():
+        assert gk.matmul(a, b, out=out) is out
+    assert np.array_equal(out.astype(F64), expected)
+
+
+def test_which_problem_is_computed() -> None:
+    a, b = operands(5, 1024, 1024, "nt")
+    with gk.emulate():
+        made = gk.plan(a, b)
+    assert made.shape == (5, 1024, 1024) and "5 x 1024 x 1024" in repr(made)
+    computed = made._compiled.computed
+    assert (computed.M, computed.N, computed.K) == (1024, 5, 1024)
+    assert computed.a.strides == (1024, 1) and computed.out is None and made._compiled.order[:2] == (1, 0)
+    assert made.config.kernel == "warp_specialised" and made.config.block_shape.size.M == few_rows.ROWS
+
+
+@pytest.mark.parametrize("M, N, K, why", [
+    (65, 4096, 4096, "rows"), (33, 8192, 4096, "tiles enough"), (8, 1016, 4096, "few columns"), (8, 4096, 1016, "a short K"),
+    (0, 4096, 4096, "nothing")])
+def test_sizes_that_are_computed_as_they_are(M: int, N: int, K: int, why: str) -> None:
+    a, b = np.empty((M, K), F16), np.empty((K, N), F16)
+    with gk.emulate():
+        assert not gk.plan(a, b)._compiled.problem.is_transposed, why
+
+
+def test_components_see_their_own_coordinates() -> None:
+    """With any of them the product is computed as it is; so is one of other dtypes, or one that TMA cannot reach."""
+    a, b = operands(4, 1024, 1024, "nt")
+    odd = np.empty((4, 1025), F16)[:, 1:]
+    with gk.emulate():
+        for made in (gk.plan(a, b, epilogue=ReLU()), gk.plan(odd, b), gk.plan(a.astype("f4"), b.astype("f4")),
+                     gk.plan(np.stack([a, a]), b)):
+            assert not made._compiled.problem.is_transposed
+
+
+@pytest.mark.sample(2)
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_c_and_the_order_of_the_result(order: str) -> None:
+    a, b = operands(6, 128, 136, "nt", BF16)
+    rng = np.random.default_rng(1)
+    c = rng.integers(-9, 10, (6, 128)).astype(BF16)
+    expected, out = a.astype(F64) @ b.astype(F64), nans(6, 128, BF16, order)
+    with gk.emulate():
+        gk.matmul(a, b, c, out=out)
+        assert np.array_equal(out.astype(F64), (expected + c.astype(F64)).astype(BF16).astype(F64))
+        gk.matmul(a, b, c, out=c)                          # in place
+    assert np.array_equal(out, c)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_view_of_a_larger_array() -> None:
+    a, b = operands(6, 128, 136, "nt")
+    wide = nans(6, 256)
+    with gk.emulate():
+        gk.matmul(a, b, out=wide[:, 64:192])
+    assert np.array_equal(wide[:, 64:192].astype(F64), a.astype(F64) @ b.astype(F64))
+    assert np.isnan(wide[:, :64]).all() and np.isnan(wide[:, 192:]).all()
+
+
+@pytest.mark.usefixtures("small")
+def test_other_arrays_of_the_kind_and_bad_ones() -> None:
+    a, b = operands(6, 128, 136, "nt")
+    with gk.emulate():
+        made = gk.plan(a, b)
+        other = np.ascontiguousarray(a[::-1])
+        assert np.array_equal(made(other, b).astype(F64), other.astype(F64) @ b.astype(F64))
+        with pytest.raises(ValueError, match="a differs from the plan's"):
+            made(a[:5], b)
+        with pytest.raises(ValueError, match="out overlaps a in memory"):
+            gk.matmul(a, b, out=np.lib.stride_tricks.as_strided(a, (6, 128), (272, 2)))
+        with pytest.raises(ValueError, match="b has shape"):
+            gk.matmul(a, b[:100])
+
+
+@pytest.mark.usefixtures("small")
+def test_a_fault_names_the_callers_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = operands(6, 128, 136, "nt")
+    c = np.ones((6, 128), F16)
+    monkeypatch.setattr("gemmkit.layouts.plain.Plain.element", lambda self, data, i, j, shape: data[i + 10**6, j])
+    with gk.emulate(), pytest.raises(errors.BoundsError, match="of 'c'"):
+        gk.matmul(a, b, c)
+
+
+@pytest.mark.parametrize("N, splits", [(8, 1), (16, 2), (24, 1)])
+def test_slices_of_eight_columns(N: int, splits: int) -> None:
+    """Two matrices of 8 x 8 a warp: half of what stmatrix stores at a time."""
+    rng = np.random.default_rng(N)
+    a, b = rng.integers(-2, 3, (100, 200)).astype(F16), rng.integers(-2, 3, (200, N)).astype(F16)
+    out = nans(100, N, F16, "F")
+    layout = gk.layouts.ColMajor(F16)
+    conf = gk.get_config(operator=WGMMAOp(N=N), global_a_layout=gk.layouts.RowMajor(F16), global_d_layout=layout,
+                         kernel="warp_specialised", block_shape=Tile(M=64, N=N, K=64), schedule="cooperative",
+                         warps_per_block=4, splits=splits)
+    with gk.emulate():
+        gk.matmul(a, b, conf=conf, out=out)
+    assert np.array_equal(out.astype(F64), a.astype(F64) @ b.astype(F64))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("M, N, K, order", [
+    (1, 1024, 1024, "nt"), (3, 1024, 1024, "nn"), (8, 1032, 1088, "tt"), (17, 1100, 1032, "nt"), (32, 1024, 1040, "tn"),
+    (33, 1025, 1024, "nt"), (64, 1024, 1040, "nn"), (8, 4096, 4096, "nt"), (5, 14336, 1024, "nn"), (64, 4096, 2048, "tt")])
+def test_on_a_gpu(M: int, N: int, K: int, order: str, dtype: Any) -> None:
+    torch = pytest.importorskip("torch")
+    kind = torch.float16 if dtype == F16 else torch.bfloat16
+    a, b = (torch.randint(-2, 3, shape[::-1] if o == "t" else shape, device="cuda").to(kind)
+            for shape, o in zip(((M, K), (K, N)), order))
+    a, b = (x.T if o == "t" else x for x, o in zip((a, b), order))
+    c = torch.randint(-9, 10, (M, N), device="cuda").to(kind)
+    expected = a.double() @ b.double()
+    out = torch.full((M, N), float("nan"), dtype=kind, device="cuda")
+    gk.matmul(a, b, out=out)
+    assert torch.equal(out.double(), expected.to(kind).double())
+    gk.matmul(a, b, c, out=out)
+    assert torch.equal(out.double(), (expected + c.double()).to(kind).double())

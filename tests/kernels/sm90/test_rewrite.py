@@ -1,0 +1,124 @@
+"""Operands that TMA brings and the producer's warps change where they lie: turned, or transformed.
+
+The schedules, edges and captured arrays of transforms are tested with the other slots (`test_slots`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit.kernels.common.arrays import Arrays
+from gemmkit.kernels.sm90.routes.rewrite import Rewrite, RewriteProducer, Transpose
+from gemmkit.kernels.sm90.routes.staged import Staged
+from gemmkit.kernels.sm90.routes.tma import Tma
+from gemmkit.kernels.sm90.spec import Sm90Spec
+from gemmkit.layouts import ColMajor, RowMajor, Triangular
+from gemmkit.operators import WGMMAOp
+from gemmkit.runtime.arrays import describe
+from gemmkit.transforms import Elementwise
+from tests.support.machines import E4M3, on_machines
+from tests.support.sm90 import F16, F32, mapping, ordered, product
+
+ACROSS = {"RR": (RowMajor, RowMajor), "CR": (ColMajor, RowMajor), "CC": (ColMajor, ColMajor)}
+
+
+def spec_of(conf: Any, a: np.ndarray, b: np.ndarray) -> Sm90Spec:
+    d = np.zeros((a.shape[0], b.shape[1]), conf.global_d_layout.dtype)
+    arrays = [describe(ordered(x, layout.stored)) for x, layout in (
+        (a, conf.global_a_layout), (b, conf.global_b_layout), (d, conf.global_d_layout))]
+    spec = conf.spec(Arrays(*arrays, a.shape[0], b.shape[1], a.shape[1]))
+    assert isinstance(spec, Sm90Spec)
+    return spec
+
+
+def whole(rng: np.random.Generator, shape: tuple[int, int], dtype: Any) -> np.ndarray:
+    return rng.integers(-2, 3, shape).astype(dtype)
+
+
+I1 = np.dtype("i1")
+TURNED = [("two", F32, "RR", True), ("two", F32, "CR", False), ("two", F32, "CC", False), ("pingpong", F32, "RR", False),
+          ("two", I1, "RR", False), ("two", I1, "CR", True), ("pingpong", I1, "CR", False), ("two", E4M3, "RR", False)]
+
+
+@pytest.mark.sample(8)
+@on_machines
+@pytest.mark.parametrize("schedule, dtype, orders, transformed", TURNED, ids=lambda x: str(x))
+def test_tiles_are_turned(machine: Any, schedule: str, dtype: np.dtype, orders: str, transformed: bool,
+                          rng: np.random.Generator) -> None:
+    """Operands that the hardware reads along K alone, lying the other way; with edges along M, N and K."""
+    columns, transform = 128 // dtype.itemsize, (lambda x: x + 1) if transformed else None
+    fields = {} if transform is None else {"transform_global_to_shared_b": Elementwise(transform)}
+    stages = 2 if transformed or dtype.itemsize == 1 else 3
+    a_kind, b_kind = ACROSS[orders]
+    conf = mapping(schedule, WGMMAOp(columns, dtype), a=a_kind, b=b_kind, stages=stages, **fields)
+    line = 128 // dtype.itemsize
+    m, n, k = 144, columns + 16, stages * line + 32                # one block along K more than stages
+    a, b = whole(rng, (m, k), dtype), whole(rng, (k, n), dtype)
+    spec = spec_of(conf, a, b)
+    assert any(type(x.route) is Transpose for x in (spec.a, spec.b)) == (orders[0] == "R" or conf.block_shape.size.M % line == 0)
+    changed = b.astype(F32) if transform is None else transform(b.astype(F32))
+    assert np.array_equal(product(machine, conf, a, b), a.astype(F32) @ changed)
+
+
+@pytest.mark.thorough
+@on_machines
+@pytest.mark.parametrize("schedule, which", [("two", "b"), ("pingpong", "b"), ("one-2x1", "a"), ("pingpong-1x2", "a"),
+                                             ("three", "a")])
+def test_two_stages(machine: Any, schedule: str, which: str, rng: np.random.Generator) -> None:
+    """Consumers hold one until they have the other. (A alone goes by registers, but not to three consumers nor in a cluster.)"""
+    conf = mapping(schedule, stages=2, **{f"transform_global_to_shared_{which}": Elementwise(lambda x: x + 1)})
+    a, b = whole(rng, (208, 200), F16), whole(rng, (200, 40), F16)
+    assert isinstance(spec_of(conf, a, b).producer, RewriteProducer)
+    one = np.array([which == "a", which == "b"], F32)
+    assert np.array_equal(product(machine, conf, a, b), (a.astype(F32) + one[0]) @ (b.astype(F32) + one[1]))
+
+
+@pytest.mark.sample(24)
+@on_machines
+@pytest.mark.parametrize("orders", ["RR", "CC"])
+@pytest.mark.parametrize("half, unit, transform", [("lower", False, None), ("upper", True, None),
+                                                   ("lower", True, lambda x, i, j: x + j % 2)],
+                         ids=["lower", "upper unit", "lower transformed"])
+def test_triangular_operands_are_masked_where_they_lie(machine: Any, half: str, unit: bool, transform: Any, orders: str,
+                                                       rng: np.random.Generator) -> None:
+    """The other half holds NaN, and with a unit diagonal the diagonal too."""
+    kinds = ACROSS["RR"] if orders == "RR" else ACROSS["CC"]
+    fields = {} if transform is None else {"transform_global_to_shared_a": Elementwise(transform)}
+    n, columns = 200, 48
+    a, b = whole(rng, (n, n), F16), whole(rng, (n, columns), F16)
+    triangle = (np.tril if half == "lower" else np.triu)(a.astype(F32), (-1 if half == "lower" else 1) if unit else 0)
+    holes = np.tril(np.ones((n, n), bool), -1 if unit else 0) if half == "lower" else np.triu(np.ones((n, n), bool), unit)
+    matrix = triangle + np.eye(n, dtype=F32) if unit else triangle
+    if transform is not None:
+        matrix = matrix + np.indices((n, n))[1] % 2
+    conf = mapping("two", a=kinds[0], b=kinds[1], global_a_layout=Triangular(kinds[0](F16), half, unit=unit), **fields)
+    a = np.where(holes, a, np.nan).astype(F16)
+    spec = spec_of(conf, ordered(a, kinds[0](F16)), b)
+    assert type(spec.a.route) is Rewrite
+    out = machine.array(np.full((n, columns), np.nan, F32))
+    with machine.session():
+        gk.matmul(machine.array(ordered(a, kinds[0](F16))), machine.array(ordered(b, kinds[1](F16))), None, conf, out=out)
+    assert np.array_equal(machine.numpy(out), matrix @ b.astype(F32))
+
+
+@pytest.mark.parametrize("columns, turns", [(96, True), (95, False)])
+def test_rows_that_tma_cannot_take_are_turned_on_the_way(columns: int, turns: bool) -> None:
+    conf = mapping("two", WGMMAOp(32, F32))
+    a, b = np.zeros((64, 64), F32), np.zeros((64, columns), F32)
+    spec = spec_of(conf, a, b)
+    assert type(spec.b.route) is (Transpose if turns else Staged)
+
+
+def test_both_or_none() -> None:
+    """An operand is changed in place only beside one that TMA moves too: the producer has one way at a time."""
+    conf = mapping("one-2x1", transform_global_to_shared_a=Elementwise(lambda x: x + 1))
+    a = np.zeros((64, 64), F16)
+    changed = spec_of(conf, a, np.zeros((64, 64), F16))
+    assert type(changed.a.route) is Rewrite and type(changed.b.route) is Tma and changed.pipeline.has_raw
+    assert isinstance(changed.producer, RewriteProducer)
+    beside = spec_of(conf, a, np.zeros((64, 63), F16))
+    assert type(beside.a.route) is type(beside.b.route) is Staged

@@ -1,0 +1,201 @@
+"""Which configurations the multistage kernel refuses, and what it says to do instead."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit import operators
+from gemmkit.epilogues import ReLU
+from gemmkit.grouped import _mapping as grouped_mapping
+from gemmkit.inspection import compile_config
+from gemmkit.layouts import ColMajor, Padded, RowMajor
+from gemmkit.operators import MIN_PLUS, FPUOp, MMAOp, WGMMAOp, WMMAOp
+from gemmkit.runtime.device import H100
+from gemmkit.tiling import Tile
+from gemmkit.transforms import Elementwise
+from gemmkit.tuning.operators import operator_for
+from tests.support.gpus import A10, GPUS, T4, pretended
+from tests.support.machines import BF16
+from tests.support.sm80 import F16, F32, mapping
+
+VOLTA = dataclasses.replace(H100, name="a V100", arch=(7, 0), shared_memory_per_block=98304)
+KEPLER = dataclasses.replace(H100, name="a K80", arch=(3, 7), shared_memory_per_block=49152)
+
+
+@dataclasses.dataclass(frozen=True)
+class Largest(FPUOp):
+    identity = start = float("-inf")
+
+    def combine(self, c, product):
+        return max(c, product)
+
+
+# a configuration's fields, and words of the refusal
+RULES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "one stage": (dict(stages=1), ("stages=1", "2 to 8 stages")),
+    "no stage": (dict(stages=0), ("stages=0",)),
+    "nine stages": (dict(stages=9), ("stages=9", "2 to 8 stages")),
+    "producer warps": (dict(producer_warps=4), ("producer_warps=4", "kernel='multistage' it is 0")),
+    "schedule": (dict(schedule="pingpong"), ("schedule='pingpong'", "it is 'cooperative'")),
+    "cluster": (dict(cluster=Tile(M=2, N=1)), ("cluster=Tile(M=2, N=1)", "kernel='multistage'")),
+    "splits": (dict(splits=0), ("splits=0",)),
+    "splits that cannot merge": (dict(operator=Largest(16, 16), steps=16, splits=2), ("splits=2", "merges = True", "splits=1")),
+    "tiles": (dict(compute_warp=Tile(M=24, N=8, K=32)), ("operator=", "multiple of the operator's 16x8x16")),
+    "warps": (dict(warps_per_block=3), ("warps_per_block=3", "among 2 warps")),
+    "moves": (dict(mem_a_thread=Tile(M=1, K=3)), ("mem_a_thread=Tile(M=1, K=3)",)),
+    "lines": (dict(shared_a_layout=Padded(RowMajor(F16), 4)), ("shared_a_layout", "pad by a multiple of 8 elements")),
+    "8 bits across": (dict(operator=MMAOp(dtype="i1"), shared_a_layout=Padded(ColMajor("i1"), 16)), ("contiguous along K only",)),
+    "opaque registers": (dict(operator=WMMAOp(), transform_shared_to_regs_a=Elementwise(lambda x, i, j: x + i)),
+                         ("transform_shared_to_regs_a", "use MMAOp")),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_refusals(name: str) -> None:
+    fields, words = RULES[name]
+    with pytest.raises(gk.ConfigError) as caught:
+        mapping(**{**dict(operator=MMAOp()), **fields})
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_warpgroups_have_a_kernel_of_their_own() -> None:
+    with pytest.raises(gk.ConfigError, match="operator=WGMMAOp.*kernel='warp_specialised'"):
+        gk.get_config(operator=WGMMAOp(64), global_a_layout=RowMajor(F16), kernel="multistage")
+
+
+@pytest.mark.parametrize("stages", range(2, 9))
+def test_stages_that_there_are(stages: int) -> None:
+    assert mapping(MMAOp(), stages=stages).stages == stages
+
+
+# -- devices --------------------------------------------------------------------------------------------------------------
+
+def test_gpus_before_the_kernel() -> None:
+    """The single-stage kernel is on older GPUs, too."""
+    conf = mapping(FPUOp(16, 16), steps=16)
+    for refused in (lambda: mapping(FPUOp(16, 16), steps=16, device=VOLTA), lambda: conf.check_device(VOLTA), lambda: compile_config(conf, device=VOLTA)):
+        with pytest.raises(gk.ConfigError, match=r"kernel='multistage': it needs compute capability 7.5, and a V100 has 7.0; take kernel='singlestage'"):
+            refused()
+    for device in (T4, A10):
+        conf.check_device(device)
+    assert gk.get_config(operator=FPUOp(16, 16), global_a_layout=RowMajor(F32), device=VOLTA).kernel == "singlestage"
+
+
+@pytest.mark.parametrize("kernel", ["singlestage", "multistage"])
+def test_gpus_before_every_kernel(kernel: str) -> None:
+    with pytest.raises(gk.ConfigError, match=r"device='a K80': every kernel needs compute capability 5.0, and a K80 has 3.7"):
+        gk.get_config(operator=FPUOp(16, 16), global_a_layout=RowMajor(F32), device=KEPLER, kernel=kernel)
+
+
+@pytest.mark.parametrize("operator, instead", [(MMAOp(), r"MMAOp\(K=8\) or FPUOp"), (MMAOp(N=16), r"MMAOp\(N=16, K=8\) or FPUOp"),
+                                               (MMAOp(dtype="i1"), r"MMAOp\(M=8, K=16, dtype='int8'\) or FPUOp"), (MMAOp(dtype="f8"), "FPUOp"),
+                                               (operators.COMPLEX.with_base(MMAOp(dtype="f8", K=4)), "FPUOp")], ids=repr)
+def test_operators_that_a_t4_lacks(operator: Any, instead: str) -> None:
+    """The refusal names a shape of the same dtypes that the GPU has."""
+    with pytest.raises(gk.ConfigError, match=rf"operator=.*its instructions need compute capability \d.0, and a T4 has 7.5; take {instead}$"):
+        mapping(operator, device=T4)
+
+
+@pytest.mark.parametrize("operator", [MMAOp(K=8), MMAOp(M=8, K=16, dtype="i1"), FPUOp(16, 16), WMMAOp()], ids=repr)
+def test_operators_that_a_t4_has(operator: Any) -> None:
+    conf = gk.get_config(operator=operator, global_a_layout=RowMajor(operator.fragment_a.dtype), kernel="multistage", device=T4)
+    assert conf.stages == 2 and conf.spec().shared_bytes <= T4.shared_memory_per_block
+
+
+DTYPES = [np.dtype(code) for code in ("f2", "f4", "f8", "c8", "c16", "i1", "i4")] + [BF16]
+SIZES = [(1, 1, 1), (128, 128, 128), (512, 512, 512), (4096, 4096, 4096), (8, 4096, 4096)]
+ORDERS = list(itertools.product((RowMajor, ColMajor), repeat=2))
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("kernel", ["singlestage", "multistage"])
+@pytest.mark.parametrize("name", GPUS)
+def test_default_mappings_fit(name: str, kernel: str) -> None:
+    """Of every dtype, size and order, on every GPU, also where the kernel is named: `get_config` checks that they do."""
+    for dtype, size, (a, b) in itertools.product(DTYPES, SIZES, ORDERS):
+        operator = operator_for(dtype, dtype, size, GPUS[name])
+        for shape in (dict(zip("MNK", size)), None):
+            conf = gk.get_config(operator=operator, global_a_layout=a(dtype), global_b_layout=b(dtype), device=GPUS[name], kernel=kernel, gemm_shape=shape)
+            assert conf.kernel == kernel
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", GPUS)
+def test_what_matmul_chooses_fits(name: str) -> None:
+    chosen = set()
+    for dtype, (M, N, K), (a, b) in itertools.product(DTYPES, SIZES, ORDERS):
+        left, right = (np.zeros(shape, dtype, order="CF"[order is ColMajor]) for shape, order in (((M, K), a), ((K, N), b)))
+        with pretended(GPUS[name]), gk.emulate():
+            chosen.add(gk.plan(left, right).config.kernel)
+    assert "multistage" in chosen
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_tiles_of_groups_fit(name: str) -> None:
+    """Where there are enough products for large tiles, and these do not fit, they are smaller."""
+    matrix = np.zeros((128, 128))
+    for dtype, (a, b) in itertools.product(DTYPES, ORDERS):
+        operator = operator_for(dtype, dtype, (128, 128, 128), GPUS[name], 400)
+        fields = grouped_mapping(operator, [(matrix, matrix, None, None)] * 400, GPUS[name])
+        conf = gk.get_config(operator=operator, global_a_layout=a(dtype), global_b_layout=b(dtype), device=GPUS[name], **fields)
+        assert conf.kernel == "multistage"
+
+
+def test_operators_that_need_more_than_the_kernel() -> None:
+    for operator in (MMAOp(dtype="f8"), MMAOp(dtype="float8_e4m3fn")):
+        with pytest.raises(gk.ConfigError, match="operator=.*its instructions need compute capability"):
+            mapping(operator, device=A10)
+
+
+def test_a_ring_that_does_not_fit() -> None:
+    fields: Any = dict(block_shape=Tile(M=128, N=128, K=64), compute_warp=Tile(M=64, N=64, K=64))
+    with pytest.raises(gk.ConfigError, match=r"block_shape=.* needs \d+ bytes of shared memory .* and an A10 has 101376"):
+        mapping(MMAOp(), stages=4, device=A10, **fields)
+    assert mapping(MMAOp(), stages=2, device=A10, **fields).spec().shared_bytes <= A10.shared_memory_per_block
+
+
+def test_splits_of_any_number_on_any_gpu() -> None:
+    """Blocks share K by a workspace, and need no cluster."""
+    assert mapping(MMAOp(), splits=3, device=A10).splits == 3
+
+
+# -- what is filled in, and what may be replaced ------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("operator", [MMAOp(), MMAOp(dtype="f8"), MMAOp(dtype="i1"), FPUOp(32, 32), operators.FPUOp(16, 16, dtype="c8"), WMMAOp(),
+                                      MIN_PLUS], ids=repr)
+@pytest.mark.parametrize("order", [RowMajor, ColMajor])
+def test_an_operator_and_a_layout_are_enough(operator: Any, order: Any) -> None:
+    dtype = operator.fragment_a.dtype if operator is not MIN_PLUS else F32
+    conf = gk.get_config(operator=operator, global_a_layout=order(dtype), kernel="multistage", gemm_shape=dict(M=512, N=512, K=512))
+    assert conf.kernel == "multistage" and conf.stages > 1 and conf.compute_warp.size.K == conf.block_shape.size.K
+    assert eval(repr(conf.block_shape), {"Tile": Tile}) == conf.block_shape
+
+
+def test_it_takes_its_place_among_the_kernels() -> None:
+    with pytest.raises(gk.ConfigError, match="the kernels are singlestage, multistage, warp_specialised"):
+        gk.get_config(operator=MMAOp(), global_a_layout=RowMajor(F16), kernel="twostage")
+    conf = mapping(MMAOp())
+    assert dataclasses.replace(conf, epilogue=ReLU(), stages=4).stages == 4
+    with pytest.raises(gk.ConfigError, match="stages=3"):
+        dataclasses.replace(conf, kernel="singlestage")
+
+
+def test_a_warp_multiplies_all_of_a_k_tile() -> None:
+    """`get_config` makes it so of what is given; a configuration that says otherwise is refused."""
+    conf = mapping(MMAOp(), compute_warp=Tile(M=16, N=8, K=16))
+    assert conf.compute_warp.size.K == 32
+    with pytest.raises(gk.ConfigError, match="compute_warp=.*K must be that of block_shape"):
+        dataclasses.replace(conf, compute_warp=Tile(M=16, N=8, K=16))
+
+
+def test_a_refused_product_writes_nothing() -> None:
+    a, out = np.ones((8, 8), F16), np.full((8, 8), 7, F32)
+    with gk.emulate(), pytest.raises(gk.ConfigError, match="transform_shared_to_regs_a.*use MMAOp"):
+        gk.matmul(a, a, None, mapping(WMMAOp()), out=out, transform_shared_to_regs_a=Elementwise(lambda x, i, j: x + i))
+    assert (out == 7).all()

@@ -1,0 +1,181 @@
+"""Arrays on a device that is not current: their kernel is loaded and launched there, and what was current stays so.
+
+The tests on a GPU go through the devices that there are: with one they show that nothing changes, with two the rest.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit import epilogues
+from gemmkit.runtime import device, launch
+from tests.support.checks import assert_close
+
+ORDINALS = range(max(1, device.count()))
+
+
+class Driver:
+    """A driver with two devices: which context is current, and what was done in it."""
+
+    def __init__(self, current: int | None):
+        self.current = current
+        self.log: list[str] = []
+
+    def install(self, monkeypatch: pytest.MonkeyPatch, count: int = 2) -> Driver:
+        from cuda.bindings import driver
+
+        def set_current(context: int) -> tuple[Any]:
+            self.current = None if context == 0 else context - 100
+            self.log.append(f"back to {self.current}")
+            return (driver.CUresult.CUDA_SUCCESS,)
+
+        def ensure(ordinal: int | None = None) -> int:
+            wanted = ordinal if ordinal is not None else self.current or 0
+            if wanted != self.current:
+                self.log.append(f"to {wanted}")
+            self.current = wanted
+            return wanted
+
+        success, invalid = driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
+        monkeypatch.setattr(driver, "cuCtxGetDevice",
+                            lambda: (invalid, None) if self.current is None else (success, self.current))
+        monkeypatch.setattr(driver, "cuCtxGetCurrent", lambda: (success, 0 if self.current is None else 100 + self.current))
+        monkeypatch.setattr(driver, "cuCtxSetCurrent", set_current)
+        monkeypatch.setattr(device, "ensure_context", ensure)
+        monkeypatch.setattr(device, "_absence", lambda: None)
+        monkeypatch.setattr(device, "count", lambda: count)
+        return self
+
+
+@pytest.mark.parametrize(("current", "log"), [(0, ["to 1", "back to 0"]), (1, []), (None, ["to 1", "back to None"])])
+def test_another_device_is_current_for_as_long_as_it_takes(current: int | None, log: list[str],
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(current).install(monkeypatch)
+    with device.made_current(1):
+        assert driver.current == 1
+    assert driver.current == current and driver.log == log
+
+
+def test_what_was_current_is_so_again_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(0).install(monkeypatch)
+    with pytest.raises(KeyError), device.made_current(1):
+        raise KeyError
+    assert driver.current == 0
+
+
+@pytest.mark.parametrize("current", [0, 1, None])
+def test_a_kernel_is_launched_on_its_device(current: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, launched = Driver(current).install(monkeypatch), []
+
+    def entry(config: Any, function: Any, values: Any, extra: Any) -> int:
+        launched.append(driver.current)
+        return 0
+
+    start = launch._starter(SimpleNamespace(ordinal=1), entry, 7)                     # type: ignore[arg-type]
+    start(0, (None, SimpleNamespace(stream=None), None, None, ()))
+    assert launched == [1] and driver.current == current
+
+
+def test_with_one_device_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launch of a machine with one device is what it was."""
+    Driver(0).install(monkeypatch, count=1)
+    start = launch._starter(SimpleNamespace(ordinal=0), lambda *_: 0, 7)              # type: ignore[arg-type]
+    assert start.__name__ == "start"
+    from cuda.bindings import driver
+
+    monkeypatch.setattr(driver, "cuCtxGetCurrent", None)
+    with device.made_current(0):
+        pass
+
+
+# -- on GPUs ----------------------------------------------------------------------------------------------------------
+
+def operands() -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(4)
+    return tuple(rng.standard_normal(shape).astype(np.float16) for shape in ((65, 48), (48, 80), (80,)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ordinal", ORDINALS)
+@pytest.mark.parametrize("size", [65, 1024], ids=["odd", "TMA"])
+def test_cupy_arrays_on_any_device(ordinal: int, size: int) -> None:
+    import cupy
+
+    rng = np.random.default_rng(4)
+    host = [rng.standard_normal(shape).astype(np.float16) for shape in ((size, 64), (64, size), (size,))]
+    with cupy.cuda.Device(ordinal):
+        a, b, bias = (cupy.asarray(x) for x in host)
+    wanted = host[0].astype("f8") @ host[1].astype("f8")
+    for current in ORDINALS:
+        with cupy.cuda.Device(current):
+            d = gk.matmul(a, b)
+            e = gk.matmul(a, b, epilogue=epilogues.Bias(bias))
+            with cupy.cuda.Device(ordinal):
+                out = cupy.full(wanted.shape, cupy.nan, cupy.float16)
+            run = gk.plan(a, b, out=out)
+            run(a, b, out=out)
+            assert cupy.cuda.runtime.getDevice() == current and device.current_ordinal() == current
+        assert d.device.id == e.device.id == ordinal
+        with cupy.cuda.Device(ordinal):
+            cupy.cuda.Device(ordinal).synchronize()
+            for got, expected in ((d, wanted), (out, wanted), (e, wanted + host[2].astype("f8"))):
+                assert_close(cupy.asnumpy(got), expected, 2e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ordinal", ORDINALS)
+def test_torch_tensors_on_any_device(ordinal: int) -> None:
+    import torch
+
+    host = operands()
+    a, b, bias = (torch.from_numpy(x).to(f"cuda:{ordinal}") for x in host)
+    wanted = host[0].astype("f8") @ host[1].astype("f8")
+    for current in ORDINALS:
+        with torch.cuda.device(current):
+            d, e = gk.matmul(a, b), gk.matmul(a, b, epilogue=epilogues.Bias(bias))
+            assert torch.cuda.current_device() == current
+        assert d.get_device() == e.get_device() == ordinal
+        torch.cuda.synchronize(ordinal)
+        assert_close(d.cpu().numpy(), wanted, 2e-3)
+        assert_close(e.cpu().numpy(), wanted + host[2].astype("f8"), 2e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ordinal", ORDINALS)
+def test_a_stream_of_the_arrays_device(ordinal: int) -> None:
+    import cupy
+
+    host = operands()
+    with cupy.cuda.Device(ordinal):
+        a, b = (cupy.asarray(x) for x in host[:2])
+        stream = cupy.cuda.Stream(non_blocking=True)
+        cupy.cuda.Device(ordinal).synchronize()
+    with cupy.cuda.Device(ORDINALS[0]):
+        d = gk.matmul(a, b, stream=stream)
+    stream.synchronize()
+    with cupy.cuda.Device(ordinal):
+        assert_close(cupy.asnumpy(d), host[0].astype("f8") @ host[1].astype("f8"), 2e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ordinal", ORDINALS)
+def test_operands_of_several_devices_are_refused(ordinal: int) -> None:
+    import cupy
+
+    arrays = []
+    for where, x in zip((ORDINALS[0], ordinal, ORDINALS[0]), operands()):
+        with cupy.cuda.Device(where):
+            arrays.append(cupy.asarray(x))
+    a, b, bias = arrays
+    if ordinal == ORDINALS[0]:
+        assert gk.matmul(a, b, epilogue=epilogues.Bias(bias)).device.id == ordinal
+        return
+    with pytest.raises(ValueError, match="all operands of a product must be on one device"):
+        gk.matmul(a, b)
+    with cupy.cuda.Device(ordinal), pytest.raises(ValueError, match="bias of Bias is on device"):
+        gk.matmul(cupy.asarray(a), b, epilogue=epilogues.Bias(bias))
