@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gemmkit.components import Component
 from gemmkit.epilogues import Bias, Default, Epilogue, LinearCombination, Residual, Scale, Store, parts
 from gemmkit.kernels.common.rules import rule
+from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.kernels.rasterisation import Order
 from gemmkit.kernels.select import FAMILIES
 from gemmkit.kernels.spec import Condition
@@ -35,6 +36,8 @@ TRANSFORMS = (
 def validate(config: Config) -> None:
     """Raise ConfigError for the first rule that a configuration breaks."""
     check_fields({field.name: getattr(config, field.name) for field in config.fields()})
+    rule(config.family.streams_k or not isinstance(config.splits, StreamK), "splits", config.splits, "blocks that stay and "
+         f"stream K are a mapping of the multistage kernel; with kernel={config.kernel!r} it is a number")
     config.family.validate(config)
     _validate_dtypes(config)
 
@@ -67,6 +70,8 @@ def check_fields(fields: dict[str, Any]) -> None:
                   "RowMajor, ColMajor or Padded")
         elif name == "kernel":
             rule(isinstance(value, str) and value in FAMILIES, name, value, f"the kernels are {', '.join(FAMILIES)}")
+        elif name == "splits" and isinstance(value, StreamK):
+            pass                                       # it has checked itself
         elif name in ("warps_per_block", "splits"):
             rule(isinstance(value, int) and not isinstance(value, bool) and value >= 1, name, value,
                   "a positive number is needed")

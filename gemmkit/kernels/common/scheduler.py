@@ -35,6 +35,10 @@ class TileScheduler(Component):
     cluster: Cluster
     reduction: Reduction = HAS_K_ALONE
 
+    #: Whether a block of `multistage` stays, and takes parts of tiles one after the other: then there are `begin`, `end`,
+    #: `following` and `of_part` (`gemmkit.kernels.common.stream_k`).
+    stays = False
+
     @property
     def stack(self) -> Stack:
         """Which matrices belong to a product: there is one product."""
