@@ -10,13 +10,10 @@ block x computes tile ``streamed`` + x, then every g-th (the paper's "two-tile S
 * a tile that another block goes on with comes last: its first k-tiles are this block's, so it is the one that finishes. It
   waits for the next blocks, merges their sums in the order of blocks, and goes on to the epilogue.
 
-Two streamed tiles (a and b) of four k-tiles by three blocks, and a third tile for which they would have no wave:
+Two tiles (a and b) of four k-tiles by three blocks, in shares of 3, 3 and 2:
 
-    tile     a a a a b b b b c c c c          a is finished by block 0, b by block 1, c by block 2
-    k-tile   0 1 2 3 0 1 2 3 0 1 2 3          (each has 4 k-tiles: nobody waits)
-
-    tile     a a a a b b b b                  shares of 3, 3, 2: block 1 hands over a's last k-tile, then waits for block 2,
-    block    0 0 0 1 1 1 2 2                  whose b's last two are handed over; block 0 waits for block 1
+    tile     a a a a b b b b                  block 1 hands over a's last k-tile, and block 2 b's last two;
+    block    0 0 0 1 1 1 2 2                  then block 0 merges and finishes a, and block 1 finishes b
 
 **No deadlock.** A block hands over, if at all, before it waits, and waits for no hand-over that comes behind a wait. All
 blocks must be resident: the launch is cooperative, and the driver is asked before the first.
@@ -50,7 +47,6 @@ if TYPE_CHECKING:
 
 LEAST = 4                              # k-tiles of a share, unless the number of blocks is given
 WAVES = 1, 2
-AT_ONCE = 8                            # loads of another block's sums that a thread has on their way
 LIMIT = 2**31                          # k-tiles, and sums of the workspace, are counted in 32 bits
 
 
@@ -113,7 +109,7 @@ def place_of_block(spec: Any, block: int) -> int:
 
 def merge_piece(values: tuple, n: int, i: int, j: int, spec: Any, sums: Any, first: int) -> tuple:
     pieces = spec.operator.fragment_c.count // spec.sums_width
-    if ((i * spec.fragments_n + j) * pieces + n) % AT_ONCE == 0:
+    if ((i * spec.fragments_n + j) * pieces + n) % spec.sums_at_once == 0:
         warp_barrier()                                 # no load goes before it: more on their way than registers hold
     return apply(merge, values, fetch_piece(n, i, j, spec, sums, first), spec)
 
