@@ -21,7 +21,8 @@ from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.problem import layout_of
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import target
-from gemmkit.tuning.mappings import MAPPINGS, PROMOTED, TRANSPOSED, Mapping, choose_mapping
+from gemmkit.tuning.mappings import MAPPINGS, PROMOTED, TRANSPOSED
+from gemmkit.tuning.model import Mapping, choose_mapping
 
 DTYPES = {
     "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32),

@@ -12,7 +12,8 @@ from gemmkit.emulator.mode import emulate
 from gemmkit.tiling import Tile, linearise, parallelise, subdivide, translate, translate_base, translate_offset
 
 from gemmkit import epilogues, layouts, operators, transforms  # isort: skip
-from gemmkit.config import Config, ConfigError, get_config
+from gemmkit.config import Config, ConfigError
+from gemmkit.configure import get_config
 from gemmkit.contraction import einsum
 from gemmkit.grouped import GroupPlan, grouped, plan_grouped
 from gemmkit.kernels.common.stream_k import StreamK

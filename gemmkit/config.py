@@ -2,7 +2,7 @@
 
 A `Config` has two parts. The `Problem` (layouts, operator, transforms, epilogue, condition) decides the result; the
 `Mapping` (tile shapes, warps, shared layouts, order, kernel) only the speed: any legal mapping gives the same result up
-to rounding. `get_config` fills in what is not given; what is not legal raises `ConfigError`.
+to rounding. `gemmkit.configure.get_config` fills in what is not given; what is not legal raises `ConfigError`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from gemmkit.components import Component
-from gemmkit.config_rules import TRANSFORMS, check_fields, validate
+from gemmkit.config_rules import TRANSFORMS, validate
 from gemmkit.epilogues import Default, Epilogue
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.batched import Batched
@@ -28,11 +26,11 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.given import check_methods
 from gemmkit.layouts import Layout, Zero
 from gemmkit.operators import Operator
-from gemmkit.runtime.device import DeviceInfo, target
+from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Identity, Staged, Transform
 
-__all__ = ["TRANSFORMS", "Config", "ConfigError", "Mapping", "Problem", "get_config"]
+__all__ = ["TRANSFORMS", "Config", "ConfigError", "Mapping", "Problem"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,64 +211,3 @@ class Config(Problem, Mapping):
         if self.threads > device.max_threads_per_block:
             raise ConfigError(f"warps_per_block={self.warps_per_block} is {self.threads} threads, and {device.name} allows "
                               f"{device.max_threads_per_block} a block")
-
-
-# -- defaults ---------------------------------------------------------------------------------------------------------
-
-def get_config(*, operator: Operator, global_a_layout: Layout, gemm_shape: Any = None, device: DeviceInfo | None = None,
-               **fields: Any) -> Config:
-    """A complete configuration from an operator, A's layout and whatever else is given.
-
-    ``gemm_shape`` (a dict or Tile of M, N, K; a dict may have ``batch``, the number of products of a stack) helps to choose
-    tiles and decides nothing else. Every field of `Config` may
-    be given; missing ones get: B's layout that of A, no C, D's layout that of A in the accumulator's dtype, a block shape
-    by `gemmkit.tuning`, shared layouts in the order of the global ones, padded by 16 bytes.
-
-    Raises ConfigError for a combination that no kernel can carry out, TypeError for an unknown field.
-
-    >>> from gemmkit import layouts, operators
-    >>> config = get_config(operator=operators.MMAOp(), global_a_layout=layouts.RowMajor("float16"))
-    >>> config.block_shape, config.warps_per_block
-    (Tile(M=128, N=256, K=128), 8)
-    """
-    from gemmkit.tuning.complete import complete
-
-    known = {field.name for field in Config.fields()}
-    unknown = set(fields) - known
-    if unknown:
-        raise TypeError(f"get_config() got unknown fields {', '.join(sorted(unknown))}; the fields are "
-                        + ", ".join(sorted(known)))
-    values = dict(fields, operator=operator, global_a_layout=global_a_layout)
-    check_fields(values)
-    device = device_given(device)
-    complete(values, _sizes(gemm_shape), device, _products(gemm_shape))
-    config = Config(**values)
-    config.check_device(device)
-    return config
-
-
-def device_given(device: Any) -> DeviceInfo:
-    """What to compile for: a description of a device, or for None the GPU that is here."""
-    if device is None:
-        return target()
-    rule(isinstance(device, DeviceInfo), "device", device, "a gemmkit.runtime.device.DeviceInfo is needed, for example "
-          "gemmkit.runtime.device.H100, or None for the GPU that is here")
-    return device
-
-
-def _sizes(gemm_shape: Any) -> tuple[int, int, int] | None:
-    if gemm_shape is None:
-        return None
-    if isinstance(gemm_shape, Tile):
-        gemm_shape = dict(zip(gemm_shape.names, gemm_shape.extents))
-    if not isinstance(gemm_shape, dict) or set(gemm_shape) - {"batch"} != {"M", "N", "K"}:
-        raise ConfigError(f"gemm_shape={gemm_shape!r}: M, N and K are needed, for example dict(M=512, N=512, K=64)")
-    for name, size in gemm_shape.items():
-        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
-            raise ConfigError(f"gemm_shape: {name}={size!r}: a size is 0 or more")
-    return int(gemm_shape["M"]), int(gemm_shape["N"]), int(gemm_shape["K"])
-
-
-def _products(gemm_shape: Any) -> int:
-    """How many products of these sizes there are."""
-    return max(1, int(gemm_shape.get("batch", 1))) if isinstance(gemm_shape, dict) else 1

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from gemmkit.components import Component
@@ -98,18 +99,20 @@ def _validate_dtypes(config: Config) -> None:
         layout, shared = getattr(config, f"global_{name}_layout"), getattr(config, f"shared_{name}_layout")
         to_shared, to_regs = (getattr(config, f"transform_{way}_{name}") for way in ("global_to_shared", "shared_to_regs"))
         loaded = getattr(operator, "shared_dtypes", {}).get(name, fragment.dtype)
+        says = functools.partial("{!r} loads {}".format, operator, loaded)
         rule(shared.dtype == loaded or not (to_regs.is_identity or operator.is_mapped is False), f"shared_{name}_layout",
-              shared, f"{operator!r} loads {loaded}")
-        rule(shared.dtype == loaded, f"shared_{name}_layout", shared, f"{operator!r} loads {loaded}")
-        rule(layout.dtype == shared.dtype or not to_shared.is_identity, f"global_{name}_layout", layout,
-              f"the operator takes {name} as {shared.dtype}; nothing is converted silently: choose an operator of dtype "
-              f"{layout.dtype}, convert the array, or give transform_global_to_shared_{name}")
+              shared, says)
+        rule(shared.dtype == loaded, f"shared_{name}_layout", shared, says)
+        if layout.dtype != shared.dtype:
+            rule(not to_shared.is_identity, f"global_{name}_layout", layout, f"the operator takes {name} as {shared.dtype}; "
+                 f"nothing is converted silently: choose an operator of dtype {layout.dtype}, convert the array, or give "
+                 f"transform_global_to_shared_{name}")
     _validate_complex(config)
     _validate_result(config)
     for name in ("c", "d"):
         shared = getattr(config, f"shared_{name}_layout")
         rule(shared.dtype == operator.fragment_c.dtype or not _strict(operator), f"shared_{name}_layout", shared,
-              f"{operator!r} accumulates in {operator.fragment_c.dtype}")
+              functools.partial("{!r} accumulates in {}".format, operator, operator.fragment_c.dtype))
 
 
 def _validate_complex(config: Config) -> None:
@@ -117,17 +120,17 @@ def _validate_complex(config: Config) -> None:
     accumulator = config.operator.fragment_c.dtype
     c, d = config.global_c_layout, config.global_d_layout
     unchanged = config.transform_global_to_shared_c.is_identity and config.transform_shared_to_regs_c.is_identity
-    rule(c.dtype.kind != "c" or accumulator.kind in "cV" or not unchanged, "global_c_layout", c,
+    rule(c.dtype.kind != "c" or accumulator.kind in "cV" or not unchanged, "global_c_layout", c, lambda:
           f"the operator accumulates {accumulator}, which has no imaginary part; convert the array, or give "
           "transform_global_to_shared_c")
     unchanged = (config.transform_regs_to_shared_d.is_identity and config.transform_shared_to_global_d.is_identity
                  and all(type(part) in (Default, Bias, LinearCombination, Residual, Scale, Store)
                          for part in parts(config.epilogue)))
     count = len(part_dtypes(accumulator))
-    rule(accumulator.names is None or len(part_dtypes(d.dtype)) == count or not unchanged, "global_d_layout", d,
+    rule(accumulator.names is None or len(part_dtypes(d.dtype)) == count or not unchanged, "global_d_layout", d, lambda:
           f"the operator's numbers have {count} parts ({', '.join(accumulator.names or ())}), which would be lost; take "
           f"operator.number_dtype({part_dtypes(d.dtype)[0].name!r}), or give an epilogue that says what becomes of them")
-    rule(accumulator.kind != "c" or d.dtype.kind in "cV" or not unchanged, "global_d_layout", d,
+    rule(accumulator.kind != "c" or d.dtype.kind in "cV" or not unchanged, "global_d_layout", d, lambda:
           f"the operator accumulates {accumulator}, whose imaginary part would be lost; take a complex layout, or give "
           "transform_shared_to_global_d or an epilogue that says what becomes of it")
 

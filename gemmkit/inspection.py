@@ -21,8 +21,8 @@ import numpy as np
 
 from gemmkit.compiled import Compiled
 from gemmkit.components import freeze
-from gemmkit.config import Config, _products, device_given
-from gemmkit.config import _sizes as sizes_given
+from gemmkit.config import Config
+from gemmkit.configure import device_given, products_given, sizes_given
 from gemmkit.layouts import Layout, Plain, Zero
 from gemmkit.problem import HOST, Call
 from gemmkit.runtime.arrays import ArrayInfo, describe
@@ -93,7 +93,7 @@ def compile_config(conf: Config, *, device: DeviceInfo | None = None, gemm_shape
     if unknown:
         raise ValueError(f"operands: got {', '.join(sorted(map(str, unknown)))}; the operands are a, b, c and out")
     M, N, K = sizes_given(dict(gemm_shape) if isinstance(gemm_shape, Mapping) else gemm_shape) or (4096,) * 3
-    stack = (_products(gemm_shape),) if isinstance(gemm_shape, Mapping) and "batch" in gemm_shape else None
+    stack = (products_given(gemm_shape),) if isinstance(gemm_shape, Mapping) and "batch" in gemm_shape else None
     place = next((info.device for info in freeze(conf.spec()).arrays), HOST)
     infos: dict[str, ArrayInfo | None] = {}
     for name, rows, columns in (("a", M, K), ("b", K, N), ("c", M, N), ("out", M, N)):

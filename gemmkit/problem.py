@@ -14,7 +14,8 @@ import numpy as np
 
 from gemmkit.component_arrays import Held, arrays_of, check_held
 from gemmkit.components import Component, field_values
-from gemmkit.config import TRANSFORMS, Config, ConfigError, get_config
+from gemmkit.config import TRANSFORMS, Config, ConfigError
+from gemmkit.configure import get_config, sizes_given
 from gemmkit.emulator.mode import is_emulating
 from gemmkit.epilogues import parts
 from gemmkit.lang.given import check_dtype, check_methods
@@ -201,9 +202,7 @@ def layout_of(info: ArrayInfo, name: str, operator: Operator | None = None) -> L
 def _sizes(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None], gemm_shape: Any) -> tuple[int, int, int]:
     found: dict[str, tuple[str, int]] = {}
     if gemm_shape is not None:
-        from gemmkit.config import _sizes as checked
-
-        for name, size in zip("MNK", checked(gemm_shape) or ()):
+        for name, size in zip("MNK", sizes_given(gemm_shape) or ()):
             found[name] = "gemm_shape", size
     for name, dims in (("a", "MK"), ("b", "KN"), ("c", "MN"), ("out", "MN")):
         info, layout = infos[name], layouts["d" if name == "out" else name]

@@ -13,7 +13,8 @@ import ml_dtypes
 import numpy as np
 
 from gemmkit.cli.console import bytes_text, console, grid, no_gpu, pairs
-from gemmkit.config import Config, get_config
+from gemmkit.config import Config
+from gemmkit.configure import get_config
 from gemmkit.inspection import CompiledKernel, compile_config
 from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.layouts import ColMajor, RowMajor

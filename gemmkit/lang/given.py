@@ -10,6 +10,7 @@ import builtins
 import dataclasses
 import inspect
 import math
+import weakref
 from collections.abc import Collection
 from functools import cache, lru_cache
 from types import BuiltinFunctionType, FunctionType
@@ -98,6 +99,9 @@ def _why_not(f: Any) -> str:
 
 _HOOKS = {"store_element": "data, i, j, value, shape"}          # those that no base class has
 
+#: Classes of gemmkit's that no user's class stands behind: nobody edits them, and a new size asks of some twenty.
+_ours: weakref.WeakSet[type] = weakref.WeakSet()
+
 
 def check_methods(component: Any, field: str) -> None:
     """Raise ComponentError for a method of a user's class that does not take what the kernel gives it, in the components
@@ -116,6 +120,8 @@ def check_methods(component: Any, field: str) -> None:
 
 def _overridden(cls: type) -> tuple[tuple[type, str, Any, tuple[str, ...]], ...]:
     """The methods of a user's class that stand in place of gemmkit's, with the arguments of those."""
+    if cls in _ours:
+        return ()
     mine = [c for c in cls.__mro__[:-1] if not is_gemmkit(c)]
     theirs = [c for c in cls.__mro__[:-1] if is_gemmkit(c)]
     out = []
@@ -128,6 +134,8 @@ def _overridden(cls: type) -> tuple[tuple[type, str, Any, tuple[str, ...]], ...]
                 out.append((owner, name, function, tuple(inspect.signature(base).parameters)[1:]))
             elif base is None and name in _HOOKS:
                 out.append((owner, name, function, tuple(_HOOKS[name].split(", "))))
+    if not mine:
+        _ours.add(cls)
     return tuple(out)
 
 

@@ -10,7 +10,8 @@ from gemmkit.layouts import Layout, Planar, Swizzled
 from gemmkit.operators.algebra import Algebra
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.device import DeviceInfo
-from gemmkit.tuning.mappings import Mapping, applies, choose_mapping, is_untouched
+from gemmkit.tuning.mappings import applies, is_untouched
+from gemmkit.tuning.model import Mapping, choose_mapping
 
 REGISTERS = 128                        # of a consumer's sums: beside them a producer that works keeps what it needs
 STAGE = 48 * 1024                      # bytes: four stages fit

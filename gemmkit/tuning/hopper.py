@@ -8,69 +8,44 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.config import Config
 from gemmkit.epilogues import Epilogue
+from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.sm90.shared_k import COLUMNS, SharedK
-from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, Planar, RowMajor, Swizzled, Tensor
-from gemmkit.layouts.swizzled import pattern_of
+from gemmkit.lang.errors import ConfigError
+from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, Planar, RowMajor, Swizzled, Tensor, Zero
 from gemmkit.operators.base import Operator
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
-from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
 from gemmkit.tuning import algebras
-from gemmkit.tuning.mappings import (
-    CP_ASYNC,
-    LINE,
-    MAPPINGS,
-    PROMOTED,
-    REWRITTEN,
-    SHORT_BYTES,
-    SPLIT,
-    STAGED,
-    TRANSFORMED,
-    TRANSPOSED,
-    UNALIGNED,
-    UNALIGNED_BYTES,
-    UNALIGNED_WORKSPACE,
-    WORKSPACE,
-    Mapping,
-    by_workspace,
-    choose_mapping,
-    is_untouched,
-)
+from gemmkit.tuning.mappings import LIKELY, PROMOTED, Table, table_of
+from gemmkit.tuning.model import LINE, Mapping, by_workspace, choose_mapping, smallest
 
 WIDTHS = 128, 64, 32                   # bytes of a swizzle's lines
 NARROWEST = WIDTHS[-1]
+LEAST_STAGES, MOST_STAGES = 2, 8
 
 
 def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
            device: DeviceInfo, products: int = 1) -> tuple[Operator, dict[str, Any]]:
     """The operator for a product of 16-bit floats in these layouts, and the fields of its mapping."""
-    given = dict(fields, global_a_layout=a, global_b_layout=b)
+    given = dict(fields, operator=WGMMAOp(LIKELY.N, dtype=a.dtype), global_a_layout=a, global_b_layout=b)
+    table = _table(given, device, Arrays(infos["a"], infos["b"], None, *sizes))
     always = getattr(fields.get("condition"), "is_always", True)
-    is_misaligned = any(isinstance(layout, Plain) and (info := infos[name]) is not None
-                        and why_not(info, layout.axis) is not None for name, layout in (("a", a), ("b", b)))
-    changed = _not_by_tma(given)
-    mappings, shareable = MAPPINGS + SPLIT, WORKSPACE
-    if is_misaligned:
-        mappings, shareable = UNALIGNED, UNALIGNED_WORKSPACE
-    elif changed is not None:
-        mappings, shareable = changed, ()
-    shared = by_workspace(sizes, device, products, shareable) if always else ()
+    listed = table.mappings + (by_workspace(sizes, device, products, table.workspace, table.least_shared) if always else ())
     is_ragged = any(info is not None and any(stride * info.dtype.itemsize % LINE for stride in info.strides if stride != 1)
                     for info in (infos["a"], infos["b"]))
     epilogue = fields.get("epilogue")
     reads_tiles = infos.get("c") is not None or (isinstance(epilogue, Epilogue) and epilogue.reads_tiles)
     if reads_tiles:
         # What a finishing consumer reads by way of L1 makes the one that multiplies wait: 7 % of its time, measured.
-        mappings = tuple(dataclasses.replace(one, step=1.07 * one.step) if one.schedule == "pingpong" else one
-                         for one in mappings)
-    mapping = choose_mapping(sizes, device, mappings=mappings + shared, is_ragged=is_ragged or mappings is CP_ASYNC,
-                             is_tall=reads_tiles, limit=SHORT_BYTES if mappings is CP_ASYNC else UNALIGNED_BYTES,
-                             products=products)
-    is_short = sizes is not None and sizes[2] * a.dtype.itemsize <= LINE // 2
-    if is_short and mappings in (CP_ASYNC, STAGED, REWRITTEN):
+        listed = tuple(dataclasses.replace(one, step=1.07 * one.step) if one.schedule == "pingpong" else one
+                       for one in listed)
+    mapping = choose_mapping(sizes, device, mappings=listed, is_ragged=is_ragged or table.is_ragged, is_tall=reads_tiles,
+                             limit=table.limit, products=products)
+    if table.halves_stages and sizes[2] * a.dtype.itemsize <= LINE // 2:
         mapping = dataclasses.replace(mapping, depth=LINE // 2)
     return WGMMAOp(mapping.N, dtype=a.dtype), mapping.fields
 
@@ -82,18 +57,63 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     """Complete the mapping of a Config for WGMMAOp in place; layouts are given."""
     whole: Any = values["operator"]
     operator: Any = getattr(whole, "base", whole)              # what multiplies: of an algebra, its base
-    values.setdefault("kernel", "warp_specialised")
     is_algebra = whole is not operator
-    splits = () if is_algebra or operator.accumulator.itemsize != 4 or set(values) & _OF_A_MAPPING else SPLIT
-    mappings = (algebras.mappings(whole, values) if is_algebra else PROMOTED if operator.promote
-                else _not_by_tma(values) or (TRANSPOSED if _is_transposed(values) else MAPPINGS + splits))
-    mappings = tuple(one for one in mappings if splits or one.splits == 1)
-    mapping = choose_mapping(sizes, device, operator.N, operator.dtype.itemsize, mappings, products=products)
-    values.setdefault("splits", mapping.splits if splits else 1)
+    shares = not is_algebra and operator.accumulator.itemsize == 4 and not set(values) & _OF_A_MAPPING
+    if set(LIKELY.fields) <= set(values):
+        return _fit(values, LIKELY, device)                    # of which nothing is left to take
+    table = (algebras.mappings(whole, values) if is_algebra else PROMOTED if operator.promote
+             else _table(values, device).mappings)
+    listed = _agreeing([one for one in table if shares or one.splits in (1, values.get("splits"))], values)
+    refused: ConfigError | None = None
+    while listed:
+        mapping = choose_mapping(sizes, device, operator.N, operator.dtype.itemsize, tuple(listed), products=products)
+        completed = dict(values)
+        completed.setdefault("splits", mapping.splits if shares else 1)
+        try:
+            _fit(completed, mapping, device)
+        except ConfigError as error:                           # with what is given, that mapping is none
+            refused = refused or error
+            others = [one for one in listed if one.N == operator.N and one is not mapping]
+            listed = others or [one for one in (smallest(operator.N),) if mapping != one]
+            continue
+        values.update(completed)
+        return
+    assert refused is not None
+    raise refused
+
+
+def _agreeing(listed: list[Mapping], values: dict[str, Any]) -> list[Mapping]:
+    """Those of the mappings that have what is given of one; where none has, all."""
+    for name in ("schedule", "splits", "warps_per_block"):
+        if name in values:
+            listed = [one for one in listed if one.fields[name] == values[name]] or listed
+    return listed
+
+
+def _fit(values: dict[str, Any], mapping: Mapping, device: DeviceInfo) -> None:
+    """A mapping's fields and those that follow from them, with as many stages as fit beside what else the kernel keeps in
+    shared memory: the kernel itself says how much that is. Raises ConfigError where it does not take them."""
+    _complete(values, mapping)
+    if "stages" in values:
+        return
+    least = Config(**values, stages=LEAST_STAGES)
+    spec: Any = least.spec()
+    if spec.shared_bytes > device.shared_memory_per_block:
+        least.check_device(device)                             # says so
+    more = (device.shared_memory_per_block - spec.shared_bytes) // spec.bytes_per_stage
+    values["stages"] = min(MOST_STAGES, LEAST_STAGES + more)
+
+
+def _complete(values: dict[str, Any], mapping: Mapping) -> None:
+    """A mapping's fields, and those that follow from them, but for the stages."""
+    whole = values["operator"]
+    operator = getattr(whole, "base", whole)
+    values.setdefault("kernel", "warp_specialised")
+    values.setdefault("splits", mapping.splits)
     values.setdefault("order", mapping.order)
     _fill_tiles(values, operator, mapping)
     _fill_shared(values, operator)
-    if is_algebra:
+    if whole is not operator:
         algebras.split(values)
     _fill_moves(values)
     condition = values.get("condition")
@@ -106,35 +126,22 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
                   b_major="K" if values["shared_b_layout"].axis == 0 else "MN")
     units = dataclasses.replace(operator, **majors)
     values["operator"] = units if whole is operator else whole.with_base(units)
-    values.setdefault("stages", _stages(values, device))
 
 
-def _not_by_tma(values: dict[str, Any]) -> tuple[Mapping, ...] | None:
-    """Candidate mappings when an operand cannot simply be copied by TMA (what TMA takes depends on the arrays, too): it is
-    transformed, or comes by the producer's warps. cp.async candidates if every such operand is likely to be copied as it
-    is; None if TMA copies both."""
-    changed = [name for name in "ab" if _is_changed(name, values[f"global_{name}_layout"], values)]
-    if not changed:
-        return None
-    if all(isinstance(values[f"global_{name}_layout"], Plain) for name in changed):
-        return TRANSFORMED if changed == ["a"] else REWRITTEN
-    return CP_ASYNC if all(_is_by_cp_async(name, values[f"global_{name}_layout"], values) for name in changed) else STAGED
+# -- what the kernel is asked -----------------------------------------------------------------------------------------
+
+def _table(values: dict[str, Any], device: DeviceInfo, arrays: Arrays | None = None) -> Table:
+    """The mappings to choose among, by the routes that operands take in the kernel on a likely mapping. Without ``arrays``
+    all suit TMA."""
+    assumed = dict(values)
+    assumed.setdefault("global_c_layout", Zero(values["operator"].fragment_c.dtype))
+    assumed.setdefault("global_d_layout", RowMajor(values["operator"].fragment_c.dtype))
+    _complete(assumed, LIKELY)
+    assumed.setdefault("stages", LEAST_STAGES)
+    return table_of(Config(**assumed).spec(arrays), arrays)
 
 
-def _is_by_cp_async(name: str, layout: Layout, fields: dict[str, Any]) -> bool:
-    return layout.is_separable and layout.neighbours * layout.dtype.itemsize >= 4 and is_untouched(name, fields)
-
-
-def _is_transposed(values: dict[str, Any]) -> bool:
-    """Whether an operand lies across K that the hardware reads along K."""
-    layouts = (values["global_a_layout"], 1), (values["global_b_layout"], 0)
-    return any(layout.dtype.itemsize != 2 and layout.vector_axis != k_axis for layout, k_axis in layouts)
-
-
-def _is_changed(name: str, layout: Layout, fields: dict[str, Any]) -> bool:
-    """Whether code of a component stands between an operand's memory and shared memory."""
-    return not isinstance(layout, Plain) or not is_untouched(name, fields)
-
+# -- fields -----------------------------------------------------------------------------------------------------------
 
 def _fill_tiles(values: dict[str, Any], operator: Any, mapping: Mapping) -> None:
     values.setdefault("block_shape", Tile(M=mapping.M, N=operator.N, K=mapping.depth // operator.dtype.itemsize))
@@ -217,20 +224,6 @@ def _move(tile: Tile, layout: Any, shared: Any, warps: int) -> tuple[Tile, Tile]
         thread[axis] = vector
         warp[axis], warp[1 - axis] = vector, math.gcd(32, tile.extents[1 - axis])
     return tuple(Tile(**dict(zip(tile.names, extents))) for extents in (thread, warp))     # type: ignore[return-value]
-
-
-def _stages(values: dict[str, Any], device: DeviceInfo) -> int:
-    """As many as fit beside the subtiles of D."""
-    from gemmkit.kernels.common.pipeline import BARRIER
-    from gemmkit.kernels.sm90.store import BUFFERS
-
-    block, a, b, d = (values[name] for name in ("block_shape", "shared_a_layout", "shared_b_layout", "shared_d_layout"))
-    size = block.size
-    stage = (pattern_of(a.physical_size(size.M, size.K) * a.dtype.itemsize)
-             + pattern_of(b.physical_size(size.K, size.N) * b.dtype.itemsize))
-    panels = BUFFERS * (values["warps_per_block"] // 4) * 64 * getattr(d, "width", LINE)
-    sums = size.M * size.N * 4 + 2 * BARRIER * BUFFERS if SharedK(values["splits"], values["cluster"]).in_cluster > 1 else 0
-    return max(2, min(8, (device.shared_memory_per_block - panels - sums) // (stage + 3 * BARRIER)))
 
 
 __all__ = ["choice", "fill"]

@@ -1,83 +1,29 @@
-"""Hopper's mappings: tiles with what they cost, as measured, and the choice among them."""
+"""Hopper's mappings: tiles with what they cost, as measured, for each way in which operands travel."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gemmkit.epilogues import Epilogue
-from gemmkit.kernels.common.cluster import Cluster
-from gemmkit.kernels.rasterisation import Grouped, Hilbert, Order
-from gemmkit.kernels.sm90.shared_k import SharedK
+from gemmkit.kernels.common.arrays import Arrays
+from gemmkit.kernels.rasterisation import Hilbert
+from gemmkit.kernels.sm90.fragments import RegisterMainloop
+from gemmkit.kernels.sm90.routes.cp_async import CpAsyncProducer
+from gemmkit.kernels.sm90.routes.rewrite import RewriteProducer, Transpose
+from gemmkit.kernels.sm90.routes.tma import TmaProducer
+from gemmkit.layouts import Plain
 from gemmkit.runtime.device import DeviceInfo
-from gemmkit.tiling import Tile
+from gemmkit.runtime.tensor_maps import why_not
+from gemmkit.tuning.model import SHORT_BYTES, UNALIGNED_BYTES, Mapping
 from gemmkit.tuning.operators import SIXTEEN
 
-LINE = 128                             # bytes of K in a stage: a line of the widest swizzle
-UNALIGNED_BYTES = 3200                 # a cycle: what the L2 gives all multiprocessors of lines that straddle its own
-SHORT_BYTES = 2640                     # the same of shorter lines still
-
-
-@dataclass(frozen=True)
-class Mapping:
-    """A tile of ``M`` x ``N``, how warpgroups share it, and what it costs.
-
-    ``step`` is the time of a k-tile of one tile, ``finish`` what is not hidden of a tile's end and beginning, ``start``
-    that of the whole kernel: in cycles of a multiprocessor (16-bit operands), fitted to times on an H100 (docs/hopper.md).
-    """
-
-    M: int
-    N: int
-    schedule: str
-    warps: int
-    cluster: tuple[int, int]
-    step: float
-    finish: float
-    start: float
-    producer_warps: int = 4
-    splits: int = 1
-    order: Order = Grouped(8)
-    depth: int = LINE                  # bytes of K in a stage
-
-    @property
-    def sharing(self) -> SharedK:
-        """By which way blocks share K."""
-        return SharedK(self.splits, Tile(M=self.cluster[0], N=self.cluster[1]))
-
-    def clusters(self, sizes: tuple[int, int, int], products: int) -> int:
-        """Clusters of tiles."""
-        return math.ceil(sizes[0] / (self.M * self.cluster[0])) * math.ceil(sizes[1] / (self.N * self.cluster[1])) * products
-
-    def at_once(self, device: DeviceInfo) -> int:
-        """Clusters that a device holds at once: large ones do not fill every GPC."""
-        peers = self.cluster[0] * self.cluster[1] * self.splits
-        return max(1, device.sm_count // (peers if peers < 8 else peers + 1))
-
-    def cycles(self, sizes: tuple[int, int, int], device: DeviceInfo, itemsize: int, limit: int | None,
-               products: int) -> float:
-        """The estimated time of a launch. ``limit`` is what the L2 can give, in bytes a cycle (None: it limits nothing)."""
-        clusters, lines = self.clusters(sizes, products), math.ceil(sizes[2] * itemsize / LINE)
-        if self.sharing.by_workspace:                  # all blocks at once, each with its share
-            moved = clusters * lines * LINE * (self.M * self.cluster[0] + self.N * self.cluster[1])
-            return max(math.ceil(lines / self.splits) * self.step, moved / SHARED_BYTES) + self.finish + self.start
-        waves = math.ceil(clusters / self.at_once(device))
-        cycles = waves * (math.ceil(lines / self.splits) * self.step + self.finish) + self.start
-        moved = clusters * self.cluster[0] * self.cluster[1] * lines * LINE * (self.M + self.N)
-        if limit is None and self.splits > 1:
-            limit = UNALIGNED_BYTES
-        return cycles if limit is None else max(cycles, moved / limit)
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """It as fields of a Config for 16-bit operands."""
-        return dict(block_shape=Tile(M=self.M, N=self.N, K=self.depth // 2), schedule=self.schedule,
-                    warps_per_block=self.warps, producer_warps=self.producer_warps, splits=self.splits,
-                    cluster=Tile(M=self.cluster[0], N=self.cluster[1]), order=self.order)
-
+LEAST_SHARED = 32                      # k-tiles of a product whose K is shared by way of a workspace
+#: What stands for all of them where the kernel is asked how operands travel.
+LIKELY = Mapping(128, 128, "cooperative", 8, (1, 1), 560, 6500, 0)
 
 # Roughly from the fastest on a large problem to the smallest.
 MAPPINGS = (
@@ -108,9 +54,6 @@ UNALIGNED_WORKSPACE = (
     Mapping(128, 128, "cooperative", 8, (1, 1), 3600, 8000, 0, 8, order=Hilbert()),
     Mapping(64, 64, "cooperative", 4, (1, 1), 2800, 8000, 0, 8, order=Hilbert()),
 )
-SHARE = 100                            # cycles: what one more share costs those that read the sums
-SHARED_BYTES = 4000                    # a cycle: what the L2 gives all multiprocessors where they share K
-LEAST_SHARED = 32                      # k-tiles of a product whose K is shared by way of a workspace
 
 
 # The same where producer warps stage or rewrite an operand.
@@ -177,50 +120,53 @@ PROMOTED = (
     Mapping(64, 64, "cooperative", 4, (1, 1), 300, 2500, 0),
 )
 
+# -- which of them ----------------------------------------------------------------------------------------------------
 
-def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: int | None = None, itemsize: int = 2,
-                   mappings: tuple[Mapping, ...] = MAPPINGS, is_ragged: bool = False, is_tall: bool = False,
-                   limit: int = UNALIGNED_BYTES, products: int = 1) -> Mapping:
-    """The mapping with the least estimated time: full waves of clusters, each as long as its tiles take. Of those that are
-    as good as equal, the first, whose tiles are the largest: they move less, and a card at its power limit repays that.
+@dataclass(frozen=True)
+class Table:
+    """Mappings to choose among, and what limits them.
 
-    ``is_ragged`` says that rows do not begin at multiples of 128 bytes: then what the L2 can give, ``limit`` bytes a cycle,
-    limits the rest. With ``is_tall`` the tallest of the equal is taken. ``products`` of these sizes are one launch.
+    ``workspace`` are those whose blocks share K by a workspace, from ``least_shared`` k-tiles on. ``limit`` is what the L2
+    gives, in bytes a cycle, where lines are ragged; with ``is_ragged`` they always are. ``halves_stages`` says that a short
+    K takes stages of half a line: an empty half would be staged, too.
     """
-    fit = [mapping for mapping in mappings if N in (None, mapping.N)]
-    if not fit:
-        assert N is not None
-        fit = [Mapping(128 if N > 64 else 64, N, "cooperative", 8 if N > 64 else 4, (1, 1), 4.2 * N, 3000, 0)]
-    if sizes is None:
-        return fit[0]
-    m, n, k = (max(1, size) for size in sizes)
 
-    def time(mapping: Mapping) -> float:
-        return mapping.cycles((m, n, k), device, itemsize, limit if is_ragged else None, products)
-
-    least = min(map(time, fit))
-    equal = [mapping for mapping in fit if time(mapping) <= 1.01 * least]
-    return max(equal, key=lambda mapping: mapping.M) if is_ragged or is_tall else equal[0]
+    mappings: tuple[Mapping, ...]
+    workspace: tuple[Mapping, ...] = ()
+    least_shared: int = 0
+    is_ragged: bool = False
+    limit: int = UNALIGNED_BYTES
+    halves_stages: bool = False
 
 
-def by_workspace(sizes: tuple[int, int, int], device: DeviceInfo, products: int = 1,
-                 mappings: tuple[Mapping, ...] = WORKSPACE) -> tuple[Mapping, ...]:
-    """Mappings with shares by way of a workspace for a product of 16-bit operands: as many as fill the device, and fewer."""
-    lines = math.ceil(sizes[2] * 2 / LINE)
-    if 0 in sizes or (mappings is WORKSPACE and lines < LEAST_SHARED):
-        return ()
-    found: list[Mapping] = []
-    for one in mappings:
-        m, n = one.cluster
-        if m * one.M >= sizes[0] + one.M or n * one.N >= sizes[1] + one.N:       # tiles would be empty
-            continue
-        most = min(Cluster(m, n).at_once(device.sm_count) // one.clusters(sizes, products), lines // 2)
-        for shares in sorted({most, most // 2, most // 4}, reverse=True):
-            if shares > 1:
-                shared = dataclasses.replace(one, splits=shares, finish=one.finish + SHARE * shares)
-                found += [shared] if shared.sharing.by_workspace else []
-    return tuple(found)
+BY_TMA = Table(MAPPINGS + SPLIT, WORKSPACE, LEAST_SHARED)
+BY_TRANSPOSES = Table(TRANSPOSED)
+BY_REGISTERS = Table(TRANSFORMED)
+BY_REWRITES = Table(REWRITTEN, halves_stages=True)
+BY_CP_ASYNC = Table(CP_ASYNC, is_ragged=True, limit=SHORT_BYTES, halves_stages=True)
+BY_THREADS = Table(STAGED, halves_stages=True)
+BY_ELEMENTS = Table(UNALIGNED, UNALIGNED_WORKSPACE)
 
+
+def table_of(spec: Any, arrays: Arrays | None) -> Table:
+    """The table for a specialisation of `warp_specialised`, by what produces its stages."""
+    operands = {"a": spec.a, "b": spec.b}
+    if arrays is not None and any(isinstance(x.layout, Plain) and why_not(getattr(arrays, name), x.layout.axis) is not None
+                                  for name, x in operands.items()):
+        return BY_ELEMENTS
+    if any(x.is_masked for x in operands.values()):           # as measured: a triangle's tiles are 128 x 256
+        return BY_THREADS
+    if isinstance(spec.producer, RewriteProducer):
+        turned = any(isinstance(x.route, Transpose) for x in operands.values())
+        passed = all(x.to_shared.is_identity for x in operands.values())
+        return BY_TRANSPOSES if turned and passed else BY_REWRITES
+    if isinstance(spec.mainloop, RegisterMainloop):
+        return BY_REGISTERS
+    kinds = {TmaProducer: BY_TMA, CpAsyncProducer: BY_CP_ASYNC}
+    return next((table for kind, table in kinds.items() if type(spec.producer) is kind), BY_THREADS)
+
+
+# -- when they are asked ----------------------------------------------------------------------------------------------
 
 #: With one of these given, a mapping is the caller's.
 MAPPING_FIELDS = {"kernel", "block_shape", "warps_per_block", "compute_warp", "blocks_per_sm",
@@ -242,23 +188,17 @@ def is_untouched(name: str, fields: dict[str, Any]) -> bool:
 
 
 __all__ = [
-    "CP_ASYNC",
-    "LINE",
+    "LIKELY",
     "MAPPINGS",
     "MAPPING_FIELDS",
     "PROMOTED",
     "REWRITTEN",
-    "SHORT_BYTES",
     "SPLIT",
-    "STAGED",
     "TRANSFORMED",
     "TRANSPOSED",
-    "UNALIGNED",
-    "UNALIGNED_BYTES",
-    "UNALIGNED_WORKSPACE",
     "Mapping",
+    "Table",
     "applies",
-    "by_workspace",
-    "choose_mapping",
     "is_untouched",
+    "table_of",
 ]

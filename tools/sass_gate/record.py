@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from gemmkit.config import get_config
+from gemmkit.configure import get_config
 from gemmkit.inspection import compile_config
 from gemmkit.runtime.assemble import candidates, release
 from gemmkit.runtime.compile import versions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gemmkit.lang.errors import ConfigError
@@ -10,10 +11,13 @@ from gemmkit.tiling import Tile
 SPLITS = (1, 2, 4, 8)                  # blocks of a cluster; more than 8 not every GPU has side by side
 
 
-def rule(condition: bool, field: str, value: Any, said: str) -> None:
-    """Raise ConfigError, naming the field and its value, unless the condition holds."""
+def rule(condition: bool, field: str, value: Any, said: str | Callable[[], str]) -> None:
+    """Raise ConfigError, naming the field and its value, unless the condition holds.
+
+    ``said`` is what would do, or makes that: to write components takes longer than to check them.
+    """
     if not condition:
-        raise ConfigError(f"{field}={value!r}: {said}")
+        raise ConfigError(f"{field}={value!r}: {said if isinstance(said, str) else said()}")
 
 
 def divides(small: Tile, large: Tile, field: str, said: str, value: Any = None) -> None:

@@ -72,10 +72,10 @@ def _validate_tiles(config: Config) -> None:
     consumers = 1 if config.schedule == "pingpong" else config.warps_per_block // 4
     rule(group.M % 64 == 0, "compute_warp", config.compute_warp, "a warpgroup multiplies 64 rows at a time: M must be a "
          "multiple of 64")
-    rule(group.M * consumers == block.M, "compute_warp", config.compute_warp, f"{consumers} warpgroups of M={group.M} rows "
-         f"share a tile of block_shape={config.block_shape!r}")
-    rule(group.N == block.N == operator.N, "operator", operator, f"its N must be that of block_shape={config.block_shape!r} "
-         f"and of compute_warp={config.compute_warp!r}")
+    rule(group.M * consumers == block.M, "compute_warp", config.compute_warp, lambda: f"{consumers} warpgroups of "
+         f"M={group.M} rows share a tile of block_shape={config.block_shape!r}")
+    rule(group.N == block.N == operator.N, "operator", operator, lambda: "its N must be that of block_shape="
+         f"{config.block_shape!r} and of compute_warp={config.compute_warp!r}")
     rule(block.K % operator.K == 0, "block_shape", config.block_shape, "K must be a multiple of the operator's "
          f"{operator.K}")
     promote = operator.promote
@@ -120,7 +120,7 @@ def _validate_operand(config: Config, name: str, across: str) -> None:
     extents = dict(zip(config.block_shape.names, config.block_shape.extents))
     along = extents["K"] if is_k else extents[across]
     peers = config.cluster.size.N if name == "a" else config.cluster.size.M
-    rule(along % layout.line == 0, field, layout, f"its panels are {layout.line} elements wide, and block_shape="
+    rule(along % layout.line == 0, field, layout, lambda: f"its panels are {layout.line} elements wide, and block_shape="
          f"{config.block_shape!r} must be a multiple of that along {'K' if is_k else across}")
     parts = extents[across] // 8 if is_k else along // layout.line
     rule(parts % peers == 0, "cluster", config.cluster, f"the blocks share {name}: its {along // layout.line} panels of "

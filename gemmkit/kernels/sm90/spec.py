@@ -122,6 +122,11 @@ class Sm90Spec(Spec):
         return self.b.offset + pattern_of(self.b.nbytes)
 
     @cached_property
+    def bytes_per_stage(self) -> int:
+        """Shared memory that one more stage takes: its tiles and its barriers."""
+        return self.stage_bytes + self.pipeline.nbytes // self.stages
+
+    @cached_property
     def tma_bytes(self) -> int:
         """What TMA brings a stage."""
         return sum(operand.nbytes for operand in (self.a, self.b) if operand.route.uses_tma)

@@ -1,0 +1,130 @@
+"""What a mapping of Hopper's kernel costs, and the choice among mappings."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from gemmkit.kernels.common.cluster import Cluster
+from gemmkit.kernels.rasterisation import Grouped, Order
+from gemmkit.kernels.sm90.shared_k import SharedK
+from gemmkit.runtime.device import DeviceInfo
+from gemmkit.tiling import Tile
+
+LINE = 128                             # bytes of K in a stage: a line of the widest swizzle
+UNALIGNED_BYTES = 3200                 # a cycle: what the L2 gives all multiprocessors of lines that straddle its own
+SHORT_BYTES = 2640                     # the same of shorter lines still
+SHARED_BYTES = 4000                    # a cycle: what the L2 gives all multiprocessors where they share K
+SHARE = 100                            # cycles: what one more share costs those that read the sums
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """A tile of ``M`` x ``N``, how warpgroups share it, and what it costs.
+
+    ``step`` is the time of a k-tile of one tile, ``finish`` what is not hidden of a tile's end and beginning, ``start``
+    that of the whole kernel: in cycles of a multiprocessor (16-bit operands), fitted to times on an H100 (docs/hopper.md).
+    """
+
+    M: int
+    N: int
+    schedule: str
+    warps: int
+    cluster: tuple[int, int]
+    step: float
+    finish: float
+    start: float
+    producer_warps: int = 4
+    splits: int = 1
+    order: Order = Grouped(8)
+    depth: int = LINE                  # bytes of K in a stage
+
+    @property
+    def sharing(self) -> SharedK:
+        """By which way blocks share K."""
+        return SharedK(self.splits, Tile(M=self.cluster[0], N=self.cluster[1]))
+
+    def clusters(self, sizes: tuple[int, int, int], products: int) -> int:
+        """Clusters of tiles."""
+        return math.ceil(sizes[0] / (self.M * self.cluster[0])) * math.ceil(sizes[1] / (self.N * self.cluster[1])) * products
+
+    def at_once(self, device: DeviceInfo) -> int:
+        """Clusters that a device holds at once: large ones do not fill every GPC."""
+        peers = self.cluster[0] * self.cluster[1] * self.splits
+        return max(1, device.sm_count // (peers if peers < 8 else peers + 1))
+
+    def cycles(self, sizes: tuple[int, int, int], device: DeviceInfo, itemsize: int, limit: int | None,
+               products: int) -> float:
+        """The estimated time of a launch. ``limit`` is what the L2 can give, in bytes a cycle (None: it limits nothing)."""
+        clusters, lines = self.clusters(sizes, products), math.ceil(sizes[2] * itemsize / LINE)
+        if self.sharing.by_workspace:                  # all blocks at once, each with its share
+            moved = clusters * lines * LINE * (self.M * self.cluster[0] + self.N * self.cluster[1])
+            return max(math.ceil(lines / self.splits) * self.step, moved / SHARED_BYTES) + self.finish + self.start
+        waves = math.ceil(clusters / self.at_once(device))
+        cycles = waves * (math.ceil(lines / self.splits) * self.step + self.finish) + self.start
+        moved = clusters * self.cluster[0] * self.cluster[1] * lines * LINE * (self.M + self.N)
+        if limit is None and self.splits > 1:
+            limit = UNALIGNED_BYTES
+        return cycles if limit is None else max(cycles, moved / limit)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """It as fields of a Config for 16-bit operands."""
+        return dict(block_shape=Tile(M=self.M, N=self.N, K=self.depth // 2), schedule=self.schedule,
+                    warps_per_block=self.warps, producer_warps=self.producer_warps, splits=self.splits,
+                    cluster=Tile(M=self.cluster[0], N=self.cluster[1]), order=self.order)
+
+
+def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: int | None = None, itemsize: int = 2,
+                   mappings: tuple[Mapping, ...] = (), is_ragged: bool = False, is_tall: bool = False,
+                   limit: int = UNALIGNED_BYTES, products: int = 1) -> Mapping:
+    """The mapping with the least estimated time: full waves of clusters, each as long as its tiles take. Of those that are
+    as good as equal, the first, whose tiles are the largest: they move less, and a card at its power limit repays that.
+
+    ``is_ragged`` says that rows do not begin at multiples of 128 bytes: then what the L2 can give, ``limit`` bytes a cycle,
+    limits the rest. With ``is_tall`` the tallest of the equal is taken. ``products`` of these sizes are one launch.
+    """
+    fit = [mapping for mapping in mappings if N in (None, mapping.N)]
+    if not fit:
+        assert N is not None
+        fit = [Mapping(128, N, "cooperative", 8, (1, 1), 4.2 * N, 3000, 0) if N > 64 else smallest(N)]
+    if sizes is None:
+        return fit[0]
+    m, n, k = (max(1, size) for size in sizes)
+
+    def time(mapping: Mapping) -> float:
+        return mapping.cycles((m, n, k), device, itemsize, limit if is_ragged else None, products)
+
+    least = min(map(time, fit))
+    equal = [mapping for mapping in fit if time(mapping) <= 1.01 * least]
+    return max(equal, key=lambda mapping: mapping.M) if is_ragged or is_tall else equal[0]
+
+
+def smallest(N: int) -> Mapping:
+    """The smallest tile of N columns: what is left where others take too much shared memory."""
+    return Mapping(64, N, "cooperative", 4, (1, 1), 4.2 * N, 3000, 0)
+
+
+def by_workspace(sizes: tuple[int, int, int], device: DeviceInfo, products: int, mappings: tuple[Mapping, ...],
+                 least: int) -> tuple[Mapping, ...]:
+    """Mappings with shares by way of a workspace for a product of 16-bit operands: as many shares as fill the device, and
+    fewer; none below ``least`` k-tiles."""
+    lines = math.ceil(sizes[2] * 2 / LINE)
+    if 0 in sizes or lines < least:
+        return ()
+    found: list[Mapping] = []
+    for one in mappings:
+        m, n = one.cluster
+        if m * one.M >= sizes[0] + one.M or n * one.N >= sizes[1] + one.N:       # tiles would be empty
+            continue
+        most = min(Cluster(m, n).at_once(device.sm_count) // one.clusters(sizes, products), lines // 2)
+        for shares in sorted({most, most // 2, most // 4}, reverse=True):
+            if shares > 1:
+                shared = dataclasses.replace(one, splits=shares, finish=one.finish + SHARE * shares)
+                found += [shared] if shared.sharing.by_workspace else []
+    return tuple(found)
+
+
+__all__ = ["LINE", "SHORT_BYTES", "UNALIGNED_BYTES", "Mapping", "by_workspace", "choose_mapping", "smallest"]
