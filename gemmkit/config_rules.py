@@ -25,7 +25,7 @@ from gemmkit.transforms import Transform
 if TYPE_CHECKING:
     from gemmkit.config import Config
 
-__all__ = ["TRANSFORMS", "check_fields", "rule", "validate"]
+__all__ = ["TRANSFORMS", "check_fields", "check_stream_k", "rule", "validate"]
 
 TRANSFORMS = (
     "transform_global_to_shared_a", "transform_global_to_shared_b", "transform_global_to_shared_c",
@@ -37,10 +37,15 @@ TRANSFORMS = (
 def validate(config: Config) -> None:
     """Raise ConfigError for the first rule that a configuration breaks."""
     check_fields({field.name: getattr(config, field.name) for field in config.fields()})
-    rule(config.family.streams_k or not isinstance(config.splits, StreamK), "splits", config.splits, "blocks that stay and "
-         f"stream K are a mapping of the multistage kernel; with kernel={config.kernel!r} it is a number")
+    check_stream_k(config.kernel, config.splits)
     config.family.validate(config)
     _validate_dtypes(config)
+
+
+def check_stream_k(kernel: str, splits: Any) -> None:
+    """Raise ConfigError where another kernel than the multistage one is to stream K."""
+    rule(not isinstance(splits, StreamK) or FAMILIES[kernel].streams_k, "splits", splits, "blocks that stay and stream K are a "
+         f"mapping of the multistage kernel; with kernel={kernel!r} it is a number")
 
 
 TILES = {"block_shape": ("M", "N", "K"), "compute_warp": ("M", "N", "K"), "mem_a_warp": ("M", "K"),

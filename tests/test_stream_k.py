@@ -121,7 +121,7 @@ def test_operators(machine: Any, operator: Any, orders: str, rng: np.random.Gene
 def test_semirings_and_complex_numbers(machine: Any, kind: str, rng: np.random.Generator) -> None:
     a, b = whole(rng, (17, 70), F32), whole(rng, (70, 16), F32)
     if kind == "min-plus":
-        conf = mapped(3, operator=replace(MIN_PLUS, M=16, N=16, MB=4, NB=2))
+        conf = mapped(3, operator=replace(MIN_PLUS, M=16, N=16, MB=8, NB=4))
         assert np.array_equal(product(machine, conf, a, b), (a[:, :, None] + b[None]).min(1))
         return
     operator = KINDS[kind]

@@ -1,8 +1,8 @@
 """Stream-K against the default mapping, each against cuBLAS in the same run: rows of `bench.experiments` (group "streamk").
 
 Sizes are those whose last wave of tiles is nearly empty on 132 multiprocessors, by the model. Each has a row as
-`gemmkit.matmul` chooses, and one for each number of waves streamed, on the tile that the model takes for a stream. Of float16
-all rows are of the multistage kernel but the first, which is wgmma's. Nothing here has been measured yet: what wins goes to
+`gemmkit.matmul` chooses, and one for each number of waves streamed, on the tile that the model takes for a stream. Of
+float16 all rows are of the multistage kernel but the first, which is wgmma's. Nothing here has been measured yet: what wins goes to
 `gemmkit.tuning.stream_k.CHOSEN`.
 """
 
@@ -38,7 +38,7 @@ def configuration(kind: str, m: int, n: int, k: int, waves: int) -> gemmkit.Conf
     dtype, device = np.dtype(DTYPES[kind]), target()
     tiles = [one.on(device) for one in multistage_mappings.TABLES[dtype] if one.merges]
     best = min(tiles, key=lambda one: one.streamed((m, n, k), 1, 1, device.sm_count))
-    units = multistage_mappings.operator(dtype, best, device)
+    units: Any = multistage_mappings.operator(dtype, best, device)
     layout: Any = Interleaved(dtype) if isinstance(units, Algebra) else RowMajor(dtype)
     return gemmkit.get_config(operator=units, global_a_layout=layout, global_b_layout=layout, global_d_layout=layout,
                               splits=gemmkit.StreamK(waves=waves), gemm_shape=dict(M=m, N=n, K=k), device=device,

@@ -144,7 +144,8 @@ def _bound(context: Any, ty: Any, batch: Any, which: str) -> Any:
         inner = context.resolve_function_type(method, (batch,), {})
         return None if inner is None else (inner.return_type, lambda c, b, value, number: call_function(
             c, b, method, value, inner, [c.cast(b, number, batch, inner.args[-1])]))
-    found = {name: bound for name, field in ty.runtime.items() if (bound := _bound(context, field, batch, which)) is not None}
+    found = {name: bound for name, field in ty.runtime.items()
+             if (bound := _bound(context, field, batch, which)) is not None}
     if not found:
         return None
     to = _with_types(ty, {name: new for name, (new, _) in found.items()})

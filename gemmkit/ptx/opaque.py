@@ -1,8 +1,8 @@
 """Views whose strides the compiler does not know to be those of the round before.
 
 A loop over tiles reads the same arrays in each round. LLVM computes in front of it what does not change, such as the address
-of an array plus k rows for each of a thread's rows: two registers each, through the loop that multiplies (f64, 128 x 128 x 32:
-30 registers, and 8 spilled). An `opaque` view has its strides from an instruction that stays where it is.
+of an array plus k rows for each of a thread's rows: two registers each, through the loop that multiplies (f64,
+128 x 128 x 32: 30 registers, and 8 spilled). An `opaque` view has its strides from an instruction that stays where it is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether the multistage kernel streams K (`gemmkit.kernels.common.stream_k`), and what that is modelled to cost.
 
-The time of whole tiles goes up by a step with each wave, however few tiles the last one has; streamed, it is that of the k-tiles
-of all. A launch pays for it with hand-overs: a block writes the sums of one tile and reads those of another. The constants
+The time of whole tiles goes up by a step with each wave, however few tiles the last one has; streamed, it is that of the
+k-tiles of all. A launch pays for it with hand-overs: a block writes the sums of one tile and reads those of another. The constants
 are those of `gemmkit.tuning.split_k`; none has been measured for streams, so `CHOSEN` is empty and no product takes it.
 """
 
@@ -22,8 +22,8 @@ PART = 2.0                             # k-tiles: filling the ring anew for a ti
 
 
 def nanoseconds(tiles: int, k_tiles: int, nbytes: int, step: float, sm_count: int, blocks: int) -> float:
-    """The modelled time of a launch by ``blocks`` blocks a multiprocessor, which take ``step`` ns for a k-tile each (all at a
-    time), with sums of ``nbytes`` a tile; without the launch itself. Infinite where nothing would be streamed.
+    """The modelled time of a launch by ``blocks`` blocks a multiprocessor, which take ``step`` ns for a k-tile each (all at
+    a time), with sums of ``nbytes`` a tile; without the launch itself. Infinite where nothing would be streamed.
 
     133 tiles of 100 k-tiles on 132 multiprocessors, 1000 ns each, are two waves, or 1.01 and the hand-over:
 

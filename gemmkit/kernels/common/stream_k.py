@@ -18,8 +18,8 @@ Two tiles (a and b) of four k-tiles by three blocks, in shares of 3, 3 and 2:
 **No deadlock.** A block hands over, if at all, before it waits, and waits for no hand-over that comes behind a wait. All
 blocks must be resident: the launch is cooperative, and the driver is asked before the first.
 
-**Bounded workspace.** A block hands over once, so g tiles of accumulators are enough, whatever the product. With a share of a
-tile or more (two waves are streamed) at most two blocks meet in a tile, and what is waited for was handed over long before.
+**Bounded workspace.** A block hands over once, so g tiles of accumulators are enough, whatever the product. With a share of
+a tile or more (two waves are streamed) at most two blocks meet in a tile, and what is waited for was handed over long before.
 
 **The same bits.** Who has which k-tiles is known before the launch; sums are merged in that order.
 """
@@ -52,7 +52,7 @@ LIMIT = 2**31                          # k-tiles, and sums of the workspace, are
 
 @dataclass(frozen=True)
 class StreamK:
-    """``splits=StreamK()`` of a configuration for the multistage kernel: its blocks stay, and share K where tiles fill no wave.
+    """``splits=StreamK()`` for the multistage kernel: its blocks stay, and share K where tiles fill no wave.
 
     ``blocks`` is how many are launched; None: as many as are resident. Up to ``waves`` waves are streamed, 1 or 2: the last,
     which is not full, and for 2 a full one with it, so that a block's share is a tile at least.
@@ -64,8 +64,8 @@ class StreamK:
     def __post_init__(self) -> None:
         blocks = self.blocks
         if blocks is not None and (isinstance(blocks, bool) or not isinstance(blocks, (int, np.integer)) or blocks < 1):
-            raise ValueError(f"StreamK(blocks={blocks!r}): a positive number of blocks is needed, or None for as many as are "
-                             "resident")
+            raise ValueError(f"StreamK(blocks={blocks!r}): a positive number of blocks is needed, or None for as many as "
+                             "are resident")
         if isinstance(self.waves, bool) or self.waves not in WAVES:
             raise ValueError(f"StreamK(waves={self.waves!r}): 1 or 2 waves are streamed")
 
@@ -121,6 +121,7 @@ class Streamed(TileScheduler):
     A part of a block's work is known by the number of its first k-tile, ``at``.
     """
 
+    reduction: Any = None              # `HandedOver`
     tiles: Scalar = 1
     steps: Scalar = 1
     streamed: Scalar = 0
@@ -199,8 +200,8 @@ class Streamed(TileScheduler):
 # -- on the host --------------------------------------------------------------------------------------------------------
 
 def division(tiles: int, steps: int, most: int, waves: int = 2, least: int = 1) -> tuple[int, int]:
-    """How many blocks are launched, of ``most``, for tiles of ``steps`` k-tiles, and how many tiles are streamed, in shares of
-    ``least`` k-tiles or more.
+    """How many blocks are launched, of ``most``, for tiles of ``steps`` k-tiles, and how many tiles are streamed, in shares
+    of ``least`` k-tiles or more.
 
     Nine tiles on four blocks: two waves and a tile, of which five are streamed (or one alone), and four a whole wave.
 
@@ -231,8 +232,8 @@ def streamed(scheduler: TileScheduler, spec: Any, how: StreamK, tiles: int, K: i
     blocks, first = division(tiles, steps, most, how.waves, 1 if how.blocks else LEAST)
     sums = blocks * int(spec.sums_count)
     if (tiles + blocks) * steps >= LIMIT or sums >= LIMIT:
-        raise ValueError(f"splits={how!r}: {tiles} tiles of {steps} k-tiles on {blocks} blocks, whose sums are {sums} numbers; "
-                         "both are less than 2**31; take larger tiles, or splits=1")
+        raise ValueError(f"splits={how!r}: {tiles} tiles of {steps} k-tiles on {blocks} blocks, whose sums are {sums} "
+                         "numbers; both are less than 2**31; take larger tiles, or splits=1")
     reduction = HandedOver(1, described("sums", sums, spec.operator.fragment_c.dtype),
                            described("counts", blocks, np.dtype(np.uint32)))
     return Streamed(scheduler.order, scheduler.block, scheduler.cluster, reduction, tiles, steps, first, blocks)

@@ -1,8 +1,8 @@
 """The multistage kernel: a ring of stages in shared memory that is filled while the block multiplies, from sm_80 on by
 cp.async.
 
-Every thread block computes one tile of D, or, where its scheduler stays (`stream_k`), parts of tiles, one after the other. Its
-threads start the copies of the k-tile that is ``stages - 1`` ahead, then
+Every thread block computes one tile of D, or, where its scheduler stays (`stream_k`), parts of tiles, one after the other.
+Its threads start the copies of the k-tile that is ``stages - 1`` ahead, then
 multiply the present one, so that loads from global memory have ``stages - 1`` k-tiles of arithmetic to hide behind. There
 are no producer warps and no mbarriers: a thread waits for its own groups of copies, and the block meets once a k-tile.
 

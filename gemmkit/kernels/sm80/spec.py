@@ -54,8 +54,8 @@ class Sm80Spec(SimtSpec):
     @cached_property
     def sums_at_once(self) -> int:
         """Loads of another block's sums that a thread has on their way (stream-K): few where its own take most registers."""
-        words = self.fragments_m * self.fragments_n * self.operator.fragment_c.count * self.operator.fragment_c.dtype.itemsize // 4
-        return 8 if words < FULL else 2
+        nbytes = self.sums_count // self.threads * self.operator.fragment_c.dtype.itemsize
+        return 8 if nbytes // 4 < FULL else 2
 
     @cached_property
     def shared_bytes(self) -> int:
