@@ -2,8 +2,8 @@
 
 Sizes are those whose last wave of tiles is nearly empty on 132 multiprocessors, by the model. Each has a row as
 `gemmkit.matmul` chooses, and one for each number of waves streamed, on the tile that the model takes for a stream. Of
-float16 all rows are of the multistage kernel but the first, which is wgmma's. Nothing here has been measured yet: what wins goes to
-`gemmkit.tuning.stream_k.CHOSEN`.
+float16 all rows are of the multistage kernel but the first, which is wgmma's. Nothing here has been measured yet: what wins
+goes to `gemmkit.tuning.stream_k.CHOSEN`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Whether the multistage kernel streams K (`gemmkit.kernels.common.stream_k`), and what that is modelled to cost.
 
 The time of whole tiles goes up by a step with each wave, however few tiles the last one has; streamed, it is that of the
-k-tiles of all. A launch pays for it with hand-overs: a block writes the sums of one tile and reads those of another. The constants
-are those of `gemmkit.tuning.split_k`; none has been measured for streams, so `CHOSEN` is empty and no product takes it.
+k-tiles of all. A launch pays for it with hand-overs: a block writes the sums of one tile and reads those of another.
+The constants are those of `gemmkit.tuning.split_k`; none has been measured for streams, so `CHOSEN` is empty and no product
+takes it.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ Two tiles (a and b) of four k-tiles by three blocks, in shares of 3, 3 and 2:
 blocks must be resident: the launch is cooperative, and the driver is asked before the first.
 
 **Bounded workspace.** A block hands over once, so g tiles of accumulators are enough, whatever the product. With a share of
-a tile or more (two waves are streamed) at most two blocks meet in a tile, and what is waited for was handed over long before.
+a tile or more (two waves are streamed) at most two blocks meet in a tile, and what is waited for was handed over long
+before.
 
 **The same bits.** Who has which k-tiles is known before the launch; sums are merged in that order.
 """
