@@ -17,6 +17,7 @@ from gemmkit.epilogues import Bias, ReLU
 from gemmkit.inspection import compile_config
 from gemmkit.kernels.common import stream_k
 from gemmkit.kernels.common.cluster import Cluster
+from gemmkit.kernels.common.scheduler import OneTilePerBlock
 from gemmkit.kernels.common.stream_k import HandedOver, Streamed, StreamK, division
 from gemmkit.kernels.rasterisation import Columns
 from gemmkit.kernels.spec import Condition
@@ -62,7 +63,8 @@ def test_every_k_tile_is_once_and_who_waits_comes_behind(blocks: int, waves: int
     at = {}
     monkeypatch.setattr(stream_k, "block_x", lambda: at["block"])
     reduction = HandedOver(1, np.zeros(1, F32), np.zeros(1, "u4"))
-    one = Streamed(Columns(), Tile(M=16, N=16, K=32), Cluster(), reduction, tiles, steps, first, launched)
+    whole = OneTilePerBlock(Columns(), Tile(M=16, N=16, K=32), Cluster())
+    one = Streamed.of(whole, reduction, tiles, steps, first, launched)
     found, shares = [], []
     for block in range(launched):
         at["block"], begin, parts = block, None, []

@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemmkit.components import Scalar
-from gemmkit.kernels.common.reduction import dealt
 from gemmkit.kernels.common.scheduler import TileScheduler
 from gemmkit.kernels.common.workspace_sums import WorkspaceSums, fetch_piece, merge, put_piece
 from gemmkit.lang.control import each, join, split
@@ -41,6 +40,7 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.products import with_number
 from gemmkit.lang.registers import apply
 from gemmkit.ptx.atomics import atomic_add, await_counter, set_counter
+from gemmkit.ptx.division import divided, reciprocal
 from gemmkit.ptx.special import barrier, block_x, rolled, thread_index, udiv, warp_barrier
 
 if TYPE_CHECKING:
@@ -127,9 +127,20 @@ class Streamed(TileScheduler):
     steps: Scalar = 1
     streamed: Scalar = 0
     launched: Scalar = 1
+    multiplier: Scalar = 0             # with `shift`, divides by `steps`
+    shift: Scalar = 0
+    least: Scalar = 0                  # k-tiles of a share; the first ``more`` shares have one more
+    more: Scalar = 0
     at: Scalar = 0
 
     stays = True
+
+    @classmethod
+    def of(cls, scheduler: TileScheduler, reduction: HandedOver, tiles: int, steps: int, streamed: int, blocks: int) -> Streamed:
+        """``streamed`` of the tiles that ``scheduler`` hands out, and the others, by so many blocks."""
+        least, more = divmod(streamed * steps, max(1, blocks))
+        return cls(scheduler.order, scheduler.block, scheduler.cluster, reduction, tiles, steps, streamed, blocks,
+                   *reciprocal(steps), least, more)
 
     def begin(self) -> int:
         """A block's first part."""
@@ -144,7 +155,7 @@ class Streamed(TileScheduler):
         if at >= self.streamed * self.steps:
             return at + self.launched * self.steps
         block = rolled(block_x())                      # computed anew, or what follows from it is kept through the main loop
-        then = (udiv(at, self.steps) + 1) * self.steps
+        then = (self.tile_of(at) + 1) * self.steps
         return then if then < self.share(block + 1) else self.first_whole(block)
 
     def of_part(self, at: int) -> Any:
@@ -152,7 +163,10 @@ class Streamed(TileScheduler):
 
     def share(self, block: int) -> int:
         """Where a block's share of the streamed k-tiles begins, and that of the one before ends."""
-        return dealt(self.streamed * self.steps, self.launched, block)[0]
+        return block * self.least + min(block, self.more)
+
+    def tile_of(self, at: int) -> int:
+        return divided(at, self.multiplier, self.shift)
 
     def first_whole(self, block: int) -> int:
         return (self.streamed + block) * self.steps
@@ -160,11 +174,11 @@ class Streamed(TileScheduler):
     # -- a part -----------------------------------------------------------------------------------------------------------
 
     def first(self) -> int:
-        return udiv(self.at, self.steps)
+        return self.tile_of(self.at)
 
     def rank(self) -> int:
         """The k-tile of its tile that the part begins with: 0 for the block that finishes the tile."""
-        return self.at - udiv(self.at, self.steps) * self.steps
+        return self.at - self.tile_of(self.at) * self.steps
 
     def length(self) -> int:
         """K-tiles of the part."""
@@ -180,7 +194,7 @@ class Streamed(TileScheduler):
         return low * size, max(high - low, 0)
 
     def gather(self, spec: Any, accumulators: Any, rank: int) -> bool:
-        block, tile = rolled(block_x()), udiv(rolled(self.at), self.steps)         # computed anew, as in `following`
+        block, tile = rolled(block_x()), self.tile_of(rolled(self.at))         # computed anew, as in `following`
         if rank > 0:
             self.reduction.hand_over(spec, accumulators, block)
             return False
@@ -237,7 +251,7 @@ def streamed(scheduler: TileScheduler, spec: Any, how: StreamK, tiles: int, K: i
                          "numbers; both are less than 2**31; take larger tiles, or splits=1")
     reduction = HandedOver(1, described("sums", sums, spec.operator.fragment_c.dtype),
                            described("counts", blocks, np.dtype(np.uint32)))
-    return Streamed(scheduler.order, scheduler.block, scheduler.cluster, reduction, tiles, steps, first, blocks)
+    return Streamed.of(scheduler, reduction, tiles, steps, first, blocks)
 
 
 def most_blocks(how: StreamK, device: DeviceInfo | None, threads: int, shared_bytes: int, blocks_per_sm: int) -> int:
