@@ -44,8 +44,8 @@ def validate(config: Config) -> None:
 
 def check_stream_k(kernel: str, splits: Any) -> None:
     """Raise ConfigError where another kernel than the multistage one is to stream K."""
-    rule(not isinstance(splits, StreamK) or FAMILIES[kernel].streams_k, "splits", splits, "blocks that stay and stream K are "
-         f"a mapping of the multistage kernel; with kernel={kernel!r} it is a number")
+    may = FAMILIES[kernel].streams_k or not isinstance(splits, StreamK)
+    rule(may, "splits", splits, f"blocks that stream K are those of the multistage kernel; with kernel={kernel!r} it is a number")
 
 
 TILES = {"block_shape": ("M", "N", "K"), "compute_warp": ("M", "N", "K"), "mem_a_warp": ("M", "K"),

@@ -136,7 +136,8 @@ class Streamed(TileScheduler):
     stays = True
 
     @classmethod
-    def of(cls, scheduler: TileScheduler, reduction: HandedOver, tiles: int, steps: int, streamed: int, blocks: int) -> Streamed:
+    def of(cls, scheduler: TileScheduler, reduction: HandedOver, tiles: int, steps: int, streamed: int,
+           blocks: int) -> Streamed:
         """``streamed`` of the tiles that ``scheduler`` hands out, and the others, by so many blocks."""
         least, more = divmod(streamed * steps, max(1, blocks))
         return cls(scheduler.order, scheduler.block, scheduler.cluster, reduction, tiles, steps, streamed, blocks,
