@@ -45,7 +45,7 @@ def validate(config: Config) -> None:
 def check_stream_k(kernel: str, splits: Any) -> None:
     """Raise ConfigError where another kernel than the multistage one is to stream K."""
     may = FAMILIES[kernel].streams_k or not isinstance(splits, StreamK)
-    rule(may, "splits", splits, f"blocks that stream K are those of the multistage kernel; with kernel={kernel!r} it is a number")
+    rule(may, "splits", splits, f"blocks of the multistage kernel stream K; with kernel={kernel!r} it is a number")
 
 
 TILES = {"block_shape": ("M", "N", "K"), "compute_warp": ("M", "N", "K"), "mem_a_warp": ("M", "K"),
