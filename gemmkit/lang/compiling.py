@@ -11,6 +11,7 @@ from numba.cuda.core.untyped_passes import IRProcessing
 
 from gemmkit.lang import dialect
 from gemmkit.lang.assertions import Assertions
+from gemmkit.lang.calls import Calls
 from gemmkit.lang.captures import Captures
 from gemmkit.lang.inner_functions import InnerFunctions
 from gemmkit.lang.module_attributes import ModuleAttributes
@@ -65,11 +66,12 @@ def compile_function(function: FunctionType, args: tuple, captures: Any = None, 
 def _run_pipeline(function: FunctionType, args: tuple, flags: Any, typing_context: Any, context: Any) -> Any:
     # Numba parses a function's source for the line of its ``def``, which fails for a lambda inside a longer expression
     # (its lines alone are no syntax); the code object knows the line. The caller holds the compiler lock.
+    convention = (Calls if flags.forceinline else numba_compiler.CUDACallConv)(context)       # (a kernel's is Numba's)
     parse, lowering.get_func_def_lineno = lowering.get_func_def_lineno, _first_line
     try:
         return numba_compiler.compile_extra(
             typingctx=typing_context, targetctx=context, func=function, args=args, return_type=None, flags=flags,
-            locals={}, pipeline_class=_Pipeline, call_conv=numba_compiler.CUDACallConv(context), abi_info={})
+            locals={}, pipeline_class=_Pipeline, call_conv=convention, abi_info={})
     finally:
         lowering.get_func_def_lineno = parse
 

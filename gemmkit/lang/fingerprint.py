@@ -309,8 +309,12 @@ def function_of(value: Any) -> FunctionType | None:
 
 # -- what was read before ---------------------------------------------------------------------------------------------
 
-_readings: dict[int, tuple[Any, Reading]] = {}                          # by the id of what was read, which is kept beside it
-_outsides: dict[tuple, tuple[Any, Any, Reading]] = {}
+class _Memory(dict):
+    """No plain dict, in which `gemmkit.lang.later` looks for stand-ins: it would copy the namespaces in here."""
+
+
+_readings: dict[int, tuple[Any, Reading]] = _Memory()                   # by the id of what was read, which is kept beside it
+_outsides: dict[tuple, tuple[Any, Any, Reading]] = _Memory()
 _LIMIT = 20000                            # of each: a notebook makes new functions for ever
 _forgetting: list[Callable[[], None]] = []
 

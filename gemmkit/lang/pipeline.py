@@ -21,18 +21,15 @@ import contextlib
 import dis
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import CodeType
 from typing import Any, ClassVar
 
 from numba.cuda.compiler import CUDABytecodeInterpreter, CUDANativeLowering, CUDATranslateBytecode
-from numba.cuda.core import ir as numba_ir
 from numba.cuda.core import transforms
-from numba.cuda.core.analysis import must_use_alloca
 from numba.cuda.core.compiler_machinery import PassManager, _pass_registry, register_pass
-from numba.cuda.core.errors import LoweringError, NumbaError, new_error_context
+from numba.cuda.core.errors import NumbaError
 from numba.cuda.core.inline_closurecall import RewriteArrayOfConsts
 from numba.cuda.core.ir_utils import fixup_var_define_in_scope
 from numba.cuda.core.postproc import PostProcessor
@@ -40,10 +37,9 @@ from numba.cuda.core.rewrites import rewrite_registry
 from numba.cuda.core.rewrites.registry import RewriteRegistry
 from numba.cuda.core.typed_passes import NopythonRewrites
 from numba.cuda.core.untyped_passes import InlineClosureLikes
-from numba.cuda.debuginfo import CUDADIBuilder
-from numba.cuda.lowering import CUDALower
 from numba.cuda.target import CUDATargetContext
 
+from gemmkit.lang.lowering import Lines, Lower, plain_slots
 from gemmkit.lang.shortcuts import install, value_types
 from gemmkit.lang.ways import unify_ways
 
@@ -104,71 +100,12 @@ class Translation(CUDATranslateBytecode):
         return True
 
 
-class _Lower(CUDALower):
-    """Lowering without a debugger's variables, and with one look at each assignment. Numba finds what is assigned once by
-    looking through a block's statements for every variable (2 %)."""
-
-    _disable_sroa_like_opt = False
-
-    def lower_block(self, block: Any) -> None:
-        """Numba's, which makes a context for an error at every statement, and its text for a log."""
-        self.pre_block(block)
-        for statement in block.body:
-            self.loc = statement.loc
-            try:
-                self.lower_inst(statement)
-            except Exception:
-                with new_error_context('lowering "{inst}" at {loc}', inst=statement, loc=self.loc,
-                                       errcls_=partial(LoweringError, loc=self.loc)):
-                    raise
-        self.post_block(block)
-
-    def lower_inst(self, statement: Any) -> Any:
-        if type(statement) is not numba_ir.Assign:
-            return super().lower_inst(statement)
-        self.debuginfo.mark_location(self.builder, self._adjust_line_if_prologue(self.loc.line))
-        value = self.lower_assign(self.typeof(statement.target.name), statement)
-        argument = None
-        if isinstance(statement.value, numba_ir.arg_types):
-            self.debuginfo.mark_location(self.builder, self.defn_loc.line)
-            argument = statement.value.index + 1
-        self.storevar(value, statement.target.name, argidx=argument)
-        return None
-
-    def _find_singly_assigned_variable(self) -> None:
-        assigned: Counter[str] = Counter()
-        outside: set[str] = must_use_alloca(self.blocks)      # read in another block than it is assigned in, or before
-        for block in self.blocks.values():
-            here: set[str] = set()
-            for statement in block.body:
-                is_assignment = isinstance(statement, numba_ir.assign_types)
-                outside |= _read_by(statement) - here
-                if is_assignment:
-                    assigned[statement.target.name] += 1
-                    here.add(statement.target.name)
-        self._singly_assigned_vars = {name for name, times in assigned.items() if times == 1 and name not in outside}
-        self._blk_local_varmap: dict[str, Any] = {}
-
-
-def _read_by(statement: Any) -> set[str]:
-    """The names of the variables that a statement reads, or is the end of."""
-    if isinstance(statement, numba_ir.del_types):
-        return {statement.value}
-    if isinstance(statement, numba_ir.assign_types):
-        if isinstance(statement.value, numba_ir.var_types):
-            return {statement.value.name}
-        if not isinstance(statement.value, numba_ir.inst_types):
-            return set()
-        statement = statement.value
-    return {variable.name for variable in statement.list_vars()}
-
-
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _Lowering(CUDANativeLowering):
     """From typed intermediate code to LLVM's."""
 
     _name = "gemmkit_lowering"
-    lowering_class = _Lower
+    lowering_class = Lower
 
 
 _SHORTER = {InlineClosureLikes: _ClosureLikes, NopythonRewrites: _Rewrites, CUDATranslateBytecode: Translation,
@@ -232,30 +169,10 @@ def analysed_once() -> Iterator[None]:
     """Functions are compiled with few analyses; the caller holds Numba's compiler lock."""
     before, PostProcessor.run = PostProcessor.run, _tidy       # compilations nest
     try:
-        yield
+        with plain_slots():
+            yield
     finally:
         PostProcessor.run = before
-
-
-class _Lines(CUDADIBuilder):
-    """Line numbers for profilers, and nothing for a debugger."""
-
-    def __init__(self, *args: Any, **keywords: Any):
-        super().__init__(*args, **keywords)
-        self._locations: dict[tuple[int, int], Any] = {}
-
-    def _di_subroutine_type(self, line: int, function: Any, argmap: dict) -> Any:
-        return self.module.add_debug_info("DISubroutineType", {"types": self.module.add_metadata([])})
-
-    def _di_location(self, line: int) -> Any:
-        key = len(self.subprograms), line
-        found = self._locations.get(key)
-        if found is None:
-            found = self._locations[key] = super()._di_location(line)
-        return found
-
-    def mark_variable(self, *args: Any, **keywords: Any) -> None:
-        pass
 
 
 def _registered(context: Any) -> list[list]:
@@ -317,7 +234,7 @@ class _Target(CUDATargetContext):
     """numba-cuda's target context (its tables are shared), with our line numbers, and with a memory for types' sizes: Numba
     has LLVM parse a module for each question (2 % of the time)."""
 
-    DIBuilder = _Lines
+    DIBuilder = Lines
     _sizes: ClassVar[dict[str, int]] = {}
 
     def get_abi_sizeof(self, ty: Any) -> int:

@@ -12,8 +12,10 @@ from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.rasterisation import Hilbert
 from gemmkit.kernels.sm90.fragments import RegisterMainloop
-from gemmkit.kernels.sm90.routes.cp_async import CpAsyncProducer
+from gemmkit.kernels.sm90.routes.cp_async import CpAsync, CpAsyncProducer
+from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.kernels.sm90.routes.rewrite import RewriteProducer, Transpose
+from gemmkit.kernels.sm90.routes.staged import Staged
 from gemmkit.kernels.sm90.routes.tma import TmaProducer
 from gemmkit.layouts import Plain
 from gemmkit.runtime.device import DeviceInfo
@@ -149,7 +151,8 @@ BY_ELEMENTS = Table(UNALIGNED, UNALIGNED_WORKSPACE)
 
 
 def table_of(spec: Any, arrays: Arrays | None) -> Table:
-    """The table for a specialisation of `warp_specialised`, by what produces its stages."""
+    """The table for a specialisation of `warp_specialised`, by what produces its stages. Without ``arrays``, those that suit
+    the layouts' best route are assumed."""
     operands = {"a": spec.a, "b": spec.b}
     if arrays is not None and any(isinstance(x.layout, Plain) and why_not(getattr(arrays, name), x.layout.axis) is not None
                                   for name, x in operands.items()):
@@ -162,8 +165,11 @@ def table_of(spec: Any, arrays: Arrays | None) -> Table:
         return BY_TRANSPOSES if turned and passed else BY_REWRITES
     if isinstance(spec.mainloop, RegisterMainloop):
         return BY_REGISTERS
-    kinds = {TmaProducer: BY_TMA, CpAsyncProducer: BY_CP_ASYNC}
-    return next((table for kind, table in kinds.items() if type(spec.producer) is kind), BY_THREADS)
+    if isinstance(spec.producer, TmaProducer):
+        return BY_TMA
+    staged = [x for x in operands.values() if isinstance(x.route, Staged)]
+    suits = arrays is None and not any(CpAsync.refuses_layout(Request(spec, x, None, (0, 0))) for x in staged)
+    return BY_CP_ASYNC if suits or isinstance(spec.producer, CpAsyncProducer) else BY_THREADS
 
 
 # -- when they are asked ----------------------------------------------------------------------------------------------

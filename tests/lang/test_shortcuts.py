@@ -8,12 +8,13 @@ from abc import ABCMeta
 from typing import Any
 
 import pytest
-from numba.cuda import lowering, types
+from numba.cuda import lowering as numba_lowering
+from numba.cuda import types
 from numba.cuda.core import base, ir
 
 import gemmkit as gk
 from gemmkit import inspection, layouts, operators
-from gemmkit.lang import later, pipeline, shortcuts
+from gemmkit.lang import later, lowering, shortcuts
 from gemmkit.runtime import compile as compiling
 from gemmkit.runtime import nvvm
 from gemmkit.runtime.device import H100
@@ -34,16 +35,16 @@ def recursive(value: Any) -> list:
 @pytest.mark.compile
 def test_variables_are_those_that_numba_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """In every function of a kernel: which ones a statement names, and which are assigned once."""
-    ours, seen = pipeline._Lower._find_singly_assigned_variable, []
+    ours, seen = lowering.Lower._find_singly_assigned_variable, []
 
     def find(self: Any) -> None:
-        lowering.Lower._find_singly_assigned_variable(self)
+        numba_lowering.Lower._find_singly_assigned_variable(self)
         numbas = self._singly_assigned_vars
         ours(self)
         seen.append(self._singly_assigned_vars == numbas
                     and all(s.list_vars() == recursive(vars(s)) for block in self.blocks.values() for s in block.body))
 
-    monkeypatch.setattr(pipeline._Lower, "_find_singly_assigned_variable", find)
+    monkeypatch.setattr(lowering.Lower, "_find_singly_assigned_variable", find)
     inspection.compile_config(CONF, device=H100)
     assert len(seen) > 20 and all(seen)
 

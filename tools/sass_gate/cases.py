@@ -12,6 +12,7 @@ import numpy as np
 
 import gemmkit as gk
 from gemmkit import epilogues, layouts
+from gemmkit.kernels.rasterisation import Grouped
 from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, Interleaved, Planar, RowMajor, Tensor, Triangular
 from gemmkit.operators import COMPLEX, DUAL, MIN_PLUS, QUATERNION, Algebra, FPUOp, MMAOp, WGMMAOp, WMMAOp
@@ -176,10 +177,10 @@ CASES: dict[str, Case] = {
     "B by element": Case(wgmma(global_b_layout=Hankel(F16)), operands={"b": vector()}),
     "both staged, masked": Case(wgmma(), sizes=(4095, 4095, 4095)),
     "both staged, words": Case(wgmma(), sizes=(4098, 4098, 4098)),
-    "staged, whole, cluster": Case(wgmma(global_a_layout=of(lines()), **PAIR), operands={"a": lines}),
+    "staged, whole, cluster": Case(wgmma(global_a_layout=of(lines()), order=Grouped(8), **PAIR), operands={"a": lines}),
     "staged, transformed": Case(wgmma(transform_global_to_shared_a=Elementwise(plus_one)), sizes=(4098, 4098, 4098)),
     "A in registers, transformed": Case(wgmma(transform_global_to_shared_a=Elementwise(plus_one))),
-    "A in place": Case(wgmma(transform_global_to_shared_a=Elementwise(plus_one), **PAIR)),
+    "A in place": Case(wgmma(transform_global_to_shared_a=Elementwise(plus_one), order=Grouped(8), **PAIR)),
     "B in place": Case(wgmma(transform_global_to_shared_b=Elementwise(plus_one))),
     "A in registers, coordinates": Case(wgmma(transform_global_to_shared_a=Elementwise(scaled_rows))),
     "staged, coordinates": Case(wgmma(transform_global_to_shared_a=Elementwise(scaled_rows)), sizes=(4098, 4098, 4098)),

@@ -41,9 +41,20 @@ class CpAsync(Route):
     @classmethod
     def refuses(cls, request: Request) -> str | None:
         """Every thread's tile must be a line of neighbours in memory, there and in range as a whole, that a copy takes."""
-        if request.info is None:
-            return "its array is not known"
-        operand, layout, thread, info = request.operand, request.operand.layout, request.operand.thread, request.info
+        why, info = cls.refuses_layout(request), request.info
+        if why is not None or info is None:
+            return why or "its array is not known"
+        operand, thread = request.operand, request.operand.thread
+        shared: Any = operand.shared
+        nbytes = thread.count * shared.itemsize
+        if unit_axis(info) != unit_of(operand.layout, info) or alignment(info) % nbytes:
+            return f"its lines are not aligned to {nbytes} bytes"
+        return "a thread's tile straddles an edge" if request.extents[shared.axis] % thread.count else None
+
+    @classmethod
+    def refuses_layout(cls, request: Request) -> str | None:
+        """Why no array in this layout, on this mapping, comes by cp.async."""
+        operand, layout, thread = request.operand, request.operand.layout, request.operand.thread
         shared: Any = operand.shared
         if hasattr(shared, "plane"):
             return "cp.async takes no number apart"
@@ -54,10 +65,8 @@ class CpAsync(Route):
         nbytes = thread.count * shared.itemsize
         if thread.extents[shared.axis] != thread.count or nbytes not in SIZES or layout.neighbours % thread.count:
             return f"a thread's tile of {nbytes} bytes is no line that cp.async copies"
-        if unit_axis(info) != unit_of(layout, info) or alignment(info) % nbytes:
-            return f"its lines are not aligned to {nbytes} bytes"
-        if request.extents[shared.axis] % thread.count or not request.divides:
-            return "a thread's tile straddles an edge, or the tiles do not divide among the producer's threads"
+        if not request.divides:
+            return "the tiles do not divide among the producer's threads"
         return "cp.async copies to one block alone" if request.spec.cluster.shares else None
 
     @classmethod
