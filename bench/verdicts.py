@@ -38,6 +38,7 @@ GROUPS = {
     "long": "Few tiles, long K",
     "skinny": "1 to 32 rows, f16",
     "random": "Random sizes, orders and types",
+    "streamk": "Stream-K beside the default mapping",
     "mappings": "Mappings (tuning)",
 }
 # What is asked of a group's geometric mean: at least, aim.

@@ -98,7 +98,7 @@ class Mapping(Component):
     cluster: Tile = Tile(M=1, N=1)      # blocks that share operands
     producer_warps: int = 0
     # of either kernel
-    splits: int = 1                     # blocks that share the K of a tile, and add up their sums
+    splits: Any = 1                     # blocks that share the K of a tile, and add up their sums; or a StreamK
 
     @property
     def threads(self) -> int:

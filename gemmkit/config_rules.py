@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gemmkit.components import Component
 from gemmkit.epilogues import Bias, Default, Epilogue, LinearCombination, Residual, Scale, Store, parts
 from gemmkit.kernels.common.rules import rule
+from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.kernels.rasterisation import Order
 from gemmkit.kernels.select import FAMILIES
 from gemmkit.kernels.spec import Condition
@@ -24,7 +25,7 @@ from gemmkit.transforms import Transform
 if TYPE_CHECKING:
     from gemmkit.config import Config
 
-__all__ = ["TRANSFORMS", "check_fields", "rule", "validate"]
+__all__ = ["TRANSFORMS", "check_fields", "check_stream_k", "rule", "validate"]
 
 TRANSFORMS = (
     "transform_global_to_shared_a", "transform_global_to_shared_b", "transform_global_to_shared_c",
@@ -36,8 +37,15 @@ TRANSFORMS = (
 def validate(config: Config) -> None:
     """Raise ConfigError for the first rule that a configuration breaks."""
     check_fields({field.name: getattr(config, field.name) for field in config.fields()})
+    check_stream_k(config.kernel, config.splits)
     config.family.validate(config)
     _validate_dtypes(config)
+
+
+def check_stream_k(kernel: str, splits: Any) -> None:
+    """Raise ConfigError where another kernel than the multistage one is to stream K."""
+    may = FAMILIES[kernel].streams_k or not isinstance(splits, StreamK)
+    rule(may, "splits", splits, f"blocks of the multistage kernel stream K; with kernel={kernel!r} it is a number")
 
 
 TILES = {"block_shape": ("M", "N", "K"), "compute_warp": ("M", "N", "K"), "mem_a_warp": ("M", "K"),
@@ -68,6 +76,8 @@ def check_fields(fields: dict[str, Any]) -> None:
                   "RowMajor, ColMajor or Padded")
         elif name == "kernel":
             rule(isinstance(value, str) and value in FAMILIES, name, value, f"the kernels are {', '.join(FAMILIES)}")
+        elif name == "splits" and isinstance(value, StreamK):
+            pass                                       # it has checked itself
         elif name in ("warps_per_block", "splits"):
             rule(isinstance(value, int) and not isinstance(value, bool) and value >= 1, name, value,
                   "a positive number is needed")

@@ -16,6 +16,7 @@ from gemmkit.cli.console import bytes_text, console, grid, no_gpu, pairs
 from gemmkit.config import Config
 from gemmkit.configure import get_config
 from gemmkit.inspection import CompiledKernel, compile_config
+from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import FPUOp, MMAOp, Operator, WMMAOp
 from gemmkit.runtime.assemble import AssemblerError
@@ -140,7 +141,9 @@ def mapping(conf: Config, options: argparse.Namespace) -> Iterator[tuple[str, st
     yield "shared A, B, D", f"{conf.shared_a_layout!r}, {conf.shared_b_layout!r}, {conf.shared_d_layout!r}"
     steps = -(-options.k // spec.block.size.K)
     yield "block", f"{extents(conf.block_shape)}: {rows} x {columns} blocks, {steps} k-tiles"
-    if conf.splits > 1:
+    if isinstance(conf.splits, StreamK):
+        yield "shared K", f"{conf.splits!r}: k-tiles dealt evenly to blocks that stay"
+    elif conf.splits > 1:
         in_cluster = conf.family.in_cluster(conf.splits, conf.cluster) > 1
         which = "blocks of a cluster" if in_cluster else "blocks, by way of a workspace,"
         yield "shared K", f"{conf.splits} {which} for each, {-(-steps // conf.splits)} steps or fewer a block"

@@ -28,6 +28,8 @@ class KernelFamily(ABC):
     is_dependent = False
     #: Whether transforms between shared memory and registers stand before shared memory, behind those on the way to it.
     joins_transforms = False
+    #: Whether its blocks may stay and stream K (`gemmkit.kernels.common.stream_k`).
+    streams_k = False
 
     @abstractmethod
     def validate(self, config: Config) -> None:
@@ -42,7 +44,7 @@ class KernelFamily(ABC):
         """The tensor maps of a problem, None for operands that TMA does not move."""
         return ()
 
-    def in_cluster(self, splits: int, cluster: Tile) -> int:
+    def in_cluster(self, splits: Any, cluster: Tile) -> int:
         """How many of ``splits`` blocks that share the K of a tile are those of one cluster, of ``cluster`` tiles."""
         return splits
 

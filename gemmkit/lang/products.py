@@ -135,16 +135,18 @@ def _field(component: Any, name: Any) -> Any:
     return component.runtime.get(name.literal_value)
 
 
-def _bound(context: Any, ty: Any, batch: Any) -> Any:
-    """(type, code) of a component for one product; None where none is asked which product it is."""
+def _bound(context: Any, ty: Any, batch: Any, which: str) -> Any:
+    """(type, code) of a component for one product, or part: what methods of the name ``which`` return; None where there are
+    none."""
     if not isinstance(ty, ComponentType):
         return None
-    if hasattr(ty.cls, "of_product"):
-        method = context.resolve_getattr(ty, "of_product")
+    if hasattr(ty.cls, which):
+        method = context.resolve_getattr(ty, which)
         inner = context.resolve_function_type(method, (batch,), {})
         return None if inner is None else (inner.return_type, lambda c, b, value, number: call_function(
             c, b, method, value, inner, [c.cast(b, number, batch, inner.args[-1])]))
-    found = {name: bound for name, field in ty.runtime.items() if (bound := _bound(context, field, batch)) is not None}
+    found = {name: bound for name, field in ty.runtime.items()
+             if (bound := _bound(context, field, batch, which)) is not None}
     if not found:
         return None
     to = _with_types(ty, {name: new for name, (new, _) in found.items()})
@@ -157,36 +159,49 @@ def _bound(context: Any, ty: Any, batch: Any) -> Any:
     return to, codegen
 
 
-def _type_of_product(context: Any, component: Any, batch: Any) -> Any:
-    if not isinstance(component, ComponentType) or not isinstance(batch, types.Integer):
-        return None
-    found = _bound(context, component, batch)
-    if found is None:
-        return signature(component, component, batch), lambda c, b, s, v: v[0]
-    to, code = found
-    return signature(to, component, batch), lambda c, b, s, v: code(c, b, v[0], v[1])
+def _type_bound(which: str) -> Any:
+    def typer(context: Any, component: Any, number: Any) -> Any:
+        if not isinstance(component, ComponentType) or not isinstance(number, types.Integer):
+            return None
+        found = _bound(context, component, number, which)
+        if found is None:
+            return signature(component, component, number), lambda c, b, s, v: v[0]
+        to, code = found
+        return signature(to, component, number), lambda c, b, s, v: code(c, b, v[0], v[1])
+
+    return typer
 
 
-@atom(_type_of_product)
-def of_product(component: Any, batch: int) -> Any:
-    """The component for product ``batch`` of a stack: of each component in it with a method ``of_product(batch)``, what that
-    returns. The component itself where there is none."""
-    if hasattr(component, "of_product"):
-        return component.of_product(batch)
-    if _WITHOUT.get(id(component)) is component:
+def _bound_on_host(component: Any, number: int, which: str) -> Any:
+    if hasattr(component, which):
+        return getattr(component, which)(number)
+    if _WITHOUT.get((id(component), which)) is component:
         return component
     changed = {name: new for name, value in field_values(component).items()
-               if isinstance(value, Component) and (new := of_product(value, batch)) is not value}
+               if isinstance(value, Component) and (new := _bound_on_host(value, number, which)) is not value}
     if changed:
         return _without_known(component, changed)
     if isinstance(component, Component):
-        _WITHOUT[id(component)] = component
+        _WITHOUT[id(component), which] = component
     return component
 
 
-#: Components in which none is asked for its product, by address: every emulated thread asks for every tile, and to go
+#: Components in which none has a method, by address and its name: every emulated thread asks for every tile, and to go
 #: through all fields each time was a fifth of the emulator's time.
-_WITHOUT: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_WITHOUT: WeakValueDictionary[tuple[int, str], Any] = WeakValueDictionary()
+
+
+@atom(_type_bound("of_product"))
+def of_product(component: Any, batch: int) -> Any:
+    """The component for product ``batch`` of a stack: of each component in it with a method ``of_product(batch)``, what that
+    returns. The component itself where there is none."""
+    return _bound_on_host(component, batch, "of_product")
+
+
+@atom(_type_bound("of_part"))
+def of_part(component: Any, at: int) -> Any:
+    """The same with ``of_part(at)``: for the part of a block's work that begins at ``at`` (`TileScheduler.begin`)."""
+    return _bound_on_host(component, at, "of_part")
 
 
 def _without_known(component: Any, changed: dict[str, Any]) -> Any:
@@ -197,4 +212,4 @@ def _without_known(component: Any, changed: dict[str, Any]) -> Any:
     return out
 
 
-__all__ = ["matrix_of", "of_product", "with_matrix", "with_number"]
+__all__ = ["matrix_of", "of_part", "of_product", "with_matrix", "with_number"]

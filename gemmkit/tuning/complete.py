@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.config_rules import check_stream_k
 from gemmkit.layouts import ColMajor, Layout, RowMajor, Zero
 from gemmkit.operators import WMMAOp
 from gemmkit.runtime.device import DeviceInfo
@@ -16,6 +17,7 @@ from gemmkit.tuning.operators import sized
 
 def complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, products: int = 1) -> None:
     """Complete the fields of a Config in place, for ``products`` of these sizes."""
+    check_stream_k(values.get("kernel", "singlestage"), values.get("splits"))
     a_layout = values["global_a_layout"]
     b_layout = values.get("global_b_layout", a_layout)
     algebras.take(values, a_layout, b_layout, sizes, device, products)

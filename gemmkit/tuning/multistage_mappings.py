@@ -18,13 +18,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.kernels.select import FAMILIES
 from gemmkit.kernels.sm80.routes import copies_of
 from gemmkit.layouts import Layout, Plain, Tensor
 from gemmkit.operators import COMPLEX, FPUOp, Operator
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
-from gemmkit.tuning import split_k
+from gemmkit.tuning import split_k, stream_k
 from gemmkit.tuning.mappings import MAPPING_FIELDS, is_untouched
 from gemmkit.tuning.operators import tensor_cores
 
@@ -73,6 +74,14 @@ class Multistage:
         best = min(found, key=lambda splits: self.nanoseconds(sizes, products, across, sm_count, splits))
         alone = self.nanoseconds(sizes, products, across, sm_count)
         return best if self.nanoseconds(sizes, products, across, sm_count, best) < split_k.WORTH * alone else 1
+
+    def streamed(self, sizes: tuple[int, int, int], products: int, across: int, sm_count: int) -> float:
+        """The modelled time of a launch whose blocks stream K (`gemmkit.tuning.stream_k`)."""
+        (m, n, k), (M, N, K) = self.block, sizes
+        tiles = math.ceil(M / m) * math.ceil(N / n) * products
+        step = max(self.solo, self.blocks * self.step[across])
+        accumulators = m * n * max(4, self.itemsize)
+        return self.start + stream_k.nanoseconds(tiles, math.ceil(K / k), accumulators, step, sm_count, self.blocks)
 
     def on(self, device: DeviceInfo) -> Multistage:
         """The mapping as a device has it: with no more stages than are of use there, and the blocks that this leaves."""
@@ -173,13 +182,19 @@ def choice(a: Layout, b: Layout, fields: dict[str, Any], sizes: tuple[int, int, 
 
 
 def fastest(mappings: tuple[Multistage, ...], a: Layout, b: Layout, sizes: tuple[int, int, int], device: DeviceInfo,
-            products: int) -> tuple[Multistage, int] | None:
+            products: int) -> tuple[Multistage, int | StreamK] | None:
     """The mapping with the least modelled time, as the device has it, of those that fit a block's shared memory, if any; and
     its shares of K."""
     across, sm_count = _across(a, b), device.sm_count
     fit = [one for one in (one.on(device) for one in mappings) if one.nbytes <= device.shared_memory_per_block]
     found = [(one, one.splits(sizes, products, across, sm_count)) for one in fit]
-    return min(found, key=lambda of: of[0].nanoseconds(sizes, products, across, sm_count, of[1]), default=None)
+    best = min(found, key=lambda of: of[0].nanoseconds(sizes, products, across, sm_count, of[1]), default=None)
+    streams = [one for one in fit if one.merges] if a.dtype in stream_k.CHOSEN else []
+    if best is None or not streams:
+        return best
+    stream = min(streams, key=lambda one: one.streamed(sizes, products, across, sm_count))
+    least = stream_k.WORTH * best[0].nanoseconds(sizes, products, across, sm_count, best[1])
+    return (stream, StreamK()) if stream.streamed(sizes, products, across, sm_count) < least else best
 
 
 def applies(a: Layout, b: Layout, fields: dict[str, Any], device: DeviceInfo) -> bool:

@@ -250,6 +250,8 @@ CASES: dict[str, Case] = {
                                   RowMajor("c8"))),
     "ring complex128": Case(staged(COMPLEX.with_base(MMAOp(K=4, dtype=F64)), (64, 64, 8), (32, 16), 3,
                                    Interleaved("c16"), Interleaved("c16"), global_d_layout=Interleaved("c16"))),
+    "ring f64, stream-K": Case(staged(MMAOp(dtype=F64), (64, 64, 16), (32, 32), 4, RowMajor(F64), RowMajor(F64),
+                                      **{"splits": gk.StreamK()})),
     "ring, A transformed, condition": Case(staged(FFMA, (128, 128, 16), (64, 32), 3, ColMajor(F32), RowMajor(F32),
                                                   transform_global_to_shared_a=Elementwise(scaled_rows),
                                                   condition=BlockDiagonal())),

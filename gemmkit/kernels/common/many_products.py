@@ -36,6 +36,19 @@ class ManyProducts(Component):
     def reduction(self) -> Reduction:
         return self.one.reduction
 
+    @property
+    def stays(self) -> bool:
+        return self.one.stays
+
+    def begin(self) -> int:
+        return self.one.begin()
+
+    def end(self) -> int:
+        return self.one.end()
+
+    def following(self, at: int) -> int:
+        return self.one.following(at)
+
     def first(self) -> int:
         return self.one.first()
 

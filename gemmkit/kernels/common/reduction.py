@@ -9,9 +9,11 @@ behind the main loop to `gather`; the block that is told so finishes the tile.
 | `ClusterSums` | 2, 4 or 8 blocks of a cluster (sm_90) | in the first block's registers, by way of shared memory |
 | `WorkspaceSums` | any number | in the registers of the block that comes last, by way of global memory |
 | `SlicedSums` | any number, all resident at once | each block sums a slice; the last to do so collects them |
+| `HandedOver` | those of a stream of k-tiles, all resident at once | in the registers of the block that began the tile |
 | `ClustersShareK` | any number of clusters, all resident at once | in slices, by the exchange of `warp_specialised` |
 
-The first is in `gemmkit.kernels.simt.gather_sums`, the last in `gemmkit.kernels.sm90.shared_k`, the others in
+The first is in `gemmkit.kernels.simt.gather_sums`, the last in `gemmkit.kernels.sm90.shared_k`, `HandedOver` in
+`gemmkit.kernels.common.stream_k`, the others in
 `gemmkit.kernels.common.workspace_sums`.
 
 Whatever the kind, the order of additions depends on the number of shares alone: the same call gives the same bits.

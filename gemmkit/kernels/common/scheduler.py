@@ -35,6 +35,10 @@ class TileScheduler(Component):
     cluster: Cluster
     reduction: Reduction = HAS_K_ALONE
 
+    #: Whether a block of `multistage` stays, and takes parts of tiles one after the other, from `begin` to `end`; then
+    #: ``of_part(at)`` is the scheduler that answers for the part at ``at`` (`gemmkit.kernels.common.stream_k`).
+    stays = False
+
     @property
     def stack(self) -> Stack:
         """Which matrices belong to a product: there is one product."""
@@ -59,6 +63,18 @@ class TileScheduler(Component):
     def step(self) -> int:
         """From one tile of a cluster to its next."""
         return udiv(grid_x(), self.cluster.size)
+
+    def begin(self) -> int:
+        """Where the first part of a block that stays begins."""
+        raise NotImplementedError
+
+    def end(self) -> int:
+        """Behind all parts of all blocks."""
+        raise NotImplementedError
+
+    def following(self, at: int) -> int:
+        """The part behind the one at ``at``."""
+        raise NotImplementedError
 
     def rank(self) -> int:
         """The block's place among those that share its tile's K."""

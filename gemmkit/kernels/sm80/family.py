@@ -10,7 +10,8 @@ import numpy as np
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.operand import Operand
-from gemmkit.kernels.common.scheduler import OneTilePerBlock
+from gemmkit.kernels.common.scheduler import OneTilePerBlock, TileScheduler
+from gemmkit.kernels.common.stream_k import StreamK, most_blocks, streamed
 from gemmkit.kernels.common.workspace_sums import reduction_of
 from gemmkit.kernels.family import KernelFamily
 from gemmkit.kernels.sm80.kernel import multistage
@@ -30,7 +31,9 @@ SAFE = 7
 
 
 class Sm80(KernelFamily):
-    """One tile a block, a ring of stages."""
+    """One tile a block, or parts of tiles one after the other; a ring of stages."""
+
+    streams_k = True
 
     def validate(self, config: Config) -> None:
         validate(config)
@@ -45,19 +48,23 @@ class Sm80(KernelFamily):
         scheduler = OneTilePerBlock(config.order, config.block_shape, Cluster())
         spec = Sm80Spec(config.block_shape, config.compute_warp, config.warps_per_block, config.operator, a, b, c, d,
                         config.epilogue, config.condition, scheduler, config.has_c, config.stages, copies=copies)
-        if config.splits > 1:
-            spec = dataclasses.replace(spec, scheduler=_shared(scheduler, spec, config.splits, arrays))
+        if config.splits != 1:
+            spec = dataclasses.replace(spec, scheduler=_shared(scheduler, spec, config, arrays))
         return dataclasses.replace(spec.laid_out(), mainloop=_mainloop(spec), copy_parts=_copy_parts(spec))
 
-    def in_cluster(self, splits: int, cluster: Tile) -> int:
+    def in_cluster(self, splits: int | StreamK, cluster: Tile) -> int:
         return 1
 
 
-def _shared(scheduler: OneTilePerBlock, spec: Sm80Spec, splits: int, arrays: Arrays | None) -> OneTilePerBlock:
-    """The scheduler with blocks that share tiles by a workspace."""
+def _shared(scheduler: OneTilePerBlock, spec: Sm80Spec, config: Config, arrays: Arrays | None) -> TileScheduler:
+    """A scheduler of blocks that share tiles by a workspace."""
     rows, columns = scheduler.grid(arrays.M, arrays.N) if arrays else (1, 1)
     tiles = rows * columns * (1 if arrays is None or arrays.products is None else arrays.products)
-    reduction = reduction_of(spec, splits, tiles, arrays.sm_count if arrays else 0)
+    if isinstance(config.splits, StreamK):
+        most = most_blocks(config.splits, arrays.device if arrays else None, config.threads, spec.laid_out().shared_bytes,
+                           config.blocks_per_sm)
+        return streamed(scheduler, spec, config.splits, tiles, arrays.K if arrays else 0, most)
+    reduction = reduction_of(spec, config.splits, tiles, arrays.sm_count if arrays else 0)
     return dataclasses.replace(scheduler, reduction=reduction)
 
 

@@ -1,7 +1,8 @@
 """The multistage kernel: a ring of stages in shared memory that is filled while the block multiplies, from sm_80 on by
 cp.async.
 
-Every thread block computes one tile of D. Its threads start the copies of the k-tile that is ``stages - 1`` ahead, then
+Every thread block computes one tile of D, or, where its scheduler stays (`stream_k`), parts of tiles, one after the other.
+Its threads start the copies of the k-tile that is ``stages - 1`` ahead, then
 multiply the present one, so that loads from global memory have ``stages - 1`` k-tiles of arithmetic to hide behind. There
 are no producer warps and no mbarriers: a thread waits for its own groups of copies, and the block meets once a k-tile.
 
@@ -25,15 +26,27 @@ from typing import Any
 
 from gemmkit.kernels.common.work import Input, Inputs, Place, Work
 from gemmkit.kernels.simt.kernel import load_c, start_from_nothing, store_d
-from gemmkit.lang.products import of_product
+from gemmkit.lang.products import of_part, of_product
 from gemmkit.lang.registers import registers
 from gemmkit.ptx.memory import shared
-from gemmkit.ptx.special import barrier, thread_index, udiv, uniform
+from gemmkit.ptx.opaque import opaque
+from gemmkit.ptx.special import barrier, rolled, thread_index, udiv, uniform
 
 
 def multistage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
-    """D = A B + C for one tile of D; see the module's table. Launched with as many blocks of
-    ``spec.threads`` a tile as share its K."""
+    """D = A B + C for one tile of D, or for the parts of tiles that are a block's; see the module's table. Launched with as
+    many blocks of ``spec.threads`` as the scheduler says."""
+    if spec.scheduler.stays:
+        at = spec.scheduler.begin()
+        while at < spec.scheduler.end():
+            compute_part(of_part(spec, at), opaque(a), opaque(b), opaque(c), opaque(d), shape)
+            barrier()                                  # D has been read from shared memory: the next part may take its place
+            at = rolled(spec.scheduler.following(at))
+    else:
+        compute_part(spec, a, b, c, d, shape)
+
+
+def compute_part(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
     # 0. Which product of a stack is this block's, and which tile of it?
     batch, tile = spec.scheduler.product(spec.scheduler.first())
     stack = spec.scheduler.stack

@@ -23,7 +23,7 @@ def validate(config: Config) -> None:
               f"kernel; with kernel={config.kernel!r} it is {only!r}")
     least, most = STAGES
     rule(least <= config.stages <= most, "stages", config.stages, f"{least} to {most} stages are needed")
-    if config.splits > 1:
+    if config.splits != 1:
         refusal = operator.refuses_to_merge
         rule(refusal is None, "splits", config.splits, f"with {operator!r}: {refusal}")
     validate_tiles(config)

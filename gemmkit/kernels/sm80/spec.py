@@ -12,6 +12,8 @@ from gemmkit.kernels.sm80.mainloop import Mainloop
 from gemmkit.kernels.sm80.routes import AsyncCopies, Copies
 from gemmkit.lang.registers import Fragment
 
+FULL = 64                              # 32-bit registers of a thread's sums, from which on there is little room for others
+
 
 @dataclass(frozen=True)
 class Sm80Spec(SimtSpec):
@@ -48,6 +50,12 @@ class Sm80Spec(SimtSpec):
     def stage_bytes(self) -> int:
         """From a stage to the next."""
         return -(-(self.b.offset + self.b.nbytes) // ALIGNMENT) * ALIGNMENT
+
+    @cached_property
+    def sums_at_once(self) -> int:
+        """Loads of another block's sums that a thread has on their way (stream-K): few where its own take most registers."""
+        nbytes = self.sums_count // self.threads * self.operator.fragment_c.dtype.itemsize
+        return 8 if nbytes // 4 < FULL else 2
 
     @cached_property
     def shared_bytes(self) -> int:

@@ -1,0 +1,44 @@
+"""Whether the multistage kernel streams K (`gemmkit.kernels.common.stream_k`), and what that is modelled to cost.
+
+The time of whole tiles goes up by a step with each wave, however few tiles the last one has; streamed, it is that of the
+k-tiles of all. A launch pays for it with hand-overs: a block writes the sums of one tile and reads those of another.
+The constants are those of `gemmkit.tuning.split_k`; none has been measured for streams, so `CHOSEN` is empty and no product
+takes it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from gemmkit.kernels.common.stream_k import LEAST, division
+from gemmkit.tuning.split_k import BYTES, COUNTING, KEPT, TRAFFIC
+
+#: Dtypes of A whose products stream K where the model says so: the switch.
+CHOSEN: frozenset[np.dtype] = frozenset()
+
+WORTH = 0.95                           # of the best time without: what it has to come down to
+PART = 2.0                             # k-tiles: filling the ring anew for a tile that is begun within
+
+
+def nanoseconds(tiles: int, k_tiles: int, nbytes: int, step: float, sm_count: int, blocks: int) -> float:
+    """The modelled time of a launch by ``blocks`` blocks a multiprocessor, which take ``step`` ns for a k-tile each (all at
+    a time), with sums of ``nbytes`` a tile; without the launch itself. Infinite where nothing would be streamed.
+
+    133 tiles of 100 k-tiles on 132 multiprocessors, 1000 ns each, are two waves, or 1.01 and the hand-over:
+
+    >>> round(nanoseconds(133, 100, 2**16, 1000.0, 132, 1)), nanoseconds(132, 100, 2**16, 1000.0, 132, 1)
+    (107782, inf)
+    """
+    launched, streamed = division(tiles, k_tiles, sm_count * blocks, least=LEAST)
+    if not streamed:
+        return math.inf
+    share = streamed * k_tiles / launched
+    meet = math.ceil(k_tiles / share)                  # blocks whose sums the one that finishes reads
+    moved = max(0.0, 2 * launched * nbytes - KEPT) / TRAFFIC
+    whole = (tiles - streamed) // launched * k_tiles
+    return (share + whole + PART) * step + COUNTING + meet * nbytes / BYTES + moved
+
+
+__all__ = ["CHOSEN", "WORTH", "nanoseconds"]
