@@ -201,7 +201,7 @@ def check_residency(kernel: Any, ordinal: int, blocks: int, threads: int, shared
             most, how = int(held) * device.current().sm_count, f"{held} a multiprocessor"
     if blocks > most:
         raise LaunchError(f"{blocks} blocks of {threads} threads wait for each other, and the device holds {most} at once "
-                          f"({how}); take fewer splits")
+                          f"({how}); take fewer splits, or StreamK(blocks=...)")
 
 
 def cluster_config(blocks: int, threads: int, shared_bytes: int, cluster: int) -> Any:

@@ -22,7 +22,7 @@ blocks must be resident: the launch is cooperative, and the driver is asked befo
 a tile or more (two waves are streamed) at most two blocks meet in a tile, and what is waited for was handed over long
 before.
 
-**The same bits.** Who has which k-tiles is known before the launch; sums are merged in that order.
+**The same bits.** Which block has which k-tiles is known before the launch; sums are merged in that order.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class HandedOver(WorkspaceSums):
             atomic_add(self.counts, block, 1, "release")
 
     def take_over(self, spec: Any, accumulators: Any, block: int) -> None:
-        """Wait for a block's sums, and merge them. The counter is 0 again for the next launch: nobody else looks at it."""
+        """Wait for a block's sums, and merge them. The counter is 0 again for the next launch: no other block looks at it."""
         if thread_index() == 0:
             await_counter(self.counts, block, 1, "acquire")
             set_counter(self.counts, block, 0)
@@ -202,7 +202,7 @@ class Streamed(TileScheduler):
         if tile < self.streamed:
             end = (tile + 1) * self.steps
             peer = block + 1
-            while self.share(peer) < end:              # who has what is left of the tile
+            while self.share(peer) < end:              # the blocks that have the rest of the tile
                 self.reduction.take_over(spec, accumulators, peer)
                 peer = rolled(peer + 1)
         return True
