@@ -78,7 +78,7 @@ def count(kernel: CompiledKernel, opcode: str, *modifiers: str) -> int:
     return found
 
 
-@pytest.mark.sample(26)
+@pytest.mark.sample(22)
 @pytest.mark.parametrize("arch", ARCHS, ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_compiles_for_every_gpu(name: str, arch: tuple[int, int]) -> None:
