@@ -88,7 +88,7 @@ class HandedOver(WorkspaceSums):
             atomic_add(self.counts, block, 1, "release")
 
     def take_over(self, spec: Any, accumulators: Any, block: int) -> None:
-        """Wait for a block's sums, and merge them. The counter is 0 again for the next launch: no other block looks at it."""
+        """Wait for a block's sums, and merge them. Its counter is 0 again for the next launch; no other block reads it."""
         if thread_index() == 0:
             await_counter(self.counts, block, 1, "acquire")
             set_counter(self.counts, block, 0)
