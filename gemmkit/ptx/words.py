@@ -179,27 +179,30 @@ def unpack_words(dtype: np.dtype, words: tuple) -> tuple:
     return scalars(np.array(words, np.uint32).view(np.uint8), dtype)
 
 
-def _type_pack_pairs(context: Any, values: Any) -> Any:
-    if not isinstance(values, types.UniTuple) or values.count % 2 or element_size(values.dtype) != 2:
+def _type_pack_narrow(context: Any, values: Any) -> Any:
+    if not isinstance(values, types.UniTuple) or element_size(values.dtype) not in (1, 2):
+        return None
+    words, rest = divmod(values.count * element_size(values.dtype), 4)
+    if rest:
         return None
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
         return c.make_tuple(b, s.return_type, to_registers(b, elements(b, v[0], values.count)))
 
-    return signature(types.UniTuple(types.uint32, values.count // 2), values), codegen
+    return signature(types.UniTuple(types.uint32, words), values), codegen
 
 
-@atom(_type_pack_pairs)
-def pack_pairs(values: tuple) -> tuple:
-    """`pack_words` of 16-bit elements that LLVM can look through: of a fragment that instructions take in 32-bit registers,
-    nothing is left of packing and unpacking."""
-    return tuple(np.array(values).view(np.uint32))
+@atom(_type_pack_narrow)
+def pack_narrow(values: tuple) -> tuple:
+    """`pack_words` of 16- or 8-bit elements that LLVM can look through: of a fragment that instructions take in 32-bit
+    registers, nothing is left of packing and unpacking."""
+    return tuple(np.array(values).view(np.uint8).view(np.uint32))
 
 
-def _type_unpack_pairs(context: Any, dtype: Any, words: Any) -> Any:
+def _type_unpack_narrow(context: Any, dtype: Any, words: Any) -> Any:
     if not isinstance(dtype, DTypeType) or not isinstance(words, types.UniTuple) or words.dtype != types.uint32:
         return None
-    result = types.UniTuple(dtype.target, 2 * words.count)
+    result = types.UniTuple(dtype.target, 4 * words.count // element_size(dtype.target))
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
         return c.make_tuple(b, result, from_registers(b, elements(b, v[1], words.count), c.get_value_type(dtype.target)))
@@ -207,9 +210,9 @@ def _type_unpack_pairs(context: Any, dtype: Any, words: Any) -> Any:
     return signature(result, dtype, words), codegen
 
 
-@atom(_type_unpack_pairs)
-def unpack_pairs(dtype: np.dtype, words: tuple) -> tuple:
-    """The inverse of `pack_pairs`."""
+@atom(_type_unpack_narrow)
+def unpack_narrow(dtype: np.dtype, words: tuple) -> tuple:
+    """The inverse of `pack_narrow`."""
     return scalars(np.array(words, np.uint32).view(np.uint8), dtype)
 
 

@@ -25,7 +25,7 @@ from gemmkit.lang.registers import Fragment, registers
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.pinned import pinned, shared_place
 from gemmkit.ptx.special import barrier, carried, thread_index
-from gemmkit.ptx.words import pack_pairs, unpack_pairs
+from gemmkit.ptx.words import pack_narrow, unpack_narrow
 from gemmkit.tiling import parallelise, translate, translate_offset
 
 OFFSET, PLACE = Fragment(np.dtype(np.int64), 1), Fragment(np.dtype(np.int32), 1)
@@ -292,7 +292,7 @@ def fetch(spec: Any, kept: Kept, read: int, at: KTile, step: int, which: int) ->
         fragment = transform_input(
             spec.a, operator, operator.map_a, operator.fragment_a.dtype,
             operator.load_a(spec.a.shared, a_shared, tile, spec.a.leading()), translate(tile, a_place.i, a_place.j), a_place)
-        kept.a[which * spec.fragments_m + i] = pack_pairs(fragment) if spec.packs_a else fragment
+        kept.a[which * spec.fragments_m + i] = pack_narrow(fragment) if spec.packs_a else fragment
     b_shared = pointer_of(spec, spec.b, read, kept.places[1][0])
     b_place = spec.b.place(at.m, at.n, at.k, at.shape)
     for j in range(spec.fragments_n):
@@ -300,7 +300,7 @@ def fetch(spec: Any, kept: Kept, read: int, at: KTile, step: int, which: int) ->
         fragment = transform_input(
             spec.b, operator, operator.map_b, operator.fragment_b.dtype,
             operator.load_b(spec.b.shared, b_shared, tile, spec.b.leading()), translate(tile, b_place.i, b_place.j), b_place)
-        kept.b[which * spec.fragments_n + j] = pack_pairs(fragment) if spec.packs_b else fragment
+        kept.b[which * spec.fragments_n + j] = pack_narrow(fragment) if spec.packs_b else fragment
 
 
 def multiply(spec: Any, kept: Kept, which: int) -> None:
@@ -315,13 +315,13 @@ def multiply(spec: Any, kept: Kept, which: int) -> None:
 
 def fragment_a(spec: Any, kept: Kept, n: int) -> tuple:
     if spec.packs_a:
-        return unpack_pairs(spec.operator.fragment_a.dtype, kept.a[n])
+        return unpack_narrow(spec.operator.fragment_a.dtype, kept.a[n])
     return kept.a[n]
 
 
 def fragment_b(spec: Any, kept: Kept, n: int) -> tuple:
     if spec.packs_b:
-        return unpack_pairs(spec.operator.fragment_b.dtype, kept.b[n])
+        return unpack_narrow(spec.operator.fragment_b.dtype, kept.b[n])
     return kept.b[n]
 
 

@@ -64,12 +64,13 @@ class Sm80Spec(SimtSpec):
 
 
 def _packs(fragment: Fragment) -> bool:
-    """16-bit elements: carried around a loop one by one, each would take a register."""
-    return fragment.dtype.itemsize == 2 and fragment.dtype.names is None and fragment.count % 2 == 0
+    """16- and 8-bit elements: carried around a loop one by one, each would take a register."""
+    size = fragment.dtype.itemsize
+    return size <= 2 and fragment.dtype.names is None and fragment.count * size % 4 == 0
 
 
 def _kept(fragment: Fragment) -> Fragment:
-    return Fragment(np.dtype(np.uint32), fragment.count // 2) if _packs(fragment) else fragment
+    return Fragment(np.dtype(np.uint32), fragment.count * fragment.dtype.itemsize // 4) if _packs(fragment) else fragment
 
 
 __all__ = ["Sm80Spec"]
