@@ -123,13 +123,13 @@ def test_the_same_bits_in_every_run(machine: Any, splits: int, rng: np.random.Ge
 @pytest.mark.parametrize("splits", [3, 9])
 def test_counters_are_ready_for_the_next_launch(machine: Any, splits: int, rng: np.random.Generator) -> None:
     """One plan, launched again; and another plan of other sizes in between, which finds the same workspace."""
-    shapes = [(16, 16, 300), (40, 33, 200)]
+    shapes = [(16, 16, 300), (24, 20, 200)]
     with machine.session():
         runs = []
         for m, n, k in shapes:
             a, b = machine.array(whole(rng, (m, k), F16)), machine.array(whole(rng, (k, n), F16))
             runs.append((gk.plan(a, b, None, mapped(splits)), a, b))
-        for _ in range(3):
+        for _ in range(2):
             for run, a, b in runs:
                 expected = machine.numpy(a).astype(F64) @ machine.numpy(b).astype(F64)
                 assert np.array_equal(machine.numpy(run(a, b)), expected)
