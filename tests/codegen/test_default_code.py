@@ -14,7 +14,7 @@ from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import FPUOp, MMAOp, WMMAOp
 from gemmkit.runtime.device import H100
 from gemmkit.transforms import Elementwise
-from gemmkit.tuning.operators import operator_for
+from gemmkit.tuning.operators import fpu_shape, operator_for
 from tests.support.compiling import MachineCode, machine_code
 from tests.support.machines import BF16
 
@@ -79,7 +79,7 @@ def test_narrow_results_are_packed_and_leave_in_wide_stores(dtype: Any) -> None:
 @pytest.mark.parametrize("dtype,opcode", [("f4", "FFMA"), ("f8", "DFMA")])
 @pytest.mark.parametrize("a,b", [(RowMajor, RowMajor), (ColMajor, ColMajor)], ids=["NN", "TT"])
 def test_ordinary_units(dtype: str, opcode: str, a: Any, b: Any) -> None:
-    operator = operator_for(np.dtype(dtype), np.dtype(dtype), (4096, 4096, 4096), H100)
+    operator = FPUOp(**fpu_shape(np.dtype(dtype).itemsize, (4096, 4096, 4096), H100), dtype=dtype)
     conf = default(operator, a, b)
     code = machine_code(conf)
     check_tidy(code)

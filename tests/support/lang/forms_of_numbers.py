@@ -315,9 +315,6 @@ TAKEN = {
     "for mixed else": (
         "s = values[0]\nfor v in (values[0], i, h):\n    if v > 10:\n        break\n    s += v\nelse:\n"
         "    s = -s\nreturn s"),
-    "for mixed return": (
-        "s = values[0]\nfor v in (values[0], i, h):\n    if v > 1.7:\n        return s * v\n    s += v\n"
-        "return s"),
     "for nested": "s = values[0]\nfor v in (values[0], i):\n    for w in (1, 2.5):\n        s += v * w\nreturn s",
     "for nested2": (
         "s = values[0]\nfor v in (values[0], i):\n    for n in range(3):\n        if n == 1:\n"

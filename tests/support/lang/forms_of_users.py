@@ -61,7 +61,6 @@ TAKEN = {
     "h + d": "return h + d",
     "h * x": "return h * values[0]",
     "h > 1": "return h > 1",
-    "h and": "return h and values[0]",
     "round h'": "return round(float(h))",
     "int(x) idx": "return values[int(values[0])]",
     "floor idx": "return values[int(math.floor(values[0]))]",

@@ -188,4 +188,11 @@ REFUSED = {
     "i and k > 1": ("return i and k > 1", "it is int32 on one way and bool on another"),
     "i > 1 and 2": ("return i > 1 and 2", "it is bool on one way and Weak[int](2) on"),
     "x > 1 or 0": ("return values[0] > 1 or 0", "it is bool on one way and Weak[int](0) on"),
+    "or float lit": ("return (k or 1.5) * values[0]", "it is int32 on one way and Weak[float](1.5) on another"),
+    "tern x h": ("return h if i < 1 else values[0]", "it is gemmkit.float16 on one way and float32 on another"),
+    "tern b lit": ("return b if i > 1 else 300", "it is uint8 on one way and Weak[int](300) on another"),
+    "h and": ("return h and values[0]", "it is gemmkit.float16 on one way and float32 on another"),
+    "for mixed return": ((
+        "s = values[0]\nfor v in (values[0], i, h):\n    if v > 1.7:\n        return s * v\n    s += v\n"
+        "return s"), "it is gemmkit.float16 on one way and float32 on another"),
 }
