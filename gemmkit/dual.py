@@ -56,15 +56,15 @@ class Dual(Matrix):
         shape, given = describe(value, "value").shape, describe(tangents, "tangents").shape
         if describe(tangents, "tangents").dtype.kind not in "biuf":
             raise TypeError(f"tangents has dtype {describe(tangents, 'tangents').dtype}; real numbers are needed")
-        if given == shape:
-            tangents, given = tangents[..., None], (*shape, 1)
+        is_one = given == shape
+        given = (*shape, 1) if is_one else given
         if given[:-1] != shape:
             raise ValueError(f"tangents has shape {given}, and value {shape}; {shape} or {(*shape, 'p')} is needed")
         if given[-1] < 1:
             raise ValueError(f"tangents has shape {given}; one tangent or more is needed")
         parts = empty_like(value, (*shape, 1 + given[-1]), dtype)
-        parts[..., 0] = value
-        parts[..., 1:] = tangents
+        _put(parts, 0, value, "value")
+        _put(parts, 1 if is_one else slice(1, None), tangents, "tangents")
         return cls(parts)
 
     @classmethod
@@ -266,6 +266,16 @@ def _result(f: Callable[..., Any], name: str, *arrays: Any) -> Any:
         return f(*arrays)
     except Exception as error:
         raise TypeError(f"{name}={f!r} of {len(arrays)} arrays raised {type(error).__name__}: {error}") from error
+
+
+def _put(parts: Any, n: int | slice, x: Any, name: str) -> None:
+    """Assign an array to parts of a dual array, which the library of the parts does."""
+    try:
+        parts[..., n] = x
+    except TypeError as error:
+        kind = type(parts)
+        raise TypeError(f"{name} is a {type(x).__qualname__}, which a {kind.__module__}.{kind.__qualname__} does not take; "
+                        "give value and tangents of one library") from error
 
 
 def _floats(x: Any, name: str) -> np.dtype:

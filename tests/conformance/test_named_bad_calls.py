@@ -82,6 +82,8 @@ CALLS: dict[str, tuple[str, tuple[str, ...], str | None]] = {
     "a plan of misaligned arrays": (f"gk.plan(misaligned({A}), {B})({A}, {B})", ("a",), SUM),
     **{f"an interface with {entry}": (of_interface(entry), ("a",), None) for entry in INTERFACES},
     "an interface that is a list": (f"gk.matmul(Interface([1]), {B})", ("a",), None),
+    "tangents of another library": ("gk.Dual.of(of(1, 5), Interface(of(2, 5, 2), stream=0))", ("tangents", "one library"), None),
+    "one tangent of another library": ("gk.Dual.of(of(1, 5), Interface(of(2, 5), stream=0))", ("tangents", "one library"), None),
     "an interface that is None": (f"gk.matmul(Interface(None), {B})", ("a",), None),
     **{f"complex256 as {name}": (code, ("complex256", "clongdouble"), None) for name, code in {
         "a": f"gk.matmul({A}.astype('c32'), {B})", "out": f"gk.matmul({A}, {B}, out=np.zeros((5, 3), 'c32'))",
