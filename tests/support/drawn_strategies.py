@@ -109,9 +109,10 @@ def draw_operand(draw: Any, name: str, dtype: str, operator: tuple) -> Place:
     return draw_place(draw, dtype, kinds)
 
 
-def draw_c(draw: Any, dtype: str, operator: tuple) -> Place:
-    """C, or D: of the sums' type or of another that they are converted to."""
-    others = {F32: (F32, F32, F16, BF16), F64: (F64, F32), F16: (F16, F32), "int32": ("int32", "int32", "int16", "int64")}
+def draw_c(draw: Any, name: str, dtype: str, operator: tuple) -> Place:
+    """C, or D: of the sums' type or of another. D is not of a narrower integer, which is refused."""
+    integers = "int32", "int32", "int64", *(("int16",) if name == "c" else ())
+    others = {F32: (F32, F32, F16, BF16), F64: (F64, F32), F16: (F16, F32), "int32": integers}
     if operator[0] == "algebra":
         kinds = ("interleaved", "planar", *(("records",) if operator[1] == "complex" and dtype in (F32, F64) else ()))
         return draw_place(draw, dtype, kinds)
@@ -263,8 +264,8 @@ def families(draw: Any, reach: Reach, kernel: str = "") -> Family:
         call = "gemmEx"
     elif not reach.emulated and operator[0] in ("mma", "fpu", "algebra", "semiring") and often(draw, 1):
         call = "dispatch"
-    c = draw_c(draw, dtypes[2], operator) if call != "gemmEx" and often(draw, 5) else None
-    d = draw_c(draw, dtypes[2], operator)
+    c = draw_c(draw, "c", dtypes[2], operator) if call != "gemmEx" and often(draw, 5) else None
+    d = draw_c(draw, "d", dtypes[2], operator)
     transforms: tuple = ()
     epilogue: tuple = ()
     if call == "gemmEx":

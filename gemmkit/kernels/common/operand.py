@@ -12,7 +12,7 @@ from gemmkit.components import Component
 from gemmkit.kernels.common.work import KTile, Place, Slot
 from gemmkit.lang.registers import Fragment
 from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor, Swizzled, Tensor
-from gemmkit.tiling import Tile
+from gemmkit.tiling import Tile, division
 from gemmkit.transforms import Transform
 
 STAGING = 64                           # registers a thread may hold of an operand on its way to shared memory
@@ -161,6 +161,12 @@ class Operand(Component):
         lanes, left = divmod(self.warp.count, 32 * self.thread.count)
         steps, right = divmod(self.tile.count, self.warp.count * self.warps)
         return lanes * steps if not left and not right else 0
+
+    @cached_property
+    def is_even(self) -> bool:
+        """Whether a thread's tiles lie at distances from its first that are known when the kernel is compiled."""
+        return (division(self.tile, self.warp, self.warps).split
+                and division(self.warp, self.thread, 32, self.order).split)
 
     @cached_property
     def slots(self) -> int:

@@ -78,6 +78,8 @@ class CpAsync(StageRoute):
             return "it lies otherwise in shared memory than in global memory"
         if operand.shares == 0:
             return "its tile does not divide among the threads"
+        if not operand.is_even:
+            return "its tile does not divide evenly: a thread's pieces are at no fixed distance from its first"
         if not cls._widths(operand, info, extents):
             return f"its elements of {layout.dtype.itemsize} bytes are not aligned to what cp.async copies: {SIZES} bytes"
         return None

@@ -146,6 +146,18 @@ def test_views_of_f32(machine: Any, view: int, rng: np.random.Generator) -> None
 
 
 @on_machines
+@pytest.mark.parametrize("columns", [24, 40])
+@pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
+def test_tiles_that_warps_do_not_divide_evenly(machine: Any, trans: str, columns: int, rng: np.random.Generator) -> None:
+    """Three or five warps, and four lines of pieces along K: a thread's pieces are at no fixed distance from its first."""
+    operator = gk.operators.FPUOp(16, 8, 4, MB=4, NB=8, accumulator=np.float64)
+    block = dict(block_shape=Tile(M=32, N=columns, K=32), compute_warp=Tile(M=32, N=8, K=32), warps_per_block=columns // 8)
+    conf = mapping(operator, ORDERS[trans[0]], ORDERS[trans[1]], stages=2, **block)
+    a, b = operands(rng, operator, 37, 2 * columns + 3, 70)
+    assert np.array_equal(product(machine, conf, a, b), expected(operator, a, b))
+
+
+@on_machines
 def test_what_is_not_an_operand_is_not_touched(machine: Any, rng: np.random.Generator) -> None:
     """NaN around A and B, and D is a view whose surroundings stay as they were."""
     a, b = (np.full((40, 72), np.nan, F16) for _ in range(2))
