@@ -333,6 +333,11 @@ def dual(tangents: int) -> Algebra:
     return Algebra(None, table, names)
 
 
+def units(operator: Any) -> Any:
+    """What multiplies: of an algebra its base, of other operators themselves."""
+    return getattr(operator, "base", operator)
+
+
 COMPLEX = Algebra(None, [[[1, 0], [0, 1]], [[0, 1], [-1, 0]]], ("real", "imag"), (1, -1))
 SPLIT_COMPLEX = Algebra(None, [[[1, 0], [0, 1]], [[0, 1], [1, 0]]], ("real", "hyper"), (1, -1))
 DUAL = dual(1)
@@ -342,4 +347,4 @@ QUATERNION = Algebra(None, [[[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0,
                             [[0, 0, 0, 1], [0, 0, 1, 0], [0, -1, 0, 0], [-1, 0, 0, 0]]],
                      ("real", "i", "j", "k"), (1, -1, -1, -1))
 
-__all__ = ["COMPLEX", "DUAL", "QUATERNION", "SPLIT_COMPLEX", "Algebra", "dual"]
+__all__ = ["COMPLEX", "DUAL", "QUATERNION", "SPLIT_COMPLEX", "Algebra", "dual", "units"]

@@ -18,6 +18,7 @@ from gemmkit.kernels.common.rules import divides
 from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import ColMajor, Layout, Padded, RowMajor
 from gemmkit.operators import Algebra, FPUOp, MMAOp, Operator
+from gemmkit.operators.algebra import units
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning.operators import SHORT, shares_of
@@ -156,11 +157,6 @@ def _candidates(operator: Operator) -> list:
         if block[0] // warp[0] * (block[1] // warp[1]) <= 32:
             fit.append((block, warp, blocks))
     return fit
-
-
-def units(operator: Operator) -> Operator:
-    """What computes: of an algebra, the operator on its parts."""
-    return getattr(operator, "base", operator)
 
 
 def _shrunk(block: tuple, warp: tuple, blocks: int, parts: int, size: int) -> tuple:

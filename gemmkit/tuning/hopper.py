@@ -14,6 +14,7 @@ from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.sm90.shared_k import COLUMNS, SharedK
 from gemmkit.lang.errors import ConfigError
 from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, Planar, RowMajor, Swizzled, Tensor, Zero
+from gemmkit.operators.algebra import units
 from gemmkit.operators.base import Operator
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.arrays import ArrayInfo
@@ -32,7 +33,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
            device: DeviceInfo, products: int = 1) -> tuple[Operator, dict[str, Any]]:
     """The operator for a product of 16-bit floats in these layouts, and the fields of its mapping."""
     given = dict(fields, operator=WGMMAOp(LIKELY.N, dtype=a.dtype), global_a_layout=a, global_b_layout=b)
-    table = _table(given, device, Arrays(infos["a"], infos["b"], None, *sizes))
+    table = _table(given, Arrays(infos["a"], infos["b"], None, *sizes))
     always = getattr(fields.get("condition"), "is_always", True)
     listed = table.mappings + (by_workspace(sizes, device, products, table.workspace, table.least_shared) if always else ())
     is_ragged = any(info is not None and any(stride * info.dtype.itemsize % LINE for stride in info.strides if stride != 1)
@@ -56,13 +57,13 @@ _OF_A_MAPPING = {"block_shape", "compute_warp", "warps_per_block", "schedule", "
 def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, products: int = 1) -> None:
     """Complete the mapping of a Config for WGMMAOp in place; layouts are given."""
     whole: Any = values["operator"]
-    operator: Any = getattr(whole, "base", whole)              # what multiplies: of an algebra, its base
+    operator = units(whole)
     is_algebra = whole is not operator
     shares = not is_algebra and operator.accumulator.itemsize == 4 and not set(values) & _OF_A_MAPPING
     if set(LIKELY.fields) <= set(values):
         return _fit(values, LIKELY, device)                    # of which nothing is left to take
     table = (algebras.mappings(whole, values) if is_algebra else PROMOTED if operator.promote
-             else _table(values, device).mappings)
+             else _table(values).mappings)
     listed = _agreeing([one for one in table if shares or one.splits in (1, values.get("splits"))], values)
     refused: ConfigError | None = None
     while listed:
@@ -107,7 +108,7 @@ def _fit(values: dict[str, Any], mapping: Mapping, device: DeviceInfo) -> None:
 def _complete(values: dict[str, Any], mapping: Mapping) -> None:
     """A mapping's fields, and those that follow from them, but for the stages."""
     whole = values["operator"]
-    operator = getattr(whole, "base", whole)
+    operator = units(whole)
     values.setdefault("kernel", "warp_specialised")
     values.setdefault("splits", mapping.splits)
     values.setdefault("order", mapping.order)
@@ -124,13 +125,13 @@ def _complete(values: dict[str, Any], mapping: Mapping) -> None:
     _fill_d(values)
     majors = dict(a_major="K" if values["shared_a_layout"].axis == 1 else "MN",
                   b_major="K" if values["shared_b_layout"].axis == 0 else "MN")
-    units = dataclasses.replace(operator, **majors)
-    values["operator"] = units if whole is operator else whole.with_base(units)
+    ordered = dataclasses.replace(operator, **majors)
+    values["operator"] = ordered if whole is operator else whole.with_base(ordered)
 
 
 # -- what the kernel is asked -----------------------------------------------------------------------------------------
 
-def _table(values: dict[str, Any], device: DeviceInfo, arrays: Arrays | None = None) -> Table:
+def _table(values: dict[str, Any], arrays: Arrays | None = None) -> Table:
     """The mappings to choose among, by the routes that operands take in the kernel on a likely mapping. Without ``arrays``
     all suit TMA."""
     assumed = dict(values)

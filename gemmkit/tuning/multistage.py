@@ -15,6 +15,7 @@ import numpy as np
 from gemmkit.kernels.sm80.routes import copies_of
 from gemmkit.layouts import ColMajor, Layout, Padded, Plain, RowMajor
 from gemmkit.operators import Algebra, FPUOp, Operator
+from gemmkit.operators.algebra import units
 from gemmkit.ptx.copy_async import SIZES
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
@@ -32,7 +33,7 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     given = values.get("block_shape")
     if given is not None and "compute_warp" not in values:
         m, n, _ = operator.shape
-        is_fpu = isinstance(defaults.units(operator), FPUOp)
+        is_fpu = isinstance(units(operator), FPUOp)
         warp = (m, n) if is_fpu else defaults.warp_of(given, operator, values.get("warps_per_block"))
         values["compute_warp"] = Tile(M=warp[0], N=warp[1], K=given.size.K)
     laid_out, blocks_given = dict(values), "blocks_per_sm" in values
@@ -62,7 +63,7 @@ def _fill_shared(values: dict[str, Any], operator: Operator) -> None:
     if isinstance(operator, Algebra):
         for name, fragment, preferred in (("a", operator.fragment_a, 0), ("b", operator.fragment_b, 1)):
             layout = values[f"global_{name}_layout"]
-            axis = preferred if isinstance(defaults.units(operator), FPUOp) else layout.vector_axis
+            axis = preferred if isinstance(units(operator), FPUOp) else layout.vector_axis
             numbers = axis is not None and _padded_numbers(axis, fragment.dtype, _along_k(name, axis))
             if (numbers and isinstance(layout, Plain) and layout.dtype == fragment.dtype
                     and operator.refuses(name, numbers) is None and f"shared_{name}_layout" not in values):

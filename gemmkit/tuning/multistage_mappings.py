@@ -38,7 +38,8 @@ class Multistage:
     """A mapping: a block's tile (M, N, K), a warp's (M, N), ``stages``, and ``blocks`` a multiprocessor.
 
     ``step`` has four times: neither operand is copied across (element by element), A is, B is, both are. ``merges`` is
-    whether registers are left to merge the sums of blocks that share K; without, they spill.
+    whether registers are left to merge the sums of blocks that share K, ``streams`` whether they are to stream K as well;
+    without, they spill.
     """
 
     block: tuple[int, int, int]
@@ -51,37 +52,44 @@ class Multistage:
     lanes: tuple[int, int] = (4, 8)
     itemsize: int = field(default=4)
     merges: bool = field(default=True)
+    streams: bool = field(default=True)
 
     def nanoseconds(self, sizes: tuple[int, int, int], products: int, across: int, sm_count: int, splits: int = 1) -> float:
         """The modelled time of a launch in which ``splits`` blocks share the K of a tile."""
-        (m, n, k), (M, N, K) = self.block, sizes
-        tiles = math.ceil(M / m) * math.ceil(N / n) * products
-        k_tiles = math.ceil(math.ceil(K / k) / splits)
+        tiles, all_k_tiles = self._tiles(sizes, products)
+        k_tiles = math.ceil(all_k_tiles / splits)
         full, rest = divmod(math.ceil(tiles * splits / sm_count), self.blocks)
         rounds = full * max(self.solo, self.blocks * self.step[across])
         if rest:
             rounds += max(self.solo, rest * self.step[across])
-        accumulators = m * n * max(4, self.itemsize)
-        return self.start + rounds * k_tiles + split_k.nanoseconds(splits, tiles, accumulators, sm_count)
+        return self.start + rounds * k_tiles + split_k.nanoseconds(splits, tiles, self._sums, sm_count)
 
     def splits(self, sizes: tuple[int, int, int], products: int, across: int, sm_count: int) -> int:
         """How many blocks share the K of a tile: the number with the least modelled time, where it is worth it."""
-        (m, n, k), (M, N, K) = self.block, sizes
-        tiles = math.ceil(M / m) * math.ceil(N / n) * products
+        tiles, k_tiles = self._tiles(sizes, products)
         if tiles > sm_count or not self.merges:
             return 1
-        found = split_k.candidates(tiles, math.ceil(K / k), sm_count, self.blocks)
+        found = split_k.candidates(tiles, k_tiles, sm_count, self.blocks)
         best = min(found, key=lambda splits: self.nanoseconds(sizes, products, across, sm_count, splits))
         alone = self.nanoseconds(sizes, products, across, sm_count)
         return best if self.nanoseconds(sizes, products, across, sm_count, best) < split_k.WORTH * alone else 1
 
     def streamed(self, sizes: tuple[int, int, int], products: int, across: int, sm_count: int) -> float:
         """The modelled time of a launch whose blocks stream K (`gemmkit.tuning.stream_k`)."""
-        (m, n, k), (M, N, K) = self.block, sizes
-        tiles = math.ceil(M / m) * math.ceil(N / n) * products
+        tiles, k_tiles = self._tiles(sizes, products)
         step = max(self.solo, self.blocks * self.step[across])
-        accumulators = m * n * max(4, self.itemsize)
-        return self.start + stream_k.nanoseconds(tiles, math.ceil(K / k), accumulators, step, sm_count, self.blocks)
+        parts = stream_k.nanoseconds(tiles, k_tiles, self._sums, step, sm_count, self.blocks)
+        return min(self.start, stream_k.START) + parts
+
+    def _tiles(self, sizes: tuple[int, int, int], products: int) -> tuple[int, int]:
+        """Tiles of all products, and the k-tiles of one."""
+        (m, n, k), (M, N, K) = self.block, sizes
+        return math.ceil(M / m) * math.ceil(N / n) * products, math.ceil(K / k)
+
+    @property
+    def _sums(self) -> int:
+        """Bytes of a tile's sums."""
+        return self.block[0] * self.block[1] * max(4, self.itemsize)
 
     def on(self, device: DeviceInfo) -> Multistage:
         """The mapping as a device has it: with no more stages than are of use there, and the blocks that this leaves."""
@@ -110,34 +118,32 @@ def shared_bytes(block: tuple[int, int, int], stages: int, itemsize: int, accumu
 
 
 ORDINARY = (                           # float32
-    Multistage((128, 128, 32), (32, 64), 3, 2, (2670, 2720, 3400, 3800), 3000, 6000, merges=False),
-    Multistage((128, 128, 16), (32, 64), 3, 2, (1360, 1395, 1385, 1430), 1450, 6000, merges=False),
-    Multistage((64, 128, 16), (32, 64), 4, 3, (680, 675, 730, 870), 790, 6000),
-    Multistage((128, 64, 16), (64, 32), 4, 3, (680, 730, 675, 870), 800, 6000, (8, 4)),
-    Multistage((64, 64, 16), (32, 32), 4, 4, (440, 450, 460, 500), 510, 2900),
-    Multistage((32, 64, 32), (16, 32), 3, 4, (490, 490, 500, 540), 560, 2700),
-    Multistage((64, 32, 32), (32, 16), 3, 4, (490, 560, 490, 560), 620, 2900, (8, 4)),
-    Multistage((32, 32, 32), (16, 16), 3, 6, (350, 350, 360, 370), 400, 2700),
+    Multistage((128, 128, 16), (64, 32), 3, 2, (1254, 1326, 1340, 1375), 1330, 10500, (8, 4), merges=False),
+    Multistage((64, 128, 16), (32, 64), 4, 3, (639, 665, 696, 758), 720, 11000),
+    Multistage((128, 64, 16), (64, 32), 4, 3, (638, 727, 667, 763), 730, 11000, (8, 4)),
+    Multistage((64, 64, 16), (32, 32), 4, 4, (355, 395, 438, 438), 450, 3500),
+    Multistage((32, 64, 32), (16, 32), 3, 4, (420, 479, 511, 572), 535, 2400),
+    Multistage((64, 32, 32), (32, 16), 3, 4, (416, 533, 471, 592), 620, 2400, (8, 4)),
+    Multistage((32, 32, 32), (16, 16), 3, 6, (269, 350, 334, 404), 355, 2300),
 )
 DOUBLE = (                             # float64, by DMMA: nothing is copied across, yet the order of A decides how warps lie
-    Multistage((128, 128, 32), (32, 64), 3, 1, (2390, 2330, 2390, 2330), 2330, 5000, itemsize=8),
-    Multistage((128, 128, 32), (64, 32), 3, 1, (2330, 2390, 2330, 2390), 2330, 5000, itemsize=8),
-    Multistage((64, 128, 32), (32, 32), 3, 1, (1210,) * 4, 1180, 3500, itemsize=8),
-    Multistage((64, 64, 16), (32, 32), 4, 3, (314,) * 4, 400, 3500, itemsize=8),
-    Multistage((32, 64, 32), (16, 32), 3, 3, (477,) * 4, 480, 2900, itemsize=8),
-    Multistage((32, 32, 32), (16, 16), 3, 4, (215,) * 4, 260, 2600, itemsize=8),
+    Multistage((128, 128, 32), (32, 64), 3, 1, (2270, 2310, 2270, 2310), 2270, 4000, itemsize=8, merges=False),
+    Multistage((128, 128, 32), (64, 32), 3, 1, (2310, 2270, 2310, 2270), 2270, 4000, itemsize=8, merges=False),
+    Multistage((64, 128, 32), (32, 32), 3, 1, (1173,) * 4, 1173, 2600, itemsize=8),
+    Multistage((64, 64, 16), (32, 32), 4, 3, (302,) * 4, 380, 2500, itemsize=8, streams=False),
+    Multistage((32, 64, 32), (16, 32), 3, 3, (418,) * 4, 430, 2900, itemsize=8),
+    Multistage((32, 32, 32), (16, 16), 3, 4, (230,) * 4, 260, 2600, itemsize=8),
 )
 COMPLEX64 = (
-    Multistage((128, 128, 16), (32, 64), 3, 1, (5440, 5440, 5440, 5700), 5440, 8000, itemsize=8),
-    Multistage((64, 64, 16), (32, 32), 3, 3, (1480, 1480, 1480, 1530), 2290, 4700, itemsize=8),
-    Multistage((32, 64, 16), (16, 32), 3, 4, (728, 728, 728, 750), 730, 5000, itemsize=8),
-    Multistage((32, 32, 16), (16, 16), 3, 4, (421, 421, 421, 430), 430, 4600, itemsize=8),
+    Multistage((128, 128, 8), (32, 64), 4, 1, (2550, 2550, 2550, 2680), 2550, 8000, itemsize=8, merges=False),
+    Multistage((64, 64, 16), (32, 32), 3, 3, (1530, 1530, 1530, 1580), 2290, 4700, itemsize=8),
+    Multistage((32, 64, 16), (16, 32), 3, 4, (710, 710, 710, 735), 740, 5000, itemsize=8),
+    Multistage((32, 32, 16), (16, 16), 3, 4, (385, 385, 385, 400), 390, 4600, itemsize=8),
 )
 COMPLEX128 = (
-    Multistage((64, 64, 16), (16, 64), 3, 2, (1204,) * 4, 1650, 5500, itemsize=16, merges=False),
-    Multistage((64, 64, 16), (32, 32), 3, 2, (1206,) * 4, 1650, 2600, itemsize=16),
-    Multistage((32, 64, 16), (16, 32), 3, 2, (683,) * 4, 930, 2300, itemsize=16),
-    Multistage((32, 32, 16), (16, 16), 3, 3, (343,) * 4, 400, 2200, itemsize=16),
+    Multistage((64, 64, 8), (16, 64), 4, 2, (565,) * 4, 720, 4500, itemsize=16, merges=False),
+    Multistage((32, 64, 16), (16, 32), 3, 2, (611,) * 4, 800, 2300, itemsize=16),
+    Multistage((32, 32, 16), (16, 16), 3, 3, (348,) * 4, 430, 2200, itemsize=16),
 )
 HALF = (                               # float16 and bfloat16 by mma.sync, where there is no wgmma
     Multistage((128, 256, 64), (64, 64), 3, 1, (1220,) * 4, 1220, 4000, itemsize=2),
@@ -166,7 +172,8 @@ def choice(a: Layout, b: Layout, fields: dict[str, Any], sizes: tuple[int, int, 
     if a.dtype in (F16, BF16) and device.arch[0] == 9:
         is_taken = given is None and products == 1 and _is_skinny(a, b, sizes)
         return _usual(a.dtype, SKINNY, device) if is_taken else None
-    found = fastest(TABLES[a.dtype], a, b, sizes, device, products)
+    streams = a.dtype in stream_k.CHOSEN and _is_plain(a, b, fields)
+    found = fastest(TABLES[a.dtype], a, b, sizes, device, products, streams)
     if found is None:
         return None
     best, splits = found
@@ -182,14 +189,14 @@ def choice(a: Layout, b: Layout, fields: dict[str, Any], sizes: tuple[int, int, 
 
 
 def fastest(mappings: tuple[Multistage, ...], a: Layout, b: Layout, sizes: tuple[int, int, int], device: DeviceInfo,
-            products: int) -> tuple[Multistage, int | StreamK] | None:
+            products: int, may_stream: bool) -> tuple[Multistage, int | StreamK] | None:
     """The mapping with the least modelled time, as the device has it, of those that fit a block's shared memory, if any; and
-    its shares of K."""
+    its shares of K. ``may_stream``: all k-tiles take as long, so that equal numbers of them are equal shares."""
     across, sm_count = _across(a, b), device.sm_count
     fit = [one for one in (one.on(device) for one in mappings) if one.nbytes <= device.shared_memory_per_block]
     found = [(one, one.splits(sizes, products, across, sm_count)) for one in fit]
     best = min(found, key=lambda of: of[0].nanoseconds(sizes, products, across, sm_count, of[1]), default=None)
-    streams = [one for one in fit if one.merges] if a.dtype in stream_k.CHOSEN else []
+    streams = [one for one in fit if one.merges and one.streams and may_stream]
     if best is None or not streams:
         return best
     stream = min(streams, key=lambda one: one.streamed(sizes, products, across, sm_count))
@@ -203,10 +210,15 @@ def applies(a: Layout, b: Layout, fields: dict[str, Any], device: DeviceInfo) ->
     kernel; a Toeplitz A 2.79, 3.16), of others plain ones."""
     if any(isinstance(layout, Tensor) for layout in (a, b)):             # contractions: staged, they are no faster
         return False
-    plain = all(isinstance(layout, Plain) and layout.is_plain and is_untouched(name, fields)
-                for name, layout in (("a", a), ("b", b)))
+    plain = _is_plain(a, b, fields)
     return (device.arch >= FAMILIES["multistage"].minimum_arch and a.dtype == b.dtype and a.dtype in TABLES
             and not set(fields) & MAPPING_FIELDS and (plain or a.dtype in (F32, F64)))
+
+
+def _is_plain(a: Layout, b: Layout, fields: dict[str, Any]) -> bool:
+    """Whether A and B are strided matrices that nothing acts on."""
+    return all(isinstance(layout, Plain) and layout.is_plain and is_untouched(name, fields)
+               for name, layout in (("a", a), ("b", b)))
 
 
 def _is_skinny(a: Layout, b: Layout, sizes: tuple[int, int, int]) -> bool:

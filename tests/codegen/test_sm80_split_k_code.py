@@ -15,6 +15,8 @@ from gemmkit.tuning import multistage_mappings
 
 pytestmark = pytest.mark.compile
 
+STREAMING = [(code, n) for code in ("f4", "f8")
+             for n, one in enumerate(multistage_mappings.TABLES[np.dtype(code)]) if one.merges and one.streams]
 MERGING = [(code, n) for code in ("f4", "f8", "c8", "c16")
            for n, one in enumerate(multistage_mappings.TABLES[np.dtype(code)]) if one.merges]
 
@@ -25,6 +27,18 @@ MERGING = [(code, n) for code in ("f4", "f8", "c8", "c16")
 @pytest.mark.parametrize("order", ["nn", "nt"])
 @pytest.mark.parametrize("code, n", MERGING)
 def test_nothing_spills(code: str, n: int, order: str, splits: int, shape: tuple[int, int, int]) -> None:
+    check_spills(code, n, order, splits, shape)
+
+
+@pytest.mark.sample(20)
+@pytest.mark.parametrize("shape", [(1536, 1536, 1536), (1531, 1533, 1537)], ids=str)
+@pytest.mark.parametrize("order", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("code, n", STREAMING)
+def test_nothing_spills_where_k_is_streamed(code: str, n: int, order: str, shape: tuple[int, int, int]) -> None:
+    check_spills(code, n, order, gk.StreamK(), shape)
+
+
+def check_spills(code: str, n: int, order: str, splits: Any, shape: tuple[int, int, int]) -> None:
     dtype, sizes = np.dtype(code), dict(zip("MNK", shape))
     one: Any = multistage_mappings.TABLES[dtype][n]
     a, b = (RowMajor(dtype) if o == "n" else ColMajor(dtype) for o in order)

@@ -20,6 +20,7 @@ from gemmkit.kernels.sm80.routes import COPIES, copies_of
 from gemmkit.kernels.sm80.rules import validate
 from gemmkit.kernels.sm80.spec import Sm80Spec
 from gemmkit.operators import FPUOp
+from gemmkit.operators.algebra import units
 from gemmkit.tiling import Tile
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ def _shared(scheduler: OneTilePerBlock, spec: Sm80Spec, config: Config, arrays: 
 def _mainloop(spec: Sm80Spec) -> Mainloop:
     """Fragments across rounds, unless ptxas would then leave out a wait that is needed (`InStepMainloop`)."""
     table = getattr(spec.operator, "table", None)
-    units = getattr(spec.operator, "base", spec.operator)
-    if isinstance(units, FPUOp) or units.fragment_c.dtype != np.dtype(np.float64):
+    own = units(spec.operator)
+    if isinstance(own, FPUOp) or own.fragment_c.dtype != np.dtype(np.float64):
         return Mainloop()
     instructions = 1 if table is None else sum(factor != 0 for row in table for sums in row for factor in sums)
     between = (spec.fragments_m * spec.fragments_n - 1) * instructions
@@ -82,8 +83,8 @@ def _mainloop(spec: Sm80Spec) -> Mainloop:
 def _copy_parts(spec: Sm80Spec) -> int:
     """Tensor cores are fed best with copies dealt over the steps. On the ordinary units they go out together, for in front
     of every group of copies ptxas puts three dummy loads."""
-    units = getattr(spec.operator, "base", spec.operator)
-    return 1 if isinstance(units, FPUOp) or isinstance(_mainloop(spec), InStepMainloop) else max(1, spec.steps_k - 1)
+    together = isinstance(units(spec.operator), FPUOp) or isinstance(_mainloop(spec), InStepMainloop)
+    return 1 if together else max(1, spec.steps_k - 1)
 
 
 FAMILY = Sm80("multistage", multistage, min(copies.minimum_arch for copies in COPIES))

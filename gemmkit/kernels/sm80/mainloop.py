@@ -7,6 +7,9 @@ A round multiplies one k-tile, step by step along K (a step is the K of an opera
 * before the last step's products store what was loaded, wait for the next stage and meet.
 
 The stage that is written is the one that the round before has read: the barrier at that round's end allows it.
+
+Rounds whose copies are all in range come first, in a loop of their own: there, copies have no predicates and nothing asks
+whether there is a next k-tile. A tile at an edge of M or N has none of these, the other tiles all but the last few.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from gemmkit.components import Component
 from gemmkit.kernels.common.elements import transform_input
 from gemmkit.kernels.common.scheduler import holds, k_steps
 from gemmkit.kernels.common.work import Inputs, KTile, Work
+from gemmkit.kernels.sm80.reach import ANYWHERE, INSIDE, Reach
 from gemmkit.lang.control import fold
 from gemmkit.lang.registers import Fragment, registers
 from gemmkit.ptx.memory import shared
@@ -55,14 +59,15 @@ class Moved(NamedTuple):
 
 
 class Round(NamedTuple):
-    """A round: where the stages that are read and written begin (in bytes), the k-tiles in them, and whether there is one to
-    be written."""
+    """A round: where the stages that are read and written begin (in bytes), the k-tiles in them, whether there is one to be
+    written, and what is known of its copies."""
 
     read: Any
     write: Any
     at: KTile
     ahead: KTile
     fills: Any
+    reach: Reach
 
 
 class Share(NamedTuple):
@@ -99,8 +104,19 @@ class Mainloop(Component):
         if rounds > 0:
             meet_stage(spec)
             self.begin(spec, kept, read, tile_at(work, at, shape))
-        for n in range(rounds):
-            this = Round(read, write, tile_at(work, at, shape), tile_at(work, ahead, shape), ahead < end)
+        inside = rounds * 0
+        if spec.has_inside:
+            inside = rounds_inside(spec, work, tile_at(work, at, shape), rounds)
+            for _ in range(inside):
+                this = Round(read, write, tile_at(work, at, shape), tile_at(work, ahead, shape), True, INSIDE)
+                at = following_k(spec, work, at, end)
+                read, write = following_stage(spec, read), following_stage(spec, write)
+                ahead = following_k(spec, work, ahead, end)
+                self.multiply_tile(spec, kept, this, read, tile_at(work, at, shape), True)
+                advance(spec, kept, tile_at(work, ahead, shape))
+                keep_places(kept)
+        for n in range(inside, rounds):
+            this = Round(read, write, tile_at(work, at, shape), tile_at(work, ahead, shape), ahead < end, spec.reach)
             at = following_k(spec, work, at, end)
             read, write = following_stage(spec, read), following_stage(spec, write)
             ahead = following_k(spec, work, ahead, end)
@@ -187,6 +203,12 @@ def following_stage(spec: Any, at: int) -> int:
     return at + spec.stage_bytes
 
 
+def rounds_inside(spec: Any, work: Work, at: KTile, rounds: int) -> int:
+    """How many rounds start copies of k-tiles that are wholly in range: the first is ``at``, and copies are ahead."""
+    whole = min(spec.a.route.whole_tiles(spec.a, at, rounds), spec.b.route.whole_tiles(spec.b, at, rounds), rounds)
+    return max(whole - (spec.stages - 1), 0)
+
+
 def meet_stage(spec: Any) -> None:
     """The next stage is full for all threads, and the one just read is empty."""
     spec.copies.wait(spec)
@@ -213,7 +235,7 @@ def following_k(spec: Any, work: Work, k: int, end: int) -> int:
 
 def fill(spec: Any, kept: Kept, write: int, at: KTile) -> None:
     """All of a stage at once."""
-    this = Round(write, write, at, at, True)
+    this = Round(write, write, at, at, True, ANYWHERE)
     load_staged(spec, kept, at)
     copy_all(spec, kept, this)
     store_staged(spec, kept, write, at)

@@ -31,7 +31,9 @@ from gemmkit.tiling import parallelise, translate_offset
 
 @dataclass(frozen=True)
 class StageRoute(Route):
-    """Base class: nothing is loaded, copied or stored."""
+    """Base class: nothing is loaded, copied or stored. ``sees_edges``: copies in range are others than those at edges."""
+
+    sees_edges: ClassVar[bool] = False
 
     @classmethod
     def refuses(cls, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> str | None:
@@ -51,6 +53,10 @@ class StageRoute(Route):
     def advance(self, spec: Any, operand: Any, moved: Any) -> None:
         """The same of the k-tile behind it."""
 
+    def whole_tiles(self, operand: Any, at: KTile, rounds: int) -> int:
+        """How many k-tiles from ``at`` on are copied without a look at the matrix's edges; ``rounds`` if all are."""
+        return rounds
+
     def load(self, spec: Any, operand: Any, moved: Any, at: KTile) -> None:
         """Load this thread's part of a k-tile."""
 
@@ -66,6 +72,7 @@ class CpAsync(StageRoute):
     """Threads start copies of ``width`` elements each."""
 
     width: int = 1
+    sees_edges: ClassVar[bool] = True
 
     @classmethod
     def refuses(cls, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> str | None:
@@ -112,17 +119,27 @@ class CpAsync(StageRoute):
         step = offset_of(moved.data, (0, size)) if operand.k_axis == 1 else offset_of(moved.data, (size, 0))
         moved.cursor[0] = (carried(moved.cursor[0][0] + step),)
 
+    def whole_tiles(self, operand: Any, at: KTile, rounds: int) -> int:
+        place = operand.place(at.m, at.n, at.k, at.shape)
+        across, along = (place.rows - place.i, place.columns - place.j) if operand.k_axis == 1 else (
+            place.columns - place.j, place.rows - place.i)
+        if across >= operand.tile.size[1 - operand.k_axis]:
+            return along // operand.tile.size[operand.k_axis]
+        return along * 0
+
     def copy(self, spec: Any, operand: Any, moved: Any, this: Any, share: Any) -> None:
-        """Between products, copies have predicates: a branch for tiles in range would part the products (f16 4096^3: 0.55 of
-        cuBLAS's wgmma, and 0.51 with it). Copies that go out together do without (f32: 2 % of all instructions)."""
-        if share.parts > 1:
-            self.copy_edge(spec, operand, moved, this, share)
-        else:
+        """In range, without predicates: with them f64 4096^3 took 5 % more, and f32 2 % more instructions. A branch between
+        products would part them (f16 4096^3: 0.55 of cuBLAS's wgmma, and 0.51 with it), so there pieces have predicates."""
+        if this.reach.inside:
+            self.copy_whole(operand, moved, this, share)
+        elif this.reach.asks and share.parts == 1:
             place = operand.place(this.ahead.m, this.ahead.n, this.ahead.k, this.ahead.shape)
             if place.i + operand.tile.size[0] <= place.rows and place.j + operand.tile.size[1] <= place.columns:
                 self.copy_whole(operand, moved, this, share)
             else:
                 self.copy_edge(spec, operand, moved, this, share)
+        else:
+            self.copy_edge(spec, operand, moved, this, share)
 
     def copy_whole(self, operand: Any, moved: Any, this: Any, share: Any) -> None:
         """A tile in range."""

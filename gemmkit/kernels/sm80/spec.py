@@ -9,6 +9,7 @@ import numpy as np
 
 from gemmkit.kernels.simt.spec import ALIGNMENT, SimtSpec
 from gemmkit.kernels.sm80.mainloop import Mainloop
+from gemmkit.kernels.sm80.reach import ANYWHERE, AT_EDGES, Reach
 from gemmkit.kernels.sm80.routes import AsyncCopies, Copies
 from gemmkit.lang.registers import Fragment
 
@@ -27,6 +28,16 @@ class Sm80Spec(SimtSpec):
     mainloop: Mainloop = Mainloop()
     copy_parts: int = 1
     copies: Copies = AsyncCopies()
+
+    @cached_property
+    def has_inside(self) -> bool:
+        """Whether rounds whose copies are in range have a loop of their own."""
+        return self.condition.is_always and (self.a.route.sees_edges or self.b.route.sees_edges)    # type: ignore[attr-defined]
+
+    @cached_property
+    def reach(self) -> Reach:
+        """What is known of the copies of the other rounds."""
+        return AT_EDGES if self.has_inside else ANYWHERE
 
     @cached_property
     def packs_a(self) -> bool:

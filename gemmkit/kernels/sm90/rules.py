@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from gemmkit.kernels.common.rules import rule
 from gemmkit.kernels.sm90.shared_k import COLUMNS, SharedK, least_columns
 from gemmkit.layouts import Planes, Swizzled
-from gemmkit.operators.algebra import Algebra
+from gemmkit.operators.algebra import Algebra, units
 from gemmkit.operators.wgmma import WGMMAOp
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ ACCUMULATORS = 192                     # 32-bit registers of a consumer's sums: 
 def validate(config: Config) -> None:
     """Raise ConfigError for the first rule that a configuration of this kernel breaks."""
     operator: Any = config.operator
-    rule(isinstance(_units(config), WGMMAOp), "operator", operator, "the warp-specialised kernel multiplies with WGMMAOp; "
-          "take it, or kernel='singlestage'")
+    rule(isinstance(units(operator), WGMMAOp), "operator", operator, "the warp-specialised kernel multiplies with "
+          "WGMMAOp; take it, or kernel='singlestage'")
     if isinstance(operator, Algebra):
         _validate_algebra(operator)
     _validate_roles(config)
@@ -38,11 +38,6 @@ def validate(config: Config) -> None:
           "memory, where the sums of this kernel never are; override finish or tile, or use MMAOp")
     rule(config.condition.is_always or config.cluster.count == 1, "cluster", config.cluster, "blocks of a cluster walk "
           "along K together, and the condition may differ between them; take Tile(M=1, N=1)")
-
-
-def _units(config: Config) -> Any:
-    """What multiplies: of an algebra, its base."""
-    return getattr(config.operator, "base", config.operator)
 
 
 def _validate_algebra(operator: Algebra) -> None:
@@ -67,7 +62,7 @@ def _validate_roles(config: Config) -> None:
 
 
 def _validate_tiles(config: Config) -> None:
-    operator, parts = _units(config), getattr(config.operator, "parts", 1)
+    operator, parts = units(config.operator), getattr(config.operator, "parts", 1)
     block, group = config.block_shape.size, config.compute_warp.size
     consumers = 1 if config.schedule == "pingpong" else config.warps_per_block // 4
     rule(group.M % 64 == 0, "compute_warp", config.compute_warp, "a warpgroup multiplies 64 rows at a time: M must be a "
@@ -91,7 +86,7 @@ def _validate_tiles(config: Config) -> None:
 
 
 def _validate_splits(config: Config) -> None:
-    operator, sharing = _units(config), SharedK(config.splits, config.cluster)
+    operator, sharing = units(config.operator), SharedK(config.splits, config.cluster)
     splits, N = config.splits, config.block_shape.size.N
     rule(operator is config.operator, "splits", splits, "sums of numbers of several parts are not exchanged; take splits=1")
     rule(config.schedule == "cooperative", "splits", splits, "consumers that play ping-pong have no time to exchange sums; "
@@ -106,7 +101,7 @@ def _validate_splits(config: Config) -> None:
 
 def _validate_operand(config: Config, name: str, across: str) -> None:
     layout, field = getattr(config, f"shared_{name}_layout"), f"shared_{name}_layout"
-    operator = _units(config)
+    operator = units(config.operator)
     if isinstance(config.operator, Algebra):
         rule(isinstance(layout, Planes) and isinstance(layout.plane, Swizzled), field, layout, "wgmma reads an algebra's "
              "numbers in swizzled planes; take layouts.Planes(Swizzled(...), ...)")

@@ -20,18 +20,9 @@ from gemmkit.ptx.tma import (
     tma_wait_read,
 )
 from gemmkit.ptx.warpgroup import fence_async
-from tests.codegen.ptx.test_tma import at, begin, source
+from tests.codegen.ptx.test_tma import BARRIERS, F16, SHARED, U32, U64, at, begin, source
 from tests.support.harness import Out, Runtime, same_bits
 from tests.support.launching import Tensor, emulated
-
-F16, U32, U64 = np.dtype("f2"), np.dtype("u4"), np.dtype("u8")
-
-
-BARRIERS = 32768                                  # where the barriers lie, behind the data
-
-
-SHARED = BARRIERS + 64
-
 
 SPEC = TensorMapSpec("f2", (64, 8), 128)
 

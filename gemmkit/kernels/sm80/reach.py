@@ -1,0 +1,21 @@
+"""What is known of the copies of a round, when the kernel is compiled: whether they may reach beyond an edge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gemmkit.components import Component
+
+
+@dataclass(frozen=True)
+class Reach(Component):
+    """``inside``: all are in range. ``asks``: a branch finds out, once for an operand's tile. Else each piece has a
+    predicate."""
+
+    inside: bool = False
+    asks: bool = False
+
+
+INSIDE, AT_EDGES, ANYWHERE = Reach(inside=True), Reach(), Reach(asks=True)
+
+__all__ = ["ANYWHERE", "AT_EDGES", "INSIDE", "Reach"]
