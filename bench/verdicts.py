@@ -39,6 +39,7 @@ GROUPS = {
     "skinny": "1 to 32 rows, f16",
     "random": "Random sizes, orders and types",
     "streamk": "Stream-K beside the default mapping",
+    "forced": "float16 by mma.sync, of the card's rate on registers",
     "mappings": "Mappings (tuning)",
 }
 # What is asked of a group's geometric mean: at least, aim.

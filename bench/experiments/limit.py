@@ -103,14 +103,19 @@ class Limit:
         return cubin_of(chains, self.arguments(*self.example), THREADS, self.device, BLOCKS)
 
     def bind(self, out: Any, first: Any) -> Any:
-        """A call that runs it on arrays of a library, on its current stream; the arrays live as long as the call."""
-        infos = describe(out, "out"), describe(first, "first")
-        leaves = [leaf for argument in self.arguments(*infos) for leaf in argument.leaves]
-        formats, values = [code for code, _ in leaves], [value for _, value in leaves]
-        bound = load(self.build().cubin, ENTRY).bind((self.blocks, 1, 1), (THREADS, 1, 1), 0, formats)
-        library, device, producer = infos[0].library, infos[0].device, infos[0].stream
+        """A call that runs it on arrays of a library, on its current stream."""
+        return bound_call(self, out, first, self.blocks, THREADS)
 
-        def call(keep: Any = (out, first)) -> None:  # the kernel has their addresses: no other array may be given the memory
-            bound.launch(current_stream(library, device, producer), values)
 
-        return call
+def bound_call(limit: Any, out: Any, first: Any, blocks: int, threads: int) -> Any:
+    """A call of a limit's kernel; the arrays live as long as the call."""
+    infos = describe(out, "out"), describe(first, "first")
+    leaves = [leaf for argument in limit.arguments(*infos) for leaf in argument.leaves]
+    formats, values = [code for code, _ in leaves], [value for _, value in leaves]
+    bound = load(limit.build().cubin, ENTRY).bind((blocks, 1, 1), (threads, 1, 1), 0, formats)
+    library, device, producer = infos[0].library, infos[0].device, infos[0].stream
+
+    def call(keep: Any = (out, first)) -> None:  # the kernel has their addresses: no other array may be given the memory
+        bound.launch(current_stream(library, device, producer), values)
+
+    return call

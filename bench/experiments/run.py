@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bench import cases, hopper, prepare
-from bench.experiments import algebras, contractions, groups, minplus, random_shapes, stacks, stream_k, types
+from bench.experiments import algebras, contractions, forced, groups, minplus, random_shapes, stacks, stream_k, types
 from bench.experiments.experiment import Experiment
 from bench.gemm import names
 from bench.harness import Row, input_sets
@@ -39,10 +39,11 @@ FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
     "skinny": types.skinny,
     "random": random_shapes.random_shapes,
     "streamk": stream_k.stream_k,
+    "forced": forced.forced,
 }
 MOST_SETS = 2048  # of inputs: a hundred thousand of 8 x 8 x 8 would take minutes to make, and smaller ones stay in the L2
 # Measured when asked for:
-ASKED = ("square", "stacks", "grouped", "float32", "float64", "complex", "long", "skinny", "random", "streamk")
+ASKED = ("square", "stacks", "grouped", "float32", "float64", "complex", "long", "skinny", "random", "streamk", "forced")
 DEFAULT = (*cases.PAPER, *(group for group in FURTHER if group not in ASKED))
 GROUPS = ("square", *cases.PAPER, *FURTHER)
 

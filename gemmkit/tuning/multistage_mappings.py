@@ -31,6 +31,7 @@ from gemmkit.tuning.operators import tensor_cores
 
 RESERVED = 1024                        # bytes of shared memory that the driver takes of a block's
 PADDING = 32                           # bytes that a line is padded by
+SHARED_START = 5000                    # ns of a launch, at most, whose blocks share tiles: there is no last wave to wait for
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class Multistage:
         rounds = full * max(self.solo, self.blocks * self.step[across])
         if rest:
             rounds += max(self.solo, rest * self.step[across])
-        return self.start + rounds * k_tiles + split_k.nanoseconds(splits, tiles, self._sums, sm_count)
+        start = self.start if splits == 1 else min(self.start, SHARED_START)
+        return start + rounds * k_tiles + split_k.nanoseconds(splits, tiles, self._sums, sm_count)
 
     def splits(self, sizes: tuple[int, int, int], products: int, across: int, sm_count: int) -> int:
         """How many blocks share the K of a tile: the number with the least modelled time, where it is worth it."""
@@ -79,7 +81,7 @@ class Multistage:
         tiles, k_tiles = self._tiles(sizes, products)
         step = max(self.solo, self.blocks * self.step[across])
         parts = stream_k.nanoseconds(tiles, k_tiles, self._sums, step, sm_count, self.blocks)
-        return min(self.start, stream_k.START) + parts
+        return min(self.start, SHARED_START) + parts
 
     def _tiles(self, sizes: tuple[int, int, int], products: int) -> tuple[int, int]:
         """Tiles of all products, and the k-tiles of one."""
@@ -173,7 +175,8 @@ def choice(a: Layout, b: Layout, fields: dict[str, Any], sizes: tuple[int, int, 
         is_taken = given is None and products == 1 and _is_skinny(a, b, sizes)
         return _usual(a.dtype, SKINNY, device) if is_taken else None
     streams = a.dtype in stream_k.CHOSEN and _is_plain(a, b, fields)
-    found = fastest(TABLES[a.dtype], a, b, sizes, device, products, streams)
+    listed = tuple(one for one in TABLES[a.dtype] if given is None or one.merges)     # a semiring takes registers of its own
+    found = fastest(listed, a, b, sizes, device, products, streams)
     if found is None:
         return None
     best, splits = found

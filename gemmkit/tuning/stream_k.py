@@ -2,7 +2,7 @@
 
 The time of whole tiles goes up by a step with each wave, however few tiles the last one has; streamed, it is that of the
 k-tiles of all. A launch pays for it with hand-overs: a block writes the sums of one tile and reads those of another.
-Hand-overs cost what they do in `gemmkit.tuning.split_k`. On an H200 (2026-11-23, f32 and f64, sizes from 768 to 3072, three
+On an H200 (2026-11-23, f32 and f64, sizes from 768 to 3072, three
 tiles each) the model was within 6 % of what was measured, and streams took 0.55 to 1.0 of the time of the same tile's waves.
 With two waves in the stream most were as fast as with one or faster (f64 2560^3, 128x128 tiles: 558 us, 658 with one).
 complex128 was no faster (0.95 to 1.02 of the time), and float16 is wgmma's.
@@ -15,14 +15,14 @@ import math
 import numpy as np
 
 from gemmkit.kernels.common.stream_k import LEAST, division
-from gemmkit.tuning.split_k import BYTES, COUNTING, KEPT, TRAFFIC
+from gemmkit.tuning.split_k import BYTES, KEPT, TRAFFIC
 
 #: Dtypes of A whose products stream K where the model says so: the switch.
 CHOSEN = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 
 WORTH = 0.95                           # of the best time without: what it has to come down to
 STREAM = 1.02                          # times the step of whole tiles: parts begin and end anywhere
-START = 5000                           # ns, at most: a launch without a tail has no last wave to wait for
+HANDED = 1000                          # ns: writing the sums of a part; the block that needs them is rarely done before
 PART = 2.0                             # k-tiles: filling the ring anew for a tile that is begun within
 
 
@@ -33,7 +33,7 @@ def nanoseconds(tiles: int, k_tiles: int, nbytes: int, step: float, sm_count: in
     133 tiles of 100 k-tiles on 132 multiprocessors, 1000 ns each, are two waves, or 1.01 and the hand-over:
 
     >>> round(nanoseconds(133, 100, 2**16, 1000.0, 132, 1)), nanoseconds(132, 100, 2**16, 1000.0, 132, 1)
-    (107782, inf)
+    (106837, inf)
     """
     launched, streamed = division(tiles, k_tiles, sm_count * blocks, least=LEAST)
     if not streamed:
@@ -42,7 +42,7 @@ def nanoseconds(tiles: int, k_tiles: int, nbytes: int, step: float, sm_count: in
     meet = math.ceil(k_tiles / share)                  # blocks whose sums the one that finishes reads
     moved = max(0.0, 2 * launched * nbytes - KEPT) / TRAFFIC
     whole = (tiles - streamed) // launched * k_tiles
-    return STREAM * (share + whole + PART) * step + COUNTING + meet * nbytes / BYTES + moved
+    return STREAM * (share + whole + PART) * step + HANDED + meet * nbytes / BYTES + moved
 
 
 __all__ = ["CHOSEN", "WORTH", "nanoseconds"]
