@@ -163,6 +163,16 @@ def ring_splits() -> None:
 
 
 @case
+def ring_streamed() -> None:
+    """Tiles that begin in one block and end in another, in two and in three; whole ones between; with a C."""
+    for rows, blocks in ((5 * 16, 3), (2 * 16, 5)):
+        a, b, c = operands(rows - 3, 7, 104)
+        c = c.astype(F32)
+        conf = mapping(MMAOp(), steps=1, stages=2, warps=(1, 1), splits=gk.StreamK(blocks=blocks), global_c_layout=RowMajor(F32))
+        equal(multistage.product(EMULATOR, conf, a, b, c), a.astype("f8") @ b + c)
+
+
+@case
 def ring_opaque() -> None:
     """An operator that does not say where its loads begin."""
     a, b, _ = operands(19, 20, 40)
