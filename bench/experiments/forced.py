@@ -1,5 +1,5 @@
-"""float16 squares forced into the multistage kernel, against the card's rate of mma.sync on registers (`tensor_limit`): rows of
-`bench.experiments`. By itself `matmul` takes wgmma there; where there is none, this kernel is what it takes."""
+"""float16 squares forced into the multistage kernel, against the card's rate of mma.sync on registers (`tensor_limit`): rows
+of `bench.experiments`. By itself `matmul` takes wgmma there; where there is none, this kernel is what it takes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Forced(Product):
     def configuration(self) -> gemmkit.Config:
         """The largest tile of the kernel's list for float16."""
         one, device, layout = multistage_mappings.TABLES[F16][0], target(), RowMajor(F16)
-        return gemmkit.get_config(operator=multistage_mappings.operator(F16, one, device), global_a_layout=layout,
+        units: Any = multistage_mappings.operator(F16, one, device)
+        return gemmkit.get_config(operator=units, global_a_layout=layout,
                                   global_b_layout=layout, global_d_layout=layout, device=device, **one.fields)
 
     def ours(self, lib: Lib, x: Any) -> Call:

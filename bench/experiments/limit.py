@@ -29,7 +29,7 @@ from gemmkit.runtime.compile import ENTRY, cubin_of
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.launch import load
 
-CHAINS = 16  # numbers of a thread
+CHAINS = 8  # numbers of a thread: with 16 or more ptxas reuses no operand, and a pair takes three cycles instead of two
 STEPS = 16  # pairs of a chain in one round of the loop: what the loop itself costs is 1 in 100
 THREADS = 256  # of a block
 BLOCKS = 4  # on a multiprocessor

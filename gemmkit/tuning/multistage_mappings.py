@@ -2,10 +2,10 @@
 
 The time of a product is modelled in nanoseconds. ``step`` is what a block adds to its multiprocessor's time for a k-tile
 when as many blocks as fit share it; a block that is alone takes ``solo`` a k-tile; ``start`` is what a launch takes besides.
-The constants were fitted to one sweep on an H200 (bench/results/multistage_sweep.json: 251 rows, squares from 256 to 4096
-and some that are not square); the model's choice was within 1.2 % (geometric mean) of the best of the sweep. Other GPUs
-have other times; that one tile is faster than another carries over. Before sm_80 stages are filled by way of registers, and
-a tile has two of them.
+The constants were fitted to one sweep on an H200 (bench/results/multistage_sweep.json, 2026-11-23: 294 rows, squares from
+256 to 8192 and some that are not square); the model's choice was within 0.5 % (geometric mean) of the best of the sweep, and
+within 2 % of each. float16's are of the sweep before. Other GPUs have other times; that one tile is faster than another
+carries over. Before sm_80 stages are filled by way of registers, and a tile has two of them.
 """
 
 from __future__ import annotations

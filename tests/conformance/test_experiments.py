@@ -19,7 +19,7 @@ import pytest
 import gemmkit
 from bench import asked, cases, hopper, plot, prepare, report, verdicts
 from bench.cases import Case
-from bench.experiments import algebras, contractions, limit, minplus, stacks
+from bench.experiments import algebras, contractions, limit, minplus, stacks, tensor_limit
 from bench.experiments import run as experiments
 from bench.experiments.experiment import Experiment
 from bench.fusions import WORKS
@@ -178,13 +178,27 @@ def test_every_input_set_has_numbers_of_its_own() -> None:
         assert not np.array_equal(one.a, two.a) and not np.array_equal(one.b, two.b) and not np.shares_memory(one.out, two.out)
 
 
-# -- the card's limit -------------------------------------------------------------------------------------------------
+# -- the card's limits -------------------------------------------------------------------------------------------------
 
 
 def test_the_limit_issues_as_many_pairs_as_the_product() -> None:
     made = limit.Limit(MIN_PLUS, 4096**3, H100)
     assert 0 <= made.pairs / 4096**3 - 1 < 1e-3
     assert made.expected(0) == made.rounds * limit.STEPS < limit.BOUND  # exact, and never cut off
+
+
+def test_the_limit_of_tensor_cores_issues_as_many_products_as_needed() -> None:
+    made = tensor_limit.TensorLimit(8192**3, H100)
+    each = 16 * 8 * 16 * made.chains * made.threads // 32
+    assert 0 <= made.rounds * each / 8192**3 - 1 < 1e-3
+    assert made.expected(15) < 2**24                                       # exact in float32
+
+
+def test_the_kernel_of_tensor_cores_computes_what_is_expected_of_it() -> None:
+    made = tensor_limit.TensorLimit(1, H100)
+    (out,) = emulated(tensor_limit.products, Out((made.chains, 32), "f4"), np.ones(32, "f4"), tensor_limit.OPERATOR, made.rounds,
+                      threads=32)  # fmt: skip
+    assert np.array_equal(out, [[made.expected(n)] * 32 for n in range(made.chains)])
 
 
 def test_the_limits_kernel_computes_what_is_expected_of_it() -> None:
