@@ -29,7 +29,7 @@ HOST = {"rasterisation.py", "select.py", "family.py", "rules.py", "specialise.py
 HOST_FUNCTIONS = {"of", "refuses", "refuses_array", "refuses_tma", "goes_with", "map_spec", "dealt", "in_panels", "whole",
                   "store_of", "vector_length", "rows_apart", "tiles", "grid", "blocks", "laid_out", "permutable",
                   "permuted_along_k", "is_whole", "bytes_of", "at_once", "_widths", "copies_of", "route", "division", "resident", "streamed",
-                  "most_blocks"}
+                  "most_blocks", "instead", "shared_axis", "loads_numbers"}
 # Of how many places (functions, of the others) one is tried.
 ONE_IN = {"statement dropped": 2, "stage shifted": 8, "phase flipped": 3, "order changed": 4, "done twice": 4, "count changed": 2,
           "others": 6}

@@ -1,0 +1,109 @@
+"""The battery's products of blocks that share K by way of global memory, and of stacks with several axes.
+
+What is shared is computed twice: the second launch finds the counters as the first has left them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import gemmkit as gk
+from gemmkit.epilogues import Bias, Store
+from gemmkit.layouts import ColMajor, RowMajor, Triangular
+from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
+from gemmkit.tiling import Tile
+from tests.mutation.products import case, equal, operands
+from tests.mutation.ring import ring
+from tests.support import sm80 as multistage
+from tests.support import sm90 as hopper
+from tests.support.machines import poison
+from tests.support.sm90 import F16, F32
+
+WARP = dict(block_shape=Tile(M=32, N=8, K=16), compute_warp=Tile(M=32, N=8, K=16), warps_per_block=1, stages=2)
+
+
+def twice(conf: Any, size: tuple[int, int, int], dtype: Any = F16, **fields: Any) -> None:
+    """A B and a bias, by two launches that follow each other."""
+    a, b, _ = operands(*size, dtype)
+    bias = np.arange(size[1], dtype=F32)
+    out = poison(size[:2], F32)
+    with gk.emulate():
+        for _ in range(2):
+            gk.matmul(a, b, None, conf, out=out, epilogue=Bias(bias), **fields)
+    equal(out, a.astype("f8") @ b.astype("f8") + bias)
+
+
+@case
+def last_share_finishes() -> None:
+    """Two fragments a warp; the last k-tile of the last share is not whole."""
+    for k in (100, 40):
+        twice(multistage.mapping(MMAOp(), splits=2, **WARP), (40, 6, k))
+
+
+@case
+def all_shares_finish() -> None:
+    """Slices of the sums: of a tile with as many shares as k-tiles, and of one with more."""
+    twice(multistage.mapping(MMAOp(), splits=8, **WARP), (20, 6, 16 * 8))
+    twice(multistage.mapping(MMAOp(), splits=9, steps=1, warps=(2, 1), stages=2), (20, 6, 40))
+
+
+@case
+def streamed() -> None:
+    for rows, blocks in ((3 * 32, 2), (32, 3)):
+        twice(multistage.mapping(MMAOp(), splits=gk.StreamK(blocks=blocks), **WARP), (rows - 3, 7, 104))
+
+
+@case
+def clusters_share() -> None:
+    twice(hopper.mapping("one", WGMMAOp(16), depth=16, stages=2, splits=3), (70, 14, 84))
+    twice(hopper.mapping("two", WGMMAOp(32), depth=16, stages=2, splits=5), (100, 30, 84))
+
+
+@case
+def clusters_of_two_share() -> None:
+    twice(hopper.mapping("one-2x1", WGMMAOp(32), depth=16, stages=2, splits=3), (130, 30, 84))
+
+
+@case
+def stores_at_the_end_of_rows() -> None:
+    """A second output, whose last rows stand in the middle of a warpgroup's."""
+    a, b, _ = operands(60, 14, 40)
+    kept, out = poison((60, 14), F32), poison((60, 14), F32)
+    conf = hopper.mapping("one", WGMMAOp(16), depth=16, stages=2, epilogue=Store(kept) | Bias(np.ones(14, F32)))
+    with gk.emulate():
+        gk.matmul(a, b, None, conf, out=out)
+    expected = a.astype("f8") @ b.astype("f8")
+    equal(kept, expected)
+    equal(out, expected + 1)
+
+
+@case
+def stack_of_triangles() -> None:
+    """Two axes, B broadcast along one; the range of K depends on the rows, of which there are more tiles than of columns."""
+    a = np.stack([operands(40, 4, 40, F32)[0] + n for n in range(6)]).reshape(2, 3, 40, 40)
+    b = np.stack([operands(40, 10, 40, F32)[1] + n for n in range(3)])
+    out = poison((2, 3, 40, 10), F32)
+    conf = multistage.mapping(FPUOp(16, 16), Triangular(RowMajor(F32), "upper"), RowMajor(F32), steps=8, warps=(1, 1))
+    with gk.emulate():
+        gk.matmul(a, b, None, conf, out=out)
+    equal(out, np.triu(a.astype("f8")) @ b.astype("f8"))
+
+
+@case
+def orders_of_wide_elements() -> None:
+    """Elements of eight bytes are no matter of ldmatrix, in either order."""
+    ring("f64 by dmma", (20, 12, 36), "NT")
+    ring("f64 by dmma", (20, 12, 36), "TT")
+
+
+@case
+def lanes_in_one_row() -> None:
+    """An odd number of lanes along M."""
+    a, b, _ = operands(9, 35, 20, F32)
+    conf = multistage.mapping(FPUOp(4, 32, 4, MB=1, NB=32), RowMajor, ColMajor, steps=2, warps=(2, 1), stages=2)
+    out = poison((9, 35), F32)
+    with gk.emulate():
+        gk.matmul(a, np.asfortranarray(b), None, conf, out=out)
+    equal(out, a.astype("f8") @ b.astype("f8"))
