@@ -16,7 +16,7 @@ from gemmkit.kernels.sm80.mainloop import InStepMainloop
 from gemmkit.layouts import ColMajor, Interleaved, RowMajor
 from gemmkit.operators import MMAOp
 from gemmkit.runtime.device import H100, target
-from gemmkit.tuning import multistage_mappings
+from gemmkit.tuning import multistage_mappings, stream_k
 from gemmkit.tuning.operators import operator_for
 from tests.support.dmma_waits import hex_listing, in_text, listing, unwaited_products
 
@@ -78,6 +78,19 @@ def test_every_mapping_of_the_multistage_kernel(device: str, dtype: np.dtype, on
     found = compile_config(ring(dtype, one, trans, gpu), device=gpu, gemm_shape=dict(M=4096, N=4096, K=4096))
     assert found.usage.spill_stores == 0 and found.instructions["DMMA"] > 0
     assert unwaited_products(found.assembled.cubin) == []
+
+
+STREAMING = [(device, dtype, one) for device, dtype, one in FITTING if dtype in stream_k.CHOSEN and one.merges and one.streams]
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("trans", ORDERS)
+@pytest.mark.parametrize("device, dtype, one", STREAMING, ids=str)
+def test_every_mapping_that_streams_k(device: str, dtype: np.dtype, one: Any, trans: str) -> None:
+    gpu, sizes = DEVICES[device], dict(M=1536, N=1536, K=1536)
+    conf = dataclasses.replace(ring(dtype, one, trans, gpu), splits=gk.StreamK())
+    found = compile_config(conf, device=gpu, gemm_shape=sizes)
+    assert found.instructions["DMMA"] > 0 and unwaited_products(found.assembled.cubin) == []
 
 
 @pytest.mark.gpu

@@ -14,7 +14,7 @@ from gemmkit.epilogues import Bias, Store
 from gemmkit.layouts import ColMajor, RowMajor, Triangular
 from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
 from gemmkit.tiling import Tile
-from tests.mutation.products import case, equal, operands
+from tests.mutation.products import case, equal, few_blocks, operands
 from tests.mutation.ring import ring
 from tests.support import sm80 as multistage
 from tests.support import sm90 as hopper
@@ -57,12 +57,14 @@ def streamed() -> None:
 
 @case
 def clusters_share() -> None:
+    few_blocks(8)                                          # all that wait for each other
     twice(hopper.mapping("one", WGMMAOp(16), depth=16, stages=2, splits=3), (70, 14, 84))
     twice(hopper.mapping("two", WGMMAOp(32), depth=16, stages=2, splits=5), (100, 30, 84))
 
 
 @case
 def clusters_of_two_share() -> None:
+    few_blocks(8)
     twice(hopper.mapping("one-2x1", WGMMAOp(32), depth=16, stages=2, splits=3), (130, 30, 84))
 
 

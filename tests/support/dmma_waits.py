@@ -7,7 +7,8 @@ warps run side by side, and right when one is alone, so no emulator and hardly a
     assert unwaited_products(assemble(ptx).cubin) == []
 
 An instruction names in its control bits a scoreboard that it holds until its results are there, and those that must be free before
-it starts. This walks through every loop twice, so that waits over the back edge count, and says which DMMA reads
+it starts. This walks through every loop twice, so that waits over the back edge count, and once through all of the kernel, from one
+loop to the next, and says which DMMA reads
 accumulators that nobody has waited for since: for the scoreboard of the product that gives them, or for that of a later one,
 since a warp's products end in the order in which they begin (ptxas counts on that, and it is right). Only near ones count: a sub-core takes products one after the other, 16
 cycles or more each, and ptxas lets those that are five or more apart go without a wait, inside a round too; they are right.
@@ -95,7 +96,8 @@ def early(code: list[Instruction]) -> list[Unwaited]:
 def in_text(text: str) -> list[Unwaited]:
     """Of what ``nvdisasm -hex`` prints."""
     code, labels = listing(text)
-    return list(dict.fromkeys(product for body in loops(code, labels) for product in early([*body, *body])))
+    twice = (product for body in loops(code, labels) for product in early([*body, *body]))
+    return list(dict.fromkeys((*twice, *early(code))))
 
 
 def hex_listing(cubin: bytes) -> str:
