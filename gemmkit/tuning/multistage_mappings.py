@@ -174,8 +174,9 @@ def choice(a: Layout, b: Layout, fields: dict[str, Any], sizes: tuple[int, int, 
     if a.dtype in (F16, BF16) and device.arch[0] == 9:
         is_taken = given is None and products == 1 and _is_skinny(a, b, sizes)
         return _usual(a.dtype, SKINNY, device) if is_taken else None
-    streams = a.dtype in stream_k.CHOSEN and _is_plain(a, b, fields)
-    listed = tuple(one for one in TABLES[a.dtype] if given is None or one.merges)     # a semiring takes registers of its own
+    # A semiring takes registers of its own: tiles that have none left would spill.
+    listed = tuple(one for one in TABLES[a.dtype] if given is None or one.merges)
+    streams = given is None and a.dtype in stream_k.CHOSEN and _is_plain(a, b, fields)
     found = fastest(listed, a, b, sizes, device, products, streams)
     if found is None:
         return None

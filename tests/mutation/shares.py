@@ -5,6 +5,7 @@ What is shared is computed twice: the second launch finds the counters as the fi
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -14,24 +15,27 @@ from gemmkit.epilogues import Bias, Store
 from gemmkit.layouts import ColMajor, RowMajor, Triangular
 from gemmkit.operators import FPUOp, MMAOp, WGMMAOp
 from gemmkit.tiling import Tile
+from gemmkit.transforms import Elementwise
 from tests.mutation.products import case, equal, few_blocks, operands
 from tests.mutation.ring import ring
 from tests.support import sm80 as multistage
 from tests.support import sm90 as hopper
 from tests.support.machines import poison
-from tests.support.sm90 import F16, F32
+from tests.support.sm90 import F32
 
-WARP = dict(block_shape=Tile(M=32, N=8, K=16), compute_warp=Tile(M=32, N=8, K=16), warps_per_block=1, stages=2)
+WARP = dict(block_shape=Tile(M=32, N=16, K=16), compute_warp=Tile(M=32, N=16, K=16), warps_per_block=1, stages=2)
+WIDE = dict(block_shape=Tile(M=32, N=32, K=16), compute_warp=Tile(M=32, N=32, K=16), warps_per_block=1, stages=2)
 
 
-def twice(conf: Any, size: tuple[int, int, int], dtype: Any = F16, **fields: Any) -> None:
+def twice(conf: Any, size: tuple[int, int, int]) -> None:
     """A B and a bias, by two launches that follow each other."""
-    a, b, _ = operands(*size, dtype)
+    a, b, _ = operands(*size)
     bias = np.arange(size[1], dtype=F32)
     out = poison(size[:2], F32)
     with gk.emulate():
+        run = gk.plan(a, b, None, dataclasses.replace(conf, epilogue=Bias(bias)), out=out)
         for _ in range(2):
-            gk.matmul(a, b, None, conf, out=out, epilogue=Bias(bias), **fields)
+            run(a, b, out=out)
     equal(out, a.astype("f8") @ b.astype("f8") + bias)
 
 
@@ -39,13 +43,24 @@ def twice(conf: Any, size: tuple[int, int, int], dtype: Any = F16, **fields: Any
 def last_share_finishes() -> None:
     """Two fragments a warp; the last k-tile of the last share is not whole."""
     for k in (100, 40):
-        twice(multistage.mapping(MMAOp(), splits=2, **WARP), (40, 6, k))
+        twice(multistage.mapping(MMAOp(), splits=2, **WARP), (40, 14, k))
+
+
+@case
+def staged_shares() -> None:
+    """One operand by registers: the other alone knows how many k-tiles of the last share are whole."""
+    a, b, _ = operands(20, 14, 100)
+    conf = multistage.mapping(MMAOp(), splits=2, transform_global_to_shared_a=Elementwise(lambda x: x + 1), **WARP)
+    out = poison((20, 14), F32)
+    with gk.emulate():
+        gk.matmul(a, b, None, conf, out=out)
+    equal(out, (a.astype("f8") + 1) @ b.astype("f8"))
 
 
 @case
 def all_shares_finish() -> None:
-    """Slices of the sums: of a tile with as many shares as k-tiles, and of one with more."""
-    twice(multistage.mapping(MMAOp(), splits=8, **WARP), (20, 6, 16 * 8))
+    """Slices of the sums: of a tile with as many shares as k-tiles, of which a thread adds up eight, and of one with more."""
+    twice(multistage.mapping(MMAOp(), splits=16, **WIDE), (20, 30, 16 * 16))
     twice(multistage.mapping(MMAOp(), splits=9, steps=1, warps=(2, 1), stages=2), (20, 6, 40))
 
 
@@ -59,6 +74,7 @@ def streamed() -> None:
 def clusters_share() -> None:
     few_blocks(8)                                          # all that wait for each other
     twice(hopper.mapping("one", WGMMAOp(16), depth=16, stages=2, splits=3), (70, 14, 84))
+    twice(hopper.mapping("one", WGMMAOp(16), depth=16, stages=2, splits=3, block_shape=Tile(M=128, N=16, K=16)), (120, 14, 52))
     twice(hopper.mapping("two", WGMMAOp(32), depth=16, stages=2, splits=5), (100, 30, 84))
 
 
@@ -66,6 +82,18 @@ def clusters_share() -> None:
 def clusters_of_two_share() -> None:
     few_blocks(8)
     twice(hopper.mapping("one-2x1", WGMMAOp(32), depth=16, stages=2, splits=3), (130, 30, 84))
+
+
+@case
+def clusters_share_in_place() -> None:
+    """C is D, and the last rows stand in the middle of a warpgroup's: what is out of range is not read there."""
+    a, b, c = operands(40, 24, 48)
+    c = c.astype(F32)
+    expected = a.astype("f8") @ b + c
+    conf = hopper.mapping("one", WGMMAOp(16), depth=16, stages=2, splits=2, global_c_layout=RowMajor(F32))
+    with gk.emulate():
+        gk.matmul(a, b, c, conf, out=c)
+    equal(c, expected)
 
 
 @case
@@ -87,10 +115,10 @@ def stack_of_triangles() -> None:
     a = np.stack([operands(40, 4, 40, F32)[0] + n for n in range(6)]).reshape(2, 3, 40, 40)
     b = np.stack([operands(40, 10, 40, F32)[1] + n for n in range(3)])
     out = poison((2, 3, 40, 10), F32)
-    conf = multistage.mapping(FPUOp(16, 16), Triangular(RowMajor(F32), "upper"), RowMajor(F32), steps=8, warps=(1, 1))
+    conf = multistage.mapping(FPUOp(16, 16), Triangular(RowMajor(F32), "lower"), RowMajor(F32), steps=8, warps=(1, 1))
     with gk.emulate():
         gk.matmul(a, b, None, conf, out=out)
-    equal(out, np.triu(a.astype("f8")) @ b.astype("f8"))
+    equal(out, np.tril(a.astype("f8")) @ b.astype("f8"))
 
 
 @case
