@@ -9,8 +9,8 @@ warps run side by side, and right when one is alone, so no emulator and hardly a
 An instruction names in its control bits a scoreboard that it holds until its results are there, and those that must be free before
 it starts. This walks through every loop twice, so that waits over the back edge count, and once through all of the kernel, from one
 loop to the next, and says which DMMA reads
-accumulators that nobody has waited for since: for the scoreboard of the product that gives them, or for that of a later one,
-since a warp's products end in the order in which they begin (ptxas counts on that, and it is right). Only near ones count: a sub-core takes products one after the other, 16
+accumulators that nobody has waited for since: for the scoreboard of the product that gives them, or for that of a later one
+(all of its holders, or all but the last few: ``DEPBAR.LE SB5, 0x2``), since a warp's products end in the order in which they begin (ptxas counts on that, and it is right). Only near ones count: a sub-core takes products one after the other, 16
 cycles or more each, and ptxas lets those that are five or more apart go without a wait, inside a round too; they are right.
 """
 
@@ -31,15 +31,17 @@ _CODE = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;\s+/\* 0x[0-9a-f]{16} \*/"
 _SECOND_WORD = re.compile(r"/\* 0x([0-9a-f]{16}) \*/")
 _BRANCH = re.compile(r"\bBRA\b.*`\((\.L_\w+)\)")
 _PRODUCT = re.compile(r"\bDMMA\.\S+ R(\d+), \S+ \S+ R(\d+)")
-_DRAINED = re.compile(r"DEPBAR\.LE SB(\d), 0x0")
+_COUNTED = re.compile(r"DEPBAR\.LE SB(\d), 0x([0-9a-f]+)")
 
 
 class Instruction(NamedTuple):
-    """``holds`` is the scoreboard it holds until it is done, ``waits`` are those that it waits for."""
+    """``holds`` is the scoreboard it holds until it is done, ``waits`` are those that it waits for. ``leaves``: a scoreboard, and
+    how many of its holders may still be on their way behind this one (DEPBAR.LE), or none."""
 
     text: str
     holds: int
     waits: frozenset[int]
+    leaves: tuple[int, int] | None = None
 
 
 class Unwaited(NamedTuple):
@@ -62,9 +64,9 @@ def listing(text: str) -> tuple[list[Instruction], dict[str, int]]:
             assert word is not None, "the second half of an instruction stands in the next line"
             control = int(word[1], 16) >> 41                    # stall 4, yield 1, two scoreboards of 3, waits 6, reuse 4
             waits = {s for s in range(6) if control >> 11 >> s & 1}
-            if drained := _DRAINED.search(found[1]):
-                waits.add(int(drained[1]))
-            code.append(Instruction(found[1], control >> 5 & 7, frozenset(waits)))
+            counted = _COUNTED.search(found[1])
+            leaves = (int(counted[1]), int(counted[2], 16)) if counted else None
+            code.append(Instruction(found[1], control >> 5 & 7, frozenset(waits), leaves))
     return code, labels
 
 
@@ -79,17 +81,23 @@ def loops(code: list[Instruction], labels: dict[str, int]) -> Iterator[list[Inst
 def early(code: list[Instruction]) -> list[Unwaited]:
     """The products of straight code that read accumulators too early."""
     giver: dict[int, int] = {}                           # accumulators: the number of the last product that gives them
-    held: dict[int, int] = {}                            # scoreboards: the last product that holds them
+    held: dict[int, list[int]] = {}                      # scoreboards: their holders, each with the last product by then
     found, products, done = [], 0, -1                    # products up to `done` are
     for instruction in code:
-        done = max(done, *(held.get(scoreboard, -1) for scoreboard in instruction.waits), -1)
+        waits = [(scoreboard, 0) for scoreboard in instruction.waits] + ([instruction.leaves] if instruction.leaves else [])
+        for scoreboard, left in waits:
+            ended = held.get(scoreboard, [])
+            done = max(done, *ended[:len(ended) - left], -1)
         if product := _PRODUCT.search(instruction.text):
             given, taken = (int(register) for register in product.groups())
             last = giver.get(taken, -1)
             if last > done and products - last <= NEAR:
                 found.append(Unwaited(instruction.text, products - last))
-            giver[given] = held[instruction.holds] = products
+            giver[given] = products
+            held.setdefault(instruction.holds, []).append(products)
             products += 1
+        elif instruction.holds < 6:
+            held.setdefault(instruction.holds, []).append(-1)    # of another kind: it counts, and gives no sums
     return found
 
 
