@@ -14,6 +14,7 @@ import gemmkit as gk
 from gemmkit.inspection import CompiledKernel, compile_config
 from gemmkit.layouts import ColMajor, Interleaved, RowMajor
 from gemmkit.operators import COMPLEX, FPUOp, MMAOp
+from gemmkit.operators.algebra import units
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from gemmkit.tuning.multistage_mappings import TABLES
@@ -141,7 +142,7 @@ SPILLED = {("float32 128x128x16", "nn", "sm_120a"): 80}
 def copied(dtype: np.dtype, operator: Any, orders: str) -> set[int]:
     """Bytes of a copy of A and of B: on the ordinary units an operand that is contiguous along K goes element by element."""
     along_k = orders[0] == "n", orders[1] == "t"
-    is_fpu = isinstance(getattr(operator, "base", operator), FPUOp)
+    is_fpu = isinstance(units(operator), FPUOp)
     return {dtype.itemsize if is_fpu and across else 16 for across in along_k}
 
 

@@ -17,6 +17,7 @@ from bench.experiments import groups, minplus
 from bench.experiments import run as experiments
 from bench.experiments.experiment import Experiment
 from gemmkit import products
+from gemmkit.operators.algebra import units
 from gemmkit.planning import Plan
 from tests.conformance.test_experiments import first_of_each
 from tests.support.hosts import Host
@@ -40,7 +41,7 @@ def test_kernels_of_all_rows_resolve() -> None:
 def test_sixteen_bit_products_take_the_tensor_cores_of_hopper(case: Any) -> None:
     (compiled,) = prepare.products(case)
     conf = compiled.problem.config
-    tensor = getattr(conf.operator, "base", conf.operator)
+    tensor = units(conf.operator)
     assert type(tensor).__name__ in ("WGMMAOp", "MMAOp")
 
 

@@ -90,8 +90,6 @@ EQUIVALENT: list[Equivalent] = [
     Equivalent("bound shifted", r"if operand.thread.size\[0\] >= 1", "Of one row, remainders are 0 and quotients the number itself."),
     Equivalent("(term|constant).*", r"return size <= 2 and .* -> .*(fragment.count|size) (==|% \d+ ==|\* size % \d+ == [1-9])",
                "Fragments that are not packed take more registers: the same values."),
-    Equivalent("term dropped", r"return size <= 2 and .* -> .* and \(size % 4 == 0\)",
-               "Fragments that are not packed take more registers: the same values."),
     Equivalent("constant changed", r"^return 0 -> return 1$", "Of shared memory, a byte more: the ring has more than 1."),
     Equivalent("never", r"% spec.sums_at_once == 0: -> if False: warp_barrier", "It limits how many loads are on their way at a time."),
     Equivalent("never", r"if not self.by_workspace: -> if False: return self.splits", "N divides among the blocks of a cluster: the rules see to it."),
