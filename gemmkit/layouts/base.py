@@ -52,6 +52,7 @@ class Layout(Component):
 
     in_planes = False                    # whether a shared tile has numbers part by part (`Planes`)
     array_ndim: ClassVar[int | None] = None
+    near = False                         # whether all elements lie within 2**31 bytes of the array's first
     comb = 1                             # how far apart along ``vector_axis`` the neighbours in memory are
 
     def __post_init__(self) -> None:
@@ -77,7 +78,8 @@ class Layout(Component):
         return 0, shape.K
 
     def row_offset(self, data: Any, i: int) -> int:
-        """How many bytes behind the first element of the array row ``i`` begins, where `is_separable`."""
+        """How many bytes behind the first element of the array row ``i`` begins, where `is_separable`: in 64 bits, or, where
+        the layout is ``near``, in 32."""
         raise TypeError(f"{type(self).__qualname__} has no row_offset(data, i)")
 
     def column_offset(self, data: Any, j: int) -> int:
@@ -122,6 +124,11 @@ class Layout(Component):
     def vector_axis(self) -> int | None:
         """The axis along which neighbours are neighbours in memory, or None."""
         return None
+
+    @property
+    def contiguous_axis(self) -> int | None:
+        """The axis along which neighbours are mostly neighbours in memory, though perhaps not in vectors, or None."""
+        return self.vector_axis
 
     @property
     def run(self) -> int:

@@ -18,7 +18,7 @@ from gemmkit.lang.control import deal, each, interleave, join
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import fill
 from gemmkit.layouts.base import Layout, load_elements, store_elements
-from gemmkit.ptx.copy_async import offset_of
+from gemmkit.ptx.copy_async import near_offset_of, offset_of
 from gemmkit.ptx.division import divided, reciprocal
 from gemmkit.ptx.memory import load_global, store_global
 from gemmkit.ptx.words import load_words, weave_words
@@ -26,6 +26,7 @@ from gemmkit.runtime.arrays import ArrayInfo
 
 INDEX = np.dtype(np.int32)
 COMBS = 1, 2, 4, 8                      # teeth that a thread's registers can put in order
+NEAR = 2**31
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ class Tensor(Layout):
 
     With ``comb`` = 2, 4 or 8 it is the *second* of their dimensions that has stride 1, and the first has ``comb`` elements
     exactly, the teeth: neighbours in memory are ``comb`` apart in the matrix. A thread that moves all teeth at once, ``run``
-    elements along ``axis``, moves vectors; which element is which is settled in its registers. `Tensor.of` finds all three.
+    elements along ``axis``, moves vectors; which element is which is settled in its registers. With ``near`` all elements
+    lie within 2**31 bytes of the first, so that 32 bits count these. `Tensor.of` finds all four.
 
     >>> x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     >>> Tensor("float32", (2, 3), (4,)).element(x, 3, 2, None) == x[1, 1, 2]
@@ -87,7 +89,7 @@ class Tensor(Layout):
     >>> y = np.arange(32, dtype=np.float32).reshape(4, 8).T.reshape(2, 4, 4).transpose(2, 1, 0)      # 4 teeth, 8 apart
     >>> layout = Tensor.of(describe(y), 2)
     >>> layout, layout.run
-    (Tensor('float32', (4, 4), (2,), 0, 4, 4), 16)
+    (Tensor('float32', (4, 4), (2,), 0, 4, 4, near=True), 16)
     """
 
     rows: Any
@@ -95,6 +97,7 @@ class Tensor(Layout):
     axis: int | None = None
     vector: int = 1
     comb: int = 1
+    near: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,12 +129,13 @@ class Tensor(Layout):
                 fits = len(shape) > at and strides[at] == 1 and shape[at] > 1 and (at == 0 or shape[0] in COMBS[1:])
                 if axis is None and fits:
                     axis, vector, comb = own, math.gcd(16, shape[at]), shape[0] if at else 1
-        return Tensor(array.dtype, array.shape[:rows], array.shape[rows:], axis, vector, comb)
+        return Tensor(array.dtype, array.shape[:rows], array.shape[rows:], axis, vector, comb, _span(array) < NEAR)
 
     def __repr__(self) -> str:
         comb = f", {self.comb}" if self.comb > 1 else ""
+        near = ", near=True" if self.near else ""
         return (f"Tensor({self.dtype.name!r}, {self.rows.extents()}, {self.columns.extents()}, {self.axis}, {self.vector}"
-                f"{comb})")
+                f"{comb}{near})")
 
     # -- device methods ---------------------------------------------------------------------------------------------
 
@@ -170,10 +174,12 @@ class Tensor(Layout):
             store_elements(self, data, tile, values, shape)
 
     def row_offset(self, data: Any, i: int) -> int:
-        return offset_of(data, join((self.rows.split(i), self.columns.nowhere())))
+        place = join((self.rows.split(i), self.columns.nowhere()))
+        return near_offset_of(data, place) if self.near else offset_of(data, place)
 
     def column_offset(self, data: Any, j: int) -> int:
-        return offset_of(data, join((self.rows.nowhere(), self.columns.split(j))))
+        place = join((self.rows.nowhere(), self.columns.split(j)))
+        return near_offset_of(data, place) if self.near else offset_of(data, place)
 
     # -- host -------------------------------------------------------------------------------------------------------
 
@@ -216,6 +222,10 @@ class Tensor(Layout):
         return self.axis if self.vector > 1 else None
 
     @property
+    def contiguous_axis(self) -> int | None:
+        return self.axis
+
+    @property
     def run(self) -> int:
         return self.comb * math.gcd(self.vector, super().run) if self.vector > 1 else super().run
 
@@ -247,8 +257,17 @@ class Tensor(Layout):
             raise ValueError(f"{name} has shape {array.shape}, and its layout {self!r} is of an array of shape {wanted}")
         if array.dtype != self.dtype:
             raise ValueError(f"{name} has dtype {array.dtype} and its layout is {self!r}; convert the array")
+        if self.near and _span(array) >= NEAR:
+            raise ValueError(f"{name} has elements {_span(array)} bytes apart, and its layout {self!r} says that it is less "
+                             "than 2**31: near=False is needed")
         if (rows, columns) != self.extents(array):
             raise ValueError(f"{name} is {rows} x {columns}, and its layout {self!r} is of a matrix {self.extents(array)}")
+
+
+def _span(array: ArrayInfo) -> int:
+    """How many bytes two of an array's elements lie apart at most."""
+    elements = sum((extent - 1) * abs(stride) for extent, stride in zip(array.shape, array.strides) if extent > 1)
+    return array.dtype.itemsize * elements
 
 
 # -- device code ------------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 Shared tiles keep the order of global memory, padded by 16 bytes a line, so that a copy of 16 bytes goes to 16 bytes. The
 ordinary units read vectors along M and N, so an operand that is contiguous along K is copied across: an element a copy, 32
-bytes of a row by neighbouring lanes, into lines whose padding puts the lanes of a warp into different banks.
+bytes of a row by neighbouring lanes, into lines whose padding puts the lanes of a warp into different banks. So is a tensor
+whose contiguous dimension is too odd for vectors.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.kernels.sm80.routes import copies_of
-from gemmkit.layouts import ColMajor, Layout, Padded, Plain, RowMajor
+from gemmkit.kernels.sm80.copies import copies_of
+from gemmkit.layouts import ColMajor, Layout, Padded, RowMajor
 from gemmkit.operators import Algebra, FPUOp, Operator
 from gemmkit.operators.algebra import units
 from gemmkit.ptx.copy_async import SIZES
@@ -65,7 +66,7 @@ def _fill_shared(values: dict[str, Any], operator: Operator) -> None:
             layout = values[f"global_{name}_layout"]
             axis = preferred if isinstance(units(operator), FPUOp) else layout.vector_axis
             numbers = axis is not None and _padded_numbers(axis, fragment.dtype, _along_k(name, axis))
-            if (numbers and isinstance(layout, Plain) and layout.dtype == fragment.dtype
+            if (numbers and layout.is_separable and layout.dtype == fragment.dtype
                     and operator.refuses(name, numbers) is None and f"shared_{name}_layout" not in values):
                 values[f"shared_{name}_layout"] = numbers
     defaults.fill_shared(values, operator, operator.fragment_c.dtype)
@@ -84,12 +85,17 @@ def _padded_numbers(axis: int, dtype: np.dtype, along_k: bool) -> Any:
     return Padded((ColMajor, RowMajor)[axis](dtype), padding // dtype.itemsize)
 
 
-def _is_across(values: dict[str, Any], name: str, axis: int, dtype: np.dtype) -> bool:
-    """Whether an operand is copied element by element, to lie across."""
+def _is_copied(values: dict[str, Any], name: str, dtype: np.dtype) -> bool:
+    """Whether cp.async takes an operand as it is, if need be element by element."""
     layout: Layout = values[f"global_{name}_layout"]
     transform = values.get(f"transform_global_to_shared_{name}")
-    return (isinstance(layout, Plain) and layout.is_plain and layout.vector_axis == 1 - axis and layout.dtype == dtype
-            and dtype.itemsize in SIZES and (transform is None or transform.is_identity))
+    return (layout.is_separable and layout.dtype == dtype and dtype.itemsize in SIZES
+            and (transform is None or transform.is_identity))
+
+
+def _is_across(values: dict[str, Any], name: str, axis: int, dtype: np.dtype) -> bool:
+    """Whether an operand is copied element by element, to lie across."""
+    return _is_copied(values, name, dtype) and values[f"global_{name}_layout"].contiguous_axis == 1 - axis
 
 
 def _padded_across(axis: int, dtype: np.dtype) -> Padded:
@@ -101,18 +107,19 @@ def _fill_moves(values: dict[str, Any]) -> None:
     block = values["block_shape"]
     for name, names in (("a", "MK"), ("b", "KN")):
         layout, shared = values[f"global_{name}_layout"], values[f"shared_{name}_layout"]
-        if not hasattr(shared, "plane") and shared.axis != layout.vector_axis and _is_across(values, name, shared.axis,
-                                                                                            shared.dtype):
+        if not hasattr(shared, "plane") and _is_copied(values, name, shared.dtype) and layout.vector_axis != shared.axis:
             if f"mem_{name}_thread" not in values and f"mem_{name}_warp" not in values:
-                warp, thread = across(getattr(block, names), layout, values["warps_per_block"])
+                warp, thread = by_element(getattr(block, names), layout, shared)
                 values[f"mem_{name}_warp"], values[f"mem_{name}_thread"] = warp, thread
     defaults.fill_moves(values)
 
 
-def across(tile: Tile, layout: Any, warps: int) -> tuple[Tile, Tile]:
-    """A warp's tile of single elements: a sector along the contiguous axis, by as many lines as there are lanes left."""
-    axis = layout.vector_axis
-    lanes = math.gcd(min(32, SECTOR // layout.dtype.itemsize), tile.extents[axis])
+def by_element(tile: Tile, layout: Layout, shared: Any) -> tuple[Tile, Tile]:
+    """A warp's tile of single elements: along the contiguous axis, by as many lines as there are lanes left; no more than a
+    sector where lines of shared memory lie across, or half a sector of each tooth of a comb."""
+    axis = shared.axis if layout.contiguous_axis is None else layout.contiguous_axis
+    sector = SECTOR // layout.dtype.itemsize if layout.comb == 1 else layout.comb * SECTOR // (2 * layout.dtype.itemsize)
+    lanes = math.gcd(32 if axis == shared.axis else min(32, sector), tile.extents[axis])
     warp = [math.gcd(32 // lanes, tile.extents[1 - axis])] * 2
     warp[axis] = lanes
     return Tile(**dict(zip(tile.names, warp))), Tile(**dict.fromkeys(tile.names, 1))

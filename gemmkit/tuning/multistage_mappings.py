@@ -20,8 +20,8 @@ import numpy as np
 
 from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.kernels.select import FAMILIES
-from gemmkit.kernels.sm80.routes import copies_of
-from gemmkit.layouts import Layout, Plain, Tensor
+from gemmkit.kernels.sm80.copies import copies_of
+from gemmkit.layouts import Layout
 from gemmkit.operators import COMPLEX, FPUOp, Operator
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
@@ -176,7 +176,7 @@ def choice(a: Layout, b: Layout, fields: dict[str, Any], sizes: tuple[int, int, 
         return _usual(a.dtype, SKINNY, device) if is_taken else None
     # A semiring takes registers of its own: tiles that have none left would spill.
     listed = tuple(one for one in TABLES[a.dtype] if given is None or one.merges)
-    streams = given is None and a.dtype in stream_k.CHOSEN and _is_plain(a, b, fields)
+    streams = given is None and a.dtype in stream_k.CHOSEN and _are_copied(a, b, fields)
     found = fastest(listed, a, b, sizes, device, products, streams)
     if found is None:
         return None
@@ -212,16 +212,14 @@ def applies(a: Layout, b: Layout, fields: dict[str, Any], device: DeviceInfo) ->
     """Whether a product for which nothing but these fields is given may go to the multistage kernel: operands of one dtype;
     of real numbers in any layout and with any transform (f32 4096^3 on an H200: relu of A 2.82 ms, 3.20 by the single-stage
     kernel; a Toeplitz A 2.79, 3.16), of others plain ones."""
-    if any(isinstance(layout, Tensor) for layout in (a, b)):             # contractions: staged, they are no faster
-        return False
-    plain = _is_plain(a, b, fields)
+    plain = _are_copied(a, b, fields)
     return (device.arch >= FAMILIES["multistage"].minimum_arch and a.dtype == b.dtype and a.dtype in TABLES
             and not set(fields) & MAPPING_FIELDS and (plain or a.dtype in (F32, F64)))
 
 
-def _is_plain(a: Layout, b: Layout, fields: dict[str, Any]) -> bool:
-    """Whether A and B are strided matrices that nothing acts on."""
-    return all(isinstance(layout, Plain) and layout.is_plain and is_untouched(name, fields)
+def _are_copied(a: Layout, b: Layout, fields: dict[str, Any]) -> bool:
+    """Whether A and B are matrices or tensors that nothing acts on."""
+    return all(layout.is_separable and is_untouched(name, fields)
                for name, layout in (("a", a), ("b", b)))
 
 
@@ -261,7 +259,7 @@ def operator(dtype: np.dtype, one: Multistage, device: DeviceInfo) -> Operator |
 
 def _across(a: Layout, b: Layout) -> int:
     """Which operands are copied across on the ordinary units: 1 for A, 2 for B."""
-    return (a.vector_axis == 1) + 2 * (b.vector_axis == 0)
+    return (a.contiguous_axis == 1) + 2 * (b.contiguous_axis == 0)
 
 
 __all__ = ["TABLES", "Multistage", "applies", "choice"]

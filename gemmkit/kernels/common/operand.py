@@ -12,6 +12,7 @@ from gemmkit.components import Component
 from gemmkit.kernels.common.work import KTile, Place, Slot
 from gemmkit.lang.registers import Fragment
 from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor, Swizzled, Tensor
+from gemmkit.runtime.arrays import ArrayInfo, unit_axis
 from gemmkit.tiling import Tile, division
 from gemmkit.transforms import Transform
 
@@ -169,6 +170,11 @@ class Operand(Component):
                 and division(self.warp, self.thread, 32, self.order).split)
 
     @cached_property
+    def distances(self) -> Fragment:
+        """A `distance` in registers."""
+        return Fragment(np.dtype(np.int32 if self.layout.near else np.int64), 1)
+
+    @cached_property
     def slots(self) -> int:
         """Registers' tiles for all that a thread copies; at least one."""
         return max(1, self.shares)
@@ -210,6 +216,16 @@ class Operand(Component):
             return Place(m, k, shape.M, shape.K)
         return Place(k, n, shape.K, shape.N)
 
+    def distance(self, data: Any, n: int, axis: int) -> int:
+        """What row ``n`` (axis 0) or column ``n`` (axis 1) adds to an element's place, in bytes, where that is their sum."""
+        return self.layout.row_offset(data, n) if axis == 0 else self.layout.column_offset(data, n)
+
+
+def unit_of(layout: Any, info: ArrayInfo) -> int | None:
+    """The dimension of the array along which a layout's lines lie: if it does not say, the contiguous one."""
+    unit: int | None = getattr(layout, "unit", layout.axis if isinstance(layout, Plain) else unit_axis(info))
+    return unit
+
 
 def is_whole(extents: tuple[int, int], thread: Tile) -> bool:
     """Whether an operand's extents are multiples of a thread's tile."""
@@ -221,4 +237,4 @@ def bytes_of(layout: Any, rows: int, columns: int) -> int:
     return int(layout.physical_size(rows, columns) * layout.dtype.itemsize)
 
 
-__all__ = ["Operand", "Route", "bytes_of", "is_whole"]
+__all__ = ["Operand", "Route", "bytes_of", "is_whole", "unit_of"]

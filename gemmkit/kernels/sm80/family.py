@@ -14,9 +14,9 @@ from gemmkit.kernels.common.scheduler import OneTilePerBlock, TileScheduler
 from gemmkit.kernels.common.stream_k import StreamK, most_blocks, streamed
 from gemmkit.kernels.common.workspace_sums import reduction_of
 from gemmkit.kernels.family import KernelFamily
+from gemmkit.kernels.sm80.copies import COPIES, copies_of
 from gemmkit.kernels.sm80.kernel import multistage
 from gemmkit.kernels.sm80.mainloop import InStepMainloop, Mainloop
-from gemmkit.kernels.sm80.routes import COPIES, copies_of
 from gemmkit.kernels.sm80.rules import validate
 from gemmkit.kernels.sm80.spec import Sm80Spec
 from gemmkit.operators import FPUOp

@@ -32,7 +32,7 @@ from gemmkit.ptx.special import barrier, carried, thread_index
 from gemmkit.ptx.words import pack_narrow, unpack_narrow
 from gemmkit.tiling import parallelise, translate, translate_offset
 
-OFFSET, PLACE = Fragment(np.dtype(np.int64), 1), Fragment(np.dtype(np.int32), 1)
+PLACE = Fragment(np.dtype(np.int32), 1)
 
 
 class Kept(NamedTuple):
@@ -85,8 +85,10 @@ class Mainloop(Component):
         """The products of a block's share of K, added to the accumulators."""
         kept = Kept(accumulators, registers(spec.kept_a, 2 * spec.fragments_m), registers(spec.kept_b, 2 * spec.fragments_n),
                     registers(PLACE, 2),
-                    Moved(inputs.a.data, warp, registers(spec.a.held, spec.a.slots), registers(OFFSET, 1)),
-                    Moved(inputs.b.data, warp, registers(spec.b.held, spec.b.slots), registers(OFFSET, 1)), warp)
+                    Moved(inputs.a.data, warp, registers(spec.a.held, spec.a.slots),
+                          registers(spec.a.route.cursor(spec.a), spec.a.route.cursors(spec.a))),
+                    Moved(inputs.b.data, warp, registers(spec.b.held, spec.b.slots),
+                          registers(spec.b.route.cursor(spec.b), spec.b.route.cursors(spec.b))), warp)
         end = work.k_begin + work.k_tiles * spec.block.size.K
         at = ahead = first_k(spec, work, end)
         seek(spec, kept, tile_at(work, ahead, shape))

@@ -1,13 +1,13 @@
-"""How an operand gets from global memory into a stage of `multistage`: copied without registers, or by way of them; and
-which of these ways a GPU has.
+"""How an operand gets from global memory into a stage of `multistage`: copied without registers, or by way of them.
 
 | route | what it takes |
 |---|---|
 | `CpAsync` | elements of a strided matrix as they are, 4 to 16 bytes a copy, along the stage's lines or across |
+| `separable.CpAsyncSeparable` | the same of tensors, whose rows and columns are made of several dimensions |
 | `Staged` | everything: `Layout.element`, transforms, numbers that become planes, two-byte elements at any address |
 
 cp.async copies are started before a round's products, or in parts between them. What is staged is loaded before the products
-and stored behind them. GPUs before sm_80 have no cp.async: `StagedCopies` leaves the second route alone.
+and stored behind them. Which of these ways a GPU has is `copies`' to say.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from gemmkit.components import Component
-from gemmkit.kernels.common.operand import Operand, Route
+import numpy as np
+
+from gemmkit.kernels.common.operand import Operand, Route, unit_of
 from gemmkit.kernels.common.tile_copy import copy_in_turn, put_moved, read_moved
 from gemmkit.kernels.common.work import KTile
+from gemmkit.lang.registers import Fragment
 from gemmkit.lang.values import fill
 from gemmkit.layouts import Plain
-from gemmkit.ptx.copy_async import SIZES, commit_copies, copy_async, offset_of, wait_copies
+from gemmkit.ptx.copy_async import SIZES, copy_async, offset_of
 from gemmkit.ptx.memory import shared, store_shared
 from gemmkit.ptx.special import carried, lane_index
 from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
-from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import parallelise, translate_offset
+
+OFFSET = Fragment(np.dtype(np.int64), 1)
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,14 @@ class StageRoute(Route):
     def of(cls, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> StageRoute:
         """The route for an operand that it does not refuse."""
         return cls()
+
+    def cursors(self, operand: Operand) -> int:
+        """How many offsets into memory a thread keeps."""
+        return 1
+
+    def cursor(self, operand: Operand) -> Fragment:
+        """One of them, in bytes."""
+        return OFFSET
 
     # -- in device code -------------------------------------------------------------------------------------------------
 
@@ -76,9 +87,9 @@ class CpAsync(StageRoute):
 
     @classmethod
     def refuses(cls, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> str | None:
-        layout, to = operand.layout, operand.shared
-        if not isinstance(layout, Plain) or not layout.is_plain:
-            return "its elements are computed, and cp.async copies what is in memory"
+        layout, to, why = operand.layout, operand.shared, cls.refuses_layout(operand)
+        if why is not None:
+            return why
         if not operand.to_shared.is_identity:
             return "its elements are transformed on their way to shared memory"
         if hasattr(to, "plane") or layout.dtype != to.dtype:
@@ -92,21 +103,32 @@ class CpAsync(StageRoute):
         return None
 
     @classmethod
+    def refuses_layout(cls, operand: Operand) -> str | None:
+        """Why an operand's layout is none of those that the route copies."""
+        if not isinstance(operand.layout, Plain) or not operand.layout.is_plain:
+            return "its elements are computed, and cp.async copies what is in memory"
+        return None
+
+    @classmethod
     def of(cls, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> CpAsync:
         return cls(max(cls._widths(operand, info, extents)))
 
-    @staticmethod
-    def _widths(operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> list[int]:
+    @classmethod
+    def _widths(cls, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> list[int]:
         """How many elements a copy may take."""
         layout, to, thread = operand.layout, operand.shared, operand.thread
         size, axis = layout.dtype.itemsize, to.axis                                            # type: ignore[attr-defined]
         along = (thread.extents[axis] == thread.count and layout.vector_axis == axis
-                 and (info is None or unit_axis(info) == axis))
+                 and (info is None or unit_axis(info) == unit_of(layout, info)))
         limit = thread.count if along else 1
         aligned = 16 if info is None else alignment(info)
         return [width for width in range(1, limit + 1)
                 if width * size in SIZES and limit % width == 0 and aligned % (width * size) == 0
-                and (width == 1 or extents[axis] % width == 0)]
+                and (width == 1 or (extents[axis] % width == 0 and layout.neighbours % width == 0))]
+
+    def pieces(self, operand: Any) -> int:
+        """How many copies bring a thread's tile."""
+        return operand.thread.count // self.width
 
     def seek(self, operand: Any, moved: Any, at: KTile) -> None:
         place = operand.place(at.m, at.n, at.k, at.shape)
@@ -149,8 +171,10 @@ class CpAsync(StageRoute):
             thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
             for j in range(len(thread_tiles)):
                 if (i * len(thread_tiles) + j) * share.parts // (len(warp_tiles) * len(thread_tiles)) == share.part:
-                    for piece in range(operand.thread.count // self.width):
-                        self.copy_piece(operand, moved, pointer, piece_of(thread_tiles[j], operand, piece), True)
+                    for piece in range(self.pieces(operand)):
+                        tile = piece_of(thread_tiles[j], operand, piece)
+                        n = (i * len(thread_tiles) + j) * self.pieces(operand) + piece
+                        self.copy_piece(operand, moved, pointer, tile, n, this.ahead, True)
 
     def copy_edge(self, spec: Any, operand: Any, moved: Any, this: Any, share: Any) -> None:
         """A tile that reaches beyond an edge: pieces are wholly in range, or wholly out."""
@@ -161,20 +185,21 @@ class CpAsync(StageRoute):
             thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
             for j in range(len(thread_tiles)):
                 if (i * len(thread_tiles) + j) * share.parts // (len(warp_tiles) * len(thread_tiles)) == share.part:
-                    for piece in range(operand.thread.count // self.width):
+                    for piece in range(self.pieces(operand)):
                         tile = piece_of(thread_tiles[j], operand, piece)
+                        n = (i * len(thread_tiles) + j) * self.pieces(operand) + piece
                         is_there = place.i + tile.index[0] < place.rows and place.j + tile.index[1] < place.columns
                         if spec.operator.identity == 0:
-                            self.copy_piece(operand, moved, pointer, tile, is_there)
+                            self.copy_piece(operand, moved, pointer, tile, n, this.ahead, is_there)
                         elif is_there:
-                            self.copy_piece(operand, moved, pointer, tile, True)
+                            self.copy_piece(operand, moved, pointer, tile, n, this.ahead, True)
                         else:
                             store_shared(pointer, operand.shared.position(tile.base, operand.leading()),
                                          operand.shared.position(tile.offset, operand.leading()),
                                          fill(operand.shared.dtype, self.width, spec.operator.identity))
 
-    def copy_piece(self, operand: Any, moved: Any, pointer: Any, tile: Any, is_there: bool) -> None:
-        """``width`` elements from where ``tile`` begins."""
+    def copy_piece(self, operand: Any, moved: Any, pointer: Any, tile: Any, n: int, at: KTile, is_there: bool) -> None:
+        """``width`` elements of the k-tile ``at`` from where ``tile`` begins: the thread's ``n``-th piece."""
         copy_async(pointer, operand.shared.position(tile.base, operand.leading()),
                    operand.shared.position(tile.offset, operand.leading()), moved.data,
                    moved.cursor[0][0] + offset_of(moved.data, (tile.offset[0], tile.offset[1])), self.width, is_there)
@@ -223,72 +248,4 @@ class Staged(StageRoute):
                     put_moved(operand, pointer, thread_tiles[j], moved.held[i * len(thread_tiles) + j])
 
 
-@dataclass(frozen=True)
-class Copies(Component):
-    """What a GPU has for copies to the stages: the routes, and how a thread waits for copies that it has started.
-
-    More than ``useful_stages`` stages hide nothing more. Base class: threads wait for nothing.
-    """
-
-    minimum_arch: ClassVar[tuple[int, int]]
-    routes: ClassVar[tuple[type[StageRoute], ...]]             # in the order in which they are preferred
-    useful_stages: ClassVar[int]
-
-    def route(self, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> StageRoute:
-        """The first route that does not refuse an operand."""
-        return next(route.of(operand, info, extents) for route in self.routes
-                    if route.refuses(operand, info, extents) is None)
-
-    def blocks(self, wanted: int, fit: int) -> int:
-        """For how many blocks a multiprocessor is to have registers, if its shared memory has room for ``fit``."""
-        return wanted
-
-    # -- in device code -------------------------------------------------------------------------------------------------
-
-    def commit(self) -> None:
-        """The copies that this thread has started for a stage are complete in number."""
-
-    def wait(self, spec: Any) -> None:
-        """Wait for this thread's copies to the next stage that is read."""
-
-
-@dataclass(frozen=True)
-class AsyncCopies(Copies):
-    """cp.async, and what it cannot copy through registers. Every stage is another k-tile on its way."""
-
-    minimum_arch = 8, 0
-    routes = CpAsync, Staged
-    useful_stages = 8
-
-    def commit(self) -> None:
-        commit_copies()
-
-    def wait(self, spec: Any) -> None:
-        wait_copies(spec.stages - 2)
-
-
-@dataclass(frozen=True)
-class StagedCopies(Copies):
-    """Registers alone. They hold one k-tile on its way, which is stored at the end of the round that loads it: a third stage
-    would only be full earlier."""
-
-    minimum_arch = 7, 5
-    routes = (Staged,)
-    useful_stages = 2
-
-    def blocks(self, wanted: int, fit: int) -> int:
-        """No more than find room: what is on its way takes registers, and there would be none to spare for it."""
-        return max(1, min(wanted, fit))
-
-
-#: In the order in which they are preferred.
-COPIES = AsyncCopies(), StagedCopies()
-
-
-def copies_of(device: DeviceInfo | None) -> Copies:
-    """The copies of a device. One that is not known has all; one that is too old for the kernel, which `Config.check_device`
-    refuses, the last."""
-    return next((copies for copies in COPIES if device is None or device.arch >= copies.minimum_arch), COPIES[-1])
-
-
-__all__ = ["COPIES", "AsyncCopies", "Copies", "CpAsync", "StageRoute", "Staged", "StagedCopies", "copies_of"]
+__all__ = ["CpAsync", "StageRoute", "Staged", "piece_of"]

@@ -8,9 +8,9 @@ from functools import cached_property
 import numpy as np
 
 from gemmkit.kernels.simt.spec import ALIGNMENT, SimtSpec
+from gemmkit.kernels.sm80.copies import AsyncCopies, Copies
 from gemmkit.kernels.sm80.mainloop import Mainloop
 from gemmkit.kernels.sm80.reach import ANYWHERE, AT_EDGES, Reach
-from gemmkit.kernels.sm80.routes import AsyncCopies, Copies
 from gemmkit.lang.registers import Fragment
 
 FULL = 64                              # 32-bit registers of a thread's sums, from which on there is little room for others

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.elements import delivered, transform_within
+from gemmkit.kernels.common.operand import unit_of
 from gemmkit.kernels.common.work import Outputs
 from gemmkit.kernels.sm90.elements import add_c_masked, finish_pair
-from gemmkit.kernels.sm90.routes.request import unit_of
 from gemmkit.lang.control import each, join, split
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert_all

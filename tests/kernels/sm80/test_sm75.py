@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.kernels.sm80.routes import StagedCopies
+from gemmkit.kernels.sm80.copies import StagedCopies
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import COMPLEX, DUAL, MIN_PLUS, FPUOp, MMAOp
 from gemmkit.tuning.multistage_mappings import TABLES

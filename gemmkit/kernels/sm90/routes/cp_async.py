@@ -14,20 +14,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from gemmkit.kernels.common.operand import Route
+from gemmkit.kernels.common.operand import Route, unit_of
 from gemmkit.kernels.common.work import Inputs, KTile, Slot, Work
 from gemmkit.kernels.sm90.producer import WORKING, Producer, Registers, acquire, fill_stages, place_of, stage_of
-from gemmkit.kernels.sm90.routes.request import Request, unit_of
+from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.kernels.sm90.routes.tma import Tma
-from gemmkit.lang.registers import Fragment, registers
+from gemmkit.lang.registers import registers
 from gemmkit.ptx.copy_async import SIZES, copies_arrive, copy_async
 from gemmkit.ptx.special import lane_index, thread_index, udiv, uniform
 from gemmkit.runtime.arrays import alignment, unit_axis
 from gemmkit.tiling import parallelise
-
-OFFSET = Fragment(np.dtype(np.int64), 1)
 
 
 @dataclass(frozen=True)
@@ -93,7 +89,7 @@ class CpAsyncProducer(Producer):
 
     def run(self, spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:
         """Registers hold where this thread's lines begin."""
-        a_lines, b_lines = registers(OFFSET, spec.a.slots), registers(OFFSET, spec.b.slots)
+        a_lines, b_lines = registers(spec.a.distances, spec.a.slots), registers(spec.b.distances, spec.b.slots)
         fill_stages(spec, inputs, rank, shape, (a_lines, b_lines, uniform(udiv(thread_index(), 32))), ())
 
     def begin(self, spec: Any, inputs: Inputs, work: Work, kept: Any) -> None:
@@ -121,7 +117,7 @@ def find_lines(operand: Any, lines: Any, data: Any, at: int, warp: int) -> None:
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
-            lines[i * len(thread_tiles) + j] = (offset(operand, data, at + thread_tiles[j].index[across], across),)
+            lines[i * len(thread_tiles) + j] = (operand.distance(data, at + thread_tiles[j].index[across], across),)
 
 
 def copy_lines(spec: Any, operand: Any, lines: Any, data: Any, slot: Slot, at: KTile, warp: int) -> None:
@@ -133,14 +129,9 @@ def copy_lines(spec: Any, operand: Any, lines: Any, data: Any, slot: Slot, at: K
         for j in range(len(thread_tiles)):
             tile = thread_tiles[j]
             row, column = place.i + tile.index[0], place.j + tile.index[1]
-            along = offset(operand, data, column if operand.k_axis == 1 else row, operand.k_axis)
+            along = operand.distance(data, column if operand.k_axis == 1 else row, operand.k_axis)
             copy_async(pointer, operand.shared.position(tile.index, operand.leading()), 0, data,
                        lines[i * len(thread_tiles) + j][0] + along, tile.count, row < place.rows and column < place.columns)
-
-
-def offset(operand: Any, data: Any, n: int, axis: int) -> int:
-    """What a row (axis 0) or a column adds to an element's place."""
-    return operand.layout.row_offset(data, n) if axis == 0 else operand.layout.column_offset(data, n)
 
 
 __all__ = ["CpAsync", "CpAsyncProducer"]

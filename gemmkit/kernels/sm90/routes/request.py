@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gemmkit.kernels.common.operand import Operand
-from gemmkit.layouts import Plain
-from gemmkit.runtime.arrays import ArrayInfo, unit_axis
+from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.tensor_maps import why_not
 
 if TYPE_CHECKING:
@@ -65,10 +64,4 @@ class Request:
                 and operand.warp.count % (32 * operand.thread.count) == 0)
 
 
-def unit_of(layout: Any, info: ArrayInfo) -> int | None:
-    """The dimension of the array along which a layout's lines lie: if it does not say, the contiguous one."""
-    unit: int | None = getattr(layout, "unit", layout.axis if isinstance(layout, Plain) else unit_axis(info))
-    return unit
-
-
-__all__ = ["Request", "unit_of"]
+__all__ = ["Request"]
