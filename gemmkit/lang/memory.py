@@ -40,16 +40,17 @@ class ViewType(types.Type):
     """A global array: ``unit`` is the axis of stride 1 (or None), ``alignment`` in bytes holds for every row.
 
     A ``wide`` one has an extent of 2^31 or more: its extents and coordinates are 64 bits wide. A ``readonly`` one may not be
-    assigned to.
+    assigned to. All of a ``near`` one lies within 2^31 bytes of its first element: a place in it is computed in 32 bits, by
+    a multiplication a dimension, where 64 bits take three.
     """
 
     def __init__(self, dtype: np.dtype, ndim: int, unit: int | None, alignment: int, wide: bool = False,
-                 readonly: bool = False):
+                 readonly: bool = False, near: bool = False):
         self.dtype, self.ndim, self.unit, self.alignment = np.dtype(dtype), ndim, unit, alignment
-        self.wide, self.readonly = wide, readonly
+        self.wide, self.readonly, self.near = wide, readonly, near
         self.element, self.coordinate = numba_type(dtype), wide_index if wide else index
         element = self.element if self.dtype.names else self.dtype
-        how = f"{', wide' if wide else ''}{', read-only' if readonly else ''}"
+        how = f"{', wide' if wide else ''}{', read-only' if readonly else ''}{', near' if near else ''}"
         super().__init__(f"View({element}, {ndim}d, unit={unit}, align={alignment}{how})")
 
     @property
@@ -110,6 +111,9 @@ def global_pointer(builder: Any, ty: ViewType, view: Any, terms: list[list], llv
     """The address of coordinates given as a sum of terms (base, offset): each is one 64-bit displacement."""
     pointer = builder.inttoptr(view.address, ir.PointerType(i8, addrspace=GLOBAL))
     for coordinates in terms:
+        if ty.near:
+            pointer = builder.gep(pointer, [builder.sext(near_bytes(builder, ty, view, coordinates), i64)], inbounds=True)
+            continue
         elements = None
         for axis, coordinate in enumerate(coordinates):
             wide = coordinate if coordinate.type == i64 else builder.sext(coordinate, i64)
@@ -119,6 +123,17 @@ def global_pointer(builder: Any, ty: ViewType, view: Any, terms: list[list], llv
         if elements is not None:
             pointer = builder.gep(pointer, [builder.mul(elements, i64(ty.dtype.itemsize), flags=("nsw",))], inbounds=True)
     return builder.bitcast(pointer, ir.PointerType(llvm_type, addrspace=GLOBAL))
+
+
+def near_bytes(builder: Any, ty: ViewType, view: Any, coordinates: list) -> Any:
+    """How far coordinates lead into a near view, in 32 bits."""
+    elements = i32(0)
+    for axis, coordinate in enumerate(coordinates):
+        steps = coordinate if coordinate.type == i32 else builder.trunc(coordinate, i32)
+        if axis != ty.unit:
+            steps = builder.mul(steps, builder.trunc(getattr(view, f"stride{axis}"), i32))
+        elements = builder.add(elements, steps)
+    return builder.mul(elements, i32(ty.dtype.itemsize))
 
 
 def coordinates_of(context: Any, builder: Any, ty: types.Type, value: Any, kind: Any = None) -> list:

@@ -18,9 +18,9 @@ from gemmkit.lang.control import deal, each, interleave, join
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import fill
 from gemmkit.layouts.base import Layout, load_elements, store_elements
-from gemmkit.ptx.copy_async import near_offset_of, offset_of
+from gemmkit.ptx.copy_async import offset_of
 from gemmkit.ptx.division import divided, reciprocal
-from gemmkit.ptx.memory import load_global, store_global
+from gemmkit.ptx.memory import load_global, near, store_global
 from gemmkit.ptx.words import load_words, weave_words
 from gemmkit.runtime.arrays import ArrayInfo
 
@@ -143,24 +143,28 @@ class Tensor(Layout):
         """Where row i, column j lies in the array."""
         return join((self.rows.split(i), self.columns.split(j)))
 
+    def view(self, data: Any) -> Any:
+        """The array, as places in it are computed."""
+        return near(data) if self.near else data
+
     def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
-        return data[self.place(i, j)]
+        return self.view(data)[self.place(i, j)]
 
     def store_element(self, data: Any, i: int, j: int, value: Any, shape: Any) -> None:
-        data[self.place(i, j)] = value
+        self.view(data)[self.place(i, j)] = value
 
     def load(self, data: Any, tile: Any, shape: Any) -> tuple:
         if (tile.size[self.line_axis] == tile.count and tile.count % self.comb == 0
                 and self.longest % tile.count == 0):
             place = self.place(tile.index[0], tile.index[1])
             return interleave(generate(self.comb, lambda tooth: load_global(
-                data, self.unit, place, _towards(self, tooth), tile.count // self.comb)))
+                self.view(data), self.unit, place, _towards(self, tooth), tile.count // self.comb)))
         return load_elements(self, data, tile, shape)
 
     def load_packed(self, data: Any, tile: Any, shape: Any) -> tuple:
         """What `load` gives, in 32-bit words, of a tile that it `packs`."""
         place = self.place(tile.index[0], tile.index[1])
-        teeth = generate(self.comb, lambda tooth: load_words(data, self.unit, place, _towards(self, tooth),
+        teeth = generate(self.comb, lambda tooth: load_words(self.view(data), self.unit, place, _towards(self, tooth),
                                                              tile.count // self.comb))
         return weave_words(teeth) if self.is_narrow else interleave(teeth)
 
@@ -168,18 +172,16 @@ class Tensor(Layout):
         if (tile.size[self.line_axis] == tile.count and tile.count % self.comb == 0
                 and self.longest % tile.count == 0):
             place = self.place(tile.index[0], tile.index[1])
-            each(lambda teeth, tooth: store_global(data, self.unit, place, _towards(self, tooth), teeth),
+            each(lambda teeth, tooth: store_global(self.view(data), self.unit, place, _towards(self, tooth), teeth),
                  deal(values, self.comb))
         else:
             store_elements(self, data, tile, values, shape)
 
     def row_offset(self, data: Any, i: int) -> int:
-        place = join((self.rows.split(i), self.columns.nowhere()))
-        return near_offset_of(data, place) if self.near else offset_of(data, place)
+        return offset_of(self.view(data), join((self.rows.split(i), self.columns.nowhere())))
 
     def column_offset(self, data: Any, j: int) -> int:
-        place = join((self.rows.nowhere(), self.columns.split(j)))
-        return near_offset_of(data, place) if self.near else offset_of(data, place)
+        return offset_of(self.view(data), join((self.rows.nowhere(), self.columns.split(j))))
 
     # -- host -------------------------------------------------------------------------------------------------------
 

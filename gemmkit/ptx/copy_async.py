@@ -15,7 +15,7 @@ from typing import Any
 from gemmkit.emulator import mbarriers, thread_copies
 from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import Atom, atom
-from gemmkit.lang.memory import SharedType, coordinates_of, global_pointer, proxy, shared_pointer
+from gemmkit.lang.memory import SharedType, coordinates_of, global_pointer, near_bytes, proxy, shared_pointer
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.scalars import index
 from gemmkit.ptx.build import assembly, plain
@@ -31,43 +31,19 @@ def _type_offset_of(context: Any, view: Any, position: Any) -> Any:
         return None
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        fields = proxy(c, b, view, v[0])
-        pointer = global_pointer(b, view, fields, [coordinates_of(c, b, position, v[1], view.coordinate)], i8)
-        return b.sub(b.ptrtoint(pointer, i64), fields.address)
+        fields, coordinates = proxy(c, b, view, v[0]), coordinates_of(c, b, position, v[1], view.coordinate)
+        if view.near:
+            return near_bytes(b, view, fields, coordinates)
+        return b.sub(b.ptrtoint(global_pointer(b, view, fields, [coordinates], i8), i64), fields.address)
 
-    return signature(types.int64, view, position), codegen
+    return signature(index if view.near else types.int64, view, position), codegen
 
 
 @atom(_type_offset_of)
 def offset_of(view: Any, position: Any) -> int:
-    """How many bytes behind the first element of a view another of its elements lies. It need not be in range."""
+    """How many bytes behind the first element of a view another of its elements lies: in 64 bits, of a `near` view in 32. It
+    need not be in range."""
     return sum(map(operator.mul, map(int, position), view.steps))
-
-
-def _type_near_offset_of(context: Any, view: Any, position: Any) -> Any:
-    if not is_position(view, position):
-        return None
-
-    def narrow(b: Any, value: Any) -> Any:
-        return value if value.type == i32 else b.trunc(value, i32)
-
-    def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        fields, elements = proxy(c, b, view, v[0]), i32(0)
-        for axis, coordinate in enumerate(coordinates_of(c, b, position, v[1], view.coordinate)):
-            steps = narrow(b, coordinate)
-            if axis != view.unit:
-                steps = b.mul(steps, narrow(b, getattr(fields, f"stride{axis}")))
-            elements = b.add(elements, steps)
-        return b.mul(elements, i32(view.dtype.itemsize))
-
-    return signature(index, view, position), codegen
-
-
-@atom(_type_near_offset_of)
-def near_offset_of(view: Any, position: Any) -> int:
-    """`offset_of` in 32 bits, of a view that lies within 2**31 bytes of its first element: a multiplication a dimension,
-    where 64 bits take three."""
-    return (sum(map(operator.mul, map(int, position), view.steps)) + 2**31) % 2**32 - 2**31
 
 
 def _type_copy(context: Any, pointer: Any, base: Any, ahead: Any, view: Any, offset: Any, count: Any, is_there: Any) -> Any:
@@ -152,4 +128,4 @@ def copies_arrive(barriers: Any, n: int) -> None:
     thread_copies.arrive(thread, mbarriers.find(thread, place(barriers, n)))
 
 
-__all__ = ["SIZES", "commit_copies", "copies_arrive", "copy_async", "near_offset_of", "offset_of", "wait_copies"]
+__all__ = ["SIZES", "commit_copies", "copies_arrive", "copy_async", "offset_of", "wait_copies"]

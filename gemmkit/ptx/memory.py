@@ -273,6 +273,19 @@ def store_global(view: View, axis: int, base: Any, offset: Any, values: tuple) -
     view.store(axis, tuple(map(operator.add, base, offset)), values)
 
 
+def _type_near(context: Any, view: Any) -> Any:
+    if not isinstance(view, ViewType):
+        return None
+    found = ViewType(view.dtype, view.ndim, view.unit, view.alignment, view.wide, view.readonly, near=True)
+    return signature(found, view), lambda c, b, s, v: v[0]
+
+
+@atom(_type_near)
+def near(view: View) -> View:
+    """A view of which all elements lie within 2^31 bytes of the first: places in it are computed in 32 bits."""
+    return view
+
+
 # -- shared -----------------------------------------------------------------------------------------------------------
 
 def _type_shared(context: Any, dtype: Any, offset: Any) -> Any:
