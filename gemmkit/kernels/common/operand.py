@@ -146,8 +146,8 @@ class Operand(Component):
 
     @cached_property
     def lane_tiles(self) -> int:
-        """Tiles of a thread in one of its warp."""
-        return max(1, self.warp.count // (32 * self.thread.count))
+        """Tiles of a thread in one of its warp: those of the lanes that have most, where lanes do not divide it."""
+        return -(-self.warp.count // (32 * self.thread.count))
 
     @cached_property
     def moves(self) -> int:

@@ -19,6 +19,7 @@ from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.layouts import ColMajor, RowMajor, Triangular
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.arrays import describe
+from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
 from tests.support.machines import E4M3, on_machines
 from tests.support.sm90 import F16, F32, mapping, ordered, product
@@ -62,6 +63,20 @@ def test_tiles_are_turned(machine: Any, schedule: str, dtype: np.dtype, orders: 
     assert any(type(x.route) is Transpose for x in (spec.a, spec.b)) == (orders[0] == "R" or conf.block_shape.size.M % line == 0)
     changed = b.astype(F32) if transform is None else transform(b.astype(F32))
     assert np.array_equal(product(machine, conf, a, b), a.astype(F32) @ changed)
+
+
+@on_machines
+@pytest.mark.parametrize("masked", [False, True])
+def test_lanes_that_do_not_divide_a_warps_tile(machine: Any, masked: bool, rng: np.random.Generator) -> None:
+    """A warp moves 48 lines, 32 and then 16: a thread's registers hold both (drawn with GEMMKIT_SEED=524311433)."""
+    kind = (lambda dtype: Triangular(RowMajor(dtype), "lower")) if masked else RowMajor
+    conf = mapping("three", a=kind, stages=2, transform_global_to_shared_a=Elementwise(lambda x: x + x),
+                   mem_a_warp=Tile(M=3, K=64), mem_a_thread=Tile(M=1, K=4))
+    a, b = whole(rng, (400, 400), F16), whole(rng, (400, 40), F16)
+    spec = spec_of(conf, a, b)
+    assert type(spec.a.route) is Rewrite and spec.a.shares == 0
+    given = np.tril(a) if masked else a
+    assert np.array_equal(product(machine, conf, a, b), 2 * given.astype(F32) @ b.astype(F32))
 
 
 @pytest.mark.thorough
