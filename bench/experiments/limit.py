@@ -86,6 +86,10 @@ class Limit:
         """What is in row ``n`` of ``out``."""
         return n + float(STEP) * STEPS * self.rounds
 
+    def made_of(self, first: Any, n: int) -> Any:
+        """What the kernel puts into row ``n`` of ``out``, for any ``first``: for hosts without it."""
+        return first + self.expected(n)
+
     def arguments(self, out: ArrayInfo, first: ArrayInfo) -> list[Frozen]:
         """Of the kernel; ``out`` is float32 of (CHAINS, threads) and ``first`` of (threads,)."""
         scalars = map(freeze_scalar, (STEP, BOUND, self.rounds))

@@ -69,6 +69,10 @@ class TensorLimit:
         """What is in row ``n`` of ``out``."""
         return n + float(OPERATOR.K) * self.rounds
 
+    def made_of(self, first: Any, n: int) -> Any:
+        """What the kernel puts into row ``n`` of ``out``, for any ``first``: for hosts without it."""
+        return n + first * first * (self.expected(n) - n)
+
     def arguments(self, out: ArrayInfo, first: ArrayInfo) -> list[Frozen]:
         """Of the kernel; ``out`` is float32 of (chains, threads) and ``first`` of (threads,)."""
         return [freeze_array(out), freeze_array(first), freeze(OPERATOR), freeze_scalar(self.rounds)]

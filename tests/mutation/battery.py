@@ -24,7 +24,7 @@ from gemmkit.operators import COMPLEX, DUAL, Algebra, WGMMAOp
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
 from tests.kernels.sm90 import test_algebras, test_cp_async, test_fragments
-from tests.mutation import ring, shares, single
+from tests.mutation import moves, ring, shares, single
 from tests.mutation.products import (
     CASES,
     EMULATOR,
@@ -442,4 +442,4 @@ def numbers_by_warps() -> None:
     numbers(DUAL, (33, 15, 37), test_algebras.small(DUAL))
 
 
-__all__ = ["CASES", "WrongResult", "few_blocks", "ring", "shares", "single"]
+__all__ = ["CASES", "WrongResult", "few_blocks", "moves", "ring", "shares", "single"]

@@ -59,7 +59,7 @@ class Host:
     def limit(self, limit: Any, out: np.ndarray, first: np.ndarray) -> Call:
         def call() -> None:
             self.now += self.slower
-            out[...] = first + np.array([[limit.expected(n)] for n in range(len(out))]) * self.scale
+            out[...] = np.array([limit.made_of(first, n) for n in range(len(out))]) * self.scale
 
         return call
 

@@ -286,12 +286,13 @@ def test_numbers_that_start_at_odd_parts_compile() -> None:
 
 @pytest.mark.sample(4)
 @pytest.mark.compile
-@pytest.mark.parametrize("name,dtype,opcode", [("complex", "f4", "FFMA"), ("complex", "f8", "DFMA"), ("dual", "f4", "FFMA"),
+@pytest.mark.parametrize("name,dtype,opcode", [("complex", "f4", "FFMA"), ("complex", "f8", "DMMA"), ("dual", "f4", "FFMA"),
                                                ("dual3", "f4", "FFMA")])
-def test_ordinary_units_do_what_the_table_asks(name: str, dtype: str, opcode: str) -> None:
+def test_other_units_do_what_the_table_asks(name: str, dtype: str, opcode: str) -> None:
     conf, kernel = compiled(ALGEBRAS[name], dtype)
     assert isinstance(conf.operator, Algebra)
-    base = conf.operator.base
-    step = ALGEBRAS[name].products * base.M * base.N * base.K // 32             # of one thread; steps may be unrolled
+    base, warp = conf.operator.base, conf.compute_warp.size
+    each = warp.M * warp.N // (base.M * base.N) if opcode == "DMMA" else base.M * base.N * base.K // 32        # of one thread
+    step = ALGEBRAS[name].products * each                                       # steps may be unrolled
     assert kernel.instructions[opcode] in (step, 2 * step, 4 * step, 8 * step)
     assert kernel.instructions["HMMA"] == 0                       # no tf32
