@@ -145,6 +145,7 @@ def test_views_of_f32(machine: Any, view: int, rng: np.random.Generator) -> None
     assert np.array_equal(machine.numpy(out), expected(F32_OPERATOR, machine.numpy(a), machine.numpy(b)))
 
 
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("columns", [24, 40])
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
