@@ -28,7 +28,7 @@ from gemmkit.lang.guards import NOTHING, Fact, Guards
 from gemmkit.lang.later import made_later
 from gemmkit.lang.package_state import of_packages
 from gemmkit.lang.records import record_text
-from gemmkit.lang.references import attributes, globals_of, is_fixed, is_host, names_of
+from gemmkit.lang.references import attributes, globals_of, is_fixed, is_gemmkit, is_host, names_of
 
 
 class Reading(NamedTuple):
@@ -68,6 +68,7 @@ def _constant_text(value: Any) -> str:
     return f"{type(value).__name__}:{value!r}"
 
 
+_GROWING = (dict, list, set)
 _IMMUTABLE = (bool, int, float, str, complex, bytes, type(None), type(Ellipsis), range, np.generic)
 
 
@@ -145,6 +146,8 @@ class Reader:
         if made_later(scope, name):                            # by gemmkit and Numba, whose sources are in the key
             return name
         facts.append(guards.item(scope, name))
+        if isinstance(scope.get(name), _GROWING) and is_gemmkit(function):
+            return f"{name}:{type(scope[name]).__name__}"      # what a process remembers: what fills it is in the key
         if name in scope:
             return f"{name}={self._looked_up(name, scope[name], names)}"
         built_in = function.__builtins__

@@ -13,7 +13,8 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import activations, epilogues, layouts, operators, transforms
-from gemmkit.components import freeze
+from gemmkit.components import Component, freeze
+from gemmkit.lang.fingerprint import forget_readings
 from gemmkit.runtime import compile as compiling
 from gemmkit.runtime.compile import bytes_digest
 from tests.stale.fresh import Fresh
@@ -207,6 +208,24 @@ def test_a_patched_function_of_gemmkits_is_not_kept_under_the_unpatched_key(monk
             assert ptx_of(transform) == before
         except compiling.CodeChanged:
             continue
+
+
+def test_what_gemmkit_remembers_is_in_no_key() -> None:
+    """The divisions of tiles that a process has asked for stood in the text of every kernel that may ask for one, so that
+    another process compiled it again (seen at 224fc6a: what was emulated before decided on the key)."""
+    from gemmkit.kernels.common.operand import Operand
+    from gemmkit.lang.fingerprint import Reader
+    from gemmkit.tile_division import division
+
+    def text() -> str:
+        reader = Reader()
+        reader._open = [Operand]
+        forget_readings()
+        return reader.component_class(Operand, Component)
+
+    before = text()
+    division(gk.Tile(M=56, N=24), gk.Tile(M=7, N=3), 4)
+    assert text() == before
 
 
 # -- what no key could tell apart ---------------------------------------------------------------------------------------------
