@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 from bench.cases import DTYPES, Case, operands, plan_arguments
 from bench.experiments.experiment import Experiment
+from gemmkit import ahead
 
 
 @dataclass(frozen=True)
@@ -75,23 +75,8 @@ class HostArrays:
 
 
 def recorded(call: Callable[[], object]) -> list[Any]:
-    """The products that a call of gemmkit would compute on host arrays (`gemmkit.planning.Compiled`); none is computed."""
-    import gemmkit
-    from gemmkit.planning import Plan
-
-    found: list[Any] = []
-
-    def record(self: Any, a: Any, b: Any, c: Any, out: Any) -> Any:
-        found.append(self._compiled)
-        return out
-
-    def record_group(self: Any, lists: Any, outs: Any, infos: Any) -> None:
-        found.append(self._compiled)
-
-    with (mock.patch.object(Plan, "_emulate", record), mock.patch.object(gemmkit.GroupPlan, "_emulate", record_group),
-          gemmkit.emulate()):
-        call()
-    return found
+    """The products that a call of gemmkit would compute on host arrays; none is computed, nothing written."""
+    return ahead.recorded(call, zeros=False)
 
 
 def products(case: Any) -> list[Any]:
@@ -102,15 +87,10 @@ def products(case: Any) -> list[Any]:
     return recorded(case.ours(host, case.operands(host, 0)))
 
 
-def kernel_of(compiled: Any) -> tuple:
-    conf = compiled.problem.config
-    arguments = tuple((str(argument.type), argument.fingerprint) for argument in compiled.arguments)
-    return conf.kernel, conf.threads, conf.blocks_per_sm, arguments
-
-
 def key(case: Any) -> tuple:
     """What decides which kernels a case runs."""
-    return tuple(dict.fromkeys(map(kernel_of, products(case)))), isinstance(case, Experiment) and case.peers_kernel
+    kernels = dict.fromkeys(ahead.kernel_of(each.launchable) for each in products(case))
+    return tuple(kernels), isinstance(case, Experiment) and case.peers_kernel
 
 
 def built(compiled: Any) -> dict[str, Any]:
@@ -122,7 +102,8 @@ def build(case: Any) -> Prepared:
     """Compile a case's kernels, or find them on disk; of several, the most that one of them takes."""
     start = time.perf_counter()
     try:
-        usages = [built(compiled) for compiled in {kernel_of(each): each for each in products(case)}.values()]
+        distinct_ones = {ahead.kernel_of(each.launchable): each for each in products(case)}
+        usages = [built(compiled) for compiled in distinct_ones.values()]
         if isinstance(case, Experiment):
             case.build_peer()
     except Exception as problem:

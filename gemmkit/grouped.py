@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.config import Config, ConfigError
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator.mode import current_mode, world
 from gemmkit.groups import CompiledGroup, Infos, Tables, check_outputs
 from gemmkit.kernels.select import FAMILIES
 from gemmkit.operators import MMAOp, Operator
@@ -122,13 +122,12 @@ class GroupPlan:
         return {role: base + start for role, start in starts.items()}
 
     def _emulate(self, lists: Sequence[Arrays], outs: Arrays, infos: Sequence[Infos]) -> None:
-        from gemmkit.emulator.kernels import run_group
-
-        if current_mode() is None:
+        mode = current_mode()
+        if mode is None:
             raise TypeError("a_list has host arrays (NumPy), and this plan was made in the emulator; call it inside "
                             "with gemmkit.emulate(): ...")
         if self._compiled.blocks:
-            run_group(self._compiled, list(zip(*lists[:3], outs)), Tables.places(infos))
+            mode.run_group(self._compiled, list(zip(*lists[:3], outs)), Tables.places(infos))
 
 
 def plan_grouped(a_list: Arrays, b_list: Arrays, c_list: Arrays | None = None, *, out: Arrays | None = None,
@@ -175,7 +174,7 @@ def grouped(a_list: Arrays, b_list: Arrays, c_list: Arrays | None = None, out: A
     if not lists[0]:
         return []
     kinds = tuple(_kinds(_described(n, *of)) for n, of in enumerate(zip(*lists)))
-    key = kinds, id(conf), current_mode() is not None
+    key = kinds, id(conf), world()
     known = _plans.get(key)
     if known is None:
         if len(_plans) >= _LIMIT:

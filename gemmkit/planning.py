@@ -332,9 +332,8 @@ class Plan:
         return handle
 
     def _emulate(self, a: Any, b: Any, c: Any, out: Any) -> Any:
-        from gemmkit.emulator.kernels import run
-
-        if current_mode() is None:
+        mode = current_mode()
+        if mode is None:
             raise TypeError("a is a host array (NumPy) and this plan was made in the emulator; call it inside "
                             "with gemmkit.emulate(): ...")
         if out is None:
@@ -348,7 +347,7 @@ class Plan:
         check_out(infos["out"], infos)
         check_held(self._held, infos, (self._seen(infos["out"]),))
         if self._has_work:
-            run(self._compiled, a, b, c, out)
+            mode.run(self._compiled, a, b, c, out)
         return out
 
 

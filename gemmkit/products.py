@@ -10,7 +10,7 @@ from typing import Any
 
 from gemmkit.components import Component, freeze
 from gemmkit.config import Config
-from gemmkit.emulator.mode import current_mode
+from gemmkit.emulator.mode import current_mode, world
 from gemmkit.planning import Plan
 from gemmkit.runtime.arrays import alignment, describe
 
@@ -34,7 +34,7 @@ def multiply(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
     if keywords:
         return _with_components(a, b, c, conf, out, stream, keywords, otherwise)
     key = (_kind(a, "a"), _kind(b, "b"), c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
-           id(conf), current_mode() is not None)
+           id(conf), world())
     known = _plans.get(key)
     if known is None:
         other = otherwise and otherwise(a, b, c, conf, out, stream, {})
@@ -85,7 +85,7 @@ def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stre
         return Plan(a, b, c, out, conf, keywords)(a, b, c, out=out, stream=stream)
     key: tuple[Any, ...] = (
         _kind(a, "a"), _kind(b, "b"), c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
-        id(conf), current_mode() is not None, sizes,
+        id(conf), world(), sizes,
         tuple((name, f.kind, f.fingerprint, tuple((i.shape, i.device) for i in f.arrays)) for name, f in frozen.items()))
     if max(len(describe(x).shape) for x in (a, b)) > 2:         # a component's arrays may be stacks, merged by their strides
         key = (*key, tuple(i.strides for f in frozen.values() for i in f.arrays))

@@ -1,8 +1,9 @@
-"""The command line: ``python -m gemmkit info | demo | explain | cache``.
+"""The command line: ``python -m gemmkit info | demo | explain | compile | cache``.
 
     info      versions, the GPU and its limits, compilers, cache, and which kernels and operators are usable
     demo      the examples, on real data
     explain   what get_config chooses for a product, and what that compiles to
+    compile   kernels for the cache, ahead of the first call
     cache     the compiled kernels on disk
 """
 
@@ -12,11 +13,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from gemmkit.cli import cache, demo, explain, info
+from gemmkit.cli import cache, compile, demo, explain, info
 
 __all__ = ["main"]
 
-COMMANDS = (info, demo, explain, cache)
+COMMANDS = (info, demo, explain, compile, cache)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

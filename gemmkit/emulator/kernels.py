@@ -11,7 +11,6 @@ from gemmkit.component_arrays import arrays_of
 from gemmkit.components import Component, field_values, with_fields
 from gemmkit.emulator import machine
 from gemmkit.emulator.captures import Captures
-from gemmkit.emulator.mode import Mode, current_mode
 from gemmkit.emulator.user_code import arguments
 from gemmkit.lang import dialect
 from gemmkit.lang.functions import DeviceFunction
@@ -93,8 +92,9 @@ def _seen(array: Any, layout: Any, info: Any) -> Any:
     return np.lib.stride_tricks.as_strided(first, stack.shape, steps, writeable=array.flags.writeable)
 
 
-def run(compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
-    """Run a compiled problem's kernel on NumPy arrays; faults raise the exceptions of `gemmkit.emulator.errors`."""
+def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, seed: int | None = None) -> None:
+    """Run a compiled problem's kernel on NumPy arrays; faults raise the exceptions of `gemmkit.emulator.errors`. A ``seed``
+    shuffles the order of threads and blocks."""
     dialect.check(compiled.spec)
     conf, arena = compiled.problem.config, Arena()
     given = describe(out, "out")
@@ -115,17 +115,16 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
     views = [made[name] for name in ("a", "b", "c", "out")]
     maps = [None if m is None else emulated_map(views[m.which], m.spec, m.axis) for m in compiled.maps]
     spec = arena.component(compiled.spec_on_host)
-    mode = current_mode() or Mode()
     with np.errstate(all="ignore"):                # integers wrap and floats overflow, as on the device
         machine.launch(conf.family.kernel, arguments((spec, *views, compiled.shape, *maps), arena.originals),
                        grid=(compiled.blocks, 1, 1),
                        block=(conf.threads, 1, 1), cluster=(conf.peers, 1, 1),
                        shared_memory=compiled.spec.shared_bytes, max_shared_memory=H100.shared_memory_per_block,
-                       schedule_seed=mode.seed, dependent=compiled.launchable.dependent,
+                       schedule_seed=seed, dependent=compiled.launchable.dependent,
                        registers=conf.family.registers(compiled.spec))
 
 
-def run_group(compiled: Any, products: list[tuple], places: np.ndarray) -> None:
+def run_group(compiled: Any, products: list[tuple], places: np.ndarray, seed: int | None = None) -> None:
     """Run the kernel of a group on NumPy arrays: of each product (a, b, c, out)."""
     conf, arena = compiled.config, Arena()
     dialect.check(compiled.spec)
@@ -140,9 +139,8 @@ def run_group(compiled: Any, products: list[tuple], places: np.ndarray) -> None:
         views.append(Members(np.asarray(products[0][at]), members[0].memory, kind.unit, kind.alignment, members))
     spec = arena.component(compiled.spec_on_host(places))
     shape = arena.component(with_fields(compiled.shape, {"sizes": compiled.tables.sizes}))
-    mode = current_mode() or Mode()
     out, a, b, c = views
     with np.errstate(all="ignore"):
         machine.launch(conf.family.kernel, arguments((spec, a, b, c, out, shape), arena.originals),
                        grid=(compiled.blocks, 1, 1), block=(conf.threads, 1, 1), shared_memory=compiled.spec.shared_bytes,
-                       max_shared_memory=H100.shared_memory_per_block, schedule_seed=mode.seed)
+                       max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed)

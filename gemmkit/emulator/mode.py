@@ -6,13 +6,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
+
+from gemmkit.runtime.device import assumed_device
 
 
 @dataclass(frozen=True)
 class Mode:
-    """``seed`` shuffles the order in which threads and blocks run (None: in order)."""
+    """How products of host arrays are computed: in the emulator.
+
+    ``seed`` shuffles the order in which threads and blocks run (None: in order).
+    """
 
     seed: int | None = None
+
+    def run(self, compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
+        """Compute a product (`gemmkit.compiled.Compiled`) into ``out``."""
+        from gemmkit.emulator.kernels import run
+
+        run(compiled, a, b, c, out, self.seed)
+
+    def run_group(self, compiled: Any, products: list[tuple], places: Any) -> None:
+        """Compute the products of a group, of each (a, b, c, out)."""
+        from gemmkit.emulator.kernels import run_group
+
+        run_group(compiled, products, places, self.seed)
 
 
 _mode: ContextVar[Mode | None] = ContextVar("gemmkit_emulation", default=None)
@@ -33,7 +51,14 @@ def emulate(seed: int | None = None) -> Iterator[None]:
     """
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise TypeError(f"seed={seed!r}: a whole number, or None for the order of threads, is needed")
-    token = _mode.set(Mode(seed))
+    with computed_by(Mode(seed)):
+        yield
+
+
+@contextmanager
+def computed_by(mode: Mode) -> Iterator[None]:
+    """Within it products of host arrays are computed by a mode."""
+    token = _mode.set(mode)
     try:
         yield
     finally:
@@ -46,3 +71,8 @@ def current_mode() -> Mode | None:
 
 def is_emulating() -> bool:
     return _mode.get() is not None
+
+
+def world() -> Any:
+    """What plans of equal calls differ in: where they compute, and for which device host arrays are planned."""
+    return is_emulating(), assumed_device()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ __all__ = [
     "H100",
     "DeviceInfo",
     "absence",
+    "assumed",
+    "assumed_device",
     "available",
     "count",
     "current",
@@ -193,9 +196,30 @@ def _describe(ordinal: int) -> DeviceInfo:
     )
 
 
+_assumed: ContextVar[DeviceInfo | None] = ContextVar("gemmkit_assumed_device", default=None)
+
+
+@contextmanager
+def assumed(info: DeviceInfo) -> Iterator[None]:
+    """Within it products of host arrays are planned, and kernels compiled, for a device that need not be here."""
+    token = _assumed.set(info)
+    try:
+        yield
+    finally:
+        _assumed.reset(token)
+
+
+def assumed_device() -> DeviceInfo | None:
+    """The device of `assumed`, in which plans of host arrays differ; None outside."""
+    return _assumed.get()
+
+
 def target(ordinal: int | None = None) -> DeviceInfo:
-    """The device to compile for: that of an ordinal (None or negative: the current one), or ``H100`` on a machine
-    with no GPU."""
+    """The device to compile for: that of an ordinal (None or negative: the current one, or the `assumed` one), or ``H100``
+    on a machine with no GPU."""
+    info = _assumed.get() if ordinal is None or ordinal < 0 else None
+    if info is not None:
+        return info
     if not available():
         return H100
     return current() if ordinal is None or ordinal < 0 else _describe(ordinal)

@@ -39,7 +39,7 @@ def kernel(dtype: str, size: int, trans: str, device: Any, operator: Any = None)
     return compile_config(conf, device=device, operands=arrays, gemm_shape=dict(M=64, N=64, K=64) if arrays else sizes)
 
 
-@pytest.mark.sample(18)
+@pytest.mark.sample(36)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype,trans", [*(("float64", trans) for trans in ORDERS), ("complex128", "nn"), ("complex128", "tt")])
@@ -50,7 +50,7 @@ def test_every_product_waits_for_the_one_before(dtype: str, trans: str, size: in
     assert unwaited_products(found.assembled.cubin) == []
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("K", [4, 16])
 @pytest.mark.parametrize("trans", ORDERS)
 def test_the_other_shapes_of_hopper(K: int, trans: str) -> None:
@@ -69,7 +69,7 @@ def ring(dtype: np.dtype, one: Any, trans: str, device: Any) -> gk.Config:
                          global_d_layout=RowMajor(dtype), device=device, gemm_shape=dict(M=4096, N=4096, K=4096), **one.fields)
 
 
-@pytest.mark.sample(40)
+@pytest.mark.sample(64)
 @pytest.mark.parametrize("trans", ORDERS)
 @pytest.mark.parametrize("device, dtype, one", FITTING, ids=str)
 def test_every_mapping_of_the_multistage_kernel(device: str, dtype: np.dtype, one: Any, trans: str) -> None:
@@ -83,7 +83,7 @@ def test_every_mapping_of_the_multistage_kernel(device: str, dtype: np.dtype, on
 STREAMING = [(device, dtype, one) for device, dtype, one in FITTING if dtype in stream_k.CHOSEN and one.merges and one.streams]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("trans", ORDERS)
 @pytest.mark.parametrize("device, dtype, one", STREAMING, ids=str)
 def test_every_mapping_that_streams_k(device: str, dtype: np.dtype, one: Any, trans: str) -> None:

@@ -80,7 +80,7 @@ def count(kernel: CompiledKernel, opcode: str, *modifiers: str) -> int:
     return found
 
 
-@pytest.mark.sample(22)
+@pytest.mark.sample(78)
 @pytest.mark.parametrize("arch", ARCHS, ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_compiles_for_every_gpu(name: str, arch: tuple[int, int]) -> None:
@@ -106,7 +106,7 @@ def test_it_compiles_for_every_gpu(name: str, arch: tuple[int, int]) -> None:
     assert kernel.instructions["LDG"] == 0                    # nothing of A and B by way of registers, and there is no C
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", [name for name in CONFIGS if CONFIGS[name].multiplies in ("HMMA", "IMMA")])
 def test_fragments_by_ldmatrix(name: str) -> None:
     kernel = compiled(name, (9, 0))

@@ -134,7 +134,7 @@ class OwnToeplitz(layouts.Layout):
         return data[m - k + shape.K - 1]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kernel", ["simt", "sm90"])
 @pytest.mark.parametrize("layout", [Toeplitz, OwnToeplitz])
 @on_machines
@@ -267,7 +267,7 @@ def test_refusals() -> None:
 
 # -- one launch -------------------------------------------------------------------------------------------------------
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("call", ["matmul", "c", "folded", "f32", "plan", "epilogue", "einsum", "chain", "broadcast", "tf32"])
 def test_a_stack_is_one_launch(call: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     launches: list[Any] = []

@@ -22,7 +22,7 @@ ORDERS = {"N": RowMajor, "T": ColMajor}
 F32_OPERATOR = KINDS["f32"]
 
 
-@pytest.mark.sample(32)
+@pytest.mark.sample(64)
 @on_machines
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -51,7 +51,7 @@ def test_sizes(machine: Any, kind: str, size: tuple[int, int, int], rng: np.rand
 
 # -- the ring -----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(20)
 @on_machines
 @pytest.mark.parametrize("stages", [2, 3, 4, 5, 8])
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
@@ -145,7 +145,7 @@ def test_views_of_f32(machine: Any, view: int, rng: np.random.Generator) -> None
     assert np.array_equal(machine.numpy(out), expected(F32_OPERATOR, machine.numpy(a), machine.numpy(b)))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("columns", [24, 40])
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])

@@ -47,7 +47,7 @@ def contracted(machine: Any, spec: str, a: np.ndarray, b: np.ndarray) -> tuple[n
     return np.asarray(machine.numpy(out)), wanted
 
 
-@pytest.mark.sample(18)
+@pytest.mark.sample(36)
 @on_machines
 @pytest.mark.parametrize("extents", EXTENTS, ids=lambda of: "x".join(map(str, of.values())))
 @pytest.mark.parametrize("dtype", [F32, F64, C64], ids=str)
@@ -87,7 +87,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(20)
 @on_machines
 @pytest.mark.parametrize("near", [False, True], ids=["64 bits", "32 bits"])
 @pytest.mark.parametrize("side", "ab")

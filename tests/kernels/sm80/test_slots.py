@@ -230,7 +230,7 @@ def test_the_identity_by_wide_copies(machine: Any, rng: np.random.Generator) -> 
 
 # -- stacks, splits, orders, streams ----------------------------------------------------------------------------------------
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("kind", ["f16", "f32", "c64", "f64 by dmma"])
 def test_stacks(machine: Any, kind: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +261,7 @@ def test_a_stack_with_a_function_of_the_products_number(machine: Any, rng: np.ra
     assert np.array_equal(machine.numpy(out), (a.astype(F64) + np.arange(3)[:, None, None]) @ b + bias[:, None])
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("splits", [2, 3, 8])
 @pytest.mark.parametrize("kind", ["f16", "f32", "f64 by dmma", "c64"])

@@ -119,7 +119,7 @@ def test_groups(rng: np.random.Generator) -> None:
 # -- values, by what was compiled -----------------------------------------------------------------------------------------
 
 @pytest.mark.compile
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("kind,trans", [("f32", "NT"), ("f32", "TN"), ("c64", "NN"), ("f16", "NT"), ("f16", "TN"), ("s8", "NN"), ("min-plus", "NN")])
 def test_compiled_values(kind: str, trans: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     texts, compiled = [], launch.ptx_of

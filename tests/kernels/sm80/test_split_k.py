@@ -55,7 +55,7 @@ def planned(conf: Any, m: int = 16, n: int = 16, k: int = 96) -> Any:
 SHAPES = [(16, 16, 512), (17, 19, 331), (1, 1, 97), (33, 16, 32), (5, 40, 1), (16, 16, 0), (0, 7, 64)]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("splits", [2, 3, 7, 8, 13])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

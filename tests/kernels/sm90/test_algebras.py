@@ -162,7 +162,7 @@ SPLIT = {schedule: dict(shared_b_layout=Planes(Swizzled(RowMajor("f2"), 32), COM
          for schedule in SCHEDULES if "2x1" in schedule or "2x2" in schedule}                  # two panels of B, for two blocks
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(11)
 @on_machines
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_schedules(machine: Any, schedule: str, rng: np.random.Generator, few_blocks: Any) -> None:

@@ -65,6 +65,7 @@ def test_tiles_are_turned(machine: Any, schedule: str, dtype: np.dtype, orders: 
     assert np.array_equal(product(machine, conf, a, b), a.astype(F32) @ changed)
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("masked", [False, True])
 def test_lanes_that_do_not_divide_a_warps_tile(machine: Any, masked: bool, rng: np.random.Generator) -> None:

@@ -49,7 +49,7 @@ SHARES = [("1x1", 3), ("1x1", 5), ("1x1", 7), ("1x1", 12), ("1x1", 17), ("2x1", 
 SHAPES = [(64, 32, 260), (70, 30, 147), (60, 37, 72), (1, 8, 72), (33, 16, 16), (64, 32, 0)]
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(42)
 @on_machines
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("cluster, splits", SHARES)
@@ -60,7 +60,7 @@ def test_any_number_of_shares(machine: Any, cluster: str, splits: int, shape: tu
     assert np.array_equal(product(machine, mapped(cluster, splits), a, b), a.astype(F64) @ b.astype(F64))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("cluster, splits, shape", [("1x1", 3, (130, 50, 60)), ("2x1", 3, (200, 30, 60)), ("1x2", 2, (140, 30, 60)),
                                                     ("2x2", 2, (130, 37, 60))])

@@ -5,32 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from bench import cases, prepare
 from bench.cases import Case
+from gemmkit import ahead
 from gemmkit.planning import Plan
 from gemmkit.runtime import cache, launch
+from tests.support.on_device import OnDevice
 
 SMALL = Case("fused", "bias", "f16", 64, 64, 64)
-
-
-class OnDevice:
-    """An array as a device library would pass it; it is only described here."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.array, self.dtype, self.shape = array, array.dtype, array.shape
-        self.__cuda_array_interface__ = {
-            **array.__array_interface__, "version": 3, "strides": array.strides,
-        }  # fmt: skip
-
-    @property
-    def T(self) -> OnDevice:
-        return OnDevice(self.array.T)
-
-    def __getitem__(self, key: Any) -> OnDevice:
-        return OnDevice(self.array[key])
 
 
 @pytest.fixture
@@ -66,7 +50,7 @@ def test_host_arrays_decide_on_the_kernel_that_device_arrays_do(case: Case) -> N
     x = cases.operands(case, lambda name, rows, columns, dtype: OnDevice(prepare.host_array(name, rows, columns, dtype)))
     (a, b, c, conf), keywords = cases.plan_arguments(case, x)
     compiled = Plan(a, b, c, keywords.pop("out"), conf, keywords)._compiled
-    assert prepare.key(case) == ((prepare.kernel_of(compiled),), False)
+    assert prepare.key(case) == ((ahead.kernel_of(compiled.launchable),), False)
 
 
 def test_each_kernel_is_compiled_once_and_failures_are_named() -> None:

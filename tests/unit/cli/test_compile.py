@@ -1,0 +1,163 @@
+"""`python -m gemmkit compile`, run in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit.ahead import recorded
+from gemmkit.cli import main
+from gemmkit.planning import Plan
+from gemmkit.runtime import cache
+from gemmkit.runtime.device import H100
+from gemmkit.runtime.gpus import A100
+from tests.support.on_device import OnDevice
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache of this test's own."""
+    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path / "kernels"))
+    monkeypatch.delenv("GEMMKIT_CACHE", raising=False)
+    cache.default_cache.cache_clear()
+    yield tmp_path
+    cache.default_cache.cache_clear()
+
+
+PROGRAM = """
+import numpy as np
+import gemmkit as gk
+from helpers import twice
+
+a, b = np.ones((40, 24), np.float16), np.ones((24, 16), np.float16)
+config = gk.get_config(operator=gk.operators.MMAOp(), global_a_layout=gk.layouts.RowMajor("float16"),
+                       block_shape=gk.Tile(M=32, N=32, K=16))
+d = gk.matmul(a, b, conf=config)
+e = gk.matmul(a, b, conf=config, out=np.empty((40, 16), np.float32))
+gk.matmul(a, b, conf=config, epilogue=gk.epilogues.Elementwise(twice))
+assert not d.any() and not e.any()
+print("a program's own words")
+"""
+
+
+def test_a_program(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its kernels, each once; what a GPU's arrays then ask for is there."""
+    (folder / "helpers.py").write_text("def twice(x):\n    return 2 * x\n")
+    (folder / "work.py").write_text(PROGRAM)
+    assert main(["compile", str(folder / "work.py"), "--arch", "sm_80", "--jobs", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "a program's own words" not in said and "2 compiled, 0 were there, 0 failed" in said and "sm_80" in said
+    assert len(list((folder / "kernels").glob("*.kernel"))) == 2
+    assert main(["compile", str(folder / "work.py"), "--arch", "sm_80"]) == 0
+    assert "0 compiled, 2 were there, 0 failed" in capsys.readouterr().out
+
+
+def test_a_gpu_finds_what_was_compiled_for_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mapping, and so the kernel, is the one that device arrays choose."""
+    assert main(["compile", "--shapes", "2x32x48x16", "--dtypes", "f64", "--layouts", "nt", "--arch", "sm_80"]) == 0
+    cache.default_cache.cache_clear()
+    monkeypatch.setattr("gemmkit.runtime.device.available", lambda: False)
+    monkeypatch.setattr("gemmkit.runtime.device.H100", A100)                # a machine whose GPU this is
+    monkeypatch.setattr("gemmkit.runtime.device.current_ordinal", lambda: 0)
+    a, b = OnDevice(np.empty((2, 32, 16))), OnDevice(np.empty((2, 48, 16)).swapaxes(1, 2))
+    planned = Plan(a, b, None, OnDevice(np.empty((2, 32, 48))), None, {})
+    entry = planned._compiled.launchable.entry()
+    assert entry.from_disk and cache.default_cache().stats.builds == 0
+
+
+def test_products_of_all_that_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch,
+                                           capsys: pytest.CaptureFixture[str]) -> None:
+    """Shapes times types times layouts times GPUs. (What is compiled stands for itself here.)"""
+    from gemmkit.cli import compile as command
+
+    wanted: list[Any] = []
+
+    def compiled(kernels: Any, jobs: Any) -> Any:
+        wanted.extend(kernels)
+        return (command.Made(kernel, {"registers": 32, "spill_stores": 0, "spill_loads": 0}) for kernel in kernels)
+
+    monkeypatch.setattr(command, "compiled", compiled)
+    assert main(["compile", "--shapes", "64x64x64", "512x256x128", "--dtypes", "f16", "f32", "--layouts", "nn", "nt",
+                 "--arch", "sm_90a:114,sm_75"]) == 0
+    capsys.readouterr()
+    assert {kernel.launchable.target.arch_name for kernel in wanted} == {"sm_90a", "sm_75"}
+    assert {name for kernel in wanted for name in kernel.products} == {
+        f"{dtype} {layout} {sizes}" for dtype in ("f16", "f32") for layout in ("nn", "nt") for sizes in ("64x64x64", "512x256x128")}
+    assert {kernel.launchable.target.sm_count for kernel in wanted} == {114, 40}
+    assert len({id(kernel) for kernel in wanted}) == len(wanted) <= 16
+
+
+def test_a_kernel_that_fails_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "bad.py").write_text(
+        "import numpy as np, gemmkit as gk\na = np.ones((16, 16), np.float32)\n"
+        "gk.matmul(a, a, epilogue=gk.epilogues.Elementwise(lambda x: x.clipped(2)))\n")
+    assert main(["compile", str(folder / "bad.py"), "--arch", "sm_80"]) == 1
+    said = capsys.readouterr().out
+    assert "bad.py for an A100: ComponentError" in said and "0 compiled, 0 were there, 1 failed" in said
+    assert "bad.py" in said and "line 3" in said
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ([], "a FILE or --shapes is needed, and not both"),
+    (["x.py", "--shapes", "1x1x1"], "a FILE or --shapes is needed, and not both"),
+    (["nowhere.py"], "nowhere.py: there is no such file"),
+    (["--shapes", "64x64"], "--shapes 64x64: MxNxK is needed"),
+    (["--shapes", "0x64x64"], "--shapes 0x64x64: MxNxK is needed"),
+    (["--shapes", "64x64x64", "--arch", "sm_70"], "'sm_70' is no GPU that kernels can be compiled for"),
+    (["--shapes", "64x64x64", "--dtypes", "f7"], "--dtypes f7: no dtype of this name"),
+    (["--shapes", "64x64x64", "--jobs", "0"], "--jobs 0: 1 or more is needed"),
+], ids=lambda x: " ".join(x) if isinstance(x, list) else "")
+def test_what_is_wrong(folder: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compile", *arguments]) == 2
+    said = capsys.readouterr()
+    assert message in said.err and "Traceback" not in said.err and not (folder / "kernels").exists()
+
+
+def test_nowhere_to_compile_to(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("GEMMKIT_CACHE", "0")
+    cache.default_cache.cache_clear()
+    assert main(["compile", "--shapes", "64x64x64"]) == 2
+    assert "nothing is kept on disk" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ending", ["raise SystemExit(3)", "raise KeyError('x')", "import nowhere_to_be_found"])
+def test_a_program_that_fails(folder: Path, ending: str) -> None:
+    (folder / "ends.py").write_text(ending)
+    with pytest.raises((KeyError, ImportError)) if "Exit" not in ending else _exit_status():
+        assert main(["compile", str(folder / "ends.py")]) == 2
+
+
+def _exit_status() -> Any:
+    import contextlib
+
+    return contextlib.nullcontext()
+
+
+# -- recorded ----------------------------------------------------------------------------------------------------------
+
+def test_every_kind_of_call_is_recorded() -> None:
+    x = np.ones((16, 16), np.float32)
+
+    def calls() -> None:
+        gk.matmul(x, x)
+        gk.plan(x, x)(x, x)
+        gk.blas.gemmEx("N", "N", 1, x, x, 0, np.zeros_like(x))
+        gk.einsum("ab,bc->ac", x, x)
+        gk.grouped([x, x[:8]], [x, x])
+        gk.select(x, x)
+
+    found = recorded(calls, H100)
+    assert len(found) == 6 and all(compiled.launchable.target is H100 for compiled in found)
+
+
+def test_plans_of_one_device_are_not_anothers() -> None:
+    x = np.ones((512, 512), np.float16)
+    kernels = [recorded(lambda: gk.matmul(x, x), device)[0].problem.config.kernel for device in (H100, A100, H100)]
+    assert kernels == ["warp_specialised", "multistage", "warp_specialised"]
+    with gk.emulate():
+        assert not np.any(recorded(lambda: gk.matmul(x[:16], x)) == []) and gk.matmul(x[:1], x[:, :1])[0, 0] == 512
