@@ -6,13 +6,11 @@ import contextlib
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
-import gemmkit as gk
 from gemmkit.components import Component, field_values
-from gemmkit.emulator import kernels
+from gemmkit.emulator.mode import Mode, computed_by
 from gemmkit.kernels.select import KERNELS
 from gemmkit.lang.memory import ViewType
 from gemmkit.runtime.arrays import ArrayInfo, is_array
@@ -123,6 +121,13 @@ class _At:
         self.__array_interface__ = dict(version=3, data=(info.pointer, True), shape=info.shape, strides=strides, typestr=info.dtype.str)
 
 
+class Interpreted(Mode):
+    """Products of host arrays are computed by their kernels' PTX."""
+
+    def run(self, compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
+        run_compiled(compiled, a, b, c, out)
+
+
 class Ptx(Emulator):
     """A machine of tests (`tests.support.machines`): NumPy arrays, multiplied by compiled kernels that are interpreted."""
 
@@ -133,7 +138,7 @@ class Ptx(Emulator):
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:                                # type: ignore[override]
-        with gk.emulate(), mock.patch.object(kernels, "run", run_compiled):
+        with computed_by(Interpreted()):
             yield
 
 
