@@ -5,6 +5,9 @@
     gemmkit.blas.gemmEx("N", "T", alpha, a, b, beta, c)        # in place, as BLAS has it
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 import numpy as _np
 
 from gemmkit.components import Array, Component, ComponentError, Scalar
@@ -26,13 +29,25 @@ from gemmkit.dual import Dual  # isort: skip
 from gemmkit import blas  # isort: skip
 from gemmkit.lang.later import imported as _imported
 
+if _TYPE_CHECKING:
+    from gemmkit.tuner import Tuned, tune
+
 _imported()
 float16, float32, float64 = _np.float16, _np.float32, _np.float64
 __version__ = "0.1.0"
 
 __all__ = [
     "Array", "Component", "ComponentError", "Config", "ConfigError", "Diagonal", "Dual", "Generated", "GroupPlan", "Matrix",
-    "Plan", "Scalar", "StreamK", "Symmetric", "Tile", "Triangular", "blas", "einsum", "emulate", "epilogues", "float16",
-    "float32", "float64", "get_config", "grouped", "layouts", "linearise", "matmul", "operators", "parallelise", "plan",
-    "plan_grouped", "select", "subdivide", "transforms", "translate", "translate_base", "translate_offset",
+    "Plan", "Scalar", "StreamK", "Symmetric", "Tile", "Triangular", "Tuned", "blas", "einsum", "emulate", "epilogues",
+    "float16", "float32", "float64", "get_config", "grouped", "layouts", "linearise", "matmul", "operators", "parallelise",
+    "plan", "plan_grouped", "select", "subdivide", "transforms", "translate", "translate_base", "translate_offset", "tune",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    """The tuner, which is loaded when it is asked for: no other call needs it."""
+    if name in ("tune", "Tuned"):
+        from gemmkit import tuner
+
+        return getattr(tuner, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

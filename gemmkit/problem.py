@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,8 @@ from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, flipped, 
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.stacks import check_steps, first_matrices, first_matrix, leading, stack_of
 from gemmkit.transforms import Transform
-from gemmkit.tuning import algebras, few_rows, hopper, mappings, multistage_mappings
+from gemmkit.tuning import algebras, few_rows, hopper, mappings, multistage_mappings, store
+from gemmkit.tuning.candidates import Candidate
 from gemmkit.tuning.operators import algebra_of, operator_for, result_dtype, sized
 
 HOST = -1
@@ -57,6 +60,7 @@ class Call:
     device: DeviceInfo
     stack: tuple[int, ...] | None = None
     is_transposed: bool = False
+    tuning_key: Callable[[], str] | None = None                        # (`gemmkit.tuning.store`)
 
     @property
     def computed(self) -> Call:
@@ -78,8 +82,11 @@ class Call:
 
 
 def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | None, conf: Config | None,
-            keywords: dict[str, Any]) -> Call:
-    """Check a call and complete what it leaves open. Raises ValueError, TypeError or ConfigError; see `matmul`."""
+            keywords: dict[str, Any], candidate: Candidate | None = None) -> Call:
+    """Check a call and complete what it leaves open. Raises ValueError, TypeError or ConfigError; see `matmul`.
+
+    ``candidate`` is the mapping to take where there is no ``conf``; None takes the tuned one, or the tables'.
+    """
     unknown = set(keywords) - set(KEYWORDS)
     if unknown:
         raise TypeError(f"matmul() got unknown keywords {', '.join(sorted(unknown))}; it takes out, stream, "
@@ -104,12 +111,23 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     infos = {name: _seen(info, layouts["d" if name == "out" else name], name) for name, info in infos.items()}
     M, N, K = _sizes(infos, layouts, gemm_shape)
     device = target(a.device)
-    turned = few_rows.fields(infos, layouts, keywords, (M, N, K), device) if conf is None and stack is None else None
+    products = math.prod(stack or ())
+    key = partial(store.digest_of, infos, layouts, (M, N, K), keywords, device, products)
+    tuned = store.find(device, key) if conf is None and candidate is None else None
+    candidate = tuned or candidate
+    turned = (few_rows.fields(infos, layouts, keywords, (M, N, K), device)
+              if conf is None and stack is None and candidate is None else None)
     if turned is not None:
         transposed = {"a": flipped(infos["b"]), "b": flipped(infos["a"]), "c": flipped(c), "out": flipped(out)}
         conf = _configure(transposed, _layouts(transposed, None, {}), (N, M, K), turned, device)
     elif conf is None:
-        conf = _configure(infos, layouts, (M, N, K), keywords, device, math.prod(stack or ()))
+        try:
+            conf = _configure(infos, layouts, (M, N, K), keywords, device, products, candidate)
+        except ConfigError as error:
+            if tuned is None:
+                raise
+            store.refused(device, tuned, error)
+            conf = _configure(infos, layouts, (M, N, K), keywords, device, products)
     else:
         if "operator" in keywords:
             raise ConfigError("operator: it is given beside conf, which has one; give it to get_config")
@@ -125,7 +143,7 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     check_held(held_by(conf), {name: info and whole(info) for name, info in infos.items()}, () if out is None else (out,))
     assert infos["a"] is not None and infos["b"] is not None
     return Call(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device, stack,
-                turned is not None)
+                turned is not None, key)
 
 
 # -- where the arrays are ---------------------------------------------------------------------------------------------
@@ -240,15 +258,20 @@ def _sizes(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None]
 # -- configuration ----------------------------------------------------------------------------------------------------
 
 def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: tuple[int, int, int],
-               keywords: dict[str, Any], device: DeviceInfo, products: int = 1) -> Config:
+               keywords: dict[str, Any], device: DeviceInfo, products: int = 1,
+               candidate: Candidate | None = None) -> Config:
     a, b = layouts["a"], layouts["b"]
     assert a is not None and b is not None
     c = layouts["c"]
     operator = keywords.get("operator")
     fields = dict(keywords)
-    found = multistage_mappings.choice(a, b, fields, sizes, device, products)
-    if found is None and operator is None and mappings.applies(a.dtype, b.dtype, fields, device):
-        found = hopper.choice(a, b, infos, fields, sizes, device, products)
+    found: Any = None
+    if candidate is not None:
+        found = candidate.choice(a, b, fields, device)
+    else:
+        found = multistage_mappings.choice(a, b, fields, sizes, device, products)
+        if found is None and operator is None and mappings.applies(a.dtype, b.dtype, fields, device):
+            found = hopper.choice(a, b, infos, fields, sizes, device, products)
     if found is not None:
         operator, fields = found[0], {**found[1], **fields}
     if operator is None and algebra_of(a.dtype) is not None and a.dtype == b.dtype:

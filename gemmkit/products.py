@@ -14,7 +14,7 @@ from gemmkit.emulator.mode import current_mode, world
 from gemmkit.planning import Plan
 from gemmkit.runtime.arrays import alignment, describe
 
-__all__ = ["multiply"]
+__all__ = ["forget_plans", "multiply"]
 
 _plans: dict[Any, tuple[Plan, Any]] = {}
 _LIMIT = 4096                                   # plans kept; beyond it the memory starts anew
@@ -57,6 +57,11 @@ def _simplest(a: Any, b: Any, conf: Config | None, otherwise: Otherwise | None) 
     elif known[0].stands is not None:
         known[0].current()
     return known[0].launch_new(of_a, of_b.pointer)
+
+
+def forget_plans() -> None:
+    """Plan every product anew: mappings have been tuned."""
+    _plans.clear()
 
 
 def _kind(x: Any, name: str) -> Any:

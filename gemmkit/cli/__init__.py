@@ -1,9 +1,10 @@
-"""The command line: ``python -m gemmkit info | demo | explain | compile | cache``.
+"""The command line: ``python -m gemmkit info | demo | explain | compile | tune | cache``.
 
     info      versions, the GPU and its limits, compilers, cache, and which kernels and operators are usable
     demo      the examples, on real data
     explain   what get_config chooses for a product, and what that compiles to
     compile   kernels for the cache, ahead of the first call
+    tune      the fastest mapping of a product, found by trying
     cache     the compiled kernels on disk
 """
 
@@ -13,11 +14,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from gemmkit.cli import cache, compile, demo, explain, info
+from gemmkit.cli import cache, compile, demo, explain, info, tune
 
 __all__ = ["main"]
 
-COMMANDS = (info, demo, explain, compile, cache)
+COMMANDS = (info, demo, explain, compile, tune, cache)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -155,6 +155,12 @@ class Encoder:
         dims, strides = dimensions(info.shape, [stride * size for stride in info.strides], axis)
         return cls(spec.dtype, dims, strides, spec.box, spec.swizzle)
 
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """What `Encoder` takes to make another: dtype, dims, strides in bytes, box and swizzle."""
+        spec, dims, strides = self._arguments
+        return spec.dtype, dims, strides, spec.box, spec.swizzle
+
     def __call__(self, address: int) -> bytes:
         found = self._known.get(address)
         return self._encode(address) if found is None else found

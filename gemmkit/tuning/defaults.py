@@ -81,7 +81,7 @@ def fill_tiles(values: dict[str, Any], operator: Operator, sizes: tuple[int, int
               and operator.refuses_to_merge is None)
     given_block, given_warp, warps = (values.get(n) for n in ("block_shape", "compute_warp", "warps_per_block"))
     if given_block is None:
-        listed = _fitting(_candidates(operator), room, operator.shape[2])
+        listed = _fitting(candidates(operator), room, operator.shape[2])
         block, warp, blocks = _choose(listed, sizes, device, shares and isinstance(operator, FPUOp), products)
         if sizes is not None and shares and values.setdefault("splits", _splits(block, blocks, sizes, device, products)) > 1:
             blocks = SIDE_BY_SIDE.get(block, blocks)
@@ -139,7 +139,7 @@ def _is_small(operator: Operator) -> bool:
     return getattr(operator, "is_light", True) and max(f.dtype.itemsize for f in fragments) <= 4
 
 
-def _candidates(operator: Operator) -> list:
+def candidates(operator: Operator) -> list:
     m, n, k = operator.shape
     size = part_dtypes(operator.fragment_a.dtype)[0].itemsize
     listed: Any = DOUBLE_TILES if size == 8 else [((M, N, min(K, LINE // size)), *rest) for (M, N, K), *rest in TENSOR_TILES]

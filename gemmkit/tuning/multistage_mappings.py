@@ -196,7 +196,7 @@ def fastest(mappings: tuple[Multistage, ...], a: Layout, b: Layout, sizes: tuple
             products: int, may_stream: bool) -> tuple[Multistage, int | StreamK] | None:
     """The mapping with the least modelled time, as the device has it, of those that fit a block's shared memory, if any; and
     its shares of K. ``may_stream``: all k-tiles take as long, so that equal numbers of them are equal shares."""
-    across, sm_count = _across(a, b), device.sm_count
+    across, sm_count = copied_across(a, b), device.sm_count
     fit = [one for one in (one.on(device) for one in mappings) if one.nbytes <= device.shared_memory_per_block]
     found = [(one, one.splits(sizes, products, across, sm_count)) for one in fit]
     best = min(found, key=lambda of: of[0].nanoseconds(sizes, products, across, sm_count, of[1]), default=None)
@@ -257,9 +257,9 @@ def operator(dtype: np.dtype, one: Multistage, device: DeviceInfo) -> Operator |
     return COMPLEX.with_base(doubles) if dtype == C128 else doubles
 
 
-def _across(a: Layout, b: Layout) -> int:
+def copied_across(a: Layout, b: Layout) -> int:
     """Which operands are copied across on the ordinary units: 1 for A, 2 for B."""
     return (a.contiguous_axis == 1) + 2 * (b.contiguous_axis == 0)
 
 
-__all__ = ["TABLES", "Multistage", "applies", "choice"]
+__all__ = ["SKINNY", "TABLES", "Multistage", "applies", "choice", "copied_across", "operator"]

@@ -1,0 +1,233 @@
+"""The process that runs candidates: started by `gemmkit.tuner.measuring`, told what to do by a pipe.
+
+It has a CUDA context of its own, the caller's arrays as copies, and cubins. A candidate that faults takes this process
+with it, and one that hangs is ended with it.
+
+    python -m gemmkit.tuner.device_process REQUESTS ANSWERS ORDINAL       (two numbers of open files, and the device's)
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from gemmkit.runtime import device, workspace
+from gemmkit.runtime.launch import load
+from gemmkit.runtime.tensor_maps import Encoder
+from gemmkit.tuner.jobs import ALIGNMENT, Buffer, Job, Pointer
+
+ENTRY = "gemmkit_kernel"
+MOST_SETS = 32                         # copies of the operands that launches take in turns, so that the L2 has none of them
+MOST_LAUNCHES = 1024                   # of a graph
+POISON = 0xFF
+
+
+def _value(outcome: tuple[Any, ...]) -> Any:
+    status, *values = outcome
+    if int(status) != 0:
+        raise RuntimeError(status.name)
+    return values[0] if values else None
+
+
+class Arrays:
+    """The caller's memory on this process's device: of what launches vary several copies."""
+
+    def __init__(self, driver: Any, buffers: Sequence[Buffer], contents: Sequence[bytes], varied: Sequence[int]):
+        self._driver, self.buffers, self._contents = driver, buffers, contents
+        nbytes = sum(buffers[n].nbytes for n in varied)
+        self.sets = min(MOST_SETS, max(1, 2 * device.current().l2_bytes // max(1, nbytes) + 1))
+        self._at: list[list[int]] = []
+        for number, buffer in enumerate(buffers):
+            copies = self.sets if number in varied else 1
+            self._at.append([self._allocated(buffer) for _ in range(copies)])
+            for copy in self._at[-1]:
+                self._fill(copy, contents[number])
+
+    def _allocated(self, buffer: Buffer) -> int:
+        address = int(_value(self._driver.cuMemAlloc(buffer.nbytes + 2 * ALIGNMENT)))
+        return address + -address % ALIGNMENT + buffer.shift
+
+    def zeros(self, nbytes: int) -> int:
+        """New memory of zeros, as kernels leave the counters of a workspace."""
+        address = int(_value(self._driver.cuMemAlloc(max(1, nbytes))))
+        _value(self._driver.cuMemsetD8(address, 0, max(1, nbytes)))
+        return address
+
+    def _fill(self, address: int, content: bytes) -> None:
+        if content:
+            held = np.frombuffer(content, np.uint8)
+            _value(self._driver.cuMemcpyHtoD(address, held.ctypes.data, held.nbytes))
+
+    def address(self, pointer: Pointer, copy: int) -> int:
+        copies = self._at[pointer.buffer]
+        return copies[copy % len(copies)] + pointer.offset
+
+    def restore(self) -> None:
+        """What kernels write is as it was, and NaN where nothing reads it."""
+        for buffer, copies, content in zip(self.buffers, self._at, self._contents):
+            if buffer.is_written and buffer.is_read:
+                self._fill(copies[0], content)
+            elif buffer.is_written and buffer.nbytes:
+                _value(self._driver.cuMemsetD8(copies[0], POISON, buffer.nbytes))
+
+    def written(self) -> list[bytes]:
+        """What kernels have written, of the first copies."""
+        found = []
+        for buffer, copies in zip(self.buffers, self._at):
+            if buffer.is_written:
+                held = np.empty(buffer.nbytes, np.uint8)
+                if buffer.nbytes:
+                    _value(self._driver.cuMemcpyDtoH(held.ctypes.data, copies[0], held.nbytes))
+                found.append(held.tobytes())
+        return found
+
+
+class Kernel:
+    """A job that is loaded: launched on one set of arrays, or as a graph of launches on all of them in turns."""
+
+    def __init__(self, driver: Any, job: Job, arrays: Arrays, ordinal: int, stream: int):
+        self._driver, self._job, self._arrays, self._ordinal, self._stream = driver, job, arrays, ordinal, stream
+        loaded = load(job.cubin, ENTRY)
+        cluster = (job.cluster, 1, 1) if job.cluster > 1 else None
+        self._bound = loaded.bind((job.blocks, 1, 1), (job.threads, 1, 1), job.shared_bytes, job.formats, cluster=cluster,
+                                  dependent=job.dependent, cooperative=job.waits)
+        if job.waits:
+            workspace.check_residency(loaded, ordinal, job.blocks, job.threads, job.shared_bytes, job.cluster)
+        # Of its own: a captured launch would get new ones with every capture, and keep them.
+        self._spaces = [(slot, arrays.zeros(nbytes)) for slot, _, nbytes in job.spaces]
+        self._encoders = [(slot, pointer, Encoder(*arguments)) for slot, pointer, arguments in job.maps]
+        self._graph: Any = None
+        self._launches = 0
+
+    def launch(self, copy: int = 0) -> None:
+        values = list(self._job.values)
+        for slot, pointer in self._job.pointers:
+            values[slot] = self._arrays.address(pointer, copy)
+        for slot, pointer, encode in self._encoders:
+            values[slot] = encode(self._arrays.address(pointer, copy))
+        for slot, address in self._spaces:
+            values[slot] = address
+        self._bound.launch(self._stream, values)
+
+    def end(self) -> None:
+        """Give back what it holds of the device."""
+        for _, address in self._spaces:
+            _value(self._driver.cuMemFree(address))
+        self._drop_graph()
+
+    def _drop_graph(self) -> None:
+        if self._graph is not None:
+            _value(self._driver.cuGraphExecDestroy(self._graph))
+            self._graph = None
+
+    def microseconds(self, target: float) -> float:
+        """The time of a launch, by a graph of as many as take about ``target`` microseconds."""
+        if self._graph is None:
+            sets = self._arrays.sets
+            self._capture(sets)
+            self._elapsed()                                   # warm
+            once = self._elapsed() / sets
+            self._capture(min(MOST_LAUNCHES, sets * max(1, math.ceil(target / max(once * sets, 1e-3)))))
+            self._elapsed()
+        return self._elapsed() / self._launches
+
+    def _capture(self, launches: int) -> None:
+        driver, stream = self._driver, self._stream
+        relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        _value(driver.cuStreamBeginCapture(stream, relaxed))
+        try:
+            for number in range(launches):
+                self.launch(number)
+        finally:
+            captured = driver.cuStreamEndCapture(stream)
+        graph = _value(captured)
+        self._drop_graph()
+        self._graph, self._launches = _value(driver.cuGraphInstantiate(graph, 0)), launches
+        _value(driver.cuGraphDestroy(graph))
+
+    def _elapsed(self) -> float:
+        driver, stream = self._driver, self._stream
+        begin, end = (_value(driver.cuEventCreate(0)) for _ in range(2))
+        _value(driver.cuEventRecord(begin, stream))
+        _value(driver.cuGraphLaunch(self._graph, stream))
+        _value(driver.cuEventRecord(end, stream))
+        _value(driver.cuEventSynchronize(end))
+        milliseconds = _value(driver.cuEventElapsedTime(begin, end))
+        for event in (begin, end):
+            _value(driver.cuEventDestroy(event))
+        return 1e3 * float(milliseconds)
+
+
+class Process:
+    """Answers requests: a name and arguments."""
+
+    def __init__(self, driver: Any, ordinal: int):
+        self._driver, self._ordinal = driver, device.ensure_context(ordinal)
+        self._stream = int(_value(driver.cuStreamCreate(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))))
+        self._arrays: Arrays | None = None
+        self._kernels: dict[int, Kernel] = {}
+
+    def memory(self, buffers: Sequence[Buffer], contents: Sequence[bytes], varied: Sequence[int]) -> int:
+        self._arrays, self._kernels = Arrays(self._driver, buffers, contents, varied), {}
+        return self._arrays.sets
+
+    def job(self, number: int, job: Job) -> None:
+        assert self._arrays is not None
+        self._kernels[number] = Kernel(self._driver, job, self._arrays, self._ordinal, self._stream)
+
+    def forget(self, number: int) -> None:
+        if number in self._kernels:
+            self._kernels.pop(number).end()
+
+    def result(self, number: int) -> list[bytes]:
+        """What a job writes."""
+        assert self._arrays is not None
+        self._arrays.restore()
+        self._kernels[number].launch()
+        _value(self._driver.cuStreamSynchronize(self._stream))
+        return self._arrays.written()
+
+    def pairs(self, one: int, other: int, count: int, target: float) -> list[tuple[float, float]]:
+        """The times of two jobs in turns, in microseconds; which goes first alternates."""
+        first, second = self._kernels[one], self._kernels[other]
+        found = []
+        for turn in range(count):
+            if turn % 2:
+                late = second.microseconds(target)
+                found.append((first.microseconds(target), late))
+            else:
+                early = first.microseconds(target)
+                found.append((early, second.microseconds(target)))
+        return found
+
+
+def serve(requests: Any, answers: Any, process: Any) -> None:
+    """Answer until the pipe ends: (True, result), or (False, why not)."""
+    while True:
+        try:
+            name, arguments = requests.recv()
+        except EOFError:
+            return
+        try:
+            answer: Any = True, getattr(process, name)(*arguments)
+        except Exception as error:
+            answer = False, f"{type(error).__name__}: {error}" if not isinstance(error, RuntimeError) else str(error)
+        answers.send(answer)
+
+
+def main(arguments: Sequence[str]) -> None:
+    from cuda.bindings import driver
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)              # Ctrl-C is the caller's, which closes the pipe
+    requests, answers, ordinal = map(int, arguments)
+    serve(Connection(requests, writable=False), Connection(answers, readable=False), Process(driver, ordinal))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

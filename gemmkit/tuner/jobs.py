@@ -1,0 +1,119 @@
+"""A launch without the objects that made it: a cubin, numbers, and which of them are addresses in which memory.
+
+The process that measures gets nothing else. It has none of the caller's code or arrays: what a candidate does wrong, it
+does there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gemmkit.problem import held_by
+from gemmkit.runtime.array_info import ArrayInfo, byte_range, whole
+
+__all__ = ["Buffer", "Job", "Memory", "Pointer", "job_of", "memory_of"]
+
+ALIGNMENT = 256                        # bytes: an address in the measuring process is the caller's modulo this
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory of an array, or of several that overlap: ``nbytes`` from ``start`` on, which kernels read, write, or both."""
+
+    start: int
+    nbytes: int
+    is_read: bool
+    is_written: bool
+
+    @property
+    def shift(self) -> int:
+        """Bytes that lie before it in a piece of memory whose address is a multiple of `ALIGNMENT`."""
+        return self.start % ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """The address of a byte of a buffer."""
+
+    buffer: int
+    offset: int
+
+
+class Memory:
+    """The buffers of a product's arrays: operands, the result, and the arrays of components."""
+
+    def __init__(self, read: Sequence[ArrayInfo], written: Sequence[ArrayInfo]):
+        spans = [(*byte_range(whole(info)), info in read, info in written) for info in {*read, *written}]
+        merged: list[list[Any]] = []
+        for first, last, is_read, is_written in sorted(spans):
+            if merged and first < merged[-1][1]:
+                merged[-1][1:] = max(last, merged[-1][1]), merged[-1][2] or is_read, merged[-1][3] or is_written
+            else:
+                merged.append([first, last, is_read, is_written])
+        self.buffers = [Buffer(first, last - first, is_read, is_written) for first, last, is_read, is_written in merged]
+
+    def pointer(self, address: int) -> Pointer:
+        """Where an address lies. Raises KeyError for one in none of the buffers."""
+        for number, buffer in enumerate(self.buffers):
+            if buffer.start <= address < buffer.start + max(1, buffer.nbytes):
+                return Pointer(number, address - buffer.start)
+        raise KeyError(address)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A kernel's launch.
+
+    ``values`` are its parameters, in the formats of `gemmkit.runtime.launch_config.PARAMETER_FORMATS`; at the slots of
+    ``pointers`` go addresses, at those of ``maps`` the tensor maps that an encoder's arguments make of an address, at those
+    of ``spaces`` workspaces. ``varied`` are the buffers of which a timed launch takes the next copy.
+    """
+
+    cubin: bytes
+    blocks: int
+    threads: int
+    shared_bytes: int
+    formats: tuple[str, ...]
+    values: tuple[Any, ...]
+    cluster: int
+    dependent: bool
+    waits: bool
+    pointers: tuple[tuple[int, Pointer], ...]
+    maps: tuple[tuple[int, Pointer, tuple[Any, ...]], ...]
+    spaces: tuple[tuple[int, str, int], ...]
+    varied: tuple[int, ...]
+
+
+def memory_of(compiled: Any) -> Memory:
+    """The buffers of a product (`gemmkit.compiled.Compiled`). An array that a component writes may be read, too."""
+    problem = compiled.problem
+    held = [x for _, x in held_by(problem.config)]
+    read = [info for info in (problem.a, problem.b, problem.c) if info is not None]
+    return Memory([*read, *(x.info for x in held)], [*(x.info for x in held if x.is_output), compiled.out])
+
+
+def job_of(compiled: Any, memory: Memory, cubin: bytes) -> Job:
+    """The launch of a product whose arrays lie in ``memory``."""
+    kernel = compiled.launchable
+    infos = [compiled.problem.a, compiled.problem.b, compiled.problem.c, compiled.out]
+    at = [None if info is None else memory.pointer(info.pointer) for info in infos]
+    pointers = {slot: pointer for slot, pointer in zip(compiled.pointers, at) if slot is not None and pointer is not None}
+    arrays = [info for info in compiled.arguments[0].arrays if info.library != "workspace"]      # of components
+    first = kernel.slot(0) or 0
+    for slot, (code, value) in enumerate(compiled.arguments[0].leaves, first):
+        if code == "u64" and any(value == info.pointer for info in arrays):
+            pointers[slot] = memory.pointer(value)
+    maps = []
+    for slot, tensor_map in compiled.map_slots.items():
+        pointer = at[compiled.order[tensor_map.which]]
+        assert pointer is not None
+        maps.append((slot, pointer, tensor_map.encoder.arguments))
+    values = list(kernel.values)
+    for slot, _, _ in maps:
+        values[slot] = bytes(128)
+    varied = tuple(dict.fromkeys(pointer.buffer for pointer in at if pointer is not None))
+    spaces = tuple((space.slot, space.role, space.nbytes) for space in compiled.spaces)
+    return Job(cubin, kernel.blocks, kernel.threads, kernel.shared_bytes, tuple(kernel.formats), tuple(values),
+               kernel.cluster, kernel.dependent, kernel.waits, tuple(pointers.items()), tuple(maps), spaces, varied)

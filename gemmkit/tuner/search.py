@@ -1,0 +1,368 @@
+"""`gemmkit.tune`: the fastest mapping of a product, found by trying."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gemmkit.ahead import Kernel, compiled, kernel_of
+from gemmkit.compiled import Compiled
+from gemmkit.config import Config
+from gemmkit.emulator.mode import is_emulating
+from gemmkit.lang.errors import ConfigError
+from gemmkit.matrices import Matrix, unwrapped
+from gemmkit.planning import Plan
+from gemmkit.problem import Call, held_by, resolve
+from gemmkit.products import forget_plans
+from gemmkit.runtime import device
+from gemmkit.tuner.jobs import Memory, job_of, memory_of
+from gemmkit.tuner.measuring import Failed, Measuring
+from gemmkit.tuner.progress import Progress
+from gemmkit.tuner.verifying import difference, elements, tolerance
+from gemmkit.tuning import store
+from gemmkit.tuning.candidates import Candidate, candidates
+
+__all__ = ["Tried", "Tuned", "tune"]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How many candidates are tried, for how many seconds at most, and how long each is timed: pairs of so many
+    microseconds."""
+
+    candidates: int
+    seconds: float
+    pairs: int
+    microseconds: float
+
+
+EFFORTS = {"quick": Effort(16, 60.0, 5, 1000.0), "full": Effort(160, 1200.0, 9, 3000.0)}
+FINALISTS, FINAL_PAIRS = 3, 15         # the fastest are timed again: the first of many is the luckiest, too
+WORTH = 1.01                           # times as fast as the default: what a mapping has to be to be kept
+DEFAULT_S = 300.0                      # that the default may take to load and to run once
+CANDIDATE_S, TIMES = 20.0, 50          # that a candidate may take, and so many times what the default took once
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A mapping that was tried: ``ratio`` is the default's time by its own (above 1 it is faster), timed in turns;
+    ``error`` says why there is none. ``candidate`` is None for the default."""
+
+    name: str
+    config: Config | None = field(default=None, repr=False)
+    candidate: Candidate | None = field(default=None, repr=False)
+    microseconds: float | None = None
+    ratio: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What `tune` found. ``rows`` are all mappings tried, the fastest first and those without a time last; ``notes`` say
+    what was left out. ``kept`` is whether `gemmkit.matmul` finds the best one next time."""
+
+    what: str
+    rows: tuple[Tried, ...]
+    default: Tried
+    best: Tried
+    kept: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> Config:
+        """The fastest configuration; its ``repr`` can be pasted into a program."""
+        assert self.best.config is not None
+        return self.best.config
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        for row in self.rows:
+            mark = "*" if row is self.best else " "
+            if row.microseconds is None or row.ratio is None:
+                lines.append(f"{mark} {'-':>10} {'-':>6}  {row.name}: {row.error}")
+            else:
+                lines.append(f"{mark} {row.microseconds:8.1f}us {row.ratio:6.3f}  {row.name}")
+        return "\n".join([*lines, *self.notes])
+
+
+def tune(a: Any, b: Any, c: Any = None, *, out: Any = None, effort: str = "quick", budget: float | None = None,
+         keep: bool = True, jobs: int | None = None, progress: bool | None = None, **keywords: Any) -> Tuned:
+    """Try mappings of a product, and keep the fastest for `gemmkit.matmul`, `plan` and `gemmEx` to take from now on.
+
+    Candidates are compiled in processes side by side. One process more, with a context of its own and copies of the arrays,
+    runs each: its result is compared with the default mapping's, and it is timed in turns with it. What cannot be compiled,
+    is wrong, faults or hangs is listed with its reason. Ctrl-C ends the search and keeps what was found by then.
+
+    Args:
+        a, b, c, out, keywords: as of `gemmkit.matmul`; ``out`` is not written.
+        effort: "quick" (16 candidates, a minute at most) or "full" (160, 20 minutes).
+        budget: seconds in place of the effort's. Half of them may be spent on compiling.
+        keep: whether the winner goes to the store of this kind of GPU (`gemmkit.tuning.store`).
+        jobs: candidates that are compiled at a time; None for one a processor.
+        progress: whether to show it on standard error; None where that is a terminal.
+
+    Returns:
+        A `Tuned`: its ``config`` is the fastest configuration, and printed it is a table of all that were tried.
+
+    Raises:
+        ValueError: another effort, a budget below 0, no time for the default itself; what `matmul` raises.
+        TypeError: host arrays: mappings are timed on a GPU.
+        RuntimeError: the default mapping does not run.
+
+    The arrays' device is awaited once, and their contents are copied to the host. Example, on a GPU::
+
+        a, b = cupy.ones((5000, 5000), "f2"), cupy.ones((5000, 5000), "f2")
+        print(gemmkit.tune(a, b))
+        d = gemmkit.matmul(a, b)                               # by the fastest of them
+    """
+    chosen = _effort(effort, budget)
+    search = _Search(a, b, c, out, chosen, keywords)
+    with Progress(progress) as shown:
+        return search.run(keep, jobs, shown)
+
+
+def _effort(name: str, budget: float | None) -> Effort:
+    if name not in EFFORTS:
+        raise ValueError(f"effort={name!r}: one of {', '.join(EFFORTS)} is needed")
+    chosen = EFFORTS[name]
+    if budget is None:
+        return chosen
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 <= budget < math.inf:
+        raise ValueError(f"budget={budget!r}: a number of seconds, 0 or more, is needed")
+    return Effort(chosen.candidates, float(budget), chosen.pairs, chosen.microseconds)
+
+
+@dataclass
+class _Ready:
+    """A candidate whose kernel is compiled."""
+
+    number: int                                            # 0 is the default
+    candidate: Candidate | None
+    compiled: Compiled
+    cubin: bytes = b""
+
+    @property
+    def config(self) -> Config:
+        return self.compiled.problem.config
+
+    @property
+    def name(self) -> str:
+        return "default" if self.candidate is None else self.candidate.name
+
+
+class _Search:
+    """One product's candidates."""
+
+    def __init__(self, a: Any, b: Any, c: Any, out: Any, effort: Effort, keywords: dict[str, Any],
+                 measuring: Callable[..., Any] = Measuring):
+        if is_emulating():
+            raise TypeError("tune: mappings are timed on a GPU, and this is the emulator")
+        if isinstance(a, Matrix) or isinstance(b, Matrix):
+            a, b, keywords = unwrapped(a, b, (c, out), keywords)
+        self._start = time.monotonic()
+        self._effort, self._keywords, self._measuring = effort, keywords, measuring
+        with store.unread():
+            plan = Plan(a, b, c, out, None, keywords)
+        self._infos, self._out = (*plan._infos[:3], None if out is None else plan._infos[3]), plan._infos[3]
+        self._call = plan._compiled.problem
+        self._default = _Ready(0, None, plan._compiled)
+        self._arrays = a, b, c, out, plan                     # alive while addresses of theirs are in use
+        self._rows: dict[int, Tried] = {}
+        self._limit = CANDIDATE_S
+        self.notes: list[str] = []
+
+    # -- the search
+
+    def run(self, keep: bool, jobs: int | None, shown: Any) -> Tuned:
+        call, effort = self._call, self._effort
+        what = _what(call)
+        if 0 in (call.M, call.N, call.products):
+            raise ValueError(f"{what}: there is nothing to compute")
+        listed = list(self._candidates()) if effort.seconds else []
+        if not effort.seconds:
+            self.notes.append("a budget of 0 seconds: nothing was tried")
+        try:
+            ready = self._compiled([self._default, *listed], jobs, shown)
+            self._measured(ready, shown)
+        except KeyboardInterrupt:
+            self.notes.append("interrupted: what was measured by then is all there is")
+        return self._tuned(what, keep)
+
+    def _left(self) -> float:
+        """Seconds of the budget."""
+        return self._start + self._effort.seconds - time.monotonic()
+
+    def _candidates(self) -> Iterator[_Ready]:
+        """Those that are legal and not the default again; the others are told of. As many as the effort allows."""
+        call, config = self._call, self._call.config
+        default = config.mapping, config.operator
+        found, number = 0, 0
+        a, b = (config.global_b_layout, config.global_a_layout) if call.is_transposed else (
+            config.global_a_layout, config.global_b_layout)
+        sizes, given = (call.M, call.N, call.K), self._keywords.get("operator")
+        for candidate in candidates(a, b, given, sizes, call.device, call.products):
+            if found >= self._effort.candidates:
+                return
+            number += 1
+            try:
+                with store.unread():
+                    tried = resolve(*self._infos, None, self._keywords, candidate)
+            except (ConfigError, ValueError, TypeError) as error:
+                self._rows[number] = Tried(candidate.name, None, candidate, error=f"not legal: {error}")
+                continue
+            if (tried.config.mapping, tried.config.operator) == default and not call.is_transposed:
+                continue
+            found += 1
+            yield _Ready(number, candidate, Compiled(tried, tried.seen_out(self._out)))
+
+    def _compiled(self, listed: Sequence[_Ready], jobs: int | None, shown: Any) -> list[_Ready]:
+        """Those whose kernels could be made, the default first. Half of the budget may be spent on it."""
+        kernels: dict[tuple, list[_Ready]] = {}
+        for one in listed:
+            kernels.setdefault(kernel_of(one.compiled.launchable), []).append(one)
+        until = self._left() / 2
+        shown.begin("compiling", len(kernels))
+        waiting = dict(kernels)
+        for made in compiled([Kernel(ones[0].compiled.launchable) for ones in kernels.values()], jobs):
+            ones = waiting.pop(kernel_of(made.kernel.launchable))
+            for one in ones:
+                if made.error is not None:
+                    self._rows[one.number] = Tried(one.name, one.config, one.candidate, error=f"not compiled: {made.error}")
+                else:
+                    one.cubin = one.compiled.launchable.entry().cubin
+            shown.advance()
+            if self._left() < until and self._default.cubin:
+                break
+        for ones in waiting.values():
+            for one in ones:
+                self._rows[one.number] = Tried(one.name, one.config, one.candidate, error="not compiled within the budget")
+        return [one for one in listed if one.cubin]
+
+    def _measured(self, ready: Sequence[_Ready], shown: Any) -> None:
+        """Run, check and time what is compiled."""
+        if not self._default.cubin:
+            raise RuntimeError(f"the default mapping cannot be compiled: {self._rows[0].error}")
+        if len(ready) == 1:
+            return
+        memory = memory_of(self._default.compiled)
+        jobs = {one.number: job_of(one.compiled, memory, one.cubin) for one in ready}
+        contents = _contents(memory, self._call.a.device)
+        shown.begin("measuring", len(ready) - 1)
+        with self._measuring(memory, contents, jobs[0].varied, self._call.a.device) as process:
+            for number, job in jobs.items():
+                process.keep(number, job)
+            expected = self._expected(process)
+            for one in ready[1:]:
+                if self._left() <= 0:
+                    self._rows[one.number] = Tried(one.name, one.config, one.candidate, error="not timed within the budget")
+                    continue
+                self._rows[one.number] = self._tried(process, one, memory, expected, self._effort.pairs)
+                process.forget(one.number)
+                shown.advance()
+            fastest = sorted((row for row in self._rows.values() if row.ratio is not None), key=_slowness)[:FINALISTS]
+            for row in fastest if self._left() > 0 else ():
+                one = next(one for one in ready if one.candidate is row.candidate)
+                process.keep(one.number, jobs[one.number])
+                again = self._tried(process, one, memory, expected, FINAL_PAIRS)
+                self._rows[one.number] = again
+
+    def _expected(self, process: Any) -> list[bytes]:
+        try:
+            process.result(0, DEFAULT_S)                       # loads it, too
+            start = time.monotonic()
+            found: list[bytes] = process.result(0, DEFAULT_S)
+        except Failed as error:
+            raise RuntimeError(f"the default mapping does not run: {error}") from None
+        self._limit = CANDIDATE_S + TIMES * (time.monotonic() - start)
+        return found
+
+    def _tried(self, process: Any, one: _Ready, memory: Memory, expected: list[bytes], pairs: int) -> Tried:
+        """A candidate's row."""
+        row = Tried(one.name, one.config, one.candidate)
+        try:
+            wrong = self._difference(memory, expected, process.result(one.number, self._limit))
+            if wrong is not None:
+                return Tried(one.name, one.config, one.candidate, error=f"wrong: {wrong}")
+            times = process.pairs(0, one.number, pairs, self._effort.microseconds, self._limit)
+        except Failed as error:
+            return Tried(one.name, one.config, one.candidate, error=f"failed: {error}")
+        ratio = statistics.median(default / mine for default, mine in times)
+        self._rows[0] = Tried("default", self._default.config, None, statistics.median(default for default, _ in times), 1.0)
+        return Tried(row.name, row.config, row.candidate, statistics.median(mine for _, mine in times), ratio)
+
+    def _difference(self, memory: Memory, expected: list[bytes], found: list[bytes]) -> str | None:
+        written = [buffer for buffer in memory.buffers if buffer.is_written]
+        config = self._call.config
+        accumulator = config.operator.fragment_c.dtype
+        outputs = [("out", self._default.compiled.out),
+                   *((held.name, held.info) for _, held in held_by(config) if held.is_output)]
+        for name, info in outputs:
+            at = written.index(memory.buffers[memory.pointer(info.pointer).buffer])
+            allowed = tolerance(info.dtype, accumulator, self._call.K)
+            right, mine = (elements(held[at], written[at].start, info) for held in (expected, found))
+            text = difference(right, mine, allowed)
+            if text is not None:
+                return f"{name}: {text}"
+        return None
+
+    # -- the answer
+
+    def _tuned(self, what: str, keep: bool) -> Tuned:
+        default = self._rows.setdefault(0, Tried("default", self._default.config))
+        timed = sorted((row for row in self._rows.values() if row.ratio is not None), key=_slowness)
+        best = next((row for row in timed[:1] if row.ratio is not None and row.ratio >= WORTH), default)
+        is_kept = keep and len(timed) > 1 and self._keep(what, best, default)
+        rest = [row for row in self._rows.values() if row.ratio is None]
+        return Tuned(what, (*timed, *rest), default, best, is_kept, tuple(self.notes))
+
+    def _keep(self, what: str, best: Tried, default: Tried) -> bool:
+        kept = store.store_of(self._call.device)
+        if kept is None:
+            self.notes.append("nothing is kept on disk (GEMMKIT_CACHE=0, or no home folder)")
+            return False
+        entry = {"what": what, "mapping": best.candidate and best.candidate.plain(), "name": best.name, "ratio": best.ratio,
+                 "microseconds": best.microseconds, "default_microseconds": default.microseconds,
+                 "date": datetime.date.today().isoformat()}
+        try:
+            assert self._call.tuning_key is not None
+            kept.put(self._call.tuning_key(), entry)
+        except OSError as error:
+            self.notes.append(f"the result could not be kept: {error}")
+            return False
+        forget_plans()
+        return True
+
+
+def _what(call: Call) -> str:
+    stack = "" if call.stack is None else f"{'x'.join(map(str, call.stack))} products of "
+    dtypes = f"{call.a.dtype} x {call.b.dtype}" if call.a.dtype != call.b.dtype else str(call.a.dtype)
+    return f"{stack}{call.M} x {call.N} x {call.K}, {dtypes}, on {call.device.name}"
+
+
+def _slowness(row: Tried) -> float:
+    return -(row.ratio or 0.0)
+
+
+def _contents(memory: Memory, ordinal: int) -> list[bytes]:
+    """The bytes of each buffer that kernels read, from the device."""
+    import numpy as np
+    from cuda.bindings import driver
+
+    found = []
+    with device.made_current(ordinal):
+        device.ensure_context(ordinal)
+        (status,) = driver.cuCtxSynchronize()
+        for buffer in memory.buffers:
+            held = np.empty(buffer.nbytes if buffer.is_read else 0, np.uint8)
+            if held.nbytes and int(status) == 0:
+                (status,) = driver.cuMemcpyDtoH(held.ctypes.data, buffer.start, held.nbytes)
+            if int(status) != 0:
+                raise RuntimeError(f"the CUDA driver answered {status.name} to a copy of the arrays")
+            found.append(held.tobytes())
+    return found
+

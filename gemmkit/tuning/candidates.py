@@ -1,0 +1,281 @@
+"""Mappings to try for a product: of every kernel family, each with its modelled time, as plain data that a file can keep.
+
+A `Candidate` is what the tables (`mappings`, `multistage_mappings`, `defaults`) have one of, and what a store of tuned
+mappings (`gemmkit.tuning.store`) keeps: a tile, how warps share it, and how blocks share the product. All else of a
+configuration follows from it by `get_config`, which refuses what is not legal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from gemmkit.kernels.common.stream_k import StreamK
+from gemmkit.kernels.rasterisation import Grouped, Hilbert
+from gemmkit.lang.records import part_dtypes
+from gemmkit.layouts import Layout
+from gemmkit.operators import Algebra, FPUOp, MMAOp, Operator
+from gemmkit.operators.wgmma import WGMMAOp
+from gemmkit.runtime.device import DeviceInfo
+from gemmkit.tiling import Tile
+from gemmkit.tuning import defaults, mappings, multistage_mappings
+from gemmkit.tuning.model import Mapping, by_workspace
+from gemmkit.tuning.operators import SIXTEEN, accumulator_for, algebra_of, operator_for
+
+__all__ = ["Candidate", "candidates"]
+
+Sizes = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A mapping.
+
+    ``kernel`` is the family's name; ``block`` (M, N, K) a block's tile, K in elements; ``warp`` (M, N) a warp's, ``lanes``
+    (MB, NB) a thread's part on the ordinary units, both None where the operator says it. ``splits`` is a number of shares of
+    K, or "stream". The others are fields of a `Config`; None leaves one to its default. ``nanoseconds`` is what the tables'
+    model says, by which candidates are ordered; it decides nothing else.
+    """
+
+    kernel: str
+    block: tuple[int, int, int]
+    warp: tuple[int, int] | None = None
+    lanes: tuple[int, int] | None = None
+    stages: int | None = None
+    blocks_per_sm: int | None = None
+    splits: int | str = 1
+    schedule: str | None = None
+    warps: int | None = None
+    cluster: tuple[int, int] = (1, 1)
+    producer_warps: int | None = None
+    group: int | None = None                   # of the order: rows of a group, 0 for the Hilbert curve
+    nanoseconds: float = dataclasses.field(default=0.0, compare=False)
+
+    @property
+    def name(self) -> str:
+        """A short name.
+
+        >>> Candidate("multistage", (128, 128, 16), (64, 32), (8, 4), 3, 2).name
+        'multistage 128x128x16, warps of 64x32, 3 stages, 2 a multiprocessor'
+        """
+        order = None if self.group is None else f"groups of {self.group}" if self.group else "Hilbert"
+        shares = "streamed K" if self.splits == "stream" else f"{self.splits} shares of K" if self.splits != 1 else None
+        parts = (
+            self.warp and f"warps of {_by(self.warp)}", self.schedule, self.warps and f"{self.warps} warps",
+            self.cluster != (1, 1) and f"clusters of {_by(self.cluster)}", self.stages and f"{self.stages} stages",
+            self.blocks_per_sm and f"{self.blocks_per_sm} a multiprocessor", shares, order)
+        return ", ".join([f"{self.kernel} {_by(self.block)}", *(part for part in parts if part)])
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a `Config`, but for the operator."""
+        m, n, k = self.block
+        found: dict[str, Any] = dict(
+            kernel=self.kernel, block_shape=Tile(M=m, N=n, K=k), stages=self.stages, blocks_per_sm=self.blocks_per_sm,
+            splits=StreamK() if self.splits == "stream" else self.splits, schedule=self.schedule, warps_per_block=self.warps,
+            producer_warps=self.producer_warps)
+        if self.warp is not None:
+            found["compute_warp"] = Tile(M=self.warp[0], N=self.warp[1], K=k)
+            found["warps_per_block"] = m // self.warp[0] * (n // self.warp[1])
+        if self.kernel == "warp_specialised":
+            found["cluster"] = Tile(M=self.cluster[0], N=self.cluster[1])
+        if self.group is not None:
+            found["order"] = Grouped(self.group) if self.group else Hilbert()
+        return {name: value for name, value in found.items() if value is not None}
+
+    def operator(self, a: np.dtype, b: np.dtype, given: Operator | None, device: DeviceInfo) -> Operator | None:
+        """What multiplies in the mapping's tiles: the caller's operator where it says its shape; None where the default
+        does."""
+        if given is not None and getattr(given, "is_sized", True):
+            return given
+        algebra = given if isinstance(given, Algebra) else algebra_of(a) if given is None and a == b else None
+        if self.kernel == "warp_specialised":
+            base = WGMMAOp(self.block[1], dtype=part_dtypes(a)[0])
+            return base if algebra is None else algebra.with_base(base)
+        if self.lanes is not None and self.warp is not None and given is not None and hasattr(given, "sized"):
+            shape = dict(M=self.warp[0], N=self.warp[1], MB=self.lanes[0], NB=self.lanes[1])
+            sized: Operator = given.sized(shape, a, b, accumulator_for(a, b))
+            return sized
+        if given is not None or (self.kernel == "singlestage" and self.lanes is None):
+            return given
+        if self.kernel == "multistage" and a == b and self.warp is not None and a in multistage_mappings.TABLES:
+            return multistage_mappings.operator(a, self._multistage(), device)
+        if self.lanes is None or self.warp is None:
+            return None
+        return FPUOp(M=self.warp[0], N=self.warp[1], MB=self.lanes[0], NB=self.lanes[1], dtype=a, b_dtype=b,
+                     accumulator=accumulator_for(a, b))
+
+    def _multistage(self) -> multistage_mappings.Multistage:
+        assert self.warp is not None
+        return multistage_mappings.Multistage(self.block, self.warp, self.stages or 2, self.blocks_per_sm or 1, (0,) * 4,
+                                              solo=0, start=0, lanes=self.lanes or (4, 8))
+
+    def choice(self, a: Layout, b: Layout, fields: dict[str, Any],
+               device: DeviceInfo) -> tuple[Operator | None, dict[str, Any]]:
+        """The operator and the fields for operands in these layouts; ``fields`` are the caller's."""
+        return self.operator(a.dtype, b.dtype, fields.get("operator"), device), self.fields()
+
+    # -- in files
+
+    def plain(self) -> dict[str, Any]:
+        """Numbers, texts and lists."""
+        held = ((name, value) for name, value in dataclasses.asdict(self).items() if name in _NAMES and value is not None)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in held}
+
+    @classmethod
+    def of_plain(cls, plain: Any) -> Candidate:
+        """What `plain` made it of; raises ValueError for anything else.
+
+        >>> one = Candidate("singlestage", (64, 64, 32), (32, 32))
+        >>> Candidate.of_plain(one.plain()) == one
+        True
+        """
+        if not isinstance(plain, dict):
+            raise ValueError(f"{plain!r} is no mapping")
+        held = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
+        kinds: dict[str, Any] = {"kernel": str, "schedule": str, "splits": (int, str), "block": 3, "warp": 2, "lanes": 2,
+                                 "cluster": 2}
+        for name, value in held.items():
+            kind = kinds.get(name, int)
+            fits = (isinstance(value, tuple) and len(value) == kind and all(type(n) is int for n in value)
+                    if isinstance(kind, int) else isinstance(value, kind) and not isinstance(value, bool))
+            if name not in _NAMES or not fits:
+                raise ValueError(f"{plain!r} is no mapping: {name}={value!r}")
+        if not {"kernel", "block"} <= set(held):
+            raise ValueError(f"{plain!r} is no mapping: kernel and block are needed")
+        return cls(**cast(Any, held))
+
+
+_NAMES = {field.name for field in dataclasses.fields(Candidate)} - {"nanoseconds"}
+
+
+def _by(extents: tuple[int, ...]) -> str:
+    return "x".join(map(str, extents))
+
+
+# -- which are tried --------------------------------------------------------------------------------------------------
+
+CLOCK = 1.7                            # cycles a ns, roughly: the model of Hopper's kernel counts cycles
+CLUSTERS = (1, 1), (2, 1), (1, 2)
+GROUPS = 8, 16, 0
+DEPTHS = 1, 2                          # lines of 128 bytes of K in a stage
+UNUSUAL = 0.04                         # of the modelled time, for each field that is not the tables': other tiles come first
+
+
+def candidates(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, device: DeviceInfo,
+               products: int = 1) -> list[Candidate]:
+    """Mappings for a product of these operands, of all families, each once: the best of each family as the tables model it,
+    then the others in the order of their modelled time.
+
+    What a kernel refuses is among them: `get_config` says why.
+    """
+    families = [sorted(dict.fromkeys(found), key=_modelled) for found in (
+        _warp_specialised(a, b, given, sizes, device, products), _multistage(a, b, given, sizes, device, products),
+        _singlestage(a, b, given, sizes, device, products))]
+    first = [one for family in families for one in family[:1]]
+    return first + sorted((one for family in families for one in family[1:]), key=_modelled)
+
+
+def _modelled(candidate: Candidate) -> float:
+    return candidate.nanoseconds
+
+
+def _warp_specialised(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, device: DeviceInfo,
+                      products: int) -> Iterator[Candidate]:
+    parts = part_dtypes(a.dtype)
+    is_ours = given is None or isinstance(given, Algebra)
+    if device.arch[0] != 9 or a.dtype != b.dtype:
+        return
+    if isinstance(given, WGMMAOp):
+        widths: Any = {given.N}
+    elif is_ours and parts[0] in SIXTEEN:
+        widths = None
+    else:
+        return
+    itemsize = parts[0].itemsize * len(parts)
+    shared = by_workspace(sizes, device, products, mappings.WORKSPACE, mappings.LEAST_SHARED)
+    tiles = [*mappings.MAPPINGS, *mappings.SPLIT, *shared, *EXTRA]
+    if widths is not None and not any(one.N in widths for one in tiles):
+        tiles = [dataclasses.replace(one, N=width) for one in mappings.MAPPINGS for width in widths]
+    for one in tiles:
+        if widths is not None and one.N not in widths:
+            continue
+        for cluster, group, depth in itertools.product(CLUSTERS if one.splits == 1 else (one.cluster,), GROUPS, DEPTHS):
+            tried = dataclasses.replace(one, cluster=cluster)
+            cost = tried.cycles(tuple(max(1, size) for size in sizes), device, itemsize, None, products)   # type: ignore[arg-type]
+            usual = (cluster == (1, 1)) + (group == 8) + (depth == 1)
+            yield Candidate("warp_specialised", (one.M, one.N, depth * 128 // parts[0].itemsize), splits=one.splits,
+                            schedule=one.schedule, warps=one.warps, cluster=tried.cluster, producer_warps=one.producer_warps,
+                            group=group, nanoseconds=cost / CLOCK * (1 + UNUSUAL * (3 - usual)))
+
+
+#: Beside the tables': tiles that were the fastest of none of the shapes they were fitted to.
+EXTRA = (
+    Mapping(256, 64, "cooperative", 8, (1, 1), 560, 4000, 0),
+    Mapping(128, 64, "pingpong", 8, (1, 1), 300, 1200, 2000),
+    Mapping(64, 256, "pingpong", 8, (1, 1), 560, 1800, 2000),
+    Mapping(128, 64, "cooperative", 8, (1, 1), 300, 3000, 0),
+    Mapping(64, 256, "cooperative", 4, (1, 1), 560, 4000, 0),
+)
+
+
+def _multistage(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, device: DeviceInfo,
+                products: int) -> Iterator[Candidate]:
+    table = multistage_mappings.TABLES.get(a.dtype, ()) if a.dtype == b.dtype else ()
+    if given is not None and (getattr(given, "is_sized", True) or isinstance(given, Algebra)):
+        return
+    if a.dtype in SIXTEEN:
+        table = (*table, multistage_mappings.SKINNY)
+    M, N, K = (max(1, size) for size in sizes)
+    across = multistage_mappings.copied_across(a, b)
+    for one in table:
+        lanes = one.lanes if a.dtype.itemsize in (4, 8) else None
+        for stages in sorted({one.stages, max(2, one.stages - 1), one.stages + 1}):
+            for blocks in {one.blocks, max(1, one.blocks - 1)}:
+                tried = dataclasses.replace(one, stages=stages, blocks=blocks)
+                k_tiles = -(-K // one.block[2])
+                shares: list[int | str] = [n for n in (1, 2, 3, 4, 6, 8, 16) if n == 1 or (one.merges and 4 * n <= k_tiles)]
+                if one.merges and one.streams:
+                    shares.append("stream")
+                for splits in shares:
+                    cost = (tried.streamed((M, N, K), products, across, device.sm_count) if splits == "stream"
+                            else tried.nanoseconds((M, N, K), products, across, device.sm_count, int(splits)))
+                    unusual = (stages != one.stages) + (blocks != one.blocks)
+                    yield Candidate("multistage", one.block, one.warp, lanes, stages, blocks, splits,
+                                    nanoseconds=cost * (1 + UNUSUAL * unusual))
+
+
+def _singlestage(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, device: DeviceInfo,
+                 products: int) -> Iterator[Candidate]:
+    operator = operator_for(a.dtype, b.dtype, sizes, device, products) if given is None else given
+    if not getattr(operator, "is_sized", True) or operator.threads == 128:
+        return
+    M, N, K = (max(1, size) for size in sizes)
+    for each, lanes in _units(operator, given):
+        for block, warp, blocks in defaults.candidates(each):
+            for splits in (1, 2, 4, 8) if device.arch >= (9, 0) and isinstance(each, (FPUOp, MMAOp)) else (1,):
+                if splits > 1 and K < 16 * splits * block[2]:
+                    continue
+                tiles = -(-M // block[0]) * -(-N // block[1]) * products * splits
+                waves = -(-tiles // (blocks * device.sm_count))
+                cost = waves * blocks * (block[0] + 24) * (block[1] + 24) * K / splits / 400
+                yield Candidate("singlestage", block, warp, lanes, blocks_per_sm=blocks, splits=splits, nanoseconds=cost)
+
+
+def _units(operator: Operator, given: Operator | None) -> Iterator[tuple[Operator, tuple[int, int] | None]]:
+    """The operator, or on the ordinary units those of every shape, with a thread's part, where the caller gave none."""
+    if given is not None or type(operator) is not FPUOp:
+        yield operator, None
+        return
+    widest = max(fragment.dtype.itemsize for fragment in (operator.fragment_a, operator.fragment_b, operator.fragment_c))
+    for (m, n), lanes in SHAPES.items():
+        if m * n * widest <= 64 * 32 * 4:
+            yield dataclasses.replace(operator, M=m, N=n, MB=lanes[0], NB=lanes[1]), lanes
+
+
+#: Of a warp's operation on the ordinary units: a thread's part.
+SHAPES = {(64, 32): (8, 4), (32, 16): (8, 4), (32, 32): (8, 4), (16, 16): (4, 8)}

@@ -1,0 +1,79 @@
+"""`gemmkit.tune` on a GPU: what it measures is right, what it keeps is what `matmul` takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit.products import forget_plans
+from gemmkit.runtime import cache
+from gemmkit.tuner import search as module
+from gemmkit.tuner.jobs import Job
+from tests.support.machines import Gpu
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path))
+    cache.default_cache.cache_clear()
+    forget_plans()
+    yield tmp_path
+    cache.default_cache.cache_clear()
+    forget_plans()
+
+
+@pytest.mark.parametrize(("dtype", "sizes"), [("f2", (512, 384, 256)), ("f4", (257, 130, 515)), ("f8", (256, 256, 256)),
+                                              ("f2", (64, 64, 16384))], ids=str)
+def test_what_it_finds_is_right_and_taken(folder: Path, dtype: str, sizes: tuple[int, int, int], rng: np.random.Generator) -> None:
+    machine, (m, n, k) = Gpu(), sizes
+    a, b = (rng.integers(-3, 4, shape).astype(dtype) for shape in ((m, k), (k, n)))
+    of_a, of_b = machine.array(a), machine.array(b)
+    found = gk.tune(of_a, of_b, budget=90, jobs=os.cpu_count())
+    timed = [row for row in found.rows if row.ratio is not None]
+    assert len(timed) > 4 and not [row for row in found.rows if row.error and not row.error.startswith("not ")], str(found)
+    assert all(0.01 < row.ratio < 100 and row.microseconds > 0.5 for row in timed) and found.kept          # type: ignore[operator]
+    assert gk.plan(of_a, of_b).config.mapping == found.config.mapping
+    expected = a.astype(np.float64) @ b.astype(np.float64)
+    assert np.array_equal(machine.numpy(gk.matmul(of_a, of_b)), expected.astype(dtype))
+    assert np.array_equal(machine.numpy(gk.matmul(of_a, of_b, conf=found.config)), expected.astype(dtype))
+
+
+def test_epilogues_with_arrays(folder: Path, rng: np.random.Generator) -> None:
+    machine = Gpu()
+    a, b, bias = (rng.integers(-3, 4, shape).astype("f4") for shape in ((128, 64), (64, 96), (96,)))
+    epilogue = gk.epilogues.Bias(machine.array(bias))
+    found = gk.tune(machine.array(a), machine.array(b), epilogue=epilogue, budget=60)
+    assert [row for row in found.rows if row.ratio is not None] and not [r for r in found.rows if str(r.error).startswith("wrong")]
+    d = gk.matmul(machine.array(a), machine.array(b), epilogue=epilogue)
+    assert np.array_equal(machine.numpy(d), a @ b + bias)
+
+
+def test_a_candidate_that_faults_or_is_wrong_harms_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch,
+                                                           rng: np.random.Generator) -> None:
+    """One candidate writes beside its result, one to address 0: both are told, the rest is timed, and this process's context
+    is as it was."""
+    machine, real, count = Gpu(), module.job_of, iter(range(1000))
+
+    def job_of(compiled: Any, memory: Any, cubin: bytes) -> Job:
+        import dataclasses
+
+        job, number = real(compiled, memory, cubin), next(count)
+        if number == 1:
+            return dataclasses.replace(job, pointers=(), maps=())
+        return job
+
+    monkeypatch.setattr(module, "job_of", job_of)
+    a, b = (rng.integers(-3, 4, shape).astype("f4") for shape in ((128, 64), (64, 96)))
+    of_a, of_b = machine.array(a), machine.array(b)
+    found = gk.tune(of_a, of_b, budget=90)
+    errors = [row.error for row in found.rows if row.error and row.error.startswith(("failed", "wrong"))]
+    assert len(errors) == 1 and "ILLEGAL_ADDRESS" in str(errors[0]) and len([r for r in found.rows if r.ratio]) > 3
+    assert np.array_equal(machine.numpy(gk.matmul(of_a, of_b)), a @ b)
