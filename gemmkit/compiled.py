@@ -15,6 +15,7 @@ from gemmkit.problem import Call, held_by
 from gemmkit.runtime.arrays import ArrayInfo, flipped, unit_axis, whole
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.workspace import on_host, spaces_of
+from gemmkit.transposed import for_transpose
 from gemmkit.wide import widened
 
 __all__ = ["Compiled", "Nothing"]
@@ -38,6 +39,7 @@ class Compiled:
         M, N, K = problem.M, problem.N, problem.K
         c = problem.c if conf.has_c else None
         conf = for_products(conf, problem.stack)
+        conf = for_transpose(conf) if call.is_transposed else conf
         conf = self.config = widened(conf, {"a": problem.a, "b": problem.b, "c": c, "out": out}, (M, N, K))
         is_stack = problem.products != 1
         assert out is not None

@@ -24,7 +24,7 @@ from gemmkit.stacks import first_matrix
 from gemmkit.transforms import Transform
 from gemmkit.transforms.base import Composed as ComposedTransform
 
-__all__ = ["EpilogueOfProduct", "EpilogueOfStack", "TransformOfProduct", "component_for_products", "for_products"]
+__all__ = ["Adapted", "EpilogueOfProduct", "EpilogueOfStack", "TransformOfProduct", "component_for_products", "for_products"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TransformOfProduct(Transform):
 
 
 @dataclass(frozen=True)
-class _Adapted(Epilogue):
+class Adapted(Epilogue):
     """An epilogue that stands for another, which is asked what it does."""
 
     epilogue: Epilogue
@@ -72,7 +72,7 @@ class _Adapted(Epilogue):
 
 
 @dataclass(frozen=True)
-class EpilogueOfProduct(_Adapted):
+class EpilogueOfProduct(Adapted):
     """An epilogue ``f(x, m, n, batch)`` with its product's number."""
 
     batch: Scalar = 0
@@ -85,7 +85,7 @@ class EpilogueOfProduct(_Adapted):
 
 
 @dataclass(frozen=True)
-class EpilogueOfStack(_Adapted):
+class EpilogueOfStack(Adapted):
     """An epilogue whose array ``field`` has a vector or a matrix for each product."""
 
     field: str

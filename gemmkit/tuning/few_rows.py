@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.epilogues import Default, Epilogue
 from gemmkit.layouts import ColMajor, Layout, Plain
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.arrays import ArrayInfo
@@ -40,10 +41,11 @@ def fields(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None]
            sizes: tuple[int, int, int], device: DeviceInfo) -> dict[str, Any] | None:
     """The fields of a configuration of the transposed product; None where it is not the one to compute.
 
-    ``given`` are the caller's components. They see coordinates of D, so with any of them a product is computed as it is.
+    ``given`` are the caller's components. They see coordinates of D. An epilogue that finishes elements is asked with them
+    (`gemmkit.transposed`); with any other component a product is computed as it is.
     """
     M, N, K = sizes
-    if given or device.arch[0] != 9 or not 0 < M <= MOST_ROWS or N < LEAST or K < LEAST:
+    if not _may_be_turned(given) or device.arch[0] != 9 or not 0 < M <= MOST_ROWS or N < LEAST or K < LEAST:
         return None
     if any(layout is not None and not (isinstance(layout, Plain) and layout.is_plain) for layout in layouts.values()):
         return None
@@ -69,7 +71,13 @@ def fields(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None]
     d = ColMajor((a if c is None else c).dtype if d is None else d.dtype)
     return dict(kernel="warp_specialised", operator=WGMMAOp(columns, dtype=a.dtype), splits=splits, schedule="cooperative",
                 block_shape=Tile(M=ROWS, N=columns, K=DEPTH), warps_per_block=4, stages=RING // stage,
-                global_d_layout=d)
+                global_d_layout=d, **given)
+
+
+def _may_be_turned(given: dict[str, Any]) -> bool:
+    """Whether the caller's components are none, or an epilogue that does not store tiles or blocks in its own way."""
+    epilogue = given.get("epilogue", Default())
+    return set(given) <= {"epilogue"} and isinstance(epilogue, Epilogue) and not epilogue.stores_itself
 
 
 __all__ = ["MOST_ROWS", "fields"]

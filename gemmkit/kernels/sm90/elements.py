@@ -36,14 +36,18 @@ def finish_single(one: tuple, n: int, spec: Any, outputs: Outputs, row: int, col
 def finished(values: tuple, spec: Any, outputs: Outputs, place: Any, is_stored: bool) -> tuple:
     """Some sums as values of D; ``place`` is where they lie globally, in range.
 
-    Where blocks finish slices of a tile, the nearest element in range may be one that another block stores, and C may be D:
-    it is read for what is stored alone.
+    Where blocks finish slices of a tile, the nearest element in range may be one that another block stores, and C, or an
+    array that the epilogue reads, may be D: these are read for what is stored alone.
     """
     if spec.has_c:
         if spec.exchange.slices == 1 or is_stored:
             values = add_c(values, spec, outputs, place)
     values = changed_sums(spec.d.to_registers, values, spec, place)
     values = changed_sums(spec.d.to_shared, values, spec, place)
+    if spec.exchange.slices > 1 and not spec.epilogue.passes_on and spec.d.layout.is_plain:
+        if is_stored:
+            return finished_tile(spec.epilogue, values, spec.d.layout, place, outputs.shape)
+        return convert_all(spec.d.layout.dtype, values)
     return finished_tile(spec.epilogue, values, spec.d.layout, place, outputs.shape)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit import epilogues
 from gemmkit.epilogues import Bias, ReLU
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
@@ -33,6 +35,34 @@ def test_sums_are_exchanged(machine: Any, schedule: str, splits: int, shape: tup
     a, b = whole(rng, (m, k), F16), whole(rng, (k, n), F16)
     conf = mapping(schedule, WGMMAOp(16 * splits), splits=splits)
     assert np.array_equal(product(machine, conf, a, b), a.astype(F32) @ b.astype(F32))
+
+
+@dataclass(frozen=True)
+class Own(epilogues.Epilogue):
+    """Adds an array, of which gemmkit knows nothing but that it is one."""
+
+    array: gk.Array
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        return x + self.array[m, n]
+
+
+@pytest.mark.sample(3)
+@on_machines
+@pytest.mark.parametrize("kind", ["Residual", "LinearCombination", "Own"])
+def test_an_epilogue_that_reads_the_result(machine: Any, kind: str, rng: np.random.Generator) -> None:
+    """Blocks whose slices lie out of range read nothing: the nearest element in range is stored by another block (a race that
+    the emulator found at c5dc2f6)."""
+    a, b, c = whole(rng, (64, 200), F16), whole(rng, (200, 40), F16), whole(rng, (64, 40), F16)
+    conf = mapping("one", WGMMAOp(128), splits=4, d=RowMajor(F16))
+    out = machine.array(c)
+    epilogue = {"Residual": lambda: epilogues.Residual(out), "Own": lambda: Own(out),
+                "LinearCombination": lambda: epilogues.LinearCombination(2.0, 0.5, out, RowMajor(F16))}[kind]()
+    with machine.session():
+        gk.matmul(machine.array(a), machine.array(b), conf=conf, out=out, epilogue=epilogue)
+    alpha, beta = (2.0, 0.5) if kind == "LinearCombination" else (1.0, 1.0)
+    expected = alpha * (a.astype(F32) @ b.astype(F32)) + beta * c.astype(F32)
+    assert np.array_equal(machine.numpy(out), expected.astype(F16))
 
 
 @pytest.mark.thorough

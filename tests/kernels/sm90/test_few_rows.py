@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit import epilogues
 from gemmkit.emulator import errors
 from gemmkit.epilogues import ReLU
 from gemmkit.operators import WGMMAOp
@@ -69,14 +70,120 @@ def test_sizes_that_are_computed_as_they_are(M: int, N: int, K: int, why: str) -
         assert not gk.plan(a, b)._compiled.problem.is_transposed, why
 
 
-def test_components_see_their_own_coordinates() -> None:
-    """With any of them the product is computed as it is; so is one of other dtypes, or one that TMA cannot reach."""
+class Tiles(epilogues.Epilogue):
+    """Stores tiles in its own way."""
+
+    def tile(self, spec: Any, d: Any, tile: Any, values: tuple, shape: Any) -> None:
+        spec.d.layout.store(d, tile, values, shape)
+
+
+def test_what_is_computed_as_it_is() -> None:
+    """With components other than an epilogue of elements; of other dtypes, or where TMA cannot reach, or stacks."""
     a, b = operands(4, 1024, 1024, "nt")
     odd = np.empty((4, 1025), F16)[:, 1:]
+    double = gk.transforms.Elementwise(lambda x: x * 2)
     with gk.emulate():
-        for made in (gk.plan(a, b, epilogue=ReLU()), gk.plan(odd, b), gk.plan(a.astype("f4"), b.astype("f4")),
-                     gk.plan(np.stack([a, a]), b)):
+        for made in (gk.plan(a, b, epilogue=Tiles()), gk.plan(a, b, transform_global_to_shared_b=double), gk.plan(odd, b),
+                     gk.plan(a, b, epilogue=ReLU(), transform_regs_to_shared_d=double),
+                     gk.plan(a.astype("f4"), b.astype("f4")), gk.plan(np.stack([a, a]), b)):
             assert not made._compiled.problem.is_transposed
+
+
+EPILOGUES: dict[str, Any] = {
+    "relu": lambda r, n, m: (ReLU(), lambda d: np.maximum(d, 0)),
+    "bias": lambda r, n, m: (epilogues.Bias(n), lambda d: d + n),
+    "bias of rows": lambda r, n, m: (epilogues.Bias(m, along="M"), lambda d: d + m[:, None]),
+    "scaled rows": lambda r, n, m: (epilogues.Scale(m, along="M"), lambda d: d * m[:, None]),
+    "residual": lambda r, n, m: (epilogues.Residual(r), lambda d: d + r),
+    "residual by columns": lambda r, n, m: (epilogues.Residual(np.asfortranarray(r)), lambda d: d + r),
+    "coordinates": lambda r, n, m: (epilogues.Elementwise(lambda x, i, j: x + 10 * i + j % 8),
+                                    lambda d: d + 10 * np.arange(len(m))[:, None] + np.arange(len(n)) % 8),
+    "batch": lambda r, n, m: (epilogues.Elementwise(lambda x, i, j, batch: x + i + batch),
+                              lambda d: d + np.arange(len(m))[:, None]),
+    "mask": lambda r, n, m: (epilogues.Causal(0.0, offset=100),
+                             lambda d: np.where(np.arange(len(n)) <= np.arange(len(m))[:, None] + 100, d, 0)),
+    "captured": lambda r, n, m: (epilogues.Elementwise(lambda x, i, j: x * n[j]), lambda d: d * n),
+}
+
+
+@pytest.mark.sample(5)
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("kind", EPILOGUES)
+def test_epilogues_see_coordinates_of_the_product(kind: str) -> None:
+    a, b = operands(5, 136, 192, "nt")
+    rng = np.random.default_rng(3)
+    r, n, m = (rng.integers(-3, 4, shape).astype("f4") for shape in ((5, 136), 136, 5))
+    epilogue, expected = EPILOGUES[kind](r, n, m)
+    out = nans(5, 136)
+    with gk.emulate():
+        made = gk.plan(a, b, out=out, epilogue=epilogue)
+        gk.matmul(a, b, out=out, epilogue=epilogue)
+    assert made._compiled.problem.is_transposed and made.config.epilogue is epilogue
+    assert np.array_equal(out.astype(F64), expected(a.astype(F64) @ b.astype(F64)).astype(F16).astype(F64))
+
+
+@pytest.mark.sample(2)
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_chain_that_keeps_what_it_computes(order: str) -> None:
+    """A second output, a bias and a residual that is the result itself."""
+    a, b = operands(6, 136, 192, "nn")
+    rng = np.random.default_rng(4)
+    kept, out, bias = np.full((6, 136), np.nan, "f4", order), rng.integers(-3, 4, (6, 136)).astype(F16), np.arange(136.0)
+    before = out.astype(F64)
+    chain = epilogues.Bias(bias) | epilogues.Store(kept) | ReLU() | epilogues.Residual(out)
+    with gk.emulate():
+        gk.matmul(a, b, out=out, epilogue=chain)
+    plain = a.astype(F64) @ b.astype(F64) + bias
+    assert np.array_equal(kept.astype(F64), plain)
+    assert np.array_equal(out.astype(F64), (np.maximum(plain, 0) + before).astype(F16).astype(F64))
+
+
+@pytest.mark.usefixtures("small")
+def test_blas_in_place() -> None:
+    a, b = operands(5, 136, 192, "nt")
+    c = np.random.default_rng(5).integers(-3, 4, (5, 136)).astype(F16)
+    expected = 2 * (a.astype(F64) @ b.astype(F64)) + 0.5 * c
+    with gk.emulate():
+        gk.blas.gemmEx("N", "N", 2.0, a, b, 0.5, c)
+        assert np.array_equal(c.astype(F64), expected.astype(F16).astype(F64))
+        gk.blas.gemmEx("N", "N", 1.0, a, b, 0.0, c)
+    assert np.array_equal(c.astype(F64), a.astype(F64) @ b.astype(F64))
+
+
+@pytest.mark.usefixtures("small")
+def test_another_array_of_an_epilogue_compiles_nothing() -> None:
+    """Its runtime values are those of the epilogue that the caller gives."""
+    a, b = operands(5, 136, 192, "nt")
+    product = a.astype(F64) @ b.astype(F64)
+    with gk.emulate():
+        made = gk.plan(a, b, epilogue=epilogues.Bias(np.ones(136, "f4")))
+    other = epilogues.Bias(np.arange(136, dtype="f4"))
+    from gemmkit.components import freeze
+
+    leaves = made.leaves("epilogue", other, freeze(other))
+    assert leaves[0] == other.bias.__array_interface__["data"][0]
+    assert made.ranges["epilogue"].stop - made.ranges["epilogue"].start == len(leaves)
+    with gk.emulate():
+        d = gk.matmul(a, b, epilogue=other)
+    assert np.array_equal(d.astype(F64), product + np.arange(136))
+    with gk.emulate(), pytest.raises(ValueError, match=r"bias has shape \(5,\); along='N' of a 5 x 136"):
+        gk.matmul(a, b, epilogue=epilogues.Bias(np.ones(5, "f4")))
+
+
+@pytest.mark.compile
+def test_the_code_with_an_epilogue() -> None:
+    """Nothing spills, and B still comes by TMA."""
+    from gemmkit.ahead import recorded
+    from gemmkit.runtime.compile import to_ptx
+
+    a, b, bias = np.empty((8, 4096), F16), np.empty((4096, 4096), F16).T, np.ones(4096, "f4")
+    (compiled,) = recorded(lambda: gk.matmul(a, b, epilogue=epilogues.Bias(bias) | epilogues.GELU("tanh")), zeros=False)
+    kernel = compiled.launchable
+    usage = kernel.entry().meta["usage"]
+    assert compiled.problem.is_transposed and usage["spill_stores"] == usage["stack_bytes"] == 0
+    ptx = to_ptx(kernel.kernel, tuple(x.type for x in kernel.arguments), kernel.threads, kernel.target, kernel.blocks_per_sm)
+    assert "cp.async.bulk.tensor" in ptx and "wgmma" in ptx
 
 
 @pytest.mark.sample(2)

@@ -1,0 +1,47 @@
+"""A product whose transpose is computed: its components, which speak of D's rows and columns, for the kernel of D^T.
+
+`gemmkit.tuning.few_rows` says which products are computed so. Nothing of it is seen by the caller: an epilogue is asked
+with the coordinates of D, one element at a time, for a tile of D^T is none of D in the order of its elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from gemmkit.components import with_fields
+from gemmkit.config import Config
+from gemmkit.epilogues.base import ELEMENT
+from gemmkit.kernels.common.elements import column_of, row_of
+from gemmkit.lang.products import with_number
+from gemmkit.lang.registers import apply
+from gemmkit.lang.returned import number, numbers
+from gemmkit.per_product import Adapted
+from gemmkit.tiling import translate
+
+__all__ = ["EpilogueOfTranspose", "for_transpose"]
+
+
+@dataclass(frozen=True)
+class EpilogueOfTranspose(Adapted):
+    """An epilogue of D, asked by the kernel that computes D^T."""
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        return number(self.epilogue, "__call__", self.epilogue(x, n, m), x)
+
+    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+        turned = with_number(with_number(shape, "M", shape.N), "N", shape.M)
+        return apply(finish_turned, values, self.epilogue, tile, turned)
+
+
+def finish_turned(x: Any, n: int, epilogue: Any, tile: Any, shape: Any) -> Any:
+    """The epilogue of a tile's n-th element, which is the element of D at the column and row that it has in D^T."""
+    place = translate(ELEMENT, column_of(tile, n), row_of(tile, n))
+    return numbers(epilogue, "finish", epilogue.finish((x,), place, shape), (x,))[0]
+
+
+def for_transpose(conf: Config) -> Config:
+    """The configuration of a transposed product with its epilogue adapted; itself where that finishes nothing."""
+    if conf.epilogue.passes_on:
+        return conf
+    return cast(Config, with_fields(conf, {"epilogue": EpilogueOfTranspose(conf.epilogue)}))
