@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+from gemmkit.config import Problem
 from gemmkit.kernels.rasterisation import Grouped
+from gemmkit.kernels.sm90.fragments import RegisterMainloop
+from gemmkit.kernels.sm90.routes.tma import Tma
 from gemmkit.lang.records import part_dtypes
-from gemmkit.layouts import Layout, Planar, Swizzled
-from gemmkit.operators.algebra import Algebra
+from gemmkit.layouts import Layout
+from gemmkit.operators.algebra import Algebra, units
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.device import DeviceInfo
-from gemmkit.tuning.mappings import applies, is_untouched
+from gemmkit.tuning.hopper_fields import assumed_spec
+from gemmkit.tuning.mappings import applies
 from gemmkit.tuning.model import Mapping, choose_mapping
+
+PROBLEM = {field.name for field in dataclasses.fields(Problem)}
+LIKELY = Mapping(64, 32, "cooperative", 4, (1, 1), 0, 0, 0)
 
 REGISTERS = 128                        # of a consumer's sums: beside them a producer that works keeps what it needs
 STAGE = 48 * 1024                      # bytes: four stages fit
@@ -39,25 +47,23 @@ def take(values: dict[str, Any], a: Layout, b: Layout, sizes: tuple[int, int, in
 
 def mappings(algebra: Algebra, values: dict[str, Any]) -> tuple[Mapping, ...]:
     """From the largest tile, as wide as the sums of all parts fit a thread's registers, to the smallest."""
-    works = any(_works(name, values) for name in "ab")
+    spec = _likely_spec(algebra, values)
+    works = any(type(x.route) is not Tma for x in (spec.a, spec.b))
+    by_registers = isinstance(spec.mainloop, RegisterMainloop)
     widest = max(8, REGISTERS * 2 // algebra.parts // 16 * 16)
     if works:                                                    # what warps divide among them
         widest = 2 ** (widest.bit_length() - 1)
     widths = [n for n in (widest, 64, 32, 16) if n <= widest]
     tiles = [(128, widest, 8), *((64, n, 4) for n in dict.fromkeys(widths))]
-    return tuple(_mapping(algebra, M, N, warps, works, _by_registers(algebra, values)) for M, N, warps in tiles)
+    return tuple(_mapping(algebra, M, N, warps, works, by_registers) for M, N, warps in tiles)
 
 
-def _works(name: str, values: dict[str, Any]) -> bool:
-    """Whether the producer's warps move an operand: TMA takes planes, and does not de-interleave."""
-    return not isinstance(values[f"global_{name}_layout"], Planar) or not is_untouched(name, values)
-
-
-def _by_registers(algebra: Algebra, values: dict[str, Any]) -> bool:
-    """Whether consumers tell A's numbers apart, if TMA can bring the operands (`gemmkit.kernels.sm90.fragments`)."""
-    a, b = (values[f"global_{name}_layout"] for name in "ab")
-    return bool(algebra.parts == 2 and a.is_plain and b.is_plain and a.vector_axis == 1 and is_untouched("a", values)
-                and part_dtypes(a.dtype)[0].itemsize == 2)
+def _likely_spec(algebra: Algebra, values: dict[str, Any]) -> Any:
+    """The kernel for this problem on a likely mapping: it says how operands travel."""
+    part = part_dtypes(values["global_a_layout"].dtype)[0]
+    base = WGMMAOp(LIKELY.N, dtype=part) if algebra.base is None else dataclasses.replace(units(algebra), N=LIKELY.N)
+    problem = {name: value for name, value in values.items() if name in PROBLEM}
+    return assumed_spec(dict(problem, operator=algebra.with_base(base)), LIKELY)
 
 
 def _mapping(algebra: Algebra, M: int, N: int, warps: int, works: bool, by_registers: bool) -> Mapping:
@@ -74,13 +80,4 @@ def _mapping(algebra: Algebra, M: int, N: int, warps: int, works: bool, by_regis
     return Mapping(M, N, "cooperative", warps, (1, 1), step, 5000, 0, order=Grouped(16), depth=2 * depth)
 
 
-def split(values: dict[str, Any]) -> None:
-    """Shared layouts of real parts as those of numbers, in place."""
-    algebra = values["operator"]
-    for name in "ab":
-        shared = values[f"shared_{name}_layout"]
-        if isinstance(shared, Swizzled) and shared.dtype in part_dtypes(values[f"global_{name}_layout"].dtype):
-            values[f"shared_{name}_layout"] = algebra.split(shared, algebra.number_dtype(shared.dtype))
-
-
-__all__ = ["mappings", "split", "take"]
+__all__ = ["mappings", "take"]
