@@ -192,6 +192,18 @@ def fusion(sizes: Sizes) -> Iterator[Case]:
             yield Case("fusion", work, "f16", n, n, n, peer=peer, bar=bar, aim=aim)
 
 
+DECODED = ((4096, 4096), (14336, 4096), (4096, 14336))  # columns, and K
+
+
+def decode() -> Iterator[Case]:
+    """A few rows with an epilogue; B as weights lie, row by row of its transpose."""
+    for n, k in DECODED:
+        for m in (1, 8, 32):
+            yield Case("decode", "matmul", "f16", m, n, k, "nt")
+            for work in ("bias relu", "gelu residual"):
+                yield Case("decode", work, "f16", m, n, k, "nt", peer="kernels", bar=1.0, aim=1.3)
+
+
 def tuned(sizes: Sizes, kinds: Sequence[str], names: Sequence[str]) -> Iterator[Case]:
     for n in sizes:
         for kind in kinds:
@@ -203,7 +215,7 @@ def tuned(sizes: Sizes, kinds: Sequence[str], names: Sequence[str]) -> Iterator[
 # Measured by bench.hopper; the rest is for tuning.
 PUBLISHED = ("square", "ragged", "types", "fused", "transforms", "table2", "toeplitz")
 PAPER = ("diagonal", "triangular", "fusion")  # by bench.experiments
-GROUPS = (*PUBLISHED, *PAPER, "mappings")
+GROUPS = (*PUBLISHED, *PAPER, "decode", "mappings")
 
 
 def make(
@@ -235,6 +247,7 @@ def make(
         "ragged": ragged,
         "types": lambda: types(of("types")),
         "fused": lambda: fused(of("fused")),
+        "decode": decode,
         "transforms": lambda: transformed(of("transforms")),
         "table2": lambda: table2(of("table2")),
         "toeplitz": lambda: toeplitz(of("toeplitz")),
@@ -269,7 +282,7 @@ def operands(case: Case, matrix: Matrix) -> Operands:
         stored("b", k, n, case.layout[1]),
         matrix("out", m, n, kind.out),
         matrix("peer_out", m, n, kind.out),
-        **{name: array[0] if shapes[name][0] == 1 else array for name, array in more.items()},
+        **{name: array if name in ("c", "residual") else array[0] for name, array in more.items()},
     )
 
 

@@ -37,6 +37,7 @@ GROUPS = {
     "complex": "complex64 and complex128, without tf32",
     "long": "Few tiles, long K",
     "skinny": "1 to 32 rows, f16",
+    "decode": "1 to 32 rows with an epilogue, f16",
     "random": "Random sizes, orders and types",
     "streamk": "Stream-K beside the default mapping",
     "forced": "float16 by mma.sync, of the card's rate on registers",

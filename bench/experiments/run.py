@@ -43,9 +43,12 @@ FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
 }
 MOST_SETS = 2048  # of inputs: a hundred thousand of 8 x 8 x 8 would take minutes to make, and smaller ones stay in the L2
 # Measured when asked for:
-ASKED = ("square", "stacks", "grouped", "float32", "float64", "complex", "long", "skinny", "random", "streamk", "forced")
+ASKED = (
+    "square", "decode", "stacks", "grouped", "float32", "float64", "complex", "long", "skinny", "random", "streamk",
+    "forced",
+)  # fmt: skip
 DEFAULT = (*cases.PAPER, *(group for group in FURTHER if group not in ASKED))
-GROUPS = ("square", *cases.PAPER, *FURTHER)
+GROUPS = ("square", *cases.PAPER, "decode", *FURTHER)
 
 
 class Bench(hopper.Bench):

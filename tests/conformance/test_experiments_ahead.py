@@ -17,11 +17,12 @@ from bench.experiments import groups, minplus
 from bench.experiments import run as experiments
 from bench.experiments.experiment import Experiment
 from gemmkit import products
+from gemmkit.ahead import kernel_of
 from gemmkit.operators.algebra import units
 from gemmkit.planning import Plan
 from tests.conformance.test_experiments import first_of_each
 from tests.support.hosts import Host
-from tests.unit.bench.test_prepare import OnDevice
+from tests.support.on_device import OnDevice
 
 
 def test_products_are_recorded_and_not_computed() -> None:
@@ -64,7 +65,7 @@ def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, mo
     for name in ("a", "b", "out"):
         setattr(x, name, OnDevice(getattr(x, name)))
     case.ours(OnTheDevice(), x)()
-    assert {prepare.kernel_of(compiled) for compiled in found} == set(prepare.key(case)[0])
+    assert {kernel_of(compiled.launchable) for compiled in found} == set(prepare.key(case)[0])
 
 
 def test_groups() -> None:
