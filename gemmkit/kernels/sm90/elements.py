@@ -17,37 +17,26 @@ from gemmkit.tiling import translate
 
 def finish_pair(pair: tuple, n: int, spec: Any, outputs: Outputs, row: int, column: int) -> tuple:
     """Pairs out of range are computed as if they were the nearest in range: the result is not stored, and a function
-    that indexes an array stays within it."""
+    that indexes an array stays within it. The nearest is of the same fragment, which has not been stored yet."""
     row, column = row + n % 2 * 8, column + n // 2 * 8
     if spec.d.whole:
-        is_stored = row < outputs.shape.M and column < outputs.shape.N
         row, column = min(row, outputs.shape.M - 1), min(column, outputs.shape.N - 2)
-        return finished(pair, spec, outputs, translate(spec.store.pair, row, column), is_stored)
+        return finished(pair, spec, outputs, translate(spec.store.pair, row, column))
     # N is odd, and a pair may straddle its end.
     return join(apply(finish_single, split(pair, 1), spec, outputs, row, column))
 
 
 def finish_single(one: tuple, n: int, spec: Any, outputs: Outputs, row: int, column: int) -> tuple:
-    is_stored = row < outputs.shape.M and column + n < outputs.shape.N
     row, column = min(row, outputs.shape.M - 1), min(column + n, outputs.shape.N - 1)
-    return finished(one, spec, outputs, translate(spec.store.single, row, column), is_stored)
+    return finished(one, spec, outputs, translate(spec.store.single, row, column))
 
 
-def finished(values: tuple, spec: Any, outputs: Outputs, place: Any, is_stored: bool) -> tuple:
-    """Some sums as values of D; ``place`` is where they lie globally, in range.
-
-    Where blocks finish slices of a tile, the nearest element in range may be one that another block stores, and C, or an
-    array that the epilogue reads, may be D: these are read for what is stored alone.
-    """
+def finished(values: tuple, spec: Any, outputs: Outputs, place: Any) -> tuple:
+    """Some sums as values of D; ``place`` is where they lie globally, in range."""
     if spec.has_c:
-        if spec.exchange.slices == 1 or is_stored:
-            values = add_c(values, spec, outputs, place)
+        values = add_c(values, spec, outputs, place)
     values = changed_sums(spec.d.to_registers, values, spec, place)
     values = changed_sums(spec.d.to_shared, values, spec, place)
-    if spec.exchange.slices > 1 and not spec.epilogue.passes_on and spec.d.layout.is_plain:
-        if is_stored:
-            return finished_tile(spec.epilogue, values, spec.d.layout, place, outputs.shape)
-        return convert_all(spec.d.layout.dtype, values)
     return finished_tile(spec.epilogue, values, spec.d.layout, place, outputs.shape)
 
 

@@ -70,12 +70,23 @@ class Store(Component):
     def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
         """The ``i``-th fragment; ``part`` is where it begins."""
 
+    def leave_out(self) -> None:
+        """In place of a fragment that lies wholly out of range."""
+
     def finish(self) -> None:
         """Before the block ends."""
 
 
 def store_fragment(sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
-    spec.store.fragment(sums, i, spec, outputs, Part(part.group, part.m + i * 64, part.n))
+    """Where values are finished, a fragment wholly out of range is left out. Its nearest elements in range are other
+    consumers', which may be storing them, and C or an array that the epilogue reads may be D."""
+    place = Part(part.group, part.m + i * 64, part.n)
+    if not spec.has_epilogue:
+        spec.store.fragment(sums, i, spec, outputs, place)
+    elif place.m < outputs.shape.M and place.n < outputs.shape.N:
+        spec.store.fragment(sums, i, spec, outputs, place)
+    else:
+        spec.store.leave_out()
 
 
 def own_row() -> int:
@@ -170,6 +181,12 @@ class TmaStore(SubtileStore):
             matrix = spec.scheduler.stack.d.coordinates(outputs.batch)
             tma_store(outputs.map_d, join(((part.n + p * self.columns, part.m), matrix)), pointer, position)
             tma_commit()
+
+    def leave_out(self) -> None:
+        """Its subtiles count as stored: how many may be on their way when a buffer is filled again is counted in subtiles."""
+        if thread_index() % 128 == 0:
+            for _ in range(self.count):
+                tma_commit()
 
     def finish(self) -> None:
         """Shared memory must last until TMA has read it."""
