@@ -183,7 +183,7 @@ class TmaStore(SubtileStore):
             tma_commit()
 
     def leave_out(self) -> None:
-        """Its subtiles count as stored: how many may be on their way when a buffer is filled again is counted in subtiles."""
+        """Its subtiles count as stored: how many may be on their way when a buffer is filled again is counted in them."""
         if thread_index() % 128 == 0:
             for _ in range(self.count):
                 tma_commit()
