@@ -387,17 +387,6 @@ def when_forgetting(forget: Callable[[], None]) -> Callable[[], None]:
 
 
 __all__ = [
-    "Reader",
-    "Reading",
-    "code_text",
-    "digest",
-    "forget_readings",
-    "function_of",
-    "function_text",
-    "is_slot",
-    "read",
-    "read_class",
-    "read_closure",
-    "read_value",
-    "when_forgetting",
+    "Reader", "Reading", "code_text", "digest", "forget_readings", "function_of", "function_text", "is_slot", "read",
+    "read_class", "read_closure", "read_value", "when_forgetting",
 ]
