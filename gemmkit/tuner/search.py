@@ -75,8 +75,8 @@ class Tuned:
 
     @property
     def config(self) -> Config:
-        """The fastest configuration; its ``repr`` can be pasted into a program. (Where the default computes the transpose and
-        is the fastest, it is that of the transpose, as of `gemmkit.plan(a, b).config`, and no ``conf`` of this product.)"""
+        """The fastest configuration; its ``repr`` can be pasted into a program. (Where the default computes the transpose
+        and is the fastest, it is that of the transpose, as `gemmkit.plan(a, b).config` is: no ``conf`` of this product.)"""
         assert self.best.config is not None
         return self.best.config
 
