@@ -26,6 +26,7 @@ __all__ = [
     "ensure_context",
     "made_current",
     "target",
+    "value_of",
 ]
 
 
@@ -110,7 +111,7 @@ def count() -> int:
         return 0
     from cuda.bindings import driver
 
-    return int(_value(driver.cuDeviceGetCount()))
+    return int(value_of(driver.cuDeviceGetCount()))
 
 
 def _require() -> None:
@@ -122,7 +123,8 @@ def _require() -> None:
         )
 
 
-def _value(outcome: tuple[Any, ...]) -> Any:
+def value_of(outcome: tuple[Any, ...]) -> Any:
+    """What a call of the driver returned beside its status (None: nothing); RuntimeError for a status other than success."""
     status, *values = outcome
     if int(status) != 0:
         raise RuntimeError(f"the CUDA driver answered {status.name}")
@@ -140,7 +142,7 @@ def current_ordinal() -> int:
     status, ordinal = driver.cuCtxGetDevice()
     if status == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
         return 0
-    return int(_value((status, ordinal)))
+    return int(value_of((status, ordinal)))
 
 
 def ensure_context(ordinal: int | None = None) -> int:
@@ -175,14 +177,14 @@ def current() -> DeviceInfo:
 def _describe(ordinal: int) -> DeviceInfo:
     from cuda.bindings import driver
 
-    device = _value(driver.cuDeviceGet(ordinal))
+    device = value_of(driver.cuDeviceGet(ordinal))
 
     def read(name: str) -> int:
         attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        return int(_value(driver.cuDeviceGetAttribute(attribute, device)))
+        return int(value_of(driver.cuDeviceGetAttribute(attribute, device)))
 
     return DeviceInfo(
-        name=_value(driver.cuDeviceGetName(256, device)).split(b"\0")[0].decode(),
+        name=value_of(driver.cuDeviceGetName(256, device)).split(b"\0")[0].decode(),
         arch=(read("COMPUTE_CAPABILITY_MAJOR"), read("COMPUTE_CAPABILITY_MINOR")),
         sm_count=read("MULTIPROCESSOR_COUNT"),
         shared_memory_per_block=read("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
@@ -236,11 +238,11 @@ def made_current(ordinal: int) -> Iterator[None]:
         return
     from cuda.bindings import driver
 
-    before = _value(driver.cuCtxGetCurrent())
+    before = value_of(driver.cuCtxGetCurrent())
     there = current_ordinal() == ordinal
     ensure_context(ordinal)
     try:
         yield
     finally:
         if not there:                          # (no context, and device 0 wanted: that is what comes to be current anyway)
-            _value(driver.cuCtxSetCurrent(before))
+            value_of(driver.cuCtxSetCurrent(before))

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.runtime import device, workspace
+from gemmkit.runtime.device import value_of
 from gemmkit.runtime.launch import load
 from gemmkit.runtime.tensor_maps import Encoder
 from gemmkit.tuner.jobs import ALIGNMENT, Buffer, Job, Pointer
@@ -26,13 +27,6 @@ ENTRY = "gemmkit_kernel"
 MOST_SETS = 32                         # copies of the operands that launches take in turns, so that the L2 has none of them
 MOST_LAUNCHES = 1024                   # of a graph
 POISON = 0xFF
-
-
-def _value(outcome: tuple[Any, ...]) -> Any:
-    status, *values = outcome
-    if int(status) != 0:
-        raise RuntimeError(status.name)
-    return values[0] if values else None
 
 
 class Arrays:
@@ -50,19 +44,19 @@ class Arrays:
                 self._fill(copy, contents[number])
 
     def _allocated(self, buffer: Buffer) -> int:
-        address = int(_value(self._driver.cuMemAlloc(buffer.nbytes + 2 * ALIGNMENT)))
+        address = int(value_of(self._driver.cuMemAlloc(buffer.nbytes + 2 * ALIGNMENT)))
         return address + -address % ALIGNMENT + buffer.shift
 
     def zeros(self, nbytes: int) -> int:
         """New memory of zeros, as kernels leave the counters of a workspace."""
-        address = int(_value(self._driver.cuMemAlloc(max(1, nbytes))))
-        _value(self._driver.cuMemsetD8(address, 0, max(1, nbytes)))
+        address = int(value_of(self._driver.cuMemAlloc(max(1, nbytes))))
+        value_of(self._driver.cuMemsetD8(address, 0, max(1, nbytes)))
         return address
 
     def _fill(self, address: int, content: bytes) -> None:
         if content:
             held = np.frombuffer(content, np.uint8)
-            _value(self._driver.cuMemcpyHtoD(address, held.ctypes.data, held.nbytes))
+            value_of(self._driver.cuMemcpyHtoD(address, held.ctypes.data, held.nbytes))
 
     def address(self, pointer: Pointer, copy: int) -> int:
         copies = self._at[pointer.buffer]
@@ -74,7 +68,7 @@ class Arrays:
             if buffer.is_written and buffer.is_read:
                 self._fill(copies[0], content)
             elif buffer.is_written and buffer.nbytes:
-                _value(self._driver.cuMemsetD8(copies[0], POISON, buffer.nbytes))
+                value_of(self._driver.cuMemsetD8(copies[0], POISON, buffer.nbytes))
 
     def written(self) -> list[bytes]:
         """What kernels have written, of the first copies."""
@@ -83,7 +77,7 @@ class Arrays:
             if buffer.is_written:
                 held = np.empty(buffer.nbytes, np.uint8)
                 if buffer.nbytes:
-                    _value(self._driver.cuMemcpyDtoH(held.ctypes.data, copies[0], held.nbytes))
+                    value_of(self._driver.cuMemcpyDtoH(held.ctypes.data, copies[0], held.nbytes))
                 found.append(held.tobytes())
         return found
 
@@ -118,12 +112,12 @@ class Kernel:
     def end(self) -> None:
         """Give back what it holds of the device."""
         for _, address in self._spaces:
-            _value(self._driver.cuMemFree(address))
+            value_of(self._driver.cuMemFree(address))
         self._drop_graph()
 
     def _drop_graph(self) -> None:
         if self._graph is not None:
-            _value(self._driver.cuGraphExecDestroy(self._graph))
+            value_of(self._driver.cuGraphExecDestroy(self._graph))
             self._graph = None
 
     def microseconds(self, target: float) -> float:
@@ -140,27 +134,27 @@ class Kernel:
     def _capture(self, launches: int) -> None:
         driver, stream = self._driver, self._stream
         relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        _value(driver.cuStreamBeginCapture(stream, relaxed))
+        value_of(driver.cuStreamBeginCapture(stream, relaxed))
         try:
             for number in range(launches):
                 self.launch(number)
         finally:
             captured = driver.cuStreamEndCapture(stream)
-        graph = _value(captured)
+        graph = value_of(captured)
         self._drop_graph()
-        self._graph, self._launches = _value(driver.cuGraphInstantiate(graph, 0)), launches
-        _value(driver.cuGraphDestroy(graph))
+        self._graph, self._launches = value_of(driver.cuGraphInstantiate(graph, 0)), launches
+        value_of(driver.cuGraphDestroy(graph))
 
     def _elapsed(self) -> float:
         driver, stream = self._driver, self._stream
-        begin, end = (_value(driver.cuEventCreate(0)) for _ in range(2))
-        _value(driver.cuEventRecord(begin, stream))
-        _value(driver.cuGraphLaunch(self._graph, stream))
-        _value(driver.cuEventRecord(end, stream))
-        _value(driver.cuEventSynchronize(end))
-        milliseconds = _value(driver.cuEventElapsedTime(begin, end))
+        begin, end = (value_of(driver.cuEventCreate(0)) for _ in range(2))
+        value_of(driver.cuEventRecord(begin, stream))
+        value_of(driver.cuGraphLaunch(self._graph, stream))
+        value_of(driver.cuEventRecord(end, stream))
+        value_of(driver.cuEventSynchronize(end))
+        milliseconds = value_of(driver.cuEventElapsedTime(begin, end))
         for event in (begin, end):
-            _value(driver.cuEventDestroy(event))
+            value_of(driver.cuEventDestroy(event))
         return 1e3 * float(milliseconds)
 
 
@@ -169,7 +163,7 @@ class Process:
 
     def __init__(self, driver: Any, ordinal: int):
         self._driver, self._ordinal = driver, device.ensure_context(ordinal)
-        self._stream = int(_value(driver.cuStreamCreate(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))))
+        self._stream = int(value_of(driver.cuStreamCreate(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))))
         self._arrays: Arrays | None = None
         self._kernels: dict[int, Kernel] = {}
 
@@ -190,7 +184,7 @@ class Process:
         assert self._arrays is not None
         self._arrays.restore()
         self._kernels[number].launch()
-        _value(self._driver.cuStreamSynchronize(self._stream))
+        value_of(self._driver.cuStreamSynchronize(self._stream))
         return self._arrays.written()
 
     def pairs(self, one: int, other: int, count: int, target: float) -> list[tuple[float, float]]:

@@ -155,6 +155,10 @@ class _Ready:
     def name(self) -> str:
         return "default" if self.candidate is None else self.candidate.name
 
+    def row(self, **outcome: Any) -> Tried:
+        """What came of it: a time and a ratio, or an error."""
+        return Tried(self.name, self.config, self.candidate, **outcome)
+
 
 class _Search:
     """One product's candidates."""
@@ -233,7 +237,7 @@ class _Search:
             ones = waiting.pop(kernel_of(made.kernel.launchable))
             for one in ones:
                 if made.error is not None:
-                    self._rows[one.number] = Tried(one.name, one.config, one.candidate, error=f"not compiled: {made.error}")
+                    self._rows[one.number] = one.row(error=f"not compiled: {made.error}")
                 else:
                     one.cubin = one.compiled.launchable.entry().cubin
             shown.advance()
@@ -241,7 +245,7 @@ class _Search:
                 break
         for ones in waiting.values():
             for one in ones:
-                self._rows[one.number] = Tried(one.name, one.config, one.candidate, error="not compiled within the budget")
+                self._rows[one.number] = one.row(error="not compiled within the budget")
         return [one for one in listed if one.cubin]
 
     def _measured(self, ready: Sequence[_Ready], shown: Any) -> None:
@@ -260,7 +264,7 @@ class _Search:
             expected = self._expected(process)
             for one in ready[1:]:
                 if self._left() <= 0:
-                    self._rows[one.number] = Tried(one.name, one.config, one.candidate, error="not timed within the budget")
+                    self._rows[one.number] = one.row(error="not timed within the budget")
                     continue
                 self._rows[one.number] = self._tried(process, one, memory, expected, self._effort.pairs)
                 process.forget(one.number)
@@ -284,17 +288,16 @@ class _Search:
 
     def _tried(self, process: Any, one: _Ready, memory: Memory, expected: list[bytes], pairs: int) -> Tried:
         """A candidate's row."""
-        row = Tried(one.name, one.config, one.candidate)
         try:
             wrong = self._difference(memory, expected, process.result(one.number, self._limit))
             if wrong is not None:
-                return Tried(one.name, one.config, one.candidate, error=f"wrong: {wrong}")
+                return one.row(error=f"wrong: {wrong}")
             times = process.pairs(0, one.number, pairs, self._effort.microseconds, self._limit)
         except Failed as error:
-            return Tried(one.name, one.config, one.candidate, error=f"failed: {error}")
+            return one.row(error=f"failed: {error}")
         ratio = statistics.median(default / mine for default, mine in times)
-        self._rows[0] = Tried("default", self._default.config, None, statistics.median(default for default, _ in times), 1.0)
-        return Tried(row.name, row.config, row.candidate, statistics.median(mine for _, mine in times), ratio)
+        self._rows[0] = self._default.row(microseconds=statistics.median(default for default, _ in times), ratio=1.0)
+        return one.row(microseconds=statistics.median(mine for _, mine in times), ratio=ratio)
 
     def _difference(self, memory: Memory, expected: list[bytes], found: list[bytes]) -> str | None:
         written = [buffer for buffer in memory.buffers if buffer.is_written]
@@ -314,7 +317,7 @@ class _Search:
     # -- the answer
 
     def _tuned(self, what: str, keep: bool) -> Tuned:
-        default = self._rows.setdefault(0, Tried("default", self._default.config))
+        default = self._rows.setdefault(0, self._default.row())
         timed = sorted((row for row in self._rows.values() if row.ratio is not None), key=_slowness)
         best = next((row for row in timed[:1] if row.ratio is not None and row.ratio >= WORTH), default)
         is_kept = keep and len(timed) > 1 and self._keep(what, best, default)

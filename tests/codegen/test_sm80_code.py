@@ -16,11 +16,11 @@ from gemmkit.layouts import ColMajor, Interleaved, RowMajor
 from gemmkit.operators import COMPLEX, FPUOp, MMAOp
 from gemmkit.operators.algebra import units
 from gemmkit.runtime.device import H100
+from gemmkit.runtime.gpus import GPUS
 from gemmkit.tiling import Tile
 from gemmkit.tuning.multistage_mappings import TABLES
 from gemmkit.tuning.multistage_mappings import operator as operator_of
 from tests.support.dmma_waits import unwaited_products
-from tests.support.gpus import GPUS
 from tests.support.machines import BF16, E4M3
 
 pytestmark = pytest.mark.compile

@@ -15,9 +15,10 @@ import gemmkit as gk
 from gemmkit.kernels.sm80.copies import StagedCopies
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import COMPLEX, DUAL, MIN_PLUS, FPUOp, MMAOp
+from gemmkit.runtime.device import assumed
+from gemmkit.runtime.gpus import T4
 from gemmkit.tuning.multistage_mappings import TABLES
 from tests.ptx_machine import launch
-from tests.support.gpus import T4, pretended
 from tests.support.machines import BF16, MACHINES, poison, whole
 from tests.support.sm80 import C64, C128, F16, F32, F64, expected, mapping, numbers, operands, product, routes
 
@@ -49,7 +50,7 @@ def test_every_type_in_every_order(kind: str, trans: str, rng: np.random.Generat
     conf = small(operator, ORDERS[trans[0]], ORDERS[trans[1]], ORDERS[trans[0]])
     for size in ((2 * m + 3, n + 5, 9 * k + 1), (2 * m + 16, n + 16, 6 * k + 16)):
         a, b = operands(rng, operator, *size)
-        with pretended(T4):
+        with assumed(T4):
             assert np.array_equal(product(EMULATOR, conf, a, b), expected(operator, a, b)), size
 
 
@@ -63,7 +64,7 @@ def test_rings_of_any_length(kind: str, stages: int, rng: np.random.Generator) -
     depth = conf.block_shape.size.K
     for k in (1, depth, (stages - 1) * depth, (stages + 1) * depth - 3):
         a, b = operands(rng, operator, 19, 21, k)
-        with pretended(T4):
+        with assumed(T4):
             assert np.array_equal(product(EMULATOR, conf, a, b, seed=stages), expected(operator, a, b)), k
 
 
@@ -72,7 +73,7 @@ def test_blocks_that_share_k(kind: str, rng: np.random.Generator) -> None:
     operator = KINDS[kind]
     for splits in (3, 9):
         a, b = operands(rng, operator, 21, 19, 13 * operator.K * 2 + 1)
-        with pretended(T4):
+        with assumed(T4):
             assert np.array_equal(product(EMULATOR, small(operator, splits=splits), a, b), expected(operator, a, b))
 
 
@@ -92,7 +93,7 @@ def test_what_matmul_chooses(name: str, rng: np.random.Generator) -> None:
     dtype, fields = DEFAULTS[name]
     a, b = numbers(rng, (37, 45), dtype), numbers(rng, (45, 35), dtype)
     d = poison((37, 35), F32 if dtype == F16 else dtype)
-    with pretended(T4), gk.emulate():
+    with assumed(T4), gk.emulate():
         plan = gk.plan(a, b, out=d, **fields)
         spec, conf = plan._compiled.spec, plan.config
         gk.matmul(a, b, out=d, **fields)
@@ -104,14 +105,14 @@ def test_no_operand_goes_by_cp_async(rng: np.random.Generator) -> None:
     """Aligned or not; on a GPU that has it the same configuration takes it."""
     a, b = whole(rng, (64, 64), F32), whole(rng, (64, 64), F32)
     conf = small(KINDS["f32"], ColMajor, steps=16)
-    with pretended(T4):
+    with assumed(T4):
         assert routes(EMULATOR, conf, a.T, b) == routes(EMULATOR, conf, a.T[1:], b[:, 1:]) == ("Staged", "Staged")
     assert routes(EMULATOR, conf, a.T, b) == ("CpAsync 4", "CpAsync 4")
 
 
 def test_groups(rng: np.random.Generator) -> None:
     a, b = [whole(rng, (5, 70), F32), whole(rng, (33, 17), F32)], [whole(rng, (70, 9), F32), whole(rng, (17, 31), F32)]
-    with pretended(T4), gk.emulate():
+    with assumed(T4), gk.emulate():
         found = gk.grouped(a, b)
     assert all(np.array_equal(d, expected(KINDS["f32"], x, y)) for d, x, y in zip(found, a, b))
 
@@ -128,7 +129,7 @@ def test_compiled_values(kind: str, trans: str, rng: np.random.Generator, monkey
     conf = small(operator, ORDERS[trans[0]], ORDERS[trans[1]])
     m, n, k = operator.shape
     a, b = operands(rng, operator, m + 3, n + 5, 9 * k + 1)
-    with pretended(T4):
+    with assumed(T4):
         d = product(launch.Ptx(), conf, a, b)
     assert np.array_equal(d, distances(a, b) if kind == "min-plus" else expected(operator, a, b))
     assert all(".target sm_75" in text and not any(word in text for word in NEWER) for text in texts) and texts
@@ -141,7 +142,7 @@ def test_bfloat16_is_rounded_without_its_instruction() -> None:
     values = np.stack([bits, bits + 0x7FFF, bits + 0x8000, bits + 0x8001]).view(F32)[:, 64::131].copy()
     conf = gk.get_config(operator=FPUOp(16, 16), global_a_layout=RowMajor(F32), global_d_layout=RowMajor(BF16), device=T4, kernel="singlestage")
     a, out = values.reshape(-1, 1), poison((values.size, 1), BF16)
-    with pretended(T4), launch.Ptx().session():
+    with assumed(T4), launch.Ptx().session():
         gk.matmul(a, np.ones((1, 1), F32), None, conf, out=out)
     with np.errstate(all="ignore"):
         wanted = a.astype(BF16)

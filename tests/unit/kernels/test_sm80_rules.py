@@ -16,11 +16,11 @@ from gemmkit.grouped import _mapping as grouped_mapping
 from gemmkit.inspection import compile_config
 from gemmkit.layouts import ColMajor, Padded, RowMajor
 from gemmkit.operators import MIN_PLUS, FPUOp, MMAOp, WGMMAOp, WMMAOp
-from gemmkit.runtime.device import H100
+from gemmkit.runtime.device import H100, assumed
+from gemmkit.runtime.gpus import A10, GPUS, T4
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
 from gemmkit.tuning.operators import operator_for
-from tests.support.gpus import A10, GPUS, T4, pretended
 from tests.support.machines import BF16
 from tests.support.sm80 import F16, F32, mapping
 
@@ -131,7 +131,7 @@ def test_what_matmul_chooses_fits(name: str) -> None:
     chosen = set()
     for dtype, (M, N, K), (a, b) in itertools.product(DTYPES, SIZES, ORDERS):
         left, right = (np.zeros(shape, dtype, order="CF"[order is ColMajor]) for shape, order in (((M, K), a), ((K, N), b)))
-        with pretended(GPUS[name]), gk.emulate():
+        with assumed(GPUS[name]), gk.emulate():
             chosen.add(gk.plan(left, right).config.kernel)
     assert "multistage" in chosen
 
