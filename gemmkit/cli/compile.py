@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import gemmkit
 from gemmkit.ahead import Kernel, Made, compiled, kernel_of, recorded
@@ -22,6 +21,7 @@ from gemmkit.cli.explain import SHORT, dtype
 from gemmkit.runtime.cache import default_cache
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.gpus import GPUS, gpu
+from gemmkit.tuner.progress import Progress
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
 
@@ -73,12 +73,11 @@ def run(options: argparse.Namespace) -> int:
 def _with_progress(kernels: list[Kernel], jobs: int | None, out: Any) -> list[Made]:
     found: dict[int, Made] = {}
     order = {id(kernel): n for n, kernel in enumerate(kernels)}
-    columns = TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
-        task = progress.add_task("", total=len(kernels))
+    with Progress(out.is_terminal, out) as progress:
+        progress.begin("compiling", len(kernels))
         for made in compiled(kernels, jobs):
             found[order[id(made.kernel)]] = made
-            progress.advance(task)
+            progress.advance()
     return [found[n] for n in sorted(found)]
 
 

@@ -1,4 +1,4 @@
-"""Progress of a search, on standard error."""
+"""Progress of a search, or of compiling ahead: on standard error, or on a console."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["Progress"]
 
 
 class Progress:
-    """A bar for each of a search's parts, where it is to be shown: ``is_shown`` None says where standard error is a
-    terminal."""
+    """A bar for each part, where it is to be shown: ``is_shown`` None says where standard error is a terminal. ``console``
+    is a `rich.console.Console` in its place, from which bars go when all is done."""
 
-    def __init__(self, is_shown: bool | None = None):
+    def __init__(self, is_shown: bool | None = None, console: Any = None):
         self._bars: Any = None
         self._task: Any = None
         if sys.stderr.isatty() if is_shown is None else is_shown:
@@ -21,7 +21,7 @@ class Progress:
             from rich.progress import Progress as Bars
 
             self._bars = Bars(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                              console=Console(file=sys.stderr))
+                              console=console or Console(file=sys.stderr), transient=console is not None)
 
     def __enter__(self) -> Progress:
         if self._bars is not None:
