@@ -137,6 +137,7 @@ class Plan:
         self._watch({name: freeze(getattr(self.config, name)) for name in PARTS if name not in names})
         self.config = without_arrays(self.config)
         self._compiled.problem.config = self.config
+        self._compiled.problem.tuning_key = None             # it is made of the components themselves
         self._compiled.config = without_arrays(self._compiled.config)
         self._compiled.spec = without_arrays(self._compiled.spec)
 

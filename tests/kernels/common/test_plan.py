@@ -182,6 +182,22 @@ def test_a_remembered_plan_keeps_no_array_alive() -> None:
         assert [reference() for reference in references] == [None] * 4
 
 
+def test_a_plan_that_forgets_arrays_keeps_none_alive() -> None:
+    """What a remembered plan of device arrays does, on one that was made for host arrays."""
+    import gc
+    import weakref
+
+    bias, residual = np.ones(N, F32), np.ones((M, N), F32)
+    fields = dict(epilogue=epilogues.Bias(bias) | epilogues.Residual(residual))
+    with gk.emulate():
+        made = gk.plan(np.ones((M, K), F16), np.ones((K, N), F16), **fields)
+    made.forget_arrays(tuple(fields))
+    references = [weakref.ref(x) for x in (bias, residual)]
+    del bias, residual, fields
+    gc.collect()
+    assert all(reference() is None for reference in references)
+
+
 @on_machines
 def test_values_of_a_call_are_those_of_the_call(machine: Any, rng: np.random.Generator) -> None:
     """A remembered plan takes this call's bias, alpha and captured arrays, not the first call's."""
