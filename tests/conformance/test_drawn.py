@@ -138,6 +138,15 @@ def test_a_factor_is_as_weak_as_a_literal(machine: Any) -> None:
     run(machine, family, Problem(48, 240, 48, "whole", alpha=0.3, beta=1.0))
 
 
+@on_machines
+def test_a_narrow_integer_beside_a_captured_one_is_as_wide(machine: Any) -> None:
+    """uint8 times int32 is int32, and negative: found by seed 94422050, when the reference had its relu see 253 for -3."""
+    family = Family(("fpu", "uint8", "uint8", "int32", 8, 8, 1, 4, 8), Place("uint8", unit=16), Place("uint8", axis=0, unit=2), None,
+                    Place("int32", unit=16), (("global_to_shared_a", ("captured", "relu")),), mapping=(
+        ("kernel", "multistage"), ("block_shape", (16, 16, 8)), ("compute_warp", (8, 16, 8)), ("warps_per_block", 2), ("stages", 2)))
+    run(machine, family, Problem(12, 11, 11, "whole", trans="TN"))
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("fault", ["beside", "element"])
 def test_faults_of_a_kernel_are_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:

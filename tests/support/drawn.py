@@ -262,8 +262,10 @@ class Case:
             fields[f"transform_{point}"] = made
             computed = coarser(source or dtype, dtype)
             for f in chain:
-                if f.name == "placed" and np.dtype(computed).kind in "iub" and np.dtype(computed).itemsize < 4:
-                    computed = np.dtype(np.int32)          # a coordinate: what a narrow integer beside one becomes
+                if np.dtype(computed).kind in "iub":       # beside a coordinate or a captured number: NumPy's common type
+                    weak = f.name == "placed" and np.dtype(computed).itemsize < 4
+                    beside = np.int32 if weak else computed if f.table is None else f.table.dtype
+                    computed = np.result_type(computed, beside)
                 x = through(x, f, computed)
         return rounded(x, dtype)
 
