@@ -170,7 +170,7 @@ UNUSUAL = 0.04                         # of the modelled time, for each field th
 def candidates(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, device: DeviceInfo,
                products: int = 1, infos: tuple[ArrayInfo | None, ArrayInfo | None] = (None, None)) -> list[Candidate]:
     """Mappings for a product of these operands, of all families, each once: the best of each family as the tables model it,
-    then the others in the order of their modelled time. ``infos`` are the operands' arrays; None: one whose rows are aligned.
+    then the others in the order of their modelled time. ``infos`` are the operands' arrays; None: rows are aligned.
 
     What a kernel refuses is among them: `get_config` says why.
     """

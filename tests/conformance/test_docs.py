@@ -40,7 +40,7 @@ def test_experiments_shows_the_results_that_are_there() -> None:
     from bench import asked
 
     text = (DOCS / "experiments.md").read_text(encoding="utf-8")
-    assert asked.put(text, asked.made(asked.FILES)) == text
+    assert asked.put(text, asked.made(asked.FILES), asked.BEGIN, asked.END) == text
 
 
 def test_the_map_names_what_is_there() -> None:

@@ -298,7 +298,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert content["summary"]["tccg"]["mean_verdict"] == "bar"
     said = capsys.readouterr().out
     assert "FAILED: algebras: dual f16" in said and "geometric mean 1.200 (bar 1.1, aim 1.5: bar; f16 1.200, f32 1.200)" in said
-    assert plot.main([str(tmp_path / "experiments.json"), str(tmp_path / "experiments.svg")]) == 0
+    assert plot.main([str(tmp_path / "experiments.json"), str(tmp_path / "experiments.svg")]) == 0 and (tmp_path / "experiments-tccg.svg").exists()
     assert experiments.main(["--list"]) == 0 and "112 rows" in capsys.readouterr().out
     for bad in (["round"], ["--groups", "round"]):
         with pytest.raises(SystemExit) as stop:
@@ -331,7 +331,7 @@ def test_the_tables_of_what_was_asked(tmp_path: Path, capsys: pytest.CaptureFixt
     families = lines[[line.startswith("| TCCG's") for line in lines].index(True) + 2 :]
     assert sum(int(line.split("|")[4]) for line in families) == 48 and not any("not measured" in line for line in families)
     with pytest.raises(ValueError, match="lacks"):
-        asked.put("no marks", tables)
+        asked.put("no marks", tables, asked.BEGIN, asked.END)
 
 
 def test_where_the_fastest_indices_of_a_contraction_are() -> None:
