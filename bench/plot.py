@@ -30,7 +30,7 @@ def speed(row: Mapping[str, Any], time: str) -> float:
 
 
 def draw(content: Mapping[str, Any], path: Path) -> list[Path]:
-    """Draw the `content` of a result file into `path`, whose suffix names the format (.png, .svg, .pdf). Rows that have groups
+    """Draw the `content` of a result file into `path`, whose suffix names the format (.png, .svg, .pdf). Rows with groups
     are drawn into a picture a group beside it. Returns the pictures.
 
     Raises:
