@@ -30,6 +30,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "experiments": tuple(group for group in run.DEFAULT if group not in (*cases.PUBLISHED, "minplus")),
     "stream_k": ("streamk",),
     "random": ("random",),
+    "rows": ("rows",),
 }
 OTHERS = {"gemm": gemm.main, "host": host.main}
 NAMES = (*FILES, *OTHERS)

@@ -32,6 +32,12 @@ class Mode:
 
         run_group(compiled, products, places, self.seed)
 
+    def run_rows(self, made: Any, x: Any, out: Any) -> None:
+        """Compute a function of rows (`gemmkit.row_plans.RowsLaunch`)."""
+        from gemmkit.emulator.kernels import run_rows
+
+        run_rows(made, x, out, self.seed)
+
 
 _mode: ContextVar[Mode | None] = ContextVar("gemmkit_emulation", default=None)
 
