@@ -94,6 +94,11 @@ class CupyArray:
         self.strides = _c_strides(shape, self.dtype.itemsize)
         self.data = SimpleNamespace(ptr=pointer, device_id=0)
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"version": 3, "shape": self.shape, "strides": self.strides, "typestr": self.dtype.str,
+                "data": (self.data.ptr, False)}
+
 
 class TorchTensor:
     """What gemmkit reads of a ``torch.Tensor``. Its methods are C functions, as PyTorch's are."""
@@ -105,6 +110,7 @@ class TorchTensor:
         self.data_ptr = repeat(pointer).__next__
         self.get_device = repeat(device[1]).__next__
         self.is_conj = self.is_neg = repeat(False).__next__
+        self.__cuda_array_interface__: dict[str, Any] = {}  # it is there, and not read
 
 
 def _c_strides(shape: tuple[int, ...], step: int) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from gemmkit.matrices import Matrix, arrays, unwrapped
 from gemmkit.per_product import component_for_products
 from gemmkit.placement import fitting, sharing
 from gemmkit.problem import Call, check_out, check_places, describe_all, held_by, resolve
+from gemmkit.runtime import device
 from gemmkit.runtime.allocation import allocator
 from gemmkit.runtime.arrays import (
     ArrayInfo,
@@ -319,11 +320,13 @@ def _no_array(x: Any) -> int | None:
     return 0 if x is None else None
 
 
-def check_stream(handle: int, device: int) -> None:
-    """Raise ValueError when a stream is another device's than the arrays'."""
+def check_stream(handle: int, ordinal: int) -> None:
+    """Raise ValueError when a stream is another device's than the arrays'. Where there is one device nobody asks."""
+    if handle in (0, 1, 2) or device.count() < 2:
+        return
     from cuda.bindings import driver
 
-    if handle in (0, 1, 2) or not hasattr(driver, "cuStreamGetDevice"):
+    if not hasattr(driver, "cuStreamGetDevice"):
         return
     if is_capturing(handle):
         return
@@ -331,8 +334,8 @@ def check_stream(handle: int, device: int) -> None:
         status, found = driver.cuStreamGetDevice(handle)
     except RuntimeError:                  # a driver of before 12.8 cannot say
         return
-    if int(status) == 0 and int(found) != device:
-        raise ValueError(f"stream is of device {int(found)} and the arrays are on device {device}")
+    if int(status) == 0 and int(found) != ordinal:
+        raise ValueError(f"stream is of device {int(found)} and the arrays are on device {ordinal}")
 
 
 def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, **keywords: Any) -> Plan:

@@ -19,6 +19,7 @@ __all__ = ["forget_plans", "multiply"]
 
 _plans: dict[Any, tuple[Plan, Any]] = {}        # by what decides how a call is computed
 _seen: dict[Any, tuple[Plan, Any]] = {}         # the same plans by what is quickly seen of device arrays
+_kinds: dict[Any, Any] = {}                     # of arrays that have been described
 _LIMIT = 4096                                   # plans kept in each; beyond it the memory starts anew
 
 Otherwise = Callable[[Any, Any, Any, Any, Any, Any, dict[str, Any]], Any]
@@ -83,8 +84,15 @@ def forget_plans() -> None:
 
 def _kind(x: Any, name: str) -> Any:
     """What decides how an array is computed with: all but its address and stream."""
-    info = describe(x, name)
-    return type(x), info[1:7], alignment(info) if len(info.shape) == 2 else info[0] & 15
+    at, key = KEYS.get(type(x), key_of)(x, name)
+    found = _kinds.get((key, at & 15))
+    if found is None:
+        info = describe(x, name)
+        found = type(x), info[1:7], alignment(info) if len(info.shape) == 2 else info[0] & 15
+        if len(_kinds) >= _LIMIT:
+            _kinds.clear()
+        _kinds[key, at & 15] = found
+    return found
 
 
 def _remember(plans: dict[Any, tuple[Plan, Any]], key: Any, made: Plan, conf: Any) -> tuple[Plan, Any]:
@@ -105,11 +113,12 @@ def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stre
         if other is not None:
             return other
         return Plan(a, b, c, out, conf, keywords)(a, b, c, out=out, stream=stream)
+    kinds = _kind(a, "a"), _kind(b, "b")
     key: tuple[Any, ...] = (
-        _kind(a, "a"), _kind(b, "b"), c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
+        *kinds, c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
         id(conf), world(), sizes,
         tuple((name, f.kind, f.fingerprint, tuple((i.shape, i.device) for i in f.arrays)) for name, f in frozen.items()))
-    if max(len(describe(x).shape) for x in (a, b)) > 2:         # a component's arrays may be stacks, merged by their strides
+    if max(len(shape) for _, (shape, *_), _ in kinds) > 2:      # a component's arrays may be stacks, merged by their strides
         key = (*key, tuple(i.strides for f in frozen.values() for i in f.arrays))
     known = None if current_mode() is not None else _plans.get(key)
     if known is None or (known[0].stands is not None and not known[0].stands()):
@@ -121,7 +130,10 @@ def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stre
             known[0].forget_arrays(frozen)      # those of the conf are kept by the conf
     made = known[0]
     made.check_components(frozen, keywords, a, b, c, out)
-    values = list(made.values)
+    values: list[Any] | None = None
     for name, f in frozen.items():
-        values[made.ranges[name]] = made.leaves(name, keywords[name], f)
-    return made.run(tuple(values), a, b, c, out, stream)
+        leaves = made.leaves(name, keywords[name], f)
+        if leaves:
+            values = values or list(made.values)
+            values[made.ranges[name]] = leaves
+    return made.run(made.values if values is None else tuple(values), a, b, c, out, stream)

@@ -129,6 +129,16 @@ def test_other_arrays_cost_their_checks_and_tensor_maps_alone(library: str, make
         assert "_encode" not in found and len(found) <= PLAN[library] + 7, found
 
 
+@LIBRARIES
+def test_a_component_without_runtime_values_has_the_plans_launch(library: str, make: Any) -> None:
+    a, b, out = operands(make)
+    relu = gk.epilogues.ReLU()
+    call = lambda: gk.matmul(a, b, out=out, epilogue=relu)  # noqa: E731
+    call(), call()
+    found = functions_run(call)
+    assert "_freeze_component" in found and "with_values" not in found and len(found) <= 60, found
+
+
 # -- what reaches the driver -------------------------------------------------------------------------------------------
 
 @LIBRARIES
@@ -147,6 +157,34 @@ def test_each_launch_has_the_addresses_of_its_call(library: str, make: Any, laun
     run(a, b, out=out, stream=5)
     gk.matmul(a, b, stream=6)
     assert [stream for stream, _ in launches.seen[-2:]] == [5, 6]
+
+
+@LIBRARIES
+def test_a_launch_has_the_values_of_the_calls_components(library: str, make: Any, launches: Launches) -> None:
+    a, b, out = operands(make)
+    biases = [make(N, dtype="float32") for _ in range(3)]
+    run = gk.plan(a, b, epilogue=gk.epilogues.Bias(biases[0]))
+    launches.formats = run._compiled.launchable.formats
+    (slot,) = [n for n, value in enumerate(run.values) if value == describe(biases[0]).pointer]
+    for n in (0, 1, 1, 2, 0):
+        gk.matmul(a, b, out=out, epilogue=gk.epilogues.Bias(biases[n]))
+        _, values = launches.seen[-1]
+        assert values[slot] == describe(biases[n]).pointer and addresses(run, values) == expected(a, b, out)
+        run(a, b, out=out)
+        assert launches.seen[-1][1][slot] == describe(biases[0]).pointer
+    with pytest.raises(ValueError, match="overlaps out"):
+        gk.matmul(a, b, out=out, epilogue=gk.epilogues.Bias(strided_row(out)))
+
+
+def strided_row(x: Any) -> Any:
+    """The beginning of an array's memory, as a bias."""
+    info = describe(x)
+
+    class Row:
+        __cuda_array_interface__ = {"version": 3, "shape": (N,), "strides": None, "typestr": info.dtype.str,
+                                    "data": (info.pointer, False)}
+
+    return Row()
 
 
 def test_threads_that_share_a_plan_do_not_mix_their_arrays(launches: Launches) -> None:
