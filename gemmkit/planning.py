@@ -107,7 +107,7 @@ class Plan:
         parts = {name: freeze(getattr(self._compiled.config, name)) for name in PARTS}
         self.ranges = leaf_ranges(parts)
         self._watch(parts)
-        self._call: Any = self._emulate if self._device < 0 else self._call_on_device()
+        self._call: Any = self._call_on_host if self._device < 0 else self._call_on_device()
 
     def _watch(self, parts: dict[str, Frozen]) -> None:
         """Make `stands`: None where these components have no code of the user's, and captured nothing."""
@@ -293,9 +293,12 @@ class Plan:
         """The stream of a library that has no current one: what the array itself asks for, if it does."""
         return current_stream(self._library, self._device, describe(a).stream)
 
-    def _emulate(self, template: tuple, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+    def _call_on_host(self, template: tuple, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
         if isinstance(a, Matrix) or isinstance(b, Matrix):
             a, b = arrays(a, b, (c, out))
+        return self._emulate(a, b, c, out)
+
+    def _emulate(self, a: Any, b: Any, c: Any, out: Any) -> Any:
         mode = current_mode()
         if mode is None:
             raise TypeError("a is a host array (NumPy) and this plan was made in the emulator; call it inside "
