@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from gemmkit.compiled import Compiled, Launches
-from gemmkit.component_arrays import Held, arrays_of, check_held
+from gemmkit.component_arrays import ALONGSIDE, Held, arrays_of, check_held
 from gemmkit.components import anew, freeze, without_arrays
 from gemmkit.config import Config
 from gemmkit.emulator.mode import current_mode
@@ -19,6 +19,7 @@ from gemmkit.placement import fitting, sharing
 from gemmkit.problem import Call, check_out, check_places, describe_all, held_by, resolve
 from gemmkit.runtime import device
 from gemmkit.runtime.allocation import allocator
+from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import (
     ArrayInfo,
     alignment,
@@ -171,14 +172,15 @@ class Plan:
     def check_components(self, frozen: dict[str, Frozen], components: dict[str, Any], a: Any, b: Any, c: Any,
                          out: Any) -> None:
         """`check_held` for a call with other components in the fields ``frozen``."""
+        fixed = [(field, held) for field, held in self._held if field not in frozen]
         if not self._writes:
             if out is None:
                 return
             given = describe(out, "out")
-            own = [info for f in frozen.values() for info in f.arrays]
-            if not any(overlaps(info, given) for info in (*own, *(held.info for _, held in self._held))):
+            own = [(field, info) for field, f in frozen.items() for info in f.arrays]
+            if not any(overlaps(info, given) and not (field in ALONGSIDE and are_the_same(info, given))
+                       for field, info in (*own, *((field, held.info) for field, held in fixed))):
                 return
-        fixed = [(field, held) for field, held in self._held if field not in frozen]
         theirs = [(field, held) for field in frozen for held in arrays_of(components[field])]
         self.check_held([*theirs, *fixed], a, b, c, out)
 

@@ -25,7 +25,7 @@ def allocator(like: ArrayInfo, shape: tuple[int, ...], dtype: Any) -> Allocate:
 
     Raises nothing; what the function cannot make it says when it is called.
     """
-    dtype, is_alone = np.dtype(dtype), device.count() < 2
+    shape, dtype, is_alone = tuple(map(int, shape)), np.dtype(dtype), device.count() < 2
     if like.library == "cupy" and is_alone:  # else its current device may be another
         return _of_cupy(shape, dtype)
     if like.library == "torch":

@@ -66,7 +66,7 @@ _MAKERS = {"cupy": _cupy_keys, "torch": _torch_keys}
 
 def matcher(x: Any, name: str = "a") -> Callable[[Any], int | None]:
     """A function that returns the pointer of any array which ``describe`` would describe as it does ``x``,
-    pointer and stream apart; and None for every other object. It costs a third of ``describe``.
+    pointer and stream apart; and None for every other object. It costs less than half of ``describe``.
 
     Raises what ``describe(x, name)`` raises.
 
