@@ -157,7 +157,7 @@ class Plan:
         """
         if self.stands is not None:
             self.current()
-        return self._call(self.values, a, b, c, out, stream)
+        return self._call(None, a, b, c, out, stream)
 
     def check_held(self, held: Iterable[tuple[str, Held]], a: Any, b: Any, c: Any, out: Any) -> None:
         """Raise ValueError where arrays of components share memory with what a call writes. A new out shares none."""
@@ -184,9 +184,9 @@ class Plan:
         theirs = [(field, held) for field in frozen for held in arrays_of(components[field])]
         self.check_held([*theirs, *fixed], a, b, c, out)
 
-    def run(self, template: tuple, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
-        """`__call__` with other runtime values of the components."""
-        return self._call(template, a, b, c, out, stream)
+    def run(self, values: tuple | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+        """`__call__` with other runtime values of the components (None: the plan's), whose code has been looked at."""
+        return self._call(values, a, b, c, out, stream)
 
     def launch_new(self, a: Any, at_a: int, at_b: int) -> Any:
         """The product of operands at these addresses, known to be of the plan's kind, into a new array of a's library."""
@@ -208,12 +208,12 @@ class Plan:
         """
         match_a, match_b, match_c, match_out = self._match
         without_c = self._infos[2] is None
-        planned, has_work, allocate, find_stream = self.values, self._has_work, self._allocate, self._find_stream
+        has_work, allocate, find_stream = self._has_work, self._allocate, self._find_stream
         fits, shares = fitting(self._infos, self._align), sharing(self._infos, self._held)
         fit: set[tuple[int, ...]] = set()
         launches: Any = None
 
-        def call(template: tuple, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+        def call(values: tuple | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
             nonlocal launches
             at_out: Any
             if out is None:
@@ -223,12 +223,12 @@ class Plan:
             given: Any = match_a(a), match_b(b), 0 if without_c and c is None else match_c(c), at_out
             if given not in fit:
                 if isinstance(a, Matrix) or isinstance(b, Matrix):
-                    return call(template, *arrays(a, b, (c, out)), c, out, stream)
+                    return call(values, *arrays(a, b, (c, out)), c, out, stream)
                 if None in given or not fits(*given):
                     self._refuse((("a", a), ("b", b), ("c", c), ("out", out)))
-                if shares is not None and template is planned and shares(*given):
+                if shares is not None and values is None and shares(*given):
                     self.check_held(self._held, a, b, c, out)
-                if shares is None or template is planned:
+                if shares is None or values is None:
                     if len(fit) >= _REMEMBERED:
                         fit.clear()
                     fit.add(given)
@@ -240,11 +240,11 @@ class Plan:
                 if launches is None:
                     launches = self._bind()
                     if self._call is not call:                   # code has changed, and with it the plan
-                        return self._call(self.values if template is planned else template, a, b, c, out, stream)
-                if template is planned:
+                        return self._call(values, a, b, c, out, stream)
+                if values is None:
                     launches.planned(handle, given)
                 else:
-                    launches.with_values(handle, given, template)
+                    launches.with_values(handle, given, values)
             return out
 
         return call
@@ -295,7 +295,7 @@ class Plan:
         """The stream of a library that has no current one: what the array itself asks for, if it does."""
         return current_stream(self._library, self._device, describe(a).stream)
 
-    def _call_on_host(self, template: tuple, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+    def _call_on_host(self, values: tuple | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
         if isinstance(a, Matrix) or isinstance(b, Matrix):
             a, b = arrays(a, b, (c, out))
         return self._emulate(a, b, c, out)

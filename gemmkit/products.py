@@ -50,7 +50,7 @@ def multiply(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
         made.current()                                                           # the conf's code may not be what it was
     if c is None and out is None and stream is None:
         return made.launch_new(a, at_a, at_b)
-    return made.run(made.values, a, b, c, out, stream)
+    return made.run(None, a, b, c, out, stream)
 
 
 def _quick(x: Any, name: str) -> Any:
@@ -136,4 +136,4 @@ def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stre
         if leaves:
             values = values or list(made.values)
             values[made.ranges[name]] = leaves
-    return made.run(made.values if values is None else tuple(values), a, b, c, out, stream)
+    return made.run(None if values is None else tuple(values), a, b, c, out, stream)
