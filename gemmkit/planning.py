@@ -28,6 +28,7 @@ from gemmkit.runtime.arrays import (
     describe,
     empty_like,
     overlaps,
+    producer_stream,
     whole,
 )
 from gemmkit.runtime.compile import CodeChanged
@@ -293,7 +294,7 @@ class Plan:
 
     def _stream_of(self, a: Any) -> int:
         """The stream of a library that has no current one: what the array itself asks for, if it does."""
-        return current_stream(self._library, self._device, describe(a).stream)
+        return current_stream(self._library, self._device, producer_stream(a, self._library))
 
     def _call_on_host(self, values: tuple | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
         if isinstance(a, Matrix) or isinstance(b, Matrix):

@@ -53,6 +53,7 @@ __all__ = [
     "overlaps",
     "overlaps_itself",
     "part_bytes",
+    "producer_stream",
     "shares_memory",
     "unit_axis",
     "whole",
@@ -142,10 +143,8 @@ def _read_torch(x: Any, name: str) -> ArrayInfo:
 def _read_numba(x: Any, name: str) -> ArrayInfo:
     dtype, pointer = x.dtype, x.device_ctypes_pointer.value or 0
     strides = _elements(x.strides, dtype.itemsize) or _refuse_strides(name, x.strides, dtype)
-    stream = x.stream
-    return ArrayInfo(
-        pointer, x.shape, strides, dtype, _device_of(pointer), False, "numba", int(stream) if stream else None
-    )
+    stream = producer_stream(x, "numba")
+    return ArrayInfo(pointer, x.shape, strides, dtype, _device_of(pointer), False, "numba", stream)
 
 
 def _read_numpy(x: Any, name: str) -> ArrayInfo:
@@ -200,6 +199,13 @@ def _read_dlpack(x: Any, name: str) -> ArrayInfo:
     strides = _contiguous(shape) if view.strides is None else tuple(view.strides)
     ordinal = view.device_id if view.is_device_accessible else _HOST
     return ArrayInfo(view.ptr, shape, strides, np.dtype(view.dtype), ordinal, view.readonly, "dlpack")
+
+
+def producer_stream(x: Any, library: str) -> int | None:
+    """``ArrayInfo.stream`` of an array of ``library``, without the rest: for one that has just been recognised."""
+    if library == "numba":
+        return int(x.stream) if x.stream else None
+    return x.__cuda_array_interface__.get("stream") if library == "cai" else None
 
 
 @functools.lru_cache(maxsize=4096)
