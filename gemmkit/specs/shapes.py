@@ -289,8 +289,8 @@ def walk(dim: Modes, i: Any) -> Any:
     """The offset of one dimension's coordinate: its digits, the first the fastest, times their strides."""
     total: Any = 0
     for extent, stride in dim[:-1]:
-        total, i = (i % extent) * stride + total, i // extent
-    return (i if _is(dim[-1][1], 1) else i * dim[-1][1]) + total
+        total, i = stride * (i % extent) + total, i // extent
+    return (i if _is(dim[-1][1], 1) else dim[-1][1] * i) + total        # a Step multiplies, not a number
 
 
 # -- modes ------------------------------------------------------------------------------------------------------------
