@@ -40,7 +40,7 @@ class Role:
     (``"row"``, ``"col"``; of c None), and the instruction's dtypes."""
 
     operand: str
-    order: str | None
+    order: Any
     input: np.dtype
     accumulator: np.dtype
 
@@ -49,15 +49,17 @@ class Form(Static):
     """What is known of a tensor: see the module.
 
     ``levels`` are shapes, the outermost first: an index takes one off. ``unit`` is the axis of a global matrix along which
-    elements are neighbours, and ``alignment`` what its rows are aligned to, in bytes.
+    elements are neighbours, and ``alignment`` what its rows are aligned to, in bytes. ``rank`` is how many coordinates the
+    storage has.
     """
 
     def __init__(self, levels: tuple[Shape, ...], memory: str, dtype: Any, layout: Shape | None = None,
-                 unit: int | None = None, alignment: int = 16, role: Role | None = None):
+                 unit: int | None = None, alignment: int = 16, role: Role | None = None, rank: int | None = None):
         self.levels, self.memory, self.dtype = levels, memory, np.dtype(dtype)
         self.layout, self.unit, self.alignment, self.role = layout, unit, alignment, role
-        self._parts = (levels, memory, self.dtype, layout, unit, alignment, role)
-        self._hash = hash((levels, memory, self.dtype, layout, unit, alignment, role))
+        self.rank = levels[0].rank if rank is None else rank
+        self._parts = (levels, memory, self.dtype, layout, unit, alignment, role, self.rank)
+        self._hash = hash(self._parts)
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Form) and self._hash == other._hash and self._parts == other._parts)
@@ -67,7 +69,7 @@ class Form(Static):
 
     def __repr__(self) -> str:
         said = ".".join(map(repr, self.levels))
-        further = f":{self.layout}" if self.memory == SH else f", unit {self.unit}, align {self.alignment}"
+        further = f":{self.layout}" if self.memory == SH else f", unit {self.unit}, align {self.alignment}, {self.rank}-D"
         return f"{said}.{self.element}.{self.memory}{further}{f', {self.role}' if self.role else ''}"
 
     def __str__(self) -> str:
@@ -103,7 +105,7 @@ class Form(Static):
 
     def with_(self, **changed: Any) -> Form:
         """The form with other fields."""
-        fields = dict(zip(("levels", "memory", "dtype", "layout", "unit", "alignment", "role"), self._parts))
+        fields = dict(zip(("levels", "memory", "dtype", "layout", "unit", "alignment", "role", "rank"), self._parts))
         return Form(**{**fields, **changed})
 
     def stored(self, layout: Shape | str) -> Form:

@@ -35,6 +35,7 @@ from gemmkit.lang.numba_hooks import (
     register_model,
     signature,
     target_context,
+    typeof_impl,
     types,
     typing_registry,
 )
@@ -76,6 +77,11 @@ class StaticType(types.Callable):
 
 
 register_model(StaticType)(OpaqueModel)
+
+
+@typeof_impl.register(Static)
+def _typeof(value: Static, c: Any) -> types.Type:
+    return StaticType(value)
 
 
 @lowering_registry.lower_constant(StaticType)
