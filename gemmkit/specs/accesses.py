@@ -96,6 +96,10 @@ class InRegisters(Component):
 
     extents: tuple
 
+    def said(self, itemsize: int) -> str:
+        """What `explain` says: registers need no instruction of their own."""
+        return ""
+
     def load(self, tensor: Any) -> tuple:
         return read_registers(tensor.storage, tensor.at, self.extents)
 
@@ -109,6 +113,9 @@ class InGlobal(Component):
 
     axis: int
     count: int
+
+    def said(self, itemsize: int) -> str:
+        return f"{self.count * itemsize} bytes in GL"
 
     def load(self, tensor: Any) -> tuple:
         return load_global(tensor.storage, self.axis, tensor.base, tensor.offset, self.count)
@@ -124,6 +131,9 @@ class InShared(Component):
     times: int
     width: int
     step: int
+
+    def said(self, itemsize: int) -> str:
+        return f"{f'{self.times} x ' if self.times > 1 else ''}{self.width * itemsize} bytes in SH"
 
     def load(self, tensor: Any) -> tuple:
         base, offset = tensor.element_at
@@ -153,6 +163,13 @@ def access_of(form: Form) -> Any:
     if form.memory == RF:
         return InRegisters(tuple(line.count if axis == line.axis else 1 for axis in range(form.rank)))
     return _shared_access(form, line)
+
+
+def is_block(form: Form) -> bool:
+    """Whether a form's elements are the storage's own, one beside the other."""
+    plain = all(len(dim) == 1 for dim in form.shape.modes)
+    return len(form.levels) == 1 and form.shape.rank == form.rank == 2 and plain and all(
+        dim[0][0] == 1 or dim[0][1] == tuple(int(axis == n) for n in range(2)) for axis, dim in enumerate(form.shape.modes))
 
 
 def _shared_access(form: Form, line: Line) -> InShared:

@@ -21,8 +21,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gemmkit.specs.shapes import NOTHING, Shape, ShapeError, Step, local
+from gemmkit.specs.shapes import Shape, ShapeError, Step, local
 from gemmkit.specs.static import Static
+from gemmkit.specs.strides import NOTHING
 
 __all__ = ["FR", "GL", "RF", "SH", "Form", "Role", "T"]
 

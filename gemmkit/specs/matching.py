@@ -43,6 +43,11 @@ class Instruction(Component):
 
     row: ClassVar[str] = ""
 
+    @property
+    def becomes(self) -> str:
+        """What is executed."""
+        return self.row.rpartition(": ")[2]
+
     @staticmethod
     def differs(threads: Threads, *given: Any) -> Iterator[str]:
         """What a spec's parameters and forms have otherwise; nothing if this is the instruction."""

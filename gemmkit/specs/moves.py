@@ -43,6 +43,7 @@ class MoveLine(Instruction):
     row: ClassVar[str] = "Move [1].thread [n].GL, SH or RF -> [n].GL, SH or RF: ld and st, .v2 and .v4 where aligned"
     source: Any
     target: Any
+    itemsize: int
 
     @staticmethod
     def differs(threads: Threads, *given: Any) -> Iterator[str]:
@@ -55,7 +56,15 @@ class MoveLine(Instruction):
     @classmethod
     def of(cls, threads: Threads, *given: Any) -> Instruction:
         src, dst = given
-        return cls(access_of(src), access_of(dst))
+        return cls(access_of(src), access_of(dst), src.itemsize)
+
+    @property
+    def becomes(self) -> str:
+        """Loads and stores, and how many bytes each moves: in as few accesses as alignment allows, of 16 bytes at most."""
+        size = self.itemsize
+        parts = [f"{name} {access.said(size)}" for name, access in (("ld", self.source), ("st", self.target))
+                 if access.said(size)]
+        return ", ".join(parts) or "mov"
 
     def run(self, src: Any, dst: Any) -> None:
         self.target.store(dst, self.source.load(src))

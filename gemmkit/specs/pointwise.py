@@ -6,6 +6,7 @@ one number; Shfl how lanes exchange (`gemmkit.ptx.shuffle`) and with which.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FunctionType, MappingProxyType
@@ -20,7 +21,7 @@ from gemmkit.ptx import wmma
 from gemmkit.ptx.half import hadd, hadd2, hmul, hmul2
 from gemmkit.ptx.shuffle import SHUFFLE
 from gemmkit.ptx.special import udiv
-from gemmkit.specs.accesses import access_of
+from gemmkit.specs.accesses import access_of, is_block, write_registers
 from gemmkit.specs.forms import FR, GL, RF, SH, Role
 from gemmkit.specs.matching import (
     Instruction,
@@ -98,6 +99,35 @@ class InitLine(Instruction):
 
     def run(self, dst: Any) -> None:
         self.target.store(dst, fill(self.dtype, self.count, self.value))
+
+
+@atomic("Init")
+@dataclass(frozen=True)
+class InitBlock(Instruction):
+    """A block of a thread's registers."""
+
+    row: ClassVar[str] = "Init<value> [1].thread -> [m,n].RF: mov"
+    extents: tuple
+    value: Any
+    dtype: np.dtype
+
+    @staticmethod
+    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+        yield from count_is(threads, 1)
+        yield from memory_is("the destination", given[-1], RF)
+        if not is_block(given[-1]):
+            yield f"the destination is {given[-1]}, not a block of registers"
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Any) -> Instruction:
+        return cls(given[-1].extents, given[0] if len(given) > 1 else 0, given[-1].dtype)
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.extents)
+
+    def run(self, dst: Any) -> None:
+        write_registers(dst.storage, dst.at, self.extents, fill(self.dtype, self.count, self.value))
 
 
 @atomic("Init")

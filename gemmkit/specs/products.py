@@ -15,7 +15,7 @@ from gemmkit.ptx.half import hfma, hfma2
 from gemmkit.ptx.mma import MMA
 from gemmkit.ptx.quad_pair import mma_quad_pair
 from gemmkit.ptx.special import udiv
-from gemmkit.specs.accesses import access_of, read_registers, write_registers
+from gemmkit.specs.accesses import access_of, is_block, read_registers, write_registers
 from gemmkit.specs.forms import FR, GL, RF, SH, Form
 from gemmkit.specs.matching import (
     Instruction,
@@ -66,6 +66,10 @@ class MultiplyAdd(Instruction):
     def of(cls, threads: Threads, *given: Any) -> Instruction:
         a, b, c = given
         return cls(access_of(a), access_of(b), access_of(c), c.dtype == F16)
+
+    @property
+    def becomes(self) -> str:
+        return "hfma" if self.is_half else "fmaf"
 
     @property
     def multiply_add(self) -> Any:
@@ -121,7 +125,7 @@ class MultiplyAddBlock(Instruction):
         for name, form in _three(given):
             yield from memory_is(name, form, RF)
             yield from dtype_is(name, form, F16, F32)
-            if not _is_block(form):
+            if not is_block(form):
                 yield f"{name} is {form}, not a block of registers"
         if len(a.extents) == len(b.extents) == 2 and (a.extents[1:] != b.extents[:1]
                                                       or (a.extents[0], b.extents[1]) != c.extents):
@@ -133,6 +137,10 @@ class MultiplyAddBlock(Instruction):
         a, b, c = given
         return cls(a.extents[0], b.extents[1], a.extents[1], c.dtype == F16)
 
+    @property
+    def becomes(self) -> str:
+        return f"{self.rows * self.columns * self.depth} {'hfma' if self.is_half else 'fmaf'}"
+
     def run(self, a: Any, b: Any, c: Any) -> None:
         x = read_registers(a.storage, a.at, (self.rows, self.depth))
         z = read_registers(c.storage, c.at, (self.rows, self.columns))
@@ -143,13 +151,6 @@ class MultiplyAddBlock(Instruction):
         else:                                                 # of B a step's columns follow each other
             y = generate(self.depth * self.columns, _transposed, b.storage, b.at, self.columns)
             write_registers(c.storage, c.at, (self.rows, self.columns), outer_fma(z, x, y, self.depth))
-
-
-def _is_block(form: Form) -> bool:
-    """Whether a form's elements are the storage's own, one beside the other."""
-    plain = all(len(dim) == 1 for dim in form.shape.modes)
-    return len(form.levels) == 1 and form.shape.rank == form.rank == 2 and plain and all(
-        dim[0][0] == 1 or dim[0][1] == tuple(int(axis == n) for n in range(2)) for axis, dim in enumerate(form.shape.modes))
 
 
 def _transposed(number: int, regs: Any, at: tuple, columns: int) -> Any:
@@ -215,7 +216,7 @@ class MultiplyQuadPairs(Instruction):
             yield from memory_is(name, form, RF)
             yield from dtype_is(name, form, dtype)
             yield from levels_are(name, form, extents)
-            if not _is_block(form):
+            if not is_block(form):
                 yield f"{name} is {form}, not a block of registers"
 
     def run(self, a: Any, b: Any, c: Any) -> None:

@@ -32,37 +32,25 @@ from functools import lru_cache
 from typing import Any
 
 from gemmkit.specs.static import Static
+from gemmkit.specs.strides import (
+    NOTHING,
+    Mode,
+    Modes,
+    ShapeError,
+    Step,
+    backwards,
+    complement,
+    composed,
+    flat,
+    is_number,
+    merged,
+    plus,
+    row_major,
+    said,
+    walk,
+)
 
 __all__ = ["ALL", "Shape", "ShapeError", "Step", "local", "shape"]
-
-Mode = tuple[Any, Any]                                        # (extent, stride)
-Modes = tuple[Mode, ...]                                      # of one dimension, the fastest first
-NOTHING: Modes = ((1, 0),)                                    # a dimension of one element
-
-
-class ShapeError(ValueError):
-    """Shapes, tiles or coordinates that do not go together."""
-
-
-class Step(tuple):
-    """A stride of several parts: how far one coordinate leads along each dimension of what is indexed.
-
-    >>> Step((1, 0)) * 3 + Step((0, 2))
-    (3, 2)
-    """
-
-    __slots__ = ()
-
-    def __mul__(self, count: Any) -> Step:
-        return Step(0 if _is(part, 0) else count if _is(part, 1) else part * count for part in self)
-
-    __rmul__ = __mul__
-
-    def __add__(self, other: Any) -> Step:
-        return self if _is(other, 0) else Step(map(_sum, self, other))
-
-    __radd__ = __add__
-
 
 class Shape(Static):
     """Dimensions with their strides: ``Shape(dims, strides)``, in the paper's notation ``[dims:strides]``.
@@ -82,11 +70,11 @@ class Shape(Static):
 
     def __init__(self, dims: Any, strides: Any = None):
         dims = dims if isinstance(dims, tuple) else (dims,)
-        strides = _row_major(dims) if strides is None else strides if type(strides) is tuple else (strides,)
+        strides = row_major(dims) if strides is None else strides if type(strides) is tuple else (strides,)
         if len(dims) != len(strides):
             raise ShapeError(f"dims={dims} are {len(dims)} dimensions and strides={strides} are {len(strides)}; "
                              "give a stride for each")
-        self._set(tuple(tuple(_flat(d, s)) for d, s in zip(dims, strides)))
+        self._set(tuple(tuple(flat(d, s)) for d, s in zip(dims, strides)))
 
     def _set(self, modes: tuple[Modes, ...]) -> None:
         self.modes = modes
@@ -127,13 +115,13 @@ class Shape(Static):
         return self._hash
 
     def __repr__(self) -> str:
-        def said(part: int) -> str:
-            dims = [_said(tuple(mode[part] for mode in dim)) for dim in self.modes]
+        def part_said(part: int) -> str:
+            dims = [said(tuple(mode[part] for mode in dim)) for dim in self.modes]
             if len(dims) > 1:
                 return f"({','.join(dims)})"
             return dims[0] if len(self.modes[0]) == 1 else f"({dims[0]},)"        # else it would have two dimensions
 
-        return f"[{said(0)}:{said(1)}]" if self.modes else "[]"
+        return f"[{part_said(0)}:{part_said(1)}]" if self.modes else "[]"
 
     @property
     def rank(self) -> int:
@@ -157,7 +145,7 @@ class Shape(Static):
             raise ShapeError(f"{self} has {self.rank} dimensions and was given {len(at)} coordinates")
         total: Any = 0
         for dim, i in zip(self.modes, at):
-            if not _is(i, 0):
+            if dim != NOTHING and not is_number(i, 0):
                 total = walk(dim, i) + total
         return total
 
@@ -179,7 +167,7 @@ class Shape(Static):
             for extent, stride in dim:
                 if extent != 1:
                     digit = (offset if stride == 1 else offset // stride) % extent
-                    at, radix = _sum(digit if radix == 1 else digit * radix, at), radix * extent
+                    at, radix = plus(digit if radix == 1 else digit * radix, at), radix * extent
             out.append(at)
         return tuple(out)
 
@@ -212,14 +200,14 @@ class Shape(Static):
         """
         if order not in ("row", "column"):
             raise ShapeError(f"order={order!r}; give 'row' or 'column'")
-        turn = _backwards if order == "row" else tuple
+        turn = backwards if order == "row" else tuple
         if math.prod(extents) != self.size:
             given = " x ".join(map(str, extents))
             raise ShapeError(f"{self} has {self.size} elements, and {given} are {math.prod(extents)}")
         fastest_first = tuple(mode for dim in turn(self.modes) for mode in dim)
         out, at = [], 1
         for extent in turn(extents):
-            out.append(_composed(fastest_first, ((extent, at),)))
+            out.append(composed(fastest_first, ((extent, at),)))
             at *= extent
         return Shape.of_modes(turn(out))
 
@@ -229,7 +217,7 @@ class Shape(Static):
         >>> shape(8, 4).compose(shape(2, 2))
         [2:8]
         """
-        return Shape.of_modes([_composed(self._only("compose"), inner._only("compose"))])
+        return Shape.of_modes([composed(self._only("compose"), inner._only("compose"))])
 
     def complement(self, extent: int | None) -> Shape:
         """Where the tiles begin of which this 1-D shape is one, in a dimension of ``extent`` elements.
@@ -237,7 +225,7 @@ class Shape(Static):
         >>> shape((2, 2), (1, 4)).complement(16)
         [((2,2),):((2,8),)]
         """
-        return Shape.of_modes([_complement(self._only("complement"), extent)])
+        return Shape.of_modes([complement(self._only("complement"), extent)])
 
     def coalesce(self) -> Shape:
         """The same offsets with fewer numbers: parts of a dimension that follow each other are one.
@@ -245,7 +233,7 @@ class Shape(Static):
         >>> Shape(((2, 4), 8), ((1, 2), 8)).coalesce()
         [(8,8):(1,8)]
         """
-        return Shape.of_modes(_merged(dim) for dim in self.modes)
+        return Shape.of_modes(merged(dim) for dim in self.modes)
 
     def _only(self, what: str) -> Modes:
         if self.rank != 1:
@@ -285,16 +273,6 @@ def local(*extents: int | None) -> Shape:
     return Shape.of_modes(((extent, Step(int(d == n) for n in range(rank))),) for d, extent in enumerate(extents))
 
 
-def walk(dim: Modes, i: Any) -> Any:
-    """The offset of one dimension's coordinate: its digits, the first the fastest, times their strides."""
-    total: Any = 0
-    for extent, stride in dim[:-1]:
-        total, i = stride * (i % extent) + total, i // extent
-    return (i if _is(dim[-1][1], 1) else dim[-1][1] * i) + total        # a Step multiplies, not a number
-
-
-# -- modes ------------------------------------------------------------------------------------------------------------
-
 @lru_cache(maxsize=4096)
 def _tiled(of: Shape, tilers: tuple) -> tuple[Shape, Shape]:
     outer, inner = [], []
@@ -304,123 +282,9 @@ def _tiled(of: Shape, tilers: tuple) -> tuple[Shape, Shape]:
             inner.append(dim)
             continue
         try:
-            modes = _merged((tiler if isinstance(tiler, Shape) else shape(tiler))._only("tile"))
-            outer.append(_composed(dim, _complement(modes, extent)))
-            inner.append(_composed(dim, modes))
+            modes = merged((tiler if isinstance(tiler, Shape) else shape(tiler))._only("tile"))
+            outer.append(composed(dim, complement(modes, extent)))
+            inner.append(composed(dim, modes))
         except ShapeError as error:
             raise ShapeError(f"tile size {tiler} of dimension {number} of {of}: {error}") from None
     return Shape.of_modes(outer), Shape.of_modes(inner)
-
-
-def _composed(dim: Modes, inner: Modes) -> Modes:
-    return _merged([mode for extent, stride in inner for mode in _every(dim, extent, stride)])
-
-
-def _every(dim: Modes, count: Any, apart: int) -> list[Mode]:
-    """The modes that visit ``count`` coordinates of a dimension, ``apart`` from each other, from the first on."""
-    out, refused = [], f"{count} elements {apart} apart are none of its own strides"
-    left, skip = count, apart
-    for extent, stride in dim:
-        if left == 1:
-            break
-        if extent is not None and skip >= extent:
-            if skip % extent:
-                raise ShapeError(refused)
-            skip //= extent
-            continue
-        if extent is None:
-            out.append((left, stride * skip))
-            left = 1
-            break
-        if extent % skip:
-            raise ShapeError(refused)
-        there = extent // skip
-        take = there if left is None else min(left, there)
-        if left is not None and (left % take or (left < there and there % take)):
-            raise ShapeError(refused)
-        out.append((take, stride * skip))
-        left, skip = None if left is None else left // take, 1
-    if left not in (1, None):
-        raise ShapeError(f"{count} elements {apart} apart are more than there are")
-    return out
-
-
-def _complement(tiler: Modes, extent: int | None) -> Modes:
-    out, at = [], 1
-    for count, stride in sorted((m for m in tiler if m[0] != 1), key=lambda mode: mode[1]):
-        if stride < at or stride % at:
-            raise ShapeError("such tiles overlap")
-        if stride > at:
-            out.append((stride // at, at))
-        at = count * stride
-    if extent is not None and extent % at:
-        raise ShapeError(f"{at} elements (a tile, and what lies between its elements) do not divide {extent}")
-    return (*out, (None if extent is None else extent // at, at))
-
-
-def _merged(modes: Iterable[Mode]) -> Modes:
-    out: list[Mode] = []
-    for extent, stride in modes:
-        if extent == 1:
-            continue
-        if out and out[-1][0] is not None and out[-1][1] * out[-1][0] == stride:
-            out[-1] = (None if extent is None else out[-1][0] * extent, out[-1][1])
-        else:
-            out.append((extent, stride))
-    return tuple(out) or NOTHING
-
-
-# -- numbers ----------------------------------------------------------------------------------------------------------
-
-def _is(value: Any, number: int) -> bool:
-    """Whether it is this number, and no run-time number, of which nothing is known."""
-    return type(value) is int and value == number
-
-
-def _sum(a: Any, b: Any) -> Any:
-    return b if _is(a, 0) else a if _is(b, 0) else a + b
-
-
-def _backwards(items: Any) -> tuple:
-    return tuple(reversed(items))
-
-
-def _flat(dim: Any, stride: Any) -> Iterable[Mode]:
-    if isinstance(dim, tuple):
-        if type(stride) is not tuple or len(stride) != len(dim):
-            raise ShapeError(f"the dimension {dim} has the strides {stride}; give one for each of its {len(dim)} parts")
-        for d, s in zip(dim, stride):
-            yield from _flat(d, s)
-        return
-    if dim is not None and (isinstance(dim, bool) or not isinstance(dim, int) or dim < 1):
-        raise ShapeError(f"an extent is {dim!r}; give a whole number of at least 1, or None where it is known at run time")
-    if isinstance(stride, tuple) and type(stride) is not Step:
-        raise ShapeError(f"the dimension {dim} has the strides {stride}; give one number, or a Step")
-    yield dim, stride
-
-
-def _row_major(dims: tuple) -> tuple:
-    """Strides with the last dimension fastest; within a hierarchical one the first part is."""
-    strides: list[Any] = []
-    at = 1
-    for dim in reversed(dims):
-        made, at = _runs(dim, at)
-        strides.insert(0, made)
-    return tuple(strides)
-
-
-def _runs(dim: Any, at: Any) -> tuple[Any, Any]:
-    if not isinstance(dim, tuple):
-        if dim is None:
-            raise ShapeError("a dimension that is known at run time needs strides")
-        return at, at * dim
-    made = []
-    for part in dim:
-        stride, at = _runs(part, at)
-        made.append(stride)
-    return tuple(made), at
-
-
-def _said(numbers: tuple) -> str:
-    parts = ["?" if n is None else str(n).replace(" ", "") for n in numbers]
-    return parts[0] if len(parts) == 1 else f"({','.join(parts)})"

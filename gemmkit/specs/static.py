@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from gemmkit.lang.aggregates import Number
 from gemmkit.lang.atoms import Atom
-from gemmkit.lang.component_types import MethodType
+from gemmkit.lang.component_types import ComponentType, MethodType
 from gemmkit.lang.functions import device
 from gemmkit.lang.numba_hooks import (
     AttributeTemplate,
@@ -147,6 +147,8 @@ def known(ty: Any) -> Any:
         return tuple(map(known, ty.types))
     if isinstance(ty, types.NoneType):
         return None
+    if isinstance(ty, ComponentType) and not ty.runtime:
+        return ty.skeleton
     raise NotKnown(f"{ty} is not known when the kernel is compiled")
 
 

@@ -79,6 +79,10 @@ class Tensor(Split):
         _check(form, key)
         return self._moved(form.inner, form.shape(*key), len(form.levels) > 1)
 
+    def seen_as(self, form: Form) -> Tensor:
+        """What is here under another form: of a matrix that all workers have together, one's own part."""
+        return Tensor(form, self.storage, self.base, self.offset)
+
     def part(self, rows: Any, columns: Any, i: Any, j: Any, how: str) -> Tensor:
         """Tile (i, j) of ``rows`` x ``columns``. ``how`` says where that moves it: ``"base"``, ``"offset"``, or ``"own"``:
         nowhere, for each worker has a part of its own."""
