@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.lang.registers import generate
 from gemmkit.ptx.memory import load_shared, shared, store_global, store_shared
 from gemmkit.ptx.special import barrier, thread_index
+from gemmkit.specs.accesses import read_registers
 from gemmkit.specs.schedule import (
     FR,
     GL,
@@ -79,7 +79,7 @@ def store_cuda(source: Any, target: Any) -> None:
     buffer = shared(np.float32, 0)
     for j in range(8):
         for i in range(2):
-            store_shared(buffer, column * 128 + row, i * 32, generate(4, register, source, i * 4, j))
+            store_shared(buffer, column * 128 + row, i * 32, read_registers(source.storage, (i * 4, j), (4, 1)))
         barrier()
         for half in range(2):
             line = half * 8 + warp
@@ -87,10 +87,6 @@ def store_cuda(source: Any, target: Any) -> None:
             at = target.base[0] + (thread & 31) * 4, target.base[1] + line // 4 * 32 + line % 4 * 4 + j // 4 * 16 + j % 4
             store_global(target.storage, 0, at, (0, 0), values)
         barrier()
-
-
-def register(n: int, source: Any, i: int, j: int) -> Any:
-    return source.storage[i + n, j][0]
 
 
 def swizz(i: int) -> int:

@@ -252,7 +252,7 @@ def _split(schedule: Any, step: steps.Split, rest: tuple, operands: list[Operand
     count = 0 if depth is None else depth // step.k
     unrolled = step.unroll and count > 0                      # a number of steps that is not known is a loop
     parts = [a.seen_as(a.form.tile(ALL, step.k).inner), b.seen_as(b.form.tile(step.k, ALL).inner), c]
-    if not step.sync:
+    if not step.sync and any(isinstance(later, steps.Move) and later.memory == SH for later in rest):
         state.in_shared.append(f"{step} without .sync at {step.line}")
     inner = _lower(schedule, rest, parts, level, state)
     barrier = ", a barrier behind each" if step.sync else ""

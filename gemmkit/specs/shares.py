@@ -71,6 +71,8 @@ def shares(decomposition: tuple, extents: tuple, level: str, home: str) -> dict[
 def check(step: steps.Accumulate, product: tuple, extents: tuple, level: str) -> None:
     """Raise ScheduleError where a worker's registers are other elements in the epilogue than in the product."""
     home, end = steps.HOME[step.memory], step.end
+    if home not in (level, *(s.level for s in product if isinstance(s, steps.Tile))):
+        return                                                # a product that is not whole is refused where it ends
     if end.steps and isinstance(end.steps[0], steps.Move):
         end = end.steps[0].implementation
     try:

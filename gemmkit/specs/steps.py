@@ -80,7 +80,8 @@ class Move(Step):
     no_sync: bool = False
 
     def __str__(self) -> str:
-        return f".move({'AB'[self.operand]}, {self.memory}, ...)"
+        name = "AB"[self.operand] if self.operand in (0, 1) else str(self.operand)
+        return f".move({name}, {self.memory}, ...)"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ def matrix(rng: np.random.Generator, rows: int, columns: int, dtype: str, order:
     return aligned(np.asarray(rng.standard_normal((rows, columns)).astype(dtype), order=order))  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize(("schedule", "dtype", "orders", "k"), [(cuda_wmma_sample, "f2", "CFC", 256), (maxwell_optimized, "f4", "FFF", 24)],
+@pytest.mark.parametrize(("schedule", "dtype", "orders", "k"), [(cuda_wmma_sample, "f2", "CFC", 256), (maxwell_optimized, "f4", "FFF", 16)],
                          ids=["cuda_wmma_sample", "maxwell_optimized"])
 def test_listing(schedule: Any, dtype: str, orders: str, k: int, rng: np.random.Generator) -> None:
     a, b = matrix(rng, 128, k, dtype, orders[0]), matrix(rng, k, 128, dtype, orders[1])
@@ -27,9 +27,9 @@ def test_listing(schedule: Any, dtype: str, orders: str, k: int, rng: np.random.
 
 
 def test_blocks_of_a_grid(rng: np.random.Generator) -> None:
-    """Two by two blocks, each with a tile of C of its own."""
-    a, b = matrix(rng, 256, 8, "f4", "F"), matrix(rng, 8, 256, "f4", "F")
-    out = aligned(np.zeros((256, 256), "f4", order="F"))
+    """Two blocks, each with a tile of C of its own."""
+    a, b = matrix(rng, 128, 8, "f4", "F"), matrix(rng, 8, 256, "f4", "F")
+    out = aligned(np.zeros((128, 256), "f4", order="F"))
     with gk.emulate():
         maxwell_optimized(a, b, out=out)
     np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-5)
