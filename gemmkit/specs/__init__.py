@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from gemmkit.specs import moves, pointwise, products, shapes
 from gemmkit.specs.forms import FR, GL, RF, SH, Form, T
+from gemmkit.specs.kernels import kernel
 from gemmkit.specs.matching import NoAtom, instruction, spec
 from gemmkit.specs.moves import wait
 from gemmkit.specs.shapes import ALL, Shape, ShapeError, Step, local
@@ -29,6 +30,39 @@ BinaryPointwise = spec("BinaryPointwise", pointwise.__doc__)
 Reduction = spec("Reduction", pointwise.__doc__)
 Shfl = spec("Shfl", pointwise.__doc__)
 
-__all__ = ["ALL", "FR", "GL", "RF", "SH", "THREAD", "WARP", "Allocate", "BinaryPointwise", "Blocks", "CopyAsync", "Form",
-           "Init", "MatMul", "Move", "NoAtom", "Reduction", "Shape", "ShapeError", "Shfl", "Step", "T", "Tensor",
-           "TensorError", "Threads", "UnaryPointwise", "blocks", "instruction", "local", "on", "shape", "threads", "wait"]
+__all__ = [
+    "ALL",
+    "FR",
+    "GL",
+    "RF",
+    "SH",
+    "THREAD",
+    "WARP",
+    "Allocate",
+    "BinaryPointwise",
+    "Blocks",
+    "CopyAsync",
+    "Form",
+    "Init",
+    "MatMul",
+    "Move",
+    "NoAtom",
+    "Reduction",
+    "Shape",
+    "ShapeError",
+    "Shfl",
+    "Step",
+    "T",
+    "Tensor",
+    "TensorError",
+    "Threads",
+    "UnaryPointwise",
+    "blocks",
+    "instruction",
+    "kernel",
+    "local",
+    "on",
+    "shape",
+    "threads",
+    "wait",
+]

@@ -8,7 +8,7 @@ tree nothing is left in the machine code but what its leaves are. ``operands`` i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from gemmkit.components import Component
 from gemmkit.ptx.special import barrier, block_x, thread_index, udiv, uniform
@@ -274,6 +274,7 @@ class OneOperand(Component):
 class MatMulBy(Component):
     """``.done(function)`` of a MatMul: a micro-kernel, any device function of (a, b, c)."""
 
+    without_value: ClassVar[tuple[str, ...]] = ("function",)
     function: Any
 
     def run(self, operands: tuple) -> None:
@@ -285,6 +286,7 @@ class MatMulBy(Component):
 class MoveBy(Component):
     """``.done(function)`` of a Move: a micro-kernel of (source, target)."""
 
+    without_value: ClassVar[tuple[str, ...]] = ("function",)
     function: Any
 
     def run(self, operands: tuple) -> None:

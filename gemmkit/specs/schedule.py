@@ -200,6 +200,31 @@ class Finished(Schedule):
 
         return run(self, *given, **how)
 
+    def explain(self, a: Any, b: Any, c: Any) -> str:
+        """What the kernel's schedule becomes, as an indented tree: how many tiles, for whom, in which memory, and which
+        instruction executes each leaf.
+
+        Matrices are arrays, or (dtype, order): ``schedule.explain(("float16", "row"), ("float16", "col"), ("float32",
+        "row"))``. Raises ScheduleError where the schedule does not fit them.
+        """
+        from gemmkit.specs.run import explain
+
+        return explain(self, a, b, c)
+
+    def compile(self, a: Any, b: Any, c: Any, *, blocks_per_sm: int = 1) -> Any:
+        """PTX, machine code and what it takes of registers, for an H100 and without a GPU: a
+        `gemmkit.specs.launching.Code`. Matrices are as for `explain`. Raises ScheduleError."""
+        from gemmkit.specs.run import compile_schedule
+
+        return compile_schedule(self, a, b, c, blocks_per_sm=blocks_per_sm)
+
+    def config(self, a: Any, b: Any, c: Any, **fields: Any) -> Any:
+        """The Config of gemmkit's template kernel that does the same (`gemmkit.specs.to_config.config`); raises ConfigError,
+        naming all that does not fit, where there is none."""
+        from gemmkit.specs.to_config import config
+
+        return config(self, a, b, c, **fields)
+
 
 def MatMul(m: Any, n: Any, k: Any) -> Any:
     """``MatMul(M, N, K)(GL, GL, GL)(Kernel)``: the spec of a whole product.

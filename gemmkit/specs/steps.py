@@ -14,7 +14,8 @@ LEVELS = KERNEL, BLOCK, WARP, THREAD = "Kernel", "Block", "Warp", "Thread"
 #: Whose each memory is.
 HOME = {GL: KERNEL, SH: BLOCK, FR: WARP, RF: THREAD}
 ROW_MAJOR, COLUMN_MAJOR = "row", "col"
-_HERE = str(Path(__file__).parent)
+#: Files whose lines say nothing to whom writes a schedule.
+_OURS = frozenset(str(Path(__file__).with_name(name)) for name in ("steps.py", "schedule.py"))
 
 
 class ScheduleError(ValueError):
@@ -22,9 +23,9 @@ class ScheduleError(ValueError):
 
 
 def line_here() -> str:
-    """The line outside of this package that is being executed: ``file:number``."""
+    """The line of a schedule that is being executed: ``file:number``."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame.f_back is not None and frame.f_code.co_filename in _OURS:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 

@@ -14,9 +14,10 @@ import gemmkit as gk
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.device import H100
+from gemmkit.specs.launching import Kernel as Launch
 from gemmkit.specs.lower import Matrix
 from gemmkit.specs.nodes import scheduled
-from gemmkit.specs.run import kernel_of, launchable
+from gemmkit.specs.run import kernel_of
 from gemmkit.specs.schedule import GL, RF, SH, A, B, Block, ColMajor, Init, K, Kernel, M, MatMul, Move, N, RowMajor, Thread
 from tests.ptx_machine.launch import run_ptx
 from tests.support.schedules import operands
@@ -85,7 +86,7 @@ def by_ptx(schedule: Any, a: Any, b: Any, out: Any) -> None:
     infos = tuple(describe(x) for x in (a, b, out))
     lowered = kernel_of(schedule, *(Matrix(x.dtype, "row" if x.flags.c_contiguous else "col") for x in (a, b, out)))
     blocks = out.shape[0] // lowered.tile[0] * (out.shape[1] // lowered.tile[1])
-    made = launchable(lowered, infos, blocks, H100)
+    made = Launch(scheduled, lowered.root, lowered.threads, blocks, lowered.shared_bytes).launchable((True, True, False), infos, H100)
     ptx = to_ptx(scheduled, tuple(argument.type for argument in made.arguments), lowered.threads, H100)
     values = list(made.values)
     for n, array in enumerate((a, b, out)):
@@ -100,6 +101,15 @@ def test_maxwell_as_ptx() -> None:
 
     a, b, out = operands(64, 64, 16)
     by_ptx(maxwell(), a, b, out)
+    check(out, a, b)
+
+
+@pytest.mark.compile
+def test_a_users_micro_kernel_as_ptx() -> None:
+    from tests.kernels.specs.test_schedules import with_micro_kernel
+
+    a, b, out = operands(16, 16, 8, orders="CCC")
+    by_ptx(with_micro_kernel(), a, b, out)
     check(out, a, b)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from gemmkit.runtime.assemble import assemble, disassemble, instruction_counts
 from tests.kernels.specs import test_instructions as kernels
+from tests.kernels.specs.test_kernels import figure_8_whole
 from tests.support.harness import Out, compiled
 
 pytestmark = pytest.mark.compile
@@ -44,3 +45,9 @@ def test_quad_pairs_on_hopper() -> None:
     arguments, _ = ROWS[kernels.by_quad_pairs]
     counts: Counter[str] = instruction_counts(disassemble(assemble(compiled(kernels.by_quad_pairs, kernels.Spec(), *arguments)).cubin), full=True)
     assert counts["FFMA"] == 32 and not any(name.startswith("HMMA") for name in counts)
+
+
+def test_figure_8_at_its_size() -> None:
+    code = figure_8_whole.compile()
+    assert code.usage.stack_bytes == code.usage.spill_stores == 0
+    assert re.search(r"fma\.rn\.f16 ", code.ptx) and not re.search(r"\bcall\b", code.ptx)

@@ -6,18 +6,14 @@ import re
 import time
 from typing import Any
 
-import numpy as np
 import pytest
 
 from gemmkit.runtime.assemble import disassemble, instruction_counts
 from gemmkit.specs import listings
-from gemmkit.specs.lower import Matrix
-from gemmkit.specs.run import compile_schedule
 from tests.support.code_lines import source_of
 
-HALF, SINGLE = np.dtype("f2"), np.dtype("f4")
-WMMA = (Matrix(HALF, "row"), Matrix(HALF, "col"), Matrix(SINGLE, "row"))
-MAXWELL = (Matrix(SINGLE, "col"),) * 3
+WMMA = (("f2", "row"), ("f2", "col"), ("f4", "row"))
+MAXWELL = (("f4", "col"),) * 3
 
 
 def lines_of(first: str, last: str) -> int:
@@ -41,7 +37,7 @@ def test_as_many_lines_as_the_paper() -> None:
 ], ids=["cuda_wmma_sample", "maxwell_optimized"])
 def test_machine_code(schedule: Any, kinds: tuple, blocks: int, loop: dict, whole: dict) -> None:
     begin = time.perf_counter()
-    code = compile_schedule(schedule, *kinds, blocks_per_sm=blocks)
+    code = schedule.compile(*kinds, blocks_per_sm=blocks)
     assert time.perf_counter() - begin < 30                   # 2 to 3 seconds, on a machine that has nothing else to do
     assert (code.usage.spill_stores, code.usage.spill_loads, code.usage.stack_bytes) == (0, 0, 0)
     assert not re.search(r"\bcall\b", code.ptx)

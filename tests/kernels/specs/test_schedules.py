@@ -92,9 +92,12 @@ def test_known_sizes() -> None:
 
 def test_a_micro_kernel_as_the_product() -> None:
     """Any device function of the tensors executes a spec."""
-    schedule = (MatMul(M, N, K)(GL, GL, GL)(Kernel).tile(16, 16).to(Block).tile(1, 1).to(Thread)
-                .accumulate_in(RF, Init.done, Move.done).split(1).done(multiply_add))
-    product(schedule, operands(16, 16, 8, orders="CCC"))
+    product(with_micro_kernel(), operands(16, 16, 8, orders="CCC"))
+
+
+def with_micro_kernel() -> Any:
+    return (MatMul(M, N, K)(GL, GL, GL)(Kernel).tile(16, 16).to(Block).tile(1, 1).to(Thread)
+            .accumulate_in(RF, Init.done, Move.done).split(1).done(multiply_add))
 
 
 def multiply_add(a: Any, b: Any, c: Any) -> None:
