@@ -97,6 +97,11 @@ class InitLine(Instruction):
         dst = given[-1]
         return cls(access_of(dst), given[0] if len(given) > 1 else 0, dst.dtype, count_of(dst))
 
+    @property
+    def becomes(self) -> str:
+        stored = self.target.said(self.dtype.itemsize)
+        return f"st {stored}" if stored else "mov"
+
     def run(self, dst: Any) -> None:
         self.target.store(dst, fill(self.dtype, self.count, self.value))
 
