@@ -14,6 +14,7 @@ import numpy as np
 from gemmkit.ptx import wmma
 from gemmkit.runtime.device import H100
 from gemmkit.specs import nodes, shares, steps
+from gemmkit.specs.ahead import Brought, LoopedAhead
 from gemmkit.specs.forms import FR, GL, RF, SH, Form, Role
 from gemmkit.specs.matching import NoAtom, instruction
 from gemmkit.specs.shapes import ALL, Shape, ShapeError, local
@@ -68,6 +69,7 @@ class State:
     shared_bytes: int = 0
     depth: int | None = None                                  # of the steps whose number is known at run time
     in_shared: list[str] = field(default_factory=list)        # what touches shared memory: for messages
+    is_ahead: bool = False                                    # within a move that is a step ahead
 
     def allocate(self, step: steps.Step, nbytes: int) -> int:
         at, self.cursor = self.cursor, self.cursor + -(-nbytes // 128) * 128
@@ -122,7 +124,7 @@ def lower(schedule: Any, a: Matrix, b: Matrix, c: Matrix) -> Lowered:
 
 def _lower(schedule: Any, rest: tuple, operands: list[Operand], level: str, state: State) -> Part:
     if not rest:
-        return _leaf(schedule, operands, level)
+        return _leaf(schedule, operands, level, state)
     how: Any = {steps.Tile: _tile, steps.Split: _split, steps.Move: _move, steps.Accumulate: _accumulate}[type(rest[0])]
     try:
         made: Part = how(schedule, rest[0], rest[1:], operands, level, state)
@@ -142,7 +144,7 @@ def _under(head: str, *parts: Part) -> tuple[str, ...]:
 
 # -- leaves -----------------------------------------------------------------------------------------------------------
 
-def _leaf(schedule: Any, operands: list[Operand], level: str, *, whole: bool = False) -> Part:
+def _leaf(schedule: Any, operands: list[Operand], level: str, state: State) -> Part:
     kind, said = schedule.kind, _spec(schedule.kind, operands, level)
     line = schedule.steps[-1].line if schedule.steps else ""
     if schedule.micro is not None:
@@ -155,7 +157,7 @@ def _leaf(schedule: Any, operands: list[Operand], level: str, *, whole: bool = F
         raise ScheduleError(f"{said} is where the schedule ends, and no instruction is a {level}'s; tile it .to(Warp) or "
                             f".to(Thread)\n  at {line}")
     try:
-        found = instruction(kind, threads, *(operand.form for operand in operands))
+        found = instruction("CopyAsync" if state.is_ahead else kind, threads, *(operand.form for operand in operands))
     except NoAtom as error:
         raise ScheduleError(f"{error}\n  at {line}") from None
     node = {"MatMul": nodes.ThreeOperands, "Move": nodes.TwoOperands, "Init": nodes.OneOperand}[kind](found)
@@ -182,7 +184,7 @@ def _tile(schedule: Any, step: steps.Tile, rest: tuple, operands: list[Operand],
              for operand, tiler, how in zip(operands, tilers, hows)]
     in_registers = any(operand.form.memory in (RF, FR) for operand in operands)
     if not rest and _is_block(schedule, step, operands, level):
-        return _leaf(schedule, operands, level)
+        return _leaf(schedule, operands, level, state)
     inner = _lower(schedule, rest, parts, step.level or level, state)
     tiles = nodes.Tiles(PARTS[kind], rows, columns, grid[0], grid[1], tuple(hows))
     count = "? x ?" if 0 in grid else f"{grid[0]} x {grid[1]}"
@@ -252,6 +254,8 @@ def _split(schedule: Any, step: steps.Split, rest: tuple, operands: list[Operand
     count = 0 if depth is None else depth // step.k
     unrolled = step.unroll and count > 0                      # a number of steps that is not known is a loop
     parts = [a.seen_as(a.form.tile(ALL, step.k).inner), b.seen_as(b.form.tile(step.k, ALL).inner), c]
+    if any(isinstance(later, steps.Move) and later.prefetch for later in rest[:2]):
+        return _ahead(schedule, step, rest, parts, level, state, count)
     if not step.sync and any(isinstance(later, steps.Move) and later.memory == SH for later in rest):
         state.in_shared.append(f"{step} without .sync at {step.line}")
     inner = _lower(schedule, rest, parts, level, state)
@@ -261,10 +265,38 @@ def _split(schedule: Any, step: steps.Split, rest: tuple, operands: list[Operand
     return Part(node, _under(said, inner))
 
 
+def _ahead(schedule: Any, step: steps.Split, rest: tuple, operands: list[Operand], level: str, state: State,
+           count: int) -> Part:
+    """A loop with both moves a step ahead."""
+    moves = [move for move in rest[:2] if isinstance(move, steps.Move) and move.prefetch]
+    if {move.operand for move in moves} != {0, 1}:
+        raise moves[0].refuse(".prefetch is for the moves of A and B right behind a .split, both of them")
+    changed, brought = list(operands), {}
+    text: list[str] = []
+    for move in moves:
+        operand, before = operands[move.operand], state.cursor
+        place = _place(move, operand, move.implementation.steps, level, state, operands[-1])
+        nbytes = state.cursor - before
+        state.allocate(move, nbytes)                          # the second stage
+        state.is_ahead = True
+        how = _lower(move.implementation, move.implementation.steps, [operand, place.operand], level, state)
+        state.is_ahead = False
+        changed[move.operand] = place.operand
+        brought[move.operand] = Brought(place.operand.form, operand.form.dtype, place.offset, nbytes, how.node)
+        text += _under(f"{move}.prefetch: {operand.form} to {place.said}, two stages, a step ahead", how)
+    inner = _lower(schedule, rest[2:], changed, level, state)
+    unrolled = step.unroll and count > 0
+    node = LoopedAhead(step.k, count, unrolled, brought[0], brought[1], inner.node)
+    said = f"{step}: {count or '?'} steps{', unrolled' if unrolled else ''}, each begins with a wait and a barrier"
+    return Part(node, _under(said, Part(None, tuple(text)), inner))
+
+
 # -- moves ------------------------------------------------------------------------------------------------------------
 
 def _move(schedule: Any, step: steps.Move, rest: tuple, operands: list[Operand], level: str, state: State) -> Part:
     operand = operands[step.operand]
+    if step.prefetch:
+        raise step.refuse(".prefetch is for the moves of A and B right behind a .split, both of them")
     if level == KERNEL:
         raise step.refuse(f"{step.memory} is no memory of a {level}; move behind .to(Block)")
     place = _place(step, operand, step.implementation.steps, level, state, operands[-1])
@@ -291,7 +323,7 @@ def _accumulate(schedule: Any, step: steps.Accumulate, rest: tuple, operands: li
     shares.check(step, rest, c.form.extents, level)
     before = state.cursor
     inner = _lower(schedule, rest, [a, b, place.operand], level, state)
-    if rest and isinstance(rest[0], steps.Split) and rest[0].sync:
+    if rest and isinstance(rest[0], steps.Split) and (rest[0].sync or any(getattr(x, "prefetch", False) for x in rest[1:3])):
         state.cursor = before                                 # what the loop had is read by nobody behind its last barrier
     begin = _lower(step.begin, step.begin.steps, [place.operand], level, state)
     end = _lower(step.end, step.end.steps, [place.operand, c], level, state)

@@ -1,7 +1,7 @@
 """The other specs as instructions: Init, UnaryPointwise, BinaryPointwise, Reduction and Shfl (Table 1).
 
-BinaryPointwise and Reduction take an operator's name, ``"+"``, ``"*"``, ``"max"`` or ``"min"``; UnaryPointwise a function of
-one number; Shfl how lanes exchange (`gemmkit.ptx.shuffle`) and with which.
+BinaryPointwise takes an operator's name, ``"+"``, ``"-"``, ``"*"``, ``"max"`` or ``"min"``; Reduction one of these but
+``"-"``; UnaryPointwise a function of one number; Shfl how lanes exchange (`gemmkit.ptx.shuffle`) and with which.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ def _sum(a: Any, b: Any) -> Any:
     return a + b
 
 
+def _difference(a: Any, b: Any) -> Any:
+    return a - b
+
+
 def _product(a: Any, b: Any) -> Any:
     return a * b
 
@@ -57,7 +61,7 @@ def _smaller(a: Any, b: Any) -> Any:
 
 
 #: The operators of BinaryPointwise and Reduction.
-OPERATORS = MappingProxyType({"+": _sum, "*": _product, "max": _larger, "min": _smaller})
+OPERATORS = MappingProxyType({"+": _sum, "-": _difference, "*": _product, "max": _larger, "min": _smaller})
 _OF_HALVES = MappingProxyType({("+", 1): hadd, ("*", 1): hmul, ("+", 2): hadd2, ("*", 2): hmul2})
 
 
@@ -252,21 +256,24 @@ class CombineHalves(Instruction):
 @atomic("BinaryPointwise")
 @dataclass(frozen=True)
 class Combine(Instruction):
-    """Elements of any type, wherever they are."""
+    """Elements of any type, wherever they are; the second operand may be one element, for all."""
 
-    row: ClassVar[str] = "BinaryPW<+, *, max or min> [1].thread [n], [n] -> [n]: an instruction for each element"
+    row: ClassVar[str] = "BinaryPW<+, -, *, max or min> [1].thread [n], [n] or [] -> [n]: an instruction for each element"
     combine: Any
     access: tuple
+    step: int                                                 # from one element of the second to the next
 
     @staticmethod
     def differs(threads: Threads, *given: Any) -> Iterator[str]:
-        yield from _operator(given[0])
+        name, a, b, c = given
+        yield from _operator(name)
         yield from _one_thread(threads, given[1:])
-        yield from _same_length(given[1:])
+        yield from _same_length((a, c) if count_of(b) == 1 else (a, b, c))
 
     @classmethod
     def of(cls, threads: Threads, *given: Any) -> Instruction:
-        return cls(OPERATORS[given[0]], tuple(map(access_of, given[1:])))
+        name, *forms = given
+        return cls(OPERATORS[name], tuple(map(access_of, forms)), 0 if count_of(forms[1]) == 1 else 1)
 
     def run(self, a: Any, b: Any, c: Any) -> None:
         x, y = self.access[0].load(a), self.access[1].load(b)
@@ -274,7 +281,7 @@ class Combine(Instruction):
 
 
 def _combined(value: Any, number: int, of: Any, others: tuple) -> Any:
-    return of.combine(value, others[number])
+    return of.combine(value, others[number * of.step])
 
 
 # -- Reduction, Shfl --------------------------------------------------------------------------------------------------
@@ -294,6 +301,8 @@ class ReduceLine(Instruction):
     def differs(threads: Threads, *given: Any) -> Iterator[str]:
         name, *forms = given
         yield from _operator(name)
+        if name == "-":
+            yield "a difference of several depends on their order"
         yield from _one_thread(threads, tuple(forms))
         if count_of(forms[-1]) != 1:
             yield f"the result is {forms[-1]}, not one element"

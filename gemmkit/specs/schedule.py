@@ -29,10 +29,13 @@ begin, end)``
 ``.done``, ``.done(f)``     an instruction; the micro-kernel f, a device function of the spec's tensors
 =========================== ========================================================================================
 
-Refinements of what they stand behind: of ``.tile``: ``.to(level)`` (tiles side by side: Block, Warp, Thread),
-``.layout(ColMajor)`` (workers column by column), ``.swizzle(f)`` (workers renumbered), ``.unroll``; of ``.split``: ``.sync``
-(a barrier behind each step), ``.unroll``; of ``.move`` to SH: ``.storage(order)``, ``.pad(elements)`` a line, ``.no_sync``
-(no barrier behind it).
+Refinements of what they stand behind:
+
+* of ``.tile``: ``.to(level)`` (tiles side by side: Block, Warp, Thread), ``.layout(ColMajor)`` (workers column by column),
+  ``.swizzle(f)`` (workers renumbered), ``.unroll``;
+* of ``.split``: ``.sync`` (a barrier behind each step), ``.unroll``;
+* of ``.move`` to SH: ``.storage(order)``, ``.pad(elements)`` a line, ``.no_sync`` (no barrier behind it), ``.prefetch`` (a
+  step ahead, by cp.async).
 """
 
 from __future__ import annotations
@@ -158,6 +161,11 @@ class Schedule:
     def no_sync(self) -> Schedule:
         """No barrier behind the move: a later one serves for both."""
         return self._refined(".no_sync", (steps.Move,), no_sync=True)
+
+    @property
+    def prefetch(self) -> Schedule:
+        """Bring the tile a step ahead, by cp.async into two stages: of both moves right behind a ``.split``."""
+        return self._refined(".prefetch", (steps.Move,), prefetch=True)
 
     # -- helpers ----------------------------------------------------------------------------------------------------
 

@@ -79,6 +79,7 @@ class Move(Step):
     order: str | None = None
     pad: int = 0
     no_sync: bool = False
+    prefetch: bool = False
 
     def __str__(self) -> str:
         name = "AB"[self.operand] if self.operand in (0, 1) else str(self.operand)

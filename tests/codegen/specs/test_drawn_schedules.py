@@ -105,6 +105,17 @@ def test_maxwell_as_ptx() -> None:
 
 
 @pytest.mark.compile
+def test_prefetch_as_ptx() -> None:
+    from tests.support.schedules import maxwell
+
+    a, b, out = operands(64, 64, 24)
+    by_ptx(maxwell(prefetch=True), a, b, out)
+    check(out, a, b)
+    code = maxwell(prefetch=True).compile(*[("f4", "col")] * 3)
+    assert code.usage.spill_stores == code.usage.stack_bytes == 0 and "cp.async" in code.ptx
+
+
+@pytest.mark.compile
 def test_a_users_micro_kernel_as_ptx() -> None:
     from tests.kernels.specs.test_schedules import with_micro_kernel
 

@@ -12,6 +12,7 @@ from tests.support import markdown
 PAGE = markdown.ROOT / "docs" / "specs.md"
 
 
+@pytest.mark.compile
 def test_the_page(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     shown = [block.text for block in markdown.blocks(PAGE) if block.language == "text"]
     printed: list[str] = []
@@ -20,5 +21,5 @@ def test_the_page(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> 
         if said:
             printed.append(said)
 
-    assert markdown.run(PAGE, monkeypatch, rng, {}, check) == 9
+    assert markdown.run(PAGE, monkeypatch, rng, {}, check) == 10
     assert printed == shown

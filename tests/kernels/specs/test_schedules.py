@@ -105,6 +105,28 @@ def multiply_add(a: Any, b: Any, c: Any) -> None:
     c.storage[i, j] = (c.storage[i, j][0] + a.storage[a.at] * b.storage[b.at],)
 
 
+def test_prefetch() -> None:
+    product(maxwell(prefetch=True), operands(64, 64, 40), seed=7)
+    product(maxwell(prefetch=True), operands(64, 64, 8))
+
+
+def test_a_prefetch_without_its_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emulator finds what the node would do wrong."""
+    from gemmkit.specs import ahead
+
+    monkeypatch.setattr(ahead, "barrier", lambda: None)
+    with pytest.raises(EmulatorError, match="(?s)race in .*shared memory"):
+        product(maxwell(prefetch=True), operands(64, 64, 24))
+
+
+def test_a_prefetch_that_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gemmkit.specs import ahead
+
+    monkeypatch.setattr(ahead, "wait", lambda: None)
+    with pytest.raises(EmulatorError):
+        product(maxwell(prefetch=True), operands(64, 64, 24))
+
+
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("schedule", "step"), [(maxwell(split_sync=False), r"\.split\(8\) without \.sync at "),
@@ -182,6 +204,8 @@ CALLED = [
     (lambda: block().tile(32, 32).to(Warp).tile(8, 8).to(Thread).done, "16 tiles for 32 of Thread"),
     (lambda: block().tile(32, 32).to(Warp).tile(8, 8).to(Warp).done, "from Warp there is no way to Warp"),
     (lambda: block().split(8).tile(32, 32).to(Warp).move(A, SH, Move.done).tile(8, 4).to(Thread).done, "SH is a Block's, and this is a step of each Warp"),
+    (lambda: block().split(8).move(A, SH, Move.tile(1, 8).to(Thread).done).prefetch.done, "right behind a .split, both of them"),
+    (lambda: block().move(A, SH, Move.tile(1, 8).to(Thread).done).prefetch.done, "right behind a .split, both of them"),
     (lambda: block(64, 64).tile(32, 32).done, "no instruction is a Block's"),
     (lambda: base().tile(1024, 1024).to(Block).split(64).move(A, SH, Move.tile(32, 64).to(Warp).tile(1, 2).to(Thread).done).tile(32, 32).done, "bytes of shared memory"),
     (lambda: sums(Init.tile(32, 64).to(Warp).tile(8, 4).to(Thread).tile(1, 1).unroll.done).split(8).tile(32, 64).to(Warp).tile(8, 8).to(Thread).done, "Init allocates 8 x 4 elements a Thread, and the product has 64"),
