@@ -11,6 +11,7 @@ import numpy as np
 from gemmkit.components import freeze
 from gemmkit.emulator import machine
 from gemmkit.emulator.mode import current_mode
+from gemmkit.lang import dialect
 from gemmkit.lang.freezing import freeze_array
 from gemmkit.lang.host import View
 from gemmkit.runtime import device
@@ -67,6 +68,7 @@ class Kernel:
         mode = current_mode()
         if mode is None:
             raise TypeError(f"{arrays[0].name} is a host array (NumPy); emulate its kernel: with gemmkit.emulate(): ...")
+        dialect.check(self.component)                         # what the compiler would refuse is refused here
         views = [View(array.value, machine.Memory.for_array(array.value, array.name, readonly=array.is_readonly,
                                                             written=not array.is_filled), unit_axis(info), alignment(info))
                  for array, info in zip(arrays, infos)]

@@ -69,6 +69,17 @@ def test_emulated(drawn: Any, order: str, dtype: str, seed: int) -> None:
     check(out, a, b)
 
 
+@pytest.mark.thorough
+@hypothesis.settings(max_examples=300, phases=[hypothesis.Phase.generate])
+@hypothesis.given(schedules(), orders, st.integers(0, 99))
+def test_many_emulated(drawn: Any, order: str, seed: int) -> None:
+    schedule, sizes = drawn
+    a, b, out = operands(*sizes, "f4", order, seed)
+    with gk.emulate(seed=seed):
+        schedule(a, b, out=out)
+    check(out, a, b)
+
+
 @pytest.mark.compile
 @hypothesis.settings(max_examples=4, phases=[hypothesis.Phase.generate])      # each is compiled: no hunt for a smaller one
 @hypothesis.given(schedules(pads=(0, 4)), orders, st.integers(0, 99))

@@ -58,6 +58,17 @@ def test_arrays_that_are_not_of_their_types(arrays: tuple, words: str) -> None:
         figure_8(*arrays)
 
 
+@specs.kernel(grid=(1,), block=(32,))
+def with_a_list(blocks: Any, threads: Any, A: T[4, 4].fp32.GL) -> None:  # type: ignore[name-defined]
+    kept = [1, 2]
+    A.storage[0, 0] = kept[0]
+
+
+def test_what_is_no_device_code_is_refused_in_the_emulator() -> None:
+    with gk.emulate(), pytest.raises(gk.ComponentError, match="list"):
+        with_a_list(np.zeros((4, 4), "f4"))
+
+
 def in_shared_memory(blocks: Any, threads: Any, a: T[4, 4].fp16.SH) -> None:  # type: ignore[name-defined]
     pass
 

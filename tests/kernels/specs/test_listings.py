@@ -33,3 +33,15 @@ def test_blocks_of_a_grid(rng: np.random.Generator) -> None:
     with gk.emulate():
         maxwell_optimized(a, b, out=out)
     np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("schedule", "dtype", "orders"), [(cuda_wmma_sample, "f2", "CFC"), (maxwell_optimized, "f4", "FFF")],
+                         ids=["cuda_wmma_sample", "maxwell_optimized"])
+def test_on_the_gpu(schedule: Any, dtype: str, orders: str, rng: np.random.Generator) -> None:
+    import cupy
+
+    a, b = (cupy.asarray(rng.standard_normal((1024, 1024)).astype(dtype), order=order) for order in orders[:2])
+    out = cupy.zeros((1024, 1024), "f4", order=orders[2])
+    schedule(a, b, out=out)
+    cupy.testing.assert_allclose(out, a.astype("f8") @ b.astype("f8"), atol=2e-3)
