@@ -14,6 +14,7 @@ from gemmkit.lang.control import each, join, split
 from gemmkit.lang.memory import coordinates_of
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.registers import RegistersType, generate
+from gemmkit.lang.values import convert
 from gemmkit.ptx.memory import load_global, load_shared, store_global, store_shared
 from gemmkit.specs.forms import GL, RF, Form, Line, line_of
 from gemmkit.specs.static import NotKnown, known
@@ -125,6 +126,53 @@ class InGlobal(Component):
 
 
 @dataclass(frozen=True)
+class InPartial(InGlobal):
+    """`InGlobal` of a matrix whose tiles may reach over its edge: there are zeros, and nothing is written (section 3.4)."""
+
+    dtype: Any
+
+    def load(self, tensor: Any) -> tuple:
+        if is_inside(self, tensor):
+            values = load_global(tensor.storage, self.axis, tensor.base, tensor.offset, self.count)
+        else:
+            values = generate(self.count, _element_or_zero, self, tensor.storage, tensor.at)
+        return values
+
+    def store(self, tensor: Any, values: tuple) -> None:
+        if is_inside(self, tensor):
+            store_global(tensor.storage, self.axis, tensor.base, tensor.offset, values)
+        else:
+            each(_store_if_there, values, self, tensor.storage, tensor.at)
+
+    def said(self, itemsize: int) -> str:
+        return f"{self.count * itemsize} bytes in GL, or what of them is there"
+
+
+def is_inside(line: InPartial, tensor: Any) -> bool:
+    """Whether all of a line is in the matrix."""
+    i, j = tensor.at
+    rows, columns = tensor.storage.shape
+    down, across = line.count * (1 - line.axis) + line.axis, line.count * line.axis + 1 - line.axis
+    return i + down <= rows and j + across <= columns
+
+
+def _element_or_zero(n: int, line: InPartial, view: Any, at: tuple) -> Any:
+    i, j = at[0] + n * (1 - line.axis), at[1] + n * line.axis
+    rows, columns = view.shape
+    value = convert(line.dtype, 0)
+    if i < rows and j < columns:
+        value = view[i, j]
+    return value
+
+
+def _store_if_there(value: Any, n: int, line: InPartial, view: Any, at: tuple) -> None:
+    i, j = at[0] + n * (1 - line.axis), at[1] + n * line.axis
+    rows, columns = view.shape
+    if i < rows and j < columns:
+        view[i, j] = value
+
+
+@dataclass(frozen=True)
 class InShared(Component):
     """``times`` accesses to ``width`` neighbours, ``step`` elements apart."""
 
@@ -159,7 +207,7 @@ def access_of(form: Form) -> Any:
     if not isinstance(line, Line):
         raise ValueError(f"{form} {line}")
     if form.memory == GL:
-        return InGlobal(line.axis, line.count)
+        return InPartial(line.axis, line.count, form.dtype) if form.is_partial else InGlobal(line.axis, line.count)
     if form.memory == RF:
         return InRegisters(tuple(line.count if axis == line.axis else 1 for axis in range(form.rank)))
     return _shared_access(form, line)

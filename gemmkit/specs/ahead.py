@@ -11,8 +11,9 @@ from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.ptx.memory import repoint, shared
-from gemmkit.ptx.special import barrier, udiv
+from gemmkit.ptx.special import barrier
 from gemmkit.specs.moves import wait
+from gemmkit.specs.nodes import over
 from gemmkit.specs.repeat import repeat
 from gemmkit.specs.shapes import ALL
 from gemmkit.specs.tensors import on
@@ -48,7 +49,7 @@ class LoopedAhead(Component):
             for i in range(self.count):
                 one_step(i, self, operands, self.count)
         else:
-            count = udiv(operands[0].storage.shape[1], self.k)
+            count = over(operands[0].storage.shape[1], self.k)
             for i in range(count):
                 one_step(i, self, operands, count)
         barrier()                                             # who comes after may use the memory

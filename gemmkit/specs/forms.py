@@ -51,15 +51,17 @@ class Form(Static):
 
     ``levels`` are shapes, the outermost first: an index takes one off. ``unit`` is the axis of a global matrix along which
     elements are neighbours, and ``alignment`` what its rows are aligned to, in bytes. ``rank`` is how many coordinates the
-    storage has.
+    storage has. Of a matrix that ``is_partial`` tiles reach over its edge (section 3.4): there reads give zeros, and nothing
+    is written.
     """
 
     def __init__(self, levels: tuple[Shape, ...], memory: str, dtype: Any, layout: Shape | None = None,
-                 unit: int | None = None, alignment: int = 16, role: Role | None = None, rank: int | None = None):
+                 unit: int | None = None, alignment: int = 16, role: Role | None = None, rank: int | None = None,
+                 is_partial: bool = False):
         self.levels, self.memory, self.dtype = levels, memory, np.dtype(dtype)
         self.layout, self.unit, self.alignment, self.role = layout, unit, alignment, role
-        self.rank = levels[0].rank if rank is None else rank
-        self._parts = (levels, memory, self.dtype, layout, unit, alignment, role, self.rank)
+        self.rank, self.is_partial = levels[0].rank if rank is None else rank, is_partial
+        self._parts = (levels, memory, self.dtype, layout, unit, alignment, role, self.rank, is_partial)
         self._hash = hash(self._parts)
 
     def __eq__(self, other: object) -> bool:
@@ -71,6 +73,7 @@ class Form(Static):
     def __repr__(self) -> str:
         said = ".".join(map(repr, self.levels))
         further = f":{self.layout}" if self.memory == SH else f", unit {self.unit}, align {self.alignment}, {self.rank}-D"
+        further += ", partial" if self.is_partial else ""
         return f"{said}.{self.element}.{self.memory}{further}{f', {self.role}' if self.role else ''}"
 
     def __str__(self) -> str:
@@ -106,7 +109,8 @@ class Form(Static):
 
     def with_(self, **changed: Any) -> Form:
         """The form with other fields."""
-        fields = dict(zip(("levels", "memory", "dtype", "layout", "unit", "alignment", "role", "rank"), self._parts))
+        names = "levels", "memory", "dtype", "layout", "unit", "alignment", "role", "rank", "is_partial"
+        fields = dict(zip(names, self._parts))
         return Form(**{**fields, **changed})
 
     def stored(self, layout: Shape | str) -> Form:

@@ -2,7 +2,8 @@
 
 ``cuda_wmma_sample`` is the CUDA sample's product by tensor cores (26 lines in the paper), ``maxwell_optimized`` one by
 multiply-adds (44 with its micro-kernel). They take what the paper's take: of the first A row-major, B column-major, both
-fp16, C fp32 and row-major; of the second all column-major, fp32; sizes are multiples of 128, and of 128 or 8 along K.
+fp16, C fp32 and row-major; of the second all column-major, fp32. The second's micro-kernel wants M and N to be multiples of
+128, and K of 8.
 """
 
 from __future__ import annotations

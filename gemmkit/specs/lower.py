@@ -33,11 +33,13 @@ MOST_THREADS = 1024
 
 
 class Matrix(NamedTuple):
-    """What is known of a matrix: dtype, order ("row" or "col": which dimension has neighbours), alignment in bytes."""
+    """What is known of a matrix: dtype, order ("row" or "col": which dimension has neighbours), alignment in bytes, and
+    whether the kernel's tiles reach over its edge."""
 
     dtype: np.dtype
     order: str
     alignment: int = 16
+    is_partial: bool = False
 
 
 class Operand(NamedTuple):
@@ -105,7 +107,8 @@ def lower(schedule: Any, a: Matrix, b: Matrix, c: Matrix) -> Lowered:
     """
     m, n, k = schedule.sizes
     state = State(a.dtype, c.dtype)
-    forms = [Form((local(*extents),), GL, x.dtype, unit=1 if x.order == steps.ROW_MAJOR else 0, alignment=x.alignment)
+    forms = [Form((local(*extents),), GL, x.dtype, unit=1 if x.order == steps.ROW_MAJOR else 0, alignment=x.alignment,
+                  is_partial=x.is_partial)
              for extents, x in zip(((m, k), (k, n), (m, n)), (a, b, c))]
     first = schedule.steps[0] if schedule.steps else None
     if schedule.kind != "MatMul" or not isinstance(first, steps.Tile) or first.level != BLOCK:
@@ -151,6 +154,9 @@ def _leaf(schedule: Any, operands: list[Operand], level: str, state: State) -> P
         by = nodes.MatMulBy if kind == "MatMul" else nodes.MoveBy
         if kind == "Init":
             raise ScheduleError(f"{said}: an Init has no micro-kernel")
+        if any(operand.form.is_partial for operand in operands):
+            raise ScheduleError(f"{said} is executed by the micro-kernel {schedule.micro.__name__}, which knows nothing of "
+                                f"tiles that reach over a matrix's edge; pad the matrices with zeros\n  at {line}")
         return Part(by(schedule.micro), (f"{said}: {schedule.micro.__name__}, a micro-kernel",))
     threads = {AT_THREAD: THREAD, AT_WARP: WARP}.get(level)
     if threads is None:

@@ -93,6 +93,8 @@ class CopyLine(Instruction):
             yield f"{count_of(src)} elements of {src.itemsize} bytes are {nbytes} bytes, not 4, 8 or 16"
         if isinstance(line, Line) and line.count > 1 and line.axis != src.unit:
             yield "the elements are no neighbours in global memory"
+        if src.is_partial:
+            yield "tiles reach over the matrix's edge, where a line may end"
         if nbytes > src.alignment:
             yield f"global memory is aligned to {src.alignment} bytes, not {nbytes}"
         access = access_of(dst)

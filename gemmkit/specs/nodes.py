@@ -50,6 +50,11 @@ def column_first(number: int, rows: int, columns: int) -> tuple:
     return number - column * rows, column
 
 
+def over(extent: int, size: int) -> int:
+    """How many tiles of a size cover an extent."""
+    return udiv(extent + size - 1, size)
+
+
 # -- the part of each operand in tile (i, j) --------------------------------------------------------------------------
 # The compiler runs these: a compiled function may not return a tensor that stands on registers.
 
@@ -128,7 +133,7 @@ class SideBySide(Component):
             i, j = self.place(number, self.tiles.m, self.tiles.n)
         else:
             rows, columns = operands[2].storage.shape
-            i, j = self.place(number, udiv(rows, self.tile_rows), udiv(columns, self.tile_columns))
+            i, j = self.place(number, over(rows, self.tile_rows), over(columns, self.tile_columns))
         self.inner.run(self.tiles.parts(self.tiles, operands, i, j))
 
     @property
@@ -162,7 +167,7 @@ class Looped(Component):
             for i in range(self.count):
                 one_step(i, self, operands)
         else:
-            for i in range(udiv(operands[0].storage.shape[1], self.k)):
+            for i in range(over(operands[0].storage.shape[1], self.k)):
                 one_step(i, self, operands)
 
 

@@ -35,8 +35,11 @@ def run(schedule: Any, a: Any, b: Any, out: Any = None, *, stream: Any = None) -
     if out is None:
         out = empty_like(a, (m, n), np.dtype(_SUMS.get(given[0].dtype.name, given[0].dtype)))
     infos = (*given, describe(out, "out"))
-    lowered = kernel_of(schedule, *map(_matrix, ("a", "b", "out"), infos))
-    blocks = _blocks(schedule, lowered, infos)
+    matrices = list(map(_matrix, ("a", "b", "out"), infos))
+    lowered = kernel_of(schedule, *matrices)
+    blocks, is_partial = _blocks(schedule, lowered, infos)
+    if is_partial:                                            # a kernel that looks where the matrices end
+        lowered = kernel_of(schedule, *(matrix._replace(is_partial=True) for matrix in matrices))
     kernel = Kernel(scheduled, lowered.root, lowered.threads, blocks, lowered.shared_bytes)
     arrays = Array(a, "a", is_readonly=True), Array(b, "b", is_readonly=True), Array(out, "out", is_filled=True)
     try:
@@ -86,8 +89,9 @@ def _sizes(a: ArrayInfo, b: ArrayInfo) -> tuple[int, int, int]:
     return a.shape[0], b.shape[1], a.shape[1]
 
 
-def _blocks(schedule: Any, lowered: Lowered, infos: tuple) -> int:
-    """How many blocks are launched. Raises ValueError where the kernel's tiles do not fit, or arrays overlap."""
+def _blocks(schedule: Any, lowered: Lowered, infos: tuple) -> tuple[int, bool]:
+    """How many blocks are launched, and whether tiles reach over an edge. Raises ValueError where out does not fit, or
+    overlaps."""
     a, b, out = infos
     m, n, k = _sizes(a, b)
     if out.shape != (m, n):
@@ -95,14 +99,11 @@ def _blocks(schedule: Any, lowered: Lowered, infos: tuple) -> int:
     for name, size, wanted in zip("MNK", (m, n, k), schedule.sizes):
         if wanted is not None and size != wanted:
             raise ValueError(f"{name} is {size}, and the schedule is of MatMul{schedule.sizes}")
-    for name, size, tile in zip("MNK", (m, n, k), (*lowered.tile, lowered.depth)):
-        if size % tile:
-            raise ValueError(f"{name} is {size}, which the schedule's tiles of {tile} do not divide; pad the matrices with "
-                             "zeros, or take another tile")
     for name, info in (("a", a), ("b", b)):
         if shares_memory(out, info):
             raise ValueError(f"out overlaps {name}; give memory of its own")
-    return (m // lowered.tile[0]) * (n // lowered.tile[1])
+    is_partial = any(size % tile for size, tile in zip((m, n, k), (*lowered.tile, lowered.depth)))
+    return -(-m // lowered.tile[0]) * -(-n // lowered.tile[1]), is_partial
 
 
 def compile_schedule(schedule: Any, a: Any, b: Any, c: Any, *, blocks_per_sm: int = 1) -> Code:

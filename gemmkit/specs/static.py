@@ -261,9 +261,7 @@ class TracedMethod(types.Callable):
         return [], True
 
     def get_impl_key(self, sig: Any) -> Any:
-        args = tuple(sig.args)
-        return _codes[self.method, args if args[:1] == (self.owner,) and (self.method, args) in _codes
-                      else (self.owner, *args)]
+        return _codes[self.method, tuple(sig.args)]           # the first is the object
 
 
 @register_model(TracedMethod)

@@ -17,7 +17,7 @@ from gemmkit.runtime.device import H100
 from gemmkit.specs.launching import Kernel as Launch
 from gemmkit.specs.lower import Matrix
 from gemmkit.specs.nodes import scheduled
-from gemmkit.specs.run import kernel_of
+from gemmkit.specs.run import _blocks, kernel_of, matrix_of
 from gemmkit.specs.schedule import GL, RF, SH, A, B, Block, ColMajor, Init, K, Kernel, M, MatMul, Move, N, RowMajor, Thread
 from tests.ptx_machine.launch import run_ptx
 from tests.support.schedules import operands
@@ -48,7 +48,9 @@ def schedules(draw: Any, pads: tuple = (0, 1, 2, 3, 4)) -> tuple[Any, tuple[int,
             steps = steps.move(B, SH, Move.tile(1, across).to(Thread).done).storage(draw(st.sampled_from([RowMajor, ColMajor]))).pad(draw(st.sampled_from(pads)))
     steps = steps.tile(part, columns).to(Thread).layout(order).split(1)
     steps = (steps.unroll if draw(st.booleans()) else steps).move(A, RF, Move.tile(1, 1).unroll.done).move(B, RF, Move.tile(1, 1).unroll.done)
-    return steps.tile(1, 1).unroll.done, (side * draw(st.integers(1, 2)), 2 * side, k * draw(st.integers(1, 3)))
+    sizes = side * draw(st.integers(1, 2)), 2 * side, k * draw(st.integers(1, 3))
+    over = draw(st.sampled_from([(0, 0, 0), (0, 0, 1), (3, 0, 0), (1, 5, 0), (2, 7, 1)]))         # tiles reach over the edge
+    return steps.tile(1, 1).unroll.done, tuple(size - less for size, less in zip(sizes, over))
 
 
 orders = st.tuples(*[st.sampled_from("CF")] * 3).map("".join)
@@ -95,8 +97,10 @@ def test_as_ptx(drawn: Any, order: str, seed: int) -> None:
 def by_ptx(schedule: Any, a: Any, b: Any, out: Any) -> None:
     """The product by the schedule's PTX."""
     infos = tuple(describe(x) for x in (a, b, out))
-    lowered = kernel_of(schedule, *(Matrix(x.dtype, "row" if x.flags.c_contiguous else "col") for x in (a, b, out)))
-    blocks = out.shape[0] // lowered.tile[0] * (out.shape[1] // lowered.tile[1])
+    matrices = [matrix_of("a", x) for x in (a, b, out)]
+    lowered = kernel_of(schedule, *matrices)
+    blocks, is_partial = _blocks(schedule, lowered, infos)
+    lowered = kernel_of(schedule, *(x._replace(is_partial=is_partial) for x in matrices))
     made = Launch(scheduled, lowered.root, lowered.threads, blocks, lowered.shared_bytes).launchable((True, True, False), infos, H100)
     ptx = to_ptx(scheduled, tuple(argument.type for argument in made.arguments), lowered.threads, H100)
     values = list(made.values)
@@ -113,6 +117,17 @@ def test_maxwell_as_ptx() -> None:
     a, b, out = operands(64, 64, 16)
     by_ptx(maxwell(), a, b, out)
     check(out, a, b)
+
+
+@pytest.mark.compile
+def test_tiles_over_the_edge_as_ptx() -> None:
+    from tests.support.schedules import maxwell
+
+    a, b, out = operands(70, 35, 13)
+    by_ptx(maxwell(), a, b, out)
+    check(out, a, b)
+    code = maxwell().compile(*[Matrix(np.dtype("f4"), "col", 16, is_partial=True)] * 3)
+    assert code.usage.spill_stores == code.usage.stack_bytes == 0
 
 
 @pytest.mark.compile

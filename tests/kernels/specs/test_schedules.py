@@ -105,6 +105,25 @@ def multiply_add(a: Any, b: Any, c: Any) -> None:
     c.storage[i, j] = (c.storage[i, j][0] + a.storage[a.at] * b.storage[b.at],)
 
 
+@pytest.mark.parametrize("sizes", [(60, 64, 16), (64, 35, 16), (64, 64, 13), (70, 33, 5), (1, 1, 1)])
+def test_tiles_over_the_edge(sizes: tuple) -> None:
+    product(maxwell(), operands(*sizes), seed=1)
+    product(scalar(), operands(*sizes, orders="CFC"))
+
+
+def test_fragments_over_the_edge() -> None:
+    from gemmkit.specs.listings import cuda_wmma_sample
+
+    product(cuda_wmma_sample, operands(100, 72, 40, np.float16, "CFC"))
+
+
+def test_what_knows_nothing_of_edges_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="the micro-kernel store_cuda, which knows nothing of tiles"):
+        product(maxwell(end=Move.done(store_cuda)), operands(60, 64, 16))
+    with pytest.raises(ScheduleError, match="tiles reach over the matrix's edge"):
+        product(maxwell(prefetch=True), operands(60, 64, 16))
+
+
 def test_prefetch() -> None:
     product(maxwell(prefetch=True), operands(64, 64, 40), seed=7)
     product(maxwell(prefetch=True), operands(64, 64, 8))
@@ -243,9 +262,6 @@ def test_the_line_is_the_steps() -> None:
 
 
 @pytest.mark.parametrize(("given", "words"), [
-    (lambda: operands(60, 64, 16), "M is 60, which the schedule's tiles of 64 do not divide"),
-    (lambda: operands(64, 60, 16), "N is 60"),
-    (lambda: operands(64, 64, 12), "K is 12, which the schedule's tiles of 8"),
     (lambda: (FLOAT32[0], FLOAT32[1][:8], FLOAT32[2]), "a's columns are b's rows"),
     (lambda: (FLOAT32[0], FLOAT32[1].astype("f2"), FLOAT32[2]), "convert one of them"),
     (lambda: (FLOAT32[0], FLOAT32[1], FLOAT32[2][:32]), r"out is of shape \(32, 64\)"),
