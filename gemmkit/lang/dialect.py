@@ -80,7 +80,7 @@ class Walk:
                 if is_component(part):
                     self.component(part)
                 elif plain(part) is not None:
-                    self.function(plain(part), None, _is_shipped(cls))
+                    self.function(plain(part), None, _is_shipped(cls) and field.name not in cls.without_value)
 
     def function(self, function: Any, owner: Any = None, needed: bool = False) -> bool:
         """Check a function, a method of ``owner`` if it has one; returns whether it gives a value."""

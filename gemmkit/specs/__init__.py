@@ -1,0 +1,68 @@
+"""Specs and schedules: how a product is decomposed, down to the instruction, as device code.
+
+* Shapes, tensors, thread tensors and specs are Graphene's (Hagedorn et al., ASPLOS 2023);
+* schedules are Fireiron's (Hagedorn et al., PACT 2020).
+
+Nothing is compiled by a compiler of their own: a decomposition is a component whose methods are device code.
+"""
+
+from __future__ import annotations
+
+from gemmkit.specs import moves, pointwise, products, shapes
+from gemmkit.specs.forms import FR, GL, RF, SH, Form, T
+from gemmkit.specs.kernels import kernel
+from gemmkit.specs.matching import NoAtom, instruction, spec
+from gemmkit.specs.moves import wait
+from gemmkit.specs.shapes import ALL, Shape, ShapeError, Step, local
+from gemmkit.specs.static import traced
+from gemmkit.specs.tensors import Tensor, TensorError, on
+from gemmkit.specs.tensors import allocate as Allocate
+from gemmkit.specs.threads import THREAD, WARP, Blocks, Threads, blocks, threads
+
+shape = traced(shapes.shape)
+
+Move = spec("Move", moves.__doc__)
+CopyAsync = spec("CopyAsync", moves.__doc__)
+MatMul = spec("MatMul", products.__doc__)
+Init = spec("Init", pointwise.__doc__)
+UnaryPointwise = spec("UnaryPointwise", pointwise.__doc__)
+BinaryPointwise = spec("BinaryPointwise", pointwise.__doc__)
+Reduction = spec("Reduction", pointwise.__doc__)
+Shfl = spec("Shfl", pointwise.__doc__)
+
+__all__ = [
+    "ALL",
+    "FR",
+    "GL",
+    "RF",
+    "SH",
+    "THREAD",
+    "WARP",
+    "Allocate",
+    "BinaryPointwise",
+    "Blocks",
+    "CopyAsync",
+    "Form",
+    "Init",
+    "MatMul",
+    "Move",
+    "NoAtom",
+    "Reduction",
+    "Shape",
+    "ShapeError",
+    "Shfl",
+    "Step",
+    "T",
+    "Tensor",
+    "TensorError",
+    "Threads",
+    "UnaryPointwise",
+    "blocks",
+    "instruction",
+    "kernel",
+    "local",
+    "on",
+    "shape",
+    "threads",
+    "wait",
+]

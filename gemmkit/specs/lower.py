@@ -1,0 +1,379 @@
+"""From a schedule to its tree of nodes: sizes, levels and memories are checked, places allocated, leaves matched.
+
+Nothing is compiled here. The forms that tensors have on the device are computed on the way down, by the same algebra, so
+that an instruction is found, or missed, with the schedule's line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmkit.ptx import wmma
+from gemmkit.runtime.device import H100
+from gemmkit.specs import nodes, shares, steps
+from gemmkit.specs.ahead import Brought, LoopedAhead
+from gemmkit.specs.forms import FR, GL, RF, SH, Form, Role
+from gemmkit.specs.matching import NoAtom, instruction
+from gemmkit.specs.shapes import ALL, Shape, ShapeError, local
+from gemmkit.specs.steps import BLOCK, HOME, KERNEL, LEVELS, ScheduleError
+from gemmkit.specs.steps import THREAD as AT_THREAD
+from gemmkit.specs.steps import WARP as AT_WARP
+from gemmkit.specs.threads import THREAD, WARP
+
+__all__ = ["Lowered", "Matrix", "lower"]
+
+NAMES = {"MatMul": ("a", "b", "c"), "Move": ("the source", "the target"), "Init": ("the target",)}
+PARTS = {"MatMul": nodes.parts_of_matmul, "Move": nodes.parts_of_move, "Init": nodes.parts_of_init}
+WORKERS = {(KERNEL, BLOCK): nodes.block_number, (BLOCK, AT_WARP): nodes.warp_number, (AT_WARP, AT_THREAD): nodes.lane_number,
+           (BLOCK, AT_THREAD): nodes.thread_number}
+MOST_THREADS = 1024
+
+
+class Matrix(NamedTuple):
+    """What is known of a matrix: dtype, order ("row" or "col": which dimension has neighbours), alignment in bytes, and
+    whether the kernel's tiles reach over its edge."""
+
+    dtype: np.dtype
+    order: str
+    alignment: int = 16
+    is_partial: bool = False
+
+
+class Operand(NamedTuple):
+    """An operand on the way down: its form, and the order in which its matrix lies."""
+
+    form: Form
+    order: str | None
+
+    def seen_as(self, form: Form) -> Operand:
+        return Operand(form, self.order)
+
+
+class Part(NamedTuple):
+    """A lowered part: its node, and what `explain` says of it."""
+
+    node: Any
+    text: tuple[str, ...]
+
+
+@dataclass
+class State:
+    """What the walk collects."""
+
+    input: np.dtype
+    accumulator: np.dtype
+    threads: int | None = None
+    tile: tuple[int, int] | None = None                       # of a block
+    cursor: int = 0
+    shared_bytes: int = 0
+    depth: int | None = None                                  # of the steps whose number is known at run time
+    in_shared: list[str] = field(default_factory=list)        # what touches shared memory: for messages
+    is_ahead: bool = False                                    # within a move that is a step ahead
+
+    def allocate(self, step: steps.Step, nbytes: int) -> int:
+        at, self.cursor = self.cursor, self.cursor + -(-nbytes // 128) * 128
+        self.use(step, self.cursor)
+        return at
+
+    def use(self, step: steps.Step, nbytes: int) -> None:
+        self.shared_bytes = max(self.shared_bytes, nbytes)
+        if nbytes > H100.shared_memory_per_block:
+            raise step.refuse(f"{nbytes} bytes of shared memory are needed, and a block has {H100.shared_memory_per_block}; "
+                              "take smaller tiles")
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A kernel: ``root`` is its tree, ``text`` says what it does."""
+
+    root: nodes.Root
+    threads: int
+    tile: tuple[int, int]
+    depth: int
+    shared_bytes: int
+    text: tuple[str, ...]
+    in_shared: tuple[str, ...]
+
+
+def lower(schedule: Any, a: Matrix, b: Matrix, c: Matrix) -> Lowered:
+    """The kernel of a finished schedule for matrices of these kinds.
+
+    Raises ScheduleError, with the schedule's line, where a step does not fit: a size that does not divide, a level out of
+    order, a memory that the level cannot see, a spec that no instruction executes, too many threads or too much shared
+    memory.
+    """
+    m, n, k = schedule.sizes
+    state = State(a.dtype, c.dtype)
+    forms = [Form((local(*extents),), GL, x.dtype, unit=1 if x.order == steps.ROW_MAJOR else 0, alignment=x.alignment,
+                  is_partial=x.is_partial)
+             for extents, x in zip(((m, k), (k, n), (m, n)), (a, b, c))]
+    first = schedule.steps[0] if schedule.steps else None
+    if schedule.kind != "MatMul" or not isinstance(first, steps.Tile) or first.level != BLOCK:
+        raise ScheduleError(f"a kernel is a MatMul that begins with .tile(rows, columns).to(Block), not with {first}"
+                            + (f"\n  at {first.line}" if first is not None else ""))
+    operands = [Operand(form, x.order) for form, x in zip(forms, (a, b, c))]
+    part = _lower(schedule, schedule.steps, operands, KERNEL, state)
+    if state.threads is None:
+        raise first.refuse("no step goes .to(Warp) or .to(Thread): how many threads a block has is not said")
+    assert state.tile is not None
+    head = _spec("MatMul", operands, KERNEL)
+    size = f"{state.threads} threads a block, {state.shared_bytes} bytes of shared memory"
+    return Lowered(nodes.Root(part.node, *forms), state.threads, state.tile, state.depth or 1, state.shared_bytes,
+                   (head, *part.text, size), tuple(state.in_shared))
+
+
+def _lower(schedule: Any, rest: tuple, operands: list[Operand], level: str, state: State) -> Part:
+    if not rest:
+        return _leaf(schedule, operands, level, state)
+    how: Any = {steps.Tile: _tile, steps.Split: _split, steps.Move: _move, steps.Accumulate: _accumulate}[type(rest[0])]
+    try:
+        made: Part = how(schedule, rest[0], rest[1:], operands, level, state)
+        return made
+    except ShapeError as error:
+        raise rest[0].refuse(f"{schedule.kind}: {error}") from None
+
+
+def _spec(kind: str, operands: list[Operand], level: str) -> str:
+    *inputs, out = (str(operand.form) for operand in operands)
+    return f"{kind} ({', '.join(inputs)}) -> ({out}) of a {level}" if inputs else f"{kind} ({out}) of a {level}"
+
+
+def _under(head: str, *parts: Part) -> tuple[str, ...]:
+    return (head, *(f"  {line}" for part in parts for line in part.text))
+
+
+# -- leaves -----------------------------------------------------------------------------------------------------------
+
+def _leaf(schedule: Any, operands: list[Operand], level: str, state: State) -> Part:
+    kind, said = schedule.kind, _spec(schedule.kind, operands, level)
+    line = schedule.steps[-1].line if schedule.steps else ""
+    if schedule.micro is not None:
+        by = nodes.MatMulBy if kind == "MatMul" else nodes.MoveBy
+        if kind == "Init":
+            raise ScheduleError(f"{said}: an Init has no micro-kernel")
+        if any(operand.form.is_partial for operand in operands):
+            raise ScheduleError(f"{said} is executed by the micro-kernel {schedule.micro.__name__}, which knows nothing of "
+                                f"tiles that reach over a matrix's edge; pad the matrices with zeros\n  at {line}")
+        return Part(by(schedule.micro), (f"{said}: {schedule.micro.__name__}, a micro-kernel",))
+    threads = {AT_THREAD: THREAD, AT_WARP: WARP}.get(level)
+    if threads is None:
+        raise ScheduleError(f"{said} is where the schedule ends, and no instruction is a {level}'s; tile it .to(Warp) or "
+                            f".to(Thread)\n  at {line}")
+    try:
+        found = instruction("CopyAsync" if state.is_ahead else kind, threads, *(operand.form for operand in operands))
+    except NoAtom as error:
+        raise ScheduleError(f"{error}\n  at {line}") from None
+    node = {"MatMul": nodes.ThreeOperands, "Move": nodes.TwoOperands, "Init": nodes.OneOperand}[kind](found)
+    return Part(node, (f"{said}: {found.becomes}",))
+
+
+# -- tiles ------------------------------------------------------------------------------------------------------------
+
+def _tile(schedule: Any, step: steps.Tile, rest: tuple, operands: list[Operand], level: str, state: State) -> Part:
+    kind, target = schedule.kind, operands[-1].form
+    (rows, r), (columns, c) = (shares.tiler(step, size, extent)
+                               for size, extent in zip((step.rows, step.columns), target.extents))
+    for what, size, extent in zip(("rows", "columns"), (r, c), target.extents):
+        if extent is not None and extent % size:
+            raise step.refuse(f"tiles of {size} {what} do not divide the {extent} of {kind}'s {target}")
+    grid = tuple(0 if extent is None else extent // size for extent, size in zip(target.extents, (r, c)))
+    if step.level is None and 0 in grid:
+        raise step.refuse(f"how many tiles there are is known at run time; a kernel's tiles go .to({BLOCK})")
+    if step.level is not None:
+        _check_workers(step, level, grid[0] * grid[1], (r, c), state)
+    tilers = [(rows, ALL), (ALL, columns), (rows, columns)] if kind == "MatMul" else [(rows, columns)] * len(operands)
+    hows = [_how(step, name, operand.form, level) for name, operand in zip(NAMES[kind], operands)]
+    parts = [operand.seen_as(operand.form.part(tiler) if how == "own" else operand.form.tile(*tiler).inner)
+             for operand, tiler, how in zip(operands, tilers, hows)]
+    in_registers = any(operand.form.memory in (RF, FR) for operand in operands)
+    if not rest and _is_block(schedule, step, operands, level):
+        return _leaf(schedule, operands, level, state)
+    inner = _lower(schedule, rest, parts, step.level or level, state)
+    tiles = nodes.Tiles(PARTS[kind], rows, columns, grid[0], grid[1], tuple(hows))
+    count = "? x ?" if 0 in grid else f"{grid[0]} x {grid[1]}"
+    if step.level is None:
+        # An array of registers is indexed by constants, or it is none.
+        unrolled = step.unroll or in_registers
+        said = f"{step}: {count} in turn{', unrolled' if unrolled else ''}"
+        return Part(nodes.InTurn(tiles, inner.node, unrolled), _under(said, inner))
+    by_column = step.order == steps.COLUMN_MAJOR
+    said = (f"{step}: {count}, one for each {step.level}, {'column by column' if by_column else 'row by row'}"
+            + (f", renumbered by {step.swizzle.__name__}" if step.swizzle else ""))
+    place = nodes.column_first if by_column else nodes.row_first
+    node = nodes.SideBySide(tiles, inner.node, WORKERS[level, step.level], step.swizzle or nodes.same, place)
+    return Part(node, _under(said, inner))
+
+
+def _is_block(schedule: Any, step: steps.Tile, operands: list[Operand], level: str) -> bool:
+    """Whether the rest, single elements of registers one by one, unrolled, is one leaf: the same instructions, and much less
+    for LLVM to inline."""
+    single = step.level is None and step.unroll and (step.rows, step.columns) == (1, 1)
+    forms = [operand.form for operand in operands]
+    return bool(single and level == AT_THREAD and schedule.micro is None and schedule.kind != "Move"
+                and all(form.memory == RF and len(form.levels) == 1 for form in forms))
+
+
+def _check_workers(step: steps.Tile, level: str, count: int, tile: tuple[int, int], state: State) -> None:
+    """Whether there are as many workers as tiles: the first steps say how many there are."""
+    at = step.level
+    if (level, at) not in WORKERS:
+        raise step.refuse(f"from {level} there is no way to {at}; levels go from Kernel to Block, to Warp, to Thread")
+    if at == BLOCK:
+        state.tile = tile
+        return
+    there = 32 if level == AT_WARP else state.threads
+    each = 32 if at == AT_WARP else 1
+    if there is None:
+        state.threads = there = count * each
+        if there > MOST_THREADS:
+            raise step.refuse(f"{there} threads are needed, and a block has {MOST_THREADS} at most; take larger tiles")
+    workers = there if level == AT_WARP else there // each
+    if count != workers:
+        raise step.refuse(f"{count} tiles for {workers} of {at}; give tiles so that each has one")
+    if step.swizzle is not None:
+        shares.permuted(step, count)
+
+
+def _how(step: steps.Tile, name: str, form: Form, level: str) -> str:
+    home = LEVELS.index(HOME[form.memory])
+    if step.level is None:
+        if home > LEVELS.index(level):
+            owner = HOME[form.memory]
+            raise step.refuse(f"{name} is shared out in {form.memory}, a part for each {owner}; tiles of it in turn come "
+                              f"after .to({owner})")
+        return "offset"
+    if form.memory == FR and step.level == AT_THREAD:
+        raise step.refuse(f"{name} is in fragments, which are a warp's; its tiles end .to(Warp)")
+    return "own" if home >= LEVELS.index(step.level) else "base"
+
+
+def _split(schedule: Any, step: steps.Split, rest: tuple, operands: list[Operand], level: str, state: State) -> Part:
+    a, b, c = operands
+    depth = a.form.extents[1]
+    if depth is not None and depth % step.k:
+        raise step.refuse(f"steps of {step.k} do not divide the {depth} columns of {a.form}")
+    if depth is None:
+        state.depth = step.k
+    count = 0 if depth is None else depth // step.k
+    unrolled = step.unroll and count > 0                      # a number of steps that is not known is a loop
+    parts = [a.seen_as(a.form.tile(ALL, step.k).inner), b.seen_as(b.form.tile(step.k, ALL).inner), c]
+    if any(isinstance(later, steps.Move) and later.prefetch for later in rest[:2]):
+        return _ahead(schedule, step, rest, parts, level, state, count)
+    if not step.sync and any(isinstance(later, steps.Move) and later.memory == SH for later in rest):
+        state.in_shared.append(f"{step} without .sync at {step.line}")
+    inner = _lower(schedule, rest, parts, level, state)
+    barrier = ", a barrier behind each" if step.sync else ""
+    said = f"{step}: {count or '?'} steps{', unrolled' if unrolled else ''}{barrier}"
+    node = nodes.Looped(step.k, count, "offset" if unrolled else "base", step.sync, unrolled, inner.node)
+    return Part(node, _under(said, inner))
+
+
+def _ahead(schedule: Any, step: steps.Split, rest: tuple, operands: list[Operand], level: str, state: State,
+           count: int) -> Part:
+    """A loop with both moves a step ahead."""
+    moves = [move for move in rest[:2] if isinstance(move, steps.Move) and move.prefetch]
+    if {move.operand for move in moves} != {0, 1}:
+        raise moves[0].refuse(".prefetch is for the moves of A and B right behind a .split, both of them")
+    changed, brought = list(operands), {}
+    text: list[str] = []
+    for move in moves:
+        operand, before = operands[move.operand], state.cursor
+        place = _place(move, operand, move.implementation.steps, level, state, operands[-1])
+        nbytes = state.cursor - before
+        state.allocate(move, nbytes)                          # the second stage
+        state.is_ahead = True
+        how = _lower(move.implementation, move.implementation.steps, [operand, place.operand], level, state)
+        state.is_ahead = False
+        changed[move.operand] = place.operand
+        brought[move.operand] = Brought(place.operand.form, operand.form.dtype, place.offset, nbytes, how.node)
+        text += _under(f"{move}.prefetch: {operand.form} to {place.said}, two stages, a step ahead", how)
+    inner = _lower(schedule, rest[2:], changed, level, state)
+    unrolled = step.unroll and count > 0
+    node = LoopedAhead(step.k, count, unrolled, brought[0], brought[1], inner.node)
+    said = f"{step}: {count or '?'} steps{', unrolled' if unrolled else ''}, each begins with a wait and a barrier"
+    return Part(node, _under(said, Part(None, tuple(text)), inner))
+
+
+# -- moves ------------------------------------------------------------------------------------------------------------
+
+def _move(schedule: Any, step: steps.Move, rest: tuple, operands: list[Operand], level: str, state: State) -> Part:
+    operand = operands[step.operand]
+    if step.prefetch:
+        raise step.refuse(".prefetch is for the moves of A and B right behind a .split, both of them")
+    if level == KERNEL:
+        raise step.refuse(f"{step.memory} is no memory of a {level}; move behind .to(Block)")
+    place = _place(step, operand, step.implementation.steps, level, state, operands[-1])
+    how = _lower(step.implementation, step.implementation.steps, [operand, place.operand], level, state)
+    changed = [place.operand if n == step.operand else x for n, x in enumerate(operands)]
+    is_shared = step.memory == SH
+    if is_shared:
+        state.in_shared.append(f"{step}{' without a barrier' if step.no_sync else ''} at {step.line}")
+    inner = _lower(schedule, rest, changed, level, state)
+    replaced = nodes.with_source if schedule.kind == "Move" else (nodes.with_a, nodes.with_b)[step.operand]
+    synced = is_shared and not step.no_sync
+    node = nodes.MovedNode(step.operand, place.operand.form, place.allocated, place.offset, is_shared, synced, how.node,
+                           inner.node, replaced)
+    said = f"{step}: {operand.form} to {place.said}{', then a barrier' if synced else ''}"
+    return Part(node, (*_under(said, how), *inner.text))
+
+
+def _accumulate(schedule: Any, step: steps.Accumulate, rest: tuple, operands: list[Operand], level: str,
+                state: State) -> Part:
+    a, b, c = operands
+    if level == KERNEL:
+        raise step.refuse(f"{step.memory} is no memory of a {level}; accumulate behind .to(Block)")
+    place = _place(step, c, step.begin.steps, level, state, c)
+    shares.check(step, rest, c.form.extents, level)
+    before = state.cursor
+    inner = _lower(schedule, rest, [a, b, place.operand], level, state)
+    if rest and isinstance(rest[0], steps.Split) and (rest[0].sync or any(getattr(x, "prefetch", False) for x in rest[1:3])):
+        state.cursor = before                                 # what the loop had is read by nobody behind its last barrier
+    begin = _lower(step.begin, step.begin.steps, [place.operand], level, state)
+    end = _lower(step.end, step.end.steps, [place.operand, c], level, state)
+    if step.end.micro is not None:
+        state.use(step, getattr(step.end.micro, "shared_bytes", 0))
+    said = f"{step}: sums in {place.said}"
+    node = nodes.Accumulated(place.operand.form, place.allocated, begin.node, inner.node, end.node)
+    return Part(node, (*_under(said, begin), *inner.text, *_under("at the end", end)))
+
+
+class Place(NamedTuple):
+    """Where an operand goes: as all see it, what one worker allocates of it, and from which byte of shared memory on."""
+
+    operand: Operand
+    allocated: Form
+    offset: int
+    said: str
+
+
+def _place(step: Any, operand: Operand, decomposition: tuple, level: str, state: State, other: Operand) -> Place:
+    form, memory = operand.form, step.memory
+    if LEVELS.index(HOME[memory]) < LEVELS.index(level):
+        raise step.refuse(f"{memory} is a {HOME[memory]}'s, and this is a step of each {level}; move before .to({level})")
+    if memory == SH:
+        order = step.order or operand.order or other.order or steps.ROW_MAJOR
+        rows, columns = form.extents
+        layout = Shape((rows, columns), (columns + step.pad, 1) if order == steps.ROW_MAJOR else (1, rows + step.pad))
+        made = Form((local(rows, columns),), SH, form.dtype, layout)
+        return Place(Operand(made, order), made, state.allocate(step, made.bytes), f"{made.element}.SH, {layout}")
+    home = HOME[memory]
+    extents = form.extents if level == home else shares.owned(step, decomposition, form.extents, level, home)
+    role = _role(step, operand, extents, state) if memory == FR else None
+    seen = shares.form_in_registers(form, memory, role)
+    allocated = seen.with_(levels=(local(*extents),))
+    return Place(Operand(seen, operand.order if memory == FR else None), allocated, 0, f"{allocated} of each {home}")
+
+
+def _role(step: Any, operand: Operand, extents: tuple, state: State) -> Role:
+    name = "c" if isinstance(step, steps.Accumulate) else "ab"[step.operand]
+    role = Role(name, operand.order, state.input, state.accumulator)
+    key = (16, 16, 16), state.input, state.accumulator
+    if key not in wmma.SPECS:
+        raise step.refuse(f"no wmma instruction multiplies {state.input} and adds up {state.accumulator}; they take float16 "
+                          "(sums of float32 or float16) and bfloat16 (float32)")
+    if extents[0] % 16 or extents[1] % 16:
+        raise step.refuse(f"{extents[0]} x {extents[1]} elements a warp are no whole fragments of 16 x 16")
+    return replace(role, order=None) if name == "c" else role

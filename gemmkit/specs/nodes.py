@@ -1,0 +1,317 @@
+"""The tree that a schedule is lowered to: components whose `run` is device code.
+
+Numba's specialisation does the lowering: a node's fields are constants, its ``inner`` node is compiled into it, and of the
+tree nothing is left in the machine code but what its leaves are. ``operands`` is a tuple of tensors: (a, b, c) of a MatMul,
+(source, target) of a Move, (target,) of an Init.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from gemmkit.components import Component
+from gemmkit.ptx.special import barrier, block_x, thread_index, udiv, uniform
+from gemmkit.specs.repeat import repeat
+from gemmkit.specs.shapes import ALL
+from gemmkit.specs.static import traced
+from gemmkit.specs.tensors import allocate, on
+
+# -- workers: their numbers -------------------------------------------------------------------------------------------
+
+def block_number() -> int:
+    return block_x()
+
+
+def warp_number() -> int:
+    return uniform(udiv(thread_index(), 32))
+
+
+def lane_number() -> int:
+    return thread_index() & 31
+
+
+def thread_number() -> int:
+    return thread_index()
+
+
+def same(number: int) -> int:
+    return number
+
+
+def row_first(number: int, rows: int, columns: int) -> tuple:
+    """The place of worker or tile ``number`` in a grid, row by row."""
+    row = udiv(number, columns)
+    return row, number - row * columns
+
+
+def column_first(number: int, rows: int, columns: int) -> tuple:
+    column = udiv(number, rows)
+    return number - column * rows, column
+
+
+def over(extent: int, size: int) -> int:
+    """How many tiles of a size cover an extent."""
+    return udiv(extent + size - 1, size)
+
+
+# -- the part of each operand in tile (i, j) --------------------------------------------------------------------------
+# The compiler runs these: a compiled function may not return a tensor that stands on registers.
+
+@traced
+def parts_of_matmul(tiles: Any, operands: tuple, i: int, j: int) -> tuple:
+    a, b, c = operands
+    return (a.part(tiles.rows, ALL, i, 0, tiles.hows[0]), b.part(ALL, tiles.columns, 0, j, tiles.hows[1]),
+            c.part(tiles.rows, tiles.columns, i, j, tiles.hows[2]))
+
+
+@traced
+def parts_of_move(tiles: Any, operands: tuple, i: int, j: int) -> tuple:
+    source, target = operands
+    return (source.part(tiles.rows, tiles.columns, i, j, tiles.hows[0]),
+            target.part(tiles.rows, tiles.columns, i, j, tiles.hows[1]))
+
+
+@traced
+def parts_of_init(tiles: Any, operands: tuple, i: int, j: int) -> tuple:
+    return (operands[0].part(tiles.rows, tiles.columns, i, j, tiles.hows[0]),)
+
+
+@dataclass(frozen=True)
+class Tiles(Component):
+    """Tiles of ``rows`` x ``columns``, ``m`` x ``n`` of them (0: known at run time).
+
+    ``hows`` say how each operand goes there (`gemmkit.specs.tensors.Tensor.part`).
+    """
+
+    parts: Any
+    rows: Any
+    columns: Any
+    m: int
+    n: int
+    hows: tuple
+
+
+@dataclass(frozen=True)
+class InTurn(Component):
+    """Tiles one after the other, row by row: ``.tile(r, c)``."""
+
+    tiles: Tiles
+    inner: Any
+    is_unrolled: bool
+
+    def run(self, operands: tuple) -> None:
+        if self.is_unrolled:
+            repeat(self.count, one_tile, self, operands)
+        else:
+            for number in range(self.count):
+                one_tile(number, self, operands)
+
+    @property
+    def count(self) -> int:
+        return self.tiles.m * self.tiles.n
+
+
+def one_tile(number: int, node: InTurn, operands: tuple) -> None:
+    i, j = row_first(number, node.tiles.m, node.tiles.n)
+    node.inner.run(node.tiles.parts(node.tiles, operands, i, j))
+
+
+@dataclass(frozen=True)
+class SideBySide(Component):
+    """A tile for each worker: ``.tile(r, c).to(level)``, with the refinements ``.layout`` and ``.swizzle``."""
+
+    tiles: Tiles
+    inner: Any
+    worker: Any
+    swizzle: Any
+    place: Any
+
+    def run(self, operands: tuple) -> None:
+        number = self.swizzle(self.worker())
+        if self.is_known:
+            i, j = self.place(number, self.tiles.m, self.tiles.n)
+        else:
+            rows, columns = operands[2].storage.shape
+            i, j = self.place(number, over(rows, self.tile_rows), over(columns, self.tile_columns))
+        self.inner.run(self.tiles.parts(self.tiles, operands, i, j))
+
+    @property
+    def is_known(self) -> bool:
+        return self.tiles.m > 0 and self.tiles.n > 0
+
+    @property
+    def tile_rows(self) -> int:
+        return self.tiles.rows if isinstance(self.tiles.rows, int) else self.tiles.rows.size
+
+    @property
+    def tile_columns(self) -> int:
+        return self.tiles.columns if isinstance(self.tiles.columns, int) else self.tiles.columns.size
+
+
+@dataclass(frozen=True)
+class Looped(Component):
+    """Steps along K: ``.split(k)``, with ``.sync`` and ``.unroll``. ``count`` 0 is known at run time."""
+
+    k: int
+    count: int
+    how: str
+    is_synced: bool
+    is_unrolled: bool
+    inner: Any
+
+    def run(self, operands: tuple) -> None:
+        if self.is_unrolled:
+            repeat(self.count, one_step, self, operands)
+        elif self.count > 0:
+            for i in range(self.count):
+                one_step(i, self, operands)
+        else:
+            for i in range(over(operands[0].storage.shape[1], self.k)):
+                one_step(i, self, operands)
+
+
+def one_step(i: int, node: Looped, operands: tuple) -> None:
+    a, b, c = operands
+    node.inner.run((a.part(ALL, node.k, 0, i, node.how), b.part(node.k, ALL, i, 0, node.how), c))
+    if node.is_synced:
+        barrier()
+
+
+# -- moves ------------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class MovedNode(Component):
+    """Operand ``number`` moves to a new place by ``implementation``; what follows finds it there: ``.move``.
+
+    Registers are allocated here, in the function that passes them on: they are its own (`allocate`).
+    """
+
+    number: int
+    form: Any
+    allocated: Any
+    offset: int
+    is_shared: bool
+    is_synced: bool
+    implementation: Any
+    inner: Any
+    replaced: Any
+
+    def run(self, operands: tuple) -> None:
+        if self.is_shared:
+            new = allocate(self.form, self.offset)
+        else:
+            new = allocate(self.allocated).seen_as(self.form)
+        self.implementation.run((operands[self.number], new))
+        if self.is_synced:
+            barrier()
+        self.inner.run(self.replaced(operands, new))
+
+
+@traced
+def with_a(operands: tuple, new: Any) -> tuple:
+    return new, operands[1], operands[2]
+
+
+@traced
+def with_b(operands: tuple, new: Any) -> tuple:
+    return operands[0], new, operands[2]
+
+
+@traced
+def with_source(operands: tuple, new: Any) -> tuple:
+    return new, operands[1]
+
+
+@dataclass(frozen=True)
+class Accumulated(Component):
+    """Sums in a place of their own: ``.accumulate_in(memory, begin, end)``."""
+
+    form: Any
+    allocated: Any
+    begin: Any
+    inner: Any
+    end: Any
+
+    def run(self, operands: tuple) -> None:
+        a, b, c = operands
+        sums = allocate(self.allocated).seen_as(self.form)
+        self.begin.run((sums,))
+        self.inner.run((a, b, sums))
+        self.end.run((sums, c))
+
+
+# -- leaves -----------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class ThreeOperands(Component):
+    """``.done`` of a MatMul: one instruction (`gemmkit.specs.matching`)."""
+
+    instruction: Any
+
+    def run(self, operands: tuple) -> None:
+        a, b, c = operands
+        self.instruction.run(a, b, c)
+
+
+@dataclass(frozen=True)
+class TwoOperands(Component):
+    """``.done`` of a Move."""
+
+    instruction: Any
+
+    def run(self, operands: tuple) -> None:
+        source, target = operands
+        self.instruction.run(source, target)
+
+
+@dataclass(frozen=True)
+class OneOperand(Component):
+    """``.done`` of an Init."""
+
+    instruction: Any
+
+    def run(self, operands: tuple) -> None:
+        self.instruction.run(operands[0])
+
+
+@dataclass(frozen=True)
+class MatMulBy(Component):
+    """``.done(function)`` of a MatMul: a micro-kernel, any device function of (a, b, c)."""
+
+    without_value: ClassVar[tuple[str, ...]] = ("function",)
+    function: Any
+
+    def run(self, operands: tuple) -> None:
+        a, b, c = operands
+        self.function(a, b, c)
+
+
+@dataclass(frozen=True)
+class MoveBy(Component):
+    """``.done(function)`` of a Move: a micro-kernel of (source, target)."""
+
+    without_value: ClassVar[tuple[str, ...]] = ("function",)
+    function: Any
+
+    def run(self, operands: tuple) -> None:
+        source, target = operands
+        self.function(source, target)
+
+
+@dataclass(frozen=True)
+class Root(Component):
+    """A kernel: the tree with the forms of its matrices."""
+
+    tree: Any
+    a: Any
+    b: Any
+    c: Any
+
+    def run(self, a: Any, b: Any, c: Any) -> None:
+        self.tree.run((on(a, self.a), on(b, self.b), on(c, self.c)))
+
+
+def scheduled(root: Root, a: Any, b: Any, c: Any) -> None:
+    """The kernel of a schedule."""
+    root.run(a, b, c)

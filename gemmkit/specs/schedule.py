@@ -1,0 +1,283 @@
+"""Schedules: how a product is decomposed, as a chain of steps (Fireiron; Hagedorn et al., PACT 2020).
+
+A schedule begins with a spec and ends with ``.done``: there an instruction executes what is left, or a micro-kernel does.
+Every step makes a new schedule, so that parts can be named, shared and tried in variants:
+
+>>> thread_by_thread = (MatMul(M, N, K)(GL, GL, GL)(Kernel)
+...     .tile(16, 16).to(Block)                           # a block computes 16 x 16
+...     .tile(1, 1).to(Thread)                            # and each of its 256 threads one element
+...     .accumulate_in(RF, Init.done, Move.done)          # in a register
+...     .split(1)
+...     .move(A, RF, Move.done)
+...     .move(B, RF, Move.done)
+...     .done)                                            # MatMul(1,1,1)(RF,RF,RF)(Thread): fma
+>>> import gemmkit, numpy as np
+>>> a = np.ones((16, 32), np.float32)
+>>> with gemmkit.emulate():
+...     print(thread_by_thread(a, a.T)[3, 4])
+32.0
+
+=========================== ========================================================================================
+decomposition               what it says
+=========================== ========================================================================================
+``.tile(r, c)``             C (and with it A's rows, B's columns) in tiles, one after the other; of a Move both operands.
+                            A size may be (width, step): pieces of ``width`` neighbours, ``step`` apart
+``.split(k)``               steps along K
+``.move(x, memory, how)``   operand x (A, B; SRC of a Move) goes to another memory, by the schedule ``how`` of a Move
+``.accumulate_in(memory,    sums begin by the schedule of an Init, and end in C by that of a Move
+begin, end)``
+``.done``, ``.done(f)``     an instruction; the micro-kernel f, a device function of the spec's tensors
+=========================== ========================================================================================
+
+Refinements of what they stand behind:
+
+* of ``.tile``: ``.to(level)`` (tiles side by side: Block, Warp, Thread), ``.layout(ColMajor)`` (workers column by column),
+  ``.swizzle(f)`` (workers renumbered), ``.unroll``;
+* of ``.split``: ``.sync`` (a barrier behind each step), ``.unroll``;
+* of ``.move`` to SH: ``.storage(order)``, ``.pad(elements)`` a line, ``.no_sync`` (no barrier behind it), ``.prefetch`` (a
+  step ahead, by cp.async).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import FunctionType
+from typing import Any
+
+from gemmkit.specs import steps
+from gemmkit.specs.forms import FR, GL, RF, SH
+from gemmkit.specs.steps import ScheduleError, line_here
+
+__all__ = ["FR", "GL", "RF", "SH", "SRC", "A", "B", "Block", "ColMajor", "Init", "K", "Kernel", "M", "MatMul", "Move", "N",
+           "RowMajor", "Schedule", "ScheduleError", "Thread", "Warp", "micro_kernel"]
+
+Kernel, Block, Warp, Thread = steps.LEVELS
+RowMajor, ColMajor = steps.ROW_MAJOR, steps.COLUMN_MAJOR
+#: Operands: of a MatMul, and of a Move.
+A, B, SRC = 0, 1, 0
+#: Sizes that are known at run time.
+M, N, K = "MNK"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A spec (``kind``: MatMul, Move or Init) and the steps that decompose it: see the module.
+
+    Every method returns a new schedule. A step that makes no sense where it stands, whatever the operands, raises
+    ScheduleError at once; one that does not fit the operands does so before anything is compiled.
+    """
+
+    kind: str
+    sizes: tuple = (None, None, None)
+    steps: tuple = ()
+
+    # -- decompositions ---------------------------------------------------------------------------------------------
+
+    def tile(self, rows: Any, columns: Any) -> Schedule:
+        """Tiles of ``rows`` x ``columns``, each a number or (width, step)."""
+        step = steps.Tile(rows, columns, line=line_here())
+        for name, size in (("rows", rows), ("columns", columns)):
+            parts = size if isinstance(size, tuple) else (size,)
+            if len(parts) > 2 or not all(type(part) is int and part > 0 for part in parts):
+                raise step.refuse(f"{name}={size!r}; give a number of at least 1, or (width, step)")
+            if len(parts) == 2 and parts[1] % parts[0]:
+                raise step.refuse(f"{name}={size}: the step must be a multiple of the width {parts[0]}")
+        return self._with(step)
+
+    def split(self, k: int) -> Schedule:
+        """Steps of ``k`` along K."""
+        step = steps.Split(k, line=line_here())
+        if type(k) is not int or k < 1:
+            raise step.refuse(f"k={k!r}; give a number of at least 1")
+        if self.kind != "MatMul":
+            raise step.refuse(f"a {self.kind} has no K; .split is of a MatMul")
+        return self._with(step)
+
+    def move(self, operand: int, memory: str, implementation: Schedule) -> Schedule:
+        """Operand A, B (of a Move: SRC) goes to ``memory``, by a schedule of a Move."""
+        step = steps.Move(operand, memory, implementation, line=line_here())
+        if self.kind == "Init" or operand not in ((A, B) if self.kind == "MatMul" else (SRC,)):
+            raise step.refuse(f"operand={operand!r}; a MatMul moves A or B, a Move SRC, an Init nothing")
+        if memory not in (SH, RF, FR):
+            raise step.refuse(f"memory={memory!r}; operands move to SH, RF or FR")
+        _finished(step, "implementation", implementation, "Move")
+        return self._with(step)
+
+    def accumulate_in(self, memory: str, begin: Schedule, end: Schedule) -> Schedule:
+        """Sums in RF or FR: ``begin`` is a schedule of an Init, ``end`` of a Move."""
+        step = steps.Accumulate(memory, begin, end, line=line_here())
+        if self.kind != "MatMul":
+            raise step.refuse(f"a {self.kind} has no sums; .accumulate_in is of a MatMul")
+        if memory not in (RF, FR):
+            raise step.refuse(f"memory={memory!r}; sums are kept in RF or FR")
+        _finished(step, "begin", begin, "Init")
+        _finished(step, "end", end, "Move")
+        return self._with(step)
+
+    @property
+    def done(self) -> Finished:
+        """The end; called with a device function, that executes what is left."""
+        return Finished(self.kind, self.sizes, self.steps)
+
+    # -- refinements ------------------------------------------------------------------------------------------------
+
+    def to(self, level: str) -> Schedule:
+        """Tiles side by side, one for each worker of ``level``: Block, Warp or Thread."""
+        if level not in steps.LEVELS[1:]:
+            raise self._last(steps.Tile, ".to").refuse(f".to({level!r}): give {', '.join(steps.LEVELS[1:])}")
+        return self._refined(".to", (steps.Tile,), level=level)
+
+    def layout(self, order: str) -> Schedule:
+        """Workers row by row (RowMajor) or column by column (ColMajor)."""
+        return self._refined(".layout", (steps.Tile,), order=_order(self, ".layout", order))
+
+    def swizzle(self, function: Any) -> Schedule:
+        """Workers renumbered by a device function, which must be a permutation of their numbers."""
+        if not isinstance(function, FunctionType):
+            raise self._last(steps.Tile, ".swizzle").refuse(f".swizzle({function!r}): give a function of a worker's number")
+        return self._refined(".swizzle", (steps.Tile,), swizzle=function)
+
+    @property
+    def unroll(self) -> Schedule:
+        """No loop: the code is there as often."""
+        return self._refined(".unroll", (steps.Tile, steps.Split), unroll=True)
+
+    @property
+    def sync(self) -> Schedule:
+        """A barrier behind each step."""
+        return self._refined(".sync", (steps.Split,), sync=True)
+
+    def storage(self, order: str) -> Schedule:
+        """How a tile lies in shared memory: RowMajor, ColMajor."""
+        return self._refined(".storage", (steps.Move,), order=_order(self, ".storage", order))
+
+    def pad(self, elements: int) -> Schedule:
+        """So many elements more a line of shared memory, which then begins in another bank."""
+        if type(elements) is not int or elements < 0:
+            raise self._last(steps.Move, ".pad").refuse(f".pad({elements!r}): give a number of elements")
+        return self._refined(".pad", (steps.Move,), pad=elements)
+
+    @property
+    def no_sync(self) -> Schedule:
+        """No barrier behind the move: a later one serves for both."""
+        return self._refined(".no_sync", (steps.Move,), no_sync=True)
+
+    @property
+    def prefetch(self) -> Schedule:
+        """Bring the tile a step ahead, by cp.async into two stages: of both moves right behind a ``.split``."""
+        return self._refined(".prefetch", (steps.Move,), prefetch=True)
+
+    # -- helpers ----------------------------------------------------------------------------------------------------
+
+    def _with(self, step: Any) -> Schedule:
+        if isinstance(self, Finished):
+            raise step.refuse("the schedule is done; put the step before .done")
+        return Schedule(self.kind, self.sizes, (*self.steps, step))
+
+    def _last(self, kind: Any, name: str) -> Any:
+        last = self.steps[-1] if self.steps else None
+        if isinstance(self, Finished) or not isinstance(last, kind):
+            kinds = kind if isinstance(kind, tuple) else (kind,)
+            wanted = " or ".join(f".{k.__name__.lower()}" for k in kinds)
+            raise ScheduleError(f"{name} refines {wanted}, and stands behind {self.kind if last is None else last}"
+                                f"{'.done' if isinstance(self, Finished) else ''}\n  at {line_here()}")
+        return last
+
+    def _refined(self, name: str, kinds: tuple, **changed: Any) -> Schedule:
+        last = self._last(kinds, name)
+        if isinstance(last, steps.Move) and last.memory != SH:
+            raise last.refuse(f"{name} is of moves to SH; registers have no layout and need no barrier")
+        return replace(self, steps=(*self.steps[:-1], replace(last, **changed)))
+
+
+@dataclass(frozen=True)
+class Finished(Schedule):
+    """A schedule to its end: with ``micro`` a micro-kernel's. That of a kernel can be called, explained and configured."""
+
+    micro: Any = None
+
+    def __call__(self, *given: Any, **how: Any) -> Any:
+        """Of a kernel's schedule: ``schedule(a, b, out=None, stream=None)``, the product (`gemmkit.specs.run.run`). Of a
+        part: ``done(function)``, executed by a micro-kernel.
+
+        Raises ScheduleError, TypeError, ValueError before anything is compiled.
+        """
+        if len(given) == 1 and isinstance(given[0], FunctionType):
+            return replace(self, micro=given[0])
+        from gemmkit.specs.run import run
+
+        return run(self, *given, **how)
+
+    def explain(self, a: Any, b: Any, c: Any) -> str:
+        """What the kernel's schedule becomes, as an indented tree: how many tiles, for whom, in which memory, and which
+        instruction executes each leaf.
+
+        Matrices are arrays, or (dtype, order): ``schedule.explain(("float16", "row"), ("float16", "col"), ("float32",
+        "row"))``. Raises ScheduleError where the schedule does not fit them.
+        """
+        from gemmkit.specs.run import explain
+
+        return explain(self, a, b, c)
+
+    def compile(self, a: Any, b: Any, c: Any, *, blocks_per_sm: int = 1) -> Any:
+        """PTX, machine code and what it takes of registers, for an H100 and without a GPU: a
+        `gemmkit.specs.launching.Code`. Matrices are as for `explain`. Raises ScheduleError."""
+        from gemmkit.specs.run import compile_schedule
+
+        return compile_schedule(self, a, b, c, blocks_per_sm=blocks_per_sm)
+
+    def config(self, a: Any, b: Any, c: Any, **fields: Any) -> Any:
+        """The Config of gemmkit's template kernel that does the same (`gemmkit.specs.to_config.config`); raises ConfigError,
+        naming all that does not fit, where there is none."""
+        from gemmkit.specs.to_config import config
+
+        return config(self, a, b, c, **fields)
+
+
+def MatMul(m: Any, n: Any, k: Any) -> Any:
+    """``MatMul(M, N, K)(GL, GL, GL)(Kernel)``: the spec of a whole product.
+
+    Sizes are numbers, or M, N, K: known at run time. Raises ScheduleError for another size, memory or level.
+    """
+    for name, size in zip("mnk", (m, n, k)):
+        if not (type(size) is int and size > 0) and size not in (M, N, K):
+            raise ScheduleError(f"MatMul({name}={size!r}): give a number of at least 1, or M, N, K\n  at {line_here()}")
+
+    def of_memories(a: str, b: str, c: str) -> Any:
+        if (a, b, c) != (GL, GL, GL):
+            raise ScheduleError(f"MatMul(...)({a}, {b}, {c}): a kernel's matrices are in GL\n  at {line_here()}")
+
+        def of_level(level: str) -> Schedule:
+            if level != Kernel:
+                raise ScheduleError(f"MatMul(...)(...)({level}): a schedule begins at Kernel\n  at {line_here()}")
+            return Schedule("MatMul", tuple(x if type(x) is int else None for x in (m, n, k)))
+
+        return of_level
+
+    return of_memories
+
+
+#: The specs that schedules of a MatMul have parts of.
+Move, Init = Schedule("Move"), Schedule("Init")
+
+
+def micro_kernel(shared_bytes: int) -> Any:
+    """Decorate a micro-kernel that uses shared memory, from its beginning on: so many bytes."""
+    def mark(function: Any) -> Any:
+        function.shared_bytes = shared_bytes
+        return function
+
+    return mark
+
+
+def _order(schedule: Schedule, name: str, order: Any) -> str:
+    if order not in (RowMajor, ColMajor):
+        raise ScheduleError(f"{name}({order!r}): give RowMajor or ColMajor\n  at {line_here()}")
+    return str(order)
+
+
+def _finished(step: steps.Step, name: str, given: Any, kind: str) -> None:
+    if not isinstance(given, Finished) or given.kind != kind:
+        got = f"a {given.kind} that is not done" if isinstance(given, Schedule) and given.kind == kind else (
+            f"a {given.kind}" if isinstance(given, Schedule) else repr(given))
+        raise step.refuse(f"{name} is {got}; give a schedule of {kind} that ends with .done")

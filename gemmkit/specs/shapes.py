@@ -1,0 +1,290 @@
+"""Shapes: dimensions and strides, both nested; tiles of them that need not be contiguous (Graphene, sections 3.1 to 3.3).
+
+A `Shape` leads from logical coordinates to an offset. A dimension is a whole number, or a tuple of them: a hierarchical
+dimension, of which the first number varies fastest, and which has a stride for each. However a dimension is laid out, it
+takes one coordinate. Figure 3c of the paper, where pairs of columns are neighbours and four rows lie in between:
+
+>>> layout = Shape((4, (2, 4)), (2, (1, 8)))
+>>> layout
+[(4,(2,4)):(2,(1,8))]
+>>> layout(0, 1), layout(1, 0), layout(0, 2)
+(1, 2, 8)
+
+Tiles are shapes of shapes. Figure 4d: every other row, and pairs of columns four apart:
+
+>>> outer, inner = Shape((4, 8), (1, 4)).tile(shape(2, 2), shape((2, 2), (1, 4)))
+>>> outer, inner
+([(2,2):(1,8)], [(2,(2,2)):(2,(4,16))])
+
+A stride is a number, or a `Step`: a number for each dimension of what is indexed. With steps one algebra does for offsets in
+memory, coordinates of an array, numbers of threads, and the places of fragments. An extent may be None: it is known at run
+time. Coordinates may be run-time numbers too; all here that is given coordinates is device code as it stands
+(`gemmkit.specs.static`).
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from gemmkit.specs.static import Static
+from gemmkit.specs.strides import (
+    NOTHING,
+    Mode,
+    Modes,
+    ShapeError,
+    Step,
+    backwards,
+    complement,
+    composed,
+    flat,
+    is_number,
+    merged,
+    plus,
+    row_major,
+    said,
+    walk,
+)
+
+__all__ = ["ALL", "Shape", "ShapeError", "Step", "local", "shape"]
+
+class Shape(Static):
+    """Dimensions with their strides: ``Shape(dims, strides)``, in the paper's notation ``[dims:strides]``.
+
+    ``dims`` is a number or a tuple, with a number or a (nested) tuple for each dimension; ``strides`` has the same form.
+    Without strides the shape is row-major: the last dimension varies fastest. Raises ShapeError where strides do not have
+    the form of the dimensions, or an extent is less than 1.
+
+    >>> Shape((16, 16))
+    [(16,16):(16,1)]
+    >>> Shape((16, 16))(1, 2)
+    18
+    """
+
+    modes: tuple[Modes, ...]
+    extents: tuple[Any, ...]
+
+    def __init__(self, dims: Any, strides: Any = None):
+        dims = dims if isinstance(dims, tuple) else (dims,)
+        strides = row_major(dims) if strides is None else strides if type(strides) is tuple else (strides,)
+        if len(dims) != len(strides):
+            raise ShapeError(f"dims={dims} are {len(dims)} dimensions and strides={strides} are {len(strides)}; "
+                             "give a stride for each")
+        self._set(tuple(tuple(flat(d, s)) for d, s in zip(dims, strides)))
+
+    def _set(self, modes: tuple[Modes, ...]) -> None:
+        self.modes = modes
+        self.extents = tuple(None if any(e is None for e, _ in dim) else math.prod(e for e, _ in dim) for dim in modes)
+        self._hash = hash(modes)
+
+    @classmethod
+    def of_modes(cls, modes: Iterable[Iterable[Mode]]) -> Shape:
+        """The shape of these (extent, stride) pairs a dimension, the fastest first."""
+        out = cls.__new__(cls)
+        out._set(tuple(tuple(m for m in dim if m[0] != 1) or NOTHING for dim in modes))
+        return out
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """A shape in the paper's notation (Fig. 2); without strides it is row-major.
+
+        Raises ShapeError for a text that is none.
+
+        >>> Shape.parse("[(4,(2,4)):(2,(1,8))]")(3, 7)
+        31
+        """
+        parts = text.strip().removeprefix("[").removesuffix("]").split(":")
+        try:
+            dims, *strides = (ast.literal_eval(part) for part in parts)
+            if text.strip()[:1] != "[" or text.strip()[-1:] != "]" or len(strides) > 1:
+                raise ValueError
+        except (ValueError, SyntaxError):
+            raise ShapeError(f"{text!r} is no shape; write [dims:strides], for example [(16,16):(16,1)]") from None
+        return cls(dims, *strides)
+
+    # -- what it is -------------------------------------------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Shape) and self.modes == other.modes)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        def part_said(part: int) -> str:
+            dims = [said(tuple(mode[part] for mode in dim)) for dim in self.modes]
+            if len(dims) > 1:
+                return f"({','.join(dims)})"
+            return dims[0] if len(self.modes[0]) == 1 else f"({dims[0]},)"        # else it would have two dimensions
+
+        return f"[{part_said(0)}:{part_said(1)}]" if self.modes else "[]"
+
+    @property
+    def rank(self) -> int:
+        """How many coordinates it takes."""
+        return len(self.modes)
+
+    @property
+    def size(self) -> int:
+        """How many elements it has. Raises ShapeError where an extent is not known."""
+        if None in self.extents:
+            raise ShapeError(f"how many elements {self} has is known at run time only")
+        return math.prod(self.extents)
+
+    def __call__(self, *at: Any) -> Any:
+        """The index function: the offset of logical coordinates, one a dimension (section 3.2).
+
+        Raises ShapeError for another number of coordinates. They are not compared with the extents: that is done where
+        memory is touched.
+        """
+        if len(at) != self.rank:
+            raise ShapeError(f"{self} has {self.rank} dimensions and was given {len(at)} coordinates")
+        total: Any = 0
+        for dim, i in zip(self.modes, at):
+            if dim != NOTHING and not is_number(i, 0):
+                total = walk(dim, i) + total
+        return total
+
+    def offsets(self) -> list[Any]:
+        """The offsets of all elements, the last coordinate fastest."""
+        return [self(*at) for at in itertools.product(*map(range, self._known("its elements")))]
+
+    def places(self, offset: Any) -> tuple:
+        """The coordinates at which a shape has an offset: of thread tensors, where an offset is a thread's number.
+
+        The strides must be those of numbers: each a multiple of the product of what varies faster.
+
+        >>> Shape((2, 2), (16, 8)).places(24)
+        (1, 1)
+        """
+        out = []
+        for dim in self.modes:
+            at, radix = 0, 1
+            for extent, stride in dim:
+                if extent != 1:
+                    digit = (offset if stride == 1 else offset // stride) % extent
+                    at, radix = plus(digit if radix == 1 else digit * radix, at), radix * extent
+            out.append(at)
+        return tuple(out)
+
+    # -- the algebra ------------------------------------------------------------------------------------------------
+
+    def tile(self, *tilers: Any) -> tuple[Shape, Shape]:
+        """(outer, inner): the arrangement of the tiles, and of the elements in each (section 3.3).
+
+        A tiler is a number (neighbours), a 1-D `shape` in logical coordinates (elements apart), or `ALL`. Both results have
+        the rank of what is tiled, and ``outer(*tile) + inner(*element)`` is the element's offset. Raises ShapeError where
+        tiles overlap or do not divide a dimension.
+
+        >>> Shape((4, 8), (1, 4)).tile(2, 4)                          # Fig. 4b
+        ([(2,2):(2,16)], [(2,4):(1,4)])
+        >>> Shape((4, 8), (1, 4)).tile(shape(2, 2), 4)                # Fig. 4c: interleaved rows
+        ([(2,2):(1,16)], [(2,4):(2,4)])
+        """
+        if len(tilers) != self.rank:
+            raise ShapeError(f"{self} has {self.rank} dimensions and was given {len(tilers)} tile sizes")
+        return _tiled(self, tilers)
+
+    def reshape(self, *extents: int, order: str = "row") -> Shape:
+        """The same elements in other dimensions, numbered with the last dimension fastest, or the first (``"column"``).
+
+        Raises ShapeError for another number of elements, or where a dimension would not have strides of its own.
+
+        >>> groups, _ = shape(32).tile(8)                             # Fig. 5: groups of eight threads, two by two
+        >>> groups.reshape(2, 2)
+        [(2,2):(16,8)]
+        """
+        if order not in ("row", "column"):
+            raise ShapeError(f"order={order!r}; give 'row' or 'column'")
+        turn = backwards if order == "row" else tuple
+        if math.prod(extents) != self.size:
+            given = " x ".join(map(str, extents))
+            raise ShapeError(f"{self} has {self.size} elements, and {given} are {math.prod(extents)}")
+        fastest_first = tuple(mode for dim in turn(self.modes) for mode in dim)
+        out, at = [], 1
+        for extent in turn(extents):
+            out.append(composed(fastest_first, ((extent, at),)))
+            at *= extent
+        return Shape.of_modes(turn(out))
+
+    def compose(self, inner: Shape) -> Shape:
+        """``self`` of ``inner``, both of one dimension: the shape that has ``self(inner(i))`` at i.
+
+        >>> shape(8, 4).compose(shape(2, 2))
+        [2:8]
+        """
+        return Shape.of_modes([composed(self._only("compose"), inner._only("compose"))])
+
+    def complement(self, extent: int | None) -> Shape:
+        """Where the tiles begin of which this 1-D shape is one, in a dimension of ``extent`` elements.
+
+        >>> shape((2, 2), (1, 4)).complement(16)
+        [((2,2),):((2,8),)]
+        """
+        return Shape.of_modes([complement(self._only("complement"), extent)])
+
+    def coalesce(self) -> Shape:
+        """The same offsets with fewer numbers: parts of a dimension that follow each other are one.
+
+        >>> Shape(((2, 4), 8), ((1, 2), 8)).coalesce()
+        [(8,8):(1,8)]
+        """
+        return Shape.of_modes(merged(dim) for dim in self.modes)
+
+    def _only(self, what: str) -> Modes:
+        if self.rank != 1:
+            raise ShapeError(f".{what} is of shapes of one dimension, and {self} has {self.rank}")
+        return self.modes[0]
+
+    def _known(self, what: str) -> tuple[int, ...]:
+        if None in self.extents:
+            raise ShapeError(f"{what}: an extent of {self} is known at run time only")
+        return self.extents
+
+class _All(Static):
+    """The tiler that leaves a dimension whole (the paper's ``_``)."""
+
+    def __repr__(self) -> str:
+        return "ALL"
+
+ALL = _All()
+
+
+def shape(extent: Any, stride: Any = 1) -> Shape:
+    """A shape of one dimension, as tile sizes and groups of threads are: ``shape(2, 2)`` is every other one of four.
+
+    >>> shape((4, 2), (1, 16)).offsets()                              # a quad-pair (Fig. 6)
+    [0, 1, 2, 3, 16, 17, 18, 19]
+    """
+    return Shape((extent,), (stride,))
+
+
+def local(*extents: int | None) -> Shape:
+    """A shape whose strides are steps in coordinates of its own: it leads from coordinates to themselves.
+
+    >>> local(4, None)
+    [(4,?):((1,0),(0,1))]
+    """
+    rank = len(extents)
+    return Shape.of_modes(((extent, Step(int(d == n) for n in range(rank))),) for d, extent in enumerate(extents))
+
+
+@lru_cache(maxsize=4096)
+def _tiled(of: Shape, tilers: tuple) -> tuple[Shape, Shape]:
+    outer, inner = [], []
+    for number, (dim, extent, tiler) in enumerate(zip(of.modes, of.extents, tilers)):
+        if tiler is ALL:
+            outer.append(NOTHING)
+            inner.append(dim)
+            continue
+        try:
+            modes = merged((tiler if isinstance(tiler, Shape) else shape(tiler))._only("tile"))
+            outer.append(composed(dim, complement(modes, extent)))
+            inner.append(composed(dim, modes))
+        except ShapeError as error:
+            raise ShapeError(f"tile size {tiler} of dimension {number} of {of}: {error}") from None
+    return Shape.of_modes(outer), Shape.of_modes(inner)

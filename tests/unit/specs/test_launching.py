@@ -1,0 +1,81 @@
+"""What a launch hands to the driver: addresses in their slots, the stream; one kernel for one kind of arrays. (No GPU.)"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gemmkit.runtime.array_info import ArrayInfo
+from gemmkit.specs import launching
+from gemmkit.specs.launching import Array, Kernel
+from gemmkit.specs.nodes import scheduled
+from gemmkit.specs.run import kernel_of, matrix_of
+from gemmkit.specs.schedule import GL, RF, A, B, Block, Init, K, M, MatMul, Move, N, Thread
+from gemmkit.specs.schedule import Kernel as AtKernel
+
+
+class Recorder:
+    """Stands for a launchable's bound kernel."""
+
+    def __init__(self) -> None:
+        self.bound: list[Any] = []
+        self.launches: list[tuple] = []
+
+    def bind(self, made: Any) -> Any:
+        self.bound.append(made)
+        return self
+
+    def launch(self, stream: int, values: list) -> None:
+        self.launches.append((stream, values))
+
+
+def array(pointer: int, rows: int = 16, columns: int = 16, device: int = 0) -> ArrayInfo:
+    return ArrayInfo(pointer, (rows, columns), (columns, 1), np.dtype("f4"), device, False, "cai", 5)
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    made = Recorder()
+    monkeypatch.setattr(launching, "describe", lambda value, name: value)
+    monkeypatch.setattr(launching.Launchable, "bind", lambda launchable: made.bind(launchable))
+    monkeypatch.setattr(launching.device, "made_current", lambda ordinal: nullcontext())
+    monkeypatch.setattr(launching.device, "current", lambda: launching.device.H100)
+    monkeypatch.setattr(launching, "_bound", {})
+    return made
+
+
+def kernel() -> Kernel:
+    schedule = (MatMul(M, N, K)(GL, GL, GL)(AtKernel).tile(16, 16).to(Block).tile(1, 1).to(Thread)
+                .accumulate_in(RF, Init.done, Move.done).split(1).move(A, RF, Move.done).move(B, RF, Move.done).done)
+    lowered = kernel_of(schedule, *[matrix_of("a", ("f4", "row"))] * 3)
+    return Kernel(scheduled, lowered.root, lowered.threads, 1, lowered.shared_bytes)
+
+
+def arguments(*infos: ArrayInfo) -> list[Array]:
+    return [Array(info, name, is_readonly=n < 2) for n, (name, info) in enumerate(zip(("a", "b", "out"), infos))]
+
+
+def test_addresses_and_streams(recorder: Recorder) -> None:
+    kernel().run(arguments(array(0x1000), array(0x2000), array(0x3000)))
+    kernel().run(arguments(array(0x4000), array(0x5000), array(0x6000)), stream=9)
+    assert [stream for stream, _ in recorder.launches] == [5, 9]
+    first, second = (values for _, values in recorder.launches)
+    made = recorder.bound[0]
+    slots = [made.slot(n) for n in (1, 2, 3)]
+    assert [first[n] for n in slots] == [0x1000, 0x2000, 0x3000] and [second[n] for n in slots] == [0x4000, 0x5000, 0x6000]
+    assert made.threads == 256 and made.blocks == 1
+    assert len(recorder.bound) == 1                           # the same kind of arrays: compiled once
+
+
+def test_another_size_is_another_launch(recorder: Recorder) -> None:
+    kernel().run(arguments(array(0x1000), array(0x2000), array(0x3000)))
+    kernel().run(arguments(array(0x1000, 16, 32), array(0x2000, 32, 16), array(0x3000)))
+    assert len(recorder.bound) == 2
+
+
+def test_arrays_in_different_places(recorder: Recorder) -> None:
+    with pytest.raises(ValueError, match="a, b, out are in different places; put them on one GPU"):
+        kernel().run(arguments(array(0x1000), array(0x2000, device=1), array(0x3000)))
