@@ -182,6 +182,8 @@ def _layouts(infos: dict[str, ArrayInfo | None], conf: Config | None, keywords: 
             out[name] = layout_of(info, "out" if name == "d" else name, operator)
         else:
             out[name] = None
+    if isinstance(out["b"], Layout) and isinstance(out["d"], Layout):
+        out["d"] = out["b"].of_result(out["d"])
     return out
 
 
@@ -334,7 +336,7 @@ def _check_functions(conf: Config, M: int, N: int, K: int, stack: tuple[int, ...
                 check_steps(info.shape, own, stack, f"{field} of {kind.__qualname__}", field in kind.outputs)
     check = getattr(conf.epilogue, "check", None)
     if check is not None:
-        check(M, N)
+        check(M, conf.global_d_layout.finished_columns(N))
     if conf.family.joins_transforms or conf.operator.is_mapped or K % conf.block_shape.size.K == 0:
         return
     for name in ("transform_shared_to_regs_a", "transform_shared_to_regs_b"):

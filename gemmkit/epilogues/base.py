@@ -95,6 +95,10 @@ class Epilogue(Component):
         """`array_ndims` of this epilogue: overridden where they depend on its fields."""
         return self.array_ndims
 
+    def stages(self) -> tuple[Epilogue, ...]:
+        """The epilogues that it is composed of, in their order."""
+        return (self,)
+
     @property
     def stores_itself(self) -> bool:
         """Whether it has its own way of storing tiles: then the kernel may not store D for it."""
@@ -176,6 +180,9 @@ class Composed(Epilogue):
     def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
         return self.second.finish(numbers(self.first, "finish", self.first.finish(values, tile, shape), values), tile, shape)
 
+    def stages(self) -> tuple[Epilogue, ...]:
+        return (*self.first.stages(), *self.second.stages())
+
     @property
     def reads_tiles(self) -> bool:
         return self.first.reads_tiles or self.second.reads_tiles
@@ -197,8 +204,4 @@ class Composed(Epilogue):
 
 def parts(epilogue: Any) -> Iterator[Any]:
     """The epilogues that one is composed of, in their order."""
-    if isinstance(epilogue, Composed):
-        yield from parts(epilogue.first)
-        yield from parts(epilogue.second)
-    else:
-        yield epilogue
+    yield from epilogue.stages() if isinstance(epilogue, Epilogue) else (epilogue,)

@@ -56,6 +56,7 @@ def assumed_spec(values: dict[str, Any], mapping: Mapping, arrays: Arrays | None
     if "global_d_layout" not in assumed:
         assumed["global_d_layout"] = (Interleaved if accumulator.names is not None or accumulator.kind == "c"
                                       else RowMajor)(accumulator)
+    assumed["global_d_layout"] = assumed["global_b_layout"].of_result(assumed["global_d_layout"])
     complete(assumed, mapping)
     assumed.setdefault("stages", LEAST_STAGES)
     return Config(**assumed).spec(arrays)
@@ -93,6 +94,7 @@ def _fill_d(values: dict[str, Any]) -> None:
     values.setdefault("shared_c_layout", RowMajor(values["operator"].fragment_c.dtype))
     d, N = values["global_d_layout"], values["block_shape"].size.N
     axis = 0 if d.vector_axis == 0 and d.is_separable else 1
+    N //= d.slots
     columns = N // SharedK(values["splits"], values["cluster"]).slices(N, max(COLUMNS, NARROWEST // d.dtype.itemsize))
     values.setdefault("shared_d_layout", _swizzled(axis, d.dtype, columns if axis == 1 else 64))
 

@@ -1,0 +1,96 @@
+"""Stores of folded products in `warp_specialised`: a consumer's sums of several parts become one fragment, which then leaves
+as any other.
+
+A fragment of wgmma is octets of columns, of which a thread has two columns each; those of a braid (`gemmkit.layouts.Braided`)
+are the parts' in turn. So a thread folds values of its own, and what comes of it lies as the sums of a product do whose
+tile has as many columns fewer: the stores of `gemmkit.kernels.sm90.store` take it, at D's own coordinates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from gemmkit.kernels.common.work import Outputs
+from gemmkit.kernels.sm90.store import (
+    DirectStore,
+    Part,
+    Store,
+    SubtileStore,
+    TmaStore,
+    VectorStore,
+    own_column,
+    own_row,
+    store_fragment,
+    store_of,
+)
+from gemmkit.lang.control import each
+from gemmkit.lang.products import with_number
+from gemmkit.lang.registers import apply, generate
+from gemmkit.layouts import Folded
+from gemmkit.ptx.special import udiv
+from gemmkit.runtime.arrays import ArrayInfo
+from gemmkit.tiling import Tile
+
+HELD = 4                               # values of a thread in an octet of columns: two rows of two
+
+
+@dataclass(frozen=True)
+class Folding(Store):
+    """A store whose fragments are folded first."""
+
+    def run(self, spec: Any, sums: tuple, outputs: Outputs, part: Part) -> None:
+        shape = with_number(outputs.shape, "N", spec.d.layout.columns)
+        own = Outputs(outputs.c, outputs.d, outputs.map_d, outputs.batch, shape)
+        place = Part(part.group, part.m, udiv(part.n, spec.d.layout.slots))
+        each(store_fragment, apply(fold_fragment, sums, spec, own, place), spec, own, place)
+
+
+def fold_fragment(sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> tuple:
+    """The ``i``-th fragment of D; ``part`` is where the first begins."""
+    return generate(len(sums) // spec.d.layout.slots, fold_sum, sums, spec, outputs, part.m + i * 64 + own_row(),
+                    part.n + own_column())
+
+
+def fold_sum(n: int, sums: tuple, spec: Any, outputs: Outputs, row: int, column: int) -> Any:
+    """A thread's ``n``-th value. Beyond D's edge f gets the coordinates of the nearest element in range."""
+    first = n // HELD * HELD * spec.d.layout.slots + n % HELD
+    values = generate(spec.b.layout.parts, lambda part: sums[first + part * HELD])
+    return spec.epilogue.fold(values, min(row + n % HELD // 2 * 8, outputs.shape.M - 1),
+                              min(column + n // HELD * 8 + n % 2, outputs.shape.N - 1))
+
+
+@dataclass(frozen=True)
+class FoldingTmaStore(Folding, TmaStore):
+    """TMA stores the folded subtiles."""
+
+
+@dataclass(frozen=True)
+class FoldingVectorStore(Folding, VectorStore):
+    """Threads store lines of the folded subtiles."""
+
+
+@dataclass(frozen=True)
+class FoldingDirectStore(Folding, DirectStore):
+    """Threads store folded pairs from their registers."""
+
+
+FOLDING: dict[type[Store], Any] = {TmaStore: FoldingTmaStore, VectorStore: FoldingVectorStore, DirectStore: FoldingDirectStore}
+
+
+def store_for(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> Store:
+    """How D leaves: a folded one as that of a product with D's own columns and what follows the fold would."""
+    if not isinstance(spec.d.layout, Folded):
+        return store_of(spec, info, extents, barrier)
+    folded: Folded = spec.d.layout
+    m, n, k = spec.block.extents
+    alike = dataclasses.replace(spec, block=Tile(M=m, N=n // folded.slots, K=k), epilogue=spec.epilogue.then,
+                                d=dataclasses.replace(spec.d, layout=folded.layout))
+    store = store_of(alike, info, (extents[0], folded.finished_columns(extents[1])), barrier)
+    if isinstance(store, SubtileStore) and alike.block.size.N // spec.exchange.slices % store.columns:
+        store = DirectStore(barrier)                       # the columns that are left are fewer than a panel's
+    return FOLDING[type(store)](**{field.name: getattr(store, field.name) for field in dataclasses.fields(store)})
+
+
+__all__ = ["FoldingDirectStore", "FoldingTmaStore", "FoldingVectorStore", "store_for"]

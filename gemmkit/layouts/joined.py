@@ -1,0 +1,133 @@
+"""One matrix of two arrays, side by side or one above the other: what a join of any number of arrays is made of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from gemmkit.components import Array, Scalar
+from gemmkit.lang.control import join
+from gemmkit.lang.registers import generate
+from gemmkit.lang.values import convert, convert_all
+from gemmkit.layouts.base import WIDE, Layout, load_elements
+from gemmkit.runtime.arrays import ArrayInfo, describe
+from gemmkit.tiling import Tile, translate
+
+
+@dataclass(frozen=True)
+class Joined(Layout):
+    """A matrix whose first ``boundary`` rows (``axis`` 0) or columns (1) are ``first``'s and the others ``second``'s.
+
+    ``first`` reads the operand's own array, ``second`` reads ``array``, which is a run-time argument as the operand's is.
+    Either may be any layout that can be read, of one dtype; a ``first`` that is joined itself makes a join of three. The
+    boundary is a run-time number; what it is a multiple of (``grain``, 1 to 16) is not, since a thread's tile is loaded in
+    pieces of so many elements along ``axis``: each lies in one part, aligned as that part's array is.
+
+    Raises TypeError for a part that is no layout, and ValueError for dtypes that differ, an ``axis`` other than 0 and 1, and
+    a boundary that is no multiple of the grain. `gemmkit.Concat` makes one from arrays.
+
+    >>> import numpy as np
+    >>> from gemmkit.layouts import RowMajor
+    >>> x, h = np.float32([[1, 2]]), np.float32([[3]])
+    >>> wide = Joined(RowMajor("float32"), RowMajor("float32"), h, axis=1, boundary=2)
+    >>> [float(wide.element(x, 0, k, None)) for k in range(3)]
+    [1.0, 2.0, 3.0]
+    """
+
+    first: Layout
+    second: Layout
+    array: Array
+    axis: int
+    boundary: Scalar
+    grain: int
+
+    def __init__(self, first: Layout, second: Layout, array: Any, axis: int, boundary: int, grain: int | None = None):
+        for name, part in (("first", first), ("second", second)):
+            if not isinstance(part, Layout):
+                raise TypeError(f"Joined({name}={part!r}): a Layout is needed, for example RowMajor('float16')")
+        if first.dtype != second.dtype:
+            raise ValueError(f"Joined: first has dtype {first.dtype} and second {second.dtype}; convert one of the arrays")
+        if axis not in (0, 1):
+            raise ValueError(f"Joined(axis={axis!r}): 0 (rows above rows) or 1 (columns beside columns) is needed")
+        grain = math.gcd(WIDE, boundary) if grain is None else grain
+        if grain not in (1, 2, 4, 8, 16) or boundary % grain:
+            raise ValueError(f"Joined(boundary={boundary!r}, grain={grain!r}): a grain of 1, 2, 4, 8 or 16 that divides the "
+                             "boundary is needed")
+        for name, value in dict(dtype=first.dtype, first=first, second=second, array=array, axis=axis, boundary=boundary,
+                                grain=grain).items():
+            object.__setattr__(self, name, value)
+
+    # -- device methods ---------------------------------------------------------------------------------------------
+
+    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+        if self.is_first(i, j):
+            return convert(self.dtype, self.first.element(data, i, j, shape))
+        return convert(self.dtype, self.second.element(self.array, i - self.before(0), j - self.before(1), shape))
+
+    def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+        if self.grain % tile.size[self.axis] == 0:
+            return self.load_part(data, tile, shape)
+        if tile.size[self.axis] == tile.count and tile.count % self.grain == 0:
+            return join(generate(tile.count // self.grain, lambda n: self.load_part(data, self.piece_of(tile, n), shape)))
+        return load_elements(self, data, tile, shape)
+
+    def load_part(self, data: Any, tile: Any, shape: Any) -> tuple:
+        """What `load` gives, of a tile that lies in one part."""
+        if self.is_first(tile.index[0], tile.index[1]):
+            return convert_all(self.dtype, self.first.load(data, tile, shape))
+        own = translate(tile, -self.before(0), -self.before(1))
+        return convert_all(self.dtype, self.second.load(self.array, own, shape))
+
+    def piece_of(self, tile: Any, n: int) -> Any:
+        """The ``n``-th piece of a tile that is a line along ``axis``."""
+        ahead = n * self.grain
+        return translate(self.piece, tile.index[0] + (ahead if self.is_above else 0),
+                         tile.index[1] + (0 if self.is_above else ahead))
+
+    def is_first(self, i: int, j: int) -> bool:
+        return (i if self.is_above else j) < self.boundary
+
+    def before(self, axis: int) -> int:
+        """Rows (``axis`` 0) or columns before the second part's first."""
+        return self.boundary if axis == self.axis else 0
+
+    # -- host -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_above(self) -> bool:
+        """Whether rows are joined, rather than columns."""
+        return self.axis == 0
+
+    @property
+    def piece(self) -> Tile:
+        return Tile(M=self.grain, N=1) if self.is_above else Tile(M=1, N=self.grain)
+
+    @property
+    def vector_axis(self) -> int | None:
+        return self.first.vector_axis if self.first.vector_axis == self.second.vector_axis else None
+
+    @property
+    def contiguous_axis(self) -> int | None:
+        return self.first.contiguous_axis if self.first.contiguous_axis == self.second.contiguous_axis else None
+
+    def dimensions_of(self, array: ArrayInfo) -> int | None:
+        return self.first.dimensions_of(array)
+
+    def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
+        other = self.second.extents(describe(self.array, "array"))
+        across = other[1 - self.axis]
+        along = None if other[self.axis] is None else self.boundary + other[self.axis]
+        return (along, across) if self.is_above else (across, along)
+
+    def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
+        begin = [rows, columns]
+        begin[self.axis] = self.boundary
+        rest = [rows, columns]
+        rest[self.axis] -= self.boundary
+        self.first.check(array, begin[0], begin[1], name)
+        self.second.check(describe(self.array, name), rest[0], rest[1], f"the part of {name} behind {self.boundary} "
+                          f"{'rows' if self.is_above else 'columns'}")
+
+
+__all__ = ["Joined"]
