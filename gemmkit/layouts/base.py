@@ -136,6 +136,10 @@ class Layout(Component):
         """How many elements along ``vector_axis`` a thread should move: what makes its accesses 16 bytes wide."""
         return max(1, WIDE // self.dtype.itemsize)
 
+    def packs(self, tile: Any) -> bool:
+        """Whether ``load_packed(data, tile, shape)`` loads tiles of threads such as this, as 32-bit words."""
+        return False
+
     def as_operand(self, name: str, transformed: bool) -> Layout:
         """The layout where it stands for operand ``name`` ("a" or "b"): `k_range` may differ between them.
 

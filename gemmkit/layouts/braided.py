@@ -12,15 +12,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from gemmkit.components import Scalar
 from gemmkit.kernels.common.rules import rule
-from gemmkit.lang.values import convert, convert_all
+from gemmkit.lang.values import convert, convert_all, fill
 from gemmkit.layouts.base import Layout, load_elements
 from gemmkit.layouts.plain import Plain
 from gemmkit.ptx.special import udiv
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.tiling import translate
 
+WORD = np.dtype(np.uint32)
 OCTET = 8                              # neighbouring columns of a part, and of an accumulator's fragment
 MOST = 4                               # parts: the smallest tiles have 32 columns, eight of each
 
@@ -67,10 +70,24 @@ class Braided(Layout):
     def load(self, data: Any, tile: Any, shape: Any) -> tuple:
         if OCTET % tile.size[1] == 0:
             part, column = self.part_of(tile.index[1]), self.column_of(tile.index[1])
-            if part < self.parts and column + tile.size[1] <= self.columns:
-                own = translate(tile, 0, part * self.columns + column - tile.index[1])
+            own = translate(tile, 0, part * self.columns + column - tile.index[1])
+            if self.is_full and self.is_even:
                 return convert_all(self.dtype, self.layout.load(data, own, shape))
+            if part < self.parts and column + tile.size[1] <= self.columns:
+                return convert_all(self.dtype, self.layout.load(data, own, shape))
+            if self.is_even:
+                return fill(self.dtype, tile.count, 0)
         return load_elements(self, data, tile, shape)
+
+    def load_packed(self, data: Any, tile: Any, shape: Any) -> tuple:
+        """What `load` gives, in 32-bit words, of a tile that it `packs`."""
+        part, column = self.part_of(tile.index[1]), self.column_of(tile.index[1])
+        own = translate(tile, 0, part * self.columns + column - tile.index[1])
+        if self.is_full:
+            return self.layout.load_packed(data, own, shape)                             # type: ignore[attr-defined]
+        if part < self.parts:
+            return self.layout.load_packed(data, own, shape)                             # type: ignore[attr-defined]
+        return fill(WORD, tile.count * self.dtype.itemsize // WORD.itemsize, 0)
 
     def part_of(self, j: int) -> int:
         """Which part column ``j`` is of: ``parts`` or more where it is of none."""
@@ -85,6 +102,14 @@ class Braided(Layout):
     @property
     def slots(self) -> int:
         return slots_of(self.parts)
+
+    def packs(self, tile: Any) -> bool:
+        return self.is_even and OCTET % tile.extents[1] == 0 and self.layout.packs(tile)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every slot has a part."""
+        return self.parts == self.slots
 
     @property
     def vector_axis(self) -> int | None:

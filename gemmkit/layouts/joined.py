@@ -10,7 +10,9 @@ from gemmkit.components import Array, Scalar
 from gemmkit.lang.control import join
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import convert, convert_all
+from gemmkit.lang.views import either
 from gemmkit.layouts.base import WIDE, Layout, load_elements
+from gemmkit.ptx.words import load_words
 from gemmkit.runtime.arrays import ArrayInfo, describe
 from gemmkit.tiling import Tile, translate
 
@@ -61,9 +63,13 @@ class Joined(Layout):
     # -- device methods ---------------------------------------------------------------------------------------------
 
     def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
+        if self.is_alike:
+            own = self.own(i, j)
+            return convert(self.dtype, self.leaf.element(self.view(data, i, j), i - self.rows(own), j - self.columns(own), shape))
         if self.is_first(i, j):
             return convert(self.dtype, self.first.element(data, i, j, shape))
-        return convert(self.dtype, self.second.element(self.array, i - self.before(0), j - self.before(1), shape))
+        return convert(self.dtype, self.second.element(self.array, i - self.rows(self.boundary),
+                                                       j - self.columns(self.boundary), shape))
 
     def load(self, data: Any, tile: Any, shape: Any) -> tuple:
         if self.grain % tile.size[self.axis] == 0:
@@ -74,23 +80,47 @@ class Joined(Layout):
 
     def load_part(self, data: Any, tile: Any, shape: Any) -> tuple:
         """What `load` gives, of a tile that lies in one part."""
-        if self.is_first(tile.index[0], tile.index[1]):
+        i, j = tile.index[0], tile.index[1]
+        if self.is_alike:
+            own = self.own(i, j)
+            return self.leaf.load(self.view(data, i, j), translate(tile, -self.rows(own), -self.columns(own)), shape)
+        if self.is_first(i, j):
             return convert_all(self.dtype, self.first.load(data, tile, shape))
-        own = translate(tile, -self.before(0), -self.before(1))
-        return convert_all(self.dtype, self.second.load(self.array, own, shape))
+        own_tile = translate(tile, -self.rows(self.boundary), -self.columns(self.boundary))
+        return convert_all(self.dtype, self.second.load(self.array, own_tile, shape))
+
+    def load_packed(self, data: Any, tile: Any, shape: Any) -> tuple:
+        """What `load` gives, in 32-bit words, of a tile that it `packs`."""
+        i, j = tile.index[0], tile.index[1]
+        own = self.own(i, j)
+        place = translate(tile, -self.rows(own), -self.columns(own))
+        return load_words(self.view(data, i, j), self.line_axis, place.base, place.offset, tile.count)
 
     def piece_of(self, tile: Any, n: int) -> Any:
         """The ``n``-th piece of a tile that is a line along ``axis``."""
-        ahead = n * self.grain
-        return translate(self.piece, tile.index[0] + (ahead if self.is_above else 0),
-                         tile.index[1] + (0 if self.is_above else ahead))
+        return translate(self.piece, tile.index[0] + self.rows(n * self.grain), tile.index[1] + self.columns(n * self.grain))
+
+    def view(self, data: Any, i: int, j: int) -> Any:
+        """The array that has an element, where all parts are alike."""
+        if self.is_nested:
+            return either(self.is_first(i, j), self.first.view(data, i, j), self.array)
+        return either(self.is_first(i, j), data, self.array)
+
+    def own(self, i: int, j: int) -> int:
+        """Where along ``axis`` the part begins that has an element."""
+        if self.is_nested:
+            return self.first.own(i, j) if self.is_first(i, j) else self.boundary
+        return 0 if self.is_first(i, j) else self.boundary
+
+    def rows(self, along: int) -> int:
+        """A distance along ``axis`` as one of rows."""
+        return along if self.is_above else 0
+
+    def columns(self, along: int) -> int:
+        return 0 if self.is_above else along
 
     def is_first(self, i: int, j: int) -> bool:
         return (i if self.is_above else j) < self.boundary
-
-    def before(self, axis: int) -> int:
-        """Rows (``axis`` 0) or columns before the second part's first."""
-        return self.boundary if axis == self.axis else 0
 
     # -- host -------------------------------------------------------------------------------------------------------
 
@@ -98,6 +128,33 @@ class Joined(Layout):
     def is_above(self) -> bool:
         """Whether rows are joined, rather than columns."""
         return self.axis == 0
+
+    @property
+    def is_nested(self) -> bool:
+        return isinstance(self.first, Joined)
+
+    @property
+    def leaf(self) -> Layout:
+        """The layout of the first part's array."""
+        return self.first.leaf if isinstance(self.first, Joined) else self.first
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether one layout reads all parts, so that a choice among arrays stands for one among loads."""
+        own = self.first.is_alike and self.first.axis == self.axis if isinstance(self.first, Joined) else self.leaf.is_plain
+        return own and self.second.is_plain and type(self.second) is type(self.leaf)
+
+    def packs(self, tile: Any) -> bool:
+        """Whether `load_packed` loads tiles of threads such as this: lines, each in one part."""
+        if not self.is_alike or self.grain % tile.extents[self.axis]:
+            return False
+        is_line = tile.extents[self.line_axis] == tile.count and tile.count * self.dtype.itemsize % 4 == 0
+        return bool(is_line and self.dtype.names is None)
+
+    @property
+    def line_axis(self) -> int:
+        leaf: Any = self.leaf
+        return int(leaf.axis)
 
     @property
     def piece(self) -> Tile:

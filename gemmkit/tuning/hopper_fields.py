@@ -13,7 +13,7 @@ from gemmkit.config import Config
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.sm90.shared_k import COLUMNS, SharedK
 from gemmkit.lang.records import part_dtypes
-from gemmkit.layouts import ColMajor, Interleaved, Plain, Planar, RowMajor, Swizzled, Tensor, Zero
+from gemmkit.layouts import Braided, ColMajor, Interleaved, Joined, Plain, Planar, RowMajor, Swizzled, Tensor, Zero
 from gemmkit.operators.algebra import units
 from gemmkit.tiling import Tile
 from gemmkit.tuning.model import Mapping
@@ -82,7 +82,7 @@ def _fill_shared(values: dict[str, Any], operator: Any) -> None:
     for name, k_axis, across, dtype in (("a", 1, block.M, operator.dtype), ("b", 0, block.N, operator.b_dtype)):
         layout = values[f"global_{name}_layout"]
         axis = layout.vector_axis
-        lines = isinstance(layout, (Plain, Planar, Tensor)) or layout.stored is not None
+        lines = isinstance(layout, (Braided, Joined, Plain, Planar, Tensor)) or layout.stored is not None
         if axis is None or dtype.itemsize != 2 or not lines or across * dtype.itemsize % 32:
             axis = k_axis                                 # only 16-bit operands can be contiguous across K
         extent = block.K if axis == k_axis else across

@@ -25,10 +25,11 @@ from gemmkit.kernels.sm90.store import (
     store_fragment,
     store_of,
 )
-from gemmkit.lang.control import each
+from gemmkit.lang.control import each, join, split
 from gemmkit.lang.products import with_number
 from gemmkit.lang.registers import apply, generate
 from gemmkit.layouts import Folded
+from gemmkit.layouts.braided import OCTET
 from gemmkit.ptx.special import udiv
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.tiling import Tile
@@ -49,16 +50,19 @@ class Folding(Store):
 
 def fold_fragment(sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> tuple:
     """The ``i``-th fragment of D; ``part`` is where the first begins."""
-    return generate(len(sums) // spec.d.layout.slots, fold_sum, sums, spec, outputs, part.m + i * 64 + own_row(),
-                    part.n + own_column())
+    return join(apply(fold_octets, split(sums, HELD * spec.d.layout.slots), spec, outputs, part.m + i * 64 + own_row(),
+                      part.n + own_column()))
+
+
+def fold_octets(sums: tuple, octet: int, spec: Any, outputs: Outputs, row: int, column: int) -> tuple:
+    """A thread's values of an octet of D's columns, from those of as many octets as the braid has slots."""
+    return generate(HELD, fold_sum, sums, spec, outputs, row, column + octet * OCTET)
 
 
 def fold_sum(n: int, sums: tuple, spec: Any, outputs: Outputs, row: int, column: int) -> Any:
-    """A thread's ``n``-th value. Beyond D's edge f gets the coordinates of the nearest element in range."""
-    first = n // HELD * HELD * spec.d.layout.slots + n % HELD
-    values = generate(spec.b.layout.parts, lambda part: sums[first + part * HELD])
-    return spec.epilogue.fold(values, min(row + n % HELD // 2 * 8, outputs.shape.M - 1),
-                              min(column + n // HELD * 8 + n % 2, outputs.shape.N - 1))
+    """Beyond D's edge f gets the coordinates of the nearest element in range."""
+    values = generate(spec.b.layout.parts, lambda part: sums[part * HELD + n])
+    return spec.epilogue.fold(values, min(row + n // 2 * 8, outputs.shape.M - 1), min(column + n % 2, outputs.shape.N - 1))
 
 
 @dataclass(frozen=True)
