@@ -19,6 +19,7 @@ from gemmkit.config import Config, ConfigError
 from gemmkit.configure import get_config
 from gemmkit.contraction import einsum
 from gemmkit.grouped import GroupPlan, grouped, plan_grouped
+from gemmkit.glu import glu
 from gemmkit.joined import Braid, Concat
 from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.matmul import matmul
@@ -40,7 +41,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Array", "Braid", "Component", "ComponentError", "Concat", "Config", "ConfigError", "Diagonal", "Dual", "Generated", "GroupPlan", "Matrix",
     "Plan", "Scalar", "StreamK", "Symmetric", "Tile", "Triangular", "Tuned", "blas", "einsum", "emulate", "epilogues",
-    "float16", "float32", "float64", "get_config", "grouped", "layouts", "linearise", "matmul", "operators", "parallelise",
+    "float16", "float32", "float64", "get_config", "glu", "grouped", "layouts", "linearise", "matmul", "operators", "parallelise",
     "plan", "plan_grouped", "select", "subdivide", "transforms", "translate", "translate_base", "translate_offset", "tune",
 ]
 

@@ -14,6 +14,7 @@ from gemmkit.lang.record_types import conjugate
 from gemmkit.lang.records import REAL_IMAG
 from gemmkit.layouts import Layout
 from gemmkit.matmul import matmul
+from gemmkit.joined import Braid
 from gemmkit.matrices import Matrix, arrays, transposed
 from gemmkit.operators import Operator, dual
 from gemmkit.problem import check_places, has_parts, layout_of
@@ -127,6 +128,9 @@ def _operated(trans: str, x: Any, argument: str, name: str, operator: Any = None
         raise ValueError(f'{argument} is {trans!r}; "N", "T" or "C" is needed')
     if isinstance(x, Dual):
         raise TypeError(f"{name} is a dual array, and the array of the result is none; give a Dual")
+    if isinstance(x, Braid):
+        raise TypeError(f"{name} is a Braid, whose products only a Fold can take; give it to matmul, with "
+                        "epilogue=epilogues.Fold(f), or give a Concat")
     if isinstance(x, Matrix):
         about = _Operand(x.shape, x.dtype, None if x.array is None else describe(x.array, name))
         return (x if trans == "N" else x.T), about

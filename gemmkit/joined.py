@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.given import check_dtype
 from gemmkit.layouts import Braided, ColMajor, Joined, Layout, RowMajor
 from gemmkit.layouts.braided import MOST
@@ -53,12 +54,12 @@ class Concat(Matrix):
 class Braid(Matrix):
     """Matrices of one shape as B of one product, which computes those by all of them: D = Fold(f) of A W, A V, ...
 
-    Of 2 to 4 arrays of (K, N), of any strides, and one library, dtype and device. Columns are interleaved in the kernel
+    Of 2 to 4 arrays of (K, N), or stacks of them, of any strides, and one library, dtype and device. Columns are interleaved in the kernel
     (`gemmkit.layouts.Braided` says how), so its products can be had by ``epilogue=epilogues.Fold(f)`` alone, and it has no
     transpose: braid the transposes. ``Concat(w, v, axis=1)`` gives the products side by side.
 
-    Raises TypeError for a part that is no array, ValueError for a number of parts other than 2 to 4, for stacks, and for
-    parts of which dtypes, devices or shapes differ.
+    Raises TypeError for a part that is no array, ValueError for a number of parts other than 2 to 4, and for parts of
+    which dtypes, devices or shapes differ.
 
     A gated linear unit, ``relu(x w) * (x v)``, in one kernel:
 
@@ -74,13 +75,25 @@ class Braid(Matrix):
         if len(arrays) > MOST:
             raise ValueError(f"Braid() got {len(arrays)} arrays; {MOST} are the most")
         for n, info in enumerate(infos):
-            if len(info.shape) > 2:
-                raise ValueError(f"part {n} of Braid has shape {info.shape}; a matrix of 2 dimensions is needed (A may be a "
-                                 "stack)")
             for axis in (0, 1):
                 _check_part(info, n, infos[0], axis, "Braid")
         self.parts = arrays
-        super().__init__(arrays[0], Braided(joined(arrays, infos, 1), infos[0].shape[1], len(arrays)))
+        super().__init__(arrays[0], Braided(joined(arrays, infos, 1), infos[0].shape[-1], len(arrays)))
+
+    def check_place(self, name: str, c: Any) -> None:
+        if c is not None:
+            raise ConfigError("c is given beside a Braid, and a folded product has no C; add it behind the fold, by "
+                              "epilogue=Fold(f) | Residual(c)")
+        if name != "b":
+            raise TypeError(f"{name} is a Braid, whose columns become columns of D: it can be b alone")
+
+    @property
+    def T(self) -> Matrix:
+        raise TypeError("a Braid has no transpose, since its columns become columns of D; braid the parts' transposes")
+
+    def __repr__(self) -> str:
+        shape = (*self.shape[:-1], describe(self.array).shape[-1])
+        return f"<Braid of {len(self.parts)} matrices of shape {shape}, {self.dtype}>"
 
 
 def joined(arrays: tuple, infos: list[ArrayInfo], axis: int) -> Layout:
@@ -142,5 +155,5 @@ def _check_part(info: ArrayInfo, n: int, first: ArrayInfo, across: int, what: st
         raise ValueError(f"{said} shape {info.shape} and part 0 {first.shape}; the dimensions before the last two must be "
                          "the same")
     if info.shape[across - 2] != first.shape[across - 2]:
-        raise ValueError(f"{said} shape {info.shape} and part 0 {first.shape}; joined along axis={-1 - across} "
-                         f"both need as many {('rows', 'columns')[across]}")
+        raise ValueError(f"{said} shape {info.shape} and part 0 {first.shape}; both need as many "
+                         f"{('rows', 'columns')[across]}")

@@ -13,7 +13,7 @@ from gemmkit.config import Config
 from gemmkit.emulator.mode import current_mode
 from gemmkit.lang.freezing import Frozen
 from gemmkit.lang.guards import Guards
-from gemmkit.matrices import Matrix, arrays, unwrapped
+from gemmkit.matrices import Matrix, arrays, frozen_layouts, layouts_of, unwrapped
 from gemmkit.per_product import component_for_products
 from gemmkit.problem import Call, check_out, check_places, describe_all, held_by, resolve
 from gemmkit.runtime.arrays import (
@@ -29,7 +29,7 @@ from gemmkit.runtime.arrays import (
     whole,
 )
 from gemmkit.runtime.compile import CodeChanged
-from gemmkit.runtime.streams import is_capturing
+from gemmkit.runtime.streams import check_stream
 from gemmkit.runtime.workspace import addresses
 
 __all__ = ["Plan", "plan"]
@@ -65,6 +65,7 @@ class Plan:
     """
 
     def __init__(self, a: Any, b: Any, c: Any, out: Any, conf: Config | None, keywords: dict[str, Any]):
+        self._joined = tuple(name for name, layout in layouts_of(a, b).items() if any(arrays_of(layout)))
         if isinstance(a, Matrix) or isinstance(b, Matrix):
             a, b, keywords = unwrapped(a, b, (c, out), keywords)
         infos = describe_all(a, b, c, out)
@@ -151,11 +152,27 @@ class Plan:
 
         Raises ValueError for arrays that are not of the plan's kind, before anything is launched.
         """
-        if isinstance(a, Matrix) or isinstance(b, Matrix):
+        layouts = layouts_of(a, b)
+        if layouts:
             a, b = arrays(a, b, (c, out))
         if self.stands is not None:
             self.current()
+        if layouts or self._joined:
+            frozen = frozen_layouts(self.config, layouts, self._joined)
+            return self._run_with(frozen, layouts, a, b, c, out, stream)
         return self.run(self.values, a, b, c, out, stream)
+
+    def _run_with(self, frozen: dict[str, Frozen], layouts: dict[str, Any], a: Any, b: Any, c: Any, out: Any,
+                  stream: Any) -> Any:
+        """`__call__` with the arrays and numbers of other layouts of the planned kinds."""
+        if self._device < 0:
+            infos, conf, keywords = self._origin
+            return self._emulate(a, b, c, out, self._resolve(infos, conf, {**keywords, **layouts}))
+        self.check_components(frozen, layouts, a, b, c, out)
+        values = list(self.values)
+        for name, found in frozen.items():
+            values[self.ranges[name]] = self.leaves(name, layouts[name], found)
+        return self.run(tuple(values), a, b, c, out, stream)
 
     def check_held(self, held: Iterable[tuple[str, Held]], a: Any, b: Any, c: Any, out: Any) -> None:
         """Raise ValueError where arrays of components share memory with what a call writes. A new out shares none."""
@@ -178,7 +195,7 @@ class Plan:
             if not any(overlaps(info, given) for info in (*own, *(held.info for _, held in self._held))):
                 return
         fixed = [(field, held) for field, held in self._held if field not in frozen]
-        theirs = [(field, held) for field in frozen for held in arrays_of(components[field])]
+        theirs = [of for of in held_by(components) if of[0] in frozen]
         self.check_held([*theirs, *fixed], a, b, c, out)
 
     def _sharing(self) -> Any:
@@ -332,7 +349,8 @@ class Plan:
         check_stream(handle, self._device)
         return handle
 
-    def _emulate(self, a: Any, b: Any, c: Any, out: Any) -> Any:
+    def _emulate(self, a: Any, b: Any, c: Any, out: Any, problem: Call | None = None) -> Any:
+        compiled = self._compiled if problem is None else Compiled(problem, problem.seen_out(self._infos[3]))
         mode = current_mode()
         if mode is None:
             raise TypeError("a is a host array (NumPy) and this plan was made in the emulator; call it inside "
@@ -346,9 +364,9 @@ class Plan:
             self._refuse((("a", a), ("b", b), ("c", c), ("out", out)))
         assert infos["out"] is not None
         check_out(infos["out"], infos)
-        check_held(self._held, infos, (self._seen(infos["out"]),))
+        check_held(held_by(compiled.problem.config), infos, (self._seen(infos["out"]),))
         if self._has_work:
-            mode.run(self._compiled, a, b, c, out)
+            mode.run(compiled, a, b, c, out)
         return out
 
 
@@ -356,22 +374,6 @@ def _extent(info: ArrayInfo) -> tuple[int, int]:
     """First and last byte of an array, relative to its pointer."""
     first, last = byte_range(info)
     return first - info.pointer, last - info.pointer
-
-
-def check_stream(handle: int, device: int) -> None:
-    """Raise ValueError when a stream is another device's than the arrays'."""
-    from cuda.bindings import driver
-
-    if handle in (0, 1, 2) or not hasattr(driver, "cuStreamGetDevice"):
-        return
-    if is_capturing(handle):
-        return
-    try:
-        status, found = driver.cuStreamGetDevice(handle)
-    except RuntimeError:                  # a driver of before 12.8 cannot say
-        return
-    if int(status) == 0 and int(found) != device:
-        raise ValueError(f"stream is of device {int(found)} and the arrays are on device {device}")
 
 
 def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, **keywords: Any) -> Plan:

@@ -351,10 +351,12 @@ def described(value: Any) -> ArrayInfo | None:
     return value if isinstance(value, ArrayInfo) else describe(value) if is_array(value) else None
 
 
-def held_by(conf: Config) -> list[tuple[str, Held]]:
-    """The arrays of a configuration's components, each with the field that its component is in."""
-    return [(field, held) for field, value in field_values(conf).items() if isinstance(value, Component)
-            for held in arrays_of(value)]
+def held_by(conf: Config | dict[str, Any]) -> list[tuple[str, Held]]:
+    """The arrays of a configuration's components, or of those in some of its fields, each with the field that its component
+    is in. Those of a layout are named with their operand."""
+    components = conf if isinstance(conf, dict) else field_values(conf)
+    return [(field, held._replace(name=f"{held.name} ({field[7]})") if field in LAYOUTS else held)
+            for field, value in components.items() if isinstance(value, Component) for held in arrays_of(value)]
 
 
 def describe_all(a: Any, b: Any, c: Any, out: Any) -> tuple[ArrayInfo, ArrayInfo, ArrayInfo | None, ArrayInfo | None]:

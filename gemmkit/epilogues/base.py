@@ -44,6 +44,9 @@ class Epilogue(Component):
     device_methods = ("__call__", "finish", "tile", "store")
     without_value = ("tile", "store")
 
+    #: Why one that stores D itself stands for itself.
+    alone: ClassVar[str] = ("stores D in its own way (it overrides tile or store) and cannot be composed; override finish "
+                            "instead")
     outputs: ClassVar[tuple[str, ...]] = ()                # fields that are arrays which it writes, beside D
     #: Fields that are arrays, of which each product of a stack may have its own, and how many dimensions that has.
     array_ndims: ClassVar[Mapping[str, int]] = MappingProxyType({})
@@ -171,8 +174,7 @@ class Composed(Epilogue):
                 raise TypeError(f"{name}={part!r} in a composition of epilogues: an Epilogue is needed; wrap a function in "
                                 "epilogues.Elementwise")
             if part.stores_itself:
-                raise TypeError(f"{name}={part!r} stores D in its own way (it overrides tile or store) and cannot be "
-                                "composed; override finish instead")
+                raise TypeError(f"{name}={part!r} {part.alone}")
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
         return self.second(number(self.first, "__call__", self.first(x, m, n), x), m, n)

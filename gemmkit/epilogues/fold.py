@@ -37,6 +37,8 @@ class Fold(Epilogue):
     [[15.0]]
     """
 
+    alone = "takes the parts of a braid, so that nothing can stand before it; make what should part of its function"
+
     f: Any
     then: Epilogue = Default()
 

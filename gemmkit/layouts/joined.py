@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from gemmkit.components import Array, Scalar
+from gemmkit.components import Array, Component, Scalar
 from gemmkit.lang.control import join
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import convert, convert_all
@@ -18,10 +19,30 @@ from gemmkit.tiling import Tile, translate
 
 
 @dataclass(frozen=True)
+class Part(Component):
+    """An array that a layout holds beside the operand's own: of a stack's products each has a matrix of it
+    (`gemmkit.per_product`)."""
+
+    array: Array
+
+    array_names = MappingProxyType({"array": "a part of a Concat or Braid"})
+
+    def __repr__(self) -> str:
+        info = self.array if isinstance(self.array, ArrayInfo) else describe(self.array, "array")
+        return f"Part(<array of shape {info.shape}>)"
+
+    @property
+    def info(self) -> ArrayInfo:
+        """The array, or the first matrix of its stack."""
+        info = self.array if isinstance(self.array, ArrayInfo) else describe(self.array, "array")
+        return info._replace(shape=info.shape[-2:], strides=info.strides[-2:])
+
+
+@dataclass(frozen=True)
 class Joined(Layout):
     """A matrix whose first ``boundary`` rows (``axis`` 0) or columns (1) are ``first``'s and the others ``second``'s.
 
-    ``first`` reads the operand's own array, ``second`` reads ``array``, which is a run-time argument as the operand's is.
+    ``first`` reads the operand's own array, ``second`` reads that of ``part``, which is a run-time argument as the operand's is.
     Either may be any layout that can be read, of one dtype; a ``first`` that is joined itself makes a join of three. The
     boundary is a run-time number; what it is a multiple of (``grain``, 1 to 16) is not, since a thread's tile is loaded in
     pieces of so many elements along ``axis``: each lies in one part, aligned as that part's array is.
@@ -39,7 +60,7 @@ class Joined(Layout):
 
     first: Layout
     second: Layout
-    array: Array
+    part: Part
     axis: int
     boundary: Scalar
     grain: int
@@ -56,7 +77,7 @@ class Joined(Layout):
         if grain not in (1, 2, 4, 8, 16) or boundary % grain:
             raise ValueError(f"Joined(boundary={boundary!r}, grain={grain!r}): a grain of 1, 2, 4, 8 or 16 that divides the "
                              "boundary is needed")
-        for name, value in dict(dtype=first.dtype, first=first, second=second, array=array, axis=axis, boundary=boundary,
+        for name, value in dict(dtype=first.dtype, first=first, second=second, part=Part(array), axis=axis, boundary=boundary,
                                 grain=grain).items():
             object.__setattr__(self, name, value)
 
@@ -68,7 +89,7 @@ class Joined(Layout):
             return convert(self.dtype, self.leaf.element(self.view(data, i, j), i - self.rows(own), j - self.columns(own), shape))
         if self.is_first(i, j):
             return convert(self.dtype, self.first.element(data, i, j, shape))
-        return convert(self.dtype, self.second.element(self.array, i - self.rows(self.boundary),
+        return convert(self.dtype, self.second.element(self.part.array, i - self.rows(self.boundary),
                                                        j - self.columns(self.boundary), shape))
 
     def load(self, data: Any, tile: Any, shape: Any) -> tuple:
@@ -87,7 +108,7 @@ class Joined(Layout):
         if self.is_first(i, j):
             return convert_all(self.dtype, self.first.load(data, tile, shape))
         own_tile = translate(tile, -self.rows(self.boundary), -self.columns(self.boundary))
-        return convert_all(self.dtype, self.second.load(self.array, own_tile, shape))
+        return convert_all(self.dtype, self.second.load(self.part.array, own_tile, shape))
 
     def load_packed(self, data: Any, tile: Any, shape: Any) -> tuple:
         """What `load` gives, in 32-bit words, of a tile that it `packs`."""
@@ -103,8 +124,8 @@ class Joined(Layout):
     def view(self, data: Any, i: int, j: int) -> Any:
         """The array that has an element, where all parts are alike."""
         if self.is_nested:
-            return either(self.is_first(i, j), self.first.view(data, i, j), self.array)
-        return either(self.is_first(i, j), data, self.array)
+            return either(self.is_first(i, j), self.first.view(data, i, j), self.part.array)
+        return either(self.is_first(i, j), data, self.part.array)
 
     def own(self, i: int, j: int) -> int:
         """Where along ``axis`` the part begins that has an element."""
@@ -172,7 +193,7 @@ class Joined(Layout):
         return self.first.dimensions_of(array)
 
     def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
-        other = self.second.extents(describe(self.array, "array"))
+        other = self.second.extents(self.part.info)
         across = other[1 - self.axis]
         along = None if other[self.axis] is None else self.boundary + other[self.axis]
         return (along, across) if self.is_above else (across, along)
@@ -183,7 +204,7 @@ class Joined(Layout):
         rest = [rows, columns]
         rest[self.axis] -= self.boundary
         self.first.check(array, begin[0], begin[1], name)
-        self.second.check(describe(self.array, name), rest[0], rest[1], f"the part of {name} behind {self.boundary} "
+        self.second.check(self.part.info, rest[0], rest[1], f"the part of {name} behind {self.boundary} "
                           f"{'rows' if self.is_above else 'columns'}")
 
 

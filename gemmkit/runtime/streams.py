@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["as_stream_handle", "current_stream", "is_capturing"]
+__all__ = ["as_stream_handle", "check_stream", "current_stream", "is_capturing"]
 
 _PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 
@@ -71,3 +71,19 @@ def is_capturing(handle: int) -> bool:
 
     status, capturing = driver.cuStreamIsCapturing(handle)
     return int(status) == 0 and int(capturing) != 0
+
+
+def check_stream(handle: int, device: int) -> None:
+    """Raise ValueError when a stream is another device's than the arrays'."""
+    from cuda.bindings import driver
+
+    if handle in (0, 1, 2) or not hasattr(driver, "cuStreamGetDevice"):
+        return
+    if is_capturing(handle):
+        return
+    try:
+        status, found = driver.cuStreamGetDevice(handle)
+    except RuntimeError:                  # a driver of before 12.8 cannot say
+        return
+    if int(status) == 0 and int(found) != device:
+        raise ValueError(f"stream is of device {int(found)} and the arrays are on device {device}")

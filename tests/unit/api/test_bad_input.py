@@ -306,7 +306,7 @@ def test_a_stream_of_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     end the capture."""
     from cuda.bindings import driver
 
-    from gemmkit.planning import check_stream
+    from gemmkit.runtime.streams import check_stream
 
     monkeypatch.setattr(driver, "cuStreamGetDevice", lambda handle: (0, 1), raising=False)
     monkeypatch.setattr(driver, "cuStreamIsCapturing", lambda handle: (0, 1))
