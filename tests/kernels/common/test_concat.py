@@ -96,7 +96,7 @@ def test_with_transforms_and_an_epilogue(machine: Any, family: str) -> None:
 
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8"])
-@pytest.mark.parametrize("shape", [(1, 1, (1, 1)), (65, 33, (64, 32)), (7, 129, (31, 2, 5)), (3, 4, (0, 0)), (0, 5, (2, 3))], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, (1, 1)), (33, 17, (16, 32)), (7, 65, (31, 2, 5)), (3, 4, (0, 0)), (0, 5, (2, 3))], ids=str)
 def test_the_kernel_that_a_call_chooses(machine: Any, dtype: str, shape: tuple[int, int, tuple[int, ...]]) -> None:
     rng, (M, N, widths) = np.random.default_rng(2), shape
     x, w = ([whole(rng, (M, k), dtype) for k in widths], [whole(rng, (k, N), dtype) for k in widths])
