@@ -18,8 +18,8 @@ from gemmkit import epilogues, layouts, operators, transforms  # isort: skip
 from gemmkit.config import Config, ConfigError
 from gemmkit.configure import get_config
 from gemmkit.contraction import einsum
-from gemmkit.grouped import GroupPlan, grouped, plan_grouped
 from gemmkit.glu import glu
+from gemmkit.grouped import GroupPlan, grouped, plan_grouped
 from gemmkit.joined import Braid, Concat
 from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.matmul import matmul
@@ -39,10 +39,11 @@ float16, float32, float64 = _np.float16, _np.float32, _np.float64
 __version__ = "0.1.0"
 
 __all__ = [
-    "Array", "Braid", "Component", "ComponentError", "Concat", "Config", "ConfigError", "Diagonal", "Dual", "Generated", "GroupPlan", "Matrix",
-    "Plan", "Scalar", "StreamK", "Symmetric", "Tile", "Triangular", "Tuned", "blas", "einsum", "emulate", "epilogues",
-    "float16", "float32", "float64", "get_config", "glu", "grouped", "layouts", "linearise", "matmul", "operators", "parallelise",
-    "plan", "plan_grouped", "select", "subdivide", "transforms", "translate", "translate_base", "translate_offset", "tune",
+    "Array", "Braid", "Component", "ComponentError", "Concat", "Config", "ConfigError", "Diagonal", "Dual", "Generated",
+    "GroupPlan", "Matrix", "Plan", "Scalar", "StreamK", "Symmetric", "Tile", "Triangular", "Tuned", "blas", "einsum",
+    "emulate", "epilogues", "float16", "float32", "float64", "get_config", "glu", "grouped", "layouts", "linearise",
+    "matmul", "operators", "parallelise", "plan", "plan_grouped", "select", "subdivide", "transforms", "translate",
+    "translate_base", "translate_offset", "tune",
 ]
 
 

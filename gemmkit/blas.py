@@ -9,12 +9,12 @@ import numpy as np
 from gemmkit.config import Config
 from gemmkit.dual import Dual
 from gemmkit.epilogues import LinearCombination
+from gemmkit.joined import Braid
 from gemmkit.lang.given import check_dtype
 from gemmkit.lang.record_types import conjugate
 from gemmkit.lang.records import REAL_IMAG
 from gemmkit.layouts import Layout
 from gemmkit.matmul import matmul
-from gemmkit.joined import Braid
 from gemmkit.matrices import Matrix, arrays, transposed
 from gemmkit.operators import Operator, dual
 from gemmkit.problem import check_places, has_parts, layout_of

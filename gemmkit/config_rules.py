@@ -102,7 +102,8 @@ def _check_global_layout(name: str, layout: Any) -> None:
 
 def _validate_fold(config: Config) -> None:
     """A braid's products are had by a fold alone, and a fold is of a braid's."""
-    b, fold = config.global_b_layout, config.epilogue
+    b: Any = config.global_b_layout
+    fold = config.epilogue
     if not isinstance(fold, Fold):
         rule(not isinstance(b, Braided), "epilogue", fold, lambda: f"B is a braid of {b.parts} matrices, whose columns are "
              "interleaved; give epilogues.Fold(f), or Concat(..., axis=1) as B for all products side by side")
@@ -111,13 +112,14 @@ def _validate_fold(config: Config) -> None:
          "many matrices as it has arguments")
     rule(fold.arguments in (b.parts, b.parts + 2), "epilogue", fold, f"its function takes {fold.arguments} arguments, and B "
          f"is a braid of {b.parts} matrices; a function of {b.parts} values is needed, or of {b.parts} values and m, n")
-    rule(not config.has_c, "global_c_layout", config.global_c_layout, "a folded product has no C; add it behind the fold, by "
-         "Fold(f) | Residual(c)")
+    rule(not config.has_c, "global_c_layout", config.global_c_layout, "a folded product has no C; add it behind the fold, "
+         "by Fold(f) | Residual(c)")
     for name in ("transform_regs_to_shared_d", "transform_shared_to_global_d"):
         rule(getattr(config, name).is_identity, name, getattr(config, name), "it would act on the parts before they are "
              "folded; make it part of the fold's function")
-    rule(config.block_shape.size.N % (OCTET * b.slots) == 0, "block_shape", config.block_shape, f"N must be a multiple of "
-         f"{OCTET * b.slots}, {OCTET} columns of each of a braid's {b.slots} slots")
+    least = OCTET * b.slots
+    rule(config.block_shape.size.N % least == 0, "block_shape", config.block_shape, f"N must be a multiple of {least}, "
+         f"{OCTET} columns of each of a braid's {b.slots} slots")
 
 
 def _validate_dtypes(config: Config) -> None:

@@ -54,12 +54,12 @@ class Concat(Matrix):
 class Braid(Matrix):
     """Matrices of one shape as B of one product, which computes those by all of them: D = Fold(f) of A W, A V, ...
 
-    Of 2 to 4 arrays of (K, N), or stacks of them, of any strides, and one library, dtype and device. Columns are interleaved in the kernel
-    (`gemmkit.layouts.Braided` says how), so its products can be had by ``epilogue=epilogues.Fold(f)`` alone, and it has no
-    transpose: braid the transposes. ``Concat(w, v, axis=1)`` gives the products side by side.
+    Of 2 to 4 arrays of (K, N), or stacks of them, of any strides, and one library, dtype and device. Columns are interleaved
+    in the kernel (`gemmkit.layouts.Braided` says how), so its products can be had by ``epilogue=epilogues.Fold(f)`` alone:
+    any other epilogue is refused. ``Concat(w, v, axis=1)`` gives the products side by side.
 
-    Raises TypeError for a part that is no array, ValueError for a number of parts other than 2 to 4, and for parts of
-    which dtypes, devices or shapes differ.
+    Raises TypeError for a part that is no array and for its transpose (braid the parts' transposes), ValueError for a number
+    of parts other than 2 to 4 and for parts of which dtypes, devices or shapes differ.
 
     A gated linear unit, ``relu(x w) * (x v)``, in one kernel:
 

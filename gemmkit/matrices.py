@@ -197,8 +197,8 @@ def frozen_layouts(planned: Any, layouts: dict[str, Layout], joined: tuple[str, 
     """
     for name in joined:
         if name not in layouts:
-            raise ValueError(f"{name[7]} is one array, and the plan was made with one of several (a Concat or a Braid); give "
-                             "such a one, or make another plan")
+            raise ValueError(f"{name[7]} is one array, and the plan was made with one of several (a Concat or a Braid); "
+                             "give such a one, or make another plan")
     found = {}
     for name, layout in layouts.items():
         frozen, known = freeze(layout, name), freeze(getattr(planned, name), name)

@@ -26,7 +26,8 @@ from gemmkit.stacks import first_matrix
 from gemmkit.transforms import Transform
 from gemmkit.transforms.base import Composed as ComposedTransform
 
-__all__ = ["Adapted", "EpilogueOfProduct", "EpilogueOfStack", "PartOfStack", "TransformOfProduct", "component_for_products", "for_products"]
+__all__ = ["Adapted", "EpilogueOfProduct", "EpilogueOfStack", "PartOfStack", "TransformOfProduct",
+           "component_for_products", "for_products"]
 
 
 @dataclass(frozen=True)

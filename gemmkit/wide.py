@@ -23,9 +23,9 @@ from gemmkit.epilogues import Composed, Epilogue, Fold
 from gemmkit.kernels.spec import Condition
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.references import is_gemmkit
+from gemmkit.lang.returned import number
 from gemmkit.lang.wide import COUNT, NARROW, WIDE, narrowed
 from gemmkit.lang.wide import widened as wide
-from gemmkit.lang.returned import number
 from gemmkit.layouts import Layout
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.transforms import Transform

@@ -66,8 +66,8 @@ class Fold(Epilogue):
         """Step 6 of the kernels with D's tile in shared memory. The thread that stores eight columns of D loads those eight
         of all parts: lanes lie along rows of D, or down its columns where these are contiguous."""
         own = with_number(shape, "N", spec.d.layout.columns)
-        slots, leading = spec.d.layout.slots, spec.d.shared.leading(spec.block.size)
-        rows, lines = spec.block.size.M, spec.block.size.N // (OCTET * spec.d.layout.slots)
+        slots, leading = spec.b.layout.slots, spec.d.shared.leading(spec.block.size)
+        rows, lines = spec.block.size.M, spec.block.size.N // (OCTET * spec.b.layout.slots)
         for n in range(thread_index(), rows * lines, spec.threads):
             row, line = (n % rows, udiv(n, rows)) if spec.d.layout.vector_axis == 0 else (udiv(n, lines), n % lines)
             first = translate(LINE, row, line * OCTET * slots)

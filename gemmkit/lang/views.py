@@ -42,8 +42,8 @@ def _type_either(context: Any, condition: Any, one: Any, other: Any) -> Any:
 
 @atom(_type_either)
 def either(condition: bool, one: Any, other: Any) -> Any:
-    """The view ``one`` where the condition holds, else ``other``: two views of one dtype and as many dimensions. Accesses are
-    as wide as both allow."""
+    """The view ``one`` where the condition holds, else ``other``: two views of one dtype and as many dimensions. Accesses
+    are as wide as both allow."""
     return one if condition else other
 
 

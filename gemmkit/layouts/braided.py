@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import Scalar
-from gemmkit.kernels.common.rules import rule
+from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.values import convert, convert_all, fill
 from gemmkit.layouts.base import Layout, load_elements
 from gemmkit.layouts.plain import Plain
@@ -32,8 +32,8 @@ MOST = 4                               # parts: the smallest tiles have 32 colum
 class Braided(Layout):
     """B of ``parts`` matrices of ``columns`` columns each, which ``layout`` has side by side.
 
-    The kernel multiplies by ``slots`` parts, the next power of two, so that a tile holds all parts of its columns; where
-    a slot has no part, and in the last eight columns beyond a part's end, elements are 0. D is stored by `Folded`.
+    The kernel multiplies by ``slots`` parts, the next power of two, so that a tile holds all parts of its columns. Where a
+    slot has no part, and in the last eight columns beyond a part's end, elements are 0. D is stored by `Folded`.
 
     Raises ValueError for fewer than 2 or more than 4 parts. `gemmkit.Braid` makes one from arrays.
 
@@ -45,7 +45,7 @@ class Braided(Layout):
     [0.0, 7.0, 100.0, 107.0]
     """
 
-    layout: Layout
+    layout: Any
     columns: Scalar
     parts: int
     is_even: bool = False                        # whether the columns are a multiple of eight
@@ -84,9 +84,9 @@ class Braided(Layout):
         part, column = self.part_of(tile.index[1]), self.column_of(tile.index[1])
         own = translate(tile, 0, part * self.columns + column - tile.index[1])
         if self.is_full:
-            return self.layout.load_packed(data, own, shape)                             # type: ignore[attr-defined]
+            return self.layout.load_packed(data, own, shape)
         if part < self.parts:
-            return self.layout.load_packed(data, own, shape)                             # type: ignore[attr-defined]
+            return self.layout.load_packed(data, own, shape)
         return fill(WORD, tile.count * self.dtype.itemsize // WORD.itemsize, 0)
 
     def part_of(self, j: int) -> int:
@@ -127,7 +127,8 @@ class Braided(Layout):
         return self.layout.dimensions_of(array)
 
     def as_operand(self, name: str, transformed: bool) -> Layout:
-        rule(name == "b", f"global_{name}_layout", self, "a braid's columns become columns of D: it can be B alone")
+        if name != "b":
+            raise ConfigError(f"global_{name}_layout={self!r}: a braid's columns become columns of D: it can be B alone")
         return self
 
     def of_result(self, layout: Layout) -> Layout:
@@ -142,7 +143,7 @@ class Braided(Layout):
 
 @dataclass(frozen=True)
 class Folded(Layout):
-    """D of a product by a `Braided` B, of ``columns`` columns in the array, ``slots`` times as many of which are computed.
+    """D of a product by a `Braided` B, of ``columns`` columns in the array; ``folds`` columns are computed for each.
 
     What is stored is one value for all parts of a column, in the order of ``layout``; coordinates are those of D. A
     configuration whose B is braided makes one of its ``global_d_layout``.
@@ -152,12 +153,12 @@ class Folded(Layout):
 
     layout: Any
     columns: Scalar
-    slots: int
+    folds: int
 
-    def __init__(self, layout: Layout, columns: int, slots: int):
+    def __init__(self, layout: Layout, columns: int, folds: int):
         if not isinstance(layout, Plain):
             raise TypeError(f"out (global_d_layout={layout!r}) of a folded product: RowMajor or ColMajor is needed")
-        for name, value in dict(dtype=layout.dtype, layout=layout, columns=columns, slots=slots).items():
+        for name, value in dict(dtype=layout.dtype, layout=layout, columns=columns, folds=folds).items():
             object.__setattr__(self, name, value)
 
     # -- device methods ---------------------------------------------------------------------------------------------
@@ -175,23 +176,23 @@ class Folded(Layout):
 
     @property
     def vector_axis(self) -> int | None:
-        return self.layout.vector_axis                                                # type: ignore[no-any-return]
+        return self.layout.vector_axis
 
     @property
     def is_separable(self) -> bool:
-        return self.layout.is_separable                                               # type: ignore[no-any-return]
+        return self.layout.is_separable
 
     def dimensions_of(self, array: ArrayInfo) -> int | None:
-        return self.layout.dimensions_of(array)                                       # type: ignore[no-any-return]
+        return self.layout.dimensions_of(array)
 
     def array_shape(self, rows: int, columns: int) -> tuple[int, ...]:
         return rows, self.columns
 
     def finished_columns(self, columns: int) -> int:
-        return self.columns                                                           # type: ignore[no-any-return]
+        return self.columns
 
     def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
-        return array.shape[0], braided_columns(self.columns, self.slots)
+        return array.shape[0], braided_columns(self.columns, self.folds)
 
     def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
         self.layout.check(array, rows, self.columns, name)

@@ -42,13 +42,13 @@ class Part(Component):
 class Joined(Layout):
     """A matrix whose first ``boundary`` rows (``axis`` 0) or columns (1) are ``first``'s and the others ``second``'s.
 
-    ``first`` reads the operand's own array, ``second`` reads that of ``part``, which is a run-time argument as the operand's is.
-    Either may be any layout that can be read, of one dtype; a ``first`` that is joined itself makes a join of three. The
+    ``first`` reads the operand's own array, ``second`` reads that of ``part``, which is a run-time argument as the operand's
+    is. Either may be any layout that can be read, of one dtype; a ``first`` that is joined itself makes a join of three. The
     boundary is a run-time number; what it is a multiple of (``grain``, 1 to 16) is not, since a thread's tile is loaded in
     pieces of so many elements along ``axis``: each lies in one part, aligned as that part's array is.
 
-    Raises TypeError for a part that is no layout, and ValueError for dtypes that differ, an ``axis`` other than 0 and 1, and
-    a boundary that is no multiple of the grain. `gemmkit.Concat` makes one from arrays.
+    Raises TypeError for a part that is no layout, and ValueError for dtypes that differ and an ``axis`` other than 0 and 1.
+    `gemmkit.Concat` makes one from arrays.
 
     >>> import numpy as np
     >>> from gemmkit.layouts import RowMajor
@@ -58,14 +58,14 @@ class Joined(Layout):
     [1.0, 2.0, 3.0]
     """
 
-    first: Layout
-    second: Layout
+    first: Any
+    second: Any
     part: Part
     axis: int
     boundary: Scalar
     grain: int
 
-    def __init__(self, first: Layout, second: Layout, array: Any, axis: int, boundary: int, grain: int | None = None):
+    def __init__(self, first: Layout, second: Layout, array: Any, axis: int, boundary: int):
         for name, part in (("first", first), ("second", second)):
             if not isinstance(part, Layout):
                 raise TypeError(f"Joined({name}={part!r}): a Layout is needed, for example RowMajor('float16')")
@@ -73,20 +73,19 @@ class Joined(Layout):
             raise ValueError(f"Joined: first has dtype {first.dtype} and second {second.dtype}; convert one of the arrays")
         if axis not in (0, 1):
             raise ValueError(f"Joined(axis={axis!r}): 0 (rows above rows) or 1 (columns beside columns) is needed")
-        grain = math.gcd(WIDE, boundary) if grain is None else grain
-        if grain not in (1, 2, 4, 8, 16) or boundary % grain:
-            raise ValueError(f"Joined(boundary={boundary!r}, grain={grain!r}): a grain of 1, 2, 4, 8 or 16 that divides the "
-                             "boundary is needed")
-        for name, value in dict(dtype=first.dtype, first=first, second=second, part=Part(array), axis=axis, boundary=boundary,
-                                grain=grain).items():
+        grain = math.gcd(WIDE, boundary, first.grain if isinstance(first, Joined) else 0)
+        fields = dict(dtype=first.dtype, first=first, second=second, part=Part(array), axis=axis, boundary=boundary, grain=grain)
+        for name, value in fields.items():
             object.__setattr__(self, name, value)
 
     # -- device methods ---------------------------------------------------------------------------------------------
 
     def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
         if self.is_alike:
+            view = self.view(data, i, j)
             own = self.own(i, j)
-            return convert(self.dtype, self.leaf.element(self.view(data, i, j), i - self.rows(own), j - self.columns(own), shape))
+            i, j = i - self.rows(own), j - self.columns(own)
+            return convert(self.dtype, self.leaf.element(view, i, j, shape))
         if self.is_first(i, j):
             return convert(self.dtype, self.first.element(data, i, j, shape))
         return convert(self.dtype, self.second.element(self.part.array, i - self.rows(self.boundary),

@@ -94,7 +94,7 @@ def _fill_d(values: dict[str, Any]) -> None:
     values.setdefault("shared_c_layout", RowMajor(values["operator"].fragment_c.dtype))
     d, N = values["global_d_layout"], values["block_shape"].size.N
     axis = 0 if d.vector_axis == 0 and d.is_separable else 1
-    N //= d.slots
+    N //= d.folds
     columns = N // SharedK(values["splits"], values["cluster"]).slices(N, max(COLUMNS, NARROWEST // d.dtype.itemsize))
     values.setdefault("shared_d_layout", _swizzled(axis, d.dtype, columns if axis == 1 else 64))
 

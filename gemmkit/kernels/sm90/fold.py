@@ -1,9 +1,9 @@
-"""Stores of folded products in `warp_specialised`: a consumer's sums of several parts become one fragment, which then leaves
-as any other.
+"""Stores of folded products in `warp_specialised`: a consumer's sums of several parts become one fragment, which leaves as
+any other.
 
-A fragment of wgmma is octets of columns, of which a thread has two columns each; those of a braid (`gemmkit.layouts.Braided`)
-are the parts' in turn. So a thread folds values of its own, and what comes of it lies as the sums of a product do whose
-tile has as many columns fewer: the stores of `gemmkit.kernels.sm90.store` take it, at D's own coordinates.
+A fragment of wgmma is octets of columns, and a thread has two columns of each. Those of a braid
+(`gemmkit.layouts.Braided`) are the parts' in turn, so a thread folds values of its own. What comes of it lies in registers
+as the sums of a product with a narrower tile do: the stores of `gemmkit.kernels.sm90.store` take it, at D's coordinates.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Folding(Store):
     def run(self, spec: Any, sums: tuple, outputs: Outputs, part: Part) -> None:
         shape = with_number(outputs.shape, "N", spec.d.layout.columns)
         own = Outputs(outputs.c, outputs.d, outputs.map_d, outputs.batch, shape)
-        place = Part(part.group, part.m, udiv(part.n, spec.d.layout.slots))
+        place = Part(part.group, part.m, udiv(part.n, spec.b.layout.slots))
         each(store_fragment, apply(fold_fragment, sums, spec, own, place), spec, own, place)
 
 
 def fold_fragment(sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> tuple:
     """The ``i``-th fragment of D; ``part`` is where the first begins."""
-    return join(apply(fold_octets, split(sums, HELD * spec.d.layout.slots), spec, outputs, part.m + i * 64 + own_row(),
+    return join(apply(fold_octets, split(sums, HELD * spec.b.layout.slots), spec, outputs, part.m + i * 64 + own_row(),
                       part.n + own_column()))
 
 
@@ -80,7 +80,8 @@ class FoldingDirectStore(Folding, DirectStore):
     """Threads store folded pairs from their registers."""
 
 
-FOLDING: dict[type[Store], Any] = {TmaStore: FoldingTmaStore, VectorStore: FoldingVectorStore, DirectStore: FoldingDirectStore}
+FOLDING: dict[type[Store], Any] = {TmaStore: FoldingTmaStore, VectorStore: FoldingVectorStore,
+                                   DirectStore: FoldingDirectStore}
 
 
 def store_for(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> Store:
@@ -89,7 +90,7 @@ def store_for(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barri
         return store_of(spec, info, extents, barrier)
     folded: Folded = spec.d.layout
     m, n, k = spec.block.extents
-    alike = dataclasses.replace(spec, block=Tile(M=m, N=n // folded.slots, K=k), epilogue=spec.epilogue.then,
+    alike = dataclasses.replace(spec, block=Tile(M=m, N=n // folded.folds, K=k), epilogue=spec.epilogue.then,
                                 d=dataclasses.replace(spec.d, layout=folded.layout))
     store = store_of(alike, info, (extents[0], folded.finished_columns(extents[1])), barrier)
     if isinstance(store, SubtileStore) and alike.block.size.N // spec.exchange.slices % store.columns:

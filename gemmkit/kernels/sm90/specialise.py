@@ -143,7 +143,7 @@ def _exchange(spec: Sm90Spec, sharing: SharedK, arrays: Arrays | None) -> Exchan
     if sharing.splits == 1:
         return Exchange()
     N, count = spec.block.size.N, int(spec.operator.fragment_c.count)
-    slices = sharing.slices(N, least_columns(spec.d.shared, spec.d.layout.slots))
+    slices = sharing.slices(N, least_columns(spec.d.shared, spec.d.layout.folds))
     if sharing.by_workspace:
         return exchange_of(spec, slices, sharing, arrays)
     return ClusterExchange(slices, N // slices, count // slices, consumers=spec.consumers,

@@ -19,6 +19,7 @@ from tests.support.machines import on_machines, poison, whole
 JOINS = {                              # rows and columns of A's parts, axis; the same of B's
     "K": (((37,) * 2, (20, 13), 1), ((20, 13), (29,) * 2, 0)),
     "K in three": (((37,) * 3, (16, 1, 24), 1), ((16, 1, 24), (29,) * 3, 0)),
+    "K at odds": (((37,) * 3, (20, 12, 9), 1), ((20, 12, 9), (29,) * 3, 0)),
     "K differently": (((19,) * 2, (8, 24), 1), ((24, 7, 1), (33,) * 3, 0)),
     "K, nothing of one": (((19,) * 2, (0, 17), 1), ((17, 0), (9,) * 2, 0)),
     "M and N": (((5, 32), (40,) * 2, 0), ((40,) * 2, (16, 17), 1)),
