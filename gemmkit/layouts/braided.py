@@ -87,7 +87,7 @@ class Braided(Layout):
             return self.layout.load_packed(data, own, shape)
         if part < self.parts:
             return self.layout.load_packed(data, own, shape)
-        return fill(WORD, tile.count * self.dtype.itemsize // WORD.itemsize, 0)
+        return fill(WORD, tile.count * self.itemsize // 4, 0)
 
     def part_of(self, j: int) -> int:
         """Which part column ``j`` is of: ``parts`` or more where it is of none."""
@@ -105,6 +105,10 @@ class Braided(Layout):
 
     def packs(self, tile: Any) -> bool:
         return self.is_even and OCTET % tile.extents[1] == 0 and self.layout.packs(tile)
+
+    @property
+    def itemsize(self) -> int:
+        return int(self.dtype.itemsize)
 
     @property
     def is_full(self) -> bool:
@@ -185,8 +189,18 @@ class Folded(Layout):
     def dimensions_of(self, array: ArrayInfo) -> int | None:
         return self.layout.dimensions_of(array)
 
+    @property
+    def storage(self) -> np.dtype:
+        return self.layout.storage
+
+    def seen(self, info: ArrayInfo) -> ArrayInfo:
+        return self.layout.seen(info)
+
+    def host_view(self, array: np.ndarray) -> np.ndarray:
+        return self.layout.host_view(array)
+
     def array_shape(self, rows: int, columns: int) -> tuple[int, ...]:
-        return rows, self.columns
+        return self.layout.array_shape(rows, self.columns)
 
     def finished_columns(self, columns: int) -> int:
         return self.columns

@@ -74,7 +74,8 @@ class Joined(Layout):
         if axis not in (0, 1):
             raise ValueError(f"Joined(axis={axis!r}): 0 (rows above rows) or 1 (columns beside columns) is needed")
         grain = math.gcd(WIDE, boundary, first.grain if isinstance(first, Joined) else 0)
-        fields = dict(dtype=first.dtype, first=first, second=second, part=Part(array), axis=axis, boundary=boundary, grain=grain)
+        fields = dict(dtype=first.dtype, first=first, second=second, part=Part(array), axis=axis, boundary=boundary,
+                      grain=grain)
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 

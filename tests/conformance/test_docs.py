@@ -35,6 +35,13 @@ def test_number_systems(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generato
     assert markdown.run(DOCS / "number_systems.md", monkeypatch, rng, {}, check) == 9
 
 
+def test_fusion(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
+        assert not said, said
+
+    assert markdown.run(DOCS / "fusion.md", monkeypatch, rng, {}, check) == 4
+
+
 def test_experiments_shows_the_results_that_are_there() -> None:
     """Where it does not: `python -m bench.asked --into docs/experiments.md`."""
     from bench import asked

@@ -13,51 +13,15 @@ import pytest
 import gemmkit as gk
 from gemmkit import epilogues, transforms
 from gemmkit.operators import MAX_PLUS
-from tests.support.joined import FAMILIES, carried, config, dtype_of, orders, parts
-from tests.support.machines import on_machines, poison, whole
-
-JOINS = {                              # rows and columns of A's parts, axis; the same of B's
-    "K": (((37,) * 2, (20, 13), 1), ((20, 13), (29,) * 2, 0)),
-    "K in three": (((37,) * 3, (16, 1, 24), 1), ((16, 1, 24), (29,) * 3, 0)),
-    "K at odds": (((37,) * 3, (20, 12, 9), 1), ((20, 12, 9), (29,) * 3, 0)),
-    "K differently": (((19,) * 2, (8, 24), 1), ((24, 7, 1), (33,) * 3, 0)),
-    "K, nothing of one": (((19,) * 2, (0, 17), 1), ((17, 0), (9,) * 2, 0)),
-    "M and N": (((5, 32), (40,) * 2, 0), ((40,) * 2, (16, 17), 1)),
-    "M": (((1, 30, 4), (24,) * 3, 0), ((24,), (33,), 0)),
-    "N": (((33,), (16,), 0), ((16,) * 2, (8, 24), 1)),
-}
-
-
-def joined(machine: Any, given: list[np.ndarray], axis: int) -> Any:
-    there = [carried(machine, x) for x in given]
-    return gk.Concat(*there, axis=axis) if len(there) > 1 else there[0]
-
-
-def product(machine: Any, family: str, join: str, order: tuple[str, str] = ("C", "C"), shift: int = 0, gap: int = 0,
-            transposed: bool = False, **fields: Any) -> tuple[np.ndarray, np.ndarray]:
-    """D by a kernel, and in float64."""
-    rng, dtype = np.random.default_rng(len(join)), dtype_of(family)
-    (a_rows, a_columns, a_axis), (b_rows, b_columns, b_axis) = JOINS[join]
-    a = parts(rng, a_rows, a_columns, dtype, order[0], shift, gap)
-    b = parts(rng, b_rows, b_columns, dtype, order[1], shift, gap)
-    expected = np.concatenate(a, a_axis).astype("f8") @ np.concatenate(b, b_axis).astype("f8")
-    with machine.session():
-        out = machine.array(poison(expected.shape, "f4"))
-        if transposed:
-            of_a, of_b = joined(machine, [x.T for x in a], 1 - a_axis).T, joined(machine, [x.T for x in b], 1 - b_axis).T
-        else:
-            of_a, of_b = joined(machine, a, a_axis), joined(machine, b, b_axis)
-        conf = config(family, orders(order[0]), orders(order[1]))
-        got = gk.matmul(of_a, of_b, out=out, conf=conf, **fields)
-    assert got is out
-    return machine.numpy(got), expected
+from tests.support.joined import FAMILIES, JOINS, dtype_of, joined_product, parts
+from tests.support.machines import on_machines, whole
 
 
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("join", JOINS)
 def test_joined_along_every_axis(machine: Any, family: str, join: str) -> None:
-    got, expected = product(machine, family, join)
+    got, expected = joined_product(machine, family, join)
     np.testing.assert_array_equal(got, expected)
 
 
@@ -66,7 +30,7 @@ def test_joined_along_every_axis(machine: Any, family: str, join: str) -> None:
 @pytest.mark.parametrize("order", [("C", "F"), ("F", "C"), ("F", "F")])
 @pytest.mark.parametrize(("shift", "gap"), [(0, 0), (1, 0), (8, 8), (0, 3)], ids=str)
 def test_orders_misaligned_bases_and_lines(machine: Any, family: str, order: tuple[str, str], shift: int, gap: int) -> None:
-    got, expected = product(machine, family, "K", order, shift, gap)
+    got, expected = joined_product(machine, family, "K", order, shift, gap)
     np.testing.assert_array_equal(got, expected)
 
 
@@ -74,7 +38,7 @@ def test_orders_misaligned_bases_and_lines(machine: Any, family: str, order: tup
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("join", ["K in three", "M and N"])
 def test_a_transpose_joins_the_transposes(machine: Any, family: str, join: str) -> None:
-    got, expected = product(machine, family, join, transposed=True)
+    got, expected = joined_product(machine, family, join, transposed=True)
     np.testing.assert_array_equal(got, expected)
 
 
@@ -86,7 +50,7 @@ def test_with_transforms_and_an_epilogue(machine: Any, family: str) -> None:
     bias = whole(np.random.default_rng(0), (29,), "f4")
     with machine.session():
         there = machine.array(bias)
-    got, _ = product(machine, family, "K", transform_global_to_shared_a=signs,
+    got, _ = joined_product(machine, family, "K", transform_global_to_shared_a=signs,
                      epilogue=epilogues.Bias(there) | epilogues.ReLU())
     rng, dtype = np.random.default_rng(len("K")), dtype_of(family)
     x, h = parts(rng, (37,) * 2, (20, 13), dtype)

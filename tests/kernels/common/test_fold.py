@@ -17,41 +17,8 @@ from gemmkit.epilogues import Fold
 from gemmkit.layouts import ColMajor, RowMajor, Swizzled
 from gemmkit.operators import MIN_PLUS, WGMMAOp
 from tests.support import sm90
-from tests.support.joined import F16, F32, FAMILIES, carried, config, dtype_of, orders, parts
+from tests.support.joined import F16, F32, FAMILIES, FOLDS, config, dtype_of, folded, folded_product
 from tests.support.machines import on_machines, poison, whole
-
-FOLDS: dict[int, Any] = {2: lambda gate, up: max(gate, 0) - up, 3: lambda i, f, g: i + 2 * f - 3 * g,
-                         4: lambda i, f, g, o: i - 2 * f + 3 * g - 4 * o}
-WITH_COORDINATES: dict[int, Any] = {2: lambda gate, up, m, n: gate - up + 64 * m + n, 3: lambda i, f, g, m, n: i + f - g + 64 * m + n,
-                                    4: lambda i, f, g, o, m, n: i + f - g - o + 64 * m + n}
-
-
-def folded(count: int, products: list[np.ndarray], coordinates: bool = False) -> np.ndarray:
-    """What a fold makes of the parts' products, in float64."""
-    m, n = np.indices(products[0].shape[-2:])
-    if coordinates:
-        return np.asarray(WITH_COORDINATES[count](*products, m, n))
-    if count == 2:
-        return np.maximum(products[0], 0) - products[1]
-    return np.asarray(FOLDS[count](*products))
-
-
-def product(machine: Any, family: str, count: int, shape: tuple[int, int, int], order: str = "C", shift: int = 0, gap: int = 0,
-            d: Any = None, coordinates: bool = False, **fields: Any) -> tuple[np.ndarray, np.ndarray]:
-    """D by a kernel, and in float64."""
-    (M, N, K), dtype = shape, dtype_of(family)
-    rng = np.random.default_rng(sum(shape))
-    x = whole(rng, (M, K), dtype)
-    w = parts(rng, (K,) * count, (N,) * count, dtype, order, shift, gap)
-    expected = folded(count, [x.astype("f8") @ one.astype("f8") for one in w], coordinates)
-    d = d or RowMajor(F32)
-    with machine.session():
-        out = machine.array(poison((M, N), d.dtype, "F" if d.axis == 0 else "C"))
-        got = gk.matmul(machine.array(x), gk.Braid(*(carried(machine, one) for one in w)), out=out,
-                        conf=config(family, RowMajor, orders(order), d, **fields),
-                        epilogue=Fold((WITH_COORDINATES if coordinates else FOLDS)[count]))
-    assert got is out
-    return machine.numpy(got), expected
 
 
 @on_machines
@@ -59,7 +26,7 @@ def product(machine: Any, family: str, count: int, shape: tuple[int, int, int], 
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("shape", [(37, 29, 33), (64, 16, 64), (5, 1, 1), (3, 9, 0)], ids=str)
 def test_folds_of_every_number_of_parts(machine: Any, family: str, count: int, shape: tuple[int, int, int]) -> None:
-    got, expected = product(machine, family, count, shape)
+    got, expected = folded_product(machine, family, count, shape)
     np.testing.assert_array_equal(got, expected)
 
 
@@ -68,7 +35,7 @@ def test_folds_of_every_number_of_parts(machine: Any, family: str, count: int, s
 @pytest.mark.parametrize(("count", "order", "shift", "gap"), [(2, "F", 0, 0), (2, "C", 1, 0), (4, "C", 8, 8), (4, "F", 3, 5), (3, "F", 0, 8)],
                          ids=str)
 def test_orders_misaligned_bases_and_lines(machine: Any, family: str, count: int, order: str, shift: int, gap: int) -> None:
-    got, expected = product(machine, family, count, (33, 24, 40), order, shift, gap)
+    got, expected = folded_product(machine, family, count, (33, 24, 40), order, shift, gap)
     np.testing.assert_array_equal(got, expected)
 
 
@@ -78,7 +45,7 @@ def test_orders_misaligned_bases_and_lines(machine: Any, family: str, count: int
 @pytest.mark.parametrize("d", [RowMajor(F32), ColMajor(F32), RowMajor(F16)], ids=str)
 def test_results_of_both_orders_with_coordinates(machine: Any, family: str, count: int, d: Any) -> None:
     """Of whole vectors, which Hopper's kernel stores by TMA or in lines."""
-    got, expected = product(machine, family, count, (20, 32, 16), d=d, coordinates=True)
+    got, expected = folded_product(machine, family, count, (20, 32, 16), d=d, coordinates=True)
     np.testing.assert_array_equal(got, expected.astype(d.dtype))
 
 
@@ -152,7 +119,7 @@ def test_stores_of_the_warp_specialised_kernel(machine: Any, d: Any, N: int, sto
 @on_machines
 @pytest.mark.parametrize("splits", [2, gk.StreamK(5)], ids=str)
 def test_shares_of_k_of_the_multistage_kernel(machine: Any, splits: Any) -> None:
-    got, expected = product(machine, "multistage on the ordinary units", 2, (40, 40, 100), splits=splits)
+    got, expected = folded_product(machine, "multistage on the ordinary units", 2, (40, 40, 100), splits=splits)
     np.testing.assert_array_equal(got, expected)
 
 
@@ -219,9 +186,10 @@ def test_a_semiring(machine: Any) -> None:
 
 
 @on_machines
-def test_complex_numbers(machine: Any) -> None:
+@pytest.mark.parametrize("dtype", ["c8", "c16"])
+def test_complex_numbers(machine: Any, dtype: str) -> None:
     rng = np.random.default_rng(9)
-    x, w, v = ((whole(rng, shape, "f4") + 1j * whole(rng, shape, "f4")).astype("c8") for shape in ((9, 5), (5, 11), (5, 11)))
+    x, w, v = ((whole(rng, shape, "f4") + 1j * whole(rng, shape, "f4")).astype(dtype) for shape in ((9, 5), (5, 11), (5, 11)))
     with machine.session():
         got = gk.matmul(machine.array(x), gk.Braid(machine.array(w), machine.array(v)), epilogue=Fold(lambda a, b: a - b))
     np.testing.assert_array_equal(machine.numpy(got), x.astype("c16") @ w - x.astype("c16") @ v)
