@@ -18,6 +18,7 @@ from gemmkit.components import Scalar
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.values import convert, convert_all, fill
 from gemmkit.layouts.base import Layout, load_elements
+from gemmkit.layouts.joined import Joined
 from gemmkit.layouts.plain import Plain
 from gemmkit.ptx.special import udiv
 from gemmkit.runtime.arrays import ArrayInfo
@@ -89,6 +90,10 @@ class Braided(Layout):
             return self.layout.load_packed(data, own, shape)
         return fill(WORD, tile.count * self.itemsize // 4, 0)
 
+    def found(self, data: Any, i: int, j: int) -> tuple:
+        """The array that has an element, and the element's row and column in it."""
+        return self.layout.found(data, i, self.part_of(j) * self.columns + self.column_of(j))
+
     def part_of(self, j: int) -> int:
         """Which part column ``j`` is of: ``parts`` or more where it is of none."""
         return udiv(j, OCTET) % self.slots
@@ -102,6 +107,23 @@ class Braided(Layout):
     @property
     def slots(self) -> int:
         return slots_of(self.parts)
+
+    @property
+    def is_found(self) -> bool:
+        """Whether `found` finds any element: there is none without a part."""
+        return self.is_full and self.is_even and isinstance(self.layout, Joined) and self.layout.is_found
+
+    @property
+    def infos(self) -> list[ArrayInfo]:
+        return list(self.layout.infos)
+
+    @property
+    def line_axis(self) -> int:
+        return int(self.layout.line_axis)
+
+    @property
+    def neighbours(self) -> int:
+        return OCTET
 
     def packs(self, tile: Any) -> bool:
         return self.is_even and OCTET % tile.extents[1] == 0 and self.layout.packs(tile)

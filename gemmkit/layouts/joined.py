@@ -121,6 +121,11 @@ class Joined(Layout):
         """The ``n``-th piece of a tile that is a line along ``axis``."""
         return translate(self.piece, tile.index[0] + self.rows(n * self.grain), tile.index[1] + self.columns(n * self.grain))
 
+    def found(self, data: Any, i: int, j: int) -> tuple:
+        """The array that has an element, where all parts are alike, and the element's row and column in it."""
+        own = self.own(i, j)
+        return self.view(data, i, j), i - self.rows(own), j - self.columns(own)
+
     def view(self, data: Any, i: int, j: int) -> Any:
         """The array that has an element, where all parts are alike."""
         if self.is_nested:
@@ -164,6 +169,20 @@ class Joined(Layout):
         """Whether one layout reads all parts, so that a choice among arrays stands for one among loads."""
         own = self.first.is_alike and self.first.axis == self.axis if isinstance(self.first, Joined) else self.leaf.is_plain
         return own and self.second.is_plain and type(self.second) is type(self.leaf)
+
+    @property
+    def is_found(self) -> bool:
+        """Whether `found` finds any element."""
+        return self.is_alike
+
+    @property
+    def infos(self) -> list[ArrayInfo]:
+        """The arrays behind the operand's own."""
+        return [*(self.first.infos if isinstance(self.first, Joined) else ()), self.part.info]
+
+    @property
+    def neighbours(self) -> int:
+        return int(self.grain) if self.axis == self.line_axis else WIDE
 
     def packs(self, tile: Any) -> bool:
         """Whether `load_packed` loads tiles of threads such as this: lines, each in one part."""
