@@ -16,9 +16,10 @@ from gemmkit import activations, epilogues
 from gemmkit.epilogues import Fold
 from gemmkit.layouts import ColMajor, RowMajor, Swizzled
 from gemmkit.operators import MIN_PLUS, WGMMAOp
+from tests.ptx_machine.compare import PTX
 from tests.support import sm90
 from tests.support.joined import F16, F32, FAMILIES, FOLDS, config, dtype_of, folded, folded_product
-from tests.support.machines import on_machines, poison, whole
+from tests.support.machines import MACHINES, on_machines, poison, whole
 
 
 @on_machines
@@ -193,3 +194,21 @@ def test_complex_numbers(machine: Any, dtype: str) -> None:
     with machine.session():
         got = gk.matmul(machine.array(x), gk.Braid(machine.array(w), machine.array(v)), epilogue=Fold(lambda a, b: a - b))
     np.testing.assert_array_equal(machine.numpy(got), x.astype("c16") @ w - x.astype("c16") @ v)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("machine", [MACHINES["emulator"], PTX], ids=str)
+def test_functions_of_large_results_get_wide_coordinates(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2^31 elements; here every size counts as such. A place that is computed does not fit 32 bits."""
+    from gemmkit import wide
+
+    monkeypatch.setattr(wide, "COUNT", 1)
+    rng = np.random.default_rng(11)
+    x, w, v = (whole(rng, shape, "f4") for shape in ((9, 8), (8, 13), (8, 13)))
+    with machine.session():
+        run = gk.plan(x, gk.Braid(w, v), epilogue=Fold(lambda gate, up, m, n: gate - up + ((m + 1) * 4_000_000_000 + n) // 4_000_000_000)
+                      | epilogues.Elementwise(lambda y, m, n: y + (m * 3_000_000_000) // 3_000_000_000))
+        got = run(x, gk.Braid(w, v))
+    assert isinstance(run._compiled.config.epilogue, wide.WideFold)
+    m, _ = np.indices((9, 13))
+    np.testing.assert_array_equal(got, x @ w - x @ v + 2 * m + 1)
