@@ -18,7 +18,9 @@ from gemmkit import epilogues, layouts, operators, transforms  # isort: skip
 from gemmkit.config import Config, ConfigError
 from gemmkit.configure import get_config
 from gemmkit.contraction import einsum
+from gemmkit.glu import glu
 from gemmkit.grouped import GroupPlan, grouped, plan_grouped
+from gemmkit.joined import Braid, Concat
 from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.matmul import matmul
 from gemmkit.matrices import Diagonal, Generated, Matrix, Symmetric, Triangular
@@ -38,11 +40,11 @@ float16, float32, float64 = _np.float16, _np.float32, _np.float64
 __version__ = "0.1.0"
 
 __all__ = [
-    "Array", "Component", "ComponentError", "Config", "ConfigError", "Diagonal", "Dual", "Generated", "GroupPlan", "Matrix",
-    "Plan", "Scalar", "StreamK", "Symmetric", "Tile", "Triangular", "Tuned", "blas", "einsum", "emulate", "epilogues",
-    "float16", "float32", "float64", "get_config", "grouped", "layernorm", "layouts", "linearise", "log_softmax", "matmul",
-    "operators", "parallelise", "plan", "plan_grouped", "rmsnorm", "rowwise", "select", "softmax", "subdivide", "transforms",
-    "translate", "translate_base", "translate_offset", "tune",
+    "Array", "Braid", "Component", "ComponentError", "Concat", "Config", "ConfigError", "Diagonal", "Dual", "Generated",
+    "GroupPlan", "Matrix", "Plan", "Scalar", "StreamK", "Symmetric", "Tile", "Triangular", "Tuned", "blas", "einsum",
+    "emulate", "epilogues", "float16", "float32", "float64", "get_config", "glu", "grouped", "layernorm", "layouts",
+    "linearise", "log_softmax", "matmul", "operators", "parallelise", "plan", "plan_grouped", "rmsnorm", "rowwise", "select",
+    "softmax", "subdivide", "transforms", "translate", "translate_base", "translate_offset", "tune",
 ]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from gemmkit.config import Config
 from gemmkit.dual import Dual
 from gemmkit.epilogues import LinearCombination
+from gemmkit.joined import Braid
 from gemmkit.lang.given import check_dtype
 from gemmkit.lang.record_types import conjugate
 from gemmkit.lang.records import REAL_IMAG
@@ -127,6 +128,9 @@ def _operated(trans: str, x: Any, argument: str, name: str, operator: Any = None
         raise ValueError(f'{argument} is {trans!r}; "N", "T" or "C" is needed')
     if isinstance(x, Dual):
         raise TypeError(f"{name} is a dual array, and the array of the result is none; give a Dual")
+    if isinstance(x, Braid):
+        raise TypeError(f"{name} is a Braid, whose products only a Fold can take; give it to matmul, with "
+                        "epilogue=epilogues.Fold(f), or give a Concat")
     if isinstance(x, Matrix):
         about = _Operand(x.shape, x.dtype, None if x.array is None else describe(x.array, name))
         return (x if trans == "N" else x.T), about

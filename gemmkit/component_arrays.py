@@ -43,7 +43,8 @@ def arrays_of(component: Any) -> Iterator[Held]:
                 if is_array(x) or isinstance(x, ArrayInfo):
                     yield _held(f"{name}, captured by {value.__name__} of {kind.__qualname__},", x, False)
         elif is_array(value) or isinstance(value, ArrayInfo):
-            yield _held(f"{field} of {kind.__qualname__}", value, field in getattr(kind, "outputs", ()))
+            name = getattr(kind, "array_names", {}).get(field, f"{field} of {kind.__qualname__}")
+            yield _held(name, value, field in getattr(kind, "outputs", ()))
 
 
 def _held(name: str, x: Any, is_output: bool) -> Held:
@@ -74,7 +75,7 @@ def check_held(held: Iterable[tuple[str, Held]], infos: dict[str, ArrayInfo | No
         if out is not None and not x.is_output:
             is_out = any(are_the_same(x.info, one) for one in (out, *same))
             if not (is_out and part in ALONGSIDE) and shares_memory(x.info, out):
-                why = ("it is read at other elements than those that a block writes" if is_out else
+                why = ("it is read at other elements than those that a block writes" if is_out or part not in ALONGSIDE else
                        "it may be out itself (the same address, shape, strides and dtype), but no other part of it")
                 raise ValueError(f"{x.name} overlaps out in memory, and {why}; give it memory of its own")
         for _, output in written:

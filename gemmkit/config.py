@@ -64,6 +64,8 @@ class Problem(Component):
                 rule(isinstance(seen, Layout), f"global_{name}_layout", layout, f"its as_operand returned {seen!r}; a "
                       "Layout is needed")
                 object.__setattr__(self, f"global_{name}_layout", seen)
+        if isinstance(self.global_b_layout, Layout) and isinstance(self.global_d_layout, Layout):
+            object.__setattr__(self, "global_d_layout", self.global_b_layout.of_result(self.global_d_layout))
 
     @property
     def has_c(self) -> bool:
@@ -182,7 +184,9 @@ class Config(Problem, Mapping):
             "out": (self.global_d_layout, self.shared_d_layout, self.transform_shared_to_global_d,
                     self.transform_regs_to_shared_d, self.mem_cd_warp, self.mem_cd_thread)}
         tiles = {"a": block.MK, "b": block.KN, "c": block.MN, "out": block.MN}
-        a, b, c, d = (Operand(*fields, arrays is not None and is_whole(arrays.extents(name), fields[-1]), tiles[name], warps)
+        extents = {name: (rows, operands[name][0].finished_columns(columns)) for name in operands if arrays is not None
+                   for rows, columns in (arrays.extents(name),)}
+        a, b, c, d = (Operand(*fields, name in extents and is_whole(extents[name], fields[-1]), tiles[name], warps)
                       for name, fields in operands.items())
         spec = self.family.specialise(self, (a, b, c, d), arrays)
         if arrays is None or arrays.products is None:

@@ -7,7 +7,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from gemmkit.components import Component
-from gemmkit.epilogues import Bias, Default, Epilogue, LinearCombination, Residual, Scale, Store, parts
+from gemmkit.epilogues import Bias, Default, Epilogue, Fold, LinearCombination, Residual, Scale, Store, parts
 from gemmkit.kernels.common.rules import rule
 from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.kernels.rasterisation import Order
@@ -17,7 +17,8 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.given import check_methods
 from gemmkit.lang.narrowing import narrows, refusal
 from gemmkit.lang.records import part_dtypes
-from gemmkit.layouts import Layout
+from gemmkit.layouts import Braided, Layout
+from gemmkit.layouts.braided import OCTET
 from gemmkit.operators import Operator
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Transform
@@ -38,6 +39,7 @@ def validate(config: Config) -> None:
     """Raise ConfigError for the first rule that a configuration breaks."""
     check_fields({field.name: getattr(config, field.name) for field in config.fields()})
     check_stream_k(config.kernel, config.splits)
+    _validate_fold(config)
     config.family.validate(config)
     _validate_dtypes(config)
 
@@ -96,6 +98,28 @@ def _check_global_layout(name: str, layout: Any) -> None:
         rule(layout.writable, name, layout, "it has neither store_element nor store, so D cannot be written with it")
     else:
         rule(layout.readable, name, layout, "it has neither element nor load, so it cannot be read")
+
+
+def _validate_fold(config: Config) -> None:
+    """A braid's products are had by a fold alone, and a fold is of a braid's."""
+    b: Any = config.global_b_layout
+    fold = config.epilogue
+    if not isinstance(fold, Fold):
+        rule(not isinstance(b, Braided), "epilogue", fold, lambda: f"B is a braid of {b.parts} matrices, whose columns are "
+             "interleaved; give epilogues.Fold(f), or Concat(..., axis=1) as B for all products side by side")
+        return
+    rule(isinstance(b, Braided), "epilogue", fold, "it folds the products of a braid; give gemmkit.Braid(...) as B, of as "
+         "many matrices as it has arguments")
+    rule(fold.arguments in (b.parts, b.parts + 2), "epilogue", fold, f"its function takes {fold.arguments} arguments, and B "
+         f"is a braid of {b.parts} matrices; a function of {b.parts} values is needed, or of {b.parts} values and m, n")
+    rule(not config.has_c, "global_c_layout", config.global_c_layout, "a folded product has no C; add it behind the fold, "
+         "by Fold(f) | Residual(c)")
+    for name in ("transform_regs_to_shared_d", "transform_shared_to_global_d"):
+        rule(getattr(config, name).is_identity, name, getattr(config, name), "it would act on the parts before they are "
+             "folded; make it part of the fold's function")
+    least = OCTET * b.slots
+    rule(config.block_shape.size.N % least == 0, "block_shape", config.block_shape, f"N must be a multiple of {least}, "
+         f"{OCTET} columns of each of a braid's {b.slots} slots")
 
 
 def _validate_dtypes(config: Config) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.components import Frozen, freeze
 from gemmkit.lang.given import check_dtype
 from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor
 from gemmkit.layouts import Diagonal as DiagonalLayout
@@ -67,6 +68,9 @@ class Matrix:
     def T(self) -> Matrix:
         """The transpose; nothing is copied."""
         raise TypeError(f"a Matrix of layout {self.layout!r} does not know its transpose; give its class a property T")
+
+    def check_place(self, name: str, c: Any) -> None:
+        """Raise where it cannot be operand ``name``, "a" or "b", of a product with ``c`` (None: without)."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of shape {self.shape}, {self.layout!r}>"
@@ -165,6 +169,7 @@ def unwrapped(a: Any, b: Any, others: tuple, keywords: dict[str, Any]) -> tuple[
             field = f"global_{name}_layout"
             if keywords.get(field) is not None:
                 raise TypeError(f"{field} is given beside {name}, a {type(x).__name__} that has a layout")
+            x.check_place(name, others[0])
             keywords[field] = x.layout
     if keywords.get("gemm_shape") is None and any(isinstance(x, Matrix) and x.array is None for x in (a, b)):
         shapes = {name: x.shape if isinstance(x, Matrix) else describe(x, name).shape for name, x in (("a", a), ("b", b))}
@@ -177,6 +182,34 @@ def unwrapped(a: Any, b: Any, others: tuple, keywords: dict[str, Any]) -> tuple[
         keywords["gemm_shape"] = dict(M=shapes["a"][-2], N=shapes["b"][-1], K=shapes["a"][-1])
     a, b = arrays(a, b, others)
     return a, b, keywords
+
+
+def layouts_of(a: Any, b: Any) -> dict[str, Layout]:
+    """The layouts that come with operands, by their fields of a configuration."""
+    return {f"global_{name}_layout": x.layout for name, x in (("a", a), ("b", b)) if isinstance(x, Matrix)}
+
+
+def frozen_layouts(planned: Any, layouts: dict[str, Layout], joined: tuple[str, ...]) -> dict[str, Frozen]:
+    """Those of the layouts that have arrays or numbers, which may be others than those in the configuration ``planned``.
+
+    Raises ValueError for one that is not of the planned kind, and where one is missing of those planned with arrays of their
+    own, ``joined``: these would be read again.
+    """
+    for name in joined:
+        if name not in layouts:
+            raise ValueError(f"{name[7]} is one array, and the plan was made with one of several (a Concat or a Braid); "
+                             "give such a one, or make another plan")
+    found = {}
+    for name, layout in layouts.items():
+        frozen, known = freeze(layout, name), freeze(getattr(planned, name), name)
+        if not frozen.leaves and not known.leaves:
+            continue
+        shapes, wanted = ([info.shape for info in of.arrays] for of in (frozen, known))
+        if frozen.fingerprint != known.fingerprint or shapes != wanted:
+            raise ValueError(f"{name[7]} differs from the plan's: its layout is {layout!r} and the planned one "
+                             f"{getattr(planned, name)!r}; make another plan, or call matmul")
+        found[name] = frozen
+    return found
 
 
 def arrays(a: Any, b: Any, others: tuple) -> tuple[Any, Any]:

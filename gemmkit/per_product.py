@@ -10,13 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
-from gemmkit.components import Component, Scalar, with_fields
+from gemmkit.components import Component, Scalar, field_values, with_fields
 from gemmkit.config import TRANSFORMS, Config
 from gemmkit.epilogues import Composed as ComposedEpilogue
-from gemmkit.epilogues import Epilogue
+from gemmkit.epilogues import Epilogue, Fold
 from gemmkit.kernels.common.stack import Steps
 from gemmkit.lang.products import with_matrix, with_number
 from gemmkit.lang.returned import number
+from gemmkit.layouts import Layout
+from gemmkit.layouts.joined import Part
 from gemmkit.problem import described
 from gemmkit.runtime.arrays import ArrayInfo, whole
 from gemmkit.runtime.views import strided
@@ -24,7 +26,8 @@ from gemmkit.stacks import first_matrix
 from gemmkit.transforms import Transform
 from gemmkit.transforms.base import Composed as ComposedTransform
 
-__all__ = ["Adapted", "EpilogueOfProduct", "EpilogueOfStack", "TransformOfProduct", "component_for_products", "for_products"]
+__all__ = ["Adapted", "EpilogueOfProduct", "EpilogueOfStack", "PartOfStack", "TransformOfProduct",
+           "component_for_products", "for_products"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,16 @@ class TransformOfProduct(Transform):
 
     def of_product(self, batch: int) -> Any:
         return with_number(self, "batch", batch)
+
+
+@dataclass(frozen=True)
+class PartOfStack(Part):
+    """A layout's array that has a matrix for each product."""
+
+    steps: Steps
+
+    def of_product(self, batch: int) -> Any:
+        return with_matrix(self, "array", self.steps.coordinates(batch))
 
 
 @dataclass(frozen=True)
@@ -99,13 +112,18 @@ class EpilogueOfStack(Adapted):
 
 def for_products(conf: Config, stack: tuple[int, ...] | None) -> Config:
     """The configuration with adapters where components ask for the product, or have arrays of stacks; else itself."""
-    changed = {name: new for name in (*TRANSFORMS, "epilogue")
+    changed = {name: new for name in (*TRANSFORMS, "epilogue", "global_a_layout", "global_b_layout")
                if (new := component_for_products(value := getattr(conf, name), stack)) is not value}
     return cast(Config, with_fields(conf, changed))
 
 
 def component_for_products(component: Component, stack: tuple[int, ...] | None) -> Component:
-    """A transform or an epilogue as kernels of a stack take it; any other component as it is."""
+    """A transform, an epilogue or a layout as kernels of a stack take it; any other component as it is."""
+    if isinstance(component, Layout):
+        return component if stack is None else _layout_for_products(component, stack)
+    if isinstance(component, Fold):
+        then = component_for_products(component.then, stack)
+        return component if then is component.then else cast(Component, with_fields(component, {"then": then}))
     if isinstance(component, (ComposedEpilogue, ComposedTransform)):
         parts = {name: component_for_products(getattr(component, name), stack) for name in ("first", "second")}
         return cast(Component, with_fields(component, {name: new for name, new in parts.items()
@@ -115,6 +133,26 @@ def component_for_products(component: Component, stack: tuple[int, ...] | None) 
     if isinstance(component, Epilogue):
         return _epilogue_for_products(component, stack)
     return component
+
+
+def _layout_for_products(component: Component, stack: tuple[int, ...]) -> Component:
+    """A layout, or a component of it, whose arrays are stacks."""
+    if isinstance(component, Part):
+        first, array = _first(component.array, 2, stack)
+        changed = cast(Part, with_fields(component, {"array": array}))
+        return PartOfStack(array, Steps.of(first.steps)) if first.steps else changed
+    fields = {name: new for name, value in field_values(component).items() if isinstance(value, Component)
+              if (new := _layout_for_products(value, stack)) is not value}
+    return cast(Component, with_fields(component, fields))
+
+
+def _first(array: Any, own: int, stack: tuple[int, ...] | None) -> tuple[ArrayInfo, Any]:
+    """The first matrix (or vector) of an array of stacks, and the array with the dimensions that `Steps` count."""
+    info = described(array)
+    assert info is not None
+    first = first_matrix(info, len(info.shape) - own, stack)
+    matrices = whole(first)
+    return first, matrices if isinstance(array, ArrayInfo) else strided(array, info, matrices.shape, matrices.strides)
 
 
 def _epilogue_for_products(epilogue: Epilogue, stack: tuple[int, ...] | None) -> Epilogue:
@@ -129,9 +167,7 @@ def _epilogue_for_products(epilogue: Epilogue, stack: tuple[int, ...] | None) ->
         if adapted is not epilogue:
             raise TypeError(f"{type(epilogue).__qualname__} asks for the number of the product and declares {field} as an "
                             "array of stacks (array_ndims); one or the other")
-        first = first_matrix(info, len(info.shape) - own, stack)
-        matrices = whole(first)
-        view = matrices if isinstance(array, ArrayInfo) else strided(array, info, matrices.shape, matrices.strides)
+        first, view = _first(array, own, stack)
         changed = with_fields(epilogue, {field: view})
         adapted = EpilogueOfStack(changed, field, Steps.of(first.steps)) if first.steps else cast(Epilogue, changed)
         return adapted                                         # gemmkit's own have one array

@@ -13,11 +13,10 @@ from gemmkit.config import Config
 from gemmkit.emulator.mode import current_mode
 from gemmkit.lang.freezing import Frozen
 from gemmkit.lang.guards import Guards
-from gemmkit.matrices import Matrix, arrays, unwrapped
+from gemmkit.matrices import Matrix, arrays, frozen_layouts, layouts_of, unwrapped
 from gemmkit.per_product import component_for_products
 from gemmkit.placement import fitting, sharing
 from gemmkit.problem import Call, check_out, check_places, describe_all, held_by, resolve
-from gemmkit.runtime import device
 from gemmkit.runtime.allocation import allocator
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import (
@@ -33,7 +32,7 @@ from gemmkit.runtime.arrays import (
 )
 from gemmkit.runtime.compile import CodeChanged
 from gemmkit.runtime.recognition import matcher
-from gemmkit.runtime.streams import is_capturing, stream_finder
+from gemmkit.runtime.streams import check_stream, stream_finder
 
 __all__ = ["Plan", "plan"]
 
@@ -69,6 +68,7 @@ class Plan:
     """
 
     def __init__(self, a: Any, b: Any, c: Any, out: Any, conf: Config | None, keywords: dict[str, Any]):
+        self._joined = tuple(name for name, layout in layouts_of(a, b).items() if any(arrays_of(layout)))
         if isinstance(a, Matrix) or isinstance(b, Matrix):
             a, b, keywords = unwrapped(a, b, (c, out), keywords)
         infos = describe_all(a, b, c, out)
@@ -158,7 +158,30 @@ class Plan:
         """
         if self.stands is not None:
             self.current()
+        if self._joined:
+            return self._call_of_matrices(None, a, b, c, out, stream)
         return self._call(None, a, b, c, out, stream)
+
+    def _call_of_matrices(self, values: tuple | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+        """A call with operands that have layouts, of which these may have arrays and numbers of their own."""
+        layouts = layouts_of(a, b)
+        a, b = arrays(a, b, (c, out))
+        frozen = frozen_layouts(self.config, layouts, self._joined)
+        if frozen:
+            return self._run_with(frozen, layouts, a, b, c, out, stream)
+        return self._call(values, a, b, c, out, stream)
+
+    def _run_with(self, frozen: dict[str, Frozen], layouts: dict[str, Any], a: Any, b: Any, c: Any, out: Any,
+                  stream: Any) -> Any:
+        """`__call__` with the arrays and numbers of other layouts of the planned kinds."""
+        if self._device < 0:
+            infos, conf, keywords = self._origin
+            return self._emulate(a, b, c, out, self._resolve(infos, conf, {**keywords, **layouts}))
+        self.check_components(frozen, layouts, a, b, c, out)
+        values = list(self.values)
+        for name, found in frozen.items():
+            values[self.ranges[name]] = self.leaves(name, layouts[name], found)
+        return self.run(tuple(values), a, b, c, out, stream)
 
     def check_held(self, held: Iterable[tuple[str, Held]], a: Any, b: Any, c: Any, out: Any) -> None:
         """Raise ValueError where arrays of components share memory with what a call writes. A new out shares none."""
@@ -182,7 +205,7 @@ class Plan:
             if not any(overlaps(info, given) and not (field in ALONGSIDE and are_the_same(info, given))
                        for field, info in (*own, *((field, held.info) for field, held in fixed))):
                 return
-        theirs = [(field, held) for field in frozen for held in arrays_of(components[field])]
+        theirs = [of for of in held_by(components) if of[0] in frozen]
         self.check_held([*theirs, *fixed], a, b, c, out)
 
     def run(self, values: tuple | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
@@ -224,7 +247,7 @@ class Plan:
             given: Any = match_a(a), match_b(b), 0 if without_c and c is None else match_c(c), at_out
             if given not in fit:
                 if isinstance(a, Matrix) or isinstance(b, Matrix):
-                    return call(values, *arrays(a, b, (c, out)), c, out, stream)
+                    return self._call_of_matrices(values, a, b, c, out, stream)
                 if None in given or not fits(*given):
                     self._refuse((("a", a), ("b", b), ("c", c), ("out", out)))
                 if shares is not None and values is None and shares(*given):
@@ -298,10 +321,11 @@ class Plan:
 
     def _call_on_host(self, values: tuple | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
         if isinstance(a, Matrix) or isinstance(b, Matrix):
-            a, b = arrays(a, b, (c, out))
+            return self._call_of_matrices(values, a, b, c, out, stream)
         return self._emulate(a, b, c, out)
 
-    def _emulate(self, a: Any, b: Any, c: Any, out: Any) -> Any:
+    def _emulate(self, a: Any, b: Any, c: Any, out: Any, problem: Call | None = None) -> Any:
+        compiled = self._compiled if problem is None else Compiled(problem, problem.seen_out(self._infos[3]))
         mode = current_mode()
         if mode is None:
             raise TypeError("a is a host array (NumPy) and this plan was made in the emulator; call it inside "
@@ -315,33 +339,15 @@ class Plan:
             self._refuse((("a", a), ("b", b), ("c", c), ("out", out)))
         assert infos["out"] is not None
         check_out(infos["out"], infos)
-        check_held(self._held, infos, (self._seen(infos["out"]),))
+        check_held(held_by(compiled.problem.config), infos, (self._seen(infos["out"]),))
         if self._has_work:
-            mode.run(self._compiled, a, b, c, out)
+            mode.run(compiled, a, b, c, out)
         return out
 
 
 def _no_array(x: Any) -> int | None:
     """The matcher of an operand that is not there: its address is 0."""
     return 0 if x is None else None
-
-
-def check_stream(handle: int, ordinal: int) -> None:
-    """Raise ValueError when a stream is another device's than the arrays'. Where there is one device nobody asks."""
-    if handle in (0, 1, 2) or device.count() < 2:
-        return
-    from cuda.bindings import driver
-
-    if not hasattr(driver, "cuStreamGetDevice"):
-        return
-    if is_capturing(handle):
-        return
-    try:
-        status, found = driver.cuStreamGetDevice(handle)
-    except RuntimeError:                  # a driver of before 12.8 cannot say
-        return
-    if int(status) == 0 and int(found) != ordinal:
-        raise ValueError(f"stream is of device {int(found)} and the arrays are on device {ordinal}")
 
 
 def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, **keywords: Any) -> Plan:

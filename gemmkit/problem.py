@@ -182,6 +182,8 @@ def _layouts(infos: dict[str, ArrayInfo | None], conf: Config | None, keywords: 
             out[name] = layout_of(info, "out" if name == "d" else name, operator)
         else:
             out[name] = None
+    if isinstance(out["b"], Layout) and isinstance(out["d"], Layout):
+        out["d"] = out["b"].of_result(out["d"])
     return out
 
 
@@ -334,7 +336,7 @@ def _check_functions(conf: Config, M: int, N: int, K: int, stack: tuple[int, ...
                 check_steps(info.shape, own, stack, f"{field} of {kind.__qualname__}", field in kind.outputs)
     check = getattr(conf.epilogue, "check", None)
     if check is not None:
-        check(M, N)
+        check(M, conf.global_d_layout.finished_columns(N))
     if conf.family.joins_transforms or conf.operator.is_mapped or K % conf.block_shape.size.K == 0:
         return
     for name in ("transform_shared_to_regs_a", "transform_shared_to_regs_b"):
@@ -349,10 +351,12 @@ def described(value: Any) -> ArrayInfo | None:
     return value if isinstance(value, ArrayInfo) else describe(value) if is_array(value) else None
 
 
-def held_by(conf: Config) -> list[tuple[str, Held]]:
-    """The arrays of a configuration's components, each with the field that its component is in."""
-    return [(field, held) for field, value in field_values(conf).items() if isinstance(value, Component)
-            for held in arrays_of(value)]
+def held_by(conf: Config | dict[str, Any]) -> list[tuple[str, Held]]:
+    """The arrays of a configuration's components, or of those in some of its fields, each with the field that its component
+    is in. Those of a layout are named with their operand."""
+    components = conf if isinstance(conf, dict) else field_values(conf)
+    return [(field, held._replace(name=f"{held.name} ({field[7]})") if field in LAYOUTS else held)
+            for field, value in components.items() if isinstance(value, Component) for held in arrays_of(value)]
 
 
 def describe_all(a: Any, b: Any, c: Any, out: Any) -> tuple[ArrayInfo, ArrayInfo, ArrayInfo | None, ArrayInfo | None]:

@@ -16,7 +16,6 @@ from gemmkit.kernels.rows.kernel import rows
 from gemmkit.kernels.rows.row import Held, RowsSpec, Source, Streamed
 from gemmkit.kernels.rows.team import BlockTeam, Team, WarpTeam
 from gemmkit.lang.freezing import Frozen, freeze_array, freeze_scalar
-from gemmkit.planning import check_stream
 from gemmkit.problem import check_places
 from gemmkit.row_functions import RowFunction
 from gemmkit.runtime.array_info import are_the_same
@@ -32,6 +31,7 @@ from gemmkit.runtime.arrays import (
 from gemmkit.runtime.compile import CodeChanged
 from gemmkit.runtime.device import target
 from gemmkit.runtime.launchable import Launchable
+from gemmkit.runtime.streams import check_stream
 
 __all__ = ["RowsLaunch", "dealt", "run_rows"]
 

@@ -19,10 +19,11 @@ from typing import Any, cast
 from gemmkit.component_arrays import arrays_of
 from gemmkit.components import Component, field_values, with_fields
 from gemmkit.config import Config
-from gemmkit.epilogues import Composed, Epilogue
+from gemmkit.epilogues import Composed, Epilogue, Fold
 from gemmkit.kernels.spec import Condition
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.references import is_gemmkit
+from gemmkit.lang.returned import number
 from gemmkit.lang.wide import COUNT, NARROW, WIDE, narrowed
 from gemmkit.lang.wide import widened as wide
 from gemmkit.layouts import Layout
@@ -109,6 +110,18 @@ class WideEpilogue(Epilogue):
 
 
 @dataclass(frozen=True)
+class WideFold(Fold):
+    """A fold whose function gets 64-bit coordinates."""
+
+    coordinate_bits = WIDE
+
+    def fold(self, values: tuple, m: int, n: int) -> Any:
+        if len(values) == self.arguments:
+            return number(self, "f", self.f(*values), values[0])
+        return number(self, "f", self.f(*values, wide(m), wide(n)), values[0])
+
+
+@dataclass(frozen=True)
 class WideCondition(Condition):
     """A condition that gets 64-bit coordinates."""
 
@@ -185,6 +198,8 @@ def _wide_epilogue(epilogue: Epilogue, size: int) -> Epilogue:
     if isinstance(epilogue, Composed):
         parts = {name: _wide_epilogue(getattr(epilogue, name), size) for name in ("first", "second")}
         return cast(Epilogue, with_fields(epilogue, {k: v for k, v in parts.items() if v is not getattr(epilogue, k)}))
+    if isinstance(epilogue, Fold):
+        return WideFold(epilogue.f, _wide_epilogue(epilogue.then, size))
     if not _computes(epilogue) and not _methods(epilogue, ("tile", "store")):
         return epilogue
     own = _methods(epilogue, ("finish", "tile", "store"))

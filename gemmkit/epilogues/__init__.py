@@ -2,11 +2,12 @@
 
 from gemmkit.epilogues.base import Composed, Default, Epilogue, parts
 from gemmkit.epilogues.elementwise import GELU, Causal, Clamp, Elementwise, ReLU, SiLU, Tanh, Where
+from gemmkit.epilogues.fold import Fold
 from gemmkit.epilogues.library import Bias, LinearCombination
 from gemmkit.epilogues.operands import Residual, Scale, Store
 from gemmkit.epilogues.saturate import Saturate
 
 __all__ = [
-    "GELU", "Bias", "Causal", "Clamp", "Composed", "Default", "Elementwise", "Epilogue", "LinearCombination", "ReLU",
+    "GELU", "Bias", "Causal", "Clamp", "Composed", "Default", "Elementwise", "Epilogue", "Fold", "LinearCombination", "ReLU",
     "Residual", "Saturate", "Scale", "SiLU", "Store", "Tanh", "Where", "parts",
 ]

@@ -44,6 +44,9 @@ class Epilogue(Component):
     device_methods = ("__call__", "finish", "tile", "store")
     without_value = ("tile", "store")
 
+    #: Why one that stores D itself stands for itself.
+    alone: ClassVar[str] = ("stores D in its own way (it overrides tile or store) and cannot be composed; override finish "
+                            "instead")
     outputs: ClassVar[tuple[str, ...]] = ()                # fields that are arrays which it writes, beside D
     #: Fields that are arrays, of which each product of a stack may have its own, and how many dimensions that has.
     array_ndims: ClassVar[Mapping[str, int]] = MappingProxyType({})
@@ -94,6 +97,10 @@ class Epilogue(Component):
     def array_dimensions(self) -> Mapping[str, int]:
         """`array_ndims` of this epilogue: overridden where they depend on its fields."""
         return self.array_ndims
+
+    def stages(self) -> tuple[Epilogue, ...]:
+        """The epilogues that it is composed of, in their order."""
+        return (self,)
 
     @property
     def stores_itself(self) -> bool:
@@ -167,14 +174,16 @@ class Composed(Epilogue):
                 raise TypeError(f"{name}={part!r} in a composition of epilogues: an Epilogue is needed; wrap a function in "
                                 "epilogues.Elementwise")
             if part.stores_itself:
-                raise TypeError(f"{name}={part!r} stores D in its own way (it overrides tile or store) and cannot be "
-                                "composed; override finish instead")
+                raise TypeError(f"{name}={part!r} {part.alone}")
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
         return self.second(number(self.first, "__call__", self.first(x, m, n), x), m, n)
 
     def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
         return self.second.finish(numbers(self.first, "finish", self.first.finish(values, tile, shape), values), tile, shape)
+
+    def stages(self) -> tuple[Epilogue, ...]:
+        return (*self.first.stages(), *self.second.stages())
 
     @property
     def reads_tiles(self) -> bool:
@@ -197,8 +206,4 @@ class Composed(Epilogue):
 
 def parts(epilogue: Any) -> Iterator[Any]:
     """The epilogues that one is composed of, in their order."""
-    if isinstance(epilogue, Composed):
-        yield from parts(epilogue.first)
-        yield from parts(epilogue.second)
-    else:
-        yield epilogue
+    yield from epilogue.stages() if isinstance(epilogue, Epilogue) else (epilogue,)

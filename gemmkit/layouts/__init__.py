@@ -1,12 +1,14 @@
 """Layouts: where the elements of operands come from and go to, in global and in shared memory."""
 
 from gemmkit.layouts.base import Layout
+from gemmkit.layouts.braided import Braided, Folded
 from gemmkit.layouts.generated import Generated
+from gemmkit.layouts.joined import Joined
 from gemmkit.layouts.number import Interleaved, Planar, Planes
 from gemmkit.layouts.plain import ColMajor, Padded, Plain, RowMajor, Zero
 from gemmkit.layouts.structured import Diagonal, Symmetric, Triangular
 from gemmkit.layouts.swizzled import Swizzled
 from gemmkit.layouts.tensor import Tensor
 
-__all__ = ["ColMajor", "Diagonal", "Generated", "Interleaved", "Layout", "Padded", "Plain", "Planar", "Planes", "RowMajor",
-           "Swizzled", "Symmetric", "Tensor", "Triangular", "Zero"]
+__all__ = ["Braided", "ColMajor", "Diagonal", "Folded", "Generated", "Interleaved", "Joined", "Layout", "Padded", "Plain",
+           "Planar", "Planes", "RowMajor", "Swizzled", "Symmetric", "Tensor", "Triangular", "Zero"]

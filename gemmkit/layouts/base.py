@@ -53,6 +53,7 @@ class Layout(Component):
     in_planes = False                    # whether a shared tile has numbers part by part (`Planes`)
     array_ndim: ClassVar[int | None] = None
     near = False                         # whether all elements lie within 2**31 bytes of the array's first
+    folds = 1                            # columns that a kernel computes for one of D, where it is D's layout
     comb = 1                             # how far apart along ``vector_axis`` the neighbours in memory are
 
     def __post_init__(self) -> None:
@@ -135,6 +136,10 @@ class Layout(Component):
         """How many elements along ``vector_axis`` a thread should move: what makes its accesses 16 bytes wide."""
         return max(1, WIDE // self.dtype.itemsize)
 
+    def packs(self, tile: Any) -> bool:
+        """Whether ``load_packed(data, tile, shape)`` loads tiles of threads such as this, as 32-bit words."""
+        return False
+
     def as_operand(self, name: str, transformed: bool) -> Layout:
         """The layout where it stands for operand ``name`` ("a" or "b"): `k_range` may differ between them.
 
@@ -142,6 +147,14 @@ class Layout(Component):
         K can be skipped.
         """
         return self
+
+    def of_result(self, layout: Layout) -> Layout:
+        """How D is stored where this is the layout of B and D's array has ``layout``."""
+        return layout
+
+    def finished_columns(self, columns: int) -> int:
+        """Columns of D, where this is its layout and the kernel computes so many."""
+        return columns
 
     def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
         """The operand's rows and columns as far as the array says."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-__all__ = ["as_stream_handle", "current_stream", "is_capturing", "stream_finder"]
+__all__ = ["as_stream_handle", "check_stream", "current_stream", "is_capturing", "stream_finder"]
 
 _PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 
@@ -83,3 +83,21 @@ def is_capturing(handle: int) -> bool:
 
     status, capturing = driver.cuStreamIsCapturing(handle)
     return int(status) == 0 and int(capturing) != 0
+
+
+def check_stream(handle: int, ordinal: int) -> None:
+    """Raise ValueError when a stream is another device's than the arrays'. Where there is one device nobody asks."""
+    from gemmkit.runtime import device
+
+    if handle in (0, 1, 2) or device.count() < 2:
+        return
+    from cuda.bindings import driver
+
+    if not hasattr(driver, "cuStreamGetDevice") or is_capturing(handle):
+        return
+    try:
+        status, found = driver.cuStreamGetDevice(handle)
+    except RuntimeError:                  # a driver of before 12.8 cannot say
+        return
+    if int(status) == 0 and int(found) != ordinal:
+        raise ValueError(f"stream is of device {int(found)} and the arrays are on device {ordinal}")

@@ -25,6 +25,7 @@ def complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device:
     accumulator = operator.fragment_c.dtype
     values.setdefault("global_b_layout", a_layout)
     values.setdefault("global_d_layout", _plain_like(a_layout, accumulator))
+    values["global_d_layout"] = values["global_b_layout"].of_result(values["global_d_layout"])
     values.setdefault("global_c_layout", Zero(accumulator))
     if operator.threads == 128:
         hopper.fill(values, sizes, device, products)

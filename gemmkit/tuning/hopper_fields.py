@@ -13,7 +13,7 @@ from gemmkit.config import Config
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.sm90.shared_k import COLUMNS, SharedK
 from gemmkit.lang.records import part_dtypes
-from gemmkit.layouts import ColMajor, Interleaved, Plain, Planar, RowMajor, Swizzled, Tensor, Zero
+from gemmkit.layouts import Braided, ColMajor, Interleaved, Joined, Plain, Planar, RowMajor, Swizzled, Tensor, Zero
 from gemmkit.operators.algebra import units
 from gemmkit.tiling import Tile
 from gemmkit.tuning.model import Mapping
@@ -56,6 +56,7 @@ def assumed_spec(values: dict[str, Any], mapping: Mapping, arrays: Arrays | None
     if "global_d_layout" not in assumed:
         assumed["global_d_layout"] = (Interleaved if accumulator.names is not None or accumulator.kind == "c"
                                       else RowMajor)(accumulator)
+    assumed["global_d_layout"] = assumed["global_b_layout"].of_result(assumed["global_d_layout"])
     complete(assumed, mapping)
     assumed.setdefault("stages", LEAST_STAGES)
     return Config(**assumed).spec(arrays)
@@ -81,7 +82,7 @@ def _fill_shared(values: dict[str, Any], operator: Any) -> None:
     for name, k_axis, across, dtype in (("a", 1, block.M, operator.dtype), ("b", 0, block.N, operator.b_dtype)):
         layout = values[f"global_{name}_layout"]
         axis = layout.vector_axis
-        lines = isinstance(layout, (Plain, Planar, Tensor)) or layout.stored is not None
+        lines = isinstance(layout, (Braided, Joined, Plain, Planar, Tensor)) or layout.stored is not None
         if axis is None or dtype.itemsize != 2 or not lines or across * dtype.itemsize % 32:
             axis = k_axis                                 # only 16-bit operands can be contiguous across K
         extent = block.K if axis == k_axis else across
@@ -93,6 +94,7 @@ def _fill_d(values: dict[str, Any]) -> None:
     values.setdefault("shared_c_layout", RowMajor(values["operator"].fragment_c.dtype))
     d, N = values["global_d_layout"], values["block_shape"].size.N
     axis = 0 if d.vector_axis == 0 and d.is_separable else 1
+    N //= d.folds
     columns = N // SharedK(values["splits"], values["cluster"]).slices(N, max(COLUMNS, NARROWEST // d.dtype.itemsize))
     values.setdefault("shared_d_layout", _swizzled(axis, d.dtype, columns if axis == 1 else 64))
 

@@ -46,6 +46,13 @@ def test_rows(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None
                                                              "zeros(768,": "zeros(12,"}, check) == 3
 
 
+def test_fusion(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
+        assert not said, said
+
+    assert markdown.run(DOCS / "fusion.md", monkeypatch, rng, {}, check) == 4
+
+
 def test_experiments_shows_the_results_that_are_there() -> None:
     """Where it does not: `python -m bench.asked --into docs/experiments.md`."""
     from bench import asked

@@ -131,13 +131,17 @@ def of_cluster(i: Instruction) -> Operation:
 
 @effect("cp")
 def copy_async(machine: Any, i: Instruction) -> Any:
-    """What is not taken of the source becomes 0."""
+    """What is not taken of the source becomes 0: what lies beyond a size, or all where a predicate says to ignore it."""
     if i.modifiers[:2] in (("async", "commit_group"), ("async", "wait_group"), ("async", "wait_all")):
         return lambda mask: None
     i.only("async", "ca", "cg", "shared", "shared__cta", "global", "L2__64B", "L2__128B", "L2__256B")
     size = int(i.operands[2])
     to, of = address(machine, i.operands[0], i), address(machine, i.operands[1], i)
-    taken = machine.reader(i.operands[3], KINDS["u32"], i) if len(i.operands) > 3 else None
+    taken = None
+    if len(i.operands) > 3:
+        is_predicate = machine.program.registers[i.operands[3]].bits == 1
+        read = machine.reader(i.operands[3], KINDS["pred" if is_predicate else "u32"], i)
+        taken = (lambda: np.where(read(), 0, size)) if is_predicate else read
 
     def act(mask: Any) -> None:
         on = np.ones(machine.count, bool) if mask is None else mask

@@ -11,7 +11,7 @@ import numpy as np
 from gemmkit.components import Component
 from gemmkit.kernels.common.work import KTile, Place, Slot
 from gemmkit.lang.registers import Fragment
-from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor, Swizzled, Tensor
+from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor, Swizzled
 from gemmkit.runtime.arrays import ArrayInfo, unit_axis
 from gemmkit.tiling import Tile, division
 from gemmkit.transforms import Transform
@@ -71,8 +71,8 @@ class Operand(Component):
 
     @cached_property
     def is_packed(self) -> bool:
-        """Whether a thread's tile of a tensor is loaded in 32-bit words, because no code has to know its elements."""
-        return (isinstance(self.layout, Tensor) and self.layout.packs(self.thread) and self.to_shared.is_identity
+        """Whether a layout loads a thread's tile in 32-bit words, because no code has to know its elements."""
+        return (self.layout.packs(self.thread) and self.to_shared.is_identity
                 and not hasattr(self.shared, "plane") and self.same_dtype and self.same_axis)
 
     @cached_property

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.operand import Operand
+from gemmkit.kernels.sm80.joined import CpAsyncJoined
 from gemmkit.kernels.sm80.routes import CpAsync, Staged, StageRoute
 from gemmkit.kernels.sm80.separable import CpAsyncSeparable
 from gemmkit.ptx.copy_async import commit_copies, wait_copies
@@ -51,7 +52,7 @@ class AsyncCopies(Copies):
     """cp.async, and what it cannot copy through registers. Every stage is another k-tile on its way."""
 
     minimum_arch = 8, 0
-    routes = CpAsync, CpAsyncSeparable, Staged
+    routes = CpAsync, CpAsyncSeparable, CpAsyncJoined, Staged
     useful_stages = 8
 
     def commit(self) -> None:

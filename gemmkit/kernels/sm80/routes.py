@@ -4,6 +4,7 @@
 |---|---|
 | `CpAsync` | elements of a strided matrix as they are, 4 to 16 bytes a copy, along the stage's lines or across |
 | `separable.CpAsyncSeparable` | the same of tensors, whose rows and columns are made of several dimensions |
+| `joined.CpAsyncJoined` | lines of operands of several arrays |
 | `Staged` | everything: `Layout.element`, transforms, numbers that become planes, two-byte elements at any address |
 
 cp.async copies are started before a round's products, or in parts between them. What is staged is loaded before the products

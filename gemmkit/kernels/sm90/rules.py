@@ -93,7 +93,7 @@ def _validate_splits(config: Config) -> None:
          "take schedule='cooperative'")
     rule(operator.accumulator.itemsize == 4, "splits", splits, f"sums in {operator.accumulator} are not exchanged")
     if not sharing.by_workspace:
-        least = least_columns(config.shared_d_layout)
+        least = least_columns(config.shared_d_layout, config.global_d_layout.folds)
         rule(N % splits == 0 and N // splits % least == 0, "splits", splits, f"each block finishes N={N} / {splits} "
              f"columns, which must be a multiple of {COLUMNS} and of a panel's of D: of {least}; other numbers than 2, 4 "
              "and 8 go by way of a workspace, and have no such rule")

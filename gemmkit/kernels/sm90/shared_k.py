@@ -70,8 +70,11 @@ class SharedK:
                               f"device holds {most} at once; {cure}")
 
 
-def least_columns(layout: Any) -> int:
-    """Of what the columns of a slice must be a multiple, for D's shared layout: of `COLUMNS`, and of its panels'."""
+def least_columns(layout: Any, folds: int) -> int:
+    """Of what the columns of a slice must be a multiple, for D's shared layout: of `COLUMNS`, and of its panels'. Where
+    ``folds`` columns become one of D, of `COLUMNS` for each: where that is no panel, D leaves from the registers."""
+    if folds > 1:
+        return COLUMNS * folds
     return max(COLUMNS, int(layout.line)) if layout.axis == 1 else COLUMNS
 
 

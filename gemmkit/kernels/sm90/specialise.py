@@ -13,6 +13,7 @@ from gemmkit.kernels.common.operand import Operand
 from gemmkit.kernels.common.pipeline import BARRIER, CLUSTER, THREAD, WARPS, Pipeline
 from gemmkit.kernels.common.shared_memory import NamedBarriers, SharedMemory
 from gemmkit.kernels.sm90.exchange import ClusterExchange, Exchange
+from gemmkit.kernels.sm90.fold import store_for
 from gemmkit.kernels.sm90.fragments import Deinterleaved, RegisterMainloop, Transformed
 from gemmkit.kernels.sm90.mainloop import Mainloop, PairMainloop, PortionMainloop, SharedMainloop
 from gemmkit.kernels.sm90.permuted import in_panels, permutable, permuted_along_k
@@ -24,7 +25,7 @@ from gemmkit.kernels.sm90.routes.staged import Staged, StagedProducer
 from gemmkit.kernels.sm90.routes.tma import Tma, TmaProducer
 from gemmkit.kernels.sm90.shared_k import SharedK, least_columns
 from gemmkit.kernels.sm90.spec import Sm90Spec
-from gemmkit.kernels.sm90.store import SubtileStore, store_of
+from gemmkit.kernels.sm90.store import SubtileStore
 from gemmkit.kernels.sm90.workspace_exchange import exchange_of
 from gemmkit.layouts.swizzled import PATTERN, pattern_of
 from gemmkit.operators import WGMMAOp
@@ -122,7 +123,7 @@ def _laid_out(spec: Sm90Spec, arrays: Arrays | None) -> Sm90Spec:
     """Shared memory and named barriers: stages, subtiles of D, exchanged sums, barriers."""
     memory, barriers = SharedMemory(), NamedBarriers()
     memory.take(spec.stages * spec.stage_bytes, PATTERN)
-    store = store_of(spec, arrays.out if arrays else None, arrays.extents("out") if arrays else (0, 0),
+    store = store_for(spec, arrays.out if arrays else None, arrays.extents("out") if arrays else (0, 0),
                      barriers.take(spec.consumers))
     if isinstance(store, SubtileStore):
         store = dataclasses.replace(store, offset=memory.take(store.nbytes))
@@ -142,7 +143,7 @@ def _exchange(spec: Sm90Spec, sharing: SharedK, arrays: Arrays | None) -> Exchan
     if sharing.splits == 1:
         return Exchange()
     N, count = spec.block.size.N, int(spec.operator.fragment_c.count)
-    slices = sharing.slices(N, least_columns(spec.d.shared))
+    slices = sharing.slices(N, least_columns(spec.d.shared, spec.d.layout.folds))
     if sharing.by_workspace:
         return exchange_of(spec, slices, sharing, arrays)
     return ClusterExchange(slices, N // slices, count // slices, consumers=spec.consumers,

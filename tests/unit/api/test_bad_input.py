@@ -306,8 +306,8 @@ def test_a_stream_of_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     end the capture."""
     from cuda.bindings import driver
 
-    from gemmkit.planning import check_stream
     from gemmkit.runtime import device
+    from gemmkit.runtime.streams import check_stream
 
     monkeypatch.setattr(device, "count", lambda: 2)
     monkeypatch.setattr(driver, "cuStreamGetDevice", lambda handle: (0, 1), raising=False)
