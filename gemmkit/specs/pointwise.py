@@ -176,7 +176,7 @@ class InitFragment(Instruction):
 @atomic("UnaryPointwise")
 @dataclass(frozen=True)
 class Apply(Instruction):
-    """A function of each element."""
+    """A function of each element; what it returns is of the output's type."""
 
     row: ClassVar[str] = "UnaryPointwise<function> [1].thread [n] -> [n]: what the function is compiled to"
     function: Any
@@ -188,7 +188,8 @@ class Apply(Instruction):
         function, *forms = given
         if not isinstance(function, FunctionType):
             yield f"{function!r} is no function of one number"
-        yield from _one_thread(threads, tuple(forms))
+        for form in forms:                                    # which may be of two types: the function converts
+            yield from _one_thread(threads, (form,))
         yield from _same_length(tuple(forms))
 
     @classmethod
