@@ -20,6 +20,7 @@ from gemmkit.specs.schedule import (
     A,
     B,
     Block,
+    ColMajor,
     Init,
     K,
     Kernel,
@@ -27,6 +28,7 @@ from gemmkit.specs.schedule import (
     MatMul,
     Move,
     N,
+    RowMajor,
     ScheduleError,
     Thread,
     Warp,
@@ -55,6 +57,13 @@ def test_several_blocks() -> None:
 def test_pads(pad: int) -> None:
     """An odd one gives narrower accesses, no fault."""
     product(maxwell(pad=pad))
+
+
+@pytest.mark.parametrize("how", [dict(block=(128, 64)), dict(block=(64, 128)), dict(storage=(RowMajor, ColMajor)), dict(storage=(ColMajor, ColMajor), pad=0)],
+                         ids=["128x64", "64x128", "other storage", "column-major"])
+def test_variants(how: dict) -> None:
+    """Parts of a schedule are changed, and the rest follows."""
+    product(maxwell(**how), operands(*how.get("block", (64, 64)), 8), seed=2)
 
 
 def test_sums_of_halves() -> None:
