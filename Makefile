@@ -10,7 +10,8 @@
 #   make sanitize                      a sample of kernels under compute-sanitizer (GPU)
 #   make gate                          registers, spills and instructions of some fifty kernels are those of
 #                                      tools/sass_gate/stored.json (minutes, no GPU)
-#   make lint, make bench, make venv, make clean
+#   make bench [BENCH_ARGS=...]        every measurement, on a GPU, into bench/results (an hour and more)
+#   make lint, make venv, make clean
 #
 #   make test PYTHON=python3.12        makes the environment with another Python
 #   make test VENV=path                another environment: made when it is not there; one that somebody else made is
@@ -78,10 +79,7 @@ lint: $(LINT_READY)
 	$(PY) -m mypy
 
 bench: $(READY)
-	$(PY) -m bench.gemm
-	$(PY) -m bench.hopper
-	$(PY) -m bench.host
-	$(PY) -m bench.experiments
+	$(PY) -m bench.all $(BENCH_ARGS)
 
 venv: $(READY)
 

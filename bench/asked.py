@@ -18,6 +18,7 @@ from typing import Any
 from bench import report, verdicts
 from bench.experiments import contractions
 from bench.experiments.run import GROUPS
+from bench.marks import put
 
 RESULTS = Path(__file__).parent / "results"
 FILES = RESULTS / "hopper.json", RESULTS / "experiments.json"
@@ -119,22 +120,6 @@ def made(files: Sequence[Path]) -> str:
     return text(verdicts.merge(contents), [f"{c['date'][:16].replace('T', ' ')} ({c['bench']})" for c in contents])
 
 
-def put(into: str, tables: str) -> str:
-    """A text with the tables between its marks.
-
-    Raises:
-        ValueError: it has no such marks.
-
-    >>> put(f"a{BEGIN}old{END}b", "new") == f"a{BEGIN}\\nnew\\n{END}b"
-    True
-    """
-    before, begin, rest = into.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"the text lacks {BEGIN!r} and, after it, {END!r}")
-    return f"{before}{BEGIN}\n{tables}\n{END}{after}"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.asked", description="What was asked, and what was reached.")
     parser.add_argument("results", type=Path, nargs="*", help="result files (default: hopper.json and experiments.json)")
@@ -144,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.into is None:
         print(tables)
     else:
-        options.into.write_text(put(options.into.read_text(encoding="utf-8"), tables), encoding="utf-8")
+        options.into.write_text(put(options.into.read_text(encoding="utf-8"), tables, BEGIN, END), encoding="utf-8")
     return 0
 
 

@@ -40,6 +40,7 @@ from bench.fusions import WORKS, Operands
 from bench.gemm import names
 from bench.harness import Call, Row, Work, WrongResult, compare, input_sets
 from bench.supervise import Outcome, Patience, outcomes
+from gemmkit.tuner.progress import Progress
 
 SAMPLED_ROWS = 64  # of the result, compared with float64
 SEEDS = {name: n for n, name in enumerate(("a", "b", "out", "peer_out", "c", "bias", "residual", "diagonals", "diagonal"))}
@@ -233,17 +234,21 @@ def run(
     method: str = "spawn",
     name: str = "hopper",
 ) -> tuple[dict[str, Any], list[Outcome]]:
-    """Measure the cases, print a line each and write the file of the bench ``name`` after each."""
+    """Measure the cases, with a line each and, on a terminal, a bar of progress. The file of the bench ``name`` is written
+    after each."""
     header = report.document(name, [], machine())
     found: list[Outcome] = []
     content = record(found, header, path)
     begun = time.monotonic()
-    for outcome in outcomes(start, wanted, patience, method=method):
-        found.append(outcome)
-        content = record(found, header, path)
-        row = outcome.row
-        said = f"FAILED: {outcome.message}" if row is None else f"{row['ratio']:.3f} ({row['ours_us']:.1f} us)"
-        print(f"{time.monotonic() - begun:6.1f} s  {outcome.case}: {said}", flush=True)
+    with Progress() as progress:
+        progress.begin(name, len(wanted))
+        for outcome in outcomes(start, wanted, patience, method=method):
+            found.append(outcome)
+            content = record(found, header, path)
+            row = outcome.row
+            said = f"FAILED: {outcome.message}" if row is None else f"{row['ratio']:.3f} ({row['ours_us']:.1f} us)"
+            print(f"{time.monotonic() - begun:6.1f} s  {outcome.case}: {said}", flush=True)
+            progress.advance()
     return content, found
 
 

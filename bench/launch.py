@@ -16,6 +16,7 @@ from bench.host import host_us
 from gemmkit.runtime import arrays, device
 from gemmkit.runtime.assemble import assemble
 from gemmkit.runtime.launch import LoadedKernel, launch_arguments, load, parameter_struct
+from gemmkit.runtime.recognition import matcher
 
 COUNTS = (4, 8, 16, 32)
 
@@ -95,7 +96,7 @@ def main() -> int:
     print(f"\n{'array':>10} {'describe':>8} {'matcher':>8} {'current stream':>15}")
     for library, make in array_makers():
         array = make()
-        pointer_of = arrays.matcher(array)
+        pointer_of = matcher(array)
         times = {
             "describe": host_us(lambda array=array: arrays.describe(array), synchronise),  # type: ignore[misc]
             "matcher": host_us(lambda array=array, f=pointer_of: f(array), synchronise),  # type: ignore[misc]

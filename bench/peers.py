@@ -43,6 +43,12 @@ class Peer(Protocol):
     def min_plus(self, a: Array, b: Array, rows: Array) -> Array:
         """The given rows of the min-plus product, in float64."""
 
+    def row_wise(self, work: str, is_compiled: bool) -> Callable[[Array, Array, Array], Array]:
+        """A function of x, gamma and beta: "layernorm", "rmsnorm" or "softmax"; compiled by the library, if it can."""
+
+    def row_wise_title(self, is_compiled: bool) -> str:
+        """How results call it."""
+
     def limit(self, limit: Any, out: Array, first: Array) -> Call:
         """A call of a `bench.experiments.limit.Limit`."""
 
@@ -81,6 +87,24 @@ class TorchPeers(Torch):
     def min_plus(self, a: Array, b: Array, rows: Array) -> Array:
         wide = b.double()
         return self.torch.stack([(row[:, None] + wide).amin(0) for row in a[rows].double()])
+
+    def row_wise(self, work: str, is_compiled: bool) -> Callable[[Array, Array, Array], Array]:
+        from torch.nn import functional
+
+        def layernorm(x: Array, gamma: Array, beta: Array) -> Array:
+            return functional.layer_norm(x, x.shape[-1:], gamma, beta, 1e-5)
+
+        def rmsnorm(x: Array, gamma: Array, beta: Array) -> Array:
+            return functional.rms_norm(x, x.shape[-1:], gamma, 1e-6)
+
+        def softmax(x: Array, gamma: Array, beta: Array) -> Array:
+            return functional.softmax(x, -1)
+
+        call: Any = {"layernorm": layernorm, "rmsnorm": rmsnorm, "softmax": softmax}[work]
+        return self.torch.compile(call, dynamic=False) if is_compiled else call
+
+    def row_wise_title(self, is_compiled: bool) -> str:
+        return f"{'torch.compile' if is_compiled else 'PyTorch'} {self.torch.__version__}"
 
     def limit(self, limit: Any, out: Array, first: Array) -> Call:
         call: Call = limit.bind(out, first)

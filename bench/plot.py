@@ -29,8 +29,9 @@ def speed(row: Mapping[str, Any], time: str) -> float:
     return float(row["tflops"] * row["ours_us"] / row[time])
 
 
-def draw(content: Mapping[str, Any], path: Path) -> None:
-    """Draw the `content` of a result file into `path`, whose suffix names the format (.png, .svg, .pdf).
+def draw(content: Mapping[str, Any], path: Path) -> list[Path]:
+    """Draw the `content` of a result file into `path`, whose suffix names the format (.png, .svg, .pdf). Rows with groups
+    are drawn into a picture a group beside it. Returns the pictures.
 
     Raises:
         ValueError: the file has no rows to draw.
@@ -38,8 +39,7 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
     if not content["rows"]:
         raise ValueError(f"{content['bench']}: the result file has no rows to draw")
     if all("group" in row for row in content["rows"]):
-        draw_groups(content, path)
-        return
+        return draw_groups(content, path)
     import matplotlib
 
     matplotlib.use("Agg")
@@ -85,6 +85,7 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
+    return [path]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,8 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     picture = options.picture or options.result.with_suffix(".png")
-    draw(report.read(options.result), picture)
-    print(picture)
+    print(*draw(report.read(options.result), picture), sep="\n")
     return 0
 
 

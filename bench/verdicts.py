@@ -41,12 +41,13 @@ GROUPS = {
     "random": "Random sizes, orders and types",
     "streamk": "Stream-K beside the default mapping",
     "forced": "float16 by mma.sync, of the card's rate on registers",
+    "rows": "Layer norm, RMS norm and softmax of rows, against PyTorch",
     "mappings": "Mappings (tuning)",
 }
 # What is asked of a group's geometric mean: at least, aim.
 MEANS = {
     "square": (1.02, 1.08), "contraction": (1.1, 1.5), "tccg": (1.1, 1.5), "float32": (0.98, 1.05), "float64": (0.98, 1.02),
-    "complex": (0.9, 1.0), "long": (0.95, 1.2), "skinny": (1.0, 1.15),
+    "complex": (0.9, 1.0), "long": (0.95, 1.2), "skinny": (1.0, 1.15), "rows": (1.0, 1.2),
 }  # fmt: skip
 HEADER = ["work", "dtype", "size", "layout", "config", "ours us", "peer us", "ratio", "spread", "bar", "aim", "verdict"]
 HEADER += ["peer"]

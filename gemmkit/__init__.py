@@ -30,6 +30,7 @@ from gemmkit import blas  # isort: skip
 from gemmkit.lang.later import imported as _imported
 
 if _TYPE_CHECKING:
+    from gemmkit.rows import layernorm, log_softmax, rmsnorm, rowwise, softmax
     from gemmkit.tuner import Tuned, tune
 
 _imported()
@@ -39,15 +40,20 @@ __version__ = "0.1.0"
 __all__ = [
     "Array", "Component", "ComponentError", "Config", "ConfigError", "Diagonal", "Dual", "Generated", "GroupPlan", "Matrix",
     "Plan", "Scalar", "StreamK", "Symmetric", "Tile", "Triangular", "Tuned", "blas", "einsum", "emulate", "epilogues",
-    "float16", "float32", "float64", "get_config", "grouped", "layouts", "linearise", "matmul", "operators", "parallelise",
-    "plan", "plan_grouped", "select", "subdivide", "transforms", "translate", "translate_base", "translate_offset", "tune",
+    "float16", "float32", "float64", "get_config", "grouped", "layernorm", "layouts", "linearise", "log_softmax", "matmul",
+    "operators", "parallelise", "plan", "plan_grouped", "rmsnorm", "rowwise", "select", "softmax", "subdivide", "transforms",
+    "translate", "translate_base", "translate_offset", "tune",
 ]
 
 
-def __getattr__(name: str) -> _Any:
-    """The tuner, which is loaded when it is asked for: no other call needs it."""
-    if name in ("tune", "Tuned"):
-        from gemmkit import tuner
+_LATER = {"Tuned": "tuner", "tune": "tuner",
+          **dict.fromkeys(("layernorm", "log_softmax", "rmsnorm", "rowwise", "softmax"), "rows")}
 
-        return getattr(tuner, name)
+
+def __getattr__(name: str) -> _Any:
+    """What no product needs is loaded when it is asked for: the tuner, and functions of rows."""
+    if name in _LATER:
+        from importlib import import_module
+
+        return getattr(import_module(f"gemmkit.{_LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

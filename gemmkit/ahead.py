@@ -33,6 +33,9 @@ class Recording(Mode):
     def run(self, compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
         self._record(compiled, [out])
 
+    def run_rows(self, made: Any, x: Any, out: Any) -> None:
+        self._record(made, [out])
+
     def run_group(self, compiled: Any, products: list[tuple], places: Any) -> None:
         self._record(compiled, [out for *_, out in products])
 

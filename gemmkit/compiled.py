@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import cast
+from operator import itemgetter
+from typing import Any, NamedTuple, cast
 
 from gemmkit.components import Component, freeze
 from gemmkit.kernels.common.arrays import Arrays
@@ -14,15 +16,25 @@ from gemmkit.per_product import for_products
 from gemmkit.problem import Call, held_by
 from gemmkit.runtime.arrays import ArrayInfo, flipped, unit_axis, whole
 from gemmkit.runtime.launchable import Launchable
-from gemmkit.runtime.workspace import on_host, spaces_of
+from gemmkit.runtime.workspace import addresses, on_host, spaces_of
 from gemmkit.transposed import for_transpose
 from gemmkit.wide import widened
 
-__all__ = ["Compiled", "Nothing"]
+__all__ = ["Compiled", "Launches", "Nothing"]
 
 
 class Nothing(Component):
     """Stands for an operand that is not there."""
+
+
+class Launches(NamedTuple):
+    """The launches of a kernel on a stream, for arrays at these addresses of a, b, c (0: none) and out.
+
+    Workspaces are the stream's, and tensor maps those of the addresses.
+    """
+
+    planned: Callable[[int, tuple[int, ...]], None]                     # with the values that were there at its making
+    with_values: Callable[[int, tuple[int, ...], tuple], None]          # with others of the same kinds
 
 
 class Compiled:
@@ -69,6 +81,30 @@ class Compiled:
         self.pointers = [self.launchable.slot(1 + n) for n in self.order]
         slots = [self.launchable.slot(first + n) for n in range(len(self.maps))]
         self.map_slots = {slot: m for slot, m in zip(slots, self.maps) if slot is not None}
+
+    def launches(self, bound: Any, values: tuple) -> Launches:
+        """Those of the kernel, ``bound`` on the device."""
+        operands = [n for n, slot in enumerate(self.pointers) if slot is not None]
+        maps = [(self.order[m.which], m.encoder) for m in self.map_slots.values()]
+        spaces, device = self.spaces, self.problem.a.device
+        slots = [*(self.pointers[n] for n in operands), *self.map_slots, *(space.slot for space in spaces)]
+        pointers_in: Any = itemgetter(*operands)
+
+        def expand(at: tuple[int, ...]) -> tuple[Any, ...]:
+            return *pointers_in(at), *[encode(at[which]) for which, encode in maps], *at[4:]
+
+        planned = bound.prepare(values, slots, expand if maps or spaces else pointers_in)
+
+        def in_workspaces(stream: int, at: tuple[int, ...]) -> None:
+            planned(stream, (*at, *addresses(device, stream, spaces)))
+
+        def with_values(stream: int, at: tuple[int, ...], others: tuple) -> None:
+            put = list(others)
+            for slot, value in zip(slots, expand((*at, *addresses(device, stream, spaces)))):
+                put[slot] = value                                             # type: ignore[index]
+            bound.launch(stream, put)
+
+        return Launches(in_workspaces if spaces else planned, with_values)
 
     @cached_property
     def spec_on_host(self) -> Spec:

@@ -71,9 +71,9 @@ def check_held(held: Iterable[tuple[str, Held]], infos: dict[str, ArrayInfo | No
             if operand is not None and overlaps(x.info, operand):
                 raise ValueError(f"{x.name} overlaps {other} in memory; give it memory of its own")
     for part, x in arrays:
-        if out is not None and not x.is_output and shares_memory(x.info, out):
+        if out is not None and not x.is_output:
             is_out = any(are_the_same(x.info, one) for one in (out, *same))
-            if not (is_out and part in ALONGSIDE):
+            if not (is_out and part in ALONGSIDE) and shares_memory(x.info, out):
                 why = ("it is read at other elements than those that a block writes" if is_out else
                        "it may be out itself (the same address, shape, strides and dtype), but no other part of it")
                 raise ValueError(f"{x.name} overlaps out in memory, and {why}; give it memory of its own")

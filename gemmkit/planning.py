@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable
-from typing import Any, cast
+from typing import Any
 
-from gemmkit.compiled import Compiled
+from gemmkit.compiled import Compiled, Launches
 from gemmkit.component_arrays import ALONGSIDE, Held, arrays_of, check_held
 from gemmkit.components import anew, freeze, without_arrays
 from gemmkit.config import Config
@@ -15,22 +15,25 @@ from gemmkit.lang.freezing import Frozen
 from gemmkit.lang.guards import Guards
 from gemmkit.matrices import Matrix, arrays, unwrapped
 from gemmkit.per_product import component_for_products
+from gemmkit.placement import fitting, sharing
 from gemmkit.problem import Call, check_out, check_places, describe_all, held_by, resolve
+from gemmkit.runtime import device
+from gemmkit.runtime.allocation import allocator
+from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import (
     ArrayInfo,
     alignment,
     as_stream_handle,
-    byte_range,
     current_stream,
     describe,
     empty_like,
-    matcher,
     overlaps,
+    producer_stream,
     whole,
 )
 from gemmkit.runtime.compile import CodeChanged
-from gemmkit.runtime.streams import is_capturing
-from gemmkit.runtime.workspace import addresses
+from gemmkit.runtime.recognition import matcher
+from gemmkit.runtime.streams import is_capturing, stream_finder
 
 __all__ = ["Plan", "plan"]
 
@@ -38,6 +41,7 @@ __all__ = ["Plan", "plan"]
 # -- runtime values of components -------------------------------------------------------------------------------------
 
 _TRIES = 3                             # compilations that a change of code may interrupt
+_REMEMBERED = 64                       # calls' addresses that a plan keeps
 
 PARTS = ("operator",
          "global_a_layout", "shared_a_layout", "transform_global_to_shared_a", "transform_shared_to_regs_a",
@@ -75,10 +79,12 @@ class Plan:
         if out is None:
             out = empty_like(a, self._shape, self._dtype)
         self._infos = (*infos[:3], describe(out, "out"))
-        self._match = tuple(None if x is None else matcher(x, name)
+        self._match = tuple(_no_array if x is None else matcher(x, name)
                             for x, name in ((a, "a"), (b, "b"), (c, "c"), (out, "out")))
-        self._bounds = tuple(bound for i in self._infos for bound in ((0, 0) if i is None else _extent(i)))
-        self._library, self._device, self._producer = infos[0].library, infos[0].device, infos[0].stream
+        self._library, self._device = infos[0].library, infos[0].device
+        if self._device >= 0:
+            self._allocate = allocator(infos[0], self._shape, self._dtype)
+            self._find_stream = stream_finder(self._library, self._device)
         self._origin: Any = infos, conf, keywords
         self._lock = threading.Lock()
         self._prepare(problem)
@@ -95,16 +101,15 @@ class Plan:
         self._compiled = Compiled(problem, problem.seen_out(self._infos[3]))
         seen = problem.a, problem.b, problem.c, self._compiled.out
         self._align = tuple(1 if i is None else alignment(i) for i in seen)
-        self._mask = max(self._align) - 1
         self._held = held_by(self.config)
         self._writes = any(held.is_output for _, held in self._held)
         self._has_work = problem.M > 0 and problem.N > 0 and problem.products > 0
-        self._launch: Any = None
+        self._launches: Launches | None = None
         self.values = tuple(self._compiled.values)
         parts = {name: freeze(getattr(self._compiled.config, name)) for name in PARTS}
         self.ranges = leaf_ranges(parts)
         self._watch(parts)
-        self._fast: Any = self._make_fast() if self._device >= 0 else None
+        self._call: Any = self._call_on_host if self._device < 0 else self._call_on_device()
 
     def _watch(self, parts: dict[str, Frozen]) -> None:
         """Make `stands`: None where these components have no code of the user's, and captured nothing."""
@@ -151,11 +156,9 @@ class Plan:
 
         Raises ValueError for arrays that are not of the plan's kind, before anything is launched.
         """
-        if isinstance(a, Matrix) or isinstance(b, Matrix):
-            a, b = arrays(a, b, (c, out))
         if self.stands is not None:
             self.current()
-        return self.run(self.values, a, b, c, out, stream)
+        return self._call(None, a, b, c, out, stream)
 
     def check_held(self, held: Iterable[tuple[str, Held]], a: Any, b: Any, c: Any, out: Any) -> None:
         """Raise ValueError where arrays of components share memory with what a call writes. A new out shares none."""
@@ -170,139 +173,96 @@ class Plan:
     def check_components(self, frozen: dict[str, Frozen], components: dict[str, Any], a: Any, b: Any, c: Any,
                          out: Any) -> None:
         """`check_held` for a call with other components in the fields ``frozen``."""
+        fixed = [(field, held) for field, held in self._held if field not in frozen]
         if not self._writes:
             if out is None:
                 return
             given = describe(out, "out")
-            own = [info for f in frozen.values() for info in f.arrays]
-            if not any(overlaps(info, given) for info in (*own, *(held.info for _, held in self._held))):
+            own = [(field, info) for field, f in frozen.items() for info in f.arrays]
+            if not any(overlaps(info, given) and not (field in ALONGSIDE and are_the_same(info, given))
+                       for field, info in (*own, *((field, held.info) for field, held in fixed))):
                 return
-        fixed = [(field, held) for field, held in self._held if field not in frozen]
         theirs = [(field, held) for field in frozen for held in arrays_of(components[field])]
         self.check_held([*theirs, *fixed], a, b, c, out)
 
-    def _sharing(self) -> Any:
-        """``f(a, b, c, out)``: whether arrays at these addresses may share memory with the components', where one of them is
-        written; None where the components have no arrays."""
-        if not self._held:
-            return None
-        a0, a1, b0, b1, c0, c1, d0, d1 = self._bounds
-        same = tuple(i for i in self._infos[3:] if i is not None)
-        read = [(*byte_range(held.info), held.info.pointer if field in ALONGSIDE and held.info[1:4] == same[0][1:4] else -1)
-                for field, held in self._held]
-        written = [byte_range(held.info) for _, held in self._held if held.is_output]
+    def run(self, values: tuple | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+        """`__call__` with other runtime values of the components (None: the plan's), whose code has been looked at."""
+        return self._call(values, a, b, c, out, stream)
 
-        def sharing(at_a: int, at_b: int, at_c: int, at_out: int) -> bool:
-            low, high = at_out + d0, at_out + d1
-            for first, last, itself in read:
-                if first < high and low < last and itself != at_out:
-                    return True
-            for first, last in written:
-                if ((first < at_a + a1 and at_a + a0 < last) or (first < at_b + b1 and at_b + b0 < last)
-                        or (first < at_c + c1 and at_c + c0 < last) or (first < high and low < last)):
-                    return True
-            return False
-
-        return sharing
-
-    def run(self, template: tuple, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
-        """`__call__` with other runtime values of the components."""
-        if self._device < 0:
-            return self._emulate(a, b, c, out)
-        if out is None:
-            out = empty_like(a, self._shape, self._dtype)
-        return self._fast(template, a, b, c, out, stream)
-
-    def launch_new(self, a: ArrayInfo, at_b: int) -> Any:
-        """The product of operands that are known to be of the plan's kind, into a new array of a's library."""
+    def launch_new(self, a: Any, at_a: int, at_b: int) -> Any:
+        """The product of operands at these addresses, known to be of the plan's kind, into a new array of a's library."""
         if self._writes:
-            check_held(self._held, {"a": a, "b": self._infos[1]._replace(pointer=at_b)})
-        out = empty_like(a, self._shape, self._dtype)
+            of_a, of_b = self._infos[:2]
+            check_held(self._held, {"a": of_a._replace(pointer=at_a), "b": of_b._replace(pointer=at_b)})
+        out, at_out = self._allocate()
         if self._has_work:
-            start = self._launch or self._bind()
-            stream = current_stream(self._library, self._device, a.stream)
-            start(stream, self.values, a.pointer, at_b, 0, describe(out).pointer)
+            find = self._find_stream
+            stream = self._stream_of(a) if find is None else find()
+            (self._launches or self._bind()).planned(stream, (at_a, at_b, 0, at_out))
         return out
 
-    def _make_fast(self) -> Any:
-        """The checks and the launch of a call, as a closure: its variables cost less than attributes."""
-        match_a, match_b, match_c, match_out = cast("tuple[Any, Any, Any, Any]", self._match)
-        library, device, producer, refuse = self._library, self._device, self._producer, self._refuse
-        a0, a1, b0, b1, c0, c1, d0, d1 = self._bounds
-        mask, is_misaligned, no_c, same_kind = self._mask, self._is_misaligned, match_c is None, self._same_kind
-        has_work, bind, own_stream = self._has_work, self._bind, self._stream
-        sharing, planned, held, check_held = self._sharing(), self.values, self._held, self.check_held
-        start: Any = None
+    def _call_on_device(self) -> Any:
+        """The checks and the launch of a call, as a closure: its variables cost less than attributes.
 
-        def fast(template: tuple, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
-            nonlocal start
-            at_a, at_b, at_out = match_a(a), match_b(b), match_out(out)
-            at_c: Any = 0 if c is None else None if no_c else match_c(c)
-            if at_a is None or at_b is None or at_c is None or at_out is None or (c is None) is not no_c:
-                refuse((("a", a), ("b", b), ("c", c), ("out", out)))
-            low, high = at_out + d0, at_out + d1                 # out shares memory with nothing, but may be c itself
-            if (((at_a | at_b | at_c | at_out) & mask and is_misaligned(at_a, at_b, at_c, at_out))
-                    or (at_a + a0 < high and low < at_a + a1) or (at_b + b0 < high and low < at_b + b1)
-                    or (not no_c and at_c + c0 < high and low < at_c + c1 and not (at_c == at_out and same_kind))):
-                refuse((("a", a), ("b", b), ("c", c), ("out", out)))
-            if sharing is not None and template is planned and sharing(at_a, at_b, at_c, at_out):
-                check_held(held, a, b, c, out)
-            handle = current_stream(library, device, producer) if stream is None else own_stream(stream)
+        Arrays are recognised in each call. What follows from their addresses is looked at once, and ``fit`` has those that
+        were found to be right: all arrays at these addresses share what the first ones shared.
+        """
+        match_a, match_b, match_c, match_out = self._match
+        without_c = self._infos[2] is None
+        has_work, allocate, find_stream = self._has_work, self._allocate, self._find_stream
+        fits, shares = fitting(self._infos, self._align), sharing(self._infos, self._held)
+        fit: set[tuple[int, ...]] = set()
+        launches: Any = None
+
+        def call(values: tuple | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+            nonlocal launches
+            at_out: Any
+            if out is None:
+                out, at_out = allocate()
+            else:
+                at_out = match_out(out)
+            given: Any = match_a(a), match_b(b), 0 if without_c and c is None else match_c(c), at_out
+            if given not in fit:
+                if isinstance(a, Matrix) or isinstance(b, Matrix):
+                    return call(values, *arrays(a, b, (c, out)), c, out, stream)
+                if None in given or not fits(*given):
+                    self._refuse((("a", a), ("b", b), ("c", c), ("out", out)))
+                if shares is not None and values is None and shares(*given):
+                    self.check_held(self._held, a, b, c, out)
+                if shares is None or values is None:
+                    if len(fit) >= _REMEMBERED:
+                        fit.clear()
+                    fit.add(given)
+            if stream is not None:
+                handle = self._stream(stream)
+            else:
+                handle = self._stream_of(a) if find_stream is None else find_stream()
             if has_work:
-                if start is None:
-                    start = bind()
-                start(handle, template, at_a, at_b, at_c, at_out)
+                if launches is None:
+                    launches = self._bind()
+                    if self._call is not call:                   # code has changed, and with it the plan
+                        return self._call(values, a, b, c, out, stream)
+                if values is None:
+                    launches.planned(handle, given)
+                else:
+                    launches.with_values(handle, given, values)
             return out
 
-        return fast
+        return call
 
-    def _bind(self) -> Any:
+    def _bind(self) -> Launches:
         with self._lock:
             for _ in range(_TRIES):
-                if self._launch is None:
+                if self._launches is None:
                     try:
-                        self._launch = self._launcher(self._compiled.launchable.bind())
+                        self._launches = self._compiled.launches(self._compiled.launchable.bind(), self.values)
                     except CodeChanged:
                         self._compiled.problem.config = anew(self._compiled.problem.config)
                         self._prepare(self._compiled.problem)
-        if self._launch is None:
+        if self._launches is None:
             raise RuntimeError(f"code of this plan's components changed {_TRIES} times while it was compiled")
         self._compiled.launchable.forget_code()
-        return self._launch
-
-    def _launcher(self, bound: Any) -> Any:
-        """``f(stream, template, a, b, c, out)``: the template's values with the addresses put in."""
-        slots, spaces, device = self._compiled.pointers, self._compiled.spaces, self._device
-        encoders = [(self._compiled.order[m.which], m.encoder) for m in self._compiled.map_slots.values()]
-        called = [*(slot for slot in slots if slot is not None), *self._compiled.map_slots,      # what a call puts in
-                  *(space.slot for space in spaces)]
-        planned, ready, launch = self.values, bound.prepare(self.values, called), bound.launch
-        with_c = slots[2] is not None
-
-        def start(handle: int, template: tuple, at_a: int, at_b: int, at_c: int, at_out: int) -> None:
-            given: tuple = (at_a, at_b, at_c, at_out) if with_c else (at_a, at_b, at_out)
-            if encoders:
-                every = at_a, at_b, at_c, at_out
-                given = *given, *[encode(every[which]) for which, encode in encoders]
-            if spaces:
-                given = *given, *addresses(device, handle, spaces)
-            if template is planned:
-                ready(handle, given)
-                return
-            values = list(template)                       # other runtime values of the components
-            for slot, value in zip(called, given):
-                values[slot] = value
-            launch(handle, values)
-
-        return start
-
-    def _is_misaligned(self, *addresses: int) -> bool:
-        return any(at % align for at, align in zip(addresses, self._align))
-
-    @property
-    def _same_kind(self) -> bool:
-        c, out = self._infos[2], self._infos[3]
-        return c is not None and c[1:4] == out[1:4]
+        return self._launches
 
     def _refuse(self, arrays: tuple) -> None:
         """Say why these arrays do not fit the plan."""
@@ -332,6 +292,15 @@ class Plan:
         check_stream(handle, self._device)
         return handle
 
+    def _stream_of(self, a: Any) -> int:
+        """The stream of a library that has no current one: what the array itself asks for, if it does."""
+        return current_stream(self._library, self._device, producer_stream(a, self._library))
+
+    def _call_on_host(self, values: tuple | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
+        if isinstance(a, Matrix) or isinstance(b, Matrix):
+            a, b = arrays(a, b, (c, out))
+        return self._emulate(a, b, c, out)
+
     def _emulate(self, a: Any, b: Any, c: Any, out: Any) -> Any:
         mode = current_mode()
         if mode is None:
@@ -352,17 +321,18 @@ class Plan:
         return out
 
 
-def _extent(info: ArrayInfo) -> tuple[int, int]:
-    """First and last byte of an array, relative to its pointer."""
-    first, last = byte_range(info)
-    return first - info.pointer, last - info.pointer
+def _no_array(x: Any) -> int | None:
+    """The matcher of an operand that is not there: its address is 0."""
+    return 0 if x is None else None
 
 
-def check_stream(handle: int, device: int) -> None:
-    """Raise ValueError when a stream is another device's than the arrays'."""
+def check_stream(handle: int, ordinal: int) -> None:
+    """Raise ValueError when a stream is another device's than the arrays'. Where there is one device nobody asks."""
+    if handle in (0, 1, 2) or device.count() < 2:
+        return
     from cuda.bindings import driver
 
-    if handle in (0, 1, 2) or not hasattr(driver, "cuStreamGetDevice"):
+    if not hasattr(driver, "cuStreamGetDevice"):
         return
     if is_capturing(handle):
         return
@@ -370,8 +340,8 @@ def check_stream(handle: int, device: int) -> None:
         status, found = driver.cuStreamGetDevice(handle)
     except RuntimeError:                  # a driver of before 12.8 cannot say
         return
-    if int(status) == 0 and int(found) != device:
-        raise ValueError(f"stream is of device {int(found)} and the arrays are on device {device}")
+    if int(status) == 0 and int(found) != ordinal:
+        raise ValueError(f"stream is of device {int(found)} and the arrays are on device {ordinal}")
 
 
 def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, **keywords: Any) -> Plan:

@@ -144,3 +144,22 @@ def run_group(compiled: Any, products: list[tuple], places: np.ndarray, seed: in
         machine.launch(conf.family.kernel, arguments((spec, a, b, c, out, shape), arena.originals),
                        grid=(compiled.blocks, 1, 1), block=(conf.threads, 1, 1), shared_memory=compiled.spec.shared_bytes,
                        max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed)
+
+
+def run_rows(made: Any, x: Any, out: Any, seed: int | None = None) -> None:
+    """Run a kernel of rows on NumPy arrays."""
+    launch, arena = made.launchable, Arena()
+    dialect.check(made.spec)
+    views = {}
+    for name, array, frozen in (("out", out, made.out), ("x", x, made.x)):
+        kind, array = frozen.kind, np.asarray(array)
+        as_matrix = np.lib.stride_tricks.as_strided(
+            array, made.shape, [stride * array.dtype.itemsize for stride in frozen.arrays[0].strides],
+            writeable=array.flags.writeable)
+        how = dict(readonly=True) if name == "x" and not made.in_place else dict(written=made.in_place)
+        views[name] = arena.view(as_matrix, name, kind.unit, kind.alignment, **how)
+    with np.errstate(all="ignore"):
+        machine.launch(launch.kernel, arguments((arena.component(made.spec), views["x"], views["out"], *made.shape),
+                                                arena.originals),
+                       grid=(launch.blocks, 1, 1), block=(launch.threads, 1, 1), shared_memory=launch.shared_bytes,
+                       max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -31,6 +31,12 @@ class Mode:
         from gemmkit.emulator.kernels import run_group
 
         run_group(compiled, products, places, self.seed)
+
+    def run_rows(self, made: Any, x: Any, out: Any) -> None:
+        """Compute a function of rows (`gemmkit.row_plans.RowsLaunch`)."""
+        from gemmkit.emulator.kernels import run_rows
+
+        run_rows(made, x, out, self.seed)
 
 
 _mode: ContextVar[Mode | None] = ContextVar("gemmkit_emulation", default=None)
@@ -65,8 +71,8 @@ def computed_by(mode: Mode) -> Iterator[None]:
         _mode.reset(token)
 
 
-def current_mode() -> Mode | None:
-    return _mode.get()
+#: The mode of this thread or task; None outside. Every call asks, so it is the variable's own method.
+current_mode: Callable[[], Mode | None] = _mode.get
 
 
 def is_emulating() -> bool:

@@ -46,6 +46,10 @@ def function_given(f: Any, what: str, field: str, counts: Collection[int], wante
 
 def required(function: Any) -> int | str:
     """How many arguments a function requires; in words what is wrong with one that cannot be called by position."""
+    if type(function) is FunctionType and not function.__dict__:    # it has no signature but its own: calls ask this, too
+        code, named = function.__code__, function.__kwdefaults__ or ()
+        if not code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) and len(named) == code.co_kwonlyargcount:
+            return code.co_argcount - len(function.__defaults__ or ())
     parameters = list(inspect.signature(function).parameters.values())
     for p in parameters:
         if p.kind is p.VAR_POSITIONAL or p.kind is p.VAR_KEYWORD:

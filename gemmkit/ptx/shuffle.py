@@ -1,4 +1,4 @@
-"""Values of other lanes of the warp: shfl.sync, of elements of 16 and 32 bits."""
+"""Values of other lanes of the warp: shfl.sync, of elements of 16, 32 and (in two halves) 64 bits."""
 
 from __future__ import annotations
 
@@ -28,13 +28,19 @@ def _shuffle(mode: str, doc: str) -> Atom:
         if not isinstance(value, (types.Integer, types.Float, NarrowFloatType)) or not isinstance(n, types.Integer):
             return None
         bits = 8 * numpy_dtype(value).itemsize
-        if bits not in (16, 32):
+        if bits not in (16, 32, 64):
             return None
 
         def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+            lane = c.cast(b, v[1], n, index)
             word = b.bitcast(v[0], ir.IntType(bits))
+            if bits == 64:
+                halves = b.trunc(word, i32), b.trunc(b.lshr(word, word.type(32)), i32)
+                low, high = (b.zext(assembly(b, text, [i32], [half, lane], convergent=True)[0], word.type)
+                             for half in halves)
+                return b.bitcast(b.or_(low, b.shl(high, word.type(32))), v[0].type)
             word = b.zext(word, i32) if bits < 32 else word
-            out = assembly(b, text, [i32], [word, c.cast(b, v[1], n, index)], convergent=True)[0]
+            out = assembly(b, text, [i32], [word, lane], convergent=True)[0]
             return b.bitcast(b.trunc(out, ir.IntType(bits)) if bits < 32 else out, v[0].type)
 
         return signature(types.unliteral(value), value, n), codegen

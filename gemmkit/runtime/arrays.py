@@ -49,11 +49,11 @@ __all__ = [
     "empty_like",
     "flipped",
     "is_array",
-    "matcher",
     "offers",
     "overlaps",
     "overlaps_itself",
     "part_bytes",
+    "producer_stream",
     "shares_memory",
     "unit_axis",
     "whole",
@@ -143,10 +143,8 @@ def _read_torch(x: Any, name: str) -> ArrayInfo:
 def _read_numba(x: Any, name: str) -> ArrayInfo:
     dtype, pointer = x.dtype, x.device_ctypes_pointer.value or 0
     strides = _elements(x.strides, dtype.itemsize) or _refuse_strides(name, x.strides, dtype)
-    stream = x.stream
-    return ArrayInfo(
-        pointer, x.shape, strides, dtype, _device_of(pointer), False, "numba", int(stream) if stream else None
-    )
+    stream = producer_stream(x, "numba")
+    return ArrayInfo(pointer, x.shape, strides, dtype, _device_of(pointer), False, "numba", stream)
 
 
 def _read_numpy(x: Any, name: str) -> ArrayInfo:
@@ -203,6 +201,13 @@ def _read_dlpack(x: Any, name: str) -> ArrayInfo:
     return ArrayInfo(view.ptr, shape, strides, np.dtype(view.dtype), ordinal, view.readonly, "dlpack")
 
 
+def producer_stream(x: Any, library: str) -> int | None:
+    """``ArrayInfo.stream`` of an array of ``library``, without the rest: for one that has just been recognised."""
+    if library == "numba":
+        return int(x.stream) if x.stream else None
+    return x.__cuda_array_interface__.get("stream") if library == "cai" else None
+
+
 @functools.lru_cache(maxsize=4096)
 def _elements(strides: Extents, itemsize: int) -> Extents | None:
     """Strides in bytes as strides in elements; None when they are no whole elements. Falsy for a scalar."""
@@ -244,63 +249,6 @@ def _device_of(pointer: int) -> int:
     attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
     status, ordinal = driver.cuPointerGetAttribute(attribute, pointer)
     return int(ordinal) if int(status) == 0 else device.current_ordinal()
-
-
-# -- telling at once whether an array is like another --------------------------------------------------------
-
-
-def matcher(x: Any, name: str = "a") -> Callable[[Any], int | None]:
-    """A function that returns the pointer of any array which ``describe`` would describe as it does ``x``,
-    pointer and stream apart; and None for every other object. It costs about half of ``describe``.
-
-    Raises what ``describe(x, name)`` raises.
-
-    >>> pointer_of = matcher(np.zeros((2, 3)))
-    >>> pointer_of(np.ones((2, 3))) is None, pointer_of(np.ones((3, 2))) is None
-    (False, True)
-    """
-    info, kind = describe(x, name), type(x)
-    wanted = info[1:7]
-    if info.library == "cupy":
-        shape, strides, dtype, ordinal = x.shape, x.strides, info.dtype, info.device
-
-        def cupy_pointer(y: Any) -> int | None:
-            if type(y) is kind and y.shape == shape and y.strides == strides and y.dtype == dtype:
-                data = y.data
-                if data.device_id == ordinal:
-                    return int(data.ptr)
-            return None
-
-        return cupy_pointer
-    if info.library == "torch":
-        size, stride, torch_dtype, ordinal = x.shape, x.stride(), x.dtype, info.device
-        grad_enabled, may_be_conjugated = sys.modules["torch"].is_grad_enabled, info.dtype.kind == "c"
-
-        def torch_pointer(y: Any) -> int | None:
-            if (
-                type(y) is kind
-                and y.dtype is torch_dtype
-                and y.shape == size
-                and y.get_device() == ordinal
-                and not (y.requires_grad and grad_enabled())
-                and not y.is_neg()
-                and not (may_be_conjugated and y.is_conj())
-            ):
-                try:
-                    return int(y.data_ptr()) if y.stride() == stride else None
-                except RuntimeError:  # a sparse tensor: it has neither strides nor one pointer
-                    return None
-            return None
-
-        return torch_pointer
-
-    def pointer(y: Any) -> int | None:
-        if type(y) is not kind:
-            return None
-        other = describe(y, name)
-        return other.pointer if other[1:7] == wanted else None
-
-    return pointer
 
 
 # -- new arrays ----------------------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ A launch has to say three things to the driver: which kernel and how many thread
 on which stream, and with which values (known at the call). ``LoadedKernel.bind`` prepares the first once, as
 the driver's own launch structure; the ``launch`` of what it returns packs the values with one precompiled
 ``struct`` into a buffer whose pointers are ready, sets the stream and calls the driver through ctypes.
-Nothing is allocated, checked twice or synchronised, so a launch can be captured into a CUDA graph.
+``BoundLaunch.prepare`` is for launches that differ in addresses alone: all else is packed once, and a launch
+with addresses that are known packs nothing. Nothing is allocated, checked twice or synchronised, so a
+launch can be captured into a CUDA graph.
 ``BoundLaunch.reference`` does the same by ``cuda.core.launch``, slower: it is what the fast route is tested
 against.
 
@@ -47,6 +49,7 @@ __all__ = [
     "validate",
 ]
 
+_REMEMBERED = 64  # packed addresses that a kernel keeps
 _NO_CONTEXT = (3, 201)  # CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_INVALID_CONTEXT
 _STICKY = (
     "ILLEGAL_ADDRESS",
@@ -55,6 +58,13 @@ _STICKY = (
     "ILLEGAL_INSTRUCTION",
     "HARDWARE_STACK_ERROR",
 )
+
+Entry = Callable[[Any, Any, Any, None], int]  # cuLaunchKernelEx
+Expand = Callable[[tuple[Any, ...]], Sequence[Any]]
+
+#: The launch structure, a pointer to it and the pointers to the parameters, both as the driver takes them; the buffer of the
+#: parameters that change, and the addresses it was packed for.
+_Frame = list[Any]
 
 
 class LaunchError(RuntimeError):
@@ -214,38 +224,20 @@ class BoundLaunch:
         self.cluster = cluster
         self.dependent = dependent
         self.cooperative = cooperative
-        self._function = function
-        self.launch = _launcher(self, _entry(), function)
+        self.function = function
+        self.entry: Entry = _on_its_device(_entry(), ordinal)
+        self.launch = _launcher(self)
 
     def __call__(self, stream_handle: int, values: Sequence[int | float | bytes]) -> None:
         self.launch(stream_handle, values)
 
     def prepare(
-        self, values: Sequence[int | float | bytes], slots: Sequence[int]
-    ) -> Callable[[int, Sequence[int | bytes]], None]:
-        """``f(stream_handle, addresses)``: launches with ``values``, but the addresses at the parameters ``slots``
-        (of 64 bits, or the 128 bytes of a tensor map). All else is packed beforehand, which makes it the fastest
-        launch there is."""
-        pack = parameter_struct(self.parameters)[0].pack_into
-        frames: list[_Frame] = []
-        start = _starter(self, _entry(), self._function)
-        values = tuple(values)
-
-        def launch(stream_handle: int, addresses: Sequence[int | bytes]) -> None:
-            try:
-                mine = frames.pop()
-            except IndexError:
-                mine = _frame(self, slots)
-                try:
-                    pack(mine[0], 0, *values)
-                except (struct.error, TypeError, OverflowError) as error:
-                    self._misfit(values, error)
-            for cell, address in zip(mine[4], addresses):
-                cell.value = address
-            start(stream_handle, mine)
-            frames.append(mine)
-
-        return launch
+        self, values: Sequence[int | float | bytes], slots: Sequence[int], expand: Expand = tuple
+    ) -> Callable[[int, tuple[Any, ...]], None]:
+        """``f(stream_handle, addresses)``: launches with ``values``, but at the parameters ``slots`` (of 64 bits, or the
+        128 bytes of a tensor map) with what ``expand`` makes of the addresses. All else is packed beforehand, and what was
+        packed for addresses is remembered: it is the fastest launch there is."""
+        return _prepared(self, values, slots, expand)
 
     def reference(self, stream_handle: int, values: Sequence[int | float | bytes]) -> None:
         """The same launch by ``cuda.core.launch``; tensor maps cannot be passed this way."""
@@ -288,80 +280,116 @@ def launch_arguments(bound: BoundLaunch, values: Sequence[int | float | bytes]) 
     return config, [CTYPES[letter](value) for letter, value in zip(letters, values, strict=True)]
 
 
-def _launcher(
-    bound: BoundLaunch, entry: Any, handle: int
-) -> Callable[[int, Sequence[int | float | bytes]], None]:
+def _launcher(bound: BoundLaunch) -> Callable[[int, Sequence[int | float | bytes]], None]:
     """The launch function of ``bound``. A closure: its variables cost less than attributes of an object."""
-    pack = parameter_struct(bound.parameters)[0].pack_into
+    packer, offsets = parameter_struct(bound.parameters)
+    pack, entry = packer.pack_into, bound.entry
     frames: list[_Frame] = []
-    start = _starter(bound, entry, handle)
+    function = ctypes.c_void_p(bound.function)
+
+    def fresh() -> _Frame:
+        buffer = ctypes.create_string_buffer(max(packer.size, 1))
+        return _frame(bound, buffer, [ctypes.addressof(buffer) + offset for offset in offsets])
 
     def launch(stream_handle: int, values: Sequence[int | float | bytes]) -> None:
         try:
             mine = frames.pop()
         except IndexError:
-            mine = _frame(bound)
+            mine = fresh()
+        config, at_config, pointers, buffer, _ = mine
         try:
-            pack(mine[0], 0, *values)
+            pack(buffer, 0, *values)
         except (struct.error, TypeError, OverflowError) as error:
             bound._misfit(values, error)
-        start(stream_handle, mine)
+        config.stream = stream_handle
+        status = entry(at_config, function, pointers, None)
+        if status:
+            _again(bound, status, at_config, function, pointers)
         frames.append(mine)
 
     return launch
 
 
-_Frame = tuple[Any, Any, Any, Any, tuple[Any, ...]]
-
-
-def _frame(bound: BoundLaunch, slots: Sequence[int] = ()) -> _Frame:
-    """A parameter buffer, the launch structure, the pointers to both as the driver takes them, and the
-    parameters at ``slots`` as ctypes objects that live in the buffer."""
+def _prepared(
+    bound: BoundLaunch, values: Sequence[int | float | bytes], slots: Sequence[int], expand: Expand
+) -> Callable[[int, tuple[Any, ...]], None]:
+    """What `BoundLaunch.prepare` returns. All launches share one buffer for the values that stay. Each frame has one for
+    those at ``slots``, and the addresses that these are for."""
     packer, offsets = parameter_struct(bound.parameters)
-    buffer = ctypes.create_string_buffer(max(packer.size, 1))
-    base = ctypes.addressof(buffer)
-    pointers = (ctypes.c_void_p * max(len(offsets), 1))(*(base + offset for offset in offsets))
+    constants = ctypes.create_string_buffer(max(packer.size, 1))
+    try:
+        packer.pack_into(constants, 0, *values)
+    except (struct.error, TypeError, OverflowError) as error:
+        bound._misfit(values, error)
+    changing, places = parameter_struct([bound.parameters[slot] for slot in slots])
+    entry, pack = bound.entry, changing.pack
+    frames: list[_Frame] = []
+    images: dict[tuple[Any, ...], bytes] = {}
+    function = ctypes.c_void_p(bound.function)
+
+    def image_of(addresses: tuple[Any, ...]) -> bytes:
+        if len(images) >= _REMEMBERED:
+            images.clear()
+        images[addresses] = made = pack(*expand(addresses))
+        return made
+
+    def fresh() -> _Frame:
+        buffer = (ctypes.c_char * changing.size)()
+        pointers = [ctypes.addressof(constants) + offset for offset in offsets]
+        for slot, place in zip(slots, places):
+            pointers[slot] = ctypes.addressof(buffer) + place
+        return _frame(bound, buffer, pointers)
+
+    def launch(stream_handle: int, addresses: tuple[Any, ...]) -> None:
+        try:
+            mine = frames.pop()
+        except IndexError:
+            mine = fresh()
+        config, at_config, pointers, buffer, packed = mine
+        if addresses != packed:
+            buffer.raw = images.get(addresses) or image_of(addresses)
+            mine[4] = addresses
+        config.stream = stream_handle
+        status = entry(at_config, function, pointers, None)
+        if status:
+            _again(bound, status, at_config, function, pointers)
+        frames.append(mine)
+
+    return launch
+
+
+def _frame(bound: BoundLaunch, buffer: Any, addresses: Sequence[int]) -> _Frame:
+    """What one launch at a time needs, with parameters at these addresses."""
     config = Config(bound.grid, bound.block, bound.shared_memory)
     wanted = attributes(bound.cluster, bound.dependent, bound.cooperative)
     if wanted:
         config.attributes = (Attribute * len(wanted))(*wanted)  # kept alive by config
         config.attribute_count = len(wanted)
-    cells = tuple(_cell(bound.parameters[slot]).from_buffer(buffer, offsets[slot]) for slot in slots)
-    return buffer, config, ctypes.byref(config), pointers, cells
+    pointers = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
+    return [config, ctypes.byref(config), pointers, buffer, None]
 
 
-def _cell(code: str) -> Any:
-    """The ctypes type of a parameter that changes with every call: its ``value`` is set."""
-    return ctypes.c_char * 128 if code == "tensor_map" else ctypes.c_uint64
+def _again(bound: BoundLaunch, status: int, at_config: Any, function: Any, pointers: Any) -> None:
+    """A launch that the driver refused: tried once more where the thread has not used the GPU yet."""
+    if status in _NO_CONTEXT:
+        device.ensure_context(bound.ordinal)
+        status = bound.entry(at_config, function, pointers, None)
+    if status:
+        bound._fail(status)
 
 
-def _starter(bound: BoundLaunch, entry: Any, handle: int) -> Callable[[int, _Frame], None]:
-    function = ctypes.c_void_p(handle)
-
-    def start(stream_handle: int, mine: _Frame) -> None:
-        mine[1].stream = stream_handle
-        status = entry(mine[2], function, mine[3], None)
-        if status:
-            if status in _NO_CONTEXT:  # a thread that has not used the GPU yet
-                device.ensure_context(bound.ordinal)
-                status = entry(mine[2], function, mine[3], None)
-            if status:
-                bound._fail(status)
-
-    return start if device.count() < 2 else _on_its_device(start, bound.ordinal)
-
-
-def _on_its_device(start: Callable[[int, _Frame], None], ordinal: int) -> Callable[[int, _Frame], None]:
-    """``start`` with the kernel's device current, where the machine has several: the driver launches in the current context,
+def _on_its_device(entry: Entry, ordinal: int) -> Entry:
+    """``entry`` with the kernel's device current, where the machine has several: the driver launches in the current context,
     which may be another device's than the arrays'."""
+    if device.count() < 2:
+        return entry
     from cuda.bindings import driver
 
-    def start_there(stream_handle: int, mine: _Frame) -> None:
+    def enter_there(config: Any, function: Any, pointers: Any, extra: None) -> int:
         status, here = driver.cuCtxGetDevice()
         if int(status) == 0 and int(here) == ordinal:
-            start(stream_handle, mine)
-            return
+            return entry(config, function, pointers, extra)
         with device.made_current(ordinal):
-            start(stream_handle, mine)
+            return entry(config, function, pointers, extra)
 
-    return start_there
+    return enter_there

@@ -86,6 +86,8 @@ def on_host(component: Any) -> Any:
 
 def addresses(ordinal: int, stream: int, spaces: Sequence[Space]) -> list[int]:
     """Where a stream's workspaces are. The device is ``ordinal``; of a stream that is being captured, the capture's own."""
+    if not spaces:
+        return []
     identity = _identity(stream)
     return [_address(ordinal, identity, space) for space in spaces]
 
@@ -129,14 +131,16 @@ def table(ordinal: int, stream: int, key: Any, data: np.ndarray) -> int:
 
 def _identity(stream: int) -> tuple[int, int]:
     """What tells a stream from others, and a capture of it from the stream: each launch asks, and two calls of the driver
-    answer."""
+    answer, but for the default stream, which no capture can begin on."""
+    if stream in (0, 1):
+        return stream, 0
     from cuda.bindings import driver
 
     if is_capturing(stream):
         status, _, *about = driver.cuStreamGetCaptureInfo(stream)
         # An older binding cannot say which capture it is: then each launch has its own workspace.
         return stream, int(about[0]) if int(status) == 0 else -1 - next(_unknown)
-    if stream in (0, 1, 2) or not hasattr(driver, "cuStreamGetId"):
+    if stream == 2 or not hasattr(driver, "cuStreamGetId"):
         return stream, 0
     status, identity = driver.cuStreamGetId(stream)
     return (int(identity) if int(status) == 0 else stream), 0

@@ -331,7 +331,7 @@ def _reduced(total: Any, number: int, of: Any, values: tuple) -> Any:
 class Exchange(Instruction):
     """Registers of other lanes."""
 
-    row: ClassVar[str] = "Shfl<bfly, idx, up or down; lane> [32].thread [n].RF -> [n].RF, 16 or 32 bits: shfl.sync"
+    row: ClassVar[str] = "Shfl<bfly, idx, up or down; lane> [32].thread [n].RF -> [n].RF, 16, 32 or 64 bits: shfl.sync"
     mode: str
     lane: int
     source: Any
@@ -348,8 +348,8 @@ class Exchange(Instruction):
         for name, form in zip(("the source", "the destination"), forms):
             yield from memory_is(name, form, RF)
             yield from is_line(name, form)
-            if form.itemsize not in (2, 4):
-                yield f"{name} is of {form.dtype}, not of 16 or 32 bits"
+            if form.itemsize not in (2, 4, 8):
+                yield f"{name} is of {form.dtype}, not of 16, 32 or 64 bits"
         yield from alike(tuple(forms), "they")
         yield from _same_length(tuple(forms))
 

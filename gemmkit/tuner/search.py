@@ -210,7 +210,7 @@ class _Search:
         a, b = (config.global_b_layout, config.global_a_layout) if call.is_transposed else (
             config.global_a_layout, config.global_b_layout)
         sizes, given = (call.M, call.N, call.K), self._keywords.get("operator")
-        for candidate in candidates(a, b, given, sizes, call.device, call.products):
+        for candidate in candidates(a, b, given, sizes, call.device, call.products, (call.a, call.b)):
             if found >= self._effort.candidates:
                 return
             number += 1

@@ -21,10 +21,11 @@ from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import Layout
 from gemmkit.operators import Algebra, FPUOp, MMAOp, Operator
 from gemmkit.operators.wgmma import WGMMAOp
+from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning import defaults, mappings, multistage_mappings
-from gemmkit.tuning.model import Mapping, by_workspace
+from gemmkit.tuning.model import Mapping, Supply, by_workspace
 from gemmkit.tuning.operators import SIXTEEN, accumulator_for, algebra_of, operator_for
 
 __all__ = ["Candidate", "candidates"]
@@ -160,21 +161,22 @@ def _by(extents: tuple[int, ...]) -> str:
 # -- which are tried --------------------------------------------------------------------------------------------------
 
 CLOCK = 1.7                            # cycles a ns, roughly: the model of Hopper's kernel counts cycles
-CLUSTERS = (1, 1), (2, 1), (1, 2)
+CLUSTERS = (1, 1), (2, 1), (1, 2), (2, 2)
 GROUPS = 8, 16, 0
 DEPTHS = 1, 2                          # lines of 128 bytes of K in a stage
 UNUSUAL = 0.04                         # of the modelled time, for each field that is not the tables': other tiles come first
 
 
 def candidates(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, device: DeviceInfo,
-               products: int = 1) -> list[Candidate]:
+               products: int = 1, infos: tuple[ArrayInfo | None, ArrayInfo | None] = (None, None)) -> list[Candidate]:
     """Mappings for a product of these operands, of all families, each once: the best of each family as the tables model it,
-    then the others in the order of their modelled time.
+    then the others in the order of their modelled time. ``infos`` are the operands' arrays; None: rows are aligned.
 
     What a kernel refuses is among them: `get_config` says why.
     """
+    supply = mappings.BY_TMA.supply_of(*infos)
     families = [sorted(dict.fromkeys(found), key=_modelled) for found in (
-        _warp_specialised(a, b, given, sizes, device, products), _multistage(a, b, given, sizes, device, products),
+        _warp_specialised(a, b, given, sizes, device, products, supply), _multistage(a, b, given, sizes, device, products),
         _singlestage(a, b, given, sizes, device, products))]
     first = [one for family in families for one in family[:1]]
     return first + sorted((one for family in families for one in family[1:]), key=_modelled)
@@ -185,7 +187,7 @@ def _modelled(candidate: Candidate) -> float:
 
 
 def _warp_specialised(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, device: DeviceInfo,
-                      products: int) -> Iterator[Candidate]:
+                      products: int, supply: Supply | None) -> Iterator[Candidate]:
     parts = part_dtypes(a.dtype)
     is_ours = given is None or isinstance(given, Algebra)
     if device.arch[0] != 9 or a.dtype != b.dtype:
@@ -206,8 +208,8 @@ def _warp_specialised(a: Layout, b: Layout, given: Operator | None, sizes: Sizes
             continue
         for cluster, group, depth in itertools.product(CLUSTERS if one.splits == 1 else (one.cluster,), GROUPS, DEPTHS):
             tried = dataclasses.replace(one, cluster=cluster)
-            cost = tried.cycles(tuple(max(1, size) for size in sizes), device, itemsize, None, products)   # type: ignore[arg-type]
-            usual = (cluster == (1, 1)) + (group == 8) + (depth == 1)
+            cost = tried.cycles(tuple(max(1, size) for size in sizes), device, itemsize, supply, products)   # type: ignore[arg-type]
+            usual = (cluster == (1, 1) or supply is not None) + (group == 8) + (depth == 1)
             yield Candidate("warp_specialised", (one.M, one.N, depth * 128 // parts[0].itemsize), splits=one.splits,
                             schedule=one.schedule, warps=one.warps, cluster=tried.cluster, producer_warps=one.producer_warps,
                             group=group, nanoseconds=cost / CLOCK * (1 + UNUSUAL * (3 - usual)))

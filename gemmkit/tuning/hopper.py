@@ -29,17 +29,18 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     given = dict(fields, operator=WGMMAOp(LIKELY.N, dtype=a.dtype), global_a_layout=a, global_b_layout=b)
     table = _table(given, Arrays(infos["a"], infos["b"], None, *sizes))
     always = getattr(fields.get("condition"), "is_always", True)
-    listed = table.mappings + (by_workspace(sizes, device, products, table.workspace, table.least_shared) if always else ())
-    is_ragged = any(info is not None and any(stride * info.dtype.itemsize % LINE for stride in info.strides if stride != 1)
-                    for info in (infos["a"], infos["b"]))
+    supply = table.supply_of(infos["a"], infos["b"])
+    listed = table.mappings
+    if always:
+        listed += by_workspace(sizes, device, products, table.workspace, table.least_shared)
+        listed += table.clustered if supply is not None else ()
     epilogue = fields.get("epilogue")
     reads_tiles = infos.get("c") is not None or (isinstance(epilogue, Epilogue) and epilogue.reads_tiles)
     if reads_tiles:
         # What a finishing consumer reads by way of L1 makes the one that multiplies wait: 7 % of its time, measured.
         listed = tuple(dataclasses.replace(one, step=1.07 * one.step) if one.schedule == "pingpong" else one
                        for one in listed)
-    mapping = choose_mapping(sizes, device, mappings=listed, is_ragged=is_ragged or table.is_ragged, is_tall=reads_tiles,
-                             limit=table.limit, products=products)
+    mapping = choose_mapping(sizes, device, mappings=listed, supply=supply, is_tall=reads_tiles, products=products)
     if table.halves_stages and sizes[2] * a.dtype.itemsize <= LINE // 2:
         mapping = dataclasses.replace(mapping, depth=LINE // 2)
     return WGMMAOp(mapping.N, dtype=a.dtype), mapping.fields

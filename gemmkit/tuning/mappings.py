@@ -18,9 +18,10 @@ from gemmkit.kernels.sm90.routes.rewrite import RewriteProducer, Transpose
 from gemmkit.kernels.sm90.routes.staged import Staged
 from gemmkit.kernels.sm90.routes.tma import TmaProducer
 from gemmkit.layouts import Plain
+from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
-from gemmkit.tuning.model import SHORT_BYTES, UNALIGNED_BYTES, Mapping
+from gemmkit.tuning.model import LINE, SHORT_LINES, UNALIGNED_LINES, Mapping, Supply
 from gemmkit.tuning.operators import SIXTEEN
 
 LEAST_SHARED = 32                      # k-tiles of a product whose K is shared by way of a workspace
@@ -38,6 +39,17 @@ MAPPINGS = (
     Mapping(64, 32, "cooperative", 4, (1, 1), 160, 2200, 0),
 )
 
+# Beside them where rows do not begin at lines of the L2, so that an operand's tile is two lines a row: blocks of a cluster
+# share what is fetched. Where rows do begin there, waiting for each other costs more than it saves.
+CLUSTERED = (
+    Mapping(128, 256, "cooperative", 8, (2, 2), 1046, 6000, 0),
+    Mapping(128, 256, "cooperative", 8, (2, 1), 1046, 6000, 0),
+    Mapping(256, 128, "cooperative", 8, (2, 2), 1046, 6000, 0),
+    Mapping(256, 128, "cooperative", 8, (1, 2), 1046, 6000, 0),
+    Mapping(128, 192, "pingpong", 8, (1, 2), 790, 2500, 2000),
+    Mapping(128, 128, "pingpong", 8, (2, 1), 532, 1200, 2000),
+    Mapping(128, 128, "pingpong", 8, (1, 2), 532, 1200, 2000),
+)
 
 # Where K is long and there are few tiles, the blocks of a cluster share it, and exchange their sums at the end.
 SPLIT = tuple(Mapping(*tile, step, finish, 0, splits=splits) for tile, step, finish in (
@@ -128,24 +140,35 @@ PROMOTED = (
 class Table:
     """Mappings to choose among, and what limits them.
 
-    ``workspace`` are those whose blocks share K by a workspace, from ``least_shared`` k-tiles on. ``limit`` is what the L2
-    gives, in bytes a cycle, where lines are ragged; with ``is_ragged`` they always are. ``halves_stages`` says that a short
-    K takes stages of half a line: an empty half would be staged, too.
+    ``workspace`` are those whose blocks share K by a workspace, from ``least_shared`` k-tiles on. ``clustered`` are there
+    beside the others where rows begin between lines of the L2, whose ``supply`` then limits all; with ``is_ragged`` they
+    always do. ``halves_stages`` says that a short K takes stages of half a line: an empty half would be staged, too.
     """
 
     mappings: tuple[Mapping, ...]
     workspace: tuple[Mapping, ...] = ()
     least_shared: int = 0
+    clustered: tuple[Mapping, ...] = ()
+    supply: Supply = UNALIGNED_LINES
     is_ragged: bool = False
-    limit: int = UNALIGNED_BYTES
     halves_stages: bool = False
 
+    def supply_of(self, a: ArrayInfo | None, b: ArrayInfo | None) -> Supply | None:
+        """What the L2 gives of these operands; None where it limits nothing."""
+        of_a, of_b = (self.is_ragged or _is_unaligned(info) for info in (a, b))
+        return dataclasses.replace(self.supply, a=of_a, b=of_b) if of_a or of_b else None
 
-BY_TMA = Table(MAPPINGS + SPLIT, WORKSPACE, LEAST_SHARED)
+
+def _is_unaligned(info: ArrayInfo | None) -> bool:
+    """Whether rows begin elsewhere than at multiples of 128 bytes."""
+    return info is not None and any(stride * info.dtype.itemsize % LINE for stride in info.strides if stride != 1)
+
+
+BY_TMA = Table(MAPPINGS + SPLIT, WORKSPACE, LEAST_SHARED, CLUSTERED)
 BY_TRANSPOSES = Table(TRANSPOSED)
 BY_REGISTERS = Table(TRANSFORMED)
 BY_REWRITES = Table(REWRITTEN, halves_stages=True)
-BY_CP_ASYNC = Table(CP_ASYNC, is_ragged=True, limit=SHORT_BYTES, halves_stages=True)
+BY_CP_ASYNC = Table(CP_ASYNC, supply=SHORT_LINES, is_ragged=True, halves_stages=True)
 BY_THREADS = Table(STAGED, halves_stages=True)
 BY_ELEMENTS = Table(UNALIGNED, UNALIGNED_WORKSPACE)
 

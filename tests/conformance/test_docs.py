@@ -35,12 +35,23 @@ def test_number_systems(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generato
     assert markdown.run(DOCS / "number_systems.md", monkeypatch, rng, {}, check) == 9
 
 
+def test_rows(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
+        assert not said, said
+        if "lse" in names:
+            x = np.asarray(names["x"], np.float64) / 0.5
+            assert np.allclose(names["lse"], np.log(np.exp(x).sum(axis=1)), rtol=1e-5)
+
+    assert markdown.run(DOCS / "rows.md", monkeypatch, rng, {"rand(64, 768,": "rand(64, 12,", "ones(768,": "ones(12,",
+                                                             "zeros(768,": "zeros(12,"}, check) == 3
+
+
 def test_experiments_shows_the_results_that_are_there() -> None:
     """Where it does not: `python -m bench.asked --into docs/experiments.md`."""
     from bench import asked
 
     text = (DOCS / "experiments.md").read_text(encoding="utf-8")
-    assert asked.put(text, asked.made(asked.FILES)) == text
+    assert asked.put(text, asked.made(asked.FILES), asked.BEGIN, asked.END) == text
 
 
 def test_the_map_names_what_is_there() -> None:

@@ -18,6 +18,7 @@ from bench.experiments import run as experiments
 from bench.experiments.experiment import Experiment
 from gemmkit import products
 from gemmkit.ahead import kernel_of
+from gemmkit.compiled import Launches
 from gemmkit.operators.algebra import units
 from gemmkit.planning import Plan
 from tests.conformance.test_experiments import first_of_each
@@ -53,14 +54,14 @@ def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, mo
 
     def bind(plan: Any) -> Any:
         found.append(plan._compiled)
-        return lambda *arguments: None
+        return Launches(lambda *arguments: None, lambda *arguments: None)
 
     class OnTheDevice(prepare.HostArrays):
         def complex_view(self, parts: OnDevice) -> OnDevice:  # type: ignore[override]
             return OnDevice(super().complex_view(parts.array))
 
     monkeypatch.setattr(Plan, "_bind", bind)
-    monkeypatch.setattr(products, "_plans", {})              # another row's product of the same arrays has been bound
+    products.forget_plans()                                  # another row's product of the same arrays has been bound
     x = case.operands(prepare.HostArrays(), 0)
     for name in ("a", "b", "out"):
         setattr(x, name, OnDevice(getattr(x, name)))

@@ -82,7 +82,11 @@ def parameters_of(compiled: Any, arrays: Sequence[Any]) -> list[int]:
     for slot, array in zip(compiled.pointers, arrays):
         if slot is not None:
             values[slot] = _bits(np.asarray(array))
-    return [int.from_bytes(struct.pack("=" + PARAMETER_FORMATS[code][0], value), "little") for code, value in zip(compiled.launchable.formats, values)]
+    return _packed(compiled.launchable, values)
+
+
+def _packed(launchable: Any, values: Sequence[Any]) -> list[int]:
+    return [int.from_bytes(struct.pack("=" + PARAMETER_FORMATS[code][0], value), "little") for code, value in zip(launchable.formats, values)]
 
 
 def run_compiled(compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
@@ -99,6 +103,18 @@ def run_compiled(compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
     memory += [Array(np.asarray(_At(info)), "a captured array") for info in compiled.arguments[0].arrays if info.pointer not in known]
     run_ptx(ptx_of(compiled), conf.threads, compiled.blocks, parameters_of(compiled, (a, b, c, out)), memory,
             compiled.spec.shared_bytes, conf.peers)
+
+
+def run_rows(made: Any, x: Any, out: Any) -> None:
+    """What `gemmkit.emulator.kernels.run_rows` does, with the kernel's PTX."""
+    launch = made.launchable
+    key = launch.kernel, tuple(argument.type for argument in launch.arguments), launch.threads, launch.target.arch_name
+    if key not in _ptx:
+        _ptx[key] = to_ptx(launch.kernel, key[1], launch.threads, launch.target)
+    memory = [Array(np.asarray(array), name, is_output=name == "out" or made.in_place, is_written=name == "x" or made.in_place)
+              for name, array in (("x", x), ("out", out))[made.in_place:]]
+    run_ptx(_ptx[key], launch.threads, launch.blocks, _packed(launch, launch.values), memory + arrays_of(made.spec),
+            launch.shared_bytes)
 
 
 def arrays_of(component: Component) -> list[Array]:
@@ -126,6 +142,9 @@ class Interpreted(Mode):
 
     def run(self, compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
         run_compiled(compiled, a, b, c, out)
+
+    def run_rows(self, made: Any, x: Any, out: Any) -> None:
+        run_rows(made, x, out)
 
 
 class Ptx(Emulator):

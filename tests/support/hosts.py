@@ -56,6 +56,20 @@ class Host:
         self.now += self.slower
         out[...] = (a.astype(np.result_type(a, np.float32)) @ b) * self.scale
 
+    def row_wise(self, work: str, is_compiled: bool) -> Callable[..., np.ndarray]:
+        from tests.kernels.rows.test_rows import layernorm, rmsnorm, softmax
+
+        def call(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray) -> np.ndarray:
+            self.now += self.slower
+            wide = x.astype(np.float64)
+            found = {"layernorm": lambda: layernorm(wide, gamma, beta), "rmsnorm": lambda: rmsnorm(wide, gamma), "softmax": lambda: softmax(wide)}
+            return np.asarray(found[work]() * (self.scale if x.dtype != np.float64 else 1), x.dtype)
+
+        return call
+
+    def row_wise_title(self, is_compiled: bool) -> str:
+        return "NumPy"
+
     def limit(self, limit: Any, out: np.ndarray, first: np.ndarray) -> Call:
         def call() -> None:
             self.now += self.slower

@@ -51,6 +51,7 @@ def copy_global(out: Any, a: Any, access: Any) -> None:
     store_global(out, 0, (at,), (0,), load_global(a, 0, (at,), (0,), access.count))
 
 
+@pytest.mark.sample(4)
 @every_width
 def test_global_memory_in_one_access(dtype: np.dtype, count: int, rng: np.random.Generator) -> None:
     a, out, access = numbers(rng, dtype, 32 * count), Out((32 * count,), dtype), Access(dtype, count)
@@ -71,7 +72,7 @@ def through_shared(out: Any, a: Any, access: Any) -> None:
     store_global(out, 0, (at,), (0,), load_shared(pointer, 31 * n, 0 - at, n))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(6)
 @every_width
 def test_shared_memory_in_one_access(dtype: np.dtype, count: int, rng: np.random.Generator) -> None:
     a, out, access = numbers(rng, dtype, 32 * count), Out((32 * count,), dtype), Access(dtype, count)
@@ -96,7 +97,7 @@ def as_words(out: Any, a: Any, access: Any) -> None:
 WORDS = [(d, n) for d, n in WIDTHS if d.itemsize * n % 4 == 0]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype, count", WORDS, ids=[f"{d}x{n}" for d, n in WORDS])
 def test_elements_as_words(dtype: np.dtype, count: int, rng: np.random.Generator) -> None:
     a, out, access = numbers(rng, dtype, 32 * count), Out((64 * count,), dtype), Access(dtype, count)
@@ -117,6 +118,7 @@ def copy_columns(out: Any, a: Any, access: Any) -> None:
     store_global(out, 0, (0, thread_index()), (0, 0), load_global(a, 0, (0, thread_index()), (0, 0), access.count))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("columns, count, accesses", [
     (8, 8, [16, 16]), (8, 4, [16]), (6, 4, [8, 8]), (6, 2, [8]), (5, 4, [4, 4, 4, 4]), (12, 12, [16, 16, 16]),
     (4, 3, [4, 4, 4]), (6, 6, [8, 8, 8]),

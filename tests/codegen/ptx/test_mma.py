@@ -222,6 +222,7 @@ def test_ldmatrix_deals_rows(count: int, trans: bool, dtype: np.dtype, rng: np.r
     assert same_bits(result, expected_fragments(a, count, trans))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [F32, np.dtype("i4"), np.dtype("u1"), np.dtype("i1"), E4M3], ids=str)
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_ldmatrix_deals_words(count: int, dtype: np.dtype, rng: np.random.Generator) -> None:
@@ -239,6 +240,7 @@ def test_only_16_bit_elements_are_transposed() -> None:
         emulated(ldmatrix_kernel, Out((128,), F32), np.zeros(128, F32), Runtime(4), Load(F32, 4, True), shared=1024)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("count, trans", LOADS)
 def test_ldmatrix_is_one_instruction(count: int, trans: bool) -> None:
     a, case = np.zeros(256, F16), Load(F16, count, trans)

@@ -307,7 +307,9 @@ def test_a_stream_of_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     from cuda.bindings import driver
 
     from gemmkit.planning import check_stream
+    from gemmkit.runtime import device
 
+    monkeypatch.setattr(device, "count", lambda: 2)
     monkeypatch.setattr(driver, "cuStreamGetDevice", lambda handle: (0, 1), raising=False)
     monkeypatch.setattr(driver, "cuStreamIsCapturing", lambda handle: (0, 1))
     check_stream(0x7F00, 0)

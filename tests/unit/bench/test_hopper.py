@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,12 @@ def test_the_picture_is_drawn_by_group(tmp_path: Path) -> None:
     source, picture = tmp_path / "hopper.json", tmp_path / "hopper.svg"
     report.write(document(), source)
     assert plot.main([str(source), str(picture)]) == 0
-    assert picture.read_bytes().startswith(b"<?xml")
+    groups = [group for group, _ in verdicts.grouped(document()["rows"])]
+    assert len(groups) > 1 and sorted(tmp_path.glob("*.svg")) == sorted(tmp_path / f"hopper-{group}.svg" for group in groups)
+    for path in tmp_path.glob("*.svg"):
+        text = path.read_text()
+        assert text.startswith("<?xml")
+        found = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', text)
+        assert found and float(found[2]) < 72 * 12                     # no taller than a screen
     kept = plot.draw_groups.__globals__["drawn"]("mappings", dict(verdicts.grouped(document()["rows"]))["mappings"])
     assert len(kept) == 2 * 6 and kept[0]["ratio"] == max(row["ratio"] for row in kept if row["layout"] == "nn")

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gemmkit.runtime import arrays
+from gemmkit.runtime import arrays, recognition
 from gemmkit.runtime.arrays import (
     ArrayInfo,
     alignment,
@@ -16,9 +16,9 @@ from gemmkit.runtime.arrays import (
     current_stream,
     describe,
     empty_like,
-    matcher,
     overlaps,
 )
+from gemmkit.runtime.recognition import key_of, matcher
 
 
 def info(shape, strides, dtype="f4", pointer=0x1000, device=0):
@@ -58,6 +58,7 @@ def library(monkeypatch):
         return module
 
     monkeypatch.setattr(arrays, "_READERS", {})
+    monkeypatch.setattr(recognition, "KEYS", {})
     for cached in (arrays._from_torch, arrays._to_torch, arrays._any_library):
         cached.cache_clear()
     yield library
@@ -329,11 +330,18 @@ def test_with_several_devices_the_driver_says_which_holds_an_interfaces_memory(m
 
 
 def likes(make, others):
-    """The matcher of make() knows another make() by its pointer, and none of the others."""
+    """The matcher of make() knows another make() by its pointer, and none of the others; so do the keys."""
     pointer_of, same = matcher(make()), make()
     assert pointer_of(same) == describe(same).pointer
+    key = key_of(make())[1]
+    for keyed in (key_of, recognition.KEYS.get(type(same), key_of)):
+        assert keyed(same) == (describe(same).pointer, key) and hash(keyed(same)[1]) == hash(key)
     for other in others:
         assert pointer_of(other) is None
+        try:
+            assert recognition.KEYS.get(type(other), key_of)(other)[1] != key
+        except TypeError as error:
+            assert "a must be" in str(error)
 
 
 def test_matcher_of_numpy():

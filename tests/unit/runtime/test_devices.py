@@ -68,6 +68,12 @@ def test_what_was_current_is_so_again_after_an_error(monkeypatch: pytest.MonkeyP
     assert driver.current == 0
 
 
+def bound(entry: Any, ordinal: int, monkeypatch: pytest.MonkeyPatch) -> launch.BoundLaunch:
+    monkeypatch.setattr(launch, "_entry", lambda: entry)
+    kernel: Any = SimpleNamespace(name="k")
+    return launch.BoundLaunch(kernel, ordinal, (1, 1, 1), (32, 1, 1), 0, ("u64",), None, 7)
+
+
 @pytest.mark.parametrize("current", [0, 1, None])
 def test_a_kernel_is_launched_on_its_device(current: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     driver, launched = Driver(current).install(monkeypatch), []
@@ -76,16 +82,17 @@ def test_a_kernel_is_launched_on_its_device(current: int | None, monkeypatch: py
         launched.append(driver.current)
         return 0
 
-    start = launch._starter(SimpleNamespace(ordinal=1), entry, 7)                     # type: ignore[arg-type]
-    start(0, (None, SimpleNamespace(stream=None), None, None, ()))
-    assert launched == [1] and driver.current == current
+    made = bound(entry, 1, monkeypatch)
+    made.launch(0, (1,))
+    made.prepare((0,), [0])(0, (1,))
+    assert launched == [1, 1] and driver.current == current
 
 
 def test_with_one_device_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launch of a machine with one device is what it was."""
+    """The launch of a machine with one device is the driver's own entry."""
     Driver(0).install(monkeypatch, count=1)
-    start = launch._starter(SimpleNamespace(ordinal=0), lambda *_: 0, 7)              # type: ignore[arg-type]
-    assert start.__name__ == "start"
+    entry = lambda *_: 0  # noqa: E731
+    assert bound(entry, 0, monkeypatch).entry is entry
     from cuda.bindings import driver
 
     monkeypatch.setattr(driver, "cuCtxGetCurrent", None)

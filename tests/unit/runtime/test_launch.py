@@ -153,6 +153,64 @@ def test_tensor_maps_are_put_in_like_addresses(monkeypatch):
     assert [seen[5] for seen in driver.seen] == [(11, first, 7, second), (12, second, 7, nothing)]
 
 
+def test_a_prepared_launch_expands_addresses_once(monkeypatch):
+    driver, expanded = Driver(["i32", "u64", "u64"]), []
+
+    def expand(addresses):
+        expanded.append(addresses)
+        return addresses[0], addresses[1] + 1
+
+    launch = bound_to(driver, monkeypatch).prepare((7, 0, 0), [1, 2], expand)
+    for stream, addresses in ((1, (10, 20)), (2, (10, 20)), (3, (10, 30)), (4, (10, 20))):
+        launch(stream, addresses)
+    assert [(seen[3], seen[5]) for seen in driver.seen] == [
+        (1, (7, 10, 21)), (2, (7, 10, 21)), (3, (7, 10, 31)), (4, (7, 10, 21))]  # fmt: skip
+    assert expanded == [(10, 20), (10, 30)]
+    for n in range(200):
+        launch(0, (n, n))
+        assert driver.seen[-1][5] == (7, n, n + 1)
+
+
+def test_addresses_that_cannot_be_expanded_leave_nothing_behind(monkeypatch):
+    driver = Driver(["u64"])
+
+    def expand(addresses):
+        if addresses[0] % 16:
+            raise ValueError("odd")
+        return addresses
+
+    launch = bound_to(driver, monkeypatch).prepare((0,), [0], expand)
+    launch(0, (16,))
+    with pytest.raises(ValueError, match="odd"):
+        launch(0, (17,))
+    launch(0, (16,))
+    assert [seen[5] for seen in driver.seen] == [(16,), (16,)]
+
+
+def test_threads_of_a_prepared_launch_do_not_mix_their_addresses(monkeypatch):
+    driver = Driver(["u64", "i32", "u64"], before=lambda: time.sleep(1e-4))
+    launch, start = bound_to(driver, monkeypatch).prepare((0, 5, 0), [0, 2]), threading.Barrier(8)
+
+    def work(number):
+        start.wait()
+        for i in range(100):
+            launch(number, (number, i // 3))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seen = sorted((entry[3], entry[5]) for entry in driver.seen)
+    assert seen == [(number, (number, 5, i // 3)) for number in range(8) for i in range(100)]
+
+
+def test_values_that_do_not_fit_are_named_before_a_prepared_launch(monkeypatch):
+    bound = bound_to(Driver(["i32", "u64"]), monkeypatch)
+    with pytest.raises(ValueError, match=r"(?s)values=.*parameters \['i32', 'u64'\] of kernel 'k'"):
+        bound.prepare((2**31, 0), [1])
+
+
 def test_a_kernel_without_parameters(monkeypatch):
     driver = Driver([])
     bound_to(driver, monkeypatch).launch(1, ())

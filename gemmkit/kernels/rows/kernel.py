@@ -1,0 +1,21 @@
+"""``rows``: a function of each row of a matrix, such as a softmax or a layer norm.
+
+1. A team of threads takes a row: a warp, or a block.
+2. It loads the row, as much as it can hold.
+3. The function folds it as often as it wants, and stores its result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmkit.kernels.rows.row import Row
+
+__all__ = ["rows"]
+
+
+def rows(spec: Any, x: Any, y: Any, count: int, columns: int) -> None:
+    index = spec.team.row()                                             # 1.
+    if index < count:
+        held = spec.source.load(spec, x, index, columns)                # 2.
+        spec.function(Row(index, columns, held, x, y, spec))            # 3.

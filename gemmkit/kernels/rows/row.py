@@ -1,0 +1,216 @@
+"""What a function of rows sees in device code: a row, and what it may do with it.
+
+| | |
+|---|---|
+| `fold(row, f, combine, identity)` | all ``f(x, n)`` of the row, combined: the same bits every time, and in every thread |
+| `total(row, f)`, `largest(row, f)`, `smallest(row, f)` | the common folds |
+| `put(row, f, columns)` | stores ``f(x, n, ...)``; of each array in ``columns`` the element of column n comes along |
+| `put_one(row, array, value)` | stores one value of the row into an array with an element for each |
+
+``x`` is in the row's working type: float32 of 16-bit elements, else their own. The row is loaded once where its threads can
+hold it (`Held`), else once for each fold and for `put` (`Streamed`); a function is written alike for both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmkit.components import Component
+from gemmkit.kernels.rows.team import Team
+from gemmkit.lang import control
+from gemmkit.lang.registers import apply, generate
+from gemmkit.lang.values import convert, convert_all, fill
+from gemmkit.ptx.memory import load_global, store_global
+
+__all__ = ["Held", "Row", "RowsSpec", "Streamed", "fold", "largest", "put", "put_one", "smallest",
+           "total"]
+
+
+class Row(NamedTuple):
+    """A row on its way: its number ``m``, how many ``columns`` it has, and what the kernel needs to get at it."""
+
+    m: Any
+    columns: Any
+    held: Any
+    x: Any
+    y: Any
+    spec: Any
+
+
+# -- a function's words -------------------------------------------------------------------------------------------------
+
+def fold(row: Row, f: Any, combine: Any, identity: Any) -> Any:
+    """``combine`` of ``f(x, n)`` over the row, and of ``identity``, which changes nothing. The order is fixed: a thread's
+    own elements by columns, then those of the threads in a tree."""
+    own = row.spec.source.fold(row, f, combine, convert(row.spec.dtype, identity))
+    return row.spec.team.reduce(own, combine, convert(row.spec.dtype, identity))
+
+
+def total(row: Row, f: Any) -> Any:
+    """The sum of ``f(x, n)``."""
+    return fold(row, f, _sum, 0)
+
+
+def largest(row: Row, f: Any) -> Any:
+    """The largest ``f(x, n)``, NaN where one is."""
+    return fold(row, f, _larger, -np.inf)
+
+
+def smallest(row: Row, f: Any) -> Any:
+    """The smallest ``f(x, n)``, NaN where one is."""
+    return fold(row, f, _smaller, np.inf)
+
+
+def put(row: Row, f: Any, columns: tuple = ()) -> None:
+    """Store ``f(x, n, *c)`` as the row's result, ``c`` the elements in column n of ``columns``: once, and last."""
+    row.spec.source.put(row, f, columns)
+
+
+def put_one(row: Row, array: Any, value: Any) -> None:
+    """Store a value of the row into ``array[m]``: an array of the function's that is among its ``outputs``."""
+    if row.spec.team.thread() == 0:
+        array[row.m] = value
+
+
+def _sum(a: Any, b: Any) -> Any:
+    return a + b
+
+
+def _larger(a: Any, b: Any) -> Any:
+    return b if b > a or b != b else a
+
+
+def _smaller(a: Any, b: Any) -> Any:
+    return b if b < a or b != b else a
+
+
+# -- where its elements are -----------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Source(Component):
+    """How a team gets at a row: pieces of ``vector`` neighbours, which lie in the row wholly or not at all."""
+
+    def load(self, spec: RowsSpec, x: Any, index: int, columns: int) -> Any:
+        """What is kept of the row."""
+        return ()
+
+    def fold(self, row: Row, f: Any, combine: Any, own: Any) -> Any:
+        """A thread's own elements, combined."""
+        return own
+
+    def put(self, row: Row, f: Any, columns: tuple) -> None:
+        """Store the function of a thread's own elements."""
+
+
+@dataclass(frozen=True)
+class Held(Source):
+    """All of the row, in registers: ``pieces`` a thread."""
+
+    pieces: int
+
+    def load(self, spec: RowsSpec, x: Any, index: int, columns: int) -> Any:
+        return generate(self.pieces, load_own, spec, x, index, columns)
+
+    def fold(self, row: Row, f: Any, combine: Any, own: Any) -> Any:
+        return control.fold(self.pieces, fold_held, own, row, f, combine)
+
+    def put(self, row: Row, f: Any, columns: tuple) -> None:
+        control.each(put_held, row.held, row, f, columns)
+
+
+@dataclass(frozen=True)
+class Streamed(Source):
+    """Of a row of any length: it is loaded anew each time, from the L2 where it fits there."""
+
+    def fold(self, row: Row, f: Any, combine: Any, own: Any) -> Any:
+        step = row.spec.team.threads * row.spec.vector
+        j = row.spec.team.thread() * row.spec.vector
+        while j < row.columns:
+            own = fold_piece(own, load_piece(row.spec, row.x, row.m, j), j, row, f, combine)
+            j += step
+        return own
+
+    def put(self, row: Row, f: Any, columns: tuple) -> None:
+        step = row.spec.team.threads * row.spec.vector
+        j = row.spec.team.thread() * row.spec.vector
+        while j < row.columns:
+            put_piece(load_piece(row.spec, row.x, row.m, j), j, row, f, columns)
+            j += step
+
+
+# -- what the kernel is made for ------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class RowsSpec(Component):
+    """What the kernel is specialised by: the caller's ``function``, which threads work on a row (``team``), and how they get
+    at it (``source``), ``vector`` elements at a time, which divides the columns. ``dtype`` is the working type, ``result``
+    y's."""
+
+    function: Component
+    team: Team
+    source: Source
+    vector: int
+    dtype: np.dtype
+    result: np.dtype
+
+
+# -- pieces ---------------------------------------------------------------------------------------------------------------
+
+def column_of(p: int, spec: RowsSpec) -> int:
+    """Where a thread's ``p``-th piece begins: neighbouring threads have neighbouring pieces."""
+    return (p * spec.team.threads + spec.team.thread()) * spec.vector
+
+
+def load_piece(spec: RowsSpec, x: Any, index: int, j: int) -> tuple:
+    return convert_all(spec.dtype, load_global(x, 1, (index, j), (0, 0), spec.vector))
+
+
+def load_own(p: int, spec: RowsSpec, x: Any, index: int, columns: int) -> tuple:
+    """The ``p``-th piece; zeros, which nothing looks at, beyond the row."""
+    j = column_of(p, spec)
+    if j < columns:
+        return load_piece(spec, x, index, j)
+    return fill(spec.dtype, spec.vector, 0)
+
+
+def fold_held(own: Any, p: int, row: Row, f: Any, combine: Any) -> Any:
+    j = column_of(p, row.spec)
+    if j < row.columns:
+        return fold_piece(own, row.held[p], j, row, f, combine)
+    return own
+
+
+def fold_piece(own: Any, values: tuple, j: int, row: Row, f: Any, combine: Any) -> Any:
+    return control.fold(row.spec.vector, fold_element, own, values, j, row.spec, f, combine)
+
+
+def fold_element(own: Any, n: int, values: tuple, j: int, spec: RowsSpec, f: Any, combine: Any) -> Any:
+    return convert(spec.dtype, combine(own, convert(spec.dtype, f(values[n], j + n))))
+
+
+def put_held(values: tuple, p: int, row: Row, f: Any, columns: tuple) -> None:
+    j = column_of(p, row.spec)
+    if j < row.columns:
+        put_piece(values, j, row, f, columns)
+
+
+def put_piece(values: tuple, j: int, row: Row, f: Any, columns: tuple) -> None:
+    beside = apply(load_columns, columns, j, row.spec.vector)
+    out = generate(row.spec.vector, put_element, values, j, row.spec, f, beside)
+    store_global(row.y, 1, (row.m, j), (0, 0), out)
+
+
+def load_columns(array: Any, which: int, j: int, count: int) -> tuple:
+    """Elements of an array with one for each column."""
+    return load_global(array, 0, (j,), (0,), count)
+
+
+def put_element(n: int, values: tuple, j: int, spec: RowsSpec, f: Any, beside: tuple) -> Any:
+    return convert(spec.result, f(values[n], j + n, *apply(element_of, beside, n)))
+
+
+def element_of(values: tuple, which: int, n: int) -> Any:
+    return values[n]

@@ -1,0 +1,153 @@
+"""Functions of rows: those that come with gemmkit, and the contract of your own (`gemmkit.rows.rowwise`).
+
+A function of rows is a component with one method of device code, ``__call__(row)``. It folds the row as often as it wants
+and stores its result once (`gemmkit.kernels.rows.row`):
+
+>>> from dataclasses import dataclass
+>>> import math
+>>> import numpy as np
+>>> import gemmkit as gk
+>>> from gemmkit.rows import RowFunction, put, rowwise, total
+>>> @dataclass(frozen=True)
+... class UnitLength(RowFunction):
+...     def __call__(self, row):
+...         length = math.sqrt(total(row, lambda x, n: x * x))
+...         put(row, lambda x, n: x / length)
+>>> with gk.emulate():
+...     rowwise(np.array([[3.0, 4.0], [5.0, 12.0]], np.float32), UnitLength()).round(3).tolist()
+[[0.6000000238418579, 0.800000011920929], [0.38499999046325684, 0.9229999780654907]]
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gemmkit.components import Array, Component, Scalar
+from gemmkit.kernels.rows.row import Row, largest, put, total
+from gemmkit.runtime.arrays import describe
+
+__all__ = ["AffineLayerNorm", "AffineRMSNorm", "LayerNorm", "LogSoftmax", "RMSNorm", "RowFunction", "Softmax"]
+
+
+@dataclass(frozen=True)
+class RowFunction(Component):
+    """A function of each row of a matrix: ``__call__(row)`` is device code and returns nothing.
+
+    ``outputs`` names arrays among its fields that it stores into (`gemmkit.rows.put_one`); ``along_columns`` those that have
+    an element for each column, which `check` looks at.
+    """
+
+    without_value = ("__call__",)
+    outputs: ClassVar[tuple[str, ...]] = ()
+    along_columns: ClassVar[tuple[str, ...]] = ()
+
+    def __call__(self, row: Row) -> None:
+        raise NotImplementedError(f"{type(self).__qualname__} has no __call__(row)")
+
+    def check(self, rows: int, columns: int) -> None:
+        """Raise ValueError where its arrays do not fit a matrix of ``rows`` x ``columns``."""
+        for name in self.along_columns:
+            shape = describe(getattr(self, name), name).shape
+            if shape != (columns,):
+                raise ValueError(f"{name} has shape {shape}; rows of {columns} elements need {(columns,)}")
+        for name in self.outputs:
+            shape = describe(getattr(self, name), name).shape
+            if shape[:1] != (rows,):
+                raise ValueError(f"{name} has shape {shape}; {rows} rows need {(rows,)}")
+
+
+@dataclass(frozen=True)
+class Softmax(RowFunction):
+    """exp(scale (x - largest)) over its sum: no exponential is larger than 1. A row of -inf alone is NaN, as in NumPy."""
+
+    scale: Scalar = np.float32(1)
+
+    def __call__(self, row: Row) -> None:
+        scale = self.scale
+        top = largest(row, lambda x, n: scale * x)
+        whole = total(row, lambda x, n: math.exp(scale * x - top))
+        put(row, lambda x, n: math.exp(scale * x - top) / whole)
+
+
+@dataclass(frozen=True)
+class LogSoftmax(RowFunction):
+    """The logarithm of `Softmax`, which does not underflow."""
+
+    scale: Scalar = np.float32(1)
+
+    def __call__(self, row: Row) -> None:
+        scale = self.scale
+        top = largest(row, lambda x, n: scale * x)
+        low = top + math.log(total(row, lambda x, n: math.exp(scale * x - top)))
+        put(row, lambda x, n: scale * x - low)
+
+
+def centred(row: Row, eps: Any) -> tuple:
+    """A row's mean, and one over its standard deviation (of the row, not of what it is a sample of). The variance is summed
+    about the mean, so nothing cancels."""
+    mean = total(row, lambda x, n: x) / row.columns
+    variance = total(row, lambda x, n: (x - mean) * (x - mean)) / row.columns
+    return mean, 1 / math.sqrt(variance + eps)
+
+
+@dataclass(frozen=True)
+class LayerNorm(RowFunction):
+    """(x - mean) / sqrt(variance + eps)."""
+
+    eps: Scalar
+
+    def __call__(self, row: Row) -> None:
+        mean, scale = centred(row, self.eps)
+        put(row, lambda x, n: (x - mean) * scale)
+
+
+@dataclass(frozen=True)
+class AffineLayerNorm(RowFunction):
+    """gamma (x - mean) / sqrt(variance + eps) + beta, with an element of gamma and beta for each column."""
+
+    eps: Scalar
+    gamma: Array
+    beta: Array
+
+    array_ndims = MappingProxyType({"gamma": 1, "beta": 1})
+    along_columns: ClassVar[tuple[str, ...]] = ("gamma", "beta")
+
+    def __call__(self, row: Row) -> None:
+        mean, scale = centred(row, self.eps)
+        put(row, lambda x, n, gamma, beta: (x - mean) * scale * gamma + beta, (self.gamma, self.beta))
+
+
+def root_mean_square(row: Row, eps: Any) -> Any:
+    """One over the root of the mean of squares."""
+    return 1 / math.sqrt(total(row, lambda x, n: x * x) / row.columns + eps)
+
+
+@dataclass(frozen=True)
+class RMSNorm(RowFunction):
+    """x / sqrt(mean of squares + eps)."""
+
+    eps: Scalar
+
+    def __call__(self, row: Row) -> None:
+        scale = root_mean_square(row, self.eps)
+        put(row, lambda x, n: x * scale)
+
+
+@dataclass(frozen=True)
+class AffineRMSNorm(RowFunction):
+    """gamma x / sqrt(mean of squares + eps), with an element of gamma for each column."""
+
+    eps: Scalar
+    gamma: Array
+
+    array_ndims = MappingProxyType({"gamma": 1})
+    along_columns: ClassVar[tuple[str, ...]] = ("gamma",)
+
+    def __call__(self, row: Row) -> None:
+        scale = root_mean_square(row, self.eps)
+        put(row, lambda x, n, gamma: x * scale * gamma, (self.gamma,))

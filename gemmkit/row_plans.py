@@ -1,0 +1,205 @@
+"""Launches of functions of rows: arguments checked, threads dealt to rows, kernels kept by kind."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from gemmkit.component_arrays import arrays_of, check_held
+from gemmkit.components import anew, freeze
+from gemmkit.emulator.mode import current_mode
+from gemmkit.kernels.rows.kernel import rows
+from gemmkit.kernels.rows.row import Held, RowsSpec, Source, Streamed
+from gemmkit.kernels.rows.team import BlockTeam, Team, WarpTeam
+from gemmkit.lang.freezing import Frozen, freeze_array, freeze_scalar
+from gemmkit.planning import check_stream
+from gemmkit.problem import check_places
+from gemmkit.row_functions import RowFunction
+from gemmkit.runtime.array_info import are_the_same
+from gemmkit.runtime.arrays import (
+    ArrayInfo,
+    as_stream_handle,
+    current_stream,
+    describe,
+    empty_like,
+    overlaps,
+    overlaps_itself,
+)
+from gemmkit.runtime.compile import CodeChanged
+from gemmkit.runtime.device import target
+from gemmkit.runtime.launchable import Launchable
+
+__all__ = ["RowsLaunch", "dealt", "run_rows"]
+
+FLOATS = "float16", "bfloat16", "float32", "float64"
+WORDS = 16                             # bytes that a thread loads at a time
+WARP, MOST_WARPS = 32, 32
+MOST_PIECES = 4                        # of these that a thread holds: with more, blocks of 1,024 threads spill
+ROWS_PER_BLOCK = 4                     # where a warp has a row
+_LIMIT = 1024                          # launches kept; beyond it the memory starts anew
+_TRIES = 3                             # compilations that a change of code may interrupt
+
+
+def run_rows(x: Any, function: RowFunction, out: Any, stream: Any) -> Any:
+    """`gemmkit.rows.rowwise`."""
+    info = describe(x, "x")
+    _check_dtype(info, "x")
+    if not info.shape:
+        raise ValueError("x has no axis; it needs one at least, along which its rows lie")
+    check_places({"x": info})
+    if out is None:
+        out = empty_like(x, info.shape, info.dtype)
+    given = describe(out, "out")
+    check_places({"x": info, "out": given})
+    _check_out(info, given)
+    of_x, of_out = matrix(info, "x"), matrix(given, "out")
+    held = [("function", one) for one in arrays_of(function)]
+    check_places({"x": info, **{one.name: one.info for _, one in held}})
+    check_held(held, {"x": info, "out": given})
+    function.check(*of_x.shape)
+    handle = None if stream is None else as_stream_handle(stream)
+    count, columns = of_x.shape
+    if count == 0 or (columns == 0 and not function.outputs):
+        return out
+    mode = current_mode()
+    if mode is not None:
+        mode.run_rows(RowsLaunch(of_x, of_out, function), x, out)
+        return out
+    if handle is None:
+        handle = current_stream(info.library, info.device, info.stream)
+    else:
+        check_stream(handle, info.device)
+    _launch(handle, of_x, of_out, function)
+    return out
+
+
+# -- what is given --------------------------------------------------------------------------------------------------------
+
+def _check_dtype(info: ArrayInfo, name: str) -> None:
+    if info.dtype.name not in FLOATS:
+        raise TypeError(f"{name} is of {info.dtype.name}; {', '.join(FLOATS[:-1])} or {FLOATS[-1]} is needed")
+
+
+def _check_out(x: ArrayInfo, out: ArrayInfo) -> None:
+    _check_dtype(out, "out")
+    if out.shape != x.shape:
+        raise ValueError(f"out has shape {out.shape}; x has {x.shape}, and the result has one element for each of its")
+    if out.readonly:
+        raise ValueError("out is read-only; give a writable array, or leave it out")
+    if overlaps_itself(out):
+        raise ValueError(f"out has strides {out.strides}: several of its elements share memory")
+    if overlaps(x, out) and not are_the_same(x, out):
+        raise ValueError("out overlaps x in memory; it may be x itself (the same address, shape, strides and dtype), but no "
+                         "other part of it")
+
+
+def matrix(info: ArrayInfo, name: str) -> ArrayInfo:
+    """An array (..., N) as a matrix of rows, which lie at one distance from each other.
+
+    Raises ValueError where they do not.
+
+    >>> x = np.zeros((4, 3, 8), np.float32)
+    >>> matrix(describe(x[:, :, :6]), "x").shape, matrix(describe(x[0, 0]), "x").shape
+    ((12, 6), (1, 8))
+    """
+    *leading, columns = info.shape
+    extents = [(n, stride) for n, stride in zip(leading, info.strides) if n != 1]
+    count = math.prod(leading)
+    if count and any(outer != n * inner for (_, outer), (n, inner) in pairwise(extents)):
+        raise ValueError(f"{name} has shape {info.shape} and strides {info.strides} (in elements): its rows do not lie at "
+                         "one distance from each other; pass a contiguous copy, or one slice at a time")
+    if count >= 2**31 or columns >= 2**31:
+        raise ValueError(f"{name} has {count} rows of {columns} elements; less than 2**31 of each is needed")
+    step = extents[-1][1] if extents else columns * info.strides[-1]
+    return info._replace(shape=(count, columns), strides=(step, info.strides[-1]))
+
+
+# -- which threads --------------------------------------------------------------------------------------------------------
+
+def dealt(columns: int, itemsize: int, dtype: np.dtype) -> tuple[Team, Source, int]:
+    """The threads of a row of so many elements, how they get at it, and how many elements they load at a time.
+
+    A warp takes a row that its lanes can hold, as few warps as can one that a block can; others are streamed.
+
+    >>> team, source, vector = dealt(768, 2, np.dtype(np.float32))
+    >>> team.warps, source.pieces, vector
+    (1, 3, 8)
+    """
+    vector = math.gcd(columns, WORDS // itemsize) or 1
+    pieces = -(-columns // vector)
+    warps = 1
+    while warps < MOST_WARPS and pieces > warps * WARP * MOST_PIECES:
+        warps *= 2
+    held = -(-pieces // (warps * WARP))
+    source = Held(held) if 0 < held <= MOST_PIECES else Streamed()
+    return (WarpTeam(1, dtype, ROWS_PER_BLOCK) if warps == 1 else BlockTeam(warps, dtype)), source, vector
+
+
+class RowsLaunch:
+    """A kernel for matrices of one kind, and its arguments."""
+
+    def __init__(self, x: ArrayInfo, out: ArrayInfo, function: RowFunction):
+        working = x.dtype if x.dtype.itemsize >= 4 else np.dtype(np.float32)
+        count, columns = x.shape
+        team, source, vector = dealt(columns, max(x.dtype.itemsize, out.dtype.itemsize), working)
+        self.spec = RowsSpec(function, team, source, vector, working, out.dtype)
+        self.shape = count, columns
+        self.in_place = are_the_same(x, out)           # what is written cannot be read as what never changes
+        self.x, self.out = _frozen(x, readonly=not self.in_place), _frozen(out, readonly=False)
+        self.arguments = [freeze(self.spec), self.x, self.out, freeze_scalar(count), freeze_scalar(columns)]
+        self.launchable = Launchable(rows, self.arguments, team.block, -(-count // team.rows), target(x.device), x.device,
+                                     team.shared_bytes)
+
+
+def _frozen(info: ArrayInfo, readonly: bool) -> Frozen:
+    return freeze_array(info, 1 if info.strides[1] == 1 or info.shape[1] == 1 else None, readonly=readonly)
+
+
+# -- on a GPU -------------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Bound:
+    """A loaded kernel: its arguments, and where those stand that a call puts in."""
+
+    launch: Any
+    values: tuple
+    function: slice
+    x: int
+    out: int
+
+
+_bound: dict[Any, Bound] = {}
+
+
+def _launch(stream: int, x: ArrayInfo, out: ArrayInfo, function: RowFunction) -> None:
+    frozen = freeze(function)
+    key = (x[1:6], out[1:6], x.pointer % WORDS, out.pointer % WORDS, are_the_same(x, out), frozen.kind, frozen.fingerprint,
+           tuple((info.shape, info.device) for info in frozen.arrays))
+    found = _bound.get(key)
+    if found is None:
+        if len(_bound) >= _LIMIT:
+            _bound.clear()
+        found = _bound[key] = _bind(x, out, function)
+    values = list(found.values)
+    values[found.function] = [value for _, value in frozen.leaves]
+    values[found.x], values[found.out] = x.pointer, out.pointer
+    found.launch(stream, values)
+
+
+def _bind(x: ArrayInfo, out: ArrayInfo, function: RowFunction) -> Bound:
+    for _ in range(_TRIES):
+        made = RowsLaunch(x, out, function)
+        try:
+            bound = made.launchable.bind()
+        except CodeChanged:
+            function = anew(function)
+            continue
+        made.launchable.forget_code()
+        at_x, at_out = made.launchable.slot(1), made.launchable.slot(2)
+        assert at_x is not None and at_out is not None
+        return Bound(bound.launch, tuple(made.launchable.values), slice(0, at_x), at_x, at_out)
+    raise RuntimeError(f"code of {type(function).__qualname__} changed {_TRIES} times while it was compiled")

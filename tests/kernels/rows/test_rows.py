@@ -1,0 +1,310 @@
+"""Functions of rows against NumPy in float64: dtypes, odd sizes, views, in place, functions of the user's, bad input."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit import row_plans
+from gemmkit.emulator.errors import EmulatorError
+from gemmkit.emulator.machine import current
+from gemmkit.kernels.rows import team
+from gemmkit.kernels.rows.row import Held, Streamed
+from gemmkit.rows import RowFunction, fold, largest, put, put_one, smallest, total
+from tests.support.machines import BF16, epsilon, on_machines, poison
+
+F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
+
+
+def softmax(x: np.ndarray, scale: float = 1.0) -> np.ndarray:
+    raised = np.exp(scale * x - np.max(scale * x, axis=-1, keepdims=True, initial=-np.inf))
+    return raised / raised.sum(axis=-1, keepdims=True)
+
+
+def layernorm(x: np.ndarray, gamma: Any = 1.0, beta: Any = 0.0, eps: float = 1e-5) -> np.ndarray:
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps) * gamma + beta
+
+
+def rmsnorm(x: np.ndarray, gamma: Any = 1.0, eps: float = 1e-6) -> np.ndarray:
+    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * gamma
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., np.ndarray]]] = {
+    "softmax": (gk.softmax, softmax),
+    "log_softmax": (gk.log_softmax, lambda x: np.log(softmax(x))),
+    "layernorm": (gk.layernorm, layernorm),
+    "rmsnorm": (gk.rmsnorm, rmsnorm),
+}
+
+
+def close(found: np.ndarray, expected: np.ndarray, dtype: Any, working: Any = F32) -> None:
+    """Within the rounding of the result, and of a few operations in the working type."""
+    scale = max(1.0, float(np.max(np.abs(expected), initial=0)))
+    bound = 2 * epsilon(dtype) * np.abs(expected) + 40 * epsilon(working) * scale + float(np.finfo("f2").tiny if dtype == F16 else 0)
+    assert not np.isnan(found.astype(float)).any()
+    assert np.all(np.abs(found.astype(np.float64) - expected) <= bound)
+
+
+@on_machines
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 2), (5, 7), (2, 31), (9, 33), (4, 64), (3, 127), (2, 768), (2, 1000), (3, 1024), (2, 1031),
+                                   (1, 4104)])
+@pytest.mark.parametrize("dtype", [F16, BF16, F32, F64], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_rows(machine: Any, name: str, dtype: np.dtype, shape: tuple[int, int], rng: np.random.Generator) -> None:
+    ours, numpy = FUNCTIONS[name]
+    x = (2 * rng.standard_normal(shape) + 0.5).astype(dtype)
+    given, out = machine.array(x), machine.array(poison(shape, dtype))
+    with machine.session():
+        assert ours(given, out=out) is out
+        made = ours(given)
+    expected = numpy(x.astype(np.float64))
+    close(machine.numpy(out), expected, dtype, max(F32, dtype, key=lambda d: d.itemsize))
+    assert np.array_equal(machine.numpy(made), machine.numpy(out)) and type(made) is type(given)
+    assert machine.numpy(made).dtype == dtype
+
+
+@on_machines
+@pytest.mark.parametrize("source", ["held", "streamed"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_rows_that_no_block_can_hold_are_streamed(machine: Any, name: str, source: str, rng: np.random.Generator,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    """33,000 elements of 16 bits; in the emulator a block that may hold less."""
+    columns = 300 if machine.emulated else 33_000
+    if machine.emulated:
+        monkeypatch.setattr(row_plans, "MOST_WARPS", 2)
+        monkeypatch.setattr(row_plans, "MOST_PIECES", 2 if source == "held" else 1)
+    elif source == "held":
+        columns = 32_768
+    _, kind, vector = row_plans.dealt(columns, 2, F32)
+    assert isinstance(kind, Held if source == "held" else Streamed) and vector > 1
+    x = rng.standard_normal((2, columns)).astype(F16)
+    given = machine.array(x)
+    with machine.session():
+        found = machine.numpy(FUNCTIONS[name][0](given))
+        FUNCTIONS[name][0](given, out=given)                          # each element is read by the thread that stores it
+    close(found, FUNCTIONS[name][1](x.astype(np.float64)), F16)
+    assert np.array_equal(machine.numpy(given), found)
+
+
+@on_machines
+@pytest.mark.parametrize("columns", [8, 9, 96])
+@pytest.mark.parametrize("affine", [F16, F32, F64], ids=str)
+def test_gamma_and_beta(machine: Any, columns: int, affine: np.dtype, rng: np.random.Generator) -> None:
+    """Of any float dtype, at any address; other ones of the same kind compile nothing."""
+    x = rng.standard_normal((5, columns)).astype(F16)
+    for n in range(2):
+        memory = rng.standard_normal(2 * columns + 1).astype(affine)
+        gamma, beta = memory[1:columns + 1], memory[columns + 1:]
+        held = machine.array(memory)
+        with machine.session():
+            given = machine.array(x), held[1:columns + 1], held[columns + 1:]
+            if n:
+                with machine.compiles_nothing():
+                    found = gk.layernorm(*given), gk.rmsnorm(*given[:2], eps=0.1)
+            else:
+                found = gk.layernorm(*given), gk.rmsnorm(*given[:2], eps=0.1)
+        wide = x.astype(np.float64), gamma.astype(np.float64), beta.astype(np.float64)
+        close(machine.numpy(found[0]), layernorm(*wide), F16)
+        close(machine.numpy(found[1]), rmsnorm(*wide[:2], eps=0.1), F16)
+
+
+@on_machines
+def test_views(machine: Any, rng: np.random.Generator) -> None:
+    """Leading axes that are one, rows at any distance, elements at any, misaligned rows, one row; results of another dtype."""
+    x = rng.standard_normal((4, 6, 40)).astype(F32)
+    held = machine.array(x)
+    out = machine.array(poison((4, 6, 41), F16))
+    for cut in (np.s_[:, :, :32], np.s_[:, :, 1:34], np.s_[1, ::2, 3:], np.s_[2, 3], np.s_[:, 0], np.s_[:, :, ::3], np.s_[:, :, ::-1],
+                np.s_[..., :1]):
+        with machine.session():
+            found = gk.softmax(held[cut])
+        close(machine.numpy(found), softmax(x[cut].astype(np.float64)), F32)
+    with machine.session():
+        gk.softmax(held[:, :, 3:], scale=0.5, out=out[:, :, 2:39])
+    found = machine.numpy(out)
+    close(found[:, :, 2:39], softmax(x[:, :, 3:].astype(np.float64), 0.5), F16)
+    assert np.isnan(found[:, :, :2]).all() and np.isnan(found[:, :, 39:]).all()       # nothing is written beside it
+
+
+@on_machines
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (3, 0, 4), (0,)])
+def test_nothing(machine: Any, shape: tuple[int, ...]) -> None:
+    with machine.session():
+        assert gk.softmax(machine.array(np.empty(shape, F32))).shape == shape
+
+
+@on_machines
+def test_what_is_not_finite(machine: Any) -> None:
+    """A NaN makes its row NaN and no other; -inf has no weight; the largest of floats do not overflow."""
+    x = np.array([[1, np.nan, 2, 3], [-np.inf, 0, 0, -np.inf], [3e38, -3e38, 3e38, 0], [-np.inf] * 4], F32)
+    with machine.session():
+        found = machine.numpy(gk.softmax(machine.array(x)))
+    assert np.isnan(found[0]).all() and np.isnan(found[3]).all()
+    assert np.array_equal(found[1:3], [[0, 0.5, 0.5, 0], [0.5, 0, 0.5, 0]])
+
+
+def test_the_variance_does_not_cancel(rng: np.random.Generator) -> None:
+    x = (1e4 + rng.standard_normal((2, 200))).astype(F32)
+    with gk.emulate():
+        found = gk.layernorm(x, eps=0.0)
+    assert np.abs(found - layernorm(x.astype(np.float64), eps=0.0)).max() < 2e-3
+
+
+# -- functions of the user's --------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class ArgMax(RowFunction):
+    """The largest element's first place, into an array; and the row without it."""
+
+    where: gk.Array
+    outputs = ("where",)
+
+    def __call__(self, row: Any) -> None:
+        top = largest(row, lambda x, n: x)
+        at = smallest(row, lambda x, n: n if x == top else 1e9)
+        put_one(row, self.where, np.int32(at))
+        put(row, lambda x, n: 0 if n == at else x)
+
+
+@dataclass(frozen=True)
+class Powers(RowFunction):
+    """The product of all elements, by a fold of its own, and the sum of those left of the diagonal."""
+
+    power: gk.Scalar
+    times: int = 2
+
+    def __call__(self, row: Any) -> None:
+        product = fold(row, lambda x, n: x, lambda a, b: a * b, 1)
+        left = total(row, lambda x, n: x if n < row.m else 0)
+        put(row, lambda x, n: self.times * product + left * self.power)
+
+
+@on_machines
+def test_functions_of_the_users(machine: Any, rng: np.random.Generator) -> None:
+    x = rng.permutation(60).reshape(4, 15).astype(F32)
+    where = machine.array(poison((4,), np.int32))
+    with machine.session():
+        found = machine.numpy(gk.rowwise(machine.array(x), ArgMax(where)))
+    assert np.array_equal(machine.numpy(where), x.argmax(axis=1))
+    assert np.array_equal(found, np.where(x == x.max(axis=1, keepdims=True), 0, x))
+    x = rng.choice([1.0, 2.0, -1.0], (4, 15)).astype(F32)
+    with machine.session():
+        found = machine.numpy(gk.rowwise(machine.array(x), Powers(np.float32(3))))
+    left = np.tril(x, -1)[:, :15].sum(axis=1)
+    assert np.array_equal(found, np.repeat((2 * x.prod(axis=1) + 3 * left)[:, None], 15, axis=1))
+
+
+@on_machines
+def test_changed_code_is_what_runs(machine: Any) -> None:
+    """A helper that the function names is bound anew between two calls."""
+    x = machine.array(np.ones((1, 4), F32))
+    space: dict[str, Any] = {}
+    exec("def helper(x):\n    return 2 * x\n", space)
+    globals()["_helper"] = space["helper"]
+    with machine.session():
+        first = machine.numpy(gk.rowwise(x, _Named()))
+        exec("def helper(x):\n    return 3 * x\n", space)
+        globals()["_helper"] = space["helper"]
+        second = machine.numpy(gk.rowwise(x, _Named()))
+    assert first.tolist() == [[2.0] * 4] and second.tolist() == [[3.0] * 4]
+
+
+@dataclass(frozen=True)
+class _Named(RowFunction):
+    def __call__(self, row: Any) -> None:
+        put(row, lambda x, n: _helper(x))                              # type: ignore[name-defined]  # noqa: F821
+
+
+@on_machines
+def test_the_same_bits_every_time(machine: Any, rng: np.random.Generator) -> None:
+    x = machine.array(rng.standard_normal((3, 1500)).astype(F32))
+    with machine.session():
+        one, two = machine.numpy(gk.softmax(x)), machine.numpy(gk.softmax(x))
+    assert np.array_equal(one, two)
+    if machine.emulated:
+        with gk.emulate(seed=3):
+            assert np.array_equal(gk.softmax(x), one)
+
+
+def test_they_are_compiled_ahead() -> None:
+    from gemmkit.ahead import recorded
+
+    found = recorded(lambda: gk.softmax(np.zeros((2, 64), F16)))
+    assert [made.launchable.kernel.__name__ for made in found] == ["rows"]
+    assert found[0].launchable.threads == 128 and found[0].launchable.blocks == 1
+
+
+# -- faults -------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_missing_barrier_is_found(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before warps leave their values, where the last ones may still be read, and after."""
+    original, seen = team.barrier, Counter[int]()
+
+    def barrier() -> None:
+        seen[current().index] += 1
+        if (seen[current().index] - 1) % 2 != which:
+            original()
+
+    monkeypatch.setattr(team, "barrier", barrier)
+    with gk.emulate(), pytest.raises(EmulatorError):
+        gk.softmax(np.zeros((1, 2048), F16))
+
+
+# -- bad input ----------------------------------------------------------------------------------------------------------
+
+X = np.zeros((4, 6), F32)
+
+
+@pytest.mark.parametrize("call,error,words", [
+    (lambda: gk.softmax([[1.0]]), TypeError, "x must be"),
+    (lambda: gk.softmax(X.astype(int)), TypeError, "x is of int64; float16, bfloat16, float32 or float64 is needed"),
+    (lambda: gk.softmax(X, out=X.astype(complex)), TypeError, "out is of complex128"),
+    (lambda: gk.softmax(np.float32(1)), TypeError, "x must be"),
+    (lambda: gk.softmax(np.zeros((), F32)), ValueError, "x has no axis"),
+    (lambda: gk.softmax(X, out=np.zeros((6, 4), F32)), ValueError, r"out has shape \(6, 4\); x has \(4, 6\)"),
+    (lambda: gk.softmax(X[:2], out=X[1:3]), ValueError, "out overlaps x in memory; it may be x itself"),
+    (lambda: gk.softmax(X, out=np.broadcast_to(np.zeros(6, F32), (4, 6))), ValueError, "out is read-only"),
+    (lambda: gk.softmax(np.zeros((4, 5, 6), F32)[:, ::2]), ValueError, "its rows do not lie at one distance"),
+    (lambda: gk.softmax(X, scale="1"), TypeError, "scale='1': a real number is needed"),
+    (lambda: gk.softmax(X, scale=True), TypeError, "scale=True"),
+    (lambda: gk.layernorm(X, eps=math.nan), ValueError, "eps=nan: a finite number is needed"),
+    (lambda: gk.layernorm(X, np.ones(6, F32)), ValueError, "gamma is given alone; give gamma and beta"),
+    (lambda: gk.layernorm(X, beta=np.ones(6, F32)), ValueError, "beta is given alone"),
+    (lambda: gk.layernorm(X, np.ones(5, F32), np.ones(6, F32)), ValueError, r"gamma has shape \(5,\); rows of 6 elements need \(6,\)"),
+    (lambda: gk.rmsnorm(X, np.ones((1, 6), F32)), ValueError, "gamma.*1"),
+    (lambda: gk.rmsnorm(X, X[0], out=X), ValueError, "gamma of AffineRMSNorm overlaps out"),
+    (lambda: gk.rowwise(X, lambda row: None), TypeError, "function=.*a RowFunction is needed"),
+    (lambda: gk.rowwise(X, ArgMax(np.zeros(3, np.int32))), ValueError, r"where has shape \(3,\); 4 rows need \(4,\)"),
+    (lambda: gk.softmax(X, stream="first"), TypeError, "stream"),
+])
+def test_bad_input(call: Callable[[], Any], error: type[Exception], words: str) -> None:
+    before = X.copy()
+    with gk.emulate(), pytest.raises(error, match=words):
+        call()
+    assert np.array_equal(X, before)
+
+
+def test_a_host_array_needs_the_emulator() -> None:
+    with pytest.raises(TypeError, match="x is a host array"):
+        gk.softmax(X)
+
+
+@dataclass(frozen=True)
+class Outside(RowFunction):
+    def __call__(self, row: Any) -> None:
+        put(row, lambda x, n: x + row.x[row.m, row.columns])
+
+
+def test_an_access_beyond_a_row_is_found() -> None:
+    with gk.emulate(), pytest.raises(EmulatorError):
+        gk.rowwise(np.zeros((1, 4), F32), Outside())

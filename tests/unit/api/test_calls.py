@@ -1,0 +1,397 @@
+"""Calls that are known, with a driver and arrays that stand in for a GPU's: how much Python they run, what reaches the
+driver, and that nothing is launched which a first call would refuse."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from bench import stand_ins
+from gemmkit.lang.guards import Fact
+from gemmkit.products import forget_plans
+from gemmkit.runtime import device
+from gemmkit.runtime.arrays import describe
+from gemmkit.runtime.launch_config import CTYPES, PARAMETER_FORMATS
+
+LIBRARIES = pytest.mark.parametrize("library", stand_ins.LIBRARIES)
+M, N, K = 128, 64, 256
+
+
+class Launches:
+    """Stands for cuLaunchKernelEx: the stream and the values of each launch."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, list[int]]] = []
+        self.formats: list[str] = []
+        self.before: Callable[[], object] = lambda: None
+
+    def __call__(self, config: Any, function: Any, pointers: Any, extra: None) -> int:
+        self.before()
+        values = [CTYPES[PARAMETER_FORMATS[code][0] if code != "tensor_map" else "Q"].from_address(pointer).value
+                  for code, pointer in zip(self.formats, pointers)]
+        self.seen.append((config._obj.stream, values))
+        return 0
+
+
+@pytest.fixture
+def launches() -> Iterator[Launches]:
+    made = Launches()
+    with stand_ins.gpu(made):
+        forget_plans()
+        yield made
+        forget_plans()
+
+
+@pytest.fixture
+def make(library: str, launches: Launches) -> Iterator[Callable[..., Any]]:
+    with stand_ins.library(library) as make:
+        yield make
+
+
+def operands(make: Callable[..., Any]) -> tuple[Any, Any, Any]:
+    return make(M, K), make(K, N), make(M, N)
+
+
+def addresses(run: Any, values: list[int]) -> dict[str, Any]:
+    """The addresses of a, b, c and out, and those that the stand-ins' tensor maps are of, by the operand."""
+    compiled = run._compiled
+    found: dict[str, Any] = {name: None if slot is None else values[slot]
+                             for name, slot in zip(("a", "b", "c", "out"), compiled.pointers)}
+    for slot, m in compiled.map_slots.items():
+        found[f"map of {('a', 'b', 'c', 'out')[compiled.order[m.which]]}"] = values[slot]
+    return found
+
+
+def expected(a: Any, b: Any, out: Any) -> dict[str, Any]:
+    at_a, at_b, at_out = (describe(x).pointer for x in (a, b, out))
+    return {"a": at_a, "b": at_b, "c": None, "out": at_out, "map of a": at_a, "map of b": at_b, "map of out": at_out}
+
+
+# -- how much is run ---------------------------------------------------------------------------------------------------
+
+PACKAGE = str(Path(gk.__file__).parent)
+
+
+def functions_run(call: Callable[[], object]) -> list[str]:
+    """The functions of gemmkit that a call runs, in Python."""
+    found: list[str] = []
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            found.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+#: The call and its closure, three arrays recognised, CuPy's stream (PyTorch's is asked by a C function), the launch.
+PLAN = {"cupy": 7, "torch": 6}
+#: matmul, multiply, the keys of two arrays, the plan's launch, a new array, the stream, the launch.
+MATMUL = {"cupy": 8, "torch": 7}
+
+
+@LIBRARIES
+def test_a_known_call_runs_few_functions(library: str, make: Any) -> None:
+    a, b, out = operands(make)
+    run = gk.plan(a, b)
+    for _ in range(2):
+        run(a, b, out=out), gk.matmul(a, b), gk.matmul(a, b, out=out)                            # the second is known
+    planned, anew = functions_run(lambda: run(a, b, out=out)), functions_run(lambda: gk.matmul(a, b))
+    assert len(planned) <= PLAN[library], planned
+    assert len(anew) <= MATMUL[library], anew
+    into = functions_run(lambda: gk.matmul(a, b, out=out))
+    assert len(into) <= PLAN[library] + 7, into
+
+
+@LIBRARIES
+def test_other_arrays_cost_their_checks_and_tensor_maps_alone(library: str, make: Any) -> None:
+    sets = [operands(make) for _ in range(3)]
+    run = gk.plan(*sets[0][:2])
+    for a, b, out in sets:
+        run(a, b, out=out)
+    for a, b, out in sets:
+        found = functions_run(lambda a=a, b=b, out=out: run(a, b, out=out))                      # type: ignore[misc]
+        assert "_encode" not in found and len(found) <= PLAN[library] + 7, found
+
+
+@LIBRARIES
+def test_a_component_without_runtime_values_has_the_plans_launch(library: str, make: Any) -> None:
+    a, b, out = operands(make)
+    relu = gk.epilogues.ReLU()
+    call = lambda: gk.matmul(a, b, out=out, epilogue=relu)  # noqa: E731
+    call(), call()
+    found = functions_run(call)
+    assert "_freeze_component" in found and "with_values" not in found and len(found) <= 60, found
+
+
+# -- what reaches the driver -------------------------------------------------------------------------------------------
+
+@LIBRARIES
+def test_each_launch_has_the_addresses_of_its_call(library: str, make: Any, launches: Launches) -> None:
+    sets = [operands(make) for _ in range(3)]
+    run = gk.plan(*sets[0][:2])
+    launches.formats = run._compiled.launchable.formats
+    assert run.config.kernel == "warp_specialised" and len(run._compiled.map_slots) == 3
+    for n in (0, 0, 1, 2, 0, 1, 1):
+        a, b, out = sets[n]
+        for call in (lambda: run(a, b, out=out), lambda: gk.matmul(a, b, out=out), lambda: gk.matmul(a, b)):
+            result = call()
+            stream, values = launches.seen[-1]
+            assert stream == stand_ins.STREAM and addresses(run, values) == expected(a, b, result)
+            assert (result is out) == (describe(result).pointer == describe(out).pointer)
+    run(a, b, out=out, stream=5)
+    gk.matmul(a, b, stream=6)
+    assert [stream for stream, _ in launches.seen[-2:]] == [5, 6]
+
+
+@LIBRARIES
+def test_a_launch_has_the_values_of_the_calls_components(library: str, make: Any, launches: Launches) -> None:
+    a, b, out = operands(make)
+    biases = [make(N, dtype="float32") for _ in range(3)]
+    run = gk.plan(a, b, epilogue=gk.epilogues.Bias(biases[0]))
+    launches.formats = run._compiled.launchable.formats
+    (slot,) = [n for n, value in enumerate(run.values) if value == describe(biases[0]).pointer]
+    for n in (0, 1, 1, 2, 0):
+        gk.matmul(a, b, out=out, epilogue=gk.epilogues.Bias(biases[n]))
+        _, values = launches.seen[-1]
+        assert values[slot] == describe(biases[n]).pointer and addresses(run, values) == expected(a, b, out)
+        run(a, b, out=out)
+        assert launches.seen[-1][1][slot] == describe(biases[0]).pointer
+    with pytest.raises(ValueError, match="overlaps out"):
+        gk.matmul(a, b, out=out, epilogue=gk.epilogues.Bias(strided_row(out)))
+
+
+def strided_row(x: Any) -> Any:
+    """The beginning of an array's memory, as a bias."""
+    info = describe(x)
+
+    class Row:
+        __cuda_array_interface__ = {"version": 3, "shape": (N,), "strides": None, "typestr": info.dtype.str,
+                                    "data": (info.pointer, False)}
+
+    return Row()
+
+
+def test_threads_that_share_a_plan_do_not_mix_their_arrays(launches: Launches) -> None:
+    launches.before = lambda: time.sleep(1e-4)
+    with stand_ins.library("cupy") as make:
+        sets = [operands(make) for _ in range(6)]
+        run, start = gk.plan(*sets[0][:2]), threading.Barrier(len(sets))
+        launches.formats = run._compiled.launchable.formats
+
+        def work(n: int) -> None:
+            start.wait()
+            for turn in range(40):
+                a, b, out = sets[(n + turn // 3) % len(sets)]
+                run(a, b, out=out, stream=n)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(len(sets))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for n in range(len(sets)):
+            mine = [addresses(run, values) for stream, values in launches.seen if stream == n]
+            assert mine == [expected(*sets[(n + turn // 3) % len(sets)]) for turn in range(40)]
+
+
+class OnStream:
+    """An array of no library, which asks to be ordered after a stream."""
+
+    def __init__(self, like: Any, stream: int | None):
+        info = describe(like)
+        self.__cuda_array_interface__ = {"version": 3, "shape": info.shape, "strides": None, "stream": stream,
+                                         "typestr": info.dtype.str, "data": (info.pointer, False)}
+
+
+def test_an_arrays_own_stream_is_that_of_the_call(launches: Launches) -> None:
+    """Not that of the array which the plan was made with."""
+    with stand_ins.library("cupy") as make:
+        a, b, out = operands(make)
+        run = gk.plan(OnStream(a, 5), OnStream(b, 5))
+        for stream in (5, 7, None, 8):
+            given = OnStream(a, stream), OnStream(b, stream)
+            run(*given), gk.matmul(*given), gk.matmul(*given, out=OnStream(out, stream))
+            assert [seen for seen, _ in launches.seen[-3:]] == [stream or 0] * 3
+
+
+@LIBRARIES
+def test_no_array_is_kept_alive(library: str, make: Any) -> None:
+    def alive() -> list[Any]:
+        a, b, out = operands(make)
+        run = gk.plan(a, b)
+        results = [run(a, b, out=out), run(a, b), gk.matmul(a, b), gk.matmul(a, b), gk.matmul(a, b, out=out)]
+        plans.append(run)
+        return [weakref.ref(x) for x in (a, b, *results)]
+
+    plans: list[Any] = []
+    references = alive()
+    gc.collect()
+    assert not any(reference() for reference in references)
+
+
+# -- what is refused, however known the call is ------------------------------------------------------------------------
+
+@LIBRARIES
+def test_addresses_that_do_not_fit_are_refused(library: str, make: Any, launches: Launches) -> None:
+    a, b, out = operands(make)
+    c = make(M, N)
+    run, with_c = gk.plan(a, b), gk.plan(a, b, c)
+
+    def moved(like: Any, address: int) -> Any:
+        x = make(*like.shape, dtype="float16")
+        if library == "cupy":
+            x.data.ptr = address
+        else:
+            x.data_ptr = lambda: address
+        return x
+
+    at_a, at_c = describe(a).pointer, describe(c).pointer
+    for plan, first, wrong, words in (
+        (run, (a, b), (a, b, moved(out, at_a + 1024)), "out overlaps a"),
+        (run, (a, b), (a, b, moved(out, at_a)), "out overlaps a"),
+        (run, (a, b), (moved(a, at_a + 2), b, out), "not a multiple of 16"),
+        (with_c, (a, b, c), (a, b, c, moved(out, at_c + 1024)), "out overlaps c"),
+    ):
+        *given, bad_out = wrong
+        for _ in range(2):
+            plan(*first, out=out)
+            launched = len(launches.seen)
+            with pytest.raises(ValueError, match=words):
+                plan(*given, out=bad_out)
+            assert len(launches.seen) == launched
+    with_c(a, b, c, out=c)                                          # c itself is what out may be
+    with pytest.raises(ValueError, match="out overlaps b"):
+        gk.matmul(a, b, out=moved(out, describe(b).pointer + 512))
+
+
+@LIBRARIES
+def test_an_array_that_changed_in_place_is_another(library: str, make: Any, launches: Launches) -> None:
+    a, b, out = operands(make)
+    run = gk.plan(a, b)
+    run(a, b, out=out), gk.matmul(a, b)
+    launched = len(launches.seen)
+    a.shape = (M, K // 2)
+    with pytest.raises(ValueError, match="a differs from the plan's"):
+        run(a, b, out=out)
+    with pytest.raises(ValueError, match="b has shape"):
+        gk.matmul(a, b)
+    assert len(launches.seen) == launched
+
+
+@pytest.mark.parametrize(("state", "words"), [
+    ({"requires_grad": True}, "requires a gradient"),
+    ({"is_neg": lambda: True}, "lazily negated"),
+    ({"is_conj": lambda: True}, "lazily conjugated"),
+    ({"is_cuda": False, "device": ("cpu", 0)}, "move it to the GPU"),
+])
+def test_a_tensors_state_is_looked_at_in_each_call(state: dict[str, Any], words: str, launches: Launches) -> None:
+    with stand_ins.library("torch") as make:
+        a, b, out = operands(make)
+        run = gk.plan(a, b)
+        run(a, b, out=out), gk.matmul(a, b), gk.matmul(a, b)
+        launched = len(launches.seen)
+        vars(b).update(state)
+        calls: list[Callable[[], Any]] = [lambda: gk.matmul(a, b), lambda: gk.matmul(a, b, out=out)]
+        if "is_conj" not in state:                                  # real numbers: a plan need not ask
+            calls.append(lambda: run(a, b, out=out))
+        for call in calls:
+            with pytest.raises(ValueError, match=words):
+                call()
+        assert len(launches.seen) == launched
+
+
+@LIBRARIES
+def test_device_arrays_are_not_for_the_emulator(library: str, make: Any) -> None:
+    a, b, _ = operands(make)
+    gk.matmul(a, b), gk.matmul(a, b)
+    with gk.emulate(), pytest.raises(TypeError, match="the emulator works on NumPy arrays"):
+        gk.matmul(a, b)
+
+
+def test_arrays_of_one_alignment_share_a_plan(launches: Launches) -> None:
+    """Whatever their addresses are beyond that."""
+    from gemmkit.products import _plans
+
+    with stand_ins.library("cupy") as make:
+        a, b, _ = operands(make)
+        for offset in (0, 16, 32, 4, 12):
+            x = make(M, K)
+            x.data.ptr += offset
+            for _ in range(2):
+                gk.matmul(x, b)
+        assert len({made for made, _ in _plans.values()}) == 2
+
+
+def test_code_that_changes_during_the_first_compilation(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call is made with the values of the code that was compiled."""
+    from gemmkit.runtime.compile import CodeChanged
+    from gemmkit.runtime.launchable import Launchable
+
+    bind, failures = Launchable.bind, [CodeChanged(Fact("item", {}, "", None))]
+
+    def once(self: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return bind(self)
+
+    monkeypatch.setattr(Launchable, "bind", once)
+    with stand_ins.library("cupy") as make:
+        a, b, out = operands(make)
+        for call in (lambda: gk.matmul(a, b), lambda: gk.matmul(a, b, out=out)):
+            forget_plans()
+            failures[:] = [CodeChanged(Fact("item", {}, "", None))]
+            call()
+            assert not failures
+    assert len(launches.seen) == 2
+
+
+# -- new arrays --------------------------------------------------------------------------------------------------------
+
+@LIBRARIES
+@pytest.mark.parametrize("devices", [1, 2])
+def test_new_arrays_are_of_the_callers_library_and_kind(library: str, devices: int, make: Any,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    from gemmkit.runtime.allocation import allocator
+
+    monkeypatch.setattr(device, "count", lambda: devices)
+    like, wanted = make(4, 4), make(M, N, dtype="float32")
+    made, pointer = allocator(describe(like), (M, N), np.float32)()
+    assert type(made) is type(wanted) and describe(made)[1:] == describe(wanted)[1:] and pointer == describe(made).pointer
+
+
+def test_pytorchs_short_way_to_a_new_tensor_is_taken_on_one_device(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from gemmkit.runtime.allocation import allocator
+
+    asked = []
+
+    def short(*arguments: Any) -> Any:
+        asked.append(arguments)
+        return stand_ins.TorchTensor(arguments[0], arguments[2])
+
+    with stand_ins.library("torch") as make:
+        like, torch = describe(make(4, 4)), sys.modules["torch"]
+        torch._C._dynamo = SimpleNamespace(guards=SimpleNamespace(_empty_strided_cuda=short))    # type: ignore[attr-defined]
+        allocator(like, (M, 0), np.float16)()
+        monkeypatch.setattr(device, "count", lambda: 2)
+        allocator(like, (M, N), np.float16)()
+        with pytest.raises(TypeError, match="PyTorch has no dtype"):
+            allocator(like, (M, N), np.complex64)()
+    assert asked == [((M, 0), (1, 1), "torch.float16")]
