@@ -107,7 +107,7 @@ class Form(Static):
 
     # -- the algebra: every result is made once ---------------------------------------------------------------------
 
-    def with_(self, **changed: Any) -> Form:
+    def replaced(self, **changed: Any) -> Form:
         """The form with other fields."""
         names = "levels", "memory", "dtype", "layout", "unit", "alignment", "role", "rank", "is_partial"
         fields = dict(zip(names, self._parts))
@@ -124,7 +124,7 @@ class Form(Static):
         made = Shape.parse(layout) if isinstance(layout, str) else layout
         if made.extents != self.extents or self.memory != SH:
             raise ShapeError(f"{self}.stored({made}): a layout is of a tensor in SH, and has its extents {self.extents}")
-        return self.with_(layout=made)
+        return self.replaced(layout=made)
 
     def tile(self, *tilers: Any) -> Form:
         """Tiles of the outermost level, as `Shape.tile` has them; the levels inside stay."""
@@ -147,22 +147,22 @@ class Form(Static):
 @lru_cache(maxsize=8192)
 def _tiled(form: Form, tilers: tuple) -> Form:
     outer, inner = form.shape.tile(*tilers)
-    return form.with_(levels=(outer, inner, *form.levels[1:]))
+    return form.replaced(levels=(outer, inner, *form.levels[1:]))
 
 
 @lru_cache(maxsize=1024)
 def _reshaped(form: Form, extents: tuple, order: str) -> Form:
-    return form.with_(levels=(form.shape.reshape(*extents, order=order), *form.levels[1:]))
+    return form.replaced(levels=(form.shape.reshape(*extents, order=order), *form.levels[1:]))
 
 
 @lru_cache(maxsize=8192)
 def _inner(form: Form) -> Form:
-    return form.with_(levels=form.levels[1:] or (Shape.of_modes(()),))
+    return form.replaced(levels=form.levels[1:] or (Shape.of_modes(()),))
 
 
 @lru_cache(maxsize=1024)
 def _part(form: Form, tilers: tuple) -> Form:
-    return form.with_(levels=(local(*form.shape.tile(*tilers)[1].extents),))
+    return form.replaced(levels=(local(*form.shape.tile(*tilers)[1].extents),))
 
 
 # -- lines: what one thread moves -------------------------------------------------------------------------------------

@@ -363,7 +363,7 @@ def _place(step: Any, operand: Operand, decomposition: tuple, level: str, state:
     extents = form.extents if level == home else shares.owned(step, decomposition, form.extents, level, home)
     role = _role(step, operand, extents, state) if memory == FR else None
     seen = shares.form_in_registers(form, memory, role)
-    allocated = seen.with_(levels=(local(*extents),))
+    allocated = seen.replaced(levels=(local(*extents),))
     return Place(Operand(seen, operand.order if memory == FR else None), allocated, 0, f"{allocated} of each {home}")
 
 

@@ -176,7 +176,7 @@ class InitFragment(Instruction):
 @atomic("UnaryPointwise")
 @dataclass(frozen=True)
 class Apply(Instruction):
-    """A function of each element."""
+    """A function of each element; what it returns is of the output's type."""
 
     row: ClassVar[str] = "UnaryPointwise<function> [1].thread [n] -> [n]: what the function is compiled to"
     function: Any
@@ -188,7 +188,8 @@ class Apply(Instruction):
         function, *forms = given
         if not isinstance(function, FunctionType):
             yield f"{function!r} is no function of one number"
-        yield from _one_thread(threads, tuple(forms))
+        for form in forms:                                    # which may be of two types: the function converts
+            yield from _one_thread(threads, (form,))
         yield from _same_length(tuple(forms))
 
     @classmethod
@@ -330,7 +331,7 @@ def _reduced(total: Any, number: int, of: Any, values: tuple) -> Any:
 class Exchange(Instruction):
     """Registers of other lanes."""
 
-    row: ClassVar[str] = "Shfl<bfly, idx, up or down; lane> [32].thread [n].RF -> [n].RF, 16 or 32 bits: shfl.sync"
+    row: ClassVar[str] = "Shfl<bfly, idx, up or down; lane> [32].thread [n].RF -> [n].RF, 16, 32 or 64 bits: shfl.sync"
     mode: str
     lane: int
     source: Any
@@ -347,8 +348,8 @@ class Exchange(Instruction):
         for name, form in zip(("the source", "the destination"), forms):
             yield from memory_is(name, form, RF)
             yield from is_line(name, form)
-            if form.itemsize not in (2, 4):
-                yield f"{name} is of {form.dtype}, not of 16 or 32 bits"
+            if form.itemsize not in (2, 4, 8):
+                yield f"{name} is of {form.dtype}, not of 16, 32 or 64 bits"
         yield from alike(tuple(forms), "they")
         yield from _same_length(tuple(forms))
 

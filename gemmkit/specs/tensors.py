@@ -143,7 +143,7 @@ def _on(storage: Any, form: Form) -> Tensor:
     if form.memory == GL:
         if getattr(kind, "ndim", None) != rank:
             raise TensorError(f"{form} has {rank} dimensions, and stands on {kind}")
-        form = form.with_(unit=kind.unit, alignment=kind.alignment)
+        form = form.replaced(unit=kind.unit, alignment=kind.alignment)
     return Tensor(form, storage, (0,) * rank, (0,) * rank)
 
 

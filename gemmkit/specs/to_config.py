@@ -43,6 +43,8 @@ def config(schedule: Any, a: Any, b: Any, c: Any, **fields: Any) -> Any:
         step = walk.next(steps.Move, f".move({name.upper()}, SH)", operand=number, memory=SH)
         layout = _PLAIN[step.order or x.order](x.dtype)
         values[f"shared_{name}_layout"] = Padded(layout, step.pad) if step.pad else layout
+        if step.prefetch:
+            walk.refuse(step, "the template has one stage (no .prefetch)")
         tiles = _moved(walk, step, step.implementation, step.implementation.steps, dimensions)
         values |= dict(zip((f"mem_{name}_warp", f"mem_{name}_thread"), tiles))
     warp = walk.next(steps.Tile, ".tile(M, N).to(Warp)", level=steps.WARP)

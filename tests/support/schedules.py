@@ -30,7 +30,7 @@ from tests.support.harness import aligned
 
 
 def maxwell(*, end: Any = None, split_sync: bool = True, b_sync: bool = True, pad: int = 4, swizzle: Any = swizz, end_swizzle: Any = None,
-            end_tile: Any = ((4, 32), (4, 16)), k: int = 8, storage: Any = (ColMajor, RowMajor), block: tuple = (64, 64), prefetch: bool = False) -> Any:
+            end_tile: Any = ((4, 32), (4, 16)), storage: Any = (ColMajor, RowMajor), block: tuple = (64, 64), prefetch: bool = False) -> Any:
     """The listing; its epilogue by the same strided tiles. ``block`` is 64 x 64, 128 x 64 or 64 x 128."""
     m, n = block
     warps = m // 64 * (n // 32)
@@ -39,9 +39,9 @@ def maxwell(*, end: Any = None, split_sync: bool = True, b_sync: bool = True, pa
                .tile(4, 1).unroll.done)
     steps = (MatMul(M, N, K)(GL, GL, GL)(Kernel).tile(m, n).to(Block).layout(ColMajor)
              .accumulate_in(RF, Init.tile(64, 32).to(Warp).tile(8, 8).to(Thread).tile(1, 1).unroll.done, end)
-             .split(k))
+             .split(8))
     steps = steps.sync if split_sync else steps
-    steps = steps.move(A, SH, Move.tile(m, k // warps).to(Warp).tile(64, 1).unroll.tile(2, 1).to(Thread).layout(ColMajor).done)
+    steps = steps.move(A, SH, Move.tile(m, 8 // warps).to(Warp).tile(64, 1).unroll.tile(2, 1).to(Thread).layout(ColMajor).done)
     steps = steps.storage(storage[0]).no_sync
     steps = steps.prefetch if prefetch else steps
     steps = steps.move(B, SH, Move.tile(8, n // warps).to(Warp).tile(8, 4).unroll.tile(1, 1).to(Thread).layout(ColMajor).done)

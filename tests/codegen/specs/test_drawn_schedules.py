@@ -158,3 +158,30 @@ def test_wmma_as_ptx() -> None:
     a, b, out = operands(128, 128, 128, "f2", "CFC")
     by_ptx(cuda_wmma_sample, a, b, out)
     check(out, a, b)
+
+
+@pytest.mark.compile
+def test_the_cache_knows_a_schedule(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a launch compiles is kept by a text of all that is in it: another swizzle is another kernel, the same one is found."""
+    from gemmkit.runtime import compile as compiling
+    from tests.support.schedules import maxwell
+
+    built: list[str] = []
+    real = compiling.assemble
+
+    def counted(ptx: str, arch: str) -> Any:
+        built.append(ptx)
+        return real(ptx, arch)
+
+    def entry(schedule: Any) -> Any:
+        infos = tuple(describe(x) for x in operands(64, 64, 16))
+        lowered = kernel_of(schedule, *[matrix_of("a", ("f4", "col"))] * 3)
+        kernel = Launch(scheduled, lowered.root, lowered.threads, 1, lowered.shared_bytes)
+        return kernel.launchable((True, True, False), infos, H100).entry()
+
+    monkeypatch.setattr(compiling, "assemble", counted)
+    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path))
+    first = entry(maxwell(swizzle=lambda i: i ^ 3))
+    assert entry(maxwell(swizzle=lambda i: i ^ 3)).cubin == first.cubin and len(built) == 1
+    entry(maxwell(swizzle=lambda i: i ^ 5))
+    assert len(built) == 2

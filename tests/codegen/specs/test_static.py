@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit import specs
 from gemmkit.ptx.special import thread_index
 from gemmkit.specs.shapes import Shape, shape
 from tests.support.harness import Out, compiled, emulated
@@ -23,6 +24,7 @@ class Map(gk.Component):
 
     warp: Any = shape(32)
     layout: Any = Shape((4, (2, 4)), (2, (1, 8)))
+    wide: Any = specs.T[2, 2].fp32.RF
 
 
 def places(spec: Any, out: Any) -> None:
@@ -55,3 +57,13 @@ def by_name(spec: Any, out: Any) -> None:
 def test_refused_while_compiling(kernel: Any, words: str) -> None:
     with pytest.raises(Exception, match=words):
         compiled(kernel, Map(), Out((32, 3), "i4"))
+
+
+def no_instruction(spec: Any, out: Any) -> None:
+    wide = specs.Allocate(spec.wide)
+    specs.Move(specs.THREAD, wide, wide.tile(1, 2)[0, 0])
+
+
+def test_a_spec_that_is_no_instruction_says_so_when_compiled() -> None:
+    with pytest.raises(Exception, match=r"(?s)Move <<<\[\].thread>>> .* is no instruction.*nearest instructions are.*but the source .* has two dimensions"):
+        compiled(no_instruction, Map(), Out((32, 3), "i4"))

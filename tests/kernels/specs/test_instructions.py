@@ -282,7 +282,7 @@ def test_table_2(name: str, given: tuple) -> None:
     (("Reduction", "-", THREAD, T[8].fp32.RF, T[()].fp32.RF), "depends on their order"),
     (("Reduction", "+", THREAD, T[8].fp32.RF, T[2].fp32.RF), "not one element"),
     (("Shfl", "left", 1, WARP, T[()].fp32.RF, T[()].fp32.RF), "'left' is none of bfly"),
-    (("Shfl", "bfly", 32, WARP, T[()].fp64.RF, T[()].fp64.RF), "the lane is 32(?s:.)*not of 16 or 32 bits"),
+    (("Shfl", "bfly", 32, WARP, T[()].u8.RF, T[()].u8.RF), "the lane is 32(?s:.)*not of 16, 32 or 64 bits"),
     (("Init", WARP, T[8].fp32.RF), "32 threads execute it, not 1"),
     (("UnaryPointwise", 3, THREAD, T[8].fp32.RF, T[8].fp32.RF), "no function"),
 ])

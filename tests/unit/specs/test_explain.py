@@ -60,6 +60,7 @@ def test_the_config_of_the_wmma_listing() -> None:
     (maxwell_optimized, MAXWELL, ["lie in pieces apart", "not renumbered", "the micro-kernel store_cuda", "listings.py:"]),
     (maxwell(), MAXWELL, ["goes by shared memory"]),
     (maxwell(split_sync=False), MAXWELL, ["loop ends with a barrier"]),
+    (maxwell(prefetch=True), MAXWELL, ["has one stage"]),
 ])
 def test_what_does_not_fit(schedule: Any, kinds: tuple, words: list) -> None:
     with pytest.raises(gk.ConfigError) as caught:
