@@ -46,6 +46,7 @@ def zeros(name: str, rows: int, columns: int, order: Any = "C") -> np.ndarray:
     return np.zeros((rows, columns), MAPPINGS[name][1].fragment_a.dtype, order=order)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.compile
 @pytest.mark.parametrize("name", MAPPINGS)
 @pytest.mark.parametrize("boundary", [256, 100, 7])
@@ -59,6 +60,7 @@ def test_joined_along_k(name: str, boundary: int) -> None:
         assert "ld.global.v4" in kernel.ptx or "ld.global.nc.v4" in kernel.ptx or "cp.async.cg" in kernel.ptx      # 16 bytes
 
 
+@pytest.mark.sample(8)
 @pytest.mark.compile
 @pytest.mark.parametrize("name", MAPPINGS)
 @pytest.mark.parametrize("order", ["C", "F"])

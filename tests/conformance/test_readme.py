@@ -27,6 +27,11 @@ def expected(block: markdown.Block, names: dict[str, Any]) -> np.ndarray | None:
         return np.asarray(np.exp(-0.1 * ((a[:, :, None] - b[None, :, :]) ** 2).sum(axis=1)))
     if "operators.MMAOp" in block.text:
         return np.asarray(names["x"].astype(np.float64) @ names["y"].T.astype(np.float64))
+    if "gk.Concat" in block.text:
+        assert_close(names["g"], np.maximum(a @ names["w"], 0) * (a @ names["v"]), 1e-5)
+        assert_close(names["j"], a @ (names["w"].astype(np.float64) + names["v"]), 1e-5)
+        raised = np.exp(np.asarray(names["j"], np.float64))
+        assert_close(names["p"], raised / raised.sum(axis=1, keepdims=True), 1e-5)
     return a @ b if "gk.plan" in block.text else None
 
 

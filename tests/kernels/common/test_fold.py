@@ -22,6 +22,7 @@ from tests.support.joined import F16, F32, FAMILIES, FOLDS, config, dtype_of, fo
 from tests.support.machines import MACHINES, on_machines, poison, whole
 
 
+@pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("count", [2, 3, 4])
@@ -31,6 +32,7 @@ def test_folds_of_every_number_of_parts(machine: Any, family: str, count: int, s
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.sample(5)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("count", "order", "shift", "gap"), [(2, "F", 0, 0), (2, "C", 1, 0), (4, "C", 8, 8), (4, "F", 3, 5), (3, "F", 0, 8)],
@@ -40,6 +42,7 @@ def test_orders_misaligned_bases_and_lines(machine: Any, family: str, count: int
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("count", [2, 3, 4])
@@ -83,6 +86,7 @@ def test_arrays_that_the_function_captured(machine: Any, family: str) -> None:
     np.testing.assert_array_equal(machine.numpy(got), i + f * states - g + o)
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize(("schedule", "fields"), [("pingpong", {}), ("one", dict(splits=2)), ("one", dict(splits=3)), ("one-1x2", {}),
                                                   ("two-2x1", {})], ids=["pingpong", "cluster's K", "workspace's K", "1x2", "2x1"])
