@@ -164,6 +164,7 @@ def test_wmma_as_ptx() -> None:
 def test_the_cache_knows_a_schedule(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a launch compiles is kept by a text of all that is in it: another swizzle is another kernel, the same one is found."""
     from gemmkit.runtime import compile as compiling
+    from gemmkit.runtime.cache import CubinCache
     from tests.support.schedules import maxwell
 
     built: list[str] = []
@@ -180,7 +181,8 @@ def test_the_cache_knows_a_schedule(tmp_path: Any, monkeypatch: pytest.MonkeyPat
         return kernel.launchable((True, True, False), infos, H100).entry()
 
     monkeypatch.setattr(compiling, "assemble", counted)
-    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path))
+    cache = CubinCache(tmp_path)                               # the process's own may know them from other runs
+    monkeypatch.setattr(compiling, "default_cache", lambda: cache)
     first = entry(maxwell(swizzle=lambda i: i ^ 3))
     assert entry(maxwell(swizzle=lambda i: i ^ 3)).cubin == first.cubin and len(built) == 1
     entry(maxwell(swizzle=lambda i: i ^ 5))
