@@ -17,6 +17,7 @@ from tests.support.joined import FAMILIES, JOINS, dtype_of, joined_product, part
 from tests.support.machines import on_machines, whole
 
 
+@pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("join", JOINS)
@@ -25,6 +26,7 @@ def test_joined_along_every_axis(machine: Any, family: str, join: str) -> None:
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("order", [("C", "F"), ("F", "C"), ("F", "F")])
@@ -59,6 +61,7 @@ def test_with_transforms_and_an_epilogue(machine: Any, family: str) -> None:
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.sample(5)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8"])
 @pytest.mark.parametrize("shape", [(1, 1, (1, 1)), (33, 17, (16, 32)), (7, 65, (31, 2, 5)), (3, 4, (0, 0)), (0, 5, (2, 3))], ids=str)

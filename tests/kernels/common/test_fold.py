@@ -101,6 +101,7 @@ def test_schedules_of_the_warp_specialised_kernel(machine: Any, schedule: str, f
     np.testing.assert_array_equal(machine.numpy(out), folded(2, [x.astype("f8") @ w.astype("f8"), x.astype("f8") @ v.astype("f8")]))
 
 
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize(("d", "N", "store"), [(RowMajor(F32), 40, "FoldingTmaStore"), (RowMajor(F16), 40, "FoldingTmaStore"),
                                                (RowMajor(F16), 42, "FoldingVectorStore"), (ColMajor(F32), 40, "FoldingVectorStore"),
@@ -128,6 +129,7 @@ def test_shares_of_k_of_the_multistage_kernel(machine: Any, splits: Any) -> None
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1"])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (33, 20, 17), (0, 3, 4), (3, 0, 4)], ids=str)
