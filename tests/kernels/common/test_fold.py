@@ -218,3 +218,13 @@ def test_functions_of_large_results_get_wide_coordinates(machine: Any, monkeypat
     assert isinstance(run._compiled.config.epilogue, wide.WideFold)
     m, _ = np.indices((9, 13))
     np.testing.assert_array_equal(got, x @ w - x @ v + 2 * m + 1)
+
+
+def test_a_gated_unit_is_its_fold_bit_for_bit(rng: np.random.Generator) -> None:
+    """In the emulator too the shipped unit's arithmetic is the device's: it was Python's, in float64, where a fold by hand had
+    float32."""
+    x, w, v = (rng.standard_normal(shape).astype(np.float32) for shape in ((40, 20), (20, 33), (20, 33)))
+    with gk.emulate():
+        unit = gk.glu(x, w, v)
+        by_hand = gk.matmul(x, gk.Braid(w, v), epilogue=epilogues.Fold(lambda gate, up: activations.silu(gate) * up))
+    assert np.array_equal(unit, by_hand)
