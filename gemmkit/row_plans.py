@@ -16,7 +16,7 @@ from gemmkit.kernels.rows.kernel import rows
 from gemmkit.kernels.rows.row import Held, RowsSpec, Source, Streamed
 from gemmkit.kernels.rows.team import BlockTeam, Team, WarpTeam
 from gemmkit.lang.freezing import Frozen, freeze_array, freeze_scalar
-from gemmkit.problem import check_places
+from gemmkit.problem import check_out, check_places
 from gemmkit.row_functions import RowFunction
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import (
@@ -26,7 +26,6 @@ from gemmkit.runtime.arrays import (
     describe,
     empty_like,
     overlaps,
-    overlaps_itself,
 )
 from gemmkit.runtime.compile import CodeChanged
 from gemmkit.runtime.device import target
@@ -54,11 +53,10 @@ def run_rows(x: Any, function: RowFunction, out: Any, stream: Any) -> Any:
     if out is None:
         out = empty_like(x, info.shape, info.dtype)
     given = describe(out, "out")
-    check_places({"x": info, "out": given})
+    held = [("function", one) for one in arrays_of(function)]
+    check_places({"x": info, "out": given, **{one.name: one.info for _, one in held}})
     _check_out(info, given)
     of_x, of_out = matrix(info, "x"), matrix(given, "out")
-    held = [("function", one) for one in arrays_of(function)]
-    check_places({"x": info, **{one.name: one.info for _, one in held}})
     check_held(held, {"x": info, "out": given})
     function.check(*of_x.shape)
     handle = None if stream is None else as_stream_handle(stream)
@@ -88,10 +86,7 @@ def _check_out(x: ArrayInfo, out: ArrayInfo) -> None:
     _check_dtype(out, "out")
     if out.shape != x.shape:
         raise ValueError(f"out has shape {out.shape}; x has {x.shape}, and the result has one element for each of its")
-    if out.readonly:
-        raise ValueError("out is read-only; give a writable array, or leave it out")
-    if overlaps_itself(out):
-        raise ValueError(f"out has strides {out.strides}: several of its elements share memory")
+    check_out(out, {})
     if overlaps(x, out) and not are_the_same(x, out):
         raise ValueError("out overlaps x in memory; it may be x itself (the same address, shape, strides and dtype), but no "
                          "other part of it")

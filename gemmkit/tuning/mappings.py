@@ -41,15 +41,10 @@ MAPPINGS = (
 
 # Beside them where rows do not begin at lines of the L2, so that an operand's tile is two lines a row: blocks of a cluster
 # share what is fetched. Where rows do begin there, waiting for each other costs more than it saves.
-CLUSTERED = (
-    Mapping(128, 256, "cooperative", 8, (2, 2), 1046, 6000, 0),
-    Mapping(128, 256, "cooperative", 8, (2, 1), 1046, 6000, 0),
-    Mapping(256, 128, "cooperative", 8, (2, 2), 1046, 6000, 0),
-    Mapping(256, 128, "cooperative", 8, (1, 2), 1046, 6000, 0),
-    Mapping(128, 192, "pingpong", 8, (1, 2), 790, 2500, 2000),
-    Mapping(128, 128, "pingpong", 8, (2, 1), 532, 1200, 2000),
-    Mapping(128, 128, "pingpong", 8, (1, 2), 532, 1200, 2000),
-)
+_OF_TILE = {(one.M, one.N): one for one in MAPPINGS}
+CLUSTERED = tuple(dataclasses.replace(_OF_TILE[tile], cluster=cluster) for tile, clusters in (
+    ((128, 256), ((2, 2), (2, 1))), ((256, 128), ((2, 2), (1, 2))), ((128, 192), ((1, 2),)), ((128, 128), ((2, 1), (1, 2))))
+    for cluster in clusters)
 
 # Where K is long and there are few tiles, the blocks of a cluster share it, and exchange their sums at the end.
 SPLIT = tuple(Mapping(*tile, step, finish, 0, splits=splits) for tile, step, finish in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -14,23 +15,20 @@ import pytest
 import gemmkit as gk
 from gemmkit.ahead import recorded
 from gemmkit.runtime.device import H100
-from gemmkit.tuning.mappings import CLUSTERED, MAPPINGS
+from gemmkit.tuning.candidates import EXTRA
+from gemmkit.tuning.mappings import CLUSTERED, LIKELY, MAPPINGS
 from gemmkit.tuning.model import UNALIGNED_LINES, Mapping, choose_mapping
 
 RESULTS = Path(__file__).parents[3] / "bench/results"
 GIGAHERTZ = 1.47                       # the card's clock at its power limit
-COSTS = {(one.M, one.N, one.schedule): one for one in MAPPINGS} | {
-    (128, 128, "cooperative"): Mapping(128, 128, "cooperative", 8, (1, 1), 560, 6500, 0),
-    (64, 256, "pingpong"): Mapping(64, 256, "pingpong", 8, (1, 1), 560, 1800, 2000),
-    (64, 256, "cooperative"): Mapping(64, 256, "cooperative", 4, (1, 1), 560, 4000, 0),
-    (256, 64, "cooperative"): Mapping(256, 64, "cooperative", 8, (1, 1), 560, 4000, 0)}
+COSTS = {(one.M, one.N, one.schedule): one for one in (*MAPPINGS, *EXTRA, LIKELY)}
 
 
 def measured() -> list[tuple[tuple[int, int, int], Mapping, float]]:
     """(sizes, mapping, microseconds) on an H200."""
     def costs(m: Any, n: Any, schedule: str, cluster: tuple[int, int]) -> Mapping:
         one = COSTS[int(m), int(n), schedule]
-        return Mapping(one.M, one.N, schedule, one.warps, cluster, one.step, one.finish, one.start)
+        return dataclasses.replace(one, cluster=cluster)
 
     found = []
     clusters = json.loads((RESULTS / "clusters.json").read_text())
