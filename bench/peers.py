@@ -101,7 +101,10 @@ class TorchPeers(Torch):
             return functional.softmax(x, -1)
 
         call: Any = {"layernorm": layernorm, "rmsnorm": rmsnorm, "softmax": softmax}[work]
-        return self.torch.compile(call, dynamic=False) if is_compiled else call
+        if not is_compiled:
+            return call
+        self.torch._dynamo.reset()         # it compiles a function eight times, and from then on runs it as it is
+        return self.torch.compile(call, dynamic=False)
 
     def row_wise_title(self, is_compiled: bool) -> str:
         return f"{'torch.compile' if is_compiled else 'PyTorch'} {self.torch.__version__}"

@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gemmkit.components import Array, Component, Scalar
-from gemmkit.kernels.rows.row import Row, largest, put, total
+from gemmkit.kernels.rows.row import Row, largest, mapped, put, total
 from gemmkit.runtime.arrays import describe
 
 __all__ = ["AffineLayerNorm", "AffineRMSNorm", "LayerNorm", "LogSoftmax", "RMSNorm", "RowFunction", "Softmax"]
@@ -70,8 +70,9 @@ class Softmax(RowFunction):
     def __call__(self, row: Row) -> None:
         scale = self.scale
         top = largest(row, lambda x, n: scale * x)
-        whole = total(row, lambda x, n: math.exp(scale * x - top))
-        put(row, lambda x, n: math.exp(scale * x - top) / whole)
+        raised = mapped(row, lambda x, n: math.exp(scale * x - top))
+        share = 1 / total(raised, lambda x, n: x)
+        put(raised, lambda x, n: x * share)
 
 
 @dataclass(frozen=True)

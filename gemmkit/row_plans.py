@@ -39,6 +39,7 @@ WORDS = 16                             # bytes that a thread loads at a time
 WARP, MOST_WARPS = 32, 32
 MOST_PIECES = 4                        # of these that a thread holds: with more, blocks of 1,024 threads spill
 ROWS_PER_BLOCK = 4                     # where a warp has a row
+RESIDENT = 1024                        # threads of a multiprocessor at least: while some fold their rows, others wait for theirs
 _LIMIT = 1024                          # launches kept; beyond it the memory starts anew
 _TRIES = 3                             # compilations that a change of code may interrupt
 
@@ -121,16 +122,17 @@ def dealt(columns: int, itemsize: int, dtype: np.dtype) -> tuple[Team, Source, i
     A warp takes a row that its lanes can hold, as few warps as can one that a block can; others are streamed.
 
     >>> team, source, vector = dealt(768, 2, np.dtype(np.float32))
-    >>> team.warps, source.pieces, vector
-    (1, 3, 8)
+    >>> team.warps, source.pieces, source.whole, vector
+    (1, 3, 3, 8)
     """
     vector = math.gcd(columns, WORDS // itemsize) or 1
     pieces = -(-columns // vector)
     warps = 1
     while warps < MOST_WARPS and pieces > warps * WARP * MOST_PIECES:
         warps *= 2
-    held = -(-pieces // (warps * WARP))
-    source = Held(held) if 0 < held <= MOST_PIECES else Streamed()
+    threads = warps * WARP
+    held = -(-pieces // threads)
+    source = Held(held, pieces // threads) if 0 < held <= MOST_PIECES else Streamed()
     return (WarpTeam(1, dtype, ROWS_PER_BLOCK) if warps == 1 else BlockTeam(warps, dtype)), source, vector
 
 
@@ -147,7 +149,7 @@ class RowsLaunch:
         self.x, self.out = _frozen(x, readonly=not self.in_place), _frozen(out, readonly=False)
         self.arguments = [freeze(self.spec), self.x, self.out, freeze_scalar(count), freeze_scalar(columns)]
         self.launchable = Launchable(rows, self.arguments, team.block, -(-count // team.rows), target(x.device), x.device,
-                                     team.shared_bytes)
+                                     team.shared_bytes, blocks_per_sm=max(1, RESIDENT // team.block))
 
 
 def _frozen(info: ArrayInfo, readonly: bool) -> Frozen:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.kernels.rows.row import Row, fold, largest, put, put_one, smallest, total
+from gemmkit.kernels.rows.row import Row, fold, largest, mapped, put, put_one, smallest, total
 from gemmkit.row_functions import (
     AffineLayerNorm,
     AffineRMSNorm,
@@ -28,7 +28,7 @@ from gemmkit.row_functions import (
 )
 from gemmkit.row_plans import run_rows
 
-__all__ = ["Row", "RowFunction", "fold", "largest", "layernorm", "log_softmax", "put", "put_one", "rmsnorm", "rowwise",
+__all__ = ["Row", "RowFunction", "fold", "largest", "layernorm", "log_softmax", "mapped", "put", "put_one", "rmsnorm", "rowwise",
            "smallest", "softmax", "total"]
 
 

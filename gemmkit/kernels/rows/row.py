@@ -4,6 +4,7 @@
 |---|---|
 | `fold(row, f, combine, identity)` | all ``f(x, n)`` of the row, combined: the same bits every time, and in every thread |
 | `total(row, f)`, `largest(row, f)`, `smallest(row, f)` | the common folds |
+| `mapped(row, f)` | the row with ``f(x, n)`` in place of each element: for what folds and `put` would both compute |
 | `put(row, f, columns)` | stores ``f(x, n, ...)``; of each array in ``columns`` the element of column n comes along |
 | `put_one(row, array, value)` | stores one value of the row into an array with an element for each |
 
@@ -25,7 +26,7 @@ from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.values import convert, convert_all, fill
 from gemmkit.ptx.memory import load_global, store_global
 
-__all__ = ["Held", "Row", "RowsSpec", "Streamed", "fold", "largest", "put", "put_one", "smallest",
+__all__ = ["Held", "Row", "RowsSpec", "Streamed", "fold", "largest", "mapped", "put", "put_one", "smallest",
            "total"]
 
 
@@ -64,6 +65,12 @@ def smallest(row: Row, f: Any) -> Any:
     return fold(row, f, _smaller, np.inf)
 
 
+def mapped(row: Row, f: Any) -> Row:
+    """The row with ``f(x, n)`` in place of each element: computed once where the row is held, and else each time that it is
+    loaded."""
+    return row.spec.source.mapped(row, f)
+
+
 def put(row: Row, f: Any, columns: tuple = ()) -> None:
     """Store ``f(x, n, *c)`` as the row's result, ``c`` the elements in column n of ``columns``: once, and last."""
     row.spec.source.put(row, f, columns)
@@ -80,11 +87,11 @@ def _sum(a: Any, b: Any) -> Any:
 
 
 def _larger(a: Any, b: Any) -> Any:
-    return b if b > a or b != b else a
+    return max(a, b)                      # NaN where one is, as everywhere in device code
 
 
 def _smaller(a: Any, b: Any) -> Any:
-    return b if b < a or b != b else a
+    return min(a, b)
 
 
 # -- where its elements are -----------------------------------------------------------------------------------------------
@@ -101,18 +108,31 @@ class Source(Component):
         """A thread's own elements, combined."""
         return own
 
+    def mapped(self, row: Row, f: Any) -> Row:
+        """The row of ``f(x, n)``."""
+        return row
+
     def put(self, row: Row, f: Any, columns: tuple) -> None:
         """Store the function of a thread's own elements."""
 
 
 @dataclass(frozen=True)
 class Held(Source):
-    """All of the row, in registers: ``pieces`` a thread."""
+    """All of the row, in registers: ``pieces`` a thread, of which every thread has the first ``whole``, and some threads have
+    none of the last where ``whole`` is less.
+
+    What is known when the kernel is compiled is not asked when it runs: a branch about a piece would also keep its load
+    behind the arrival of the one before, and the memory would be asked for one piece at a time.
+    """
 
     pieces: int
+    whole: int
 
     def load(self, spec: RowsSpec, x: Any, index: int, columns: int) -> Any:
         return generate(self.pieces, load_own, spec, x, index, columns)
+
+    def mapped(self, row: Row, f: Any) -> Row:
+        return Row(row.m, row.columns, apply(map_held, row.held, row, f), row.x, row.y, row.spec)
 
     def fold(self, row: Row, f: Any, combine: Any, own: Any) -> Any:
         return control.fold(self.pieces, fold_held, own, row, f, combine)
@@ -123,13 +143,17 @@ class Held(Source):
 
 @dataclass(frozen=True)
 class Streamed(Source):
-    """Of a row of any length: it is loaded anew each time, from the L2 where it fits there."""
+    """Of a row of any length: it is loaded anew each time, from the L2 where it fits there. What is kept are the functions
+    that it was `mapped` by."""
+
+    def mapped(self, row: Row, f: Any) -> Row:
+        return Row(row.m, row.columns, (row.held, f), row.x, row.y, row.spec)
 
     def fold(self, row: Row, f: Any, combine: Any, own: Any) -> Any:
         step = row.spec.team.threads * row.spec.vector
         j = row.spec.team.thread() * row.spec.vector
         while j < row.columns:
-            own = fold_piece(own, load_piece(row.spec, row.x, row.m, j), j, row, f, combine)
+            own = fold_piece(own, load_mapped(row, j), j, row, f, combine)
             j += step
         return own
 
@@ -137,7 +161,7 @@ class Streamed(Source):
         step = row.spec.team.threads * row.spec.vector
         j = row.spec.team.thread() * row.spec.vector
         while j < row.columns:
-            put_piece(load_piece(row.spec, row.x, row.m, j), j, row, f, columns)
+            put_piece(load_mapped(row, j), j, row, f, columns)
             j += step
 
 
@@ -168,9 +192,38 @@ def load_piece(spec: RowsSpec, x: Any, index: int, j: int) -> tuple:
     return convert_all(spec.dtype, load_global(x, 1, (index, j), (0, 0), spec.vector))
 
 
+def load_mapped(row: Row, j: int) -> tuple:
+    """A piece of a row that is streamed, and all that it was mapped by."""
+    return map_streamed(load_piece(row.spec, row.x, row.m, j), row.held, j, row.spec)
+
+
+def map_streamed(values: tuple, functions: tuple, j: int, spec: RowsSpec) -> tuple:
+    """The functions from the first to the last: ``((((), f), g), h)``."""
+    if len(functions) == 0:
+        return values
+    return map_piece(map_streamed(values, functions[0], j, spec), j, spec, functions[1])
+
+
+def map_piece(values: tuple, j: int, spec: RowsSpec, f: Any) -> tuple:
+    return generate(spec.vector, map_element, values, j, spec, f)
+
+
+def map_element(n: int, values: tuple, j: int, spec: RowsSpec, f: Any) -> Any:
+    return convert(spec.dtype, f(values[n], j + n))
+
+
+def map_held(values: tuple, p: int, row: Row, f: Any) -> tuple:
+    return map_piece(values, column_of(p, row.spec), row.spec, f)
+
+
 def load_own(p: int, spec: RowsSpec, x: Any, index: int, columns: int) -> tuple:
-    """The ``p``-th piece; zeros, which nothing looks at, beyond the row."""
+    """The ``p``-th piece. Beyond the row it is the thread's first once more, which nothing looks at: that of another thread
+    might be stored by then, where y is x."""
     j = column_of(p, spec)
+    if p < spec.source.whole:
+        return load_piece(spec, x, index, j)
+    if spec.source.whole > 0:
+        return load_piece(spec, x, index, j if j < columns else column_of(0, spec))
     if j < columns:
         return load_piece(spec, x, index, j)
     return fill(spec.dtype, spec.vector, 0)
@@ -178,6 +231,8 @@ def load_own(p: int, spec: RowsSpec, x: Any, index: int, columns: int) -> tuple:
 
 def fold_held(own: Any, p: int, row: Row, f: Any, combine: Any) -> Any:
     j = column_of(p, row.spec)
+    if p < row.spec.source.whole:
+        return fold_piece(own, row.held[p], j, row, f, combine)
     if j < row.columns:
         return fold_piece(own, row.held[p], j, row, f, combine)
     return own
@@ -193,7 +248,9 @@ def fold_element(own: Any, n: int, values: tuple, j: int, spec: RowsSpec, f: Any
 
 def put_held(values: tuple, p: int, row: Row, f: Any, columns: tuple) -> None:
     j = column_of(p, row.spec)
-    if j < row.columns:
+    if p < row.spec.source.whole:
+        put_piece(values, j, row, f, columns)
+    elif j < row.columns:
         put_piece(values, j, row, f, columns)
 
 

@@ -344,13 +344,16 @@ def test_on_the_gpu_nothing_is_written_either() -> None:
 
 @pytest.mark.gpu
 def test_a_stream_of_another_device_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one GPU the driver's answer is a stand-in; a plan and a call refuse alike."""
+    """With one GPU the driver's answers are stand-ins; a plan and a call refuse alike."""
     import cupy
     from cuda.bindings import driver
+
+    from gemmkit.runtime import device
 
     a, b, out = cupy.ones((4, 3), F32), cupy.ones((3, 5), F32), cupy.full((4, 5), cupy.nan, F32)
     run = gk.plan(a, b, out=out)
     monkeypatch.setattr(driver, "cuStreamGetDevice", lambda handle: (0, 1), raising=False)
+    monkeypatch.setattr(device, "count", lambda: 2)
     stream = cupy.cuda.Stream(non_blocking=True)
     for call in (run, gk.matmul):
         with pytest.raises(ValueError, match="stream is of device 1 and the arrays are on device 0"):
