@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -96,12 +97,19 @@ def _sixteen_bytes(b: Any, pointer: Any) -> list:
     larger pieces, so it can be read, and it is dropped. (Two loads of 16 bytes would keep eight registers waiting.)
     """
     address = b.ptrtoint(pointer, i64)
-    words: list = []
-    for ahead in (0, 4, 8, 12, LINE - 1):                 # at an aligned address the last word is the fourth again
-        aligned = b.inttoptr(b.and_(b.add(address, i64(ahead)), i64(-4)), ir.PointerType(i32, addrspace=GLOBAL))
-        word = b.load(aligned)
+
+    def load(n: int) -> Any:
+        ahead = min(4 * n, LINE - 1)                       # at an aligned address the last is the fourth again
+        word = b.load(b.inttoptr(b.and_(b.add(address, i64(ahead)), i64(-4)), ir.PointerType(i32, addrspace=GLOBAL)))
         word.align = 4
-        words.append(word)
+        return word
+
+    return words_from(b, address, load)
+
+
+def words_from(b: Any, address: Any, load: Callable[[int], Any]) -> list:
+    """The four words that begin at ``address``: ``load`` gives the aligned word that it lies in, and the four after it."""
+    words = [load(n) for n in range(LINE // 4 + 1)]
     bits = b.shl(b.trunc(address, i32), i32(3))            # shf takes it modulo 32: of the last two bits of the address
     return [assembly(b, "shf.r.wrap.b32 $0, $1, $2, $3;", [i32], [near, far, bits], pure=True)[0]
             for near, far in itertools.pairwise(words)]

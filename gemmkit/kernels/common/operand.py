@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -12,10 +14,11 @@ from gemmkit.components import Component
 from gemmkit.kernels.common.work import KTile, Place, Slot
 from gemmkit.lang.registers import Fragment
 from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor, Swizzled
-from gemmkit.runtime.arrays import ArrayInfo, unit_axis
+from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
 from gemmkit.tiling import Tile, division
 from gemmkit.transforms import Transform
 
+CHUNK = 16                             # bytes of an access, at most
 STAGING = 64                           # registers a thread may hold of an operand on its way to shared memory
 
 
@@ -41,6 +44,7 @@ class Operand(Component):
     ``whole`` says that the operand's extents are multiples of the thread's tile, so no thread's tile straddles an edge.
     ``tile`` is the block's tile of it, which lies ``offset`` bytes into a stage and which ``warps`` warps copy together.
     ``numbers`` is the layout in which TMA brings interleaved numbers of several parts before they become planes.
+    ``clipped``: threads load tiles at the edges as words, too, without a branch (`gemmkit.kernels.common.clipping`).
     """
 
     layout: Layout
@@ -55,6 +59,7 @@ class Operand(Component):
     offset: int = 0
     route: Route = Route()
     numbers: Swizzled | None = None
+    clipped: bool = False
 
     @cached_property
     def in_panels(self) -> bool:
@@ -227,6 +232,29 @@ def unit_of(layout: Any, info: ArrayInfo) -> int | None:
     return unit
 
 
+def stored_by_neighbours(operand: Operand, info: ArrayInfo | None, extents: tuple[int, int], epilogue: Any) -> Operand:
+    """How threads store D, a matrix of ``extents`` in the array ``info`` (None: one whose rows begin at 16 bytes), by an
+    ``epilogue``: no more at a time than one access takes.
+
+    Rows of 5649 float16 begin at any 2 bytes, and eight elements of a thread leave in eight accesses. Lanes that had eight
+    neighbours each would touch 16 sectors of memory with every one of them, for 64 bytes; an element a lane, they touch 3.
+    """
+    layout = operand.layout
+    if info is None or not isinstance(layout, Plain) or type(layout).store is not Plain.store or epilogue.stores_itself:
+        return operand
+    axis, size = layout.axis, info.dtype.itemsize
+    length = min(operand.thread.extents[axis], max(1, alignment(info) // size))
+    if length == operand.thread.extents[axis] or unit_axis(info) != unit_of(layout, info):
+        return operand
+    along, across = operand.tile.extents[axis], operand.tile.extents[1 - axis]
+    lanes = math.gcd(32, along // length)
+    thread, warp = [1, 1], [math.gcd(32 // lanes, across)] * 2
+    thread[axis], warp[axis] = length, lanes * length
+    names = operand.tile.names
+    single = Tile(**dict(zip(names, thread)))
+    return dataclasses.replace(operand, thread=single, warp=Tile(**dict(zip(names, warp))), whole=is_whole(extents, single))
+
+
 def is_whole(extents: tuple[int, int], thread: Tile) -> bool:
     """Whether an operand's extents are multiples of a thread's tile."""
     return extents[0] % thread.extents[0] == 0 and extents[1] % thread.extents[1] == 0
@@ -237,4 +265,4 @@ def bytes_of(layout: Any, rows: int, columns: int) -> int:
     return int(layout.physical_size(rows, columns) * layout.dtype.itemsize)
 
 
-__all__ = ["Operand", "Route", "bytes_of", "is_whole", "unit_of"]
+__all__ = ["CHUNK", "Operand", "Route", "bytes_of", "is_whole", "stored_by_neighbours", "unit_of"]

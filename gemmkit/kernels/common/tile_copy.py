@@ -14,6 +14,7 @@ from gemmkit.lang.registers import generate, registers
 from gemmkit.lang.returned import all_converted, counted
 from gemmkit.lang.values import convert, fill
 from gemmkit.layouts.base import element_of
+from gemmkit.ptx.clipped import load_words_within
 from gemmkit.ptx.special import lane_index
 from gemmkit.ptx.words import load_words, pack_words
 from gemmkit.tiling import parallelise, translate
@@ -82,6 +83,8 @@ def read_words(operand: Any, data: Any, tile: Any, place: Place, nothing: Any, s
 
     ``tile`` is where it lies in the matrix, which ends as ``place`` says.
     """
+    if operand.clipped:
+        return read_clipped(operand, data, tile, place)
     if inside(tile, place.rows, place.columns):
         if operand.is_packed:
             return read_packed(operand, data, tile, shape)
@@ -91,6 +94,13 @@ def read_words(operand: Any, data: Any, tile: Any, place: Place, nothing: Any, s
 
 def read_line(operand: Any, data: Any, tile: Any) -> tuple:
     return load_words(data, operand.layout.axis, tile.base, tile.offset, tile.count)
+
+
+def read_clipped(operand: Any, data: Any, tile: Any, place: Place) -> tuple:
+    """A line, and zeros behind the matrix's end: in any thread by the same instructions."""
+    rows, columns = place.rows - tile.index[0], place.columns - tile.index[1]
+    along, across = (columns, rows) if operand.layout.axis == 1 else (rows, columns)
+    return load_words_within(data, operand.layout.axis, tile.base, tile.offset, tile.count, along if across > 0 else 0)
 
 
 def read_packed(operand: Any, data: Any, tile: Any, shape: Any) -> tuple:

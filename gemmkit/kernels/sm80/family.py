@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gemmkit.kernels.common.arrays import Arrays
+from gemmkit.kernels.common.clipping import clipped_inputs
 from gemmkit.kernels.common.cluster import Cluster
-from gemmkit.kernels.common.operand import Operand
+from gemmkit.kernels.common.operand import Operand, stored_by_neighbours
 from gemmkit.kernels.common.scheduler import OneTilePerBlock, TileScheduler
 from gemmkit.kernels.common.stream_k import StreamK, most_blocks, streamed
 from gemmkit.kernels.common.workspace_sums import reduction_of
@@ -46,6 +47,9 @@ class Sm80(KernelFamily):
         a, b = (dataclasses.replace(operand, route=copies.route(operand, getattr(arrays, name, None),
                                                                 arrays.extents(name) if arrays else (0, 0)))
                 for operand, name in ((a, "a"), (b, "b")))
+        if arrays is not None:
+            a, b = clipped_inputs(config, a, b, arrays)
+            d = stored_by_neighbours(d, arrays.out, arrays.extents("out"), config.epilogue)
         scheduler = OneTilePerBlock(config.order, config.block_shape, Cluster())
         spec = Sm80Spec(config.block_shape, config.compute_warp, config.warps_per_block, config.operator, a, b, c, d,
                         config.epilogue, config.condition, scheduler, config.has_c, config.stages, copies=copies)

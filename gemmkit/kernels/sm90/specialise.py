@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 from gemmkit.kernels.common.arrays import Arrays
+from gemmkit.kernels.common.clipping import clipped
 from gemmkit.kernels.common.operand import Operand
 from gemmkit.kernels.common.pipeline import BARRIER, CLUSTER, THREAD, WARPS, Pipeline
 from gemmkit.kernels.common.shared_memory import NamedBarriers, SharedMemory
@@ -43,6 +44,10 @@ def specialise(spec: Sm90Spec, sharing: SharedK, arrays: Arrays | None = None) -
     requests = (Request(spec, spec.a, arrays.a if arrays else None, arrays.extents("a") if arrays else (0, 0)),
                 Request(spec, spec.b, arrays.b if arrays else None, arrays.extents("b") if arrays else (0, 0)))
     spec = _with_a_deinterleaved(spec, *requests) or _with_a_transformed(_with_routes(spec, *requests))
+    if arrays is not None:
+        a, b = (operand if operand.route.uses_tma else clipped(operand, info, spec.operator.identity)
+                for operand, info in ((spec.a, arrays.a), (spec.b, arrays.b)))
+        spec = dataclasses.replace(spec, a=a, b=b)
     spec = _with_producer(spec)
     return _laid_out(dataclasses.replace(spec, exchange=_exchange(spec, sharing, arrays)), arrays)
 

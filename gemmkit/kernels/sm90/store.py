@@ -313,7 +313,6 @@ def store_pair(pair: tuple, n: int, spec: Any, outputs: Outputs, row: int, colum
 CHUNK = 16                             # bytes that TMA moves together
 SECTOR, LINE = 32, 128                 # bytes that memory moves together, and that a warp's access asks for together
 APART = 2, 4, 8, 16, 32
-WORD = 4                               # bytes that a thread stores at least
 
 
 def store_of(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> Store:
@@ -349,8 +348,8 @@ def refuses_tma(spec: Any, info: ArrayInfo) -> str | None:
 
 
 def vector_length(spec: Any, info: ArrayInfo, extents: tuple[int, int]) -> int:
-    """Vector length of D's global stores in elements (a vector is wholly in or out of bounds); 0 where vectors do not pay or
-    the epilogue stores D itself."""
+    """Vector length of D's global stores in elements (a vector is wholly in or out of bounds); 0 where the epilogue stores D
+    itself, or no lines are to be had. Single elements pay, too: lanes then store neighbours (`stored_by_neighbours`)."""
     layout, shared = spec.d.layout, spec.d.shared
     if (not layout.is_separable or layout.vector_axis != shared.vector_axis or spec.epilogue.stores_itself
             or spec.epilogue.writes or unit_axis(info) != unit_of(layout, info)):
@@ -358,7 +357,7 @@ def vector_length(spec: Any, info: ArrayInfo, extents: tuple[int, int]) -> int:
     extent = 64 if shared.axis == 0 else shared.line
     line = math.gcd(layout.run, extent, extents[shared.axis]) // layout.comb
     nbytes = math.gcd(CHUNK, line * shared.itemsize, alignment(info))
-    return int(layout.comb * nbytes // shared.itemsize) if nbytes >= WORD and nbytes >= shared.itemsize else 0
+    return int(layout.comb * nbytes // shared.itemsize) if nbytes >= shared.itemsize else 0
 
 
 def rows_apart(spec: Any, info: ArrayInfo) -> tuple[int, bool]:

@@ -56,10 +56,12 @@ class StagedProducer(Producer):
 
     ``holds``: a thread has registers for its part of a stage, so that all its loads go out before it waits for the stage.
     ``holds_whole``: besides, each of its tiles is in range or out of it as a whole, and only passes through.
+    ``holds_clipped``: besides, its tiles at the edges are loaded as those within are.
     """
 
     holds: bool = False
     holds_whole: bool = False
+    holds_clipped: bool = False
 
     @classmethod
     def of(cls, spec: Any) -> StagedProducer:
@@ -74,8 +76,9 @@ class StagedProducer(Producer):
         teams = 2 if 0 < held(spec.producer_warps // 2) <= most * 3 // 4 else 1
         warps = spec.producer_warps // teams
         holds = 0 < held(warps) <= most
-        return cls(warps, teams, spec.tma_bytes, holds=holds,
-                   holds_whole=holds and all(operand.whole and operand.passes_words for operand in staged))
+        is_clipped = holds and all(operand.clipped for operand in staged)
+        return cls(warps, teams, spec.tma_bytes, holds=holds, holds_clipped=is_clipped,
+                   holds_whole=holds and not is_clipped and all(operand.whole and operand.passes_words for operand in staged))
 
     def fill(self, spec: Any, inputs: Inputs, slot: Slot, at: KTile, kept: Any, state: Any) -> Any:
         warp = uniform(udiv(thread_index(), 32)) % self.warps
@@ -91,6 +94,12 @@ class StagedProducer(Producer):
                     copy_inside(spec.a, inputs.a.data, stage_of(spec, spec.a, slot), place_of(spec.a, at), warp, shape)
                 if not spec.b.route.uses_tma:
                     copy_inside(spec.b, inputs.b.data, stage_of(spec, spec.b, slot), place_of(spec.b, at), warp, shape)
+        elif self.holds_clipped:
+            acquire(spec, inputs, slot, at)
+            if not spec.a.route.uses_tma:
+                copy_clipped(spec, spec.a, inputs.a.data, slot, at, warp)
+            if not spec.b.route.uses_tma:
+                copy_clipped(spec, spec.b, inputs.b.data, slot, at, warp)
         else:
             acquire(spec, inputs, slot, at)
             nothing = spec.operator.identity
@@ -116,6 +125,13 @@ def fill_from_registers(spec: Any, inputs: Inputs, slot: Slot, at: KTile, warp: 
         put_held(spec.a, a_held, stage_of(spec, spec.a, slot), place_of(spec.a, at), warp)
     if not spec.b.route.uses_tma:
         put_held(spec.b, b_held, stage_of(spec, spec.b, slot), place_of(spec.b, at), warp)
+
+
+def copy_clipped(spec: Any, operand: Any, data: Any, slot: Slot, at: KTile, warp: int) -> None:
+    """A stage at an edge, an operand after the other: what is loaded anywhere takes more registers."""
+    held = registers(operand.words, operand.slots)
+    load_held(spec, operand, held, data, at, warp, False)
+    put_held(operand, held, stage_of(spec, operand, slot), place_of(operand, at), warp)
 
 
 def load_held(spec: Any, operand: Any, held: Any, data: Any, at: KTile, warp: int, is_inside: bool) -> None:
