@@ -39,7 +39,7 @@ WORDS = 16                             # bytes that a thread loads at a time
 WARP, MOST_WARPS = 32, 32
 MOST_PIECES = 4                        # of these that a thread holds: with more, blocks of 1,024 threads spill
 ROWS_PER_BLOCK = 4                     # where a warp has a row
-RESIDENT = 1024                        # threads of a multiprocessor at least: while some fold their rows, others wait for theirs
+RESIDENT = 1024                        # threads of a multiprocessor: while some fold their rows, others wait for theirs
 _LIMIT = 1024                          # launches kept; beyond it the memory starts anew
 _TRIES = 3                             # compilations that a change of code may interrupt
 

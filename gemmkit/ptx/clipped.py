@@ -7,6 +7,7 @@ in one of them. So there is none: the loads themselves are predicated, and what 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,9 @@ i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
 def _type_load_words_within(context: Any, view: Any, axis: Any, base: Any, offset: Any, count: Any, left: Any) -> Any:
-    if not is_position(view, base, offset) or not isinstance(count, types.IntegerLiteral) or not isinstance(left, types.Integer):
+    if not is_position(view, base, offset) or not isinstance(count, types.IntegerLiteral):
+        return None
+    if not isinstance(left, types.Integer):
         return None
     n, along, size = int(count.literal_value), int(axis.literal_value), view.dtype.itemsize
     if view.unit != along or n * size % LINE or size > 8:
@@ -39,22 +42,25 @@ def _type_load_words_within(context: Any, view: Any, axis: Any, base: Any, offse
             start[-1] = [b.add(x, x.type(at if dimension == along else 0)) for dimension, x in enumerate(start[-1])]
             here = b.sub(some, i32(at))
             first = b.ptrtoint(global_pointer(b, view, array, start, i8), i64)
-            most = b.select(b.icmp_signed("<", here, i32(LINE // size)), here, i32(LINE // size))
-            nbytes = b.add(b.mul(most, i32(size)), b.and_(b.trunc(first, i32), i32(3)))
-            nbytes = b.select(b.icmp_signed(">", here, i32(0)), nbytes, i32(0))         # from the first aligned word on
-            aligned = b.and_(first, i64(-4))
-            loaded = words_from(b, first, lambda n: _word(b, aligned, n, nbytes))
+            loaded = words_from(b, first, _words(b, first, here, size))
             words += [_kept(b, word, here, k, size) for k, word in enumerate(loaded)]
         return c.make_tuple(b, s.return_type, words)
 
     return signature(types.UniTuple(types.uint32, n * size // 4), view, axis, base, offset, count, left), codegen
 
 
-def _word(b: Any, aligned: Any, n: int, nbytes: Any) -> Any:
-    """The ``n``-th word from an address on, if one of ``nbytes`` bytes is in it; else zero."""
-    text = (f"{{ .reg .pred there; setp.gt.s32 there, $2, {4 * n}; mov.b32 $0, 0; "
-            f"@there ld.global.b32 $0, [$1+{4 * n}]; }}")
-    return assembly(b, text, [i32], [aligned, nbytes])[0]
+def _words(b: Any, first: Any, here: Any, size: int) -> Callable[[int], Any]:
+    """Loads the n-th aligned word from an address on, if it has bytes of the ``here`` elements there; else it is zero."""
+    aligned, most = b.and_(first, i64(-4)), i32(LINE // size)
+    nbytes = b.mul(b.select(b.icmp_signed("<", here, most), here, most), i32(size))
+    nbytes = b.select(b.icmp_signed(">", here, i32(0)), b.add(nbytes, b.and_(b.trunc(first, i32), i32(3))), i32(0))
+
+    def load(n: int) -> Any:
+        text = (f"{{ .reg .pred there; setp.gt.s32 there, $2, {4 * n}; mov.b32 $0, 0; "
+                f"@there ld.global.b32 $0, [$1+{4 * n}]; }}")
+        return assembly(b, text, [i32], [aligned, nbytes])[0]
+
+    return load
 
 
 def _kept(b: Any, word: Any, here: Any, k: int, size: int) -> Any:

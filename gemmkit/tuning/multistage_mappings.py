@@ -4,7 +4,8 @@ The time of a product is modelled in nanoseconds. ``step`` is what a block adds 
 when as many blocks as fit share it; a block that is alone takes ``solo`` a k-tile; ``start`` is what a launch takes besides.
 The constants were fitted to one sweep on an H200 (bench/results/multistage_sweep.json, 2026-11-23: 294 rows, squares from
 256 to 8192 and some that are not square); the model's choice was within 0.5 % (geometric mean) of the best of the sweep, and
-within 2 % of each. float16's are of the sweep before. Other GPUs have other times; that one tile is faster than another
+within 2 % of each. float16's are of the sweep before; the smallest tiles' of f64 and complex64 of the 300 random products
+of 2026-11-23 (`random.json`). Other GPUs have other times; that one tile is faster than another
 carries over. Before sm_80 stages are filled by way of registers, and a tile has two of them.
 """
 
@@ -60,11 +61,22 @@ class Multistage:
         tiles, all_k_tiles = self._tiles(sizes, products)
         k_tiles = math.ceil(all_k_tiles / splits)
         full, rest = divmod(math.ceil(tiles * splits / sm_count), self.blocks)
-        rounds = full * max(self.solo, self.blocks * self.step[across])
+        alone = self.alone(across)
+        rounds = full * max(alone, self.blocks * self.step[across])
         if rest:
-            rounds += max(self.solo, rest * self.step[across])
+            rounds += max(alone, rest * self.step[across])
         start = self.start if splits == 1 else min(self.start, SHARED_START)
         return start + rounds * k_tiles + split_k.nanoseconds(splits, tiles, self._sums, sm_count)
+
+    def alone(self, across: int) -> float:
+        """What a block that is alone takes for a k-tile. Where A is copied across, its single elements are what it waits
+        for: with eight a thread it takes 1.25 times as long (f32 4000 x 8 x 268 on an H200), with 16 twice
+        (5608 x 8 x 576, 3208 x 64 x 6720)."""
+        if not across & 1 or self.itemsize != 4:
+            return self.solo
+        m, n = self.block[0] // self.warp[0], self.block[1] // self.warp[1]
+        copies = self.block[0] * self.block[2] / (32 * m * n)
+        return self.solo * (1 + (copies / 16) ** 2)
 
     def splits(self, sizes: tuple[int, int, int], products: int, across: int, sm_count: int) -> int:
         """How many blocks share the K of a tile: the number with the least modelled time, where it is worth it."""
@@ -79,7 +91,7 @@ class Multistage:
     def streamed(self, sizes: tuple[int, int, int], products: int, across: int, sm_count: int) -> float:
         """The modelled time of a launch whose blocks stream K (`gemmkit.tuning.stream_k`)."""
         tiles, k_tiles = self._tiles(sizes, products)
-        step = max(self.solo, self.blocks * self.step[across])
+        step = max(self.alone(across), self.blocks * self.step[across])
         parts = stream_k.nanoseconds(tiles, k_tiles, self._sums, step, sm_count, self.blocks)
         return min(self.start, SHARED_START) + parts
 
@@ -134,13 +146,13 @@ DOUBLE = (                             # float64, by DMMA: nothing is copied acr
     Multistage((64, 128, 32), (32, 32), 3, 1, (1173,) * 4, 1173, 2600, itemsize=8),
     Multistage((64, 64, 16), (32, 32), 4, 3, (302,) * 4, 380, 2500, itemsize=8, streams=False),
     Multistage((32, 64, 32), (16, 32), 3, 3, (418,) * 4, 430, 2900, itemsize=8),
-    Multistage((32, 32, 32), (16, 16), 3, 4, (230,) * 4, 260, 2600, itemsize=8),
+    Multistage((32, 32, 32), (16, 16), 3, 4, (230,) * 4, 390, 2000, itemsize=8),
 )
 COMPLEX64 = (
     Multistage((128, 128, 8), (32, 64), 4, 1, (2550, 2550, 2550, 2680), 2550, 8000, itemsize=8, merges=False),
     Multistage((64, 64, 16), (32, 32), 3, 3, (1530, 1530, 1530, 1580), 2290, 4700, itemsize=8),
     Multistage((32, 64, 16), (16, 32), 3, 4, (710, 710, 710, 735), 740, 5000, itemsize=8),
-    Multistage((32, 32, 16), (16, 16), 3, 4, (385, 385, 385, 400), 390, 4600, itemsize=8),
+    Multistage((32, 32, 16), (16, 16), 3, 4, (385, 385, 385, 400), 390, 2000, itemsize=8),
 )
 COMPLEX128 = (
     Multistage((64, 64, 8), (16, 64), 4, 2, (565,) * 4, 720, 4500, itemsize=16, merges=False),

@@ -77,8 +77,8 @@ class StagedProducer(Producer):
         warps = spec.producer_warps // teams
         holds = 0 < held(warps) <= most
         is_clipped = holds and all(operand.clipped for operand in staged)
-        return cls(warps, teams, spec.tma_bytes, holds=holds, holds_clipped=is_clipped,
-                   holds_whole=holds and not is_clipped and all(operand.whole and operand.passes_words for operand in staged))
+        is_whole = holds and not is_clipped and all(operand.whole and operand.passes_words for operand in staged)
+        return cls(warps, teams, spec.tma_bytes, holds, is_whole, is_clipped)
 
     def fill(self, spec: Any, inputs: Inputs, slot: Slot, at: KTile, kept: Any, state: Any) -> Any:
         warp = uniform(udiv(thread_index(), 32)) % self.warps
