@@ -118,8 +118,8 @@ class Source(Component):
 
 @dataclass(frozen=True)
 class Held(Source):
-    """All of the row, in registers: ``pieces`` a thread. Every thread has the first ``whole`` of them, and where that is less,
-    some have none of the last.
+    """All of the row, in registers: ``pieces`` a thread. All threads have the first ``whole``; where that is less, some
+    have none of the last.
 
     What is known when the kernel is compiled is not asked when it runs: a branch about a piece would also keep its load
     behind the arrival of the one before, and the memory would be asked for one piece at a time.
