@@ -132,8 +132,9 @@ def with_fields(component: Any, changed: dict[str, Any]) -> Any:
 
 
 def remembered(component: Any) -> list[str]:
-    """The names of the cached properties that a component has computed. (Every emulated thread asks for every tile, so the
-    classes' dictionaries are read: `inspect.getattr_static` took a twentieth of the emulator's time.)"""
+    """The names of the cached properties that a component has computed. (Every emulated thread asks for every tile, so
+    the classes' dictionaries are read: by `inspect.getattr_static` a stack of six products in Hopper's kernel took 3.1 s
+    instead of 2.2.)"""
     cls = type(component)
     fields, bases = getattr(cls, "__dataclass_fields__", ()), [vars(base) for base in cls.__mro__]
     return [name for name in vars(component) if name not in fields
