@@ -17,7 +17,7 @@ from tests.support.joined import FAMILIES, JOINS, dtype_of, joined_product, part
 from tests.support.machines import on_machines, whole
 
 
-@pytest.mark.sample(11)
+@pytest.mark.sample(7)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("join", JOINS)
