@@ -41,6 +41,10 @@ endif
 READY := $(if $(FOREIGN),,$(STAMP))
 LINT_READY := $(if $(FOREIGN),,$(LINT_STAMP))
 
+# Some images of Python set it. Each worker of pytest would then compile all of the sources and rewrite all assertions anew (7 s
+# of 13 before the first test), and each process that a test starts would read gemmkit's sources.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-all test-gpu test-gpu-smoke sanitize gate lint bench venv clean
 .DEFAULT_GOAL := help
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 from weakref import WeakValueDictionary
 
-from gemmkit.components import Component, field_values, with_fields
+from gemmkit.components import Component, field_values, remembered, with_fields
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.component_types import ComponentType
 from gemmkit.lang.fingerprint import digest
@@ -207,7 +207,7 @@ def of_part(component: Any, at: int) -> Any:
 def _without_known(component: Any, changed: dict[str, Any]) -> Any:
     """The component with other components in some fields, and nothing that cached properties knew of those before."""
     out = with_fields(component, changed)
-    for name in [n for n in vars(out) if isinstance(inspect.getattr_static(type(out), n, None), cached_property)]:
+    for name in remembered(out):
         del vars(out)[name]
     return out
 

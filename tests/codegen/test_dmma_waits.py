@@ -83,7 +83,7 @@ def test_every_mapping_of_the_multistage_kernel(device: str, dtype: np.dtype, on
 STREAMING = [(device, dtype, one) for device, dtype, one in FITTING if dtype in stream_k.CHOSEN and one.merges and one.streams]
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(23)
 @pytest.mark.parametrize("trans", ORDERS)
 @pytest.mark.parametrize("device, dtype, one", STREAMING, ids=str)
 def test_every_mapping_that_streams_k(device: str, dtype: np.dtype, one: Any, trans: str) -> None:

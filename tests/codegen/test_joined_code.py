@@ -46,7 +46,7 @@ def zeros(name: str, rows: int, columns: int, order: Any = "C") -> np.ndarray:
     return np.zeros((rows, columns), MAPPINGS[name][1].fragment_a.dtype, order=order)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.compile
 @pytest.mark.parametrize("name", MAPPINGS)
 @pytest.mark.parametrize("boundary", [256, 100, 7])
@@ -60,7 +60,7 @@ def test_joined_along_k(name: str, boundary: int) -> None:
         assert "ld.global.v4" in kernel.ptx or "ld.global.nc.v4" in kernel.ptx or "cp.async.cg" in kernel.ptx      # 16 bytes
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.compile
 @pytest.mark.parametrize("name", MAPPINGS)
 @pytest.mark.parametrize("order", ["C", "F"])

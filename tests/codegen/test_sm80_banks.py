@@ -72,14 +72,14 @@ def passes(name: str, trans: str, where: str, rng: np.random.Generator, **fields
     return conflicts(accesses)
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(17)
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("name", SHIPPED)
 def test_fragments_meet_in_no_bank(name: str, trans: str, rng: np.random.Generator) -> None:
     assert passes(name, trans, "fetch", rng) == 0
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("name", ["f32 x16", "f16 x64", "f64", "c64"])
 def test_copies_meet_in_no_bank(name: str, trans: str, rng: np.random.Generator) -> None:

@@ -62,7 +62,7 @@ def recorded(case: Case) -> dict[int, int]:
     return out
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @every_case
 def test_device_code_folds_to_the_same_positions(case: Case) -> None:
     assert constants_stored(compiled(all_workers, case.out, case)) == recorded(case)
@@ -158,6 +158,7 @@ def _divide(out: Any, arguments: Any) -> None:
     out[0] = len(parallelise(arguments.tile, arguments.tiling, 0, arguments.count, arguments.order))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("arguments, message", BAD_DIVISIONS.values(), ids=BAD_DIVISIONS.keys())
 def test_bad_divisions_are_refused_in_device_code(arguments: tuple, message: str) -> None:
     tile, tiling, _, count, *order = arguments

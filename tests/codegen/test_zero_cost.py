@@ -129,7 +129,7 @@ def copy_arguments(how: Copy) -> tuple:
     return Out((32 * how.warps * how.vector,), how.dtype), c, Runtime(m), Runtime(n), how
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(5)
 @every_copy
 def test_copying_a_tile_costs_what_it_does_by_hand(how: Copy) -> None:
     tiles, hand = (compiled(kernel, *copy_arguments(how), threads=32 * how.warps)
@@ -142,6 +142,7 @@ def test_copying_a_tile_costs_what_it_does_by_hand(how: Copy) -> None:
     assert not re.search(r"(div|rem)\.", tiles)
 
 
+@pytest.mark.sample(3)
 @every_copy
 def test_shared_stores_are_register_plus_immediate(how: Copy) -> None:
     """One address register for all of a thread's stores, as in the paper's Listing 5."""

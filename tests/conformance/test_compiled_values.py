@@ -39,7 +39,7 @@ CASES = {
 AS_EMULATED = "mma", "wmma"                                            # to the bit: no sums that are rounded twice there
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", CASES)
 def test_compiled_values(name: str) -> None:
     """D and the outputs are what NumPy says; where the emulator and the hardware round alike they have the emulator's bits."""

@@ -136,7 +136,7 @@ def test_tensors_have_the_benchmarks_sizes() -> None:
 # -- one row ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(85)
+@pytest.mark.sample(171)
 @pytest.mark.parametrize("case", first_of_each(), ids=str)
 def test_every_experiment_is_computed_right(case: Experiment) -> None:
     row = measured(small(case))
@@ -155,7 +155,7 @@ def test_the_papers_works_are_computed_right(work: str) -> None:
     assert row["work"] == work and row["error"] < 2e-3 and row["peer_error"] < 1e-3
 
 
-@pytest.mark.sample(85)
+@pytest.mark.sample(171)
 @pytest.mark.parametrize("case", first_of_each(), ids=str)
 def test_a_wrong_result_is_no_row(case: Experiment) -> None:
     host = Emulated()
@@ -164,7 +164,7 @@ def test_a_wrong_result_is_no_row(case: Experiment) -> None:
         measured(small(case), host)
 
 
-@pytest.mark.sample(85)
+@pytest.mark.sample(171)
 @pytest.mark.parametrize("case", first_of_each(), ids=str)
 def test_a_wrong_peer_is_no_row(case: Experiment) -> None:
     host = Emulated()

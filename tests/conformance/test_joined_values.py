@@ -30,7 +30,7 @@ def test_joined(family: str, join: str) -> None:
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("family", INTERPRETED)
 @pytest.mark.parametrize(("order", "shift", "gap"), [(("C", "F"), 1, 0), (("F", "C"), 8, 8), (("F", "F"), 0, 3)], ids=str)
 def test_joined_of_any_order_and_alignment(family: str, order: tuple[str, str], shift: int, gap: int) -> None:
@@ -38,7 +38,7 @@ def test_joined_of_any_order_and_alignment(family: str, order: tuple[str, str], 
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("family", INTERPRETED)
 @pytest.mark.parametrize(("count", "shape", "order", "d"), [(2, (37, 29, 33), "C", RowMajor(F32)), (3, (20, 32, 16), "F", ColMajor(F32)),
                                                             (4, (33, 24, 40), "C", RowMajor(F32)), (4, (5, 13, 0), "F", RowMajor(F32))], ids=str)

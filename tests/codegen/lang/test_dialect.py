@@ -176,7 +176,7 @@ def place(name: str) -> tuple[str, range]:
     return f"<cell {name}>", range(at, at + 1)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("world", [emulated, kernel])
 @pytest.mark.parametrize("name", [name for name in REFUSED if name != "any number"])
 def test_refused(name: str, world: Callable[..., Any]) -> None:

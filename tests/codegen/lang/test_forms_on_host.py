@@ -18,7 +18,7 @@ TAKEN = forms_of_structure.TAKEN | forms_of_numbers.TAKEN | forms_of_users.TAKEN
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::SyntaxWarning")
-@pytest.mark.sample(16)
+@pytest.mark.sample(33)
 @pytest.mark.parametrize("name", TAKEN)
 def test_a_form_that_both_worlds_take(name: str) -> None:
     function = written(TAKEN[name], f"taken on host, {name}")

@@ -66,7 +66,7 @@ def test_a_line_of_the_next_block(dtype: np.dtype, count: int, rng: np.random.Ge
     assert np.array_equal(out, expected)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @every_width
 def test_the_instructions(dtype: np.dtype, count: int) -> None:
     """As wide as 16 bytes, nothing of it in local memory, and one address for all of a thread's loads."""

@@ -51,7 +51,7 @@ def copy_global(out: Any, a: Any, access: Any) -> None:
     store_global(out, 0, (at,), (0,), load_global(a, 0, (at,), (0,), access.count))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(9)
 @every_width
 def test_global_memory_in_one_access(dtype: np.dtype, count: int, rng: np.random.Generator) -> None:
     a, out, access = numbers(rng, dtype, 32 * count), Out((32 * count,), dtype), Access(dtype, count)
@@ -72,7 +72,7 @@ def through_shared(out: Any, a: Any, access: Any) -> None:
     store_global(out, 0, (at,), (0,), load_shared(pointer, 31 * n, 0 - at, n))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(13)
 @every_width
 def test_shared_memory_in_one_access(dtype: np.dtype, count: int, rng: np.random.Generator) -> None:
     a, out, access = numbers(rng, dtype, 32 * count), Out((32 * count,), dtype), Access(dtype, count)

@@ -82,7 +82,7 @@ def test_collects_rows(count: int, trans: bool, dtype: np.dtype, rng: np.random.
     assert same_bits(result, expected_rows(given[1], count, trans))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", [F16, BF16, np.dtype("i2")], ids=str)
 @every_case
 def test_is_one_instruction(count: int, trans: bool, dtype: np.dtype, rng: np.random.Generator) -> None:

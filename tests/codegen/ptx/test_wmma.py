@@ -129,7 +129,7 @@ def test_wmma_multiplies(how: Wmma, rng: np.random.Generator) -> None:
         assert_product(wmma_result(d, how), a, b, c, data)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(11)
 @every_wmma
 def test_wmma_is_load_multiply_store(how: Wmma, rng: np.random.Generator) -> None:
     ptx = compiled(wmma_kernel, *wmma_arguments(how, "normal", rng)[0])
@@ -147,7 +147,7 @@ def test_wmma_is_load_multiply_store(how: Wmma, rng: np.random.Generator) -> Non
     assert leaves_nothing(ptx)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(11)
 @every_wmma
 def test_wmma_is_assembled(how: Wmma, rng: np.random.Generator) -> None:
     from gemmkit.runtime.assemble import assemble

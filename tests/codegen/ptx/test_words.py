@@ -49,7 +49,7 @@ def there_and_back(out: Any, a: Any, case: Any) -> None:
     store_global(out, 0, (at,), (0,), unpack_words(case.dtype, pack_words(values)))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(5)
 @every_case
 @pytest.mark.parametrize("kernel", [loaded_as_words, there_and_back])
 def test_words_keep_every_bit(kernel: Any, dtype: np.dtype, count: int, rng: np.random.Generator) -> None:
@@ -171,6 +171,7 @@ def test_words_begin_anywhere(dtype: np.dtype, run: Any, rng: np.random.Generato
     assert same_bits(out, np.ascontiguousarray(a[:, 1:]))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d.itemsize <= 2], ids=str)
 def test_words_from_anywhere_are_loaded_as_words(dtype: np.dtype) -> None:
     count = 16 // dtype.itemsize

@@ -35,6 +35,7 @@ def test_as_many_lines_as_the_paper() -> None:
     (listings.cuda_wmma_sample, WMMA, 1, {"HMMA": 128, "LDSM": 48}, {"LDG.E.128": 16, "STS.128": 16, "STG.E.128": 16}),
     (listings.maxwell_optimized, MAXWELL, 2, {"FFMA": 512, "LDS": 32}, {"STG.E.128": 16, "LDG.E.64": 2, "STS.64": 2}),
 ], ids=["cuda_wmma_sample", "maxwell_optimized"])
+@pytest.mark.sample(2)
 def test_machine_code(schedule: Any, kinds: tuple, blocks: int, loop: dict, whole: dict) -> None:
     begin = time.perf_counter()
     code = schedule.compile(*kinds, blocks_per_sm=blocks)

@@ -125,6 +125,7 @@ def test_views(machine: Any, how: str, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("first, other", [("rows", "turned"), ("turned", "spread"), ("spread", "rows")])
 def test_the_same_arrays_in_another_order(machine: Any, first: str, other: str, rng: np.random.Generator) -> None:
     """C's strides decide how its stack is walked: a plan for others is not taken. Another alpha compiles nothing."""
+    conf = gk.get_config(operator=FPUOp(16, 16), global_a_layout=RowMajor(F32), block_shape=Tile(M=16, N=16, K=16), kernel="singlestage")
     a, b = whole(rng, (2, 2, 5, 6), F32), whole(rng, (2, 2, 6, 7), F32)
     product = op(a, "N") @ op(b, "N")
     of_a, of_b = machine.array(a), machine.array(b)
@@ -135,30 +136,30 @@ def test_the_same_arrays_in_another_order(machine: Any, first: str, other: str, 
         out = out if c.flags.c_contiguous else out.swapaxes(0, 1) if c.base.shape[1] == 2 else out[:, ::2]
         before = machine.numpy(out).copy()
         with machine.session():
-            gemmEx("N", "N", 2, of_a, of_b, 0.5, out)
+            gemmEx("N", "N", 2, of_a, of_b, 0.5, out, conf=conf)
             with machine.compiles_nothing():
-                gemmEx("N", "N", -1, of_a, of_b, 2, out)
+                gemmEx("N", "N", -1, of_a, of_b, 2, out, conf=conf)
         assert np.array_equal(machine.numpy(out), -product + 2 * (2 * product + before / 2))
 
 
 # -- numbers of several parts, structure ------------------------------------------------------------------------------
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("trans", ["NN", "CT", "TC"])
-def test_parts_along_a_last_axis(machine: Any, trans: str, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("dtype", [F32, F16], ids=str)
+def test_parts_along_a_last_axis(machine: Any, dtype: Any, trans: str, rng: np.random.Generator) -> None:
     """Of float32 and float16, each operand's stack in an order of its own."""
-    for dtype in (F32, F16):
-        a, b = (machine.array(whole(rng, (*shape, 2), dtype)) for shape in ((3, 2, 5, 6), (3, 6, 4)))
-        a = a.swapaxes(0, 1)
-        c = machine.array(whole(rng, (5, 2, 3, 4, 2), dtype)).swapaxes(0, 2)[::-1].swapaxes(0, 1)           # (2, 3, 5, 4, 2)
-        before = complex_of(machine.numpy(c).copy())
-        with machine.session():
-            gemmEx(*trans, 1j, *(x if t == "N" else x.swapaxes(-2, -3) for x, t in zip((a, b), trans)), 2 - 1j, c,  # type: ignore[call-arg]
-                   operator=COMPLEX)
-        full = [complex_of(machine.numpy(x).astype(F64)) for x in (a, b)]
-        full = [x.conj() if t == "C" else x for x, t in zip(full, trans)]
-        assert np.array_equal(complex_of(machine.numpy(c)), 1j * (full[0] @ full[1]) + (2 - 1j) * before)
+    a, b = (machine.array(whole(rng, (*shape, 2), dtype)) for shape in ((3, 2, 5, 6), (3, 6, 4)))
+    a = a.swapaxes(0, 1)
+    c = machine.array(whole(rng, (5, 2, 3, 4, 2), dtype)).swapaxes(0, 2)[::-1].swapaxes(0, 1)               # (2, 3, 5, 4, 2)
+    before = complex_of(machine.numpy(c).copy())
+    with machine.session():
+        gemmEx(*trans, 1j, *(x if t == "N" else x.swapaxes(-2, -3) for x, t in zip((a, b), trans)), 2 - 1j, c,  # type: ignore[call-arg]
+               operator=COMPLEX)
+    full = [complex_of(machine.numpy(x).astype(F64)) for x in (a, b)]
+    full = [x.conj() if t == "C" else x for x, t in zip(full, trans)]
+    assert np.array_equal(complex_of(machine.numpy(c)), 1j * (full[0] @ full[1]) + (2 - 1j) * before)
 
 
 @on_machines
@@ -247,18 +248,22 @@ def test_configurations_of_the_callers(machine: Any, name: str, rng: np.random.G
         assert np.array_equal(machine.numpy(out), 3 * c.swapaxes(0, 1) - 2 * op(a, "N") @ op(b, "NT"[is_turned]))
 
 
+@pytest.mark.sample(3)
 @on_machines
-def test_the_epilogue_in_a_composition(machine: Any, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (2, 1, 5, 7), (5, 7)], ids=str)
+def test_the_epilogue_in_a_composition(machine: Any, shape: tuple[int, ...], rng: np.random.Generator) -> None:
     """Its C is broadcast, or the result itself, and what comes after sees what it made."""
-    a, b = whole(rng, (2, 3, 5, 6), F32), whole(rng, (2, 3, 6, 7), F32)
+    a, b, c = whole(rng, (2, 3, 5, 6), F32), whole(rng, (2, 3, 6, 7), F32), whole(rng, shape, F32)
     product = op(a, "N") @ op(b, "N")
-    for shape in ((2, 3, 5, 7), (2, 1, 5, 7), (5, 7)):
-        c = whole(rng, shape, F32)
-        held = machine.array(c)
-        out = held if c.shape == product.shape else machine.array(poison(product.shape, F32))
-        with machine.session():
-            gk.matmul(machine.array(a), machine.array(b), out=out, epilogue=LinearCombination(2.0, -1.0, held, RowMajor(F32)) | ReLU())
-        assert np.array_equal(machine.numpy(out), np.maximum(2 * product - c, 0))
+    held = machine.array(c)
+    out = held if c.shape == product.shape else machine.array(poison(product.shape, F32))
+    with machine.session():
+        gk.matmul(machine.array(a), machine.array(b), out=out, epilogue=LinearCombination(2.0, -1.0, held, RowMajor(F32)) | ReLU())
+    assert np.array_equal(machine.numpy(out), np.maximum(2 * product - c, 0))
+
+
+def test_an_epilogues_c_that_does_not_fit() -> None:
+    a, b = np.ones((2, 3, 5, 6), F32), np.ones((2, 3, 6, 7), F32)
     with gk.emulate(), pytest.raises(ValueError, match=r"c of LinearCombination has shape \(2, 5, 7\)"):
         gk.matmul(a, b, epilogue=LinearCombination(2.0, -1.0, np.zeros((2, 5, 7), F32), RowMajor(F32)))
     with gk.emulate(), pytest.raises(ValueError, match="overlaps out"):
@@ -283,6 +288,7 @@ def test_a_stack_is_one_launch(call: str, monkeypatch: pytest.MonkeyPatch, rng: 
     assert len(launches) == 1
 
 
+@pytest.mark.sample(3)
 @pytest.mark.compile
 @pytest.mark.parametrize("operator", [MMAOp(), WGMMAOp(128), COMPLEX.with_base(FPUOp(8, 16))], ids=["mma", "wgmma", "parts"])
 def test_the_code_of_a_stack(operator: Any) -> None:

@@ -103,7 +103,7 @@ REFUSED: dict[str, Any] = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("world", [run, compiles])
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str, world: Any) -> None:

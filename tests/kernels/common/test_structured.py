@@ -121,20 +121,21 @@ def test_trapezoids(machine: Any, half: str, rng: np.random.Generator) -> None:
         assert np.array_equal(multiply(machine, machine.array(a), kept, (OTHER, shape[1]), as_b), reference(a, full))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("half", ["lower", "upper"])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_symmetric(machine: Any, half: str, order: str, rng: np.random.Generator) -> None:
-    for operator in OPERATORS.values():
-        dtype = operator.fragment_a.dtype
-        layout = layouts.Symmetric((layouts.RowMajor if order == "C" else layouts.ColMajor)(dtype), half)
-        x = whole(rng, (SQUARE, SQUARE), dtype)
-        kept, full = machine.array(stored(x, half, False, order)), mirrored(x, half)
-        b, a = whole(rng, (SQUARE, OTHER), dtype), whole(rng, (OTHER, SQUARE), dtype)
-        assert np.array_equal(multiply(machine, kept, machine.array(b), b.shape, config(operator, layout)), reference(full, b))
-        assert np.array_equal(multiply(machine, machine.array(a), kept, a.shape, config(operator, None, layout)), reference(a, full))
-        assert np.array_equal(multiply(machine, kept, kept, full.shape, config(operator, layout, layout)), reference(full, full))
+@pytest.mark.parametrize("name", OPERATORS)
+def test_symmetric(machine: Any, name: str, half: str, order: str, rng: np.random.Generator) -> None:
+    operator = OPERATORS[name]
+    dtype = operator.fragment_a.dtype
+    layout = layouts.Symmetric((layouts.RowMajor if order == "C" else layouts.ColMajor)(dtype), half)
+    x = whole(rng, (SQUARE, SQUARE), dtype)
+    kept, full = machine.array(stored(x, half, False, order)), mirrored(x, half)
+    b, a = whole(rng, (SQUARE, OTHER), dtype), whole(rng, (OTHER, SQUARE), dtype)
+    assert np.array_equal(multiply(machine, kept, machine.array(b), b.shape, config(operator, layout)), reference(full, b))
+    assert np.array_equal(multiply(machine, machine.array(a), kept, a.shape, config(operator, None, layout)), reference(a, full))
+    assert np.array_equal(multiply(machine, kept, kept, full.shape, config(operator, layout, layout)), reference(full, full))
 
 
 def one(i, j):

@@ -54,7 +54,7 @@ def close(found: np.ndarray, expected: np.ndarray, dtype: Any, working: Any = F3
 
 
 @on_machines
-@pytest.mark.sample(6)
+@pytest.mark.sample(13)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 2), (5, 7), (2, 31), (9, 33), (4, 64), (3, 127), (2, 768), (2, 1000), (3, 1024), (2, 1031),
                                    (1, 4104)])
 @pytest.mark.parametrize("dtype", [F16, BF16, F32, F64], ids=str)

@@ -31,7 +31,7 @@ def parts(rng: np.random.Generator, rows: tuple[int, ...], columns: tuple[int, .
     return [np.asarray(whole(rng, shape, dtype), order=order) for shape in zip(rows, columns)]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("machine", MACHINE)
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("order", ["C", "F"])

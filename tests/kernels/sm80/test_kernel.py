@@ -154,7 +154,7 @@ def test_tiles_that_warps_do_not_divide_evenly(machine: Any, trans: str, columns
     operator = gk.operators.FPUOp(16, 8, 4, MB=4, NB=8, accumulator=np.float64)
     block = dict(block_shape=Tile(M=32, N=columns, K=32), compute_warp=Tile(M=32, N=8, K=32), warps_per_block=columns // 8)
     conf = mapping(operator, ORDERS[trans[0]], ORDERS[trans[1]], stages=2, **block)
-    a, b = operands(rng, operator, 37, 2 * columns + 3, 70)
+    a, b = operands(rng, operator, 37, columns + 3, 70)
     assert np.array_equal(product(machine, conf, a, b), expected(operator, a, b))
 
 

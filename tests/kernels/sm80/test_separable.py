@@ -87,7 +87,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(40)
 @on_machines
 @pytest.mark.parametrize("near", [False, True], ids=["64 bits", "32 bits"])
 @pytest.mark.parametrize("side", "ab")
@@ -132,6 +132,7 @@ class Panels(layouts.Layout):
         return offset_of(data, (j // 8, 0, j % 8))
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("side", "ab")
 def test_a_layout_of_the_users(machine: Any, side: str, rng: np.random.Generator) -> None:

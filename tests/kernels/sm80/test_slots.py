@@ -156,7 +156,7 @@ HALVES = {"lower": np.tril, "upper": np.triu}
 @pytest.mark.parametrize("name", TWO)
 def test_triangles_skip_work(machine: Any, name: str, half: str, rng: np.random.Generator) -> None:
     """As A and as B; what is not stored is NaN, and tiles beside the triangle are not even asked for."""
-    dtype, n = TWO[name].fragment_a.dtype, 90
+    dtype, n = TWO[name].fragment_a.dtype, 70
     x, b, a = whole(rng, (n, n), dtype), whole(rng, (n, N), dtype), whole(rng, (N, n), dtype)
     full = HALVES[half](x)
     stored = np.where(HALVES[half](np.ones_like(x)) != 0, x, np.nan).astype(dtype)
@@ -165,6 +165,7 @@ def test_triangles_skip_work(machine: Any, name: str, half: str, rng: np.random.
     assert np.array_equal(product(machine, small(name, b=layout), a, stored), reference(a, full))
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("name", TWO)
 def test_diagonals_and_symmetric_matrices(machine: Any, name: str, rng: np.random.Generator) -> None:
@@ -178,6 +179,7 @@ def test_diagonals_and_symmetric_matrices(machine: Any, name: str, rng: np.rando
     assert np.array_equal(product(machine, small(name, a=layouts.Symmetric(RowMajor(dtype), "lower")), stored, b), reference(full, b))
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("name", TWO)
@@ -198,7 +200,7 @@ def sized(semiring: Any, dtype: Any = F32) -> Any:
     return semiring.sized(dict(M=16, N=16, MB=4, NB=8), dtype, dtype, dtype)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("k", [0, 1, 16, 53])
 @pytest.mark.parametrize("trans", ["NN", "TT"])

@@ -68,6 +68,7 @@ def test_rings_of_any_length(kind: str, stages: int, rng: np.random.Generator) -
             assert np.array_equal(product(EMULATOR, conf, a, b, seed=stages), expected(operator, a, b)), k
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["f32", "f16"])
 def test_blocks_that_share_k(kind: str, rng: np.random.Generator) -> None:
     operator = KINDS[kind]

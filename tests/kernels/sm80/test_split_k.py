@@ -79,14 +79,21 @@ def test_operators(machine: Any, splits: int, operator: Any, rng: np.random.Gene
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("splits", [3, 9])
-def test_semirings_and_complex_numbers(machine: Any, splits: int, rng: np.random.Generator) -> None:
-    a, b = whole(rng, (17, 140), F32), whole(rng, (140, 16), F32)
+def test_semirings(machine: Any, splits: int, rng: np.random.Generator) -> None:
+    a, b = whole(rng, (17, 100), F32), whole(rng, (100, 16), F32)
     conf = gk.get_config(operator=MIN_PLUS, global_a_layout=RowMajor(F32), kernel="multistage", splits=splits,
-                         gemm_shape=dict(M=17, N=16, K=140))
+                         gemm_shape=dict(M=17, N=16, K=100))
     assert np.array_equal(product(machine, conf, a, b), (a[:, :, None] + b[None]).min(1))
+
+
+@pytest.mark.sample(2)
+@on_machines
+@pytest.mark.parametrize("splits", [3, 9])
+def test_complex_numbers(machine: Any, splits: int, rng: np.random.Generator) -> None:
+    a, b = whole(rng, (17, 100), F32), whole(rng, (100, 16), F32)
     u, v = (a + 1j * a[::-1]).astype("c8"), (b - 2j * b[:, ::-1]).astype("c8")
     conf = gk.get_config(operator=COMPLEX, global_a_layout=RowMajor("c8"), kernel="multistage", splits=splits,
-                         gemm_shape=dict(M=17, N=16, K=140))
+                         gemm_shape=dict(M=17, N=16, K=100))
     assert np.array_equal(product(machine, conf, u, v), u @ v)
 
 
@@ -100,13 +107,15 @@ def test_c_and_the_epilogue_count_once(machine: Any, rng: np.random.Generator) -
         assert np.array_equal(product(machine, conf, a, b, c), expected)
 
 
+@pytest.mark.sample(2)
 @on_machines
-def test_stacks(machine: Any, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("splits", [2, 9])
+def test_stacks(machine: Any, splits: int, rng: np.random.Generator) -> None:
     a, b = whole(rng, (3, 17, 100), F16), whole(rng, (3, 100, 18), F16)
-    for splits in (2, 9):
-        assert np.array_equal(product(machine, mapped(splits), a, b), a.astype(F64) @ b.astype(F64))
+    assert np.array_equal(product(machine, mapped(splits), a, b), a.astype(F64) @ b.astype(F64))
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("splits", [3, 11])
 def test_the_same_bits_in_every_run(machine: Any, splits: int, rng: np.random.Generator) -> None:
@@ -227,6 +236,7 @@ def ordered(order: dict[str, str]) -> Any:
     return lambda view, at, number, how: real(view, at, number, order.get(how, how))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("splits", [3, 9])
 @pytest.mark.parametrize("order", [{"acq_rel": "release"}, {"acq_rel": "acquire"}, {"acq_rel": "relaxed"}], ids=str)
 def test_a_count_that_orders_too_little(splits: int, order: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

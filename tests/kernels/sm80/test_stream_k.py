@@ -91,7 +91,7 @@ def test_the_division() -> None:
 SHAPES = [(48, 48, 160), (17, 19, 331), (16, 16, 512), (1, 1, 97), (80, 16, 96), (33, 16, 32), (33, 16, 1), (33, 16, 0), (0, 7, 64)]
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(23)
 @on_machines
 @pytest.mark.parametrize("waves", [1, 2])
 @pytest.mark.parametrize("blocks", [1, 2, 4, 7])
@@ -103,7 +103,7 @@ def test_any_number_of_blocks(machine: Any, blocks: int, waves: int, shape: tupl
     assert np.array_equal(product(machine, mapped(blocks, waves), a, b), a.astype(F64) @ b.astype(F64))
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("orders", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("operator", [FPUOp(16, 16), FPUOp(16, 16, dtype=F64), MMAOp(dtype=F64), MMAOp(accumulator=F16), MMAOp(dtype="i1")],
@@ -307,7 +307,7 @@ def test_counters_that_are_not_set_back(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.compile
 def test_code() -> None:
     """No spill, vectors of 16 bytes to the workspace and back, one addition to a counter, one main loop."""
-    conf = mapped(None, block_shape=Tile(M=64, N=64, K=64), stages=3)
+    conf = mapped(None, block_shape=Tile(M=64, N=64, K=32), stages=3)
     found = compile_config(conf, gemm_shape=dict(M=1024, N=1024, K=1024))
     alone = compile_config(replace(conf, splits=1), gemm_shape=dict(M=1024, N=1024, K=1024))
     assert found.usage.spill_stores == found.usage.spill_loads == found.usage.stack_bytes == 0

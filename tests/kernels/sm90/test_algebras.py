@@ -116,14 +116,15 @@ def test_gemm_ex(machine: Any, name: str, orders: str, rng: np.random.Generator)
         assert np.array_equal(machine.numpy(out), expected.astype("f2"))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @on_machines
+@pytest.mark.parametrize("size", [EVEN, ODD], ids=["even", "odd"])
 @pytest.mark.parametrize("orders", ["NN", "TT"])
-def test_planes(machine: Any, orders: str, rng: np.random.Generator, few_blocks: Any) -> None:
+def test_planes(machine: Any, orders: str, size: Any, rng: np.random.Generator, few_blocks: Any) -> None:
     """Both planar: TMA alone; one planar and one that lands; planar ones that TMA refuses; a planar D."""
     number = COMPLEX.number_dtype("f2")
     layout = {order: Planar(number, "row" if order == "N" else "col") for order in "NT"}
-    for M, N, K in (EVEN[machine.emulated], ODD[machine.emulated]):
+    for M, N, K in (size[machine.emulated],):
         a, b = whole(rng, M, K, 2, orders[0]), whole(rng, K, N, 2, orders[1])
         planes = [_planes(machine, x) for x in (a, b)]
         expected = product64(COMPLEX, a, b).astype("f2")

@@ -106,7 +106,7 @@ EPILOGUES: dict[str, Any] = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kind", EPILOGUES)
 def test_epilogues_see_coordinates_of_the_product(kind: str) -> None:

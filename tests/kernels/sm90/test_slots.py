@@ -107,7 +107,7 @@ POINTS = {"global_to_shared_a": "a", "global_to_shared_b": "b", "global_to_share
           "shared_to_regs_b": "b", "shared_to_regs_c": "c", "regs_to_shared_d": "d", "shared_to_global_d": "d"}
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(11)
 @on_machines
 @pytest.mark.parametrize("point", POINTS)
 def test_a_transform_at_each_point(machine: Any, point: str, rng: np.random.Generator) -> None:

@@ -49,7 +49,7 @@ SHARES = [("1x1", 3), ("1x1", 5), ("1x1", 7), ("1x1", 12), ("1x1", 17), ("2x1", 
 SHAPES = [(64, 32, 260), (70, 30, 147), (60, 37, 72), (1, 8, 72), (33, 16, 16), (64, 32, 0)]
 
 
-@pytest.mark.sample(42)
+@pytest.mark.sample(84)
 @on_machines
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("cluster, splits", SHARES)
@@ -143,6 +143,7 @@ def test_the_same_bits_in_every_run(machine: Any, cluster: str, splits: int, rng
     assert np.allclose(found[0], sum(parts), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("cluster, splits", [("1x1", 7), ("2x1", 3)])
 def test_counters_are_ready_for_the_next_launch(machine: Any, cluster: str, splits: int, rng: np.random.Generator) -> None:

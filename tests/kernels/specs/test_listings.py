@@ -16,6 +16,7 @@ def matrix(rng: np.random.Generator, rows: int, columns: int, dtype: str, order:
     return aligned(np.asarray(rng.standard_normal((rows, columns)).astype(dtype), order=order))  # type: ignore[call-overload]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("schedule", "dtype", "orders", "k"), [(cuda_wmma_sample, "f2", "CFC", 256), (maxwell_optimized, "f4", "FFF", 16)],
                          ids=["cuda_wmma_sample", "maxwell_optimized"])
 def test_listing(schedule: Any, dtype: str, orders: str, k: int, rng: np.random.Generator) -> None:

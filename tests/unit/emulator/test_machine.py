@@ -123,15 +123,14 @@ def test_nothing_is_left_behind_by_a_fault(seed: int | None) -> None:
                 thread.barrier(1)  # waits no more, and goes no further
                 swallowed.append(thread)
 
-    for _ in range(3):
+    for _ in range(2):
         unwound.clear()
         with pytest.raises(ZeroDivisionError):
             run(kernel, threads=64, schedule_seed=seed)
         assert 40 in unwound and not swallowed
         if seed is None:
             assert sorted(unwound) == list(range(41))  # the others had not begun
-        gc.collect()  # Python 3.12 may keep the last thread in a cycle of exceptions and frames
-        assert greenlets() == before
+        assert greenlets() == before  # it collects: Python 3.12 may keep the last thread in a cycle of exceptions and frames
         assert not any(reference() for reference in alive)
         with pytest.raises(RuntimeError, match="not inside"):
             machine.current()

@@ -39,6 +39,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], str]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_is_refused_with_its_line(name: str) -> None:
     function, words = FUNCTIONS[name]

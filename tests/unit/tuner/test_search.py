@@ -331,6 +331,7 @@ def test_elements_are_where_their_strides_say() -> None:
     ("float16", (64, 64, 65536), {}), ("float32", (512, 512, 512), dict(operator=operators.MIN_PLUS)),
     ("float16", (512, 512, 512), dict(operator=operators.MMAOp())), ("float16", (16, 4096, 4096), {}),
 ], ids=str)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("device", [H100, A100], ids=lambda device: device.arch_name)
 def test_candidates_are_configurations(dtype: str, sizes: tuple[int, int, int], keywords: dict[str, Any], device: Any) -> None:
     """Each is legal or refused with a reason; what is legal has the candidate's fields, and comes back from a file."""
