@@ -216,7 +216,7 @@ def map_held(values: tuple, p: int, row: Row, f: Any) -> tuple:
     return map_piece(values, column_of(p, row.spec), row.spec, f)
 
 
-def load_own(p: int, spec: RowsSpec, x: Any, index: int, columns: int) -> tuple:
+def load_own(p: int, spec: Any, x: Any, index: int, columns: int) -> tuple:
     """The ``p``-th piece. Beyond the row it is the thread's first once more, which nothing looks at: that of another thread
     might be stored by then, where y is x."""
     j = column_of(p, spec)
