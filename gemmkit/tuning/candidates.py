@@ -24,8 +24,8 @@ from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
-from gemmkit.tuning import defaults, mappings, multistage_mappings
-from gemmkit.tuning.model import Mapping, Supply, by_workspace
+from gemmkit.tuning import defaults, hopper, mappings, multistage_mappings
+from gemmkit.tuning.model import Mapping, by_workspace
 from gemmkit.tuning.operators import SIXTEEN, accumulator_for, algebra_of, operator_for
 
 __all__ = ["Candidate", "candidates"]
@@ -174,9 +174,8 @@ def candidates(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, devic
 
     What a kernel refuses is among them: `get_config` says why.
     """
-    supply = mappings.BY_TMA.supply_of(*infos)
     families = [sorted(dict.fromkeys(found), key=_modelled) for found in (
-        _warp_specialised(a, b, given, sizes, device, products, supply), _multistage(a, b, given, sizes, device, products),
+        _warp_specialised(a, b, given, sizes, device, products, infos), _multistage(a, b, given, sizes, device, products),
         _singlestage(a, b, given, sizes, device, products))]
     first = [one for family in families for one in family[:1]]
     return first + sorted((one for family in families for one in family[1:]), key=_modelled)
@@ -187,7 +186,7 @@ def _modelled(candidate: Candidate) -> float:
 
 
 def _warp_specialised(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, device: DeviceInfo,
-                      products: int, supply: Supply | None) -> Iterator[Candidate]:
+                      products: int, infos: tuple[ArrayInfo | None, ArrayInfo | None]) -> Iterator[Candidate]:
     parts = part_dtypes(a.dtype)
     is_ours = given is None or isinstance(given, Algebra)
     if device.arch[0] != 9 or a.dtype != b.dtype:
@@ -199,8 +198,10 @@ def _warp_specialised(a: Layout, b: Layout, given: Operator | None, sizes: Sizes
     else:
         return
     itemsize = parts[0].itemsize * len(parts)
-    shared = by_workspace(sizes, device, products, mappings.WORKSPACE, mappings.LEAST_SHARED)
-    tiles = [*mappings.MAPPINGS, *mappings.SPLIT, *shared, *EXTRA]
+    table = mappings.BY_TMA if given is not None else hopper.table_for(a, b, *infos, {}, sizes)
+    supply = table.supply_of(*infos)
+    shared = by_workspace(sizes, device, products, table.workspace, table.least_shared)
+    tiles = [*table.mappings, *shared, *(EXTRA if table is mappings.BY_TMA else ())]
     if widths is not None and not any(one.N in widths for one in tiles):
         tiles = [dataclasses.replace(one, N=width) for one in mappings.MAPPINGS for width in widths]
     for one in tiles:
@@ -215,7 +216,7 @@ def _warp_specialised(a: Layout, b: Layout, given: Operator | None, sizes: Sizes
                             group=group, nanoseconds=cost / CLOCK * (1 + UNUSUAL * (3 - usual)))
 
 
-#: Beside the tables': tiles that were the fastest of none of the shapes they were fitted to.
+#: Beside the tables' for operands by TMA: tiles that were the fastest of none of the shapes they were fitted to.
 EXTRA = (
     Mapping(256, 64, "cooperative", 8, (1, 1), 560, 4000, 0),
     Mapping(128, 64, "pingpong", 8, (1, 1), 300, 1200, 2000),

@@ -26,8 +26,7 @@ MOST_STAGES = 8
 def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
            device: DeviceInfo, products: int = 1) -> tuple[Operator, dict[str, Any]]:
     """The operator for a product of 16-bit floats in these layouts, and the fields of its mapping."""
-    given = dict(fields, operator=WGMMAOp(LIKELY.N, dtype=a.dtype), global_a_layout=a, global_b_layout=b)
-    table = _table(given, Arrays(infos["a"], infos["b"], None, *sizes))
+    table = table_for(a, b, infos["a"], infos["b"], fields, sizes)
     always = getattr(fields.get("condition"), "is_always", True)
     supply = table.supply_of(infos["a"], infos["b"])
     listed = table.mappings
@@ -102,10 +101,17 @@ def _fit(values: dict[str, Any], mapping: Mapping, device: DeviceInfo) -> None:
 
 # -- what the kernel is asked -----------------------------------------------------------------------------------------
 
+def table_for(a: Layout, b: Layout, of_a: ArrayInfo | None, of_b: ArrayInfo | None, fields: dict[str, Any],
+              sizes: tuple[int, int, int]) -> Table:
+    """The mappings to choose among for 16-bit operands in these layouts and arrays; ``fields`` are the caller's."""
+    given = dict(fields, operator=WGMMAOp(LIKELY.N, dtype=a.dtype), global_a_layout=a, global_b_layout=b)
+    return _table(given, None if of_a is None or of_b is None else Arrays(of_a, of_b, None, *sizes))
+
+
 def _table(values: dict[str, Any], arrays: Arrays | None = None) -> Table:
     """The mappings to choose among, by the routes that operands take in the kernel on a likely mapping. Without ``arrays``
     all suit TMA."""
     return table_of(assumed_spec(values, LIKELY, arrays), arrays)
 
 
-__all__ = ["choice", "fill"]
+__all__ = ["choice", "fill", "table_for"]

@@ -91,7 +91,6 @@ def test_operands_that_are_clipped() -> None:
     conf = gk.get_config(gemm_shape=gk.Tile(M=64, N=64, K=64), operator=MMAOp(dtype="float16"), kernel="singlestage",
                          global_a_layout=RowMajor(F16), global_b_layout=RowMajor(F16))
     operand = conf.spec().a
-    from gemmkit.runtime.arrays import describe
 
     assert clipped(operand, describe(np.empty((64, 65), F16), "a"), 0).clipped
     assert not clipped(operand, describe(np.empty((64, 64), F16), "a"), 0).clipped
