@@ -209,7 +209,7 @@ def _warp_specialised(a: Layout, b: Layout, given: Operator | None, sizes: Sizes
             continue
         for cluster, group, depth in itertools.product(CLUSTERS if one.splits == 1 else (one.cluster,), GROUPS, DEPTHS):
             tried = dataclasses.replace(one, cluster=cluster)
-            cost = tried.cycles(tuple(max(1, size) for size in sizes), device, itemsize, supply, products)   # type: ignore[arg-type]
+            cost = tried.cycles(tuple(max(1, size) for size in sizes), device, itemsize, supply, products)
             usual = (cluster == (1, 1) or supply is not None) + (group == 8) + (depth == 1)
             yield Candidate("warp_specialised", (one.M, one.N, depth * 128 // parts[0].itemsize), splits=one.splits,
                             schedule=one.schedule, warps=one.warps, cluster=tried.cluster, producer_warps=one.producer_warps,
