@@ -32,6 +32,8 @@ from gemmkit.ptx.warpgroup import fence_async
 from gemmkit.ptx.words import pack_words, unpack_words
 from gemmkit.tiling import parallelise, translate
 
+CLIPPED = 24                           # words of an operand that a thread loads at an edge at once: with 32, threads spill
+
 
 @dataclass(frozen=True)
 class Staged(Route):
@@ -76,7 +78,8 @@ class StagedProducer(Producer):
         teams = 2 if 0 < held(spec.producer_warps // 2) <= most * 3 // 4 else 1
         warps = spec.producer_warps // teams
         holds = 0 < held(warps) <= most
-        is_clipped = holds and all(operand.clipped for operand in staged)
+        words = max((dataclasses.replace(operand, warps=warps).staged_words for operand in staged), default=0)
+        is_clipped = holds and words <= CLIPPED and all(operand.clipped for operand in staged)
         is_whole = holds and not is_clipped and all(operand.whole and operand.passes_words for operand in staged)
         return cls(warps, teams, spec.tma_bytes, holds, is_whole, is_clipped)
 
