@@ -12,6 +12,7 @@ from gemmkit.components import Component, field_values, with_fields
 from gemmkit.emulator import machine
 from gemmkit.emulator.captures import Captures
 from gemmkit.emulator.user_code import arguments
+from gemmkit.kernels.common.completion import complete_reductions
 from gemmkit.lang import dialect
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.host import View
@@ -116,12 +117,18 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, seed: int | None = None
     maps = [None if m is None else emulated_map(views[m.which], m.spec, m.axis) for m in compiled.maps]
     spec = arena.component(compiled.spec_on_host)
     with np.errstate(all="ignore"):                # integers wrap and floats overflow, as on the device
-        machine.launch(conf.family.kernel, arguments((spec, *views, compiled.shape, *maps), arena.originals),
-                       grid=(compiled.blocks, 1, 1),
-                       block=(conf.threads, 1, 1), cluster=(conf.peers, 1, 1),
-                       shared_memory=compiled.spec.shared_bytes, max_shared_memory=H100.shared_memory_per_block,
-                       schedule_seed=seed, dependent=compiled.launchable.dependent,
-                       registers=conf.family.registers(compiled.spec))
+        if compiled.blocks:
+            machine.launch(conf.family.kernel, arguments((spec, *views, compiled.shape, *maps), arena.originals),
+                           grid=(compiled.blocks, 1, 1),
+                           block=(conf.threads, 1, 1), cluster=(conf.peers, 1, 1),
+                           shared_memory=compiled.spec.shared_bytes, max_shared_memory=H100.shared_memory_per_block,
+                           schedule_seed=seed, dependent=compiled.launchable.dependent,
+                           registers=conf.family.registers(compiled.spec))
+        behind = compiled.completion
+        if behind is not None:                     # a kernel of its own: what the first has written it sees
+            machine.launch(complete_reductions, arguments((behind.team, spec.epilogue, behind.shape), arena.originals),
+                           grid=(behind.blocks, 1, 1), block=(behind.threads, 1, 1), shared_memory=behind.shared_bytes,
+                           max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed)
 
 
 def run_group(compiled: Any, products: list[tuple], places: np.ndarray, seed: int | None = None) -> None:

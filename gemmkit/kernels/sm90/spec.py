@@ -15,6 +15,7 @@ from gemmkit.kernels.spec import Spec
 from gemmkit.layouts.swizzled import pattern_of
 
 PINGPONG = "pingpong"
+WARP_ROWS = 16                         # of a fragment that a warp holds
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,10 @@ class Sm90Spec(Spec):
         """Whether anything happens to a value between the sum and D."""
         return bool(self.has_c or type(self.epilogue) is not Default or not self.d.to_registers.is_identity
                     or not self.d.to_shared.is_identity)
+
+    @property
+    def parts(self) -> tuple[int, int]:
+        return WARP_ROWS, self.block.size.N // self.d.layout.folds // self.exchange.slices
 
     # -- shared memory ------------------------------------------------------------------------------------------------
 
