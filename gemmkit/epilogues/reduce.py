@@ -15,7 +15,8 @@ import numpy as np
 
 from gemmkit.components import Array, Scalar, with_fields
 from gemmkit.epilogues.base import Epilogue
-from gemmkit.epilogues.combine import NAMES, Combine, combine_named
+from gemmkit.epilogues.combine import Combine
+from gemmkit.epilogues.reductions import NAMES, combine_named
 from gemmkit.kernels.common.rules import rule
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.narrowing import fitting, narrows, refusal
@@ -108,6 +109,11 @@ class Reduce(Epilogue):
     @property
     def reduces(self) -> bool:
         return True
+
+    @property
+    def writes(self) -> bool:
+        """What it stores is not stored when an element is finished."""
+        return False
 
     @property
     def passes_on(self) -> bool:

@@ -11,6 +11,7 @@ from gemmkit.kernels.sm90.exchange import Exchange
 from gemmkit.kernels.sm90.mainloop import Mainloop, SharedMainloop
 from gemmkit.kernels.sm90.producer import Producer
 from gemmkit.kernels.sm90.store import DirectStore, Store
+from gemmkit.kernels.sm90.together import Fragments
 from gemmkit.kernels.spec import Spec
 from gemmkit.layouts.swizzled import pattern_of
 
@@ -110,6 +111,11 @@ class Sm90Spec(Spec):
         """Whether anything happens to a value between the sum and D."""
         return bool(self.has_c or type(self.epilogue) is not Default or not self.d.to_registers.is_identity
                     or not self.d.to_shared.is_identity)
+
+    @cached_property
+    def together(self) -> Fragments:
+        """How a consumer's warps hold D together where the epilogue reduces it."""
+        return Fragments(self.epilogue.writes, self.d.whole, self.parts[1])
 
     @property
     def parts(self) -> tuple[int, int]:

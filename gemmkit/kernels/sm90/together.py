@@ -8,6 +8,7 @@ of the fragment: two states, whatever its width. (Of columns it has as many stat
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from gemmkit.components import Component
@@ -22,7 +23,7 @@ from gemmkit.lang.returned import convertible, numbers
 from gemmkit.ptx.special import lane_index, udiv
 from gemmkit.tiling import Tile, translate
 
-__all__ = ["finish_together", "store_together"]
+__all__ = ["Fragments", "finish_together", "store_together"]
 
 ROWS, QUAD, OCTET = 2, 4, 8            # rows of a lane, lanes of a row, columns from a pair to the next
 PAIR, SINGLE = Tile(M=1, N=2), Tile(M=1, N=1)
@@ -50,12 +51,18 @@ class Fragments(Component):
 
     masked: bool
     whole: bool
+    width: int                         # columns of the fragment
+
+    @cached_property
+    def own(self) -> int:
+        """Columns of a lane."""
+        return self.width // QUAD
 
     def finish(self, epilogue: Any, values: tuple, at: Here) -> tuple:
         return join(apply(finish_pair, split(values, 2), self, epilogue, at))
 
     def reduce_rows(self, reduction: Any, values: tuple, at: Here) -> None:
-        each(reduce_row, generate(ROWS, number_of), reduction, values, at)
+        each(reduce_row, generate(ROWS, number_of), self, reduction, values, at)
 
     def reduce_columns(self, reduction: Any, values: tuple, at: Here) -> None:
         each(reduce_column, split(values, 2 * ROWS), reduction, at)
@@ -91,20 +98,20 @@ def finish_single(one: tuple, n: int, epilogue: Any, place: Any, at: Here) -> tu
 
 # -- combining ----------------------------------------------------------------------------------------------------------
 
-def reduce_row(_: int, r: int, reduction: Any, values: tuple, at: Here) -> None:
+def reduce_row(_: int, r: int, fragments: Any, reduction: Any, values: tuple, at: Here) -> None:
     """A lane's row: its own columns, then those of its quad."""
-    state = row_state(r, reduction, values, at)
+    state = row_state(r, fragments, reduction, values, at)
     state = fold(2, exchanged, state, 1, reduction)
     row = at.row + r * 8
     if lane_index() % QUAD == 0 and row < at.shape.M:
-        reduction.keep(state, row, udiv(at.column, len(values) * 2), at.shape)
+        reduction.keep(state, row, udiv(at.column, fragments.width), at.shape)
 
 
-def row_state(r: int, reduction: Any, values: tuple, at: Here) -> Any:
+def row_state(r: int, fragments: Any, reduction: Any, values: tuple, at: Here) -> Any:
     """Where all columns are in range none is asked about."""
-    if at.column + len(values) * 2 - OCTET + 1 < at.shape.N:
-        return fold(len(values) // ROWS, with_column_in_range, reduction.nothing(), r, reduction, values, at)
-    return fold(len(values) // ROWS, with_column, reduction.nothing(), r, reduction, values, at)
+    if at.column + fragments.width - OCTET + 1 < at.shape.N:
+        return fold(fragments.own, with_column_in_range, reduction.nothing(), r, reduction, values, at)
+    return fold(fragments.own, with_column, reduction.nothing(), r, reduction, values, at)
 
 
 def with_column_in_range(state: Any, c: int, r: int, reduction: Any, values: tuple, at: Here) -> Any:
@@ -137,7 +144,7 @@ def finish_together(sums: tuple, spec: Any, outputs: Outputs, row: int, column: 
     """A fragment's finished values, for stores that clip: values out of range are computed as the nearest in range."""
     at = Here(row, column, outputs.shape)
     values = join(apply(start_pair, split(sums, 2), spec, outputs, at))
-    values = spec.epilogue.finish_block(values, Fragments(False, spec.d.whole), at)
+    values = spec.epilogue.finish_block(values, spec.together, at)
     return convertible(spec.epilogue, "finish", values, spec.d.layout.dtype) if spec.d.layout.is_plain else values
 
 
@@ -154,7 +161,7 @@ def store_together(sums: tuple, spec: Any, outputs: Outputs, row: int, column: i
     """A fragment finished and stored from the registers, pair by pair."""
     at = Here(row, column, outputs.shape)
     values = join(apply(start_pair, split(sums, 2), spec, outputs, at))
-    values = spec.epilogue.finish_block(values, Fragments(spec.epilogue.writes, spec.d.whole), at)
+    values = spec.epilogue.finish_block(values, spec.together, at)
     each(store_pair, split(values, 2), spec, outputs, at)
 
 
