@@ -117,7 +117,7 @@ class Compiled:
             if self.blocks:
                 put = list(others)
                 for slot, value in zip(self._slots, self._expand((*given, *found))):
-                    put[slot] = value
+                    put[slot] = value                                         # type: ignore[index]
                 bound.launch(stream, put)
             complete(stream, others, {space.role: place for space, place in zip(spaces, found)})
 

@@ -96,8 +96,8 @@ class Plan:
         self._held = held_by(self.config)
         self._writes = any(held.is_output for _, held in self._held)
         completion = self._compiled.completion
-        self._has_work = problem.products > 0 and (problem.M > 0 and problem.N > 0
-                                                   or (completion is not None and completion.has_work))
+        self._has_work = problem.products > 0 and (completion.has_work if completion is not None
+                                                   else problem.M > 0 and problem.N > 0)
         self._launches: Launches | None = None
         self.values = tuple(self._compiled.values)
         parts = {name: freeze(getattr(self._compiled.config, name)) for name in PARTS}

@@ -115,7 +115,7 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, seed: int | None = None
             for name, array, kind, how in views_order}
     views = [made[name] for name in ("a", "b", "c", "out")]
     maps = [None if m is None else emulated_map(views[m.which], m.spec, m.axis) for m in compiled.maps]
-    spec = arena.component(compiled.spec_on_host)
+    spec: Any = arena.component(compiled.spec_on_host)
     with np.errstate(all="ignore"):                # integers wrap and floats overflow, as on the device
         if compiled.blocks:
             machine.launch(conf.family.kernel, arguments((spec, *views, compiled.shape, *maps), arena.originals),

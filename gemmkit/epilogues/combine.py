@@ -65,8 +65,8 @@ class Combine(Component):
         count = len(self.identity) if isinstance(self.identity, tuple) else 1
         parts = 1 if self.dtype is None else len(part_dtypes(fields["dtype"]))
         if count != parts:
-            raise ValueError(f"Combine(identity={self.identity!r}): it has {count} parts, and a state of dtype={self.dtype!r} "
-                             f"has {parts}; give both of one kind, for example identity=(0.0, 0) with "
+            raise ValueError(f"Combine(identity={self.identity!r}): it has {count} parts, and a state of "
+                             f"dtype={self.dtype!r} has {parts}; give both of one kind, for example identity=(0.0, 0) with "
                              'dtype=[("value", "f4"), ("place", "i4")]')
         for name, value in fields.items():
             object.__setattr__(self, name, value)
@@ -117,7 +117,7 @@ def _state_dtype(given: Any) -> np.dtype:
 
 
 def working(accumulator: np.dtype, out: np.dtype) -> np.dtype:
-    """The type in which values are combined: NumPy's common one, float32 of narrower floats, 32 bits of narrower integers."""
+    """The type in which values are combined: NumPy's common one, of narrower floats float32, of narrower integers int32."""
     wide = np.dtype(np.float32) if accumulator.itemsize < 4 and accumulator.kind not in "iub" else accumulator
     if out.names is not None or wide.names is not None:
         return wide

@@ -32,7 +32,7 @@ __all__ = ["ColumnReduce", "Reduce", "RowReduce"]
 
 @dataclass(frozen=True)
 class Reduce(Epilogue):
-    """A reduction of D along one dimension. What is beside ``out`` and ``op`` is the kernel's own (`reserved`): the dtypes of
+    """A reduction of D along one dimension. Beside ``out`` and ``op`` all is the kernel's own (`reserved`): the dtypes of
     states and of ``out``, the workspace of partial states and how many a row has."""
 
     out: Array
@@ -132,8 +132,8 @@ class Reduce(Epilogue):
 
     def reserved(self, number: int, parts: tuple[int, int], sizes: tuple[int, int], products: int,
                  accumulator: np.dtype) -> Reduce:
-        """The reduction with its workspace, the ``number``-th of a chain: for a D of ``sizes`` of which threads hold parts of
-        ``parts`` rows and columns together.
+        """The reduction with its workspace, the ``number``-th of a chain: of a D of ``sizes``, of which threads hold parts
+        of ``parts`` rows and columns together.
 
         Raises ConfigError where ``out`` cannot hold what comes of it, or states are too many.
         """

@@ -152,7 +152,7 @@ def with_row(state: Any, r: int, c: int, lanes: Any, reduction: Any, values: tup
     return combined(state, values[c * lanes.piece.size.M + r], reduction, at, at.place.index[0] + r, at.place.index[1] + c)
 
 
-def combined(state: Any, x: Any, reduction: Any, at: At, i: int, j: int) -> Any:
+def combined(state: Any, x: Any, reduction: Any, at: Any, i: int, j: int) -> Any:
     """A state with one value more, if that is in range."""
     if i < at.shape.M and j < at.shape.N:
         return reduction.combine(state, reduction.state_of(x, i, j))

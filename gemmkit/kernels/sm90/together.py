@@ -1,8 +1,8 @@
 """Step 3 of `warp_specialised` for epilogues that reduce: a consumer's warp combines what its lanes hold of a fragment.
 
-Of a 64-row fragment a warp has 16 rows. Lane l has, in each octet of columns, columns 2 (l mod 4) and the next of rows l / 4
-and l / 4 + 8. So a row is four lanes', a column eight lanes'. A lane combines its own values of a row first, over all columns
-of the fragment: two states, whatever its width. (Of columns it has as many states as columns of its own.)
+Of a 64-row fragment a warp has 16 rows. Lane l has, in each octet of columns, columns 2 (l mod 4) and the next, of rows
+l / 4 and l / 4 + 8. So a row is four lanes', a column eight lanes'. A lane combines its own values of a row first, over all
+columns of the fragment: two states, whatever its width. (Of columns it has as many states as columns of its own.)
 """
 
 from __future__ import annotations
