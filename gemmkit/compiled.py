@@ -7,7 +7,7 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
-from gemmkit.completing import Completion, reserved
+from gemmkit.completing import Completion, reserve, reserved
 from gemmkit.components import Component, freeze, with_fields
 from gemmkit.config import Config
 from gemmkit.kernels.common.arrays import Arrays
@@ -27,6 +27,7 @@ __all__ = ["PARTS", "Compiled", "Launches", "Nothing"]
 
 PARTS = ("operator",
          "global_a_layout", "shared_a_layout", "transform_global_to_shared_a", "transform_shared_to_regs_a",
+         "observe_a",
          "global_b_layout", "shared_b_layout", "transform_global_to_shared_b", "transform_shared_to_regs_b",
          "global_c_layout", "shared_c_layout", "transform_global_to_shared_c", "transform_shared_to_regs_c",
          "global_d_layout", "shared_d_layout", "transform_shared_to_global_d", "transform_regs_to_shared_d",
@@ -69,11 +70,11 @@ class Compiled:
                         problem.device)
         self.spec = conf.spec(arrays)
         self.completion: Completion | None = None
-        if conf.epilogue.reduces:
-            conf = self.config = cast(Config, with_fields(conf, {"epilogue": self.reserved(conf.epilogue)}))
-            self.spec = cast(Spec, with_fields(self.spec, {"epilogue": conf.epilogue}))
-            self.completion = Completion(conf.epilogue, (M, conf.global_d_layout.finished_columns(N), K), problem.products,
-                                         is_stack, problem.device, problem.a.device)
+        if conf.epilogue.reduces or conf.observe_a is not None:
+            conf = self.config = reserved(conf, self.spec, self._of_d(), problem.products)
+            self.spec = conf.spec(arrays)
+            self.completion = Completion(conf.epilogue, conf.observe_a, (*self._of_d()[:2], K), problem.products, is_stack,
+                                         problem.device, problem.a.device)
         self.operands = [_operand(info, layout, readonly) for info, layout, readonly in (
             (problem.a, conf.global_a_layout, True), (problem.b, conf.global_b_layout, True),
             (c, conf.global_c_layout, True), (out, conf.global_d_layout, False))]
@@ -98,18 +99,23 @@ class Compiled:
         slots = [self.launchable.slot(first + n) for n in range(len(self.maps))]
         self.map_slots = {slot: m for slot, m in zip(slots, self.maps) if slot is not None}
 
-    def reserved(self, epilogue: Any) -> Any:
-        """The epilogue with workspaces for its reductions, and itself without any."""
-        sizes = self.computed.M, self.config.global_d_layout.finished_columns(self.computed.N)
-        return reserved(self.config, epilogue, self.spec, sizes, self.computed.products)
+    def _of_d(self) -> tuple[int, int, int]:
+        """Rows and columns of D, and the columns that the kernel computes."""
+        return self.computed.M, self.config.global_d_layout.finished_columns(self.computed.N), self.computed.N
+
+    def reserved(self, name: str, component: Any) -> Any:
+        """Another epilogue or observer of the planned kind, with workspaces for its reductions."""
+        return reserve(name, component, self.config, self.spec, self._of_d(), self.computed.products)
 
     def launches(self, bound: Any, values: tuple) -> Launches:
         """Those of the kernel, ``bound`` on the device, and of what completes its reductions."""
         product = self._product(bound, values)
         if self.completion is None:
             return product
-        at = sum(len(freeze(getattr(self.config, name)).leaves) for name in PARTS[:PARTS.index("epilogue")])
-        complete = self.completion.launches(slice(at, at + len(freeze(self.config.epilogue).leaves)))
+        at, own = 0, {}
+        for name in PARTS:
+            own[name] = slice(at, at := at + len(freeze(getattr(self.config, name)).leaves))
+        complete = self.completion.launches([own["epilogue"], own["observe_a"]])
         device, spaces = self.problem.a.device, self.spaces
 
         def with_values(stream: int, given: tuple[int, ...], others: tuple) -> None:

@@ -114,8 +114,8 @@ class Plan:
     def leaves(self, name: str, component: Any, frozen: Frozen) -> list[Any]:
         """The runtime values of a component in the field ``name``, as the kernel takes them."""
         adapted = component_for_products(component, self._compiled.problem.stack)
-        if name == "epilogue":
-            adapted = self._compiled.reserved(adapted)
+        if name in ("epilogue", "observe_a"):
+            adapted = self._compiled.reserved(name, adapted)
         return [value for _, value in (frozen if adapted is component else freeze(adapted)).leaves]
 
     def current(self) -> Plan:

@@ -126,7 +126,8 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, seed: int | None = None
                            registers=conf.family.registers(compiled.spec))
         behind = compiled.completion
         if behind is not None:                     # a kernel of its own: what the first has written it sees
-            machine.launch(complete_reductions, arguments((behind.team, spec.epilogue, behind.shape), arena.originals),
+            machine.launch(complete_reductions, arguments((behind.team, spec.epilogue, behind.parts[1] if behind.observer is None
+                                                            else spec.a.observer, behind.shape), arena.originals),
                            grid=(behind.blocks, 1, 1), block=(behind.threads, 1, 1), shared_memory=behind.shared_bytes,
                            max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed)
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from gemmkit.components import Array, Scalar, with_fields
+from gemmkit.components import Array, Component, Scalar, with_fields
 from gemmkit.epilogues.base import Epilogue
 from gemmkit.epilogues.combine import Combine
 from gemmkit.epilogues.reductions import NAMES, combine_named
@@ -27,13 +27,13 @@ from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.workspace import PARTIALS as ROLES
 from gemmkit.runtime.workspace import described
 
-__all__ = ["ColumnReduce", "Reduce", "RowReduce"]
+__all__ = ["ColumnReduce", "Reduce", "RowReduce", "States"]
 
 
 @dataclass(frozen=True)
-class Reduce(Epilogue):
-    """A reduction of D along one dimension. Beside ``out`` and ``op`` all is the kernel's own (`reserved`): the dtypes of
-    states and of ``out``, the workspace of partial states and how many a row has."""
+class States(Component):
+    """A reduction along one dimension of a matrix. Beside ``out`` and ``op`` all is the kernel's own (`reserved`): the dtypes
+    of states and of ``out``, the workspace of partial states and how many a row has."""
 
     out: Array
     op: Any
@@ -43,7 +43,6 @@ class Reduce(Epilogue):
     slots: Scalar = None
 
     outputs = ("out", "partials")
-    array_ndims = MappingProxyType({"out": 1})
     along_m = False                    # whether it runs down columns
 
     def __post_init__(self) -> None:
@@ -55,13 +54,6 @@ class Reduce(Epilogue):
                             "epilogues.Combine(combine, identity), is needed")
 
     # -- device methods -----------------------------------------------------------------------------------------------
-
-    def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
-        if self.along_m:
-            group.reduce_columns(self, values, at)
-        else:
-            group.reduce_rows(self, values, at)
-        return values
 
     def nothing(self) -> Any:
         """The identity."""
@@ -106,6 +98,44 @@ class Reduce(Epilogue):
 
     # -- host -------------------------------------------------------------------------------------------------------
 
+    def check_out(self, count: int, length: int, said: str, line: str) -> None:
+        """Raise ValueError unless out has ``count`` elements, and each can have a value of ``length`` ones."""
+        name, shape = type(self).__name__, describe(self.out, f"out of {type(self).__name__}").shape
+        if shape[-1:] != (count,):
+            raise ValueError(f"out of {name} has shape {shape}; {said} need {(count,)}")
+        if getattr(self.op, "has_place", False) and count and not length:
+            raise ValueError(f"{name}(op='argmax') with {said}: a {line} of no elements has no largest one")
+
+    def reserved(self, number: int, slots: int, across: int, products: int, accumulator: np.dtype) -> Any:
+        """The reduction with its workspace, the ``number``-th of a launch: of ``across`` rows of ``slots`` partial states.
+
+        Raises ConfigError where ``out`` cannot hold what comes of it, or states are too many.
+        """
+        name, stored = type(self).__name__, describe(self.out, "out").dtype
+        state = self.op.state(accumulator, stored)
+        made = self.op.made(state)
+        if made is not None and narrows(made, stored):
+            raise ConfigError(refusal(f"out of {name}", made.name, stored))
+        rule(number < len(ROLES), "epilogue", self, f"a launch may have {len(ROLES)} reductions; this is one more")
+        count = products * slots * across
+        rule(count < 2**31, "epilogue", self, f"its {count} partial states are 2**31 or more; reduce fewer rows at a time")
+        return with_fields(self, dict(state=state, stored=stored, slots=slots,
+                                      partials=described(ROLES[number], count, state)))
+
+
+@dataclass(frozen=True)
+class Reduce(States, Epilogue):
+    """A reduction of D."""
+
+    array_ndims = MappingProxyType({"out": 1})
+
+    def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
+        if self.along_m:
+            group.reduce_columns(self, values, at)
+        else:
+            group.reduce_rows(self, values, at)
+        return values
+
     @property
     def reduces(self) -> bool:
         return True
@@ -121,34 +151,8 @@ class Reduce(Epilogue):
 
     def check(self, M: int, N: int) -> None:
         """Raise ValueError unless out has an element for each row (or column) of a D of M x N, and each can have one."""
-        name, wanted = type(self).__name__, (N if self.along_m else M,)
-        shape = describe(self.out, f"out of {name}").shape
-        if shape[-1:] != wanted:
-            raise ValueError(f"out of {name} has shape {shape}; the {'columns' if self.along_m else 'rows'} of a {M} x {N} "
-                             f"result need {wanted}")
-        if getattr(self.op, "has_place", False) and wanted[0] and not (M if self.along_m else N):
-            raise ValueError(f"{name}(op='argmax') of a {M} x {N} result: a {'column' if self.along_m else 'row'} of no "
-                             "elements has no largest one")
-
-    def reserved(self, number: int, parts: tuple[int, int], sizes: tuple[int, int], products: int,
-                 accumulator: np.dtype) -> Reduce:
-        """The reduction with its workspace, the ``number``-th of a chain: of a D of ``sizes``, of which threads hold parts
-        of ``parts`` rows and columns together.
-
-        Raises ConfigError where ``out`` cannot hold what comes of it, or states are too many.
-        """
-        name, stored = type(self).__name__, describe(self.out, "out").dtype
-        state = self.op.state(accumulator, stored)
-        made = self.op.made(state)
-        if made is not None and narrows(made, stored):
-            raise ConfigError(refusal(f"out of {name}", made.name, stored))
-        rule(number < len(ROLES), "epilogue", self, f"a chain may have {len(ROLES)} reductions; this is one more")
-        across, along = (sizes[1], sizes[0]) if self.along_m else sizes
-        slots = -(-along // parts[0 if self.along_m else 1])
-        count = products * slots * across
-        rule(count < 2**31, "epilogue", self, f"its {count} partial states are 2**31 or more; reduce fewer rows at a time")
-        return cast(Reduce, with_fields(self, dict(state=state, stored=stored, slots=slots,
-                                                   partials=described(ROLES[number], count, state))))
+        line = "column" if self.along_m else "row"
+        self.check_out(*((N, M) if self.along_m else (M, N)), f"the {line}s of a {M} x {N} result", line)
 
 
 OUT = "out of RowReduce or ColumnReduce"

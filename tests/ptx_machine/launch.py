@@ -116,11 +116,11 @@ def run_compiled(compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
     if behind is not None:
         launch = behind.launchable
         values = list(launch.values)
-        for space in spaces_of(values, launch.arguments[1].arrays):
+        for space in spaces_of(values, [info for argument in launch.arguments for info in argument.arrays]):
             values[space.slot] = _bits(workspaces[space.role])
         ptx = to_ptx(launch.kernel, tuple(x.type for x in launch.arguments), launch.threads, compiled.problem.device)
         run_ptx(ptx, launch.threads, launch.blocks, _packed(launch, values),
-                arrays_of(behind.epilogue) + [Array(x, role) for role, x in workspaces.items()], launch.shared_bytes)
+                arrays_of(behind.epilogue) + arrays_of(behind.parts[1]) + [Array(x, role) for role, x in workspaces.items()], launch.shared_bytes)
 
 
 def run_rows(made: Any, x: Any, out: Any) -> None:

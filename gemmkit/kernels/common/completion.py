@@ -59,10 +59,11 @@ class Team(Component):
         return state
 
 
-def complete_reductions(team: Any, epilogue: Any, shape: Any) -> None:
+def complete_reductions(team: Any, epilogue: Any, observer: Any, shape: Any) -> None:
     """See the module. Launched with ``team.warps`` warps a block, ``team.blocks`` blocks a product."""
     own, sizes = of_product(epilogue, team.batch()), of_product(shape, team.batch())
     own.complete(team, sizes)
+    observer.complete(team, sizes)
 
 
 def warps_for(slots: int) -> int:

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from gemmkit.epilogues import Default
 from gemmkit.kernels.common.pipeline import Pipeline
+from gemmkit.kernels.common.watch import Watch, watch_of
 from gemmkit.kernels.sm90.exchange import Exchange
 from gemmkit.kernels.sm90.mainloop import Mainloop, SharedMainloop
 from gemmkit.kernels.sm90.producer import Producer
@@ -111,6 +112,10 @@ class Sm90Spec(Spec):
         """Whether anything happens to a value between the sum and D."""
         return bool(self.has_c or type(self.epilogue) is not Default or not self.d.to_registers.is_identity
                     or not self.d.to_shared.is_identity)
+
+    @cached_property
+    def watch(self) -> Watch:
+        return watch_of(self.a, self.compute_warp.size.M, 128)
 
     @cached_property
     def together(self) -> Fragments:
