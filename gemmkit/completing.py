@@ -46,7 +46,7 @@ def reserve(name: str, component: Any, conf: Config, spec: Spec, sizes: tuple[in
 
     def of(part: Any) -> Any:
         if isinstance(part, Reduce):
-            across, along = (sizes[1], sizes[0]) if part.along_m else sizes
+            across, along = (sizes[1], sizes[0]) if part.along_m else sizes[:2]
             slots = -(-along // spec.parts[0 if part.along_m else 1])
             return part.reserved(next(counted), slots, across, products, accumulator)
         if isinstance(part, Composed):
@@ -81,6 +81,10 @@ class Completion:
         most = max(self.sizes[1 if one.along_m else 0] for one in found)
         return Team(warps_for(max(int(one.slots) for one in found)), max(1, -(-most // LANES)))
 
+    @property
+    def kernel(self) -> Any:
+        return complete_reductions
+
     @cached_property
     def shape(self) -> Component:
         return StackShape(*self.sizes, 0) if self.is_stack else Shape(*self.sizes)
@@ -100,7 +104,7 @@ class Completion:
     @cached_property
     def launchable(self) -> Launchable:
         arguments = [freeze(part) for part in (self.team, *self.parts, self.shape)]
-        return Launchable(complete_reductions, arguments, self.threads, self.blocks, self.target, self.ordinal,
+        return Launchable(self.kernel, arguments, self.threads, self.blocks, self.target, self.ordinal,
                           self.shared_bytes)
 
     @cached_property

@@ -346,6 +346,9 @@ def _check_functions(conf: Config, M: int, N: int, K: int, stack: tuple[int, ...
         if stack is not None:
             raise ConfigError(f"observe_a={conf.observe_a!r}: A is a stack, of which one matrix may be many products'; observe "
                               "the products one by one")
+        if M and not N:
+            raise ValueError(f"observe_a={conf.observe_a!r}: of a D without columns no tile is computed, and A is not looked at; "
+                             "reduce A by itself")
         conf.observe_a.check(M, K)
     check = getattr(conf.epilogue, "check", None)
     if check is not None:

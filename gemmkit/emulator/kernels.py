@@ -12,7 +12,6 @@ from gemmkit.components import Component, field_values, with_fields
 from gemmkit.emulator import machine
 from gemmkit.emulator.captures import Captures
 from gemmkit.emulator.user_code import arguments
-from gemmkit.kernels.common.completion import complete_reductions
 from gemmkit.lang import dialect
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.host import View
@@ -126,7 +125,7 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, seed: int | None = None
                            registers=conf.family.registers(compiled.spec))
         behind = compiled.completion
         if behind is not None:                     # a kernel of its own: what the first has written it sees
-            machine.launch(complete_reductions, arguments((behind.team, spec.epilogue, behind.parts[1] if behind.observer is None
+            machine.launch(behind.kernel, arguments((behind.team, spec.epilogue, behind.parts[1] if behind.observer is None
                                                             else spec.a.observer, behind.shape), arena.originals),
                            grid=(behind.blocks, 1, 1), block=(behind.threads, 1, 1), shared_memory=behind.shared_bytes,
                            max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed)

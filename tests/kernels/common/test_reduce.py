@@ -65,7 +65,7 @@ def operands(shape: tuple[int, int, int], dtype: Any, seed: int = 0, most: int =
     return a, b, a.astype("f8") @ b.astype("f8")
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(40)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", KINDS)
@@ -78,6 +78,7 @@ def test_reductions(machine: Any, family: str, kind: str, op: str, shape: tuple[
     same(found, expected(op, product, 1 if kind == "rows" else 0), op)
 
 
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("shape", [(5, 0, 3), (0, 5, 3), (0, 0, 0)], ids=str)
@@ -89,7 +90,7 @@ def test_nothing_to_reduce(machine: Any, family: str, shape: tuple[int, int, int
             np.testing.assert_array_equal(found, np.full(found.shape, 0.0 if op == "sum" else -np.inf))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("d", [ColMajor(F32), RowMajor(F16), ColMajor(F16)], ids=str)
@@ -103,7 +104,7 @@ def test_orders_and_types_of_results(machine: Any, family: str, d: Any, N: int) 
         same(found, expected(op, product, 1 if kind == "rows" else 0), op)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("at", range(4))
@@ -159,7 +160,7 @@ def test_a_combine_of_ones_own(machine: Any, family: str, kind: str) -> None:
     np.testing.assert_array_equal(found, (product * weights).sum(axis))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", KINDS)
@@ -191,7 +192,7 @@ def test_not_a_number_and_infinities(machine: Any, family: str, kind: str) -> No
         same(found, wanted, op)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize(("schedule", "fields"), [("pingpong", {}), ("one", dict(splits=2)), ("one", dict(splits=3)), ("one-1x2", {}),
                                                   ("two-2x1", {}), ("three", {})], ids=["pingpong", "cluster's K", "workspace's K", "1x2", "2x1", "three"])

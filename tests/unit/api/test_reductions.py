@@ -39,7 +39,7 @@ CALLS: dict[str, tuple[Any, type[Exception], str]] = {
     "short places": (lambda out: gk.matmul(A, B, epilogue=RowReduce(rows("i2"), "argmax")), gk.ConfigError,
                      "out of RowReduce holds int16 and would get int32 values"),
     "no largest of nothing": (lambda out: gk.matmul(A, B[:, :0], epilogue=RowReduce(rows("i4"), "argmax")), ValueError,
-                              r"RowReduce\(op='argmax'\) of a 7 x 0 result: a row of no elements has no largest one"),
+                              r"RowReduce\(op='argmax'\) with the rows of a 7 x 0 result: a row of no elements has no largest one"),
     "an operand": (lambda out: gk.matmul(A, B, epilogue=RowReduce(A[:, 0], "sum")), ValueError, "out of RowReduce overlaps a in memory"),
     "the result": (lambda out: gk.matmul(A, B, out=(d := poison((7, 9), "f4")), epilogue=RowReduce(d[:, 0], "sum")), ValueError,
                    "out of RowReduce overlaps out in memory"),
@@ -48,7 +48,7 @@ CALLS: dict[str, tuple[Any, type[Exception], str]] = {
     "in front of a fold": (lambda out: RowReduce(out, "sum") | Fold(lambda x, y: x + y), TypeError, "nothing can stand before it"),
     "five of them": (lambda out: gk.matmul(A, B, epilogue=RowReduce(out, "sum") | RowReduce(rows(), "sum") | RowReduce(rows(), "sum")
                                            | RowReduce(rows(), "sum") | RowReduce(rows(), "sum")), gk.ConfigError,
-                     "a chain may have 4 reductions; this is one more"),
+                     "a launch may have 4 reductions; this is one more"),
     "in a group": (lambda out: grouped([A], [B], epilogue=RowReduce(out, "sum")), gk.ConfigError,
                    "the products of a group have rows of their own each"),
     "combine of one": (lambda out: Combine(lambda a: a, 0), TypeError, r"it takes 1 arguments; f\(a, b\), a function of two states"),
