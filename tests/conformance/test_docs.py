@@ -22,7 +22,7 @@ def test_components(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -
         if said:
             printed.append(said)
 
-    assert markdown.run(path, monkeypatch, rng, {}, check) == 17
+    assert markdown.run(path, monkeypatch, rng, {}, check) == 18
     assert len(printed) == len(shown) == 3
     for said, text in zip(printed, shown, strict=True):
         assert list(markdown.without_places(said)) == list(markdown.without_places(text))
