@@ -141,7 +141,7 @@ class TorchPeers(Torch):
             n = wide.shape[1] // 2
             return torch.nn.functional.silu(wide[:, :n]) * wide[:, n:]
 
-        element_wise = torch.compile(gate, dynamic=False) if work == "glu" else None
+        element_wise: Any = torch.compile(gate, dynamic=False) if work == "glu" else None
 
         def glu(x: Any) -> None:
             torch.matmul(x.a, x.b, out=x.wide)

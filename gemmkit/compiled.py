@@ -8,8 +8,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 from gemmkit.completing import Completion, reserve, reserved
-from gemmkit.components import Component, freeze, with_fields
-from gemmkit.config import Config
+from gemmkit.components import Component, freeze
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.spec import Shape, Spec, StackShape
 from gemmkit.lang.freezing import Frozen, freeze_array
@@ -88,7 +87,7 @@ class Compiled:
         self.arguments = [spec, *self.operands, shape, *(freeze(Nothing()) if m is None else m.frozen for m in self.maps)]
         self.blocks = self.spec.blocks(M, N, problem.device.sm_count)
         self.launchable = Launchable(
-            conf.family.kernel, self.arguments, conf.threads, self.blocks, problem.device, problem.a.device,
+            conf.family.kernel, self.arguments, conf.threads, self.blocks or conf.peers, problem.device, problem.a.device,
             self.spec.shared_bytes, conf.peers, conf.blocks_per_sm,
             conf.family.is_dependent and not self.spec.reduction.waits, self.spec.reduction.waits)
         self.values = self.launchable.values

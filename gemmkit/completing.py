@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
-from gemmkit.components import Component, freeze, with_fields
+from gemmkit.components import Component, freeze, with_fields, without_arrays
 from gemmkit.config import Config
 from gemmkit.epilogues import Composed, Default, Epilogue, Fold
 from gemmkit.epilogues.reduce import Reduce
@@ -38,7 +38,7 @@ def reserve(name: str, component: Any, conf: Config, spec: Spec, sizes: tuple[in
     if name == "observe_a":
         if component is None:
             return None
-        slots = spec.scheduler.tiles(sizes[0], sizes[2])[1] * spec.watch.parts        # type: ignore[union-attr]
+        slots = spec.scheduler.tiles(sizes[0], sizes[2])[1] * spec.watch.parts
         return component.reserved(len(reductions_of(conf.epilogue)), slots, sizes[0], products, accumulator)
     if not component.reduces:
         return component
@@ -135,6 +135,11 @@ class Completion:
             bound.launch(stream, put)
 
         return launch
+
+    def forget_arrays(self) -> None:
+        """Keep none alive."""
+        self.epilogue = without_arrays(self.epilogue)
+        self.observer = None if self.observer is None else without_arrays(self.observer)
 
     @property
     def has_work(self) -> bool:

@@ -146,8 +146,8 @@ def _validate_observer(config: Config) -> None:
            "A is transformed on its way, and what is observed is A itself; transform in the observer's own of(x, m, k)")
     if config.kernel == "warp_specialised":
         refuse(units(operator).promote == 0, f"{operator!r} adds up sums in portions; take promote=0")
-        refuse(config.compute_warp.size.M in (64, 128), f"compute_warp={config.compute_warp!r}: 128 threads look at 64 or 128 "
-               "rows")
+        refuse(config.compute_warp.size.M in (64, 128), f"compute_warp={config.compute_warp!r}: 128 threads look at 64 or "
+               "128 rows")
     else:
         rows = config.block_shape.size.M
         refuse(config.threads >= rows, f"a thread looks at one row, and {config.threads} threads have {rows}; take more "

@@ -141,6 +141,8 @@ class Plan:
         self._compiled.problem.tuning_key = None             # it is made of the components themselves
         self._compiled.config = without_arrays(self._compiled.config)
         self._compiled.spec = without_arrays(self._compiled.spec)
+        if self._compiled.completion is not None:
+            self._compiled.completion.forget_arrays()
 
     def __repr__(self) -> str:
         M, N, K = self.shape

@@ -344,11 +344,11 @@ def _check_functions(conf: Config, M: int, N: int, K: int, stack: tuple[int, ...
                 check_steps(info.shape, own, stack, f"{field} of {kind.__qualname__}", field in kind.outputs)
     if conf.observe_a is not None:
         if stack is not None:
-            raise ConfigError(f"observe_a={conf.observe_a!r}: A is a stack, of which one matrix may be many products'; observe "
-                              "the products one by one")
+            raise ConfigError(f"observe_a={conf.observe_a!r}: A is a stack, of which one matrix may be many products'; "
+                              "observe the products one by one")
         if M and not N:
-            raise ValueError(f"observe_a={conf.observe_a!r}: of a D without columns no tile is computed, and A is not looked at; "
-                             "reduce A by itself")
+            raise ValueError(f"observe_a={conf.observe_a!r}: of a D without columns no tile is computed, and A is not "
+                             "looked at; reduce A by itself")
         conf.observe_a.check(M, K)
     check = getattr(conf.epilogue, "check", None)
     if check is not None:

@@ -19,7 +19,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bench import cases, hopper, prepare
-from bench.experiments import algebras, composed, contractions, forced, groups, minplus, random_shapes, rows, stacks, stream_k, types
+from bench.experiments import (
+    algebras,
+    composed,
+    contractions,
+    forced,
+    groups,
+    minplus,
+    random_shapes,
+    rows,
+    stacks,
+    stream_k,
+    types,
+)
 from bench.experiments.experiment import Experiment
 from bench.gemm import names
 from bench.harness import Row, input_sets

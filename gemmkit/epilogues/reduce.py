@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,7 +32,7 @@ __all__ = ["ColumnReduce", "Reduce", "RowReduce", "States"]
 
 @dataclass(frozen=True)
 class States(Component):
-    """A reduction along one dimension of a matrix. Beside ``out`` and ``op`` all is the kernel's own (`reserved`): the dtypes
+    """A reduction along one dimension of a matrix. Beside ``out`` and ``op`` all is the kernel's own (`reserved`): dtypes
     of states and of ``out``, the workspace of partial states and how many a row has."""
 
     out: Array
@@ -42,7 +42,7 @@ class States(Component):
     partials: Array = None
     slots: Scalar = None
 
-    outputs = ("out", "partials")
+    outputs: ClassVar[tuple[str, ...]] = ("out", "partials")
     along_m = False                    # whether it runs down columns
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
 """Step 2 of `warp_specialised` with an observer of A: consumers read some stages themselves while tensor cores multiply.
 
-Tensor cores read A by descriptors, so that its elements never come to registers. Of the stages that are this block's to look
-at (`gemmkit.kernels.common.watch`) each thread loads its part of a row, behind the start of the stage's products. All threads
-of the consumer meet before the stage is released: one of them does so for all.
+Tensor cores read A by descriptors, so that its elements never come to registers. Of the stages that are this block's to
+look at (`gemmkit.kernels.common.watch`) each thread loads its part of a row, behind the start of the stage's products. All
+threads of the consumer meet before the stage is released: one of them does so for all.
 """
 
 from __future__ import annotations
