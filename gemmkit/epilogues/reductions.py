@@ -85,12 +85,13 @@ def smaller(a: Any, b: Any) -> Any:
 
 
 def first_largest(a: Any, b: Any) -> Any:
-    """The state with the larger value, of equal ones that of the first place; a NaN is larger than any number."""
-    if b.value != b.value:
-        return b if a.value == a.value or b.place < a.place else a
-    if a.value != a.value or a.value > b.value:
-        return a
-    return b if b.value > a.value or b.place < a.place else a
+    """The state with the larger value, of equal ones that of the first place; a NaN is larger than any number. Without
+    branches: of each element there would be several, and Hopper's kernel has no registers left to keep across them."""
+    is_earlier = b.place < a.place
+    is_larger = (b.value > a.value) | ((b.value == a.value) & is_earlier)
+    is_nan = (b.value != b.value) & ((a.value == a.value) | is_earlier)
+    takes = is_larger | is_nan
+    return b.value if takes else a.value, b.place if takes else a.place
 
 
 def place(state: Any) -> Any:
