@@ -127,3 +127,14 @@ def test_what_is_refused(name: str) -> None:
 def test_an_epilogue_is_no_observer() -> None:
     with pytest.raises(gk.ConfigError, match="observe_a"), gk.emulate():
         gk.matmul(A, B, observe_a=Elementwise(lambda x: x))
+
+
+def test_a_stage_that_is_released_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread releases a stage for all of its consumer: without their meeting TMA could refill what others still read."""
+    from gemmkit.emulator.errors import EmulatorError
+    from gemmkit.kernels.sm90 import observe
+
+    a, b, _ = operands((64, 32, 64 * 6), np.dtype("f2"))
+    monkeypatch.setattr(observe, "named_barrier", lambda *_: None)
+    with gk.emulate(), pytest.raises(EmulatorError):
+        gk.matmul(a, b, conf=sm90.mapping("one", WGMMAOp(32), stages=2), observe_a=RowSum(poison((64,), "f4")))
