@@ -58,7 +58,8 @@ class Watch(Component):
     def add(self, state: Any, spec: Any, pointer: Any, base: int, thread: int, m: int, k: int, shape: Any) -> Any:
         """A state with a thread's elements of the k-tile at ``pointer``, whose row ``base`` is row ``m`` of A."""
         row, column = thread % self.rows, udiv(thread, self.rows) % self.parts * self.columns
-        return fold(self.pieces, with_piece, state, spec, pointer, base + row, column, m + row, k + column, shape)
+        return fold(self.pieces, with_piece, state, spec, pointer, base + row, column, min(m + row, shape.M - 1), k + column,
+                    shape)
 
     def keep(self, state: Any, spec: Any, thread: int, m: int, n: int, shape: Any) -> None:
         row, part = m + thread % self.rows, udiv(thread, self.rows)

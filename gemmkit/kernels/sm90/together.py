@@ -108,20 +108,22 @@ def reduce_row(_: int, r: int, fragments: Any, reduction: Any, values: tuple, at
 
 
 def row_state(r: int, fragments: Any, reduction: Any, values: tuple, at: Here) -> Any:
-    """Where all columns are in range none is asked about."""
+    """Where all columns are in range none is asked about. A row beyond D's counts as its last one: what comes of it is not
+    kept."""
+    m = min(at.row + r * 8, at.shape.M - 1)
     if at.column + fragments.width - OCTET + 1 < at.shape.N:
-        return fold(fragments.own, with_column_in_range, reduction.nothing(), r, reduction, values, at)
-    return fold(fragments.own, with_column, reduction.nothing(), r, reduction, values, at)
+        return fold(fragments.own, with_column_in_range, reduction.nothing(), r, m, reduction, values, at)
+    return fold(fragments.own, with_column, reduction.nothing(), r, m, reduction, values, at)
 
 
-def with_column_in_range(state: Any, c: int, r: int, reduction: Any, values: tuple, at: Here) -> Any:
+def with_column_in_range(state: Any, c: int, r: int, m: int, reduction: Any, values: tuple, at: Here) -> Any:
     x = values[c // 2 * 4 + r * 2 + c % 2]
-    return reduction.combine(state, reduction.state_of(x, at.row + r * 8, at.column + c // 2 * OCTET + c % 2))
+    return reduction.combine(state, reduction.state_of(x, m, at.column + c // 2 * OCTET + c % 2))
 
 
-def with_column(state: Any, c: int, r: int, reduction: Any, values: tuple, at: Here) -> Any:
+def with_column(state: Any, c: int, r: int, m: int, reduction: Any, values: tuple, at: Here) -> Any:
     x, column = values[c // 2 * 4 + r * 2 + c % 2], at.column + c // 2 * OCTET + c % 2
-    return reduction.combine(state, reduction.state_of(x, at.row + r * 8, column)) if column < at.shape.N else state
+    return reduction.combine(state, reduction.state_of(x, m, column)) if column < at.shape.N else state
 
 
 def reduce_column(octet: tuple, n: int, reduction: Any, at: Here) -> None:

@@ -62,9 +62,9 @@ def test_beside_an_epilogue_and_one_of_ones_own(machine: Any, family: str) -> No
     a, w, v = whole(rng, (35, 50), dtype), whole(rng, (50, 21), dtype), whole(rng, (50, 21), dtype)
     weights = whole(rng, (50,), "f4")
     with machine.session():
-        by = machine.array(weights)
+        by, rows = machine.array(weights), machine.array(np.arange(35, dtype=np.float32))
         found, columns = machine.array(poison((35,), "f4")), machine.array(poison((21,), "f4"))
-        op = Combine(lambda x, y: x + y, 0, of=lambda x, m, k: by[k] * x + m)
+        op = Combine(lambda x, y: x + y, 0, of=lambda x, m, k: by[k] * x + rows[m])
         d = gk.matmul(machine.array(a), gk.Braid(machine.array(w), machine.array(v)), conf=config(family), observe_a=RowReduce(found, op),
                       epilogue=Fold(lambda x, y: x - y) | ColumnReduce(columns, "max"))
     product = a.astype("f8") @ w.astype("f8") - a.astype("f8") @ v.astype("f8")
