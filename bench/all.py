@@ -31,6 +31,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "stream_k": ("streamk",),
     "random": ("random",),
     "rows": ("rows",),
+    "composed": ("composed",),
 }
 OTHERS = {"gemm": gemm.main, "host": host.main}
 NAMES = (*FILES, *OTHERS)

@@ -49,6 +49,21 @@ class Peer(Protocol):
     def row_wise_title(self, is_compiled: bool) -> str:
         """How results call it."""
 
+    def plain(self, a: Array, b: Array, out: Array) -> None:
+        """gemmkit's own product, as what a product with more to do is compared with."""
+
+    def joined(self, a: Array, b: Array, axis: int) -> Array:
+        """Both side by side, in memory of its own."""
+
+    def largest(self, array: Array) -> Array:
+        """Of each row."""
+
+    def composed(self, work: str) -> Callable[[Any], None]:
+        """What computes a work of `bench.experiments.composed` into ``peer_out`` without gemmkit."""
+
+    def composed_title(self, work: str) -> str:
+        """How results call it, and `plain`."""
+
     def limit(self, limit: Any, out: Array, first: Array) -> Call:
         """A call of a `bench.experiments.limit.Limit`."""
 
@@ -108,6 +123,55 @@ class TorchPeers(Torch):
 
     def row_wise_title(self, is_compiled: bool) -> str:
         return f"{'torch.compile' if is_compiled else 'PyTorch'} {self.torch.__version__}"
+
+    # -- of `bench.experiments.composed` ----------------------------------------------------------------------------
+
+    def plain(self, a: Array, b: Array, out: Array) -> None:
+        import gemmkit
+
+        gemmkit.matmul(a, b, out=out)
+
+    def joined(self, a: Array, b: Array, axis: int) -> Array:
+        return self.torch.cat((a, b), axis)
+
+    def largest(self, array: Array) -> Array:
+        return array.amax(-1)
+
+    def composed(self, work: str) -> Callable[[Any], None]:
+        torch = self.torch
+
+        def gate(wide: Array) -> Array:
+            n = wide.shape[1] // 2
+            return torch.nn.functional.silu(wide[:, :n]) * wide[:, n:]
+
+        element_wise: Any = torch.compile(gate, dynamic=False) if work == "glu" else None
+
+        def glu(x: Any) -> None:
+            torch.matmul(x.a, x.b, out=x.wide)
+            x.peer_out = element_wise(x.wide)
+
+        def five_kernels(x: Any) -> None:
+            torch.matmul(x.a, x.b, out=x.first)
+            torch.matmul(x.h, x.u, out=x.second)
+            torch.add(x.first, x.second, out=x.first)
+            torch.add(x.first, x.bias, out=x.first)
+            torch.clamp_min(x.first, 0, out=x.peer_out)
+
+        def addmm(x: Any) -> None:
+            torch.addmm(x.bias, x.inputs, x.weights, out=x.first)
+            torch.clamp_min(x.first, 0, out=x.peer_out)
+
+        calls: Any = {"glu": glu, "lstm, 5 kernels": five_kernels, "lstm, addmm": addmm}
+        found: Callable[[Any], None] = calls[work]
+        return found
+
+    def composed_title(self, work: str) -> str:
+        titles = {
+            "glu": "torch.matmul of 2 N columns, then an element-wise kernel by torch.compile",
+            "lstm, 5 kernels": "torch.matmul twice, torch.add twice, torch.clamp_min",
+            "lstm, addmm": "torch.addmm of inputs joined beforehand, torch.clamp_min",
+        }
+        return f"{titles[work]} (torch {self.torch.__version__})" if work in titles else "gemmkit's plain product"
 
     def limit(self, limit: Any, out: Array, first: Array) -> Call:
         call: Call = limit.bind(out, first)

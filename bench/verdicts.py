@@ -42,6 +42,7 @@ GROUPS = {
     "streamk": "Stream-K beside the default mapping",
     "forced": "float16 by mma.sync, of the card's rate on registers",
     "rows": "Layer norm, RMS norm and softmax of rows, against PyTorch",
+    "composed": "Products with reductions, gated units, LSTM cells, f16",
     "mappings": "Mappings (tuning)",
 }
 # What is asked of a group's geometric mean: at least, aim.

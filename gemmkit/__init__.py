@@ -22,6 +22,7 @@ from gemmkit.glu import glu
 from gemmkit.grouped import GroupPlan, grouped, plan_grouped
 from gemmkit.joined import Braid, Concat
 from gemmkit.kernels.common.stream_k import StreamK
+from gemmkit.lstm import lstm_cell
 from gemmkit.matmul import matmul
 from gemmkit.matrices import Diagonal, Generated, Matrix, Symmetric, Triangular
 from gemmkit.planning import Plan, plan
@@ -43,8 +44,8 @@ __all__ = [
     "Array", "Braid", "Component", "ComponentError", "Concat", "Config", "ConfigError", "Diagonal", "Dual", "Generated",
     "GroupPlan", "Matrix", "Plan", "Scalar", "StreamK", "Symmetric", "Tile", "Triangular", "Tuned", "blas", "einsum",
     "emulate", "epilogues", "float16", "float32", "float64", "get_config", "glu", "grouped", "layernorm", "layouts",
-    "linearise", "log_softmax", "matmul", "operators", "parallelise", "plan", "plan_grouped", "rmsnorm", "rowwise", "select",
-    "softmax", "subdivide", "transforms", "translate", "translate_base", "translate_offset", "tune",
+    "linearise", "log_softmax", "lstm_cell", "matmul", "operators", "parallelise", "plan", "plan_grouped", "rmsnorm",
+    "rowwise", "select", "softmax", "subdivide", "transforms", "translate", "translate_base", "translate_offset", "tune",
 ]
 
 

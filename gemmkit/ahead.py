@@ -32,6 +32,8 @@ class Recording(Mode):
 
     def run(self, compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
         self._record(compiled, [out])
+        if compiled.completion is not None:                    # a kernel of its own
+            self.found.append(compiled.completion)
 
     def run_rows(self, made: Any, x: Any, out: Any) -> None:
         self._record(made, [out])

@@ -7,6 +7,7 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
+from gemmkit.completing import Completion, reserve, reserved
 from gemmkit.components import Component, freeze
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.spec import Shape, Spec, StackShape
@@ -20,7 +21,16 @@ from gemmkit.runtime.workspace import addresses, on_host, spaces_of
 from gemmkit.transposed import for_transpose
 from gemmkit.wide import widened
 
-__all__ = ["Compiled", "Launches", "Nothing"]
+__all__ = ["PARTS", "Compiled", "Launches", "Nothing"]
+
+
+PARTS = ("operator",
+         "global_a_layout", "shared_a_layout", "transform_global_to_shared_a", "transform_shared_to_regs_a",
+         "observe_a",
+         "global_b_layout", "shared_b_layout", "transform_global_to_shared_b", "transform_shared_to_regs_b",
+         "global_c_layout", "shared_c_layout", "transform_global_to_shared_c", "transform_shared_to_regs_c",
+         "global_d_layout", "shared_d_layout", "transform_shared_to_global_d", "transform_regs_to_shared_d",
+         "epilogue", "condition", "order")           # the components of a Spec, in the order of its fields
 
 
 class Nothing(Component):
@@ -58,6 +68,12 @@ class Compiled:
         arrays = Arrays(problem.a, problem.b, out, M, N, K, c, problem.products if is_stack else None,
                         problem.device)
         self.spec = conf.spec(arrays)
+        self.completion: Completion | None = None
+        if conf.epilogue.reduces or conf.observe_a is not None:
+            conf = self.config = reserved(conf, self.spec, self._of_d(), problem.products)
+            self.spec = conf.spec(arrays)
+            self.completion = Completion(conf.epilogue, conf.observe_a, (*self._of_d()[:2], K), problem.products, is_stack,
+                                         problem.device, problem.a.device)
         self.operands = [_operand(info, layout, readonly) for info, layout, readonly in (
             (problem.a, conf.global_a_layout, True), (problem.b, conf.global_b_layout, True),
             (c, conf.global_c_layout, True), (out, conf.global_d_layout, False))]
@@ -71,7 +87,7 @@ class Compiled:
         self.arguments = [spec, *self.operands, shape, *(freeze(Nothing()) if m is None else m.frozen for m in self.maps)]
         self.blocks = self.spec.blocks(M, N, problem.device.sm_count)
         self.launchable = Launchable(
-            conf.family.kernel, self.arguments, conf.threads, self.blocks, problem.device, problem.a.device,
+            conf.family.kernel, self.arguments, conf.threads, self.blocks or conf.peers, problem.device, problem.a.device,
             self.spec.shared_bytes, conf.peers, conf.blocks_per_sm,
             conf.family.is_dependent and not self.spec.reduction.waits, self.spec.reduction.waits)
         self.values = self.launchable.values
@@ -82,8 +98,37 @@ class Compiled:
         slots = [self.launchable.slot(first + n) for n in range(len(self.maps))]
         self.map_slots = {slot: m for slot, m in zip(slots, self.maps) if slot is not None}
 
+    def _of_d(self) -> tuple[int, int, int]:
+        """Rows and columns of D, and the columns that the kernel computes."""
+        return self.computed.M, self.config.global_d_layout.finished_columns(self.computed.N), self.computed.N
+
+    def reserved(self, name: str, component: Any) -> Any:
+        """Another epilogue or observer of the planned kind, with workspaces for its reductions."""
+        return reserve(name, component, self.config, self.spec, self._of_d(), self.computed.products)
+
     def launches(self, bound: Any, values: tuple) -> Launches:
-        """Those of the kernel, ``bound`` on the device."""
+        """Those of the kernel, ``bound`` on the device, and of what completes its reductions."""
+        product = self._product(bound, values)
+        if self.completion is None:
+            return product
+        at, own = 0, {}
+        for name in PARTS:
+            own[name] = slice(at, at := at + len(freeze(getattr(self.config, name)).leaves))
+        complete = self.completion.launches([own["epilogue"], own["observe_a"]])
+        device, spaces = self.problem.a.device, self.spaces
+
+        def with_values(stream: int, given: tuple[int, ...], others: tuple) -> None:
+            found = addresses(device, stream, spaces)
+            if self.blocks:
+                put = list(others)
+                for slot, value in zip(self._slots, self._expand((*given, *found))):
+                    put[slot] = value                                         # type: ignore[index]
+                bound.launch(stream, put)
+            complete(stream, others, {space.role: place for space, place in zip(spaces, found)})
+
+        return Launches(lambda stream, given: with_values(stream, given, values), with_values)
+
+    def _product(self, bound: Any, values: tuple) -> Launches:
         operands = [n for n, slot in enumerate(self.pointers) if slot is not None]
         maps = [(self.order[m.which], m.encoder) for m in self.map_slots.values()]
         spaces, device = self.spaces, self.problem.a.device
@@ -93,6 +138,7 @@ class Compiled:
         def expand(at: tuple[int, ...]) -> tuple[Any, ...]:
             return *pointers_in(at), *[encode(at[which]) for which, encode in maps], *at[4:]
 
+        self._slots, self._expand = slots, expand
         planned = bound.prepare(values, slots, expand if maps or spaces else pointers_in)
 
         def in_workspaces(stream: int, at: tuple[int, ...]) -> None:

@@ -50,6 +50,7 @@ class Problem(Component):
     transform_shared_to_regs_c: Transform = Identity()
     transform_regs_to_shared_d: Transform = Identity()
     transform_shared_to_global_d: Transform = Identity()
+    observe_a: Any = None
     epilogue: Epilogue = Default()
     condition: Condition = Condition()
 
@@ -186,7 +187,8 @@ class Config(Problem, Mapping):
         tiles = {"a": block.MK, "b": block.KN, "c": block.MN, "out": block.MN}
         extents = {name: (rows, operands[name][0].finished_columns(columns)) for name in operands if arrays is not None
                    for rows, columns in (arrays.extents(name),)}
-        a, b, c, d = (Operand(*fields, name in extents and is_whole(extents[name], fields[-1]), tiles[name], warps)
+        a, b, c, d = (Operand(*fields, name in extents and is_whole(extents[name], fields[-1]), tiles[name], warps,
+                              observer=self.observe_a if name == "a" else None)
                       for name, fields in operands.items())
         spec = self.family.specialise(self, (a, b, c, d), arrays)
         if arrays is None or arrays.products is None:

@@ -17,9 +17,11 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.given import check_methods
 from gemmkit.lang.narrowing import narrows, refusal
 from gemmkit.lang.records import part_dtypes
-from gemmkit.layouts import Braided, Layout
+from gemmkit.layouts import Braided, Layout, Plain
 from gemmkit.layouts.braided import OCTET
+from gemmkit.observers import Observer
 from gemmkit.operators import Operator
+from gemmkit.operators.algebra import Algebra, units
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Transform
 
@@ -40,6 +42,8 @@ def validate(config: Config) -> None:
     check_fields({field.name: getattr(config, field.name) for field in config.fields()})
     check_stream_k(config.kernel, config.splits)
     _validate_fold(config)
+    if config.observe_a is not None:
+        _validate_observer(config)
     config.family.validate(config)
     _validate_dtypes(config)
 
@@ -50,6 +54,8 @@ def check_stream_k(kernel: str, splits: Any) -> None:
     rule(may, "splits", splits, f"blocks of the multistage kernel stream K; with kernel={kernel!r} it is a number")
 
 
+#: Kernels with an observer of A, in the order in which they are preferred.
+OBSERVING = "warp_specialised", "singlestage"
 TILES = {"block_shape": ("M", "N", "K"), "compute_warp": ("M", "N", "K"), "mem_a_warp": ("M", "K"),
          "mem_a_thread": ("M", "K"), "mem_b_warp": ("K", "N"), "mem_b_thread": ("K", "N"), "mem_cd_warp": ("M", "N"),
          "mem_cd_thread": ("M", "N"), "cluster": ("M", "N")}
@@ -68,6 +74,9 @@ def check_fields(fields: dict[str, Any]) -> None:
             rule(isinstance(value, Transform), name, value, "a Transform is needed; wrap a function in "
                   "transforms.Elementwise")
             rule(callable(value), name, value, "it has no __call__(self, x) or __call__(self, x, i, j)")
+        elif name == "observe_a":
+            rule(value is None or isinstance(value, Observer), name, value, "an observer is needed, such as "
+                 "gemmkit.observers.RowSum(sums)")
         elif name in KINDS:
             rule(isinstance(value, KINDS[name]), name, value, f"an instance of {KINDS[name].__name__} is needed (not the "
                   "class itself)")
@@ -120,6 +129,29 @@ def _validate_fold(config: Config) -> None:
     least = OCTET * b.slots
     rule(config.block_shape.size.N % least == 0, "block_shape", config.block_shape, f"N must be a multiple of {least}, "
          f"{OCTET} columns of each of a braid's {b.slots} slots")
+
+
+def _validate_observer(config: Config) -> None:
+    """Who looks at A's elements in shared memory must find there what they are in memory, each once."""
+    def refuse(holds: Any, why: str) -> None:
+        rule(holds, "observe_a", config.observe_a, why)
+
+    layout, operator = config.global_a_layout, config.operator
+    refuse(config.kernel in OBSERVING, f"the kernels that observe are {', '.join(OBSERVING)}; this is {config.kernel!r}")
+    refuse(config.splits == 1, f"blocks that share K see shares of A; take splits=1 (it is {config.splits!r})")
+    refuse(config.condition.is_always, "a condition leaves out k-tiles that no block would then look at; reduce A by itself")
+    refuse(isinstance(layout, Plain) and layout.is_plain and not isinstance(operator, Algebra), f"A is {layout!r}; a plain "
+           "matrix of real numbers is needed")
+    refuse(all(getattr(config, f"transform_{way}_a").is_identity for way in ("global_to_shared", "shared_to_regs")),
+           "A is transformed on its way, and what is observed is A itself; transform in the observer's own of(x, m, k)")
+    if config.kernel == "warp_specialised":
+        refuse(units(operator).promote == 0, f"{operator!r} adds up sums in portions; take promote=0")
+        refuse(config.compute_warp.size.M in (64, 128), f"compute_warp={config.compute_warp!r}: 128 threads look at 64 or "
+               "128 rows")
+    else:
+        rows = config.block_shape.size.M
+        refuse(config.threads >= rows, f"a thread looks at one row, and {config.threads} threads have {rows}; take more "
+               "warps_per_block or a smaller block_shape")
 
 
 def _validate_dtypes(config: Config) -> None:

@@ -143,6 +143,11 @@ def _check(conf: Config, problems: Sequence[Call]) -> None:
         raise ConfigError(f"kernel={conf.kernel!r}: groups are computed by 'multistage' and 'singlestage'")
     if conf.splits != 1:
         raise ConfigError(f"splits={conf.splits!r}: the tiles of a group fill the device together; take splits=1")
+    if conf.epilogue.reduces or conf.observe_a is not None:
+        field = "epilogue" if conf.epilogue.reduces else "observe_a"
+        raise ConfigError(f"{field}={getattr(conf, field)!r}: the products of a group have rows of their own each, and "
+                          "partial states of a reduction lie where one size says; reduce each product by a matmul of its "
+                          "own, or a stack")
     for name in "abcd":
         layout = getattr(conf, f"global_{name}_layout")
         if not isinstance(layout, Plain) and (name != "c" or conf.has_c):

@@ -63,6 +63,13 @@ class Adapted(Epilogue):
 
     epilogue: Epilogue
 
+    def stages(self) -> tuple[Epilogue, ...]:
+        return self.epilogue.stages()
+
+    @property
+    def reduces(self) -> bool:
+        return self.epilogue.reduces
+
     @property
     def stores_itself(self) -> bool:
         return self.epilogue.stores_itself

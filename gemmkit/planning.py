@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from gemmkit.compiled import Compiled, Launches
+from gemmkit.compiled import PARTS, Compiled, Launches
 from gemmkit.component_arrays import ALONGSIDE, Held, arrays_of, check_held
 from gemmkit.components import anew, freeze, without_arrays
 from gemmkit.config import Config
@@ -41,14 +41,6 @@ __all__ = ["Plan", "plan"]
 
 _TRIES = 3                             # compilations that a change of code may interrupt
 _REMEMBERED = 64                       # calls' addresses that a plan keeps
-
-PARTS = ("operator",
-         "global_a_layout", "shared_a_layout", "transform_global_to_shared_a", "transform_shared_to_regs_a",
-         "global_b_layout", "shared_b_layout", "transform_global_to_shared_b", "transform_shared_to_regs_b",
-         "global_c_layout", "shared_c_layout", "transform_global_to_shared_c", "transform_shared_to_regs_c",
-         "global_d_layout", "shared_d_layout", "transform_shared_to_global_d", "transform_regs_to_shared_d",
-         "epilogue", "condition", "order")           # the components of a Spec, in the order of its fields
-
 
 def leaf_ranges(parts: dict[str, Frozen]) -> dict[str, slice]:
     """Where the runtime values of a configuration's components, in the order of PARTS, lie among the kernel's arguments."""
@@ -103,7 +95,9 @@ class Plan:
         self._align = tuple(1 if i is None else alignment(i) for i in seen)
         self._held = held_by(self.config)
         self._writes = any(held.is_output for _, held in self._held)
-        self._has_work = problem.M > 0 and problem.N > 0 and problem.products > 0
+        completion = self._compiled.completion
+        self._has_work = problem.products > 0 and (completion.has_work if completion is not None
+                                                   else problem.M > 0 and problem.N > 0)
         self._launches: Launches | None = None
         self.values = tuple(self._compiled.values)
         parts = {name: freeze(getattr(self._compiled.config, name)) for name in PARTS}
@@ -120,6 +114,8 @@ class Plan:
     def leaves(self, name: str, component: Any, frozen: Frozen) -> list[Any]:
         """The runtime values of a component in the field ``name``, as the kernel takes them."""
         adapted = component_for_products(component, self._compiled.problem.stack)
+        if name in ("epilogue", "observe_a"):
+            adapted = self._compiled.reserved(name, adapted)
         return [value for _, value in (frozen if adapted is component else freeze(adapted)).leaves]
 
     def current(self) -> Plan:
@@ -145,6 +141,8 @@ class Plan:
         self._compiled.problem.tuning_key = None             # it is made of the components themselves
         self._compiled.config = without_arrays(self._compiled.config)
         self._compiled.spec = without_arrays(self._compiled.spec)
+        if self._compiled.completion is not None:
+            self._compiled.completion.forget_arrays()
 
     def __repr__(self) -> str:
         M, N, K = self.shape

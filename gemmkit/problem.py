@@ -35,7 +35,7 @@ from gemmkit.tuning.operators import algebra_of, operator_for, result_dtype, siz
 HOST = -1
 LIMIT = 2**31 - 2**10                  # coordinates are 32 bits wide
 
-FUNCTIONS = (*TRANSFORMS, "epilogue", "condition")
+FUNCTIONS = (*TRANSFORMS, "observe_a", "epilogue", "condition")
 LAYOUTS = tuple(f"global_{name}_layout" for name in "abcd")
 KEYWORDS = (*FUNCTIONS, *LAYOUTS, "operator", "gemm_shape")
 
@@ -268,8 +268,16 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     operator = keywords.get("operator")
     fields = dict(keywords)
     found: Any = None
+    observes = fields.get("observe_a") is not None
+    if observes:
+        fields.setdefault("splits", 1)
     if candidate is not None:
         found = candidate.choice(a, b, fields, device)
+    elif observes:
+        if operator is None and mappings.applies(a.dtype, b.dtype, fields, device):
+            found = hopper.choice(a, b, infos, fields, sizes, device, products)
+        if found is None:
+            fields.setdefault("kernel", "singlestage")
     else:
         found = multistage_mappings.choice(a, b, fields, sizes, device, products)
         if found is None and operator is None and mappings.applies(a.dtype, b.dtype, fields, device):
@@ -334,6 +342,14 @@ def _check_functions(conf: Config, M: int, N: int, K: int, stack: tuple[int, ...
             info = described(getattr(part, field))
             if info is not None:
                 check_steps(info.shape, own, stack, f"{field} of {kind.__qualname__}", field in kind.outputs)
+    if conf.observe_a is not None:
+        if stack is not None:
+            raise ConfigError(f"observe_a={conf.observe_a!r}: A is a stack, of which one matrix may be many products'; "
+                              "observe the products one by one")
+        if M and not N:
+            raise ValueError(f"observe_a={conf.observe_a!r}: of a D without columns no tile is computed, and A is not "
+                             "looked at; reduce A by itself")
+        conf.observe_a.check(M, K)
     check = getattr(conf.epilogue, "check", None)
     if check is not None:
         check(M, conf.global_d_layout.finished_columns(N))

@@ -200,6 +200,11 @@ def _wide_epilogue(epilogue: Epilogue, size: int) -> Epilogue:
         return cast(Epilogue, with_fields(epilogue, {k: v for k, v in parts.items() if v is not getattr(epilogue, k)}))
     if isinstance(epilogue, Fold):
         return WideFold(epilogue.f, _wide_epilogue(epilogue.then, size))
+    if epilogue.reduces:
+        op = epilogue.op                               # type: ignore[attr-defined]
+        if op.of is not None and op.has_coordinates and not is_gemmkit(op.of):
+            _refuse(epilogue, "out", size, "op.of(x, m, n)", "give an of(x) or a reduction by name")
+        return epilogue
     if not _computes(epilogue) and not _methods(epilogue, ("tile", "store")):
         return epilogue
     own = _methods(epilogue, ("finish", "tile", "store"))

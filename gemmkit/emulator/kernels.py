@@ -114,14 +114,21 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, seed: int | None = None
             for name, array, kind, how in views_order}
     views = [made[name] for name in ("a", "b", "c", "out")]
     maps = [None if m is None else emulated_map(views[m.which], m.spec, m.axis) for m in compiled.maps]
-    spec = arena.component(compiled.spec_on_host)
+    spec: Any = arena.component(compiled.spec_on_host)
     with np.errstate(all="ignore"):                # integers wrap and floats overflow, as on the device
-        machine.launch(conf.family.kernel, arguments((spec, *views, compiled.shape, *maps), arena.originals),
-                       grid=(compiled.blocks, 1, 1),
-                       block=(conf.threads, 1, 1), cluster=(conf.peers, 1, 1),
-                       shared_memory=compiled.spec.shared_bytes, max_shared_memory=H100.shared_memory_per_block,
-                       schedule_seed=seed, dependent=compiled.launchable.dependent,
-                       registers=conf.family.registers(compiled.spec))
+        if compiled.blocks:
+            machine.launch(conf.family.kernel, arguments((spec, *views, compiled.shape, *maps), arena.originals),
+                           grid=(compiled.blocks, 1, 1),
+                           block=(conf.threads, 1, 1), cluster=(conf.peers, 1, 1),
+                           shared_memory=compiled.spec.shared_bytes, max_shared_memory=H100.shared_memory_per_block,
+                           schedule_seed=seed, dependent=compiled.launchable.dependent,
+                           registers=conf.family.registers(compiled.spec))
+        behind = compiled.completion
+        if behind is not None:                     # a kernel of its own: what the first has written it sees
+            machine.launch(behind.kernel, arguments((behind.team, spec.epilogue, behind.parts[1] if behind.observer is None
+                                                            else spec.a.observer, behind.shape), arena.originals),
+                           grid=(behind.blocks, 1, 1), block=(behind.threads, 1, 1), shared_memory=behind.shared_bytes,
+                           max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed)
 
 
 def run_group(compiled: Any, products: list[tuple], places: np.ndarray, seed: int | None = None) -> None:

@@ -32,7 +32,8 @@ from gemmkit.lang.runtime_fields import annotated
 
 #: gemmkit's own modules that compute with users' numbers.
 ARITHMETIC_MODULES = frozenset({"gemmkit.activations", "gemmkit.epilogues.elementwise", "gemmkit.epilogues.library",
-                                "gemmkit.glu", "gemmkit.operators.semiring", "gemmkit.row_functions"})
+                                "gemmkit.epilogues.reductions", "gemmkit.glu", "gemmkit.lstm", "gemmkit.operators.semiring",
+                                "gemmkit.row_functions"})
 #: Methods whose results kernels compute with.
 GIVES_COORDINATES = frozenset({"block", "column_offset", "k_range", "offset", "row_offset"})
 

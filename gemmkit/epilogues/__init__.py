@@ -1,13 +1,15 @@
 """Epilogues: what happens to D between shared and global memory; ``a | b | c`` is one after the other."""
 
 from gemmkit.epilogues.base import Composed, Default, Epilogue, parts
+from gemmkit.epilogues.combine import Combine
 from gemmkit.epilogues.elementwise import GELU, Causal, Clamp, Elementwise, ReLU, SiLU, Tanh, Where
 from gemmkit.epilogues.fold import Fold
 from gemmkit.epilogues.library import Bias, LinearCombination
 from gemmkit.epilogues.operands import Residual, Scale, Store
+from gemmkit.epilogues.reduce import ColumnReduce, RowReduce
 from gemmkit.epilogues.saturate import Saturate
 
 __all__ = [
-    "GELU", "Bias", "Causal", "Clamp", "Composed", "Default", "Elementwise", "Epilogue", "Fold", "LinearCombination", "ReLU",
-    "Residual", "Saturate", "Scale", "SiLU", "Store", "Tanh", "Where", "parts",
+    "GELU", "Bias", "Causal", "Clamp", "ColumnReduce", "Combine", "Composed", "Default", "Elementwise", "Epilogue", "Fold",
+    "LinearCombination", "ReLU", "Residual", "RowReduce", "Saturate", "Scale", "SiLU", "Store", "Tanh", "Where", "parts",
 ]

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.elements import column_of, delivered, row_of, transform_within
+from gemmkit.kernels.common.lanes import store_together
 from gemmkit.kernels.common.tile_copy import inside
 from gemmkit.lang.control import each
 from gemmkit.lang.given import required
@@ -58,6 +59,12 @@ class Epilogue(Component):
 
     def store(self, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
         """Step 6 of the kernel: every thread takes its tiles of D from shared memory and hands them to `tile`."""
+        if self.reduces:
+            store_together(self, spec, d, pointer, block_m, block_n, warp, shape)
+        else:
+            self.store_tiles(spec, d, pointer, block_m, block_n, warp, shape)
+
+    def store_tiles(self, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
         block = spec.block.MN
         warp_tiles = parallelise(block, spec.d.warp, warp, spec.warps)
         for i in range(len(warp_tiles)):
@@ -71,6 +78,19 @@ class Epilogue(Component):
     def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
         """The finished values of a thread's tile that lies wholly in range, first dimension fastest."""
         return apply(finish_element, values, self, tile)
+
+    def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
+        """The finished values that a thread holds of what ``group`` (`gemmkit.kernels.common.lanes`) holds together, at
+        ``at``, some of them out of range: what an epilogue sees that `reduces`. All threads of the group come here."""
+        return group.finish(self, values, at)
+
+    def values_at(self, spec: Any, pointer: Any, tile: Any, place: Any, shape: Any) -> tuple:
+        """The values that it finishes of a tile of D, which lies at ``tile`` in shared memory and at ``place`` in D."""
+        values = spec.d.shared.load_shared(pointer, tile, spec.d.shared.leading(spec.block.size))
+        return transform_within(spec.d.to_shared, values, place, shape.M, shape.N)
+
+    def complete(self, team: Any, shape: Any) -> None:
+        """Behind the product, in a kernel of its own: what is left to do of reductions."""
 
     def tile(self, spec: Any, d: Any, tile: Any, values: tuple, shape: Any) -> None:
         """Finish and store a thread's tile of D. ``tile`` is where it lies globally; parts of it may be out of range."""
@@ -110,6 +130,11 @@ class Epilogue(Component):
     @property
     def reads_tiles(self) -> bool:
         """Whether it reads as many elements as D has: that takes a time which only large tiles hide."""
+        return False
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it combines values of several threads (`gemmkit.epilogues.reduce`)."""
         return False
 
     @property
@@ -182,8 +207,21 @@ class Composed(Epilogue):
     def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
         return self.second.finish(numbers(self.first, "finish", self.first.finish(values, tile, shape), values), tile, shape)
 
+    def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
+        if self.reduces:
+            return self.second.finish_block(self.first.finish_block(values, group, at), group, at)
+        return group.finish(self, values, at)
+
+    def complete(self, team: Any, shape: Any) -> None:
+        self.first.complete(team, shape)
+        self.second.complete(team, shape)
+
     def stages(self) -> tuple[Epilogue, ...]:
         return (*self.first.stages(), *self.second.stages())
+
+    @property
+    def reduces(self) -> bool:
+        return self.first.reduces or self.second.reduces
 
     @property
     def reads_tiles(self) -> bool:

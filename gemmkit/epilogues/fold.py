@@ -7,6 +7,7 @@ from typing import Any
 
 from gemmkit.epilogues.base import Composed, Default, Epilogue, finish_edge_element, finished
 from gemmkit.kernels.common.elements import delivered
+from gemmkit.kernels.common.lanes import store_together
 from gemmkit.kernels.common.tile_copy import inside
 from gemmkit.lang.control import each
 from gemmkit.lang.given import function_given, required
@@ -66,6 +67,12 @@ class Fold(Epilogue):
         """Step 6 of the kernels with D's tile in shared memory. The thread that stores eight columns of D loads those eight
         of all parts: lanes lie along rows of D, or down its columns where these are contiguous."""
         own = with_number(shape, "N", spec.d.layout.columns)
+        if self.reduces:
+            store_together(self, spec, d, pointer, block_m, udiv(block_n, spec.b.layout.slots), warp, own)
+        else:
+            self.store_lines(spec, d, pointer, block_m, block_n, own)
+
+    def store_lines(self, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, own: Any) -> None:
         slots, leading = spec.b.layout.slots, spec.d.shared.leading(spec.block.size)
         rows, lines = spec.block.size.M, spec.block.size.N // (OCTET * spec.b.layout.slots)
         for n in range(thread_index(), rows * lines, spec.threads):
@@ -74,6 +81,18 @@ class Fold(Epilogue):
             parts = generate(spec.b.layout.parts, load_line, spec, pointer, first, leading)
             place = translate(LINE, block_m + row, udiv(block_n, slots) + line * OCTET)
             self.tile(spec, d, place, generate(OCTET, fold_line, self, parts, place, own), own)
+
+    def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
+        return self.then.finish_block(values, group, at)
+
+    def values_at(self, spec: Any, pointer: Any, tile: Any, place: Any, shape: Any) -> tuple:
+        """Folded values; ``tile`` counts folded columns."""
+        first = translate(LINE, tile.index[0], tile.index[1] * spec.b.layout.slots)
+        parts = generate(spec.b.layout.parts, load_line, spec, pointer, first, spec.d.shared.leading(spec.block.size))
+        return generate(OCTET, fold_line, self, parts, place, shape)
+
+    def complete(self, team: Any, shape: Any) -> None:
+        self.then.complete(team, shape)
 
     def tile(self, spec: Any, d: Any, tile: Any, values: tuple, shape: Any) -> None:
         """Store folded values; ``shape`` has D's extents."""
@@ -104,6 +123,10 @@ class Fold(Epilogue):
     @property
     def reads_tiles(self) -> bool:
         return self.then.reads_tiles
+
+    @property
+    def reduces(self) -> bool:
+        return self.then.reduces
 
     @property
     def writes(self) -> bool:

@@ -10,9 +10,11 @@ from gemmkit.components import Component, Scalar
 from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.common.batched import Batched
 from gemmkit.kernels.common.cluster import Cluster
+from gemmkit.kernels.common.lanes import Lanes, lanes_of
 from gemmkit.kernels.common.operand import Operand
 from gemmkit.kernels.common.reduction import Reduction
 from gemmkit.kernels.common.scheduler import TileScheduler
+from gemmkit.kernels.common.watch import Watch, watch_of
 from gemmkit.lang.narrowing import narrows
 from gemmkit.lang.products import with_number
 from gemmkit.operators import Operator
@@ -103,6 +105,29 @@ class Spec(Component):
     def reduction(self) -> Reduction:
         """How blocks that share the K of a tile add up their sums."""
         return self.scheduler.reduction
+
+    @cached_property
+    def lanes(self) -> Lanes:
+        """How a warp's lanes hold D together where the epilogue reduces it."""
+        block, folds = self.block.size, self.d.layout.folds
+        columns_too = any(getattr(stage, "along_m", False) for stage in self.epilogue.stages())
+        piece = self.d.thread if folds == 1 else Tile(M=1, N=8)          # of folded columns an octet at a time
+        return lanes_of(piece, block.M, block.N // folds, self.d.order == "row", columns_too)
+
+    @cached_property
+    def observes(self) -> bool:
+        """Whether threads look at A's tiles beside the product."""
+        return self.a.observer is not None
+
+    @cached_property
+    def watch(self) -> Watch:
+        """How a block's threads look at A's tiles where it is observed."""
+        return watch_of(self.a, self.a.tile.extents[0], self.threads)
+
+    @property
+    def parts(self) -> tuple[int, int]:
+        """Rows and columns of D whose values are combined before a partial state is kept."""
+        return self.lanes.height, self.lanes.width
 
     @cached_property
     def passes_d(self) -> bool:

@@ -69,6 +69,8 @@ class Braided(Layout):
         return convert(self.dtype, 0)
 
     def load(self, data: Any, tile: Any, shape: Any) -> tuple:
+        if self.begins_anywhere:
+            return load_elements(self, data, tile, shape)
         if OCTET % tile.size[1] == 0:
             part, column = self.part_of(tile.index[1]), self.column_of(tile.index[1])
             own = translate(tile, 0, part * self.columns + column - tile.index[1])
@@ -127,6 +129,11 @@ class Braided(Layout):
 
     def packs(self, tile: Any) -> bool:
         return self.is_even and OCTET % tile.extents[1] == 0 and self.layout.packs(tile)
+
+    @property
+    def begins_anywhere(self) -> bool:
+        """Whether parts of one array begin where no vector does. (Joined ones know what boundaries are multiples of.)"""
+        return not self.is_even and not (isinstance(self.layout, Joined) and self.layout.axis == 1)
 
     @property
     def itemsize(self) -> int:

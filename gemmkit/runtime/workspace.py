@@ -35,8 +35,10 @@ from gemmkit.runtime.streams import is_capturing
 
 __all__ = ["Space", "addresses", "check_residency", "cluster_config", "described", "on_host", "spaces_of", "table", "tables"]
 
+#: What reductions of a chain of epilogues keep their partial states in, each its own.
+PARTIALS = "partials", "second partials", "third partials", "fourth partials"
 #: Addresses that no array has, for arrays that get theirs with a launch.
-PLACES = {role: 2**62 + 2**32 * n for n, role in enumerate(("sums", "counts", "sizes", "places", "products"))}
+PLACES = {role: 2**62 + 2**32 * n for n, role in enumerate(("sums", "counts", "sizes", "places", "products", *PARTIALS))}
 _ROLES = {place: role for role, place in PLACES.items()}
 _LEAST = 2**16                         # bytes of the smallest size class
 

@@ -75,9 +75,11 @@ def fields(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None]
 
 
 def _may_be_turned(given: dict[str, Any]) -> bool:
-    """Whether the caller's components are none, or an epilogue that does not store tiles or blocks in its own way."""
+    """Whether the caller's components are none, or an epilogue that sees single elements: one that stores tiles in its own
+    way, or reduces rows of D, would have to be told of the other dimension."""
     epilogue = given.get("epilogue", Default())
-    return set(given) <= {"epilogue"} and isinstance(epilogue, Epilogue) and not epilogue.stores_itself
+    return set(given) <= {"epilogue"} and isinstance(epilogue, Epilogue) and not (
+        epilogue.stores_itself or epilogue.reduces)
 
 
 __all__ = ["MOST_ROWS", "fields"]

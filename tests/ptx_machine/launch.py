@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from gemmkit.lang.memory import ViewType
 from gemmkit.runtime.arrays import ArrayInfo, is_array
 from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.launch_config import PARAMETER_FORMATS
+from gemmkit.runtime.workspace import spaces_of
 from tests.ptx_machine.machine import Machine
 from tests.ptx_machine.memory import Array, GlobalMemory
 from tests.ptx_machine.parser import parse
@@ -76,9 +78,12 @@ def ptx_of(compiled: Any) -> str:
     return _ptx[key]
 
 
-def parameters_of(compiled: Any, arrays: Sequence[Any]) -> list[int]:
-    """A launch's parameters as bits, with the addresses of a, b, c and out."""
+def parameters_of(compiled: Any, arrays: Sequence[Any], workspaces: Mapping[str, np.ndarray] = MappingProxyType({})) -> list[int]:
+    """A launch's parameters as bits, with the addresses of a, b, c and out, and of workspaces by their roles."""
     values = list(compiled.values)
+    for space in compiled.spaces:
+        if space.role in workspaces:
+            values[space.slot] = _bits(workspaces[space.role])
     for slot, array in zip(compiled.pointers, arrays):
         if slot is not None:
             values[slot] = _bits(np.asarray(array))
@@ -100,9 +105,22 @@ def run_compiled(compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
         memory.append(Array(seen, name, is_output=name == "out", is_written=name != "out", reads_words=operand.type.alignment < 4))
     memory += arrays_of(compiled.spec)
     known = {_bits(x.array) for x in memory}
-    memory += [Array(np.asarray(_At(info)), "a captured array") for info in compiled.arguments[0].arrays if info.pointer not in known]
-    run_ptx(ptx_of(compiled), conf.threads, compiled.blocks, parameters_of(compiled, (a, b, c, out)), memory,
-            compiled.spec.shared_bytes, conf.peers)
+    memory += [Array(np.asarray(_At(info)), "a captured array") for info in compiled.arguments[0].arrays
+               if info.pointer not in known and info.library != "workspace"]
+    workspaces = {space.role: np.full(space.nbytes, 0xFF, np.uint8) for space in compiled.spaces}
+    if compiled.blocks:
+        run_ptx(ptx_of(compiled), conf.threads, compiled.blocks, parameters_of(compiled, (a, b, c, out), workspaces),
+                memory + [Array(x, role, is_output=True, is_written=False) for role, x in workspaces.items()],
+                compiled.spec.shared_bytes, conf.peers)
+    behind = compiled.completion
+    if behind is not None:
+        launch = behind.launchable
+        values = list(launch.values)
+        for space in spaces_of(values, [info for argument in launch.arguments for info in argument.arrays]):
+            values[space.slot] = _bits(workspaces[space.role])
+        ptx = to_ptx(launch.kernel, tuple(x.type for x in launch.arguments), launch.threads, compiled.problem.device)
+        run_ptx(ptx, launch.threads, launch.blocks, _packed(launch, values),
+                arrays_of(behind.epilogue) + arrays_of(behind.parts[1]) + [Array(x, role) for role, x in workspaces.items()], launch.shared_bytes)
 
 
 def run_rows(made: Any, x: Any, out: Any) -> None:

@@ -70,6 +70,30 @@ class Host:
     def row_wise_title(self, is_compiled: bool) -> str:
         return "NumPy"
 
+    def plain(self, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+        self.matmul(a, b, out)
+
+    def joined(self, a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
+        return np.concatenate((a, b), axis)
+
+    def largest(self, array: np.ndarray) -> np.ndarray:
+        return np.asarray(array.max(-1))
+
+    def composed(self, work: str) -> Callable[[Any], None]:
+        def call(x: Any) -> None:
+            self.now += self.slower
+            if work == "glu":
+                gate, up = (x.a.astype("f8") @ part.astype("f8") for part in (x.w, x.v))
+                found = gate / (1 + np.exp(-gate)) * up
+            else:
+                found = np.maximum(x.inputs.astype("f8") @ x.weights.astype("f8") + x.bias, 0)
+            x.peer_out[...] = found * self.scale
+
+        return call
+
+    def composed_title(self, work: str) -> str:
+        return f"NumPy: {work}"
+
     def limit(self, limit: Any, out: np.ndarray, first: np.ndarray) -> Call:
         def call() -> None:
             self.now += self.slower

@@ -43,6 +43,7 @@ class Operand(Component):
     the same two stretches, outwards). ``warp`` and ``thread`` are the tiles that a warp and a thread move at a time.
     ``whole`` says that the operand's extents are multiples of the thread's tile, so no thread's tile straddles an edge.
     ``tile`` is the block's tile of it, which lies ``offset`` bytes into a stage and which ``warps`` warps copy together.
+    ``observer`` is told of its elements beside the product (`gemmkit.observers`), None if there is none.
     ``numbers`` is the layout in which TMA brings interleaved numbers of several parts before they become planes.
     ``clipped``: threads load tiles at the edges as words, too, without a branch (`gemmkit.kernels.common.clipping`).
     """
@@ -60,6 +61,7 @@ class Operand(Component):
     route: Route = Route()
     numbers: Swizzled | None = None
     clipped: bool = False
+    observer: Any = None
 
     @cached_property
     def in_panels(self) -> bool:

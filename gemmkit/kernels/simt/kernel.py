@@ -20,7 +20,7 @@ M, N, K are run-time values, and 0 is one of them: K = 0 gives D = transform(C).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemmkit.kernels.common.elements import kept_in_shared, transform_fragment, transform_input, transform_registers
 from gemmkit.kernels.common.scheduler import holds, k_range_of
@@ -33,6 +33,13 @@ from gemmkit.lang.values import fill
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, thread_index, udiv, uniform
 from gemmkit.tiling import parallelise, translate, translate_offset
+
+
+class Observed(NamedTuple):
+    """What a thread has of a row of A, and which k-tile it looks at next."""
+
+    state: Any
+    due: Any
 
 
 def singlestage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
@@ -71,6 +78,7 @@ def compute_tile(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, tile: in
     end = min(a_end, b_end)
     if spec.is_split:
         begin, end = own_share((begin, end), spec, rank)
+    observed = start_observing(spec, block_n, shape)
     for block_k in range(begin, end, block.size.K):
         if holds(spec, block_m, block_n, block_k):
             a_place, b_place = spec.a.place(block_m, block_n, block_k, shape), spec.b.place(block_m, block_n, block_k, shape)
@@ -79,11 +87,16 @@ def compute_tile(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, tile: in
             # 3b. B: global -> shared.
             copy_to_shared(spec.b, b, b_shared, b_place, spec.operator.identity, warp, shape)
             barrier()
+            if spec.observes:
+                observed = observe(spec, observed, a_shared, block_m, block_k, shape)
             # 3c. Every warp multiplies its part.
             warp_tiles = parallelise(block, spec.compute_warp, warp, spec.warps)
             for step in range(len(warp_tiles)):
                 multiply(spec, accumulators, a_shared, b_shared, warp_tiles[step], a_place, b_place)
             barrier()
+
+    if spec.observes:
+        spec.watch.keep(observed.state, spec, thread_index(), block_m, block_n, shape)
 
     # 4. The sums of blocks that share K become those of the first, which finishes the tile.
     finishes = spec.scheduler.gather(spec, accumulators, rank) if spec.is_split else True
@@ -95,6 +108,21 @@ def compute_tile(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, tile: in
 
         # 6. D: shared -> global.
         spec.epilogue.store(spec, d, d_shared, block_m, block_n, warp, shape)
+
+
+def start_observing(spec: Any, block_n: int, shape: Any) -> Any:
+    """An observer's state of this thread's row of A, and the first k-tile that this block looks at."""
+    if spec.observes:
+        return Observed(spec.a.observer.nothing(), spec.watch.first(spec, block_n, shape))
+    return 0
+
+
+def observe(spec: Any, observed: Observed, pointer: Any, block_m: int, block_k: int, shape: Any) -> Observed:
+    """A's tile at ``block_k`` is looked at where it is this block's."""
+    if udiv(block_k, spec.block.size.K) == observed.due:
+        state = spec.watch.add(observed.state, spec, pointer, 0, thread_index(), block_m, block_k, shape)
+        return Observed(state, observed.due + spec.watch.step(spec, shape))
+    return observed
 
 
 def load_c(spec: Any, accumulators: Any, c: Any, place: Place, warp: int, shape: Any) -> None:

@@ -42,6 +42,8 @@ def finished(values: tuple, spec: Any, outputs: Outputs, place: Any) -> tuple:
 
 def changed_sums(transform: Any, values: tuple, spec: Any, place: Any) -> tuple:
     """A transform of D: its values stay numbers of as many parts as the sums have, or fewer."""
+    if transform.is_identity:
+        return values
     return convertible(transform, "__call__", transform_tile(transform, values, place), spec.operator.fragment_c.dtype)
 
 

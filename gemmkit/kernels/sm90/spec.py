@@ -7,14 +7,17 @@ from functools import cached_property
 
 from gemmkit.epilogues import Default
 from gemmkit.kernels.common.pipeline import Pipeline
+from gemmkit.kernels.common.watch import Watch, watch_of
 from gemmkit.kernels.sm90.exchange import Exchange
 from gemmkit.kernels.sm90.mainloop import Mainloop, SharedMainloop
 from gemmkit.kernels.sm90.producer import Producer
 from gemmkit.kernels.sm90.store import DirectStore, Store
+from gemmkit.kernels.sm90.together import Fragments
 from gemmkit.kernels.spec import Spec
 from gemmkit.layouts.swizzled import pattern_of
 
 PINGPONG = "pingpong"
+WARP_ROWS = 16                         # of a fragment that a warp holds
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,19 @@ class Sm90Spec(Spec):
         """Whether anything happens to a value between the sum and D."""
         return bool(self.has_c or type(self.epilogue) is not Default or not self.d.to_registers.is_identity
                     or not self.d.to_shared.is_identity)
+
+    @cached_property
+    def watch(self) -> Watch:
+        return watch_of(self.a, self.compute_warp.size.M, 128)
+
+    @cached_property
+    def together(self) -> Fragments:
+        """How a consumer's warps hold D together where the epilogue reduces it."""
+        return Fragments(self.epilogue.writes, self.d.whole, self.parts[1])
+
+    @property
+    def parts(self) -> tuple[int, int]:
+        return WARP_ROWS, self.block.size.N // self.d.layout.folds // self.exchange.slices
 
     # -- shared memory ------------------------------------------------------------------------------------------------
 

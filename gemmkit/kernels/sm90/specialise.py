@@ -17,6 +17,7 @@ from gemmkit.kernels.sm90.exchange import ClusterExchange, Exchange
 from gemmkit.kernels.sm90.fold import store_for
 from gemmkit.kernels.sm90.fragments import Deinterleaved, RegisterMainloop, Transformed
 from gemmkit.kernels.sm90.mainloop import Mainloop, PairMainloop, PortionMainloop, SharedMainloop
+from gemmkit.kernels.sm90.observe import ObservedMainloop
 from gemmkit.kernels.sm90.permuted import in_panels, permutable, permuted_along_k
 from gemmkit.kernels.sm90.routes.cp_async import CpAsync, CpAsyncProducer
 from gemmkit.kernels.sm90.routes.deinterleave import Deinterleave, DeinterleaveProducer
@@ -53,6 +54,8 @@ def specialise(spec: Sm90Spec, sharing: SharedK, arrays: Arrays | None = None) -
 
 
 def _mainloop(spec: Sm90Spec) -> Mainloop:
+    if spec.a.observer is not None:
+        return ObservedMainloop()
     stages = spec.operator.promote // spec.block.size.K    # whose sums are added to those in float32
     return PortionMainloop(stages) if stages > 1 else PairMainloop() if stages == 1 else SharedMainloop()
 

@@ -22,6 +22,7 @@ from gemmkit.kernels.common.elements import delivered, transform_within
 from gemmkit.kernels.common.operand import unit_of
 from gemmkit.kernels.common.work import Outputs
 from gemmkit.kernels.sm90.elements import add_c_masked, finish_pair
+from gemmkit.kernels.sm90.together import finish_together, store_together
 from gemmkit.lang.control import each, join, split
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert_all
@@ -136,7 +137,9 @@ class SubtileStore(Store):
         """First all values are finished, so that what is loaded for them (C, a bias) is on its way at once; then they
         leave."""
         values = sums
-        if spec.has_epilogue:
+        if spec.epilogue.reduces:
+            values = finish_together(sums, spec, outputs, part.m + own_row(), part.n + own_column())
+        elif spec.has_epilogue:
             values = join(apply(finish_pair, split(sums, 2), spec, outputs, part.m + own_row(), part.n + own_column()))
         values = convert_all(spec.d.layout.dtype, delivered(spec, values))
         each(store_subtile, split(values, self.columns // 2), i, spec, outputs, part)
@@ -296,7 +299,10 @@ class DirectStore(Store):
     """Threads store pairs from their registers."""
 
     def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
-        each(store_pair, split(sums, 2), spec, outputs, part.m + own_row(), part.n + own_column())
+        if spec.epilogue.reduces:
+            store_together(sums, spec, outputs, part.m + own_row(), part.n + own_column())
+        else:
+            each(store_pair, split(sums, 2), spec, outputs, part.m + own_row(), part.n + own_column())
 
 
 def store_pair(pair: tuple, n: int, spec: Any, outputs: Outputs, row: int, column: int) -> None:

@@ -89,7 +89,7 @@ OVERRIDES: dict[str, Any] = dict(
     mem_a_thread=Tile(M=1, K=4), mem_b_warp=Tile(K=8, N=32), mem_b_thread=Tile(K=1, N=2), mem_cd_warp=Tile(M=8, N=16),
     mem_cd_thread=Tile(M=1, N=2), order=Columns(), kernel="singlestage", blocks_per_sm=2,
     stages=1, schedule="cooperative", cluster=Tile(M=1, N=1), splits=1,
-    producer_warps=0, epilogue=epilogues.Epilogue(),
+    producer_warps=0, observe_a=None, epilogue=epilogues.Epilogue(),
     condition=Condition(), **{name: transforms.Elementwise(abs_ := (lambda x: x)) for name in TRANSFORMS})
 
 

@@ -1,0 +1,171 @@
+"""Step 3 of `warp_specialised` for epilogues that reduce: a consumer's warp combines what its lanes hold of a fragment.
+
+Of a 64-row fragment a warp has 16 rows. Lane l has, in each octet of columns, columns 2 (l mod 4) and the next, of rows
+l / 4 and l / 4 + 8. So a row is four lanes', a column eight lanes'. A lane combines its own values of a row first, over all
+columns of the fragment: two states, whatever its width. (Of columns it has as many states as columns of its own.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from gemmkit.components import Component
+from gemmkit.kernels.common.elements import transform_within
+from gemmkit.kernels.common.lanes import combined, exchanged, finish_in_range, store_masked
+from gemmkit.kernels.common.tile_copy import inside
+from gemmkit.kernels.common.work import Outputs
+from gemmkit.kernels.sm90.elements import add_c_masked
+from gemmkit.lang.control import each, fold, join, split
+from gemmkit.lang.registers import apply, generate
+from gemmkit.lang.returned import convertible, numbers
+from gemmkit.ptx.special import lane_index, udiv
+from gemmkit.tiling import Tile, translate
+
+__all__ = ["Fragments", "finish_together", "store_together"]
+
+ROWS, QUAD, OCTET = 2, 4, 8            # rows of a lane, lanes of a row, columns from a pair to the next
+PAIR, SINGLE = Tile(M=1, N=2), Tile(M=1, N=1)
+
+
+class Here(NamedTuple):
+    """Where a lane's values lie: its first row and column, and D's sizes."""
+
+    row: Any
+    column: Any
+    shape: Any
+
+
+class Of(NamedTuple):
+    """Where a pair lies, as `finish_in_range` asks."""
+
+    place: Any
+    shape: Any
+
+
+@dataclass(frozen=True)
+class Fragments(Component):
+    """A warp on a fragment. With ``masked`` values out of range are not finished, for an epilogue that writes; else they
+    are finished as if they were the nearest in range, which takes no branch. ``whole``: pairs are in range or out of it."""
+
+    masked: bool
+    whole: bool
+    width: int                         # columns of the fragment
+
+    @cached_property
+    def own(self) -> int:
+        """Columns of a lane."""
+        return self.width // QUAD
+
+    def finish(self, epilogue: Any, values: tuple, at: Here) -> tuple:
+        return join(apply(finish_pair, split(values, 2), self, epilogue, at))
+
+    def reduce_rows(self, reduction: Any, values: tuple, at: Here) -> None:
+        each(reduce_row, generate(ROWS, number_of), self, reduction, values, at)
+
+    def reduce_columns(self, reduction: Any, values: tuple, at: Here) -> None:
+        each(reduce_column, split(values, 2 * ROWS), reduction, at)
+
+
+def number_of(n: int) -> int:
+    return n
+
+
+def place_of(n: int, at: Here) -> Any:
+    """Where the n-th pair lies."""
+    return translate(PAIR, at.row + n % ROWS * 8, at.column + udiv(n, ROWS) * OCTET)
+
+
+# -- finishing ----------------------------------------------------------------------------------------------------------
+
+def finish_pair(pair: tuple, n: int, fragments: Any, epilogue: Any, at: Here) -> tuple:
+    place = place_of(n, at)
+    if fragments.masked:
+        if inside(place, at.shape.M, at.shape.N):
+            return numbers(epilogue, "finish", epilogue.finish(pair, place, at.shape), pair)
+        return apply(finish_in_range, pair, epilogue, Of(place, at.shape))
+    if fragments.whole:
+        nearest = translate(PAIR, min(place.index[0], at.shape.M - 1), min(place.index[1], at.shape.N - 2))
+        return numbers(epilogue, "finish", epilogue.finish(pair, nearest, at.shape), pair)
+    return join(apply(finish_single, split(pair, 1), epilogue, place, at))
+
+
+def finish_single(one: tuple, n: int, epilogue: Any, place: Any, at: Here) -> tuple:
+    nearest = translate(SINGLE, min(place.index[0], at.shape.M - 1), min(place.index[1] + n, at.shape.N - 1))
+    return numbers(epilogue, "finish", epilogue.finish(one, nearest, at.shape), one)
+
+
+# -- combining ----------------------------------------------------------------------------------------------------------
+
+def reduce_row(_: int, r: int, fragments: Any, reduction: Any, values: tuple, at: Here) -> None:
+    """A lane's row: its own columns, then those of its quad."""
+    state = row_state(r, fragments, reduction, values, at)
+    state = fold(2, exchanged, state, 1, reduction)
+    row = at.row + r * 8
+    if lane_index() % QUAD == 0 and row < at.shape.M:
+        reduction.keep(state, row, udiv(at.column, fragments.width), at.shape)
+
+
+def row_state(r: int, fragments: Any, reduction: Any, values: tuple, at: Here) -> Any:
+    """Where all columns are in range none is asked about. A row beyond D's counts as its last one: what comes of it is not
+    kept."""
+    m = min(at.row + r * 8, at.shape.M - 1)
+    if at.column + fragments.width - OCTET + 1 < at.shape.N:
+        return fold(fragments.own, with_column_in_range, reduction.nothing(), r, m, reduction, values, at)
+    return fold(fragments.own, with_column, reduction.nothing(), r, m, reduction, values, at)
+
+
+def with_column_in_range(state: Any, c: int, r: int, m: int, reduction: Any, values: tuple, at: Here) -> Any:
+    x = values[c // 2 * 4 + r * 2 + c % 2]
+    return reduction.combine(state, reduction.state_of(x, m, at.column + c // 2 * OCTET + c % 2))
+
+
+def with_column(state: Any, c: int, r: int, m: int, reduction: Any, values: tuple, at: Here) -> Any:
+    x, column = values[c // 2 * 4 + r * 2 + c % 2], at.column + c // 2 * OCTET + c % 2
+    return reduction.combine(state, reduction.state_of(x, m, column)) if column < at.shape.N else state
+
+
+def reduce_column(octet: tuple, n: int, reduction: Any, at: Here) -> None:
+    """A lane's two columns of an octet: its two rows, then those of the lanes below each other."""
+    each(reduce_one_column, generate(2, number_of), octet, n, reduction, at)
+
+
+def reduce_one_column(_: int, c: int, octet: tuple, n: int, reduction: Any, at: Here) -> None:
+    column = at.column + n * OCTET + c
+    state = combined(reduction.nothing(), octet[c], reduction, at, at.row, column)
+    state = combined(state, octet[2 + c], reduction, at, at.row + 8, column)
+    state = fold(3, exchanged, state, QUAD, reduction)
+    if lane_index() < QUAD and at.row < at.shape.M and column < at.shape.N:
+        reduction.keep(state, column, udiv(at.row, 16), at.shape)
+
+
+# -- a fragment's way ---------------------------------------------------------------------------------------------------
+
+def finish_together(sums: tuple, spec: Any, outputs: Outputs, row: int, column: int) -> tuple:
+    """A fragment's finished values, for stores that clip: values out of range are computed as the nearest in range."""
+    at = Here(row, column, outputs.shape)
+    values = join(apply(start_pair, split(sums, 2), spec, outputs, at))
+    values = spec.epilogue.finish_block(values, spec.together, at)
+    return convertible(spec.epilogue, "finish", values, spec.d.layout.dtype) if spec.d.layout.is_plain else values
+
+
+def start_pair(pair: tuple, n: int, spec: Any, outputs: Outputs, at: Here) -> tuple:
+    """Sums with C and the transforms of D."""
+    place, shape = place_of(n, at), at.shape
+    if spec.has_c:
+        pair = add_c_masked(pair, spec, outputs, place)
+    pair = transform_within(spec.d.to_registers, pair, place, shape.M, shape.N)
+    return transform_within(spec.d.to_shared, pair, place, shape.M, shape.N)
+
+
+def store_together(sums: tuple, spec: Any, outputs: Outputs, row: int, column: int) -> None:
+    """A fragment finished and stored from the registers, pair by pair."""
+    at = Here(row, column, outputs.shape)
+    values = join(apply(start_pair, split(sums, 2), spec, outputs, at))
+    values = spec.epilogue.finish_block(values, spec.together, at)
+    each(store_pair, split(values, 2), spec, outputs, at)
+
+
+def store_pair(pair: tuple, n: int, spec: Any, outputs: Outputs, at: Here) -> None:
+    store_masked(pair, n, spec, outputs.d, place_of(n, at), at.shape)
