@@ -45,9 +45,9 @@ __all__ = [
     "Array", "Braid", "Component", "ComponentError", "Concat", "Config", "ConfigError", "Diagonal", "Dual", "Generated",
     "GroupPlan", "Matrix", "Plan", "Scalar", "StreamK", "Symmetric", "Tile", "Triangular", "Tuned", "attention",
     "blas", "einsum", "emulate", "epilogues", "fast", "float16", "float32", "float64", "get_config", "glu", "grouped",
-    "layernorm", "layouts", "linearise", "log_softmax", "masks", "matmul", "operators", "parallelise", "plan", "plan_grouped",
-    "rmsnorm", "rowwise", "scores", "select", "softmax", "subdivide", "transforms", "translate", "translate_base",
-    "translate_offset", "tune",
+    "layernorm", "layouts", "linearise", "log_softmax", "masks", "matmul", "operators", "parallelise", "plan",
+    "plan_grouped", "rmsnorm", "rowwise", "scores", "select", "softmax", "subdivide", "transforms", "translate",
+    "translate_base", "translate_offset", "tune",
 ]
 
 

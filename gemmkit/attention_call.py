@@ -26,7 +26,8 @@ __all__ = ["attention"]
 
 
 def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = None, scale: float | None = None,
-              layout: str = "bhnd", lengths: Any = None, out: Any = None, return_lse: bool = False, stream: Any = None) -> Any:
+              layout: str = "bhnd", lengths: Any = None, out: Any = None, return_lse: bool = False,
+              stream: Any = None) -> Any:
     """softmax(score(scale q k^T)) v of each head, with float32 sums; the same bits every time. Forward only.
 
     Args:
@@ -34,25 +35,26 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
         k, v: (batch, heads, keys, head size), of q's dtype. Their heads divide q's: head h of q goes with head
             h // (q's heads / k's). A batch of 1 is for all. Strides are any that TMA can follow: the head size contiguous,
             other strides positive multiples of 16 bytes, or 0 (broadcast) along heads and batch.
-        mask: a `gemmkit.masks.Mask`, such as ``Causal()``, ``Window(1024)``, ``Documents(...)`` or your own; None hides nothing.
-        score: a function ``f(s, m, n)``, ``f(s, m, n, head)`` or ``f(s, m, n, head, batch)`` of a scaled score, its query and
-            its key, or a `gemmkit.scores.Score`; None leaves scores as they are.
+        mask: a `gemmkit.masks.Mask`, such as ``Causal()``, ``Window(1024)``, ``Documents(...)`` or your own; None hides
+            nothing.
+        score: a function ``f(s, m, n)``, ``f(s, m, n, head)`` or ``f(s, m, n, head, batch)`` of a scaled score, its query
+            and its key, or a `gemmkit.scores.Score`; None leaves scores as they are.
         scale: the factor of q k^T; None for one over the root of the head size. A run-time number.
         layout: "bhnd", or "bnhd" for (batch, rows, heads, head size), of q, k, v and the result.
         lengths: ``(q_offsets, k_offsets)``, lists or NumPy arrays, for sequences packed one behind the other: sequence i has
-            rows ``offsets[i]`` to ``offsets[i + 1]``. Arrays have no batch axis then, places are counted in each sequence, and
-            a score's and mask's batch is the sequence.
+            rows ``offsets[i]`` to ``offsets[i + 1]``. Arrays have no batch axis then, places are counted in each sequence,
+            and a score's and mask's batch is the sequence.
         out: an array of q's shape and dtype, of any strides, to write; None makes one.
         return_lse: whether to return the logarithms of the sums of exponentials, too: float32, (batch, heads, queries), or
             (heads, queries) with lengths.
         stream: the stream to launch on; None for the library's current one.
 
-    Returns: ``out``, or ``(out, lse)``. A query that sees no key gets zeros, and -inf. A key that is hidden has weight 0, so that
-    its v must be finite, as with any softmax that multiplies by 0.
+    Returns: ``out``, or ``(out, lse)``. A query that sees no key gets zeros, and -inf. A key that is hidden has weight 0,
+    so that its v must be finite, as with any softmax that multiplies by 0.
 
     Raises:
-        TypeError: q, k, v or out is no array, of another dtype, or on the host outside of `gemmkit.emulate`; mask or score is
-            none.
+        TypeError: q, k, v or out is no array, of another dtype, or on the host outside of `gemmkit.emulate`; mask or score
+            is none.
         ValueError: shapes do not go together, heads do not divide, strides cannot be loaded, out overlaps what is read, a
             tensor requires a gradient, offsets fall.
         ConfigError: another head size; a GPU that is not of compute capability 9.0.
@@ -98,8 +100,8 @@ def _mask(mask: Any) -> Mask:
     if mask is None:
         return Everything()
     if not isinstance(mask, Mask):
-        raise TypeError(f"mask={mask!r}: a gemmkit.masks.Mask is needed, such as Causal(); an array of truth values is a mask of "
-                        "one's own with visible(m, n)")
+        raise TypeError(f"mask={mask!r}: a gemmkit.masks.Mask is needed, such as Causal(); for an array of truth values "
+                        "write one with visible(m, n)")
     _ = mask.arities                                                    # refuses other numbers of arguments
     return mask
 

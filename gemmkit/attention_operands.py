@@ -1,4 +1,5 @@
-"""Q, K, V and the result of attention as (batch, heads, rows, head size), whatever their layout; what does not fit is refused."""
+"""Q, K, V and the result of attention as (batch, heads, rows, head size), whatever their layout; what does not fit is
+refused."""
 
 from __future__ import annotations
 
@@ -65,8 +66,9 @@ def as_heads(info: ArrayInfo, name: str, layout: str, packed: bool) -> ArrayInfo
     """
     wanted = layout[1:] if packed else layout
     if len(info.shape) != len(wanted):
-        raise ValueError(f"{name} has shape {info.shape}; {len(wanted)} axes are needed, {', '.join(AXES[c] for c in wanted)} "
-                         f"(layout={layout!r}{', with lengths' if packed else ''})")
+        axes = ", ".join(AXES[c] for c in wanted)
+        raise ValueError(f"{name} has shape {info.shape}; {len(wanted)} axes are needed, {axes} (layout={layout!r}"
+                         f"{', with lengths' if packed else ''})")
     shape, strides = ((1, *info.shape), (0, *info.strides)) if packed else (info.shape, info.strides)
     order = LAYOUTS[layout]
     return info._replace(shape=tuple(shape[axis] for axis in order), strides=tuple(strides[axis] for axis in order))
@@ -104,8 +106,9 @@ def operands_of(q: ArrayInfo, k: ArrayInfo, v: ArrayInfo, layout: str, packed: b
         if info.shape[1] == 0 or q.shape[1] % info.shape[1]:
             raise ValueError(f"{name} has {info.shape[1]} heads and q has {q.shape[1]}; a number that divides q's is needed")
     if q.shape[3] not in HEADS:
-        raise ConfigError(f"q has head size {q.shape[3]}; there are kernels for {', '.join(map(str, HEADS))}; pad q, k and v "
-                          "with zeros to one of these (and give scale)")
+        sizes = ", ".join(map(str, HEADS))
+        raise ConfigError(f"q has head size {q.shape[3]}; there are kernels for {sizes}; pad q, k and v with zeros to one "
+                          "of these, and give scale")
     return Operands(q, *(_shared(found[name]) for name in "kv"))
 
 
@@ -114,8 +117,8 @@ def check_loadable(operands: Operands) -> None:
     for name, info in zip("qkv", operands):
         reason = why_not(info, 3)
         if reason is not None:
-            raise ValueError(f"{name} cannot be loaded by TMA, as (batch, heads, rows, head size): {reason}; pass a contiguous "
-                             "copy")
+            raise ValueError(f"{name} cannot be loaded by TMA, as (batch, heads, rows, head size): {reason}; pass a "
+                             "contiguous copy")
 
 
 def _shared(info: ArrayInfo) -> ArrayInfo:
@@ -146,18 +149,18 @@ def sequences_of(lengths: Any, queries: int, keys: int) -> Sequences:
     made = []
     for name, offsets, rows in (("q_offsets", lengths[0], queries), ("k_offsets", lengths[1], keys)):
         if not isinstance(offsets, (list, tuple, np.ndarray)):
-            raise TypeError(f"lengths: {name} is a {type(offsets).__name__}; a list or NumPy array is needed: tiles are dealt "
-                            "out on the host, and nothing is copied from the device for it")
+            raise TypeError(f"lengths: {name} is a {type(offsets).__name__}; a list or NumPy array is needed: tiles are "
+                            "dealt out on the host, and nothing is copied from the device for it")
         numbers = np.asarray(offsets)
         if numbers.ndim != 1 or numbers.size < 1 or numbers.dtype.kind not in "iu":
-            raise TypeError(f"lengths: {name} is an array of {numbers.dtype} and shape {numbers.shape}; whole numbers in one "
-                            "dimension are needed, one more than sequences")
+            raise TypeError(f"lengths: {name} is an array of {numbers.dtype} and shape {numbers.shape}; whole numbers in "
+                            "one dimension are needed, one more than sequences")
         found = tuple(int(n) for n in numbers)
         if found[0] != 0 or found[-1] != rows or any(a > b for a, b in pairwise(found)):
-            raise ValueError(f"lengths: {name} goes from {found[0]} to {found[-1]}; offsets that begin with 0, never fall and end "
-                             f"with the {rows} rows are needed")
+            raise ValueError(f"lengths: {name} goes from {found[0]} to {found[-1]}; offsets that begin with 0, never fall "
+                             f"and end with the {rows} rows are needed")
         made.append(found)
     if len(made[0]) != len(made[1]):
-        raise ValueError(f"lengths: q_offsets are of {len(made[0]) - 1} sequences and k_offsets of {len(made[1]) - 1}; as many are "
-                         "needed")
+        raise ValueError(f"lengths: q_offsets are of {len(made[0]) - 1} sequences and k_offsets of {len(made[1]) - 1}; as "
+                         "many are needed")
     return Sequences(*made)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from gemmkit.components import anew, freeze
 from gemmkit.config import ConfigError
 from gemmkit.emulator.mode import current_mode
 from gemmkit.kernels.attention.kernel import attention
-from gemmkit.kernels.attention.mapping import MAPPINGS
+from gemmkit.kernels.attention.mapping import mapping_of
 from gemmkit.kernels.attention.schedule import L2, Head, schedule
 from gemmkit.kernels.attention.spec import AttentionSpec
 from gemmkit.kernels.attention.store import DirectOut, TmaOut
@@ -77,15 +76,14 @@ class AttentionLaunch:
         operands, device = call.operands, target(call.operands.q.device)
         if device.arch != HOPPER:
             raise ConfigError(f"attention runs on GPUs of compute capability 9.0 (Hopper), and {device.name} has "
-                              f"{device.arch[0]}.{device.arch[1]}; there gemmkit.matmul and gemmkit.softmax compute it in steps")
-        mapping = MAPPINGS[operands.head_dim]
-        if not call.score.is_plain:
-            mapping = mapping.for_score()
+                              f"{device.arch[0]}.{device.arch[1]}; there gemmkit.matmul and gemmkit.softmax compute it in "
+                              "steps")
+        mapping = mapping_of(operands.head_dim, not call.score.is_plain, call.sequences is not None)
         by_tma = mapping.has_room and call.sequences is None and why_not(call.out, 3) is None
         self.call = call
-        self.spec = AttentionSpec(call.mask, call.score, TmaOut() if by_tma else DirectOut(), operands.q.dtype, operands.head_dim,
-                                  mapping.block_n, mapping.consumers, mapping.stages, mapping.q_stages, mapping.turns,
-                                  call.lse is not None, call.sequences is not None)
+        self.spec = AttentionSpec(call.mask, call.score, TmaOut() if by_tma else DirectOut(), operands.q.dtype,
+                                  operands.head_dim, mapping.block_n, mapping.consumers, mapping.stages, mapping.q_stages,
+                                  mapping.turns, call.lse is not None, call.sequences is not None)
         heads = tiles_of(call, self.spec)
         self.blocks = min(device.sm_count, sum(len(head.lengths) for head in heads))
         self.order = schedule(heads, self.spec.block_m, self._section, self.blocks)
@@ -114,10 +112,10 @@ class AttentionLaunch:
     @cached_property
     def sizes(self) -> Sizes:
         operands, scale = self.call.operands, self.call.scale
-        shares = [operands.heads // info.shape[1] for info in (operands.k, operands.v)]
-        batches = [int(self.call.sequences is None and info.shape[0] > 1) for info in (operands.k, operands.v)]
-        return Sizes(operands.queries, operands.keys, np.float32(scale), np.float32(scale * LOG2E), *shares, *batches,
-                     0 if operands.keys else NOWHERE)
+        k_share, v_share = (operands.heads // info.shape[1] for info in (operands.k, operands.v))
+        k_batch, v_batch = (int(self.call.sequences is None and info.shape[0] > 1) for info in (operands.k, operands.v))
+        return Sizes(operands.queries, operands.keys, np.float32(scale), np.float32(scale * LOG2E), k_share, v_share,
+                     k_batch, v_batch, 0 if operands.keys else NOWHERE)
 
     @cached_property
     def tensor_maps(self) -> list[Map]:
@@ -154,7 +152,8 @@ def _lengths(mask: Mask, spec: AttentionSpec, queries: int, keys: int) -> list[f
         return [whole] * len(starts)
     try:
         ranges = [mask.visited(m, min(m + spec.block_m, queries), keys, 0, 0, keys - queries) for m in starts]
-        return [float(max(1, -(-min(int(last), keys) // spec.block_n) - max(int(first), 0) // spec.block_n)) for first, last in ranges]
+        return [float(max(1, -(-min(int(last), keys) // spec.block_n) - max(int(first), 0) // spec.block_n))
+                for first, last in ranges]
     except Exception:                                  # the user's code, as Python: balance alone rests on it
         return [whole] * len(starts)
 
@@ -222,4 +221,5 @@ def _bind(call: AttentionCall) -> Bound:
         assert slots[1] is not None and slots[2] is not None
         return Bound(bound.launch, tuple(made.launchable.values), slice(0, slots[1]), slice(slots[1], slots[2]), slots[2],
                      made.order, arrays, maps)
-    raise RuntimeError(f"code of {type(call.mask).__qualname__} or of the score changed {_TRIES} times while it was compiled")
+    raise RuntimeError(f"code of {type(call.mask).__qualname__} or of the score changed {_TRIES} times while it was "
+                       "compiled")

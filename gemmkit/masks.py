@@ -1,8 +1,8 @@
 """Masks of attention: which keys a query sees (`gemmkit.attention`), and the contract of your own.
 
 A mask is a component. `visible` says of one query and one key whether they meet. `keys` says which keys matter to some
-neighbouring queries: others are neither loaded nor multiplied. `free` says which of these every one of the queries sees: there
-nothing is tested. A mask with `visible` alone is right, and visits and tests all keys.
+neighbouring queries: others are neither loaded nor multiplied. `free` says which of these every one of the queries sees:
+there nothing is tested. A mask with `visible` alone is right, and visits and tests all keys.
 
 >>> from dataclasses import dataclass
 >>> import numpy as np, gemmkit as gk
@@ -122,8 +122,9 @@ def _arity(mask: Mask, name: str, least: int) -> int:
     found = count - 1 if isinstance(count, int) else count
     if found not in (least, least + 1, least + 2):
         wanted = {"visible": "m, n"}.get(name, "begin, end, keys")
-        raise TypeError(f"{type(mask).__qualname__}.{name} {f'takes {found} arguments' if isinstance(found, int) else found}; "
-                        f"{name}(self, {wanted}), or with head, or with head and batch behind, is needed")
+        said = f"takes {found} arguments" if isinstance(found, int) else found
+        raise TypeError(f"{type(mask).__qualname__}.{name} {said}; {name}(self, {wanted}), or with "
+                        "head, or with head and batch behind, is needed")
     return found
 
 
@@ -225,7 +226,8 @@ class Documents(Mask):
         [0, 0, 2, 2, 2]
         """
         bounds = np.asarray(offsets)
-        if bounds.ndim != 1 or bounds.size < 1 or bounds.dtype.kind not in "iu" or bounds[0] != 0 or (np.diff(bounds) < 0).any():
+        is_whole = bounds.ndim == 1 and bounds.size > 0 and bounds.dtype.kind in "iu"
+        if not is_whole or bounds[0] != 0 or (np.diff(bounds) < 0).any():
             raise ValueError(f"Documents.of(offsets={offsets!r}): whole numbers that begin with 0 and never fall are needed")
         lengths = np.diff(bounds)
         starts, ends = (np.repeat(of, lengths).astype(np.int32) for of in (bounds[:-1], bounds[1:]))
@@ -246,8 +248,8 @@ class Documents(Mask):
         for name in ("starts", "ends"):
             info = describe(getattr(self, name), name)
             if info.shape != (queries,) or info.dtype.kind not in "iu":
-                raise ValueError(f"{name} of Documents has shape {info.shape} and dtype {info.dtype}; {queries} queries need "
-                                 f"whole numbers of shape {(queries,)}")
+                raise ValueError(f"{name} of Documents has shape {info.shape} and dtype {info.dtype}; {queries} queries "
+                                 f"need whole numbers of shape {(queries,)}")
 
 
 @dataclass(frozen=True)

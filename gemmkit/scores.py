@@ -52,8 +52,8 @@ class Score(Component):
         count = required(type(self).__call__)
         if count not in (4, 5, 6):
             said = f"takes {count - 1} arguments" if isinstance(count, int) else count
-            raise TypeError(f"{type(self).__qualname__}.__call__ {said}; s, m, n, or with head, or with head and batch behind, "
-                            "is needed")
+            raise TypeError(f"{type(self).__qualname__}.__call__ {said}; s, m, n, or with head, or with head and batch "
+                            "behind, is needed")
         return int(count) - 1
 
     def at(self, s: Any, m: Any, n: Any, head: int, batch: int) -> Any:
@@ -84,16 +84,18 @@ class Plain(Score):
 
 @dataclass(frozen=True)
 class Function(Score):
-    """A plain function of a score and its place.
+    """A plain function of a score and its place; with ``real_places`` m and n come as float32.
 
     >>> Function(lambda s, m, n: s - (m - n))(1.0, 5, 3)
     -1.0
     """
 
     f: Any
+    real_places: bool = False
 
     def __post_init__(self) -> None:
-        given = function_given(self.f, "score", "f", (3, 4, 5), "a function of s, m, n, of s, m, n, head, or of s, m, n, head, batch")
+        wanted = "a function of s, m, n, of s, m, n, head, or of s, m, n, head, batch"
+        given = function_given(self.f, "score", "f", (3, 4, 5), wanted)
         object.__setattr__(self, "f", given)
 
     @cached_property

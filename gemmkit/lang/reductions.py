@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit.lang.atoms import atom
-from gemmkit.lang.numba_hooks import types, signature
+from gemmkit.lang.numba_hooks import signature, types
 from gemmkit.lang.registers import call_function
 
 __all__ = ["reduce", "together"]
@@ -30,8 +30,8 @@ def _type_reduce(context: Any, function: Any, value: Any, values: Any, *args: An
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
         out = c.cast(b, v[1], value, kept)
         for n in range(values.count):
-            given = (out, b.extract_value(v[2], n), *v[3:])
-            given = [c.cast(b, x, t, to) for x, t, to in zip(given, (kept, values.dtype, *args), inner.args)]
+            operands = (out, b.extract_value(v[2], n), *v[3:])
+            given = [c.cast(b, x, t, to) for x, t, to in zip(operands, (kept, values.dtype, *args), inner.args)]
             out = c.cast(b, call_function(c, b, function, v[0], inner, given), inner.return_type, kept)
         return out
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from gemmkit.lang.atoms import Atom
-from gemmkit.lang.number_types import kind_of_type
 from gemmkit.lang.numba_hooks import ir, signature, types
+from gemmkit.lang.number_types import kind_of_type
 from gemmkit.ptx.build import assembly
 
 __all__ = ["exp2", "log2", "maximum", "reciprocal", "tanh"]

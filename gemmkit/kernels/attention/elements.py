@@ -1,7 +1,7 @@
 """Scores and masks, element by element.
 
-A thread's values of S lie in two rows, 8 apart: (row, c), (row, c + 1), (row + 8, c), (row + 8, c + 1), then the same 8 columns
-on. Functions of the user's get places in range: beyond the last query or key those of the last one.
+A thread's values of S lie in two rows, 8 apart: (row, c), (row, c + 1), (row + 8, c), (row + 8, c + 1), then the same 8
+columns on. Functions of the user's get places in range: beyond the last query or key those of the last one.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ def column_of(i: int, place: Place) -> int:
 def score(x: Any, i: int, columns: Any, spec: Any, sizes: Any, tile: Tile, place: Place) -> Any:
     s = x * sizes.scale
     if spec.score.real_places:
-        row, column = convert(F32, place.row) + convert(F32, i // 2 % 2 * 8), convert(F32, place.column) + convert(F32, i // 4 * 8 + i % 2)
-        return converted(spec.score, "__call__", spec.score.at(s, row, column, tile.head, tile.batch), F32)
-    return converted(spec.score, "__call__",
-                     spec.score.at(s, row_of(i, tile, place), columns(column_of(i, place), tile), tile.head, tile.batch), F32)
+        m = convert(F32, place.row) + convert(F32, i // 2 % 2 * 8)
+        n = convert(F32, place.column) + convert(F32, i // 4 * 8 + i % 2)
+        return converted(spec.score, "__call__", spec.score.at(s, m, n, tile.head, tile.batch), F32)
+    m, n = row_of(i, tile, place), columns(column_of(i, place), tile)
+    return converted(spec.score, "__call__", spec.score.at(s, m, n, tile.head, tile.batch), F32)
 
 
 def seen(x: Any, i: int, columns: Any, spec: Any, tile: Tile, place: Place) -> Any:

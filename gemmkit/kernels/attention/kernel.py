@@ -15,8 +15,8 @@ Blocks stay on their multiprocessors and compute one tile after the other: 64 ro
 | 3 | the softmax of S', while O is multiplied; then P, and O by what the largest scores have grown | `softmax`, `elements` |
 | 4 | the end of a tile: O by one over the sums; O and their logarithms to global memory | `store` |
 
-Rounds run on across tiles (`consumer`): the last product of a tile is under way beside the first S of the next one. P stays in
-the registers, since an accumulator's pairs are the words of an A fragment.
+Rounds run on across tiles (`consumer`): the last product of a tile is under way beside the first S of the next one. P stays
+in the registers, since an accumulator's pairs are the words of an A fragment.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from gemmkit.ptx.warpgroup import give_registers, take_registers
 __all__ = ["attention"]
 
 
-def attention(spec: Any, sizes: Any, order: Any, out: Any, lse: Any, map_q: Any, map_k: Any, map_v: Any, map_out: Any) -> None:
+def attention(spec: Any, sizes: Any, order: Any, out: Any, lse: Any, map_q: Any, map_k: Any, map_v: Any,
+              map_out: Any) -> None:
     """Launched with ``spec.threads`` threads; see the module's tables."""
     # 0. Barriers, before any thread waits on one.
     group = uniform(udiv(thread_index(), 128))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["HEADS", "MAPPINGS", "Mapping"]
+__all__ = ["HEADS", "MAPPINGS", "Mapping", "mapping_of"]
 
 
 class Mapping(NamedTuple):
@@ -26,11 +26,6 @@ class Mapping(NamedTuple):
     turns: bool
     has_room: bool                     # for O in shared memory
 
-    def for_score(self) -> Mapping:
-        """With a score the softmax is longer than the products: turns put it under the other consumers' (ALiBi, S 4096,
-        D 128: 1213 us with turns, 1286 us without)."""
-        return self._replace(turns=True)
-
 
 MAPPINGS = {
     32: Mapping(3, 128, 4, 2, True, True),
@@ -41,3 +36,16 @@ MAPPINGS = {
     256: Mapping(2, 80, 2, 1, False, False),
 }
 HEADS = tuple(MAPPINGS)
+
+
+def mapping_of(head_dim: int, has_score: bool, is_packed: bool) -> Mapping:
+    """The mapping of a head size.
+
+    With a score the softmax is longer than the products: turns put it under the other consumers' (ALiBi, S 4096, D 128:
+    1213 us with turns, 1286 us without). A function of the user's, or the sizes of packed sequences, take registers that
+    three consumers do not have: there are two then.
+    """
+    found = MAPPINGS[head_dim]
+    if found.consumers == 3 and (has_score or is_packed):
+        found = found._replace(consumers=2)
+    return found._replace(turns=True) if has_score else found

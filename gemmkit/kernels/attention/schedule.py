@@ -28,8 +28,8 @@ class Head(NamedTuple):
 
 
 def schedule(heads: Sequence[Head], block_m: int, section: int, blocks: int) -> np.ndarray:
-    """The table ``(turns x blocks, 1 + entry)`` of tiles: row ``turn * blocks + block`` has a tile's first query, and the entry
-    of its head; -1 behind a block's last one. ``section`` heads are computed at a time.
+    """The table ``(turns x blocks, 1 + entry)`` of tiles: row ``turn * blocks + block`` has a tile's first query, and the
+    entry of its head; -1 behind a block's last one. ``section`` heads are computed at a time.
 
     >>> schedule([Head([1.0, 2.0], (7,)), Head([1.0], (8,))], 64, 2, 2).tolist()
     [[64, 7], [0, 7], [-1, -1], [0, 8], [-1, -1], [-1, -1]]

@@ -1,10 +1,11 @@
 """Step 3 of `attention`: the online softmax (Milakov and Gimelshein, 2018; Dao et al., 2022).
 
-Of each row the largest score so far is known, and O and the sum of weights are of weights relative to it. When a block brings a
-larger one, both are scaled by ``growth``. Four threads share a row and exchange their largest scores; each keeps the sum of its
-own weights, and they are added up when the tile ends.
+Of each row the largest score so far is known, and O and the sum of weights are of weights relative to it. When a block
+brings a larger one, both are scaled by ``growth``. Four threads share a row and exchange their largest scores; each keeps
+the sum of its own weights, and they are added up when the tile ends.
 
-Weights are 2^(c s - c largest), one fma and one ex2 each; c has the scale and log2(e) in it. Maxima and sums go in eight chains
+Weights are 2^(c s - c largest), one fma and one ex2 each; c has the scale and log2(e) in it. Maxima and sums go in eight
+chains
 side by side: with four the kernel was 7 % slower at D 128.
 """
 

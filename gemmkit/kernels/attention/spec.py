@@ -26,9 +26,9 @@ ROWS = 64                              # of Q, which a consumer multiplies at a 
 
 @dataclass(frozen=True)
 class AttentionSpec(Component):
-    """``consumers`` warpgroups of 64 rows of Q each, beside a producer; ``block_n`` keys at a time, in ``stages`` stages; Q in
-    ``q_stages``. With ``turns`` consumers start their products one after the other. ``packed``: each tile says itself which
-    rows of the arrays its sequence has."""
+    """``consumers`` warpgroups of 64 rows of Q each, beside a producer; ``block_n`` keys at a time, in ``stages`` stages; Q
+    in ``q_stages``. With ``turns`` consumers start their products one after the other. ``packed``: each tile says itself
+    which rows of the arrays its sequence has."""
 
     mask: Mask
     score: Score

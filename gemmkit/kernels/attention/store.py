@@ -3,7 +3,7 @@
 | store | how | where |
 |---|---|---|
 | `TmaOut` | through swizzled panels of shared memory, by TMA, which clips rows beyond the last query | what TMA can carry |
-| `DirectOut` | pairs, from the registers | any strides; packed sequences, behind whose last row comes the next one; large heads |
+| `DirectOut` | pairs, from the registers | any strides; packed sequences, behind which the next one lies; large heads |
 
 A row that saw no key has the sum 0: its O is 0 and its logarithm -inf.
 """

@@ -1,7 +1,7 @@
 """Which tiles a block computes, and which keys each of them visits: producer and consumers ask alike.
 
-The host has worked out which block computes which tiles (`gemmkit.kernels.attention.schedule`): row ``turn * blocks + block`` of
-``order`` is a tile.
+The host has worked out which block computes which tiles (`gemmkit.kernels.attention.schedule`): row ``turn * blocks +
+block`` of ``order`` is a tile.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ LOG2E = math.log2(math.e)
 
 @dataclass(frozen=True)
 class Sizes(Component):
-    """The run-time part: queries and keys of a head (of no single sequence, where sequences are packed); the scale of scores,
-    and what takes unscaled scores to powers of 2; by how many heads of Q one of K and one of V is shared, and whether they
-    have a batch of their own (1) or one for all (0); the first row of K and V."""
+    """The run-time part: queries and keys of a head (of no single sequence, where sequences are packed); the scale of
+    scores, and what takes unscaled scores to powers of 2; by how many heads of Q one of K and one of V is shared, and
+    whether they have a batch of their own (1) or one for all (0); the first row of K and V."""
 
     queries: Scalar
     keys: Scalar
@@ -47,7 +47,8 @@ class Tile(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Blocks of keys that a tile visits, from the last down to the first, and those among them in which nothing is tested."""
+    """Blocks of keys that a tile visits, from the last down to the first, and those among them in which nothing is
+    tested."""
 
     first: Any
     last: Any
