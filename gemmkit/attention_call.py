@@ -19,7 +19,7 @@ from gemmkit.attention_plans import AttentionCall, run_attention
 from gemmkit.component_arrays import arrays_of, check_held
 from gemmkit.masks import Everything, Mask
 from gemmkit.problem import check_places
-from gemmkit.runtime.arrays import describe, empty_like
+from gemmkit.runtime.arrays import as_stream_handle, describe, empty_like
 from gemmkit.scores import Function, Plain, Score
 
 __all__ = ["attention"]
@@ -70,7 +70,7 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
     if layout not in LAYOUTS:
         raise ValueError(f'layout={layout!r}: "bhnd" or "bnhd" is needed')
     rule, change = _mask(mask), _score(score)
-    packed = lengths is not None
+    packed, handle = lengths is not None, None if stream is None else as_stream_handle(stream)
     operands = operands_of(describe(q, "q"), describe(k, "k"), describe(v, "v"), layout, packed)
     sequences = sequences_of(lengths, operands.queries, operands.keys) if packed else None
     factor = 1 / math.sqrt(operands.head_dim) if scale is None else _number(scale)
@@ -79,7 +79,7 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
             part.check(operands.queries, operands.keys, operands.heads, operands.batch)
     held = [(name, one) for name, part in (("mask", rule), ("score", change)) for one in arrays_of(part)]
     check_places({"q": operands.q, **{one.name: one.info for _, one in held}})
-    if operands.keys and operands.queries:
+    if operands.keys and math.prod(operands.q.shape):
         check_loadable(operands)
     result = empty_like(q, describe(q, "q").shape, operands.q.dtype) if out is None else out
     given = describe(result, "out")
@@ -92,7 +92,7 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
         lse = empty_like(q, operands.q.shape[packed:3], np.dtype(np.float32))
     call = AttentionCall(operands, seen, None if lse is None else _lse(lse, packed), rule, change, factor, sequences)
     if math.prod(operands.q.shape):
-        run_attention(call, {"q": q, "k": k, "v": v, "out": result, "lse": lse}, stream)
+        run_attention(call, {"q": q, "k": k, "v": v, "out": result, "lse": lse}, handle)
     return (result, lse) if return_lse else result
 
 
@@ -100,8 +100,8 @@ def _mask(mask: Any) -> Mask:
     if mask is None:
         return Everything()
     if not isinstance(mask, Mask):
-        raise TypeError(f"mask={mask!r}: a gemmkit.masks.Mask is needed, such as Causal(); for an array of truth values "
-                        "write one with visible(m, n)")
+        raise TypeError(f"mask is a {type(mask).__name__}; a gemmkit.masks.Mask is needed, such as Causal(); for an array "
+                        "of truth values write one with visible(m, n)")
     _ = mask.arities                                                    # refuses other numbers of arguments
     return mask
 

@@ -103,7 +103,7 @@ def operands_of(q: ArrayInfo, k: ArrayInfo, v: ArrayInfo, layout: str, packed: b
             raise ValueError(f"{name} has {info.shape[2]} rows; less than 2**30 are needed")
         if info.shape[0] not in (1, q.shape[0]):
             raise ValueError(f"{name} has a batch of {info.shape[0]} and q of {q.shape[0]}; q's, or 1, is needed")
-        if info.shape[1] == 0 or q.shape[1] % info.shape[1]:
+        if q.shape[1] and (info.shape[1] == 0 or q.shape[1] % info.shape[1]):
             raise ValueError(f"{name} has {info.shape[1]} heads and q has {q.shape[1]}; a number that divides q's is needed")
     if q.shape[3] not in HEADS:
         sizes = ", ".join(map(str, HEADS))

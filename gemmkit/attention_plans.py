@@ -22,9 +22,10 @@ from gemmkit.kernels.attention.store import DirectOut, TmaOut
 from gemmkit.kernels.attention.work import LOG2E, Sizes
 from gemmkit.kernels.sm90.maps import Map
 from gemmkit.lang.freezing import freeze_array
-from gemmkit.masks import Everything, Mask
+from gemmkit.lang.references import is_gemmkit
+from gemmkit.masks import Everything, Mask, check_ranges
 from gemmkit.runtime import workspace
-from gemmkit.runtime.arrays import ArrayInfo, as_stream_handle, current_stream
+from gemmkit.runtime.arrays import ArrayInfo, current_stream
 from gemmkit.runtime.compile import CodeChanged
 from gemmkit.runtime.device import target
 from gemmkit.runtime.launchable import Launchable
@@ -52,8 +53,8 @@ class AttentionCall(NamedTuple):
     sequences: Sequences | None
 
 
-def run_attention(call: AttentionCall, arrays: dict[str, Any], stream: Any) -> None:
-    """Compute a call that has a result."""
+def run_attention(call: AttentionCall, arrays: dict[str, Any], stream: int | None) -> None:
+    """Compute a call that has a result, on a stream; None: the library's current one."""
     if not call.operands.keys:                         # nothing to ask about: every row is empty
         call = call._replace(mask=Everything(), score=Plain())
     elif call.score.is_plain and call.scale <= 0:      # the largest score is not that of the largest product then
@@ -63,10 +64,11 @@ def run_attention(call: AttentionCall, arrays: dict[str, Any], stream: Any) -> N
         mode.run_attention(AttentionLaunch(call), arrays)
         return
     q = call.operands.q
-    handle = current_stream(q.library, q.device, q.stream) if stream is None else as_stream_handle(stream)
-    if stream is not None:
-        check_stream(handle, q.device)
-    _launch(handle, call)
+    if stream is None:
+        stream = current_stream(q.library, q.device, q.stream)
+    else:
+        check_stream(stream, q.device)
+    _launch(stream, call)
 
 
 class AttentionLaunch:
@@ -101,6 +103,12 @@ class AttentionLaunch:
             *(made.frozen for made in self.tensor_maps), *([] if by_tma else [nothing])]
         self.launchable = Launchable(attention, self.arguments, self.spec.threads, self.blocks, device, operands.q.device,
                                      self.spec.shared_bytes)
+
+    def check_mask(self) -> None:
+        """Ask a mask of the user's about every query and key (`gemmkit.masks.check_ranges`)."""
+        operands, mask = self.call.operands, self.call.mask
+        if self.call.sequences is None and not is_gemmkit(type(mask)):
+            check_ranges(mask, operands.queries, operands.keys, operands.heads, operands.batch, self.spec.block_m)
 
     @property
     def _section(self) -> int:

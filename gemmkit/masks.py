@@ -21,16 +21,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from gemmkit.components import Array, Component, Scalar
+from gemmkit.components import Array, Component, ComponentError, Scalar
 from gemmkit.lang.given import required
 from gemmkit.lang.returned import truth
 
-__all__ = ["Both", "Causal", "Documents", "Everything", "Mask", "Window"]
+__all__ = ["Both", "Causal", "Documents", "Everything", "Mask", "Window", "check_ranges"]
 
 LOWER_RIGHT, UPPER_LEFT = "lower right", "upper left"
 
@@ -126,6 +127,25 @@ def _arity(mask: Mask, name: str, least: int) -> int:
         raise TypeError(f"{type(mask).__qualname__}.{name} {said}; {name}(self, {wanted}), or with "
                         "head, or with head and batch behind, is needed")
     return found
+
+
+def check_ranges(mask: Mask, queries: int, keys: int, heads: int, batch: int, block_m: int) -> None:
+    """Raise ComponentError where a mask's `keys` leave out a key that a query sees, or its `free` ones have one that it does
+    not: what an emulated launch asks of users' masks, for every query and key."""
+    shift = keys - queries
+    for i, h in product(range(batch if max(mask.arities) > 3 else 1), range(heads)):
+        for begin in range(0, queries, block_m):
+            end = min(begin + block_m, queries)
+            visited, free = (tuple(map(int, of(begin, end, keys, h, i, shift))) for of in (mask.visited, mask.untested))
+            for m, n in product(range(begin, end), range(keys)):
+                sees = bool(mask.sees(m, n, h, i, shift))
+                if sees and not visited[0] <= n < visited[1]:
+                    raise ComponentError(f"{type(mask).__qualname__}.keys of queries {begin} to {end} gives {visited}, and "
+                                         f"query {m} sees key {n} (head {h}, batch {i}); all visible keys must be in it")
+                if not sees and free[0] <= n < free[1]:
+                    raise ComponentError(f"{type(mask).__qualname__}.free of queries {begin} to {end} gives {free}, and "
+                                         f"query {m} does not see key {n} (head {h}, batch {i}); only visible keys may be "
+                                         "in it")
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ class Mode:
         """Compute attention (`gemmkit.attention_plans.AttentionLaunch`) of q, k and v into out and lse."""
         from gemmkit.emulator.kernels import run_attention
 
+        made.check_mask()
+
         run_attention(made, arrays, self.seed)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.kernels.attention.walk import key_blocks, tile_at
+from gemmkit.kernels.attention.walk import key_blocks, slice_of, tile_at
 from gemmkit.kernels.attention.work import Tile
 from gemmkit.kernels.common.work import Slot
 from gemmkit.ptx.memory import shared
@@ -46,17 +46,18 @@ def produce(spec: Any, sizes: Any, order: Any, map_q: Any, map_k: Any, map_v: An
 
 
 def load_q(spec: Any, tensor_map: Any, slot: Slot, tile: Tile) -> None:
-    load(spec, spec.q_ring, tensor_map, slot, 0, spec.block_m, tile.first_query + tile.m, tile.head, tile.batch)
+    load(spec, spec.q_ring, tensor_map, slot, 0, spec.block_m, tile.first_query + tile.m, tile.head,
+         slice_of(spec, tile))
 
 
 def load_k(spec: Any, sizes: Any, tensor_map: Any, slot: Slot, tile: Tile, block: int) -> None:
     load(spec, spec.k_ring, tensor_map, slot, spec.k_offset, spec.block_n, tile.first_key + block * spec.block_n,
-         udiv(tile.head, sizes.k_share), tile.batch * sizes.k_batch)
+         udiv(tile.head, sizes.k_share), slice_of(spec, tile) * sizes.k_batch)
 
 
 def load_v(spec: Any, sizes: Any, tensor_map: Any, slot: Slot, tile: Tile, block: int) -> None:
     load(spec, spec.v_ring, tensor_map, slot, spec.v_offset, spec.block_n, tile.first_key + block * spec.block_n,
-         udiv(tile.head, sizes.v_share), tile.batch * sizes.v_batch)
+         udiv(tile.head, sizes.v_share), slice_of(spec, tile) * sizes.v_batch)
 
 
 def load(spec: Any, ring: Any, tensor_map: Any, slot: Slot, offset: int, rows: int, row: int, head: int, batch: int) -> None:

@@ -12,6 +12,7 @@ from gemmkit.components import Component
 from gemmkit.kernels.attention.store import OutStore
 from gemmkit.kernels.attention.work import F32
 from gemmkit.kernels.common.pipeline import BARRIER, Pipeline
+from gemmkit.kernels.sm90.producer import STARTING
 from gemmkit.layouts import RowMajor
 from gemmkit.layouts.swizzled import Swizzled
 from gemmkit.masks import Mask
@@ -98,17 +99,27 @@ class AttentionSpec(Component):
         return 128 * (self.consumers + 1)
 
     @cached_property
+    def registers(self) -> tuple[int, int]:
+        """What a producer's and a consumer's thread have after setmaxnreg; (0, 0): what they have from the launch."""
+        return STARTING.get((1, self.consumers), (0, 0))
+
+    @cached_property
+    def deals_registers(self) -> bool:
+        return self.registers != (0, 0)
+
+    @cached_property
     def producer_registers(self) -> int:
-        return 24 if self.consumers == 2 else 32
+        return self.registers[0]
 
     @cached_property
     def consumer_registers(self) -> int:
-        return 240 if self.consumers == 2 else 160
+        return self.registers[1]
 
     @cached_property
-    def warp_registers(self) -> tuple[int, ...]:
+    def warp_registers(self) -> tuple[int, ...] | None:
         """What a thread of each warp has after setmaxnreg."""
-        return (self.producer_registers,) * 4 + (self.consumer_registers,) * (4 * self.consumers)
+        producer, consumer = self.registers
+        return (producer,) * 4 + (consumer,) * (4 * self.consumers) if producer else None
 
     @cached_property
     def turn_barrier(self) -> int:

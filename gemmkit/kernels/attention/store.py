@@ -16,6 +16,7 @@ from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.kernels.attention.softmax import exponent, finite, quad_sum, rescale
+from gemmkit.kernels.attention.walk import slice_of
 from gemmkit.kernels.attention.work import F32, Outputs, Stats, Tile
 from gemmkit.kernels.sm90.store import own_column, own_row
 from gemmkit.lang.control import each, split
@@ -46,8 +47,8 @@ class OutStore(Component):
         if spec.has_lse:
             c = exponent(spec, sizes)
             if lane_index() % 4 == 0:
-                store_lse(outputs.lse, tile, row + own_row(), c * finite(stats.upper) + log2(upper))
-                store_lse(outputs.lse, tile, row + own_row() + 8, c * finite(stats.lower) + log2(lower))
+                store_lse(spec, outputs.lse, tile, row + own_row(), c * finite(stats.upper) + log2(upper))
+                store_lse(spec, outputs.lse, tile, row + own_row() + 8, c * finite(stats.lower) + log2(lower))
         self.put(spec, values, outputs, tile, row, group)
 
     def put(self, spec: Any, values: tuple, outputs: Outputs, tile: Tile, row: int, group: int) -> None:
@@ -62,10 +63,10 @@ def inverse(total: Any) -> Any:
     return reciprocal(total) if total != 0 else convert(F32, 0.0)
 
 
-def store_lse(lse: Any, tile: Tile, row: int, value: Any) -> None:
+def store_lse(spec: Any, lse: Any, tile: Tile, row: int, value: Any) -> None:
     """A row's logarithm of the sum of exponentials; ``value`` is to the base 2."""
     if row < tile.queries:
-        lse[tile.batch, tile.head, tile.first_query + row] = value * convert(F32, LN2)
+        lse[slice_of(spec, tile), tile.head, tile.first_query + row] = value * convert(F32, LN2)
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class TmaOut(OutStore):
         if is_leader:
             if row < tile.queries:
                 for panel in range(spec.panels):
-                    tma_store(outputs.map, (panel * spec.line, tile.first_query + row, tile.head, tile.batch),
+                    tma_store(outputs.map, (panel * spec.line, tile.first_query + row, tile.head, slice_of(spec, tile)),
                               shared(spec.dtype, spec.o_offset), (panel * spec.block_m + group * 64) * spec.line)
             tma_commit()
 
@@ -108,10 +109,11 @@ class DirectOut(OutStore):
     """Pairs of neighbours, from the registers."""
 
     def put(self, spec: Any, values: tuple, outputs: Outputs, tile: Tile, row: int, group: int) -> None:
-        each(put_pair, split(values, 2), outputs.out, tile, row + own_row())
+        each(put_pair, split(values, 2), spec, outputs.out, tile, row + own_row())
 
 
-def put_pair(pair: tuple, n: int, out: Any, tile: Tile, row: int) -> None:
+def put_pair(pair: tuple, n: int, spec: Any, out: Any, tile: Tile, row: int) -> None:
     line = row + n % 2 * 8
     if line < tile.queries:
-        store_global(out, 3, (tile.batch, tile.head, tile.first_query + line, own_column()), (0, 0, 0, n // 2 * 8), pair)
+        place = (slice_of(spec, tile), tile.head, tile.first_query + line, own_column())
+        store_global(out, 3, place, (0, 0, 0, n // 2 * 8), pair)

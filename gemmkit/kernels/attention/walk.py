@@ -12,7 +12,7 @@ from gemmkit.kernels.attention.work import Blocks, Tile
 from gemmkit.lang.members import number_of
 from gemmkit.ptx.special import block_x, grid_x, udiv
 
-__all__ = ["key_blocks", "tile_at"]
+__all__ = ["key_blocks", "slice_of", "tile_at"]
 
 
 def tile_at(spec: Any, sizes: Any, order: Any, turn: int) -> Tile:
@@ -23,6 +23,11 @@ def tile_at(spec: Any, sizes: Any, order: Any, turn: int) -> Tile:
         return Tile(m, head, batch, number_of(order, row, 3), number_of(order, row, 4), number_of(order, row, 5),
                     number_of(order, row, 6))
     return Tile(m, head, batch, sizes.queries, sizes.keys, 0, sizes.first_key)
+
+
+def slice_of(spec: Any, tile: Tile) -> int:
+    """Where the tile's arrays are along the batch: packed sequences have one, and ``tile.batch`` is the sequence."""
+    return 0 if spec.packed else tile.batch
 
 
 def key_blocks(spec: Any, tile: Tile) -> Blocks:
