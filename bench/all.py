@@ -31,6 +31,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "stream_k": ("streamk",),
     "random": ("random",),
     "rows": ("rows",),
+    "attention": ("attention", "attention_short", "attention_rules"),
 }
 OTHERS = {"gemm": gemm.main, "host": host.main}
 NAMES = (*FILES, *OTHERS)

@@ -19,7 +19,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bench import cases, hopper, prepare
-from bench.experiments import algebras, contractions, forced, groups, minplus, random_shapes, rows, stacks, stream_k, types
+from bench.experiments import (
+    algebras,
+    attention,
+    contractions,
+    forced,
+    groups,
+    minplus,
+    random_shapes,
+    rows,
+    stacks,
+    stream_k,
+    types,
+)
 from bench.experiments.experiment import Experiment
 from bench.gemm import names
 from bench.harness import Row, input_sets
@@ -41,12 +53,15 @@ FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
     "streamk": stream_k.stream_k,
     "forced": forced.forced,
     "rows": rows.rows,
+    "attention": attention.attention,
+    "attention_short": attention.attention_short,
+    "attention_rules": attention.attention_rules,
 }
 MOST_SETS = 2048  # of inputs: a hundred thousand of 8 x 8 x 8 would take minutes to make, and smaller ones stay in the L2
 # Measured when asked for:
 ASKED = (
     "square", "decode", "stacks", "grouped", "float32", "float64", "complex", "long", "skinny", "random", "streamk",
-    "forced", "rows",
+    "forced", "rows", "attention", "attention_short", "attention_rules",
 )  # fmt: skip
 DEFAULT = (*cases.PAPER, *(group for group in FURTHER if group not in ASKED))
 GROUPS = ("square", *cases.PAPER, "decode", *FURTHER)
