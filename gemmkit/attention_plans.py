@@ -168,9 +168,9 @@ def _lengths(mask: Mask, spec: AttentionSpec, queries: int, keys: int) -> list[f
 
 # -- on a GPU -------------------------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Bound:
-    """A loaded kernel: its arguments, and where those stand that a call puts in."""
+    """A loaded kernel: its arguments, and where those stand that a call puts in. It stands for its table of tiles, too."""
 
     launch: Any
     values: tuple
