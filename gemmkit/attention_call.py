@@ -57,7 +57,7 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
             is none.
         ValueError: shapes do not go together, heads do not divide, strides cannot be loaded, out overlaps what is read, a
             tensor requires a gradient, offsets fall.
-        ConfigError: another head size; a GPU that is not of compute capability 9.0.
+        ConfigError: another head size; a GPU of a compute capability below 8.0.
         ComponentError: code of the mask or the score cannot be compiled.
 
     >>> import numpy as np, gemmkit as gk

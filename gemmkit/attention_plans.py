@@ -16,12 +16,14 @@ from gemmkit.config import ConfigError
 from gemmkit.emulator.mode import current_mode
 from gemmkit.kernels.attention.kernel import attention
 from gemmkit.kernels.attention.mapping import mapping_of
+from gemmkit.kernels.attention.mma_kernel import attention_by_warps
+from gemmkit.kernels.attention.mma_spec import BLOCK_N, MmaAttentionSpec
 from gemmkit.kernels.attention.schedule import L2, Head, schedule
-from gemmkit.kernels.attention.spec import AttentionSpec
+from gemmkit.kernels.attention.spec import AttentionSpec, HeadSpec
 from gemmkit.kernels.attention.store import DirectOut, TmaOut
 from gemmkit.kernels.attention.work import LOG2E, Sizes
 from gemmkit.kernels.sm90.maps import Map
-from gemmkit.lang.freezing import freeze_array
+from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.lang.references import is_gemmkit
 from gemmkit.masks import Everything, Mask, check_ranges
 from gemmkit.runtime import workspace
@@ -35,7 +37,7 @@ from gemmkit.scores import Plain, Score
 
 __all__ = ["AttentionCall", "AttentionLaunch", "run_attention"]
 
-HOPPER = 9, 0
+HOPPER, LEAST = (9, 0), (8, 0)
 NOWHERE = 2**30                        # a row beyond all: what TMA brings from there is 0
 _LIMIT = 1024                          # launches kept; beyond it the memory starts anew
 _TRIES = 3                             # compilations that a change of code may interrupt
@@ -76,33 +78,35 @@ class AttentionLaunch:
 
     def __init__(self, call: AttentionCall):
         operands, device = call.operands, target(call.operands.q.device)
-        if device.arch != HOPPER:
-            raise ConfigError(f"attention runs on GPUs of compute capability 9.0 (Hopper), and {device.name} has "
+        if device.arch < LEAST:
+            raise ConfigError(f"attention runs on GPUs of compute capability 8.0 and later, and {device.name} has "
                               f"{device.arch[0]}.{device.arch[1]}; there gemmkit.matmul and gemmkit.softmax compute it in "
                               "steps")
-        mapping = mapping_of(operands.head_dim, not call.score.is_plain, call.sequences is not None)
-        by_tma = mapping.has_room and call.sequences is None and why_not(call.out, 3) is None
         self.call = call
-        self.spec = AttentionSpec(call.mask, call.score, TmaOut() if by_tma else DirectOut(), operands.q.dtype,
-                                  operands.head_dim, mapping.block_n, mapping.consumers, mapping.stages, mapping.q_stages,
-                                  mapping.turns, call.lse is not None, call.sequences is not None)
+        self.spec = _hopper_spec(call) if device.arch == HOPPER else _warps_spec(call)
         heads = tiles_of(call, self.spec)
-        self.blocks = min(device.sm_count, sum(len(head.lengths) for head in heads))
+        tiles = sum(len(head.lengths) for head in heads)
+        by_tma = isinstance(self.spec, AttentionSpec)
+        self.blocks = min(device.sm_count, tiles) if by_tma else tiles
         self.order = schedule(heads, self.spec.block_m, self._section, self.blocks)
         # Where there are no keys, K and V are read from beyond Q's rows.
         k, v = (operands.k, operands.v) if operands.keys else (operands.q, operands.q)
         self.infos: dict[str, ArrayInfo | None] = {"out": call.out, "lse": call.lse, "q": operands.q, "k": k, "v": v}
         self.maps = [(name, spec) for name, spec in zip(("q", "k", "v", "out"), self.spec.map_specs)
-                     if name != "out" or by_tma]
+                     if name != "out" or self.spec.store.uses_tma]
+        mapped = [name for name, _ in self.maps]
+        #: The arrays that the kernel takes as views, in its order; None where it takes none.
+        self.views = ["out" if "out" not in mapped else None, "lse" if call.lse is not None else None,
+                      *(name for name in "qkv" if name not in mapped)]
         table = ArrayInfo(workspace.PLACES["places"], self.order.shape, (self.order.shape[1], 1), self.order.dtype, -1, True,
                           "workspace")
-        nothing = freeze(Nothing())
-        self.arguments = [
-            freeze(self.spec), freeze(self.sizes), freeze_array(table, 1, 4, readonly=True),
-            nothing if by_tma else freeze_array(call.out), nothing if call.lse is None else freeze_array(call.lse),
-            *(made.frozen for made in self.tensor_maps), *([] if by_tma else [nothing])]
-        self.launchable = Launchable(attention, self.arguments, self.spec.threads, self.blocks, device, operands.q.device,
-                                     self.spec.shared_bytes)
+        views = [freeze(Nothing()) if name is None else _frozen(self.infos[name], name) for name in self.views]
+        maps = [made.frozen for made in self.tensor_maps]
+        if by_tma and len(maps) < len(self.spec.map_specs):
+            maps.append(freeze(Nothing()))
+        self.arguments = [freeze(self.spec), freeze(self.sizes), freeze_array(table, 1, 4, readonly=True), *views, *maps]
+        self.launchable = Launchable(attention if by_tma else attention_by_warps, self.arguments, self.spec.threads,
+                                     self.blocks, device, operands.q.device, self.spec.shared_bytes)
 
     def check_mask(self) -> None:
         """Ask a mask of the user's about every query and key (`gemmkit.masks.check_ranges`)."""
@@ -135,9 +139,28 @@ class AttentionLaunch:
         return made
 
 
+def _hopper_spec(call: AttentionCall) -> AttentionSpec:
+    mapping = mapping_of(call.operands.head_dim, not call.score.is_plain, call.sequences is not None)
+    by_tma = mapping.has_room and call.sequences is None and why_not(call.out, 3) is None
+    return AttentionSpec(call.mask, call.score, TmaOut() if by_tma else DirectOut(), call.operands.q.dtype,
+                         call.operands.head_dim, mapping.block_n, call.lse is not None, call.sequences is not None,
+                         mapping.consumers, mapping.stages, mapping.q_stages, mapping.turns)
+
+
+def _warps_spec(call: AttentionCall) -> MmaAttentionSpec:
+    head_dim = call.operands.head_dim
+    return MmaAttentionSpec(call.mask, call.score, DirectOut(), call.operands.q.dtype, head_dim, BLOCK_N[head_dim],
+                            call.lse is not None, call.sequences is not None)
+
+
+def _frozen(info: ArrayInfo | None, name: str) -> Frozen:
+    assert info is not None
+    return freeze_array(info, 3, readonly=True) if name in "qkv" else freeze_array(info)
+
+
 # -- tiles ----------------------------------------------------------------------------------------------------------------
 
-def tiles_of(call: AttentionCall, spec: AttentionSpec) -> list[Head]:
+def tiles_of(call: AttentionCall, spec: HeadSpec) -> list[Head]:
     """The tiles of all heads, with how long they take: in blocks of keys, as far as the mask says so without its arrays."""
     operands = call.operands
     if call.sequences is None:
@@ -153,7 +176,7 @@ def tiles_of(call: AttentionCall, spec: AttentionSpec) -> list[Head]:
     return heads
 
 
-def _lengths(mask: Mask, spec: AttentionSpec, queries: int, keys: int) -> list[float]:
+def _lengths(mask: Mask, spec: HeadSpec, queries: int, keys: int) -> list[float]:
     whole = float(max(1, -(-keys // spec.block_n)))
     starts = range(0, queries, spec.block_m)
     if mask.is_everything or any(True for _ in arrays_of(mask)):
@@ -223,9 +246,9 @@ def _bind(call: AttentionCall) -> Bound:
             continue
         made.launchable.forget_code()
         slots = [made.launchable.slot(n) for n in range(len(made.arguments))]
-        arrays = tuple((slot, name) for slot, name in zip(slots[3:5], ("out", "lse")) if slot is not None)
-        maps = tuple((slot, name, one.encoder) for slot, (name, _), one in zip(slots[5:], made.maps, made.tensor_maps)
-                     if slot is not None)
+        arrays = tuple((slot, name) for slot, name in zip(slots[3:], made.views) if slot is not None and name is not None)
+        maps = tuple((slot, name, one.encoder) for slot, (name, _), one in
+                     zip(slots[3 + len(made.views):], made.maps, made.tensor_maps) if slot is not None)
         assert slots[1] is not None and slots[2] is not None
         return Bound(bound.launch, tuple(made.launchable.values), slice(0, slots[1]), slice(slots[1], slots[2]), slots[2],
                      made.order, arrays, maps)

@@ -179,9 +179,9 @@ def run_attention(made: Any, arrays: dict[str, Any], seed: int | None = None) ->
         how = dict(written=False) if name in ("out", "lse") else dict(readonly=True)
         views[name] = arena.view(seen, name, unit_axis(info), alignment(info), **how)
     order = arena.view(made.order, "order", 1, 4, readonly=True)
-    maps = {name: emulated_map(views[name], spec, 3) for name, spec in made.maps}
-    values = (arena.component(made.spec), made.sizes, order, None if "out" in maps else views["out"], views.get("lse"),
-              maps["q"], maps["k"], maps["v"], maps.get("out"))
+    maps: list[Any] = [emulated_map(views[name], spec, 3) for name, spec in made.maps]
+    maps += [None] * (len(made.spec.map_specs) - len(maps))
+    values = (arena.component(made.spec), made.sizes, order, *(name and views[name] for name in made.views), *maps)
     with np.errstate(all="ignore"):
         machine.launch(launch.kernel, arguments(values, arena.originals), grid=(launch.blocks, 1, 1),
                        block=(launch.threads, 1, 1), shared_memory=launch.shared_bytes,

@@ -3,6 +3,7 @@ while a product reads it."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any
@@ -96,6 +97,21 @@ def test_machine_code(name: str) -> None:
     weights = spec.values_s * both                                      # exponentials, and no library's in their place
     assert sum(line.startswith("MUFU.EX2") for line in lines) >= weights
     assert any(line.startswith("UTMASTG") for line in lines) == spec.store.uses_tma
+
+
+@pytest.mark.parametrize("arch", [(8, 0), (8, 9), (10, 0)], ids=str)
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 192, 256])
+def test_machine_code_by_warps(head_dim: int, arch: tuple[int, int]) -> None:
+    """On GPUs without wgmma: nothing spills, shared memory is there, and every product is a tensor core's."""
+    device = dataclasses.replace(H100, arch=arch, name="another GPU")
+    x = [np.zeros((1, 1, 256, head_dim), F16) for _ in range(3)]
+    made = recorded(lambda: gk.attention(*x, mask=Causal()), device)[0]
+    entry, spec = made.launchable.entry(), made.spec
+    assert entry.meta["usage"]["spill_stores"] == entry.meta["usage"]["stack_bytes"] == 0 and spec.shared_bytes <= 99 << 10
+    lines = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([^;\n]*;)", disassemble(entry.cubin))
+    blocks = 3                                                          # the first of a tile, tested ones, free ones
+    assert sum(line.startswith("HMMA") for line in lines) == blocks * 2 * (head_dim // 16) * (spec.block_n // 16) * 2
+    assert not any(line.startswith(("LDL", "STL")) for line in lines)   # (a division of whole numbers is a CALL on some)
 
 
 def test_another_scale_window_or_array_compiles_nothing() -> None:

@@ -20,16 +20,15 @@ from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.wgmma import WgmmaSpec, instruction
 from gemmkit.scores import Score
 
-__all__ = ["AttentionSpec"]
+__all__ = ["ROWS", "AttentionSpec", "HeadSpec"]
 
 ROWS = 64                              # of Q, which a consumer multiplies at a time
 
 
 @dataclass(frozen=True)
-class AttentionSpec(Component):
-    """``consumers`` warpgroups of 64 rows of Q each, beside a producer; ``block_n`` keys at a time, in ``stages`` stages; Q
-    in ``q_stages``. With ``turns`` consumers start their products one after the other. ``packed``: each tile says itself
-    which rows of the arrays its sequence has."""
+class HeadSpec(Component):
+    """What every attention kernel is specialised by: ``block_n`` keys at a time of heads of ``head_dim``. ``packed``: each
+    tile says itself which rows of the arrays its sequence has."""
 
     mask: Mask
     score: Score
@@ -37,24 +36,13 @@ class AttentionSpec(Component):
     dtype: np.dtype
     head_dim: int
     block_n: int
-    consumers: int
-    stages: int
-    q_stages: int
-    turns: bool
     has_lse: bool
     packed: bool
 
-    # -- instructions -------------------------------------------------------------------------------------------------
-
     @cached_property
-    def qk(self) -> Any:
-        """S = Q K^T, both in shared memory."""
-        return instruction(WgmmaSpec(self.block_n, self.dtype, self.dtype, F32))
-
-    @cached_property
-    def pv(self) -> Any:
-        """O += P V, with P in registers."""
-        return instruction(WgmmaSpec(self.head_dim, self.dtype, self.dtype, F32, b_major="MN", a_registers=True))
+    def block_m(self) -> int:
+        """Rows of Q of a block."""
+        raise NotImplementedError
 
     @cached_property
     def qk_steps(self) -> int:
@@ -87,6 +75,46 @@ class AttentionSpec(Component):
     @cached_property
     def tests_below(self) -> bool:
         return self.mask.has_free and not self.mask.free_from_first
+
+    # -- swizzled shared memory ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def line(self) -> int:
+        """Elements of a swizzled line: 128 bytes where the head is made of these, else 64."""
+        return 64 if self.head_dim % 64 == 0 else 32
+
+    @cached_property
+    def line_bytes(self) -> int:
+        return 2 * self.line
+
+    @cached_property
+    def layout(self) -> Swizzled:
+        """Of rows of a head in shared memory."""
+        return Swizzled(RowMajor(self.dtype), self.line_bytes)
+
+
+@dataclass(frozen=True)
+class AttentionSpec(HeadSpec):
+    """``consumers`` warpgroups of 64 rows of Q each, beside a producer; ``block_n`` keys at a time, in ``stages`` stages; Q
+    in ``q_stages``. With ``turns`` consumers start their products one after the other. ``packed``: each tile says itself
+    which rows of the arrays its sequence has."""
+
+    consumers: int
+    stages: int
+    q_stages: int
+    turns: bool
+
+    # -- instructions -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def qk(self) -> Any:
+        """S = Q K^T, both in shared memory."""
+        return instruction(WgmmaSpec(self.block_n, self.dtype, self.dtype, F32))
+
+    @cached_property
+    def pv(self) -> Any:
+        """O += P V, with P in registers."""
+        return instruction(WgmmaSpec(self.head_dim, self.dtype, self.dtype, F32, b_major="MN", a_registers=True))
 
     # -- warpgroups ---------------------------------------------------------------------------------------------------
 
@@ -127,15 +155,6 @@ class AttentionSpec(Component):
         return 1 + self.consumers
 
     # -- shared memory: Q, K, V, O, barriers --------------------------------------------------------------------------
-
-    @cached_property
-    def line(self) -> int:
-        """Elements of a swizzled line: 128 bytes where the head is made of these, else 64."""
-        return 64 if self.head_dim % 64 == 0 else 32
-
-    @cached_property
-    def line_bytes(self) -> int:
-        return 2 * self.line
 
     @cached_property
     def panels(self) -> int:
@@ -181,11 +200,6 @@ class AttentionSpec(Component):
     @cached_property
     def shared_bytes(self) -> int:
         return self.barrier_offset + 2 * BARRIER * (self.q_stages + 2 * self.stages)
-
-    @cached_property
-    def out_layout(self) -> Swizzled:
-        """Of a block's rows of O in shared memory."""
-        return Swizzled(RowMajor(self.dtype), self.line_bytes)
 
     # -- tensor maps: (head_dim, rows, heads, batch) ------------------------------------------------------------------
 

@@ -100,7 +100,7 @@ def put_matrix(values: tuple, n: int, spec: Any, group: int) -> None:
     """16 rows by 16 columns of a warp: four 8 x 8 matrices, of which a lane addresses a line."""
     lane = lane_index()
     row = group * 64 + udiv(thread_index() % 128, 32) * 16 + lane % 16
-    place = spec.out_layout.position((row, n * 16 + udiv(lane, 16) * 8), spec.block_m)
+    place = spec.layout.position((row, n * 16 + udiv(lane, 16) * 8), spec.block_m)
     stmatrix(shared(spec.dtype, spec.o_offset), 0, place, values, False)
 
 

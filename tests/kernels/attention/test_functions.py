@@ -235,7 +235,7 @@ def test_another_gpu_is_refused() -> None:
 
     from gemmkit.runtime.device import H100, assumed
 
-    with gk.emulate(), assumed(dataclasses.replace(H100, arch=(8, 0), name="A100")), pytest.raises(ConfigError, match="A100 has 8.0"):
+    with gk.emulate(), assumed(dataclasses.replace(H100, arch=(7, 5), name="T4")), pytest.raises(ConfigError, match="T4 has 7.5"):
         gk.attention(X, X, X)
 
 
