@@ -24,6 +24,8 @@ from gemmkit.scores import Function, Plain, Score
 
 __all__ = ["attention"]
 
+EVERYTHING, PLAIN = Everything(), Plain()     # what their properties cost is paid once
+
 
 def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = None, scale: float | None = None,
               layout: str = "bhnd", lengths: Any = None, out: Any = None, return_lse: bool = False,
@@ -98,7 +100,7 @@ def attention(q: Any, k: Any, v: Any, *, mask: Mask | None = None, score: Any = 
 
 def _mask(mask: Any) -> Mask:
     if mask is None:
-        return Everything()
+        return EVERYTHING
     if not isinstance(mask, Mask):
         raise TypeError(f"mask is a {type(mask).__name__}; a gemmkit.masks.Mask is needed, such as Causal(); for an array "
                         "of truth values write one with visible(m, n)")
@@ -108,7 +110,7 @@ def _mask(mask: Any) -> Mask:
 
 def _score(score: Any) -> Score:
     if score is None:
-        return Plain()
+        return PLAIN
     made = score if isinstance(score, Score) else Function(score)
     _ = made.arity
     return made
