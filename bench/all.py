@@ -32,6 +32,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "random": ("random",),
     "rows": ("rows",),
     "composed": ("composed",),
+    "attention": ("attention", "attention_short", "attention_rules"),
 }
 OTHERS = {"gemm": gemm.main, "host": host.main}
 NAMES = (*FILES, *OTHERS)

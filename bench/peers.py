@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
+from bench import torch_attention
 from bench.backends import Torch
 from bench.cases import Case
 from bench.fusions import Operands
@@ -63,6 +64,18 @@ class Peer(Protocol):
 
     def composed_title(self, work: str) -> str:
         """How results call it, and `plain`."""
+
+    def of_numbers(self, numbers: Any) -> Array:
+        """A NumPy array's numbers; whole ones as int32."""
+
+    def as_numpy(self, array: Array) -> Any:
+        """The array on the host, in float64."""
+
+    def attention(self, case: Any) -> Callable[[Array, Array, Array], Array]:
+        """A function of q, k and v that computes a `bench.experiments.attention.Attention`."""
+
+    def attention_title(self, case: Any) -> str:
+        """How results call it."""
 
     def limit(self, limit: Any, out: Array, first: Array) -> Call:
         """A call of a `bench.experiments.limit.Limit`."""
@@ -172,6 +185,21 @@ class TorchPeers(Torch):
             "lstm, addmm": "torch.addmm of inputs joined beforehand, torch.clamp_min",
         }
         return f"{titles[work]} (torch {self.torch.__version__})" if work in titles else "gemmkit's plain product"
+
+    def of_numbers(self, numbers: Any) -> Array:
+        kind = self.torch.int32 if numbers.dtype.kind in "iu" else self.torch.float32
+        return self.torch.tensor(numbers, dtype=kind, device="cuda")
+
+    def as_numpy(self, array: Array) -> Any:
+        return array.double().cpu().numpy()
+
+    def attention(self, case: Any) -> Callable[[Array, Array, Array], Array]:
+        return torch_attention.by_cudnn(case) if case.by_cudnn else torch_attention.by_flex(case)
+
+    def attention_title(self, case: Any) -> str:
+        if case.by_cudnn:
+            return f"cuDNN {self.torch.backends.cudnn.version()} (torch {self.torch.__version__})"
+        return f"FlexAttention (torch {self.torch.__version__})"
 
     def limit(self, limit: Any, out: Array, first: Array) -> Call:
         call: Call = limit.bind(out, first)

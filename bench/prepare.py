@@ -76,6 +76,9 @@ class HostArrays:
     def complex_view(self, parts: np.ndarray) -> np.ndarray:
         return parts.view(np.result_type(parts.dtype, np.complex64))[..., 0]
 
+    def of_numbers(self, numbers: np.ndarray) -> np.ndarray:
+        return numbers.astype(np.int32 if numbers.dtype.kind in "iu" else np.float32)
+
 
 def recorded(call: Callable[[], object]) -> list[Any]:
     """The products that a call of gemmkit would compute on host arrays; none is computed, nothing written."""

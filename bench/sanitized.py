@@ -48,6 +48,19 @@ def contraction_error(rng: np.random.Generator, dtype: str, spec: str, sizes: di
     return float(np.linalg.norm(out.get() - reference) / np.linalg.norm(reference))
 
 
+def attention_error(rng: np.random.Generator, head_dim: int, queries: int, keys: int) -> float:
+    """The error of causal attention against float64."""
+    import cupy
+
+    q, k, v = (_random(rng, (1, 2, rows, head_dim), "f2") for rows in (queries, keys, keys))
+    out = gk.attention(*map(cupy.asarray, (q, k, v)), mask=gk.masks.Causal())
+    s = q.astype("f8") @ k.astype("f8").swapaxes(2, 3) / head_dim**0.5
+    s = np.where(np.arange(keys) <= np.arange(queries)[:, None] + keys - queries, s, -np.inf)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    reference = p / p.sum(-1, keepdims=True) @ v.astype("f8")
+    return float(np.linalg.norm(out.get() - reference) / np.linalg.norm(reference))
+
+
 def main() -> int:
     """Run the sample on CuPy arrays; 1 when a result is wrong."""
     import cupy
@@ -57,6 +70,10 @@ def main() -> int:
         off = contraction_error(rng, dtype, spec, sizes)
         wrong += not off <= 1e-5
         print(f"{name:14} {spec} {off:.1e}", flush=True)
+    for head_dim, queries, keys in ((64, 197, 300), (128, 131, 131), (256, 65, 177)):
+        off = attention_error(rng, head_dim, queries, keys)
+        wrong += not off <= 1e-3
+        print(f"{'attention':14} {head_dim} {queries}x{keys} {off:.1e}", flush=True)
     for name, (dtype, operator, tolerance) in CASES.items():
         for trans in ("NN", "TT"):
             for m, n, k in SIZES:

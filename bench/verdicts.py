@@ -43,12 +43,16 @@ GROUPS = {
     "forced": "float16 by mma.sync, of the card's rate on registers",
     "rows": "Layer norm, RMS norm and softmax of rows, against PyTorch",
     "composed": "Products with reductions, gated units, LSTM cells, f16",
+    "attention": "Attention, against cuDNN through PyTorch",
+    "attention_short": "Attention of short sequences, against cuDNN through PyTorch",
+    "attention_rules": "Attention with masks, scores and shared heads, against FlexAttention (torch.compile)",
     "mappings": "Mappings (tuning)",
 }
 # What is asked of a group's geometric mean: at least, aim.
 MEANS = {
     "square": (1.02, 1.08), "contraction": (1.1, 1.5), "tccg": (1.1, 1.5), "float32": (0.98, 1.05), "float64": (0.98, 1.02),
     "complex": (0.9, 1.0), "long": (0.95, 1.2), "skinny": (1.0, 1.15), "rows": (1.0, 1.2),
+    "attention": (1.08, 1.2), "attention_short": (0.95, 1.1), "attention_rules": (1.2, 1.6),
 }  # fmt: skip
 HEADER = ["work", "dtype", "size", "layout", "config", "ours us", "peer us", "ratio", "spread", "bar", "aim", "verdict"]
 HEADER += ["peer"]

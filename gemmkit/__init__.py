@@ -33,6 +33,8 @@ from gemmkit import blas  # isort: skip
 from gemmkit.lang.later import imported as _imported
 
 if _TYPE_CHECKING:
+    from gemmkit import fast, masks, scores
+    from gemmkit.attention_call import attention
     from gemmkit.rows import layernorm, log_softmax, rmsnorm, rowwise, softmax
     from gemmkit.tuner import Tuned, tune
 
@@ -42,19 +44,25 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Array", "Braid", "Component", "ComponentError", "Concat", "Config", "ConfigError", "Diagonal", "Dual", "Generated",
-    "GroupPlan", "Matrix", "Plan", "Scalar", "StreamK", "Symmetric", "Tile", "Triangular", "Tuned", "blas", "einsum",
-    "emulate", "epilogues", "float16", "float32", "float64", "get_config", "glu", "grouped", "layernorm", "layouts",
-    "linearise", "log_softmax", "lstm_cell", "matmul", "operators", "parallelise", "plan", "plan_grouped", "rmsnorm",
-    "rowwise", "select", "softmax", "subdivide", "transforms", "translate", "translate_base", "translate_offset", "tune",
+    "GroupPlan", "Matrix", "Plan", "Scalar", "StreamK", "Symmetric", "Tile", "Triangular", "Tuned", "attention", "blas",
+    "einsum", "emulate", "epilogues", "fast", "float16", "float32", "float64", "get_config", "glu", "grouped",
+    "layernorm", "layouts", "linearise", "log_softmax", "lstm_cell", "masks", "matmul", "operators", "parallelise",
+    "plan", "plan_grouped", "rmsnorm", "rowwise", "scores", "select", "softmax", "subdivide", "transforms", "translate",
+    "translate_base", "translate_offset", "tune",
 ]
 
 
-_LATER = {"Tuned": "tuner", "tune": "tuner",
+_MODULES = "fast", "masks", "scores"
+_LATER = {"Tuned": "tuner", "attention": "attention_call", "tune": "tuner",
           **dict.fromkeys(("layernorm", "log_softmax", "rmsnorm", "rowwise", "softmax"), "rows")}
 
 
 def __getattr__(name: str) -> _Any:
-    """What no product needs is loaded when it is asked for: the tuner, and functions of rows."""
+    """What no product needs is loaded when it is asked for: the tuner, attention, and functions of rows."""
+    if name in _MODULES:
+        from importlib import import_module
+
+        return import_module(f"gemmkit.{name}")
     if name in _LATER:
         from importlib import import_module
 

@@ -17,6 +17,8 @@
 | long, skinny | few tiles with a long K; 1 to 32 rows (not among the default ones) | mean 0.95, 1.2; 1.0, 1.15 |
 | decode | 1 to 32 rows with an epilogue, against cuBLAS and element-wise kernels (not among the default ones) | 1.0, 1.3 |
 | forced | f16 by mma.sync against the card's rate of it on registers (not among the default ones) | 0.72, 0.85 |
+| attention, attention_short | attention against cuDNN (not among the default ones) | mean 1.08, 1.2; 0.95, 1.1 |
+| attention_rules | attention with masks and scores against FlexAttention (not among the default ones) | mean 1.2, 1.6 |
 | streamk | stream-K and the default mapping at sizes of a nearly empty last wave (not among the default ones) | |
 
 diagonal, triangular and fusion are cases of `bench.cases`; the others are each an `experiment.Experiment`:

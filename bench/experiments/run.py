@@ -21,6 +21,7 @@ from typing import Any
 from bench import cases, hopper, prepare
 from bench.experiments import (
     algebras,
+    attention,
     composed,
     contractions,
     forced,
@@ -54,12 +55,15 @@ FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
     "forced": forced.forced,
     "rows": rows.rows,
     "composed": composed.composed,
+    "attention": attention.attention,
+    "attention_short": attention.attention_short,
+    "attention_rules": attention.attention_rules,
 }
 MOST_SETS = 2048  # of inputs: a hundred thousand of 8 x 8 x 8 would take minutes to make, and smaller ones stay in the L2
 # Measured when asked for:
 ASKED = (
     "square", "decode", "stacks", "grouped", "float32", "float64", "complex", "long", "skinny", "random", "streamk",
-    "forced", "rows", "composed",
+    "forced", "rows", "composed", "attention", "attention_short", "attention_rules",
 )  # fmt: skip
 DEFAULT = (*cases.PAPER, *(group for group in FURTHER if group not in ASKED))
 GROUPS = ("square", *cases.PAPER, "decode", *FURTHER)

@@ -170,3 +170,27 @@ def run_rows(made: Any, x: Any, out: Any, seed: int | None = None) -> None:
                                                 arena.originals),
                        grid=(launch.blocks, 1, 1), block=(launch.threads, 1, 1), shared_memory=launch.shared_bytes,
                        max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed)
+
+
+def run_attention(made: Any, arrays: dict[str, Any], seed: int | None = None) -> None:
+    """Run an attention kernel on NumPy arrays: q, k, v, out, and lse or None."""
+    launch, arena = made.launchable, Arena()
+    dialect.check(made.spec)
+    views: dict[str, Any] = {}
+    for name, info in made.infos.items():              # the results first: they say what has been written
+        if info is None:
+            continue
+        array = np.asarray(arrays[name])
+        seen = np.lib.stride_tricks.as_strided(array, info.shape, [stride * array.dtype.itemsize for stride in info.strides],
+                                               writeable=name in ("out", "lse"))
+        how = dict(written=False) if name in ("out", "lse") else dict(readonly=True)
+        views[name] = arena.view(seen, name, unit_axis(info), alignment(info), **how)
+    order = arena.view(made.order, "order", 1, 4, readonly=True)
+    maps: list[Any] = [emulated_map(views[name], spec, 3) for name, spec in made.maps]
+    maps += [None] * (len(made.spec.map_specs) - len(maps))
+    values = (arena.component(made.spec), made.sizes, order, *(name and views[name] for name in made.views), *maps)
+    with np.errstate(all="ignore"):
+        machine.launch(launch.kernel, arguments(values, arena.originals), grid=(launch.blocks, 1, 1),
+                       block=(launch.threads, 1, 1), shared_memory=launch.shared_bytes,
+                       max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed,
+                       registers=made.spec.warp_registers)

@@ -38,6 +38,14 @@ class Mode:
 
         run_rows(made, x, out, self.seed)
 
+    def run_attention(self, made: Any, arrays: dict[str, Any]) -> None:
+        """Compute attention (`gemmkit.attention_plans.AttentionLaunch`) of q, k and v into out and lse."""
+        from gemmkit.emulator.kernels import run_attention
+
+        made.check_mask()
+
+        run_attention(made, arrays, self.seed)
+
 
 _mode: ContextVar[Mode | None] = ContextVar("gemmkit_emulation", default=None)
 

@@ -32,10 +32,10 @@ from gemmkit.lang.runtime_fields import annotated
 
 #: gemmkit's own modules that compute with users' numbers.
 ARITHMETIC_MODULES = frozenset({"gemmkit.activations", "gemmkit.epilogues.elementwise", "gemmkit.epilogues.library",
-                                "gemmkit.epilogues.reductions", "gemmkit.glu", "gemmkit.lstm", "gemmkit.operators.semiring",
-                                "gemmkit.row_functions"})
+                                "gemmkit.epilogues.reductions", "gemmkit.glu", "gemmkit.lstm", "gemmkit.masks",
+                                "gemmkit.operators.semiring", "gemmkit.row_functions", "gemmkit.scores"})
 #: Methods whose results kernels compute with.
-GIVES_COORDINATES = frozenset({"block", "column_offset", "k_range", "offset", "row_offset"})
+GIVES_COORDINATES = frozenset({"block", "column_offset", "free", "k_range", "keys", "offset", "row_offset"})
 
 
 def arguments(given: Sequence[Any], originals: Mapping[int, Any] | None = None) -> list[Any]:

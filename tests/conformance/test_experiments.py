@@ -19,7 +19,7 @@ import pytest
 import gemmkit
 from bench import asked, cases, hopper, plot, prepare, report, verdicts
 from bench.cases import Case
-from bench.experiments import algebras, contractions, limit, minplus, stacks, tensor_limit
+from bench.experiments import algebras, attention, contractions, limit, minplus, stacks, tensor_limit
 from bench.experiments import run as experiments
 from bench.experiments.experiment import Experiment
 from bench.fusions import WORKS
@@ -47,7 +47,7 @@ class Emulated(Host):
 
     @contextmanager
     def launches(self) -> Iterator[None]:
-        product, of_rows = Plan._emulate, Mode.run_rows
+        product, of_rows, of_attention = Plan._emulate, Mode.run_rows, Mode.run_attention
 
         def launch(compute: Any, out: Any) -> Any:
             self.now += 1.0
@@ -64,7 +64,11 @@ class Emulated(Host):
         def rows(mode: Any, made: Any, x: Any, out: Any) -> None:
             launch(lambda: of_rows(mode, made, x, out), out)
 
-        with mock.patch.object(Plan, "_emulate", plan), mock.patch.object(Mode, "run_rows", rows), gemmkit.emulate():
+        def heads(mode: Any, made: Any, arrays: Any) -> None:
+            launch(lambda: of_attention(mode, made, arrays), arrays["out"])
+
+        with (mock.patch.object(Plan, "_emulate", plan), mock.patch.object(Mode, "run_rows", rows),
+              mock.patch.object(Mode, "run_attention", heads), gemmkit.emulate()):
             yield
 
 
@@ -86,6 +90,8 @@ def small(case: Experiment) -> Experiment:
     if isinstance(case, contractions.Contraction):
         extents = {label: (4, 2, 3)[i % 3] for i, (label, _) in enumerate(case.sizes)}
         return contractions.Contraction.of(case.group, case.work, extents, case.kind)
+    if isinstance(case, attention.Attention):
+        return dataclasses.replace(case, batch=1, heads=2, m=2 * 16, n=16, k=32)
     return tiny(case)
 
 
@@ -142,7 +148,7 @@ def test_every_experiment_is_computed_right(case: Experiment) -> None:
     row = measured(small(case))
     assert row["ratio"] == pytest.approx(1.25 * (case.products if case.group == "algebras" else 1))
     assert row["error"] < max(2e-3, case.tolerance) and row["peer_error"] < max(1e-3, case.tolerance / 4)
-    assert row["mapping"] or case.group == "rows"
+    assert row["mapping"] or case.group == "rows" or isinstance(case, attention.Attention)
     assert (row["group"], row["bar"], row["aim"]) == (case.group, case.bar, case.aim)
     assert row["peer"].startswith({"minplus": "this card's limit", "forced": "this card's rate"}.get(case.group, "NumPy"))
 

@@ -94,6 +94,27 @@ class Host:
     def composed_title(self, work: str) -> str:
         return f"NumPy: {work}"
 
+    def of_numbers(self, numbers: np.ndarray) -> np.ndarray:
+        return numbers.astype(np.int32 if numbers.dtype.kind in "iu" else np.float32)
+
+    def as_numpy(self, array: np.ndarray) -> np.ndarray:
+        return array.astype(np.float64)
+
+    def attention(self, case: Any) -> Callable[..., np.ndarray]:
+        """As `case.expected` has it: head by head."""
+        def call(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+            self.now += self.slower
+            out, share = np.empty_like(q), q.shape[1] // k.shape[1]
+            for i, h in np.ndindex(q.shape[:2]):
+                given = (self.as_numpy(x) for x in (q[i, h], k[i, h // share], v[i, h // share]))
+                out[i, h] = case.expected(*given, np.arange(q.shape[2])[:, None], h) * self.scale
+            return out
+
+        return call
+
+    def attention_title(self, case: Any) -> str:
+        return "NumPy"
+
     def limit(self, limit: Any, out: np.ndarray, first: np.ndarray) -> Call:
         def call() -> None:
             self.now += self.slower

@@ -1,0 +1,142 @@
+"""``attention_by_warps``: softmax(score(scale Q K^T)) V by mma.sync, in the manner of FlashAttention-2 (Dao, 2023).
+
+For GPUs from compute capability 8.0 on that have no wgmma. A block computes 64 rows of Q, four warps with 16 rows each,
+against one block of keys after the other.
+
+| step | what |
+|---|---|
+| 1 | Q, and the tile's last block of K and V: global -> shared, by cp.async |
+| 2 | the next block of K and V is under way while this one is multiplied |
+| 3 | S = Q K^T; its softmax; P as A fragments, which an accumulator's pairs are; O += P V |
+| 4 | O by one over the sums, and the logarithms of these, to global memory |
+
+Schedules, masks, scores, softmax and stores are those of `gemmkit.kernels.attention.kernel`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from gemmkit.kernels.attention.elements import columns_in_range, columns_within, mask, unmasked
+from gemmkit.kernels.attention.softmax import begin, rescale, soften
+from gemmkit.kernels.attention.walk import key_blocks, slice_of, tile_at
+from gemmkit.kernels.attention.work import F32, Outputs, Place, Stats, Tile
+from gemmkit.kernels.sm90.store import own_column, own_row
+from gemmkit.lang.control import fold, join, split
+from gemmkit.lang.registers import apply
+from gemmkit.lang.values import convert_all, fill
+from gemmkit.ptx.copy_async import commit_copies, copy_async, offset_of, wait_copies
+from gemmkit.ptx.ldmatrix import ldmatrix
+from gemmkit.ptx.memory import shared
+from gemmkit.ptx.special import barrier, lane_index, rolled, thread_index, udiv
+
+__all__ = ["attention_by_warps"]
+
+CHUNK = 8                              # elements that a thread copies at a time
+
+
+class Inputs(NamedTuple):
+    """K and V in global memory, and where a tile's rows of them are."""
+
+    k: Any
+    v: Any
+    sizes: Any
+
+
+def attention_by_warps(spec: Any, sizes: Any, order: Any, out: Any, lse: Any, q: Any, k: Any, v: Any) -> None:
+    """Launched with a block for each tile; see the module's table."""
+    # 1. The first copies.
+    zero = thread_index() * 0
+    tile = tile_at(spec, sizes, order, zero)
+    blocks, inputs = key_blocks(spec, tile), Inputs(k, v, sizes)
+    copy_rows(spec, spec.block_m, q, 0, slice_of(spec, tile), tile.head, tile.first_query, tile.m, tile.queries)
+    copy_keys(spec, inputs, tile, blocks.last - 1, zero)
+
+    # 2. and 3. From the last block of keys to the first: tested, free, tested.
+    o, stats, stage, block = fill(F32, spec.values_o, 0.0), begin(), zero, blocks.last - 1
+    o, stats = one_block(spec, inputs, o, stats, tile, blocks.first, block, stage, mask, columns_within)
+    block, stage = block - 1, stage ^ 1
+    if spec.tests_above:
+        while block >= blocks.free_last:
+            o, stats = one_block(spec, inputs, o, stats, tile, blocks.first, block, stage, mask, columns_within)
+            block, stage = block - 1, stage ^ 1
+    if spec.mask.has_free:
+        while block >= blocks.free_first:
+            o, stats = one_block(spec, inputs, o, stats, tile, blocks.first, block, stage, unmasked, columns_in_range)
+            block, stage = block - 1, stage ^ 1
+    if spec.tests_below:
+        while block >= blocks.first:
+            o, stats = one_block(spec, inputs, o, stats, tile, blocks.first, block, stage, mask, columns_within)
+            block, stage = block - 1, stage ^ 1
+
+    # 4. The tile's end.
+    spec.store.run(spec, sizes, o, stats, Outputs(out, lse, zero), tile, zero)
+
+
+def one_block(spec: Any, inputs: Inputs, o: tuple, stats: Stats, tile: Tile, first: int, block: int, stage: int, masked: Any,
+              columns: Any) -> tuple:
+    """A block of keys; the one below it is copied meanwhile."""
+    if block > first:
+        copy_keys(spec, inputs, tile, block - 1, stage ^ 1)
+    else:
+        commit_copies()
+    wait_copies(1)
+    barrier()
+    place = Place(tile.m + own_row(), own_column() + block * spec.block_n)
+    s = join(fold(spec.qk_steps, qk_step, split(fill(F32, spec.values_s, 0.0), 8), spec, stage))
+    weights, stats, growth = soften(masked(s, columns, spec, inputs.sizes, tile, place), spec, inputs.sizes, stats)
+    p = split(convert_all(spec.dtype, weights), 8)
+    o = join(fold(spec.pv_steps, pv_step, split(rescale(o, growth[0], growth[1]), 8), spec, p, stage))
+    barrier()                                          # the stage may be filled anew
+    return o, stats
+
+
+# -- copies ---------------------------------------------------------------------------------------------------------------
+
+def copy_keys(spec: Any, inputs: Inputs, tile: Tile, block: int, stage: int) -> None:
+    """A block of K and of V into a stage: a group of copies."""
+    sizes, row = inputs.sizes, block * spec.block_n
+    copy_rows(spec, spec.block_n, inputs.k, spec.k_offset + stage * spec.k_bytes, slice_of(spec, tile) * sizes.k_batch,
+              udiv(tile.head, sizes.k_share), tile.first_key, row, tile.keys)
+    copy_rows(spec, spec.block_n, inputs.v, spec.v_offset + stage * spec.k_bytes, slice_of(spec, tile) * sizes.v_batch,
+              udiv(tile.head, sizes.v_share), tile.first_key, row, tile.keys)
+    commit_copies()
+
+
+def copy_rows(spec: Any, rows: int, view: Any, offset: int, batch: int, head: int, base: int, first: int, end: int) -> None:
+    """Rows ``first`` on of a head, which begins at row ``base`` of the array, to byte ``offset``; zeros from ``end`` on."""
+    thread = rolled(thread_index())                    # or the places of all chunks stay in registers (D 256 spilled)
+    for n in range(rows * spec.head_dim // (CHUNK * spec.threads)):
+        chunk = n * spec.threads + thread
+        row = udiv(chunk, spec.head_dim // CHUNK)
+        column = (chunk - row * (spec.head_dim // CHUNK)) * CHUNK
+        copy_async(shared(spec.dtype, offset), spec.layout.position((row, column), rows), 0, view,
+                   offset_of(view, (batch, head, base + first + row, column)), CHUNK, first + row < end)
+
+
+# -- products -------------------------------------------------------------------------------------------------------------
+# ldmatrix loads four 8 x 8 matrices, of which lane t addresses row t % 8 of the (t / 8)-th.
+
+def qk_step(s: tuple, n: int, spec: Any, stage: int) -> tuple:
+    """16 elements of the head: a warp's rows of Q against 16 keys at a time."""
+    matrix, line = udiv(lane_index(), 8), lane_index() % 8
+    row = udiv(thread_index(), 32) * 16 + matrix % 2 * 8 + line
+    a = ldmatrix(shared(spec.dtype, 0), spec.layout.position((row, n * 16 + udiv(matrix, 2) * 8), spec.block_m), 0, 4, False)
+    return apply(qk_columns, s, spec, a, n, stage)
+
+
+def qk_columns(s: tuple, i: int, spec: Any, a: tuple, n: int, stage: int) -> tuple:
+    matrix, line = udiv(lane_index(), 8), lane_index() % 8
+    at = spec.layout.position((i * 16 + udiv(matrix, 2) * 8 + line, n * 16 + matrix % 2 * 8), spec.block_n)
+    return spec.mma(a, ldmatrix(shared(spec.dtype, spec.k_offset + stage * spec.k_bytes), at, 0, 4, False), s)
+
+
+def pv_step(o: tuple, n: int, spec: Any, p: tuple, stage: int) -> tuple:
+    """16 keys: their weights against 16 elements of the head at a time."""
+    return apply(pv_columns, o, spec, p[n], n, stage)
+
+
+def pv_columns(o: tuple, i: int, spec: Any, a: tuple, n: int, stage: int) -> tuple:
+    matrix, line = udiv(lane_index(), 8), lane_index() % 8
+    at = spec.layout.position((n * 16 + matrix % 2 * 8 + line, i * 16 + udiv(matrix, 2) * 8), spec.block_n)
+    return spec.mma(a, ldmatrix(shared(spec.dtype, spec.v_offset + stage * spec.k_bytes), at, 0, 4, True), o)

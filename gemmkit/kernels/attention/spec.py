@@ -1,0 +1,213 @@
+"""What the attention kernel is specialised by: the caller's mask and score, and the mapping onto warpgroups and memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gemmkit.components import Component
+from gemmkit.kernels.attention.store import OutStore
+from gemmkit.kernels.attention.work import F32
+from gemmkit.kernels.common.pipeline import BARRIER, Pipeline
+from gemmkit.kernels.sm90.producer import STARTING
+from gemmkit.layouts import RowMajor
+from gemmkit.layouts.swizzled import Swizzled
+from gemmkit.masks import Mask
+from gemmkit.ptx.tensor_map import TensorMapSpec
+from gemmkit.ptx.wgmma import WgmmaSpec, instruction
+from gemmkit.scores import Score
+
+__all__ = ["ROWS", "AttentionSpec", "HeadSpec"]
+
+ROWS = 64                              # of Q, which a consumer multiplies at a time
+
+
+@dataclass(frozen=True)
+class HeadSpec(Component):
+    """What every attention kernel is specialised by: ``block_n`` keys at a time of heads of ``head_dim``. ``packed``: each
+    tile says itself which rows of the arrays its sequence has."""
+
+    mask: Mask
+    score: Score
+    store: OutStore
+    dtype: np.dtype
+    head_dim: int
+    block_n: int
+    has_lse: bool
+    packed: bool
+
+    @cached_property
+    def block_m(self) -> int:
+        """Rows of Q of a block."""
+        raise NotImplementedError
+
+    @cached_property
+    def qk_steps(self) -> int:
+        return self.head_dim // 16
+
+    @cached_property
+    def pv_steps(self) -> int:
+        return self.block_n // 16
+
+    @cached_property
+    def values_s(self) -> int:
+        """A thread's values of S, and of O."""
+        return self.block_n // 2
+
+    @cached_property
+    def values_o(self) -> int:
+        return self.head_dim // 2
+
+    # -- scores -------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def has_score(self) -> bool:
+        return not self.score.is_plain
+
+    @cached_property
+    def tests_above(self) -> bool:
+        """Whether blocks of keys above the free ones, apart from a tile's first, have to be tested."""
+        return not self.mask.is_everything
+
+    @cached_property
+    def tests_below(self) -> bool:
+        return self.mask.has_free and not self.mask.free_from_first
+
+    # -- swizzled shared memory ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def line(self) -> int:
+        """Elements of a swizzled line: 128 bytes where the head is made of these, else 64."""
+        return 64 if self.head_dim % 64 == 0 else 32
+
+    @cached_property
+    def line_bytes(self) -> int:
+        return 2 * self.line
+
+    @cached_property
+    def layout(self) -> Swizzled:
+        """Of rows of a head in shared memory."""
+        return Swizzled(RowMajor(self.dtype), self.line_bytes)
+
+
+@dataclass(frozen=True)
+class AttentionSpec(HeadSpec):
+    """``consumers`` warpgroups of 64 rows of Q each, beside a producer; ``block_n`` keys at a time, in ``stages`` stages; Q
+    in ``q_stages``. With ``turns`` consumers start their products one after the other. ``packed``: each tile says itself
+    which rows of the arrays its sequence has."""
+
+    consumers: int
+    stages: int
+    q_stages: int
+    turns: bool
+
+    # -- instructions -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def qk(self) -> Any:
+        """S = Q K^T, both in shared memory."""
+        return instruction(WgmmaSpec(self.block_n, self.dtype, self.dtype, F32))
+
+    @cached_property
+    def pv(self) -> Any:
+        """O += P V, with P in registers."""
+        return instruction(WgmmaSpec(self.head_dim, self.dtype, self.dtype, F32, b_major="MN", a_registers=True))
+
+    # -- warpgroups ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def block_m(self) -> int:
+        return ROWS * self.consumers
+
+    @cached_property
+    def threads(self) -> int:
+        return 128 * (self.consumers + 1)
+
+    @cached_property
+    def registers(self) -> tuple[int, int]:
+        """What a producer's and a consumer's thread have after setmaxnreg; (0, 0): what they have from the launch."""
+        return STARTING.get((1, self.consumers), (0, 0))
+
+    @cached_property
+    def deals_registers(self) -> bool:
+        return self.registers != (0, 0)
+
+    @cached_property
+    def producer_registers(self) -> int:
+        return self.registers[0]
+
+    @cached_property
+    def consumer_registers(self) -> int:
+        return self.registers[1]
+
+    @cached_property
+    def warp_registers(self) -> tuple[int, ...] | None:
+        """What a thread of each warp has after setmaxnreg."""
+        producer, consumer = self.registers
+        return (producer,) * 4 + (consumer,) * (4 * self.consumers) if producer else None
+
+    @cached_property
+    def turn_barrier(self) -> int:
+        """The first of the named barriers at which consumers take turns; those of the store come before."""
+        return 1 + self.consumers
+
+    # -- shared memory: Q, K, V, O, barriers --------------------------------------------------------------------------
+
+    @cached_property
+    def panels(self) -> int:
+        return self.head_dim // self.line
+
+    @cached_property
+    def q_bytes(self) -> int:
+        return 2 * self.block_m * self.head_dim
+
+    @cached_property
+    def k_bytes(self) -> int:
+        """Of a stage of K, and of one of V."""
+        return 2 * self.block_n * self.head_dim
+
+    @cached_property
+    def k_offset(self) -> int:
+        return self.q_stages * self.q_bytes
+
+    @cached_property
+    def v_offset(self) -> int:
+        return self.k_offset + self.stages * self.k_bytes
+
+    @cached_property
+    def o_offset(self) -> int:
+        return self.v_offset + self.stages * self.k_bytes
+
+    @cached_property
+    def barrier_offset(self) -> int:
+        return self.o_offset + (self.q_bytes if self.store.uses_tma else 0)
+
+    @cached_property
+    def q_ring(self) -> Pipeline:
+        return Pipeline(self.q_stages, self.barrier_offset, 1, self.consumers)
+
+    @cached_property
+    def k_ring(self) -> Pipeline:
+        return Pipeline(self.stages, self.barrier_offset + self.q_ring.nbytes, 1, self.consumers)
+
+    @cached_property
+    def v_ring(self) -> Pipeline:
+        return Pipeline(self.stages, self.barrier_offset + self.q_ring.nbytes + self.k_ring.nbytes, 1, self.consumers)
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        return self.barrier_offset + 2 * BARRIER * (self.q_stages + 2 * self.stages)
+
+    # -- tensor maps: (head_dim, rows, heads, batch) ------------------------------------------------------------------
+
+    def map_spec(self, rows: int) -> TensorMapSpec:
+        """Of boxes of ``rows`` rows by a swizzled line."""
+        return TensorMapSpec(self.dtype, (self.line, rows, 1, 1), self.line_bytes)
+
+    @property
+    def map_specs(self) -> tuple[TensorMapSpec, ...]:
+        """Of Q, K, V and O."""
+        return tuple(self.map_spec(rows) for rows in (self.block_m, self.block_n, self.block_n, ROWS))

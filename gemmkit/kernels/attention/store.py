@@ -1,0 +1,119 @@
+"""Step 4 of `attention`: a tile's O, divided by the sums of weights, to global memory; the logarithms of the sums.
+
+| store | how | where |
+|---|---|---|
+| `TmaOut` | through swizzled panels of shared memory, by TMA, which clips rows beyond the last query | what TMA can carry |
+| `DirectOut` | pairs, from the registers | any strides; packed sequences, behind which the next one lies; large heads |
+
+A row that saw no key has the sum 0: its O is 0 and its logarithm -inf.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from gemmkit.components import Component
+from gemmkit.kernels.attention.softmax import exponent, finite, quad_sum, rescale
+from gemmkit.kernels.attention.walk import slice_of
+from gemmkit.kernels.attention.work import F32, Outputs, Stats, Tile
+from gemmkit.kernels.sm90.store import own_column, own_row
+from gemmkit.lang.control import each, split
+from gemmkit.lang.values import convert, convert_all
+from gemmkit.ptx.approximate import log2, reciprocal
+from gemmkit.ptx.memory import shared, store_global
+from gemmkit.ptx.special import lane_index, thread_index, udiv
+from gemmkit.ptx.stmatrix import stmatrix
+from gemmkit.ptx.tma import tma_commit, tma_store, tma_wait, tma_wait_read
+from gemmkit.ptx.warpgroup import fence_async, named_barrier
+
+__all__ = ["DirectOut", "OutStore", "TmaOut"]
+
+LN2 = math.log(2)
+
+
+@dataclass(frozen=True)
+class OutStore(Component):
+    """How a consumer's 64 rows of O leave."""
+
+    uses_tma = False
+
+    def run(self, spec: Any, sizes: Any, o: tuple, stats: Stats, outputs: Outputs, tile: Tile, group: int) -> None:
+        """The end of a tile."""
+        upper, lower = quad_sum(stats.upper_sum), quad_sum(stats.lower_sum)
+        values = convert_all(spec.dtype, rescale(o, inverse(upper), inverse(lower)))
+        row = tile.m + group * 64
+        if spec.has_lse:
+            c = exponent(spec, sizes)
+            if lane_index() % 4 == 0:
+                store_lse(spec, outputs.lse, tile, row + own_row(), c * finite(stats.upper) + log2(upper))
+                store_lse(spec, outputs.lse, tile, row + own_row() + 8, c * finite(stats.lower) + log2(lower))
+        self.put(spec, values, outputs, tile, row, group)
+
+    def put(self, spec: Any, values: tuple, outputs: Outputs, tile: Tile, row: int, group: int) -> None:
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Before the block ends."""
+
+
+def inverse(total: Any) -> Any:
+    """One over a sum of weights; 0 of none."""
+    return reciprocal(total) if total != 0 else convert(F32, 0.0)
+
+
+def store_lse(spec: Any, lse: Any, tile: Tile, row: int, value: Any) -> None:
+    """A row's logarithm of the sum of exponentials; ``value`` is to the base 2."""
+    if row < tile.queries:
+        lse[slice_of(spec, tile), tile.head, tile.first_query + row] = value * convert(F32, LN2)
+
+
+@dataclass(frozen=True)
+class TmaOut(OutStore):
+    """Through panels of a swizzled line's width, which lie behind K and V."""
+
+    uses_tma = True
+
+    def put(self, spec: Any, values: tuple, outputs: Outputs, tile: Tile, row: int, group: int) -> None:
+        is_leader = thread_index() % 128 == 0
+        if is_leader:                                  # TMA has read what the last tile left there
+            tma_wait_read(0)
+        named_barrier(1 + group, 128)
+        each(put_matrix, split(values, 8), spec, group)
+        fence_async()
+        named_barrier(1 + group, 128)
+        if is_leader:
+            if row < tile.queries:
+                for panel in range(spec.panels):
+                    tma_store(outputs.map, (panel * spec.line, tile.first_query + row, tile.head, slice_of(spec, tile)),
+                              shared(spec.dtype, spec.o_offset), (panel * spec.block_m + group * 64) * spec.line)
+            tma_commit()
+
+    def finish(self) -> None:
+        """Shared memory must last until TMA has read it."""
+        if thread_index() % 128 == 0:
+            tma_wait(0)
+
+
+def put_matrix(values: tuple, n: int, spec: Any, group: int) -> None:
+    """16 rows by 16 columns of a warp: four 8 x 8 matrices, of which a lane addresses a line."""
+    lane = lane_index()
+    row = group * 64 + udiv(thread_index() % 128, 32) * 16 + lane % 16
+    place = spec.layout.position((row, n * 16 + udiv(lane, 16) * 8), spec.block_m)
+    stmatrix(shared(spec.dtype, spec.o_offset), 0, place, values, False)
+
+
+@dataclass(frozen=True)
+class DirectOut(OutStore):
+    """Pairs of neighbours, from the registers."""
+
+    def put(self, spec: Any, values: tuple, outputs: Outputs, tile: Tile, row: int, group: int) -> None:
+        each(put_pair, split(values, 2), spec, outputs.out, tile, row + own_row())
+
+
+def put_pair(pair: tuple, n: int, spec: Any, out: Any, tile: Tile, row: int) -> None:
+    line = row + n % 2 * 8
+    if line < tile.queries:
+        place = (slice_of(spec, tile), tile.head, tile.first_query + line, own_column())
+        store_global(out, 3, place, (0, 0, 0, n // 2 * 8), pair)

@@ -1,0 +1,318 @@
+"""Masks of attention: which keys a query sees (`gemmkit.attention`), and the contract of your own.
+
+A mask is a component. `visible` says of one query and one key whether they meet. `keys` says which keys matter to some
+neighbouring queries: others are neither loaded nor multiplied. `free` says which of these every one of the queries sees:
+there nothing is tested. A mask with `visible` alone is right, and visits and tests all keys.
+
+>>> from dataclasses import dataclass
+>>> import numpy as np, gemmkit as gk
+>>> @dataclass(frozen=True)
+... class EverySecond(gk.masks.Mask):
+...     def visible(self, m, n):
+...         return (m + n) % 2 == 0
+>>> q = k = v = np.eye(3, 64, dtype=np.float16)[None, None]
+>>> with gk.emulate():
+...     gk.attention(q, k, v, mask=EverySecond(), scale=0.0)[0, 0, :, :3].tolist()
+[[0.5, 0.0, 0.5], [0.0, 1.0, 0.0], [0.5, 0.0, 0.5]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from gemmkit.components import Array, Component, ComponentError, Scalar
+from gemmkit.lang.given import required
+from gemmkit.lang.returned import truth
+
+__all__ = ["Both", "Causal", "Documents", "Everything", "Mask", "Window", "check_ranges"]
+
+LOWER_RIGHT, UPPER_LEFT = "lower right", "upper left"
+
+
+@dataclass(frozen=True)
+class Mask(Component):
+    """Base class of masks. Queries m and keys n are counted from 0; the methods are device code.
+
+    With ``aligned = "lower right"`` a mask's queries are counted so that the last one stands at the last key: of 2 queries
+    and 5 keys they are 3 and 4. With fewer keys than queries the first ones are negative.
+
+    ``free_from_first`` says that the free keys begin where the visited ones do: less code.
+    """
+
+    device_methods = ("visible", "keys", "free")
+    aligned = UPPER_LEFT
+    free_from_first = False
+
+    def visible(self, m: int, n: int) -> bool:
+        """Whether query m sees key n: ``visible(m, n)``, ``(m, n, head)`` or ``(m, n, head, batch)``."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no visible(m, n)")
+
+    def keys(self, begin: int, end: int, keys: int) -> tuple[int, int]:
+        """The first key, and the one after the last, that queries ``begin`` to ``end`` (exclusive) may see, of ``keys``. It
+        may take the head and the batch as well. Keys outside are not visited; the range may reach beyond the keys."""
+        return 0, keys
+
+    def free(self, begin: int, end: int, keys: int) -> tuple[int, int]:
+        """The same of keys that each of these queries sees."""
+        return 0, 0
+
+    def __and__(self, other: Any) -> Mask:
+        """What both let through."""
+        return Both(self, other)
+
+    # -- what kernels ask -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def is_everything(self) -> bool:
+        """Whether all keys are visible."""
+        return False
+
+    @cached_property
+    def has_free(self) -> bool:
+        return type(self).free is not Mask.free
+
+    @cached_property
+    def is_lower_right(self) -> bool:
+        return self.aligned == LOWER_RIGHT
+
+    @cached_property
+    def arities(self) -> tuple[int, int, int]:
+        """How many arguments `visible`, `keys` and `free` take; raises TypeError for other numbers than the kernel has."""
+        return tuple(_arity(self, name, least) for name, least in (("visible", 2), ("keys", 3), ("free", 3)))  # type: ignore
+
+    def sees(self, m: int, n: int, head: int, batch: int, shift: int) -> bool:
+        """`visible`, with the arguments that it takes; ``shift`` is how many more keys than queries there are."""
+        m = m + shift if self.is_lower_right else m
+        if self.arities[0] == 2:
+            return truth(self, "visible", self.visible(m, n))
+        if self.arities[0] == 3:
+            return truth(self, "visible", self.visible(m, n, head))                            # type: ignore[call-arg]
+        return truth(self, "visible", self.visible(m, n, head, batch))                         # type: ignore[call-arg]
+
+    def visited(self, begin: int, end: int, keys: int, head: int, batch: int, shift: int) -> tuple:
+        """`keys`, with the arguments that it takes."""
+        begin, end = (begin + shift, end + shift) if self.is_lower_right else (begin, end)
+        if self.arities[1] == 3:
+            return self.keys(begin, end, keys)
+        if self.arities[1] == 4:
+            return self.keys(begin, end, keys, head)                                           # type: ignore[call-arg]
+        return self.keys(begin, end, keys, head, batch)                                        # type: ignore[call-arg]
+
+    def untested(self, begin: int, end: int, keys: int, head: int, batch: int, shift: int) -> tuple:
+        """`free`, with the arguments that it takes."""
+        begin, end = (begin + shift, end + shift) if self.is_lower_right else (begin, end)
+        if self.arities[2] == 3:
+            return self.free(begin, end, keys)
+        if self.arities[2] == 4:
+            return self.free(begin, end, keys, head)                                           # type: ignore[call-arg]
+        return self.free(begin, end, keys, head, batch)                                        # type: ignore[call-arg]
+
+    def check(self, queries: int, keys: int, heads: int, batch: int) -> None:
+        """Raise ValueError where the mask's arrays do not fit so many queries, keys, heads and batch."""
+
+
+def _arity(mask: Mask, name: str, least: int) -> int:
+    count = required(getattr(type(mask), name))
+    found = count - 1 if isinstance(count, int) else count
+    if found not in (least, least + 1, least + 2):
+        wanted = {"visible": "m, n"}.get(name, "begin, end, keys")
+        said = f"takes {found} arguments" if isinstance(found, int) else found
+        raise TypeError(f"{type(mask).__qualname__}.{name} {said}; {name}(self, {wanted}), or with "
+                        "head, or with head and batch behind, is needed")
+    return found
+
+
+def check_ranges(mask: Mask, queries: int, keys: int, heads: int, batch: int, block_m: int) -> None:
+    """Raise ComponentError where a mask's `keys` leave out a key that a query sees, or its `free` ones have one that it does
+    not: what an emulated launch asks of users' masks, for every query and key."""
+    shift = keys - queries
+    for i, h in product(range(batch if max(mask.arities) > 3 else 1), range(heads)):
+        for begin in range(0, queries, block_m):
+            end = min(begin + block_m, queries)
+            visited, free = (tuple(map(int, of(begin, end, keys, h, i, shift))) for of in (mask.visited, mask.untested))
+            for m, n in product(range(begin, end), range(keys)):
+                sees = bool(mask.sees(m, n, h, i, shift))
+                if sees and not visited[0] <= n < visited[1]:
+                    raise ComponentError(f"{type(mask).__qualname__}.keys of queries {begin} to {end} gives {visited}, and "
+                                         f"query {m} sees key {n} (head {h}, batch {i}); all visible keys must be in it")
+                if not sees and free[0] <= n < free[1]:
+                    raise ComponentError(f"{type(mask).__qualname__}.free of queries {begin} to {end} gives {free}, and "
+                                         f"query {m} does not see key {n} (head {h}, batch {i}); only visible keys may be "
+                                         "in it")
+
+
+@dataclass(frozen=True)
+class Everything(Mask):
+    """Every query sees every key."""
+
+    free_from_first = True
+
+    @cached_property
+    def is_everything(self) -> bool:
+        return True
+
+    def visible(self, m: int, n: int) -> bool:
+        return True
+
+    def free(self, begin: int, end: int, keys: int) -> tuple[int, int]:
+        return 0, keys
+
+
+def _check_aligned(mask: Any) -> None:
+    if mask.aligned not in (LOWER_RIGHT, UPPER_LEFT):
+        raise ValueError(f'{type(mask).__qualname__}(aligned={mask.aligned!r}): "{LOWER_RIGHT}" or "{UPPER_LEFT}" is needed')
+
+
+@dataclass(frozen=True)
+class Causal(Mask):
+    """A query sees the keys up to its own place.
+
+    ``aligned="lower right"``: the last query sees all keys, as with a cache of keys (and PyTorch's ``is_causal`` where there
+    are as many queries as keys). ``"upper left"``: the first query sees the first key alone.
+    """
+
+    aligned: str = LOWER_RIGHT
+    free_from_first = True
+
+    def __post_init__(self) -> None:
+        _check_aligned(self)
+
+    def visible(self, m: int, n: int) -> bool:
+        return n <= m
+
+    def keys(self, begin: int, end: int, keys: int) -> tuple[int, int]:
+        return 0, end
+
+    def free(self, begin: int, end: int, keys: int) -> tuple[int, int]:
+        return 0, begin + 1
+
+
+@dataclass(frozen=True)
+class Window(Mask):
+    """A query sees ``left`` keys before its own place, that one, and ``right`` keys after it: run-time numbers.
+
+    >>> [Window(2).visible(5, n) for n in range(7)]
+    [False, False, False, True, True, True, False]
+    """
+
+    left: Scalar
+    right: Scalar = 0
+    aligned: str = LOWER_RIGHT
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_aligned(self)
+        for name in ("left", "right"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < 2**30:
+                raise ValueError(f"Window({name}={value!r}): a whole number from 0 to 2**30 is needed")
+            object.__setattr__(self, name, int(value))
+
+    def visible(self, m: int, n: int) -> bool:
+        return m - self.left <= n and n <= m + self.right
+
+    def keys(self, begin: int, end: int, keys: int) -> tuple[int, int]:
+        return begin - self.left, end + self.right
+
+    def free(self, begin: int, end: int, keys: int) -> tuple[int, int]:
+        return end - 1 - self.left, begin + self.right + 1
+
+
+@dataclass(frozen=True)
+class Documents(Mask):
+    """A query sees the keys of its own document: from ``starts[m]`` to ``ends[m]`` (exclusive). Both rise with m.
+
+    Queries and keys are the same tokens. Together with `Causal`: ``Documents.of(...) & Causal()``.
+    """
+
+    starts: Array
+    ends: Array
+
+    array_ndims = MappingProxyType({"starts": 1, "ends": 1})
+
+    @classmethod
+    def of(cls, offsets: Sequence[int], asarray: Callable[[np.ndarray], Any] = np.asarray) -> Documents:
+        """Of documents one behind the other: where each begins, and at last where all end. ``asarray`` puts an array where
+        the queries are (``cupy.asarray``, ``lambda x: torch.from_numpy(x).cuda()``).
+
+        >>> Documents.of([0, 2, 5]).starts.tolist()
+        [0, 0, 2, 2, 2]
+        """
+        bounds = np.asarray(offsets)
+        is_whole = bounds.ndim == 1 and bounds.size > 0 and bounds.dtype.kind in "iu"
+        if not is_whole or bounds[0] != 0 or (np.diff(bounds) < 0).any():
+            raise ValueError(f"Documents.of(offsets={offsets!r}): whole numbers that begin with 0 and never fall are needed")
+        lengths = np.diff(bounds)
+        starts, ends = (np.repeat(of, lengths).astype(np.int32) for of in (bounds[:-1], bounds[1:]))
+        return cls(asarray(starts), asarray(ends))
+
+    def visible(self, m: int, n: int) -> bool:
+        return self.starts[m] <= n and n < self.ends[m]
+
+    def keys(self, begin: int, end: int, keys: int) -> tuple[int, int]:
+        return self.starts[begin], self.ends[end - 1]
+
+    def free(self, begin: int, end: int, keys: int) -> tuple[int, int]:
+        return self.starts[end - 1], self.ends[begin]
+
+    def check(self, queries: int, keys: int, heads: int, batch: int) -> None:
+        from gemmkit.runtime.arrays import describe
+
+        for name in ("starts", "ends"):
+            info = describe(getattr(self, name), name)
+            if info.shape != (queries,) or info.dtype.kind not in "iu":
+                raise ValueError(f"{name} of Documents has shape {info.shape} and dtype {info.dtype}; {queries} queries "
+                                 f"need whole numbers of shape {(queries,)}")
+
+
+@dataclass(frozen=True)
+class Both(Mask):
+    """What two masks let through: ``first & second``.
+
+    >>> (Causal() & Window(1)).first
+    Causal()
+    """
+
+    first: Mask
+    second: Mask
+
+    def __post_init__(self) -> None:
+        for mask in (self.first, self.second):
+            if not isinstance(mask, Mask):
+                raise TypeError(f"{mask!r} ({type(mask).__name__}) is no Mask; a gemmkit.masks.Mask is needed")
+
+    @cached_property
+    def arities(self) -> tuple[int, int, int]:
+        return max(self.first.arities, self.second.arities)            # each is asked by its own
+
+    @cached_property
+    def has_free(self) -> bool:
+        return self.first.has_free and self.second.has_free
+
+    @cached_property
+    def free_from_first(self) -> bool:                                 # type: ignore[override]
+        return self.first.free_from_first and self.second.free_from_first
+
+    def sees(self, m: int, n: int, head: int, batch: int, shift: int) -> bool:
+        return self.first.sees(m, n, head, batch, shift) and self.second.sees(m, n, head, batch, shift)
+
+    def visited(self, begin: int, end: int, keys: int, head: int, batch: int, shift: int) -> tuple:
+        one = self.first.visited(begin, end, keys, head, batch, shift)
+        other = self.second.visited(begin, end, keys, head, batch, shift)
+        return max(one[0], other[0]), min(one[1], other[1])
+
+    def untested(self, begin: int, end: int, keys: int, head: int, batch: int, shift: int) -> tuple:
+        one = self.first.untested(begin, end, keys, head, batch, shift)
+        other = self.second.untested(begin, end, keys, head, batch, shift)
+        return max(one[0], other[0]), min(one[1], other[1])
+
+    def check(self, queries: int, keys: int, heads: int, batch: int) -> None:
+        self.first.check(queries, keys, heads, batch)
+        self.second.check(queries, keys, heads, batch)

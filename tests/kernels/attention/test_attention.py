@@ -1,0 +1,236 @@
+"""`gemmkit.attention` against NumPy in float64: head sizes, dtypes, masks, shared heads, strides, odd lengths, packed sequences."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit.masks import Causal, Documents, Window
+from tests.support.attention import close, draw, reference, small
+from tests.support.machines import BF16, on_machines, poison
+
+F16 = np.dtype(np.float16)
+pytestmark = pytest.mark.sample(16)
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Calls on a machine; in the emulator with few keys a block and few blocks."""
+    @contextlib.contextmanager
+    def made(machine: Any, **fields: Any) -> Any:
+        with small(monkeypatch, **fields) if machine.emulated else contextlib.nullcontext(), machine.session():
+            yield
+
+    return made
+
+
+MASKS: dict[str, Any] = {
+    "none": lambda queries, keys: (None, None),
+    "causal": lambda queries, keys: (Causal(), lambda m, n, h, b: n <= m + keys - queries),
+    "upper left": lambda queries, keys: (Causal("upper left"), lambda m, n, h, b: n <= m),
+    "window": lambda queries, keys: (Window(37, 5), lambda m, n, h, b: (m + keys - queries - 37 <= n) & (n <= m + keys - queries + 5)),
+    "window, causal": lambda queries, keys: (Window(40, 9) & Causal(), lambda m, n, h, b: (m + keys - queries - 40 <= n) & (n <= m + keys - queries)),
+}
+
+
+@on_machines
+@pytest.mark.parametrize("sizes", [(1, 1), (5, 3), (67, 130), (197, 61), (150, 150)], ids=str)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("head_dim,dtype", [(64, F16), (128, BF16)], ids=str)
+def test_masks(machine: Any, session: Any, head_dim: int, dtype: Any, mask: str, sizes: tuple[int, int], rng: np.random.Generator) -> None:
+    """Odd lengths, more queries than keys (rows that see nothing) and fewer; the result into poisoned memory, and the logarithms."""
+    queries, keys = sizes
+    rule, visible = MASKS[mask](queries, keys)
+    q, k, v = draw(rng, (1, 2, queries, head_dim), dtype), *(draw(rng, (1, 1, keys, head_dim), dtype) for _ in range(2))
+    out = machine.array(poison(q.shape, dtype))
+    with session(machine):
+        found, lse = gk.attention(*map(machine.array, (q, k, v)), mask=rule, out=out, return_lse=True)
+    assert found is out
+    close(machine.numpy(out), reference(q, k, v, visible=visible), machine.numpy(lse))
+
+
+@on_machines
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 192, 256])
+def test_head_sizes(machine: Any, head_dim: int, dtype: Any, rng: np.random.Generator) -> None:
+    """The mappings as they are shipped."""
+    queries, keys = (65, 97) if machine.emulated else (777, 1013)
+    q, k, v = draw(rng, (1, 1, queries, head_dim), dtype), *(draw(rng, (1, 1, keys, head_dim), dtype) for _ in range(2))
+    with machine.session():
+        found = gk.attention(*map(machine.array, (q, k, v)))
+    close(machine.numpy(found), reference(q, k, v))
+
+
+@on_machines
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2), (3, 1)], ids=str)
+def test_shared_heads(machine: Any, session: Any, heads: tuple[int, int], rng: np.random.Generator) -> None:
+    """Heads of k and v divide q's; a batch of 1, and axes of stride 0, are for all."""
+    q, k, v = draw(rng, (2, heads[0], 33, 64), F16), draw(rng, (2, heads[1], 37, 64), F16), draw(rng, (1, heads[1], 37, 64), F16)
+    with session(machine):
+        found = gk.attention(*map(machine.array, (q, k, v)))
+        held = machine.array(k[:, :1])
+        if machine.emulated and heads[1] == 1:
+            held = np.broadcast_to(held, (2, heads[0], 37, 64))
+            broadcast = gk.attention(machine.array(q), held, machine.array(v))
+            close(machine.numpy(broadcast), reference(q, k[:, :1], v))
+    close(machine.numpy(found), reference(q, k, v))
+
+
+@on_machines
+def test_layouts_and_strides(machine: Any, session: Any, rng: np.random.Generator) -> None:
+    """(batch, rows, heads, head size); slices of one projection; every other row; a result of any strides."""
+    qkv = draw(rng, (2, 45, 3, 2, 64), F16)
+    held = machine.array(qkv)
+    q, k, v = (qkv[:, :, n] for n in range(3))
+    expected = reference(*(x.swapaxes(1, 2) for x in (q, k, v)))
+    with session(machine):
+        found = machine.numpy(gk.attention(held[:, :, 0], held[:, :, 1], held[:, :, 2], layout="bnhd"))
+        close(found.swapaxes(1, 2), expected)
+        out = machine.array(poison((2, 45, 2, 67), F16))
+        gk.attention(held[:, :, 0], held[:, :, 1], held[:, :, 2], layout="bnhd", out=out[..., 1:65])    # which TMA cannot store
+        stored = machine.numpy(out)
+        assert np.array_equal(stored[..., 1:65], found) and np.isnan(stored[..., :1]).all() and np.isnan(stored[..., 65:]).all()
+        x = machine.array(draw(rng, (1, 1, 90, 64), F16))
+        every = machine.numpy(gk.attention(x[:, :, ::2], x[:, :, 1::2], x[:, :, :45]))
+    whole = machine.numpy(x)
+    close(every, reference(whole[:, :, ::2], whole[:, :, 1::2], whole[:, :, :45]))
+
+
+@on_machines
+@pytest.mark.parametrize("scale", [1.0, 0.0, -0.5])
+def test_scales(machine: Any, session: Any, scale: float, rng: np.random.Generator) -> None:
+    """Of a scale that is not positive the largest score is not that of the largest product."""
+    q, k, v = (draw(rng, (1, 1, 40, 64), F16) for _ in range(3))
+    with session(machine):
+        found, lse = gk.attention(*map(machine.array, (q, k, v)), scale=scale, return_lse=True)
+    close(machine.numpy(found), reference(q, k, v, scale), machine.numpy(lse), slack=1e-4)
+
+
+@on_machines
+@pytest.mark.parametrize("shape", [(0, 2, 4, 4), (2, 0, 4, 4), (1, 1, 0, 4), (1, 2, 5, 0)], ids=str)
+def test_nothing(machine: Any, session: Any, shape: tuple[int, ...]) -> None:
+    """No queries: an empty result. No keys: rows that see nothing, whatever the mask and the score index."""
+    batch, heads, queries, keys = shape
+    q, k = np.full((batch, heads, queries, 64), np.nan, F16), np.zeros((batch, max(heads, 1), keys, 64), F16)
+    if heads == 0:
+        q = np.zeros((batch, 0, queries, 64), F16)
+    bias = np.zeros((heads, queries, keys), np.float32)
+    with session(machine):
+        found, lse = gk.attention(*map(machine.array, (q, k, k)), mask=Causal(), score=gk.scores.Bias(machine.array(bias)),
+                                  return_lse=True)
+    assert machine.numpy(found).shape == q.shape and (machine.numpy(found) == 0).all()
+    assert machine.numpy(lse).shape == q.shape[:3] and np.isneginf(machine.numpy(lse)).all()
+
+
+@on_machines
+def test_what_is_not_finite(machine: Any, session: Any, rng: np.random.Generator) -> None:
+    """A NaN in a query makes its row NaN and no other; one in a key all that see it; a score of -inf hides."""
+    q, k, v = (draw(rng, (1, 1, 80, 64), F16) for _ in range(3))
+    q[0, 0, 3, 5], k[0, 0, 70, 0] = np.nan, np.nan
+    with session(machine):
+        found, lse = gk.attention(*map(machine.array, (q, k, v)), mask=Causal(), return_lse=True)
+        hidden = gk.attention(*map(machine.array, (q[:, :, 10:20], k, v)), score=lambda s, m, n: s if n < 7 else -np.inf)
+    close(machine.numpy(found), reference(q, k, v, visible=lambda m, n, h, b: n <= m), machine.numpy(lse))
+    assert np.isnan(machine.numpy(found)[0, 0, 70:]).all() and not np.isnan(machine.numpy(found)[0, 0, 4:70]).any()
+    close(machine.numpy(hidden), reference(q[:, :, 10:20], k[:, :, :7], v[:, :, :7]))
+
+
+@on_machines
+def test_large_scores_do_not_overflow(machine: Any, session: Any, rng: np.random.Generator) -> None:
+    q, k, v = (draw(rng, (1, 1, 40, 64), F16) for _ in range(3))
+    with session(machine):
+        found = gk.attention(*map(machine.array, (100 * q, 100 * k, v)))
+    close(machine.numpy(found), reference(100 * q, 100 * k, v), slack=0.02)
+
+
+@on_machines
+@pytest.mark.parametrize("mask", [None, Causal()], ids=str)
+@pytest.mark.parametrize("layout", ["bnhd", "bhnd"])
+def test_packed_sequences(machine: Any, session: Any, mask: Any, layout: str, rng: np.random.Generator) -> None:
+    """Sequences of 0, 1 and more rows, of other lengths of keys, each on its own; what lies between is not looked at."""
+    starts, ends = np.array([0, 70, 70, 71, 100, 110]), np.array([0, 33, 40, 75, 75, 90])
+    q, k, v = draw(rng, (110, 2, 64), F16), draw(rng, (90, 1, 64), F16), draw(rng, (90, 1, 64), F16)
+    given = [machine.array(np.ascontiguousarray(x.swapaxes(0, 1) if layout == "bhnd" else x)) for x in (q, k, v)]
+    out = machine.array(poison((2, 110, 64) if layout == "bhnd" else q.shape, F16))
+    with session(machine):
+        found, lse = gk.attention(*given, lengths=(starts, ends), mask=mask, out=out, layout=layout, return_lse=True)
+        scored = gk.attention(*given, lengths=(starts.tolist(), ends.tolist()), layout=layout,
+                              score=lambda s, m, n, head, batch: s + 0.125 * batch * (n < 3) - 0.25 * head * (m > 2) * (n > 4))
+    found, scored = (machine.numpy(x) if layout == "bnhd" else machine.numpy(x).swapaxes(0, 1) for x in (found, scored))
+    for batch, (a, b, c, d) in enumerate(zip(starts, starts[1:], ends, ends[1:])):
+        one = [x.swapaxes(0, 1)[None] for x in (q[a:b], k[c:d], v[c:d])]
+        visible = None if mask is None else lambda m, n, h, i, shift=(d - c) - (b - a): n <= m + shift
+        close(found[a:b].swapaxes(0, 1)[None], reference(*one, visible=visible), machine.numpy(lse)[None, :, a:b])
+        close(scored[a:b].swapaxes(0, 1)[None], reference(*one, score=lambda s, m, n, head, i, batch=batch: (
+            s + 0.125 * batch * (n < 3) - 0.25 * head * (m > 2) * (n > 4))))
+
+
+@on_machines
+def test_documents(machine: Any, session: Any, rng: np.random.Generator) -> None:
+    q, k, v = (draw(rng, (1, 1, 110, 64), F16) for _ in range(3))
+    offsets = [0, 20, 20, 21, 90, 110]
+    of = np.repeat(np.arange(5), np.diff(offsets))
+    mask = Documents.of(offsets, machine.array)
+    with session(machine):
+        found = gk.attention(*map(machine.array, (q, k, v)), mask=mask)
+        causal = gk.attention(*map(machine.array, (q, k, v)), mask=mask & Causal())
+    close(machine.numpy(found), reference(q, k, v, visible=lambda m, n, h, b: of[m] == of[n]))
+    close(machine.numpy(causal), reference(q, k, v, visible=lambda m, n, h, b: (of[m] == of[n]) & (n <= m)))
+
+
+@on_machines
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_same_bits_every_time(machine: Any, session: Any, head_dim: int, rng: np.random.Generator) -> None:
+    """In any order of threads and blocks, and with a second call that compiles nothing."""
+    q, k, v = (machine.array(draw(rng, (1, 2 if machine.emulated else 5, 70 if machine.emulated else 1900, head_dim), F16)) for _ in range(3))
+    with session(machine):
+        first = machine.numpy(gk.attention(q, k, v, mask=Causal()))
+        with machine.compiles_nothing():
+            second = machine.numpy(gk.attention(q, k, v, mask=Causal(), scale=head_dim**-0.5))
+        assert np.array_equal(first, second)
+        if machine.emulated:
+            with gk.emulate(seed=5):
+                assert np.array_equal(gk.attention(q, k, v, mask=Causal()), first)
+
+
+@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("consumers", [2, 3])
+def test_mappings(turns: bool, consumers: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """Two and three consumers, with turns and without, in a shuffled order; a block that computes all tiles."""
+    q, k, v = (draw(rng, (1, 1, 200, 64), F16) for _ in range(3))
+    with small(monkeypatch, blocks=1, turns=turns, consumers=consumers, stages=3), gk.emulate(seed=consumers):
+        found = gk.attention(q, k, v, mask=Causal())
+    close(found, reference(q, k, v, visible=lambda m, n, h, b: n <= m))
+
+
+@pytest.mark.gpu
+def test_captured_in_a_graph(rng: np.random.Generator) -> None:
+    """Nothing is synchronised; a graph replays with the table of tiles that was there."""
+    import torch
+
+    q, k, v = (torch.from_numpy(draw(rng, (2, 4, 500, 64), F16)).cuda() for _ in range(3))
+    expected, out = gk.attention(q, k, v, mask=Causal()), torch.empty_like(q)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        gk.attention(q, k, v, mask=Causal(), out=out)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            gk.attention(q, k, v, mask=Causal(), out=out)
+        gk.attention(q[:, :, :100], k, v)                               # another table on the same stream
+    out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.gpu
+def test_a_tensor_that_requires_a_gradient_is_refused() -> None:
+    import torch
+
+    x = torch.zeros(1, 1, 8, 64, device="cuda", dtype=torch.float16)
+    with pytest.raises(ValueError, match="k requires a gradient"):
+        gk.attention(x, x.clone().requires_grad_(), x)

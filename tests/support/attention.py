@@ -1,0 +1,77 @@
+"""Attention in float64, and what its tests share."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gemmkit import attention_plans
+from gemmkit.runtime.device import H100, assumed
+from tests.support.machines import epsilon
+
+Rule = Callable[..., Any]              # of arrays m, n, and numbers head, batch
+
+
+def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None = None, visible: Rule | None = None,
+              score: Rule | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The result, the logarithms of the sums, and the weights times |v|, of (batch, heads, rows, head size). Heads and batch of k and
+    v are shared; a query that sees nothing has 0 and -inf. ``visible(m, n, head, batch)`` and ``score(s, m, n, head, batch)`` take
+    arrays of places."""
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    k, v = (np.broadcast_to(np.repeat(x, q.shape[1] // x.shape[1], 1), (q.shape[0], q.shape[1], *x.shape[2:])) for x in (k, v))
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    s = np.einsum("bhmd,bhnd->bhmn", q, k) * scale
+    m, n = np.arange(s.shape[2])[:, None], np.arange(s.shape[3])[None]
+    for batch in range(s.shape[0]):
+        for head in range(s.shape[1]):
+            if score is not None:
+                s[batch, head] = score(s[batch, head], m, n, head, batch)
+            if visible is not None:
+                s[batch, head] = np.where(visible(m, n, head, batch), s[batch, head], -np.inf)
+    with np.errstate(all="ignore"):
+        largest = np.max(s, axis=-1, keepdims=True, initial=-np.inf)
+        p = np.exp(s - np.where(np.isneginf(largest), 0, largest))
+        total = p.sum(-1, keepdims=True)
+        lse = (np.log(total) + np.where(np.isneginf(largest), 0, largest))[..., 0]
+        p = np.where(total == 0, 0, p / total)
+    return np.einsum("bhmn,bhnd->bhmd", p, v), lse, np.einsum("bhmn,bhnd->bhmd", p, np.abs(v))
+
+
+def close(found: np.ndarray, expected: tuple[np.ndarray, ...], lse: np.ndarray | None = None, slack: float = 0.0) -> None:
+    """Within the rounding of the weights and of the result; ``slack`` is what scores may be wrong by."""
+    out, logarithms, magnitude = expected
+    unit = epsilon(found.dtype)
+    bound = (unit + 2 * slack) * magnitude + unit * np.abs(out) + 1e-6 + (2**-24 if found.dtype == np.float16 else 0)
+    assert found.shape == out.shape and np.array_equal(np.isnan(found.astype(float)), np.isnan(out))
+    error = np.abs(found.astype(np.float64) - out)
+    assert np.all((error <= bound) | np.isnan(out)), f"wrong by {np.nanmax(error / bound)} of what is allowed"
+    if lse is not None:
+        assert np.array_equal(np.isneginf(lse), np.isneginf(logarithms))
+        seen = ~np.isneginf(logarithms)
+        assert np.allclose(lse[seen], logarithms[seen], rtol=1e-5, atol=2e-5 + 2 * slack, equal_nan=True)
+
+
+def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    return rng.standard_normal(shape).astype(dtype)
+
+
+@contextmanager
+def small(monkeypatch: pytest.MonkeyPatch, block_n: int = 32, blocks: int = 2, **fields: Any) -> Iterator[None]:
+    """Within it the emulated kernel has one consumer and takes few keys at a time, and few blocks compute all tiles: what takes
+    thousands of rows otherwise, several blocks of keys and several tiles for a block, takes a hundred."""
+    shipped = attention_plans.mapping_of
+    with ExitStack() as stack:
+        stack.enter_context(assumed(dataclasses.replace(H100, sm_count=blocks)))
+        patch = stack.enter_context(monkeypatch.context())
+        patch.setattr(attention_plans, "mapping_of",
+                      lambda *given: shipped(*given)._replace(**{"consumers": 1, "turns": False, "block_n": block_n, **fields}))
+        yield
+
+
+__all__ = ["close", "draw", "reference", "small"]
