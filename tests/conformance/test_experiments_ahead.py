@@ -16,7 +16,7 @@ from bench import prepare
 from bench.experiments import groups, minplus
 from bench.experiments import run as experiments
 from bench.experiments.experiment import Experiment
-from gemmkit import products, row_plans
+from gemmkit import attention_plans, products, row_plans
 from gemmkit.ahead import kernel_of
 from gemmkit.compiled import Launches
 from gemmkit.operators.algebra import units
@@ -60,6 +60,9 @@ def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, mo
         def complex_view(self, parts: OnDevice) -> OnDevice:  # type: ignore[override]
             return OnDevice(super().complex_view(parts.array))
 
+        def of_numbers(self, numbers: np.ndarray) -> OnDevice:  # type: ignore[override]
+            return OnDevice(super().of_numbers(numbers))
+
     def bind_rows(*given: Any) -> row_plans.Bound:
         found.append(row_plans.RowsLaunch(*given))
         values = tuple(found[-1].launchable.values)
@@ -68,9 +71,11 @@ def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, mo
     monkeypatch.setattr(Plan, "_bind", bind)
     monkeypatch.setattr(row_plans, "_bind", bind_rows)
     monkeypatch.setattr(row_plans, "_bound", {})
+    monkeypatch.setattr(attention_plans, "_launch",
+                        lambda stream, call: found.append(attention_plans.AttentionLaunch(call)))
     products.forget_plans()                                  # another row's product of the same arrays has been bound
     x = case.operands(prepare.HostArrays(), 0)
-    for name in {"a", "b", "x", "gamma", "beta", "out"} & set(vars(x)):
+    for name in {"a", "b", "x", "gamma", "beta", "q", "k", "v", "out"} & set(vars(x)):
         setattr(x, name, OnDevice(getattr(x, name)))
     case.ours(OnTheDevice(), x)()
     assert {kernel_of(compiled.launchable) for compiled in found} == set(prepare.key(case)[0])
