@@ -80,7 +80,7 @@ class Compiled:
         self.shape = StackShape(M, N, K, 0) if is_stack else Shape(M, N, K)
         spec, shape = freeze(self.spec), freeze(self.shape)
         for name, held in held_by(conf):
-            if held.info.device != problem.a.device:
+            if held.info.library != "workspace" and held.info.device != problem.a.device:
                 raise ValueError(f"{name}={type(getattr(conf, name)).__qualname__}(...): {held.name} is on device "
                                  f"{held.info.device} and a on device {problem.a.device}")
         self.maps = conf.family.maps(self.spec, arrays)

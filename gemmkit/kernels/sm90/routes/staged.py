@@ -81,7 +81,7 @@ class StagedProducer(Producer):
         words = max((dataclasses.replace(operand, warps=warps).staged_words for operand in staged), default=0)
         is_clipped = holds and words <= CLIPPED and all(operand.clipped for operand in staged)
         is_whole = holds and not is_clipped and all(operand.whole and operand.passes_words for operand in staged)
-        return cls(warps, teams, spec.tma_bytes, holds, is_whole, is_clipped)
+        return cls(warps, teams, spec.tma_bytes, holds=holds, holds_whole=is_whole, holds_clipped=is_clipped)
 
     def fill(self, spec: Any, inputs: Inputs, slot: Slot, at: KTile, kept: Any, state: Any) -> Any:
         warp = uniform(udiv(thread_index(), 32)) % self.warps
