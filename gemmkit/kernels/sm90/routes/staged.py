@@ -32,7 +32,8 @@ from gemmkit.ptx.warpgroup import fence_async
 from gemmkit.ptx.words import pack_words, unpack_words
 from gemmkit.tiling import parallelise, translate
 
-CLIPPED = 24                           # words of an operand that a thread loads at an edge at once: with 32, threads spill
+CLIPPED, TOGETHER = 24, 40             # words of an operand, and of both, that a thread loads at an edge at once: with more
+#                                        threads spill
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,14 @@ class StagedProducer(Producer):
 
     ``holds``: a thread has registers for its part of a stage, so that all its loads go out before it waits for the stage.
     ``holds_whole``: besides, each of its tiles is in range or out of it as a whole, and only passes through.
-    ``holds_clipped``: besides, its tiles at the edges are loaded as those within are.
+    ``holds_clipped``: besides, its tiles at the edges are loaded as those within are; if not ``together``, an operand after
+    the other.
     """
 
     holds: bool = False
     holds_whole: bool = False
     holds_clipped: bool = False
+    together: bool = False
 
     @classmethod
     def of(cls, spec: Any) -> StagedProducer:
@@ -79,9 +82,11 @@ class StagedProducer(Producer):
         warps = spec.producer_warps // teams
         holds = 0 < held(warps) <= most
         words = max((dataclasses.replace(operand, warps=warps).staged_words for operand in staged), default=0)
-        is_clipped = holds and words <= CLIPPED and all(operand.clipped for operand in staged)
+        together = held(warps) <= TOGETHER
+        is_clipped = holds and (together or words <= CLIPPED) and all(operand.clipped for operand in staged)
         is_whole = holds and not is_clipped and all(operand.whole and operand.passes_words for operand in staged)
-        return cls(warps, teams, spec.tma_bytes, holds=holds, holds_whole=is_whole, holds_clipped=is_clipped)
+        return cls(warps, teams, spec.tma_bytes, holds=holds, holds_whole=is_whole, holds_clipped=is_clipped,
+                   together=is_clipped and together)
 
     def fill(self, spec: Any, inputs: Inputs, slot: Slot, at: KTile, kept: Any, state: Any) -> Any:
         warp = uniform(udiv(thread_index(), 32)) % self.warps
@@ -97,6 +102,8 @@ class StagedProducer(Producer):
                     copy_inside(spec.a, inputs.a.data, stage_of(spec, spec.a, slot), place_of(spec.a, at), warp, shape)
                 if not spec.b.route.uses_tma:
                     copy_inside(spec.b, inputs.b.data, stage_of(spec, spec.b, slot), place_of(spec.b, at), warp, shape)
+        elif self.together:
+            fill_from_registers(spec, inputs, slot, at, warp, False)
         elif self.holds_clipped:
             acquire(spec, inputs, slot, at)
             if not spec.a.route.uses_tma:
