@@ -56,6 +56,9 @@ class Peer(Protocol):
     def joined(self, a: Array, b: Array, axis: int) -> Array:
         """Both side by side, in memory of its own."""
 
+    def scaled(self, array: Array, factor: float) -> Array:
+        """The array times a power of two."""
+
     def largest(self, array: Array) -> Array:
         """Of each row."""
 
@@ -146,6 +149,9 @@ class TorchPeers(Torch):
 
     def joined(self, a: Array, b: Array, axis: int) -> Array:
         return self.torch.cat((a, b), axis)
+
+    def scaled(self, array: Array, factor: float) -> Array:
+        return array * factor
 
     def largest(self, array: Array) -> Array:
         return array.amax(-1)

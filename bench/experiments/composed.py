@@ -54,7 +54,7 @@ class Composed(Experiment):
         if self.work.startswith("row"):
             x.found = lib.empty(m, 1, "f32")[:, 0]
         elif self.work.startswith("glu"):
-            x.a *= 0.0625                              # else products of two sums of 8192 exceed float16
+            x.a = lib.scaled(x.a, 0.0625)              # else products of two sums of 8192 exceed float16
             x.w, x.v = x.b[:, :n], x.b[:, n:]
             x.wide = lib.empty(m, columns, self.kind)
         else:

@@ -204,6 +204,16 @@ def choice(a: Layout, b: Layout, fields: dict[str, Any], sizes: tuple[int, int, 
     return units, mapping if units.refuses_to_merge is None else best.fields
 
 
+def of_half(a: Layout, b: Layout, sizes: tuple[int, int, int],
+            device: DeviceInfo) -> tuple[Operator | None, dict[str, Any]] | None:
+    """The same of 16-bit floats by mma.sync, wherever wgmma may be had."""
+    found = fastest(HALF, a, b, sizes, device, 1, may_stream=False)
+    if found is None:
+        return None
+    made = _usual(a.dtype, found[0], device)
+    return None if made is None else (made[0], dict(made[1], splits=found[1]))
+
+
 def fastest(mappings: tuple[Multistage, ...], a: Layout, b: Layout, sizes: tuple[int, int, int], device: DeviceInfo,
             products: int, may_stream: bool) -> tuple[Multistage, int | StreamK] | None:
     """The mapping with the least modelled time, as the device has it, of those that fit a block's shared memory, if any; and
@@ -274,4 +284,4 @@ def copied_across(a: Layout, b: Layout) -> int:
     return (a.contiguous_axis == 1) + 2 * (b.contiguous_axis == 0)
 
 
-__all__ = ["SKINNY", "TABLES", "Multistage", "applies", "choice", "copied_across", "operator"]
+__all__ = ["SKINNY", "TABLES", "Multistage", "applies", "choice", "copied_across", "of_half", "operator"]

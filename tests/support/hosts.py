@@ -76,6 +76,9 @@ class Host:
     def joined(self, a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
         return np.concatenate((a, b), axis)
 
+    def scaled(self, array: np.ndarray, factor: float) -> np.ndarray:
+        return array * array.dtype.type(factor)
+
     def largest(self, array: np.ndarray) -> np.ndarray:
         return np.asarray(array.max(-1))
 

@@ -1,15 +1,15 @@
 """How heads of a size are mapped onto consumers, blocks of keys and stages: what was measured on an H200, or else what fits.
 
-Figures here, and in the files beside, are of the sketch that this kernel was written after (2026-11-22, ratios to cuDNN 9.19
-of one run). This kernel itself has not been timed.
+Ratios are to cuDNN 9.19, in one run (2026-11-23, `bench/results/attention.json`). Mappings were compared in the sketch that
+this kernel was written after, and so were the figures in the files beside.
 
 | head | consumers | keys | stages of K, V / of Q | turns | O leaves | of cuDNN |
 |---|---|---|---|---|---|---|
-| 32, 64 | 3 | 128 | 4 / 2 | yes | by TMA | 1.17 to 1.22 (D 64) |
+| 32, 64 | 3 | 128 | 4 / 2 | yes | by TMA | 0.96 to 1.20 (D 64) |
 | 96 | 2 | 128 | 3 / 2 | no | by TMA | not measured |
-| 128 | 2 | 128 | 2 / 2 | no, with a score yes | by TMA | 1.10 to 1.27 |
+| 128 | 2 | 128 | 2 / 2 | no, with a score yes | by TMA | 1.00 to 1.22 |
 | 192 | 2 | 96 | 2 / 1 | no | from the registers | not measured |
-| 256 | 2 | 80 | 2 / 1 | no | from the registers | not measured |
+| 256 | 2 | 80 | 2 / 1 | no | from the registers | 0.70 to 0.90 |
 """
 
 from __future__ import annotations

@@ -1,0 +1,67 @@
+"""Small products of 16-bit floats on Hopper whose rows TMA cannot take, by other kernels than Hopper's.
+
+There the producer's threads load such rows, and a k-tile takes them longer than the tensor cores. Where there is one k-tile,
+nothing is hidden behind anything, and the kernel that does least besides is the fastest. Where rows begin at multiples of
+8 bytes, cp.async copies 8 at a time, and several blocks a multiprocessor hide what one cannot. Microseconds on an H200
+(2026-11-23, f16; Hopper's kernel, this choice, cuBLAS):
+
+| product | | | |
+|---|---|---|---|
+| 14x1447x55 tt | 3.9 | 2.3 singlestage | 2.4 |
+| 384x34x17 nt | 2.9 | 2.4 | 2.5 |
+| 192x218x29 nt | 3.4 | 2.5 | 2.6 |
+| 648x5649x11 nn | 14.5 | 10.8 | 8.6 |
+| 500x500x500 nn | 12.4 | 5.7 multistage | 8.0 |
+| 480x1344x356 nt | 11.5 | 8.5 | 9.6 |
+
+1824x4353x1 (20.5, 21.6), 64x51x289 (5.7, 5.9) and 333x777x1555 (20.6, 21.1) are Hopper's kernel's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmkit.layouts import Layout, Plain
+from gemmkit.operators import Operator
+from gemmkit.runtime.arrays import ArrayInfo, alignment
+from gemmkit.runtime.device import DeviceInfo
+from gemmkit.runtime.tensor_maps import why_not
+from gemmkit.tuning import multistage_mappings
+from gemmkit.tuning.candidates import Candidate
+from gemmkit.tuning.mappings import MAPPING_FIELDS, is_untouched
+from gemmkit.tuning.operators import SIXTEEN
+
+SHORT = Candidate("singlestage", (32, 32, 64), (16, 16), blocks_per_sm=4)
+MOST_BLOCKS = 32                       # of that a multiprocessor: larger tiles store more of D at a time
+EIGHT = 8                              # bytes of a cp.async copy
+SIDE = 64                              # of a tile of the multistage kernel's
+MOST_TILES, LONGEST = 2, 2048          # of these a multiprocessor; along K
+
+
+def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
+           device: DeviceInfo, products: int) -> tuple[Operator | None, dict[str, Any]] | None:
+    """The operator (None: the default one) and the fields of the mapping; None for what stays with Hopper's kernel."""
+    M, N, K = sizes
+    if device.arch[0] != 9 or products != 1 or a.dtype != b.dtype or a.dtype not in SIXTEEN or 0 in sizes:
+        return None
+    if fields.get("operator") is not None or set(fields) & MAPPING_FIELDS or not _are_plain(a, b, fields):
+        return None
+    of_a, of_b = infos["a"], infos["b"]
+    assert of_a is not None and of_b is not None and isinstance(a, Plain) and isinstance(b, Plain)
+    if why_not(of_a, a.axis) is None and why_not(of_b, b.axis) is None:
+        return None
+    blocks = -(-M // SHORT.block[0]) * -(-N // SHORT.block[1])
+    if K <= SHORT.block[2] and blocks <= MOST_BLOCKS * device.sm_count:
+        return SHORT.choice(a, b, fields, device)
+    tiles = -(-M // SIDE) * -(-N // SIDE)
+    if min(alignment(of_a), alignment(of_b)) >= EIGHT and tiles <= MOST_TILES * device.sm_count and K <= LONGEST:
+        return multistage_mappings.of_half(a, b, sizes, device)
+    return None
+
+
+def _are_plain(a: Layout, b: Layout, fields: dict[str, Any]) -> bool:
+    return all(isinstance(layout, Plain) and layout.is_plain and is_untouched(name, fields)
+               for name, layout in (("a", a), ("b", b)))
+
+
+__all__ = ["choice"]
