@@ -10,6 +10,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.kernels.common.clipping import clipped
+from gemmkit.kernels.common.operand import stored_by_neighbours
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import FPUOp, MMAOp
 from gemmkit.ptx.clipped import load_words_within
@@ -17,6 +18,7 @@ from gemmkit.ptx.memory import store_global
 from gemmkit.ptx.special import thread_index
 from gemmkit.ptx.words import unpack_words
 from gemmkit.runtime.arrays import describe
+from gemmkit.runtime.device import H100, assumed
 from tests.ptx_machine.launch import Ptx
 from tests.support.harness import Out, compiled, emulated, leaves_nothing, lines_with, on_device, same_bits
 from tests.support.machines import poison
@@ -96,3 +98,25 @@ def test_operands_that_are_clipped() -> None:
     assert not clipped(operand, describe(np.empty((64, 64), F16), "a"), 0).clipped
     assert not clipped(operand, describe(np.empty((64, 65), F16), "a"), np.inf).clipped
     assert not clipped(operand, None, 0).clipped
+
+
+def test_hopper_loads_edges_as_what_is_within() -> None:
+    """By both operands' registers at once where these are few; what is wholly in range is not asked about."""
+    with gk.emulate(), assumed(H100):
+        for M, N, K in ((1001, 1001, 1001), (448, 448, 4534), (4097, 4097, 4097)):
+            plan = gk.plan(np.empty((M, K), F16), np.empty((K, N), F16))
+            producer: Any = plan._compiled.spec.producer
+            assert producer.holds and producer.holds_clipped and producer.together and not producer.holds_whole
+        whole: Any = gk.plan(np.empty((1024, 1024), F16), np.empty((1024, 1024), F16))._compiled.spec.producer
+        assert not hasattr(whole, "holds_clipped")         # TMA brings both
+
+
+def test_stores_by_neighbours() -> None:
+    """As many elements a thread as one access takes."""
+    conf = gk.get_config(gemm_shape=gk.Tile(M=64, N=64, K=64), operator=MMAOp(dtype="float16"), kernel="singlestage",
+                         global_a_layout=RowMajor(F16), global_b_layout=RowMajor(F16), global_d_layout=RowMajor(F16))
+    operand = conf.spec().d
+    for columns, length in ((64, 8), (68, 4), (66, 2), (65, 1)):
+        array = describe(np.empty((64, columns), F16)[:, :64], "out")
+        found = stored_by_neighbours(operand, array, (64, 64), conf.epilogue)
+        assert found.thread == gk.Tile(M=1, N=length) and found.warp.size.N == 32 == operand.tile.extents[1], columns

@@ -1,0 +1,44 @@
+"""Which small products whose rows TMA cannot take go to which kernel; the others stay where they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit.operators import MMAOp
+from gemmkit.runtime.device import H100, assumed
+from gemmkit.runtime.gpus import A100
+from gemmkit.transforms import Elementwise
+
+
+def kernel_of(sizes: tuple[int, int, int], orders: str = "nn", dtype: str = "f2", **keywords: object) -> str:
+    M, N, K = sizes
+    a, b = (np.empty(shape if order == "n" else shape[::-1], dtype) for shape, order in zip(((M, K), (K, N)), orders))
+    with gk.emulate():
+        plan = gk.plan(a if orders[0] == "n" else a.T, b if orders[1] == "n" else b.T, **keywords)
+    return str(plan.config.kernel)
+
+
+@pytest.mark.parametrize(("sizes", "orders", "kernel"), [
+    ((14, 1447, 55), "tt", "singlestage"), ((648, 5649, 11), "nn", "singlestage"), ((1, 1, 3), "nn", "singlestage"),
+    ((500, 500, 500), "nn", "multistage"), ((480, 1344, 356), "nt", "multistage"),
+    ((501, 501, 501), "nn", "warp_specialised"), ((64, 51, 289), "tn", "warp_specialised"),       # at 2 bytes
+    ((8192, 8192, 33), "nn", "warp_specialised"), ((4100, 4100, 4100), "nn", "warp_specialised"),     # large
+    ((64, 64, 64), "nn", "warp_specialised"), ((512, 512, 512), "nn", "warp_specialised"),            # TMA takes them
+    ((0, 5, 3), "nn", "warp_specialised"),
+])
+def test_on_hopper(sizes: tuple[int, int, int], orders: str, kernel: str) -> None:
+    with assumed(H100):
+        assert kernel_of(sizes, orders) == kernel
+
+
+def test_what_the_caller_says_stands() -> None:
+    with assumed(H100):
+        assert kernel_of((14, 1447, 55), operator=gk.operators.WGMMAOp(64)) == "warp_specialised"
+        assert kernel_of((14, 1447, 55), transform_global_to_shared_a=Elementwise(abs)) == "warp_specialised"
+        assert kernel_of((500, 500, 500), operator=MMAOp()) == "singlestage"
+        assert kernel_of((14, 1447, 55), dtype="f4") == "multistage"
+        assert kernel_of((14, 1447, 55), epilogue=gk.epilogues.ReLU()) == "singlestage"
+    with assumed(A100):
+        assert kernel_of((14, 1447, 55)) == "multistage"
