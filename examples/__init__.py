@@ -4,6 +4,7 @@ digits           a classifier of handwritten digits: one fused product is its wh
 shortest_paths   all-pairs shortest paths in social networks, by squaring in the min-plus semiring, and the paths
 sensitivities    how a network's answers move with its images: derivatives by dual numbers, in one pass
 attention        causal attention over a stream of digits: the mask fused, the zero half skipped
+transformer      a transformer of two layers that reads digits row by row: packed sequences, gated units, residuals
 hydrogen_chain   the correlation energy of a molecule (MP2, and a coupled-cluster term) by tensor contractions
 machine          where an example runs: on a GPU with the array library at hand, or in the emulator
 """

@@ -17,6 +17,7 @@ NEEDS = {                                       # of each example: what it takes
     "shortest_paths": "networkx",
     "sensitivities": "sklearn.datasets",
     "attention": "sklearn.datasets",
+    "transformer": "sklearn.datasets",
     "hydrogen_chain": "scipy.special",
 }
 EXAMPLES = tuple(NEEDS)
@@ -26,8 +27,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "demo", help="the examples, on real data",
         description="Classify handwritten digits, find shortest paths in social networks, differentiate a network, attend "
-        "to what came before, and compute a molecule's energy. On a GPU if there is one, else in the emulator, with less of "
-        "each. The exit status is 1 if an answer is not as good as it must be.")
+        "to what came before, read by a transformer, and compute a molecule's energy. On a GPU if there is one, else in the "
+        "emulator, with less of each. The exit status is 1 if an answer is not as good as it must be.")
     parser.add_argument("examples", nargs="*", metavar="example", help=f"of {', '.join(EXAMPLES)} (default: all)")
     parser.add_argument("--emulate", action="store_true", help="use the emulator, GPU or not")
     return parser
@@ -42,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         out.print("[bold]Emulating:[/bold] the kernels run thread by thread in Python, with every memory access checked.")
     elif reason is not None:
         out.print(f"[bold]No GPU[/bold] ({reason}). The kernels run in the emulator: thread by thread in Python, with every "
-                  "memory access checked. One to two minutes in all, as a rule.")
+                  "memory access checked. Two minutes in all, as a rule.")
     failed = []
     for name in options.examples or EXAMPLES:
         out.print()

@@ -16,6 +16,7 @@ from examples import (
     machine,
     sensitivities,
     shortest_paths,
+    transformer,
 )
 from tests.support.checks import assert_close
 
@@ -296,3 +297,19 @@ def test_sensitivities_are_those_of_pytorch() -> None:
     found = sensitivities.dual_scores(network, x, tangents, machine.find(emulate=False))
     assert sensitivities.relative_error(found.tangents, expected) <= sensitivities.WANTED_ERROR
     assert sensitivities.relative_error(sensitivities.differences(network, x, tangents), expected) < 1e-8
+
+
+# -- a transformer -----------------------------------------------------------------------------------------------------
+
+def test_a_transformer_is_fitted() -> None:
+    """By NumPy alone: what `main` demands holds on all digits that are held out."""
+    data = digits.load()
+    network = transformer.fitted(data.train_x, data.train_labels)
+    found = transformer.reference(network, transformer.tokens(data.test_x))
+    assert np.mean(found.argmax(1) == data.test_labels) >= transformer.WANTED_ACCURACY
+
+
+@pytest.mark.thorough
+def test_a_transformer_reads_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert transformer.main(emulate=True, test=5)
+    assert "5 of 599 held out are read" in capsys.readouterr().out
