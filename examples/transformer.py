@@ -117,7 +117,7 @@ def fitted(images: np.ndarray, labels: np.ndarray) -> Network:
     codes = CODE * np.linalg.qr(rng.standard_normal((WIDTH, WIDTH)))[0][:10]
     wanted = np.repeat(codes[labels], TOKENS, axis=0)
     embedding = rotation(8 * TOKENS, WIDTH)
-    x = tokens(images).astype(np.float32) @ embedding.astype(np.float32)
+    x: np.ndarray = tokens(images).astype(np.float32) @ embedding.astype(np.float32)
     layers = []
     for _ in range(LAYERS):
         qkv = np.hstack([rotation(WIDTH, WIDTH, SHARPNESS), rotation(WIDTH, WIDTH, SHARPNESS), rotation(WIDTH, WIDTH)])

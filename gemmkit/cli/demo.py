@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         out.print("[bold]Emulating:[/bold] the kernels run thread by thread in Python, with every memory access checked.")
     elif reason is not None:
         out.print(f"[bold]No GPU[/bold] ({reason}). The kernels run in the emulator: thread by thread in Python, with every "
-                  "memory access checked. Two minutes in all, as a rule.")
+                  "memory access checked. One to two minutes in all, as a rule.")
     failed = []
     for name in options.examples or EXAMPLES:
         out.print()
