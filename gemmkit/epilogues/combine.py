@@ -41,9 +41,10 @@ class Combine(Component):
 
     >>> import numpy as np, gemmkit as gk
     >>> a, product = np.float32([[1, 2], [3, 4]]), np.empty(2, np.float32)
+    >>> times = gk.epilogues.Combine(lambda a, b: a * b, 1)
     >>> with gk.emulate():
-    ...     _ = gk.matmul(a, np.eye(2, dtype=np.float32),
-    ...                   epilogue=gk.epilogues.RowReduce(product, Combine(lambda a, b: a * b, 1)))
+    ...     gk.matmul(a, np.eye(2, dtype=np.float32), epilogue=gk.epilogues.RowReduce(product, times)).tolist()
+    [[1.0, 2.0], [3.0, 4.0]]
     >>> product.tolist()
     [2.0, 12.0]
     """
