@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gemmkit.components import Component
+from gemmkit.components import Component, with_fields
+from gemmkit.kernels.common.rules import rule
 from gemmkit.lang.given import function_given, required
 from gemmkit.lang.records import device_dtype, part_dtypes
 from gemmkit.lang.returned import number
@@ -28,7 +30,8 @@ class Combine(Component):
     Args:
         combine: device code; associative and commutative, for values meet in the order of the kernel's threads (which is
             the same every time).
-        identity: what changes nothing, a number or a tuple of a state's parts: what an empty row gives.
+        identity: what changes nothing, a number or a tuple of a state's parts: what an empty row gives. Where states are
+            whole numbers, infinity is their type's largest and -infinity its smallest.
         of: the state of one value, ``of(x)`` or ``of(x, m, n)``; by default x itself.
         result: what is stored of the last state, ``result(state)``; by default the state itself.
         dtype: of a state. Of several parts, a structured dtype of up to 4 numbers of one size,
@@ -105,6 +108,26 @@ class Combine(Component):
     def made(self, state: np.dtype) -> np.dtype | None:
         """The dtype of what is stored; None where only the function knows."""
         return state if self.result is None else None
+
+    def of_states(self, state: np.dtype) -> Combine:
+        """The reduction, with its identity as states of a dtype have it: of whole numbers infinity is the largest.
+
+        Raises ConfigError where a state cannot hold it.
+        """
+        given = self.identity if isinstance(self.identity, tuple) else (self.identity,)
+        held = tuple(self._held(part, dtype, state) for part, dtype in zip(given, part_dtypes(state), strict=True))
+        return with_fields(self, dict(identity=held if isinstance(self.identity, tuple) else held[0]))
+
+    def _held(self, part: Any, dtype: np.dtype, state: np.dtype) -> Any:
+        if dtype.kind not in "iu":
+            return part
+        limits = np.iinfo(dtype)
+        if part in (math.inf, -math.inf):
+            return int(limits.max if part > 0 else limits.min)
+        rule(part == part and part == int(part) and limits.min <= part <= limits.max, "epilogue", self,
+             f"its identity {self.identity!r} is no value of states of {state}; a whole number from {limits.min} to "
+             f"{limits.max}, infinity for the largest, or dtype= of floats is needed")
+        return int(part)
 
 
 def _state_dtype(given: Any) -> np.dtype:

@@ -119,7 +119,7 @@ class States(Component):
         rule(number < len(ROLES), "epilogue", self, f"a launch may have {len(ROLES)} reductions; this is one more")
         count = products * slots * across
         rule(count < 2**31, "epilogue", self, f"its {count} partial states are 2**31 or more; reduce fewer rows at a time")
-        return with_fields(self, dict(state=state, stored=stored, slots=slots,
+        return with_fields(self, dict(op=self.op.of_states(state), state=state, stored=stored, slots=slots,
                                       partials=described(ROLES[number], count, state)))
 
 

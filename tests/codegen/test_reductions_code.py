@@ -37,6 +37,18 @@ def test_what_was_compiled_computes(family: str, kind: str, op: str) -> None:
 
 
 @pytest.mark.compile
+@pytest.mark.parametrize("op", ["max", "min", "argmax"])
+def test_extremes_of_integers(op: str) -> None:
+    rng = np.random.default_rng(11)
+    a, b = rng.integers(-9, 0, (35, 21)).astype("i4"), rng.integers(1, 9, (21, 9)).astype("i4")
+    b = -b if op == "min" else b
+    out = poison((35,), "i4")
+    with Ptx().session():
+        gk.matmul(a, b, epilogue=RowReduce(out, op))
+    np.testing.assert_array_equal(out, getattr(a @ b, op)(1))
+
+
+@pytest.mark.compile
 def test_an_observer_and_states_of_ones_own_compute() -> None:
     a, b, product = operands((35, 40, 37), dtype_of("singlestage"))
     sums, ranges, d = poison((35,), "f4"), poison((40,), "f4"), poison(product.shape, "f4")

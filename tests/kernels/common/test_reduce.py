@@ -268,7 +268,22 @@ def test_without_a_configuration(machine: Any, shape: tuple[int, int, int]) -> N
         run = gk.plan(*there, epilogue=RowReduce(outs[0], "sumsq"))
         run(*there)
     np.testing.assert_array_equal(machine.numpy(outs[1]), 2 * product.sum(1))
-    np.testing.assert_array_equal(machine.numpy(outs[0]), (product * product).sum(1))
+    np.testing.assert_allclose(machine.numpy(outs[0]), (product * product).sum(1), rtol=1e-6)  # float32: beyond 2**24
+
+
+@pytest.mark.sample(4)
+@on_machines
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("op", ["max", "min", "argmax"])
+def test_extremes_of_integers(machine: Any, op: str, kind: str) -> None:
+    """Of whole numbers the identity is the type's own; all are below 0 (or above), where a 0 would be seen."""
+    rng = np.random.default_rng(11)
+    a, b = whole(rng, (19, 24), "i4", 9) - 10, whole(rng, (24, 23), "i4", 9) + (10 if op != "min" else -10)
+    product, axis = a.astype("i8") @ b.astype("i8"), 1 if kind == "rows" else 0
+    with machine.session():
+        out = machine.array(poison((product.shape[1 - axis],), "i4"))
+        gk.matmul(machine.array(a), machine.array(b), epilogue=KINDS[kind](out, op))
+    np.testing.assert_array_equal(machine.numpy(out), getattr(product, op)(axis))
 
 
 @on_machines
