@@ -1,6 +1,7 @@
 """Masks of attention: which keys a query sees (`gemmkit.attention`), and the contract of your own.
 
-A mask is a component. `visible` says of one query and one key whether they meet. `keys` says which keys matter to some
+A mask is a component. `visible` says of one query and one key whether they meet. Where the keys of a query are one interval,
+`first_key` and `end_key` say which: that is asked once a row, not once an element. `keys` says which keys matter to some
 neighbouring queries: others are neither loaded nor multiplied. `free` says which of these every one of the queries sees:
 there nothing is tested. A mask with `visible` alone is right, and visits and tests all keys.
 
@@ -46,13 +47,23 @@ class Mask(Component):
     ``free_from_first`` says that the free keys begin where the visited ones do: less code.
     """
 
-    device_methods = ("visible", "keys", "free")
+    device_methods = ("visible", "first_key", "end_key", "keys", "free")
     aligned = UPPER_LEFT
     free_from_first = False
 
     def visible(self, m: int, n: int) -> bool:
-        """Whether query m sees key n: ``visible(m, n)``, ``(m, n, head)`` or ``(m, n, head, batch)``."""
-        raise NotImplementedError(f"{type(self).__qualname__} has no visible(m, n)")
+        """Whether query m sees key n, of those from `first_key` to `end_key`: ``visible(m, n)``, ``(m, n, head)`` or
+        ``(m, n, head, batch)``."""
+        return True
+
+    def first_key(self, m: int) -> int:
+        """The first key that query m sees; it may take the head and the batch as well."""
+        return 0
+
+    def end_key(self, m: int) -> int:
+        """The key behind the last one that query m sees; it may take the head and the batch as well, and reach beyond the
+        keys."""
+        return 2**31 - 1
 
     def keys(self, begin: int, end: int, keys: int) -> tuple[int, int]:
         """The first key, and the one after the last, that queries ``begin`` to ``end`` (exclusive) may see, of ``keys``. It
@@ -75,6 +86,18 @@ class Mask(Component):
         return False
 
     @cached_property
+    def has_visible(self) -> bool:
+        return type(self).visible is not Mask.visible
+
+    @cached_property
+    def has_first(self) -> bool:
+        return type(self).first_key is not Mask.first_key
+
+    @cached_property
+    def has_end(self) -> bool:
+        return type(self).end_key is not Mask.end_key
+
+    @cached_property
     def has_free(self) -> bool:
         return type(self).free is not Mask.free
 
@@ -83,11 +106,16 @@ class Mask(Component):
         return self.aligned == LOWER_RIGHT
 
     @cached_property
-    def arities(self) -> tuple[int, int, int]:
-        """How many arguments `visible`, `keys` and `free` take; raises TypeError for other numbers than the kernel has."""
-        return tuple(_arity(self, name, least) for name, least in (("visible", 2), ("keys", 3), ("free", 3)))  # type: ignore
+    def arities(self) -> tuple[int, ...]:
+        """How many arguments `visible`, `keys`, `free`, `first_key` and `end_key` take; raises TypeError for other numbers
+        than the kernel has, and for a mask that hides nothing."""
+        if not (self.is_everything or self.has_visible or self.has_first or self.has_end):
+            raise TypeError(f"{type(self).__qualname__} hides nothing: visible(self, m, n), or first_key(self, m) and "
+                            "end_key(self, m), are needed; masks.Everything() hides nothing on purpose")
+        return tuple(_arity(self, name, least) for name, least in
+                     (("visible", 2), ("keys", 3), ("free", 3), ("first_key", 1), ("end_key", 1)))
 
-    def sees(self, m: int, n: int, head: int, batch: int, shift: int) -> bool:
+    def shows(self, m: int, n: int, head: int, batch: int, shift: int) -> bool:
         """`visible`, with the arguments that it takes; ``shift`` is how many more keys than queries there are."""
         m = m + shift if self.is_lower_right else m
         if self.arities[0] == 2:
@@ -95,6 +123,33 @@ class Mask(Component):
         if self.arities[0] == 3:
             return truth(self, "visible", self.visible(m, n, head))                            # type: ignore[call-arg]
         return truth(self, "visible", self.visible(m, n, head, batch))                         # type: ignore[call-arg]
+
+    def first_shown(self, m: int, head: int, batch: int, shift: int) -> int:
+        """`first_key`, with the arguments that it takes."""
+        m = m + shift if self.is_lower_right else m
+        if self.arities[3] == 1:
+            return self.first_key(m)
+        if self.arities[3] == 2:
+            return self.first_key(m, head)                                                     # type: ignore[call-arg]
+        return self.first_key(m, head, batch)                                                  # type: ignore[call-arg]
+
+    def end_shown(self, m: int, head: int, batch: int, shift: int) -> int:
+        """`end_key`, with the arguments that it takes."""
+        m = m + shift if self.is_lower_right else m
+        if self.arities[4] == 1:
+            return self.end_key(m)
+        if self.arities[4] == 2:
+            return self.end_key(m, head)                                                       # type: ignore[call-arg]
+        return self.end_key(m, head, batch)                                                    # type: ignore[call-arg]
+
+    def sees(self, m: int, n: int, head: int = 0, batch: int = 0, shift: int = 0) -> bool:
+        """Whether query m sees key n by all of this, on the host.
+
+        >>> [Causal().sees(1, n) for n in range(3)]
+        [True, True, False]
+        """
+        within = self.first_shown(m, head, batch, shift) <= n < self.end_shown(m, head, batch, shift)
+        return bool(within and self.shows(m, n, head, batch, shift))
 
     def visited(self, begin: int, end: int, keys: int, head: int, batch: int, shift: int) -> tuple:
         """`keys`, with the arguments that it takes."""
@@ -122,7 +177,7 @@ def _arity(mask: Mask, name: str, least: int) -> int:
     count = required(getattr(type(mask), name))
     found = count - 1 if isinstance(count, int) else count
     if found not in (least, least + 1, least + 2):
-        wanted = {"visible": "m, n"}.get(name, "begin, end, keys")
+        wanted = {1: "m", 2: "m, n", 3: "begin, end, keys"}[least]
         said = f"takes {found} arguments" if isinstance(found, int) else found
         raise TypeError(f"{type(mask).__qualname__}.{name} {said}; {name}(self, {wanted}), or with "
                         "head, or with head and batch behind, is needed")
@@ -138,7 +193,7 @@ def check_ranges(mask: Mask, queries: int, keys: int, heads: int, batch: int, bl
             end = min(begin + block_m, queries)
             visited, free = (tuple(map(int, of(begin, end, keys, h, i, shift))) for of in (mask.visited, mask.untested))
             for m, n in product(range(begin, end), range(keys)):
-                sees = bool(mask.sees(m, n, h, i, shift))
+                sees = mask.sees(m, n, h, i, shift)
                 if sees and not visited[0] <= n < visited[1]:
                     raise ComponentError(f"{type(mask).__qualname__}.keys of queries {begin} to {end} gives {visited}, and "
                                          f"query {m} sees key {n} (head {h}, batch {i}); all visible keys must be in it")
@@ -156,9 +211,6 @@ class Everything(Mask):
 
     @cached_property
     def is_everything(self) -> bool:
-        return True
-
-    def visible(self, m: int, n: int) -> bool:
         return True
 
     def free(self, begin: int, end: int, keys: int) -> tuple[int, int]:
@@ -184,8 +236,8 @@ class Causal(Mask):
     def __post_init__(self) -> None:
         _check_aligned(self)
 
-    def visible(self, m: int, n: int) -> bool:
-        return n <= m
+    def end_key(self, m: int) -> int:
+        return m + 1
 
     def keys(self, begin: int, end: int, keys: int) -> tuple[int, int]:
         return 0, end
@@ -198,7 +250,7 @@ class Causal(Mask):
 class Window(Mask):
     """A query sees ``left`` keys before its own place, that one, and ``right`` keys after it: run-time numbers.
 
-    >>> [Window(2).visible(5, n) for n in range(7)]
+    >>> [Window(2).sees(5, n) for n in range(7)]
     [False, False, False, True, True, True, False]
     """
 
@@ -215,8 +267,11 @@ class Window(Mask):
                 raise ValueError(f"Window({name}={value!r}): a whole number from 0 to 2**30 is needed")
             object.__setattr__(self, name, int(value))
 
-    def visible(self, m: int, n: int) -> bool:
-        return m - self.left <= n and n <= m + self.right
+    def first_key(self, m: int) -> int:
+        return m - self.left
+
+    def end_key(self, m: int) -> int:
+        return m + self.right + 1
 
     def keys(self, begin: int, end: int, keys: int) -> tuple[int, int]:
         return begin - self.left, end + self.right
@@ -253,8 +308,11 @@ class Documents(Mask):
         starts, ends = (np.repeat(of, lengths).astype(np.int32) for of in (bounds[:-1], bounds[1:]))
         return cls(asarray(starts), asarray(ends))
 
-    def visible(self, m: int, n: int) -> bool:
-        return self.starts[m] <= n and n < self.ends[m]
+    def first_key(self, m: int) -> int:
+        return self.starts[m]
+
+    def end_key(self, m: int) -> int:
+        return self.ends[m]
 
     def keys(self, begin: int, end: int, keys: int) -> tuple[int, int]:
         return self.starts[begin], self.ends[end - 1]
@@ -289,8 +347,20 @@ class Both(Mask):
                 raise TypeError(f"{mask!r} ({type(mask).__name__}) is no Mask; a gemmkit.masks.Mask is needed")
 
     @cached_property
-    def arities(self) -> tuple[int, int, int]:
+    def arities(self) -> tuple[int, ...]:
         return max(self.first.arities, self.second.arities)            # each is asked by its own
+
+    @cached_property
+    def has_visible(self) -> bool:                                     # type: ignore[override]
+        return self.first.has_visible or self.second.has_visible
+
+    @cached_property
+    def has_first(self) -> bool:                                       # type: ignore[override]
+        return self.first.has_first or self.second.has_first
+
+    @cached_property
+    def has_end(self) -> bool:                                         # type: ignore[override]
+        return self.first.has_end or self.second.has_end
 
     @cached_property
     def has_free(self) -> bool:
@@ -300,8 +370,20 @@ class Both(Mask):
     def free_from_first(self) -> bool:                                 # type: ignore[override]
         return self.first.free_from_first and self.second.free_from_first
 
-    def sees(self, m: int, n: int, head: int, batch: int, shift: int) -> bool:
-        return self.first.sees(m, n, head, batch, shift) and self.second.sees(m, n, head, batch, shift)
+    def shows(self, m: int, n: int, head: int, batch: int, shift: int) -> bool:
+        if self.first.has_visible and self.second.has_visible:
+            return self.first.shows(m, n, head, batch, shift) and self.second.shows(m, n, head, batch, shift)
+        return (self.first if self.first.has_visible else self.second).shows(m, n, head, batch, shift)
+
+    def first_shown(self, m: int, head: int, batch: int, shift: int) -> int:
+        if self.first.has_first and self.second.has_first:
+            return max(self.first.first_shown(m, head, batch, shift), self.second.first_shown(m, head, batch, shift))
+        return (self.first if self.first.has_first else self.second).first_shown(m, head, batch, shift)
+
+    def end_shown(self, m: int, head: int, batch: int, shift: int) -> int:
+        if self.first.has_end and self.second.has_end:
+            return min(self.first.end_shown(m, head, batch, shift), self.second.end_shown(m, head, batch, shift))
+        return (self.first if self.first.has_end else self.second).end_shown(m, head, batch, shift)
 
     def visited(self, begin: int, end: int, keys: int, head: int, batch: int, shift: int) -> tuple:
         one = self.first.visited(begin, end, keys, head, batch, shift)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gemmkit.kernels.attention.work import F32, Place, Tile
+from gemmkit.kernels.attention.work import F32, Limits, Place, Tile
 from gemmkit.lang.registers import apply
 from gemmkit.lang.returned import converted
 from gemmkit.lang.values import convert
@@ -26,7 +26,19 @@ def unmasked(s: tuple, columns: Any, spec: Any, sizes: Any, tile: Tile, place: P
 
 def mask(s: tuple, columns: Any, spec: Any, sizes: Any, tile: Tile, place: Place) -> tuple:
     """Scores of a block; -inf of what is hidden, and beyond the last key."""
-    return apply(seen, unmasked(s, columns, spec, sizes, tile, place), columns, spec, tile, place)
+    s = unmasked(s, columns, spec, sizes, tile, place)
+    return apply(seen, s, spec, tile, place, limits_of(spec, tile, place, 0), limits_of(spec, tile, place, 2))
+
+
+def limits_of(spec: Any, tile: Tile, place: Place, i: int) -> Limits:
+    """The keys that a row sees, counted from the thread's first one: asked once a row, since a mask may load them."""
+    row, shift = row_of(i, tile, place), tile.keys - tile.queries
+    first, end = 0, tile.keys
+    if spec.mask.has_first:
+        first = spec.mask.first_shown(row, tile.head, tile.batch, shift) - place.column
+    if spec.mask.has_end:
+        end = min(end, spec.mask.end_shown(row, tile.head, tile.batch, shift))
+    return Limits(first, end - place.column)
 
 
 def columns_in_range(n: int, tile: Tile) -> int:
@@ -43,22 +55,29 @@ def row_of(i: int, tile: Tile, place: Place) -> int:
 
 
 def column_of(i: int, place: Place) -> int:
-    return place.column + i // 4 * 8 + i % 2
+    return place.column + column_at(i)
+
+
+def column_at(i: int) -> int:
+    return i // 4 * 8 + i % 2
 
 
 def score(x: Any, i: int, columns: Any, spec: Any, sizes: Any, tile: Tile, place: Place) -> Any:
     s = x * sizes.scale
     if spec.score.real_places:
         m = convert(F32, place.row) + convert(F32, i // 2 % 2 * 8)
-        n = convert(F32, place.column) + convert(F32, i // 4 * 8 + i % 2)
+        n = convert(F32, place.column) + convert(F32, column_at(i))
         return converted(spec.score, "__call__", spec.score.at(s, m, n, tile.head, tile.batch), F32)
     m, n = row_of(i, tile, place), columns(column_of(i, place), tile)
     return converted(spec.score, "__call__", spec.score.at(s, m, n, tile.head, tile.batch), F32)
 
 
-def seen(x: Any, i: int, columns: Any, spec: Any, tile: Tile, place: Place) -> Any:
-    n = column_of(i, place)
-    if spec.mask.is_everything:
-        return x if n < tile.keys else -math.inf
-    shift = tile.keys - tile.queries
-    return x if n < tile.keys and spec.mask.sees(row_of(i, tile, place), n, tile.head, tile.batch, shift) else -math.inf
+def seen(x: Any, i: int, spec: Any, tile: Tile, place: Place, upper: Limits, lower: Limits) -> Any:
+    limits = upper if i // 2 % 2 == 0 else lower
+    within = column_at(i) < limits.end
+    if spec.mask.has_first:
+        within = within and limits.first <= column_at(i)
+    if spec.mask.has_visible:
+        row, column, shift = row_of(i, tile, place), column_of(i, place), tile.keys - tile.queries
+        within = within and spec.mask.shows(row, column, tile.head, tile.batch, shift)
+    return x if within else -math.inf

@@ -10,7 +10,7 @@ import numpy as np
 
 from gemmkit.components import Component, Scalar
 
-__all__ = ["F32", "LOG2E", "Blocks", "Outputs", "Place", "Sizes", "Stats", "Tile"]
+__all__ = ["F32", "LOG2E", "Blocks", "Limits", "Outputs", "Place", "Sizes", "Stats", "Tile"]
 
 F32 = np.dtype(np.float32)
 LOG2E = math.log2(math.e)
@@ -61,6 +61,13 @@ class Place(NamedTuple):
 
     row: Any
     column: Any
+
+
+class Limits(NamedTuple):
+    """The keys that a row of a thread sees: the first, and the one behind the last."""
+
+    first: Any
+    end: Any
 
 
 class Stats(NamedTuple):
