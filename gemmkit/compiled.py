@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from operator import itemgetter
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from gemmkit.completing import Completion, reserve, reserved
 from gemmkit.components import Component, freeze
@@ -13,6 +13,7 @@ from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.spec import Shape, Spec, StackShape
 from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.layouts import Layout, Plain
+from gemmkit.layouts.joined import Part
 from gemmkit.per_product import for_products
 from gemmkit.problem import Call, held_by
 from gemmkit.runtime.arrays import ArrayInfo, flipped, unit_axis, whole
@@ -21,7 +22,10 @@ from gemmkit.runtime.workspace import addresses, on_host, spaces_of
 from gemmkit.transposed import for_transpose
 from gemmkit.wide import widened
 
-__all__ = ["PARTS", "Compiled", "Launches", "Nothing"]
+if TYPE_CHECKING:
+    from gemmkit.kernels.sm90.maps import Map
+
+__all__ = ["PARTS", "Compiled", "Launches", "Nothing", "leaf_ranges"]
 
 
 PARTS = ("operator",
@@ -31,6 +35,17 @@ PARTS = ("operator",
          "global_c_layout", "shared_c_layout", "transform_global_to_shared_c", "transform_shared_to_regs_c",
          "global_d_layout", "shared_d_layout", "transform_shared_to_global_d", "transform_regs_to_shared_d",
          "epilogue", "condition", "order")           # the components of a Spec, in the order of its fields
+
+
+_MARK = 1 << 60                        # where no array is
+
+def leaf_ranges(parts: dict[str, Frozen]) -> dict[str, slice]:
+    """Where the runtime values of a configuration's components, in the order of PARTS, lie among the kernel's arguments."""
+    ranges, at = {}, 0
+    for name, frozen in parts.items():
+        ranges[name] = slice(at, at + len(frozen.leaves))
+        at += len(frozen.leaves)
+    return ranges
 
 
 class Nothing(Component):
@@ -96,7 +111,18 @@ class Compiled:
         self.order = (1, 0, 2, 3) if call.is_transposed else (0, 1, 2, 3)
         self.pointers = [self.launchable.slot(1 + n) for n in self.order]
         slots = [self.launchable.slot(first + n) for n in range(len(self.maps))]
-        self.map_slots = {slot: m for slot, m in zip(slots, self.maps) if slot is not None}
+        self.map_slots = {slot + n: one for slot, m in zip(slots, self.maps) if slot is not None
+                          for n, one in enumerate(m.maps)}
+        self.part_slots = {slot: self._part_slot(one) for slot, one in self.map_slots.items() if one.part}
+
+    def _part_slot(self, one: Map) -> int:
+        """Where among the values the address of an operand's ``one.part``-th array stands: among those of its layout."""
+        name = f"global_{'ab'[one.which]}_layout"
+        layout: Any = getattr(self.config, name)
+        ranges = leaf_ranges({part: freeze(getattr(self.config, part)) for part in PARTS})
+        marked = layout.with_parts([Part(part.info._replace(pointer=_MARK + 256 * n))
+                                    for n, part in enumerate(layout.behind, 1)])
+        return ranges[name].start + [value for _, value in freeze(marked).leaves].index(_MARK + 256 * one.part)
 
     def _of_d(self) -> tuple[int, int, int]:
         """Rows and columns of D, and the columns that the kernel computes."""
@@ -121,7 +147,7 @@ class Compiled:
             found = addresses(device, stream, spaces)
             if self.blocks:
                 put = list(others)
-                for slot, value in zip(self._slots, self._expand((*given, *found))):
+                for slot, value in zip(self._slots, self._expand((*given, *found), others)):
                     put[slot] = value                                         # type: ignore[index]
                 bound.launch(stream, put)
             complete(stream, others, {space.role: place for space, place in zip(spaces, found)})
@@ -130,23 +156,29 @@ class Compiled:
 
     def _product(self, bound: Any, values: tuple) -> Launches:
         operands = [n for n, slot in enumerate(self.pointers) if slot is not None]
-        maps = [(self.order[m.which], m.encoder) for m in self.map_slots.values()]
+        own = {slot: m for slot, m in self.map_slots.items() if slot not in self.part_slots}
+        maps = [(self.order[m.which], m.encoder) for m in own.values()]
+        of_parts = [(at, self.map_slots[slot].encoder) for slot, at in self.part_slots.items()]
         spaces, device = self.spaces, self.problem.a.device
-        slots = [*(self.pointers[n] for n in operands), *self.map_slots, *(space.slot for space in spaces)]
+        slots = [*(self.pointers[n] for n in operands), *own, *self.part_slots, *(space.slot for space in spaces)]
         pointers_in: Any = itemgetter(*operands)
 
-        def expand(at: tuple[int, ...]) -> tuple[Any, ...]:
-            return *pointers_in(at), *[encode(at[which]) for which, encode in maps], *at[4:]
+        def expand(at: tuple[int, ...], values: Sequence[Any]) -> tuple[Any, ...]:
+            return (*pointers_in(at), *[encode(at[which]) for which, encode in maps],
+                    *[encode(values[slot]) for slot, encode in of_parts], *at[4:])
+
+        def expand_planned(at: tuple[int, ...]) -> tuple[Any, ...]:
+            return expand(at, values)
 
         self._slots, self._expand = slots, expand
-        planned = bound.prepare(values, slots, expand if maps or spaces else pointers_in)
+        planned = bound.prepare(values, slots, expand_planned if self.map_slots or spaces else pointers_in)
 
         def in_workspaces(stream: int, at: tuple[int, ...]) -> None:
             planned(stream, (*at, *addresses(device, stream, spaces)))
 
         def with_values(stream: int, at: tuple[int, ...], others: tuple) -> None:
             put = list(others)
-            for slot, value in zip(slots, expand((*at, *addresses(device, stream, spaces)))):
+            for slot, value in zip(slots, expand((*at, *addresses(device, stream, spaces)), others)):
                 put[slot] = value                                             # type: ignore[index]
             bound.launch(stream, put)
 

@@ -351,15 +351,15 @@ class Both(Mask):
         return max(self.first.arities, self.second.arities)            # each is asked by its own
 
     @cached_property
-    def has_visible(self) -> bool:                                     # type: ignore[override]
+    def has_visible(self) -> bool:
         return self.first.has_visible or self.second.has_visible
 
     @cached_property
-    def has_first(self) -> bool:                                       # type: ignore[override]
+    def has_first(self) -> bool:
         return self.first.has_first or self.second.has_first
 
     @cached_property
-    def has_end(self) -> bool:                                         # type: ignore[override]
+    def has_end(self) -> bool:
         return self.first.has_end or self.second.has_end
 
     @cached_property

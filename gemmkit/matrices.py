@@ -204,8 +204,8 @@ def frozen_layouts(planned: Any, layouts: dict[str, Layout], joined: tuple[str, 
         frozen, known = freeze(layout, name), freeze(getattr(planned, name), name)
         if not frozen.leaves and not known.leaves:
             continue
-        shapes, wanted = ([info.shape for info in of.arrays] for of in (frozen, known))
-        if frozen.fingerprint != known.fingerprint or shapes != wanted:
+        lie, wanted = ([(info.shape, info.strides) for info in of.arrays] for of in (frozen, known))
+        if frozen.fingerprint != known.fingerprint or lie != wanted:
             raise ValueError(f"{name[7]} differs from the plan's: its layout is {layout!r} and the planned one "
                              f"{getattr(planned, name)!r}; make another plan, or call matmul")
         found[name] = frozen

@@ -113,8 +113,8 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, seed: int | None = None
     made = {name: arena.view(array, names[name], kind.unit, kind.alignment, **how) if isinstance(kind, ViewKind) else None
             for name, array, kind, how in views_order}
     views = [made[name] for name in ("a", "b", "c", "out")]
-    maps = [None if m is None else emulated_map(views[m.which], m.spec, m.axis) for m in compiled.maps]
     spec: Any = arena.component(compiled.spec_on_host)
+    maps = [_map_of(m, views, spec) for m in compiled.maps]
     with np.errstate(all="ignore"):                # integers wrap and floats overflow, as on the device
         if compiled.blocks:
             machine.launch(conf.family.kernel, arguments((spec, *views, compiled.shape, *maps), arena.originals),
@@ -129,6 +129,16 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, seed: int | None = None
                                                             else spec.a.observer, behind.shape), arena.originals),
                            grid=(behind.blocks, 1, 1), block=(behind.threads, 1, 1), shared_memory=behind.shared_bytes,
                            max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed)
+
+
+def _map_of(made: Any, views: list[Any], spec: Any) -> Any:
+    """An operand's tensor map in the emulator, or those of its arrays."""
+    if made is None:
+        return None
+    of = [views[made.maps[0].which], *(part.array for part in (spec.a, spec.b)[made.maps[0].which].layout.behind)] \
+        if len(made.maps) > 1 else [views[made.which]]
+    found = tuple(emulated_map(view, one.spec, one.axis) for view, one in zip(of, made.maps))
+    return found if len(found) > 1 else found[0]
 
 
 def run_group(compiled: Any, products: list[tuple], places: np.ndarray, seed: int | None = None) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
-from gemmkit.components import Array, Component, Scalar
+from gemmkit.components import Array, Component, Scalar, with_fields
 from gemmkit.lang.control import join
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import convert, convert_all
@@ -16,6 +16,8 @@ from gemmkit.layouts.base import WIDE, Layout, load_elements
 from gemmkit.ptx.words import load_words
 from gemmkit.runtime.arrays import ArrayInfo, describe
 from gemmkit.tiling import Tile, translate
+
+GRAIN = 256                            # elements: the longest tile of a block along a boundary
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,9 @@ class Joined(Layout):
 
     ``first`` reads the operand's own array, ``second`` reads that of ``part``, which is a run-time argument as the operand's
     is. Either may be any layout that can be read, of one dtype; a ``first`` that is joined itself makes a join of three. The
-    boundary is a run-time number; what it is a multiple of (``grain``, 1 to 16) is not, since a thread's tile is loaded in
-    pieces of so many elements along ``axis``: each lies in one part, aligned as that part's array is.
+    boundary is a run-time number; what it is a multiple of (``grain``, 1 to 256) is not, since a thread's tile is loaded in
+    pieces of so many elements along ``axis``: each lies in one part, aligned as that part's array is. Of a block's tile that
+    divides it TMA brings all from one array.
 
     Raises TypeError for a part that is no layout, and ValueError for dtypes that differ and an ``axis`` other than 0 and 1.
     `gemmkit.Concat` makes one from arrays.
@@ -73,7 +76,7 @@ class Joined(Layout):
             raise ValueError(f"Joined: first has dtype {first.dtype} and second {second.dtype}; convert one of the arrays")
         if axis not in (0, 1):
             raise ValueError(f"Joined(axis={axis!r}): 0 (rows above rows) or 1 (columns beside columns) is needed")
-        grain = math.gcd(WIDE, boundary, first.grain if isinstance(first, Joined) else 0)
+        grain = math.gcd(GRAIN, boundary, first.grain if isinstance(first, Joined) else 0)
         fields = dict(dtype=first.dtype, first=first, second=second, part=Part(array), axis=axis, boundary=boundary,
                       grain=grain)
         for name, value in fields.items():
@@ -132,6 +135,12 @@ class Joined(Layout):
             return either(self.is_first(i, j), self.first.view(data, i, j), self.part.array)
         return either(self.is_first(i, j), data, self.part.array)
 
+    def part_of(self, i: int, j: int) -> int:
+        """The number of the part that has an element."""
+        if self.is_nested:
+            return self.first.part_of(i, j) if self.is_first(i, j) else self.last
+        return 0 if self.is_first(i, j) else 1
+
     def own(self, i: int, j: int) -> int:
         """Where along ``axis`` the part begins that has an element."""
         if self.is_nested:
@@ -176,13 +185,28 @@ class Joined(Layout):
         return self.is_alike
 
     @property
+    def behind(self) -> list[Part]:
+        """The arrays behind the operand's own."""
+        return [*(self.first.behind if isinstance(self.first, Joined) else ()), self.part]
+
+    @property
+    def last(self) -> int:
+        """The number of the last part; the operand's own array is part 0."""
+        return 1 + (self.first.last if isinstance(self.first, Joined) else 0)
+
+    def with_parts(self, parts: list[Part]) -> Joined:
+        """The same of other arrays."""
+        first = self.first.with_parts(parts[:-1]) if isinstance(self.first, Joined) else self.first
+        return cast(Joined, with_fields(self, dict(first=first, part=parts[-1])))
+
+    @property
     def infos(self) -> list[ArrayInfo]:
         """The arrays behind the operand's own."""
-        return [*(self.first.infos if isinstance(self.first, Joined) else ()), self.part.info]
+        return [part.info for part in self.behind]
 
     @property
     def neighbours(self) -> int:
-        return int(self.grain) if self.axis == self.line_axis else WIDE
+        return min(int(self.grain), WIDE) if self.axis == self.line_axis else WIDE
 
     def packs(self, tile: Any) -> bool:
         """Whether `load_packed` loads tiles of threads such as this: lines, each in one part."""

@@ -107,7 +107,8 @@ def job_of(compiled: Any, memory: Memory, cubin: bytes) -> Job:
             pointers[slot] = memory.pointer(value)
     maps = []
     for slot, tensor_map in compiled.map_slots.items():
-        pointer = at[compiled.order[tensor_map.which]]
+        part = compiled.part_slots.get(slot)
+        pointer = at[compiled.order[tensor_map.which]] if part is None else pointers[part]
         assert pointer is not None
         maps.append((slot, pointer, tensor_map.encoder.arguments))
     values = list(kernel.values)

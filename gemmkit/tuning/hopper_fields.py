@@ -85,7 +85,7 @@ def _fill_shared(values: dict[str, Any], operator: Any) -> None:
         lines = isinstance(layout, (Braided, Joined, Plain, Planar, Tensor)) or layout.stored is not None
         if axis is None or dtype.itemsize != 2 or not lines or across * dtype.itemsize % 32:
             axis = k_axis                                 # only 16-bit operands can be contiguous across K
-        extent = block.K if axis == k_axis else across
+        extent = block.K if axis == k_axis else across // getattr(layout, "slots", 1)          # of a braid TMA brings parts
         values.setdefault(f"shared_{name}_layout", _swizzled(axis, dtype, extent))
 
 

@@ -30,6 +30,10 @@ class Route(Component):
     """
 
     uses_tma = False                   # a tensor map is needed, and TMA's bytes arrive on a barrier
+    parts_apart = False                # a braid's parts stand one behind the other in the tile, not eight by eight
+
+    def prefetch(self, tensor_map: Any) -> None:
+        """Fetch the tensor map: there is none."""
 
     def start(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile) -> None:
         """Start TMA's copies of a stage: none."""

@@ -2,7 +2,8 @@
 any other.
 
 A fragment of wgmma is octets of columns, and a thread has two columns of each. Those of a braid
-(`gemmkit.layouts.Braided`) are the parts' in turn, so a thread folds values of its own. What comes of it lies in registers
+(`gemmkit.layouts.Braided`) are the parts' in turn, or all of one part before those of the next where TMA brings them
+(`gemmkit.kernels.sm90.routes.joined`): either way a thread folds values of its own. What comes of it lies in registers
 as the sums of a product with a narrower tile do: the stores of `gemmkit.kernels.sm90.store` take it, at D's coordinates.
 """
 
@@ -50,18 +51,22 @@ class Folding(Store):
 
 def fold_fragment(sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> tuple:
     """The ``i``-th fragment of D; ``part`` is where the first begins."""
-    return join(apply(fold_octets, split(sums, HELD * spec.b.layout.slots), spec, outputs, part.m + i * 64 + own_row(),
-                      part.n + own_column()))
+    return join(generate(spec.folded_octets, fold_octets, split(sums, HELD), spec, outputs, part.m + i * 64 + own_row(),
+                         part.n + own_column()))
 
 
-def fold_octets(sums: tuple, octet: int, spec: Any, outputs: Outputs, row: int, column: int) -> tuple:
-    """A thread's values of an octet of D's columns, from those of as many octets as the braid has slots."""
-    return generate(HELD, fold_sum, sums, spec, outputs, row, column + octet * OCTET)
+def fold_octets(octet: int, sums: tuple, spec: Any, outputs: Outputs, row: int, column: int) -> tuple:
+    """A thread's values of an octet of D's columns, from those of the same octet of each part."""
+    if spec.b.route.parts_apart:
+        parts = generate(spec.b.layout.parts, lambda part: sums[part * spec.folded_octets + octet])
+    else:
+        parts = generate(spec.b.layout.parts, lambda part: sums[octet * spec.b.layout.slots + part])
+    return generate(HELD, fold_sum, parts, spec, outputs, row, column + octet * OCTET)
 
 
-def fold_sum(n: int, sums: tuple, spec: Any, outputs: Outputs, row: int, column: int) -> Any:
+def fold_sum(n: int, parts: tuple, spec: Any, outputs: Outputs, row: int, column: int) -> Any:
     """Beyond D's edge f gets the coordinates of the nearest element in range."""
-    values = generate(spec.b.layout.parts, lambda part: sums[part * HELD + n])
+    values = generate(spec.b.layout.parts, lambda part: parts[part][n])
     return spec.epilogue.fold(values, min(row + n // 2 * 8, outputs.shape.M - 1), min(column + n % 2, outputs.shape.N - 1))
 
 

@@ -53,10 +53,8 @@ def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_
         spec.pipeline.initialise()
         spec.exchange.initialise(spec.cluster.splits)
         mbarrier_fence_init()
-        if spec.a.route.uses_tma:
-            tma_prefetch(map_a)
-        if spec.b.route.uses_tma:
-            tma_prefetch(map_b)
+        spec.a.route.prefetch(map_a)
+        spec.b.route.prefetch(map_b)
         if spec.store.uses_tma:
             tma_prefetch(map_d)
     if spec.cluster.is_single:

@@ -14,6 +14,7 @@ from gemmkit.kernels.sm90.producer import Producer
 from gemmkit.kernels.sm90.store import DirectStore, Store
 from gemmkit.kernels.sm90.together import Fragments
 from gemmkit.kernels.spec import Spec
+from gemmkit.layouts.braided import OCTET
 from gemmkit.layouts.swizzled import pattern_of
 
 PINGPONG = "pingpong"
@@ -125,6 +126,11 @@ class Sm90Spec(Spec):
     @property
     def parts(self) -> tuple[int, int]:
         return WARP_ROWS, self.block.size.N // self.d.layout.folds // self.exchange.slices
+
+    @cached_property
+    def folded_octets(self) -> int:
+        """Octets of D's columns in a fragment."""
+        return self.parts[1] // OCTET
 
     # -- shared memory ------------------------------------------------------------------------------------------------
 

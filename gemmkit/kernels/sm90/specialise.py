@@ -21,6 +21,7 @@ from gemmkit.kernels.sm90.observe import ObservedMainloop
 from gemmkit.kernels.sm90.permuted import in_panels, permutable, permuted_along_k
 from gemmkit.kernels.sm90.routes.cp_async import CpAsync, CpAsyncProducer
 from gemmkit.kernels.sm90.routes.deinterleave import Deinterleave, DeinterleaveProducer
+from gemmkit.kernels.sm90.routes.joined import BraidedTma, JoinedTma
 from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.kernels.sm90.routes.rewrite import Rewrite, RewriteProducer, Transpose
 from gemmkit.kernels.sm90.routes.staged import Staged, StagedProducer
@@ -33,8 +34,8 @@ from gemmkit.layouts.swizzled import PATTERN, pattern_of
 from gemmkit.operators import WGMMAOp
 
 #: In the order in which they are preferred, and what fills the stages where a route is the last of the two by this order.
-ROUTES: dict[Any, Any] = {Tma: TmaProducer, Rewrite: RewriteProducer, Transpose: RewriteProducer,
-                          Deinterleave: DeinterleaveProducer, CpAsync: CpAsyncProducer, Staged: StagedProducer}
+ROUTES: dict[Any, Any] = {Tma: TmaProducer, JoinedTma: TmaProducer, BraidedTma: TmaProducer,
+                          Rewrite: RewriteProducer, Transpose: RewriteProducer, Deinterleave: DeinterleaveProducer, CpAsync: CpAsyncProducer, Staged: StagedProducer}
 REGISTER_THREADS = 384                 # of a block with A in registers: with more, wgmmas wait for each other
 
 

@@ -16,7 +16,7 @@ from gemmkit.layouts import Planar
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import thread_index
 from gemmkit.ptx.tensor_map import TensorMapSpec
-from gemmkit.ptx.tma import tma_load, tma_load_multicast
+from gemmkit.ptx.tma import tma_load, tma_load_multicast, tma_prefetch
 from gemmkit.runtime.arrays import ArrayInfo
 
 
@@ -111,6 +111,10 @@ class Tma(Route):
             return f"it is stored in {stored.dtype}, and multiplied in {shared.dtype}"
         return request.why_no_tma(stored.axis)
 
+    def other_arrays(self, operand: Operand) -> list[ArrayInfo]:
+        """Arrays behind the operand's own, each of which has a tensor map, too."""
+        return []
+
     def map_spec(self, operand: Operand, info: ArrayInfo) -> tuple[int, TensorMapSpec]:
         """The axis of the array along which elements are contiguous, and the tensor map's box."""
         planes = len(info.shape) - 2                                  # a box is of one plane, of one matrix
@@ -118,11 +122,19 @@ class Tma(Route):
         return layout.axis + planes, TensorMapSpec(info.dtype, (self.copy.line, self.copy.lines) + (1,) * planes,
                                                    self.copy.swizzle)
 
+    def prefetch(self, tensor_map: Any) -> None:
+        tma_prefetch(tensor_map)
+
     def start(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile) -> None:
-        """Start a stage's copies, panel by panel; in a cluster that shares the operand, of this block's part, to all."""
+        """Start a stage's copies."""
+        self.start_boxes(spec, operand, tensor_map, barrier, slot, at, 0)
+
+    def start_boxes(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile, first: int) -> None:
+        """Start copies panel by panel, from element ``first`` of the stage's tile on; in a cluster that shares the operand,
+        of this block's part, to all."""
         across = at.m if operand.k_axis == 1 else at.n
         pointer = shared(operand.brought.dtype, operand.offset)
-        position = slot.stage * (spec.stage_bytes // operand.brought.itemsize)
+        position = slot.stage * (spec.stage_bytes // operand.brought.itemsize) + first
         along, across = (at.k, across) if self.copy.along_k else (across, at.k)
         matrix = matrix_at(spec, operand, at.batch)
         for plane in range(self.copy.planes):
