@@ -35,7 +35,8 @@ from gemmkit.operators import WGMMAOp
 
 #: In the order in which they are preferred, and what fills the stages where a route is the last of the two by this order.
 ROUTES: dict[Any, Any] = {Tma: TmaProducer, JoinedTma: TmaProducer, BraidedTma: TmaProducer,
-                          Rewrite: RewriteProducer, Transpose: RewriteProducer, Deinterleave: DeinterleaveProducer, CpAsync: CpAsyncProducer, Staged: StagedProducer}
+                          Rewrite: RewriteProducer, Transpose: RewriteProducer, Deinterleave: DeinterleaveProducer,
+                          CpAsync: CpAsyncProducer, Staged: StagedProducer}
 REGISTER_THREADS = 384                 # of a block with A in registers: with more, wgmmas wait for each other
 
 
