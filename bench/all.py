@@ -32,7 +32,8 @@ FILES: dict[str, tuple[str, ...]] = {
     "random": ("random",),
     "rows": ("rows",),
     "composed": ("composed",),
-    "attention": ("attention", "attention_short", "attention_rules"),
+    "attention": ("attention", "attention_short"),
+    "attention_rules": ("attention_rules",),
 }
 OTHERS = {"gemm": gemm.main, "host": host.main}
 NAMES = (*FILES, *OTHERS)
