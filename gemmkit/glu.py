@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from gemmkit.activations import silu
@@ -11,6 +12,13 @@ from gemmkit.lang.given import function_given
 from gemmkit.matmul import matmul
 
 __all__ = ["glu"]
+
+
+def _fold(activation: Any) -> Fold:
+    return Fold(lambda gate, up: activation(gate) * up)
+
+
+_known_fold = lru_cache(maxsize=64)(_fold)       # kept: a call looks at it in place of reading its code (`gemmkit.kept`)
 
 
 def glu(x: Any, w: Any, v: Any, activation: Any = silu, *, epilogue: Epilogue | None = None, **keywords: Any) -> Any:
@@ -38,5 +46,5 @@ def glu(x: Any, w: Any, v: Any, activation: Any = silu, *, epilogue: Epilogue | 
     [[15.0]]
     """
     given = function_given(activation, "glu", "activation", (1,), "f(x), a function of one number,")
-    fold = Fold(lambda gate, up: given(gate) * up)
+    fold = _known_fold(given) if getattr(given, "__closure__", ()) is None else _fold(given)
     return matmul(x, Braid(w, v), epilogue=fold if epilogue is None else fold | epilogue, **keywords)

@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.components import Frozen, freeze
+from gemmkit import kept
+from gemmkit.components import Frozen
 from gemmkit.lang.given import check_dtype
 from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor
 from gemmkit.layouts import Diagonal as DiagonalLayout
@@ -201,7 +202,7 @@ def frozen_layouts(planned: Any, layouts: dict[str, Layout], joined: tuple[str, 
                              "give such a one, or make another plan")
     found = {}
     for name, layout in layouts.items():
-        frozen, known = freeze(layout, name), freeze(getattr(planned, name), name)
+        frozen, known = kept.frozen(layout, name), kept.frozen(getattr(planned, name), name)
         if not frozen.leaves and not known.leaves:
             continue
         lie, wanted = ([(info.shape, info.strides) for info in of.arrays] for of in (frozen, known))

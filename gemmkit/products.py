@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gemmkit.components import Component, freeze
+from gemmkit import kept
+from gemmkit.components import Component
 from gemmkit.config import Config
 from gemmkit.emulator.mode import current_mode, world
 from gemmkit.planning import Plan
@@ -105,7 +106,7 @@ def _remember(plans: dict[Any, tuple[Plan, Any]], key: Any, made: Plan, conf: An
 
 def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, keywords: dict[str, Any],
                      otherwise: Otherwise | None) -> Any:
-    frozen = {name: freeze(value) for name, value in keywords.items() if isinstance(value, Component)}
+    frozen = {name: kept.frozen(value) for name, value in keywords.items() if isinstance(value, Component)}
     sizes = keywords.get("gemm_shape")
     if isinstance(sizes, dict):
         sizes = tuple(sizes.items())
