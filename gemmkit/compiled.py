@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 from gemmkit.completing import Completion, reserve, reserved
-from gemmkit.components import Component, freeze
+from gemmkit.components import Component, at_path, freeze, with_at_path
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.spec import Shape, Spec, StackShape
 from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.layouts import Layout, Plain
 from gemmkit.per_product import for_products
 from gemmkit.problem import Call, held_by
-from gemmkit.runtime.arrays import ArrayInfo, flipped, unit_axis, whole
+from gemmkit.runtime.arrays import ArrayInfo, describe, flipped, unit_axis, whole
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.workspace import addresses, on_host, spaces_of
 from gemmkit.transposed import for_transpose
@@ -31,6 +31,17 @@ PARTS = ("operator",
          "global_c_layout", "shared_c_layout", "transform_global_to_shared_c", "transform_shared_to_regs_c",
          "global_d_layout", "shared_d_layout", "transform_shared_to_global_d", "transform_regs_to_shared_d",
          "epilogue", "condition", "order")           # the components of a Spec, in the order of its fields
+
+
+ELSEWHERE = 2**60                      # from an address to one as aligned that no array has
+
+
+class HeldMap(NamedTuple):
+    """The tensor map of an array that a component holds: where it and the array's address stand among a kernel's values."""
+
+    slot: int
+    pointer: int
+    map: Any
 
 
 class Nothing(Component):
@@ -96,7 +107,28 @@ class Compiled:
         self.order = (1, 0, 2, 3) if call.is_transposed else (0, 1, 2, 3)
         self.pointers = [self.launchable.slot(1 + n) for n in self.order]
         slots = [self.launchable.slot(first + n) for n in range(len(self.maps))]
-        self.map_slots = {slot: m for slot, m in zip(slots, self.maps) if slot is not None}
+        placed = [(slot, m) for slot, m in zip(slots, self.maps) if slot is not None]
+        self.map_slots = {slot: m for slot, m in placed if isinstance(m.which, int)}
+        self.held_maps = [HeldMap(slot, self._slot_of(m.which, spec), m) for slot, m in placed
+                          if not isinstance(m.which, int)]
+
+    def _slot_of(self, path: tuple[str, ...], spec: Frozen) -> int:
+        """Where the address of an array that the specialisation holds stands among the values: the one that another address
+        changes."""
+        array = at_path(self.spec, path)
+        info = array if isinstance(array, ArrayInfo) else describe(array)
+        other = freeze(with_at_path(self.spec, path, info._replace(pointer=info.pointer ^ ELSEWHERE)))
+        (slot,) = (n for n, (old, new) in enumerate(zip(spec.leaves, other.leaves)) if old != new)
+        return slot
+
+    def with_held_maps(self, values: Sequence[Any]) -> Sequence[Any]:
+        """The kernel's values with the tensor maps of arrays that components hold, which lie where the values say."""
+        if not self.held_maps:
+            return values
+        out = list(values)
+        for one in self.held_maps:
+            out[one.slot] = one.map.encoder(out[one.pointer])
+        return out
 
     def _of_d(self) -> tuple[int, int, int]:
         """Rows and columns of D, and the columns that the kernel computes."""
@@ -120,7 +152,7 @@ class Compiled:
         def with_values(stream: int, given: tuple[int, ...], others: tuple) -> None:
             found = addresses(device, stream, spaces)
             if self.blocks:
-                put = list(others)
+                put = list(self.with_held_maps(others))
                 for slot, value in zip(self._slots, self._expand((*given, *found))):
                     put[slot] = value                                         # type: ignore[index]
                 bound.launch(stream, put)
@@ -139,13 +171,13 @@ class Compiled:
             return *pointers_in(at), *[encode(at[which]) for which, encode in maps], *at[4:]
 
         self._slots, self._expand = slots, expand
-        planned = bound.prepare(values, slots, expand if maps or spaces else pointers_in)
+        planned = bound.prepare(self.with_held_maps(values), slots, expand if maps or spaces else pointers_in)
 
         def in_workspaces(stream: int, at: tuple[int, ...]) -> None:
             planned(stream, (*at, *addresses(device, stream, spaces)))
 
         def with_values(stream: int, at: tuple[int, ...], others: tuple) -> None:
-            put = list(others)
+            put = list(self.with_held_maps(others))
             for slot, value in zip(slots, expand((*at, *addresses(device, stream, spaces)))):
                 put[slot] = value                                             # type: ignore[index]
             bound.launch(stream, put)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.component_arrays import arrays_of
-from gemmkit.components import Component, field_values, with_fields
+from gemmkit.components import Component, at_path, field_values, with_fields
 from gemmkit.emulator import machine
 from gemmkit.emulator.captures import Captures
 from gemmkit.emulator.user_code import arguments
@@ -113,8 +113,10 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, seed: int | None = None
     made = {name: arena.view(array, names[name], kind.unit, kind.alignment, **how) if isinstance(kind, ViewKind) else None
             for name, array, kind, how in views_order}
     views = [made[name] for name in ("a", "b", "c", "out")]
-    maps = [None if m is None else emulated_map(views[m.which], m.spec, m.axis) for m in compiled.maps]
     spec: Any = arena.component(compiled.spec_on_host)
+    mapped: list[Any] = [m and (views[m.which] if isinstance(m.which, int) else at_path(spec, m.which))
+                         for m in compiled.maps]
+    maps = [m and emulated_map(view, m.spec, m.axis) for m, view in zip(compiled.maps, mapped)]
     with np.errstate(all="ignore"):                # integers wrap and floats overflow, as on the device
         if compiled.blocks:
             machine.launch(conf.family.kernel, arguments((spec, *views, compiled.shape, *maps), arena.originals),
