@@ -12,12 +12,15 @@ import gemmkit as gk
 from gemmkit import epilogues
 from gemmkit.emulator import errors
 from gemmkit.epilogues import LinearCombination, ReLU, Residual, RowReduce
+from gemmkit.inspection import compile_config
 from gemmkit.kernels.sm90 import ahead, store
 from gemmkit.kernels.sm90.ahead import AheadStore
 from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
+from gemmkit.runtime.device import H100
 from gemmkit.transforms import Elementwise
+from gemmkit.tuning.mappings import MAPPINGS, Mapping
 from tests.support.machines import MACHINES, on_machines, poison, whole
 from tests.support.sm90 import F16, F32, mapping
 
@@ -131,15 +134,18 @@ def test_beta_of_nothing(machine: Any, schedule: str, rng: np.random.Generator) 
 
 
 @on_machines
-@pytest.mark.parametrize("schedule", ["two", "pingpong"])
-def test_stacks(machine: Any, schedule: str, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("schedule", ["one", "pingpong"])
+@pytest.mark.parametrize("which", ["c", "each", "slower", "faster", "all"])
+def test_stacks(machine: Any, schedule: str, which: str, rng: np.random.Generator) -> None:
     """C and residuals with a matrix for each product, of part of the stack, and one for all."""
-    a, b, c = operands(rng, 72, 40, stack=(2, 3))
-    conf = config(schedule, global_c_layout=RowMajor(F16))
-    assert np.array_equal(run(machine, conf, a, b, machine.array(c)), product(a, b) + c)
-    for given in (c, c[1], c[:, :1].copy(), c[0, 0]):
-        d = run(machine, config(schedule, epilogue=ReLU() | Residual(machine.array(given))), a, b)
-        assert np.array_equal(d, np.maximum(product(a, b), 0) + given)
+    a, b, c = operands(rng, 72, 32, 16, stack=(2, 2))
+    if which == "c":
+        conf = config(schedule, global_c_layout=RowMajor(F16))
+        assert np.array_equal(run(machine, conf, a, b, machine.array(c)), product(a, b) + c)
+        return
+    given = {"each": c, "slower": c[:, :1].copy(), "faster": c[1], "all": c[0, 0]}[which]
+    d = run(machine, config(schedule, epilogue=ReLU() | Residual(machine.array(given))), a, b)
+    assert np.array_equal(d, np.maximum(product(a, b), 0) + given)
 
 
 @on_machines
@@ -165,6 +171,29 @@ def test_views(machine: Any, schedule: str, rng: np.random.Generator) -> None:
     d = d.copy()
     d[5:141, 16:88] = 7
     assert (d == 7).all()
+
+
+# -- machine code -----------------------------------------------------------------------------------------------------
+
+@pytest.mark.compile
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("which", ["c", "residual", "linear combination"])
+@pytest.mark.parametrize("mapping", MAPPINGS, ids=lambda x: f"{x.M}x{x.N}-{x.schedule}-{x.cluster[0]}x{x.cluster[1]}")
+def test_shipped_mappings_load_nothing_themselves(mapping: Mapping, which: str) -> None:
+    """64 pairs a thread of a 128 x 128 tile come from shared memory, and nothing spills."""
+    held = np.zeros((4096, 4096), F16)
+    fields: dict[str, Any] = {"c": dict(global_c_layout=RowMajor(F16)),
+                              "residual": dict(epilogue=epilogues.GELU("tanh") | Residual(held)),
+                              "linear combination": dict(epilogue=LinearCombination(2.0, 1.0, held, RowMajor(F16)))}[which]
+    conf = gk.get_config(
+        operator=WGMMAOp(mapping.N), block_shape=gk.Tile(M=mapping.M, N=mapping.N, K=64), schedule=mapping.schedule,
+        warps_per_block=mapping.warps, cluster=gk.Tile(M=mapping.cluster[0], N=mapping.cluster[1]),
+        global_a_layout=RowMajor(F16), global_b_layout=ColMajor(F16), global_d_layout=RowMajor(F16), device=H100, **fields)
+    kernel = compile_config(conf, device=H100, gemm_shape=dict(M=4096, N=4096, K=4096))
+    usage, consumers = kernel.usage, 1 if mapping.schedule == "pingpong" else mapping.warps // 4
+    assert (usage.spill_stores, usage.spill_loads, usage.stack_bytes) == (0, 0, 0)
+    assert kernel.instructions["LDG"] == 0
+    assert kernel.instructions["LDS"] == mapping.M // consumers * mapping.N // 128 // 2
 
 
 # -- who is refused ---------------------------------------------------------------------------------------------------
@@ -229,11 +258,11 @@ FAULTS = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("schedule", ["two", "pingpong"])
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(name: str, schedule: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b, c = operands(rng, 64 * 9, 72)
+    a, b, c = operands(rng, 64 * 5, 72, 16)
     conf = config(schedule, 96, global_c_layout=RowMajor(F16))
     assert np.array_equal(run(EMULATOR, conf, a, b, c), product(a, b) + c)
     module, what, instead, error = FAULTS[name]
@@ -242,7 +271,7 @@ def test_a_fault_is_found(name: str, schedule: str, rng: np.random.Generator, mo
         run(EMULATOR, conf, a, b, c)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("schedule", ["two", "pingpong", "one-2x1"])
 def test_any_order_of_threads_is_right(schedule: str, seed: int, rng: np.random.Generator) -> None:
