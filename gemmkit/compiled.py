@@ -5,27 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from gemmkit.completing import Completion, reserve, reserved
-from gemmkit.components import Component, freeze
+from gemmkit.components import Component, at_path, freeze, with_at_path
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.spec import Shape, Spec, StackShape
 from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.layouts import Layout, Plain
-from gemmkit.layouts.joined import Part
 from gemmkit.per_product import for_products
 from gemmkit.problem import Call, held_by
-from gemmkit.runtime.arrays import ArrayInfo, flipped, unit_axis, whole
+from gemmkit.runtime.arrays import ArrayInfo, describe, flipped, unit_axis, whole
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.workspace import addresses, on_host, spaces_of
 from gemmkit.transposed import for_transpose
 from gemmkit.wide import widened
 
-if TYPE_CHECKING:
-    from gemmkit.kernels.sm90.maps import Map
-
-__all__ = ["PARTS", "Compiled", "Launches", "Nothing", "leaf_ranges"]
+__all__ = ["PARTS", "Compiled", "Launches", "Nothing"]
 
 
 PARTS = ("operator",
@@ -37,15 +33,15 @@ PARTS = ("operator",
          "epilogue", "condition", "order")           # the components of a Spec, in the order of its fields
 
 
-_MARK = 1 << 60                        # where no array is
+ELSEWHERE = 2**60                      # from an address to one as aligned that no array has
 
-def leaf_ranges(parts: dict[str, Frozen]) -> dict[str, slice]:
-    """Where the runtime values of a configuration's components, in the order of PARTS, lie among the kernel's arguments."""
-    ranges, at = {}, 0
-    for name, frozen in parts.items():
-        ranges[name] = slice(at, at + len(frozen.leaves))
-        at += len(frozen.leaves)
-    return ranges
+
+class HeldMap(NamedTuple):
+    """The tensor map of an array that a component holds: where it and the array's address stand among a kernel's values."""
+
+    slot: int
+    pointer: int
+    map: Any
 
 
 class Nothing(Component):
@@ -111,18 +107,28 @@ class Compiled:
         self.order = (1, 0, 2, 3) if call.is_transposed else (0, 1, 2, 3)
         self.pointers = [self.launchable.slot(1 + n) for n in self.order]
         slots = [self.launchable.slot(first + n) for n in range(len(self.maps))]
-        self.map_slots = {slot + n: one for slot, m in zip(slots, self.maps) if slot is not None
-                          for n, one in enumerate(m.maps)}
-        self.part_slots = {slot: self._part_slot(one) for slot, one in self.map_slots.items() if one.part}
+        placed = [(slot + n, one) for slot, m in zip(slots, self.maps) if slot is not None for n, one in enumerate(m.maps)]
+        self.map_slots = {slot: m for slot, m in placed if isinstance(m.which, int)}
+        self.held_maps = [HeldMap(slot, self._slot_of(m.which, spec), m) for slot, m in placed
+                          if not isinstance(m.which, int)]
 
-    def _part_slot(self, one: Map) -> int:
-        """Where among the values the address of an operand's ``one.part``-th array stands: among those of its layout."""
-        name = f"global_{'ab'[one.which]}_layout"
-        layout: Any = getattr(self.config, name)
-        ranges = leaf_ranges({part: freeze(getattr(self.config, part)) for part in PARTS})
-        marked = layout.with_parts([Part(part.info._replace(pointer=_MARK + 256 * n))
-                                    for n, part in enumerate(layout.behind, 1)])
-        return ranges[name].start + [value for _, value in freeze(marked).leaves].index(_MARK + 256 * one.part)
+    def _slot_of(self, path: tuple[str, ...], spec: Frozen) -> int:
+        """Where the address of an array that the specialisation holds stands among the values: the one that another address
+        changes."""
+        array = at_path(self.spec, path)
+        info = array if isinstance(array, ArrayInfo) else describe(array)
+        other = freeze(with_at_path(self.spec, path, info._replace(pointer=info.pointer ^ ELSEWHERE)))
+        (slot,) = (n for n, (old, new) in enumerate(zip(spec.leaves, other.leaves)) if old != new)
+        return slot
+
+    def with_held_maps(self, values: Sequence[Any]) -> Sequence[Any]:
+        """The kernel's values with the tensor maps of arrays that components hold, which lie where the values say."""
+        if not self.held_maps:
+            return values
+        out = list(values)
+        for one in self.held_maps:
+            out[one.slot] = one.map.encoder(out[one.pointer])
+        return out
 
     def _of_d(self) -> tuple[int, int, int]:
         """Rows and columns of D, and the columns that the kernel computes."""
@@ -146,8 +152,8 @@ class Compiled:
         def with_values(stream: int, given: tuple[int, ...], others: tuple) -> None:
             found = addresses(device, stream, spaces)
             if self.blocks:
-                put = list(others)
-                for slot, value in zip(self._slots, self._expand((*given, *found), others)):
+                put = list(self.with_held_maps(others))
+                for slot, value in zip(self._slots, self._expand((*given, *found))):
                     put[slot] = value                                         # type: ignore[index]
                 bound.launch(stream, put)
             complete(stream, others, {space.role: place for space, place in zip(spaces, found)})
@@ -156,29 +162,23 @@ class Compiled:
 
     def _product(self, bound: Any, values: tuple) -> Launches:
         operands = [n for n, slot in enumerate(self.pointers) if slot is not None]
-        own = {slot: m for slot, m in self.map_slots.items() if slot not in self.part_slots}
-        maps = [(self.order[m.which], m.encoder) for m in own.values()]
-        of_parts = [(at, self.map_slots[slot].encoder) for slot, at in self.part_slots.items()]
+        maps = [(self.order[m.which], m.encoder) for m in self.map_slots.values()]
         spaces, device = self.spaces, self.problem.a.device
-        slots = [*(self.pointers[n] for n in operands), *own, *self.part_slots, *(space.slot for space in spaces)]
+        slots = [*(self.pointers[n] for n in operands), *self.map_slots, *(space.slot for space in spaces)]
         pointers_in: Any = itemgetter(*operands)
 
-        def expand(at: tuple[int, ...], values: Sequence[Any]) -> tuple[Any, ...]:
-            return (*pointers_in(at), *[encode(at[which]) for which, encode in maps],
-                    *[encode(values[slot]) for slot, encode in of_parts], *at[4:])
-
-        def expand_planned(at: tuple[int, ...]) -> tuple[Any, ...]:
-            return expand(at, values)
+        def expand(at: tuple[int, ...]) -> tuple[Any, ...]:
+            return *pointers_in(at), *[encode(at[which]) for which, encode in maps], *at[4:]
 
         self._slots, self._expand = slots, expand
-        planned = bound.prepare(values, slots, expand_planned if self.map_slots or spaces else pointers_in)
+        planned = bound.prepare(self.with_held_maps(values), slots, expand if maps or spaces else pointers_in)
 
         def in_workspaces(stream: int, at: tuple[int, ...]) -> None:
             planned(stream, (*at, *addresses(device, stream, spaces)))
 
         def with_values(stream: int, at: tuple[int, ...], others: tuple) -> None:
-            put = list(others)
-            for slot, value in zip(slots, expand((*at, *addresses(device, stream, spaces)), others)):
+            put = list(self.with_held_maps(others))
+            for slot, value in zip(slots, expand((*at, *addresses(device, stream, spaces)))):
                 put[slot] = value                                             # type: ignore[index]
             bound.launch(stream, put)
 

@@ -131,6 +131,20 @@ def with_fields(component: Any, changed: dict[str, Any]) -> Any:
     return out
 
 
+def at_path(component: Any, path: tuple[str, ...]) -> Any:
+    """What lies at a path of fields: ``at_path(x, ("a", "b"))`` is ``x.a.b``."""
+    for field in path:
+        component = getattr(component, field)
+    return component
+
+
+def with_at_path(component: Any, path: tuple[str, ...], value: Any) -> Any:
+    """The component with ``value`` at a path of fields, which nothing checks."""
+    if not path:
+        return value
+    return with_fields(component, {path[0]: with_at_path(getattr(component, path[0]), path[1:], value)})
+
+
 def remembered(component: Any) -> list[str]:
     """The names of the cached properties that a component has computed. (Every emulated thread asks for every tile, so
     the classes' dictionaries are read: by `inspect.getattr_static` a stack of six products in Hopper's kernel took 3.1 s

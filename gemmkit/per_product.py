@@ -14,6 +14,7 @@ from gemmkit.components import Component, Scalar, field_values, with_fields
 from gemmkit.config import TRANSFORMS, Config
 from gemmkit.epilogues import Composed as ComposedEpilogue
 from gemmkit.epilogues import Epilogue, Fold
+from gemmkit.epilogues.base import Alongside
 from gemmkit.kernels.common.stack import Steps
 from gemmkit.lang.products import with_matrix, with_number
 from gemmkit.lang.returned import number
@@ -82,6 +83,9 @@ class Adapted(Epilogue):
     def reads_tiles(self) -> bool:
         return self.epilogue.reads_tiles
 
+    def reads_alongside(self) -> bool:
+        return self.epilogue.reads_alongside()
+
     @property
     def passes_on(self) -> bool:
         return self.epilogue.passes_on
@@ -110,6 +114,10 @@ class EpilogueOfStack(Adapted):
 
     field: str
     steps: Steps
+
+    def alongside(self) -> tuple[Alongside, ...]:
+        return tuple(one._replace(path=("epilogue",), steps=self.steps) for one in self.epilogue.alongside()
+                     if one.field == self.field)
 
     def of_product(self, batch: int) -> Any:
         return with_matrix(self.epilogue, self.field, self.steps.coordinates(batch))

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from gemmkit.compiled import PARTS, Compiled, Launches, leaf_ranges
+from gemmkit.compiled import PARTS, Compiled, Launches
 from gemmkit.component_arrays import ALONGSIDE, Held, arrays_of, check_held
 from gemmkit.components import anew, freeze, without_arrays
 from gemmkit.config import Config
@@ -41,6 +41,15 @@ __all__ = ["Plan", "plan"]
 
 _TRIES = 3                             # compilations that a change of code may interrupt
 _REMEMBERED = 64                       # calls' addresses that a plan keeps
+
+def leaf_ranges(parts: dict[str, Frozen]) -> dict[str, slice]:
+    """Where the runtime values of a configuration's components, in the order of PARTS, lie among the kernel's arguments."""
+    ranges, at = {}, 0
+    for name, frozen in parts.items():
+        ranges[name] = slice(at, at + len(frozen.leaves))
+        at += len(frozen.leaves)
+    return ranges
+
 
 # -- plans ------------------------------------------------------------------------------------------------------------
 

@@ -275,7 +275,7 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
         found = candidate.choice(a, b, fields, device)
     elif observes:
         if operator is None and mappings.applies(a.dtype, b.dtype, fields, device):
-            found = hopper.choice(a, b, infos, fields, sizes, device, products)
+            found = hopper.choice(a, b, infos, fields, sizes, device, products, c=c, d=layouts["d"])
         if found is None:
             fields.setdefault("kernel", "singlestage")
     else:
@@ -283,7 +283,7 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
         if found is None:
             found = gathered.choice(a, b, infos, fields, sizes, device, products)
         if found is None and operator is None and mappings.applies(a.dtype, b.dtype, fields, device):
-            found = hopper.choice(a, b, infos, fields, sizes, device, products)
+            found = hopper.choice(a, b, infos, fields, sizes, device, products, c=c, d=layouts["d"])
     if found is not None:
         operator, fields = found[0], {**found[1], **fields}
     if operator is None and algebra_of(a.dtype) is not None and a.dtype == b.dtype:

@@ -21,7 +21,6 @@ __all__ = ["forget_plans", "multiply"]
 _plans: dict[Any, tuple[Plan, Any]] = {}        # by what decides how a call is computed
 _seen: dict[Any, tuple[Plan, Any]] = {}         # the same plans by what is quickly seen of device arrays
 _kinds: dict[Any, Any] = {}                     # of arrays that have been described
-_OPERANDS = "global_a_layout", "global_b_layout"
 _LIMIT = 4096                                   # plans kept in each; beyond it the memory starts anew
 
 Otherwise = Callable[[Any, Any, Any, Any, Any, Any, dict[str, Any]], Any]
@@ -119,10 +118,9 @@ def _with_components(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stre
     key: tuple[Any, ...] = (
         *kinds, c is not None and _kind(c, "c"), out is not None and _kind(out, "out"),
         id(conf), world(), sizes,
-        tuple((name, f.kind, f.fingerprint, tuple((i.shape, i.device) for i in f.arrays)) for name, f in frozen.items()))
-    if max(len(shape) for _, (shape, *_), _ in kinds) > 2 or any(name in frozen for name in _OPERANDS):
-        # a component's arrays may be stacks, merged by their strides, or parts of an operand, which have tensor maps
-        key = (*key, tuple(i.strides for f in frozen.values() for i in f.arrays))
+        # A component's arrays may be stacks, which are merged by their strides, or have a tensor map, which has them.
+        tuple((name, f.kind, f.fingerprint, tuple((i.shape, i.strides, i.device) for i in f.arrays))
+              for name, f in frozen.items()))
     known = None if current_mode() is not None else _plans.get(key)
     if known is None or (known[0].stands is not None and not known[0].stands()):
         other = otherwise and otherwise(a, b, c, conf, out, stream, keywords)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.component_arrays import arrays_of
-from gemmkit.components import Component, field_values, with_fields
+from gemmkit.components import Component, at_path, field_values, with_fields
 from gemmkit.emulator import machine
 from gemmkit.emulator.captures import Captures
 from gemmkit.emulator.user_code import arguments
@@ -114,7 +114,7 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, seed: int | None = None
             for name, array, kind, how in views_order}
     views = [made[name] for name in ("a", "b", "c", "out")]
     spec: Any = arena.component(compiled.spec_on_host)
-    maps = [_map_of(m, views, spec) for m in compiled.maps]
+    maps = [None if m is None else _map_of(m, views, spec) for m in compiled.maps]
     with np.errstate(all="ignore"):                # integers wrap and floats overflow, as on the device
         if compiled.blocks:
             machine.launch(conf.family.kernel, arguments((spec, *views, compiled.shape, *maps), arena.originals),
@@ -132,12 +132,9 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, seed: int | None = None
 
 
 def _map_of(made: Any, views: list[Any], spec: Any) -> Any:
-    """An operand's tensor map in the emulator, or those of its arrays."""
-    if made is None:
-        return None
-    of = [views[made.maps[0].which], *(part.array for part in (spec.a, spec.b)[made.maps[0].which].layout.behind)] \
-        if len(made.maps) > 1 else [views[made.which]]
-    found = tuple(emulated_map(view, one.spec, one.axis) for view, one in zip(of, made.maps))
+    """An operand's tensor map in the emulator, or a tuple of those of its arrays."""
+    found = tuple(emulated_map(views[one.which] if isinstance(one.which, int) else at_path(spec, one.which), one.spec,
+                               one.axis) for one in made.maps)
     return found if len(found) > 1 else found[0]
 
 

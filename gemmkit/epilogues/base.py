@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.elements import column_of, delivered, row_of, transform_within
@@ -25,6 +25,47 @@ from gemmkit.ptx.special import lane_index
 from gemmkit.tiling import Tile, parallelise, translate
 
 ELEMENT = Tile(M=1, N=1)
+
+
+class Alongside(NamedTuple):
+    """An array of D's form that a stage of an epilogue reads element by element, at the places that it is asked for:
+    ``path`` are the fields to the stage, which reads its ``field`` by its ``layout``; ``where`` finds it in device code, and
+    ``steps`` are those of a stack (`gemmkit.kernels.common.stack`), None where all products share a matrix."""
+
+    path: tuple[str, ...]
+    field: str
+    array: Any
+    layout: Any
+    where: Here
+    steps: Any = None
+
+
+@dataclass(frozen=True)
+class Here(Component):
+    """Where in an epilogue a stage is: it itself."""
+
+    def reads(self, epilogue: Any) -> bool:
+        return epilogue.reads_alongside()
+
+
+@dataclass(frozen=True)
+class InFirst(Here):
+    """In the first of two."""
+
+    inner: Here
+
+    def reads(self, epilogue: Any) -> bool:
+        return self.inner.reads(epilogue.first)
+
+
+@dataclass(frozen=True)
+class InSecond(Here):
+    """In the second of two."""
+
+    inner: Here
+
+    def reads(self, epilogue: Any) -> bool:
+        return self.inner.reads(epilogue.second)
 
 
 @dataclass(frozen=True)
@@ -51,6 +92,9 @@ class Epilogue(Component):
     outputs: ClassVar[tuple[str, ...]] = ()                # fields that are arrays which it writes, beside D
     #: Fields that are arrays, of which each product of a stack may have its own, and how many dimensions that has.
     array_ndims: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    #: The field, if there is one, that is an array of D's shape, of which `finish` reads no element but a tile's own, by the
+    #: layout in the field ``layout``: a kernel may have fetched them, and puts a layout there that knows where they are.
+    beside: ClassVar[str | None] = None
     #: What methods may ask for beside the arguments that they have here.
     may_take: ClassVar[Mapping[str, str]] = MappingProxyType({"__call__": "batch"})
 
@@ -99,6 +143,10 @@ class Epilogue(Component):
         elif not spec.d.whole:                             # it straddles an edge: element by element, those in range
             each(finish_edge_element, values, self, spec, d, tile, shape)
 
+    def reads_alongside(self) -> bool:
+        """Whether this launch reads the array ``beside``, the same for all elements."""
+        return True
+
     def in_product(self, x: Any, m: int, n: int, batch: int) -> Any:
         """The epilogue of an element, for one that asks for the number of the product."""
         return self(x, m, n, batch)                                            # type: ignore[call-arg]
@@ -117,6 +165,11 @@ class Epilogue(Component):
     def array_dimensions(self) -> Mapping[str, int]:
         """`array_ndims` of this epilogue: overridden where they depend on its fields."""
         return self.array_ndims
+
+    def alongside(self) -> tuple[Alongside, ...]:
+        """What it and the epilogues in it read ``beside`` D. (A subclass reads in its own way, and says so itself.)"""
+        field = vars(type(self)).get("beside")
+        return () if field is None else (Alongside((), field, getattr(self, field), vars(self)["layout"], Here()),)
 
     def stages(self) -> tuple[Epilogue, ...]:
         """The epilogues that it is composed of, in their order."""
@@ -215,6 +268,11 @@ class Composed(Epilogue):
     def complete(self, team: Any, shape: Any) -> None:
         self.first.complete(team, shape)
         self.second.complete(team, shape)
+
+    def alongside(self) -> tuple[Alongside, ...]:
+        first = (one._replace(path=("first", *one.path), where=InFirst(one.where)) for one in self.first.alongside())
+        second = (one._replace(path=("second", *one.path), where=InSecond(one.where)) for one in self.second.alongside())
+        return (*first, *second)
 
     def stages(self) -> tuple[Epilogue, ...]:
         return (*self.first.stages(), *self.second.stages())

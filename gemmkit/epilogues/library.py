@@ -70,6 +70,8 @@ class LinearCombination(Epilogue):
     c: Array
     layout: Layout
 
+    beside = "c"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.layout, Layout):
@@ -100,6 +102,9 @@ class LinearCombination(Epilogue):
 
     def _described(self) -> ArrayInfo:
         return self.c if isinstance(self.c, ArrayInfo) else describe(self.c, "c")          # a plan keeps no array
+
+    def reads_alongside(self) -> bool:
+        return self.beta != 0
 
     def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
         if self.beta == 0:

@@ -122,6 +122,8 @@ class Residual(_WithArray):
     2.5
     """
 
+    beside = "array"
+
     def __call__(self, x: Any, m: int, n: int) -> Any:
         return x + self.array[m, n]
 

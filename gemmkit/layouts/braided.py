@@ -10,11 +10,11 @@ elements are 16 bytes besides: what a thread loads at a time comes from one part
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from gemmkit.components import Scalar, with_fields
+from gemmkit.components import Scalar
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.values import convert, convert_all, fill
 from gemmkit.layouts.base import Layout, load_elements
@@ -120,11 +120,9 @@ class Braided(Layout):
         return list(self.layout.infos)
 
     @property
-    def behind(self) -> list[Any]:
-        return list(self.layout.behind)
-
-    def with_parts(self, parts: list[Any]) -> Braided:
-        return cast(Braided, with_fields(self, dict(layout=self.layout.with_parts(parts))))
+    def paths(self) -> list[tuple[str, ...]]:
+        """The fields to the arrays behind the operand's own."""
+        return [("layout", *path) for path in self.layout.paths]
 
     @property
     def line_axis(self) -> int:

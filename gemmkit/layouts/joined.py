@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
-from gemmkit.components import Array, Component, Scalar, with_fields
+from gemmkit.components import Array, Component, Scalar
 from gemmkit.lang.control import join
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import convert, convert_all
@@ -185,24 +185,20 @@ class Joined(Layout):
         return self.is_alike
 
     @property
-    def behind(self) -> list[Part]:
-        """The arrays behind the operand's own."""
-        return [*(self.first.behind if isinstance(self.first, Joined) else ()), self.part]
+    def paths(self) -> list[tuple[str, ...]]:
+        """The fields to the arrays behind the operand's own."""
+        first = self.first.paths if isinstance(self.first, Joined) else []
+        return [*(("first", *path) for path in first), ("part", "array")]
 
     @property
     def last(self) -> int:
         """The number of the last part; the operand's own array is part 0."""
         return 1 + (self.first.last if isinstance(self.first, Joined) else 0)
 
-    def with_parts(self, parts: list[Part]) -> Joined:
-        """The same of other arrays."""
-        first = self.first.with_parts(parts[:-1]) if isinstance(self.first, Joined) else self.first
-        return cast(Joined, with_fields(self, dict(first=first, part=parts[-1])))
-
     @property
     def infos(self) -> list[ArrayInfo]:
         """The arrays behind the operand's own."""
-        return [part.info for part in self.behind]
+        return [*(self.first.infos if isinstance(self.first, Joined) else ()), self.part.info]
 
     @property
     def neighbours(self) -> int:

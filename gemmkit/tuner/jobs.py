@@ -107,10 +107,10 @@ def job_of(compiled: Any, memory: Memory, cubin: bytes) -> Job:
             pointers[slot] = memory.pointer(value)
     maps = []
     for slot, tensor_map in compiled.map_slots.items():
-        part = compiled.part_slots.get(slot)
-        pointer = at[compiled.order[tensor_map.which]] if part is None else pointers[part]
+        pointer = at[compiled.order[tensor_map.which]]
         assert pointer is not None
         maps.append((slot, pointer, tensor_map.encoder.arguments))
+    maps += [(one.slot, pointers[one.pointer], one.map.encoder.arguments) for one in compiled.held_maps]
     values = list(kernel.values)
     for slot, _, _ in maps:
         values[slot] = bytes(128)

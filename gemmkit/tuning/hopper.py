@@ -9,7 +9,7 @@ from gemmkit.config import Config
 from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.lang.errors import ConfigError
-from gemmkit.layouts import Layout
+from gemmkit.layouts import Layout, RowMajor
 from gemmkit.operators.algebra import units
 from gemmkit.operators.base import Operator
 from gemmkit.operators.wgmma import WGMMAOp
@@ -19,13 +19,16 @@ from gemmkit.tuning import algebras
 from gemmkit.tuning.hopper_fields import LEAST_STAGES, assumed_spec, complete
 from gemmkit.tuning.mappings import LIKELY, PROMOTED, Table, table_of
 from gemmkit.tuning.model import LINE, Mapping, by_workspace, choose_mapping, smallest
+from gemmkit.tuning.operators import result_dtype
 
 MOST_STAGES = 8
 
 
 def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
-           device: DeviceInfo, products: int = 1) -> tuple[Operator, dict[str, Any]]:
-    """The operator for a product of 16-bit floats in these layouts, and the fields of its mapping."""
+           device: DeviceInfo, products: int = 1, c: Layout | None = None,
+           d: Layout | None = None) -> tuple[Operator, dict[str, Any]]:
+    """The operator for a product of 16-bit floats in these layouts (``c`` and ``d`` where they are given), and the fields of
+    its mapping."""
     table = table_for(a, b, infos["a"], infos["b"], fields, sizes)
     always = getattr(fields.get("condition"), "is_always", True)
     supply = table.supply_of(infos["a"], infos["b"])
@@ -33,16 +36,37 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     if always:
         listed += by_workspace(sizes, device, products, table.workspace, table.least_shared)
         listed += table.clustered if supply is not None else ()
-    epilogue = fields.get("epilogue")
-    reads_tiles = infos.get("c") is not None or (isinstance(epilogue, Epilogue) and epilogue.reads_tiles)
-    if reads_tiles:
+    reads_late = _reads_late(a, b, c, d, infos, fields, sizes)
+    if reads_late:
         # What a finishing consumer reads by way of L1 makes the one that multiplies wait: 7 % of its time, measured.
         listed = tuple(dataclasses.replace(one, step=1.07 * one.step) if one.schedule == "pingpong" else one
                        for one in listed)
-    mapping = choose_mapping(sizes, device, mappings=listed, supply=supply, is_tall=reads_tiles, products=products)
+    mapping = choose_mapping(sizes, device, mappings=listed, supply=supply, is_tall=reads_late, products=products)
     if table.halves_stages and sizes[2] * a.dtype.itemsize <= LINE // 2:
         mapping = dataclasses.replace(mapping, depth=LINE // 2)
     return WGMMAOp(mapping.N, dtype=a.dtype), mapping.fields
+
+
+def _reads_late(a: Layout, b: Layout, c: Layout | None, d: Layout | None, infos: dict[str, ArrayInfo | None],
+                fields: dict[str, Any], sizes: tuple[int, int, int]) -> bool:
+    """Whether consumers read C, or as many elements for the epilogue, from global memory at a tile's end: what does not come
+    to D's subtiles ahead of time, where there is room for one array (`gemmkit.kernels.sm90.ahead`)."""
+    epilogue, of_c, out = fields.get("epilogue"), infos.get("c"), infos.get("out")
+    if isinstance(epilogue, Epilogue) and epilogue.reads_tiles:
+        if of_c is not None or len(epilogue.alongside()) != 1:
+            return True
+    elif of_c is None:
+        return False
+    operator = WGMMAOp(LIKELY.N, dtype=a.dtype)
+    given = dict(fields, operator=operator, global_a_layout=a, global_b_layout=b)
+    if c is not None:
+        given["global_c_layout"] = c
+    given.setdefault("global_d_layout", d or RowMajor(result_dtype(a.dtype, b.dtype, c, operator)))
+    if out is None:                                            # one that the call makes
+        M, N, _ = sizes
+        out = ArrayInfo(0, (M, N), (N, 1), given["global_d_layout"].dtype, -1, False, "numpy")
+    spec = assumed_spec(given, LIKELY, Arrays(infos["a"], infos["b"], out, *sizes, of_c))
+    return not spec.store.reads_ahead
 
 
 _OF_A_MAPPING = {"block_shape", "compute_warp", "warps_per_block", "schedule", "cluster", "stages", "shared_d_layout"}

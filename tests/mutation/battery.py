@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import gemmkit as gk
-from gemmkit.epilogues import Bias, ReLU
+from gemmkit.epilogues import Bias, LinearCombination, ReLU
 from gemmkit.kernels.rasterisation import Order
 from gemmkit.kernels.sm90.fragments import RegisterMainloop
 from gemmkit.kernels.sm90.routes.cp_async import CpAsyncProducer
@@ -163,6 +163,19 @@ def epilogue() -> None:
                        transform_regs_to_shared_d=Elementwise(lambda x, i, j: x + i % 3 - j % 5))
         i, j = np.indices((67, n))
         equal(product(EMULATOR, conf, a, b, c), (a.astype("f8") @ b + c + i % 3 - j % 5 + bias).clip(0))
+
+
+@case
+def c_ahead() -> None:
+    """C and a residual in D's subtiles: as many a tile as fill the buffers evenly, one more, and some out of range."""
+    for schedule, columns, (m, n) in (("one", 96, (200, 72)), ("pingpong", 96, (264, 168)), ("two", 128, (136, 136))):
+        a, b, c = operands(m, n, 16)
+        conf = mapping(schedule, WGMMAOp(columns), depth=16, stages=2, d=RowMajor(F16), global_c_layout=RowMajor(F16))
+        equal(product(EMULATOR, conf, a, b, c.astype(F16)), a.astype("f8") @ b + c)
+    for beta in (2.0, 0.0):
+        c = c.astype(F16) if beta else np.full_like(c, np.nan, F16)
+        conf = mapping("two", depth=16, stages=2, d=RowMajor(F16), epilogue=ReLU() | LinearCombination(3.0, beta, c, RowMajor(F16)))
+        equal(product(EMULATOR, conf, a, b), 3 * (a.astype("f8") @ b).clip(0) + (beta * c if beta else 0))
 
 
 @case

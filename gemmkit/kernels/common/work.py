@@ -60,10 +60,12 @@ class Inputs(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What stores of D need of global memory."""
+    """What stores of D need of global memory. ``map_c`` is the tensor map of C, or of what an epilogue reads beside D
+    (`gemmkit.kernels.sm90.ahead`)."""
 
     c: Any
     d: Any
+    map_c: Any
     map_d: Any
     batch: Any
     shape: Any

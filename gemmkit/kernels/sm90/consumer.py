@@ -21,11 +21,14 @@ def consume_together(spec: Any, outputs: Outputs, group: int, rank: int) -> None
     while tile < tiles:
         work = spec.scheduler.work(spec, tile, rank, outputs.shape)
         own, matrices = of_product(spec, work.batch), outputs_of(spec, outputs, work.batch)
+        if spec.exchange.finishes(spec):
+            first = work.n + spec.exchange.slice(spec, rank) * spec.exchange.columns
+            spec.store.begin(spec, outputs.map_c, work.batch, Part(group, work.m + group * spec.first_rows, first, turn))
         sums, slot = multiply_tile(own, group, slot, k_steps(spec, work), work, matrices.shape)
         if spec.exchange.hand_over(sums, spec, group, rank, turn):
             mine = spec.exchange.collect(sums, spec, group, rank, turn)
             column = work.n + spec.exchange.slice(spec, rank) * spec.exchange.columns
-            spec.store.run(own, mine, matrices, Part(group, work.m + group * spec.first_rows, column))
+            spec.store.run(own, mine, matrices, Part(group, work.m + group * spec.first_rows, column, turn))
         turn = turn ^ 1
         tile += step
     spec.store.finish()
@@ -38,6 +41,7 @@ def consume_in_turns(spec: Any, outputs: Outputs, group: int, rank: int) -> None
     for that of the one it waits for.
     """
     turn = thread_index() * 0
+    own_turn = turn                                    # flips with every tile of this consumer
     slot = Slot(turn, turn)
     tile, tiles, step = spec.scheduler.first(), spec.scheduler.count(outputs.shape), spec.scheduler.step()
     if group == 1:
@@ -46,11 +50,13 @@ def consume_in_turns(spec: Any, outputs: Outputs, group: int, rank: int) -> None
         work = spec.scheduler.work(spec, tile, rank, outputs.shape)
         steps = k_steps(spec, work)
         if turn == group:
+            spec.store.begin(spec, outputs.map_c, work.batch, Part(group, work.m, work.n, own_turn))
             named_barrier(spec.order_barrier + group, 256)
             own, matrices = of_product(spec, work.batch), outputs_of(spec, outputs, work.batch)
             sums, slot = multiply_tile(own, group, slot, steps, work, matrices.shape)
             named_arrive(spec.order_barrier + 1 - group, 256)
-            spec.store.run(own, sums, matrices, Part(group, work.m, work.n))
+            spec.store.run(own, sums, matrices, Part(group, work.m, work.n, own_turn))
+            own_turn = own_turn ^ 1
         else:
             slot = spec.pipeline.skip(slot, steps)
         turn = turn ^ 1
@@ -61,7 +67,7 @@ def consume_in_turns(spec: Any, outputs: Outputs, group: int, rank: int) -> None
 def outputs_of(spec: Any, outputs: Outputs, batch: int) -> Outputs:
     """C, D and the sizes of one product of a stack. (A tensor map is of the whole stack.)"""
     stack = spec.scheduler.stack
-    return Outputs(stack.c.matrix(outputs.c, batch), stack.d.matrix(outputs.d, batch), outputs.map_d, batch,
+    return Outputs(stack.c.matrix(outputs.c, batch), stack.d.matrix(outputs.d, batch), outputs.map_c, outputs.map_d, batch,
                    of_product(outputs.shape, batch))
 
 

@@ -44,6 +44,10 @@ class Exchange(Component):
     def initialise(self, splits: int) -> None:
         """Called by one thread, before any other meets a barrier."""
 
+    def finishes(self, spec: Any) -> bool:
+        """Whether this block finishes any of its tile."""
+        return True
+
     def slice(self, spec: Any, rank: int) -> int:
         """Which slice of columns a block finishes, of those that do. ``rank`` is the block's in its cluster."""
         return rank

@@ -44,8 +44,8 @@ class Folding(Store):
 
     def run(self, spec: Any, sums: tuple, outputs: Outputs, part: Part) -> None:
         shape = with_number(outputs.shape, "N", spec.d.layout.columns)
-        own = Outputs(outputs.c, outputs.d, outputs.map_d, outputs.batch, shape)
-        place = Part(part.group, part.m, udiv(part.n, spec.b.layout.slots))
+        own = Outputs(outputs.c, outputs.d, outputs.map_c, outputs.map_d, outputs.batch, shape)
+        place = Part(part.group, part.m, udiv(part.n, spec.b.layout.slots), part.turn)
         each(store_fragment, apply(fold_fragment, sums, spec, own, place), spec, own, place)
 
 

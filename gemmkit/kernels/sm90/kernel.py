@@ -44,7 +44,8 @@ from gemmkit.ptx.tma import tma_prefetch
 from gemmkit.ptx.warpgroup import give_registers, grid_launch_dependents, grid_wait, take_registers
 
 
-def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_a: Any, map_b: Any, map_d: Any) -> None:
+def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_a: Any, map_b: Any, map_c: Any,
+                     map_d: Any) -> None:
     """D = A B + C; see the module's table. Launched with ``spec.threads`` threads, in clusters of ``spec.cluster.size``."""
     # 0. Barriers, before any thread waits on one; then what the previous kernel wrote may be read.
     group = uniform(udiv(thread_index(), 128))
@@ -52,9 +53,12 @@ def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_
     if thread_index() == 0:
         spec.pipeline.initialise()
         spec.exchange.initialise(spec.cluster.splits)
+        spec.store.initialise()
         mbarrier_fence_init()
         spec.a.route.prefetch(map_a)
         spec.b.route.prefetch(map_b)
+        if spec.store.reads_ahead:
+            tma_prefetch(map_c)
         if spec.store.uses_tma:
             tma_prefetch(map_d)
     if spec.cluster.is_single:
@@ -74,9 +78,9 @@ def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_
         if spec.consumer_registers > 0:
             take_registers(spec.consumer_registers)
         if spec.is_pingpong:
-            consume_in_turns(spec, Outputs(c, d, map_d, 0, shape), group - spec.producers, rank)
+            consume_in_turns(spec, Outputs(c, d, map_c, map_d, 0, shape), group - spec.producers, rank)
         else:
-            consume_together(spec, Outputs(c, d, map_d, 0, shape), group - spec.producers, rank)
+            consume_together(spec, Outputs(c, d, map_c, map_d, 0, shape), group - spec.producers, rank)
 
     # A block's shared memory must last until its peers have read and signalled all they will.
     if not spec.cluster.is_single:

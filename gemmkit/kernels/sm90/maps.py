@@ -1,10 +1,14 @@
-"""The tensor maps of a problem: what TMA is told of A, B and D."""
+"""The tensor maps of a problem: what TMA is told of A, B, C and D."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
+from typing import Any
 
+from gemmkit.components import at_path
 from gemmkit.kernels.common.arrays import Arrays
+from gemmkit.kernels.sm90.ahead import AheadStore
 from gemmkit.kernels.sm90.routes.tma import Tma
 from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.kernels.sm90.store import TmaStore
@@ -13,7 +17,7 @@ from gemmkit.lang.kinds import Kind, kind
 from gemmkit.lang.numba_hooks import types
 from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.tma import TensorMapType
-from gemmkit.runtime.arrays import ArrayInfo, whole
+from gemmkit.runtime.arrays import ArrayInfo, describe, whole
 from gemmkit.runtime.tensor_maps import BYTES, Encoder
 
 NO_MAP = bytes(BYTES)
@@ -22,15 +26,14 @@ NO_MAP = bytes(BYTES)
 @dataclass(frozen=True)
 class Map:
     """The tensor map of an operand: ``which`` is its place among a, b, c and out, ``ordinal`` that among the kernel's maps;
-    ``axis`` is the one along which its elements are contiguous. Of an operand of several arrays ``part`` is the array's
-    number: the others behind the operand's own are in its layout."""
+    ``axis`` is the one along which its elements are contiguous. Of an array that a component holds, ``which`` are the fields
+    from the specialisation to it."""
 
-    which: int
+    which: int | tuple[str, ...]
     ordinal: int
     info: ArrayInfo
     axis: int
     spec: TensorMapSpec
-    part: int = 0
 
     @property
     def maps(self) -> tuple[Map, ...]:
@@ -64,19 +67,37 @@ class Maps:
 
 
 def maps(spec: Sm90Spec, arrays: Arrays) -> tuple[Map | Maps | None, ...]:
-    """The maps of A, B and D, None for those that TMA does not move."""
+    """The maps of A, B, C (or of what comes ahead of time in its place) and D, None for those that TMA does not move."""
+    store = spec.store
+    found: list[list[Any]] = [
+        _of_operand(0, "a", spec.a, arrays.a), _of_operand(1, "b", spec.b, arrays.b),
+        [(*_ahead(spec, store, arrays), store.map_of_source)] if isinstance(store, AheadStore) else [],
+        [(3, arrays.out, lambda info: store.map_spec(spec.d, info))] if isinstance(store, TmaStore) else [],
+    ]
     made: list[Map | Maps | None] = []
-    moved = ((0, arrays.a, spec.a, spec.a.route), (1, arrays.b, spec.b, spec.b.route), (3, arrays.out, spec.d, spec.store))
-    for which, info, operand, part in moved:
-        if isinstance(part, (Tma, TmaStore)) and info is not None:
-            count = sum(len(m.maps) for m in made if m is not None)
-            others = part.other_arrays(operand) if isinstance(part, Tma) else []
-            own = [Map(which, count + n, array, *part.map_spec(operand, array), n)
-                   for n, array in enumerate((whole(info), *others))]
-            made.append(own[0] if len(own) == 1 else Maps(tuple(own)))
-        else:
-            made.append(None)
+    ordinals = count()
+    for of_one in found:
+        own = tuple(Map(which, next(ordinals), whole(info), *box_of(whole(info)))
+                    for which, info, box_of in of_one if info is not None)
+        made.append(None if not own else own[0] if len(own) == 1 else Maps(own))
     return tuple(made)
+
+
+def _of_operand(which: int, name: str, operand: Any, info: ArrayInfo | None) -> list[Any]:
+    """(which, array, what makes the box of it) of A or B, and of the arrays behind the operand's own."""
+    if not isinstance(operand.route, Tma):
+        return []
+    others = (((name, *path), array) for path, array in operand.route.other_arrays(operand))
+    return [(at, array, lambda array: operand.route.map_spec(operand, array)) for at, array in ((which, info), *others)]
+
+
+def _ahead(spec: Sm90Spec, store: AheadStore, arrays: Arrays) -> tuple[Any, ArrayInfo | None]:
+    """What comes ahead of time, as a map's ``which``, and its array."""
+    path = store.source.array
+    if path is None:
+        return 2, arrays.c
+    array = at_path(spec, path)
+    return path, array if isinstance(array, ArrayInfo) else describe(array)
 
 
 __all__ = ["Map", "Maps", "maps"]

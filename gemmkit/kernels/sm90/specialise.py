@@ -13,6 +13,7 @@ from gemmkit.kernels.common.clipping import clipped
 from gemmkit.kernels.common.operand import Operand
 from gemmkit.kernels.common.pipeline import BARRIER, CLUSTER, THREAD, WARPS, Pipeline
 from gemmkit.kernels.common.shared_memory import NamedBarriers, SharedMemory
+from gemmkit.kernels.sm90.ahead import with_ahead
 from gemmkit.kernels.sm90.exchange import ClusterExchange, Exchange
 from gemmkit.kernels.sm90.fold import store_for
 from gemmkit.kernels.sm90.fragments import Deinterleaved, RegisterMainloop, Transformed
@@ -137,6 +138,7 @@ def _laid_out(spec: Sm90Spec, arrays: Arrays | None) -> Sm90Spec:
                      barriers.take(spec.consumers))
     if isinstance(store, SubtileStore):
         store = dataclasses.replace(store, offset=memory.take(store.nbytes))
+    spec = with_ahead(dataclasses.replace(spec, store=store), arrays)
     producer = dataclasses.replace(spec.producer, barrier=barriers.take(spec.producer.barriers))
     order = barriers.take(2) if spec.is_pingpong else 0
     exchange = spec.exchange
@@ -145,6 +147,7 @@ def _laid_out(spec: Sm90Spec, arrays: Arrays | None) -> Sm90Spec:
     pipeline = _pipeline(spec, memory)
     if isinstance(exchange, ClusterExchange):
         exchange = dataclasses.replace(exchange, barriers=memory.take(2 * BARRIER * exchange.consumers))
+    store = spec.store.placed(memory)
     return dataclasses.replace(spec, store=store, producer=producer, order_barrier=order, exchange=exchange,
                                pipeline=pipeline, nbytes=memory.nbytes)
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from gemmkit.components import Component
 from gemmkit.kernels.common.elements import delivered, transform_within
 from gemmkit.kernels.common.operand import unit_of
+from gemmkit.kernels.common.shared_memory import SharedMemory
 from gemmkit.kernels.common.work import Outputs
 from gemmkit.kernels.sm90.elements import add_c_masked, finish_pair
 from gemmkit.kernels.sm90.together import finish_together, store_together
@@ -41,11 +42,13 @@ BUFFERS = 2                            # subtiles of D that a warpgroup has on t
 
 
 class Part(NamedTuple):
-    """A consumer's part of a tile of D: the consumer, and the part's first row and column."""
+    """A consumer's part of a tile of D: the consumer, the part's first row and column, and a bit that flips with every tile
+    of the consumer."""
 
     group: Any
     m: Any
     n: Any
+    turn: Any
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Store(Component):
 
     barrier: int = 0
     uses_tma = False
+    reads_ahead = False                # C, or what an epilogue reads beside D, comes by TMA (`gemmkit.kernels.sm90.ahead`)
 
     @property
     def pair(self) -> Tile:
@@ -64,6 +68,16 @@ class Store(Component):
     def single(self) -> Tile:
         return Tile(M=1, N=1)
 
+    def placed(self, memory: SharedMemory) -> Store:
+        """With barriers of its own, which it takes of the block's memory: none."""
+        return self
+
+    def initialise(self) -> None:
+        """Called by one thread, before any other meets a barrier."""
+
+    def begin(self, spec: Any, map_c: Any, batch: int, part: Part) -> None:
+        """Before a tile is multiplied."""
+
     def run(self, spec: Any, sums: tuple, outputs: Outputs, part: Part) -> None:
         """All 64-row fragments of a consumer."""
         each(store_fragment, sums, spec, outputs, part)
@@ -71,7 +85,7 @@ class Store(Component):
     def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
         """The ``i``-th fragment; ``part`` is where it begins."""
 
-    def leave_out(self) -> None:
+    def leave_out(self, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
         """In place of a fragment that lies wholly out of range."""
 
     def finish(self) -> None:
@@ -81,13 +95,13 @@ class Store(Component):
 def store_fragment(sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
     """Where values are finished, a fragment wholly out of range is left out. Its nearest elements in range are other
     consumers', which may be storing them, and C or an array that the epilogue reads may be D."""
-    place = Part(part.group, part.m + i * 64, part.n)
+    place = Part(part.group, part.m + i * 64, part.n, part.turn)
     if not spec.has_epilogue:
         spec.store.fragment(sums, i, spec, outputs, place)
     elif place.m < outputs.shape.M and place.n < outputs.shape.N:
         spec.store.fragment(sums, i, spec, outputs, place)
     else:
-        spec.store.leave_out()
+        spec.store.leave_out(i, spec, outputs, place)
 
 
 def own_row() -> int:
@@ -168,24 +182,27 @@ class TmaStore(SubtileStore):
         return layout.axis + before, TensorMapSpec(info.dtype, (self.columns, 64) + (1,) * before, layout.width)
 
     def subtile(self, values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
-        position = self.position(p, i, part.group)
-        pointer = shared(spec.d.shared.dtype, self.offset)
-        is_leader = thread_index() % 128 == 0
-        if is_leader:                                  # TMA has read what was in the subtile before
+        if thread_index() % 128 == 0:                  # TMA has read what was in the subtile before
             if i + p == 0:
                 tma_wait_read(self.pending)
             else:
                 tma_wait_read(BUFFERS - 1)
         named_barrier(self.barrier + part.group, 128)
+        self.send(values, p, i, spec, outputs, part)
+
+    def send(self, values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
+        """Write a subtile, and have TMA store it."""
+        position = self.position(p, i, part.group)
+        pointer = shared(spec.d.shared.dtype, self.offset)
         put_subtile(values, spec, pointer, position)
         fence_async()
         named_barrier(self.barrier + part.group, 128)
-        if is_leader:
+        if thread_index() % 128 == 0:
             matrix = spec.scheduler.stack.d.coordinates(outputs.batch)
             tma_store(outputs.map_d, join(((part.n + p * self.columns, part.m), matrix)), pointer, position)
             tma_commit()
 
-    def leave_out(self) -> None:
+    def leave_out(self, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
         """Its subtiles count as stored: how many may be on their way when a buffer is filled again is counted in them."""
         if thread_index() % 128 == 0:
             for _ in range(self.count):

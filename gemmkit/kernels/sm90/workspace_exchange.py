@@ -66,6 +66,9 @@ class WorkspaceExchange(Exchange):
     def rest(self) -> int:
         return (self.shares - 1) % AHEAD
 
+    def finishes(self, spec: Any) -> bool:
+        return spec.reduction.rank() < self.slices
+
     def slice(self, spec: Any, rank: int) -> int:
         return spec.reduction.rank()
 

@@ -187,15 +187,47 @@ def test_a_launch_has_the_values_of_the_calls_components(library: str, make: Any
         gk.matmul(a, b, out=out, epilogue=gk.epilogues.Bias(strided_row(out)))
 
 
+@LIBRARIES
+def test_a_launch_has_the_tensor_maps_of_the_calls_components(library: str, make: Any, launches: Launches) -> None:
+    """A residual comes by TMA: its map is of the array of the call, also where the plan's epilogue holds two that were one.
+    Of other strides it is another plan's."""
+    a, b, out = operands(make)
+    others = [make(M, N) for _ in range(3)]
+
+    def epilogue(x: Any, y: Any) -> Any:
+        return gk.epilogues.Residual(x) | gk.epilogues.Residual(y)
+
+    run = gk.plan(a, b, epilogue=epilogue(others[0], others[0]))
+    launches.formats = run._compiled.launchable.formats
+    (held,) = run._compiled.held_maps
+    for n, m in ((0, 0), (1, 2), (2, 1), (0, 0), (1, 1)):
+        gk.matmul(a, b, out=out, epilogue=epilogue(others[n], others[m]))
+        _, values = launches.seen[-1]
+        assert values[held.slot] == values[held.pointer] == describe(others[n]).pointer
+        assert addresses(run, values) == expected(a, b, out)
+        run(a, b, out=out)
+        assert launches.seen[-1][1][held.slot] == describe(others[0]).pointer
+    wide = make(M, N + 8)
+    gk.matmul(a, b, out=out, epilogue=epilogue(part_of(wide, M, N), others[0]))
+    gk.matmul(a, b, out=out, epilogue=epilogue(others[1], others[2]))
+    assert launches.seen[-1][1][held.slot] == describe(others[1]).pointer
+
+
 def strided_row(x: Any) -> Any:
     """The beginning of an array's memory, as a bias."""
-    info = describe(x)
+    return part_of(x, N)
 
-    class Row:
-        __cuda_array_interface__ = {"version": 3, "shape": (N,), "strides": None, "typestr": info.dtype.str,
+
+def part_of(x: Any, *shape: int) -> Any:
+    """The first elements of an array along its last dimensions."""
+    info = describe(x)
+    strides = tuple(stride * info.dtype.itemsize for stride in info.strides[-len(shape):])
+
+    class Part:
+        __cuda_array_interface__ = {"version": 3, "shape": shape, "strides": strides, "typestr": info.dtype.str,
                                     "data": (info.pointer, False)}
 
-    return Row()
+    return Part()
 
 
 def test_threads_that_share_a_plan_do_not_mix_their_arrays(launches: Launches) -> None:

@@ -42,9 +42,9 @@ class JoinedTma(Tma):
             return f"a part begins inside of a tile ({layout.grain} divides where parts begin)"
         return why_no_tma_of_parts(request, layout)
 
-    def other_arrays(self, operand: Operand) -> list[ArrayInfo]:
+    def other_arrays(self, operand: Operand) -> list[tuple[tuple[str, ...], ArrayInfo]]:
         layout: Any = operand.layout
-        return list(layout.infos)
+        return [(("layout", *path), info) for path, info in zip(layout.paths, layout.infos)]
 
     def prefetch(self, tensor_map: Any) -> None:
         each(prefetch_part, tensor_map)

@@ -111,8 +111,8 @@ class Tma(Route):
             return f"it is stored in {stored.dtype}, and multiplied in {shared.dtype}"
         return request.why_no_tma(stored.axis)
 
-    def other_arrays(self, operand: Operand) -> list[ArrayInfo]:
-        """Arrays behind the operand's own, each of which has a tensor map, too."""
+    def other_arrays(self, operand: Operand) -> list[tuple[tuple[str, ...], ArrayInfo]]:
+        """Arrays behind the operand's own, each of which has a tensor map, too, and the fields of the operand to them."""
         return []
 
     def map_spec(self, operand: Operand, info: ArrayInfo) -> tuple[int, TensorMapSpec]:
