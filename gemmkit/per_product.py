@@ -63,12 +63,19 @@ class Adapted(Epilogue):
 
     epilogue: Epilogue
 
+    def ending(self) -> Any:
+        return self.epilogue.ending()
+
     def stages(self) -> tuple[Epilogue, ...]:
         return self.epilogue.stages()
 
     @property
     def reduces(self) -> bool:
         return self.epilogue.reduces
+
+    @property
+    def is_last(self) -> bool:
+        return self.epilogue.is_last
 
     @property
     def stores_itself(self) -> bool:

@@ -200,6 +200,8 @@ def _wide_epilogue(epilogue: Epilogue, size: int) -> Epilogue:
         return cast(Epilogue, with_fields(epilogue, {k: v for k, v in parts.items() if v is not getattr(epilogue, k)}))
     if isinstance(epilogue, Fold):
         return WideFold(epilogue.f, _wide_epilogue(epilogue.then, size))
+    if epilogue.is_last:
+        return epilogue                                # its coordinates are columns
     if epilogue.reduces:
         op = epilogue.op                               # type: ignore[attr-defined]
         if op.of is not None and op.has_coordinates and not is_gemmkit(op.of):

@@ -92,6 +92,10 @@ class Epilogue(Component):
     def complete(self, team: Any, shape: Any) -> None:
         """Behind the product, in a kernel of its own: what is left to do of reductions."""
 
+    def ending(self) -> Any:
+        """The last epilogue of a chain."""
+        return self
+
     def tile(self, spec: Any, d: Any, tile: Any, values: tuple, shape: Any) -> None:
         """Finish and store a thread's tile of D. ``tile`` is where it lies globally; parts of it may be out of range."""
         if inside(tile, shape.M, shape.N):
@@ -135,6 +139,11 @@ class Epilogue(Component):
     @property
     def reduces(self) -> bool:
         """Whether it combines values of several threads (`gemmkit.epilogues.reduce`)."""
+        return False
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing can follow it: it finishes whole rows (`gemmkit.epilogues.normalise`)."""
         return False
 
     @property
@@ -200,6 +209,9 @@ class Composed(Epilogue):
                                 "epilogues.Elementwise")
             if part.stores_itself:
                 raise TypeError(f"{name}={part!r} {part.alone}")
+        if self.first.is_last:
+            raise TypeError(f"first={self.first!r} finishes whole rows, so that nothing can follow it; put {self.second!r} "
+                            "in front of it, or into a call of its own")
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
         return self.second(number(self.first, "__call__", self.first(x, m, n), x), m, n)
@@ -216,12 +228,19 @@ class Composed(Epilogue):
         self.first.complete(team, shape)
         self.second.complete(team, shape)
 
+    def ending(self) -> Any:
+        return self.second.ending()
+
     def stages(self) -> tuple[Epilogue, ...]:
         return (*self.first.stages(), *self.second.stages())
 
     @property
     def reduces(self) -> bool:
         return self.first.reduces or self.second.reduces
+
+    @property
+    def is_last(self) -> bool:
+        return self.second.is_last
 
     @property
     def reads_tiles(self) -> bool:

@@ -94,6 +94,9 @@ class Fold(Epilogue):
     def complete(self, team: Any, shape: Any) -> None:
         self.then.complete(team, shape)
 
+    def ending(self) -> Any:
+        return self.then.ending()
+
     def tile(self, spec: Any, d: Any, tile: Any, values: tuple, shape: Any) -> None:
         """Store folded values; ``shape`` has D's extents."""
         if inside(tile, shape.M, shape.N):
@@ -127,6 +130,10 @@ class Fold(Epilogue):
     @property
     def reduces(self) -> bool:
         return self.then.reduces
+
+    @property
+    def is_last(self) -> bool:
+        return self.then.is_last
 
     @property
     def writes(self) -> bool:

@@ -112,6 +112,25 @@ class Lanes(Component):
     def reduce_rows(self, reduction: Any, values: tuple, at: At) -> None:
         each(reduce_row, generate(self.piece.size.M, number_of), self, reduction, values, at)
 
+    def row_states(self, reduction: Any, values: tuple, at: At) -> tuple:
+        """The state of each row of which a lane has values: of all that the warp's part has of the row, in each lane."""
+        return generate(self.piece.size.M, row_state, self, reduction, values, at)
+
+    def keep_rows(self, reduction: Any, states: tuple, at: At) -> None:
+        each(keep_row, states, self, reduction, at)
+
+    def row(self, n: int) -> int:
+        """Which of a lane's rows has its n-th value."""
+        return n % self.piece.size.M
+
+    def column(self, n: int, at: At) -> int:
+        """The n-th value's column in D; beyond D's edge the last one."""
+        return min(column_of(at.place, n), at.shape.N - 1)
+
+    def held_columns(self, at: At) -> int:
+        """How many columns of D the warp's part has."""
+        return min(self.width, at.shape.N - udiv(at.place.index[1], self.width) * self.width)
+
     def reduce_columns(self, reduction: Any, values: tuple, at: At) -> None:
         each(reduce_column, generate(self.piece.size.N, number_of), self, reduction, values, at)
 
@@ -128,9 +147,16 @@ def finish_in_range(x: Any, n: int, epilogue: Any, at: At) -> Any:
 
 
 def reduce_row(_: int, r: int, lanes: Any, reduction: Any, values: tuple, at: At) -> None:
-    """A row of the warp's part: a lane's own values, then those of its lanes."""
+    keep_row(row_state(r, lanes, reduction, values, at), r, lanes, reduction, at)
+
+
+def row_state(r: int, lanes: Any, reduction: Any, values: tuple, at: At) -> Any:
+    """A row of the warp's part: a lane's own values, then those of its lanes. All of these have the state."""
     state = fold(lanes.piece.size.N, with_column, reduction.nothing(), r, lanes, reduction, values, at)
-    state = fold(lanes.steps_n, exchanged, state, lanes.first_n, reduction)
+    return fold(lanes.steps_n, exchanged, state, lanes.first_n, reduction)
+
+
+def keep_row(state: Any, r: int, lanes: Any, reduction: Any, at: At) -> None:
     i, j = at.place.index[0] + r, at.place.index[1]
     if at.holds and lanes.lane_n() == 0 and i < at.shape.M and j < at.shape.N:
         reduction.keep(state, i, udiv(j, lanes.width), at.shape)

@@ -64,6 +64,25 @@ class Fragments(Component):
     def reduce_rows(self, reduction: Any, values: tuple, at: Here) -> None:
         each(reduce_row, generate(ROWS, number_of), self, reduction, values, at)
 
+    def row_states(self, reduction: Any, values: tuple, at: Here) -> tuple:
+        """The states of a lane's rows: of all columns of the fragment, in each lane of the quad."""
+        return generate(ROWS, quad_state, self, reduction, values, at)
+
+    def keep_rows(self, reduction: Any, states: tuple, at: Here) -> None:
+        each(keep_row, states, self, reduction, at)
+
+    def row(self, n: int) -> int:
+        """Which of a lane's rows has its n-th value."""
+        return n // 2 % ROWS
+
+    def column(self, n: int, at: Here) -> int:
+        """The n-th value's column in D; beyond D's edge the last one."""
+        return min(at.column + n // 4 * OCTET + n % 2, at.shape.N - 1)
+
+    def held_columns(self, at: Here) -> int:
+        """How many columns of D the fragment has."""
+        return min(self.width, at.shape.N - udiv(at.column, self.width) * self.width)
+
     def reduce_columns(self, reduction: Any, values: tuple, at: Here) -> None:
         each(reduce_column, split(values, 2 * ROWS), reduction, at)
 
@@ -99,9 +118,15 @@ def finish_single(one: tuple, n: int, epilogue: Any, place: Any, at: Here) -> tu
 # -- combining ----------------------------------------------------------------------------------------------------------
 
 def reduce_row(_: int, r: int, fragments: Any, reduction: Any, values: tuple, at: Here) -> None:
-    """A lane's row: its own columns, then those of its quad."""
-    state = row_state(r, fragments, reduction, values, at)
-    state = fold(2, exchanged, state, 1, reduction)
+    keep_row(quad_state(r, fragments, reduction, values, at), r, fragments, reduction, at)
+
+
+def quad_state(r: int, fragments: Any, reduction: Any, values: tuple, at: Here) -> Any:
+    """A lane's row: its own columns, then those of its quad. All four have the state."""
+    return fold(2, exchanged, row_state(r, fragments, reduction, values, at), 1, reduction)
+
+
+def keep_row(state: Any, r: int, fragments: Any, reduction: Any, at: Here) -> None:
     row = at.row + r * 8
     if lane_index() % QUAD == 0 and row < at.shape.M:
         reduction.keep(state, row, udiv(at.column, fragments.width), at.shape)
