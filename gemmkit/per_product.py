@@ -74,6 +74,14 @@ class Adapted(Epilogue):
         return self.epilogue.reduces
 
     @property
+    def finishes_blocks(self) -> bool:
+        return self.epilogue.finishes_blocks
+
+    @property
+    def neighbours(self) -> int:
+        return self.epilogue.neighbours
+
+    @property
     def is_last(self) -> bool:
         return self.epilogue.is_last
 

@@ -20,6 +20,7 @@ from gemmkit.component_arrays import arrays_of
 from gemmkit.components import Component, field_values, with_fields
 from gemmkit.config import Config
 from gemmkit.epilogues import Composed, Epilogue, Fold
+from gemmkit.epilogues.pairs import Pairs, Pairwise
 from gemmkit.kernels.spec import Condition
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.references import is_gemmkit
@@ -200,8 +201,10 @@ def _wide_epilogue(epilogue: Epilogue, size: int) -> Epilogue:
         return cast(Epilogue, with_fields(epilogue, {k: v for k, v in parts.items() if v is not getattr(epilogue, k)}))
     if isinstance(epilogue, Fold):
         return WideFold(epilogue.f, _wide_epilogue(epilogue.then, size))
-    if epilogue.is_last:
-        return epilogue                                # its coordinates are columns
+    if isinstance(epilogue, Pairs) and epilogue.with_coordinates and not is_gemmkit(epilogue.f):
+        _refuse(epilogue, "out", size, "f(x, y, m, n)", "give an f(x, y)")
+    if epilogue.is_last or isinstance(epilogue, Pairwise):
+        return epilogue                                # its coordinates are rows and columns
     if epilogue.reduces:
         op = epilogue.op                               # type: ignore[attr-defined]
         if op.of is not None and op.has_coordinates and not is_gemmkit(op.of):

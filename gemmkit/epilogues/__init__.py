@@ -7,12 +7,13 @@ from gemmkit.epilogues.fold import Fold
 from gemmkit.epilogues.library import Bias, LinearCombination
 from gemmkit.epilogues.norms import LayerNorm, RMSNorm
 from gemmkit.epilogues.operands import Residual, Scale, Store
+from gemmkit.epilogues.pairs import Pairs, Rotary
 from gemmkit.epilogues.reduce import ColumnReduce, RowReduce
 from gemmkit.epilogues.saturate import Saturate
 from gemmkit.epilogues.softmax import Softmax
 
 __all__ = [
     "GELU", "Bias", "Causal", "Clamp", "ColumnReduce", "Combine", "Composed", "Default", "Elementwise", "Epilogue", "Fold",
-    "LayerNorm", "LinearCombination", "RMSNorm", "ReLU", "Residual", "RowReduce", "Saturate", "Scale", "SiLU", "Softmax",
-    "Store", "Tanh", "Where", "parts",
+    "LayerNorm", "LinearCombination", "Pairs", "RMSNorm", "ReLU", "Residual", "Rotary", "RowReduce", "Saturate", "Scale",
+    "SiLU", "Softmax", "Store", "Tanh", "Where", "parts",
 ]

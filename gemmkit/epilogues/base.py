@@ -59,7 +59,7 @@ class Epilogue(Component):
 
     def store(self, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
         """Step 6 of the kernel: every thread takes its tiles of D from shared memory and hands them to `tile`."""
-        if self.reduces:
+        if self.finishes_blocks:
             store_together(self, spec, d, pointer, block_m, block_n, warp, shape)
         else:
             self.store_tiles(spec, d, pointer, block_m, block_n, warp, shape)
@@ -81,7 +81,7 @@ class Epilogue(Component):
 
     def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
         """The finished values that a thread holds of what ``group`` (`gemmkit.kernels.common.lanes`) holds together, at
-        ``at``, some of them out of range: what an epilogue sees that `reduces`. All threads of the group come here."""
+        ``at``, some of them out of range: for one that `finishes_blocks`. All threads of the group come here."""
         return group.finish(self, values, at)
 
     def values_at(self, spec: Any, pointer: Any, tile: Any, place: Any, shape: Any) -> tuple:
@@ -140,6 +140,16 @@ class Epilogue(Component):
     def reduces(self) -> bool:
         """Whether it combines values of several threads (`gemmkit.epilogues.reduce`)."""
         return False
+
+    @property
+    def finishes_blocks(self) -> bool:
+        """Whether it sees more than an element, by `finish_block`."""
+        return self.reduces
+
+    @property
+    def neighbours(self) -> int:
+        """How many neighbours in a row a thread must hold."""
+        return 1
 
     @property
     def is_last(self) -> bool:
@@ -220,7 +230,7 @@ class Composed(Epilogue):
         return self.second.finish(numbers(self.first, "finish", self.first.finish(values, tile, shape), values), tile, shape)
 
     def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
-        if self.reduces:
+        if self.finishes_blocks:
             return self.second.finish_block(self.first.finish_block(values, group, at), group, at)
         return group.finish(self, values, at)
 
@@ -237,6 +247,14 @@ class Composed(Epilogue):
     @property
     def reduces(self) -> bool:
         return self.first.reduces or self.second.reduces
+
+    @property
+    def finishes_blocks(self) -> bool:
+        return self.first.finishes_blocks or self.second.finishes_blocks
+
+    @property
+    def neighbours(self) -> int:
+        return max(self.first.neighbours, self.second.neighbours)
 
     @property
     def is_last(self) -> bool:

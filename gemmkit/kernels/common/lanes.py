@@ -1,8 +1,9 @@
 """Threads that hold a part of D together: how they finish it, and combine what they hold of its rows and columns.
 
-An epilogue that reduces (`gemmkit.epilogues.reduce`) sees more than a thread's own tile: its `finish_block` gets the group
-of threads that hold neighbouring values. `Lanes` is that group where D's tile is in shared memory (`singlestage`,
-`multistage`): a warp, whose lanes hold ``m`` by ``n`` tiles of ``piece``. `gemmkit.kernels.sm90.together` has Hopper's.
+An epilogue that finishes blocks (`gemmkit.epilogues.reduce`, `.normalise`, `.pairs`) sees more than an element: its
+`finish_block` gets the group of threads that hold neighbouring values. `Lanes` is that group where D's tile is in shared
+memory (`singlestage`, `multistage`): a warp, whose lanes hold ``m`` by ``n`` tiles of ``piece``.
+`gemmkit.kernels.sm90.together` has Hopper's.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from gemmkit.ptx.shuffle import SHUFFLE
 from gemmkit.ptx.special import lane_index, udiv
 from gemmkit.tiling import Tile, translate
 
-__all__ = ["At", "Lanes", "exchanged", "lanes_of", "store_masked", "store_together"]
+__all__ = ["BESIDE", "At", "Lanes", "exchanged", "lanes_of", "store_masked", "store_together"]
 
 WARP = 32
 DOWN = 8                               # lanes below each other where columns are reduced, too
+BESIDE = 16                            # and beside each other, where rows of a column-major D are normalised
 ELEMENT = Tile(M=1, N=1)
 butterfly = SHUFFLE["bfly"]
 
@@ -123,6 +125,10 @@ class Lanes(Component):
         """Which of a lane's rows has its n-th value."""
         return n % self.piece.size.M
 
+    def row_at(self, n: int, at: At) -> int:
+        """The n-th value's row in D; beyond D's edge the last one."""
+        return min(row_of(at.place, n), at.shape.M - 1)
+
     def column(self, n: int, at: At) -> int:
         """The n-th value's column in D; beyond D's edge the last one."""
         return min(column_of(at.place, n), at.shape.N - 1)
@@ -210,7 +216,7 @@ def of_other_lane(reduction: Any, x: Any, distance: int) -> Any:
 
 def store_together(epilogue: Any, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, warp: int,
                    shape: Any) -> None:
-    """Step 6 of `singlestage` for an epilogue that reduces: a warp takes its parts of D's tile one after the other."""
+    """Step 6 of `singlestage` for an epilogue that finishes blocks: a warp takes its parts of D's tile in turn."""
     lanes = spec.lanes
     for part in range(warp, lanes.parts, spec.warps):
         tile = lanes.tile(part)
@@ -236,12 +242,13 @@ def store_in_range(x: Any, n: int, spec: Any, d: Any, place: Any, shape: Any) ->
 
 # -- on the host --------------------------------------------------------------------------------------------------------
 
-def lanes_of(piece: Tile, rows: int, columns: int, along_rows: bool, columns_too: bool) -> Lanes:
+def lanes_of(piece: Tile, rows: int, columns: int, along_rows: bool, columns_too: bool, least_n: int = 1) -> Lanes:
     """The lanes of a warp on a block's tile: along lines of D, but some of them below each other where columns are reduced
-    (``columns_too``), for a part of few rows would leave as many partial states as D has elements."""
+    (``columns_too``), and ``least_n`` beside each other: a part of few rows, or columns, would leave as many partial states
+    as D has elements."""
     grid_m, grid_n = rows // piece.extents[0], columns // piece.extents[1]
     most_n = WARP // DOWN if columns_too else WARP
     n = math.gcd(most_n, grid_n) if along_rows else WARP // math.gcd(WARP, grid_m)
-    n = math.gcd(n, grid_n)
+    n = math.gcd(max(n, least_n), grid_n)
     m = math.gcd(WARP // n, grid_m)
     return Lanes(piece, m, n, rows, columns, along_rows)

@@ -1,4 +1,4 @@
-"""Step 3 of `warp_specialised` for epilogues that reduce: a consumer's warp combines what its lanes hold of a fragment.
+"""Step 3 of `warp_specialised` for epilogues that see more than an element: what a consumer's lanes hold of a fragment.
 
 Of a 64-row fragment a warp has 16 rows. Lane l has, in each octet of columns, columns 2 (l mod 4) and the next, of rows
 l / 4 and l / 4 + 8. So a row is four lanes', a column eight lanes'. A lane combines its own values of a row first, over all
@@ -74,6 +74,10 @@ class Fragments(Component):
     def row(self, n: int) -> int:
         """Which of a lane's rows has its n-th value."""
         return n // 2 % ROWS
+
+    def row_at(self, n: int, at: Here) -> int:
+        """The n-th value's row in D; beyond D's edge the last one."""
+        return min(at.row + n // 2 % ROWS * 8, at.shape.M - 1)
 
     def column(self, n: int, at: Here) -> int:
         """The n-th value's column in D; beyond D's edge the last one."""

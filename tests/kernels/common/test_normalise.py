@@ -83,7 +83,7 @@ def test_rows(machine: Any, family: str, kind: str, shape: tuple[int, int, int])
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("d", [ColMajor(F32), RowMajor(F16), ColMajor(F16), RowMajor(BF16)], ids=str)
-@pytest.mark.parametrize("N", [24, 40, 73])
+@pytest.mark.parametrize("N", [24, 73])
 def test_orders_and_types_of_results(machine: Any, family: str, d: Any, N: int) -> None:
     """What is rounded twice is within two units in the last place of D's dtype."""
     a, b, product = operands((35, N, 24), dtype_of(family))
