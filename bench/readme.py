@@ -60,7 +60,7 @@ LINES = (
     Line("attention, f16, heads of 64 and 128, 384 to 16384 keys, causal and not, against cuDNN", "attention", "attention"),
     Line("the same of 512 to 2048 keys, heads of 64, 128 and 256", "attention", "attention_short"),
     Line("gated units and LSTM cells, f16, against cuBLAS and element-wise kernels", "composed", "composed",
-         lambda row: not against_plain(row)),
+         lambda row: row["work"].startswith(("glu", "lstm")) and not against_plain(row)),
     Line("TCCG's 48 contractions, f16, against `torch.einsum`", "experiments", "tccg", lambda row: row["dtype"] == "f16"),
     Line("TCCG's 48 contractions, f32, against `torch.einsum`", "experiments", "tccg", lambda row: row["dtype"] == "f32"),
     Line("diagonal x dense, against cuBLAS on the whole matrix", "experiments", "diagonal"),
