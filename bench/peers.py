@@ -188,7 +188,8 @@ class TorchPeers(Torch):
             torch.matmul(x.a, x.b, out=x.first)
             x.peer_out = torch.nn.functional.rms_norm(x.first, (x.gain.shape[0],), x.gain, 1e-5)
 
-        calls: Any = {"softmax": softmax, "rmsnorm": rmsnorm, "glu": glu, "lstm, 5 kernels": five_kernels, "lstm, addmm": addmm}
+        calls: Any = {"softmax": softmax, "rmsnorm": rmsnorm, "glu": glu, "lstm, 5 kernels": five_kernels,
+                      "lstm, addmm": addmm}
         found: Callable[[Any], None] = calls[work]
         return found
 
