@@ -73,6 +73,9 @@ class Adapted(Epilogue):
     def reduces(self) -> bool:
         return self.epilogue.reduces
 
+    def of_result(self, layout: Any) -> Any:
+        return self.epilogue.of_result(layout)
+
     @property
     def finishes_blocks(self) -> bool:
         return self.epilogue.finishes_blocks

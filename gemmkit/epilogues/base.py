@@ -48,6 +48,8 @@ class Epilogue(Component):
     #: Why one that stores D itself stands for itself.
     alone: ClassVar[str] = ("stores D in its own way (it overrides tile or store) and cannot be composed; override finish "
                             "instead")
+    #: Why nothing can follow one that `is_last`.
+    ends: ClassVar[str] = "finishes whole rows, so that nothing can follow it"
     outputs: ClassVar[tuple[str, ...]] = ()                # fields that are arrays which it writes, beside D
     #: Fields that are arrays, of which each product of a stack may have its own, and how many dimensions that has.
     array_ndims: ClassVar[Mapping[str, int]] = MappingProxyType({})
@@ -153,8 +155,17 @@ class Epilogue(Component):
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing can follow it: it finishes whole rows (`gemmkit.epilogues.normalise`)."""
+        """Whether nothing can follow it: it finishes whole rows (`gemmkit.epilogues.normalise`), or packs values."""
         return False
+
+    def of_result(self, layout: Any) -> Any:
+        """How D is stored behind this epilogue where D's array has ``layout``."""
+        return layout
+
+    @property
+    def result_dtype(self) -> Any:
+        """D's dtype where no out is given; None: what the product gives."""
+        return None
 
     @property
     def passes_on(self) -> bool:
@@ -220,8 +231,8 @@ class Composed(Epilogue):
             if part.stores_itself:
                 raise TypeError(f"{name}={part!r} {part.alone}")
         if self.first.is_last:
-            raise TypeError(f"first={self.first!r} finishes whole rows, so that nothing can follow it; put {self.second!r} "
-                            "in front of it, or into a call of its own")
+            raise TypeError(f"first={self.first!r} {self.first.ending().ends}; put {self.second!r} in front of it, or into "
+                            "a call of its own")
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
         return self.second(number(self.first, "__call__", self.first(x, m, n), x), m, n)
@@ -260,6 +271,13 @@ class Composed(Epilogue):
     def is_last(self) -> bool:
         return self.second.is_last
 
+    def of_result(self, layout: Any) -> Any:
+        return self.second.of_result(layout)
+
+    @property
+    def result_dtype(self) -> Any:
+        return self.second.result_dtype
+
     @property
     def reads_tiles(self) -> bool:
         return self.first.reads_tiles or self.second.reads_tiles
@@ -277,6 +295,12 @@ class Composed(Epilogue):
 
     def __repr__(self) -> str:
         return f"{self.first!r} | {self.second!r}"
+
+
+def result_layout(b: Any, epilogue: Any, d: Any) -> Any:
+    """How D is stored, whose array has the layout ``d``: behind a B of layout ``b`` and an epilogue (or None)."""
+    stored = b.of_result(d)
+    return epilogue.of_result(stored) if isinstance(epilogue, Epilogue) else stored
 
 
 def parts(epilogue: Any) -> Iterator[Any]:

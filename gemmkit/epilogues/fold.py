@@ -131,6 +131,9 @@ class Fold(Epilogue):
     def reduces(self) -> bool:
         return self.then.reduces
 
+    def of_result(self, layout: Any) -> Any:
+        return self.then.of_result(layout)
+
     @property
     def finishes_blocks(self) -> bool:
         return self.then.finishes_blocks

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.epilogues import Bias, Pairs, Rotary
+from gemmkit import ahead
+from gemmkit.epilogues import Bias, Pack, Pairs, Rotary
 from gemmkit.layouts import ColMajor, RowMajor
+from gemmkit.runtime.device import H100
 from tests.codegen.test_reductions_code import groups, machine_code
+from tests.kernels.common.test_pack import packed, two
 from tests.kernels.common.test_pairs import expected, operands, turned
 from tests.ptx_machine.launch import Ptx
 from tests.support.joined import F16, F32, config, dtype_of
@@ -36,3 +39,22 @@ def test_hoppers_kernel_spills_nothing_and_waits_as_the_plain_product() -> None:
     usage, counts, behind = machine_code(4096, epilogue=Rotary(angles, angles))
     assert usage["spill_stores"] == 0 and not behind
     assert groups(counts) == groups(plain)
+
+
+@pytest.mark.compile
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("family", ["singlestage", "multistage"])
+@pytest.mark.parametrize("d", [RowMajor, ColMajor], ids=["row", "column"])
+def test_what_was_packed(family: str, d: Any) -> None:
+    a, b, product = operands((35, 46, 9), dtype_of(family))
+    out = poison((35, 23), "u1", "F" if d is ColMajor else "C")
+    with Ptx().session():
+        gk.matmul(a, b, out=out, conf=config(family, d=d("uint8"), epilogue=Pack(two)))
+    np.testing.assert_array_equal(out, packed(product))
+
+
+@pytest.mark.compile
+def test_hoppers_kernel_packs_without_spills() -> None:
+    a, b, out = np.empty((4096, 4096), np.float16), np.empty((4096, 4096), np.float16), np.empty((4096, 2048), np.uint8)
+    first, = ahead.recorded(lambda: gk.matmul(a, b, out=out, epilogue=Pack(two)), H100, zeros=False)
+    assert first.problem.config.kernel == "warp_specialised" and first.launchable.entry().meta["usage"]["spill_stores"] == 0

@@ -54,6 +54,11 @@ class Lanes(Component):
     along_rows: bool
 
     @cached_property
+    def packed(self) -> Tile:
+        """What is stored of a tile whose pairs are packed."""
+        return Tile(M=1, N=self.piece.extents[1] // 2)
+
+    @cached_property
     def height(self) -> int:
         """Rows that a warp holds."""
         return self.m * self.piece.extents[0]
@@ -228,10 +233,27 @@ def store_together(epilogue: Any, spec: Any, d: Any, pointer: Any, block_m: int,
 
 def store_masked(values: tuple, _: int, spec: Any, d: Any, place: Any, shape: Any) -> None:
     """Finished values of a tile, those in range."""
-    if inside(place, shape.M, shape.N):
+    if spec.d.layout.packed > 1:
+        store_packed(values, spec, d, place, shape)
+    elif inside(place, shape.M, shape.N):
         spec.d.layout.store(d, place, delivered(spec, values), shape)
     else:
         each(store_in_range, values, spec, d, place, shape)
+
+
+def store_packed(values: tuple, spec: Any, d: Any, place: Any, shape: Any) -> None:
+    """Of a row's pairs one value each: pairs are in range or out of it. ``place`` counts the product's columns."""
+    if inside(place, shape.M, shape.N):
+        packed = translate(spec.lanes.packed, place.index[0], udiv(place.index[1], 2))
+        spec.d.layout.store(d, packed, delivered(spec, values), shape)
+    else:
+        each(store_packed_in_range, values, spec, d, place, shape)
+
+
+def store_packed_in_range(x: Any, n: int, spec: Any, d: Any, place: Any, shape: Any) -> None:
+    i, j = place.index[0], place.index[1] + 2 * n
+    if i < shape.M and j < shape.N:
+        spec.d.layout.store(d, translate(ELEMENT, i, udiv(j, 2)), delivered(spec, (x,)), shape)
 
 
 def store_in_range(x: Any, n: int, spec: Any, d: Any, place: Any, shape: Any) -> None:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from gemmkit.components import Component
-from gemmkit.kernels.common.elements import transform_within
+from gemmkit.kernels.common.elements import delivered, transform_within
 from gemmkit.kernels.common.lanes import combined, exchanged, finish_in_range, store_masked
 from gemmkit.kernels.common.tile_copy import inside
 from gemmkit.kernels.common.work import Outputs
@@ -193,7 +193,17 @@ def store_together(sums: tuple, spec: Any, outputs: Outputs, row: int, column: i
     at = Here(row, column, outputs.shape)
     values = join(apply(start_pair, split(sums, 2), spec, outputs, at))
     values = spec.epilogue.finish_block(values, spec.together, at)
-    each(store_pair, split(values, 2), spec, outputs, at)
+    if spec.d.layout.packed > 1:
+        each(store_packed, values, spec, outputs, at)
+    else:
+        each(store_pair, split(values, 2), spec, outputs, at)
+
+
+def store_packed(x: Any, n: int, spec: Any, outputs: Outputs, at: Here) -> None:
+    """What a pair became."""
+    i, j = place_of(n, at).index[0], place_of(n, at).index[1]
+    if i < at.shape.M and j < at.shape.N:
+        spec.d.layout.store(outputs.d, translate(SINGLE, i, udiv(j, 2)), delivered(spec, (x,)), at.shape)
 
 
 def store_pair(pair: tuple, n: int, spec: Any, outputs: Outputs, at: Here) -> None:
