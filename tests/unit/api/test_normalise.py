@@ -11,9 +11,11 @@ import pytest
 
 import gemmkit as gk
 from bench.stand_ins import STREAM, gpu, library
+from gemmkit import ahead
 from gemmkit.epilogues import Fold, LayerNorm, Residual, RMSNorm, RowReduce, Scale, Softmax
 from gemmkit.grouped import grouped
 from gemmkit.layouts import Layout
+from gemmkit.runtime.device import H100
 from tests.support.machines import is_poison, poison
 from tests.unit.api.test_reductions_launch import PLACE, launches  # noqa: F401
 
@@ -106,3 +108,17 @@ def test_launches(launches: list[Any], reduces: bool) -> None:  # noqa: F811
                 assert out.data.ptr in rescaling and gain.data.ptr in rescaling and gain.data.ptr in product
                 place = PLACE + 2**20 * reduces
                 assert place in product and place in rescaling
+
+
+@pytest.mark.parametrize(("shape", "columns"), [((16384, 256, 1024), 256), ((4096, 64, 4096), 64), ((8192, 1024, 4096), None)])
+def test_tiles_that_hold_rows_are_worth_a_second_pass(shape: tuple[int, int, int], columns: int | None) -> None:
+    """Where the plain product would take narrower tiles that are hardly quicker."""
+    M, N, K = shape
+    a, b, out = (np.empty(of, np.float16) for of in ((M, K), (K, N), (M, N)))
+    plain, = ahead.recorded(lambda: gk.matmul(a, b, out=out), H100, zeros=False)
+    first, *behind = ahead.recorded(lambda: gk.matmul(a, b, out=out, epilogue=Softmax()), H100, zeros=False)
+    taken = first.problem.config.block_shape.size.N
+    if columns is None:
+        assert len(behind) == 1 and taken == plain.problem.config.block_shape.size.N
+    else:
+        assert not behind and taken == columns > plain.problem.config.block_shape.size.N
