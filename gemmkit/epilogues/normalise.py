@@ -9,7 +9,7 @@
    kernel (`gemmkit.kernels.common.rescaling`) combines the states of a row, and multiplies each part of it in place.
 
 In two passes values are rounded to D's dtype twice. Of exp(x - largest) and the like both roundings are relative to the
-result: at most two units in its last place. (If x itself were stored, the error would be x times that: 4 % of 10 in
+result: at most two units in its last place. (If x itself were stored, the error would be x times that: 3 % of 10 in
 bfloat16.)
 """
 
