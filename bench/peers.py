@@ -180,13 +180,24 @@ class TorchPeers(Torch):
             torch.addmm(x.bias, x.inputs, x.weights, out=x.first)
             torch.clamp_min(x.first, 0, out=x.peer_out)
 
-        calls: Any = {"glu": glu, "lstm, 5 kernels": five_kernels, "lstm, addmm": addmm}
+        def softmax(x: Any) -> None:
+            torch.matmul(x.a, x.b, out=x.first)
+            torch.softmax(x.first, -1, out=x.peer_out)
+
+        def rmsnorm(x: Any) -> None:
+            torch.matmul(x.a, x.b, out=x.first)
+            x.peer_out = torch.nn.functional.rms_norm(x.first, (x.gain.shape[0],), x.gain, 1e-5)
+
+        calls: Any = {"softmax": softmax, "rmsnorm": rmsnorm, "glu": glu, "lstm, 5 kernels": five_kernels,
+                      "lstm, addmm": addmm}
         found: Callable[[Any], None] = calls[work]
         return found
 
     def composed_title(self, work: str) -> str:
         titles = {
             "glu": "torch.matmul of 2 N columns, then an element-wise kernel by torch.compile",
+            "softmax": "torch.matmul, torch.softmax",
+            "rmsnorm": "torch.matmul, torch.nn.functional.rms_norm",
             "lstm, 5 kernels": "torch.matmul twice, torch.add twice, torch.clamp_min",
             "lstm, addmm": "torch.addmm of inputs joined beforehand, torch.clamp_min",
         }

@@ -63,7 +63,7 @@ LINES = (
          "attention_rules", "attention_rules"),
     Line("softmax, layer norms and RMS norms of rows, f16 and bf16, against PyTorch's and torch.compile's", "rows", "rows"),
     Line("gated units and LSTM cells, f16, against cuBLAS and element-wise kernels", "composed", "composed",
-         lambda row: not against_plain(row)),
+         lambda row: row["work"].startswith(("glu", "lstm")) and not against_plain(row)),
     Line("TCCG's 48 contractions, f16, against `torch.einsum`", "experiments", "tccg", lambda row: row["dtype"] == "f16"),
     Line("TCCG's 48 contractions, f32, against `torch.einsum`", "experiments", "tccg", lambda row: row["dtype"] == "f32"),
     Line("diagonal x dense, against cuBLAS on the whole matrix", "experiments", "diagonal"),

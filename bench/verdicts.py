@@ -42,7 +42,7 @@ GROUPS = {
     "streamk": "Stream-K beside the default mapping",
     "forced": "float16 by mma.sync, of the card's rate on registers",
     "rows": "Layer norm, RMS norm and softmax of rows, against PyTorch",
-    "composed": "Products with reductions, gated units, LSTM cells, f16",
+    "composed": "Products with reductions, norms of rows, gated units, LSTM cells, f16",
     "attention": "Attention, against cuDNN through PyTorch",
     "attention_short": "Attention of short sequences, against cuDNN through PyTorch",
     "attention_rules": "Attention with masks, scores and shared heads, against FlexAttention (torch.compile)",

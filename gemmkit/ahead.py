@@ -32,8 +32,7 @@ class Recording(Mode):
 
     def run(self, compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
         self._record(compiled, [out])
-        if compiled.completion is not None:                    # a kernel of its own
-            self.found.append(compiled.completion)
+        self.found.extend(compiled.behind)                    # kernels of their own
 
     def run_rows(self, made: Any, x: Any, out: Any) -> None:
         self._record(made, [out])

@@ -7,7 +7,7 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
-from gemmkit.completing import Completion, reserve, reserved
+from gemmkit.completing import Behind, Completion, Rescaling, normaliser_of, reductions_of, reserve, reserved
 from gemmkit.components import Component, at_path, freeze, with_at_path
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.spec import Shape, Spec, StackShape
@@ -79,15 +79,13 @@ class Compiled:
         arrays = Arrays(problem.a, problem.b, out, M, N, K, c, problem.products if is_stack else None,
                         problem.device)
         self.spec = conf.spec(arrays)
-        self.completion: Completion | None = None
         if conf.epilogue.reduces or conf.observe_a is not None:
             conf = self.config = reserved(conf, self.spec, self._of_d(), problem.products)
             self.spec = conf.spec(arrays)
-            self.completion = Completion(conf.epilogue, conf.observe_a, (*self._of_d()[:2], K), problem.products, is_stack,
-                                         problem.device, problem.a.device)
         self.operands = [_operand(info, layout, readonly) for info, layout, readonly in (
             (problem.a, conf.global_a_layout, True), (problem.b, conf.global_b_layout, True),
             (c, conf.global_c_layout, True), (out, conf.global_d_layout, False))]
+        self.behind = self._behind(is_stack)
         self.shape = StackShape(M, N, K, 0) if is_stack else Shape(M, N, K)
         spec, shape = freeze(self.spec), freeze(self.shape)
         for name, held in held_by(conf):
@@ -130,6 +128,19 @@ class Compiled:
             out[one.slot] = one.map.encoder(out[one.pointer])
         return out
 
+    def _behind(self, is_stack: bool) -> list[Behind]:
+        """The kernels behind the product, in their order."""
+        conf, problem = self.config, self.computed
+        found: list[Behind] = []
+        how = conf.epilogue, (*self._of_d()[:2], problem.K), problem.products, is_stack, problem.device, problem.a.device
+        if reductions_of(conf.epilogue) or conf.observe_a is not None:
+            found.append(Completion(*how, observer=conf.observe_a))
+        norm = normaliser_of(conf.epilogue)
+        if norm is not None and norm.is_in_two_passes:
+            axis = cast(int, conf.global_d_layout.vector_axis)
+            found.append(Rescaling(*how, d=self.operands[3], steps=self.spec.scheduler.stack.d, axis=axis))
+        return [one for one in found if one.has_work]
+
     def _of_d(self) -> tuple[int, int, int]:
         """Rows and columns of D, and the columns that the kernel computes."""
         return self.computed.M, self.config.global_d_layout.finished_columns(self.computed.N), self.computed.N
@@ -139,14 +150,14 @@ class Compiled:
         return reserve(name, component, self.config, self.spec, self._of_d(), self.computed.products)
 
     def launches(self, bound: Any, values: tuple) -> Launches:
-        """Those of the kernel, ``bound`` on the device, and of what completes its reductions."""
+        """Those of the kernel, ``bound`` on the device, and of those behind it."""
         product = self._product(bound, values)
-        if self.completion is None:
+        if not self.behind:
             return product
         at, own = 0, {}
         for name in PARTS:
             own[name] = slice(at, at := at + len(freeze(getattr(self.config, name)).leaves))
-        complete = self.completion.launches([own["epilogue"], own["observe_a"]])
+        behind = [one.launches(own) for one in self.behind]
         device, spaces = self.problem.a.device, self.spaces
 
         def with_values(stream: int, given: tuple[int, ...], others: tuple) -> None:
@@ -156,7 +167,9 @@ class Compiled:
                 for slot, value in zip(self._slots, self._expand((*given, *found))):
                     put[slot] = value                                         # type: ignore[index]
                 bound.launch(stream, put)
-            complete(stream, others, {space.role: place for space, place in zip(spaces, found)})
+            places = {space.role: place for space, place in zip(spaces, found)}
+            for launch in behind:
+                launch(stream, others, places, given[3])
 
         return Launches(lambda stream, given: with_values(stream, given, values), with_values)
 

@@ -1,27 +1,40 @@
-"""What reductions among a product's epilogues need beside its kernel: workspaces, and a second small kernel behind it."""
+"""What reductions and norms of rows among a product's epilogues need beside its kernel: workspaces, and small kernels
+behind it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from gemmkit.components import Component, freeze, with_fields, without_arrays
 from gemmkit.config import Config
 from gemmkit.epilogues import Composed, Default, Epilogue, Fold
+from gemmkit.epilogues.normalise import Normalise
 from gemmkit.epilogues.reduce import Reduce
 from gemmkit.kernels.common.completion import LANES, Team, complete_reductions, warps_for
+from gemmkit.kernels.common.rescaling import PIECES, STEP, WARP, WARPS, Rescaler, rescale_rows
 from gemmkit.kernels.spec import Shape, Spec, StackShape
+from gemmkit.lang.freezing import Frozen
 from gemmkit.per_product import Adapted
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.workspace import spaces_of
 
-__all__ = ["Completion", "reductions_of", "reserve", "reserved"]
+BYTES = 16                             # of neighbours in D that a lane moves at a time
+
+__all__ = ["Behind", "Completion", "Rescaling", "normaliser_of", "reductions_of", "reserve", "reserved"]
 
 
 def reductions_of(epilogue: Epilogue) -> list[Reduce]:
     """The reductions of a chain, in their order."""
     return [stage for stage in epilogue.stages() if isinstance(stage, Reduce)]
+
+
+def normaliser_of(epilogue: Epilogue) -> Normalise | None:
+    """What a chain finishes rows by, if it does."""
+    last = epilogue.stages()[-1]
+    return last if isinstance(last, Normalise) else None
 
 
 def reserved(conf: Config, spec: Spec, sizes: tuple[int, int, int], products: int) -> Config:
@@ -39,7 +52,8 @@ def reserve(name: str, component: Any, conf: Config, spec: Spec, sizes: tuple[in
         if component is None:
             return None
         slots = spec.scheduler.tiles(sizes[0], sizes[2])[1] * spec.watch.parts
-        return component.reserved(len(reductions_of(conf.epilogue)), slots, sizes[0], products, accumulator)
+        number = len(reductions_of(conf.epilogue)) + (normaliser_of(conf.epilogue) is not None)
+        return component.reserved(number, slots, sizes[0], products, accumulator)
     if not component.reduces:
         return component
     counted = iter(range(len(reductions_of(component))))
@@ -49,6 +63,9 @@ def reserve(name: str, component: Any, conf: Config, spec: Spec, sizes: tuple[in
             across, along = (sizes[1], sizes[0]) if part.along_m else sizes[:2]
             slots = -(-along // spec.parts[0 if part.along_m else 1])
             return part.reserved(next(counted), slots, across, products, accumulator)
+        if isinstance(part, Normalise):
+            return part.reserved(len(reductions_of(component)), spec.parts[1], sizes[:2], products, accumulator,
+                                 conf.global_d_layout)
         if isinstance(part, Composed):
             return with_fields(part, {name: of(getattr(part, name)) for name in ("first", "second")})
         if isinstance(part, Fold):
@@ -59,17 +76,95 @@ def reserve(name: str, component: Any, conf: Config, spec: Spec, sizes: tuple[in
 
 
 @dataclass
-class Completion:
-    """The kernel behind a product that reduces D or observes A: `complete_reductions` of D of ``sizes``, for ``products``
-    products."""
+class Behind:
+    """A kernel behind a product, of D of ``sizes``, for ``products`` products: what it takes beside the ``epilogue``."""
 
     epilogue: Epilogue
-    observer: Any                      # of A; None without one
     sizes: tuple[int, int, int]
     products: int
     is_stack: bool
     target: Any
     ordinal: int
+
+    kernel: ClassVar[Any] = None
+
+    @cached_property
+    def shape(self) -> Component:
+        return StackShape(*self.sizes, 0) if self.is_stack else Shape(*self.sizes)
+
+    @property
+    def blocks(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def threads(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def shared_bytes(self) -> int:
+        return 0
+
+    @property
+    def has_work(self) -> bool:
+        raise NotImplementedError
+
+    def arguments(self) -> list[Frozen]:
+        raise NotImplementedError
+
+    def sources(self) -> tuple[str | None, ...]:
+        """What each argument is of the product's: the field of its configuration, or "out"; None: its own."""
+        raise NotImplementedError
+
+    def emulated(self, spec: Any, d: Any) -> tuple:
+        """The arguments as the emulator takes them, of a product's specialisation and D there."""
+        raise NotImplementedError
+
+    @cached_property
+    def launchable(self) -> Launchable:
+        return Launchable(type(self).kernel, self.arguments(), self.threads, self.blocks, self.target, self.ordinal,
+                          self.shared_bytes)
+
+    def launches(self, own: dict[str, slice]) -> Any:
+        """``launch(stream, values, places, out)``: with the numbers of the epilogue and the observer from ``values`` of the
+        product's kernel, in which they are ``own``; workspaces are at ``places``, by their roles, and D at ``out``."""
+        launchable = self.launchable
+        bound = launchable.bind()
+        launchable.forget_code()
+        planned, arrays = list(launchable.values), [info for argument in launchable.arguments for info in argument.arrays]
+        spaces, at = spaces_of(planned, arrays), 0
+        puts, d = [], None
+        for argument, source in zip(launchable.arguments, self.sources()):
+            count = len(argument.leaves)
+            if source == "out":
+                d = at
+            elif source and count:
+                puts.append((slice(at, at + count), own[source]))
+            at += count
+
+        def launch(stream: int, values: Any, places: dict[str, int], out: int) -> None:
+            put = list(planned)
+            for to, source in puts:
+                put[to] = values[source]
+            if d is not None:
+                put[d] = out
+            for space in spaces:
+                put[space.slot] = places[space.role]
+            bound.launch(stream, put)
+
+        return launch
+
+    def forget_arrays(self) -> None:
+        """Keep none alive."""
+        self.epilogue = without_arrays(self.epilogue)
+
+
+@dataclass
+class Completion(Behind):
+    """Of a product that reduces D or observes A: `complete_reductions`."""
+
+    observer: Any = None               # of A; None without one
+
+    kernel = staticmethod(complete_reductions)
 
     @cached_property
     def reductions(self) -> list[Any]:
@@ -80,14 +175,6 @@ class Completion:
         found = self.reductions
         most = max(self.sizes[1 if one.along_m else 0] for one in found)
         return Team(warps_for(max(int(one.slots) for one in found)), max(1, -(-most // LANES)))
-
-    @property
-    def kernel(self) -> Any:
-        return complete_reductions
-
-    @cached_property
-    def shape(self) -> Component:
-        return StackShape(*self.sizes, 0) if self.is_stack else Shape(*self.sizes)
 
     @cached_property
     def blocks(self) -> int:
@@ -102,45 +189,63 @@ class Completion:
         return self.threads * max(one.state.itemsize for one in self.reductions)
 
     @cached_property
-    def launchable(self) -> Launchable:
-        arguments = [freeze(part) for part in (self.team, *self.parts, self.shape)]
-        return Launchable(self.kernel, arguments, self.threads, self.blocks, self.target, self.ordinal,
-                          self.shared_bytes)
-
-    @cached_property
     def parts(self) -> tuple[Any, Any]:
         """What is completed, as the kernel takes it: an epilogue stands for an observer that is not there."""
         return self.epilogue, Default() if self.observer is None else self.observer
 
-    def launches(self, own: list[slice]) -> Any:
-        """``launch(stream, values, places)``: with the numbers of the epilogue and the observer from ``values`` of the
-        product's kernel, in which they are ``own``, and workspaces at ``places``, by their roles."""
-        launchable = self.launchable
-        bound = launchable.bind()
-        launchable.forget_code()
-        planned, arrays = list(launchable.values), [info for argument in launchable.arguments for info in argument.arrays]
-        spaces, at = spaces_of(planned, arrays), sum(len(x.leaves) for x in launchable.arguments[:1])
-        puts = []
-        for argument, source in zip(launchable.arguments[1:3], own):
-            if argument.leaves:
-                puts.append((slice(at, at + len(argument.leaves)), source))
-            at += len(argument.leaves)
+    def arguments(self) -> list[Frozen]:
+        return [freeze(part) for part in (self.team, *self.parts, self.shape)]
 
-        def launch(stream: int, values: Any, places: dict[str, int]) -> None:
-            put = list(planned)
-            for to, source in puts:
-                put[to] = values[source]
-            for space in spaces:
-                put[space.slot] = places[space.role]
-            bound.launch(stream, put)
+    def sources(self) -> tuple[str | None, ...]:
+        return None, "epilogue", "observe_a", None
 
-        return launch
+    def emulated(self, spec: Any, d: Any) -> tuple:
+        return self.team, spec.epilogue, self.parts[1] if self.observer is None else spec.a.observer, self.shape
 
     def forget_arrays(self) -> None:
-        """Keep none alive."""
-        self.epilogue = without_arrays(self.epilogue)
+        super().forget_arrays()
         self.observer = None if self.observer is None else without_arrays(self.observer)
 
     @property
     def has_work(self) -> bool:
         return self.products > 0 and max(self.sizes[1 if one.along_m else 0] for one in self.reductions) > 0
+
+
+@dataclass
+class Rescaling(Behind):
+    """Of a product whose rows are normalised in two passes: `rescale_rows` of ``d``."""
+
+    d: Frozen = field(kw_only=True)
+    steps: Any = field(kw_only=True)
+    axis: int = field(kw_only=True)
+
+    kernel = staticmethod(rescale_rows)
+
+    @cached_property
+    def how(self) -> Rescaler:
+        M, N, _ = self.sizes
+        vector = math.gcd(N, max(1, BYTES // self.d.arrays[0].dtype.itemsize)) if self.axis == 1 else 1
+        items, step = (M, PIECES * WARP * vector) if self.axis == 1 else (-(-M // WARP), STEP)
+        chunks = max(1, -(-N // step))
+        return Rescaler(self.steps, self.axis, vector, chunks, max(1, -(-items * chunks // WARPS)))
+
+    @cached_property
+    def blocks(self) -> int:
+        return int(self.products * self.how.blocks)
+
+    @property
+    def threads(self) -> int:
+        return WARP * WARPS
+
+    def arguments(self) -> list[Frozen]:
+        return [freeze(self.how), freeze(self.epilogue), self.d, freeze(self.shape)]
+
+    def sources(self) -> tuple[str | None, ...]:
+        return None, "epilogue", "out", None
+
+    def emulated(self, spec: Any, d: Any) -> tuple:
+        return self.how, spec.epilogue, d, self.shape
+
+    @property
+    def has_work(self) -> bool:
+        return self.products > 0 and min(self.sizes[:2]) > 0

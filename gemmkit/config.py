@@ -13,7 +13,7 @@ from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.config_rules import TRANSFORMS, validate
-from gemmkit.epilogues import Default, Epilogue
+from gemmkit.epilogues import Default, Epilogue, result_layout
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.batched import Batched
 from gemmkit.kernels.common.operand import Operand, is_whole
@@ -66,7 +66,8 @@ class Problem(Component):
                       "Layout is needed")
                 object.__setattr__(self, f"global_{name}_layout", seen)
         if isinstance(self.global_b_layout, Layout) and isinstance(self.global_d_layout, Layout):
-            object.__setattr__(self, "global_d_layout", self.global_b_layout.of_result(self.global_d_layout))
+            stored = result_layout(self.global_b_layout, self.epilogue, self.global_d_layout)
+            object.__setattr__(self, "global_d_layout", stored)
 
     @property
     def has_c(self) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmkit.components import Component
 from gemmkit.epilogues import Bias, Default, Epilogue, Fold, LinearCombination, Residual, Scale, Store, parts
+from gemmkit.epilogues.pack import Pack
 from gemmkit.kernels.common.rules import rule
 from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.kernels.rasterisation import Order
@@ -42,6 +43,7 @@ def validate(config: Config) -> None:
     check_fields({field.name: getattr(config, field.name) for field in config.fields()})
     check_stream_k(config.kernel, config.splits)
     _validate_fold(config)
+    _validate_packed(config)
     if config.observe_a is not None:
         _validate_observer(config)
     config.family.validate(config)
@@ -107,6 +109,13 @@ def _check_global_layout(name: str, layout: Any) -> None:
         rule(layout.writable, name, layout, "it has neither store_element nor store, so D cannot be written with it")
     else:
         rule(layout.readable, name, layout, "it has neither element nor load, so it cannot be read")
+
+
+def _validate_packed(config: Config) -> None:
+    """Of a D with half the columns the epilogue makes one value of two."""
+    layout = config.global_d_layout
+    rule(layout.packed == 1 or isinstance(config.epilogue.ending(), Pack), "global_d_layout", layout, "it is what "
+         f"epilogues.Pack stores into, and epilogue={config.epilogue!r} packs nothing; give a RowMajor or ColMajor layout")
 
 
 def _validate_fold(config: Config) -> None:

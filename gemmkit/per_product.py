@@ -64,12 +64,30 @@ class Adapted(Epilogue):
 
     epilogue: Epilogue
 
+    def ending(self) -> Any:
+        return self.epilogue.ending()
+
     def stages(self) -> tuple[Epilogue, ...]:
         return self.epilogue.stages()
 
     @property
     def reduces(self) -> bool:
         return self.epilogue.reduces
+
+    def of_result(self, layout: Any) -> Any:
+        return self.epilogue.of_result(layout)
+
+    @property
+    def finishes_blocks(self) -> bool:
+        return self.epilogue.finishes_blocks
+
+    @property
+    def neighbours(self) -> int:
+        return self.epilogue.neighbours
+
+    @property
+    def is_last(self) -> bool:
+        return self.epilogue.is_last
 
     @property
     def stores_itself(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from gemmkit.compiled import PARTS, Compiled, Launches
+from gemmkit.completing import normaliser_of
 from gemmkit.component_arrays import ALONGSIDE, Held, arrays_of, check_held
 from gemmkit.components import anew, freeze, without_arrays
 from gemmkit.config import Config
@@ -95,9 +96,9 @@ class Plan:
         self._align = tuple(1 if i is None else alignment(i) for i in seen)
         self._held = held_by(self.config)
         self._writes = any(held.is_output for _, held in self._held)
-        completion = self._compiled.completion
-        self._has_work = problem.products > 0 and (completion.has_work if completion is not None
-                                                   else problem.M > 0 and problem.N > 0)
+        self._has_work = problem.products > 0 and (bool(self._compiled.behind) or (problem.M > 0 and problem.N > 0))
+        norm = normaliser_of(self._compiled.config.epilogue)
+        self._row_passes = None if norm is None else "two passes" if norm.is_in_two_passes else "one tile"
         self._launches: Launches | None = None
         self.values = tuple(self._compiled.values)
         parts = {name: freeze(getattr(self._compiled.config, name)) for name in PARTS}
@@ -141,8 +142,14 @@ class Plan:
         self._compiled.problem.tuning_key = None             # it is made of the components themselves
         self._compiled.config = without_arrays(self._compiled.config)
         self._compiled.spec = without_arrays(self._compiled.spec)
-        if self._compiled.completion is not None:
-            self._compiled.completion.forget_arrays()
+        for behind in self._compiled.behind:
+            behind.forget_arrays()
+
+    @property
+    def row_passes(self) -> str | None:
+        """How an epilogue that normalises rows of D does so: "one tile", which has whole rows in its registers, or "two
+        passes", of which the second is a kernel behind the product; None without such an epilogue."""
+        return self._row_passes
 
     def __repr__(self) -> str:
         M, N, K = self.shape

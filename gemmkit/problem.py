@@ -19,7 +19,7 @@ from gemmkit.components import Component, field_values
 from gemmkit.config import TRANSFORMS, Config, ConfigError
 from gemmkit.configure import get_config, sizes_given
 from gemmkit.emulator.mode import is_emulating
-from gemmkit.epilogues import parts
+from gemmkit.epilogues import parts, result_layout
 from gemmkit.lang.given import check_dtype, check_methods
 from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, Planar, RowMajor, Zero
 from gemmkit.operators import Algebra, Operator
@@ -183,7 +183,7 @@ def _layouts(infos: dict[str, ArrayInfo | None], conf: Config | None, keywords: 
         else:
             out[name] = None
     if isinstance(out["b"], Layout) and isinstance(out["d"], Layout):
-        out["d"] = out["b"].of_result(out["d"])
+        out["d"] = result_layout(out["b"], keywords.get("epilogue", getattr(conf, "epilogue", None)), out["d"])
     return out
 
 
@@ -299,7 +299,8 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     if layouts["d"] is not None:
         fields["global_d_layout"] = layouts["d"]
     elif "global_d_layout" not in fields:
-        dtype = result_dtype(a.dtype, b.dtype, c, operator)
+        own = getattr(fields.get("epilogue"), "result_dtype", None)
+        dtype = result_dtype(a.dtype, b.dtype, c, operator) if own is None else own
         fields["global_d_layout"] = type(a)(dtype) if isinstance(a, (Interleaved, Planar)) else RowMajor(dtype)
     shape = dict(zip("MNK", sizes), batch=products)
     return get_config(operator=operator, gemm_shape=shape, device=device, **fields)

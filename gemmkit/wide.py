@@ -20,6 +20,8 @@ from gemmkit.component_arrays import arrays_of
 from gemmkit.components import Component, field_values, with_fields
 from gemmkit.config import Config
 from gemmkit.epilogues import Composed, Epilogue, Fold
+from gemmkit.epilogues.pack import Pack
+from gemmkit.epilogues.pairs import Pairs, Pairwise
 from gemmkit.kernels.spec import Condition
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.references import is_gemmkit
@@ -189,6 +191,9 @@ def _computes(component: Component) -> bool:
 
 
 def _wide_layout(layout: Layout, name: str, size: int) -> WideLayout:
+    if layout.packed > 1:
+        raise ValueError(f"{name} or an operand has {size} elements; packed results are of products below {COUNT}: compute "
+                         "the rows in several calls")
     if name == "out" and not hasattr(layout, "store_element"):
         _refuse(layout, name, size, "store", "write store_element(data, i, j, value, shape)")
     return WideLayout(layout)
@@ -200,6 +205,10 @@ def _wide_epilogue(epilogue: Epilogue, size: int) -> Epilogue:
         return cast(Epilogue, with_fields(epilogue, {k: v for k, v in parts.items() if v is not getattr(epilogue, k)}))
     if isinstance(epilogue, Fold):
         return WideFold(epilogue.f, _wide_epilogue(epilogue.then, size))
+    if isinstance(epilogue, (Pack, Pairs)) and epilogue.with_coordinates and not is_gemmkit(epilogue.f):
+        _refuse(epilogue, "out", size, "f(x, y, m, n)", "give an f(x, y)")
+    if epilogue.is_last or isinstance(epilogue, Pairwise):
+        return epilogue                                # its coordinates are rows and columns
     if epilogue.reduces:
         op = epilogue.op                               # type: ignore[attr-defined]
         if op.of is not None and op.has_coordinates and not is_gemmkit(op.of):

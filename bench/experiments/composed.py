@@ -8,6 +8,8 @@
 | glu, plain | the same | our own plain product of 2 N columns |
 | lstm, 5 kernels | relu(A W + H U + b) (`gemmkit.lstm_cell`) | two products, two additions and a ReLU |
 | lstm, addmm | the same | torch.addmm of inputs joined beforehand, then a ReLU |
+| softmax | softmax of each row of A B (`epilogues.Softmax`) | torch.matmul, then torch.softmax |
+| rmsnorm | the RMS norm of each row, with a gain (`epilogues.RMSNorm`) | torch.matmul, then torch.nn.functional.rms_norm |
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from bench.harness import Call
 from gemmkit import epilogues, observers
 
 SAMPLED_ROWS = 256
+NORMALISED = ("softmax", "rmsnorm")
+EPS = 1e-5
 PLAIN = ("row max", "row sumsq", "row sums of a", "glu, plain")
 
 
@@ -53,6 +57,9 @@ class Composed(Experiment):
         x.first = x.second = x.peer_out
         if self.work.startswith("row"):
             x.found = lib.empty(m, 1, "f32")[:, 0]
+        elif self.work in NORMALISED:
+            x.a = lib.scaled(x.a, 0.015625)            # logits of some 1 at K = 4096
+            x.gain, x.first = lib.normal(1, n, self.kind, 5 * i + 2)[0], lib.empty(m, n, self.kind)
         elif self.work.startswith("glu"):
             x.a = lib.scaled(x.a, 0.0625)              # else products of two sums of 8192 exceed float16
             x.w, x.v = x.b[:, :n], x.b[:, n:]
@@ -70,6 +77,8 @@ class Composed(Experiment):
             "row sumsq": lambda: gemmkit.matmul(x.a, x.b, out=x.out, epilogue=epilogues.RowReduce(x.found, "sumsq")),
             "row sums of a": lambda: gemmkit.matmul(x.a, x.b, out=x.out, observe_a=observers.RowSum(x.found)),
             "glu": lambda: gemmkit.glu(x.a, x.w, x.v, out=x.out),
+            "softmax": lambda: gemmkit.matmul(x.a, x.b, out=x.out, epilogue=epilogues.Softmax()),
+            "rmsnorm": lambda: gemmkit.matmul(x.a, x.b, out=x.out, epilogue=epilogues.RMSNorm(x.gain, EPS)),
             "lstm": lambda: gemmkit.lstm_cell(x.a, x.h, None, x.b, x.u, x.bias, out=x.out),
         }
         return calls[self.work.partition(",")[0]]
@@ -86,7 +95,7 @@ class Composed(Experiment):
     def error(self, lib: Lib, x: Any) -> float:
         some = lib.sample(self.m, min(SAMPLED_ROWS, self.m), 0)
         found = float(lib.relative_error(x.out[some], self.expected(lib, x, some)))
-        return found if self.has_two else max(found, self.beside(lib, x, some))
+        return found if self.has_two or self.work in NORMALISED else max(found, self.beside(lib, x, some))
 
     def peer_error(self, lib: Lib, x: Any) -> float:
         some = lib.sample(self.m, min(SAMPLED_ROWS, self.m), 0)
@@ -102,6 +111,11 @@ class Composed(Experiment):
         if self.work.startswith("lstm"):
             sums = sums + lib.wide(x.h, some) @ lib.wide(x.u) + lib.wide(x.bias)
             return (sums + abs(sums)) / 2
+        if self.work == "softmax":
+            raised = 2.718281828459045**sums           # of logits that are small
+            return raised / raised.sum(-1)[:, None]
+        if self.work == "rmsnorm":
+            return sums / ((sums * sums).sum(-1) / self.n + EPS)[:, None] ** 0.5 * lib.wide(x.gain)
         return sums
 
     def beside(self, lib: Lib, x: Any, some: Any) -> float:
@@ -125,3 +139,6 @@ def composed() -> Iterator[Composed]:
         yield Composed("composed", "glu, plain", "f16", m, n, k, 0.95, 1.0)
     yield Composed("composed", "lstm, 5 kernels", "f16", 4096, 1024, 1024, 1.75, 2.2)
     yield Composed("composed", "lstm, addmm", "f16", 4096, 1024, 1024, 1.05, 1.3)
+    for work in NORMALISED:
+        for m, n, k in ((8192, 1024, 4096), (4096, 128, 4096)):
+            yield Composed("composed", work, "f16", m, n, k, 1.0, 1.2)

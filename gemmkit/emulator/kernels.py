@@ -123,10 +123,8 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, seed: int | None = None
                            shared_memory=compiled.spec.shared_bytes, max_shared_memory=H100.shared_memory_per_block,
                            schedule_seed=seed, dependent=compiled.launchable.dependent,
                            registers=conf.family.registers(compiled.spec))
-        behind = compiled.completion
-        if behind is not None:                     # a kernel of its own: what the first has written it sees
-            machine.launch(behind.kernel, arguments((behind.team, spec.epilogue, behind.parts[1] if behind.observer is None
-                                                            else spec.a.observer, behind.shape), arena.originals),
+        for behind in compiled.behind:             # kernels of their own: what the first has written they see
+            machine.launch(behind.launchable.kernel, arguments(behind.emulated(spec, views[3]), arena.originals),
                            grid=(behind.blocks, 1, 1), block=(behind.threads, 1, 1), shared_memory=behind.shared_bytes,
                            max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed)
 

@@ -1,15 +1,20 @@
 """Epilogues: what happens to D between shared and global memory; ``a | b | c`` is one after the other."""
 
-from gemmkit.epilogues.base import Composed, Default, Epilogue, parts
+from gemmkit.epilogues.base import Composed, Default, Epilogue, parts, result_layout
 from gemmkit.epilogues.combine import Combine
 from gemmkit.epilogues.elementwise import GELU, Causal, Clamp, Elementwise, ReLU, SiLU, Tanh, Where
 from gemmkit.epilogues.fold import Fold
 from gemmkit.epilogues.library import Bias, LinearCombination
+from gemmkit.epilogues.norms import LayerNorm, RMSNorm
 from gemmkit.epilogues.operands import Residual, Scale, Store
+from gemmkit.epilogues.pack import Pack
+from gemmkit.epilogues.pairs import Pairs, Rotary
 from gemmkit.epilogues.reduce import ColumnReduce, RowReduce
 from gemmkit.epilogues.saturate import Saturate
+from gemmkit.epilogues.softmax import Softmax
 
 __all__ = [
     "GELU", "Bias", "Causal", "Clamp", "ColumnReduce", "Combine", "Composed", "Default", "Elementwise", "Epilogue", "Fold",
-    "LinearCombination", "ReLU", "Residual", "RowReduce", "Saturate", "Scale", "SiLU", "Store", "Tanh", "Where", "parts",
+    "LayerNorm", "LinearCombination", "Pack", "Pairs", "RMSNorm", "ReLU", "Residual", "Rotary", "RowReduce", "Saturate",
+    "Scale", "SiLU", "Softmax", "Store", "Tanh", "Where", "parts", "result_layout",
 ]

@@ -89,6 +89,8 @@ class Epilogue(Component):
     #: Why one that stores D itself stands for itself.
     alone: ClassVar[str] = ("stores D in its own way (it overrides tile or store) and cannot be composed; override finish "
                             "instead")
+    #: Why nothing can follow one that `is_last`.
+    ends: ClassVar[str] = "finishes whole rows, so that nothing can follow it"
     outputs: ClassVar[tuple[str, ...]] = ()                # fields that are arrays which it writes, beside D
     #: Fields that are arrays, of which each product of a stack may have its own, and how many dimensions that has.
     array_ndims: ClassVar[Mapping[str, int]] = MappingProxyType({})
@@ -103,7 +105,7 @@ class Epilogue(Component):
 
     def store(self, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
         """Step 6 of the kernel: every thread takes its tiles of D from shared memory and hands them to `tile`."""
-        if self.reduces:
+        if self.finishes_blocks:
             store_together(self, spec, d, pointer, block_m, block_n, warp, shape)
         else:
             self.store_tiles(spec, d, pointer, block_m, block_n, warp, shape)
@@ -125,7 +127,7 @@ class Epilogue(Component):
 
     def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
         """The finished values that a thread holds of what ``group`` (`gemmkit.kernels.common.lanes`) holds together, at
-        ``at``, some of them out of range: what an epilogue sees that `reduces`. All threads of the group come here."""
+        ``at``, some of them out of range: for one that `finishes_blocks`. All threads of the group come here."""
         return group.finish(self, values, at)
 
     def values_at(self, spec: Any, pointer: Any, tile: Any, place: Any, shape: Any) -> tuple:
@@ -135,6 +137,10 @@ class Epilogue(Component):
 
     def complete(self, team: Any, shape: Any) -> None:
         """Behind the product, in a kernel of its own: what is left to do of reductions."""
+
+    def ending(self) -> Any:
+        """The last epilogue of a chain."""
+        return self
 
     def tile(self, spec: Any, d: Any, tile: Any, values: tuple, shape: Any) -> None:
         """Finish and store a thread's tile of D. ``tile`` is where it lies globally; parts of it may be out of range."""
@@ -189,6 +195,30 @@ class Epilogue(Component):
     def reduces(self) -> bool:
         """Whether it combines values of several threads (`gemmkit.epilogues.reduce`)."""
         return False
+
+    @property
+    def finishes_blocks(self) -> bool:
+        """Whether it sees more than an element, by `finish_block`."""
+        return self.reduces
+
+    @property
+    def neighbours(self) -> int:
+        """How many neighbours in a row a thread must hold."""
+        return 1
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing can follow it: it finishes whole rows (`gemmkit.epilogues.normalise`), or packs values."""
+        return False
+
+    def of_result(self, layout: Any) -> Any:
+        """How D is stored behind this epilogue where D's array has ``layout``."""
+        return layout
+
+    @property
+    def result_dtype(self) -> Any:
+        """D's dtype where no out is given; None: what the product gives."""
+        return None
 
     @property
     def passes_on(self) -> bool:
@@ -253,6 +283,9 @@ class Composed(Epilogue):
                                 "epilogues.Elementwise")
             if part.stores_itself:
                 raise TypeError(f"{name}={part!r} {part.alone}")
+        if self.first.is_last:
+            raise TypeError(f"first={self.first!r} {self.first.ending().ends}; put {self.second!r} in front of it, or into "
+                            "a call of its own")
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
         return self.second(number(self.first, "__call__", self.first(x, m, n), x), m, n)
@@ -261,7 +294,7 @@ class Composed(Epilogue):
         return self.second.finish(numbers(self.first, "finish", self.first.finish(values, tile, shape), values), tile, shape)
 
     def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
-        if self.reduces:
+        if self.finishes_blocks:
             return self.second.finish_block(self.first.finish_block(values, group, at), group, at)
         return group.finish(self, values, at)
 
@@ -274,12 +307,34 @@ class Composed(Epilogue):
         second = (one._replace(path=("second", *one.path), where=InSecond(one.where)) for one in self.second.alongside())
         return (*first, *second)
 
+    def ending(self) -> Any:
+        return self.second.ending()
+
     def stages(self) -> tuple[Epilogue, ...]:
         return (*self.first.stages(), *self.second.stages())
 
     @property
     def reduces(self) -> bool:
         return self.first.reduces or self.second.reduces
+
+    @property
+    def finishes_blocks(self) -> bool:
+        return self.first.finishes_blocks or self.second.finishes_blocks
+
+    @property
+    def neighbours(self) -> int:
+        return max(self.first.neighbours, self.second.neighbours)
+
+    @property
+    def is_last(self) -> bool:
+        return self.second.is_last
+
+    def of_result(self, layout: Any) -> Any:
+        return self.second.of_result(layout)
+
+    @property
+    def result_dtype(self) -> Any:
+        return self.second.result_dtype
 
     @property
     def reads_tiles(self) -> bool:
@@ -298,6 +353,12 @@ class Composed(Epilogue):
 
     def __repr__(self) -> str:
         return f"{self.first!r} | {self.second!r}"
+
+
+def result_layout(b: Any, epilogue: Any, d: Any) -> Any:
+    """How D is stored, whose array has the layout ``d``: behind a B of layout ``b`` and an epilogue (or None)."""
+    stored = b.of_result(d)
+    return epilogue.of_result(stored) if isinstance(epilogue, Epilogue) else stored
 
 
 def parts(epilogue: Any) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from gemmkit.components import Scalar
 from gemmkit.epilogues.base import Epilogue
 from gemmkit.lang.given import function_given, required
 from gemmkit.lang.returned import truth
-from gemmkit.transforms.base import takes_coordinates
+from gemmkit.transforms.base import check_of_elements, takes_coordinates
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Elementwise(Epilogue):
     f: Any
 
     def __post_init__(self) -> None:
+        check_of_elements(self.f, "epilogues.Elementwise")
         given = function_given(self.f, "Elementwise", "f", (1, 3, 4), "f(x) or f(x, m, n), a function of x or of x, m, n")
         object.__setattr__(self, "f", given)
 

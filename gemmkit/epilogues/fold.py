@@ -67,7 +67,7 @@ class Fold(Epilogue):
         """Step 6 of the kernels with D's tile in shared memory. The thread that stores eight columns of D loads those eight
         of all parts: lanes lie along rows of D, or down its columns where these are contiguous."""
         own = with_number(shape, "N", spec.d.layout.columns)
-        if self.reduces:
+        if self.finishes_blocks:
             store_together(self, spec, d, pointer, block_m, udiv(block_n, spec.b.layout.slots), warp, own)
         else:
             self.store_lines(spec, d, pointer, block_m, block_n, own)
@@ -93,6 +93,9 @@ class Fold(Epilogue):
 
     def complete(self, team: Any, shape: Any) -> None:
         self.then.complete(team, shape)
+
+    def ending(self) -> Any:
+        return self.then.ending()
 
     def tile(self, spec: Any, d: Any, tile: Any, values: tuple, shape: Any) -> None:
         """Store folded values; ``shape`` has D's extents."""
@@ -127,6 +130,21 @@ class Fold(Epilogue):
     @property
     def reduces(self) -> bool:
         return self.then.reduces
+
+    def of_result(self, layout: Any) -> Any:
+        return self.then.of_result(layout)
+
+    @property
+    def finishes_blocks(self) -> bool:
+        return self.then.finishes_blocks
+
+    @property
+    def neighbours(self) -> int:
+        return self.then.neighbours
+
+    @property
+    def is_last(self) -> bool:
+        return self.then.is_last
 
     @property
     def writes(self) -> bool:

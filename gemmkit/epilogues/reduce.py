@@ -13,16 +13,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gemmkit.components import Array, Component, Scalar, with_fields
+from gemmkit.components import Array, Scalar, with_fields
 from gemmkit.epilogues.base import Epilogue
 from gemmkit.epilogues.combine import Combine
+from gemmkit.epilogues.partial import Partial
 from gemmkit.epilogues.reductions import NAMES, combine_named
 from gemmkit.kernels.common.rules import rule
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.narrowing import fitting, narrows, refusal
-from gemmkit.lang.records import part_dtypes
 from gemmkit.lang.values import convert
-from gemmkit.ptx.memory import load_global, store_global
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.workspace import PARTIALS as ROLES
 from gemmkit.runtime.workspace import described
@@ -31,7 +30,7 @@ __all__ = ["ColumnReduce", "Reduce", "RowReduce", "States"]
 
 
 @dataclass(frozen=True)
-class States(Component):
+class States(Partial):
     """A reduction along one dimension of a matrix. Beside ``out`` and ``op`` all is the kernel's own (`reserved`): dtypes
     of states and of ``out``, the workspace of partial states and how many a row has."""
 
@@ -64,20 +63,6 @@ class States(Component):
 
     def combine(self, a: Any, b: Any) -> Any:
         return self.op.both(self.state, a, b)
-
-    def keep(self, state: Any, i: int, slot: int, shape: Any) -> None:
-        """A part's state of row (or column) ``i``: neighbours of one slot are neighbours in memory."""
-        store_global(self.partials, 0, (self.place(i, slot, shape),), (0,), (state,))
-
-    def kept(self, i: int, slot: int, shape: Any) -> Any:
-        return load_global(self.partials, 0, (self.place(i, slot, shape),), (0,), 1)[0]
-
-    def place(self, i: int, slot: int, shape: Any) -> int:
-        return (shape.batch * self.slots + slot) * self.extent(shape) + i
-
-    @property
-    def state_parts(self) -> int:
-        return len(part_dtypes(self.state))
 
     def extent(self, shape: Any) -> int:
         """How many rows (or columns) are reduced."""

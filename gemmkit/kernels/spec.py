@@ -10,7 +10,7 @@ from gemmkit.components import Component, Scalar
 from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.common.batched import Batched
 from gemmkit.kernels.common.cluster import Cluster
-from gemmkit.kernels.common.lanes import Lanes, lanes_of
+from gemmkit.kernels.common.lanes import BESIDE, Lanes, lanes_of
 from gemmkit.kernels.common.operand import Operand
 from gemmkit.kernels.common.reduction import Reduction
 from gemmkit.kernels.common.scheduler import TileScheduler
@@ -108,11 +108,13 @@ class Spec(Component):
 
     @cached_property
     def lanes(self) -> Lanes:
-        """How a warp's lanes hold D together where the epilogue reduces it."""
+        """How a warp's lanes hold D together where the epilogue sees more than an element."""
         block, folds = self.block.size, self.d.layout.folds
         columns_too = any(getattr(stage, "along_m", False) for stage in self.epilogue.stages())
-        piece = self.d.thread if folds == 1 else Tile(M=1, N=8)          # of folded columns an octet at a time
-        return lanes_of(piece, block.M, block.N // folds, self.d.order == "row", columns_too)
+        alike = folds == 1 and self.d.thread.extents[1] % self.epilogue.neighbours == 0
+        piece = self.d.thread if alike else Tile(M=1, N=8)               # of folded columns, and of neighbours, an octet
+        least_n = BESIDE if self.epilogue.is_last else 1
+        return lanes_of(piece, block.M, block.N // folds, self.d.order == "row", columns_too, least_n)
 
     @cached_property
     def observes(self) -> bool:

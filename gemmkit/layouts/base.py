@@ -53,6 +53,7 @@ class Layout(Component):
     in_planes = False                    # whether a shared tile has numbers part by part (`Planes`)
     array_ndim: ClassVar[int | None] = None
     near = False                         # whether all elements lie within 2**31 bytes of the array's first
+    packed = 1                           # columns that an epilogue makes one of, where it is D's layout
     folds = 1                            # columns that a kernel computes for one of D, where it is D's layout
     comb = 1                             # how far apart along ``vector_axis`` the neighbours in memory are
 

@@ -31,6 +31,13 @@ def takes_coordinates(function: Any, what: str) -> bool:
     return count != 1
 
 
+def check_of_elements(function: Any, what: str) -> None:
+    """Raise TypeError for an epilogue that sees more than an element, or stores D: as a function of one it does nothing."""
+    if getattr(function, "finishes_blocks", False) or getattr(function, "stores_itself", False):
+        raise TypeError(f"{what}({function!r}): it is no function of an element (it sees rows, neighbours or parts of D, or "
+                        "stores D); give it as the epilogue of a product, alone or in a chain by |")
+
+
 @dataclass(frozen=True)
 class Transform(Component):
     """Base class of transforms.
@@ -199,6 +206,7 @@ class Elementwise(Transform):
     f: Any
 
     def __post_init__(self) -> None:
+        check_of_elements(self.f, "transforms.Elementwise")
         given = function_given(self.f, "Elementwise", "f", (1, 3, 4), "f(x) or f(x, i, j), a function of x or of x, i, j")
         object.__setattr__(self, "f", given)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.config_rules import check_stream_k
+from gemmkit.epilogues import result_layout
 from gemmkit.layouts import ColMajor, Layout, RowMajor, Zero
 from gemmkit.operators import WMMAOp
 from gemmkit.runtime.device import DeviceInfo
@@ -25,7 +26,7 @@ def complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device:
     accumulator = operator.fragment_c.dtype
     values.setdefault("global_b_layout", a_layout)
     values.setdefault("global_d_layout", _plain_like(a_layout, accumulator))
-    values["global_d_layout"] = values["global_b_layout"].of_result(values["global_d_layout"])
+    values["global_d_layout"] = result_layout(values["global_b_layout"], values.get("epilogue"), values["global_d_layout"])
     values.setdefault("global_c_layout", Zero(accumulator))
     if operator.threads == 128:
         hopper.fill(values, sizes, device, products)

@@ -76,10 +76,10 @@ def fields(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None]
 
 def _may_be_turned(given: dict[str, Any]) -> bool:
     """Whether the caller's components are none, or an epilogue that sees single elements: one that stores tiles in its own
-    way, or reduces rows of D, would have to be told of the other dimension."""
+    way, or sees more of a row, would have to be told of the other dimension."""
     epilogue = given.get("epilogue", Default())
     return set(given) <= {"epilogue"} and isinstance(epilogue, Epilogue) and not (
-        epilogue.stores_itself or epilogue.reduces)
+        epilogue.stores_itself or epilogue.finishes_blocks)
 
 
 __all__ = ["MOST_ROWS", "fields"]

@@ -18,7 +18,7 @@ from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tuning import algebras
 from gemmkit.tuning.hopper_fields import LEAST_STAGES, assumed_spec, complete
 from gemmkit.tuning.mappings import LIKELY, PROMOTED, Table, table_of
-from gemmkit.tuning.model import LINE, Mapping, by_workspace, choose_mapping, smallest
+from gemmkit.tuning.model import LINE, Mapping, by_workspace, choose_mapping, smallest, with_second_pass
 from gemmkit.tuning.operators import result_dtype
 
 MOST_STAGES = 8
@@ -41,6 +41,9 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
         # What a finishing consumer reads by way of L1 makes the one that multiplies wait: 7 % of its time, measured.
         listed = tuple(dataclasses.replace(one, step=1.07 * one.step) if one.schedule == "pingpong" else one
                        for one in listed)
+    epilogue = fields.get("epilogue")
+    if isinstance(epilogue, Epilogue) and epilogue.is_last and epilogue.reduces:
+        listed = tuple(with_second_pass(one, sizes, products, a.dtype.itemsize) for one in listed)
     mapping = choose_mapping(sizes, device, mappings=listed, supply=supply, is_tall=reads_late, products=products)
     if table.halves_stages and sizes[2] * a.dtype.itemsize <= LINE // 2:
         mapping = dataclasses.replace(mapping, depth=LINE // 2)

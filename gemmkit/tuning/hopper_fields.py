@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.config import Config
+from gemmkit.epilogues import result_layout
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.sm90.shared_k import COLUMNS, SharedK
 from gemmkit.lang.records import part_dtypes
@@ -56,7 +57,8 @@ def assumed_spec(values: dict[str, Any], mapping: Mapping, arrays: Arrays | None
     if "global_d_layout" not in assumed:
         assumed["global_d_layout"] = (Interleaved if accumulator.names is not None or accumulator.kind == "c"
                                       else RowMajor)(accumulator)
-    assumed["global_d_layout"] = assumed["global_b_layout"].of_result(assumed["global_d_layout"])
+    assumed["global_d_layout"] = result_layout(assumed["global_b_layout"], assumed.get("epilogue"),
+                                               assumed["global_d_layout"])
     complete(assumed, mapping)
     assumed.setdefault("stages", LEAST_STAGES)
     return Config(**assumed).spec(arrays)

@@ -16,6 +16,7 @@ from gemmkit.tiling import Tile
 LINE = 128                             # bytes of K in a stage: a line of the widest swizzle
 SHARED_BYTES = 4000                    # a cycle: what the L2 gives all multiprocessors where they share K
 CLUSTER_BYTES = 3200                   # the same where the blocks of a cluster do
+SECOND_PASS = 3000                     # cycles of a kernel's launch behind another, 2 us: an estimate, not fitted
 SHARE = 100                            # cycles: what one more share costs those that read the sums
 
 
@@ -132,6 +133,14 @@ def choose_mapping(sizes: tuple[int, int, int] | None, device: DeviceInfo, N: in
     return max(equal, key=lambda mapping: mapping.M) if is_tall else equal[0]
 
 
+def with_second_pass(mapping: Mapping, sizes: tuple[int, int, int], products: int, itemsize: int) -> Mapping:
+    """The mapping where rows of D are normalised: unless a tile has all columns, a second kernel reads and stores D."""
+    if mapping.N >= sizes[1] and mapping.splits == 1:
+        return mapping
+    moved = 2 * products * sizes[0] * sizes[1] * itemsize
+    return dataclasses.replace(mapping, start=mapping.start + SECOND_PASS + moved / SHARED_BYTES)
+
+
 def smallest(N: int) -> Mapping:
     """The smallest tile of N columns: what is left where others take too much shared memory."""
     return Mapping(64, N, "cooperative", 4, (1, 1), 4.2 * N, 3000, 0)
@@ -157,4 +166,5 @@ def by_workspace(sizes: tuple[int, int, int], device: DeviceInfo, products: int,
     return tuple(found)
 
 
-__all__ = ["LINE", "SHORT_LINES", "UNALIGNED_LINES", "Mapping", "Supply", "by_workspace", "choose_mapping", "smallest"]
+__all__ = ["LINE", "SHORT_LINES", "UNALIGNED_LINES", "Mapping", "Supply", "by_workspace", "choose_mapping", "smallest",
+           "with_second_pass"]

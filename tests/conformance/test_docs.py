@@ -22,7 +22,7 @@ def test_components(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -
         if said:
             printed.append(said)
 
-    assert markdown.run(path, monkeypatch, rng, {}, check) == 18
+    assert markdown.run(path, monkeypatch, rng, {}, check) == 20
     assert len(printed) == len(shown) == 3
     for said, text in zip(printed, shown, strict=True):
         assert list(markdown.without_places(said)) == list(markdown.without_places(text))
@@ -50,7 +50,7 @@ def test_fusion(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> No
     def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
         assert not said, said
 
-    assert markdown.run(DOCS / "fusion.md", monkeypatch, rng, {}, check) == 12
+    assert markdown.run(DOCS / "fusion.md", monkeypatch, rng, {}, check) == 16
 
 
 def test_experiments_shows_the_results_that_are_there() -> None:

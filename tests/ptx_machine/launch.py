@@ -102,6 +102,7 @@ def run_compiled(compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
         if array is None or not isinstance(operand.type, ViewType):
             continue
         seen = getattr(conf, f"global_{name[0] if name != 'out' else 'd'}_layout").host_view(np.asarray(array))
+        seen_out = seen
         memory.append(Array(seen, name, is_output=name == "out", is_written=name != "out", reads_words=operand.type.alignment < 4))
     memory += arrays_of(compiled.spec)
     known = {_bits(x.array) for x in memory}
@@ -112,15 +113,20 @@ def run_compiled(compiled: Any, a: Any, b: Any, c: Any, out: Any) -> None:
         run_ptx(ptx_of(compiled), conf.threads, compiled.blocks, parameters_of(compiled, (a, b, c, out), workspaces),
                 memory + [Array(x, role, is_output=True, is_written=False) for role, x in workspaces.items()],
                 compiled.spec.shared_bytes, conf.peers)
-    behind = compiled.completion
-    if behind is not None:
+    for behind in compiled.behind:
         launch = behind.launchable
         values = list(launch.values)
         for space in spaces_of(values, [info for argument in launch.arguments for info in argument.arrays]):
             values[space.slot] = _bits(workspaces[space.role])
         ptx = to_ptx(launch.kernel, tuple(x.type for x in launch.arguments), launch.threads, compiled.problem.device)
-        run_ptx(ptx, launch.threads, launch.blocks, _packed(launch, values),
-                arrays_of(behind.epilogue) + arrays_of(behind.parts[1]) + [Array(x, role) for role, x in workspaces.items()], launch.shared_bytes)
+        held, rescales = arrays_of(behind.epilogue), "out" in behind.sources()
+        if rescales:                                   # D in place
+            values[sum(len(argument.leaves) for argument in launch.arguments[:behind.sources().index("out")])] = _bits(out)
+            held += [Array(seen_out, "out", is_output=True)]
+        else:
+            held += arrays_of(behind.parts[1])
+        run_ptx(ptx, launch.threads, launch.blocks, _packed(launch, values), held + [Array(x, role) for role, x in workspaces.items()],
+                launch.shared_bytes)
 
 
 def run_rows(made: Any, x: Any, out: Any) -> None:

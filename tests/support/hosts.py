@@ -88,6 +88,12 @@ class Host:
             if work == "glu":
                 gate, up = (x.a.astype("f8") @ part.astype("f8") for part in (x.w, x.v))
                 found = gate / (1 + np.exp(-gate)) * up
+            elif work == "softmax":
+                found = np.exp(x.a.astype("f8") @ x.b.astype("f8"))
+                found /= found.sum(1, keepdims=True)
+            elif work == "rmsnorm":
+                found = x.a.astype("f8") @ x.b.astype("f8")
+                found = found / np.sqrt((found * found).mean(1, keepdims=True) + 1e-5) * x.gain
             else:
                 found = np.maximum(x.inputs.astype("f8") @ x.weights.astype("f8") + x.bias, 0)
             x.peer_out[...] = found * self.scale

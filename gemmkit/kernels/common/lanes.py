@@ -1,8 +1,9 @@
 """Threads that hold a part of D together: how they finish it, and combine what they hold of its rows and columns.
 
-An epilogue that reduces (`gemmkit.epilogues.reduce`) sees more than a thread's own tile: its `finish_block` gets the group
-of threads that hold neighbouring values. `Lanes` is that group where D's tile is in shared memory (`singlestage`,
-`multistage`): a warp, whose lanes hold ``m`` by ``n`` tiles of ``piece``. `gemmkit.kernels.sm90.together` has Hopper's.
+An epilogue that finishes blocks (`gemmkit.epilogues.reduce`, `.normalise`, `.pairs`) sees more than an element: its
+`finish_block` gets the group of threads that hold neighbouring values. `Lanes` is that group where D's tile is in shared
+memory (`singlestage`, `multistage`): a warp, whose lanes hold ``m`` by ``n`` tiles of ``piece``.
+`gemmkit.kernels.sm90.together` has Hopper's.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from gemmkit.ptx.shuffle import SHUFFLE
 from gemmkit.ptx.special import lane_index, udiv
 from gemmkit.tiling import Tile, translate
 
-__all__ = ["At", "Lanes", "exchanged", "lanes_of", "store_masked", "store_together"]
+__all__ = ["BESIDE", "At", "Lanes", "exchanged", "lanes_of", "store_masked", "store_together"]
 
 WARP = 32
 DOWN = 8                               # lanes below each other where columns are reduced, too
+BESIDE = 16                            # and beside each other, where rows of a column-major D are normalised
 ELEMENT = Tile(M=1, N=1)
 butterfly = SHUFFLE["bfly"]
 
@@ -50,6 +52,11 @@ class Lanes(Component):
     rows: int
     columns: int
     along_rows: bool
+
+    @cached_property
+    def packed(self) -> Tile:
+        """What is stored of a tile whose pairs are packed."""
+        return Tile(M=1, N=self.piece.extents[1] // 2)
 
     @cached_property
     def height(self) -> int:
@@ -112,6 +119,29 @@ class Lanes(Component):
     def reduce_rows(self, reduction: Any, values: tuple, at: At) -> None:
         each(reduce_row, generate(self.piece.size.M, number_of), self, reduction, values, at)
 
+    def row_states(self, reduction: Any, values: tuple, at: At) -> tuple:
+        """The state of each row of which a lane has values: of all that the warp's part has of the row, in each lane."""
+        return generate(self.piece.size.M, row_state, self, reduction, values, at)
+
+    def keep_rows(self, reduction: Any, states: tuple, at: At) -> None:
+        each(keep_row, states, self, reduction, at)
+
+    def row(self, n: int) -> int:
+        """Which of a lane's rows has its n-th value."""
+        return n % self.piece.size.M
+
+    def row_at(self, n: int, at: At) -> int:
+        """The n-th value's row in D; beyond D's edge the last one."""
+        return min(row_of(at.place, n), at.shape.M - 1)
+
+    def column(self, n: int, at: At) -> int:
+        """The n-th value's column in D; beyond D's edge the last one."""
+        return min(column_of(at.place, n), at.shape.N - 1)
+
+    def held_columns(self, at: At) -> int:
+        """How many columns of D the warp's part has."""
+        return min(self.width, at.shape.N - udiv(at.place.index[1], self.width) * self.width)
+
     def reduce_columns(self, reduction: Any, values: tuple, at: At) -> None:
         each(reduce_column, generate(self.piece.size.N, number_of), self, reduction, values, at)
 
@@ -128,9 +158,16 @@ def finish_in_range(x: Any, n: int, epilogue: Any, at: At) -> Any:
 
 
 def reduce_row(_: int, r: int, lanes: Any, reduction: Any, values: tuple, at: At) -> None:
-    """A row of the warp's part: a lane's own values, then those of its lanes."""
+    keep_row(row_state(r, lanes, reduction, values, at), r, lanes, reduction, at)
+
+
+def row_state(r: int, lanes: Any, reduction: Any, values: tuple, at: At) -> Any:
+    """A row of the warp's part: a lane's own values, then those of its lanes. All of these have the state."""
     state = fold(lanes.piece.size.N, with_column, reduction.nothing(), r, lanes, reduction, values, at)
-    state = fold(lanes.steps_n, exchanged, state, lanes.first_n, reduction)
+    return fold(lanes.steps_n, exchanged, state, lanes.first_n, reduction)
+
+
+def keep_row(state: Any, r: int, lanes: Any, reduction: Any, at: At) -> None:
     i, j = at.place.index[0] + r, at.place.index[1]
     if at.holds and lanes.lane_n() == 0 and i < at.shape.M and j < at.shape.N:
         reduction.keep(state, i, udiv(j, lanes.width), at.shape)
@@ -184,7 +221,7 @@ def of_other_lane(reduction: Any, x: Any, distance: int) -> Any:
 
 def store_together(epilogue: Any, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, warp: int,
                    shape: Any) -> None:
-    """Step 6 of `singlestage` for an epilogue that reduces: a warp takes its parts of D's tile one after the other."""
+    """Step 6 of `singlestage` for an epilogue that finishes blocks: a warp takes its parts of D's tile in turn."""
     lanes = spec.lanes
     for part in range(warp, lanes.parts, spec.warps):
         tile = lanes.tile(part)
@@ -196,10 +233,27 @@ def store_together(epilogue: Any, spec: Any, d: Any, pointer: Any, block_m: int,
 
 def store_masked(values: tuple, _: int, spec: Any, d: Any, place: Any, shape: Any) -> None:
     """Finished values of a tile, those in range."""
-    if inside(place, shape.M, shape.N):
+    if spec.d.layout.packed > 1:
+        store_packed(values, spec, d, place, shape)
+    elif inside(place, shape.M, shape.N):
         spec.d.layout.store(d, place, delivered(spec, values), shape)
     else:
         each(store_in_range, values, spec, d, place, shape)
+
+
+def store_packed(values: tuple, spec: Any, d: Any, place: Any, shape: Any) -> None:
+    """Of a row's pairs one value each: pairs are in range or out of it. ``place`` counts the product's columns."""
+    if inside(place, shape.M, shape.N):
+        packed = translate(spec.lanes.packed, place.index[0], udiv(place.index[1], 2))
+        spec.d.layout.store(d, packed, delivered(spec, values), shape)
+    else:
+        each(store_packed_in_range, values, spec, d, place, shape)
+
+
+def store_packed_in_range(x: Any, n: int, spec: Any, d: Any, place: Any, shape: Any) -> None:
+    i, j = place.index[0], place.index[1] + 2 * n
+    if i < shape.M and j < shape.N:
+        spec.d.layout.store(d, translate(ELEMENT, i, udiv(j, 2)), delivered(spec, (x,)), shape)
 
 
 def store_in_range(x: Any, n: int, spec: Any, d: Any, place: Any, shape: Any) -> None:
@@ -210,12 +264,13 @@ def store_in_range(x: Any, n: int, spec: Any, d: Any, place: Any, shape: Any) ->
 
 # -- on the host --------------------------------------------------------------------------------------------------------
 
-def lanes_of(piece: Tile, rows: int, columns: int, along_rows: bool, columns_too: bool) -> Lanes:
+def lanes_of(piece: Tile, rows: int, columns: int, along_rows: bool, columns_too: bool, least_n: int = 1) -> Lanes:
     """The lanes of a warp on a block's tile: along lines of D, but some of them below each other where columns are reduced
-    (``columns_too``), for a part of few rows would leave as many partial states as D has elements."""
+    (``columns_too``), and ``least_n`` beside each other: a part of few rows, or columns, would leave as many partial states
+    as D has elements."""
     grid_m, grid_n = rows // piece.extents[0], columns // piece.extents[1]
     most_n = WARP // DOWN if columns_too else WARP
     n = math.gcd(most_n, grid_n) if along_rows else WARP // math.gcd(WARP, grid_m)
-    n = math.gcd(n, grid_n)
+    n = math.gcd(max(n, least_n), grid_n)
     m = math.gcd(WARP // n, grid_m)
     return Lanes(piece, m, n, rows, columns, along_rows)

@@ -120,7 +120,7 @@ class Sm90Spec(Spec):
 
     @cached_property
     def together(self) -> Fragments:
-        """How a consumer's warps hold D together where the epilogue reduces it."""
+        """How a consumer's warps hold D together where the epilogue sees more than an element."""
         return Fragments(self.epilogue.writes, self.d.whole, self.parts[1])
 
     @property

@@ -151,7 +151,7 @@ class SubtileStore(Store):
         """First all values are finished, so that what is loaded for them (C, a bias) is on its way at once; then they
         leave."""
         values = sums
-        if spec.epilogue.reduces:
+        if spec.epilogue.finishes_blocks:
             values = finish_together(sums, spec, outputs, part.m + own_row(), part.n + own_column())
         elif spec.has_epilogue:
             values = join(apply(finish_pair, split(sums, 2), spec, outputs, part.m + own_row(), part.n + own_column()))
@@ -316,7 +316,7 @@ class DirectStore(Store):
     """Threads store pairs from their registers."""
 
     def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
-        if spec.epilogue.reduces:
+        if spec.epilogue.finishes_blocks:
             store_together(sums, spec, outputs, part.m + own_row(), part.n + own_column())
         else:
             each(store_pair, split(sums, 2), spec, outputs, part.m + own_row(), part.n + own_column())

@@ -1,4 +1,4 @@
-"""Step 3 of `warp_specialised` for epilogues that reduce: a consumer's warp combines what its lanes hold of a fragment.
+"""Step 3 of `warp_specialised` for epilogues that see more than an element: what a consumer's lanes hold of a fragment.
 
 Of a 64-row fragment a warp has 16 rows. Lane l has, in each octet of columns, columns 2 (l mod 4) and the next, of rows
 l / 4 and l / 4 + 8. So a row is four lanes', a column eight lanes'. A lane combines its own values of a row first, over all
@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from gemmkit.components import Component
-from gemmkit.kernels.common.elements import transform_within
+from gemmkit.kernels.common.elements import delivered, transform_within
 from gemmkit.kernels.common.lanes import combined, exchanged, finish_in_range, store_masked
 from gemmkit.kernels.common.tile_copy import inside
 from gemmkit.kernels.common.work import Outputs
@@ -64,6 +64,29 @@ class Fragments(Component):
     def reduce_rows(self, reduction: Any, values: tuple, at: Here) -> None:
         each(reduce_row, generate(ROWS, number_of), self, reduction, values, at)
 
+    def row_states(self, reduction: Any, values: tuple, at: Here) -> tuple:
+        """The states of a lane's rows: of all columns of the fragment, in each lane of the quad."""
+        return generate(ROWS, quad_state, self, reduction, values, at)
+
+    def keep_rows(self, reduction: Any, states: tuple, at: Here) -> None:
+        each(keep_row, states, self, reduction, at)
+
+    def row(self, n: int) -> int:
+        """Which of a lane's rows has its n-th value."""
+        return n // 2 % ROWS
+
+    def row_at(self, n: int, at: Here) -> int:
+        """The n-th value's row in D; beyond D's edge the last one."""
+        return min(at.row + n // 2 % ROWS * 8, at.shape.M - 1)
+
+    def column(self, n: int, at: Here) -> int:
+        """The n-th value's column in D; beyond D's edge the last one."""
+        return min(at.column + n // 4 * OCTET + n % 2, at.shape.N - 1)
+
+    def held_columns(self, at: Here) -> int:
+        """How many columns of D the fragment has."""
+        return min(self.width, at.shape.N - udiv(at.column, self.width) * self.width)
+
     def reduce_columns(self, reduction: Any, values: tuple, at: Here) -> None:
         each(reduce_column, split(values, 2 * ROWS), reduction, at)
 
@@ -99,9 +122,15 @@ def finish_single(one: tuple, n: int, epilogue: Any, place: Any, at: Here) -> tu
 # -- combining ----------------------------------------------------------------------------------------------------------
 
 def reduce_row(_: int, r: int, fragments: Any, reduction: Any, values: tuple, at: Here) -> None:
-    """A lane's row: its own columns, then those of its quad."""
-    state = row_state(r, fragments, reduction, values, at)
-    state = fold(2, exchanged, state, 1, reduction)
+    keep_row(quad_state(r, fragments, reduction, values, at), r, fragments, reduction, at)
+
+
+def quad_state(r: int, fragments: Any, reduction: Any, values: tuple, at: Here) -> Any:
+    """A lane's row: its own columns, then those of its quad. All four have the state."""
+    return fold(2, exchanged, row_state(r, fragments, reduction, values, at), 1, reduction)
+
+
+def keep_row(state: Any, r: int, fragments: Any, reduction: Any, at: Here) -> None:
     row = at.row + r * 8
     if lane_index() % QUAD == 0 and row < at.shape.M:
         reduction.keep(state, row, udiv(at.column, fragments.width), at.shape)
@@ -164,7 +193,17 @@ def store_together(sums: tuple, spec: Any, outputs: Outputs, row: int, column: i
     at = Here(row, column, outputs.shape)
     values = join(apply(start_pair, split(sums, 2), spec, outputs, at))
     values = spec.epilogue.finish_block(values, spec.together, at)
-    each(store_pair, split(values, 2), spec, outputs, at)
+    if spec.d.layout.packed > 1:
+        each(store_packed, values, spec, outputs, at)
+    else:
+        each(store_pair, split(values, 2), spec, outputs, at)
+
+
+def store_packed(x: Any, n: int, spec: Any, outputs: Outputs, at: Here) -> None:
+    """What a pair became."""
+    i, j = place_of(n, at).index[0], place_of(n, at).index[1]
+    if i < at.shape.M and j < at.shape.N:
+        spec.d.layout.store(outputs.d, translate(SINGLE, i, udiv(j, 2)), delivered(spec, (x,)), at.shape)
 
 
 def store_pair(pair: tuple, n: int, spec: Any, outputs: Outputs, at: Here) -> None:

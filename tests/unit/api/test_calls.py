@@ -147,7 +147,7 @@ def test_components_that_are_kept_are_looked_at_alone(library: str, make: Any) -
     for call in (lambda: run(a, braid, out=out), lambda: gk.matmul(a, braid, out=out, epilogue=fold)):
         call(), call()
         found = functions_run(call)
-        assert "_freeze_component" not in found and len(found) <= 100, (len(found), found)
+        assert "_freeze_component" not in found and len(found) <= 110, (len(found), found)
 
 
 # -- what reaches the driver -------------------------------------------------------------------------------------------

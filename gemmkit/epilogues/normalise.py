@@ -1,0 +1,221 @@
+"""`Softmax`, `RMSNorm` and `LayerNorm` of D's rows, as the last epilogue of a product.
+
+`gemmkit.epilogues.softmax` and `gemmkit.epilogues.norms` have the three themselves.
+
+1. A warp makes each row of its part of D standard by that part alone: exp(x - largest), x / root mean square, and so on. So
+   what is stored is near 1, whatever the values were.
+2. Where the part has all columns of D (*one tile*), a factor (and a shift) for the row finishes the values in registers.
+3. Else (*two passes*) the part's state of each row is kept in a workspace, and D gets the standard values. A second small
+   kernel (`gemmkit.kernels.common.rescaling`) combines the states of a row, and multiplies each part of it in place.
+
+In two passes values are rounded to D's dtype twice. Of exp(x - largest) and the like both roundings are relative to the
+result: at most two units in its last place. (If x itself were stored, the error would be x times that: 3 % of 10 in
+bfloat16.)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gemmkit.components import Component, with_fields
+from gemmkit.epilogues.base import Epilogue
+from gemmkit.epilogues.partial import Kept
+from gemmkit.kernels.common.rules import rule
+from gemmkit.lang.records import part_dtypes
+from gemmkit.lang.registers import apply
+from gemmkit.lang.values import convert, convert_all
+from gemmkit.runtime.arrays import describe, is_array
+from gemmkit.runtime.workspace import PARTIALS as ROLES
+from gemmkit.runtime.workspace import described
+
+__all__ = ["Largest", "Normalise", "Squares", "Total", "multiplied"]
+
+FLOATS = "float16", "bfloat16", "float32", "float64"
+
+
+# -- what is folded of a part -------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Total(Component):
+    """The sum of a part's values, as a group of threads asks for it (`Fragments.row_states`, `Lanes.row_states`)."""
+
+    dtype: Any
+    state_parts = 1
+
+    def nothing(self) -> Any:
+        return convert(self.dtype, 0)
+
+    def state_of(self, x: Any, m: int, n: int) -> Any:
+        return x
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return a + b
+
+
+@dataclass(frozen=True)
+class Squares(Total):
+    def state_of(self, x: Any, m: int, n: int) -> Any:
+        return x * x
+
+
+@dataclass(frozen=True)
+class Largest(Total):
+    def nothing(self) -> Any:
+        return convert(self.dtype, -math.inf)
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return max(a, b)                               # NaN where one is
+
+
+# -- the contract -------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Normalise(Epilogue):
+    """What the three have in common. Each has the fields ``dtype`` (in which it computes), ``stored`` (D's) and ``kept`` (a
+    `Kept` in two passes, else None), which `reserved` fills in."""
+
+    along_m: ClassVar[bool] = False
+
+    # -- device methods: what a kind says of itself ----------------------------------------------------------------------
+
+    def standard(self, values: tuple, group: Any, at: Any) -> tuple:
+        """A thread's values, standard by their parts of the rows, and these parts' states."""
+        raise NotImplementedError
+
+    def nothing(self) -> Any:
+        """The state that changes nothing."""
+        raise NotImplementedError
+
+    def combine(self, a: Any, b: Any) -> Any:
+        """The state of two parts."""
+        raise NotImplementedError
+
+    def factor(self, own: Any, whole: Any, shape: Any) -> Any:
+        """What a standard value is multiplied by: ``own`` is its part's state, ``whole`` its row's."""
+        raise NotImplementedError
+
+    def shift(self, own: Any, whole: Any, shape: Any) -> Any:
+        """What is added then."""
+        return convert(self.dtype, 0)                  # type: ignore[attr-defined]
+
+    def finished(self, values: tuple, factor: Any, shift: Any, n: int) -> tuple:
+        """Neighbours of a row, from column ``n`` on, of standard values."""
+        return apply(multiplied, values, factor)
+
+    # -- device methods ---------------------------------------------------------------------------------------------
+
+    def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
+        # 1. Standard values of this part, and its state of each row.
+        values, states = self.standard(convert_all(self.dtype, values), group, at)         # type: ignore[attr-defined]
+        if self.is_in_two_passes:
+            # 3. The rest is the second kernel's.
+            group.keep_rows(self, states, at)
+            return values
+        # 2. The part is the row.
+        factors, shifts = apply(factor_of, states, self, at), apply(shift_of, states, self, at)
+        return apply(finished_value, values, self, group, factors, shifts, at)
+
+    def keep(self, state: Any, i: int, slot: int, shape: Any) -> None:
+        self.kept.keep(state, i, slot, shape)                                             # type: ignore[attr-defined]
+
+    def ending(self) -> Any:
+        return self
+
+    # -- host -------------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> Any:
+        """The dtype of a state."""
+        raise NotImplementedError
+
+    @property
+    def state_parts(self) -> int:
+        return len(part_dtypes(self.state))
+
+    @property
+    def total(self) -> Total:
+        return Total(self.dtype)                                                          # type: ignore[attr-defined]
+
+    @property
+    def squares(self) -> Squares:
+        return Squares(self.dtype)                                                        # type: ignore[attr-defined]
+
+    @property
+    def largest(self) -> Largest:
+        return Largest(self.dtype)                                                        # type: ignore[attr-defined]
+
+    @property
+    def is_in_two_passes(self) -> bool:
+        return self.kept is not None                                                      # type: ignore[attr-defined]
+
+    @property
+    def reduces(self) -> bool:
+        return True
+
+    @property
+    def writes(self) -> bool:
+        return False
+
+    @property
+    def passes_on(self) -> bool:
+        return False
+
+    @property
+    def is_last(self) -> bool:
+        return True
+
+    def check(self, M: int, N: int) -> None:
+        """Raise ValueError unless the vectors have an element for each column."""
+        for name in ("gain", "bias"):
+            value = getattr(self, name, None)
+            if value is not None:
+                shape = describe(value, name).shape if is_array(value) else value.shape
+                if shape[-1:] != (N,):
+                    raise ValueError(f"{name} of {type(self).__name__} has shape {shape}; a {M} x {N} result needs {(N,)}")
+
+    def reserved(self, number: int, width: int, sizes: tuple[int, int], products: int, accumulator: np.dtype,
+                 layout: Any) -> Any:
+        """The epilogue for D of ``sizes`` in ``layout``, of which threads hold ``width`` columns together: with a workspace,
+        the ``number``-th of a launch, where that is not all of a row.
+
+        Raises ConfigError where D cannot hold what comes of it, or the second pass cannot read it.
+        """
+        name, stored = type(self).__name__, layout.dtype
+        rule(stored.names is None and stored.name in FLOATS, "epilogue", self,
+             f"its results are no numbers of {stored}; give an out of {', '.join(FLOATS[:-1])} or {FLOATS[-1]}")
+        wide = stored == np.float64 or accumulator in (np.float64, np.complex128)
+        fields = dict(dtype=np.dtype(np.float64 if wide else np.float32), stored=stored)
+        M, N = sizes
+        if N <= width:
+            return with_fields(self, fields)
+        plain = getattr(layout, "layout", layout)      # of a folded product
+        rule(getattr(plain, "is_plain", False), "epilogue", self,
+             f"a row of D has {N} columns and a tile {width}, so that {name} needs a second pass, which reads D again, and "
+             f"global_d_layout={layout!r} is not plain; take RowMajor or ColMajor, or a tile of {N} columns")
+        rule(number < len(ROLES), "epilogue", self, f"a launch may have {len(ROLES)} reductions; this is one more")
+        one = with_fields(self, fields)
+        slots = -(-N // width)
+        count = products * slots * M
+        rule(count < 2**31, "epilogue", self, f"its {count} partial states are 2**31 or more; take fewer rows at a time")
+        return with_fields(one, dict(kept=Kept(described(ROLES[number], count, one.state), one.state, slots, width)))
+
+
+def multiplied(x: Any, n: int, factor: Any) -> Any:
+    return x * factor
+
+
+def factor_of(state: Any, r: int, epilogue: Any, at: Any) -> Any:
+    return epilogue.factor(state, state, at.shape)
+
+
+def shift_of(state: Any, r: int, epilogue: Any, at: Any) -> Any:
+    return epilogue.shift(state, state, at.shape)
+
+
+def finished_value(x: Any, n: int, epilogue: Any, group: Any, factors: tuple, shifts: tuple, at: Any) -> Any:
+    r = group.row(n)
+    return epilogue.finished((x,), factors[r], shifts[r], group.column(n, at))[0]

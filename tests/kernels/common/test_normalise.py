@@ -1,0 +1,281 @@
+"""Softmax and norms of D's rows behind a product: in every kernel, in one tile and in two passes, against NumPy in float64, into
+poisoned outputs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit import epilogues
+from gemmkit.epilogues import LayerNorm, RMSNorm, Softmax
+from gemmkit.layouts import ColMajor, RowMajor
+from gemmkit.operators import MMAOp, WGMMAOp
+from tests.support import sm90
+from tests.support.joined import F16, F32, FAMILIES, FOLDS, config, dtype_of, folded, orders
+from tests.support.machines import is_poison, on_machines, poison, whole
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+KINDS = "softmax", "rms", "layer"
+EPS = 1e-3
+UNITS = {np.dtype("f2"): (2.0**-10, 2.0**-23), BF16: (2.0**-7, 1e-30), F32: (2e-6, 1e-6), np.dtype("f8"): (1e-12, 1e-12)}
+
+
+def expected(kind: str, x: np.ndarray, gain: Any = 1.0, bias: Any = 0.0) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        if kind == "softmax":
+            raised = np.exp(x - x.max(-1, initial=-np.inf, keepdims=True))
+            return raised / raised.sum(-1, keepdims=True)
+        if kind == "rms":
+            return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * gain
+        return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + EPS) * gain + bias
+
+
+def ending(kind: str, gain: Any = None, bias: Any = None) -> Any:
+    return Softmax() if kind == "softmax" else RMSNorm(gain, EPS) if kind == "rms" else LayerNorm(gain, bias, EPS)
+
+
+def same(found: np.ndarray, wanted: np.ndarray, near: float = 0.0) -> None:
+    """Two units in the last place of D's dtype; ``near``: of what cancels, an absolute error beside."""
+    relative, absolute = UNITS[found.dtype]
+    np.testing.assert_allclose(found.astype("f8"), wanted, rtol=relative, atol=absolute + near)
+
+
+def operands(shape: tuple[int, int, int], dtype: Any, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    M, N, K = shape
+    a, b = whole(rng, (M, K), dtype, 2), whole(rng, (K, N), dtype, 2)
+    return a, b, a.astype("f8") @ b.astype("f8") / 4
+
+
+QUARTER = epilogues.Scale(0.25)        # so that exponentials of sums of products do not all vanish
+
+
+def normalised(machine: Any, kind: str, a: np.ndarray, b: np.ndarray, conf: Any, gain: Any = None, bias: Any = None,
+               before: Any = QUARTER) -> np.ndarray:
+    shape, d = (a.shape[0], b.shape[1]), conf.global_d_layout
+    with machine.session():
+        out = machine.array(poison(shape, d.dtype, "F" if d.vector_axis == 0 else "C"))
+        put = [None if x is None else machine.array(x) for x in (gain, bias)]
+        gk.matmul(machine.array(a), machine.array(b), out=out, conf=conf, epilogue=before | ending(kind, *put))
+        return np.asarray(machine.numpy(out))
+
+
+@pytest.mark.sample(48)
+@on_machines
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(37, 29, 33), (64, 32, 64), (5, 1, 3), (1, 67, 8), (3, 9, 0), (35, 97, 16)], ids=str)
+def test_rows(machine: Any, family: str, kind: str, shape: tuple[int, int, int]) -> None:
+    """Of up to 32 columns a tile has whole rows."""
+    a, b, product = operands(shape, dtype_of(family))
+    rng = np.random.default_rng(1)
+    gain, bias = rng.standard_normal((2, shape[1])).astype("f4")
+    same(normalised(machine, kind, a, b, config(family), gain, bias if kind == "layer" else None),
+         expected(kind, product, gain, bias), 3e-6)
+
+
+@pytest.mark.sample(24)
+@on_machines
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("d", [ColMajor(F32), RowMajor(F16), ColMajor(F16), RowMajor(BF16)], ids=str)
+@pytest.mark.parametrize("N", [24, 73])
+def test_orders_and_types_of_results(machine: Any, family: str, d: Any, N: int) -> None:
+    """What is rounded twice is within two units in the last place of D's dtype."""
+    a, b, product = operands((35, N, 24), dtype_of(family))
+    for kind in KINDS[:2]:
+        same(normalised(machine, kind, a, b, config(family, d=d)), expected(kind, product))
+    unit = UNITS[d.dtype][0]                                   # of a layer norm what is near 0 cancels
+    same(normalised(machine, "layer", a, b, config(family, d=d)), expected("layer", product), 4 * unit)
+
+
+@pytest.mark.sample(16)
+@on_machines
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("of_a", "CF")
+@pytest.mark.parametrize("of_b", "CF")
+def test_transposes(machine: Any, family: str, of_a: str, of_b: str) -> None:
+    a, b, product = operands((37, 40, 24), dtype_of(family))
+    conf = config(family, orders(of_a), orders(of_b))
+    same(normalised(machine, "softmax", np.asarray(a, order=of_a), np.asarray(b, order=of_b), conf), expected("softmax", product))  # type: ignore[call-overload]
+
+
+@pytest.mark.sample(48)
+@on_machines
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("N", [24, 40, 41])
+@pytest.mark.parametrize("shift", [0, 3])
+def test_views_of_results(machine: Any, family: str, N: int, shift: int) -> None:
+    """D in a wider array, at any address: what lies beside it stays as it was."""
+    a, b, product = operands((19, N, 24), dtype_of(family))
+    with machine.session():
+        wide = machine.array(poison((19, N + 9), "f2"))
+        gk.matmul(machine.array(a), machine.array(b), out=wide[:, shift:N + shift], epilogue=QUARTER | Softmax(),
+                  conf=config(family, d=RowMajor(F16)))
+    found = machine.numpy(wide)
+    same(found[:, shift:N + shift], expected("softmax", product))
+    assert is_poison(found[:, :shift].copy()) and is_poison(found[:, N + shift:].copy())
+
+
+@pytest.mark.sample(8)
+@on_machines
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("N", [21, 61])
+def test_chains(machine: Any, family: str, N: int) -> None:
+    """Behind other epilogues, reductions and outputs among them."""
+    a, b, product = operands((35, N, 24), dtype_of(family))
+    bias = whole(np.random.default_rng(1), (N,), "f4")
+    with machine.session():
+        low, kept = machine.array(poison((35,), "f4")), machine.array(poison((35, N), "f4"))
+        out = machine.array(poison((35, N), "f4"))
+        gk.matmul(machine.array(a), machine.array(b), out=out, conf=config(family),
+                  epilogue=QUARTER | epilogues.Bias(machine.array(bias)) | epilogues.Store(kept)
+                  | epilogues.Causal(offset=2) | epilogues.RowReduce(low, "logsumexp") | Softmax())
+    values = product + bias
+    masked = np.where(np.tri(35, N, 2) > 0, values, -np.inf)
+    np.testing.assert_array_equal(machine.numpy(kept), values)
+    np.testing.assert_allclose(machine.numpy(low), np.logaddexp.reduce(masked, 1), rtol=1e-6, atol=1e-6)
+    same(machine.numpy(out), expected("softmax", masked))
+
+
+@pytest.mark.sample(48)
+@on_machines
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("N", [21, 70])
+def test_not_a_number_and_infinities(machine: Any, family: str, kind: str, N: int) -> None:
+    """NumPy's answers. Of a softmax tiles of -inf alone, beside others, are 0."""
+    a, b, product = operands((35, N, 24), dtype_of(family), seed=4)
+
+    def put(x: Any, m: Any, n: Any) -> Any:
+        if m == 7 and n == 5:
+            return math.nan
+        return math.inf if m == 11 and n == 3 else x
+
+    def masked(x: Any, m: Any, n: Any) -> Any:
+        return -math.inf if m == 2 or n == 17 or (m == 3 and n < 40 and n != 7) else x
+
+    before = QUARTER | epilogues.Elementwise(put)
+    product[7, 5], product[11, 3] = np.nan, np.inf
+    if kind == "softmax":
+        before = before | epilogues.Elementwise(masked)
+        product = np.array([[masked(x, m, n) for n, x in enumerate(row)] for m, row in enumerate(product)])
+    same(normalised(machine, kind, a, b, config(family), before=before), expected(kind, product), 3e-6)
+
+
+@pytest.mark.sample(36)
+@on_machines
+@pytest.mark.parametrize(("schedule", "fields"), [("pingpong", {}), ("one", dict(splits=2)), ("one", dict(splits=3)), ("one-1x2", {}),
+                                                  ("two-2x1", {}), ("three", {})], ids=["pingpong", "cluster's K", "workspace's K", "1x2", "2x1", "three"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("N", [48, 150])
+def test_schedules_of_the_warp_specialised_kernel(machine: Any, schedule: str, fields: dict[str, Any], kind: str, N: int) -> None:
+    a, b, product = operands((70, N, 130), F16)
+    same(normalised(machine, kind, a, b, sm90.mapping(schedule, WGMMAOp(64), **fields)), expected(kind, product), 3e-6)
+
+
+@pytest.mark.sample(3)
+@on_machines
+@pytest.mark.parametrize(("family", "splits"), [("multistage", 3), ("singlestage", 2), ("multistage", gk.StreamK(3))], ids=str)
+def test_blocks_that_share_k(machine: Any, family: str, splits: Any) -> None:
+    a, b, product = operands((35, 35, 48), dtype_of(family))
+    same(normalised(machine, "softmax", a, b, config(family, splits=splits)), expected("softmax", product))
+
+
+@pytest.mark.sample(8)
+@on_machines
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("N", [8, 37])
+def test_of_folded_products(machine: Any, family: str, N: int) -> None:
+    rng, dtype = np.random.default_rng(5), dtype_of(family)
+    x, w = whole(rng, (37, 24), dtype, 1), [whole(rng, (24, N), dtype, 1) for _ in range(2)]
+    values = folded(2, [x.astype("f8") @ one.astype("f8") for one in w])
+    for kind in KINDS:
+        with machine.session():
+            out = machine.array(poison((37, N), "f4"))
+            gk.matmul(machine.array(x), gk.Braid(*map(machine.array, w)), out=out, conf=config(family),
+                      epilogue=epilogues.Fold(FOLDS[2]) | epilogues.Scale(0.125) | ending(kind))
+        same(machine.numpy(out), expected(kind, values / 8), 3e-6)
+
+
+@pytest.mark.sample(8)
+@on_machines
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("N", [21, 45])
+def test_stacks(machine: Any, family: str, N: int) -> None:
+    """Rows of each product, with a gain of its own."""
+    rng, dtype = np.random.default_rng(6), dtype_of(family)
+    a, b = whole(rng, (2, 1, 37, 24), dtype, 2), whole(rng, (3, 24, N), dtype, 2)
+    product, gain = a.astype("f8") @ b.astype("f8") / 4, rng.standard_normal((3, N)).astype("f4")
+    with machine.session():
+        out = machine.array(poison((2, 3, 37, N), "f4"))
+        gk.matmul(machine.array(a), machine.array(b), out=out, conf=config(family), epilogue=QUARTER | RMSNorm(machine.array(gain), EPS))
+    same(machine.numpy(out), expected("rms", product, gain[:, None, :]), 3e-6)
+
+
+@on_machines
+def test_nothing(machine: Any) -> None:
+    for shape in ((0, 5, 3), (5, 0, 3), (0, 0, 0)):
+        a, b, _ = operands(shape, F16)
+        assert normalised(machine, "softmax", a, b, config("warp_specialised")).shape == shape[:2]
+
+
+@on_machines
+def test_plans_say_how(machine: Any) -> None:
+    """And take other arrays, of the epilogue too."""
+    a, b, product = operands((16, 200, 32), F16)
+    with machine.session():
+        there = machine.array(a), machine.array(b)
+        gains = [machine.array(np.full(200, n, "f4")) for n in (1, 3)]
+        run = gk.plan(*there, epilogue=QUARTER | RMSNorm(gains[0], EPS))
+        assert run.row_passes in ("one tile", "two passes")
+        same(machine.numpy(run(*there)), expected("rms", product), 0.0)
+        found = [machine.numpy(gk.matmul(*there, epilogue=QUARTER | RMSNorm(gain, EPS))) for gain in gains]
+        assert gk.plan(*there).row_passes is None
+        assert gk.plan(*there, conf=config("warp_specialised"), epilogue=Softmax()).row_passes == "two passes"
+        assert gk.plan(there[0], there[1][:, :32], conf=config("warp_specialised"), epilogue=Softmax()).row_passes == "one tile"
+    same(found[1], expected("rms", product, 3.0))
+
+
+@pytest.mark.sample(3)
+@on_machines
+@pytest.mark.parametrize("kind", KINDS)
+def test_large_values_do_not_overflow(machine: Any, kind: str) -> None:
+    """Sums that float16 does not hold: only standard values are stored."""
+    rng = np.random.default_rng(2)
+    a, b = (64 * whole(rng, shape, "f2", 8) for shape in ((19, 64), (64, 90)))
+    product = a.astype("f8") @ b.astype("f8")
+    assert abs(product).max() > 65504
+    found = normalised(machine, kind, a, b, config("warp_specialised", d=RowMajor(F16)), before=epilogues.Default())
+    same(found, expected(kind, product), 4e-3 if kind == "layer" else 0.0)
+
+
+@pytest.mark.sample(3)
+@on_machines
+@pytest.mark.parametrize("kind", KINDS)
+def test_float64(machine: Any, kind: str) -> None:
+    rng = np.random.default_rng(7)
+    a, b = rng.standard_normal((19, 24)), rng.standard_normal((24, 70))
+    with machine.session():
+        found = machine.numpy(gk.matmul(machine.array(a), machine.array(b), epilogue=ending(kind)))
+    same(found, expected(kind, a @ b))
+
+
+@on_machines
+def test_the_same_bits_every_time(machine: Any) -> None:
+    rng = np.random.default_rng(8)
+    a, b = (rng.standard_normal(shape).astype("f2") for shape in ((20, 32), (32, 70)))
+    made = [normalised(machine, "layer", a, b, config("warp_specialised")) for _ in range(2)]
+    assert np.array_equal(made[0], made[1])
+
+
+@on_machines
+def test_half_sums(machine: Any) -> None:
+    """Of sums in float16 rows are normalised in float32."""
+    a, b, product = operands((19, 40, 16), F16)
+    conf = config("multistage", operator=MMAOp(accumulator="float16"), d=RowMajor(F16))
+    same(normalised(machine, "softmax", a, b, conf), expected("softmax", product))
