@@ -176,7 +176,7 @@ def copied_at_once(layers: Layers, k_major: bool) -> int:
         run = math.gcd(CHUNK, info.shape[axis], step, info.pointer // size)
         if run < 2:
             raise ValueError(f"{name} has shape {info.shape}, strides {info.strides} (in elements) and begins at a multiple "
-                             f"of {math.gcd(info.pointer, 16)} bytes: lines of an even number of elements, at addresses that "
-                             "are multiples of 4 bytes, are needed; pad it with zeros")
+                             f"of {math.gcd(info.pointer, 16)} bytes: lines of an even number of elements, at addresses "
+                             "that are multiples of 4 bytes, are needed; pad it with zeros")
         least = min(least, run)
     return least

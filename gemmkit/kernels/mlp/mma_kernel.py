@@ -21,14 +21,16 @@ from gemmkit.kernels.mlp.activation import activated, columns_of
 from gemmkit.kernels.mlp.mma_spec import CHUNK, ROWS
 from gemmkit.kernels.mlp.work import F32, Outputs
 from gemmkit.kernels.sm90.store import own_column
-from gemmkit.lang.control import fold, join, split
+from gemmkit.lang.control import each, fold, join, split
 from gemmkit.lang.members import EXTENTS, member_of, number_of
 from gemmkit.lang.registers import apply, generate
-from gemmkit.lang.values import convert, convert_all, fill
+from gemmkit.lang.values import convert, fill
 from gemmkit.ptx.copy_async import commit_copies, copy_async, offset_of, wait_copies
 from gemmkit.ptx.ldmatrix import ldmatrix
-from gemmkit.ptx.memory import shared
+from gemmkit.ptx.memory import load_shared, shared, store_shared
+from gemmkit.ptx.pack_fragment import pack_fragment
 from gemmkit.ptx.special import barrier, block_x, lane_index, rolled, thread_index, udiv
+from gemmkit.ptx.words import pack_words, unpack_words
 
 __all__ = ["mlp_by_warps"]
 
@@ -51,6 +53,8 @@ def mlp_by_warps(spec: Any, sizes: Any, places: Any, shapes: Any, out: Any, x: A
     row, inputs = block_x() * ROWS, Inputs(w, b, shapes, places)
     copy_x(spec, sizes, x, row, number_of(shapes, zero, EXTENTS))
     copy_chunk(spec.first, spec, inputs, zero, zero, zero)
+    if spec.has_bias:
+        store_biases(spec, next_biases(spec, sizes, inputs, zero), zero)
     wait_copies(0)
     barrier()
     a = generate(spec.x_steps, x_fragment, spec)
@@ -86,8 +90,8 @@ def copy_chunk(weights: Any, spec: Any, inputs: Inputs, layer: int, chunk: int, 
     view = member_of(inputs.w, inputs.shapes, inputs.places, layer, 0)
     rows, columns = number_of(inputs.shapes, layer, EXTENTS), columns_of(inputs.shapes, layer)
     pieces, thread = (CHUNK if spec.k_major else weights.n) // spec.run, rolled(thread_index())
-    for n in range(CHUNK * weights.n // (spec.run * spec.threads)):
-        piece = n * spec.threads + thread
+    piece = thread
+    while piece < CHUNK * weights.n // spec.run:
         line = udiv(piece, pieces)
         along = (piece - line * pieces) * spec.run
         k, column = (along, line) if spec.k_major else (line, along)
@@ -95,6 +99,7 @@ def copy_chunk(weights: Any, spec: Any, inputs: Inputs, layer: int, chunk: int, 
         copy_async(shared(spec.dtype, spec.x_bytes + stage * spec.w_bytes),
                    weights.layout.position((k, column), weights.lines), 0, view, offset_of(view, (row, column)), spec.run,
                    row < rows and column < columns)
+        piece = rolled(piece + spec.threads)
     commit_copies()
 
 
@@ -117,13 +122,20 @@ def x_fragment(n: int, spec: Any) -> tuple:
     """A warp's rows of x, 16 columns of them."""
     matrix, line = udiv(lane_index(), 8), lane_index() % 8
     row = udiv(thread_index(), 32) * 16 + matrix % 2 * 8 + line
-    return ldmatrix(shared(spec.dtype, 0), spec.x_layout.position((row, n * 16 + udiv(matrix, 2) * 8), ROWS), 0, 4, False)
+    at = spec.x_layout.position((row, n * 16 + udiv(matrix, 2) * 8), ROWS)
+    return pack_words(ldmatrix(shared(spec.dtype, 0), at, 0, 4, False))
 
 
 def multiply(weights: Any, spec: Any, sizes: Any, inputs: Inputs, a: tuple, layer: int, stage: int) -> tuple:
-    """The biases, and on top of them A times a layer's weights, whose first chunk is in ``stage``."""
-    sums = split(biases(weights, spec, inputs, layer), 8)
-    return join(fold(weights.count, one_chunk, sums, weights, spec, sizes, inputs, a, layer, stage))
+    """The biases, and on top of them A times a layer's weights, whose first chunk is in ``stage``. The next layer's biases
+    are loaded before, and stored behind the last barrier at which threads that read these have met."""
+    sums = split(biases(weights, spec, layer), 8)
+    following = next_biases(spec, sizes, inputs, layer + 1)
+    found = join(fold(weights.count, one_chunk, sums, weights, spec, sizes, inputs, a, layer, stage))
+    if spec.has_bias:
+        store_biases(spec, following, layer + 1)
+        barrier()
+    return found
 
 
 def one_chunk(sums: tuple, c: int, weights: Any, spec: Any, sizes: Any, inputs: Inputs, a: tuple, layer: int,
@@ -140,11 +152,12 @@ def one_chunk(sums: tuple, c: int, weights: Any, spec: Any, sizes: Any, inputs: 
 
 def one_step(sums: tuple, n: int, weights: Any, spec: Any, a: tuple, c: int, stage: int) -> tuple:
     """16 rows of weights against 16 columns at a time."""
-    return apply(columns, sums, weights, spec, a[c * STEPS + n], n, stage)
+    lane = rolled(lane_index())                        # or the places of all columns stay in registers
+    return apply(columns, sums, weights, spec, unpack_words(spec.dtype, a[c * STEPS + n]), n, stage, lane)
 
 
-def columns(sums: tuple, i: int, weights: Any, spec: Any, a: tuple, n: int, stage: int) -> tuple:
-    matrix, line = udiv(lane_index(), 8), lane_index() % 8
+def columns(sums: tuple, i: int, weights: Any, spec: Any, a: tuple, n: int, stage: int, lane: int) -> tuple:
+    matrix, line = udiv(lane, 8), lane % 8
     k, column = n * 16 + matrix % 2 * 8, i * 16 + udiv(matrix, 2) * 8
     k, column = (k, column + line) if spec.k_major else (k + line, column)
     pointer = shared(spec.dtype, spec.x_bytes + stage * spec.w_bytes)
@@ -156,23 +169,41 @@ def columns(sums: tuple, i: int, weights: Any, spec: Any, a: tuple, n: int, stag
 
 # -- between layers -------------------------------------------------------------------------------------------------------
 
-def biases(weights: Any, spec: Any, inputs: Inputs, layer: int) -> tuple:
+def next_biases(spec: Any, sizes: Any, inputs: Inputs, layer: int) -> tuple:
+    """A thread's columns of a layer's biases: zeros beyond the last column, and the last layer."""
+    if spec.has_bias:
+        columns = columns_of(inputs.shapes, min(layer, sizes.layers - 1))
+        view = member_of(inputs.b, inputs.shapes, inputs.places, min(layer, sizes.layers - 1), 1)
+        return generate(spec.bias_columns, bias_of, spec, view, columns)
+    return ()
+
+
+def bias_of(n: int, spec: Any, view: Any, columns: int) -> Any:
+    column = thread_index() + n * spec.threads
+    return convert(F32, view[0, column]) if column < columns else convert(F32, 0.0)
+
+
+def store_biases(spec: Any, values: tuple, layer: int) -> None:
+    """Biases of even layers lie in front of those of odd ones."""
+    each(store_bias, values, spec, layer % 2 * (spec.bias_columns * spec.threads) + thread_index())
+
+
+def store_bias(value: Any, n: int, spec: Any, at: int) -> None:
+    store_shared(shared(F32, spec.bias_offset), at, n * spec.threads, (value,))
+
+
+def biases(weights: Any, spec: Any, layer: int) -> tuple:
     """What a thread's sums begin with."""
     if spec.has_bias:
-        view = member_of(inputs.b, inputs.shapes, inputs.places, layer, 1)
-        return join(generate(weights.n // 8, bias_of, view, columns_of(inputs.shapes, layer)))
+        at = layer % 2 * (spec.bias_columns * spec.threads) + own_column()
+        return join(generate(weights.n // 8, bias_pair, spec, at))
     return fill(F32, weights.values, 0.0)
 
 
-def bias_of(n: int, view: Any, columns: int) -> tuple:
+def bias_pair(n: int, spec: Any, at: int) -> tuple:
     """Of two columns, in both of a thread's rows."""
-    first = bias_at(view, own_column() + n * 8, columns)
-    second = bias_at(view, own_column() + n * 8 + 1, columns)
-    return first, second, first, second
-
-
-def bias_at(view: Any, column: int, columns: int) -> Any:
-    return convert(F32, view[0, column]) if column < columns else convert(F32, 0.0)
+    pair = load_shared(shared(F32, spec.bias_offset), at, n * 8, 2)
+    return pair[0], pair[1], pair[0], pair[1]
 
 
 def fragments(spec: Any, sums: tuple, shapes: Any, layer: int) -> tuple:
@@ -182,4 +213,4 @@ def fragments(spec: Any, sums: tuple, shapes: Any, layer: int) -> tuple:
 
 
 def fragment(sums: tuple, n: int, spec: Any, columns: int) -> tuple:
-    return convert_all(spec.dtype, apply(activated, sums, spec, n * 16, columns))
+    return pack_fragment(spec.dtype, apply(activated, sums, spec, n * 16, columns))

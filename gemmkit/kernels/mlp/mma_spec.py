@@ -97,8 +97,18 @@ class MmaMlpSpec(LayersSpec):
         return 2 * CHUNK * self.widest
 
     @cached_property
-    def shared_bytes(self) -> int:
+    def bias_columns(self) -> int:
+        """How many columns of biases a thread loads."""
+        return -(-self.widest // self.threads) if self.has_bias else 0
+
+    @cached_property
+    def bias_offset(self) -> int:
         return self.x_bytes + STAGES * self.w_bytes
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        """With two layers' biases in float32."""
+        return self.bias_offset + 2 * 4 * self.bias_columns * self.threads
 
 
 def warps_spec(fields: dict[str, Any], store: OutStore, run: int) -> MmaMlpSpec:
