@@ -33,6 +33,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "rows": ("rows",),
     "composed": ("composed",),
     "attention": ("attention", "attention_short", "attention_rules"),
+    "mlp": ("mlp",),
 }
 OTHERS = {"gemm": gemm.main, "host": host.main}
 NAMES = (*FILES, *OTHERS)
