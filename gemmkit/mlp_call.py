@@ -14,7 +14,7 @@ from typing import Any
 
 from gemmkit.activations import relu
 from gemmkit.component_arrays import arrays_of, check_held
-from gemmkit.kernels.mlp.activation import Activation, Identity
+from gemmkit.kernels.mlp.activation import Activation, Identity, Relu
 from gemmkit.mlp_operands import check_out, layers_of
 from gemmkit.mlp_plans import MlpCall, run_mlp
 from gemmkit.problem import check_places
@@ -23,7 +23,7 @@ from gemmkit.runtime.arrays import as_stream_handle, describe, empty_like
 
 __all__ = ["mlp"]
 
-IDENTITY = Identity()
+IDENTITY, RELU = Identity(), Relu()
 
 
 def mlp(x: Any, weights: Any, biases: Any = None, activation: Any = relu, *, last: Any = None, out: Any = None,
@@ -71,7 +71,8 @@ def mlp(x: Any, weights: Any, biases: Any = None, activation: Any = relu, *, las
     [-0.5, 0.5, -1.5]
     [0.5, 2.5, 0.0]
     """
-    rule, end = Activation(activation), IDENTITY if last is None else Activation(last)
+    rule = RELU if activation is relu else Activation(activation)
+    end = IDENTITY if last is None else Activation(last)
     handle = None if stream is None else as_stream_handle(stream)
     layers = layers_of(x, weights, biases)
     shape = (*layers.x.shape[:-1], layers.columns)

@@ -90,10 +90,11 @@ class MlpLaunch:
         layers, call = self.layers, self.call
         widths = [info.shape[1] for info in layers.weights[:-1]]
         hidden = padded(max(widths, default=0))
+        has_padding = not call.activation.is_relu and any(width != hidden for width in widths)
         return dict(activation=call.activation, last=call.last, dtype=layers.x.dtype,
                     bias_dtype=layers.biases[0].dtype if layers.biases else F32, has_bias=bool(layers.biases),
                     k_major=order_of(layers), k=padded(layers.inputs), hidden=hidden, n=padded(layers.columns),
-                    single=layers.depth == 1, has_padding=any(width != hidden for width in widths))
+                    single=layers.depth == 1, has_padding=has_padding)
 
     def _store(self) -> OutStore:
         out = self.call.out

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit.kernels.common.work import Slot
-from gemmkit.kernels.mlp.activation import activated, columns_of
+from gemmkit.kernels.mlp.activation import fragments
 from gemmkit.kernels.mlp.walk import first_row, has_tile
 from gemmkit.kernels.mlp.work import F32, Outputs, Tables
 from gemmkit.kernels.sm90.store import own_column
-from gemmkit.lang.control import fold, join, split
-from gemmkit.lang.registers import apply, generate
+from gemmkit.lang.control import fold, join
+from gemmkit.lang.registers import generate
 from gemmkit.lang.values import convert, fill
 from gemmkit.ptx.descriptors import advance, matrix_descriptor
 from gemmkit.ptx.memory import load_shared, shared
-from gemmkit.ptx.pack_fragment import pack_fragment
 from gemmkit.ptx.special import rolled, thread_index
 from gemmkit.ptx.warpgroup import named_arrive, named_barrier
 from gemmkit.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
@@ -45,10 +44,10 @@ def consume(spec: Any, sizes: Any, tables: Tables, outputs: Outputs, rank: int, 
             # 3. The others.
             layer = zero + 1
             while layer < sizes.layers - 1:
-                sums = multiply(spec.middle, spec, fragments(spec, sums, tables, layer - 1), slot, group)
+                sums = multiply(spec.middle, spec, fragments(spec, sums, tables.shapes, layer - 1), slot, group)
                 slot = spec.ring.skip(slot, spec.middle.chunks)
                 layer = rolled(layer + 1)
-            result = multiply(spec.final, spec, fragments(spec, sums, tables, layer - 1), slot, group)
+            result = multiply(spec.final, spec, fragments(spec, sums, tables.shapes, layer - 1), slot, group)
             slot = spec.ring.skip(slot, spec.final.chunks)
             # 4. The tile's end.
             spec.store.run(spec, sizes, result, outputs, x_slot.stage, row, group)
@@ -137,12 +136,3 @@ def bias_of(n: int, spec: Any, at: int) -> tuple:
     first, second = convert(F32, pair[0]), convert(F32, pair[1])
     return first, second, first, second
 
-
-def fragments(spec: Any, sums: tuple, tables: Tables, layer: int) -> tuple:
-    """The activations of a layer as A of the next one, 16 columns at a time."""
-    columns = columns_of(tables.shapes, layer) if spec.has_padding else layer
-    return apply(fragment, split(sums, 8), spec, columns)
-
-
-def fragment(sums: tuple, n: int, spec: Any, columns: int) -> tuple:
-    return pack_fragment(spec.dtype, apply(activated, sums, spec, n * 16, columns))

@@ -27,7 +27,7 @@ from gemmkit.kernels.mlp.consumer import consume
 from gemmkit.kernels.mlp.producer import produce
 from gemmkit.kernels.mlp.work import Outputs, Tables
 from gemmkit.ptx.cluster import cluster_barrier, cluster_rank
-from gemmkit.ptx.map_table import acquire_map
+from gemmkit.ptx.map_table import acquire_map, map_at
 from gemmkit.ptx.mbarrier import mbarrier_fence_init
 from gemmkit.ptx.special import barrier, rolled, thread_index, udiv, uniform
 from gemmkit.ptx.tma import tma_prefetch
@@ -51,6 +51,7 @@ def mlp(spec: Any, sizes: Any, maps: Any, shapes: Any, out: Any, map_x: Any, map
     count, row = sizes.layers * (2 if spec.has_bias else 1), thread_index()
     while row < count:
         acquire_map(maps, row)
+        tma_prefetch(map_at(maps, row))
         row = rolled(row + spec.threads)
     if spec.cluster.is_single:
         barrier()

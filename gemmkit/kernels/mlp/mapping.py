@@ -21,16 +21,16 @@ from gemmkit.kernels.mlp.store import OutStore
 
 __all__ = ["CLUSTER", "CONSUMERS", "blocks_of", "hopper_spec"]
 
-CONSUMERS, CLUSTER = 2, 2
+CONSUMERS, CLUSTER, TURNS = 2, 2, True
 MOST_STAGES = 16
 ENOUGH = 6                             # stages of weights, beside which a second tile of x has room
 
 
 def hopper_spec(fields: dict[str, Any], store: OutStore, rows: int, layers: int, device: Any) -> MlpSpec:
     """The spec with as many stages as fit; a single tile of rows has no cluster."""
-    cluster = Cluster(m=CLUSTER) if rows > ROWS * CONSUMERS else Cluster()
+    cluster = Cluster(m=CLUSTER) if CLUSTER > 1 and rows > ROWS * CONSUMERS else Cluster()
     room = device.shared_memory_per_block
-    spec = MlpSpec(**fields, store=store, cluster=cluster, consumers=CONSUMERS, stages=1, x_stages=2, turns=True,
+    spec = MlpSpec(**fields, store=store, cluster=cluster, consumers=CONSUMERS, stages=1, x_stages=2, turns=TURNS,
                    resident=False)
     stages = _stages(spec, room)
     if stages < ENOUGH:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gemmkit.kernels.mlp.activation import activated, columns_of
+from gemmkit.kernels.mlp.activation import columns_of, fragments
 from gemmkit.kernels.mlp.mma_spec import CHUNK, ROWS
 from gemmkit.kernels.mlp.work import F32, Outputs
 from gemmkit.kernels.sm90.store import own_column
@@ -28,7 +28,6 @@ from gemmkit.lang.values import convert, fill
 from gemmkit.ptx.copy_async import commit_copies, copy_async, offset_of, wait_copies
 from gemmkit.ptx.ldmatrix import ldmatrix
 from gemmkit.ptx.memory import load_shared, shared, store_shared
-from gemmkit.ptx.pack_fragment import pack_fragment
 from gemmkit.ptx.special import barrier, block_x, lane_index, rolled, thread_index, udiv
 from gemmkit.ptx.words import pack_words, unpack_words
 
@@ -205,12 +204,3 @@ def bias_pair(n: int, spec: Any, at: int) -> tuple:
     pair = load_shared(shared(F32, spec.bias_offset), at, n * 8, 2)
     return pair[0], pair[1], pair[0], pair[1]
 
-
-def fragments(spec: Any, sums: tuple, shapes: Any, layer: int) -> tuple:
-    """The activations of a layer as A of the next one, 16 columns at a time."""
-    columns = columns_of(shapes, layer) if spec.has_padding else layer
-    return apply(fragment, split(sums, 8), spec, columns)
-
-
-def fragment(sums: tuple, n: int, spec: Any, columns: int) -> tuple:
-    return pack_fragment(spec.dtype, apply(activated, sums, spec, n * 16, columns))

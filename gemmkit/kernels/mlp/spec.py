@@ -34,7 +34,8 @@ def line_of(width: int) -> int:
 class LayersSpec(Component):
     """What every kernel of an MLP is specialised by. Widths are padded to multiples of 32: ``k`` is x's, ``hidden`` that
     of the widest layer but the last, ``n`` the result's. With ``single`` there is one layer. ``k_major``: weights are
-    contiguous along K. ``has_padding``: some layer but the last is narrower than ``hidden``."""
+    contiguous along K. ``has_padding``: some layer but the last is narrower than ``hidden``, and the activation of 0
+    may not be 0."""
 
     activation: Any
     last: Any
