@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -10,9 +11,11 @@ import numpy as np
 
 from gemmkit.config import ConfigError
 from gemmkit.problem import check_places
+from gemmkit.runtime.array_info import byte_range
 from gemmkit.runtime.arrays import ArrayInfo, describe, overlaps_itself, shares_memory
+from gemmkit.runtime.recognition import KEYS, key_of
 
-__all__ = ["WIDEST", "Layers", "check_out", "copied_at_once", "layers_of", "order_of", "padded"]
+__all__ = ["WIDEST", "Layers", "Stack", "check_out", "copied_at_once", "layers_of", "order_of", "padded"]
 
 DTYPES = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 WIDEST = 256
@@ -20,12 +23,30 @@ CHUNK = 8                              # elements that a thread copies at a time
 LIMIT = 2**30                          # rows of x: coordinates are 32 bits wide
 
 
-class Layers(NamedTuple):
-    """x, the weights of each layer as (K, N), and its biases as (1, N), or none."""
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """The weights of each layer as (K, N), and its biases as (1, N), or none: checked against each other. ``kind`` is the
+    same for stacks of the same description; ``ranges`` are each array's first byte, the one behind its last, and its name."""
 
-    x: ArrayInfo
     weights: tuple[ArrayInfo, ...]
     biases: tuple[ArrayInfo, ...]
+    kind: int
+    ranges: tuple[tuple[int, int, str, ArrayInfo], ...]
+
+
+class Layers(NamedTuple):
+    """x, and the layers."""
+
+    x: ArrayInfo
+    stack: Stack
+
+    @property
+    def weights(self) -> tuple[ArrayInfo, ...]:
+        return self.stack.weights
+
+    @property
+    def biases(self) -> tuple[ArrayInfo, ...]:
+        return self.stack.biases
 
     @property
     def inputs(self) -> int:
@@ -51,6 +72,52 @@ def layers_of(x: Any, weights: Any, biases: Any) -> Layers:
         ConfigError: a layer wider than 256.
     """
     given = describe(x, "x")
+    if given.dtype not in DTYPES:
+        raise TypeError(f"x is of {given.dtype}; float16 or bfloat16 is needed")
+    if not given.shape:
+        raise ValueError("x has no axis; (..., K) is needed")
+    width, rows = given.shape[-1], math.prod(given.shape[:-1])
+    if not 1 <= width <= WIDEST:
+        raise _too_wide("x", given.shape, width)
+    if rows >= LIMIT:
+        raise ValueError(f"x has {rows} rows; less than 2**30 are needed")
+    stack = stack_of(weights, biases)
+    first = stack.weights[0]
+    check_places({"x": given, "weights[0]": first})
+    if first.dtype != given.dtype:
+        raise TypeError(f"weights[0] is of {first.dtype} and x of {given.dtype}; x and all weights need one dtype")
+    if first.shape[0] != width:
+        raise _unchained("weights[0]", first, "x", width)
+    return Layers(given, stack)
+
+
+# -- the layers of a call, which mostly are those of the call before ------------------------------------------------------
+
+_stacks: dict[tuple, Stack] = {}
+_kinds: dict[tuple, int] = {}
+_REMEMBERED = 1024
+
+
+def stack_of(weights: Any, biases: Any) -> Stack:
+    """The layers, described and checked where they are not those of an earlier call."""
+    key = _key(weights, "weights"), None if biases is None else _key(biases, "biases")
+    found = _stacks.get(key)
+    if found is None:
+        made = _stack(weights, biases)
+        if len(_stacks) >= _REMEMBERED:
+            _stacks.clear()
+        found = _stacks[key] = made
+    return found
+
+
+def _key(arrays: Any, name: str) -> tuple:
+    """What tells arrays of other addresses or descriptions."""
+    if isinstance(arrays, (list, tuple)):
+        return tuple([KEYS.get(type(one), key_of)(one, f"{name}[{n}]") for n, one in enumerate(arrays)])
+    return KEYS.get(type(arrays), key_of)(arrays, name)
+
+
+def _stack(weights: Any, biases: Any) -> Stack:
     of_weights = _several(weights, "weights", 3)
     of_biases = [] if biases is None else _several(biases, "biases", 2)
     if not of_weights:
@@ -58,16 +125,14 @@ def layers_of(x: Any, weights: Any, biases: Any) -> Layers:
     if biases is not None and len(of_biases) != len(of_weights):
         raise ValueError(f"biases are of {len(of_biases)} layers and weights of {len(of_weights)}; one for each layer is "
                          "needed, or biases=None")
-    check_places({"x": given, **dict(of_weights), **dict(of_biases)})
-    if not given.shape:
-        raise ValueError("x has no axis; (..., K) is needed")
-    _check_dtypes(given, of_weights, of_biases)
-    _check_shapes(given, of_weights, of_biases)
-    rows = math.prod(given.shape[:-1])
-    if rows >= LIMIT:
-        raise ValueError(f"x has {rows} rows; less than 2**30 are needed")
-    as_rows = (info._replace(shape=(1, *info.shape), strides=(0, *info.strides)) for _, info in of_biases)
-    return Layers(given, tuple(info for _, info in of_weights), tuple(as_rows))
+    check_places({**dict(of_weights), **dict(of_biases)})
+    _check_dtypes(of_weights, of_biases)
+    _check_shapes(of_weights, of_biases)
+    named = [*of_weights, *of_biases]
+    rows = tuple(info._replace(shape=(1, *info.shape), strides=(0, *info.strides)) for _, info in of_biases)
+    kind = tuple((*info[1:6], info.pointer % 16) for _, info in named)
+    return Stack(tuple(info for _, info in of_weights), rows, _kinds.setdefault((len(of_weights), kind), len(_kinds)),
+                 tuple((*byte_range(info), name, info) for name, info in named))
 
 
 def _several(arrays: Any, name: str, ndim: int) -> list[tuple[str, ArrayInfo]]:
@@ -84,35 +149,38 @@ def _several(arrays: Any, name: str, ndim: int) -> list[tuple[str, ArrayInfo]]:
             for n in range(info.shape[0])]
 
 
-def _check_dtypes(x: ArrayInfo, weights: list, biases: list) -> None:
-    for name, info in (("x", x), *weights):
+def _check_dtypes(weights: list, biases: list) -> None:
+    (_, first), *_ = weights
+    for name, info in weights:
         if info.dtype not in DTYPES:
             raise TypeError(f"{name} is of {info.dtype}; float16 or bfloat16 is needed")
-        if info.dtype != x.dtype:
-            raise TypeError(f"{name} is of {info.dtype} and x of {x.dtype}; x and all weights need one dtype")
+        if info.dtype != first.dtype:
+            raise TypeError(f"{name} is of {info.dtype} and weights[0] of {first.dtype}; x and all weights need one dtype")
     for name, info in biases:
-        if info.dtype not in (x.dtype, np.dtype(np.float32)):
-            raise TypeError(f"{name} is of {info.dtype}; x's dtype, {x.dtype}, or float32 is needed")
+        if info.dtype not in (first.dtype, np.dtype(np.float32)):
+            raise TypeError(f"{name} is of {info.dtype}; x's dtype, {first.dtype}, or float32 is needed")
         if info.dtype != biases[0][1].dtype:
             raise TypeError(f"{name} is of {info.dtype} and biases[0] of {biases[0][1].dtype}; all biases need one dtype")
 
 
-def _check_shapes(x: ArrayInfo, weights: list, biases: list) -> None:
-    width, what = x.shape[-1], "x"
-    if not 1 <= width <= WIDEST:
-        raise _too_wide("x", x.shape, width)
+def _check_shapes(weights: list, biases: list) -> None:
+    width, what = None, ""
     for n, (name, info) in enumerate(weights):
         if len(info.shape) != 2:
             raise ValueError(f"{name} has shape {info.shape}; (K, N) is needed")
-        if info.shape[0] != width:
-            raise ValueError(f"{name} has shape {info.shape}; {what} has {width} columns, and as many rows are needed (of a "
-                             "torch.nn.Linear it is weight.T)")
+        if width is not None and info.shape[0] != width:
+            raise _unchained(name, info, what, width)
         width, what = info.shape[1], name
         if not 1 <= width <= WIDEST:
             raise _too_wide(name, info.shape, width)
         if biases and biases[n][1].shape != (width,):
             raise ValueError(f"{biases[n][0]} has shape {biases[n][1].shape}; {name} has {width} columns, and ({width},) is "
                              "needed")
+
+
+def _unchained(name: str, info: ArrayInfo, what: str, width: int) -> ValueError:
+    return ValueError(f"{name} has shape {info.shape}; {what} has {width} columns, and as many rows are needed (of a "
+                      "torch.nn.Linear it is weight.T)")
 
 
 def _too_wide(name: str, shape: tuple[int, ...], width: int) -> Exception:
@@ -132,9 +200,9 @@ def check_out(out: ArrayInfo, shape: tuple[int, ...], layers: Layers) -> None:
         raise ValueError("out is read-only; give a writable array, or leave it out")
     if overlaps_itself(out):
         raise ValueError(f"out has strides {out.strides}: several of its elements share memory")
-    named = [("x", layers.x), *((f"weights[{n}]", info) for n, info in enumerate(layers.weights)),
-             *((f"biases[{n}]", info) for n, info in enumerate(layers.biases))]
-    for name, info in named:
+    begin, end = byte_range(out)
+    near = [(name, info) for first, last, name, info in layers.stack.ranges if first < end and begin < last]
+    for name, info in (("x", layers.x), *near):
         if shares_memory(out, info):
             raise ValueError(f"out overlaps {name} in memory; blocks read {name} while others write out")
 

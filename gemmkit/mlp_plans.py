@@ -21,7 +21,7 @@ from gemmkit.kernels.mlp.work import F32, Sizes
 from gemmkit.kernels.sm90.maps import Map
 from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.lang.members import EXTENTS, PLACES, PLACES_DTYPE, SIZES_DTYPE
-from gemmkit.mlp_operands import Layers, copied_at_once, order_of, padded
+from gemmkit.mlp_operands import Layers, Stack, copied_at_once, order_of, padded
 from gemmkit.ptx.map_table import WORDS
 from gemmkit.runtime import workspace
 from gemmkit.runtime.arrays import ArrayInfo, current_stream
@@ -204,7 +204,7 @@ class Bound:
     shapes_offset: int
     arrays: tuple[tuple[int, str], ...]
     maps: tuple[tuple[int, str, Any], ...]
-    tables: dict[tuple, Table] = field(default_factory=dict)
+    tables: dict[Stack, Table] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,8 +219,8 @@ _bound: dict[Any, Bound] = {}
 
 def _launch(stream: int, call: MlpCall) -> None:
     layers, rules = call.layers, (freeze(call.activation), freeze(call.last))
-    arrays = layers.x, call.out, *layers.weights, *layers.biases
-    key = (len(layers.weights), tuple((*info[1:6], info.pointer % 16) for info in arrays),
+    x, out = ((*info[1:6], info.pointer % 16) for info in (layers.x, call.out))
+    key = (layers.stack.kind, x, out,
            tuple((rule.kind, rule.fingerprint, tuple((info.shape, info.device) for info in rule.arrays)) for rule in rules))
     found = _bound.get(key)
     if found is None:
@@ -243,12 +243,11 @@ def _launch(stream: int, call: MlpCall) -> None:
 
 
 def _table_for(bound: Bound, call: MlpCall) -> Table:
-    at = tuple(info.pointer for info in (*call.layers.weights, *call.layers.biases))
-    found = bound.tables.get(at)
+    found = bound.tables.get(call.layers.stack)
     if found is None:
         if len(bound.tables) >= _KEPT:
             bound.tables.clear()
-        found = bound.tables[at] = Table(np.frombuffer(MlpLaunch(call).written(), np.uint8))
+        found = bound.tables[call.layers.stack] = Table(np.frombuffer(MlpLaunch(call).written(), np.uint8))
     return found
 
 

@@ -19,7 +19,7 @@ from tests.support.machines import BF16
 from tests.support.sass import instructions, loops, written_in_flight
 
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
-pytestmark = [pytest.mark.compile, pytest.mark.sample(8)]
+pytestmark = [pytest.mark.compile, pytest.mark.sample(5)]
 
 
 def launch(widths: list[int], dtype: Any = F16, order: Any = "C", bias: Any = F32, rows: int = 16384, device: Any = H100,

@@ -15,7 +15,7 @@ from tests.support.machines import BF16, on_machines, poison
 from tests.support.mlp import close, draw, reference, relu, small, whole
 
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
-pytestmark = pytest.mark.sample(16)
+pytestmark = pytest.mark.sample(12)
 
 KERNELS = pytest.mark.parametrize("by_warps", [False, True], ids=["wgmma", "mma"])
 
