@@ -26,7 +26,7 @@ LIMIT = 2**30                          # rows of x: coordinates are 32 bits wide
 @dataclass(frozen=True, eq=False)
 class Stack:
     """The weights of each layer as (K, N), and its biases as (1, N), or none: checked against each other. ``kind`` is the
-    same for stacks of the same description; ``ranges`` are each array's first byte, the one behind its last, and its name."""
+    same for stacks of the same description; ``ranges`` are each array's first byte, the one behind its last, its name."""
 
     weights: tuple[ArrayInfo, ...]
     biases: tuple[ArrayInfo, ...]

@@ -56,6 +56,7 @@ def test_machine_code(name: str) -> None:
     assert len(products) == sum(layer.steps for layer in layers)
     assert sum("gsb0" in line for line in products) == sum(layer.chunks for layer in layers)
     assert any(line.startswith("UTMASTG") for line in lines) == spec.store.uses_tma
+    assert sum(line.startswith("UTMACCTL.IV") for line in lines) == 1                                  # maps are acquired
     assert any("MULTICAST" in line for line in lines) == (spec.cluster.size > 1)
     if not spec.single:
         found = loops(sass)

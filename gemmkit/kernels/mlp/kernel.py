@@ -29,7 +29,7 @@ from gemmkit.kernels.mlp.work import Outputs, Tables
 from gemmkit.ptx.cluster import cluster_barrier, cluster_rank
 from gemmkit.ptx.map_table import acquire_map, map_at
 from gemmkit.ptx.mbarrier import mbarrier_fence_init
-from gemmkit.ptx.special import barrier, rolled, thread_index, udiv, uniform
+from gemmkit.ptx.special import barrier, lane_index, rolled, thread_index, udiv, uniform
 from gemmkit.ptx.tma import tma_prefetch
 from gemmkit.ptx.warpgroup import give_registers, take_registers
 
@@ -48,7 +48,8 @@ def mlp(spec: Any, sizes: Any, maps: Any, shapes: Any, out: Any, map_x: Any, map
         tma_prefetch(map_x)
         if spec.store.uses_tma:
             tma_prefetch(map_out)
-    count, row = sizes.layers * (2 if spec.has_bias else 1), thread_index()
+    count = sizes.layers * (2 if spec.has_bias else 1)
+    row = lane_index() * (spec.threads // 32) + udiv(thread_index(), 32)       # a warp's lanes go one after the other
     while row < count:
         acquire_map(maps, row)
         tma_prefetch(map_at(maps, row))

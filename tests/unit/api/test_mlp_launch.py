@@ -186,6 +186,19 @@ def test_host_arrays_and_old_gpus_are_refused() -> None:
         gk.mlp(half(4, 32), EYE)
 
 
+def test_a_tensor_that_requires_a_gradient_is_refused_by_name(seen: Seen) -> None:
+    """Also where the same tensor was taken before it did."""
+    with gpu(), library("torch") as tensor:
+        x, weights, biases = tensor(300, 64), [tensor(64, 64) for _ in range(3)], [tensor(64) for _ in range(3)]
+        gk.mlp(x, weights, biases)
+        for held, name in ((x, "x"), (weights[1], r"weights\[1\]"), (biases[2], r"biases\[2\]")):
+            held.requires_grad = True
+            with pytest.raises(ValueError, match=f"{name} requires a gradient"):
+                gk.mlp(x, weights, biases)
+            held.requires_grad = False
+    assert len(seen.launches) == 1
+
+
 def test_a_code_error_names_the_function() -> None:
     def words(x: Any) -> Any:
         return "no number"
