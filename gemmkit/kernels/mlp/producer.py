@@ -20,10 +20,15 @@ def produce(spec: Any, sizes: Any, maps: Any, map_x: Any, rank: int) -> None:
     zero = thread_index() * 0
     slot, x_slot, turn = Slot(zero, zero + 1), Slot(zero, zero + 1), zero      # fresh rings are empty
     while has_tile(spec, sizes, turn, rank):
-        load_x(spec, map_x, x_slot, first_row(spec, turn))
-        x_slot = spec.x_ring.advance(x_slot)
+        if turn == 0:
+            load_x(spec, map_x, x_slot, first_row(spec, turn))
         if not spec.resident or turn == 0:
             slot = load_layer(spec.first, spec, sizes, maps, slot, zero, rank)
+        if turn > 0:
+            # Not before: with a single stage of x it waits for the end of the last tile, and the first layer has room.
+            load_x(spec, map_x, x_slot, first_row(spec, turn))
+        x_slot = spec.x_ring.advance(x_slot)
+        if not spec.resident or turn == 0:
             if not spec.single:
                 layer = zero + 1
                 while layer < sizes.layers - 1:

@@ -100,6 +100,15 @@ def test_blocks_with_several_tiles(stages: int, multiprocessors: int, rows: int,
     assert np.array_equal(found, reference(x, weights, biases)[0])
 
 
+def test_wide_blocks_with_several_tiles(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As few stages as there are anywhere: the first layer's weights fill them while x is waited for."""
+    x, weights, _ = whole(rng, 260, [256, 256, 32], F16)
+    biases = [rng.integers(-2, 3, n).astype(F32) for n in (256, 32)]
+    with small(monkeypatch, 2), gk.emulate():
+        found = gk.mlp(x, weights, biases)
+    assert np.array_equal(found, reference(x, weights, biases)[0])
+
+
 def sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
