@@ -69,9 +69,9 @@ def test_machine_code(name: str) -> None:
 
 
 @pytest.mark.parametrize("arch", [(8, 0), (8, 9), (10, 0)], ids=str)
-@pytest.mark.parametrize("widths,order", [([64] * 4, "C"), ([128] * 4, "F"), ([128] * 4, "C"), ([30, 50, 10], "C"), ([64, 64], "F")], ids=str)
+@pytest.mark.parametrize("widths,order", [([64] * 4, "C"), ([128] * 4, "F"), ([128] * 4, "C"), ([30, 50, 10], "C"), ([64, 64], "F"), ([192] * 4, "C")], ids=str)
 def test_machine_code_by_warps(widths: list[int], order: str, arch: tuple[int, int]) -> None:
-    """On GPUs without wgmma: nothing spills up to a width of 128, and every product is a tensor core's."""
+    """On GPUs without wgmma: nothing spills up to a width of 192, and every product is a tensor core's."""
     made = launch(widths, order=order, device=dataclasses.replace(H100, arch=arch, name="another GPU"))
     entry, spec = made.launchable.entry(), made.spec
     usage = entry.meta["usage"]
