@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit.kernels.common.work import Slot
+from gemmkit.kernels.mlp.spec import CHUNK, ROWS
 from gemmkit.kernels.mlp.walk import first_row, has_tile
 from gemmkit.ptx.map_table import map_at
 from gemmkit.ptx.memory import shared
@@ -12,8 +13,6 @@ from gemmkit.ptx.special import rolled, thread_index
 from gemmkit.ptx.tma import tma_load, tma_load_multicast
 
 __all__ = ["produce"]
-
-ROWS, CHUNK = 64, 64                   # of a consumer's part of x; of the weights in a stage
 
 
 def produce(spec: Any, sizes: Any, maps: Any, map_x: Any, rank: int) -> None:

@@ -14,7 +14,7 @@ from gemmkit.kernels.common.pipeline import BARRIER, CLUSTER_WARPS, WARPS, Pipel
 from gemmkit.kernels.mlp.store import OutStore
 from gemmkit.kernels.mlp.work import F32
 from gemmkit.layouts import RowMajor
-from gemmkit.layouts.swizzled import PATTERN, Swizzled, pattern_of
+from gemmkit.layouts.swizzled import Swizzled, pattern_of
 from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.wgmma import WgmmaSpec, instruction
 
@@ -275,6 +275,3 @@ class MlpSpec(LayersSpec):
     @cached_property
     def bias_map(self) -> TensorMapSpec:
         return TensorMapSpec(self.bias_dtype, (self.widest, 1))
-
-
-assert PATTERN % (8 * 128) == 0
