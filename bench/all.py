@@ -34,6 +34,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "composed": ("composed",),
     "attention": ("attention", "attention_short"),
     "attention_rules": ("attention_rules",),
+    "mlp": ("mlp",),
 }
 OTHERS = {"gemm": gemm.main, "host": host.main}
 NAMES = (*FILES, *OTHERS)

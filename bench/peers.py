@@ -68,6 +68,12 @@ class Peer(Protocol):
     def composed_title(self, work: str) -> str:
         """How results call it, and `plain`."""
 
+    def layers(self, x: Any) -> None:
+        """A `bench.experiments.mlp.Mlp` into ``peer_out``, a product with bias and ReLU for each layer."""
+
+    def layers_title(self) -> str:
+        """How results call it."""
+
     def of_numbers(self, numbers: Any) -> Array:
         """A NumPy array's numbers; whole ones as int32."""
 
@@ -202,6 +208,17 @@ class TorchPeers(Torch):
             "lstm, addmm": "torch.addmm of inputs joined beforehand, torch.clamp_min",
         }
         return f"{titles[work]} (torch {self.torch.__version__})" if work in titles else "gemmkit's plain product"
+
+    def layers(self, x: Any) -> None:
+        """Results go to and fro between two arrays, so that the last one is ``peer_out``."""
+        count, h = len(x.weights), x.a
+        for n, (w, b) in enumerate(zip(x.weights, x.biases)):
+            out = x.peer_out if (count - n) % 2 else x.other
+            self.torch._addmm_activation(b, h, w, out=out)
+            h = out
+
+    def layers_title(self) -> str:
+        return f"torch._addmm_activation, a call for each layer (torch {self.torch.__version__})"
 
     def of_numbers(self, numbers: Any) -> Array:
         kind = self.torch.int32 if numbers.dtype.kind in "iu" else self.torch.float32

@@ -61,6 +61,20 @@ def attention_error(rng: np.random.Generator, head_dim: int, queries: int, keys:
     return float(np.linalg.norm(out.get() - reference) / np.linalg.norm(reference))
 
 
+def mlp_error(rng: np.random.Generator, width: int, rows: int, layers: int) -> float:
+    """The error of an MLP against float64."""
+    import cupy
+
+    h = rng.standard_normal((rows, width)).astype("f2")
+    weights = (rng.standard_normal((layers, width, width)) / np.sqrt(width)).astype("f2")
+    biases = rng.standard_normal((layers, width)).astype("f4")
+    out = gk.mlp(*map(cupy.asarray, (h, weights, biases)), last=gk.activations.relu).get()
+    reference = h.astype("f8")
+    for w, b in zip(weights.astype("f8"), biases):
+        reference = np.maximum(reference @ w + b, 0)
+    return float(np.linalg.norm(out - reference) / np.linalg.norm(reference))
+
+
 def main() -> int:
     """Run the sample on CuPy arrays; 1 when a result is wrong."""
     import cupy
@@ -74,6 +88,10 @@ def main() -> int:
         off = attention_error(rng, head_dim, queries, keys)
         wrong += not off <= 1e-3
         print(f"{'attention':14} {head_dim} {queries}x{keys} {off:.1e}", flush=True)
+    for width, rows, layers in ((128, 300, 3), (256, 131, 5), (80, 65, 2)):
+        off = mlp_error(rng, width, rows, layers)
+        wrong += not off <= 2e-3
+        print(f"{'mlp':14} {layers} layers {rows}x{width} {off:.1e}", flush=True)
     for name, (dtype, operator, tolerance) in CASES.items():
         for trans in ("NN", "TT"):
             for m, n, k in SIZES:

@@ -46,6 +46,7 @@ GROUPS = {
     "attention": "Attention, against cuDNN through PyTorch",
     "attention_short": "Attention of short sequences, against cuDNN through PyTorch",
     "attention_rules": "Attention with masks, scores and shared heads, against FlexAttention (torch.compile)",
+    "mlp": "MLPs of width 128 in one launch, against a call of cuBLASLt a layer",
     "mappings": "Mappings (tuning)",
 }
 # What is asked of a group's geometric mean: at least, aim.

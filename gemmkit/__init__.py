@@ -46,19 +46,19 @@ __all__ = [
     "Array", "Braid", "Component", "ComponentError", "Concat", "Config", "ConfigError", "Diagonal", "Dual", "Generated",
     "GroupPlan", "Matrix", "Plan", "Scalar", "StreamK", "Symmetric", "Tile", "Triangular", "Tuned", "attention", "blas",
     "einsum", "emulate", "epilogues", "fast", "float16", "float32", "float64", "get_config", "glu", "grouped",
-    "layernorm", "layouts", "linearise", "log_softmax", "lstm_cell", "masks", "matmul", "operators", "parallelise",
+    "layernorm", "layouts", "linearise", "log_softmax", "lstm_cell", "masks", "matmul", "mlp", "operators", "parallelise",
     "plan", "plan_grouped", "rmsnorm", "rowwise", "scores", "select", "softmax", "subdivide", "transforms", "translate",
     "translate_base", "translate_offset", "tune",
 ]
 
 
 _MODULES = "fast", "masks", "scores"
-_LATER = {"Tuned": "tuner", "attention": "attention_call", "tune": "tuner",
+_LATER = {"Tuned": "tuner", "attention": "attention_call", "mlp": "mlp_call", "tune": "tuner",
           **dict.fromkeys(("layernorm", "log_softmax", "rmsnorm", "rowwise", "softmax"), "rows")}
 
 
 def __getattr__(name: str) -> _Any:
-    """What no product needs is loaded when it is asked for: the tuner, attention, and functions of rows."""
+    """What no product needs is loaded when it is asked for: the tuner, attention, MLPs, and functions of rows."""
     if name in _MODULES:
         from importlib import import_module
 

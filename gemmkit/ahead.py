@@ -40,6 +40,9 @@ class Recording(Mode):
     def run_attention(self, made: Any, arrays: dict[str, Any]) -> None:
         self._record(made, [arrays[name] for name in ("out", "lse") if arrays[name] is not None])
 
+    def run_mlp(self, made: Any, arrays: dict[str, Any]) -> None:
+        self._record(made, [arrays["out"]])
+
     def run_group(self, compiled: Any, products: list[tuple], places: Any) -> None:
         self._record(compiled, [out for *_, out in products])
 

@@ -19,9 +19,10 @@
 | forced | f16 by mma.sync against the card's rate of it on registers (not among the default ones) | 0.72, 0.85 |
 | attention, attention_short | attention against cuDNN (not among the default ones) | mean 1.08, 1.2; 0.95, 1.1 |
 | attention_rules | attention with masks and scores against FlexAttention (not among the default ones) | mean 1.2, 1.6 |
+| mlp | MLPs of 4, 8 and 20 layers against a call of cuBLASLt a layer (not among the default ones) | 20: 2.4, 5 |
 | streamk | stream-K and the default mapping at sizes of a nearly empty last wave (not among the default ones) | |
 
 diagonal, triangular and fusion are cases of `bench.cases`; the others are each an `experiment.Experiment`:
-algebras, minplus (and limit, the kernel that measures the card's), forced (and tensor_limit), contractions, groups, stacks,
-stream_k, types.
+algebras, minplus (and limit, the kernel that measures the card's), forced (and tensor_limit), contractions, groups, mlp,
+stacks, stream_k, types.
 """

@@ -27,6 +27,7 @@ from bench.experiments import (
     forced,
     groups,
     minplus,
+    mlp,
     random_shapes,
     rows,
     stacks,
@@ -58,12 +59,13 @@ FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
     "attention": attention.attention,
     "attention_short": attention.attention_short,
     "attention_rules": attention.attention_rules,
+    "mlp": mlp.mlp,
 }
 MOST_SETS = 2048  # of inputs: a hundred thousand of 8 x 8 x 8 would take minutes to make, and smaller ones stay in the L2
 # Measured when asked for:
 ASKED = (
     "square", "decode", "stacks", "grouped", "float32", "float64", "complex", "long", "skinny", "random", "streamk",
-    "forced", "rows", "composed", "attention", "attention_short", "attention_rules",
+    "forced", "rows", "composed", "attention", "attention_short", "attention_rules", "mlp",
 )  # fmt: skip
 DEFAULT = (*cases.PAPER, *(group for group in FURTHER if group not in ASKED))
 GROUPS = ("square", *cases.PAPER, "decode", *FURTHER)

@@ -17,6 +17,7 @@ from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.host import View
 from gemmkit.lang.kinds import ViewKind
 from gemmkit.lang.members import Members
+from gemmkit.ptx.map_table import MapTable
 from gemmkit.ptx.tma import emulated_map
 from gemmkit.runtime.arrays import alignment, describe, is_array, shares_memory, unit_axis, whole
 from gemmkit.runtime.device import H100
@@ -197,5 +198,44 @@ def run_attention(made: Any, arrays: dict[str, Any], seed: int | None = None) ->
     with np.errstate(all="ignore"):
         machine.launch(launch.kernel, arguments(values, arena.originals), grid=(launch.blocks, 1, 1),
                        block=(launch.threads, 1, 1), shared_memory=launch.shared_bytes,
+                       max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed,
+                       registers=made.spec.warp_registers)
+
+
+def run_mlp(made: Any, arrays: dict[str, Any], seed: int | None = None) -> None:
+    """Run the kernel of an MLP on NumPy arrays: x, weights, biases or None, and out."""
+    launch, arena, layers = made.launchable, Arena(), made.layers
+    dialect.check(made.spec)
+
+    def seen(array: Any, info: Any) -> np.ndarray:
+        array = np.asarray(array)
+        return np.lib.stride_tricks.as_strided(array, info.shape, [stride * array.dtype.itemsize for stride in info.strides],
+                                               writeable=array.flags.writeable)
+
+    def several(name: str, infos: tuple, unit: int) -> tuple[list[np.ndarray], list[View]]:
+        arrays_of = [seen(array, info) for array, info in zip(() if arrays[name] is None else arrays[name], infos)]
+        return arrays_of, [arena.view(array, f"{name}[{n}]", unit, alignment(info, unit), readonly=True)
+                           for n, (array, info) in enumerate(zip(arrays_of, infos))]
+
+    given = made.call.out                              # first: it says what has been written
+    out = arena.view(seen(arrays["out"], given), "out", unit_axis(given), alignment(given), written=False)
+    x = arena.view(seen(arrays["x"], layers.x), "x", 1, alignment(layers.x, 1), readonly=True)
+    axis = 0 if made.spec.k_major else 1
+    (w, weights), (b, biases) = several("weights", layers.weights, axis), several("biases", layers.biases, 1)
+    shapes = arena.view(made.shapes, "shapes", 1, 4, readonly=True)
+    spec = arena.component(made.spec)
+    values: tuple
+    if made.by_tma:
+        table = MapTable([emulated_map(held, one.spec, one.axis) for held, one in zip(weights + biases, made.table)])
+        maps: list[Any] = [emulated_map(held, one.spec, one.axis) for held, one in zip((x, out), made.maps)]
+        direct = None if made.spec.store.uses_tma else out
+        values = (spec, made.sizes, table, shapes, direct, *maps, *[None] * (2 - len(maps)))
+    else:
+        members = [Members(w[0], weights[0].memory, axis, 2 * made.spec.run, weights),
+                   Members(b[0], biases[0].memory, 1, int(made.spec.bias_dtype.itemsize), biases) if biases else None]
+        values = (spec, made.sizes, arena.view(made.places, "places", 1, 8, readonly=True), shapes, out, x, *members)
+    with np.errstate(all="ignore"):
+        machine.launch(launch.kernel, arguments(values, arena.originals), grid=(launch.blocks, 1, 1),
+                       block=(launch.threads, 1, 1), cluster=(launch.cluster, 1, 1), shared_memory=launch.shared_bytes,
                        max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed,
                        registers=made.spec.warp_registers)

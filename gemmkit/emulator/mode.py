@@ -46,6 +46,12 @@ class Mode:
 
         run_attention(made, arrays, self.seed)
 
+    def run_mlp(self, made: Any, arrays: dict[str, Any]) -> None:
+        """Compute an MLP (`gemmkit.mlp_plans.MlpLaunch`) of x, weights and biases into out."""
+        from gemmkit.emulator.kernels import run_mlp
+
+        run_mlp(made, arrays, self.seed)
+
 
 _mode: ContextVar[Mode | None] = ContextVar("gemmkit_emulation", default=None)
 

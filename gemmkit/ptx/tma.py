@@ -6,7 +6,7 @@ out of the tensor and zeros are written. Stores are awaited in groups by the thr
 
 Device code gets a map as a kernel parameter of type `TensorMapType`. TMA wants its address, which only the
 assembler knows: the code says ``PLACEHOLDER`` and the map's number, and `gemmkit.runtime.compile` puts the parameter's
-name in.
+name in. Or it takes one of a table (`gemmkit.ptx.map_table`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from gemmkit.lang.memory import SharedType, coordinate_count, coordinates_of
 from gemmkit.lang.numba_hooks import ir, models, register_model, signature, types
 from gemmkit.lang.scalars import index
 from gemmkit.ptx.build import assembly, plain
+from gemmkit.ptx.map_table import MapAddressType
 from gemmkit.ptx.mbarrier import element_address, is_barrier, place
 from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.runtime.compile import PLACEHOLDER
@@ -75,13 +76,19 @@ class _TensorMapModel(models.PrimitiveModel):
         return ir.Constant(i8, 0)
 
 
-def _map_address(builder: Any, ty: TensorMapType) -> Any:
+def _is_map(ty: Any) -> bool:
+    return isinstance(ty, (TensorMapType, MapAddressType))
+
+
+def _map_address(builder: Any, ty: TensorMapType | MapAddressType, value: Any) -> Any:
+    if isinstance(ty, MapAddressType):
+        return value
     text = f"{{ .reg .u64 map; mov.b64 map, {PLACEHOLDER}{ty.ordinal}; cvta.param.u64 $0, map; }}"
     return assembly(builder, text, [i64], [], pure=True)[0]
 
 
 def _is_copy(map: Any, coordinates: Any, pointer: Any, position: Any) -> bool:
-    return (isinstance(map, TensorMapType) and isinstance(coordinates, types.BaseTuple)
+    return (_is_map(map) and isinstance(coordinates, types.BaseTuple)
             and 1 <= coordinate_count(coordinates) <= 5 and isinstance(pointer, SharedType)
             and isinstance(position, types.Integer))
 
@@ -101,7 +108,7 @@ def _type_load(context: Any, map: Any, coordinates: Any, pointer: Any, position:
             f"{_box(1, rank)}, [${rank + 2}]{last};")
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        operands = [element_address(c, b, pointer, v[2], position, v[3]), _map_address(b, map),
+        operands = [element_address(c, b, pointer, v[2], position, v[3]), _map_address(b, map, v[0]),
                     *coordinates_of(c, b, coordinates, v[1]), element_address(c, b, barriers, v[4], n, v[5])]
         if mask:
             operands.append(b.trunc(c.cast(b, v[6], mask, index), i16))
@@ -143,7 +150,7 @@ def _type_store(context: Any, map: Any, coordinates: Any, pointer: Any, position
     text = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.bulk_group {_box(0, rank)}, [${rank + 1}];"
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        operands = [_map_address(b, map), *coordinates_of(c, b, coordinates, v[1]),
+        operands = [_map_address(b, map, v[0]), *coordinates_of(c, b, coordinates, v[1]),
                     element_address(c, b, pointer, v[2], position, v[3])]
         assembly(b, text, [], operands, memory=True)
         return c.get_dummy_value()
@@ -199,11 +206,11 @@ def tma_wait(pending: int) -> None:
 
 
 def _type_prefetch(context: Any, map: Any) -> Any:
-    if not isinstance(map, TensorMapType):
+    if not _is_map(map):
         return None
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        assembly(b, "prefetch.tensormap [$0];", [], [_map_address(b, map)], memory=True)
+        assembly(b, "prefetch.tensormap [$0];", [], [_map_address(b, map, v[0])], memory=True)
         return c.get_dummy_value()
 
     return signature(types.none, map), codegen

@@ -4,7 +4,6 @@ while a product reads it."""
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from gemmkit.runtime.assemble import disassemble
 from gemmkit.runtime.device import H100
 from gemmkit.scores import ALiBi, SoftCap
 from tests.support.machines import BF16
+from tests.support.sass import instructions, loops, written_in_flight
 
 F16 = np.dtype(np.float16)
 pytestmark = [pytest.mark.compile, pytest.mark.sample(30)]
@@ -43,40 +43,6 @@ CASES: dict[str, Callable[[], Any]] = {
 }
 
 
-def loops(sass: str) -> list[list[str]]:
-    """The innermost loops with products."""
-    places: dict[str, int] = {}
-    lines: list[str] = []
-    found: list[tuple[int, int]] = []
-    for line in sass.splitlines():
-        if label := re.match(r"\s*(\.L_x_\d+):", line):
-            places[label[1]] = len(lines)
-        elif code := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([^;\n]*;)", line):
-            lines.append(code[1])
-            back = re.match(r"BRA `\((\.L_x_\d+)\)", code[1])
-            if back and back[1] in places and any(x.startswith("HGMMA") for x in lines[places[back[1]]:]):
-                found.append((places[back[1]], len(lines)))
-    return [lines[a:b] for a, b in found if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in found)]
-
-
-def written_in_flight(loop: list[str]) -> list[str]:
-    """Instructions that write a register of A while a product that reads it is on its way, in a round or the next one."""
-    bad, pending = [], [set[int]()]
-    for line in 2 * loop:
-        if waits := re.match(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", line):
-            pending = pending[len(pending) - 1 - int(waits[1]):] if int(waits[1]) < len(pending) - 1 else pending
-        elif line.startswith("HGMMA"):
-            if reads := re.match(r"HGMMA\S* R\d+, -?R(\d+), gdesc", line):
-                pending[-1] |= set(range(int(reads[1]), int(reads[1]) + 4))
-            if "gsb0" in line:
-                pending.append(set())
-        elif writes := re.match(r"(?!ST|RED|BAR|SYNCS)\S+ R(\d+)[.,]", line):
-            wide = 4 if re.match(r"\S*(\.128|M88\.4)", line) else 2 if re.match(r"\S*(\.64|\.WIDE)", line) else 1
-            if any(set(range(int(writes[1]), int(writes[1]) + wide)) & each for each in pending):
-                bad.append(line)
-    return bad
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_machine_code(name: str) -> None:
     made = CASES[name]()
@@ -84,7 +50,7 @@ def test_machine_code(name: str) -> None:
     usage = entry.meta["usage"]
     assert usage["spill_stores"] == usage["spill_loads"] == usage["stack_bytes"] == 0
     sass = disassemble(entry.cubin)
-    lines = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([^;\n]*;)", sass)
+    lines = instructions(sass)
     assert not [line for line in lines if line.startswith(("LDL", "STL", "CALL"))]
     # One group for S and one for O of each round: three kinds of rounds at most, a tile's first, and one of each alone.
     rounds = 1 + 2 * (spec.tests_above + spec.mask.has_free + spec.tests_below + 1) + 1
@@ -108,7 +74,7 @@ def test_machine_code_by_warps(head_dim: int, arch: tuple[int, int]) -> None:
     made = recorded(lambda: gk.attention(*x, mask=Causal()), device)[0]
     entry, spec = made.launchable.entry(), made.spec
     assert entry.meta["usage"]["spill_stores"] == entry.meta["usage"]["stack_bytes"] == 0 and spec.shared_bytes <= 99 << 10
-    lines = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([^;\n]*;)", disassemble(entry.cubin))
+    lines = instructions(disassemble(entry.cubin))
     blocks = 3                                                          # the first of a tile, tested ones, free ones
     assert sum(line.startswith("HMMA") for line in lines) == blocks * 2 * (head_dim // 16) * (spec.block_n // 16) * 2
     assert not any(line.startswith(("LDL", "STL")) for line in lines)   # (a division of whole numbers is a CALL on some)

@@ -50,7 +50,7 @@ def test_fusion(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> No
     def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
         assert not said, said
 
-    assert markdown.run(DOCS / "fusion.md", monkeypatch, rng, {}, check) == 16
+    assert markdown.run(DOCS / "fusion.md", monkeypatch, rng, {}, check) == 17
 
 
 def test_experiments_shows_the_results_that_are_there() -> None:

@@ -47,7 +47,7 @@ class Emulated(Host):
 
     @contextmanager
     def launches(self) -> Iterator[None]:
-        product, of_rows, of_attention = Plan._emulate, Mode.run_rows, Mode.run_attention
+        product, of_rows, of_attention, of_mlp = Plan._emulate, Mode.run_rows, Mode.run_attention, Mode.run_mlp
 
         def launch(compute: Any, out: Any) -> Any:
             self.now += 1.0
@@ -67,8 +67,11 @@ class Emulated(Host):
         def heads(mode: Any, made: Any, arrays: Any) -> None:
             launch(lambda: of_attention(mode, made, arrays), arrays["out"])
 
+        def layers(mode: Any, made: Any, arrays: Any) -> None:
+            launch(lambda: of_mlp(mode, made, arrays), arrays["out"])
+
         with (mock.patch.object(Plan, "_emulate", plan), mock.patch.object(Mode, "run_rows", rows),
-              mock.patch.object(Mode, "run_attention", heads), gemmkit.emulate()):
+              mock.patch.object(Mode, "run_attention", heads), mock.patch.object(Mode, "run_mlp", layers), gemmkit.emulate()):
             yield
 
 
@@ -148,7 +151,7 @@ def test_every_experiment_is_computed_right(case: Experiment) -> None:
     row = measured(small(case))
     assert row["ratio"] == pytest.approx(1.25 * (case.products if case.group == "algebras" else 1))
     assert row["error"] < max(2e-3, case.tolerance) and row["peer_error"] < max(1e-3, case.tolerance / 4)
-    assert row["mapping"] or case.group == "rows" or isinstance(case, attention.Attention)
+    assert row["mapping"] or case.group in ("rows", "mlp") or isinstance(case, attention.Attention)
     assert (row["group"], row["bar"], row["aim"]) == (case.group, case.bar, case.aim)
     assert row["peer"].startswith({"minplus": "this card's limit", "forced": "this card's rate"}.get(case.group, "NumPy"))
 

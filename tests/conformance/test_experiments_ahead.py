@@ -16,7 +16,7 @@ from bench import prepare
 from bench.experiments import groups, minplus
 from bench.experiments import run as experiments
 from bench.experiments.experiment import Experiment
-from gemmkit import attention_plans, products, row_plans
+from gemmkit import attention_plans, mlp_plans, products, row_plans
 from gemmkit.ahead import kernel_of
 from gemmkit.compiled import Launches
 from gemmkit.operators.algebra import units
@@ -73,6 +73,7 @@ def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, mo
     monkeypatch.setattr(row_plans, "_bound", {})
     monkeypatch.setattr(attention_plans, "_launch",
                         lambda stream, call: found.append(attention_plans.AttentionLaunch(call)))
+    monkeypatch.setattr(mlp_plans, "_launch", lambda stream, call: found.append(mlp_plans.MlpLaunch(call)))
     products.forget_plans()                                  # another row's product of the same arrays has been bound
     x = case.operands(prepare.HostArrays(), 0)
     for name, value in vars(x).items():

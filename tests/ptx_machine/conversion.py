@@ -109,7 +109,7 @@ def cvt_packed(machine: Any, i: Instruction) -> Any:
     def act(mask: Any) -> None:
         words = [np.broadcast_to(convert(x()), (machine.count,)) for x in (low, high)]
         if i.has("relu"):
-            words = [np.where(w > 0, w, w.dtype.type(0)) for w in words]
+            words = [np.where(w < 0, w.dtype.type(0), w) for w in words]                      # NaN stays NaN
         a, b = (np.ascontiguousarray(w).view(np.uint16).astype(np.uint32) for w in words)
         put(a | b << np.uint32(16), mask)
 

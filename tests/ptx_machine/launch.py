@@ -141,6 +141,21 @@ def run_rows(made: Any, x: Any, out: Any) -> None:
             launch.shared_bytes)
 
 
+def run_mlp(made: Any, arrays: dict[str, Any]) -> None:
+    """What `gemmkit.emulator.kernels.run_mlp` does, with the PTX of the kernel by mma.sync."""
+    launch, layers = made.launchable, made.layers
+    key = launch.kernel, tuple(argument.type for argument in launch.arguments), launch.threads, launch.target.arch_name
+    if key not in _ptx:
+        _ptx[key] = to_ptx(launch.kernel, key[1], launch.threads, launch.target)
+    values = list(launch.values)
+    for argument, table in ((2, made.places), (3, made.shapes)):
+        values[launch.slot(argument)] = _bits(table)
+    memory = [Array(np.asarray(arrays["out"]), "out", is_output=True, is_written=False), Array(np.asarray(arrays["x"]), "x"),
+              Array(made.places, "places"), Array(made.shapes, "shapes"),
+              *(Array(np.asarray(_At(info)), "a layer") for info in (*layers.weights, *layers.biases))]
+    run_ptx(_ptx[key], launch.threads, launch.blocks, _packed(launch, values), memory + arrays_of(made.spec), launch.shared_bytes)
+
+
 def arrays_of(component: Component) -> list[Array]:
     """A component's run-time arrays, and those of components in it."""
     found = []
@@ -169,6 +184,9 @@ class Interpreted(Mode):
 
     def run_rows(self, made: Any, x: Any, out: Any) -> None:
         run_rows(made, x, out)
+
+    def run_mlp(self, made: Any, arrays: dict[str, Any]) -> None:
+        run_mlp(made, arrays)
 
 
 class Ptx(Emulator):

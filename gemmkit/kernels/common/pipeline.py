@@ -28,7 +28,7 @@ from gemmkit.ptx.special import lane_index, thread_index, udiv, warp_barrier
 
 BARRIERS = np.dtype(np.uint64)         # the dtype of pointers to mbarriers
 BARRIER = BARRIERS.itemsize            # bytes
-THREAD, WARPS, CLUSTER = "thread", "warps", "cluster"
+THREAD, WARPS, CLUSTER, CLUSTER_WARPS = "thread", "warps", "cluster", "cluster warps"
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Pipeline(Component):
     """The barriers of ``stages`` stages, ``offset`` bytes into shared memory.
 
     ``readers`` says how a consumer releases a stage: by one THREAD of a warpgroup (its tensor cores have read for all), by
-    one lane of each of its WARPS (threads have read as well), or by one thread for each block of a CLUSTER that multicasts
-    into the stage.
+    one lane of each of its WARPS (threads have read as well), by one thread for each block of a CLUSTER that multicasts
+    into the stage, or by a lane of each warp for each of these (CLUSTER_WARPS).
     """
 
     stages: int
@@ -114,6 +114,10 @@ class Pipeline(Component):
             thread = thread_index() % 128
             if thread < self.cluster.size and self.cluster.reads_of(cluster_rank(), thread):
                 mbarrier_arrive_at(self.empty(), stage, thread)
+        elif self.readers == CLUSTER_WARPS:
+            warp_barrier()
+            if lane_index() < self.cluster.size:
+                mbarrier_arrive_at(self.empty(), stage, lane_index())
         elif self.readers == WARPS:
             warp_barrier()
             if lane_index() == 0:
@@ -122,4 +126,4 @@ class Pipeline(Component):
             mbarrier_arrive(self.empty(), stage)
 
 
-__all__ = ["BARRIER", "BARRIERS", "CLUSTER", "THREAD", "WARPS", "Pipeline"]
+__all__ = ["BARRIER", "BARRIERS", "CLUSTER", "CLUSTER_WARPS", "THREAD", "WARPS", "Pipeline"]

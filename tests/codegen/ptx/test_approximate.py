@@ -10,7 +10,7 @@ import pytest
 from gemmkit import fast
 from gemmkit.lang.control import split
 from gemmkit.lang.reductions import reduce, together
-from gemmkit.ptx.pack_fragment import pack_fragment
+from gemmkit.ptx.pack_fragment import pack_fragment, pack_relu
 from gemmkit.ptx.special import thread_index
 from gemmkit.runtime.assemble import assemble
 from tests.support.harness import Out, compiled, emulated, instructions, on_device, same_bits
@@ -87,6 +87,35 @@ def bf16_words(out: Any, a: Any) -> None:
     t = thread_index()
     words = pack_fragment(BF16, (a[t, 0], a[t, 1], a[t, 2], a[t, 3]))
     out[t, 0], out[t, 1] = words[0], words[1]
+
+
+def relu_words(out: Any, a: Any) -> None:
+    t = thread_index()
+    words = pack_relu(F16, (a[t, 0], a[t, 1], a[t, 2], a[t, 3]))
+    out[t, 0], out[t, 1] = words[0], words[1]
+
+
+def relu_words_expected(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """With what is no number, and infinities."""
+    a = (rng.standard_normal((32, 4)) * 100).astype("f4")
+    a[0], a[1, :2] = (np.nan, np.inf, -np.inf, 1e6), (-1e6, 0)
+    with np.errstate(all="ignore"):
+        return a, np.where(a < 0, 0, a).astype("f2")
+
+
+def test_packed_relu(rng: np.random.Generator) -> None:
+    a, wanted = relu_words_expected(rng)
+    (out,) = emulated(relu_words, Out((32, 2), "u4"), a, threads=32)
+    assert np.array_equal(out.view("f2"), wanted, equal_nan=True)
+    ptx = compiled(relu_words, Out((32, 2), "u4"), a)
+    assert instructions(ptx)["cvt.rn.relu.f16x2.f32"] == 2
+    assemble(ptx)
+
+
+@pytest.mark.gpu
+def test_packed_relu_on_a_gpu(rng: np.random.Generator) -> None:
+    a, wanted = relu_words_expected(rng)
+    assert np.array_equal(on_device(relu_words, Out((32, 2), "u4"), a)[0].view("f2"), wanted, equal_nan=True)
 
 
 @pytest.mark.parametrize("kernel,dtype,text", [(f16_words, F16, "cvt.rn.f16x2.f32"), (bf16_words, BF16, "cvt.rn.bf16x2.f32")])

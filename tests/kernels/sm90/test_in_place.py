@@ -106,7 +106,7 @@ def test_a_fragment_that_does_not_count_is_noticed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ahead.AheadStore if has_c else store.TmaStore, "leave_out", lambda self, i, spec, outputs, part: None)
     a, b, c = whole(rng, (60, 64), F16), whole(rng, (64, 96), F16), whole(rng, (60, 96), F16)
     with gk.emulate(), pytest.raises((RaceError, DeadlockError, ProtocolError)):
-        gk.matmul(a, b, c if has_c else None, conf=tall(), out=c)
+        gk.matmul(a, b, c if has_c else None, conf=tall(), out=c, epilogue=epilogues.ReLU())
 
 
 def test_blas_on_ragged_rows(rng: np.random.Generator) -> None:

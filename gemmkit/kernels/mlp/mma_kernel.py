@@ -1,0 +1,206 @@
+"""``mlp_by_warps``: a multi-layer perceptron by mma.sync, whose activations stay in registers from layer to layer.
+
+For GPUs from compute capability 8.0 on that have no wgmma, and for arrays that TMA cannot load. A block computes 64 rows of
+x, four warps with 16 rows each.
+
+| step | what |
+|---|---|
+| 1 | x, and the first rows of the first weights: global -> shared, by cp.async; x becomes A fragments |
+| 2 | 32 rows of weights are multiplied while the next 32 are copied, those of the next layer behind the last of one |
+| 3 | between layers the activation of the sums, which are A fragments of the next product |
+| 4 | the last sums, with their activation, to global memory |
+
+Activations and the store are those of `gemmkit.kernels.mlp.kernel`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from gemmkit.kernels.mlp.activation import columns_of, fragments
+from gemmkit.kernels.mlp.mma_spec import CHUNK, ROWS
+from gemmkit.kernels.mlp.work import F32, Outputs
+from gemmkit.kernels.sm90.store import own_column
+from gemmkit.lang.control import each, fold, join, split
+from gemmkit.lang.members import EXTENTS, member_of, number_of
+from gemmkit.lang.registers import apply, generate
+from gemmkit.lang.values import convert, fill
+from gemmkit.ptx.copy_async import commit_copies, copy_async, offset_of, wait_copies
+from gemmkit.ptx.ldmatrix import ldmatrix
+from gemmkit.ptx.memory import load_shared, shared, store_shared
+from gemmkit.ptx.special import barrier, block_x, lane_index, rolled, thread_index, udiv
+from gemmkit.ptx.words import pack_words, unpack_words
+
+__all__ = ["mlp_by_warps"]
+
+STEPS = CHUNK // 16                    # of 16 rows of weights, in a stage
+
+
+class Inputs(NamedTuple):
+    """Weights and biases in global memory: views of a layer's, and the tables that make the others'."""
+
+    w: Any
+    b: Any
+    shapes: Any
+    places: Any
+
+
+def mlp_by_warps(spec: Any, sizes: Any, places: Any, shapes: Any, out: Any, x: Any, w: Any, b: Any) -> None:
+    """Launched with a block for each 64 rows; see the module's table."""
+    # 1. The first copies; x as A fragments.
+    zero = thread_index() * 0
+    row, inputs = block_x() * ROWS, Inputs(w, b, shapes, places)
+    copy_x(spec, sizes, x, row, number_of(shapes, zero, EXTENTS))
+    copy_chunk(spec.first, spec, inputs, zero, zero, zero)
+    if spec.has_bias:
+        store_biases(spec, next_biases(spec, sizes, inputs, zero), zero)
+    wait_copies(0)
+    barrier()
+    a = generate(spec.x_steps, x_fragment, spec)
+
+    # 2. to 4. Layer after layer.
+    sums = multiply(spec.first, spec, sizes, inputs, a, zero, zero)
+    if spec.single:
+        spec.store.run(spec, sizes, sums, Outputs(out, zero), zero, row, zero)
+    else:
+        stage, layer = zero + spec.first.count % 2, zero + 1
+        while layer < sizes.layers - 1:
+            sums = multiply(spec.middle, spec, sizes, inputs, fragments(spec, sums, shapes, layer - 1), layer, stage)
+            stage, layer = stage ^ (spec.middle.count % 2), rolled(layer + 1)
+        result = multiply(spec.final, spec, sizes, inputs, fragments(spec, sums, shapes, layer - 1), layer, stage)
+        spec.store.run(spec, sizes, result, Outputs(out, zero), zero, row, zero)
+
+
+# -- copies ---------------------------------------------------------------------------------------------------------------
+
+def copy_x(spec: Any, sizes: Any, x: Any, row: int, columns: int) -> None:
+    """A block's rows; zeros beyond the last one, and beyond the last column."""
+    pieces, thread = spec.k // spec.run, rolled(thread_index())
+    for n in range(ROWS * spec.k // (spec.run * spec.threads)):
+        piece = n * spec.threads + thread
+        line = udiv(piece, pieces)
+        column = (piece - line * pieces) * spec.run
+        copy_async(shared(spec.dtype, 0), spec.x_layout.position((line, column), ROWS), 0, x,
+                   offset_of(x, (row + line, column)), spec.run, row + line < sizes.rows and column < columns)
+
+
+def copy_chunk(weights: Any, spec: Any, inputs: Inputs, layer: int, chunk: int, stage: int) -> None:
+    """32 rows of a layer's weights into a stage, zeros beyond them: a group of copies."""
+    view = member_of(inputs.w, inputs.shapes, inputs.places, layer, 0)
+    rows, columns = number_of(inputs.shapes, layer, EXTENTS), columns_of(inputs.shapes, layer)
+    pieces, thread = (CHUNK if spec.k_major else weights.n) // spec.run, rolled(thread_index())
+    piece = thread
+    while piece < CHUNK * weights.n // spec.run:
+        line = udiv(piece, pieces)
+        along = (piece - line * pieces) * spec.run
+        k, column = (along, line) if spec.k_major else (line, along)
+        row = chunk * CHUNK + k
+        copy_async(shared(spec.dtype, spec.x_bytes + stage * spec.w_bytes),
+                   weights.layout.position((k, column), weights.lines), 0, view, offset_of(view, (row, column)), spec.run,
+                   row < rows and column < columns)
+        piece = rolled(piece + spec.threads)
+    commit_copies()
+
+
+def copy_next(weights: Any, spec: Any, sizes: Any, inputs: Inputs, layer: int, chunk: int, stage: int) -> None:
+    """What is multiplied behind a chunk: the next one of its layer, or the first of the next layer."""
+    if chunk < weights.count - 1:
+        copy_chunk(weights, spec, inputs, layer, chunk + 1, stage)
+    elif layer + 1 < sizes.layers - 1:
+        copy_chunk(spec.middle, spec, inputs, layer + 1, 0, stage)
+    elif layer + 1 < sizes.layers:
+        copy_chunk(spec.final, spec, inputs, layer + 1, 0, stage)
+    else:
+        commit_copies()
+
+
+# -- products -------------------------------------------------------------------------------------------------------------
+# ldmatrix loads four 8 x 8 matrices, of which lane t addresses row t % 8 of the (t / 8)-th.
+
+def x_fragment(n: int, spec: Any) -> tuple:
+    """A warp's rows of x, 16 columns of them."""
+    matrix, line = udiv(lane_index(), 8), lane_index() % 8
+    row = udiv(thread_index(), 32) * 16 + matrix % 2 * 8 + line
+    at = spec.x_layout.position((row, n * 16 + udiv(matrix, 2) * 8), ROWS)
+    return pack_words(ldmatrix(shared(spec.dtype, 0), at, 0, 4, False))
+
+
+def multiply(weights: Any, spec: Any, sizes: Any, inputs: Inputs, a: tuple, layer: int, stage: int) -> tuple:
+    """The biases, and on top of them A times a layer's weights, whose first chunk is in ``stage``. The next layer's biases
+    are loaded before, and stored behind the last barrier at which threads that read these have met."""
+    sums = split(biases(weights, spec, layer), 8)
+    following = next_biases(spec, sizes, inputs, layer + 1)
+    found = join(fold(weights.count, one_chunk, sums, weights, spec, sizes, inputs, a, layer, stage))
+    if spec.has_bias:
+        store_biases(spec, following, layer + 1)
+        barrier()
+    return found
+
+
+def one_chunk(sums: tuple, c: int, weights: Any, spec: Any, sizes: Any, inputs: Inputs, a: tuple, layer: int,
+              stage: int) -> tuple:
+    """32 rows of weights; the next ones are copied meanwhile."""
+    at = stage ^ (c % 2)
+    copy_next(weights, spec, sizes, inputs, layer, c, at ^ 1)
+    wait_copies(1)
+    barrier()
+    sums = fold(STEPS, one_step, sums, weights, spec, a, c, at)
+    barrier()                                          # the stage may be filled anew
+    return sums
+
+
+def one_step(sums: tuple, n: int, weights: Any, spec: Any, a: tuple, c: int, stage: int) -> tuple:
+    """16 rows of weights against 16 columns at a time."""
+    lane = rolled(lane_index())                        # or the places of all columns stay in registers
+    return apply(columns, sums, weights, spec, unpack_words(spec.dtype, a[c * STEPS + n]), n, stage, lane)
+
+
+def columns(sums: tuple, i: int, weights: Any, spec: Any, a: tuple, n: int, stage: int, lane: int) -> tuple:
+    matrix, line = udiv(lane, 8), lane % 8
+    k, column = n * 16 + matrix % 2 * 8, i * 16 + udiv(matrix, 2) * 8
+    k, column = (k, column + line) if spec.k_major else (k + line, column)
+    pointer = shared(spec.dtype, spec.x_bytes + stage * spec.w_bytes)
+    at = weights.layout.position((k, column), weights.lines)
+    if spec.k_major:
+        return spec.mma(a, ldmatrix(pointer, at, 0, 4, False), sums)
+    return spec.mma(a, ldmatrix(pointer, at, 0, 4, True), sums)
+
+
+# -- between layers -------------------------------------------------------------------------------------------------------
+
+def next_biases(spec: Any, sizes: Any, inputs: Inputs, layer: int) -> tuple:
+    """A thread's columns of a layer's biases: zeros beyond the last column, and the last layer."""
+    if spec.has_bias:
+        columns = columns_of(inputs.shapes, min(layer, sizes.layers - 1))
+        view = member_of(inputs.b, inputs.shapes, inputs.places, min(layer, sizes.layers - 1), 1)
+        return generate(spec.bias_columns, bias_of, spec, view, columns)
+    return ()
+
+
+def bias_of(n: int, spec: Any, view: Any, columns: int) -> Any:
+    column = thread_index() + n * spec.threads
+    return convert(F32, view[0, column]) if column < columns else convert(F32, 0.0)
+
+
+def store_biases(spec: Any, values: tuple, layer: int) -> None:
+    """Biases of even layers lie in front of those of odd ones."""
+    each(store_bias, values, spec, layer % 2 * (spec.bias_columns * spec.threads) + thread_index())
+
+
+def store_bias(value: Any, n: int, spec: Any, at: int) -> None:
+    store_shared(shared(F32, spec.bias_offset), at, n * spec.threads, (value,))
+
+
+def biases(weights: Any, spec: Any, layer: int) -> tuple:
+    """What a thread's sums begin with."""
+    if spec.has_bias:
+        at = layer % 2 * (spec.bias_columns * spec.threads) + own_column()
+        return join(generate(weights.n // 8, bias_pair, spec, at))
+    return fill(F32, weights.values, 0.0)
+
+
+def bias_pair(n: int, spec: Any, at: int) -> tuple:
+    """Of two columns, in both of a thread's rows."""
+    pair = load_shared(shared(F32, spec.bias_offset), at, n * 8, 2)
+    return pair[0], pair[1], pair[0], pair[1]
+

@@ -1,0 +1,273 @@
+"""Launches of an MLP: a mapping for its widths, tables of its layers in device memory, kernels kept by kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmkit.compiled import Nothing
+from gemmkit.components import anew, freeze
+from gemmkit.config import ConfigError
+from gemmkit.emulator.mode import current_mode
+from gemmkit.kernels.mlp.kernel import mlp
+from gemmkit.kernels.mlp.mapping import blocks_of, hopper_spec
+from gemmkit.kernels.mlp.mma_kernel import mlp_by_warps
+from gemmkit.kernels.mlp.mma_spec import ROWS, warps_spec
+from gemmkit.kernels.mlp.store import DirectOut, OutStore, TmaOut
+from gemmkit.kernels.mlp.work import F32, Sizes
+from gemmkit.kernels.sm90.maps import Map
+from gemmkit.lang.freezing import Frozen, freeze_array
+from gemmkit.lang.members import EXTENTS, PLACES, PLACES_DTYPE, SIZES_DTYPE
+from gemmkit.mlp_operands import Layers, Stack, copied_at_once, order_of, padded
+from gemmkit.ptx.map_table import WORDS
+from gemmkit.runtime import workspace
+from gemmkit.runtime.arrays import ArrayInfo, current_stream
+from gemmkit.runtime.compile import CodeChanged
+from gemmkit.runtime.device import target
+from gemmkit.runtime.launchable import Launchable
+from gemmkit.runtime.streams import check_stream
+from gemmkit.runtime.tensor_maps import Encoder, why_not
+
+__all__ = ["MlpCall", "MlpLaunch", "run_mlp"]
+
+HOPPER, LEAST = (9, 0), (8, 0)
+_LIMIT = 1024                          # launches kept; beyond it the memory starts anew
+_KEPT = 64                             # of each, tables of other addresses
+_TRIES = 3                             # compilations that a change of code may interrupt
+
+
+class MlpCall(NamedTuple):
+    """A checked call: x and out are matrices."""
+
+    layers: Layers
+    out: ArrayInfo
+    activation: Any
+    last: Any
+
+
+def run_mlp(call: MlpCall, arrays: dict[str, Any], stream: int | None) -> None:
+    """Compute a call that has a result, on a stream; None: the library's current one."""
+    mode = current_mode()
+    if mode is not None:
+        mode.run_mlp(MlpLaunch(call), arrays)
+        return
+    x = call.layers.x
+    if stream is None:
+        stream = current_stream(x.library, x.device, x.stream)
+    else:
+        check_stream(stream, x.device)
+    _launch(stream, call)
+
+
+class MlpLaunch:
+    """A kernel for arrays of one kind, its tables, and its arguments."""
+
+    def __init__(self, call: MlpCall):
+        layers, device = call.layers, target(call.layers.x.device)
+        if device.arch < LEAST:
+            raise ConfigError(f"mlp runs on GPUs of compute capability 8.0 and later, and {device.name} has "
+                              f"{device.arch[0]}.{device.arch[1]}; there gemmkit.matmul computes it layer by layer")
+        self.call, self.layers = call, layers
+        self.by_tma = device.arch == HOPPER and _why_no_tma(layers, order_of(layers)) is None
+        fields = self._fields()
+        rows = layers.x.shape[0]
+        if self.by_tma:
+            self.spec: Any = hopper_spec(fields, self._store(), rows, layers.depth, device)
+            self.blocks = blocks_of(self.spec, rows, device.sm_count)
+        else:
+            self.spec = warps_spec(fields, self._store(), copied_at_once(layers, order_of(layers)))
+            self.blocks = -(-rows // ROWS)
+        self.sizes = Sizes(rows, layers.columns, layers.depth)
+        self.launchable = Launchable(mlp if self.by_tma else mlp_by_warps, self.arguments, self.spec.threads, self.blocks,
+                                     device, layers.x.device, self.spec.shared_bytes,
+                                     cluster=self.spec.cluster.size if self.by_tma else 1)
+
+    def _fields(self) -> dict[str, Any]:
+        """Those of `LayersSpec`."""
+        layers, call = self.layers, self.call
+        widths = [info.shape[1] for info in layers.weights[:-1]]
+        hidden = padded(max(widths, default=0))
+        has_padding = not call.activation.is_relu and any(width != hidden for width in widths)
+        return dict(activation=call.activation, last=call.last, dtype=layers.x.dtype,
+                    bias_dtype=layers.biases[0].dtype if layers.biases else F32, has_bias=bool(layers.biases),
+                    k_major=order_of(layers), k=padded(layers.inputs), hidden=hidden, n=padded(layers.columns),
+                    single=layers.depth == 1, has_padding=has_padding)
+
+    def _store(self) -> OutStore:
+        out = self.call.out
+        if self.by_tma and out.shape[1] * out.dtype.itemsize % 16 == 0 and why_not(out, 1) is None:
+            return TmaOut()
+        return DirectOut(out.shape[1] % 2 == 0)
+
+    # -- arguments ------------------------------------------------------------------------------------------------------
+
+    @property
+    def arguments(self) -> list[Frozen]:
+        """The spec, the sizes, both tables; then out and the maps of x and out, or out, x, and weights and biases of a
+        layer."""
+        shapes, call = _table("sizes", self.shapes), self.call
+        head = [freeze(self.spec), freeze(self.sizes)]
+        if not self.by_tma:
+            bias = freeze_array(self.layers.biases[0], 1, self.bias_alignment, readonly=True) if self.layers.biases else None
+            return [*head, _table("places", self.places), shapes, freeze_array(call.out),
+                    freeze_array(self.layers.x, 1, 2 * self.spec.run, readonly=True),
+                    freeze_array(self.layers.weights[0], 0 if self.spec.k_major else 1, 2 * self.spec.run, readonly=True),
+                    bias or freeze(Nothing())]
+        out = freeze(Nothing()) if self.spec.store.uses_tma else freeze_array(call.out)
+        maps = [made.frozen for made in self.maps]
+        if len(maps) == 1:
+            maps.append(freeze(Nothing()))
+        return [*head, _table("places", np.empty((len(self.table), WORDS), PLACES_DTYPE)), shapes, out, *maps]
+
+    @property
+    def bias_alignment(self) -> int:
+        return int(self.layers.biases[0].dtype.itemsize)
+
+    @cached_property
+    def maps(self) -> list[Map]:
+        """Those that are parameters: of x, and of out."""
+        made = [Map(0, 0, self.layers.x, 1, self.spec.x_map)]
+        if self.spec.store.uses_tma:
+            made.append(Map(1, 1, self.call.out, 1, self.spec.out_map))
+        return made
+
+    @cached_property
+    def table(self) -> list[Map]:
+        """Those in the table: of the weights of all layers, and of their biases."""
+        axis, spec = 0 if self.spec.k_major else 1, self.spec
+        made = [Map(0, 0, info, axis, spec.weights_of(n, self.layers.depth).map_spec(spec.cluster.size))
+                for n, info in enumerate(self.layers.weights)]
+        return made + [Map(0, 0, info, 1, spec.bias_map) for info in self.layers.biases]
+
+    @cached_property
+    def shapes(self) -> np.ndarray:
+        """Extents of weights and biases (`gemmkit.lang.members`)."""
+        table = np.zeros((self.layers.depth, EXTENTS + 4), SIZES_DTYPE)
+        for row, info in zip(table, self.layers.weights):
+            row[EXTENTS:] = *info.shape, 1, info.shape[1]
+        return table
+
+    @cached_property
+    def places(self) -> np.ndarray:
+        """Addresses and strides of weights and biases."""
+        table = np.zeros((self.layers.depth, 2 * PLACES), PLACES_DTYPE)
+        for n, info in enumerate(self.layers.weights):
+            table[n, :PLACES] = info.pointer, *info.strides
+        for n, info in enumerate(self.layers.biases):
+            table[n, PLACES:] = info.pointer, *info.strides
+        return table
+
+    def written(self) -> bytes:
+        """What the tables hold on a device: the maps, or the places, and behind them the shapes."""
+        if not self.by_tma:
+            return self.places.tobytes() + self.shapes.tobytes()
+        return b"".join(_encoded(one) for one in self.table) + self.shapes.tobytes()
+
+    @property
+    def shapes_offset(self) -> int:
+        """Where the shapes begin among these bytes."""
+        return len(self.table) * WORDS * PLACES_DTYPE.itemsize if self.by_tma else self.places.nbytes
+
+
+def _encoded(one: Map) -> bytes:
+    encoder: Encoder = one.encoder
+    return encoder(one.info.pointer)
+
+
+def _table(role: str, data: np.ndarray) -> Frozen:
+    info = ArrayInfo(workspace.PLACES[role], data.shape, (data.shape[1], 1), data.dtype, -1, True, "workspace")
+    return freeze_array(info, 1, int(data.dtype.itemsize), readonly=True)
+
+
+def _why_no_tma(layers: Layers, k_major: bool) -> str | None:
+    """Why TMA cannot load an operand; None where it can load all."""
+    weights, biases = ((info, 0 if k_major else 1) for info in layers.weights), ((info, 1) for info in layers.biases)
+    operands = ((layers.x, 1), *weights, *biases)
+    return next((reason for reason in (why_not(info, axis) for info, axis in operands) if reason is not None), None)
+
+
+# -- on a GPU -------------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """A loaded kernel: its arguments, and where those stand that a call puts in. ``tables``: what stands in device memory of
+    layers at given addresses."""
+
+    launch: Any
+    values: tuple
+    functions: slice                   # the activations' own values
+    places: int
+    shapes: int
+    shapes_offset: int
+    arrays: tuple[tuple[int, str], ...]
+    maps: tuple[tuple[int, str, Any], ...]
+    tables: dict[Stack, Table] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The bytes of the tables, which stand for themselves."""
+
+    data: np.ndarray
+
+
+_bound: dict[Any, Bound] = {}
+
+
+def _launch(stream: int, call: MlpCall) -> None:
+    layers, rules = call.layers, (freeze(call.activation), freeze(call.last))
+    x, out = ((*info[1:6], info.pointer % 16) for info in (layers.x, call.out))
+    key = (layers.stack.kind, x, out,
+           tuple((rule.kind, rule.fingerprint, tuple((info.shape, info.device) for info in rule.arrays)) for rule in rules))
+    found = _bound.get(key)
+    if found is None:
+        if len(_bound) >= _LIMIT:
+            _bound.clear()
+        found = _bound[key] = _bind(call)
+    values = list(found.values)
+    values[found.functions] = [value for rule in rules for _, value in rule.leaves]
+    pointers = {"x": layers.x.pointer, "out": call.out.pointer, "w": layers.weights[0].pointer,
+                "b": layers.biases[0].pointer if layers.biases else 0}
+    for slot, name in found.arrays:
+        values[slot] = pointers[name]
+    for slot, name, encoder in found.maps:
+        values[slot] = encoder(pointers[name])
+    table = _table_for(found, call)
+    with workspace.tables:
+        address = workspace.table(layers.x.device, stream, table, table.data)
+        values[found.places], values[found.shapes] = address, address + found.shapes_offset
+        found.launch(stream, values)
+
+
+def _table_for(bound: Bound, call: MlpCall) -> Table:
+    found = bound.tables.get(call.layers.stack)
+    if found is None:
+        if len(bound.tables) >= _KEPT:
+            bound.tables.clear()
+        found = bound.tables[call.layers.stack] = Table(np.frombuffer(MlpLaunch(call).written(), np.uint8))
+    return found
+
+
+def _bind(call: MlpCall) -> Bound:
+    for _ in range(_TRIES):
+        made = MlpLaunch(call)
+        try:
+            bound = made.launchable.bind()
+        except CodeChanged:
+            call = call._replace(activation=anew(call.activation), last=anew(call.last))
+            continue
+        made.launchable.forget_code()
+        slots = [made.launchable.slot(n) for n in range(len(made.launchable.arguments))]
+        assert slots[1] is not None and slots[2] is not None and slots[3] is not None
+        names = ["out"] if made.by_tma else ["out", "x", "w", "b"]
+        arrays = tuple((slot, name) for slot, name in zip(slots[4:], names) if slot is not None)
+        maps: tuple = ()
+        if made.by_tma:
+            maps = tuple((slot, name, one.encoder) for slot, name, one in zip(slots[5:], ("x", "out"), made.maps)
+                         if slot is not None)
+        return Bound(bound.launch, tuple(made.launchable.values), slice(0, slots[1]), slots[2], slots[3], made.shapes_offset,
+                     arrays, maps)
+    raise RuntimeError(f"code of the activation changed {_TRIES} times while it was compiled")
