@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -70,14 +71,14 @@ def frozen(component: Component, name: str = "value") -> Frozen:
 
 def _reference(component: Component) -> weakref.ref[Any]:
     """Of a component that, when it dies, is forgotten with its arrays."""
-    at = id(component)
+    return weakref.ref(component, partial(_forget, _kept, id(component)))
 
-    def forget(of: weakref.ref[Any]) -> None:
-        known = _kept.get(at)
-        if known is not None and known.of is of:
-            del _kept[at]
 
-    return weakref.ref(component, forget)
+def _forget(known: dict[int, _Kept], at: int, of: weakref.ref[Any]) -> None:
+    """(At the end of the process this module's names are gone before the last components are.)"""
+    found = known.get(at)
+    if found is not None and found.of is of:
+        del known[at]
 
 
 def _arrays(component: Component) -> Iterator[Any]:
