@@ -77,6 +77,18 @@ def test_c(machine: Any, schedule: str, columns: int, size: tuple[int, int], rng
     assert np.array_equal(run(machine, conf, a, b, machine.array(c)), product(a, b) + c)
 
 
+@pytest.mark.sample(4)
+@on_machines
+@pytest.mark.parametrize("size", [(264, 136), (72, 264)], ids=str)
+@pytest.mark.parametrize("schedule, rows, columns", [("pingpong", 128, 128), ("two", 256, 128), ("one", 128, 96)])
+def test_fragments(machine: Any, schedule: str, rows: int, columns: int, size: tuple[int, int],
+                   rng: np.random.Generator) -> None:
+    """Consumers with two fragments of several subtiles, as the shipped tiles have; some out of range."""
+    a, b, c = operands(rng, *size, 16)
+    conf = config(schedule, columns, block_shape=gk.Tile(M=rows, N=columns, K=16), global_c_layout=RowMajor(F16))
+    assert np.array_equal(run(machine, conf, a, b, machine.array(c)), product(a, b) + c)
+
+
 @on_machines
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("schedule, columns", SCHEDULES)
