@@ -11,6 +11,8 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import epilogues, layouts
+from gemmkit.ahead import recorded
+from gemmkit.epilogues import ReLU, Residual
 from gemmkit.inspection import CompiledKernel, compile_config
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
@@ -18,7 +20,7 @@ from gemmkit.runtime.device import H100
 from gemmkit.transforms import Elementwise
 from gemmkit.tuning.mappings import MAPPINGS, PROMOTED, REWRITTEN, SPLIT, TRANSFORMED, TRANSPOSED, Mapping
 from tests.support.machines import BF16, E4M3
-from tests.support.sm90 import F16, F32
+from tests.support.sm90 import F16, F32, mapping
 
 pytestmark = pytest.mark.compile
 
@@ -259,3 +261,12 @@ def test_clusters_load_for_each_other() -> None:
     code.check_asynchronous()
     code.check_copied()
     assert 0 < sum("UTMALDG" in line and "MULTICAST" in line for line in code.lines) < code.count("UTMALDG")
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 72, 32), (2, 1, 72, 32), (2, 72, 32), (72, 32)], ids=str)
+def test_residuals_of_stacks_compile(shape: tuple[int, ...]) -> None:
+    """Where a product's matrix is has as many coordinates as the array has steps, none among them."""
+    a, b, residual = (np.zeros(s, F16) for s in ((2, 2, 72, 16), (2, 2, 16, 32), shape))
+    conf = mapping("one", WGMMAOp(32), d=RowMajor(F16), epilogue=ReLU() | Residual(residual))
+    launch = recorded(lambda: gk.matmul(a, b, conf=conf), H100)[0]
+    assert launch.launchable.entry().meta["usage"]["spill_stores"] == 0

@@ -71,8 +71,13 @@ class OfEpilogue(Source):
     def is_read(self, spec: Any) -> bool:
         return self.where.reads(spec.epilogue)
 
+    @cached_property
+    def is_shared(self) -> bool:
+        """Whether all products of a stack have one matrix of it."""
+        return self.steps is None
+
     def coordinates(self, spec: Any, batch: int) -> tuple:
-        if self.steps is None:
+        if self.is_shared:
             return ()
         return self.steps.coordinates(batch)
 
