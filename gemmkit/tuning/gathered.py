@@ -2,8 +2,9 @@
 
 There the producer's threads load such rows, and a k-tile takes them longer than the tensor cores. Where there is one k-tile,
 nothing is hidden behind anything, and the kernel that does least besides is the fastest. Where rows begin at multiples of
-8 bytes, cp.async copies 8 at a time, and several blocks a multiprocessor hide what one cannot. Microseconds on an H200
-(2026-11-23, f16; Hopper's kernel, this choice, cuBLAS):
+8 bytes, cp.async copies 8 at a time, and several blocks a multiprocessor hide what one cannot. Half of what Hopper's kernel
+multiplies is unused where D is half as wide as its tile: smaller tiles stream K, where they are fewer than multiprocessors.
+Microseconds on an H200 (2026-11-23, f16; Hopper's kernel, this choice, cuBLAS):
 
 | product | | | |
 |---|---|---|---|
@@ -13,6 +14,8 @@ nothing is hidden behind anything, and the kernel that does least besides is the
 | 648x5649x11 nn | 14.5 | 10.8 | 8.6 |
 | 500x500x500 nn | 12.4 | 5.7 multistage | 8.0 |
 | 480x1344x356 nt | 11.5 | 8.5 | 9.6 |
+| 4299x64x3328 tn | 35.9 | 23.7 multistage, streamed | 31.6 |
+| 2964x64x3167 nt | 34.6 | 25.7 | 23.5 |
 
 1824x4353x1 (20.5, 21.6), 64x51x289 (5.7, 5.9) and 333x777x1555 (20.6, 21.1) are Hopper's kernel's.
 """
@@ -35,6 +38,8 @@ SHORT = Candidate("singlestage", (32, 32, 64), (16, 16), blocks_per_sm=4)
 MOST_BLOCKS = 32                       # of that a multiprocessor: larger tiles store more of D at a time
 EIGHT = 8                              # bytes of a cp.async copy
 SIDE = 64                              # of a tile of the multistage kernel's
+STREAMED = Candidate("multistage", (SIDE, SIDE, 64), (32, 32), stages=3, blocks_per_sm=4, splits="stream")
+FEWEST = 32                            # tiles to be streamed: 270x8x3584 has 5, and is Hopper's kernel's
 MOST_TILES, LONGEST = 2, 2048          # of these a multiprocessor; along K
 
 
@@ -54,6 +59,8 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     if K <= SHORT.block[2] and blocks <= MOST_BLOCKS * device.sm_count:
         return SHORT.choice(a, b, fields, device)
     tiles = -(-M // SIDE) * -(-N // SIDE)
+    if min(M, N) <= SIDE and FEWEST <= tiles <= device.sm_count and K > LONGEST:
+        return STREAMED.choice(a, b, fields, device)
     if min(alignment(of_a), alignment(of_b)) >= EIGHT and tiles <= MOST_TILES * device.sm_count and K <= LONGEST:
         return multistage_mappings.of_half(a, b, sizes, device)
     return None

@@ -25,6 +25,8 @@ def kernel_of(sizes: tuple[int, int, int], orders: str = "nn", dtype: str = "f2"
     ((500, 500, 500), "nn", "multistage"), ((480, 1344, 356), "nt", "multistage"),
     ((501, 501, 501), "nn", "warp_specialised"), ((64, 51, 289), "tn", "warp_specialised"),       # at 2 bytes
     ((8192, 8192, 33), "nn", "warp_specialised"), ((4100, 4100, 4100), "nn", "warp_specialised"),     # large
+    ((4299, 64, 3328), "tn", "multistage"), ((2964, 64, 3167), "nt", "multistage"), ((64, 2964, 3167), "nt", "multistage"),
+    ((270, 8, 3584), "tt", "warp_specialised"), ((2964, 65, 3167), "nt", "warp_specialised"),         # few tiles, and wide
     ((64, 64, 64), "nn", "warp_specialised"), ((512, 512, 512), "nn", "warp_specialised"),            # TMA takes them
     ((0, 5, 3), "nn", "warp_specialised"),
 ])
