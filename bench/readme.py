@@ -62,6 +62,7 @@ LINES = (
     Line("the same, 4096 keys, with ALiBi, a soft cap, a window, shared heads, documents, against FlexAttention",
          "attention_rules", "attention_rules"),
     Line("softmax, layer norms and RMS norms of rows, f16 and bf16, against PyTorch's and torch.compile's", "rows", "rows"),
+    Line("`mlp`: 4, 8 and 20 layers of width 128 in one launch, f16, against a call of cuBLASLt a layer", "mlp", "mlp"),
     Line("gated units and LSTM cells, f16, against cuBLAS and element-wise kernels", "composed", "composed",
          lambda row: row["work"].startswith(("glu", "lstm")) and not against_plain(row)),
     Line("TCCG's 48 contractions, f16, against `torch.einsum`", "experiments", "tccg", lambda row: row["dtype"] == "f16"),
