@@ -25,8 +25,11 @@ A_WORD = 3                             # registers, at most, that a word on its 
 def clipped(operand: Operand, info: ArrayInfo | None, nothing: Any) -> Operand:
     """``operand``, marked if lines of its array ``info`` can be loaded so, with ``nothing`` behind their ends."""
     size = operand.layout.dtype.itemsize
-    if (info is None or not operand.is_direct or alignment(info) >= CHUNK or unit_axis(info) != unit_of(operand.layout, info)
-            or nothing != 0 or size > 8 or operand.thread.count * size % CHUNK):
+    if info is None or not operand.is_direct or alignment(info) >= CHUNK or nothing != 0 or size > 8:
+        return operand
+    unit = unit_of(operand.layout, info)
+    # Of a group ``info`` says what its arrays have in common: an extent of 1 makes none of them contiguous along it.
+    if unit is None or unit_axis(info) != unit or info.strides[unit] != 1 or operand.thread.count * size % CHUNK:
         return operand
     return dataclasses.replace(operand, clipped=True)
 

@@ -20,6 +20,7 @@ from gemmkit.runtime.arrays import alignment, describe
 from gemmkit.runtime.assemble import assemble
 from gemmkit.runtime.compile import to_ptx
 from gemmkit.tiling import Tile
+from tests.ptx_machine.launch import Ptx
 from tests.support.machines import is_poison, on_machines, poison, whole
 
 F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
@@ -115,6 +116,17 @@ def test_strides_and_places_that_are_not_aligned(machine: Any, rng: np.random.Ge
         b = [x[:33, 40:57], x[5:25, 7:20], x[:27, 3:]]
         found = gk.grouped(a, b, conf=mapped(MMAOp()))
         assert agree([machine.numpy(d) for d in found], [machine.numpy(y) for y in a], [machine.numpy(y) for y in b])
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("family", ["singlestage", "multistage"])
+def test_what_was_compiled_for_strides_that_differ_computes(family: str, rng: np.random.Generator) -> None:
+    """Extents have 1 in common, which makes no axis contiguous: code of lines was asked for views without any."""
+    x = whole(rng, (40, 81), F16)
+    a, b = [x[:20, 1:34], x[3:17, 2:42:2], x[:, ::3]], [x[:33, 40:57], x[5:25, 7:20], x[:27, 3:]]
+    with Ptx().session():
+        found = gk.grouped(a, b, conf=mapped(MMAOp(), kernel=family))
+    assert agree(found, a, b)
 
 
 @on_machines
