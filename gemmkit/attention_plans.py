@@ -27,11 +27,11 @@ from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.lang.references import is_gemmkit
 from gemmkit.masks import Everything, Mask, check_ranges
 from gemmkit.runtime import workspace
-from gemmkit.runtime.arrays import ArrayInfo, current_stream
+from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.compile import CodeChanged
 from gemmkit.runtime.device import target
 from gemmkit.runtime.launchable import Launchable
-from gemmkit.runtime.streams import check_stream
+from gemmkit.runtime.streams import launch_stream
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.scores import Plain, Score
 
@@ -65,12 +65,7 @@ def run_attention(call: AttentionCall, arrays: dict[str, Any], stream: int | Non
     if mode is not None:
         mode.run_attention(AttentionLaunch(call), arrays)
         return
-    q = call.operands.q
-    if stream is None:
-        stream = current_stream(q.library, q.device, q.stream)
-    else:
-        check_stream(stream, q.device)
-    _launch(stream, call)
+    _launch(launch_stream(call.operands.q, stream), call)
 
 
 class AttentionLaunch:

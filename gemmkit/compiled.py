@@ -15,7 +15,7 @@ from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.layouts import Layout, Plain
 from gemmkit.per_product import for_products
 from gemmkit.problem import Call, held_by
-from gemmkit.runtime.arrays import ArrayInfo, describe, flipped, unit_axis, whole
+from gemmkit.runtime.arrays import ArrayInfo, flipped, info_of, unit_axis, whole
 from gemmkit.runtime.launchable import Launchable
 from gemmkit.runtime.workspace import addresses, on_host, spaces_of
 from gemmkit.transposed import for_transpose
@@ -113,8 +113,7 @@ class Compiled:
     def _slot_of(self, path: tuple[str, ...], spec: Frozen) -> int:
         """Where the address of an array that the specialisation holds stands among the values: the one that another address
         changes."""
-        array = at_path(self.spec, path)
-        info = array if isinstance(array, ArrayInfo) else describe(array)
+        info = info_of(at_path(self.spec, path))
         other = freeze(with_at_path(self.spec, path, info._replace(pointer=info.pointer ^ ELSEWHERE)))
         (slot,) = (n for n, (old, new) in enumerate(zip(spec.leaves, other.leaves)) if old != new)
         return slot

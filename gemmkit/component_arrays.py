@@ -14,9 +14,9 @@ from gemmkit.components import Component, field_values
 from gemmkit.lang.closures import captured
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.runtime.array_info import are_the_same
-from gemmkit.runtime.arrays import ArrayInfo, describe, is_array, overlaps, overlaps_itself, shares_memory
+from gemmkit.runtime.arrays import ArrayInfo, info_of, is_array, overlaps, overlaps_itself, shares_memory
 
-__all__ = ["ALONGSIDE", "Held", "arrays_of", "check_held"]
+__all__ = ["ALONGSIDE", "Held", "arrays_of", "check_held", "held_values"]
 
 #: The components that are asked for an element of C or D where that element is read or written, by the same block: an array
 #: of theirs may be out itself, as c may.
@@ -34,21 +34,22 @@ class Held(NamedTuple):
 
 def arrays_of(component: Any) -> Iterator[Held]:
     """The arrays of a component, of those nested in it and of the functions among its fields, in the order of its leaves."""
+    return (Held(name, info_of(x, name), is_output) for name, x, is_output in held_values(component))
+
+
+def held_values(component: Any) -> Iterator[tuple[str, Any, bool]]:
+    """The arrays themselves, or what describes them, with their names and whether the kernel writes them."""
     kind = type(component)
     for field, value in field_values(component).items():
         if isinstance(value, Component):
-            yield from arrays_of(value)
+            yield from held_values(value)
         elif isinstance(value, (FunctionType, DeviceFunction)):
             for name, x in captured(value).items():
                 if is_array(x) or isinstance(x, ArrayInfo):
-                    yield _held(f"{name}, captured by {value.__name__} of {kind.__qualname__},", x, False)
+                    yield f"{name}, captured by {value.__name__} of {kind.__qualname__},", x, False
         elif is_array(value) or isinstance(value, ArrayInfo):
             name = getattr(kind, "array_names", {}).get(field, f"{field} of {kind.__qualname__}")
-            yield _held(name, value, field in getattr(kind, "outputs", ()))
-
-
-def _held(name: str, x: Any, is_output: bool) -> Held:
-    return Held(name, x if isinstance(x, ArrayInfo) else describe(x, name), is_output)
+            yield name, value, field in getattr(kind, "outputs", ())
 
 
 def check_held(held: Iterable[tuple[str, Held]], infos: dict[str, ArrayInfo | None],

@@ -10,16 +10,13 @@ dataclass, and do not change. Of gemmkit's own part of a call that leaves 15 us 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from functools import partial
-from types import FunctionType
 from typing import Any
 
-from gemmkit.components import Component, field_values, freeze
-from gemmkit.lang.closures import captured
+from gemmkit.component_arrays import held_values
+from gemmkit.components import Component, freeze
 from gemmkit.lang.fingerprint import when_forgetting
 from gemmkit.lang.freezing import Frozen
-from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.guards import Guards
 from gemmkit.runtime.arrays import is_array
 from gemmkit.runtime.recognition import KEYS, key_of
@@ -41,8 +38,7 @@ class _Kept:
 
     def stands(self) -> bool:
         if self._guards is None:
-            facts = [fact for held in self.frozen.guards for fact in held.facts]
-            self._guards = Guards([*facts, *self.frozen.captures])
+            self._guards = Guards(self.frozen.facts)
         return self._guards.stand() and all(KEYS.get(type(x), key_of)(x) == seen for x, seen in self.arrays)
 
 
@@ -64,7 +60,7 @@ def frozen(component: Component, name: str = "value") -> Frozen:
     found = freeze(component, name)
     if len(_kept) >= _LIMIT:
         _kept.clear()
-    arrays = [(x, KEYS.get(type(x), key_of)(x)) for x in _arrays(component)] if found.arrays else []
+    arrays = [(x, KEYS.get(type(x), key_of)(x)) for _, x, _ in held_values(component) if is_array(x)] if found.arrays else []
     _kept[id(component)] = _Kept(_reference(component), found, arrays)
     return found
 
@@ -79,14 +75,3 @@ def _forget(known: dict[int, _Kept], at: int, of: weakref.ref[Any]) -> None:
     found = known.get(at)
     if found is not None and found.of is of:
         del known[at]
-
-
-def _arrays(component: Component) -> Iterator[Any]:
-    """Those that it holds, and those that functions among its fields captured."""
-    for value in field_values(component).values():
-        if isinstance(value, Component):
-            yield from _arrays(value)
-        elif isinstance(value, (FunctionType, DeviceFunction)):
-            yield from (x for x in captured(value).values() if is_array(x))
-        elif is_array(value):
-            yield value

@@ -24,11 +24,11 @@ from gemmkit.lang.members import EXTENTS, PLACES, PLACES_DTYPE, SIZES_DTYPE
 from gemmkit.mlp_operands import Layers, Stack, copied_at_once, order_of, padded
 from gemmkit.ptx.map_table import WORDS
 from gemmkit.runtime import workspace
-from gemmkit.runtime.arrays import ArrayInfo, current_stream
+from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.compile import CodeChanged
 from gemmkit.runtime.device import target
 from gemmkit.runtime.launchable import Launchable
-from gemmkit.runtime.streams import check_stream
+from gemmkit.runtime.streams import launch_stream
 from gemmkit.runtime.tensor_maps import Encoder, why_not
 
 __all__ = ["MlpCall", "MlpLaunch", "run_mlp"]
@@ -54,12 +54,7 @@ def run_mlp(call: MlpCall, arrays: dict[str, Any], stream: int | None) -> None:
     if mode is not None:
         mode.run_mlp(MlpLaunch(call), arrays)
         return
-    x = call.layers.x
-    if stream is None:
-        stream = current_stream(x.library, x.device, x.stream)
-    else:
-        check_stream(stream, x.device)
-    _launch(stream, call)
+    _launch(launch_stream(call.layers.x, stream), call)
 
 
 class MlpLaunch:

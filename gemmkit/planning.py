@@ -108,8 +108,7 @@ class Plan:
 
     def _watch(self, parts: dict[str, Frozen]) -> None:
         """Make `stands`: None where these components have no code of the user's, and captured nothing."""
-        guards = Guards([fact for frozen in parts.values() for held in frozen.guards for fact in held.facts]
-                        + [fact for frozen in parts.values() for fact in frozen.captures])
+        guards = Guards(fact for frozen in parts.values() for fact in frozen.facts)
         self.stands: Any = guards.ready() if guards else None
 
     def leaves(self, name: str, component: Any, frozen: Frozen) -> list[Any]:

@@ -22,7 +22,6 @@ from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import (
     ArrayInfo,
     as_stream_handle,
-    current_stream,
     describe,
     empty_like,
     overlaps,
@@ -30,7 +29,7 @@ from gemmkit.runtime.arrays import (
 from gemmkit.runtime.compile import CodeChanged
 from gemmkit.runtime.device import target
 from gemmkit.runtime.launchable import Launchable
-from gemmkit.runtime.streams import check_stream
+from gemmkit.runtime.streams import launch_stream
 
 __all__ = ["RowsLaunch", "dealt", "run_rows"]
 
@@ -68,11 +67,7 @@ def run_rows(x: Any, function: RowFunction, out: Any, stream: Any) -> Any:
     if mode is not None:
         mode.run_rows(RowsLaunch(of_x, of_out, function), x, out)
         return out
-    if handle is None:
-        handle = current_stream(info.library, info.device, info.stream)
-    else:
-        check_stream(handle, info.device)
-    _launch(handle, of_x, of_out, function)
+    _launch(launch_stream(info, handle), of_x, of_out, function)
     return out
 
 

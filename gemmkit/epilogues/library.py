@@ -15,7 +15,7 @@ from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert_all
 from gemmkit.layouts import Layout
-from gemmkit.runtime.arrays import ArrayInfo, describe
+from gemmkit.runtime.arrays import ArrayInfo, describe, info_of
 from gemmkit.stacks import leading
 
 
@@ -101,7 +101,7 @@ class LinearCombination(Epilogue):
         return {} if own is None else {"c": own}
 
     def _described(self) -> ArrayInfo:
-        return self.c if isinstance(self.c, ArrayInfo) else describe(self.c, "c")          # a plan keeps no array
+        return info_of(self.c, "c")          # a plan keeps no array
 
     def reads_alongside(self) -> bool:
         return self.beta != 0

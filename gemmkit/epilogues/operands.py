@@ -14,7 +14,7 @@ from gemmkit.lang.given import check_dtype
 from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply
 from gemmkit.layouts import ColMajor, Layout, RowMajor
-from gemmkit.runtime.arrays import ArrayInfo, describe, is_array
+from gemmkit.runtime.arrays import ArrayInfo, describe, info_of, is_array
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class _WithArray(Epilogue):
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
-        info = self.array if isinstance(self.array, ArrayInfo) else describe(self.array, f"array of {kind}")
+        info = info_of(self.array, f"array of {kind}")
         check_dtype(info.dtype, f"array of {kind}")
         if len(info.shape) < 2:
             raise ValueError(f"array of {kind} has {len(info.shape)} dimensions; a matrix of 2 is needed")

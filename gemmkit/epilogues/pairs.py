@@ -16,7 +16,7 @@ from gemmkit.lang.control import join, split
 from gemmkit.lang.given import function_given, required
 from gemmkit.lang.registers import apply
 from gemmkit.lang.returned import numbers
-from gemmkit.runtime.arrays import ArrayInfo, describe
+from gemmkit.runtime.arrays import describe, info_of
 
 __all__ = ["Pairs", "Pairwise", "Rotary"]
 
@@ -120,7 +120,7 @@ class Rotary(Pairwise):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shapes = [(of if isinstance(of, ArrayInfo) else describe(of, f"{name} of Rotary")).shape
+        shapes = [info_of(of, f"{name} of Rotary").shape
                   for name, of in (("cos", self.cos), ("sin", self.sin))]
         if len(shapes[0]) != 2 or shapes[0] != shapes[1] or shapes[0][1] == 0:
             raise ValueError(f"Rotary: cos has shape {shapes[0]} and sin {shapes[1]}; both need (M, H / 2), an element for "

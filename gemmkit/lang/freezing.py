@@ -11,7 +11,7 @@ from gemmkit.lang.closures import captured, captured_at, closure_kind
 from gemmkit.lang.fingerprint import read_closure
 from gemmkit.lang.guards import Fact, Guards
 from gemmkit.lang.kinds import number_kind, scalar_kind, view_kind
-from gemmkit.runtime.arrays import ArrayInfo, alignment, check_aligned, describe, part_bytes, unit_axis
+from gemmkit.runtime.arrays import ArrayInfo, alignment, check_aligned, info_of, part_bytes, unit_axis
 
 __all__ = ["Frozen", "freeze_array", "freeze_function", "freeze_runtime", "freeze_scalar"]
 
@@ -35,6 +35,11 @@ class Frozen:
     places: tuple[Any, ...] = ()
 
     @property
+    def facts(self) -> list[Fact]:
+        """All that it rests on: of code and constants, and where functions refer to what they captured."""
+        return [*(fact for held in self.guards for fact in held.facts), *self.captures]
+
+    @property
     def type(self) -> Any:
         """Its Numba type, which is made here."""
         return self.kind.type
@@ -46,7 +51,7 @@ def freeze_runtime(value: Any, name: str, readonly: bool = False) -> Frozen:
     try:
         if isinstance(value, np.generic):
             return freeze_scalar(value)
-        info = value if isinstance(value, ArrayInfo) else describe(value, name)
+        info = info_of(value, name)
         frozen = freeze_array(info, readonly=readonly)
     except TypeError as error:
         raise TypeError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None

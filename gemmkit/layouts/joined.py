@@ -14,7 +14,7 @@ from gemmkit.lang.values import convert, convert_all
 from gemmkit.lang.views import either
 from gemmkit.layouts.base import WIDE, Layout, load_elements
 from gemmkit.ptx.words import load_words
-from gemmkit.runtime.arrays import ArrayInfo, describe
+from gemmkit.runtime.arrays import ArrayInfo, info_of
 from gemmkit.tiling import Tile, translate
 
 GRAIN = 256                            # elements: the longest tile of a block along a boundary
@@ -30,13 +30,13 @@ class Part(Component):
     array_names = MappingProxyType({"array": "a part of a Concat or Braid"})
 
     def __repr__(self) -> str:
-        info = self.array if isinstance(self.array, ArrayInfo) else describe(self.array, "array")
+        info = info_of(self.array)
         return f"Part(<array of shape {info.shape}>)"
 
     @property
     def info(self) -> ArrayInfo:
         """The array, or the first matrix of its stack."""
-        info = self.array if isinstance(self.array, ArrayInfo) else describe(self.array, "array")
+        info = info_of(self.array)
         return info._replace(shape=info.shape[-2:], strides=info.strides[-2:])
 
 

@@ -48,6 +48,7 @@ __all__ = [
     "describe",
     "empty_like",
     "flipped",
+    "info_of",
     "is_array",
     "offers",
     "overlaps",
@@ -254,6 +255,11 @@ def _device_of(pointer: int) -> int:
 # -- new arrays ----------------------------------------------------------------------------------------------
 
 
+def info_of(x: Any, name: str = "array") -> ArrayInfo:
+    """`describe`, of an array or of what describes one: a component keeps no array when its plan is remembered."""
+    return x if isinstance(x, ArrayInfo) else describe(x, name)
+
+
 def empty_like(like: Any, shape: Sequence[int], dtype: Any) -> Any:
     """A new, uninitialised, C-contiguous array of the library and on the device of ``like``, an array or
     ArrayInfo.
@@ -265,7 +271,7 @@ def empty_like(like: Any, shape: Sequence[int], dtype: Any) -> Any:
     >>> empty_like(np.zeros(3), (2, 2), np.float16).dtype
     dtype('float16')
     """
-    info = like if isinstance(like, ArrayInfo) else describe(like, "like")
+    info = info_of(like, "like")
     shape, dtype = tuple(shape), np.dtype(dtype)
     if info.device == _HOST:
         return np.empty(shape, dtype)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-__all__ = ["as_stream_handle", "check_stream", "current_stream", "is_capturing", "stream_finder"]
+__all__ = ["as_stream_handle", "check_stream", "current_stream", "is_capturing", "launch_stream",
+           "stream_finder"]
 
 _PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 
@@ -30,6 +31,15 @@ def current_stream(library: str, device: int, producer: int | None = None) -> in
 
         return _PER_THREAD_STREAM if config.CUDA_PER_THREAD_DEFAULT_STREAM else 0
     return 0
+
+
+def launch_stream(info: Any, stream: int | None) -> int:
+    """The raw handle of the stream that a call with an array like ``info`` is launched on: a given one, which is checked, or
+    the one that the array's library uses now."""
+    if stream is None:
+        return current_stream(info.library, info.device, info.stream)
+    check_stream(stream, info.device)
+    return stream
 
 
 def stream_finder(library: str, device: int) -> Callable[[], int] | None:

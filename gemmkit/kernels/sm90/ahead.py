@@ -39,7 +39,7 @@ from gemmkit.ptx.special import thread_index, udiv
 from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.tma import tma_commit, tma_load, tma_wait, tma_wait_read
 from gemmkit.ptx.warpgroup import named_barrier
-from gemmkit.runtime.arrays import ArrayInfo, describe
+from gemmkit.runtime.arrays import ArrayInfo, info_of
 from gemmkit.runtime.tensor_maps import why_not
 
 # -- what is read -----------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def candidates(spec: Any, arrays: Arrays) -> Any:
     if spec.has_c and arrays.c is not None:
         yield Source(), spec.c.layout, arrays.c
     for one in spec.epilogue.alongside():
-        info = one.array if isinstance(one.array, ArrayInfo) else describe(one.array)
+        info = info_of(one.array)
         path = ("epilogue", *one.path)
         yield OfEpilogue(path, (*path, one.field), where=one.where, steps=one.steps), one.layout, info
 

@@ -17,7 +17,7 @@ from gemmkit.lang.kinds import Kind, kind
 from gemmkit.lang.numba_hooks import types
 from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.tma import TensorMapType
-from gemmkit.runtime.arrays import ArrayInfo, describe, whole
+from gemmkit.runtime.arrays import ArrayInfo, info_of, whole
 from gemmkit.runtime.tensor_maps import BYTES, Encoder
 
 NO_MAP = bytes(BYTES)
@@ -77,8 +77,8 @@ def maps(spec: Sm90Spec, arrays: Arrays) -> tuple[Map | Maps | None, ...]:
     made: list[Map | Maps | None] = []
     ordinals = count()
     for of_one in found:
-        own = tuple(Map(which, next(ordinals), whole(info), *box_of(whole(info)))
-                    for which, info, box_of in of_one if info is not None)
+        stacks = ((which, whole(info), box_of) for which, info, box_of in of_one if info is not None)
+        own = tuple(Map(which, next(ordinals), stack, *box_of(stack)) for which, stack, box_of in stacks)
         made.append(None if not own else own[0] if len(own) == 1 else Maps(own))
     return tuple(made)
 
@@ -96,8 +96,7 @@ def _ahead(spec: Sm90Spec, store: AheadStore, arrays: Arrays) -> tuple[Any, Arra
     path = store.source.array
     if path is None:
         return 2, arrays.c
-    array = at_path(spec, path)
-    return path, array if isinstance(array, ArrayInfo) else describe(array)
+    return path, info_of(at_path(spec, path))
 
 
 __all__ = ["Map", "Maps", "maps"]

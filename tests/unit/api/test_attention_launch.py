@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,27 +12,15 @@ from bench.stand_ins import STREAM, gpu, library
 from gemmkit import attention_plans
 from gemmkit.attention_plans import AttentionLaunch
 from gemmkit.masks import Causal, Window
-from gemmkit.runtime import launchable, workspace
-from gemmkit.runtime.launch_config import parameter_struct
-
-TABLE = 0x7000_0000
+from tests.support import launches
+from tests.support.launches import TABLE
 
 
-class Seen:
-    """Launches, the calls that they are of, and the tables that they were given."""
-
-    def __init__(self) -> None:
-        self.launches: list[tuple[int, list[Any]]] = []
-        self.calls: list[Any] = []
-        self.tables: list[Any] = []
-        self.bound = 0
-
-    def table(self, ordinal: int, stream: int, key: Any, data: np.ndarray) -> int:
-        assert (ordinal, stream) == (0, STREAM) and data.flags.c_contiguous and data.dtype == np.int32
-        hash(key)
+class Seen(launches.Seen):
+    def kept(self, key: Any, data: np.ndarray) -> None:
+        assert data.dtype == np.int32
         self.tables.append(key)
         assert all(key == other or key is not other for other in self.tables)
-        return TABLE
 
     def expected(self) -> list[Any]:
         """What a launch for the last call alone is given."""
@@ -47,28 +33,10 @@ class Seen:
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
-    found, launch = Seen(), attention_plans._launch
-
-    def launched(stream: int, call: Any) -> None:
-        found.calls.append(call)
-        launch(stream, call)
-
-    def bind(made: Any) -> Any:
-        found.bound += 1
-        packing, _ = parameter_struct(made.formats)
-
-        def launch(stream: int, values: list[Any]) -> None:
-            packing.pack(*values)
-            found.launches.append((stream, values))
-
-        return SimpleNamespace(launch=launch)
-
-    monkeypatch.setattr(attention_plans, "_launch", launched)
-    monkeypatch.setattr(attention_plans, "_bound", {})
-    monkeypatch.setattr(workspace, "table", found.table)
-    monkeypatch.setattr(launchable.Launchable, "bind", bind)
-    yield found
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    found = Seen()
+    found.watch(monkeypatch, attention_plans)
+    return found
 
 
 def test_numbers_stand_in_their_places(seen: Seen) -> None:

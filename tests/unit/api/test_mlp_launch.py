@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,29 +13,17 @@ from bench.stand_ins import STREAM, gpu, library
 from gemmkit import mlp_plans
 from gemmkit.config import ConfigError
 from gemmkit.mlp_plans import MlpLaunch
-from gemmkit.runtime import launchable, workspace
 from gemmkit.runtime.device import H100, assumed
-from gemmkit.runtime.launch_config import parameter_struct
+from tests.support import launches
+from tests.support.launches import TABLE
 
-TABLE = 0x7000_0000
 F16 = np.dtype(np.float16)
 
 
-class Seen:
-    """Launches, the calls that they are of, and the tables that they were given."""
-
-    def __init__(self) -> None:
-        self.launches: list[tuple[int, list[Any]]] = []
-        self.calls: list[Any] = []
-        self.tables: list[tuple[Any, bytes]] = []
-        self.bound = 0
-
-    def table(self, ordinal: int, stream: int, key: Any, data: np.ndarray) -> int:
-        assert (ordinal, stream) == (0, STREAM) and data.flags.c_contiguous
-        hash(key)
+class Seen(launches.Seen):
+    def kept(self, key: Any, data: np.ndarray) -> None:
         self.tables.append((key, data.tobytes()))
         assert all(found == data.tobytes() for other, found in self.tables if other == key)
-        return TABLE
 
     def expected(self) -> list[Any]:
         """What a launch for the last call alone is given."""
@@ -51,28 +37,10 @@ class Seen:
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
-    found, launch = Seen(), mlp_plans._launch
-
-    def launched(stream: int, call: Any) -> None:
-        found.calls.append(call)
-        launch(stream, call)
-
-    def bind(made: Any) -> Any:
-        found.bound += 1
-        packing, _ = parameter_struct(made.formats)
-
-        def launch(stream: int, values: list[Any]) -> None:
-            packing.pack(*values)
-            found.launches.append((stream, values))
-
-        return SimpleNamespace(launch=launch)
-
-    monkeypatch.setattr(mlp_plans, "_launch", launched)
-    monkeypatch.setattr(mlp_plans, "_bound", {})
-    monkeypatch.setattr(workspace, "table", found.table)
-    monkeypatch.setattr(launchable.Launchable, "bind", bind)
-    yield found
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    found = Seen()
+    found.watch(monkeypatch, mlp_plans)
+    return found
 
 
 def test_addresses_stand_in_their_places(seen: Seen) -> None:

@@ -1,0 +1,58 @@
+"""What a launch with a table in device memory is given, without a GPU: nothing is bound, copied or launched, but written down."""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.stand_ins import STREAM
+from gemmkit.runtime import launchable, workspace
+from gemmkit.runtime.launch_config import parameter_struct
+
+TABLE = 0x7000_0000
+
+
+class Seen:
+    """Launches, the calls that they are of, and the tables that they were given."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[int, list[Any]]] = []
+        self.calls: list[Any] = []
+        self.tables: list[Any] = []
+        self.bound = 0
+
+    def table(self, ordinal: int, stream: int, key: Any, data: np.ndarray) -> int:
+        assert (ordinal, stream) == (0, STREAM) and data.flags.c_contiguous
+        hash(key)
+        self.kept(key, data)
+        return TABLE
+
+    def kept(self, key: Any, data: np.ndarray) -> None:
+        """Write the table down, and check that its key is one by which it may be kept."""
+        raise NotImplementedError
+
+    def watch(self, patch: pytest.MonkeyPatch, plans: ModuleType) -> None:
+        """See the launches of a module of plans, which knows of none yet."""
+        launch = plans._launch
+
+        def launched(stream: int, call: Any) -> None:
+            self.calls.append(call)
+            launch(stream, call)
+
+        def bind(made: Any) -> Any:
+            self.bound += 1
+            packing, _ = parameter_struct(made.formats)
+
+            def launch(stream: int, values: list[Any]) -> None:
+                packing.pack(*values)
+                self.launches.append((stream, values))
+
+            return SimpleNamespace(launch=launch)
+
+        patch.setattr(plans, "_launch", launched)
+        patch.setattr(plans, "_bound", {})
+        patch.setattr(workspace, "table", self.table)
+        patch.setattr(launchable.Launchable, "bind", bind)
