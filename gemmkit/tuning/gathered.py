@@ -1,10 +1,11 @@
-"""Small products of 16-bit floats on Hopper whose rows TMA cannot take, by other kernels than Hopper's.
+"""Products of 16-bit floats on Hopper whose rows TMA cannot take, by other kernels than Hopper's.
 
 There the producer's threads load such rows, and a k-tile takes them longer than the tensor cores. Where there is one k-tile,
 nothing is hidden behind anything, and the kernel that does least besides is the fastest. Where rows begin at multiples of
-8 bytes, cp.async copies 8 at a time, and several blocks a multiprocessor hide what one cannot. Half of what Hopper's kernel
-multiplies is unused where D is half as wide as its tile: smaller tiles stream K, where they are fewer than multiprocessors.
-Microseconds on an H200 (2026-11-23, f16; Hopper's kernel, this choice, cuBLAS):
+4 bytes, cp.async copies so many at a time, and several blocks a multiprocessor hide what one cannot: the multistage kernel
+is the fastest, unless D is so large and TMA can store its rows: then Hopper's producer is hidden behind the stores. Half of
+what Hopper's kernel multiplies is unused where D is half as wide as its tile: smaller tiles stream K, where they are fewer
+than multiprocessors. Microseconds on an H200 (2026-11-23, f16; Hopper's kernel, this choice, cuBLAS):
 
 | product | | | |
 |---|---|---|---|
@@ -14,10 +15,15 @@ Microseconds on an H200 (2026-11-23, f16; Hopper's kernel, this choice, cuBLAS):
 | 648x5649x11 nn | 14.5 | 10.8 | 8.6 |
 | 500x500x500 nn | 12.4 | 5.7 multistage | 8.0 |
 | 480x1344x356 nt | 11.5 | 8.5 | 9.6 |
-| 4299x64x3328 tn | 35.9 | 23.7 multistage, streamed | 31.6 |
+| 192x18x256 nn | 4.0 | 2.5 | 3.4 |
+| 32x216x82 nt | 3.0 | 2.5 | 2.7 |
+| 160x384x1542 nt | 8.3 | 6.9 in 4 shares | 10.8 |
+| 11898x683x514 tt | 102.7 | 81.0 streamed | 96.6 |
+| 4299x64x3328 tn | 35.9 | 23.7 streamed | 31.6 |
 | 2964x64x3167 nt | 34.6 | 25.7 | 23.5 |
 
-1824x4353x1 (20.5, 21.6), 64x51x289 (5.7, 5.9) and 333x777x1555 (20.6, 21.1) are Hopper's kernel's.
+1824x4353x1 (20.5, 21.6), 64x51x289 (5.7, 5.9), 333x777x1555 (20.6, 21.1), 3840x6088x78 (39.2, 44.8) and 384x6496x742
+(20.8, 22.3) are Hopper's kernel's.
 """
 
 from __future__ import annotations
@@ -36,11 +42,14 @@ from gemmkit.tuning.operators import SIXTEEN
 
 SHORT = Candidate("singlestage", (32, 32, 64), (16, 16), blocks_per_sm=4)
 MOST_BLOCKS = 32                       # of that a multiprocessor: larger tiles store more of D at a time
-EIGHT = 8                              # bytes of a cp.async copy
+WORD = 4                               # bytes of the shortest copy by cp.async
+STORED = 16                            # bytes at whose multiples TMA stores rows
+LEAST = 32                             # along K: half of a k-tile
+WIDE, LARGEST = 2**21, 2**33           # elements of a D that Hopper's kernel stores by TMA; multiply-adds that were tried
 SIDE = 64                              # of a tile of the multistage kernel's
 STREAMED = Candidate("multistage", (SIDE, SIDE, 64), (32, 32), stages=3, blocks_per_sm=4, splits="stream")
-FEWEST = 32                            # tiles to be streamed: 270x8x3584 has 5, and is Hopper's kernel's
-MOST_TILES, LONGEST = 2, 2048          # of these a multiprocessor; along K
+LONGEST = 2048                         # along K: above it takes so many tiles to keep the multiprocessors busy:
+FEWEST = 32                            # 270x8x3584 has 5, and is Hopper's kernel's
 
 
 def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
@@ -55,14 +64,16 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     assert of_a is not None and of_b is not None and isinstance(a, Plain) and isinstance(b, Plain)
     if why_not(of_a, a.axis) is None and why_not(of_b, b.axis) is None:
         return None
+    tiles = -(-M // SIDE) * -(-N // SIDE)
+    is_stored = N * a.dtype.itemsize % STORED == 0 and M * N >= WIDE
+    is_filled = LEAST <= K <= LONGEST or (K > LONGEST and tiles >= FEWEST)
+    if is_filled and min(alignment(of_a), alignment(of_b)) >= WORD and not is_stored and M * N * K <= LARGEST:
+        return multistage_mappings.of_half(a, b, sizes, device)
     blocks = -(-M // SHORT.block[0]) * -(-N // SHORT.block[1])
     if K <= SHORT.block[2] and blocks <= MOST_BLOCKS * device.sm_count:
         return SHORT.choice(a, b, fields, device)
-    tiles = -(-M // SIDE) * -(-N // SIDE)
     if min(M, N) <= SIDE and FEWEST <= tiles <= device.sm_count and K > LONGEST:
         return STREAMED.choice(a, b, fields, device)
-    if min(alignment(of_a), alignment(of_b)) >= EIGHT and tiles <= MOST_TILES * device.sm_count and K <= LONGEST:
-        return multistage_mappings.of_half(a, b, sizes, device)
     return None
 
 
