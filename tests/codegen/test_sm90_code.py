@@ -190,7 +190,7 @@ def test_a_transform_of_a_costs_no_shared_memory(mapping: Mapping, along: str, d
     assert code.count("LDS") == 0
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("mapping", ACROSS, ids=lambda m: f"{m.M}x{m.N}")
 @pytest.mark.parametrize("d", [RowMajor, ColMajor])
 def test_a_across_k_is_fetched_word_by_word(mapping: Mapping, d: Any) -> None:
@@ -205,7 +205,7 @@ def test_a_across_k_is_fetched_word_by_word(mapping: Mapping, d: Any) -> None:
     assert len(loop) < 80 + 110 * (code.conf.compute_warp.size.M // 64)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("mapping", TRANSPOSED[:3], ids=lambda m: f"{m.M}x{m.N}")
 def test_b_is_transposed_beside_a_from_registers(mapping: Mapping) -> None:
     """tf32 with both across K."""
@@ -218,7 +218,7 @@ def test_b_is_transposed_beside_a_from_registers(mapping: Mapping) -> None:
     code.check_copied()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mapping", MAPPINGS[:4], ids=lambda m: f"{m.M}x{m.N}-{m.schedule}")
 def test_d_by_columns_leaves_by_tma(mapping: Mapping) -> None:
     code = Code(config(mapping, global_d_layout=ColMajor(F16)))

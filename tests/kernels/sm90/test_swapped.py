@@ -118,6 +118,7 @@ def test_tf32_with_a_transform_and_an_epilogue(machine: Any, order: str, rng: np
     assert is_swapped(made) == (order == "nn")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("rows, depth", [(64, 32), (128, 32), (256, 32), (128, 64), (64, 16), (64, 8)], ids=str)
 def test_fragments_meet_in_no_bank(rows: int, depth: int, rng: np.random.Generator) -> None:
     """All 32 words that a warp loads of A at a time lie in 32 banks."""
@@ -142,7 +143,7 @@ TRANSFORMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(7)
 @on_machines
 @pytest.mark.parametrize("order, dtype", [*((order, F16) for order in ORDERS), ("nn", BF16)], ids=str)
 @pytest.mark.parametrize("kind", TRANSFORMS)
@@ -157,7 +158,7 @@ def test_transforms_of_b(machine: Any, kind: str, order: str, dtype: np.dtype, r
     assert is_swapped(made) and np.array_equal(d.astype(F64), want.astype(dtype).astype(F64))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_both_transforms_and_an_epilogue(machine: Any, order: str, rng: np.random.Generator) -> None:
@@ -263,6 +264,7 @@ def test_arrays_that_are_computed_as_they_are() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("kind", ["tf32", "float16", "bfloat16"])
 @pytest.mark.parametrize("size", [(1024, 768, 1000), (333, 1100, 515), (65, 4096, 2048), (4096, 4096, 512)], ids=str)
