@@ -34,7 +34,7 @@ Layouts = dict[str, Layout | None]
 
 OF_B = {"transform_global_to_shared_b", "transform_shared_to_regs_b"}
 F32 = np.dtype(np.float32)
-LEAST_ROWS = few_rows.MOST_ROWS + 1    # of A, where B is transformed: fewer are computed by other kernels
+LEAST_ROWS = few_rows.MOST_ROWS + 1    # of A, where B is transformed: of fewer nothing is measured
 
 
 def fields(infos: Infos, layouts: Layouts, given: dict[str, Any], sizes: tuple[int, int, int],
