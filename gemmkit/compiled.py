@@ -90,8 +90,8 @@ class Compiled:
         spec, shape = freeze(self.spec), freeze(self.shape)
         for name, held in held_by(conf):
             if held.info.library != "workspace" and held.info.device != problem.a.device:
-                raise ValueError(f"{name}={type(getattr(conf, name)).__qualname__}(...): {held.name} is on device "
-                                 f"{held.info.device} and a on device {problem.a.device}")
+                raise ValueError(f"{call.given_as(name)}={type(getattr(conf, name)).__qualname__}(...): {held.name} is on "
+                                 f"device {held.info.device} and a on device {problem.a.device}")
         self.maps = conf.family.maps(self.spec, arrays)
         self.arguments = [spec, *self.operands, shape, *(freeze(Nothing()) if m is None else m.frozen for m in self.maps)]
         self.blocks = self.spec.blocks(M, N, problem.device.sm_count)

@@ -30,7 +30,18 @@ from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Identity, Staged, Transform
 
-__all__ = ["TRANSFORMS", "Config", "ConfigError", "Mapping", "Problem"]
+__all__ = ["TRANSFORMS", "Config", "ConfigError", "Mapping", "Problem", "of_transpose"]
+
+_A_AND_B = {"a": "b", "b": "a"}
+
+
+def of_transpose(field: str) -> str:
+    """The field of a product's transpose, D^T = B^T A^T, for what a product has in ``field``.
+
+    >>> of_transpose("transform_global_to_shared_b"), of_transpose("global_a_layout"), of_transpose("epilogue")
+    ('transform_global_to_shared_a', 'global_b_layout', 'epilogue')
+    """
+    return "_".join(_A_AND_B.get(part, part) for part in field.split("_"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,7 +94,7 @@ class Plan:
         self._compiled = Compiled(problem, problem.seen_out(self._infos[3]))
         seen = problem.a, problem.b, problem.c, self._compiled.out
         self._align = tuple(1 if i is None else alignment(i) for i in seen)
-        self._held = held_by(self.config)
+        self._held = problem.held
         self._writes = any(held.is_output for _, held in self._held)
         self._has_work = problem.products > 0 and (bool(self._compiled.behind) or (problem.M > 0 and problem.N > 0))
         norm = normaliser_of(self._compiled.config.epilogue)
@@ -102,7 +102,7 @@ class Plan:
         self._launches: Launches | None = None
         self.values = tuple(self._compiled.values)
         parts = {name: freeze(getattr(self._compiled.config, name)) for name in PARTS}
-        self.ranges = leaf_ranges(parts)
+        self.ranges = {problem.given_as(name): found for name, found in leaf_ranges(parts).items()}
         self._watch(parts)
         self._call: Any = self._call_on_host if self._device < 0 else self._call_on_device()
 
@@ -135,7 +135,8 @@ class Plan:
     def forget_arrays(self, names: Collection[str] = ()) -> None:
         """Keep no array of a component alive: for a plan that gets the components ``names`` with every call."""
         self._origin = None
-        self._watch({name: freeze(getattr(self.config, name)) for name in PARTS if name not in names})
+        self._watch({name: freeze(getattr(self.config, name)) for name in PARTS
+                     if self._compiled.problem.given_as(name) not in names})
         self.config = without_arrays(self.config)
         self._compiled.problem.config = self.config
         self._compiled.problem.tuning_key = None             # it is made of the components themselves

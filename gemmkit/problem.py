@@ -16,7 +16,7 @@ import numpy as np
 
 from gemmkit.component_arrays import Held, arrays_of, check_held
 from gemmkit.components import Component, field_values
-from gemmkit.config import TRANSFORMS, Config, ConfigError
+from gemmkit.config import TRANSFORMS, Config, ConfigError, of_transpose
 from gemmkit.configure import get_config, sizes_given
 from gemmkit.emulator.mode import is_emulating
 from gemmkit.epilogues import parts, result_layout
@@ -28,7 +28,7 @@ from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, flipped, 
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.stacks import check_steps, first_matrices, first_matrix, leading, stack_of
 from gemmkit.transforms import Transform
-from gemmkit.tuning import algebras, few_rows, gathered, hopper, mappings, multistage_mappings, store
+from gemmkit.tuning import algebras, gathered, hopper, mappings, multistage_mappings, store, swapped
 from gemmkit.tuning.candidates import Candidate
 from gemmkit.tuning.operators import algebra_of, operator_for, result_dtype, sized
 
@@ -69,6 +69,15 @@ class Call:
             return self
         return dataclasses.replace(self, M=self.N, N=self.M, a=flipped(self.b), b=flipped(self.a), c=flipped(self.c),
                                    out=flipped(self.out), is_transposed=False)
+
+    def given_as(self, field: str) -> str:
+        """The field in which the caller gave what ``config`` has in ``field``."""
+        return of_transpose(field) if self.is_transposed else field
+
+    @property
+    def held(self) -> list[tuple[str, Held]]:
+        """`held_by` the configuration, by the fields in which the caller gave it."""
+        return [(self.given_as(field), held) for field, held in held_by(self.config)]
 
     @property
     def products(self) -> int:
@@ -115,11 +124,11 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     key = partial(store.digest_of, infos, layouts, (M, N, K), keywords, device, products)
     tuned = store.find(device, key) if conf is None and candidate is None else None
     candidate = tuned or candidate
-    turned = (few_rows.fields(infos, layouts, keywords, (M, N, K), device)
+    turned = (swapped.fields(infos, layouts, keywords, (M, N, K), device)
               if conf is None and stack is None and candidate is None else None)
     if turned is not None:
         transposed = {"a": flipped(infos["b"]), "b": flipped(infos["a"]), "c": flipped(c), "out": flipped(out)}
-        conf = _configure(transposed, _layouts(transposed, None, {}), (N, M, K), turned, device)
+        conf = _configure(transposed, _layouts(transposed, None, {}), (N, M, K), turned, device, new=ColMajor)
     elif conf is None:
         try:
             conf = _configure(infos, layouts, (M, N, K), keywords, device, products, candidate)
@@ -140,10 +149,10 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     if out is not None:
         check_out(*((infos["out"], infos) if stack is None else (out, given)))                 # type: ignore[arg-type]
     _check_functions(conf, M, N, K, stack)
-    check_held(held_by(conf), {name: info and whole(info) for name, info in infos.items()}, () if out is None else (out,))
     assert infos["a"] is not None and infos["b"] is not None
-    return Call(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device, stack,
-                turned is not None, key)
+    call = Call(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device, stack, turned is not None, key)
+    check_held(call.held, {name: info and whole(info) for name, info in infos.items()}, () if out is None else (out,))
+    return call
 
 
 # -- where the arrays are ---------------------------------------------------------------------------------------------
@@ -261,7 +270,8 @@ def _sizes(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None]
 
 def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: tuple[int, int, int],
                keywords: dict[str, Any], device: DeviceInfo, products: int = 1,
-               candidate: Candidate | None = None) -> Config:
+               candidate: Candidate | None = None, new: type[Plain] = RowMajor) -> Config:
+    """The configuration of a product; ``new`` is how a D lies that the call makes."""
     a, b = layouts["a"], layouts["b"]
     assert a is not None and b is not None
     c = layouts["c"]
@@ -301,7 +311,7 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     elif "global_d_layout" not in fields:
         own = getattr(fields.get("epilogue"), "result_dtype", None)
         dtype = result_dtype(a.dtype, b.dtype, c, operator) if own is None else own
-        fields["global_d_layout"] = type(a)(dtype) if isinstance(a, (Interleaved, Planar)) else RowMajor(dtype)
+        fields["global_d_layout"] = type(a)(dtype) if isinstance(a, (Interleaved, Planar)) else new(dtype)
     shape = dict(zip("MNK", sizes), batch=products)
     return get_config(operator=operator, gemm_shape=shape, device=device, **fields)
 

@@ -1,7 +1,9 @@
-"""A product whose transpose is computed: its components, which speak of D's rows and columns, for the kernel of D^T.
+"""A product whose transpose is computed: its components, which speak of rows and columns of A, B and D, for the kernel of
+D^T = B^T A^T.
 
-`gemmkit.tuning.few_rows` says which products are computed so. Nothing of it is seen by the caller: an epilogue is asked
-with the coordinates of D, one element at a time, for a tile of D^T is none of D in the order of its elements.
+`gemmkit.tuning.swapped` says which products are computed so. Nothing of it is seen by the caller: an epilogue is asked
+with the coordinates of D, one element at a time, for a tile of D^T is none of D in the order of its elements; a transform
+with those of its operand.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from gemmkit.components import with_fields
-from gemmkit.config import Config
+from gemmkit.config import TRANSFORMS, Config
 from gemmkit.epilogues.base import ELEMENT
 from gemmkit.kernels.common.elements import column_of, row_of
 from gemmkit.lang.products import with_number
@@ -18,8 +20,10 @@ from gemmkit.lang.registers import apply
 from gemmkit.lang.returned import number, numbers
 from gemmkit.per_product import Adapted
 from gemmkit.tiling import translate
+from gemmkit.transforms import Transform
+from gemmkit.transforms.base import transformed
 
-__all__ = ["EpilogueOfTranspose", "for_transpose"]
+__all__ = ["EpilogueOfTranspose", "TransformOfTranspose", "for_transpose"]
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,23 @@ def finish_turned(x: Any, n: int, epilogue: Any, tile: Any, shape: Any) -> Any:
     return numbers(epilogue, "finish", epilogue.finish((x,), place, shape), (x,))[0]
 
 
+@dataclass(frozen=True)
+class TransformOfTranspose(Transform):
+    """A transform of elements at their coordinates, asked by the kernel that has the operand's transpose."""
+
+    transform: Transform
+
+    def __call__(self, x: Any, i: int, j: int) -> Any:
+        return self.at(x, i, j)
+
+    def at(self, x: Any, i: int, j: int) -> Any:
+        return transformed(self.transform, x, j, i)
+
+
 def for_transpose(conf: Config) -> Config:
-    """The configuration of a transposed product with its epilogue adapted; itself where that finishes nothing."""
-    if conf.epilogue.passes_on:
-        return conf
-    return cast(Config, with_fields(conf, {"epilogue": EpilogueOfTranspose(conf.epilogue)}))
+    """The configuration of a transposed product, with adapters around components that ask for coordinates; else itself."""
+    changed: dict[str, Any] = {name: TransformOfTranspose(value) for name in TRANSFORMS
+                               if not (value := getattr(conf, name)).is_identity and value.with_coordinates}
+    if not conf.epilogue.passes_on:
+        changed["epilogue"] = EpilogueOfTranspose(conf.epilogue)
+    return cast(Config, with_fields(conf, changed))

@@ -30,6 +30,9 @@ class WGMMAOp(Operator):
     whose tensor cores keep but 14 bits of a sum: every so many elements along K (a multiple of the block's K; 0: never) the
     sum is added to one in float32.
 
+    `gemmkit.matmul` computes some products as their transpose (docs/hopper.md; of float32 those of A and B by rows). ``N``
+    then counts rows of D.
+
     ``a_major`` and ``b_major`` say along which axis the shared operands are contiguous: "K", or "MN" (16-bit types only);
     `get_config` sets them after the shared layouts.
 

@@ -20,12 +20,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.epilogues import Default, Epilogue
-from gemmkit.layouts import ColMajor, Layout, Plain
+from gemmkit.layouts import Layout
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
-from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tiling import Tile
 from gemmkit.tuning.operators import SIXTEEN
 
@@ -37,28 +35,16 @@ SLICE = 8                              # columns of D^T that a block of a cluste
 RING = 170 * 1024                      # bytes of stages: what is on its way hides the latency of memory
 
 
-def fields(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None], given: dict[str, Any],
-           sizes: tuple[int, int, int], device: DeviceInfo) -> dict[str, Any] | None:
-    """The fields of a configuration of the transposed product; None where it is not the one to compute.
-
-    ``given`` are the caller's components. They see coordinates of D. An epilogue that finishes elements is asked with them
-    (`gemmkit.transposed`); with any other component a product is computed as it is.
-    """
+def fields(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None], sizes: tuple[int, int, int],
+           device: DeviceInfo) -> dict[str, Any] | None:
+    """The fields of a configuration of the transposed product of plain operands of one dtype that suit TMA; None where it is
+    not the one to compute (`gemmkit.tuning.swapped`)."""
     M, N, K = sizes
-    if not _may_be_turned(given) or device.arch[0] != 9 or not 0 < M <= MOST_ROWS or N < LEAST or K < LEAST:
+    a = infos["a"]
+    assert a is not None
+    if a.dtype not in SIXTEEN or not 0 < M <= MOST_ROWS or N < LEAST or K < LEAST:
         return None
-    if any(layout is not None and not (isinstance(layout, Plain) and layout.is_plain) for layout in layouts.values()):
-        return None
-    for name in "ab":
-        info, layout = infos[name], layouts[name]
-        assert info is not None and isinstance(layout, Plain)
-        if info.dtype not in SIXTEEN or why_not(info, layout.axis) is not None:
-            return None
-    a, b = infos["a"], infos["b"]
-    assert a is not None and b is not None
-    if a.dtype != b.dtype:
-        return None
-    c, d = layouts["c"], layouts["d"]
+    d = layouts["d"]
     if d is not None and d.vector_axis != 1:           # of rows of D^T a block would finish 16 columns or more
         return None
     tiles = -(-N // ROWS)
@@ -68,18 +54,8 @@ def fields(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None]
     columns = max(-(-M // SLICE), splits)              # in slices; a power of two, so that all blocks finish as many
     columns = SLICE * (1 << (columns - 1).bit_length())
     stage = (ROWS + columns) * DEPTH * a.dtype.itemsize
-    d = ColMajor((a if c is None else c).dtype if d is None else d.dtype)
     return dict(kernel="warp_specialised", operator=WGMMAOp(columns, dtype=a.dtype), splits=splits, schedule="cooperative",
-                block_shape=Tile(M=ROWS, N=columns, K=DEPTH), warps_per_block=4, stages=RING // stage,
-                global_d_layout=d, **given)
-
-
-def _may_be_turned(given: dict[str, Any]) -> bool:
-    """Whether the caller's components are none, or an epilogue that sees single elements: one that stores tiles in its own
-    way, or sees more of a row, would have to be told of the other dimension."""
-    epilogue = given.get("epilogue", Default())
-    return set(given) <= {"epilogue"} and isinstance(epilogue, Epilogue) and not (
-        epilogue.stores_itself or epilogue.finishes_blocks)
+                block_shape=Tile(M=ROWS, N=columns, K=DEPTH), warps_per_block=4, stages=RING // stage)
 
 
 __all__ = ["MOST_ROWS", "fields"]

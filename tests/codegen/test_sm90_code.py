@@ -18,7 +18,7 @@ from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.device import H100
 from gemmkit.transforms import Elementwise
-from gemmkit.tuning.mappings import MAPPINGS, PROMOTED, REWRITTEN, SPLIT, TRANSFORMED, TRANSPOSED, Mapping
+from gemmkit.tuning.mappings import ACROSS, MAPPINGS, PROMOTED, REWRITTEN, SPLIT, TRANSFORMED, TRANSPOSED, Mapping
 from tests.support.machines import BF16, E4M3
 from tests.support.sm90 import F16, F32, mapping
 
@@ -65,13 +65,14 @@ class Code:
         assert len(issued) % group == 0
         assert ["gsb0" in line for line in issued] == ([False] * (group - 1) + [True]) * (len(issued) // group)
 
-    def check_by_registers(self) -> None:
-        """Every step along K is a group of wgmmas that take A from registers; a step's are fetched one step ahead."""
+    def check_by_registers(self, opcode: str = "LDSM", loads: int = 1) -> None:
+        """Every step along K is a group of wgmmas that take A from registers; a step's are fetched one step ahead, each
+        fragment by so many ``loads``."""
         fragments, steps = self.conf.compute_warp.size.M // 64, self.conf.block_shape.size.K // self.conf.operator.K
         issued = [line for line in self.lines if "GMMA" in line]
         assert len(issued) == fragments * steps and all(re.match(r"HGMMA\S* R\d+, R\d+, gdesc", line) for line in issued)
         assert ["gsb0" in line for line in issued] == ([False] * (fragments - 1) + [True]) * steps
-        assert self.count("LDSM") == fragments * (steps + 1)
+        assert self.count(opcode) == fragments * (steps + 1) * loads
         self.check_fragments_stay()
 
     def check_fragments_stay(self) -> None:
@@ -187,6 +188,44 @@ def test_a_transform_of_a_costs_no_shared_memory(mapping: Mapping, along: str, d
     code.check_copied()
     code.check_dealt()
     assert code.count("LDS") == 0
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("mapping", ACROSS, ids=lambda m: f"{m.M}x{m.N}")
+@pytest.mark.parametrize("d", [RowMajor, ColMajor])
+def test_a_across_k_is_fetched_word_by_word(mapping: Mapping, d: Any) -> None:
+    """tf32 with A by columns: TMA moves all, consumers load each word once, and nobody writes to a stage. The places of a
+    stage's words are computed once: what is left of its loop is rounding and two selections a word."""
+    code = Code(config(mapping, WGMMAOp(mapping.N, F32), global_a_layout=ColMajor(F32), global_d_layout=d(F32)))
+    code.check_tidy()
+    code.check_by_registers("LDS", 4)
+    code.check_copied()
+    code.check_dealt()
+    (loop,) = code.loops("HGMMA")
+    assert len(loop) < 80 + 110 * (code.conf.compute_warp.size.M // 64)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("mapping", TRANSPOSED[:3], ids=lambda m: f"{m.M}x{m.N}")
+def test_b_is_transposed_beside_a_from_registers(mapping: Mapping) -> None:
+    """tf32 with both across K."""
+    code = Code(config(mapping, WGMMAOp(mapping.N, F32), global_a_layout=ColMajor(F32), global_b_layout=RowMajor(F32)))
+    code.check_tidy()
+    issued = [line for line in code.lines if "GMMA" in line]
+    fragments = code.conf.compute_warp.size.M // 64
+    assert ["gsb0" in line for line in issued] == ([False] * (fragments - 1) + [True]) * (len(issued) // fragments)
+    code.check_fragments_stay()
+    code.check_copied()
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("mapping", MAPPINGS[:4], ids=lambda m: f"{m.M}x{m.N}-{m.schedule}")
+def test_d_by_columns_leaves_by_tma(mapping: Mapping) -> None:
+    code = Code(config(mapping, global_d_layout=ColMajor(F16)))
+    code.check_tidy()
+    code.check_asynchronous()
+    code.check_copied()
+    assert code.count("STSM") > 0
 
 
 @pytest.mark.thorough

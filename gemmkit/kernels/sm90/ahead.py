@@ -268,8 +268,8 @@ def refuses(spec: Any, arrays: Arrays, layout: Layout, info: ArrayInfo) -> str |
         return "D is not stored by TMA, or it is folded"
     if spec.epilogue.reduces:
         return "the epilogue reduces: it takes all columns of a fragment at once, and D's subtiles hold two of them"
-    if type(layout) is not RowMajor:
-        return "it is not a plain row-major matrix"
+    if type(layout) is not RowMajor or spec.d.shared.axis != 1:
+        return "it is not a plain row-major matrix, as D is"
     if layout.dtype != spec.d.layout.dtype or layout.dtype != spec.d.shared.dtype or info.dtype != layout.dtype:
         return f"its elements are {layout.dtype}, and D's {spec.d.layout.dtype}: they would not lie in the same places"
     if layout.dtype.names is not None or layout.dtype.kind == "c" or layout.dtype.itemsize not in WIDTHS:

@@ -7,6 +7,7 @@ filled. What is fetched is a source's affair:
 | source | A in shared memory | on its way |
 |---|---|---|
 | `Transformed` | as TMA brings it | elements are transformed |
+| `gemmkit.kernels.sm90.across.Across` | as TMA brings it, of 32-bit elements across K | rounded to tf32 (and transformed) |
 | `Deinterleaved` | numbers of two 16-bit parts, in panels along K | de-interleaved; B's planes are permuted along K |
 """
 
@@ -178,11 +179,25 @@ class Transformed(Source):
     def load(self, spec: Any, group: int, stage: int, step: int, at: KTile) -> tuple:
         return generate(spec.fragments_m, load_transformed, spec, group, stage, step, at)
 
+    def fetch(self, spec: Any, stage: int, row: int, k: int) -> tuple:
+        """A lane's words of the 16 rows from ``row`` on of a stage's tile, from ``k`` along K."""
+        return fetch_words(spec, stage, row, k)
+
+    def round(self, words: tuple) -> tuple:
+        """The words as wgmma is to have them."""
+        return words
+
 
 def load_transformed(m: int, spec: Any, group: int, stage: int, step: int, at: KTile) -> tuple:
     row = group * spec.first_rows + 64 * m + udiv(thread_index() % 128, 32) * 16
     k = spec.operator.K * step
-    words = fetch_words(spec, stage, row, k)
+    words = spec.mainloop.source.fetch(spec, stage, row, k)
+    return spec.mainloop.source.round(transform_words(words, spec, row, k, at))
+
+
+def transform_words(words: tuple, spec: Any, row: int, k: int, at: KTile) -> tuple:
+    if spec.a.to_shared.is_identity:
+        return words
     i, j = at.m + row + udiv(lane_index(), 4), at.k + k + lane_index() % 4 * spec.mainloop.source.word.size.K
     if is_pairwise(spec.a.to_shared, spec.a.plane.dtype):
         return apply(within_k, transform_pairs(spec.a.to_shared, spec.a.plane.dtype, words), spec, j, at.shape)

@@ -13,6 +13,7 @@ from gemmkit.kernels.common.clipping import clipped
 from gemmkit.kernels.common.operand import Operand
 from gemmkit.kernels.common.pipeline import BARRIER, CLUSTER, THREAD, WARPS, Pipeline
 from gemmkit.kernels.common.shared_memory import NamedBarriers, SharedMemory
+from gemmkit.kernels.sm90.across import Across
 from gemmkit.kernels.sm90.ahead import with_ahead
 from gemmkit.kernels.sm90.exchange import ClusterExchange, Exchange
 from gemmkit.kernels.sm90.fold import store_for
@@ -31,6 +32,7 @@ from gemmkit.kernels.sm90.shared_k import SharedK, least_columns
 from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.kernels.sm90.store import SubtileStore
 from gemmkit.kernels.sm90.workspace_exchange import exchange_of
+from gemmkit.layouts import ColMajor, Swizzled
 from gemmkit.layouts.swizzled import PATTERN, pattern_of
 from gemmkit.operators import WGMMAOp
 
@@ -38,6 +40,7 @@ from gemmkit.operators import WGMMAOp
 ROUTES: dict[Any, Any] = {Tma: TmaProducer, JoinedTma: TmaProducer, BraidedTma: TmaProducer,
                           Rewrite: RewriteProducer, Transpose: RewriteProducer, Deinterleave: DeinterleaveProducer,
                           CpAsync: CpAsyncProducer, Staged: StagedProducer}
+WIDEST = 128                           # bytes of a swizzle's lines
 REGISTER_THREADS = 384                 # of a block with A in registers: with more, wgmmas wait for each other
 
 
@@ -47,7 +50,8 @@ def specialise(spec: Sm90Spec, sharing: SharedK, arrays: Arrays | None = None) -
     spec = dataclasses.replace(spec, b=b, mainloop=_mainloop(spec))
     requests = (Request(spec, spec.a, arrays.a if arrays else None, arrays.extents("a") if arrays else (0, 0)),
                 Request(spec, spec.b, arrays.b if arrays else None, arrays.extents("b") if arrays else (0, 0)))
-    spec = _with_a_deinterleaved(spec, *requests) or _with_a_transformed(_with_routes(spec, *requests))
+    spec = (_with_a_deinterleaved(spec, *requests) or _with_a_across(spec, *requests)
+            or _with_a_transformed(_with_routes(spec, *requests)))
     if arrays is not None:
         a, b = (operand if operand.route.uses_tma else clipped(operand, info, spec.operator.identity)
                 for operand, info in ((spec.a, arrays.a), (spec.b, arrays.b)))
@@ -103,13 +107,33 @@ def _with_a_deinterleaved(spec: Sm90Spec, a: Request, b: Request) -> Sm90Spec | 
     return chosen if _fits(chosen) else None
 
 
+def _with_a_across(spec: Sm90Spec, a: Request, b: Request) -> Sm90Spec | None:
+    """A of 32-bit elements across K, which consumers fetch as it lies; None where they cannot. B may be rewritten."""
+    operand = a.operand
+    if not (_fetches_a(spec) and operand.layout.is_plain and operand.shared.dtype.itemsize == 4
+            and a.stored_axis != a.read_axis and Tma.refuses_array(a) is None):
+        return None
+    route = next((route for route in (Tma, Rewrite, Transpose) if route.refuses(b) is None), None)
+    if route is None:
+        return None
+    as_stored = Swizzled(ColMajor(operand.shared.dtype), WIDEST)
+    of_a = dataclasses.replace(a, operand=dataclasses.replace(operand, shared=as_stored))
+    steps = spec.block.size.K // spec.operator.shape[2]
+    return dataclasses.replace(spec, a=_sent(of_a, Tma), b=_sent(b, route), mainloop=RegisterMainloop(Across(4), steps))
+
+
+def _fetches_a(spec: Sm90Spec) -> bool:
+    """Whether consumers have the registers for A, and read stages of their own block alone."""
+    return (isinstance(spec.operator, WGMMAOp) and spec.condition.is_always and spec.cluster.is_single
+            and not spec.is_squeezed and isinstance(spec.mainloop, SharedMainloop) and spec.threads <= REGISTER_THREADS)
+
+
 def _with_a_transformed(spec: Sm90Spec) -> Sm90Spec:
     """The specialisation itself, or, where TMA brings A and its elements are transformed, one in which consumers do so."""
     a, b = spec.a, spec.b
     along = a.plane.axis == 1 or a.plane.itemsize == 2             # what `ldmatrix` can fetch
-    if not (type(a.route) is Rewrite and type(b.route) in (Tma, Rewrite) and isinstance(spec.operator, WGMMAOp) and along
-            and not a.is_masked and spec.condition.is_always and spec.cluster.is_single and not spec.is_squeezed
-            and isinstance(spec.mainloop, SharedMainloop) and spec.threads <= REGISTER_THREADS):
+    if not (type(a.route) is Rewrite and type(b.route) in (Tma, Rewrite) and along and not a.is_masked
+            and _fetches_a(spec)):
         return spec
     steps = spec.block.size.K // spec.operator.shape[2]
     return dataclasses.replace(spec, a=dataclasses.replace(a, route=Tma(a.route.copy)),

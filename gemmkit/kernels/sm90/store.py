@@ -5,7 +5,7 @@ and D, and the epilogue) work on these pairs, with global coordinates. Then D le
 
 | store | how | where |
 |---|---|---|
-| `TmaStore` | through swizzled subtiles of shared memory, by TMA, which clips what is out of range | plain D, row-major |
+| `TmaStore` | through swizzled subtiles of shared memory, by TMA, which clips what is out of range | plain D |
 | `VectorStore` | through subtiles of shared memory, which threads read in lines and store as vectors | runs in D |
 | `DirectStore` | from the registers, pair by pair | any layout; epilogues that store or write themselves |
 """
@@ -179,7 +179,8 @@ class TmaStore(SubtileStore):
     def map_spec(self, operand: Any, info: ArrayInfo) -> tuple[int, TensorMapSpec]:
         """The axis of the array along which elements are contiguous, and the tensor map's box."""
         layout, before = operand.shared, len(info.shape) - 2          # dimensions of a stack
-        return layout.axis + before, TensorMapSpec(info.dtype, (self.columns, 64) + (1,) * before, layout.width)
+        box = (layout.line, self.columns if layout.axis == 0 else 64)
+        return layout.axis + before, TensorMapSpec(info.dtype, box + (1,) * before, layout.width)
 
     def subtile(self, values: tuple, p: int, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
         if thread_index() % 128 == 0:                  # TMA has read what was in the subtile before
@@ -199,7 +200,13 @@ class TmaStore(SubtileStore):
         named_barrier(self.barrier + part.group, 128)
         if thread_index() % 128 == 0:
             matrix = spec.scheduler.stack.d.coordinates(outputs.batch)
-            tma_store(outputs.map_d, join(((part.n + p * self.columns, part.m), matrix)), pointer, position)
+            m, n = part.m, part.n + p * self.columns
+            if spec.d.shared.axis == 1:
+                tma_store(outputs.map_d, join(((n, m), matrix)), pointer, position)
+            else:                                      # lines are columns of D, in one panel of 64 elements or two of 32
+                for i in range(64 // spec.d.shared.line):
+                    at = position + i * self.columns * spec.d.shared.line
+                    tma_store(outputs.map_d, join(((m + i * spec.d.shared.line, n), matrix)), pointer, at)
             tma_commit()
 
     def leave_out(self, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
@@ -344,7 +351,7 @@ def store_of(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrie
     if info is not None and refuses_tma(spec, info) is not None and vector_length(spec, info, extents) == 0:
         return DirectStore(barrier)
     width = spec.block.size.N // spec.exchange.slices    # of what this block finishes
-    columns = int(layout.line) if layout.axis == 1 else math.gcd(width, 64)
+    columns = int(layout.line) if layout.axis == 1 else math.gcd(width, min(64, LINE // layout.dtype.itemsize))
     fields = dict(consumers=spec.consumers, columns=columns, lines=columns if layout.vector_axis == 0 else 64,
                   count=width // columns, fragments=spec.fragments_m, itemsize=layout.dtype.itemsize)
     if info is None or refuses_tma(spec, info) is None:
@@ -361,13 +368,13 @@ def refuses_tma(spec: Any, info: ArrayInfo) -> str | None:
     is per 16 bytes, so a row whose length is not a multiple of 16 bytes would be overrun.
     """
     layout, shared = spec.d.layout, spec.d.shared
-    if not isinstance(layout, Plain) or type(layout).store is not Plain.store or not layout.axis == shared.axis == 1:
-        return "it is not a plain row-major matrix"
+    if not isinstance(layout, Plain) or type(layout).store is not Plain.store or layout.axis != shared.axis:
+        return "it is not a plain matrix"
     if spec.epilogue.stores_itself or spec.epilogue.writes:
         return "the epilogue stores or writes itself"
-    if info.shape[1] * info.dtype.itemsize % CHUNK:
-        return f"a row is no multiple of {CHUNK} bytes"
-    return why_not(info, 1)
+    if info.shape[layout.axis] * info.dtype.itemsize % CHUNK:
+        return f"a line is no multiple of {CHUNK} bytes"
+    return why_not(info, layout.axis)
 
 
 def vector_length(spec: Any, info: ArrayInfo, extents: tuple[int, int]) -> int:

@@ -12,6 +12,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.kernels.common.arrays import Arrays
+from gemmkit.kernels.sm90.fragments import RegisterMainloop
 from gemmkit.kernels.sm90.routes.rewrite import Rewrite, RewriteProducer, Transpose
 from gemmkit.kernels.sm90.routes.staged import Staged
 from gemmkit.kernels.sm90.routes.tma import Tma
@@ -60,7 +61,10 @@ def test_tiles_are_turned(machine: Any, schedule: str, dtype: np.dtype, orders: 
     m, n, k = 144, columns + 16, stages * line + 32                # one block along K more than stages
     a, b = whole(rng, (m, k), dtype), whole(rng, (k, n), dtype)
     spec = spec_of(conf, a, b)
-    assert any(type(x.route) is Transpose for x in (spec.a, spec.b)) == (orders[0] == "R" or conf.block_shape.size.M % line == 0)
+    by_registers = dtype == F32 and a_kind is ColMajor             # A, which then is not transposed (`across`)
+    turned = [orders[0] == "C" and not by_registers and conf.block_shape.size.M % line == 0, orders[1] == "R"]
+    assert isinstance(spec.mainloop, RegisterMainloop) == by_registers
+    assert any(type(x.route) is Transpose for x in (spec.a, spec.b)) == any(turned)
     changed = b.astype(F32) if transform is None else transform(b.astype(F32))
     assert np.array_equal(product(machine, conf, a, b), a.astype(F32) @ changed)
 

@@ -1,0 +1,287 @@
+"""Products that Hopper's kernel computes as D^T = B^T A^T because B is the operand that something is done to: float32 as tf32 by
+rows, and transforms of B. Nothing of that is seen by the caller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit import epilogues
+from gemmkit.ahead import recorded
+from gemmkit.epilogues import Bias, ReLU
+from gemmkit.kernels.sm90.across import Across
+from gemmkit.kernels.sm90.fragments import RegisterMainloop
+from gemmkit.operators import WGMMAOp
+from gemmkit.ptx.convert import rounded_to_tf32, truncated_to_tf32
+from gemmkit.runtime.device import H100
+from gemmkit.tiling import Tile
+from gemmkit.transforms import Elementwise
+from tests.support.banks import conflicts
+from tests.support.banks import recorded as accesses
+from tests.support.machines import BF16, on_machines, poison
+
+F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
+ORDERS = ["nn", "nt", "tn", "tt"]
+TF32 = WGMMAOp(32, dtype=F32)
+
+
+def stored(x: np.ndarray, order: str) -> np.ndarray:
+    """A view of ``x`` with lines of a multiple of 16 bytes, by rows ("n") or by columns ("t")."""
+    line, (rows, columns) = 16 // x.dtype.itemsize, x.shape
+    across = order == "t"
+    wide = np.zeros((-(-rows // line) * line if across else rows, columns if across else -(-columns // line) * line), x.dtype,
+                    order="F" if across else "C")
+    wide[:rows, :columns] = x
+    return wide
+
+
+def few(rng: np.random.Generator, shape: tuple[int, int], dtype: Any) -> np.ndarray:
+    return rng.integers(-2, 3, shape).astype(dtype)
+
+
+def multiplied(machine: Any, a: np.ndarray, b: np.ndarray, order: str, out: np.ndarray | None = None,
+               **keywords: Any) -> tuple[np.ndarray, Any]:
+    """D, poisoned before, and the plan."""
+    M, N = len(a), b.shape[1]
+    given = [machine.array(stored(x, o))[:x.shape[0], :x.shape[1]] for x, o in zip((a, b), order)]
+    d = machine.array(poison((M, N), a.dtype) if out is None else out)
+    with machine.session():
+        made = gk.plan(*given, out=d, **keywords)
+        made(*given, out=d)
+    return machine.numpy(d), made
+
+
+def is_swapped(made: Any) -> bool:
+    swapped = made._compiled.problem.is_transposed
+    assert not swapped or isinstance(made._compiled.spec.mainloop, RegisterMainloop)
+    return bool(swapped)
+
+
+# -- float32, as tf32 -------------------------------------------------------------------------------------------------------
+
+SIZES = [(70, 72, 40), (3, 64, 33), (65, 67, 31), (130, 36, 72)]
+
+
+@pytest.mark.sample(5)
+@on_machines
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_tf32(machine: Any, size: tuple[int, int, int], order: str, rng: np.random.Generator) -> None:
+    """By rows it is swapped; A by columns comes through registers as it is; of both B is transposed."""
+    M, N, K = size
+    a, b = few(rng, (M, K), F32), few(rng, (K, N), F32)
+    d, made = multiplied(machine, a, b, order, operator=TF32)
+    assert np.array_equal(d, a @ b)
+    assert is_swapped(made) == (order == "nn")
+    assert isinstance(getattr(made._compiled.spec.mainloop, "source", None), Across) == (order != "nt")
+
+
+@pytest.mark.sample(2)
+@on_machines
+@pytest.mark.parametrize("order", ["nn", "tt"])
+def test_what_comes_through_registers_is_rounded(machine: Any, order: str, rng: np.random.Generator) -> None:
+    """The other operand is cut off by the tensor cores."""
+    a, b = (rng.standard_normal(shape).astype(F32) for shape in ((68, 40), (40, 36)))
+    d, _ = multiplied(machine, a, b, order, operator=TF32)
+    a_seen, b_seen = (truncated_to_tf32, rounded_to_tf32) if order == "nn" else (rounded_to_tf32, truncated_to_tf32)
+    assert np.allclose(d, a_seen(a).astype(F64) @ b_seen(b), rtol=0, atol=2e-5)
+
+
+@on_machines
+def test_what_is_no_number_stays_none(machine: Any) -> None:
+    """A NaN with all bits of the mantissa set, whose rounding would carry into the sign; infinities, and what rounds to one."""
+    a, b = np.ones((68, 40), F32), np.ones((40, 36), F32)
+    b[3, 5] = np.uint32(0x7FFFFFFF).view(F32)
+    b[7, 8], b[9, 11], b[39, 35] = np.inf, -np.inf, np.finfo(F32).max
+    d, made = multiplied(machine, a, b, "nn", operator=TF32)
+    assert is_swapped(made) and np.isnan(d[:, 5]).all()
+    assert (d[:, 8] == np.inf).all() and (d[:, 11] == -np.inf).all() and (d[:, 35] == np.inf).all()
+    assert (np.delete(d, (5, 8, 11, 35), axis=1) == 40).all()
+
+
+@pytest.mark.sample(2)
+@on_machines
+@pytest.mark.parametrize("order", ["nn", "tn"])
+def test_tf32_with_a_transform_and_an_epilogue(machine: Any, order: str, rng: np.random.Generator) -> None:
+    """The transform sees coordinates of B, the epilogue those of D; nothing is made of what lies beyond K."""
+    M, N, K = 70, 41, 37
+    a, b = few(rng, (M, K), F32), few(rng, (K, N), F32)
+    bias = rng.integers(-3, 4, N).astype(F32)
+    k, n, m = np.arange(K)[:, None], np.arange(N), np.arange(M)[:, None]
+    d, made = multiplied(machine, a, b, order, operator=TF32,
+                         transform_global_to_shared_b=Elementwise(lambda x, k, n: 2 * x + k % 3 - n % 5 + 1),
+                         epilogue=Bias(machine.array(bias)) | epilogues.Elementwise(lambda x, m, n: x + 2 * m - n))
+    assert np.array_equal(d, a @ (2 * b + k % 3 - n % 5 + 1) + bias + 2 * m - n)
+    assert is_swapped(made) == (order == "nn")
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("rows, depth", [(64, 32), (128, 32), (256, 32), (128, 64), (64, 16), (64, 8)], ids=str)
+def test_fragments_meet_in_no_bank(rows: int, depth: int, rng: np.random.Generator) -> None:
+    """All 32 words that a warp loads of A at a time lie in 32 banks."""
+    a, b = few(rng, (rows, depth), F32), few(rng, (depth, 32), F32)
+    conf = gk.get_config(operator=TF32, block_shape=Tile(M=rows, N=32, K=depth), warps_per_block=4, schedule="cooperative",
+                         global_a_layout=gk.layouts.ColMajor(F32), global_b_layout=gk.layouts.ColMajor(F32),
+                         global_d_layout=gk.layouts.ColMajor(F32), stages=2)
+    with gk.emulate(), accesses() as seen:
+        d = gk.matmul(np.asfortranarray(a), np.asfortranarray(b), conf=conf)
+    assert np.array_equal(d, a @ b)
+    assert seen.loads and conflicts(seen.loads) == 0
+    assert seen.stores and conflicts(seen.stores) == 0             # D by columns
+
+
+# -- transforms of B --------------------------------------------------------------------------------------------------------
+
+TRANSFORMS: dict[str, Any] = {
+    "plus one": lambda c, r: (lambda x: x + 1, lambda b, k, n: b + 1),
+    "relu": lambda c, r: (lambda x: max(x, 0), lambda b, k, n: b.clip(0)),
+    "coordinates": lambda c, r: (lambda x, k, n: x + k % 3 - n % 2, lambda b, k, n: b + k % 3 - n % 2),
+    "captured": lambda c, r: (lambda x, k, n: x * c[n] + r[k], lambda b, k, n: b * c + r[:, None]),
+}
+
+
+@pytest.mark.sample(7)
+@on_machines
+@pytest.mark.parametrize("order, dtype", [*((order, F16) for order in ORDERS), ("nn", BF16)], ids=str)
+@pytest.mark.parametrize("kind", TRANSFORMS)
+def test_transforms_of_b(machine: Any, kind: str, order: str, dtype: np.dtype, rng: np.random.Generator) -> None:
+    M, N, K = 75, 41, 67
+    a, b = few(rng, (M, K), dtype), few(rng, (K, N), dtype)
+    c, r = rng.integers(1, 4, N).astype(F32), rng.integers(-2, 3, K).astype(F32)
+    function, _ = TRANSFORMS[kind](machine.array(c), machine.array(r))
+    _, expected = TRANSFORMS[kind](c, r)
+    d, made = multiplied(machine, a, b, order, transform_global_to_shared_b=Elementwise(function))
+    want = a.astype(F64) @ expected(b.astype(F64), np.arange(K)[:, None], np.arange(N))
+    assert is_swapped(made) and np.array_equal(d.astype(F64), want.astype(dtype).astype(F64))
+
+
+@pytest.mark.sample(2)
+@on_machines
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_both_transforms_and_an_epilogue(machine: Any, order: str, rng: np.random.Generator) -> None:
+    """Of B on its way to shared memory and behind it; D by rows and by columns, in lines of its own length."""
+    M, N, K = 72, 48, 40
+    a, b = few(rng, (M, K), F16), few(rng, (K, N), F16)
+    rows = rng.integers(-3, 4, M).astype(F32)
+    d, made = multiplied(machine, a, b, "nn", poison((M, N), F16, order), epilogue=Bias(machine.array(rows), along="M") | ReLU(),
+                         transform_global_to_shared_b=Elementwise(lambda x: x + 1),
+                         transform_shared_to_regs_b=Elementwise(lambda x, k, n: x - n % 2))
+    want = (a.astype(F64) @ (b.astype(F64) + 1 - np.arange(N) % 2) + rows[:, None]).clip(0)
+    assert is_swapped(made) and np.array_equal(d.astype(F64), want.astype(F16).astype(F64))
+
+
+def test_other_arrays_of_a_transform() -> None:
+    """A captured array is a value of the launch, found by the caller's field; messages name that field, too."""
+    a, b, rng = np.ones((72, 64), F16), np.ones((64, 48), F16), np.random.default_rng(0)
+    results = []
+    with gk.emulate():
+        for factor in (np.full(48, 2, F32), rng.integers(1, 5, 48).astype(F32)):
+            d = gk.matmul(a, b, transform_global_to_shared_b=by_columns(factor))
+            results.append(np.array_equal(d.astype(F64), np.broadcast_to(64.0 * factor, (72, 48))))
+        made = gk.plan(a, b, transform_global_to_shared_b=by_columns(np.ones(48, F32)))
+        out = np.zeros((72, 48), F16)
+        with pytest.raises(ValueError, match="factor, captured by"):
+            gk.matmul(a, b, out=out, transform_global_to_shared_b=by_columns(out.view(F32)[0]))
+    assert results == [True, True] and is_swapped(made)
+    held = made.ranges["transform_global_to_shared_b"]
+    assert held.stop > held.start and made.ranges["transform_global_to_shared_a"].stop == made.ranges[
+        "transform_global_to_shared_a"].start
+    assert [field for field, _ in made._held] == ["transform_global_to_shared_b"]
+    made.forget_arrays({"transform_global_to_shared_b"})
+
+
+def by_columns(factor: np.ndarray) -> Elementwise:
+    return Elementwise(lambda x, k, n: x * factor[n])
+
+
+# -- which products ---------------------------------------------------------------------------------------------------------
+
+PLUS = Elementwise(lambda x: x + 1)
+
+
+def chosen(order: str, dtype: Any, size: tuple[int, int, int], **keywords: Any) -> Any:
+    """What is resolved on an H100."""
+    M, N, K = size
+    a, b = (np.empty(shape, dtype, order="F" if o == "t" else "C") for shape, o in zip(((M, K), (K, N)), order))
+    return recorded(lambda: gk.matmul(a, b, **keywords), H100, zeros=False)[0].problem
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_measured_mappings(order: str) -> None:
+    tf32 = chosen(order, F32, (4096, 4096, 4096), operator=WGMMAOp(256, dtype=F32))
+    assert tf32.is_transposed == (order == "nn")
+    assert tf32.config.block_shape.size[:2] == (128, 256) or order == "tn"
+    narrow = chosen(order, F32, (4096, 4096, 4096), operator=WGMMAOp(128, dtype=F32))
+    assert narrow.is_transposed == (order == "nn")
+    changed = chosen(order, F16, (4096, 4096, 4096), transform_global_to_shared_b=PLUS)
+    assert changed.is_transposed and changed.config.block_shape.size[:2] == (128, 256)
+    assert changed.computed.M == 4096 and changed.config.transform_global_to_shared_a == PLUS
+    assert changed.config.transform_global_to_shared_b.is_identity
+
+
+AS_THEY_ARE: dict[str, Any] = {
+    "nothing is transformed": lambda: {},
+    "A too": lambda: dict(transform_global_to_shared_b=PLUS, transform_global_to_shared_a=PLUS),
+    "A alone": lambda: dict(transform_global_to_shared_a=PLUS),
+    "of D": lambda: dict(transform_global_to_shared_b=PLUS, transform_regs_to_shared_d=PLUS),
+    "by batch": lambda: dict(transform_global_to_shared_b=Elementwise(lambda x, k, n, batch: x + batch)),
+    "a residual": lambda: dict(transform_global_to_shared_b=PLUS, epilogue=epilogues.Residual(np.zeros((256, 256), F16))),
+    "an output": lambda: dict(transform_global_to_shared_b=PLUS, epilogue=epilogues.Store(np.zeros((256, 256), F16))),
+    "sums of rows": lambda: dict(transform_global_to_shared_b=PLUS,
+                                 epilogue=epilogues.RowReduce(np.zeros(256, F32), "sum")),
+    "an observer": lambda: dict(observe_a=gk.observers.RowSum(np.zeros(256, F32))),
+    "an operator": lambda: dict(transform_global_to_shared_b=PLUS, operator=WGMMAOp(128)),
+    "a layout": lambda: dict(transform_global_to_shared_b=PLUS, global_a_layout=gk.layouts.Triangular(
+        gk.layouts.RowMajor(F16), "lower")),
+}
+
+
+@pytest.mark.parametrize("why", AS_THEY_ARE)
+def test_what_is_computed_as_it_is(why: str) -> None:
+    assert not chosen("nn", F16, (256, 256, 256), **AS_THEY_ARE[why]()).is_transposed
+
+
+def test_arrays_that_are_computed_as_they_are() -> None:
+    a, b, c = (np.zeros((256, 256), F16) for _ in "abc")
+
+    def swapped(*operands: Any, **keywords: Any) -> bool:
+        return bool(recorded(lambda: gk.matmul(*operands, **keywords), H100)[0].problem.is_transposed)
+
+    changed = dict(transform_global_to_shared_b=PLUS)
+    assert swapped(a, b, **changed)
+    assert not swapped(a, b, c, **changed)                             # C
+    assert not swapped(a[:64], b, **changed)                           # rows of one tile
+    assert not swapped(a[:, 1:], b[1:], **changed)                     # TMA does not take A
+    assert not swapped(np.stack([a, a]), b, **changed)                 # a stack
+    with pytest.raises(ValueError, match="b has shape"):
+        swapped(a, b[:100], **changed)
+    conf = gk.get_config(operator=WGMMAOp(128, dtype=F32), global_a_layout=gk.layouts.RowMajor(F32))
+    x = np.zeros((256, 256), F32)
+    assert not swapped(x, x, conf=conf)                                # a configuration is taken as it is given
+
+
+@pytest.mark.gpu
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", ["tf32", "float16", "bfloat16"])
+@pytest.mark.parametrize("size", [(1024, 768, 1000), (333, 1100, 515), (65, 4096, 2048), (4096, 4096, 512)], ids=str)
+def test_on_a_gpu(kind: str, size: tuple[int, int, int], order: str) -> None:
+    torch = pytest.importorskip("torch")
+    M, N, K = size
+    dtype = getattr(torch, "float32" if kind == "tf32" else kind)
+
+    def matrix(rows: int, columns: int, o: str) -> Any:
+        wide = torch.randint(-2, 3, (columns, -(-rows // 8) * 8) if o == "t" else (rows, -(-columns // 8) * 8), device="cuda")
+        return (wide.T if o == "t" else wide).to(dtype)[:rows, :columns]
+
+    a, b = matrix(M, K, order[0]), matrix(K, N, order[1])
+    bias, out = torch.randint(-9, 10, (N,), device="cuda").to(dtype), torch.full((M, N), float("nan"), dtype=dtype, device="cuda")
+    fields: dict[str, Any] = dict(operator=WGMMAOp(256, dtype=F32)) if kind == "tf32" else {}
+    k, n = torch.arange(K, device="cuda")[:, None], torch.arange(N, device="cuda")
+    for function, wide in ((lambda x: x + 1, b.double() + 1), (lambda x, k, n: x - k % 2 + n % 3, b.double() - k % 2 + n % 3)):
+        out.fill_(float("nan"))
+        gk.matmul(a, b, out=out, transform_global_to_shared_b=Elementwise(function), epilogue=Bias(bias) | ReLU(), **fields)
+        assert torch.equal(out.double(), (a.double() @ wide + bias.double()).clip(0).to(dtype).double())
