@@ -11,7 +11,7 @@ import numpy as np
 from gemmkit.components import Component
 from gemmkit.kernels.attention.store import OutStore
 from gemmkit.kernels.attention.work import F32
-from gemmkit.kernels.common.pipeline import BARRIER, Pipeline
+from gemmkit.kernels.common.pipeline import Pipeline
 from gemmkit.kernels.sm90.producer import STARTING
 from gemmkit.layouts import RowMajor
 from gemmkit.layouts.swizzled import Swizzled
@@ -20,7 +20,7 @@ from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.wgmma import WgmmaSpec, instruction
 from gemmkit.scores import Score
 
-__all__ = ["ROWS", "AttentionSpec", "HeadSpec"]
+__all__ = ["ROWS", "AttentionSpec", "HeadSpec", "Ring"]
 
 ROWS = 64                              # of Q, which a consumer multiplies at a time
 
@@ -91,6 +91,14 @@ class HeadSpec(Component):
     def layout(self) -> Swizzled:
         """Of rows of a head in shared memory."""
         return Swizzled(RowMajor(self.dtype), self.line_bytes)
+
+
+@dataclass(frozen=True)
+class Ring(Pipeline):
+    """The stages of Q, K or V: ``rows`` rows of a head in each, the first one's from byte ``tiles`` on."""
+
+    tiles: int = 0
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -186,20 +194,20 @@ class AttentionSpec(HeadSpec):
         return self.o_offset + (self.q_bytes if self.store.uses_tma else 0)
 
     @cached_property
-    def q_ring(self) -> Pipeline:
-        return Pipeline(self.q_stages, self.barrier_offset, 1, self.consumers)
+    def q_ring(self) -> Ring:
+        return Ring(self.q_stages, self.barrier_offset, 1, self.consumers, tiles=0, rows=self.block_m)
 
     @cached_property
-    def k_ring(self) -> Pipeline:
-        return Pipeline(self.stages, self.barrier_offset + self.q_ring.nbytes, 1, self.consumers)
+    def k_ring(self) -> Ring:
+        return Ring(self.stages, self.q_ring.end, 1, self.consumers, tiles=self.k_offset, rows=self.block_n)
 
     @cached_property
-    def v_ring(self) -> Pipeline:
-        return Pipeline(self.stages, self.barrier_offset + self.q_ring.nbytes + self.k_ring.nbytes, 1, self.consumers)
+    def v_ring(self) -> Ring:
+        return Ring(self.stages, self.k_ring.end, 1, self.consumers, tiles=self.v_offset, rows=self.block_n)
 
     @cached_property
     def shared_bytes(self) -> int:
-        return self.barrier_offset + 2 * BARRIER * (self.q_stages + 2 * self.stages)
+        return self.v_ring.end
 
     # -- tensor maps: (head_dim, rows, heads, batch) ------------------------------------------------------------------
 
