@@ -89,7 +89,7 @@ def attention_by_warps(spec: Any, sizes: Any, order: Any, out: Any, lse: Any, q:
 
 
 def one_block(spec: Any, inputs: Inputs, o: tuple, stats: Stats, block: int, stage: int, kind: Any) -> tuple:
-    """A block of keys and its stage, of which ``kind`` says whether keys may be hidden; the one below is copied meanwhile."""
+    """A block of keys, of which ``kind`` says whether some may be hidden; the one below it is copied meanwhile."""
     if block > inputs.first:
         copy_keys(spec, inputs, block - 1, stage ^ 1)
     else:
@@ -125,7 +125,8 @@ def copy_rows(spec: Any, rows: Rows, count: int, offset: int) -> None:
         row = udiv(chunk, spec.head_dim // CHUNK)
         column = (chunk - row * (spec.head_dim // CHUNK)) * CHUNK
         copy_async(shared(spec.dtype, offset), spec.layout.position((row, column), count), 0, rows.view,
-                   offset_of(rows.view, (rows.batch, rows.head, rows.base + rows.first + row, column)), CHUNK, rows.first + row < rows.end)
+                   offset_of(rows.view, (rows.batch, rows.head, rows.base + rows.first + row, column)), CHUNK,
+                   rows.first + row < rows.end)
 
 
 # -- products -------------------------------------------------------------------------------------------------------------

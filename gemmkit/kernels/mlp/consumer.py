@@ -7,7 +7,7 @@ from typing import Any
 from gemmkit.kernels.common.work import Slot
 from gemmkit.kernels.mlp.activation import fragments
 from gemmkit.kernels.mlp.walk import first_row, has_tile
-from gemmkit.kernels.mlp.work import F32, Outputs, Tables
+from gemmkit.kernels.mlp.work import F32, Outputs, Rows, Tables
 from gemmkit.kernels.sm90.store import own_column
 from gemmkit.lang.control import fold, join
 from gemmkit.lang.registers import generate
@@ -37,9 +37,9 @@ def consume(spec: Any, sizes: Any, tables: Tables, outputs: Outputs, rank: int, 
         slot = spec.ring.skip(slot, spec.first.chunks)
         if not spec.store.uses_tma:
             spec.x_ring.release(x_slot.stage)
-        row = first_row(spec, turn) + group * 64
+        rows = Rows(first_row(spec, turn) + group * 64, x_slot.stage, group)
         if spec.single:
-            spec.store.run(spec, sizes, sums, outputs, x_slot.stage, row, group)
+            spec.store.run(spec, sizes, sums, outputs, rows)
         else:
             # 3. The others.
             layer = zero + 1
@@ -50,7 +50,7 @@ def consume(spec: Any, sizes: Any, tables: Tables, outputs: Outputs, rank: int, 
             result = multiply(spec.final, spec, fragments(spec, sums, tables.shapes, layer - 1), slot, group)
             slot = spec.ring.skip(slot, spec.final.chunks)
             # 4. The tile's end.
-            spec.store.run(spec, sizes, result, outputs, x_slot.stage, row, group)
+            spec.store.run(spec, sizes, result, outputs, rows)
         if spec.store.uses_tma:
             spec.x_ring.release(x_slot.stage)
         x_slot = spec.x_ring.advance(x_slot)
