@@ -43,13 +43,13 @@ class CpAsyncJoined(CpAsync):
     def advance(self, spec: Any, operand: Any, moved: Any) -> None:
         """Nothing is kept."""
 
-    def copy_piece(self, operand: Any, moved: Any, pointer: Any, piece: Piece, at: KTile) -> None:
+    def copy_piece(self, operand: Any, moved: Any, pointer: Any, piece: Piece, at: KTile, is_there: bool) -> None:
         tile = piece.tile
         place = operand.place(at.m, at.n, at.k, at.shape)
         view, row, column = operand.layout.found(moved.data, place.i + tile.index[0], place.j + tile.index[1])
         copy_async(pointer, operand.shared.position(tile.base, operand.leading()),
                    operand.shared.position(tile.offset, operand.leading()), view, offset_of(view, (row, column)), self.width,
-                   piece.is_there)
+                   is_there)
 
 
 __all__ = ["CpAsyncJoined"]

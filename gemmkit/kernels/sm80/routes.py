@@ -34,12 +34,10 @@ OFFSET = Fragment(np.dtype(np.int64), 1)
 
 
 class Piece(NamedTuple):
-    """What one cp.async copies of a k-tile: where it begins in the tile, the number that it has among the thread's pieces,
-    and whether it is in range."""
+    """What one cp.async copies of a k-tile: where it begins in the tile, and its number among the thread's pieces."""
 
     tile: Any
     number: Any
-    is_there: Any
 
 
 @dataclass(frozen=True)
@@ -184,7 +182,7 @@ class CpAsync(StageRoute):
                     for piece in range(self.pieces(operand)):
                         tile = piece_of(thread_tiles[j], operand, piece)
                         n = (i * len(thread_tiles) + j) * self.pieces(operand) + piece
-                        self.copy_piece(operand, moved, pointer, Piece(tile, n, True), this.ahead)
+                        self.copy_piece(operand, moved, pointer, Piece(tile, n), this.ahead, True)
 
     def copy_edge(self, spec: Any, operand: Any, moved: Any, this: Any, share: Any) -> None:
         """A tile that reaches beyond an edge: pieces are wholly in range, or wholly out."""
@@ -200,20 +198,20 @@ class CpAsync(StageRoute):
                         n = (i * len(thread_tiles) + j) * self.pieces(operand) + piece
                         is_there = place.i + tile.index[0] < place.rows and place.j + tile.index[1] < place.columns
                         if spec.operator.identity == 0:
-                            self.copy_piece(operand, moved, pointer, Piece(tile, n, is_there), this.ahead)
+                            self.copy_piece(operand, moved, pointer, Piece(tile, n), this.ahead, is_there)
                         elif is_there:
-                            self.copy_piece(operand, moved, pointer, Piece(tile, n, True), this.ahead)
+                            self.copy_piece(operand, moved, pointer, Piece(tile, n), this.ahead, True)
                         else:
                             store_shared(pointer, operand.shared.position(tile.base, operand.leading()),
                                          operand.shared.position(tile.offset, operand.leading()),
                                          fill(operand.shared.dtype, self.width, spec.operator.identity))
 
-    def copy_piece(self, operand: Any, moved: Any, pointer: Any, piece: Piece, at: KTile) -> None:
+    def copy_piece(self, operand: Any, moved: Any, pointer: Any, piece: Piece, at: KTile, is_there: bool) -> None:
         """``width`` elements of the k-tile ``at``."""
         tile = piece.tile
         copy_async(pointer, operand.shared.position(tile.base, operand.leading()),
                    operand.shared.position(tile.offset, operand.leading()), moved.data,
-                   moved.cursor[0][0] + offset_of(moved.data, (tile.offset[0], tile.offset[1])), self.width, piece.is_there)
+                   moved.cursor[0][0] + offset_of(moved.data, (tile.offset[0], tile.offset[1])), self.width, is_there)
 
 
 def piece_of(tile: Any, operand: Any, n: int) -> Any:

@@ -53,12 +53,12 @@ class CpAsyncSeparable(CpAsync):
     def advance(self, spec: Any, operand: Any, moved: Any) -> None:
         """The rows and columns stay."""
 
-    def copy_piece(self, operand: Any, moved: Any, pointer: Any, piece: Piece, at: KTile) -> None:
+    def copy_piece(self, operand: Any, moved: Any, pointer: Any, piece: Piece, at: KTile, is_there: bool) -> None:
         tile = piece.tile
         along = operand.distance(moved.data, at.k + tile.index[operand.k_axis], operand.k_axis)
         copy_async(pointer, operand.shared.position(tile.base, operand.leading()),
                    operand.shared.position(tile.offset, operand.leading()), moved.data,
-                   moved.cursor[piece.number][0] + along, self.width, piece.is_there)
+                   moved.cursor[piece.number][0] + along, self.width, is_there)
 
 
 __all__ = ["CpAsyncSeparable"]
