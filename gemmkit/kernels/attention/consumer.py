@@ -11,7 +11,6 @@ from typing import Any
 from gemmkit.kernels.attention.elements import FREE, TESTED
 from gemmkit.kernels.attention.products import (
     Operands,
-    first_turn,
     multiply_alone,
     operands_of,
     start_both,
@@ -46,8 +45,7 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
     weights, stats, _ = first_block(s, spec, sizes, place_in(spec, tile, row, column, blocks.last - 1))
     p = packed(spec, weights)
     o = fill(F32, spec.values_o, 0.0)
-    if spec.turns:
-        first_turn(spec, group)
+    spec.turns.give_first(group)
 
     while tile.m >= 0:
         turn = rolled(turn + 1)

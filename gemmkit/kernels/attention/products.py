@@ -5,7 +5,7 @@
 | S | Q in shared memory, along the head | K in shared memory, along the head |
 | O | P in registers | V in shared memory, along the head: its rows are the product's K |
 
-With turns (`AttentionSpec.turns`) a consumer starts its products when the one before has started its own, so that the
+With turns (`AttentionSpec.takes_turns`) a consumer starts its products when the one before has started its own, so that the
 softmax of one lies under the products of the others. At D 128 two consumers are faster without (1.13 against 1.06 of
 cuDNN), at D 64 three are faster with them.
 """
@@ -20,10 +20,9 @@ from gemmkit.lang.control import fold
 from gemmkit.lang.values import fill
 from gemmkit.ptx.descriptors import advance, matrix_descriptor
 from gemmkit.ptx.memory import shared
-from gemmkit.ptx.warpgroup import named_arrive, named_barrier
 from gemmkit.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 
-__all__ = ["Operands", "first_turn", "multiply_alone", "operands_of", "start_both", "start_first", "with_q"]
+__all__ = ["Operands", "multiply_alone", "operands_of", "start_both", "start_first", "with_q"]
 
 
 class Operands(NamedTuple):
@@ -58,16 +57,14 @@ def start_first(spec: Any, operands: Operands) -> tuple:
 
 def start_both(spec: Any, operands: Operands, state: State, slot: Slot) -> tuple:
     """Start S of the keys in a slot, and O's product of the values in the state's slot; S is done at the end."""
-    if spec.turns:
-        named_barrier(spec.turn_barrier + operands.group, 256)
+    spec.turns.wait(operands.group)
     wgmma_fence()
     s = multiply_qk(spec, operands.q, advance(operands.k, slot.stage * spec.k_bytes))
     wgmma_commit()
     spec.v_ring.wait(state.slot)
     wgmma_fence()
     o = start_pv(spec, operands, state)
-    if spec.turns:
-        named_arrive(spec.turn_barrier + (operands.group + 1) % spec.consumers, 256)
+    spec.turns.give((operands.group + 1) % spec.consumers)
     wgmma_commit()
     return wgmma_wait(1, (s, o))
 
@@ -83,12 +80,6 @@ def multiply_alone(spec: Any, operands: Operands, state: State) -> tuple:
 
 def start_pv(spec: Any, operands: Operands, state: State) -> tuple:
     return fold(spec.pv_steps, pv_step, state.o, spec, state.p, advance(operands.v, state.slot.stage * spec.k_bytes))
-
-
-def first_turn(spec: Any, group: int) -> None:
-    """The first turn is consumer 0's."""
-    if group == spec.consumers - 1:
-        named_arrive(spec.turn_barrier, 256)
 
 
 def multiply_qk(spec: Any, q: int, k: int) -> tuple:
