@@ -10,7 +10,7 @@ import numpy as np
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.cluster import Cluster
-from gemmkit.kernels.common.pipeline import BARRIER, CLUSTER_WARPS, WARPS, Pipeline
+from gemmkit.kernels.common.pipeline import CLUSTER_WARPS, WARPS, Pipeline
 from gemmkit.kernels.mlp.store import OutStore
 from gemmkit.kernels.mlp.work import F32
 from gemmkit.kernels.sm90.warpgroups import Turns, Warpgroups
@@ -252,11 +252,11 @@ class MlpSpec(LayersSpec):
 
     @cached_property
     def x_ring(self) -> Pipeline:
-        return Pipeline(self.x_stages, self.barrier_offset + self.ring.nbytes, 1, self.consumers)
+        return Pipeline(self.x_stages, self.ring.end, 1, self.consumers)
 
     @cached_property
     def shared_bytes(self) -> int:
-        return self.barrier_offset + 2 * BARRIER * (self.stages + self.x_stages)
+        return self.x_ring.end
 
     # -- tensor maps --------------------------------------------------------------------------------------------------
 
