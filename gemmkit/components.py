@@ -84,7 +84,7 @@ def _paste_able(component: Any) -> str:
     for field in dataclasses.fields(component) if dataclasses.is_dataclass(component) else ():
         value = getattr(component, field.name)
         if not is_array(value) and field.default is not dataclasses.MISSING and _same(value, field.default):
-            leading = False
+            leading = leading and bool(field.kw_only)      # such a field has no place
             continue
         text = repr(value.name) if isinstance(value, np.dtype) else repr(value)
         parts.append(text if leading and not field.kw_only else f"{field.name}={text}")

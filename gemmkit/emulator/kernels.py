@@ -199,7 +199,7 @@ def run_attention(made: Any, arrays: dict[str, Any], seed: int | None = None) ->
         machine.launch(launch.kernel, arguments(values, arena.originals), grid=(launch.blocks, 1, 1),
                        block=(launch.threads, 1, 1), shared_memory=launch.shared_bytes,
                        max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed,
-                       registers=made.spec.warp_registers)
+                       registers=made.spec.warpgroups.warp_registers)
 
 
 def run_mlp(made: Any, arrays: dict[str, Any], seed: int | None = None) -> None:
@@ -238,4 +238,4 @@ def run_mlp(made: Any, arrays: dict[str, Any], seed: int | None = None) -> None:
         machine.launch(launch.kernel, arguments(values, arena.originals), grid=(launch.blocks, 1, 1),
                        block=(launch.threads, 1, 1), cluster=(launch.cluster, 1, 1), shared_memory=launch.shared_bytes,
                        max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed,
-                       registers=made.spec.warp_registers)
+                       registers=made.spec.warpgroups.warp_registers)

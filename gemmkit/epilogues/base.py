@@ -17,6 +17,7 @@ from gemmkit.components import Component
 from gemmkit.kernels.common.elements import column_of, delivered, row_of, transform_within
 from gemmkit.kernels.common.lanes import store_together
 from gemmkit.kernels.common.tile_copy import inside
+from gemmkit.kernels.common.work import Place
 from gemmkit.lang.control import each
 from gemmkit.lang.given import required
 from gemmkit.lang.registers import apply
@@ -106,7 +107,7 @@ class Epilogue(Component):
     def store(self, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, warp: int, shape: Any) -> None:
         """Step 6 of the kernel: every thread takes its tiles of D from shared memory and hands them to `tile`."""
         if self.finishes_blocks:
-            store_together(self, spec, d, pointer, block_m, block_n, warp, shape)
+            store_together(self, spec, d, pointer, Place(block_m, block_n, shape.M, shape.N), warp, shape)
         else:
             self.store_tiles(spec, d, pointer, block_m, block_n, warp, shape)
 

@@ -9,6 +9,7 @@ from gemmkit.epilogues.base import Composed, Default, Epilogue, finish_edge_elem
 from gemmkit.kernels.common.elements import delivered
 from gemmkit.kernels.common.lanes import store_together
 from gemmkit.kernels.common.tile_copy import inside
+from gemmkit.kernels.common.work import Place
 from gemmkit.lang.control import each
 from gemmkit.lang.given import function_given, required
 from gemmkit.lang.products import with_number
@@ -68,7 +69,8 @@ class Fold(Epilogue):
         of all parts: lanes lie along rows of D, or down its columns where these are contiguous."""
         own = with_number(shape, "N", spec.d.layout.columns)
         if self.finishes_blocks:
-            store_together(self, spec, d, pointer, block_m, udiv(block_n, spec.b.layout.slots), warp, own)
+            block = Place(block_m, udiv(block_n, spec.b.layout.slots), own.M, own.N)
+            store_together(self, spec, d, pointer, block, warp, own)
         else:
             self.store_lines(spec, d, pointer, block_m, block_n, own)
 

@@ -16,14 +16,13 @@ bfloat16.)
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from gemmkit.components import Component, with_fields
-from gemmkit.epilogues.base import Epilogue
-from gemmkit.epilogues.partial import Kept
+from gemmkit.epilogues.partial import Kept, Reducing
 from gemmkit.kernels.common.rules import rule
 from gemmkit.lang.records import part_dtypes
 from gemmkit.lang.registers import apply
@@ -74,9 +73,13 @@ class Largest(Total):
 # -- the contract -------------------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
-class Normalise(Epilogue):
-    """What the three have in common. Each has the fields ``dtype`` (in which it computes), ``stored`` (D's) and ``kept`` (a
-    `Kept` in two passes, else None), which `reserved` fills in."""
+class Normalise(Reducing):
+    """What the three have in common. `reserved` fills in the fields ``dtype`` (in which it computes), ``stored`` (D's) and
+    ``kept`` (a `Kept` in two passes, else None)."""
+
+    dtype: Any = field(default=None, kw_only=True)
+    stored: Any = field(default=None, kw_only=True)
+    kept: Any = field(default=None, kw_only=True)
 
     along_m: ClassVar[bool] = False
 
@@ -100,7 +103,7 @@ class Normalise(Epilogue):
 
     def shift(self, own: Any, whole: Any, shape: Any) -> Any:
         """What is added then."""
-        return convert(self.dtype, 0)                  # type: ignore[attr-defined]
+        return convert(self.dtype, 0)
 
     def finished(self, values: tuple, factor: Any, shift: Any, n: int) -> tuple:
         """Neighbours of a row, from column ``n`` on, of standard values."""
@@ -110,7 +113,7 @@ class Normalise(Epilogue):
 
     def finish_block(self, values: tuple, group: Any, at: Any) -> tuple:
         # 1. Standard values of this part, and its state of each row.
-        values, states = self.standard(convert_all(self.dtype, values), group, at)         # type: ignore[attr-defined]
+        values, states = self.standard(convert_all(self.dtype, values), group, at)
         if self.is_in_two_passes:
             # 3. The rest is the second kernel's.
             group.keep_rows(self, states, at)
@@ -120,7 +123,7 @@ class Normalise(Epilogue):
         return apply(finished_value, values, self, group, factors, shifts, at)
 
     def keep(self, state: Any, i: int, slot: int, shape: Any) -> None:
-        self.kept.keep(state, i, slot, shape)                                             # type: ignore[attr-defined]
+        self.kept.keep(state, i, slot, shape)
 
     def ending(self) -> Any:
         return self
@@ -138,31 +141,19 @@ class Normalise(Epilogue):
 
     @property
     def total(self) -> Total:
-        return Total(self.dtype)                                                          # type: ignore[attr-defined]
+        return Total(self.dtype)
 
     @property
     def squares(self) -> Squares:
-        return Squares(self.dtype)                                                        # type: ignore[attr-defined]
+        return Squares(self.dtype)
 
     @property
     def largest(self) -> Largest:
-        return Largest(self.dtype)                                                        # type: ignore[attr-defined]
+        return Largest(self.dtype)
 
     @property
     def is_in_two_passes(self) -> bool:
-        return self.kept is not None                                                      # type: ignore[attr-defined]
-
-    @property
-    def reduces(self) -> bool:
-        return True
-
-    @property
-    def writes(self) -> bool:
-        return False
-
-    @property
-    def passes_on(self) -> bool:
-        return False
+        return self.kept is not None
 
     @property
     def is_last(self) -> bool:

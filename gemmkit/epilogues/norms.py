@@ -26,17 +26,17 @@ class Norm(Normalise):
     def own_scale(self, squares: Any) -> Any:
         """What makes a part's values standard, of their sum of squares; 1 where that is no number."""
         if squares > 0 and squares < math.inf:
-            return self.root(squares / convert(self.dtype, self.width))                   # type: ignore[attr-defined]
-        return convert(self.dtype, 1)                                                     # type: ignore[attr-defined]
+            return self.root(squares / convert(self.dtype, self.width))
+        return convert(self.dtype, 1)
 
     def root(self, x: Any) -> Any:
         """1 / sqrt(x); of 0 it is infinite."""
-        return convert(self.dtype, 1) / convert(self.dtype, math.sqrt(x))                 # type: ignore[attr-defined]
+        return convert(self.dtype, 1) / convert(self.dtype, math.sqrt(x))
 
     @property
     def width(self) -> int:
         """Columns of a part; within one tile any number will do."""
-        return self.kept.width if self.is_in_two_passes else 1                            # type: ignore[attr-defined]
+        return self.kept.width if self.is_in_two_passes else 1
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,6 @@ class RMSNorm(Norm):
 
     gain: Any = None
     eps: Scalar = 1e-5
-    dtype: Any = None
-    stored: Any = None
-    kept: Any = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,9 +105,6 @@ class LayerNorm(Norm):
     gain: Any = None
     bias: Any = None
     eps: Scalar = 1e-5
-    dtype: Any = None
-    stored: Any = None
-    kept: Any = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

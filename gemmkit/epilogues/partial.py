@@ -1,4 +1,5 @@
-"""Partial states of rows (or columns) of D in a workspace: what a tile keeps of each, for a kernel behind the product."""
+"""Partial states of rows (or columns) of D in a workspace: what a tile keeps of each, for a kernel behind the product; and
+the epilogues that have them."""
 
 from __future__ import annotations
 
@@ -6,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gemmkit.components import Array, Component, Scalar
+from gemmkit.epilogues.base import Epilogue
 from gemmkit.lang.records import part_dtypes
 from gemmkit.ptx.memory import load_global, store_global
 
-__all__ = ["Kept", "Partial"]
+__all__ = ["Kept", "Partial", "Reducing"]
 
 
 @dataclass(frozen=True)
@@ -45,3 +47,21 @@ class Kept(Partial):
     width: int
 
     outputs: ClassVar[tuple[str, ...]] = ("partials",)
+
+
+@dataclass(frozen=True)
+class Reducing(Epilogue):
+    """Base class of epilogues that combine values of several threads, by `finish_block`."""
+
+    @property
+    def reduces(self) -> bool:
+        return True
+
+    @property
+    def writes(self) -> bool:
+        """What it stores is not stored when an element is finished."""
+        return False
+
+    @property
+    def passes_on(self) -> bool:
+        return False

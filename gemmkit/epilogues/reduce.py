@@ -14,9 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gemmkit.components import Array, Scalar, with_fields
-from gemmkit.epilogues.base import Epilogue
 from gemmkit.epilogues.combine import Combine
-from gemmkit.epilogues.partial import Partial
+from gemmkit.epilogues.partial import Partial, Reducing
 from gemmkit.epilogues.reductions import NAMES, combine_named
 from gemmkit.kernels.common.rules import rule
 from gemmkit.lang.errors import ConfigError
@@ -109,7 +108,7 @@ class States(Partial):
 
 
 @dataclass(frozen=True)
-class Reduce(States, Epilogue):
+class Reduce(States, Reducing):
     """A reduction of D."""
 
     array_ndims = MappingProxyType({"out": 1})
@@ -120,19 +119,6 @@ class Reduce(States, Epilogue):
         else:
             group.reduce_rows(self, values, at)
         return values
-
-    @property
-    def reduces(self) -> bool:
-        return True
-
-    @property
-    def writes(self) -> bool:
-        """What it stores is not stored when an element is finished."""
-        return False
-
-    @property
-    def passes_on(self) -> bool:
-        return False
 
     def check(self, M: int, N: int) -> None:
         """Raise ValueError unless out has an element for each row (or column) of a D of M x N, and each can have one."""

@@ -40,9 +40,6 @@ class Softmax(Normalise):
     """
 
     axis: str = "rows"
-    dtype: Any = None
-    stored: Any = None
-    kept: Any = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

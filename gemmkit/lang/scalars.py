@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import ml_dtypes
@@ -326,7 +325,3 @@ def number_constant(context: Any, builder: Any, ty: types.Type, v: Any) -> Any:
 #: The classes of device types that are real numbers, each that code is registered for by name.
 REAL_TYPES = (types.Integer, types.IntegerLiteral, IndexType, WeakIntLiteral, types.Float, WeakFloatLiteral, WeakFloat64Type,
               NarrowFloatType, types.Boolean, types.BooleanLiteral)
-
-
-def is_finite(value: Any) -> bool:
-    return math.isfinite(value)

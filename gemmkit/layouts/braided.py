@@ -18,6 +18,7 @@ from gemmkit.components import Scalar
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.values import convert, convert_all, fill
 from gemmkit.layouts.base import Layout, load_elements
+from gemmkit.layouts.fewer import FewerColumns
 from gemmkit.layouts.joined import Joined
 from gemmkit.layouts.plain import Plain
 from gemmkit.ptx.special import udiv
@@ -180,7 +181,7 @@ class Braided(Layout):
 
 
 @dataclass(frozen=True)
-class Folded(Layout):
+class Folded(FewerColumns):
     """D of a product by a `Braided` B, of ``columns`` columns in the array; ``folds`` columns are computed for each.
 
     What is stored is one value for all parts of a column, in the order of ``layout``; coordinates are those of D. A
@@ -189,7 +190,6 @@ class Folded(Layout):
     Raises TypeError for a layout that is not plain.
     """
 
-    layout: Any
     columns: Scalar
     folds: int
 
@@ -199,51 +199,18 @@ class Folded(Layout):
         for name, value in dict(dtype=layout.dtype, layout=layout, columns=columns, folds=folds).items():
             object.__setattr__(self, name, value)
 
-    # -- device methods ---------------------------------------------------------------------------------------------
-
-    def element(self, data: Any, i: int, j: int, shape: Any) -> Any:
-        return self.layout.element(data, i, j, shape)
-
-    def store_element(self, data: Any, i: int, j: int, value: Any, shape: Any) -> None:
-        self.layout.store_element(data, i, j, value, shape)
-
-    def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
-        self.layout.store(data, tile, values, shape)
-
-    # -- host -------------------------------------------------------------------------------------------------------
-
-    @property
-    def vector_axis(self) -> int | None:
-        return self.layout.vector_axis
-
     @property
     def is_separable(self) -> bool:
         return self.layout.is_separable
 
-    def dimensions_of(self, array: ArrayInfo) -> int | None:
-        return self.layout.dimensions_of(array)
-
-    @property
-    def storage(self) -> np.dtype:
-        return self.layout.storage
-
-    def seen(self, info: ArrayInfo) -> ArrayInfo:
-        return self.layout.seen(info)
-
-    def host_view(self, array: np.ndarray) -> np.ndarray:
-        return self.layout.host_view(array)
-
-    def array_shape(self, rows: int, columns: int) -> tuple[int, ...]:
-        return self.layout.array_shape(rows, self.columns)
-
     def finished_columns(self, columns: int) -> int:
+        return self.columns
+
+    def stored_columns(self, columns: int) -> int:
         return self.columns
 
     def extents(self, array: ArrayInfo) -> tuple[int | None, int | None]:
         return array.shape[0], braided_columns(self.columns, self.folds)
-
-    def check(self, array: ArrayInfo | None, rows: int, columns: int, name: str) -> None:
-        self.layout.check(array, rows, self.columns, name)
 
 
 def slots_of(parts: int) -> int:

@@ -29,7 +29,7 @@ def judged(faults: list[seeding.Fault], cases: tuple[str, ...]) -> list[Finding]
 
 # operator, function, statement, what it becomes, cases of the battery, what is said
 ONCE_MISSED = {
-    "an early turn": ("order changed", "consume_in_turns", r"multiply_tile", r"named_arrive\(spec.order_barrier \+ 1 - group, 256\) sums", ("pingpong",),
+    "an early turn": ("order changed", "consume_in_turns", r"multiply_tile", r"spec.turns.give\(1 - group\) sums", ("pingpong",),
                       "may take the fresh barrier for it"),
     "registers not given": ("statement dropped", "warp_specialised", "give_registers", "pass", ("pingpong",), "warp . ends with 168 .* chosen for 24:"),
     "registers not taken": ("statement dropped", "warp_specialised", "take_registers", "pass", ("pingpong",), "ends with 168 .* chosen for 240:"),

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.kernels.attention.elements import columns_in_range, columns_within, mask, unmasked
+from gemmkit.kernels.attention.elements import FREE, TESTED
 from gemmkit.kernels.attention.products import (
     Operands,
-    first_turn,
     multiply_alone,
     operands_of,
     start_both,
@@ -20,7 +19,7 @@ from gemmkit.kernels.attention.products import (
 )
 from gemmkit.kernels.attention.softmax import begin, packed, rescale, soften
 from gemmkit.kernels.attention.walk import key_blocks, tile_at
-from gemmkit.kernels.attention.work import F32, Blocks, Outputs, Place, Stats, Tile
+from gemmkit.kernels.attention.work import F32, Blocks, Outputs, Place, State, Sums, Tile
 from gemmkit.kernels.common.work import Slot
 from gemmkit.kernels.sm90.store import own_column, own_row
 from gemmkit.lang.values import fill
@@ -43,11 +42,10 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
     spec.q_ring.wait(q_slot)
     s = start_first(spec, operands)
     spec.k_ring.release(slot.stage)
-    weights, stats, _ = first_block(s, spec, sizes, tile, place_in(spec, tile, row, column, blocks.last - 1))
+    weights, stats, _ = first_block(s, spec, sizes, place_in(spec, tile, row, column, blocks.last - 1))
     p = packed(spec, weights)
     o = fill(F32, spec.values_o, 0.0)
-    if spec.turns:
-        first_turn(spec, group)
+    spec.turns.give_first(group)
 
     while tile.m >= 0:
         turn = rolled(turn + 1)
@@ -55,25 +53,26 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
         now = with_q(spec, operands, q_slot.stage)
         block = blocks.last - 2
 
-        # 2. and 3. The tile's other blocks: tested, free, tested.
+        # 2. and 3. The tile's other blocks: tested, free, tested. (A state that is one variable costs 39 moves
+        # between registers at D 64.)
         if spec.tests_above:
             while block >= blocks.free_last:
-                o, p, stats, slot = tested_round(spec, sizes, now, o, p, stats, slot, tile,
-                                              place_in(spec, tile, row, column, block), group)
+                place = place_in(spec, tile, row, column, block)
+                o, p, stats, slot = one_round(spec, sizes, now, State(o, p, stats, slot), place, TESTED)
                 block -= 1
         if spec.mask.has_free:
             while block >= blocks.free_first:
-                o, p, stats, slot = free_round(spec, sizes, now, o, p, stats, slot, tile,
-                                              place_in(spec, tile, row, column, block), group)
+                place = place_in(spec, tile, row, column, block)
+                o, p, stats, slot = one_round(spec, sizes, now, State(o, p, stats, slot), place, FREE)
                 block -= 1
         if spec.tests_below:
             while block >= blocks.first:
-                o, p, stats, slot = tested_round(spec, sizes, now, o, p, stats, slot, tile,
-                                              place_in(spec, tile, row, column, block), group)
+                place = place_in(spec, tile, row, column, block)
+                o, p, stats, slot = one_round(spec, sizes, now, State(o, p, stats, slot), place, TESTED)
                 block -= 1
         spec.q_ring.release(q_slot.stage)
         q_slot = spec.q_ring.advance(q_slot)
-        before = slot
+        before = State(o, p, stats, slot)
         slot = spec.k_ring.advance(slot)
 
         if following.m >= 0:
@@ -81,20 +80,18 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
             blocks = own_blocks(spec, following)
             spec.k_ring.wait(slot)
             spec.q_ring.wait(q_slot)
-            s, o = start_both(spec, with_q(spec, operands, q_slot.stage), o, p, slot, before, group)
-            done = stats
-            place = place_in(spec, following, row, column, blocks.last - 1)
-            weights, stats, _ = first_block(s, spec, sizes, following, place)
+            s, o = start_both(spec, with_q(spec, operands, q_slot.stage), before, slot)
+            weights, stats, _ = first_block(s, spec, sizes, place_in(spec, following, row, column, blocks.last - 1))
             spec.k_ring.release(slot.stage)
             (o,) = wgmma_wait(0, (o,))
-            spec.v_ring.release(before.stage)
+            spec.v_ring.release(before.slot.stage)
             p = packed(spec, weights)
             # 4. The tile's end.
-            spec.store.run(spec, sizes, o, done, outputs, tile, group)
+            spec.store.run(spec, sizes, Sums(o, before.stats), outputs, tile, group)
             o = fill(F32, spec.values_o, 0.0)
         else:
-            o = multiply_alone(spec, operands, o, p, before)
-            spec.store.run(spec, sizes, o, stats, outputs, tile, group)
+            o = multiply_alone(spec, operands, before)
+            spec.store.run(spec, sizes, Sums(o, before.stats), outputs, tile, group)
         tile = following
     spec.store.finish()
 
@@ -106,38 +103,26 @@ def own_blocks(spec: Any, tile: Tile) -> Blocks:
     return Blocks(uniform(blocks.first), uniform(blocks.last), uniform(blocks.free_first), uniform(blocks.free_last))
 
 
-def first_block(s: tuple, spec: Any, sizes: Any, tile: Tile, place: Place) -> tuple:
+def first_block(s: tuple, spec: Any, sizes: Any, place: Place) -> tuple:
     """A tile's first block of keys, which may reach beyond the last one."""
-    return soften(mask(s, columns_within, spec, sizes, tile, place), spec, sizes, begin())
+    return soften(TESTED.scores(s, spec, sizes, place), spec, sizes, begin())
 
 
 def place_in(spec: Any, tile: Tile, row: int, column: int, block: int) -> Place:
     """A thread's place in a block of keys. With a score LLVM knows nothing of it: it would carry each of 32 columns from
     round to round in a register of its own (D 128, s - 0.06 (m - n): 56 bytes spilled). Without one masks get longer."""
     if spec.has_score:
-        return Place(carried(tile.m + row), carried(column + block * spec.block_n))
-    return Place(tile.m + row, column + block * spec.block_n)
+        return Place(tile, carried(tile.m + row), carried(column + block * spec.block_n))
+    return Place(tile, tile.m + row, column + block * spec.block_n)
 
 
-def tested_round(spec: Any, sizes: Any, operands: Operands, o: tuple, p: tuple, stats: Stats, slot: Slot, tile: Tile,
-                 place: Place, group: int) -> tuple:
-    """A round with a block of which some keys may be hidden from some queries."""
-    return one_round(spec, sizes, operands, o, p, stats, slot, tile, place, group, mask, columns_within)
-
-
-def free_round(spec: Any, sizes: Any, operands: Operands, o: tuple, p: tuple, stats: Stats, slot: Slot, tile: Tile,
-               place: Place, group: int) -> tuple:
-    return one_round(spec, sizes, operands, o, p, stats, slot, tile, place, group, unmasked, columns_in_range)
-
-
-def one_round(spec: Any, sizes: Any, operands: Operands, o: tuple, p: tuple, stats: Stats, slot: Slot, tile: Tile,
-              place: Place, group: int, masked: Any, columns: Any) -> tuple:
-    before = slot
-    slot = spec.k_ring.advance(slot)
+def one_round(spec: Any, sizes: Any, operands: Operands, state: State, place: Place, kind: Any) -> State:
+    """A round with the block of keys at ``place``, of which ``kind`` says whether keys may be hidden from queries."""
+    slot = spec.k_ring.advance(state.slot)
     spec.k_ring.wait(slot)
-    s, o = start_both(spec, operands, o, p, slot, before, group)
-    weights, stats, growth = soften(masked(s, columns, spec, sizes, tile, place), spec, sizes, stats)
+    s, o = start_both(spec, operands, state, slot)
+    weights, stats, growth = soften(kind.scores(s, spec, sizes, place), spec, sizes, state.stats)
     spec.k_ring.release(slot.stage)
     (o,) = wgmma_wait(0, (o,))
-    spec.v_ring.release(before.stage)
-    return rescale(o, growth[0], growth[1]), packed(spec, weights), stats, slot
+    spec.v_ring.release(state.slot.stage)
+    return State(rescale(o, growth[0], growth[1]), packed(spec, weights), stats, slot)

@@ -29,7 +29,6 @@ from gemmkit.kernels.attention.work import Outputs
 from gemmkit.ptx.mbarrier import mbarrier_fence_init
 from gemmkit.ptx.special import barrier, thread_index, udiv, uniform
 from gemmkit.ptx.tma import tma_prefetch
-from gemmkit.ptx.warpgroup import give_registers, take_registers
 
 __all__ = ["attention"]
 
@@ -53,12 +52,10 @@ def attention(spec: Any, sizes: Any, order: Any, out: Any, lse: Any, map_q: Any,
 
     if group == 0:
         # 1. Q, K and V: global -> shared.
-        if spec.deals_registers:
-            give_registers(spec.producer_registers)
+        spec.warpgroups.give_registers()
         if thread_index() == 0:
             produce(spec, sizes, order, map_q, map_k, map_v)
     else:
         # 2. to 4. Multiply, soften, store.
-        if spec.deals_registers:
-            take_registers(spec.consumer_registers)
+        spec.warpgroups.take_registers()
         consume(spec, sizes, order, Outputs(out, lse, map_out), group - 1)

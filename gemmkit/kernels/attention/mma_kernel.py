@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gemmkit.kernels.attention.elements import columns_in_range, columns_within, mask, unmasked
+from gemmkit.kernels.attention.elements import FREE, TESTED
 from gemmkit.kernels.attention.softmax import begin, rescale, soften
 from gemmkit.kernels.attention.walk import key_blocks, slice_of, tile_at
-from gemmkit.kernels.attention.work import F32, Outputs, Place, Stats, Tile
+from gemmkit.kernels.attention.work import F32, Outputs, Place, Stats, Sums, Tile
 from gemmkit.kernels.sm90.store import own_column, own_row
 from gemmkit.lang.control import fold, join, split
 from gemmkit.lang.registers import apply
@@ -36,11 +36,25 @@ CHUNK = 8                              # elements that a thread copies at a time
 
 
 class Inputs(NamedTuple):
-    """K and V in global memory, and where a tile's rows of them are."""
+    """K and V in global memory, where a tile's rows of them are, and the first block of its keys."""
 
     k: Any
     v: Any
     sizes: Any
+    tile: Tile
+    first: Any
+
+
+class Rows(NamedTuple):
+    """Rows of a head in global memory, which begins at row ``base`` of the array: from row ``first`` of it on; those from
+    ``end`` on are not there."""
+
+    view: Any
+    batch: Any
+    head: Any
+    base: Any
+    first: Any
+    end: Any
 
 
 def attention_by_warps(spec: Any, sizes: Any, order: Any, out: Any, lse: Any, q: Any, k: Any, v: Any) -> None:
@@ -48,43 +62,43 @@ def attention_by_warps(spec: Any, sizes: Any, order: Any, out: Any, lse: Any, q:
     # 1. The first copies.
     zero = thread_index() * 0
     tile = tile_at(spec, sizes, order, zero)
-    blocks, inputs = key_blocks(spec, tile), Inputs(k, v, sizes)
-    copy_rows(spec, spec.block_m, q, 0, slice_of(spec, tile), tile.head, tile.first_query, tile.m, tile.queries)
-    copy_keys(spec, inputs, tile, blocks.last - 1, zero)
+    blocks = key_blocks(spec, tile)
+    inputs = Inputs(k, v, sizes, tile, blocks.first)
+    copy_rows(spec, Rows(q, slice_of(spec, tile), tile.head, tile.first_query, tile.m, tile.queries), spec.block_m, 0)
+    copy_keys(spec, inputs, blocks.last - 1, zero)
 
     # 2. and 3. From the last block of keys to the first: tested, free, tested.
     o, stats, stage, block = fill(F32, spec.values_o, 0.0), begin(), zero, blocks.last - 1
-    o, stats = one_block(spec, inputs, o, stats, tile, blocks.first, block, stage, mask, columns_within)
+    o, stats = one_block(spec, inputs, o, stats, block, stage, TESTED)
     block, stage = block - 1, stage ^ 1
     if spec.tests_above:
         while block >= blocks.free_last:
-            o, stats = one_block(spec, inputs, o, stats, tile, blocks.first, block, stage, mask, columns_within)
+            o, stats = one_block(spec, inputs, o, stats, block, stage, TESTED)
             block, stage = block - 1, stage ^ 1
     if spec.mask.has_free:
         while block >= blocks.free_first:
-            o, stats = one_block(spec, inputs, o, stats, tile, blocks.first, block, stage, unmasked, columns_in_range)
+            o, stats = one_block(spec, inputs, o, stats, block, stage, FREE)
             block, stage = block - 1, stage ^ 1
     if spec.tests_below:
         while block >= blocks.first:
-            o, stats = one_block(spec, inputs, o, stats, tile, blocks.first, block, stage, mask, columns_within)
+            o, stats = one_block(spec, inputs, o, stats, block, stage, TESTED)
             block, stage = block - 1, stage ^ 1
 
     # 4. The tile's end.
-    spec.store.run(spec, sizes, o, stats, Outputs(out, lse, zero), tile, zero)
+    spec.store.run(spec, sizes, Sums(o, stats), Outputs(out, lse, zero), tile, zero)
 
 
-def one_block(spec: Any, inputs: Inputs, o: tuple, stats: Stats, tile: Tile, first: int, block: int, stage: int, masked: Any,
-              columns: Any) -> tuple:
-    """A block of keys; the one below it is copied meanwhile."""
-    if block > first:
-        copy_keys(spec, inputs, tile, block - 1, stage ^ 1)
+def one_block(spec: Any, inputs: Inputs, o: tuple, stats: Stats, block: int, stage: int, kind: Any) -> tuple:
+    """A block of keys, of which ``kind`` says whether some may be hidden; the one below it is copied meanwhile."""
+    if block > inputs.first:
+        copy_keys(spec, inputs, block - 1, stage ^ 1)
     else:
         commit_copies()
     wait_copies(1)
     barrier()
-    place = Place(tile.m + own_row(), own_column() + block * spec.block_n)
+    place = Place(inputs.tile, inputs.tile.m + own_row(), own_column() + block * spec.block_n)
     s = join(fold(spec.qk_steps, qk_step, split(fill(F32, spec.values_s, 0.0), 8), spec, stage))
-    weights, stats, growth = soften(masked(s, columns, spec, inputs.sizes, tile, place), spec, inputs.sizes, stats)
+    weights, stats, growth = soften(kind.scores(s, spec, inputs.sizes, place), spec, inputs.sizes, stats)
     p = split(convert_all(spec.dtype, weights), 8)
     o = join(fold(spec.pv_steps, pv_step, split(rescale(o, growth[0], growth[1]), 8), spec, p, stage))
     barrier()                                          # the stage may be filled anew
@@ -93,25 +107,26 @@ def one_block(spec: Any, inputs: Inputs, o: tuple, stats: Stats, tile: Tile, fir
 
 # -- copies ---------------------------------------------------------------------------------------------------------------
 
-def copy_keys(spec: Any, inputs: Inputs, tile: Tile, block: int, stage: int) -> None:
+def copy_keys(spec: Any, inputs: Inputs, block: int, stage: int) -> None:
     """A block of K and of V into a stage: a group of copies."""
-    sizes, row = inputs.sizes, block * spec.block_n
-    copy_rows(spec, spec.block_n, inputs.k, spec.k_offset + stage * spec.k_bytes, slice_of(spec, tile) * sizes.k_batch,
-              udiv(tile.head, sizes.k_share), tile.first_key, row, tile.keys)
-    copy_rows(spec, spec.block_n, inputs.v, spec.v_offset + stage * spec.k_bytes, slice_of(spec, tile) * sizes.v_batch,
-              udiv(tile.head, sizes.v_share), tile.first_key, row, tile.keys)
+    sizes, tile, row = inputs.sizes, inputs.tile, block * spec.block_n
+    k = Rows(inputs.k, slice_of(spec, tile) * sizes.k_batch, udiv(tile.head, sizes.k_share), tile.first_key, row, tile.keys)
+    copy_rows(spec, k, spec.block_n, spec.k_offset + stage * spec.k_bytes)
+    v = Rows(inputs.v, slice_of(spec, tile) * sizes.v_batch, udiv(tile.head, sizes.v_share), tile.first_key, row, tile.keys)
+    copy_rows(spec, v, spec.block_n, spec.v_offset + stage * spec.k_bytes)
     commit_copies()
 
 
-def copy_rows(spec: Any, rows: int, view: Any, offset: int, batch: int, head: int, base: int, first: int, end: int) -> None:
-    """Rows ``first`` on of a head, which begins at row ``base`` of the array, to byte ``offset``; zeros from ``end`` on."""
+def copy_rows(spec: Any, rows: Rows, count: int, offset: int) -> None:
+    """So many rows to byte ``offset`` of shared memory; zeros for those that are not there."""
     thread = rolled(thread_index())                    # or the places of all chunks stay in registers (D 256 spilled)
-    for n in range(rows * spec.head_dim // (CHUNK * spec.threads)):
+    for n in range(count * spec.head_dim // (CHUNK * spec.threads)):
         chunk = n * spec.threads + thread
         row = udiv(chunk, spec.head_dim // CHUNK)
         column = (chunk - row * (spec.head_dim // CHUNK)) * CHUNK
-        copy_async(shared(spec.dtype, offset), spec.layout.position((row, column), rows), 0, view,
-                   offset_of(view, (batch, head, base + first + row, column)), CHUNK, first + row < end)
+        copy_async(shared(spec.dtype, offset), spec.layout.position((row, column), count), 0, rows.view,
+                   offset_of(rows.view, (rows.batch, rows.head, rows.base + rows.first + row, column)), CHUNK,
+                   rows.first + row < rows.end)
 
 
 # -- products -------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 from gemmkit.kernels.attention.spec import ROWS, HeadSpec
 from gemmkit.kernels.attention.work import F32
+from gemmkit.kernels.sm90.warpgroups import Warpgroups
 from gemmkit.ptx.mma import MMA
 
 __all__ = ["BLOCK_N", "MmaAttentionSpec"]
@@ -20,8 +21,7 @@ BLOCK_N = {32: 64, 64: 64, 96: 64, 128: 64, 192: 32, 256: 32}         # by head 
 class MmaAttentionSpec(HeadSpec):
     """Four warps of 16 rows of Q each."""
 
-    threads = 128
-    warp_registers = None
+    warpgroups = Warpgroups(0, 1)
     map_specs = ()                     # nothing is moved by TMA
 
     @cached_property

@@ -46,24 +46,23 @@ def produce(spec: Any, sizes: Any, order: Any, map_q: Any, map_k: Any, map_v: An
 
 
 def load_q(spec: Any, tensor_map: Any, slot: Slot, tile: Tile) -> None:
-    load(spec, spec.q_ring, tensor_map, slot, 0, spec.block_m, tile.first_query + tile.m, tile.head,
-         slice_of(spec, tile))
+    load(spec, spec.q_ring, tensor_map, slot, (tile.first_query + tile.m, tile.head, slice_of(spec, tile)))
 
 
 def load_k(spec: Any, sizes: Any, tensor_map: Any, slot: Slot, tile: Tile, block: int) -> None:
-    load(spec, spec.k_ring, tensor_map, slot, spec.k_offset, spec.block_n, tile.first_key + block * spec.block_n,
-         udiv(tile.head, sizes.k_share), slice_of(spec, tile) * sizes.k_batch)
+    head, batch = udiv(tile.head, sizes.k_share), slice_of(spec, tile) * sizes.k_batch
+    load(spec, spec.k_ring, tensor_map, slot, (tile.first_key + block * spec.block_n, head, batch))
 
 
 def load_v(spec: Any, sizes: Any, tensor_map: Any, slot: Slot, tile: Tile, block: int) -> None:
-    load(spec, spec.v_ring, tensor_map, slot, spec.v_offset, spec.block_n, tile.first_key + block * spec.block_n,
-         udiv(tile.head, sizes.v_share), slice_of(spec, tile) * sizes.v_batch)
+    head, batch = udiv(tile.head, sizes.v_share), slice_of(spec, tile) * sizes.v_batch
+    load(spec, spec.v_ring, tensor_map, slot, (tile.first_key + block * spec.block_n, head, batch))
 
 
-def load(spec: Any, ring: Any, tensor_map: Any, slot: Slot, offset: int, rows: int, row: int, head: int, batch: int) -> None:
-    """Rows of a head, panel by panel, into a stage of a ring whose first one begins at byte ``offset``."""
+def load(spec: Any, ring: Any, tensor_map: Any, slot: Slot, at: tuple) -> None:
+    """A stage of a ring, panel by panel, from a row of a head of a batch on."""
     ring.acquire(slot)
-    ring.expect(slot, 2 * rows * spec.head_dim)
+    ring.expect(slot, 2 * ring.rows * spec.head_dim)
     for panel in range(spec.panels):
-        tma_load(tensor_map, (panel * spec.line, row, head, batch), shared(spec.dtype, offset),
-                 slot.stage * (rows * spec.head_dim) + panel * rows * spec.line, ring.full(), slot.stage)
+        tma_load(tensor_map, (panel * spec.line, at[0], at[1], at[2]), shared(spec.dtype, ring.tiles),
+                 slot.stage * (ring.rows * spec.head_dim) + panel * ring.rows * spec.line, ring.full(), slot.stage)

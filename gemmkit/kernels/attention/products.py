@@ -5,7 +5,7 @@
 | S | Q in shared memory, along the head | K in shared memory, along the head |
 | O | P in registers | V in shared memory, along the head: its rows are the product's K |
 
-With turns (`AttentionSpec.turns`) a consumer starts its products when the one before has started its own, so that the
+With turns (`AttentionSpec.takes_turns`) a consumer starts its products when the one before has started its own, so that the
 softmax of one lies under the products of the others. At D 128 two consumers are faster without (1.13 against 1.06 of
 cuDNN), at D 64 three are faster with them.
 """
@@ -14,29 +14,29 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gemmkit.kernels.attention.work import F32
+from gemmkit.kernels.attention.work import F32, State
 from gemmkit.kernels.common.work import Slot
 from gemmkit.lang.control import fold
 from gemmkit.lang.values import fill
 from gemmkit.ptx.descriptors import advance, matrix_descriptor
 from gemmkit.ptx.memory import shared
-from gemmkit.ptx.warpgroup import named_arrive, named_barrier
 from gemmkit.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 
-__all__ = ["Operands", "first_turn", "multiply_alone", "operands_of", "start_both", "start_first", "with_q"]
+__all__ = ["Operands", "multiply_alone", "operands_of", "start_both", "start_first", "with_q"]
 
 
 class Operands(NamedTuple):
-    """Descriptors of a consumer's rows of Q, and of the first stages of K and V."""
+    """Descriptors of a consumer's rows of Q, and of the first stages of K and V; which consumer it is."""
 
     q: Any
     k: Any
     v: Any
+    group: Any
 
 
 def with_q(spec: Any, operands: Operands, stage: int) -> Operands:
     """The same with Q in another stage."""
-    return Operands(advance(operands.q, stage * spec.q_bytes), operands.k, operands.v)
+    return Operands(advance(operands.q, stage * spec.q_bytes), operands.k, operands.v, operands.group)
 
 
 def operands_of(spec: Any, group: int) -> Operands:
@@ -44,7 +44,7 @@ def operands_of(spec: Any, group: int) -> Operands:
     q = matrix_descriptor(shared(spec.dtype, 0), 0, 0, 8 * width, width)
     k = matrix_descriptor(shared(spec.dtype, spec.k_offset), 0, 0, 8 * width, width)
     v = matrix_descriptor(shared(spec.dtype, spec.v_offset), 0, spec.block_n * width, 8 * width, width)
-    return Operands(advance(q, group * 64 * width), k, v)
+    return Operands(advance(q, group * 64 * width), k, v, group)
 
 
 def start_first(spec: Any, operands: Operands) -> tuple:
@@ -55,35 +55,31 @@ def start_first(spec: Any, operands: Operands) -> tuple:
     return wgmma_wait(0, (s,))[0]
 
 
-def start_both(spec: Any, operands: Operands, o: tuple, p: tuple, slot: Slot, before: Slot, group: int) -> tuple:
-    """Start S of the keys in one slot and O's product of the values in the slot before; S is done at the end."""
-    if spec.turns:
-        named_barrier(spec.turn_barrier + group, 256)
+def start_both(spec: Any, operands: Operands, state: State, slot: Slot) -> tuple:
+    """Start S of the keys in a slot, and O's product of the values in the state's slot; S is done at the end."""
+    spec.turns.wait(operands.group)
     wgmma_fence()
     s = multiply_qk(spec, operands.q, advance(operands.k, slot.stage * spec.k_bytes))
     wgmma_commit()
-    spec.v_ring.wait(before)
+    spec.v_ring.wait(state.slot)
     wgmma_fence()
-    o = fold(spec.pv_steps, pv_step, o, spec, p, advance(operands.v, before.stage * spec.k_bytes))
-    if spec.turns:
-        named_arrive(spec.turn_barrier + (group + 1) % spec.consumers, 256)
+    o = start_pv(spec, operands, state)
+    spec.turns.give((operands.group + 1) % spec.consumers)
     wgmma_commit()
     return wgmma_wait(1, (s, o))
 
 
-def multiply_alone(spec: Any, operands: Operands, o: tuple, p: tuple, slot: Slot) -> tuple:
+def multiply_alone(spec: Any, operands: Operands, state: State) -> tuple:
     """The last product of all, beside which no S goes."""
-    spec.v_ring.wait(slot)
+    spec.v_ring.wait(state.slot)
     wgmma_fence()
-    o = fold(spec.pv_steps, pv_step, o, spec, p, advance(operands.v, slot.stage * spec.k_bytes))
+    o = start_pv(spec, operands, state)
     wgmma_commit()
     return wgmma_wait(0, (o,))[0]
 
 
-def first_turn(spec: Any, group: int) -> None:
-    """The first turn is consumer 0's."""
-    if group == spec.consumers - 1:
-        named_arrive(spec.turn_barrier, 256)
+def start_pv(spec: Any, operands: Operands, state: State) -> tuple:
+    return fold(spec.pv_steps, pv_step, state.o, spec, state.p, advance(operands.v, state.slot.stage * spec.k_bytes))
 
 
 def multiply_qk(spec: Any, q: int, k: int) -> tuple:

@@ -11,8 +11,9 @@ import numpy as np
 from gemmkit.components import Component
 from gemmkit.kernels.attention.store import OutStore
 from gemmkit.kernels.attention.work import F32
-from gemmkit.kernels.common.pipeline import BARRIER, Pipeline
+from gemmkit.kernels.common.pipeline import Pipeline
 from gemmkit.kernels.sm90.producer import STARTING
+from gemmkit.kernels.sm90.warpgroups import Turns, Warpgroups
 from gemmkit.layouts import RowMajor
 from gemmkit.layouts.swizzled import Swizzled
 from gemmkit.masks import Mask
@@ -20,7 +21,7 @@ from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.wgmma import WgmmaSpec, instruction
 from gemmkit.scores import Score
 
-__all__ = ["ROWS", "AttentionSpec", "HeadSpec"]
+__all__ = ["ROWS", "AttentionSpec", "HeadSpec", "Ring"]
 
 ROWS = 64                              # of Q, which a consumer multiplies at a time
 
@@ -43,6 +44,14 @@ class HeadSpec(Component):
     def block_m(self) -> int:
         """Rows of Q of a block."""
         raise NotImplementedError
+
+    @cached_property
+    def warpgroups(self) -> Warpgroups:
+        raise NotImplementedError
+
+    @cached_property
+    def threads(self) -> int:
+        return self.warpgroups.threads
 
     @cached_property
     def qk_steps(self) -> int:
@@ -94,15 +103,22 @@ class HeadSpec(Component):
 
 
 @dataclass(frozen=True)
+class Ring(Pipeline):
+    """The stages of Q, K or V: ``rows`` rows of a head in each, the first one's from byte ``tiles`` on."""
+
+    tiles: int = 0
+    rows: int = 0
+
+
+@dataclass(frozen=True)
 class AttentionSpec(HeadSpec):
     """``consumers`` warpgroups of 64 rows of Q each, beside a producer; ``block_n`` keys at a time, in ``stages`` stages; Q
-    in ``q_stages``. With ``turns`` consumers start their products one after the other. ``packed``: each tile says itself
-    which rows of the arrays its sequence has."""
+    in ``q_stages``. With ``takes_turns`` consumers start their products one after the other."""
 
     consumers: int
     stages: int
     q_stages: int
-    turns: bool
+    takes_turns: bool
 
     # -- instructions -------------------------------------------------------------------------------------------------
 
@@ -123,36 +139,13 @@ class AttentionSpec(HeadSpec):
         return ROWS * self.consumers
 
     @cached_property
-    def threads(self) -> int:
-        return 128 * (self.consumers + 1)
+    def warpgroups(self) -> Warpgroups:
+        return Warpgroups(1, self.consumers, *STARTING.get((1, self.consumers), (0, 0)))
 
     @cached_property
-    def registers(self) -> tuple[int, int]:
-        """What a producer's and a consumer's thread have after setmaxnreg; (0, 0): what they have from the launch."""
-        return STARTING.get((1, self.consumers), (0, 0))
-
-    @cached_property
-    def deals_registers(self) -> bool:
-        return self.registers != (0, 0)
-
-    @cached_property
-    def producer_registers(self) -> int:
-        return self.registers[0]
-
-    @cached_property
-    def consumer_registers(self) -> int:
-        return self.registers[1]
-
-    @cached_property
-    def warp_registers(self) -> tuple[int, ...] | None:
-        """What a thread of each warp has after setmaxnreg."""
-        producer, consumer = self.registers
-        return (producer,) * 4 + (consumer,) * (4 * self.consumers) if producer else None
-
-    @cached_property
-    def turn_barrier(self) -> int:
-        """The first of the named barriers at which consumers take turns; those of the store come before."""
-        return 1 + self.consumers
+    def turns(self) -> Turns:
+        """The named barriers of the store come before."""
+        return Turns(self.consumers, 1 + self.consumers, self.takes_turns)
 
     # -- shared memory: Q, K, V, O, barriers --------------------------------------------------------------------------
 
@@ -186,20 +179,20 @@ class AttentionSpec(HeadSpec):
         return self.o_offset + (self.q_bytes if self.store.uses_tma else 0)
 
     @cached_property
-    def q_ring(self) -> Pipeline:
-        return Pipeline(self.q_stages, self.barrier_offset, 1, self.consumers)
+    def q_ring(self) -> Ring:
+        return Ring(self.q_stages, self.barrier_offset, 1, self.consumers, tiles=0, rows=self.block_m)
 
     @cached_property
-    def k_ring(self) -> Pipeline:
-        return Pipeline(self.stages, self.barrier_offset + self.q_ring.nbytes, 1, self.consumers)
+    def k_ring(self) -> Ring:
+        return Ring(self.stages, self.q_ring.end, 1, self.consumers, tiles=self.k_offset, rows=self.block_n)
 
     @cached_property
-    def v_ring(self) -> Pipeline:
-        return Pipeline(self.stages, self.barrier_offset + self.q_ring.nbytes + self.k_ring.nbytes, 1, self.consumers)
+    def v_ring(self) -> Ring:
+        return Ring(self.stages, self.k_ring.end, 1, self.consumers, tiles=self.v_offset, rows=self.block_n)
 
     @cached_property
     def shared_bytes(self) -> int:
-        return self.barrier_offset + 2 * BARRIER * (self.q_stages + 2 * self.stages)
+        return self.v_ring.end
 
     # -- tensor maps: (head_dim, rows, heads, batch) ------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from typing import Any
 from gemmkit.components import Component
 from gemmkit.kernels.attention.softmax import exponent, finite, quad_sum, rescale
 from gemmkit.kernels.attention.walk import slice_of
-from gemmkit.kernels.attention.work import F32, Outputs, Stats, Tile
+from gemmkit.kernels.attention.work import F32, Outputs, Sums, Tile
 from gemmkit.kernels.sm90.store import own_column, own_row
 from gemmkit.lang.control import each, split
 from gemmkit.lang.values import convert, convert_all
@@ -39,10 +39,11 @@ class OutStore(Component):
 
     uses_tma = False
 
-    def run(self, spec: Any, sizes: Any, o: tuple, stats: Stats, outputs: Outputs, tile: Tile, group: int) -> None:
+    def run(self, spec: Any, sizes: Any, sums: Sums, outputs: Outputs, tile: Tile, group: int) -> None:
         """The end of a tile."""
+        stats = sums.stats
         upper, lower = quad_sum(stats.upper_sum), quad_sum(stats.lower_sum)
-        values = convert_all(spec.dtype, rescale(o, inverse(upper), inverse(lower)))
+        values = convert_all(spec.dtype, rescale(sums.o, inverse(upper), inverse(lower)))
         row = tile.m + group * 64
         if spec.has_lse:
             c = exponent(spec, sizes)

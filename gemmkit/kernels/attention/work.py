@@ -10,7 +10,7 @@ import numpy as np
 
 from gemmkit.components import Component, Scalar
 
-__all__ = ["F32", "LOG2E", "Blocks", "Limits", "Outputs", "Place", "Sizes", "Stats", "Tile"]
+__all__ = ["F32", "LOG2E", "Blocks", "Limits", "Outputs", "Place", "Sizes", "State", "Stats", "Sums", "Tile"]
 
 F32 = np.dtype(np.float32)
 LOG2E = math.log2(math.e)
@@ -57,8 +57,9 @@ class Blocks(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a thread's first value of S stands: its row of the tile's head, and its key."""
+    """Where a thread's first value of S stands: its tile, its row of the tile's head, and its key."""
 
+    tile: Tile
     row: Any
     column: Any
 
@@ -77,6 +78,23 @@ class Stats(NamedTuple):
     lower: Any
     upper_sum: Any
     lower_sum: Any
+
+
+class Sums(NamedTuple):
+    """Of a thread's two rows: the sums of weighted values, and the stats that these are relative to."""
+
+    o: Any
+    stats: Stats
+
+
+class State(NamedTuple):
+    """What a consumer carries from round to round: O and stats of the blocks of keys so far, the weights P of the last of
+    these blocks, which are not in O yet, and the slot that it is in."""
+
+    o: Any
+    p: Any
+    stats: Stats
+    slot: Any
 
 
 class Outputs(NamedTuple):

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from gemmkit.components import Component
 from gemmkit.kernels.common.elements import column_of, delivered, row_of
 from gemmkit.kernels.common.tile_copy import inside
+from gemmkit.kernels.common.work import Place
 from gemmkit.lang.control import each, fold
 from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.returned import numbers
@@ -219,14 +220,13 @@ def of_other_lane(reduction: Any, x: Any, distance: int) -> Any:
 
 # -- where D's tile is in shared memory ---------------------------------------------------------------------------------
 
-def store_together(epilogue: Any, spec: Any, d: Any, pointer: Any, block_m: int, block_n: int, warp: int,
-                   shape: Any) -> None:
+def store_together(epilogue: Any, spec: Any, d: Any, pointer: Any, block: Place, warp: int, shape: Any) -> None:
     """Step 6 of `singlestage` for an epilogue that finishes blocks: a warp takes its parts of D's tile in turn."""
     lanes = spec.lanes
     for part in range(warp, lanes.parts, spec.warps):
         tile = lanes.tile(part)
         holds = lane_index() < lanes.m * lanes.n
-        place = translate(tile, block_m if holds else shape.M, block_n)
+        place = translate(tile, block.i if holds else block.rows, block.j)
         values = epilogue.values_at(spec, pointer, tile, place, shape)
         store_masked(epilogue.finish_block(values, lanes, At(place, shape, holds)), 0, spec, d, place, shape)
 

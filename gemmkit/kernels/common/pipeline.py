@@ -52,6 +52,11 @@ class Pipeline(Component):
     def nbytes(self) -> int:
         return BARRIER * self.stages * (3 if self.has_raw else 2)
 
+    @property
+    def end(self) -> int:
+        """The byte behind the barriers."""
+        return self.offset + self.nbytes
+
     def full(self) -> Any:
         return shared(BARRIERS, self.offset)
 

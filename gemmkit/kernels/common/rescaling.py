@@ -12,7 +12,7 @@ All loads of a warp's piece go out together. Warps of one row combine its states
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemmkit.components import Component, Scalar
 from gemmkit.kernels.common.lanes import exchanged
@@ -42,6 +42,17 @@ class Rescaler(Component):
     blocks: Scalar
 
 
+class Row(NamedTuple):
+    """A row of a product's D: the matrix, the row's number, the epilogue that finishes it, the state of all its parts
+    together, and the product's sizes."""
+
+    d: Any
+    number: Any
+    own: Any
+    whole: Any
+    sizes: Any
+
+
 def rescale_rows(how: Any, epilogue: Any, d: Any, shape: Any) -> None:
     """See the module. Launched with ``WARPS`` warps a block."""
     # 1. Which product, which rows and which columns are this warp's?
@@ -65,17 +76,16 @@ def rescale_row(how: Any, own: Any, d: Any, row: int, begin: int, sizes: Any) ->
     # 3. Beyond the row a lane's first piece stands for the next ones, which are not stored.
     first = begin + lane_index() * how.vector
     if first < sizes.N:
-        pieces = generate(PIECES, load_piece, how, d, row, first, sizes)
-        each(store_piece, pieces, how, own, whole, d, row, first, sizes)
+        this = Row(d, row, own, whole, sizes)
+        each(store_piece, generate(PIECES, load_piece, how, this, first), how, this, first)
 
 
 def rescale_columns(own: Any, d: Any, row: int, begin: int, sizes: Any) -> None:
-    whole = combined_states(own, row, 0, 1, sizes)
+    this = Row(d, row, own, combined_states(own, row, 0, 1, sizes), sizes)
     end = min(begin + STEP, sizes.N)
     j = begin
     while j < end:
-        values = generate(PIECES, load_element, d, row, j, end)
-        each(store_element, values, own, whole, d, row, j, end, sizes)
+        each(store_element, generate(PIECES, load_element, this, j, end), this, j, end)
         j += PIECES
 
 
@@ -88,28 +98,29 @@ def combined_states(own: Any, row: int, first: int, step: int, sizes: Any) -> An
     return state
 
 
-def load_piece(p: int, how: Any, d: Any, row: int, first: int, sizes: Any) -> tuple:
+def load_piece(p: int, how: Any, row: Row, first: int) -> tuple:
     j = first + p * WARP * how.vector
-    return load_global(d, 1, (row, j if j < sizes.N else first), (0, 0), how.vector)
+    return load_global(row.d, 1, (row.number, j if j < row.sizes.N else first), (0, 0), how.vector)
 
 
-def store_piece(values: tuple, p: int, how: Any, own: Any, whole: Any, d: Any, row: int, first: int, sizes: Any) -> None:
+def store_piece(values: tuple, p: int, how: Any, row: Row, first: int) -> None:
     j = first + p * WARP * how.vector
-    if j < sizes.N:
-        store_global(d, 1, (row, j), (0, 0), rescaled(values, own, whole, row, j, sizes))
+    if j < row.sizes.N:
+        store_global(row.d, 1, (row.number, j), (0, 0), rescaled(values, row, j))
 
 
-def load_element(p: int, d: Any, row: int, j: int, end: int) -> tuple:
-    return load_global(d, 0, (row, j + p if j + p < end else j), (0, 0), 1)
+def load_element(p: int, row: Row, j: int, end: int) -> tuple:
+    return load_global(row.d, 0, (row.number, j + p if j + p < end else j), (0, 0), 1)
 
 
-def store_element(values: tuple, p: int, own: Any, whole: Any, d: Any, row: int, j: int, end: int, sizes: Any) -> None:
+def store_element(values: tuple, p: int, row: Row, j: int, end: int) -> None:
     if j + p < end:
-        store_global(d, 0, (row, j + p), (0, 0), rescaled(values, own, whole, row, j + p, sizes))
+        store_global(row.d, 0, (row.number, j + p), (0, 0), rescaled(values, row, j + p))
 
 
-def rescaled(values: tuple, own: Any, whole: Any, row: int, j: int, sizes: Any) -> tuple:
+def rescaled(values: tuple, row: Row, j: int) -> tuple:
     """Neighbours of one part of a row, from column ``j`` on."""
-    part = own.kept.kept(row, udiv(j, own.kept.width), sizes)
+    own, whole, sizes = row.own, row.whole, row.sizes
+    part = own.kept.kept(row.number, udiv(j, own.kept.width), sizes)
     made = own.finished(convert_all(own.dtype, values), own.factor(part, whole, sizes), own.shift(part, whole, sizes), j)
     return convert_all(own.stored, made)

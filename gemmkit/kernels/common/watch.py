@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from gemmkit.components import Component
+from gemmkit.kernels.common.work import Place
 from gemmkit.lang.control import fold
 from gemmkit.ptx.special import udiv
 from gemmkit.tiling import Tile, translate
@@ -55,11 +56,11 @@ class Watch(Component):
         """From a block's k-tile to its next."""
         return udiv(shape.N + spec.block.size.N - 1, spec.block.size.N)
 
-    def add(self, state: Any, spec: Any, pointer: Any, base: int, thread: int, m: int, k: int, shape: Any) -> Any:
-        """A state with a thread's elements of the k-tile at ``pointer``, whose row ``base`` is row ``m`` of A."""
+    def add(self, state: Any, spec: Any, pointer: Any, base: int, thread: int, a: Place) -> Any:
+        """A state with a thread's elements of the k-tile at ``pointer``, whose row ``base`` begins at ``a`` in A."""
         row, column = thread % self.rows, udiv(thread, self.rows) % self.parts * self.columns
-        return fold(self.pieces, with_piece, state, spec, pointer, base + row, column, min(m + row, shape.M - 1), k + column,
-                    shape)
+        first = Place(min(a.i + row, a.rows - 1), a.j + column, a.rows, a.columns)
+        return fold(self.pieces, with_piece, state, spec, pointer, base + row, column, first)
 
     def keep(self, state: Any, spec: Any, thread: int, m: int, n: int, shape: Any) -> None:
         row, part = m + thread % self.rows, udiv(thread, self.rows)
@@ -67,15 +68,16 @@ class Watch(Component):
             spec.a.observer.keep(state, row, udiv(n, spec.block.size.N) * self.parts + part, shape)
 
 
-def with_piece(state: Any, p: int, spec: Any, pointer: Any, row: int, column: int, m: int, k: int, shape: Any) -> Any:
+def with_piece(state: Any, p: int, spec: Any, pointer: Any, row: int, column: int, a: Place) -> Any:
+    """The same with a thread's ``p``-th piece of its row; the first one is at ``row``, ``column``, and at ``a`` in A."""
     tile = translate(spec.watch.piece, row, column + p * spec.watch.vector)
     values = spec.a.shared.load_shared(pointer, tile, spec.a.shared.leading(spec.a.tile.size))
-    return fold(spec.watch.vector, with_element, state, values, spec.a.observer, m, k + p * spec.watch.vector, shape)
+    return fold(spec.watch.vector, with_element, state, values, spec.a.observer, a, a.j + p * spec.watch.vector)
 
 
-def with_element(state: Any, n: int, values: tuple, observer: Any, m: int, k: int, shape: Any) -> Any:
-    if k + n < shape.K:
-        return observer.combine(state, observer.state_of(values[n], m, k + n))
+def with_element(state: Any, n: int, values: tuple, observer: Any, a: Place, k: int) -> Any:
+    if k + n < a.columns:
+        return observer.combine(state, observer.state_of(values[n], a.i, k + n))
     return state
 
 

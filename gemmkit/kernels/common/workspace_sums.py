@@ -18,7 +18,6 @@ what it knows of; the one that finds the last number has acquired all, and its b
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -240,9 +239,4 @@ def reduction_of(spec: Any, shares: int, tiles: int, sm_count: int) -> Workspace
                 described("counts", tiles * COUNTERS, np.dtype(np.uint32)))
 
 
-def width_of(fragment: Any) -> int:
-    """Accumulators that a thread moves at a time: 16 bytes of them if they come so."""
-    return math.gcd(fragment.count, max(1, 16 // fragment.dtype.itemsize))
-
-
-__all__ = ["MANY", "SlicedSums", "WorkspaceSums", "reduction_of", "takes_slices", "width_of"]
+__all__ = ["MANY", "SlicedSums", "WorkspaceSums", "reduction_of", "takes_slices"]

@@ -7,7 +7,7 @@ from typing import Any
 from gemmkit.kernels.common.work import Slot
 from gemmkit.kernels.mlp.activation import fragments
 from gemmkit.kernels.mlp.walk import first_row, has_tile
-from gemmkit.kernels.mlp.work import F32, Outputs, Tables
+from gemmkit.kernels.mlp.work import F32, Outputs, Rows, Tables
 from gemmkit.kernels.sm90.store import own_column
 from gemmkit.lang.control import fold, join
 from gemmkit.lang.registers import generate
@@ -15,7 +15,6 @@ from gemmkit.lang.values import convert, fill
 from gemmkit.ptx.descriptors import advance, matrix_descriptor
 from gemmkit.ptx.memory import load_shared, shared
 from gemmkit.ptx.special import rolled, thread_index
-from gemmkit.ptx.warpgroup import named_arrive, named_barrier
 from gemmkit.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 
 __all__ = ["consume"]
@@ -26,8 +25,7 @@ STEPS = 4                              # of 16 rows of weights, in a chunk
 def consume(spec: Any, sizes: Any, tables: Tables, outputs: Outputs, rank: int, group: int) -> None:
     zero = thread_index() * 0
     slot, x_slot, turn = Slot(zero, zero), Slot(zero, zero), zero
-    if spec.turns:
-        first_turn(spec, group)
+    spec.turns.give_first(group)
     while has_tile(spec, sizes, turn, rank):
         if spec.resident:
             slot = Slot(zero, zero)                    # the weights have stayed where they were
@@ -37,9 +35,9 @@ def consume(spec: Any, sizes: Any, tables: Tables, outputs: Outputs, rank: int, 
         slot = spec.ring.skip(slot, spec.first.chunks)
         if not spec.store.uses_tma:
             spec.x_ring.release(x_slot.stage)
-        row = first_row(spec, turn) + group * 64
+        rows = Rows(first_row(spec, turn) + group * 64, x_slot.stage, group)
         if spec.single:
-            spec.store.run(spec, sizes, sums, outputs, x_slot.stage, row, group)
+            spec.store.run(spec, sizes, sums, outputs, rows)
         else:
             # 3. The others.
             layer = zero + 1
@@ -50,20 +48,12 @@ def consume(spec: Any, sizes: Any, tables: Tables, outputs: Outputs, rank: int, 
             result = multiply(spec.final, spec, fragments(spec, sums, tables.shapes, layer - 1), slot, group)
             slot = spec.ring.skip(slot, spec.final.chunks)
             # 4. The tile's end.
-            spec.store.run(spec, sizes, result, outputs, x_slot.stage, row, group)
+            spec.store.run(spec, sizes, result, outputs, rows)
         if spec.store.uses_tma:
             spec.x_ring.release(x_slot.stage)
         x_slot = spec.x_ring.advance(x_slot)
         turn = rolled(turn + 1)
     spec.store.finish()
-
-
-# -- turns ----------------------------------------------------------------------------------------------------------------
-
-def first_turn(spec: Any, group: int) -> None:
-    """The first turn is consumer 0's."""
-    if group == spec.consumers - 1:
-        named_arrive(spec.turn_barrier, 256)
 
 
 # -- a layer --------------------------------------------------------------------------------------------------------------
@@ -72,11 +62,9 @@ def multiply(weights: Any, spec: Any, a: Any, slot: Slot, group: int) -> tuple:
     """The biases, and on top of them A times the weights, whose first chunk is in ``slot``; their stages are released."""
     spec.ring.wait(slot)
     sums = biases(weights, spec, slot.stage)
-    if spec.turns:
-        named_barrier(spec.turn_barrier + group, 256)
+    spec.turns.wait(group)
     sums = fold(weights.steps, step, sums, weights, spec, a, weights_descriptor(weights, spec), slot)
-    if spec.turns:
-        named_arrive(spec.turn_barrier + (group + 1) % spec.consumers, 256)
+    spec.turns.give((group + 1) % spec.consumers)
     (sums,) = wgmma_wait(0, (sums,))
     spec.ring.release(spec.ring.skip(slot, weights.chunks - 1).stage)
     return sums

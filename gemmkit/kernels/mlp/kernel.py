@@ -31,7 +31,6 @@ from gemmkit.ptx.map_table import acquire_map, map_at
 from gemmkit.ptx.mbarrier import mbarrier_fence_init
 from gemmkit.ptx.special import barrier, lane_index, rolled, thread_index, udiv, uniform
 from gemmkit.ptx.tma import tma_prefetch
-from gemmkit.ptx.warpgroup import give_registers, take_registers
 
 __all__ = ["mlp"]
 
@@ -61,12 +60,12 @@ def mlp(spec: Any, sizes: Any, maps: Any, shapes: Any, out: Any, map_x: Any, map
 
     if group == 0:
         # 1. x, weights and biases: global -> shared.
-        give_registers(spec.producer_registers)
+        spec.warpgroups.give_registers()
         if thread_index() == 0:
             produce(spec, sizes, maps, map_x, rank)
     else:
         # 2. to 4. Multiply, activate, store.
-        take_registers(spec.consumer_registers)
+        spec.warpgroups.take_registers()
         consume(spec, sizes, Tables(maps, shapes), Outputs(out, map_out), rank, group - 1)
 
     # A block's shared memory must last until its peers have written and signalled all they will.

@@ -30,7 +30,7 @@ def hopper_spec(fields: dict[str, Any], store: OutStore, rows: int, layers: int,
     """The spec with as many stages as fit; a single tile of rows has no cluster."""
     cluster = Cluster(m=CLUSTER) if CLUSTER > 1 and rows > ROWS * CONSUMERS else Cluster()
     room = device.shared_memory_per_block
-    spec = MlpSpec(**fields, store=store, cluster=cluster, consumers=CONSUMERS, stages=1, x_stages=2, turns=TURNS,
+    spec = MlpSpec(**fields, store=store, cluster=cluster, consumers=CONSUMERS, stages=1, x_stages=2, takes_turns=TURNS,
                    resident=False)
     stages = _stages(spec, room)
     if stages < ENOUGH:

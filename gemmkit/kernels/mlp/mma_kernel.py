@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from gemmkit.kernels.mlp.activation import columns_of, fragments
 from gemmkit.kernels.mlp.mma_spec import CHUNK, ROWS
-from gemmkit.kernels.mlp.work import F32, Outputs
+from gemmkit.kernels.mlp.work import F32, Outputs, Rows
 from gemmkit.kernels.sm90.store import own_column
 from gemmkit.lang.control import each, fold, join, split
 from gemmkit.lang.members import EXTENTS, member_of, number_of
@@ -37,38 +37,55 @@ STEPS = CHUNK // 16                    # of 16 rows of weights, in a stage
 
 
 class Inputs(NamedTuple):
-    """Weights and biases in global memory: views of a layer's, and the tables that make the others'."""
+    """Weights and biases in global memory: views of a layer's, the tables that make the others', and the launch's sizes."""
 
     w: Any
     b: Any
     shapes: Any
     places: Any
+    sizes: Any
+
+
+class At(NamedTuple):
+    """A layer, and the stage that its first chunk is in."""
+
+    layer: Any
+    stage: Any
+
+
+class Step(NamedTuple):
+    """The ``n``-th 16 rows of a stage of weights, and the lane that loads from them."""
+
+    stage: Any
+    n: Any
+    lane: Any
 
 
 def mlp_by_warps(spec: Any, sizes: Any, places: Any, shapes: Any, out: Any, x: Any, w: Any, b: Any) -> None:
     """Launched with a block for each 64 rows; see the module's table."""
     # 1. The first copies; x as A fragments.
     zero = thread_index() * 0
-    row, inputs = block_x() * ROWS, Inputs(w, b, shapes, places)
+    row, inputs = block_x() * ROWS, Inputs(w, b, shapes, places, sizes)
     copy_x(spec, sizes, x, row, number_of(shapes, zero, EXTENTS))
     copy_chunk(spec.first, spec, inputs, zero, zero, zero)
     if spec.has_bias:
-        store_biases(spec, next_biases(spec, sizes, inputs, zero), zero)
+        store_biases(spec, next_biases(spec, inputs, zero), zero)
     wait_copies(0)
     barrier()
     a = generate(spec.x_steps, x_fragment, spec)
 
     # 2. to 4. Layer after layer.
-    sums = multiply(spec.first, spec, sizes, inputs, a, zero, zero)
+    rows = Rows(row, zero, zero)
+    sums = multiply(spec.first, spec, inputs, a, At(zero, zero))
     if spec.single:
-        spec.store.run(spec, sizes, sums, Outputs(out, zero), zero, row, zero)
+        spec.store.run(spec, sizes, sums, Outputs(out, zero), rows)
     else:
         stage, layer = zero + spec.first.count % 2, zero + 1
         while layer < sizes.layers - 1:
-            sums = multiply(spec.middle, spec, sizes, inputs, fragments(spec, sums, shapes, layer - 1), layer, stage)
+            sums = multiply(spec.middle, spec, inputs, fragments(spec, sums, shapes, layer - 1), At(layer, stage))
             stage, layer = stage ^ (spec.middle.count % 2), rolled(layer + 1)
-        result = multiply(spec.final, spec, sizes, inputs, fragments(spec, sums, shapes, layer - 1), layer, stage)
-        spec.store.run(spec, sizes, result, Outputs(out, zero), zero, row, zero)
+        result = multiply(spec.final, spec, inputs, fragments(spec, sums, shapes, layer - 1), At(layer, stage))
+        spec.store.run(spec, sizes, result, Outputs(out, zero), rows)
 
 
 # -- copies ---------------------------------------------------------------------------------------------------------------
@@ -102,13 +119,13 @@ def copy_chunk(weights: Any, spec: Any, inputs: Inputs, layer: int, chunk: int, 
     commit_copies()
 
 
-def copy_next(weights: Any, spec: Any, sizes: Any, inputs: Inputs, layer: int, chunk: int, stage: int) -> None:
+def copy_next(weights: Any, spec: Any, inputs: Inputs, layer: int, chunk: int, stage: int) -> None:
     """What is multiplied behind a chunk: the next one of its layer, or the first of the next layer."""
     if chunk < weights.count - 1:
         copy_chunk(weights, spec, inputs, layer, chunk + 1, stage)
-    elif layer + 1 < sizes.layers - 1:
+    elif layer + 1 < inputs.sizes.layers - 1:
         copy_chunk(spec.middle, spec, inputs, layer + 1, 0, stage)
-    elif layer + 1 < sizes.layers:
+    elif layer + 1 < inputs.sizes.layers:
         copy_chunk(spec.final, spec, inputs, layer + 1, 0, stage)
     else:
         commit_copies()
@@ -125,26 +142,25 @@ def x_fragment(n: int, spec: Any) -> tuple:
     return pack_words(ldmatrix(shared(spec.dtype, 0), at, 0, 4, False))
 
 
-def multiply(weights: Any, spec: Any, sizes: Any, inputs: Inputs, a: tuple, layer: int, stage: int) -> tuple:
-    """The biases, and on top of them A times a layer's weights, whose first chunk is in ``stage``. The next layer's biases
-    are loaded before, and stored behind the last barrier at which threads that read these have met."""
-    sums = split(biases(weights, spec, layer), 8)
-    following = next_biases(spec, sizes, inputs, layer + 1)
-    found = join(fold(weights.count, one_chunk, sums, weights, spec, sizes, inputs, a, layer, stage))
+def multiply(weights: Any, spec: Any, inputs: Inputs, a: tuple, at: At) -> tuple:
+    """The biases, and on top of them A times a layer's weights. The next layer's biases are loaded before,
+    and stored behind the last barrier at which threads that read these have met."""
+    sums = split(biases(weights, spec, at.layer), 8)
+    following = next_biases(spec, inputs, at.layer + 1)
+    found = join(fold(weights.count, one_chunk, sums, weights, spec, inputs, a, at))
     if spec.has_bias:
-        store_biases(spec, following, layer + 1)
+        store_biases(spec, following, at.layer + 1)
         barrier()
     return found
 
 
-def one_chunk(sums: tuple, c: int, weights: Any, spec: Any, sizes: Any, inputs: Inputs, a: tuple, layer: int,
-              stage: int) -> tuple:
+def one_chunk(sums: tuple, c: int, weights: Any, spec: Any, inputs: Inputs, a: tuple, at: At) -> tuple:
     """32 rows of weights; the next ones are copied meanwhile."""
-    at = stage ^ (c % 2)
-    copy_next(weights, spec, sizes, inputs, layer, c, at ^ 1)
+    stage = at.stage ^ (c % 2)
+    copy_next(weights, spec, inputs, at.layer, c, stage ^ 1)
     wait_copies(1)
     barrier()
-    sums = fold(STEPS, one_step, sums, weights, spec, a, c, at)
+    sums = fold(STEPS, one_step, sums, weights, spec, a, c, stage)
     barrier()                                          # the stage may be filled anew
     return sums
 
@@ -152,14 +168,14 @@ def one_chunk(sums: tuple, c: int, weights: Any, spec: Any, sizes: Any, inputs: 
 def one_step(sums: tuple, n: int, weights: Any, spec: Any, a: tuple, c: int, stage: int) -> tuple:
     """16 rows of weights against 16 columns at a time."""
     lane = rolled(lane_index())                        # or the places of all columns stay in registers
-    return apply(columns, sums, weights, spec, unpack_words(spec.dtype, a[c * STEPS + n]), n, stage, lane)
+    return apply(columns, sums, weights, spec, unpack_words(spec.dtype, a[c * STEPS + n]), Step(stage, n, lane))
 
 
-def columns(sums: tuple, i: int, weights: Any, spec: Any, a: tuple, n: int, stage: int, lane: int) -> tuple:
-    matrix, line = udiv(lane, 8), lane % 8
-    k, column = n * 16 + matrix % 2 * 8, i * 16 + udiv(matrix, 2) * 8
+def columns(sums: tuple, i: int, weights: Any, spec: Any, a: tuple, step: Step) -> tuple:
+    matrix, line = udiv(step.lane, 8), step.lane % 8
+    k, column = step.n * 16 + matrix % 2 * 8, i * 16 + udiv(matrix, 2) * 8
     k, column = (k, column + line) if spec.k_major else (k + line, column)
-    pointer = shared(spec.dtype, spec.x_bytes + stage * spec.w_bytes)
+    pointer = shared(spec.dtype, spec.x_bytes + step.stage * spec.w_bytes)
     at = weights.layout.position((k, column), weights.lines)
     if spec.k_major:
         return spec.mma(a, ldmatrix(pointer, at, 0, 4, False), sums)
@@ -168,11 +184,12 @@ def columns(sums: tuple, i: int, weights: Any, spec: Any, a: tuple, n: int, stag
 
 # -- between layers -------------------------------------------------------------------------------------------------------
 
-def next_biases(spec: Any, sizes: Any, inputs: Inputs, layer: int) -> tuple:
+def next_biases(spec: Any, inputs: Inputs, layer: int) -> tuple:
     """A thread's columns of a layer's biases: zeros beyond the last column, and the last layer."""
     if spec.has_bias:
-        columns = columns_of(inputs.shapes, min(layer, sizes.layers - 1))
-        view = member_of(inputs.b, inputs.shapes, inputs.places, min(layer, sizes.layers - 1), 1)
+        last = min(layer, inputs.sizes.layers - 1)
+        columns = columns_of(inputs.shapes, last)
+        view = member_of(inputs.b, inputs.shapes, inputs.places, last, 1)
         return generate(spec.bias_columns, bias_of, spec, view, columns)
     return ()
 

@@ -12,6 +12,7 @@ from gemmkit.components import Component
 from gemmkit.kernels.mlp.spec import LayersSpec, line_of
 from gemmkit.kernels.mlp.store import OutStore
 from gemmkit.kernels.mlp.work import F32
+from gemmkit.kernels.sm90.warpgroups import Warpgroups
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.layouts.swizzled import Swizzled
 from gemmkit.ptx.mma import MMA
@@ -59,8 +60,7 @@ class MmaMlpSpec(LayersSpec):
     store: OutStore
     run: int
 
-    threads = 128
-    warp_registers = None
+    warpgroups = Warpgroups(0, 1)
 
     @cached_property
     def mma(self) -> Any:

@@ -10,9 +10,10 @@ import numpy as np
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.cluster import Cluster
-from gemmkit.kernels.common.pipeline import BARRIER, CLUSTER_WARPS, WARPS, Pipeline
+from gemmkit.kernels.common.pipeline import CLUSTER_WARPS, WARPS, Pipeline
 from gemmkit.kernels.mlp.store import OutStore
 from gemmkit.kernels.mlp.work import F32
+from gemmkit.kernels.sm90.warpgroups import Turns, Warpgroups
 from gemmkit.layouts import RowMajor
 from gemmkit.layouts.swizzled import Swizzled, pattern_of
 from gemmkit.ptx.tensor_map import TensorMapSpec
@@ -48,6 +49,14 @@ class LayersSpec(Component):
     n: int
     single: bool
     has_padding: bool
+
+    @cached_property
+    def warpgroups(self) -> Warpgroups:
+        raise NotImplementedError
+
+    @cached_property
+    def threads(self) -> int:
+        return self.warpgroups.threads
 
     @cached_property
     def widest(self) -> int:
@@ -122,15 +131,15 @@ class Weights(Component):
 @dataclass(frozen=True)
 class MlpSpec(LayersSpec):
     """``consumers`` warpgroups of 64 rows each beside a producer; ``stages`` chunks of weights, and ``x_stages`` tiles of x.
-    The blocks of a ``cluster`` load a part of each chunk for all. With ``turns`` consumers start their products one after
-    the other. ``resident``: all weights have a stage of their own, and are loaded once."""
+    The blocks of a ``cluster`` load a part of each chunk for all. With ``takes_turns`` consumers start their products one
+    after the other. ``resident``: all weights have a stage of their own, and are loaded once."""
 
     store: OutStore
     cluster: Cluster
     consumers: int
     stages: int
     x_stages: int
-    turns: bool
+    takes_turns: bool
     resident: bool
 
     # -- layers -------------------------------------------------------------------------------------------------------
@@ -159,26 +168,13 @@ class MlpSpec(LayersSpec):
         return ROWS * self.consumers
 
     @cached_property
-    def threads(self) -> int:
-        return 128 * (self.consumers + 1)
+    def warpgroups(self) -> Warpgroups:
+        return Warpgroups(1, self.consumers, *REGISTERS)
 
     @cached_property
-    def producer_registers(self) -> int:
-        return REGISTERS[0]
-
-    @cached_property
-    def consumer_registers(self) -> int:
-        return REGISTERS[1]
-
-    @cached_property
-    def warp_registers(self) -> tuple[int, ...]:
-        """What a thread of each warp has after setmaxnreg."""
-        return (self.producer_registers,) * 4 + (self.consumer_registers,) * (4 * self.consumers)
-
-    @cached_property
-    def turn_barrier(self) -> int:
-        """The first of the named barriers at which consumers take turns; those of the store come before."""
-        return 1 + self.consumers
+    def turns(self) -> Turns:
+        """The named barriers of the store come before."""
+        return Turns(self.consumers, 1 + self.consumers, self.takes_turns)
 
     # -- shared memory: x and the result, weights, biases, barriers ---------------------------------------------------
 
@@ -256,11 +252,11 @@ class MlpSpec(LayersSpec):
 
     @cached_property
     def x_ring(self) -> Pipeline:
-        return Pipeline(self.x_stages, self.barrier_offset + self.ring.nbytes, 1, self.consumers)
+        return Pipeline(self.x_stages, self.ring.end, 1, self.consumers)
 
     @cached_property
     def shared_bytes(self) -> int:
-        return self.barrier_offset + 2 * BARRIER * (self.stages + self.x_stages)
+        return self.x_ring.end
 
     # -- tensor maps --------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.kernels.mlp.activation import finished
-from gemmkit.kernels.mlp.work import Outputs
+from gemmkit.kernels.mlp.work import Outputs, Rows
 from gemmkit.kernels.sm90.store import own_column, own_row
 from gemmkit.lang.control import each, split
 from gemmkit.lang.values import convert_all
@@ -28,11 +28,11 @@ __all__ = ["DirectOut", "OutStore", "TmaOut"]
 
 @dataclass(frozen=True)
 class OutStore(Component):
-    """How a consumer's 64 rows leave, from row ``row`` on."""
+    """How a consumer's rows leave."""
 
     uses_tma = False
 
-    def run(self, spec: Any, sizes: Any, sums: tuple, outputs: Outputs, stage: int, row: int, group: int) -> None:
+    def run(self, spec: Any, sizes: Any, sums: tuple, outputs: Outputs, rows: Rows) -> None:
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -46,9 +46,10 @@ class TmaOut(OutStore):
 
     uses_tma = True
 
-    def run(self, spec: Any, sizes: Any, sums: tuple, outputs: Outputs, stage: int, row: int, group: int) -> None:
+    def run(self, spec: Any, sizes: Any, sums: tuple, outputs: Outputs, rows: Rows) -> None:
+        row, group = rows.first, rows.group
         values = convert_all(spec.dtype, finished(sums, spec))
-        place = stage * (spec.x_bytes // 2) + group * (spec.group_bytes // 2)
+        place = rows.stage * (spec.x_bytes // 2) + group * (spec.group_bytes // 2)
         named_barrier(1 + group, 128)                  # all four warps have read x
         each(put_matrix, split(values, 8), spec, place)
         fence_async()
@@ -81,9 +82,9 @@ class DirectOut(OutStore):
 
     pairs: bool
 
-    def run(self, spec: Any, sizes: Any, sums: tuple, outputs: Outputs, stage: int, row: int, group: int) -> None:
+    def run(self, spec: Any, sizes: Any, sums: tuple, outputs: Outputs, rows: Rows) -> None:
         values = convert_all(spec.dtype, finished(sums, spec))
-        each(put_pair, split(values, 2), self, sizes, outputs.out, row + own_row(), own_column())
+        each(put_pair, split(values, 2), self, sizes, outputs.out, rows.first + own_row(), own_column())
 
 
 def put_pair(pair: tuple, n: int, store: Any, sizes: Any, out: Any, row: int, column: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmkit.components import Component, Scalar
 
-__all__ = ["F32", "Outputs", "Sizes", "Tables"]
+__all__ = ["F32", "Outputs", "Rows", "Sizes", "Tables"]
 
 F32 = np.dtype(np.float32)
 
@@ -29,6 +29,14 @@ class Tables(NamedTuple):
 
     maps: Any
     shapes: Any
+
+
+class Rows(NamedTuple):
+    """A consumer's 64 rows: the first of them, the stage that x came in, and which consumer it is."""
+
+    first: Any
+    stage: Any
+    group: Any
 
 
 class Outputs(NamedTuple):

@@ -120,7 +120,8 @@ def start_observing(spec: Any, block_n: int, shape: Any) -> Any:
 def observe(spec: Any, observed: Observed, pointer: Any, block_m: int, block_k: int, shape: Any) -> Observed:
     """A's tile at ``block_k`` is looked at where it is this block's."""
     if udiv(block_k, spec.block.size.K) == observed.due:
-        state = spec.watch.add(observed.state, spec, pointer, 0, thread_index(), block_m, block_k, shape)
+        a = Place(block_m, block_k, shape.M, shape.K)
+        state = spec.watch.add(observed.state, spec, pointer, 0, thread_index(), a)
         return Observed(state, observed.due + spec.watch.step(spec, shape))
     return observed
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from gemmkit.kernels.common.operand import Operand
 from gemmkit.kernels.common.work import KTile
-from gemmkit.kernels.sm80.routes import CpAsync
+from gemmkit.kernels.sm80.routes import CpAsync, Piece
 from gemmkit.layouts import Braided, Joined
 from gemmkit.ptx.copy_async import copy_async, offset_of
 from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
@@ -43,7 +43,8 @@ class CpAsyncJoined(CpAsync):
     def advance(self, spec: Any, operand: Any, moved: Any) -> None:
         """Nothing is kept."""
 
-    def copy_piece(self, operand: Any, moved: Any, pointer: Any, tile: Any, n: int, at: KTile, is_there: bool) -> None:
+    def copy_piece(self, operand: Any, moved: Any, pointer: Any, piece: Piece, at: KTile, is_there: bool) -> None:
+        tile = piece.tile
         place = operand.place(at.m, at.n, at.k, at.shape)
         view, row, column = operand.layout.found(moved.data, place.i + tile.index[0], place.j + tile.index[1])
         copy_async(pointer, operand.shared.position(tile.base, operand.leading()),

@@ -14,7 +14,7 @@ and stored behind them. Which of these ways a GPU has is `copies`' to say.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,13 @@ from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
 from gemmkit.tiling import parallelise, translate_offset
 
 OFFSET = Fragment(np.dtype(np.int64), 1)
+
+
+class Piece(NamedTuple):
+    """What one cp.async copies of a k-tile: where it begins in the tile, and its number among the thread's pieces."""
+
+    tile: Any
+    number: Any
 
 
 @dataclass(frozen=True)
@@ -175,7 +182,7 @@ class CpAsync(StageRoute):
                     for piece in range(self.pieces(operand)):
                         tile = piece_of(thread_tiles[j], operand, piece)
                         n = (i * len(thread_tiles) + j) * self.pieces(operand) + piece
-                        self.copy_piece(operand, moved, pointer, tile, n, this.ahead, True)
+                        self.copy_piece(operand, moved, pointer, Piece(tile, n), this.ahead, True)
 
     def copy_edge(self, spec: Any, operand: Any, moved: Any, this: Any, share: Any) -> None:
         """A tile that reaches beyond an edge: pieces are wholly in range, or wholly out."""
@@ -191,16 +198,17 @@ class CpAsync(StageRoute):
                         n = (i * len(thread_tiles) + j) * self.pieces(operand) + piece
                         is_there = place.i + tile.index[0] < place.rows and place.j + tile.index[1] < place.columns
                         if spec.operator.identity == 0:
-                            self.copy_piece(operand, moved, pointer, tile, n, this.ahead, is_there)
+                            self.copy_piece(operand, moved, pointer, Piece(tile, n), this.ahead, is_there)
                         elif is_there:
-                            self.copy_piece(operand, moved, pointer, tile, n, this.ahead, True)
+                            self.copy_piece(operand, moved, pointer, Piece(tile, n), this.ahead, True)
                         else:
                             store_shared(pointer, operand.shared.position(tile.base, operand.leading()),
                                          operand.shared.position(tile.offset, operand.leading()),
                                          fill(operand.shared.dtype, self.width, spec.operator.identity))
 
-    def copy_piece(self, operand: Any, moved: Any, pointer: Any, tile: Any, n: int, at: KTile, is_there: bool) -> None:
-        """``width`` elements of the k-tile ``at`` from where ``tile`` begins: the thread's ``n``-th piece."""
+    def copy_piece(self, operand: Any, moved: Any, pointer: Any, piece: Piece, at: KTile, is_there: bool) -> None:
+        """``width`` elements of the k-tile ``at``."""
+        tile = piece.tile
         copy_async(pointer, operand.shared.position(tile.base, operand.leading()),
                    operand.shared.position(tile.offset, operand.leading()), moved.data,
                    moved.cursor[0][0] + offset_of(moved.data, (tile.offset[0], tile.offset[1])), self.width, is_there)
@@ -249,4 +257,4 @@ class Staged(StageRoute):
                     put_moved(operand, pointer, thread_tiles[j], moved.held[i * len(thread_tiles) + j])
 
 
-__all__ = ["CpAsync", "StageRoute", "Staged", "piece_of"]
+__all__ = ["CpAsync", "Piece", "StageRoute", "Staged", "piece_of"]

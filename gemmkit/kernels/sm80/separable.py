@@ -12,7 +12,7 @@ from typing import Any
 
 from gemmkit.kernels.common.operand import Operand
 from gemmkit.kernels.common.work import KTile
-from gemmkit.kernels.sm80.routes import CpAsync, piece_of
+from gemmkit.kernels.sm80.routes import CpAsync, Piece, piece_of
 from gemmkit.lang.registers import Fragment
 from gemmkit.layouts import Plain
 from gemmkit.ptx.copy_async import copy_async
@@ -53,11 +53,12 @@ class CpAsyncSeparable(CpAsync):
     def advance(self, spec: Any, operand: Any, moved: Any) -> None:
         """The rows and columns stay."""
 
-    def copy_piece(self, operand: Any, moved: Any, pointer: Any, tile: Any, n: int, at: KTile, is_there: bool) -> None:
+    def copy_piece(self, operand: Any, moved: Any, pointer: Any, piece: Piece, at: KTile, is_there: bool) -> None:
+        tile = piece.tile
         along = operand.distance(moved.data, at.k + tile.index[operand.k_axis], operand.k_axis)
         copy_async(pointer, operand.shared.position(tile.base, operand.leading()),
                    operand.shared.position(tile.offset, operand.leading()), moved.data,
-                   moved.cursor[n][0] + along, self.width, is_there)
+                   moved.cursor[piece.number][0] + along, self.width, is_there)
 
 
 __all__ = ["CpAsyncSeparable"]

@@ -10,7 +10,6 @@ from gemmkit.kernels.sm90.mainloop import numbers_of_parts
 from gemmkit.kernels.sm90.store import Part
 from gemmkit.lang.products import of_product
 from gemmkit.ptx.special import thread_index
-from gemmkit.ptx.warpgroup import named_arrive, named_barrier
 
 
 def consume_together(spec: Any, outputs: Outputs, group: int, rank: int) -> None:
@@ -44,17 +43,16 @@ def consume_in_turns(spec: Any, outputs: Outputs, group: int, rank: int) -> None
     own_turn = turn                                    # flips with every tile of this consumer
     slot = Slot(turn, turn)
     tile, tiles, step = spec.scheduler.first(), spec.scheduler.count(outputs.shape), spec.scheduler.step()
-    if group == 1:
-        named_arrive(spec.order_barrier, 256)          # the first turn is consumer 0's
+    spec.turns.give_first(group)
     while tile < tiles:
         work = spec.scheduler.work(spec, tile, rank, outputs.shape)
         steps = k_steps(spec, work)
         if turn == group:
             spec.store.begin(spec, outputs.map_c, work.batch, Part(group, work.m, work.n, own_turn))
-            named_barrier(spec.order_barrier + group, 256)
+            spec.turns.wait(group)
             own, matrices = of_product(spec, work.batch), outputs_of(spec, outputs, work.batch)
             sums, slot = multiply_tile(own, group, slot, steps, work, matrices.shape)
-            named_arrive(spec.order_barrier + 1 - group, 256)
+            spec.turns.give(1 - group)
             spec.store.run(own, sums, matrices, Part(group, work.m, work.n, own_turn))
             own_turn = own_turn ^ 1
         else:

@@ -48,7 +48,7 @@ class Sm90(KernelFamily):
 
     def registers(self, spec: Any) -> tuple[int, ...] | None:
         assert isinstance(spec, Sm90Spec)
-        return spec.warp_registers
+        return spec.warpgroups.warp_registers
 
 
 FAMILY = Sm90("warp_specialised", warp_specialised, (9, 0))

@@ -41,7 +41,7 @@ from gemmkit.ptx.cluster import cluster_barrier, cluster_rank
 from gemmkit.ptx.mbarrier import mbarrier_fence_init
 from gemmkit.ptx.special import barrier, thread_index, udiv, uniform
 from gemmkit.ptx.tma import tma_prefetch
-from gemmkit.ptx.warpgroup import give_registers, grid_launch_dependents, grid_wait, take_registers
+from gemmkit.ptx.warpgroup import grid_launch_dependents, grid_wait
 
 
 def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_a: Any, map_b: Any, map_c: Any,
@@ -70,13 +70,11 @@ def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_
 
     if group < spec.producers:
         # 1. A and B: global -> shared.
-        if spec.producer_registers > 0:
-            give_registers(spec.producer_registers)
+        spec.warpgroups.give_registers()
         spec.producer.run(spec, Inputs(Input(a, map_a), Input(b, map_b)), rank, shape)
     else:
         # 2. and 3. Multiply, finish.
-        if spec.consumer_registers > 0:
-            take_registers(spec.consumer_registers)
+        spec.warpgroups.take_registers()
         if spec.is_pingpong:
             consume_in_turns(spec, Outputs(c, d, map_c, map_d, 0, shape), group - spec.producers, rank)
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gemmkit.kernels.common.work import Slot, Work
+from gemmkit.kernels.common.work import Place, Slot, Work
 from gemmkit.kernels.sm90.mainloop import (
     SharedMainloop,
     descriptor_a,
@@ -42,8 +42,8 @@ class ObservedMainloop(SharedMainloop):
                 sums = start_stage(spec, a, b, slot, sums, step)
                 if step == due:
                     pointer = shared(spec.a.shared.dtype, spec.a.offset + slot.stage * spec.stage_bytes)
-                    state = spec.watch.add(state, spec, pointer, first_row, thread, work.m + first_row,
-                                           step * spec.block.size.K, shape)
+                    at = Place(work.m + first_row, step * spec.block.size.K, shape.M, shape.K)
+                    state = spec.watch.add(state, spec, pointer, first_row, thread, at)
                     due += step_due
                     named_barrier(spec.store.barrier + group, 128)
                 sums = wgmma_wait(1, sums)

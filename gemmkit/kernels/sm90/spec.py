@@ -13,6 +13,7 @@ from gemmkit.kernels.sm90.mainloop import Mainloop, SharedMainloop
 from gemmkit.kernels.sm90.producer import Producer
 from gemmkit.kernels.sm90.store import DirectStore, Store
 from gemmkit.kernels.sm90.together import Fragments
+from gemmkit.kernels.sm90.warpgroups import Turns, Warpgroups
 from gemmkit.kernels.spec import Spec
 from gemmkit.layouts.braided import OCTET
 from gemmkit.layouts.swizzled import pattern_of
@@ -26,7 +27,7 @@ class Sm90Spec(Spec):
     """``warps`` are those that multiply, in warpgroups of four (the consumers), beside ``producer_warps``.
 
     ``schedule`` is "cooperative" (consumers share a tile of D, each its rows) or "pingpong" (each has tiles of its own, in
-    turn; ``order_barrier`` is the first of the named barriers by which they take turns at the tensor cores).
+    turn; ``turns`` orders them at the tensor cores).
     The other fields are the kernel's parts (`gemmkit.kernels.sm90.specialise` chooses them), and the ``nbytes`` of shared
     memory that they need.
     """
@@ -39,7 +40,7 @@ class Sm90Spec(Spec):
     pipeline: Pipeline = Pipeline(2, 0, 1, 1)
     store: Store = DirectStore()
     exchange: Exchange = Exchange()
-    order_barrier: int = 0
+    turns: Turns = Turns()
     nbytes: int = 0
 
     # -- warps --------------------------------------------------------------------------------------------------------
@@ -80,24 +81,9 @@ class Sm90Spec(Spec):
         return 16 if self.is_squeezed else 48 if self.threads > 384 else 96
 
     @cached_property
-    def registers(self) -> tuple[int, int]:
-        """What a producer's and a consumer's thread have after setmaxnreg; (0, 0): what they have from the launch."""
+    def warpgroups(self) -> Warpgroups:
         table = self.producer.squeezed_registers if self.is_squeezed else self.producer.registers
-        return table.get((self.producers, self.consumers), (0, 0))
-
-    @cached_property
-    def producer_registers(self) -> int:
-        return self.registers[0]
-
-    @cached_property
-    def consumer_registers(self) -> int:
-        return self.registers[1]
-
-    @cached_property
-    def warp_registers(self) -> tuple[int, ...] | None:
-        """What a thread of each warp has after setmaxnreg, the producer's first."""
-        producer, consumer = self.registers
-        return (producer,) * self.producer_warps + (consumer,) * self.warps if producer else None
+        return Warpgroups(self.producers, self.consumers, *table.get((self.producers, self.consumers), (0, 0)))
 
     @cached_property
     def sums(self) -> int:

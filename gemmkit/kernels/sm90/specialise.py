@@ -31,6 +31,7 @@ from gemmkit.kernels.sm90.routes.tma import Tma, TmaProducer
 from gemmkit.kernels.sm90.shared_k import SharedK, least_columns
 from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.kernels.sm90.store import SubtileStore
+from gemmkit.kernels.sm90.warpgroups import Turns
 from gemmkit.kernels.sm90.workspace_exchange import exchange_of
 from gemmkit.layouts import ColMajor, Swizzled
 from gemmkit.layouts.swizzled import PATTERN, pattern_of
@@ -164,7 +165,7 @@ def _laid_out(spec: Sm90Spec, arrays: Arrays | None) -> Sm90Spec:
         store = dataclasses.replace(store, offset=memory.take(store.nbytes))
     spec = with_ahead(dataclasses.replace(spec, store=store), arrays)
     producer = dataclasses.replace(spec.producer, barrier=barriers.take(spec.producer.barriers))
-    order = barriers.take(2) if spec.is_pingpong else 0
+    turns = Turns(2, barriers.take(2), True) if spec.is_pingpong else Turns()
     exchange = spec.exchange
     if isinstance(exchange, ClusterExchange):
         exchange = dataclasses.replace(exchange, offset=memory.take(spec.consumers * exchange.nbytes))
@@ -172,7 +173,7 @@ def _laid_out(spec: Sm90Spec, arrays: Arrays | None) -> Sm90Spec:
     if isinstance(exchange, ClusterExchange):
         exchange = dataclasses.replace(exchange, barriers=memory.take(2 * BARRIER * exchange.consumers))
     store = spec.store.placed(memory)
-    return dataclasses.replace(spec, store=store, producer=producer, order_barrier=order, exchange=exchange,
+    return dataclasses.replace(spec, store=store, producer=producer, turns=turns, exchange=exchange,
                                pipeline=pipeline, nbytes=memory.nbytes)
 
 

@@ -39,9 +39,9 @@ def nothing(*given: Any) -> None:
 
 def released_early(patch: pytest.MonkeyPatch) -> None:
     """V is given back while it is multiplied."""
-    def start(spec: Any, operands: Any, o: Any, p: Any, slot: Any, before: Any, group: int) -> tuple:
-        found = original_start(spec, operands, o, p, slot, before, group)
-        spec.v_ring.release(before.stage)
+    def start(spec: Any, operands: Any, state: Any, slot: Any) -> tuple:
+        found = original_start(spec, operands, state, slot)
+        spec.v_ring.release(state.slot.stage)
         return found
 
     patch.setattr(consumer, "start_both", start)

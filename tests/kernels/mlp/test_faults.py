@@ -155,7 +155,7 @@ FAULTS_BY_WARPS: dict[str, Patch] = {
 }
 
 
-def copied_over(weights: Any, spec: Any, sizes: Any, inputs: Any, layer: int, chunk: int, stage: int) -> None:
+def copied_over(weights: Any, spec: Any, inputs: Any, layer: int, chunk: int, stage: int) -> None:
     """Into the stage that is multiplied."""
     mma_kernel.copy_chunk(weights, spec, inputs, layer, chunk, stage ^ 1)
 

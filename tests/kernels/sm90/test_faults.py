@@ -15,7 +15,7 @@ from gemmkit.emulator import errors, machine
 from gemmkit.kernels.common import pipeline
 from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.pipeline import Pipeline
-from gemmkit.kernels.sm90 import consumer, kernel, mainloop, store
+from gemmkit.kernels.sm90 import kernel, mainloop, store, warpgroups
 from gemmkit.kernels.sm90.routes import staged
 from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.ptx.cluster import cluster_rank
@@ -115,8 +115,8 @@ FAULTS = {
     "stages are not given back": Fault(Pipeline, "release", errors.DeadlockError),
     "stages are given back while they are read": Fault(mainloop, "wgmma_wait", errors.RaceError, instead=unchanged),
     "wgmmas that nobody commits": Fault(mainloop, "wgmma_commit", errors.RaceError),
-    "consumers do not take turns": Fault(consumer, "named_barrier", errors.ProtocolError, "pingpong", (64 * 6, 32, 32)),
-    "a consumer keeps its turn": Fault(consumer, "named_arrive", errors.DeadlockError, "pingpong", (64 * 4, 32, 32)),
+    "consumers do not take turns": Fault(warpgroups, "named_barrier", errors.ProtocolError, "pingpong", (64 * 6, 32, 32)),
+    "a consumer keeps its turn": Fault(warpgroups, "named_arrive", errors.DeadlockError, "pingpong", (64 * 4, 32, 32)),
     "a panel leaves before it is written": Fault(store, "named_barrier", errors.UninitialisedRead),
     "a panel leaves without a fence": Fault(store, "fence_async", errors.ProxyError),
     "a panel is written while it leaves": Fault(store, "tma_wait_read", errors.RaceError, size=(64 * 4, 32, 16)),

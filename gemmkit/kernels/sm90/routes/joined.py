@@ -18,7 +18,7 @@ from typing import Any
 from gemmkit.kernels.common.operand import Operand
 from gemmkit.kernels.common.work import KTile, Slot
 from gemmkit.kernels.sm90.routes.request import Request
-from gemmkit.kernels.sm90.routes.tma import Copy, Tma
+from gemmkit.kernels.sm90.routes.tma import Copy, Fill, Tma
 from gemmkit.lang.control import each
 from gemmkit.layouts import Braided, Joined
 from gemmkit.ptx.special import udiv
@@ -58,7 +58,7 @@ class JoinedTma(Tma):
             own = KTile(at.m - across, at.n, at.k - along, at.batch, at.rank, at.shape)
         else:
             own = KTile(at.m, at.n - along, at.k - across, at.batch, at.rank, at.shape)
-        each(start_own, tensor_map, self, spec, operand, barrier, slot, own, part)
+        each(start_own, tensor_map, self, spec, operand, Fill(slot, own, barrier), part)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class BraidedTma(JoinedTma):
 
     def start(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile) -> None:
         own = KTile(at.m, udiv(at.n, operand.layout.slots), at.k, at.batch, at.rank, at.shape)
-        each(start_share, tensor_map, self, spec, operand, barrier, slot, own)
+        each(start_share, tensor_map, self, spec, operand, Fill(slot, own, barrier))
 
 
 def why_no_tma_of_parts(request: Request, layout: Joined) -> str | None:
@@ -130,20 +130,19 @@ def prefetch_part(tensor_map: Any, n: int) -> None:
     tma_prefetch(tensor_map)
 
 
-def start_own(tensor_map: Any, n: int, route: Any, spec: Any, operand: Any, barrier: Any, slot: Slot, at: KTile,
-              part: int) -> None:
+def start_own(tensor_map: Any, n: int, route: Any, spec: Any, operand: Any, fill: Fill, part: int) -> None:
     """The copies of a tile that lies in one part, if it is this one."""
     if part == n:
-        route.start_boxes(spec, operand, tensor_map, barrier, slot, at, 0)
+        route.start_boxes(spec, operand, tensor_map, fill, 0)
 
 
-def start_share(tensor_map: Any, n: int, route: Any, spec: Any, operand: Any, barrier: Any, slot: Slot, at: KTile) -> None:
+def start_share(tensor_map: Any, n: int, route: Any, spec: Any, operand: Any, fill: Fill) -> None:
     """The copies of one part's columns, if this block is to load them."""
     if route.copy.is_shared:
-        if spec.cluster.part(operand.k_axis, at.rank) == n // route.share:
-            route.start_boxes(spec, operand, tensor_map, barrier, slot, at, n * route.apart)
+        if spec.cluster.part(operand.k_axis, fill.at.rank) == n // route.share:
+            route.start_boxes(spec, operand, tensor_map, fill, n * route.apart)
     else:
-        route.start_boxes(spec, operand, tensor_map, barrier, slot, at, n * route.apart)
+        route.start_boxes(spec, operand, tensor_map, fill, n * route.apart)
 
 
 __all__ = ["BraidedTma", "JoinedTma"]

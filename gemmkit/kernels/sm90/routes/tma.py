@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.cluster import Cluster
@@ -69,6 +69,14 @@ class Copy(Component):
         return cls(line, lines, 1, 0, 0, 0, 0, 0, False, axis == operand.k_axis, 1, 0, 0)
 
 
+class Fill(NamedTuple):
+    """A stage to be filled: with which k-tile, and the barrier that counts the bytes."""
+
+    slot: Slot
+    at: KTile
+    barrier: Any
+
+
 @dataclass(frozen=True)
 class Tma(Route):
     """TMA brings the tile as the tensor cores read it: a plain matrix, nothing acts on it."""
@@ -127,14 +135,15 @@ class Tma(Route):
 
     def start(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile) -> None:
         """Start a stage's copies."""
-        self.start_boxes(spec, operand, tensor_map, barrier, slot, at, 0)
+        self.start_boxes(spec, operand, tensor_map, Fill(slot, at, barrier), 0)
 
-    def start_boxes(self, spec: Any, operand: Any, tensor_map: Any, barrier: Any, slot: Slot, at: KTile, first: int) -> None:
+    def start_boxes(self, spec: Any, operand: Any, tensor_map: Any, fill: Fill, first: int) -> None:
         """Start copies panel by panel, from element ``first`` of the stage's tile on; in a cluster that shares the operand,
         of this block's part, to all."""
+        at, stage = fill.at, fill.slot.stage
         across = at.m if operand.k_axis == 1 else at.n
         pointer = shared(operand.brought.dtype, operand.offset)
-        position = slot.stage * (spec.stage_bytes // operand.brought.itemsize) + first
+        position = stage * (spec.stage_bytes // operand.brought.itemsize) + first
         along, across = (at.k, across) if self.copy.along_k else (across, at.k)
         matrix = matrix_at(spec, operand, at.batch)
         for plane in range(self.copy.planes):
@@ -148,10 +157,10 @@ class Tma(Route):
                 inside: tuple = (x, y, plane) if self.copy.planes > 1 else (x, y)
                 coordinates = join((inside, matrix))
                 if self.copy.is_shared:
-                    tma_load_multicast(tensor_map, coordinates, pointer, to, barrier, slot.stage,
+                    tma_load_multicast(tensor_map, coordinates, pointer, to, fill.barrier, stage,
                                        spec.cluster.sharers(operand.k_axis, at.rank))
                 else:
-                    tma_load(tensor_map, coordinates, pointer, to, barrier, slot.stage)
+                    tma_load(tensor_map, coordinates, pointer, to, fill.barrier, stage)
 
 
     # Nothing is to be done to what is there (see `rewrite.Rewrite`).
@@ -208,4 +217,4 @@ class TmaProducer(Producer):
         return state
 
 
-__all__ = ["Copy", "Tma", "TmaProducer"]
+__all__ = ["Copy", "Fill", "Tma", "TmaProducer"]
