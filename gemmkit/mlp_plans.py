@@ -124,9 +124,9 @@ class MlpLaunch:
     @cached_property
     def maps(self) -> list[Map]:
         """Those that are parameters: of x, and of out."""
-        made = [Map(0, 0, self.layers.x, 1, self.spec.x_map)]
+        made = [Map(0, 0, self.layers.x, 1, self.spec.x.map_spec(ROWS, 2))]
         if self.spec.store.uses_tma:
-            made.append(Map(1, 1, self.call.out, 1, self.spec.out_map))
+            made.append(Map(1, 1, self.call.out, 1, self.spec.out.map_spec(ROWS, 2)))
         return made
 
     @cached_property

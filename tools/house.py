@@ -42,7 +42,7 @@ def figures(sources: Sources) -> dict[str, int]:
     kernels = [tree for path, tree in trees.items() if path.startswith("gemmkit/kernels/")]
     lines = {path: text.count("\n") for path, text in sources.items()}
     functions = [node for tree in kernels for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    parameters = [len(f.args.posonlyargs + f.args.args + f.args.kwonlyargs) for f in functions]
+    parameters = [len(parameters_of(function)) for function in functions]
     calls = [node.func.id for tree in kernels for node in ast.walk(tree)
              if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     return {
@@ -59,6 +59,17 @@ def figures(sources: Sources) -> dict[str, int]:
         "files that import each other": sum(map(len, cycles(imports(trees)))),
         "largest group of them": max(map(len, cycles(imports(trees))), default=0),
     }
+
+
+def parameters_of(function: ast.FunctionDef) -> list[str]:
+    return [one.arg for one in function.args.posonlyargs + function.args.args + function.args.kwonlyargs]
+
+
+def long_lists(sources: Sources) -> list[str]:
+    """The functions in kernels that have many parameters, and these."""
+    return [f"{path}:{node.lineno} {node.name}({', '.join(parameters_of(node))})"
+            for path, text in sources.items() if path.startswith("gemmkit/kernels/") for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.FunctionDef) and len(parameters_of(node)) >= MANY_PARAMETERS]
 
 
 def _members(tree: ast.Module) -> int:
@@ -144,6 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("house", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--commit", help="show this commit's figures beside")
     parser.add_argument("--cycles", action="store_true", help="list the files that import each other")
+    parser.add_argument("--parameters", action="store_true", help="list the functions in kernels that have many parameters")
     given = parser.parse_args(arguments)
     now = of_tree()
     columns = [figures(sources) for sources in (*([of_commit(given.commit)] if given.commit else ()), now)]
@@ -152,6 +164,8 @@ def main(arguments: list[str] | None = None) -> int:
     if given.cycles:
         for group in cycles(imports({path: ast.parse(text) for path, text in now.items()})):
             print(" <-> ".join(group))
+    if given.parameters:
+        print(*long_lists(now), sep="\n")
     return 0
 
 

@@ -124,7 +124,7 @@ def copy_rows(spec: Any, rows: Rows, count: int, offset: int) -> None:
         chunk = n * spec.threads + thread
         row = udiv(chunk, spec.head_dim // CHUNK)
         column = (chunk - row * (spec.head_dim // CHUNK)) * CHUNK
-        copy_async(shared(spec.dtype, offset), spec.layout.position((row, column), count), 0, rows.view,
+        copy_async(shared(spec.dtype, offset), spec.head.layout.position((row, column), count), 0, rows.view,
                    offset_of(rows.view, (rows.batch, rows.head, rows.base + rows.first + row, column)), CHUNK,
                    rows.first + row < rows.end)
 
@@ -136,13 +136,14 @@ def qk_step(s: tuple, n: int, spec: Any, stage: int) -> tuple:
     """16 elements of the head: a warp's rows of Q against 16 keys at a time."""
     matrix, line = udiv(lane_index(), 8), lane_index() % 8
     row = udiv(thread_index(), 32) * 16 + matrix % 2 * 8 + line
-    a = ldmatrix(shared(spec.dtype, 0), spec.layout.position((row, n * 16 + udiv(matrix, 2) * 8), spec.block_m), 0, 4, False)
+    at = spec.head.layout.position((row, n * 16 + udiv(matrix, 2) * 8), spec.block_m)
+    a = ldmatrix(shared(spec.dtype, 0), at, 0, 4, False)
     return apply(qk_columns, s, spec, a, n, stage)
 
 
 def qk_columns(s: tuple, i: int, spec: Any, a: tuple, n: int, stage: int) -> tuple:
     matrix, line = udiv(lane_index(), 8), lane_index() % 8
-    at = spec.layout.position((i * 16 + udiv(matrix, 2) * 8 + line, n * 16 + matrix % 2 * 8), spec.block_n)
+    at = spec.head.layout.position((i * 16 + udiv(matrix, 2) * 8 + line, n * 16 + matrix % 2 * 8), spec.block_n)
     return spec.mma(a, ldmatrix(shared(spec.dtype, spec.k_offset + stage * spec.k_bytes), at, 0, 4, False), s)
 
 
@@ -153,5 +154,5 @@ def pv_step(o: tuple, n: int, spec: Any, p: tuple, stage: int) -> tuple:
 
 def pv_columns(o: tuple, i: int, spec: Any, a: tuple, n: int, stage: int) -> tuple:
     matrix, line = udiv(lane_index(), 8), lane_index() % 8
-    at = spec.layout.position((n * 16 + matrix % 2 * 8 + line, i * 16 + udiv(matrix, 2) * 8), spec.block_n)
+    at = spec.head.layout.position((n * 16 + matrix % 2 * 8 + line, i * 16 + udiv(matrix, 2) * 8), spec.block_n)
     return spec.mma(a, ldmatrix(shared(spec.dtype, spec.v_offset + stage * spec.k_bytes), at, 0, 4, True), o)

@@ -63,6 +63,6 @@ def load(spec: Any, ring: Any, tensor_map: Any, slot: Slot, at: tuple) -> None:
     """A stage of a ring, panel by panel, from a row of a head of a batch on."""
     ring.acquire(slot)
     ring.expect(slot, 2 * ring.rows * spec.head_dim)
-    for panel in range(spec.panels):
-        tma_load(tensor_map, (panel * spec.line, at[0], at[1], at[2]), shared(spec.dtype, ring.tiles),
-                 slot.stage * (ring.rows * spec.head_dim) + panel * ring.rows * spec.line, ring.full(), slot.stage)
+    for panel in range(spec.head.count):
+        tma_load(tensor_map, (panel * spec.head.line, at[0], at[1], at[2]), shared(spec.dtype, ring.tiles),
+                 slot.stage * (ring.rows * spec.head_dim) + panel * ring.rows * spec.head.line, ring.full(), slot.stage)

@@ -40,7 +40,7 @@ def with_q(spec: Any, operands: Operands, stage: int) -> Operands:
 
 
 def operands_of(spec: Any, group: int) -> Operands:
-    width = spec.line_bytes
+    width = spec.head.line_bytes
     q = matrix_descriptor(shared(spec.dtype, 0), 0, 0, 8 * width, width)
     k = matrix_descriptor(shared(spec.dtype, spec.k_offset), 0, 0, 8 * width, width)
     v = matrix_descriptor(shared(spec.dtype, spec.v_offset), 0, spec.block_n * width, 8 * width, width)
@@ -89,12 +89,12 @@ def multiply_qk(spec: Any, q: int, k: int) -> tuple:
 
 def qk_step(s: tuple, n: int, spec: Any, q: int, k: int) -> tuple:
     """16 elements of the head: 32 bytes on in a line, or in the next panel."""
-    steps = spec.line // 16
+    steps = spec.head.line // 16
     panel, within = (n + 1) // steps, (n + 1) % steps * 32
-    return spec.qk(s, advance(q, panel * spec.block_m * spec.line_bytes + within),
-                   advance(k, panel * spec.block_n * spec.line_bytes + within), 1)
+    return spec.qk(s, advance(q, panel * spec.block_m * spec.head.line_bytes + within),
+                   advance(k, panel * spec.block_n * spec.head.line_bytes + within), 1)
 
 
 def pv_step(o: tuple, n: int, spec: Any, p: tuple, v: int) -> tuple:
     """16 keys: as many lines of V on."""
-    return spec.pv(o, p[n], advance(v, n * 16 * spec.line_bytes), 1)
+    return spec.pv(o, p[n], advance(v, n * 16 * spec.head.line_bytes), 1)

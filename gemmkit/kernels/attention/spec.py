@@ -12,10 +12,9 @@ from gemmkit.components import Component
 from gemmkit.kernels.attention.store import OutStore
 from gemmkit.kernels.attention.work import F32
 from gemmkit.kernels.common.pipeline import Pipeline
+from gemmkit.kernels.sm90.panels import Panels
 from gemmkit.kernels.sm90.producer import STARTING
 from gemmkit.kernels.sm90.warpgroups import Turns, Warpgroups
-from gemmkit.layouts import RowMajor
-from gemmkit.layouts.swizzled import Swizzled
 from gemmkit.masks import Mask
 from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.wgmma import WgmmaSpec, instruction
@@ -85,21 +84,12 @@ class HeadSpec(Component):
     def tests_below(self) -> bool:
         return self.mask.has_free and not self.mask.free_from_first
 
-    # -- swizzled shared memory ---------------------------------------------------------------------------------------
+    # -- shared memory ------------------------------------------------------------------------------------------------
 
     @cached_property
-    def line(self) -> int:
-        """Elements of a swizzled line: 128 bytes where the head is made of these, else 64."""
-        return 64 if self.head_dim % 64 == 0 else 32
-
-    @cached_property
-    def line_bytes(self) -> int:
-        return 2 * self.line
-
-    @cached_property
-    def layout(self) -> Swizzled:
-        """Of rows of a head in shared memory."""
-        return Swizzled(RowMajor(self.dtype), self.line_bytes)
+    def head(self) -> Panels:
+        """How rows of a head lie there."""
+        return Panels(self.dtype, self.head_dim)
 
 
 @dataclass(frozen=True)
@@ -150,10 +140,6 @@ class AttentionSpec(HeadSpec):
     # -- shared memory: Q, K, V, O, barriers --------------------------------------------------------------------------
 
     @cached_property
-    def panels(self) -> int:
-        return self.head_dim // self.line
-
-    @cached_property
     def q_bytes(self) -> int:
         return 2 * self.block_m * self.head_dim
 
@@ -196,11 +182,7 @@ class AttentionSpec(HeadSpec):
 
     # -- tensor maps: (head_dim, rows, heads, batch) ------------------------------------------------------------------
 
-    def map_spec(self, rows: int) -> TensorMapSpec:
-        """Of boxes of ``rows`` rows by a swizzled line."""
-        return TensorMapSpec(self.dtype, (self.line, rows, 1, 1), self.line_bytes)
-
     @property
     def map_specs(self) -> tuple[TensorMapSpec, ...]:
         """Of Q, K, V and O."""
-        return tuple(self.map_spec(rows) for rows in (self.block_m, self.block_n, self.block_n, ROWS))
+        return tuple(self.head.map_spec(rows, 4) for rows in (self.block_m, self.block_n, self.block_n, ROWS))

@@ -86,9 +86,9 @@ class TmaOut(OutStore):
         named_barrier(1 + group, 128)
         if is_leader:
             if row < tile.queries:
-                for panel in range(spec.panels):
-                    tma_store(outputs.map, (panel * spec.line, tile.first_query + row, tile.head, slice_of(spec, tile)),
-                              shared(spec.dtype, spec.o_offset), (panel * spec.block_m + group * 64) * spec.line)
+                for panel in range(spec.head.count):
+                    tma_store(outputs.map, (panel * spec.head.line, tile.first_query + row, tile.head, slice_of(spec, tile)),
+                              shared(spec.dtype, spec.o_offset), (panel * spec.block_m + group * 64) * spec.head.line)
             tma_commit()
 
     def finish(self) -> None:
@@ -101,7 +101,7 @@ def put_matrix(values: tuple, n: int, spec: Any, group: int) -> None:
     """16 rows by 16 columns of a warp: four 8 x 8 matrices, of which a lane addresses a line."""
     lane = lane_index()
     row = group * 64 + udiv(thread_index() % 128, 32) * 16 + lane % 16
-    place = spec.layout.position((row, n * 16 + udiv(lane, 16) * 8), spec.block_m)
+    place = spec.head.layout.position((row, n * 16 + udiv(lane, 16) * 8), spec.block_m)
     stmatrix(shared(spec.dtype, spec.o_offset), 0, place, values, False)
 
 

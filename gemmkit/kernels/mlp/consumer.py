@@ -92,13 +92,13 @@ def part_of(weights: Any, spec: Any, a: Any, n: int) -> Any:
     """A's ``n``-th 16 columns: a fragment, or 32 bytes on in a line of x, or in the next panel."""
     if weights.from_registers:
         return a[n]
-    steps = spec.x_line // 16
-    return advance(a, n // steps * (64 * spec.x_line_bytes) + n % steps * 32)
+    steps = spec.x.line // 16
+    return advance(a, n // steps * (64 * spec.x.line_bytes) + n % steps * 32)
 
 
 def x_descriptor(spec: Any, group: int, stage: int) -> int:
     """A consumer's rows of x."""
-    width = spec.x_line_bytes
+    width = spec.x.line_bytes
     return advance(matrix_descriptor(shared(spec.dtype, 0), 0, 0, 8 * width, width),
                    stage * spec.x_bytes + group * spec.group_bytes)
 

@@ -97,7 +97,7 @@ def copy_x(spec: Any, sizes: Any, x: Any, row: int, columns: int) -> None:
         piece = n * spec.threads + thread
         line = udiv(piece, pieces)
         column = (piece - line * pieces) * spec.run
-        copy_async(shared(spec.dtype, 0), spec.x_layout.position((line, column), ROWS), 0, x,
+        copy_async(shared(spec.dtype, 0), spec.x.layout.position((line, column), ROWS), 0, x,
                    offset_of(x, (row + line, column)), spec.run, row + line < sizes.rows and column < columns)
 
 
@@ -138,7 +138,7 @@ def x_fragment(n: int, spec: Any) -> tuple:
     """A warp's rows of x, 16 columns of them."""
     matrix, line = udiv(lane_index(), 8), lane_index() % 8
     row = udiv(thread_index(), 32) * 16 + matrix % 2 * 8 + line
-    at = spec.x_layout.position((row, n * 16 + udiv(matrix, 2) * 8), ROWS)
+    at = spec.x.layout.position((row, n * 16 + udiv(matrix, 2) * 8), ROWS)
     return pack_words(ldmatrix(shared(spec.dtype, 0), at, 0, 4, False))
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import Component
-from gemmkit.kernels.mlp.spec import LayersSpec, line_of
+from gemmkit.kernels.mlp.spec import LayersSpec
 from gemmkit.kernels.mlp.store import OutStore
 from gemmkit.kernels.mlp.work import F32
+from gemmkit.kernels.sm90.panels import line_of
 from gemmkit.kernels.sm90.warpgroups import Warpgroups
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.layouts.swizzled import Swizzled
@@ -78,10 +79,6 @@ class MmaMlpSpec(LayersSpec):
     @cached_property
     def final(self) -> Chunks:
         return Chunks(self.dtype, self.hidden, self.n, self.k_major)
-
-    @cached_property
-    def x_layout(self) -> Swizzled:
-        return Swizzled(RowMajor(self.dtype), 2 * line_of(self.k))
 
     @cached_property
     def x_steps(self) -> int:

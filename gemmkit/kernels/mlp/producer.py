@@ -42,9 +42,9 @@ def load_x(spec: Any, map_x: Any, slot: Slot, row: int) -> None:
     spec.x_ring.acquire(slot)
     spec.x_ring.expect(slot, spec.x_loaded)
     for group in range(spec.consumers):
-        for panel in range(spec.x_panels):
-            tma_load(map_x, (panel * spec.x_line, row + group * ROWS), shared(spec.dtype, 0),
-                     slot.stage * (spec.x_bytes // 2) + group * (spec.group_bytes // 2) + panel * (ROWS * spec.x_line),
+        for panel in range(spec.x.count):
+            tma_load(map_x, (panel * spec.x.line, row + group * ROWS), shared(spec.dtype, 0),
+                     slot.stage * (spec.x_bytes // 2) + group * (spec.group_bytes // 2) + panel * (ROWS * spec.x.line),
                      spec.x_ring.full(), slot.stage)
 
 

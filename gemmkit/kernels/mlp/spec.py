@@ -13,22 +13,17 @@ from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.pipeline import CLUSTER_WARPS, WARPS, Pipeline
 from gemmkit.kernels.mlp.store import OutStore
 from gemmkit.kernels.mlp.work import F32
+from gemmkit.kernels.sm90.panels import Panels, line_of
 from gemmkit.kernels.sm90.warpgroups import Turns, Warpgroups
-from gemmkit.layouts import RowMajor
-from gemmkit.layouts.swizzled import Swizzled, pattern_of
+from gemmkit.layouts.swizzled import pattern_of
 from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.wgmma import WgmmaSpec, instruction
 
-__all__ = ["CHUNK", "ROWS", "LayersSpec", "MlpSpec", "Weights", "line_of"]
+__all__ = ["CHUNK", "ROWS", "LayersSpec", "MlpSpec", "Weights"]
 
 ROWS = 64                              # of x, which a consumer has
 CHUNK = 64                             # rows of weights that a stage has
 REGISTERS = 40, 232                    # of a producer's and a consumer's thread: with 24 the producer spilled
-
-
-def line_of(width: int) -> int:
-    """Elements of a swizzled line: 128 bytes where the width is made of these, else 64."""
-    return 64 if width % 64 == 0 else 32
 
 
 @dataclass(frozen=True)
@@ -61,6 +56,11 @@ class LayersSpec(Component):
     @cached_property
     def widest(self) -> int:
         return max(self.hidden, self.n)
+
+    @cached_property
+    def x(self) -> Panels:
+        """How rows of x lie in shared memory."""
+        return Panels(self.dtype, self.k)
 
 
 @dataclass(frozen=True)
@@ -179,29 +179,9 @@ class MlpSpec(LayersSpec):
     # -- shared memory: x and the result, weights, biases, barriers ---------------------------------------------------
 
     @cached_property
-    def x_line(self) -> int:
-        return line_of(self.k)
-
-    @cached_property
-    def x_line_bytes(self) -> int:
-        return 2 * self.x_line
-
-    @cached_property
-    def x_panels(self) -> int:
-        return self.k // self.x_line
-
-    @cached_property
-    def out_line(self) -> int:
-        return line_of(self.n)
-
-    @cached_property
-    def out_panels(self) -> int:
-        return self.n // self.out_line
-
-    @cached_property
-    def out_layout(self) -> Swizzled:
-        """Of a consumer's rows of the result, which leave from the place of its rows of x."""
-        return Swizzled(RowMajor(self.dtype), 2 * self.out_line)
+    def out(self) -> Panels:
+        """A consumer's rows of the result, which leave from the place of its rows of x."""
+        return Panels(self.dtype, self.n)
 
     @cached_property
     def group_bytes(self) -> int:
@@ -259,14 +239,6 @@ class MlpSpec(LayersSpec):
         return self.x_ring.end
 
     # -- tensor maps --------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def x_map(self) -> TensorMapSpec:
-        return TensorMapSpec(self.dtype, (self.x_line, ROWS), self.x_line_bytes)
-
-    @cached_property
-    def out_map(self) -> TensorMapSpec:
-        return TensorMapSpec(self.dtype, (self.out_line, ROWS), 2 * self.out_line)
 
     @cached_property
     def bias_map(self) -> TensorMapSpec:

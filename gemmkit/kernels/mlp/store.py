@@ -56,9 +56,9 @@ class TmaOut(OutStore):
         named_barrier(1 + group, 128)
         if thread_index() % 128 == 0:
             if row < sizes.rows:
-                for panel in range(spec.out_panels):
-                    tma_store(outputs.map, (panel * spec.out_line, row), shared(spec.dtype, 0),
-                              place + panel * 64 * spec.out_line)
+                for panel in range(spec.out.count):
+                    tma_store(outputs.map, (panel * spec.out.line, row), shared(spec.dtype, 0),
+                              place + panel * 64 * spec.out.line)
             tma_commit()
             tma_wait_read(0)
 
@@ -72,7 +72,7 @@ def put_matrix(values: tuple, n: int, spec: Any, place: int) -> None:
     """16 rows by 16 columns of a warp: four 8 x 8 matrices, of which a lane addresses a line."""
     lane = lane_index()
     row = udiv(thread_index() % 128, 32) * 16 + lane % 16
-    at = spec.out_layout.position((row, n * 16 + udiv(lane, 16) * 8), 64)
+    at = spec.out.layout.position((row, n * 16 + udiv(lane, 16) * 8), 64)
     stmatrix(shared(spec.dtype, 0), place, at, values, False)
 
 

@@ -35,6 +35,7 @@ def test_imports_for_types_make_no_cycle_and_those_in_functions_do():
 
 def test_the_command_without_a_commit(monkeypatch, capsys):
     monkeypatch.setattr(house, "of_tree", lambda: SOURCES)
-    assert house.main(["--cycles"]) == 0
+    assert house.main(["--cycles", "--parameters"]) == 0
     printed = capsys.readouterr().out
     assert "files over 400 lines" in printed and "gemmkit/three.py <-> gemmkit/two.py" in printed
+    assert "gemmkit/kernels/k.py:6 g(a, b, c, d, e, f, h, i)" in printed
