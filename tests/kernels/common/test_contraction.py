@@ -115,7 +115,7 @@ SPECS = ["ij,jk->ik", "ji,jk->ki", "ij,kj", "abj,jk->bak", "aij,ja->ia", "bij,bj
          "i,i->", "ij,j->i", "i,ij->j", "i,j->ij", "ij,ij->", "ab,ab->ab", "ij,ij->j", "ij,kl->ik", "ij,jk->k", "abcd,cdef->abef", "abcd,bdef->aecf"]
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(20)
 @on_machines
 @pytest.mark.parametrize("spec", SPECS)
 def test_specs(machine: Any, spec: str, rng: np.random.Generator) -> None:

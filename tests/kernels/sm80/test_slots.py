@@ -41,7 +41,7 @@ def three(rng: np.random.Generator, name: str, m: int = M, n: int = N, k: int = 
 
 # -- C, transforms, epilogues ---------------------------------------------------------------------------------------------
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
 @pytest.mark.parametrize("name", TWO)
@@ -111,7 +111,7 @@ ACTIVATIONS = {"GELU": lambda x: x * (1 + np.vectorize(math.erf)(x / math.sqrt(2
                "tanh": np.tanh}
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(14)
 @on_machines
 @pytest.mark.parametrize("kind", EPILOGUES)
 @pytest.mark.parametrize("name", TWO)
@@ -128,6 +128,7 @@ def test_other_epilogues(machine: Any, name: str, kind: str, rng: np.random.Gene
 
 # -- layouts and conditions -----------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("name", TWO)
 def test_layouts_of_the_users(machine: Any, name: str, rng: np.random.Generator) -> None:
