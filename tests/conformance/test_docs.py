@@ -10,6 +10,8 @@ import pytest
 
 from tests.support import markdown
 
+pytestmark = pytest.mark.usefixtures("small_tiles")
+
 DOCS = markdown.ROOT / "docs"
 
 

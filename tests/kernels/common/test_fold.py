@@ -128,7 +128,7 @@ def test_stores_of_the_warp_specialised_kernel(machine: Any, d: Any, N: int, sto
 @on_machines
 @pytest.mark.parametrize("splits", [2, gk.StreamK(5)], ids=str)
 def test_shares_of_k_of_the_multistage_kernel(machine: Any, splits: Any) -> None:
-    got, expected = folded_product(machine, "multistage on the ordinary units", 2, (40, 40, 100), splits=splits)
+    got, expected = folded_product(machine, "multistage on the ordinary units", 2, (40, 20, 100), splits=splits)
     np.testing.assert_array_equal(got, expected)
 
 
