@@ -119,3 +119,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """Random numbers by the test's name and parameters: the same in every run."""
     return np.random.default_rng(zlib.crc32(request.node.name.encode()))
+
+
+@pytest.fixture
+def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
+    """Products in the emulator that name no mapping have small tiles (tests/support/small_tiles.py)."""
+    from tests.support.small_tiles import small_tiles
+
+    yield from small_tiles(request, monkeypatch)

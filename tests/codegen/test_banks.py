@@ -37,7 +37,7 @@ def test_fragments_meet_in_no_bank(operator: MMAOp, axis: int, rng: np.random.Ge
         assert passes(operator, axis, rng)[0] == 0
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("operator", [MMAOp(dtype=F64), MMAOp(M=8, K=4, dtype=F64)], ids=repr)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_results_in_float64_meet_in_no_bank(operator: MMAOp, axis: int, rng: np.random.Generator) -> None:

@@ -18,7 +18,7 @@ from tests.support.machines import poison
 
 
 @pytest.mark.compile
-@pytest.mark.sample(12)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("family", ["singlestage", "multistage"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("d", "N"), [(RowMajor(F32), 21), (RowMajor(F32), 72), (RowMajor(F16), 72), (ColMajor(F32), 45)], ids=str)

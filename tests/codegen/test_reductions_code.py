@@ -21,7 +21,7 @@ from tests.support.machines import poison
 
 
 @pytest.mark.compile
-@pytest.mark.sample(12)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("family", ["singlestage", "multistage"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("op", OPS)
@@ -36,6 +36,7 @@ def test_what_was_compiled_computes(family: str, kind: str, op: str) -> None:
     same(out, expected(op, 2 * product, axis), op)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.compile
 @pytest.mark.parametrize("op", ["max", "min", "argmax"])
 def test_extremes_of_integers(op: str) -> None:

@@ -26,7 +26,7 @@ def function(name: str, columns: int) -> Any:
 
 
 @pytest.mark.compile
-@pytest.mark.sample(33)
+@pytest.mark.sample(80)
 @pytest.mark.parametrize("shape", [(5, 1), (3, 31), (6, 96), (1, 1100), (2, 4608)])
 @pytest.mark.parametrize("dtype", [F16, BF16, F32, F64], ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -49,7 +49,7 @@ def test_arrays_of_functions_are_arguments(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.sample(23)
+@pytest.mark.sample(72)
 @pytest.mark.parametrize("columns", [768, 1024, 4096, 16384, 32768, 65536])
 @pytest.mark.parametrize("dtype", [F16, F32, F64], ids=str)
 @pytest.mark.parametrize("name", ["softmax", "log softmax", "layernorm", "rmsnorm"])

@@ -302,6 +302,7 @@ def test_clusters_load_for_each_other() -> None:
     assert 0 < sum("UTMALDG" in line and "MULTICAST" in line for line in code.lines) < code.count("UTMALDG")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("shape", [(2, 2, 72, 32), (2, 1, 72, 32), (2, 72, 32), (72, 32)], ids=str)
 def test_residuals_of_stacks_compile(shape: tuple[int, ...]) -> None:
     """Where a product's matrix is has as many coordinates as the array has steps, none among them."""

@@ -192,7 +192,7 @@ def test_stores_and_loads_on_the_gpu(how: tuple) -> None:
     check(on_device, how)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("how", COPIES[:4], ids=str)
 def test_a_chunk_is_one_access(how: tuple) -> None:
     case, a = copying(*how)

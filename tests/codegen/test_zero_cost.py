@@ -142,7 +142,7 @@ def test_copying_a_tile_costs_what_it_does_by_hand(how: Copy) -> None:
     assert not re.search(r"(div|rem)\.", tiles)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @every_copy
 def test_shared_stores_are_register_plus_immediate(how: Copy) -> None:
     """One address register for all of a thread's stores, as in the paper's Listing 5."""
@@ -328,6 +328,7 @@ INNERS = {
 every_inner = pytest.mark.parametrize("how", INNERS.values(), ids=INNERS.keys())
 
 
+@pytest.mark.sample(2)
 @every_inner
 def test_the_inner_product_costs_what_it_does_by_hand(how: Inner) -> None:
     tiles, hand = (compiled(kernel, *inner_arguments(how), threads=32 * how.warps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,23 +10,33 @@ import pytest
 
 from tests.support import markdown
 
+pytestmark = pytest.mark.usefixtures("small_tiles")
+
 DOCS = markdown.ROOT / "docs"
 
 
+#: Of the long pages: `make test` runs one part of each, with the blocks that it needs.
+PARTS = 4
+
+
+def part_of(count: int, part: int) -> range:
+    return range(part, count, PARTS)
+
+
 @pytest.mark.compile
-def test_components(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+@pytest.mark.sample(PARTS)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_components(part: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     path = DOCS / "components.md"
-    shown = [b.text for b in markdown.blocks(path) if b.language == "text"]
-    printed: list[str] = []
+    given = markdown.blocks(path)
+    shown = {block.line: after.text for block, after in pairwise(given) if (block.language, after.language) == ("python", "text")}
+    assert len(shown) == sum(b.language == "text" for b in given) == 3
+    assert sum(b.language == "python" for b in given) == 20
 
     def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
-        if said:
-            printed.append(said)
+        assert list(markdown.without_places(said)) == list(markdown.without_places(shown.get(block.line, "")))
 
-    assert markdown.run(path, monkeypatch, rng, {}, check) == 20
-    assert len(printed) == len(shown) == 3
-    for said, text in zip(printed, shown, strict=True):
-        assert list(markdown.without_places(said)) == list(markdown.without_places(text))
+    assert markdown.run(path, monkeypatch, rng, {}, check, part_of(20, part)) >= 20 // PARTS
 
 
 def test_number_systems(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
@@ -46,11 +57,16 @@ def test_rows(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None
                                                              "zeros(768,": "zeros(12,"}, check) == 3
 
 
-def test_fusion(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+@pytest.mark.sample(PARTS)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_fusion(part: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    path = DOCS / "fusion.md"
+    assert sum(b.language == "python" for b in markdown.blocks(path)) == 17
+
     def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
         assert not said, said
 
-    assert markdown.run(DOCS / "fusion.md", monkeypatch, rng, {}, check) == 17
+    assert markdown.run(path, monkeypatch, rng, {}, check, part_of(17, part)) >= 17 // PARTS
 
 
 def test_experiments_shows_the_results_that_are_there() -> None:

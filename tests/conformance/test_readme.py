@@ -10,6 +10,8 @@ import pytest
 from tests.support import markdown
 from tests.support.checks import assert_close
 
+pytestmark = pytest.mark.usefixtures("small_tiles")
+
 README = markdown.ROOT / "README.md"
 
 
@@ -62,6 +64,7 @@ def test_it_names_every_command() -> None:
         assert f"make {target}" in text
 
 
+@pytest.mark.shipped
 def test_what_it_shows_of_explain_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     """The rows that it shows are rows of the real answer; their figures are one compiler's."""
     from gemmkit.cli import main

@@ -23,10 +23,10 @@ from tests.stale.run import edited
 from tests.support.machines import on_machines
 
 EDITS = int(os.environ.get("GEMMKIT_EDITS", "100"))
-SHARDS = 10
+SHARDS = 20
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(20)
 @pytest.mark.compile
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_drawn_edits_compile_to_what_a_fresh_process_compiles(shard: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import io
 import linecache
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,10 +47,11 @@ def stand_in(rng: np.random.Generator) -> ModuleType:
 
 
 def run(path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, sizes: dict[str, str],
-        check: Callable[[Block, dict[str, Any], str], None]) -> int:
-    """Run a file's Python blocks in the emulator; ``check(block, namespace, printed)`` after each. Returns their number.
+        check: Callable[[Block, dict[str, Any], str], None], only: Collection[int] | None = None) -> int:
+    """Run a file's Python blocks in the emulator; ``check(block, namespace, printed)`` after each. Returns how many ran.
 
-    ``sizes`` are replacements that make a block small; each must occur.
+    ``sizes`` are replacements that make a block small; each must occur. ``only`` are the numbers of the blocks to run, from 0
+    on; what they need of those before runs, too.
     """
     monkeypatch.setitem(sys.modules, "cupy", stand_in(rng))
     text = path.read_text(encoding="utf-8")
@@ -60,7 +62,8 @@ def run(path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, s
     monkeypatch.setitem(sys.modules, path.stem, module)
     namespace = vars(module)
     count = 0
-    for block in (b for b in blocks(path) if b.language == "python"):
+    python = [b for b in blocks(path) if b.language == "python"]
+    for block in python if only is None else [python[n] for n in with_needed([b.text for b in python], only)]:
         source = block.text
         for old, new in sizes.items():
             source = source.replace(old, new)
@@ -70,6 +73,38 @@ def run(path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, s
         check(block, namespace, printed.getvalue())
         count += 1
     return count
+
+
+def with_needed(sources: Sequence[str], wanted: Collection[int]) -> list[int]:
+    """The numbers of these sources and of those that last bound the names which they read, ascending.
+
+    >>> with_needed(["a = 1", "b = a", "c = 3", "def d(): return b + c"], [1]), with_needed(["a = 1", "a = 2", "a += 1", "print(a)"], [3])
+    ([0, 1], [1, 2, 3])
+    """
+    names = [_names(compile(source, "a block", "exec")) for source in sources]
+    needed = set(wanted)
+    for n in range(len(sources) - 1, -1, -1):
+        if n in needed:
+            binders = ([before for before in range(n) if name in names[before][0]] for name in names[n][1])
+            needed |= {last[-1] for last in binders if last}
+    return sorted(needed)
+
+
+def _names(code: CodeType) -> tuple[set[str], set[str]]:
+    """The names that a module's code binds, and those that it reads before, or in its functions."""
+    bound: set[str] = set()
+    read: set[str] = set()
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "STORE_NAME":
+            bound.add(instruction.argval)
+        elif instruction.opname == "LOAD_NAME" and instruction.argval not in bound:
+            read.add(instruction.argval)
+    while inner:
+        function = inner.pop()
+        inner += [constant for constant in function.co_consts if isinstance(constant, CodeType)]
+        read |= {i.argval for i in dis.get_instructions(function) if i.opname in ("LOAD_NAME", "LOAD_GLOBAL")} - bound
+    return bound, read
 
 
 def without_places(report: str) -> Iterator[str]:

@@ -118,7 +118,7 @@ def copy_columns(out: Any, a: Any, access: Any) -> None:
     store_global(out, 0, (0, thread_index()), (0, 0), load_global(a, 0, (0, thread_index()), (0, 0), access.count))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("columns, count, accesses", [
     (8, 8, [16, 16]), (8, 4, [16]), (6, 4, [8, 8]), (6, 2, [8]), (5, 4, [4, 4, 4, 4]), (12, 12, [16, 16, 16]),
     (4, 3, [4, 4, 4]), (6, 6, [8, 8, 8]),

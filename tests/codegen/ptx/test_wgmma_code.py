@@ -52,7 +52,7 @@ def texts() -> list[tuple[WgmmaSpec, str]]:
     ]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("spec, text", texts(), ids=[s.name for s, _ in texts()])
 def test_one_instruction(spec: WgmmaSpec, text: str, rng: np.random.Generator) -> None:
     a = np.zeros(64 * 8 * STEPS, np.uint32)

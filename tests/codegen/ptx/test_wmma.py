@@ -129,7 +129,7 @@ def test_wmma_multiplies(how: Wmma, rng: np.random.Generator) -> None:
         assert_product(wmma_result(d, how), a, b, c, data)
 
 
-@pytest.mark.sample(11)
+@pytest.mark.sample(36)
 @every_wmma
 def test_wmma_is_load_multiply_store(how: Wmma, rng: np.random.Generator) -> None:
     ptx = compiled(wmma_kernel, *wmma_arguments(how, "normal", rng)[0])

@@ -29,6 +29,7 @@ ROWS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kernel", ROWS, ids=lambda kernel: kernel.__name__)
 def test_opcodes(kernel: Any) -> None:
     arguments, wanted = ROWS[kernel]

@@ -37,6 +37,7 @@ MASKS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sample(50)
 @on_machines
 @pytest.mark.parametrize("sizes", [(1, 1), (5, 3), (67, 130), (197, 61), (150, 150)], ids=str)
 @pytest.mark.parametrize("mask", MASKS)

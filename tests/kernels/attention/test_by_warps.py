@@ -35,6 +35,7 @@ MASKS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sample(54)
 @on_machines
 @pytest.mark.parametrize("sizes", [(1, 1), (70, 33), (65, 90)], ids=str)
 @pytest.mark.parametrize("mask", MASKS)

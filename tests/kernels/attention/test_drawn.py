@@ -66,6 +66,7 @@ def strided(rng: np.random.Generator, x: np.ndarray, layout: str) -> np.ndarray:
     return np.ascontiguousarray(x)
 
 
+@pytest.mark.sample(25)
 @on_machines
 @pytest.mark.parametrize("number", range(25))
 def test_drawn(machine: Any, number: int, monkeypatch: pytest.MonkeyPatch) -> None:

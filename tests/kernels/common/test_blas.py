@@ -55,7 +55,7 @@ def test_types_and_orders_of_c(machine: Any, dtype: str, c_dtype: str, order: st
     assert np.array_equal(machine.numpy(out), 2 * op(a, "N") @ op(b, "N") - c)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("alpha,beta", [(0, 0), (1, 0), (-0.5, 0.0), (0, 1), (0.25, 0.5), (0.0, np.float64(2))])
 def test_alpha_and_beta(machine: Any, alpha: float, beta: float, rng: np.random.Generator) -> None:
@@ -158,7 +158,7 @@ def test_gemm_has_the_installed_cupys_signature() -> None:
     assert [(p.name, p.default) for p in theirs] == [(p.name, p.default) for p in inspect.signature(gemm).parameters.values()]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, F32, "i4"])
 @pytest.mark.parametrize("trans", ["NN", "TN", "NH", "CT"])

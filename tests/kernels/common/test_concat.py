@@ -16,8 +16,10 @@ from gemmkit.operators import MAX_PLUS
 from tests.support.joined import FAMILIES, JOINS, dtype_of, joined_product, parts
 from tests.support.machines import on_machines, whole
 
+pytestmark = pytest.mark.usefixtures("small_tiles")
 
-@pytest.mark.sample(7)
+
+@pytest.mark.sample(32)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("join", JOINS)
@@ -26,7 +28,7 @@ def test_joined_along_every_axis(machine: Any, family: str, join: str) -> None:
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.sample(11)
+@pytest.mark.sample(48)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("order", [("C", "F"), ("F", "C"), ("F", "F")])
@@ -36,7 +38,7 @@ def test_orders_misaligned_bases_and_lines(machine: Any, family: str, order: tup
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("join", ["K in three", "M and N"])
@@ -62,7 +64,8 @@ def test_with_transforms_and_an_epilogue(machine: Any, family: str) -> None:
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.shipped
+@pytest.mark.sample(10)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8"])
 @pytest.mark.parametrize("shape", [(1, 1, (1, 1)), (33, 17, (16, 32)), (7, 65, (31, 2, 5)), (3, 4, (0, 0)), (0, 5, (2, 3))], ids=str)

@@ -30,6 +30,8 @@ from gemmkit.tiling import Tile
 from tests.support.checks import assert_close
 from tests.support.machines import on_machines, poison, random, whole
 
+pytestmark = pytest.mark.usefixtures("small_tiles")
+
 F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
 CASES = tccg_cases()
 
@@ -115,7 +117,7 @@ SPECS = ["ij,jk->ik", "ji,jk->ki", "ij,kj", "abj,jk->bak", "aij,ja->ia", "bij,bj
          "i,i->", "ij,j->i", "i,ij->j", "i,j->ij", "ij,ij->", "ab,ab->ab", "ij,ij->j", "ij,kl->ik", "ij,jk->k", "abcd,cdef->abef", "abcd,bdef->aecf"]
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(20)
 @on_machines
 @pytest.mark.parametrize("spec", SPECS)
 def test_specs(machine: Any, spec: str, rng: np.random.Generator) -> None:

@@ -22,7 +22,7 @@ from tests.support.joined import F16, F32, FAMILIES, FOLDS, config, dtype_of, fo
 from tests.support.machines import MACHINES, on_machines, poison, whole
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(24)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("count", [2, 3, 4])
@@ -32,7 +32,7 @@ def test_folds_of_every_number_of_parts(machine: Any, family: str, count: int, s
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(20)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("count", "order", "shift", "gap"), [(2, "F", 0, 0), (2, "C", 1, 0), (4, "C", 8, 8), (4, "F", 3, 5), (3, "F", 0, 8)],
@@ -42,7 +42,7 @@ def test_orders_misaligned_bases_and_lines(machine: Any, family: str, count: int
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(18)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("count", [2, 3, 4])
@@ -53,6 +53,7 @@ def test_results_of_both_orders_with_coordinates(machine: Any, family: str, coun
     np.testing.assert_array_equal(got, expected.astype(d.dtype))
 
 
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_follows_acts_on_folded_values(machine: Any, family: str) -> None:
@@ -71,6 +72,7 @@ def test_what_follows_acts_on_folded_values(machine: Any, family: str) -> None:
     np.testing.assert_array_equal(machine.numpy(out), np.where(m >= n, before + r, -(before + r)))
 
 
+@pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 def test_arrays_that_the_function_captured(machine: Any, family: str) -> None:
@@ -101,7 +103,7 @@ def test_schedules_of_the_warp_specialised_kernel(machine: Any, schedule: str, f
     np.testing.assert_array_equal(machine.numpy(out), folded(2, [x.astype("f8") @ w.astype("f8"), x.astype("f8") @ v.astype("f8")]))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize(("d", "N", "store"), [(RowMajor(F32), 40, "FoldingTmaStore"), (RowMajor(F16), 40, "FoldingTmaStore"),
                                                (RowMajor(F16), 42, "FoldingVectorStore"), (ColMajor(F32), 40, "FoldingVectorStore"),
@@ -126,11 +128,11 @@ def test_stores_of_the_warp_specialised_kernel(machine: Any, d: Any, N: int, sto
 @on_machines
 @pytest.mark.parametrize("splits", [2, gk.StreamK(5)], ids=str)
 def test_shares_of_k_of_the_multistage_kernel(machine: Any, splits: Any) -> None:
-    got, expected = folded_product(machine, "multistage on the ordinary units", 2, (40, 40, 100), splits=splits)
+    got, expected = folded_product(machine, "multistage on the ordinary units", 2, (40, 20, 100), splits=splits)
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1"])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (33, 20, 17), (0, 3, 4), (3, 0, 4)], ids=str)
@@ -170,6 +172,7 @@ def test_a_joined_a_by_a_braid(machine: Any) -> None:
     np.testing.assert_allclose(machine.numpy(got), c / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i)), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", "f4"])
 def test_gated_linear_units(machine: Any, dtype: str) -> None:
@@ -193,6 +196,7 @@ def test_a_semiring(machine: Any) -> None:
     np.testing.assert_array_equal(machine.numpy(got), (x[:, :, None] + w).min(1) - (x[:, :, None] + v).min(1))
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("dtype", ["c8", "c16"])
 def test_complex_numbers(machine: Any, dtype: str) -> None:

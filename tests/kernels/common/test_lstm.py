@@ -29,7 +29,7 @@ def drawn(M: int, X: int, H: int, dtype: Any, gates: int = 4) -> tuple[np.ndarra
     return x, h, rng.standard_normal((M, H)).astype("f4"), w, u, rng.standard_normal(gates * H).astype("f4")
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(40)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("shape", [(19, 24, 16), (5, 7, 13), (1, 1, 1), (64, 32, 8), (3, 0, 5)], ids=str)

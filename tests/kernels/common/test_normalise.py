@@ -79,7 +79,7 @@ def test_rows(machine: Any, family: str, kind: str, shape: tuple[int, int, int])
          expected(kind, product, gain, bias), 3e-6)
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(32)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("d", [ColMajor(F32), RowMajor(F16), ColMajor(F16), RowMajor(BF16)], ids=str)

@@ -28,7 +28,7 @@ def observed(machine: Any, op: Any, a: np.ndarray, b: np.ndarray, conf: Any, **m
     return machine.numpy(out), machine.numpy(found)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(64)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("op", ["sum", "argmax", "max", "logsumexp"])
@@ -41,7 +41,7 @@ def test_reductions_of_rows(machine: Any, family: str, op: str, a_layout: Any, s
     same(found, expected(op, a.astype("f8"), 1), op)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("schedule", ["one", "two", "pingpong", "one-1x2", "two-2x1", "two-2x2"])
 def test_schedules_of_the_warp_specialised_kernel(machine: Any, schedule: str) -> None:

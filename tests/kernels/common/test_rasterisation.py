@@ -36,7 +36,7 @@ def test_every_tile_once_on_all_small_grids(order: Order) -> None:
             assert is_permutation(path(order, rows, columns), rows, columns), f"{rows} x {columns}"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("order", ORDERS, ids=repr)
 @given(rows=st.integers(1, 160), columns=st.integers(1, 160))
 def test_every_tile_once_on_larger_grids(order: Order, rows: int, columns: int) -> None:

@@ -65,7 +65,7 @@ def operands(shape: tuple[int, int, int], dtype: Any, seed: int = 0, most: int =
     return a, b, a.astype("f8") @ b.astype("f8")
 
 
-@pytest.mark.sample(40)
+@pytest.mark.sample(120)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", KINDS)
@@ -90,7 +90,7 @@ def test_nothing_to_reduce(machine: Any, family: str, shape: tuple[int, int, int
             np.testing.assert_array_equal(found, np.full(found.shape, 0.0 if op == "sum" else -np.inf))
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(24)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("d", [ColMajor(F32), RowMajor(F16), ColMajor(F16)], ids=str)
@@ -104,7 +104,7 @@ def test_orders_and_types_of_results(machine: Any, family: str, d: Any, N: int) 
         same(found, expected(op, product, 1 if kind == "rows" else 0), op)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("at", range(4))
@@ -142,7 +142,7 @@ def span(a: Any, b: Any) -> Any:
     return min(a.least, b.least), max(a.most, b.most)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", KINDS)
@@ -216,7 +216,7 @@ def test_blocks_that_share_k(machine: Any, family: str, splits: Any) -> None:
         same(found, expected("sumsq", product, 1 if kind == "rows" else 0), "sumsq")
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("count", [2, 3, 4])

@@ -24,6 +24,7 @@ def run(x: np.ndarray, weights: Any, biases: Any, **keywords: Any) -> np.ndarray
     return out
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("widths,dtype,bias", [([32, 64, 64, 32], F16, np.float32), ([64, 64], BF16, BF16), ([30, 50, 20, 10], F16, F16),
                                                ([16, 96, 40], F16, None)], ids=str)

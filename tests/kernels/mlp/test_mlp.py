@@ -56,6 +56,7 @@ WIDTHS = {
 }
 
 
+@pytest.mark.sample(64)
 @on_machines
 @KERNELS
 @pytest.mark.parametrize("order", ["C", "F"])

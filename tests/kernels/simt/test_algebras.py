@@ -44,7 +44,7 @@ PAIRS = [pytest.param(machine, name, dtype, id=f"{name}-{np.dtype(dtype).name}-{
          if kind == "gpu" or name in ("complex", "dual", "dual3") or dtype in ("f2", "f4")]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("machine, name, dtype", PAIRS)
 def test_every_algebra(machine: Any, name: str, dtype: Any, rng: np.random.Generator) -> None:
     """A last axis of parts, tensor cores for 16 bits and the ordinary units for wider ones."""

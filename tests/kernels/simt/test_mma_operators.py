@@ -56,7 +56,7 @@ def tolerance(operator: MMAOp, K: int) -> float:
     return inputs + (K + 2) * sums
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(64)
 @on_machines
 @every_operator
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])

@@ -77,6 +77,7 @@ def test_what_is_left_to_the_registers(name: str) -> None:
     np.testing.assert_array_equal(got, np.concatenate([x, h], 1).astype("f8") @ w.astype("f8"))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("machine", MACHINE)
 def test_beyond_the_end_stands_the_identity(machine: Any) -> None:
     rng = np.random.default_rng(2)

@@ -51,7 +51,7 @@ def test_sizes(machine: Any, kind: str, size: tuple[int, int, int], rng: np.rand
 
 # -- the ring -----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(40)
 @on_machines
 @pytest.mark.parametrize("stages", [2, 3, 4, 5, 8])
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
@@ -77,7 +77,7 @@ def test_sixteen_products_a_step_go_across_rounds(machine: Any, rng: np.random.G
     assert np.array_equal(product(machine, conf, a, b), expected(operator, a, b))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", ["f16", "f32", "f64 by dmma"])
 def test_threads_in_any_order(kind: str, seed: int, rng: np.random.Generator) -> None:

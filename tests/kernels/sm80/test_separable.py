@@ -47,7 +47,7 @@ def contracted(machine: Any, spec: str, a: np.ndarray, b: np.ndarray) -> tuple[n
     return np.asarray(machine.numpy(out)), wanted
 
 
-@pytest.mark.sample(36)
+@pytest.mark.sample(72)
 @on_machines
 @pytest.mark.parametrize("extents", EXTENTS, ids=lambda of: "x".join(map(str, of.values())))
 @pytest.mark.parametrize("dtype", [F32, F64, C64], ids=str)
@@ -105,6 +105,7 @@ def test_views(machine: Any, view: str, order: str, side: str, near: bool, rng: 
     assert np.array_equal(product(machine, *given, 2, 2, near), matrix(a, 2) @ matrix(b, 2))
 
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("splits", [1, 3])
 def test_a_semiring_at_edges(machine: Any, splits: int, rng: np.random.Generator) -> None:

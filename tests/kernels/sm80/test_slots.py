@@ -41,7 +41,7 @@ def three(rng: np.random.Generator, name: str, m: int = M, n: int = N, k: int = 
 
 # -- C, transforms, epilogues ---------------------------------------------------------------------------------------------
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
 @pytest.mark.parametrize("name", TWO)
@@ -111,7 +111,7 @@ ACTIVATIONS = {"GELU": lambda x: x * (1 + np.vectorize(math.erf)(x / math.sqrt(2
                "tanh": np.tanh}
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(14)
 @on_machines
 @pytest.mark.parametrize("kind", EPILOGUES)
 @pytest.mark.parametrize("name", TWO)
@@ -128,6 +128,7 @@ def test_other_epilogues(machine: Any, name: str, kind: str, rng: np.random.Gene
 
 # -- layouts and conditions -----------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("name", TWO)
 def test_layouts_of_the_users(machine: Any, name: str, rng: np.random.Generator) -> None:
@@ -156,7 +157,7 @@ HALVES = {"lower": np.tril, "upper": np.triu}
 @pytest.mark.parametrize("name", TWO)
 def test_triangles_skip_work(machine: Any, name: str, half: str, rng: np.random.Generator) -> None:
     """As A and as B; what is not stored is NaN, and tiles beside the triangle are not even asked for."""
-    dtype, n = TWO[name].fragment_a.dtype, 70
+    dtype, n = TWO[name].fragment_a.dtype, 50
     x, b, a = whole(rng, (n, n), dtype), whole(rng, (n, N), dtype), whole(rng, (N, n), dtype)
     full = HALVES[half](x)
     stored = np.where(HALVES[half](np.ones_like(x)) != 0, x, np.nan).astype(dtype)
@@ -169,7 +170,7 @@ def test_triangles_skip_work(machine: Any, name: str, half: str, rng: np.random.
 @on_machines
 @pytest.mark.parametrize("name", TWO)
 def test_diagonals_and_symmetric_matrices(machine: Any, name: str, rng: np.random.Generator) -> None:
-    dtype, n = TWO[name].fragment_a.dtype, 70
+    dtype, n = TWO[name].fragment_a.dtype, 50
     d, b = whole(rng, (n,), dtype), whole(rng, (n, N), dtype)
     diagonal = product(machine, small(name, a=layouts.Diagonal(dtype)), d, b)
     assert np.array_equal(diagonal, reference(np.diag(d), b))

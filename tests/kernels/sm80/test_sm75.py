@@ -40,7 +40,7 @@ def small(operator: Any, a: Any = RowMajor, b: Any = RowMajor, d: Any = RowMajor
 
 # -- values, in the emulator ----------------------------------------------------------------------------------------------
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_type_in_every_order(kind: str, trans: str, rng: np.random.Generator) -> None:

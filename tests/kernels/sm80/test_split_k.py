@@ -55,7 +55,7 @@ def planned(conf: Any, m: int = 16, n: int = 16, k: int = 96) -> Any:
 SHAPES = [(16, 16, 512), (17, 19, 331), (1, 1, 97), (33, 16, 32), (5, 40, 1), (16, 16, 0), (0, 7, 64)]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(35)
 @on_machines
 @pytest.mark.parametrize("splits", [2, 3, 7, 8, 13])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -66,7 +66,7 @@ def test_any_number_of_shares(machine: Any, splits: int, shape: tuple, rng: np.r
     assert np.array_equal(product(machine, mapped(splits), a, b), a.astype(F64) @ b.astype(F64))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("splits", [3, 9])
 @pytest.mark.parametrize("operator", [FPUOp(16, 16), FPUOp(16, 16, dtype=F64), MMAOp(accumulator=F16)], ids=["f32", "f64", "f16"])

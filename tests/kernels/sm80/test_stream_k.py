@@ -91,7 +91,7 @@ def test_the_division() -> None:
 SHAPES = [(48, 48, 160), (17, 19, 331), (16, 16, 512), (1, 1, 97), (80, 16, 96), (33, 16, 32), (33, 16, 1), (33, 16, 0), (0, 7, 64)]
 
 
-@pytest.mark.sample(23)
+@pytest.mark.sample(72)
 @on_machines
 @pytest.mark.parametrize("waves", [1, 2])
 @pytest.mark.parametrize("blocks", [1, 2, 4, 7])

@@ -77,7 +77,7 @@ def test_c(machine: Any, schedule: str, columns: int, size: tuple[int, int], rng
     assert np.array_equal(run(machine, conf, a, b, machine.array(c)), product(a, b) + c)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("size", [(264, 136), (72, 264)], ids=str)
 @pytest.mark.parametrize("schedule, rows, columns", [("pingpong", 128, 128), ("two", 256, 128), ("one", 128, 96)])
@@ -89,6 +89,7 @@ def test_fragments(machine: Any, schedule: str, rows: int, columns: int, size: t
     assert np.array_equal(run(machine, conf, a, b, machine.array(c)), product(a, b) + c)
 
 
+@pytest.mark.sample(60)
 @on_machines
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("schedule, columns", SCHEDULES)
@@ -283,7 +284,7 @@ def test_a_fault_is_found(name: str, schedule: str, rng: np.random.Generator, mo
         run(EMULATOR, conf, a, b, c)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("schedule", ["two", "pingpong", "one-2x1"])
 def test_any_order_of_threads_is_right(schedule: str, seed: int, rng: np.random.Generator) -> None:

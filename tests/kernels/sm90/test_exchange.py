@@ -25,7 +25,7 @@ def whole(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.nd
     return rng.integers(-3, 4, shape).astype(dtype)
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(18)
 @on_machines
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("schedule, splits", [("one", 2), ("two", 2), ("one", 4)])

@@ -235,6 +235,7 @@ def test_a_fault_names_the_callers_array(monkeypatch: pytest.MonkeyPatch) -> Non
         gk.matmul(a, b, c)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("N, splits", [(8, 1), (16, 2), (24, 1)])
 def test_slices_of_eight_columns(N: int, splits: int) -> None:
     """Two matrices of 8 x 8 a warp: half of what stmatrix stores at a time."""

@@ -49,7 +49,7 @@ def in_place(machine: Any, conf: gk.Config, a: np.ndarray, b: np.ndarray, c: np.
 HOWS = "c", "residual", "linear combination"
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(30)
 @on_machines
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize(("schedule", "sizes"), [("one", (50, 40, 72)), ("two", (50, 36, 72)), ("two", (150, 40, 64)),
@@ -85,6 +85,7 @@ def tall() -> gk.Config:
                          schedule="cooperative", stages=2)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("one_multiprocessor")
 @pytest.mark.parametrize("seed", [None, 1])
 def test_buffers_of_fragments_that_are_left_out(seed: int | None, rng: np.random.Generator) -> None:

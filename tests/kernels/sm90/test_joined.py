@@ -87,6 +87,7 @@ JOINS = {                              # extents along the joined axis, of tiles
     "N": (None, (72,), 1, (64, 32, 40)), "M and N": (0, (64, 1), 1, (96, 16))}
 
 
+@pytest.mark.sample(40)
 @on_machines
 @pytest.mark.parametrize("join", JOINS)
 @pytest.mark.parametrize("schedule", ["one", "pingpong-2x1", "one-1x2", "pingpong-2x2"])

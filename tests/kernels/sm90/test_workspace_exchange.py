@@ -83,7 +83,7 @@ def test_types(machine: Any, dtype: np.dtype, cluster: str, splits: int, rng: np
     assert np.array_equal(product(machine, conf, a, b), a.astype(F64) @ b.astype(F64))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("d, columns", [(RowMajor(F16), 64), (RowMajor(F16), 61), (ColMajor(F16), 64), (RowMajor(F32), 61)], ids=str)
 @pytest.mark.parametrize("cluster, splits", [("1x1", 6), ("2x1", 2)])

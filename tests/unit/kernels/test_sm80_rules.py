@@ -125,7 +125,7 @@ def test_default_mappings_fit(name: str, kernel: str) -> None:
             assert conf.kernel == kernel
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", GPUS)
 def test_what_matmul_chooses_fits(name: str) -> None:
     chosen = set()
