@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from bench import cases, gemm, hopper, host, plot, report
+from bench import cases, choice, gemm, hopper, host, plot, report
 from bench.experiments import run
 
 FILES: dict[str, tuple[str, ...]] = {
@@ -36,7 +36,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "attention_rules": ("attention_rules",),
     "mlp": ("mlp",),
 }
-OTHERS = {"gemm": gemm.main, "host": host.main}
+OTHERS = {"choice": choice.main, "gemm": gemm.main, "host": host.main}
 NAMES = (*FILES, *OTHERS)
 
 
@@ -51,9 +51,7 @@ def rows_of(groups: Sequence[str], match: str, quick: bool) -> list[Any]:
     """The rows of some groups, of `bench.hopper` and `bench.experiments`."""
     found: list[Any] = []
     for group in groups:
-        found += (
-            run.make([group], match, quick) if group in run.GROUPS else cases.make([group], match=match, quick=quick)
-        )
+        found += run.make([group], match, quick) if group in run.GROUPS else cases.make([group], match=match, quick=quick)
     return found
 
 

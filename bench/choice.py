@@ -210,6 +210,7 @@ def row(lib: Any, product: Product, listed: Sequence[Way]) -> dict[str, Any]:
     ours_us = statistics.median(mine for mine, _ in pairs)
     return dict(
         work=product.work,
+        group=product.group,
         dtype=product.kind,
         m=product.m,
         n=product.n,
