@@ -106,7 +106,7 @@ def test_schedules_of_the_warp_specialised_kernel(machine: Any, schedule: str, f
 @pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize(("d", "N", "store"), [(RowMajor(F32), 40, "FoldingTmaStore"), (RowMajor(F16), 40, "FoldingTmaStore"),
-                                               (RowMajor(F16), 42, "FoldingVectorStore"), (ColMajor(F32), 40, "FoldingVectorStore"),
+                                               (RowMajor(F16), 42, "FoldingVectorStore"), (ColMajor(F32), 40, "FoldingTmaStore"),
                                                (RowMajor(F32), 41, "FoldingVectorStore"), (RowMajor(F16), 41, "FoldingVectorStore")], ids=str)
 @pytest.mark.parametrize("count", [2, 4])
 def test_stores_of_the_warp_specialised_kernel(machine: Any, d: Any, N: int, store: str, count: int) -> None:

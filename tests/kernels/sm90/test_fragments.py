@@ -184,12 +184,12 @@ class Halves(Condition):
 
 def test_who_goes_by_registers() -> None:
     change = dict(transform_global_to_shared_a=Elementwise(plus_one))
-    array, wide = np.zeros((128, 128), F16), np.zeros((128, 128), F32)
+    array, bytes_ = np.zeros((128, 128), F16), np.zeros((128, 128), "i1")
     assert by_registers(spec_of(mapping("two", **change), array, array))
     others = {
         "nothing to do": (mapping("two"), array), "a cluster": (mapping("one-1x2", **change), array),
         "three consumers": (mapping("three", **change), array), "a condition": (mapping("two", condition=Halves(), **change), array),
-        "A is turned": (mapping("two", WGMMAOp(32, F32), a=ColMajor, **change), wide),
+        "A is turned": (mapping("two", WGMMAOp(64, np.dtype("i1")), a=ColMajor, b=ColMajor, **change), bytes_),
         "a half of A": (mapping("two", global_a_layout=Triangular(RowMajor(F16), "lower"), **change), array),
         "promoted sums": (mapping("two", WGMMAOp(32, E4M3, promote=128), b=ColMajor, **change), np.zeros((128, 128), E4M3)),
         "more sums than registers": (mapping("two", WGMMAOp(192), block_shape=Tile(M=256, N=192, K=16), stages=2, **change), array),
