@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from gemmkit import contraction
 from gemmkit.products import forget_plans
 from gemmkit.tuning import multistage_mappings
 
@@ -30,11 +29,6 @@ def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         smallest = multistage_mappings.TABLES[np.dtype(name)][-1]
         monkeypatch.setitem(multistage_mappings.TABLES, np.dtype(name),
                             (dataclasses.replace(smallest, block=block, warp=block[:2]),))
-    _forget()
-    yield
-    _forget()
-
-
-def _forget() -> None:
     forget_plans()
-    contraction._plans.clear()
+    yield
+    forget_plans()
