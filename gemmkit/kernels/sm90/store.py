@@ -42,8 +42,7 @@ BUFFERS = 2                            # subtiles of D that a warpgroup has on t
 
 
 class Part(NamedTuple):
-    """A consumer's part of a tile of D: the consumer, the part's first row and column, and a bit that flips with every tile
-    of the consumer."""
+    """A consumer's part of a tile of D: the consumer, its first row and column, and a bit that flips with each of its tiles."""
 
     group: Any
     m: Any
@@ -148,8 +147,7 @@ class SubtileStore(Store):
         return BUFFERS - 1 if self.fragments * self.count % BUFFERS == 0 else 0
 
     def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
-        """First all values are finished, so that what is loaded for them (C, a bias) is on its way at once; then they
-        leave."""
+        """First all values are finished, so that what is loaded for them (C, a bias) is on its way at once; they leave then."""
         values = sums
         if spec.epilogue.finishes_blocks:
             values = finish_together(sums, spec, outputs, part.m + own_row(), part.n + own_column())
@@ -362,11 +360,8 @@ def store_of(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrie
 
 
 def refuses_tma(spec: Any, info: ArrayInfo) -> str | None:
-    """Why TMA cannot store D.
-
-    It clips to bounds, so the epilogue also runs on out-of-bounds elements: one with side outputs must not use TMA. Clipping
-    is per 16 bytes, so a row whose length is not a multiple of 16 bytes would be overrun.
-    """
+    """Why TMA cannot store D. It clips to bounds, so the epilogue also runs on elements that are out of them: one with side
+    outputs must not use TMA. It clips 16 bytes at a time: a line of another length would be overrun."""
     layout, shared = spec.d.layout, spec.d.shared
     if not isinstance(layout, Plain) or type(layout).store is not Plain.store or layout.axis != shared.axis:
         return "it is not a plain matrix"
