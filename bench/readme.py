@@ -70,7 +70,7 @@ LINES = (
     Line("diagonal x dense, against cuBLAS on the whole matrix", "experiments", "diagonal"),
     Line("triangular x dense, likewise", "experiments", "triangular"),
     Line("random sizes, orders and types", "random", "random"),
-    Line("the mapping that is chosen, against the best of a sweep of all kernels' (1 where it is the best), random f16, f32, f64",
+    Line("the mapping that is chosen, against the best of a sweep (1 where it is the best), random f16, f32, f64",
          "choice", "choice"),
 )  # fmt: skip
 

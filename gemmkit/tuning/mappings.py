@@ -39,8 +39,9 @@ MAPPINGS = (
     Mapping(64, 64, "cooperative", 4, (1, 1), 200, 2500, 0),
     Mapping(64, 32, "cooperative", 4, (1, 1), 160, 2200, 0),
     # A line of so small a tile takes a warpgroup less time than the hand-over of its stage: two a stage (384 x 320 x 944,
-    # clusters of 2x2: 3.65 us, 4.34 with one; 192 x 192 x 321: 2.10, 2.31).
-    Mapping(64, 32, "cooperative", 4, (1, 1), 123, 2200, 0, depth=2 * LINE),
+    # clusters of 2x2: 3.65 us, 4.34 with one; 192 x 192 x 321: 2.10, 2.31). Along a long K it is no gain: 33 x 64 x 2504
+    # takes 6.06 us, and 4.30 in 8 shares of 64 x 128.
+    Mapping(64, 32, "cooperative", 4, (1, 1), 145, 2200, 0, depth=2 * LINE),
 )
 
 # Beside them where rows do not begin at lines of the L2, so that an operand's tile is two lines a row: blocks of a cluster
@@ -66,7 +67,7 @@ WORKSPACE = tuple(Mapping(M, N, "cooperative", warps, cluster, step, 8000, 0)
                   for M, N, warps, step in ((128, 128, 8, 560), (64, 128, 4, 330), (64, 64, 4, 200))
                   for cluster in ((1, 1), (2, 1), (1, 2), (2, 2)) if N == 128 or cluster == (1, 1))
 # The same of operands that TMA cannot take as they lie in memory (64 x 29 x 3653, nt: 108 us without shares).
-# (In groups of 8, not along Hilbert's curve: seven products of `choice.json` take 0.81 to 0.98 of the time,
+# (In groups of 8, not along Hilbert's curve: seven products of `choice_before.json` take 0.81 to 0.98 of the time,
 # 128 x 1128 x 9591 in 14 shares 55 us and 68.)
 UNALIGNED_WORKSPACE = (
     Mapping(128, 128, "cooperative", 8, (1, 1), 3600, 8000, 0, 8),

@@ -13,4 +13,8 @@ FRACTIONS = Algebra(None, [[[1, 0], [0, 1]], [[0, 1], [0.5, -2]]])            # 
 
 def product64(algebra: Algebra, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """By the definition: sum over k of e_i e_j products."""
-    return np.einsum("mki,knj,ijp->mnp", a.astype("f8"), b.astype("f8"), np.array(algebra.table, "f8"), optimize=True)
+    found = np.zeros((a.shape[0], b.shape[1], algebra.parts))
+    for (i, j, p), sign in np.ndenumerate(np.array(algebra.table, "f8")):
+        if sign:                                           # (one einsum of all three takes minutes beside 15 others on 16 cores)
+            found[..., p] += sign * (a[..., i].astype("f8") @ b[..., j].astype("f8"))
+    return found

@@ -42,7 +42,7 @@ BUFFERS = 2                            # subtiles of D that a warpgroup has on t
 
 
 class Part(NamedTuple):
-    """A consumer's part of a tile of D: the consumer, its first row and column, and a bit that flips with each of its tiles."""
+    """A consumer's part of a tile of D: the consumer, its first row and column, a bit that flips with each of its tiles."""
 
     group: Any
     m: Any
@@ -147,7 +147,7 @@ class SubtileStore(Store):
         return BUFFERS - 1 if self.fragments * self.count % BUFFERS == 0 else 0
 
     def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
-        """First all values are finished, so that what is loaded for them (C, a bias) is on its way at once; they leave then."""
+        """First all values are finished, so that what is loaded for them (C, a bias) is on its way at once. Then they go."""
         values = sums
         if spec.epilogue.finishes_blocks:
             values = finish_together(sums, spec, outputs, part.m + own_row(), part.n + own_column())

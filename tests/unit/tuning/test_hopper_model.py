@@ -75,10 +75,11 @@ def test_products_take_clusters_where_they_may(name: str) -> None:
 @pytest.mark.parametrize(("sizes", "orders", "block", "cluster"), [
     ((1216, 406, 1544), "nt", (128, 64, 64), (2, 2)), ((224, 7312, 7560), "tt", (128, 128, 64), (2, 2)),
     ((544, 2112, 3738), "tn", (128, 128, 64), (1, 2)), ((192, 192, 321), "tn", (64, 32, 128), (1, 1)),
-    ((56, 64, 64), "nn", (64, 32, 64), (1, 1))])
+    ((56, 64, 64), "nn", (64, 32, 64), (1, 1)),
+    ((33, 64, 2504), "nt", (64, 128, 64), (1, 1)), ((90, 416, 592), "nt", (64, 32, 128), (1, 1))])
 def test_what_was_the_fastest_is_chosen(sizes: tuple[int, int, int], orders: str, block: tuple[int, ...],
                                         cluster: tuple[int, int]) -> None:
-    """Products of `choice.json` of which the default was not, or must stay, the fastest."""
+    """Products of `choice_before.json` of which the default was not, or must stay, the fastest."""
     M, N, K = sizes
     a, b = (np.empty(shape if order == "n" else shape[::-1], np.float16) for shape, order in zip(((M, K), (K, N)), orders))
     found, = recorded(lambda: gk.matmul(a if orders[0] == "n" else a.T, b if orders[1] == "n" else b.T), H100, zeros=False)
