@@ -89,7 +89,8 @@ def ways(product: Product, most: int) -> list[Way]:
     with store.unread():
         default = recorded(lambda: gemmkit.matmul(x.a, x.b, out=x.out))[0]
     found = [Way(None, default.problem.config, default.launchable)]
-    call, seen = default.problem, {(default.problem.config.mapping, default.problem.config.operator)}
+    call = default.problem
+    seen = set() if call.is_transposed else {(call.config.mapping, call.config.operator)}
     with gemmkit.emulate():
         infos = describe_all(x.a, x.b, None, x.out)
         out = describe(x.out, "out")
@@ -106,7 +107,7 @@ def ways(product: Product, most: int) -> list[Way]:
             except (ConfigError, ValueError, TypeError):
                 continue  # it is none for this product
             key = tried.config.mapping, tried.config.operator
-            if key in seen and not call.is_transposed:
+            if key in seen:
                 continue
             seen.add(key)
             found.append(Way(candidate, tried.config, Compiled(tried, tried.seen_out(out)).launchable))
