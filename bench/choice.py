@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import math
 import random
-import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -27,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import gemmkit
-from bench import hopper, report
+from bench import hopper, report, verdicts
+from bench.experiments.random_shapes import drawn_size
 from bench.experiments.types import ORDERS, Product
-from bench.harness import Call, interleave
+from bench.harness import Call, input_sets, interleave, summarise
 from bench.prepare import HostArrays, recorded
 from gemmkit.ahead import Kernel, compiled, kernel_of
 from gemmkit.compiled import Compiled
@@ -55,18 +55,12 @@ def drawn(count: int = COUNT, seed: int = SEED) -> Iterator[Product]:
     made = 0
     while made < count:
         kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
-        m, n, k = (_size(draw) for _ in range(3))
+        m, n, k = (drawn_size(draw, LEAST, LARGEST) for _ in range(3))
         order = draw.choice(ORDERS)
         one = Product("choice", f"{made + 1:03}", kind, m, n, k, order=order)
         if m * n * k <= MOST[kind] and one.input_bytes + 8 * m * n <= MOST_BYTES:
             made += 1
             yield one
-
-
-def _size(draw: random.Random) -> int:
-    size = int(LEAST * (LARGEST / LEAST) ** draw.random())
-    step = draw.choice((64, 8, 1))
-    return max(step, size // step * step)
 
 
 @dataclass(frozen=True)
@@ -138,7 +132,7 @@ class Timed:
 
     def __init__(self, lib: Any, product: Product):
         self.lib, self.product = lib, product
-        count = max(1, min(SETS, 2 * lib.l2_bytes() // product.input_bytes + 1))
+        count = min(SETS, input_sets(product.input_bytes, lib.l2_bytes()))
         self.sets = [product.operands(lib, i) for i in range(count)]
 
     def calls(self, way: Way) -> list[Call]:
@@ -183,12 +177,9 @@ def row(lib: Any, product: Product, listed: Sequence[Way]) -> dict[str, Any]:
 
     def against(n: int, pairs: int) -> None:
         graph, launches = graphs[n]
-        times = [(mine / launches, theirs / count) for mine, theirs in interleave(graph, default, pairs, lib)]
-        tried[n].update(
-            us=round(statistics.median(mine for mine, _ in times), 2),
-            ratio=round(statistics.median(mine / theirs for mine, theirs in times), 4),
-            default_us=round(statistics.median(theirs for _, theirs in times), 2),
-        )
+        times = [(theirs / count, mine / launches) for mine, theirs in interleave(graph, default, pairs, lib)]
+        found = summarise(times)
+        tried[n].update(us=round(found.peer_us, 2), ratio=round(found.ratio, 4), default_us=round(found.ours_us, 2))
 
     for n, way in enumerate(listed[1:], 1):
         assert way.candidate is not None
@@ -206,9 +197,8 @@ def row(lib: Any, product: Product, listed: Sequence[Way]) -> dict[str, Any]:
     best = min((tried[n] for n in fastest), key=lambda of: of["ratio"], default=None)
     peers_calls = [product.peers(lib, x) for x in on.sets]
     peer, launches = on.graph(peers_calls, on.roughly(peers_calls))
-    pairs = [(mine / count, theirs / launches) for mine, theirs in interleave(default, peer, PAIRS, lib)]
+    found = summarise([(mine / count, theirs / launches) for mine, theirs in interleave(default, peer, PAIRS, lib)])
     ratio = 1.0 if best is None else min(1.0, best["ratio"])
-    ours_us = statistics.median(mine for mine, _ in pairs)
     return dict(
         work=product.work,
         group=product.group,
@@ -217,13 +207,13 @@ def row(lib: Any, product: Product, listed: Sequence[Way]) -> dict[str, Any]:
         n=product.n,
         k=product.k,
         layout=product.layout,
-        ours_us=round(ours_us, 2),
+        ours_us=round(found.ours_us, 2),
         peer="the best mapping tried",
-        peer_us=round(ours_us * ratio, 2),
+        peer_us=round(found.ours_us * ratio, 2),
         ratio=round(ratio, 4),
         error=product.error(lib, on.sets[-1]),
         best="default" if best is None or best["ratio"] >= 1 else best["name"],
-        cublas_us=round(statistics.median(theirs for _, theirs in pairs), 2),
+        cublas_us=round(found.peer_us, 2),
         tried=list(tried.values()),
     )
 
@@ -235,7 +225,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
         found = [row["ratio"] for row in rows if kind in (None, row["dtype"])]
         if found:
             lines.append(
-                f"{kind or 'all':4} {len(found):4} products: the default reaches {statistics.geometric_mean(found):.3f} "
+                f"{kind or 'all':4} {len(found):4} products: the default reaches {verdicts.geometric_mean(found):.3f} "
                 f"of the best (geometric mean), {min(found):.3f} at worst"
             )
     return "\n".join(lines)

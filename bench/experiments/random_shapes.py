@@ -16,8 +16,8 @@ KINDS = {"f16": 4, "f32": 3, "f64": 2, "complex64": 1}  # how often of ten
 MOST = {"f16": 3e11, "f32": 3e10, "f64": 3e10, "complex64": 1e10}  # multiply-adds, so that a row takes milliseconds
 
 
-def drawn_size(draw: random.Random) -> int:
-    size = int(LARGEST ** draw.random())
+def drawn_size(draw: random.Random, least: int = 1, largest: int = LARGEST) -> int:
+    size = int(least * (largest / least) ** draw.random())
     step = draw.choice((64, 8, 1))
     return max(step, size // step * step)
 

@@ -235,7 +235,7 @@ EXTRA = (
     Mapping(256, 64, "cooperative", 8, (1, 1), 560, 4000, 0),
     Mapping(128, 64, "pingpong", 8, (1, 1), 300, 1200, 2000),
     Mapping(64, 256, "pingpong", 8, (1, 1), 560, 1800, 2000),
-    Mapping(128, 64, "cooperative", 8, (1, 1), 300, 3000, 0),
+    mappings.NARROW,
     Mapping(64, 256, "cooperative", 4, (1, 1), 560, 4000, 0),
 )
 

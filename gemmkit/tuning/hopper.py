@@ -17,7 +17,7 @@ from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tuning import algebras
 from gemmkit.tuning.hopper_fields import LEAST_STAGES, assumed_spec, complete
-from gemmkit.tuning.mappings import BY_TMA, LIKELY, PROMOTED, Table, table_of
+from gemmkit.tuning.mappings import LIKELY, PROMOTED, Table, table_of
 from gemmkit.tuning.model import LINE, Mapping, by_workspace, choose_mapping, smallest, with_second_pass
 from gemmkit.tuning.operators import result_dtype
 
@@ -45,7 +45,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     if isinstance(epilogue, Epilogue) and epilogue.is_last and epilogue.reduces:
         listed = tuple(with_second_pass(one, sizes, products, a.dtype.itemsize) for one in listed)
     mapping = choose_mapping(sizes, device, mappings=listed, supply=supply, is_tall=reads_late, products=products)
-    if table is BY_TMA:
+    if table.orders_few:
         mapping = mapping.ordered(sizes, products)
     if table.halves_stages and sizes[2] * a.dtype.itemsize <= LINE // 2:
         mapping = dataclasses.replace(mapping, depth=LINE // 2)

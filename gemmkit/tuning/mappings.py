@@ -48,11 +48,12 @@ MAPPINGS = (
 # share what is fetched. Where rows do begin there, waiting for each other costs more than it saves.
 # (On an H200, 2026-11-23: 1216 x 406 x 1544 takes 14.5 us by tiles of 64 x 128 and 9.1 by clusters of 2x2 of 128 x 64;
 # 224 x 7312 x 7560 52.4 and 46.9 by 2x2 of 128 x 128; 384 x 320 x 944 4.4 and 3.65 by 2x2 of 64 x 32.)
-PAIRS, ALL = ((1, 2), (2, 1)), ((1, 2), (2, 1), (2, 2))
 NARROW = Mapping(128, 64, "cooperative", 8, (1, 1), 300, 3000, 0)
-_CLUSTERS = (PAIRS[:1], ((2, 2), (2, 1)), ALL, ((2, 2), (1, 2)), ALL, ALL, (), ALL[2:], ALL)
-CLUSTERED = tuple(dataclasses.replace(one, cluster=cluster)
-                  for one, clusters in zip((*MAPPINGS, NARROW), _CLUSTERS) for cluster in clusters)
+_CLUSTERS = {(128, 192, LINE): ((1, 2),), (128, 256, LINE): ((2, 2), (2, 1)), (256, 128, LINE): ((2, 2), (1, 2)),
+             (64, 32, LINE): (), (64, 32, 2 * LINE): ((2, 2),)}           # of the other tiles:
+_ALL = (1, 2), (2, 1), (2, 2)
+CLUSTERED = tuple(dataclasses.replace(one, cluster=cluster) for one in (*MAPPINGS, NARROW)
+                  for cluster in _CLUSTERS.get((one.M, one.N, one.depth), _ALL))
 
 # Where K is long and there are few tiles, the blocks of a cluster share it, and exchange their sums at the end.
 SPLIT = tuple(Mapping(*tile, step, finish, 0, splits=splits) for tile, step, finish in (
@@ -158,7 +159,8 @@ class Table:
 
     ``workspace`` are those whose blocks share K by a workspace, from ``least_shared`` k-tiles on. ``clustered`` are there
     beside the others where rows begin between lines of the L2, whose ``supply`` then limits all; with ``is_ragged`` they
-    always do. ``halves_stages`` says that a short K takes stages of half a line: an empty half would be staged, too.
+    always do. ``halves_stages`` says that a short K takes stages of half a line: an empty half would be staged, too;
+    ``orders_few`` that a few tiles take the order that is found the soonest (`Mapping.ordered`).
     """
 
     mappings: tuple[Mapping, ...]
@@ -168,19 +170,20 @@ class Table:
     supply: Supply = UNALIGNED_LINES
     is_ragged: bool = False
     halves_stages: bool = False
+    orders_few: bool = False
 
     def supply_of(self, a: ArrayInfo | None, b: ArrayInfo | None) -> Supply | None:
         """What the L2 gives of these operands; None where it limits nothing."""
-        of_a, of_b = (self.is_ragged or _is_unaligned(info) for info in (a, b))
+        of_a, of_b = (self.is_ragged or is_unaligned(info) for info in (a, b))
         return dataclasses.replace(self.supply, a=of_a, b=of_b) if of_a or of_b else None
 
 
-def _is_unaligned(info: ArrayInfo | None) -> bool:
+def is_unaligned(info: ArrayInfo | None) -> bool:
     """Whether rows begin elsewhere than at multiples of 128 bytes."""
     return info is not None and any(stride * info.dtype.itemsize % LINE for stride in info.strides if stride != 1)
 
 
-BY_TMA = Table(MAPPINGS + SPLIT, WORKSPACE, LEAST_SHARED, CLUSTERED)
+BY_TMA = Table(MAPPINGS + SPLIT, WORKSPACE, LEAST_SHARED, CLUSTERED, orders_few=True)
 BY_TRANSPOSES = Table(TRANSPOSED)
 BY_REGISTERS = Table(TRANSFORMED)
 BY_FETCHES = Table(ACROSS)
@@ -246,6 +249,7 @@ __all__ = [
     "Mapping",
     "Table",
     "applies",
+    "is_unaligned",
     "is_untouched",
     "table_of",
 ]

@@ -166,9 +166,9 @@ HALF = (                               # float16 and bfloat16 by mma.sync, where
     Multistage((32, 64, 64), (16, 32), 3, 4, (160,) * 4, 350, 2500, itemsize=2),
     Multistage((16, 64, 128), (16, 16), 5, 2, (200,) * 4, 400, 2500, itemsize=2),
 )
-#: The whole of a K up to 256 on its way at once (192 x 18 x 256: 2.5 us, 3.3 in two k-tiles of 128).
-ONE_TILE = Multistage((16, 32, 256), (16, 8), 4, 1, (700,) * 4, 700, 2500, itemsize=2, merges=False)
 SKINNY = Multistage((16, 32, 256), (16, 8), 4, 1, (1900,) * 4, 1900, 2500, itemsize=2)
+#: The whole of a K up to 256 on its way at once (192 x 18 x 256: 2.5 us, 3.3 in two k-tiles of 128).
+ONE_TILE = dataclasses.replace(SKINNY, step=(700,) * 4, solo=700, merges=False)
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 C64, C128 = np.dtype(np.complex64), np.dtype(np.complex128)

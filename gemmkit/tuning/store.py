@@ -38,7 +38,7 @@ from gemmkit.tuning.operators import operator_for, result_dtype, sized
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["Store", "digest_of", "find", "refused", "store_of", "unread"]
+__all__ = ["Store", "digest_of", "find", "is_as_new", "refused", "store_of", "unread"]
 
 _FORMAT = 1
 _LARGEST = 2**26                       # bytes of a file that is read
@@ -59,7 +59,7 @@ def digest_of(infos: Mapping[str, ArrayInfo | None], layouts: Mapping[str, Any],
     parts = [f"{sizes}x{products}"]
     for name in ("a", "b", "c", "out"):
         info, layout = infos.get(name), layouts.get("d" if name == "out" else name)
-        if info is None or (name == "out" and _is_as_new(info, result, sizes, products)):
+        if info is None or (name == "out" and is_as_new(info, result, sizes, products)):
             parts.append(f"{name}: new {result}" if name == "out" else f"{name}: none")
             continue
         order = layout and freeze(layout).fingerprint
@@ -70,7 +70,8 @@ def digest_of(infos: Mapping[str, ArrayInfo | None], layouts: Mapping[str, Any],
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _is_as_new(info: ArrayInfo, dtype: Any, sizes: tuple[int, int, int], products: int) -> bool:
+def is_as_new(info: ArrayInfo, dtype: Any, sizes: tuple[int, int, int], products: int) -> bool:
+    """Whether D is like the one that a call makes."""
     M, N, _ = sizes
     return (info.dtype == dtype and info.shape == (M, N) and info.strides == (N, 1) and info.pointer % 16 == 0
             and info.steps in ((), ((products, M * N),)))

@@ -24,14 +24,16 @@ from gemmkit.operators import Operator
 from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tuning.candidates import Candidate
+from gemmkit.tuning.mappings import is_unaligned
+from gemmkit.tuning.model import LINE
 from gemmkit.tuning.operators import SIXTEEN
+from gemmkit.tuning.store import is_as_new
 
 __all__ = ["Winner", "choice", "class_of", "nearest", "table", "without"]
 
 FILE = Path(__file__).with_name("winners.json")
 ARCH, SM_COUNT = (9, 0), 132           # of an H200 and of an H100 alike
 NEAR = 0.25                            # octaves between a size and an entry's, at most
-LINE = 128                             # bytes of a line of the L2
 
 _is_without: ContextVar[bool] = ContextVar("gemmkit_without_winners", default=False)
 
@@ -65,8 +67,7 @@ def _start(info: ArrayInfo | None) -> int:
     """The bytes at whose multiples an operand's rows begin: what vectors can be of, or a line of the L2."""
     assert info is not None
     found = alignment(info)
-    on_lines = all(stride * info.dtype.itemsize % LINE == 0 for stride in info.strides if stride != 1)
-    return LINE if found == 16 and on_lines else found
+    return LINE if found == 16 and not is_unaligned(info) else found
 
 
 def table() -> tuple[Winner, ...]:
@@ -95,21 +96,17 @@ def choice(a: Layout, b: Layout, infos: Mapping[str, ArrayInfo | None], fields: 
            device: DeviceInfo, products: int) -> tuple[Operator | None, dict[str, Any]] | None:
     """The operator (None: the default one) and the fields of a winner's mapping, for a product of two matrices for which
     nothing else is given; None where there is none."""
+    out = infos.get("out")
     if fields or products != 1 or 0 in sizes or infos.get("c") is not None or _is_without.get():
         return None
     if device.arch != ARCH or device.sm_count != SM_COUNT or a.dtype != b.dtype:
         return None
     if not (isinstance(a, Plain) and a.is_plain and isinstance(b, Plain) and b.is_plain):
         return None
-    if not _is_as_new(infos.get("out"), a, sizes):
+    if out is not None and not is_as_new(out, a.dtype, sizes, products):
         return None
     found = nearest(table(), class_of(infos, a, b, sizes[1]), sizes)
     return None if found is None else found.candidate.choice(a, b, fields, device)
-
-
-def _is_as_new(out: ArrayInfo | None, a: Layout, sizes: tuple[int, int, int]) -> bool:
-    """Whether D is like the one that a call makes."""
-    return out is None or (out.dtype == a.dtype and out.strides == (sizes[1], 1) and out.pointer % 16 == 0)
 
 
 @contextlib.contextmanager
