@@ -16,7 +16,7 @@ from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tuning import algebras
-from gemmkit.tuning.hopper_fields import LEAST_STAGES, assumed_spec, complete
+from gemmkit.tuning.hopper_fields import LEAST_STAGES, assumed_spec, can_share, complete
 from gemmkit.tuning.mappings import LIKELY, PROMOTED, Table, table_of
 from gemmkit.tuning.model import LINE, Mapping, by_workspace, choose_mapping, smallest, with_second_pass
 from gemmkit.tuning.operators import result_dtype
@@ -36,6 +36,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     if always:
         listed += by_workspace(sizes, device, products, table.workspace, table.least_shared)
         listed += table.clustered if supply is not None else ()
+    listed = tuple(one for one in listed if one.cluster == (1, 1) or can_share(one, a, b))
     reads_late = _reads_late(a, b, c, d, infos, fields, sizes)
     if reads_late:
         # What a finishing consumer reads by way of L1 makes the one that multiplies wait: 7 % of its time, measured.

@@ -16,6 +16,7 @@ from gemmkit.kernels.sm90.shared_k import COLUMNS, SharedK
 from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import Braided, ColMajor, Interleaved, Joined, Plain, Planar, RowMajor, Swizzled, Tensor, Zero
 from gemmkit.operators.algebra import units
+from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.tiling import Tile
 from gemmkit.tuning.model import Mapping
 
@@ -65,6 +66,21 @@ def assumed_spec(values: dict[str, Any], mapping: Mapping, arrays: Arrays | None
 
 
 # -- fields -----------------------------------------------------------------------------------------------------------
+
+def can_share(mapping: Mapping, a: Any, b: Any) -> bool:
+    """Whether the blocks of a mapping's cluster can each load a part of what they share of operands in these layouts.
+
+    >>> from gemmkit.layouts import ColMajor, RowMajor
+    >>> pair = Mapping(128, 64, "cooperative", 8, (2, 1), 300, 3000, 0)       # two blocks share 64 columns of B
+    >>> can_share(pair, RowMajor("float16"), ColMajor("float16")), can_share(pair, RowMajor("float16"), RowMajor("float16"))
+    (True, False)
+    """
+    operator = WGMMAOp(mapping.N, dtype=a.dtype)
+    values = dict(block_shape=Tile(M=mapping.M, N=mapping.N, K=mapping.depth // a.dtype.itemsize), global_a_layout=a,
+                  global_b_layout=b)
+    _fill_shared(values, operator)
+    return _divides(values, mapping.cluster)
+
 
 def _fill_tiles(values: dict[str, Any], operator: Any, mapping: Mapping) -> None:
     values.setdefault("block_shape", Tile(M=mapping.M, N=operator.N, K=mapping.depth // operator.dtype.itemsize))

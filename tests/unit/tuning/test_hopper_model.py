@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +102,21 @@ def test_an_aligned_operand_is_fetched_at_its_own_rate() -> None:
     times = {cluster: Mapping(128, 128, "pingpong", 8, cluster, 532, 1200, 2000).cycles((5000,) * 3, H100, 2, supply, 1)
              for cluster in ((1, 1), (2, 1), (1, 2))}
     assert times[1, 2] < times[2, 1] < times[1, 1]
+
+
+def unaligned_products(count: int) -> Iterator[tuple[tuple[int, int, int], str]]:
+    """Products whose rows begin at multiples of 16 bytes, the most of them between lines of the L2."""
+    draw = random.Random(41)
+    for _ in range(count):
+        yield tuple(round(2 ** draw.uniform(4, 12)) // 8 * 8 for _ in range(3)), draw.choice(("nn", "nt", "tn", "tt"))     # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("sizes", "orders"), [((128, 3080, 1000), "tn"), ((2384, 176, 1656), "tn"), ((3512, 256, 3384), "tn"),
+                                              ((3496, 48, 3336), "nn"), *unaligned_products(200)])
+def test_what_is_chosen_is_legal(sizes: tuple[int, int, int], orders: str) -> None:
+    """The blocks of a cluster may have no part each of an operand that they share: 64 columns of a row-major B are one panel."""
+    M, N, K = sizes
+    a = np.empty((M, K), np.float16) if orders[0] == "n" else np.empty((K, M), np.float16).T
+    b = np.empty((K, N), np.float16) if orders[1] == "n" else np.empty((N, K), np.float16).T
+    found, = recorded(lambda: gk.matmul(a, b), H100, zeros=False)
+    assert found.problem.config.kernel in ("warp_specialised", "multistage")
