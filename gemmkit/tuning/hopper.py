@@ -35,7 +35,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     listed = table.mappings
     if always:
         listed += by_workspace(sizes, device, products, table.workspace, table.least_shared)
-        listed += table.clustered if supply is not None else ()
+        listed += table.aligned if supply is None else table.clustered
     listed = tuple(one for one in listed if one.cluster == (1, 1) or can_share(one, a, b))
     reads_late = _reads_late(a, b, c, d, infos, fields, sizes)
     if reads_late:

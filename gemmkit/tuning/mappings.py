@@ -44,15 +44,34 @@ MAPPINGS = (
     Mapping(64, 32, "cooperative", 4, (1, 1), 145, 2200, 0, depth=2 * LINE),
 )
 
+# Beside them where rows begin at lines of the L2: tiles between those above, for what fills a wave of neither. Three
+# consumers share 192 rows. (f16 squares on an H200, 2026-11-24: 1536 takes 13.3 us by 128 tiles of 192x96 and 15.3 by 96 of
+# 128x192, 1152 7.14 by 64x192 and 8.46, 1792 20.7 by 128x224 and 21.1, 768 4.12 by 64x96 and 4.20.) Most have panels of B or
+# D that are 32 elements wide: between lines of the L2, TMA fetches these at two thirds of the speed (12992 x 384 x 1811 tn,
+# 128x224: 58 us where 42 are modelled).
+ALIGNED = (
+    Mapping(128, 224, "cooperative", 8, (1, 1), 920, 5500, 0),
+    Mapping(192, 96, "cooperative", 12, (1, 1), 700, 3500, 0),
+    Mapping(64, 192, "pingpong", 8, (1, 1), 390, 1300, 2500),
+    Mapping(64, 96, "cooperative", 4, (1, 1), 300, 2700, 0),
+)
+
 # Beside them where rows do not begin at lines of the L2, so that an operand's tile is two lines a row: blocks of a cluster
 # share what is fetched. Where rows do begin there, waiting for each other costs more than it saves.
 # (On an H200, 2026-11-23: 1216 x 406 x 1544 takes 14.5 us by tiles of 64 x 128 and 9.1 by clusters of 2x2 of 128 x 64;
 # 224 x 7312 x 7560 52.4 and 46.9 by 2x2 of 128 x 128; 384 x 320 x 944 4.4 and 3.65 by 2x2 of 64 x 32.)
 NARROW = Mapping(128, 64, "cooperative", 8, (1, 1), 300, 3000, 0)
 _CLUSTERS = {(128, 192, LINE): ((1, 2),), (128, 256, LINE): ((2, 2), (2, 1)), (256, 128, LINE): ((2, 2), (1, 2)),
-             (64, 32, LINE): (), (64, 32, 2 * LINE): ((2, 2),)}           # of the other tiles:
-_ALL = (1, 2), (2, 1), (2, 2)
-CLUSTERED = tuple(dataclasses.replace(one, cluster=cluster) for one in (*MAPPINGS, NARROW)
+             (64, 32, LINE): (), (64, 32, 2 * LINE): ((2, 2),),
+             (192, 192, LINE): ((1, 2), (2, 1)), (192, 64, LINE): ((1, 2),)}
+_ALL = (1, 2), (2, 1), (2, 2)          # of the other tiles
+# Three consumers fetch less for a tile of 192x192 (3000^3 nt: 95 us, 99 by two), and have the rows of 10000 x 128 x 10000 nn
+# in one wave (192x64: 61.9 us, 67.9 in shares of K).
+THREE = (
+    Mapping(192, 192, "cooperative", 12, (1, 1), 1180, 6000, 0),
+    Mapping(192, 64, "cooperative", 12, (1, 1), 400, 4500, 0),
+)
+CLUSTERED = tuple(dataclasses.replace(one, cluster=cluster) for one in (*MAPPINGS, NARROW, *THREE)
                   for cluster in _CLUSTERS.get((one.M, one.N, one.depth), _ALL))
 
 # Where K is long and there are few tiles, the blocks of a cluster share it, and exchange their sums at the end.
@@ -157,15 +176,17 @@ PROMOTED = (
 class Table:
     """Mappings to choose among, and what limits them.
 
-    ``workspace`` are those whose blocks share K by a workspace, from ``least_shared`` k-tiles on. ``clustered`` are there
-    beside the others where rows begin between lines of the L2, whose ``supply`` then limits all; with ``is_ragged`` they
-    always do. ``halves_stages`` says that a short K takes stages of half a line: an empty half would be staged, too;
-    ``orders_few`` that a few tiles take the order that is found the soonest (`Mapping.ordered`).
+    ``workspace`` are those whose blocks share K by a workspace, from ``least_shared`` k-tiles on. ``aligned`` are there
+    beside the others where all rows begin at lines of the L2, and ``clustered`` where they do not and its ``supply``
+    limits all; with ``is_ragged`` they never begin there. ``halves_stages`` says that a short K takes stages of half a
+    line: an empty half would be staged, too; ``orders_few`` that a few tiles take the order that is found the soonest
+    (`Mapping.ordered`).
     """
 
     mappings: tuple[Mapping, ...]
     workspace: tuple[Mapping, ...] = ()
     least_shared: int = 0
+    aligned: tuple[Mapping, ...] = ()
     clustered: tuple[Mapping, ...] = ()
     supply: Supply = UNALIGNED_LINES
     is_ragged: bool = False
@@ -183,7 +204,7 @@ def is_unaligned(info: ArrayInfo | None) -> bool:
     return info is not None and any(stride * info.dtype.itemsize % LINE for stride in info.strides if stride != 1)
 
 
-BY_TMA = Table(MAPPINGS + SPLIT, WORKSPACE, LEAST_SHARED, CLUSTERED, orders_few=True)
+BY_TMA = Table(MAPPINGS + SPLIT, WORKSPACE, LEAST_SHARED, ALIGNED, CLUSTERED, orders_few=True)
 BY_TRANSPOSES = Table(TRANSPOSED)
 BY_REGISTERS = Table(TRANSFORMED)
 BY_FETCHES = Table(ACROSS)
@@ -238,6 +259,7 @@ def is_untouched(name: str, fields: dict[str, Any]) -> bool:
 
 __all__ = [
     "ACROSS",
+    "ALIGNED",
     "LIKELY",
     "MAPPINGS",
     "MAPPING_FIELDS",

@@ -18,7 +18,18 @@ from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.device import H100
 from gemmkit.transforms import Elementwise
-from gemmkit.tuning.mappings import ACROSS, MAPPINGS, PROMOTED, REWRITTEN, SPLIT, TRANSFORMED, TRANSPOSED, Mapping
+from gemmkit.tuning.mappings import (
+    ACROSS,
+    ALIGNED,
+    CLUSTERED,
+    MAPPINGS,
+    PROMOTED,
+    REWRITTEN,
+    SPLIT,
+    TRANSFORMED,
+    TRANSPOSED,
+    Mapping,
+)
 from tests.support.machines import BF16, E4M3
 from tests.support.sm90 import F16, F32, mapping
 
@@ -118,10 +129,14 @@ class Code:
         assert self.count("USETMAXREG") == (2 if self.conf.warps_per_block > 4 else 0)
 
 
+THREE = [one for one in CLUSTERED if one.warps == 12]          # consumers, which have 160 registers a thread
+
+
 @pytest.mark.sample(7)
-@pytest.mark.parametrize("mapping", MAPPINGS, ids=lambda m: f"{m.M}x{m.N}-{m.schedule}")
+@pytest.mark.parametrize("mapping", [*MAPPINGS, *ALIGNED, *THREE],
+                         ids=lambda m: f"{m.M}x{m.N}-{m.schedule}-{m.cluster[0]}x{m.cluster[1]}")
 def test_shipped_mappings(mapping: Mapping) -> None:
-    code = Code(config(mapping))
+    code = Code(config(mapping, cluster=gk.Tile(M=mapping.cluster[0], N=mapping.cluster[1])))
     code.check_tidy()
     code.check_asynchronous()
     code.check_copied()

@@ -239,6 +239,13 @@ LARGE = {
     "128x128": dict(operator=WGMMAOp(128), block_shape=Tile(M=128, N=128, K=64), warps_per_block=8, schedule="pingpong"),
     "256x128": dict(operator=WGMMAOp(128), block_shape=Tile(M=256, N=128, K=64), warps_per_block=8, schedule="cooperative"),
     "192x96": dict(operator=WGMMAOp(96), block_shape=Tile(M=192, N=96, K=64), warps_per_block=12, schedule="cooperative"),
+    "192x192-1x2": dict(operator=WGMMAOp(192), block_shape=Tile(M=192, N=192, K=64), warps_per_block=12,
+                        schedule="cooperative", cluster=Tile(M=1, N=2)),
+    "192x64-1x2": dict(operator=WGMMAOp(64), block_shape=Tile(M=192, N=64, K=64), warps_per_block=12,
+                       schedule="cooperative", cluster=Tile(M=1, N=2)),
+    "128x224": dict(operator=WGMMAOp(224), block_shape=Tile(M=128, N=224, K=64), warps_per_block=8, schedule="cooperative"),
+    "64x192": dict(operator=WGMMAOp(192), block_shape=Tile(M=64, N=192, K=64), warps_per_block=8, schedule="pingpong"),
+    "64x96": dict(operator=WGMMAOp(96), block_shape=Tile(M=64, N=96, K=64), warps_per_block=4, schedule="cooperative"),
 }
 
 
