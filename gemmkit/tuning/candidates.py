@@ -215,7 +215,8 @@ def _warp_specialised(a: Layout, b: Layout, given: Operator | None, sizes: Sizes
     table = mappings.BY_TMA if given is not None else hopper.table_for(a, b, *infos, {}, sizes)
     supply = table.supply_of(*infos)
     shared = by_workspace(sizes, device, products, table.workspace, table.least_shared)
-    tiles = [*table.mappings, *shared, *(EXTRA if table is mappings.BY_TMA else ())]
+    beside = (dataclasses.replace(one, cluster=(1, 1)) for one in (*table.aligned, *table.clustered))
+    tiles = list(dict.fromkeys((*table.mappings, *shared, *beside, *(EXTRA if table is mappings.BY_TMA else ()))))
     if widths is not None and not any(one.N in widths for one in tiles):
         tiles = [dataclasses.replace(one, N=width) for one in mappings.MAPPINGS for width in widths]
     for one in tiles:
@@ -235,7 +236,6 @@ EXTRA = (
     Mapping(256, 64, "cooperative", 8, (1, 1), 560, 4000, 0),
     Mapping(128, 64, "pingpong", 8, (1, 1), 300, 1200, 2000),
     Mapping(64, 256, "pingpong", 8, (1, 1), 560, 1800, 2000),
-    mappings.NARROW,
     Mapping(64, 256, "cooperative", 4, (1, 1), 560, 4000, 0),
 )
 

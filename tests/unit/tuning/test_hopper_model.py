@@ -17,9 +17,11 @@ import pytest
 import gemmkit as gk
 from gemmkit.ahead import recorded
 from gemmkit.kernels.rasterisation import Hilbert
+from gemmkit.layouts import RowMajor
+from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import H100
-from gemmkit.tuning.candidates import EXTRA
-from gemmkit.tuning.mappings import CLUSTERED, LIKELY, MAPPINGS
+from gemmkit.tuning.candidates import EXTRA, candidates
+from gemmkit.tuning.mappings import ALIGNED, CLUSTERED, LIKELY, MAPPINGS
 from gemmkit.tuning.model import UNALIGNED_LINES, Mapping, choose_mapping
 
 RESULTS = Path(__file__).parents[3] / "bench/results"
@@ -123,3 +125,14 @@ def test_what_is_chosen_is_legal(sizes: tuple[int, int, int], orders: str) -> No
     b = np.empty((K, N), np.float16) if orders[1] == "n" else np.empty((N, K), np.float16).T
     found, = recorded(lambda: gk.matmul(a, b), H100, zeros=False)
     assert found.problem.config.kernel in ("warp_specialised", "multistage")
+
+
+@pytest.mark.parametrize("columns", [3072, 3000])
+def test_the_tuner_tries_what_may_be_chosen(columns: int) -> None:
+    """`gemmkit.tune` has each tile among its candidates that the tables have, whether rows begin at lines or between."""
+    a, b = (ArrayInfo(0, (4096, columns), (columns, 1), np.dtype(np.float16), 0, False, "numpy") for _ in "ab")
+    layout = RowMajor(np.float16)
+    found = candidates(layout, layout, None, (4096, columns, columns), H100, infos=(a, b))
+    tiles = {(one.block[:2], one.schedule, one.cluster) for one in found}
+    for one in (*MAPPINGS, *(ALIGNED if columns % 64 == 0 else CLUSTERED)):
+        assert ((one.M, one.N), one.schedule, one.cluster) in tiles
