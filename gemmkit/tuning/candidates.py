@@ -26,6 +26,7 @@ from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning import defaults, hopper, mappings, multistage_mappings
+from gemmkit.tuning.hopper_fields import can_share
 from gemmkit.tuning.model import Mapping, by_workspace
 from gemmkit.tuning.operators import SIXTEEN, accumulator_for, algebra_of, operator_for
 
@@ -224,6 +225,8 @@ def _warp_specialised(a: Layout, b: Layout, given: Operator | None, sizes: Sizes
             continue
         for cluster, group, depth in itertools.product(CLUSTERS if one.splits == 1 else (one.cluster,), GROUPS, DEPTHS):
             tried = dataclasses.replace(one, cluster=cluster)
+            if a.dtype in SIXTEEN and not can_share(tried, a, b):
+                continue
             cost = tried.cycles(tuple(max(1, size) for size in sizes), device, itemsize, supply, products)
             usual = (cluster == (1, 1) or supply is not None) + (group == 8) + (depth == 1)
             yield Candidate("warp_specialised", (one.M, one.N, depth * 128 // parts[0].itemsize), splits=one.splits,

@@ -36,7 +36,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     if always:
         listed += by_workspace(sizes, device, products, table.workspace, table.least_shared)
         listed += table.aligned if supply is None else table.clustered
-    listed = tuple(one for one in listed if one.cluster == (1, 1) or can_share(one, a, b))
+    listed = tuple(one for one in listed if can_share(one, a, b))
     reads_late = _reads_late(a, b, c, d, infos, fields, sizes)
     if reads_late:
         # What a finishing consumer reads by way of L1 makes the one that multiplies wait: 7 % of its time, measured.

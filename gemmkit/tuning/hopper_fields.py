@@ -75,10 +75,11 @@ def can_share(mapping: Mapping, a: Any, b: Any) -> bool:
     >>> can_share(pair, RowMajor("float16"), ColMajor("float16")), can_share(pair, RowMajor("float16"), RowMajor("float16"))
     (True, False)
     """
-    operator = WGMMAOp(mapping.N, dtype=a.dtype)
+    if mapping.cluster == (1, 1):
+        return True
     values = dict(block_shape=Tile(M=mapping.M, N=mapping.N, K=mapping.depth // a.dtype.itemsize), global_a_layout=a,
                   global_b_layout=b)
-    _fill_shared(values, operator)
+    _fill_shared(values, WGMMAOp(mapping.N, dtype=a.dtype))
     return _divides(values, mapping.cluster)
 
 
