@@ -52,7 +52,7 @@ MAPPINGS = (
 ALIGNED = (
     Mapping(128, 224, "cooperative", 8, (1, 1), 920, 5500, 0),
     Mapping(192, 96, "cooperative", 12, (1, 1), 700, 3500, 0),
-    Mapping(64, 192, "pingpong", 8, (1, 1), 390, 1300, 2500),
+    Mapping(64, 192, "pingpong", 8, (1, 1), 440, 1300, 2500),
     Mapping(64, 96, "cooperative", 4, (1, 1), 300, 2700, 0),
 )
 
