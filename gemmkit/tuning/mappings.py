@@ -22,7 +22,7 @@ from gemmkit.layouts import Plain
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
-from gemmkit.tuning.model import LINE, SHORT_LINES, UNALIGNED_LINES, Mapping, Supply
+from gemmkit.tuning.model import LINE, SHORT_LINES, UNALIGNED_LINES, Mapping, Supply, streaming
 from gemmkit.tuning.operators import SIXTEEN
 
 LEAST_SHARED = 32                      # k-tiles of a product whose K is shared by way of a workspace
@@ -54,6 +54,14 @@ _CLUSTERS = {(128, 192, LINE): ((1, 2),), (128, 256, LINE): ((2, 2), (2, 1)), (2
 _ALL = (1, 2), (2, 1), (2, 2)
 CLUSTERED = tuple(dataclasses.replace(one, cluster=cluster) for one in (*MAPPINGS, NARROW)
                   for cluster in _CLUSTERS.get((one.M, one.N, one.depth), _ALL))
+
+# The same tiles by clusters that stream K (two more than there are of whole tiles with a cooperative schedule). Their steps
+# and ends are those of whole tiles; what a stream costs beside is `gemmkit.tuning.stream_k.cycles`.
+_COOPERATIVE = (*MAPPINGS, Mapping(128, 192, "cooperative", 8, (1, 1), 800, 5000, 0),
+                Mapping(128, 128, "cooperative", 8, (1, 1), 560, 4000, 0))
+STREAMED = streaming(_COOPERATIVE)
+STREAMED_CLUSTERED = streaming(tuple(dataclasses.replace(one, cluster=cluster) for one in _COOPERATIVE
+                                     for cluster in _CLUSTERS.get((one.M, one.N, one.depth), _ALL)))
 
 # Where K is long and there are few tiles, the blocks of a cluster share it, and exchange their sums at the end.
 SPLIT = tuple(Mapping(*tile, step, finish, 0, splits=splits) for tile, step, finish in (
@@ -157,7 +165,8 @@ PROMOTED = (
 class Table:
     """Mappings to choose among, and what limits them.
 
-    ``workspace`` are those whose blocks share K by a workspace, from ``least_shared`` k-tiles on. ``clustered`` are there
+    ``workspace`` are those whose blocks share K by a workspace, from ``least_shared`` k-tiles on; ``streamed`` those whose
+    clusters stream K, and ``streamed_clustered`` beside them where ``clustered`` are. ``clustered`` are there
     beside the others where rows begin between lines of the L2, whose ``supply`` then limits all; with ``is_ragged`` they
     always do. ``halves_stages`` says that a short K takes stages of half a line: an empty half would be staged, too;
     ``orders_few`` that a few tiles take the order that is found the soonest (`Mapping.ordered`).
@@ -165,6 +174,8 @@ class Table:
 
     mappings: tuple[Mapping, ...]
     workspace: tuple[Mapping, ...] = ()
+    streamed: tuple[Mapping, ...] = ()
+    streamed_clustered: tuple[Mapping, ...] = ()
     least_shared: int = 0
     clustered: tuple[Mapping, ...] = ()
     supply: Supply = UNALIGNED_LINES
@@ -183,7 +194,7 @@ def is_unaligned(info: ArrayInfo | None) -> bool:
     return info is not None and any(stride * info.dtype.itemsize % LINE for stride in info.strides if stride != 1)
 
 
-BY_TMA = Table(MAPPINGS + SPLIT, WORKSPACE, LEAST_SHARED, CLUSTERED, orders_few=True)
+BY_TMA = Table(MAPPINGS + SPLIT, WORKSPACE, STREAMED, STREAMED_CLUSTERED, LEAST_SHARED, CLUSTERED, orders_few=True)
 BY_TRANSPOSES = Table(TRANSPOSED)
 BY_REGISTERS = Table(TRANSFORMED)
 BY_FETCHES = Table(ACROSS)
