@@ -35,31 +35,35 @@ def consume_together(spec: Any, outputs: Outputs, group: int, rank: int) -> None
 
 
 def consume_in_turns(spec: Any, outputs: Outputs, group: int, rank: int) -> None:
-    """Ping-pong: every other tile is this consumer's. While it finishes one, the other multiplies the next.
+    """Ping-pong: every other tile (or part of one) is this consumer's. While it finishes one, the other multiplies the next.
 
     The order barrier is needed, and not only for speed: a consumer two rounds ahead would take the parity of an old phase
     for that of the one it waits for.
     """
     turn = thread_index() * 0
-    own_turn = turn                                    # flips with every tile of this consumer
+    own_turn = turn                                    # flips with every tile that this consumer finishes
     slot = Slot(turn, turn)
-    tile, tiles, step = spec.scheduler.first(), spec.scheduler.count(outputs.shape), spec.scheduler.step()
+    at, end, step = spec.scheduler.begin(), spec.scheduler.end(outputs.shape), spec.scheduler.step()
     spec.turns.give_first(group)
-    while tile < tiles:
-        work = spec.scheduler.work(spec, tile, rank, outputs.shape)
-        steps = k_steps(spec, work)
+    while at < end:
+        here = of_part(spec, at)
+        work = here.scheduler.work(here, here.scheduler.tile_of(at), rank, outputs.shape)
+        steps = k_steps(here, work)
         if turn == group:
-            spec.store.begin(spec, outputs.map_c, work.batch, Part(group, work.m, work.n, own_turn))
+            if spec.exchange.finishes(here):
+                spec.store.begin(spec, outputs.map_c, work.batch, Part(group, work.m, work.n, own_turn))
             spec.turns.wait(group)
-            own, matrices = of_product(spec, work.batch), outputs_of(spec, outputs, work.batch)
+            own, matrices = of_product(here, work.batch), outputs_of(spec, outputs, work.batch)
             sums, slot = multiply_tile(own, group, slot, steps, work, matrices.shape)
             spec.turns.give(1 - group)
-            spec.store.run(own, sums, matrices, Part(group, work.m, work.n, own_turn))
-            own_turn = own_turn ^ 1
+            if spec.exchange.hand_over(sums, here, group, rank, own_turn):
+                mine = spec.exchange.collect(sums, here, group, rank, own_turn)
+                spec.store.run(own, mine, matrices, Part(group, work.m, work.n, own_turn))
+                own_turn = own_turn ^ 1
         else:
             slot = spec.pipeline.skip(slot, steps)
         turn = turn ^ 1
-        tile += step
+        at = spec.scheduler.following(at, step)
     spec.store.finish()
 
 

@@ -90,8 +90,8 @@ def _validate_splits(config: Config) -> None:
     operator, sharing = units(config.operator), SharedK(config.splits, config.cluster)
     splits, N = config.splits, config.block_shape.size.N
     rule(operator is config.operator, "splits", splits, "sums of numbers of several parts are not exchanged; take splits=1")
-    rule(config.schedule == "cooperative", "splits", splits, "consumers that play ping-pong have no time to exchange sums; "
-         "take schedule='cooperative'")
+    rule(config.schedule == "cooperative" or sharing.streams, "splits", splits, "consumers that play ping-pong have no time "
+         "to exchange the sums of every tile; take schedule='cooperative', or StreamK()")
     rule(operator.accumulator.itemsize == 4, "splits", splits, f"sums in {operator.accumulator} are not exchanged")
     if isinstance(splits, StreamK):
         blocks, peers = splits.blocks, config.cluster.count

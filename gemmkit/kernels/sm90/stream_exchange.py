@@ -6,7 +6,8 @@ that part of its own tile. Where the part does not begin with the tile's first k
 their sums to the workspace and meet, and one adds 1 to the consumer's counter, releasing. The consumer of the same number,
 in the block of the same rank of the cluster that has the tile's first k-tile, waits for the counter, sets it back to 0, and
 adds the sums to its own: first those of the next cluster, then of the one behind that, so that the same call gives the same
-bits. It goes on to C and the epilogue with the sums of all of K.
+bits. It goes on to C and the epilogue with the sums of all of K. (With a ping-pong schedule a consumer has a part to itself,
+and there is one place a block: while one consumer hands over, or waits, the other multiplies.)
 
 A thread reads what a thread of its number wrote: pieces of 16 bytes, neighbours in a warp are neighbours in memory. A
 cluster hands over once, at its first part, so the workspace has a tile of sums for each block that is launched, and a
@@ -81,8 +82,10 @@ class StreamExchange(WorkspaceExchange):
 
 
 def place_of(spec: Any, cluster: int, group: int, rank: int) -> int:
-    """The number of a consumer among all that the launch has; ``rank`` is its block's in the cluster."""
-    return (cluster * spec.cluster.size + rank) * spec.consumers + group
+    """Where a consumer hands over and another takes over; ``rank`` is its block's in the cluster. With a ping-pong schedule
+    a consumer has all rows of a tile, and takes over from either one of the next cluster."""
+    block = cluster * spec.cluster.size + rank
+    return block if spec.is_pingpong else block * spec.consumers + group
 
 
 # -- on the host ------------------------------------------------------------------------------------------------------
@@ -109,7 +112,8 @@ def stream_exchange_of(spec: Any) -> StreamExchange:
     """The exchange of a launch, with descriptions of its workspace: a place for each consumer that is launched."""
     from gemmkit.runtime.workspace import described
 
-    fragment, places = spec.operator.fragment_c, int(spec.scheduler.launched) * spec.cluster.size * spec.consumers
+    fragment, blocks = spec.operator.fragment_c, int(spec.scheduler.launched) * spec.cluster.size
+    places = blocks * (1 if spec.is_pingpong else spec.consumers)
     count = int(fragment.count)
     return StreamExchange(1, 0, count, shares=1, total=count, fragments=spec.fragments_m,
                           sums=described("sums", places * spec.fragments_m * count * 128, fragment.dtype),

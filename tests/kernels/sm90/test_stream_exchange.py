@@ -73,6 +73,21 @@ def test_consumers_hand_over_one_by_one(machine: Any, schedule: str, cluster: st
     assert np.array_equal(product(machine, conf, a, b), a.astype(F64) @ b.astype(F64))
 
 
+@pytest.mark.sample(6)
+@on_machines
+@pytest.mark.parametrize("shape", [(64, 32, 260), (130, 40, 100), (1, 8, 72), (270, 16, 33), (33, 16, 0)], ids=str)
+@pytest.mark.parametrize("with_c", [False, True])
+@pytest.mark.parametrize("cluster, shares", [("1x1", 2), ("1x1", 3), ("2x1", 3), ("1x2", 2)])
+def test_ping_pong(machine: Any, cluster: str, shares: int, with_c: bool, shape: tuple, rng: np.random.Generator) -> None:
+    """A consumer has all rows of a part: it may finish what the other of the next cluster began. C comes for what is finished."""
+    m, n, k = shape
+    a, b, c = whole(rng, (m, k), F16), whole(rng, (k, n), F16), whole(rng, (m, n), F32)
+    conf = mapped(cluster, shares, schedule="pingpong" if cluster == "1x1" else "pingpong-2x1",
+                  **dict(global_c_layout=RowMajor(F32)) if with_c else {})
+    found = product(machine, conf, a, b, c if with_c else None)
+    assert np.array_equal(found, a.astype(F64) @ b.astype(F64) + (c if with_c else 0))
+
+
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("dtype", [BF16, F32, np.dtype("i1")], ids=str)
@@ -240,8 +255,6 @@ def test_clusters_wait_and_are_as_many_as_are_resident(cluster: str, most: int) 
 
 
 def test_rules() -> None:
-    with pytest.raises(gk.ConfigError, match=r"splits=StreamK\(.*ping-pong"):
-        mapped("1x1", 3, schedule="pingpong")
     with pytest.raises(gk.ConfigError, match=r"splits=StreamK\(blocks=3.*clusters of 2; take a multiple"):
         mapping("one-2x1", splits=StreamK(3), depth=16)
     with pytest.raises(gk.ConfigError, match="splits=StreamK.*float16 are not exchanged"):
@@ -254,20 +267,21 @@ def test_rules() -> None:
                       global_d_layout=gk.layouts.Interleaved(COMPLEX.number_dtype("f2")))
 
 
-def test_it_chooses_a_schedule_that_streams() -> None:
-    """Where no mapping is given, whatever the sizes."""
+def test_the_tile_is_one_of_whole_tiles() -> None:
+    """Where no mapping is given: none of those whose blocks share K."""
     for n in (64, 128, 256):
         conf = gk.get_config(operator=WGMMAOp(n), global_a_layout=RowMajor(F16), splits=StreamK(), device=H100,
                              gemm_shape=dict(M=1536, N=1536, K=1536))
-        assert conf.kernel == "warp_specialised" and conf.schedule == "cooperative"
+        assert conf.kernel == "warp_specialised" and conf.splits == StreamK() and conf.block_shape.size.N == n
 
 
 # -- seeded faults: the emulator finds what orders the sums -------------------------------------------------------------
 
-def run_small(cluster: str = "1x1") -> None:
+def run_small(cluster: str = "1x1", schedule: str = "") -> None:
     rng = np.random.default_rng(3)
     a, b = whole(rng, (64, 96), F16), whole(rng, (96, 32), F16)
-    assert np.array_equal(product(EMULATOR, mapped(cluster, 3), a, b, seed=1), a.astype(F64) @ b.astype(F64))
+    conf = mapped(cluster, 3, schedule=schedule)
+    assert np.array_equal(product(EMULATOR, conf, a, b, seed=1), a.astype(F64) @ b.astype(F64))
 
 
 FAULTS: dict[str, tuple[str, Callable[[Any], Any], Any]] = {
@@ -281,14 +295,14 @@ FAULTS: dict[str, tuple[str, Callable[[Any], Any], Any]] = {
 
 
 @pytest.mark.sample(5)
-@pytest.mark.parametrize("cluster", ["1x1", "2x1"])
+@pytest.mark.parametrize("cluster, schedule", [("1x1", ""), ("1x1", "pingpong"), ("2x1", "")])
 @pytest.mark.parametrize("what", FAULTS)
-def test_faults(what: str, cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_small(cluster)
+def test_faults(what: str, cluster: str, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_small(cluster, schedule)
     name, wrong, error = FAULTS[what]
     monkeypatch.setattr(stream_exchange, name, wrong(getattr(stream_exchange, name)))
     with pytest.raises(error):
-        run_small(cluster)
+        run_small(cluster, schedule)
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -319,25 +333,27 @@ def test_counters_that_are_not_set_back(monkeypatch: pytest.MonkeyPatch) -> None
 
 # -- compiled ---------------------------------------------------------------------------------------------------------
 
-def large(cluster: str, M: int, N: int, splits: Any = None, **fields: Any) -> gk.Config:
-    return gk.get_config(operator=WGMMAOp(N), kernel="warp_specialised", block_shape=Tile(M=M, N=N, K=64), warps_per_block=M // 16 if M == 192 else 8,
-                         schedule="cooperative", cluster=CLUSTERS[cluster], splits=splits or StreamK(), device=H100,
-                         **{f"global_{name}_layout": RowMajor(F16) for name in "abd"}, **fields)
+def large(cluster: str, M: int, N: int, splits: Any = None, schedule: str = "cooperative") -> gk.Config:
+    return gk.get_config(operator=WGMMAOp(N), kernel="warp_specialised", block_shape=Tile(M=M, N=N, K=64), cluster=CLUSTERS[cluster],
+                         warps_per_block=12 if M == 192 else 8, schedule=schedule, splits=splits or StreamK(), device=H100,
+                         **{f"global_{name}_layout": RowMajor(F16) for name in "abd"})
 
 
 @pytest.mark.compile
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("cluster, M, N", [("2x1", 128, 256), ("1x1", 256, 128), ("2x2", 128, 128), ("1x2", 128, 192), ("1x1", 192, 128)])
-def test_code(cluster: str, M: int, N: int) -> None:
+@pytest.mark.sample(7)
+@pytest.mark.parametrize("cluster, M, N, schedule", [
+    ("2x1", 128, 256, "cooperative"), ("1x1", 256, 128, "cooperative"), ("2x2", 128, 128, "cooperative"),
+    ("1x2", 128, 192, "cooperative"), ("1x1", 192, 128, "cooperative"), ("1x1", 128, 128, "pingpong"), ("1x2", 128, 192, "pingpong")])
+def test_code(cluster: str, M: int, N: int, schedule: str) -> None:
     """No spill; 16 bytes at a time to the workspace and back; one addition to a counter; the main loop is that without."""
     sizes = dict(M=5000, N=5000, K=5000)
-    found = compile_config(large(cluster, M, N), device=H100, gemm_shape=sizes)
-    alone = compile_config(large(cluster, M, N, 1), device=H100, gemm_shape=sizes)
+    found = compile_config(large(cluster, M, N, schedule=schedule), device=H100, gemm_shape=sizes)
+    alone = compile_config(large(cluster, M, N, 1, schedule), device=H100, gemm_shape=sizes)
     usage, threads = found.usage, 512 if M == 192 else 384
     assert (usage.registers, usage.spill_stores, usage.spill_loads, usage.stack_bytes) == (65536 // threads // 8 * 8, 0, 0, 0)
     assert {name: found.instructions[name] for name in ("REDG", "ATOMG")} == {"REDG": 1, "ATOMG": 0}
     stores, loads = (sum(line.count(name) for line in found.sass.splitlines()) for name in ("STG.E.128", "LDG.E.128"))
-    assert stores == loads == M * N // (threads - 128) // 4
+    assert stores == loads == M * N // (128 if schedule == "pingpong" else threads - 128) // 4
     signals, as_before = ([line for line in code.sass.splitlines() if "HGMMA" in line] for code in (found, alone))
     assert len(signals) == len(as_before)
     assert sum("gsb0" in line for line in signals) == sum("gsb0" in line for line in as_before) == 1
@@ -347,9 +363,11 @@ def test_code(cluster: str, M: int, N: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("waves", [1, 2])
-@pytest.mark.parametrize("cluster, M, N, shape", [("2x1", 128, 256, (2600, 2600, 1000)), ("2x2", 128, 256, (5000, 5000, 512)),
-                                                  ("1x1", 256, 128, (1536, 1536, 1536)), ("1x2", 128, 192, (700, 1000, 4104))])
-def test_large(cluster: str, M: int, N: int, shape: tuple, waves: int) -> None:
+@pytest.mark.parametrize("cluster, M, N, shape, schedule", [
+    ("2x1", 128, 256, (2600, 2600, 1000), "cooperative"), ("2x2", 128, 256, (5000, 5000, 512), "cooperative"),
+    ("1x1", 256, 128, (1536, 1536, 1536), "cooperative"), ("1x2", 128, 192, (700, 1000, 4104), "pingpong"),
+    ("1x1", 128, 128, (1536, 1536, 1536), "pingpong")])
+def test_large(cluster: str, M: int, N: int, shape: tuple, schedule: str, waves: int) -> None:
     """Tiles as they are used, in streams and captured; graphs run beside the stream that they were captured from."""
     import cupy
 
@@ -358,7 +376,7 @@ def test_large(cluster: str, M: int, N: int, shape: tuple, waves: int) -> None:
     a, b = whole(rng, (m, k), F16, 1), whole(rng, (k, n), F16, 1)
     expected = (a.astype(F32) @ b.astype(F32)).astype(F16)
     x, y = cupy.asarray(a), cupy.asarray(b)
-    run = gk.plan(x, y, None, large(cluster, M, N, StreamK(waves=waves)))
+    run = gk.plan(x, y, None, large(cluster, M, N, StreamK(waves=waves), schedule))
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
     outs = [cupy.full((m, n), np.nan, F16) for _ in range(6)]
     captured = cupy.full((m, n), np.nan, F16)
