@@ -55,13 +55,9 @@ _ALL = (1, 2), (2, 1), (2, 2)
 CLUSTERED = tuple(dataclasses.replace(one, cluster=cluster) for one in (*MAPPINGS, NARROW)
                   for cluster in _CLUSTERS.get((one.M, one.N, one.depth), _ALL))
 
-# The same tiles by clusters that stream K (two more than there are of whole tiles with a cooperative schedule). Their steps
-# and ends are those of whole tiles; what a stream costs beside is `gemmkit.tuning.stream_k.cycles`.
-_COOPERATIVE = (*MAPPINGS, Mapping(128, 192, "cooperative", 8, (1, 1), 800, 5000, 0),
-                Mapping(128, 128, "cooperative", 8, (1, 1), 560, 4000, 0))
-STREAMED = streaming(_COOPERATIVE)
-STREAMED_CLUSTERED = streaming(tuple(dataclasses.replace(one, cluster=cluster) for one in _COOPERATIVE
-                                     for cluster in _CLUSTERS.get((one.M, one.N, one.depth), _ALL)))
+# The same tiles by clusters that stream K. Their steps and ends are those of whole tiles; what a stream costs beside is
+# `gemmkit.tuning.stream_k.cycles`.
+STREAMED, STREAMED_CLUSTERED = streaming(MAPPINGS), streaming(CLUSTERED)
 
 # Where K is long and there are few tiles, the blocks of a cluster share it, and exchange their sums at the end.
 SPLIT = tuple(Mapping(*tile, step, finish, 0, splits=splits) for tile, step, finish in (

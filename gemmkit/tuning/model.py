@@ -107,7 +107,8 @@ class Mapping:
         if self.sharing.streams:
             k_tiles, step = math.ceil(sizes[2] * itemsize / self.depth), self.step * self.depth / LINE
             cycles = start + stream_k.cycles(clusters, k_tiles, self.M * self.N * SUM, step, self.finish,
-                                             self.at_once(device), self.cluster[0] * self.cluster[1])
+                                             self.at_once(device), self.cluster[0] * self.cluster[1],
+                                             self.schedule == "pingpong")
         else:
             waves = math.ceil(clusters / self.at_once(device))
             cycles = waves * (math.ceil(lines / shares) * self.step + self.finish) + start
@@ -192,9 +193,9 @@ def by_workspace(sizes: tuple[int, int, int], device: DeviceInfo, products: int,
 
 
 def streaming(mappings: tuple[Mapping, ...]) -> tuple[Mapping, ...]:
-    """Those whose schedule can stream K, doing so."""
+    """Those with large tiles, streaming K."""
     return tuple(dataclasses.replace(one, splits=StreamK()) for one in mappings
-                 if one.schedule == "cooperative" and one.splits == 1 and one.M * one.N >= LEAST_STREAMED)
+                 if one.splits == 1 and one.M * one.N >= LEAST_STREAMED)
 
 
 __all__ = ["LINE", "SHORT_LINES", "UNALIGNED_LINES", "Mapping", "Supply", "by_workspace", "choose_mapping", "smallest",

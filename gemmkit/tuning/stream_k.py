@@ -58,9 +58,11 @@ def nanoseconds(tiles: int, k_tiles: int, nbytes: int, step: float, sm_count: in
 HANDED_BYTES, TAKEN_BYTES, SEEN, COOPERATIVE = 64, 4000, 1500, 3000
 
 
-def cycles(tiles: int, k_tiles: int, nbytes: int, step: float, finish: float, at_once: int, blocks: int) -> float:
+def cycles(tiles: int, k_tiles: int, nbytes: int, step: float, finish: float, at_once: int, blocks: int,
+           takes_turns: bool = False) -> float:
     """The modelled cycles of a launch of Hopper's kernel with ``at_once`` clusters of ``blocks`` blocks, which take ``step``
     for a k-tile and ``finish`` for a tile's end, with sums of ``nbytes`` a block. Infinite where nothing would be streamed.
+    With ``takes_turns`` (ping-pong) one consumer multiplies while the other hands over, or takes over before whole tiles.
 
     400 tiles of 79 k-tiles on 66 clusters are seven waves of 620,000 cycles, or 6.06 and the hand-over:
 
@@ -73,7 +75,9 @@ def cycles(tiles: int, k_tiles: int, nbytes: int, step: float, finish: float, at
     share = streamed * k_tiles / launched
     finished = math.ceil(streamed / launched) + (tiles - streamed) // launched
     others = math.ceil(k_tiles / share)                # clusters whose sums the one that finishes reads
-    handed = nbytes / HANDED_BYTES + others * (launched * blocks * nbytes / TAKEN_BYTES + SEEN)
+    handed = 0 if takes_turns else nbytes / HANDED_BYTES
+    if not takes_turns or tiles == streamed:
+        handed += others * (launched * blocks * nbytes / TAKEN_BYTES + SEEN)
     multiplying = STREAM * (share + (tiles - streamed) // launched * k_tiles + PART) * step
     return multiplying + finished * finish + handed + COOPERATIVE
 
