@@ -51,9 +51,10 @@ def validate(config: Config) -> None:
 
 
 def check_stream_k(kernel: str, splits: Any) -> None:
-    """Raise ConfigError where another kernel than the multistage one is to stream K."""
+    """Raise ConfigError where a kernel whose blocks do not stay is to stream K."""
     may = FAMILIES[kernel].streams_k or not isinstance(splits, StreamK)
-    rule(may, "splits", splits, f"blocks of the multistage kernel stream K; with kernel={kernel!r} it is a number")
+    named = " and ".join(f"{name!r}" for name, family in FAMILIES.items() if family.streams_k)
+    rule(may, "splits", splits, f"blocks of the kernels {named} stream K; with kernel={kernel!r} it is a number")
 
 
 #: Kernels with an observer of A, in the order in which they are preferred.

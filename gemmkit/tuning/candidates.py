@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -220,6 +221,13 @@ def _warp_specialised(a: Layout, b: Layout, given: Operator | None, sizes: Sizes
     tiles = list(dict.fromkeys((*table.mappings, *shared, *beside, *(EXTRA if table is mappings.BY_TMA else ()))))
     if widths is not None and not any(one.N in widths for one in tiles):
         tiles = [dataclasses.replace(one, N=width) for one in mappings.MAPPINGS for width in widths]
+    for one in (*table.streamed, *table.streamed_clustered) if len(parts) == 1 else ():
+        if (widths is None or one.N in widths) and (a.dtype not in SIXTEEN or can_share(one, a, b)):
+            cost = one.cycles((max(1, sizes[0]), max(1, sizes[1]), max(1, sizes[2])), device, itemsize, supply, products)
+            if cost < math.inf:                        # something is streamed
+                yield Candidate("warp_specialised", (one.M, one.N, 128 // parts[0].itemsize), splits="stream",
+                                schedule=one.schedule, warps=one.warps, cluster=one.cluster,
+                                producer_warps=one.producer_warps, group=8, nanoseconds=cost / CLOCK)
     for one in tiles:
         if widths is not None and one.N not in widths:
             continue

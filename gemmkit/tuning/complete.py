@@ -18,17 +18,18 @@ from gemmkit.tuning.operators import sized
 
 def complete(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: DeviceInfo, products: int = 1) -> None:
     """Complete the fields of a Config in place, for ``products`` of these sizes."""
-    check_stream_k(values.get("kernel", "singlestage"), values.get("splits"))
     a_layout = values["global_a_layout"]
     b_layout = values.get("global_b_layout", a_layout)
     algebras.take(values, a_layout, b_layout, sizes, device, products)
     operator = values["operator"] = sized(values["operator"], a_layout.dtype, b_layout.dtype, sizes, device, products)
+    is_wgmma = operator.threads == 128
+    check_stream_k(values.get("kernel", "warp_specialised" if is_wgmma else "singlestage"), values.get("splits"))
     accumulator = operator.fragment_c.dtype
     values.setdefault("global_b_layout", a_layout)
     values.setdefault("global_d_layout", _plain_like(a_layout, accumulator))
     values["global_d_layout"] = result_layout(values["global_b_layout"], values.get("epilogue"), values["global_d_layout"])
     values.setdefault("global_c_layout", Zero(accumulator))
-    if operator.threads == 128:
+    if is_wgmma:
         hopper.fill(values, sizes, device, products)
     elif values.get("kernel") == "multistage":
         multistage.fill(values, sizes, device, products)

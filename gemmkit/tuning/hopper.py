@@ -8,6 +8,7 @@ from typing import Any
 from gemmkit.config import Config
 from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.common.arrays import Arrays
+from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.lang.errors import ConfigError
 from gemmkit.layouts import Layout, RowMajor
 from gemmkit.operators.algebra import units
@@ -83,7 +84,8 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     whole: Any = values["operator"]
     operator = units(whole)
     is_algebra = whole is not operator
-    shares = not is_algebra and operator.accumulator.itemsize == 4 and not set(values) & _OF_A_MAPPING
+    streams = isinstance(values.get("splits"), StreamK)
+    shares = not (is_algebra or streams) and operator.accumulator.itemsize == 4 and not set(values) & _OF_A_MAPPING
     if set(LIKELY.fields) <= set(values):
         return _fit(values, LIKELY, device)                    # of which nothing is left to take
     table = (algebras.mappings(whole, values) if is_algebra else PROMOTED if operator.promote

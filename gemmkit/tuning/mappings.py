@@ -22,7 +22,7 @@ from gemmkit.layouts import Plain
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
-from gemmkit.tuning.model import LINE, SHORT_LINES, UNALIGNED_LINES, Mapping, Supply
+from gemmkit.tuning.model import LINE, SHORT_LINES, UNALIGNED_LINES, Mapping, Supply, streaming
 from gemmkit.tuning.operators import SIXTEEN
 
 LEAST_SHARED = 32                      # k-tiles of a product whose K is shared by way of a workspace
@@ -74,6 +74,10 @@ THREE = (
 )
 CLUSTERED = tuple(dataclasses.replace(one, cluster=cluster) for one in (*MAPPINGS, NARROW, *THREE)
                   for cluster in _CLUSTERS.get((one.M, one.N, one.depth), _ALL))
+
+# The same tiles by clusters that stream K. Their steps and ends are those of whole tiles; what a stream costs beside is
+# `gemmkit.tuning.stream_k.cycles`.
+STREAMED, STREAMED_CLUSTERED = streaming(MAPPINGS), streaming(CLUSTERED)
 
 # Where K is long and there are few tiles, the blocks of a cluster share it, and exchange their sums at the end.
 SPLIT = tuple(Mapping(*tile, step, finish, 0, splits=splits) for tile, step, finish in (
@@ -177,15 +181,18 @@ PROMOTED = (
 class Table:
     """Mappings to choose among, and what limits them.
 
-    ``workspace`` are those whose blocks share K by a workspace, from ``least_shared`` k-tiles on. ``aligned`` are there
-    beside the others where all rows begin at lines of the L2, and ``clustered`` where they do not and its ``supply``
-    limits all; with ``is_ragged`` they never begin there. ``halves_stages`` says that a short K takes stages of half a
-    line: an empty half would be staged, too; ``orders_few`` that a few tiles take the order that is found the soonest
-    (`Mapping.ordered`).
+    ``workspace`` are those whose blocks share K by a workspace, from ``least_shared`` k-tiles on; ``streamed`` those whose
+    clusters stream K, and ``streamed_clustered`` beside them where ``clustered`` are: for the tuner and the winners, not
+    chosen by their modelled time. ``aligned`` are there beside the others where all rows begin at lines of the L2, and
+    ``clustered`` where they do not and its ``supply`` limits all; with ``is_ragged`` they never begin there.
+    ``halves_stages`` says that a short K takes stages of half a line: an empty half would be staged, too; ``orders_few``
+    that a few tiles take the order that is found the soonest (`Mapping.ordered`).
     """
 
     mappings: tuple[Mapping, ...]
     workspace: tuple[Mapping, ...] = ()
+    streamed: tuple[Mapping, ...] = ()
+    streamed_clustered: tuple[Mapping, ...] = ()
     least_shared: int = 0
     aligned: tuple[Mapping, ...] = ()
     clustered: tuple[Mapping, ...] = ()
@@ -205,7 +212,7 @@ def is_unaligned(info: ArrayInfo | None) -> bool:
     return info is not None and any(stride * info.dtype.itemsize % LINE for stride in info.strides if stride != 1)
 
 
-BY_TMA = Table(MAPPINGS + SPLIT, WORKSPACE, LEAST_SHARED, ALIGNED, CLUSTERED, orders_few=True)
+BY_TMA = Table(MAPPINGS + SPLIT, WORKSPACE, STREAMED, STREAMED_CLUSTERED, LEAST_SHARED, ALIGNED, CLUSTERED, orders_few=True)
 BY_TRANSPOSES = Table(TRANSPOSED)
 BY_REGISTERS = Table(TRANSFORMED)
 BY_FETCHES = Table(ACROSS)

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.kernels.common.cluster import Cluster
+from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.kernels.rasterisation import Grouped, Hilbert, Order
 from gemmkit.kernels.sm90.shared_k import SharedK
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
+from gemmkit.tuning import stream_k
 
 LINE = 128                             # bytes of K in a stage: a line of the widest swizzle
 SHARED_BYTES = 4000                    # a cycle: what the L2 gives all multiprocessors where they share K
@@ -21,9 +23,11 @@ SHARE = 100                            # cycles: what one more share costs those
 #: Cycles that a kernel takes longer to begin and to end for each doubling of its clusters: their blocks start together and
 #: wait for each other (40 x 320 x 48 and four more on an H200: 0.15 to 0.31 us a doubling).
 CLUSTERING = 400
+SUM = 4                                # bytes of an accumulator
 #: Tiles of a product so small that an order without a division is the faster one: Hilbert's curve through a line or a few
 #: tiles (56 x 64 x 64: 1.30 us, 1.56 by groups; 192 x 192 x 321: 2.23, 2.34; 5824 x 64 x 160: 2.62, 2.82).
 FEW_TILES = 16
+LEAST_STREAMED = 128 * 128             # sums of a tile: smaller tiles fill the last wave better, and hand over as much a sum
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class Mapping:
     finish: float
     start: float
     producer_warps: int = 4
-    splits: int = 1
+    splits: int | StreamK = 1
     order: Order = Grouped(8)
     depth: int = LINE                  # bytes of K in a stage
 
@@ -89,20 +93,27 @@ class Mapping:
 
     def at_once(self, device: DeviceInfo) -> int:
         """Clusters that a device holds at once."""
-        return Cluster(*self.cluster, self.splits).at_once(device.sm_count)
+        return Cluster(*self.cluster, self.sharing.in_cluster).at_once(device.sm_count)
 
     def cycles(self, sizes: tuple[int, int, int], device: DeviceInfo, itemsize: int, supply: Supply | None,
                products: int) -> float:
         """The estimated time of a launch; without a ``supply`` the L2 limits nothing."""
         clusters, lines = self.clusters(sizes, products), math.ceil(sizes[2] * itemsize / self.depth) * self.depth / LINE
         start = self.start + CLUSTERING * math.log2(self.cluster[0] * self.cluster[1])
+        shares = self.sharing.shares
         if self.sharing.by_workspace:                  # all blocks at once, each with its share
             moved = clusters * lines * LINE * (self.M * self.cluster[0] + self.N * self.cluster[1])
-            return max(math.ceil(lines / self.splits) * self.step, moved / SHARED_BYTES) + self.finish + self.start
-        waves = math.ceil(clusters / self.at_once(device))
-        cycles = waves * (math.ceil(lines / self.splits) * self.step + self.finish) + start
+            return max(math.ceil(lines / shares) * self.step, moved / SHARED_BYTES) + self.finish + self.start
+        if self.sharing.streams:
+            k_tiles, step = math.ceil(sizes[2] * itemsize / self.depth), self.step * self.depth / LINE
+            cycles = start + stream_k.cycles(clusters, k_tiles, self.M * self.N * SUM, step, self.finish,
+                                             self.at_once(device), self.cluster[0] * self.cluster[1],
+                                             self.schedule == "pingpong")
+        else:
+            waves = math.ceil(clusters / self.at_once(device))
+            cycles = waves * (math.ceil(lines / shares) * self.step + self.finish) + start
         if supply is None:
-            return cycles if self.splits == 1 else max(cycles, clusters * lines * LINE * (self.M + self.N) / CLUSTER_BYTES)
+            return cycles if shares == 1 else max(cycles, clusters * lines * LINE * (self.M + self.N) / CLUSTER_BYTES)
         m, n = self.cluster                            # m blocks share the columns of B, n the rows of A
         fetched = n * (self.N / supply.of(supply.b)) + m * (self.M / supply.of(supply.a))
         return supply.joined(cycles, clusters * lines * LINE * fetched)
@@ -181,5 +192,11 @@ def by_workspace(sizes: tuple[int, int, int], device: DeviceInfo, products: int,
     return tuple(found)
 
 
+def streaming(mappings: tuple[Mapping, ...]) -> tuple[Mapping, ...]:
+    """Those with large tiles, streaming K."""
+    return tuple(dataclasses.replace(one, splits=StreamK()) for one in mappings
+                 if one.splits == 1 and one.M * one.N >= LEAST_STREAMED)
+
+
 __all__ = ["LINE", "SHORT_LINES", "UNALIGNED_LINES", "Mapping", "Supply", "by_workspace", "choose_mapping", "smallest",
-           "with_second_pass"]
+           "streaming", "with_second_pass"]

@@ -166,6 +166,7 @@ CASES: dict[str, Case] = {
     "splits": Case(wgmma(**big(128, 128, 8), splits=4)),
     "splits by workspace 2x2": Case(wgmma(**big(128, 128, 8), splits=7, cluster=gk.Tile(M=2, N=2)),
                                     sizes=(512, 512, 16384)),
+    "stream-K 2x1": Case(wgmma(256, **{**PAIR, **big(128, 256, 8)}, splits=gk.StreamK()), sizes=(5000, 5000, 5000)),
     "few rows, transposed": Case(wgmma(operator=WGMMAOp(16), global_d_layout=ColMajor(F16), splits=2,
                                        **big(64, 16, 4, k=128)), sizes=(4096, 16, 4096)),
     "promoted e4m3": Case(wgmma(operator=WGMMAOp(128, E4M3, promote=128), global_a_layout=RowMajor(E4M3),

@@ -43,8 +43,8 @@ class Batched(ManyProducts):
     def count(self, shape: Any) -> int:
         return self.tiles * self.products
 
-    def step(self) -> int:
-        return self.one.step()
+    def end(self, shape: Any) -> int:
+        return self.one.end(shape) if self.one.stays else self.count(shape)
 
     def product(self, tile: int) -> tuple:
         batch = divided(tile, self.multiplier, self.shift)

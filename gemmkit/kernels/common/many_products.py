@@ -43,11 +43,23 @@ class ManyProducts(Component):
     def begin(self) -> int:
         return self.one.begin()
 
-    def end(self) -> int:
-        return self.one.end()
+    def end(self, shape: Any) -> int:
+        return self.one.end(shape)
 
-    def following(self, at: int) -> int:
-        return self.one.following(at)
+    def following(self, at: int, step: int) -> int:
+        return self.one.following(at, step)
+
+    def tile_of(self, at: int) -> int:
+        return self.one.tile_of(at)
+
+    def own(self) -> int:
+        return self.one.own()
+
+    def goes_on(self, peer: int) -> bool:
+        return self.one.goes_on(peer)
+
+    def step(self) -> int:
+        return self.one.step()
 
     def first(self) -> int:
         return self.one.first()

@@ -11,10 +11,11 @@ behind the main loop to `gather`; the block that is told so finishes the tile.
 | `SlicedSums` | any number, all resident at once | each block sums a slice; the last to do so collects them |
 | `HandedOver` | those of a stream of k-tiles, all resident at once | in the registers of the block that began the tile |
 | `ClustersShareK` | any number of clusters, all resident at once | in slices, by the exchange of `warp_specialised` |
+| `ClustersStreamK` | those of a stream, clusters all resident at once | in the block that began the tile, by the same |
 
-The first is in `gemmkit.kernels.simt.gather_sums`, the last in `gemmkit.kernels.sm90.shared_k`, `HandedOver` in
-`gemmkit.kernels.common.stream_k`, the others in
-`gemmkit.kernels.common.workspace_sums`.
+`ClusterSums` is in `gemmkit.kernels.simt.gather_sums`, `WorkspaceSums` and `SlicedSums` are in
+`gemmkit.kernels.common.workspace_sums`, `HandedOver` in `gemmkit.kernels.common.stream_k`, and the last two in
+`gemmkit.kernels.sm90`: `shared_k` and `stream_exchange`.
 
 Whatever the kind, the order of additions depends on the number of shares alone: the same call gives the same bits.
 """

@@ -35,8 +35,8 @@ class TileScheduler(Component):
     cluster: Cluster
     reduction: Reduction = HAS_K_ALONE
 
-    #: Whether a block of `multistage` stays, and takes parts of tiles one after the other, from `begin` to `end`; then
-    #: ``of_part(at)`` is the scheduler that answers for the part at ``at`` (`gemmkit.kernels.common.stream_k`).
+    #: Whether blocks stay and take parts of tiles; then ``of_part(at)`` is the scheduler that answers for the part at ``at``
+    #: (`gemmkit.kernels.common.stream_k`).
     stays = False
 
     @property
@@ -56,25 +56,41 @@ class TileScheduler(Component):
     def count(self, shape: Any) -> int:
         return self.rows(shape) * self.columns(shape)
 
+    def own(self) -> int:
+        """The number of this block's cluster in the grid."""
+        return udiv(block_x(), self.cluster.size)
+
     def first(self) -> int:
         """The first tile of this block's cluster, in the order of tiles."""
-        return self.reduction.tile(udiv(block_x(), self.cluster.size))
+        return self.reduction.tile(self.own())
 
     def step(self) -> int:
         """From one tile of a cluster to its next."""
         return udiv(grid_x(), self.cluster.size)
 
+    # -- the parts that a cluster computes one after the other: whole tiles, or (`stays`) parts of some -------------------
+
     def begin(self) -> int:
-        """Where the first part of a block that stays begins."""
-        raise NotImplementedError
+        """A cluster's first part."""
+        return self.first()
 
-    def end(self) -> int:
-        """Behind all parts of all blocks."""
-        raise NotImplementedError
+    def end(self, shape: Any) -> int:
+        """Behind all parts of all clusters."""
+        return self.count(shape)
 
-    def following(self, at: int) -> int:
-        """The part behind the one at ``at``."""
-        raise NotImplementedError
+    def following(self, at: int, step: int) -> int:
+        """The part behind the one at ``at``; ``step`` is from a whole tile to the next (`step`)."""
+        return at + step
+
+    def tile_of(self, at: int) -> int:
+        """Which tile the part at ``at`` is of."""
+        return at
+
+    def goes_on(self, peer: int) -> bool:
+        """Whether cluster ``peer``, behind this one, has k-tiles of this part's tile."""
+        return False
+
+    # -- a tile -----------------------------------------------------------------------------------------------------------
 
     def rank(self) -> int:
         """The block's place among those that share its tile's K."""

@@ -3,7 +3,8 @@ Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU", PPoPP
 
 The k-tiles of a product are counted through: tile t has those from t ``steps`` to (t + 1) ``steps``. The first tiles are
 *streamed*: block x of g takes the x-th of g equal shares of their k-tiles, wherever a tile ends. The others are whole waves:
-block x computes tile ``streamed`` + x, then every g-th (the paper's "two-tile Stream-K + data-parallel" hybrid). Of a share
+block x computes tile ``streamed`` + x, then every g-th (the paper's "two-tile Stream-K + data-parallel" hybrid). Where
+blocks stand in clusters a cluster is what is called a block here, and tiles are those of a cluster. Of a share
 
 * the k-tiles of a tile that another block began come first: its sums go to the workspace, and the block counts itself in;
 * whole tiles are computed as usual;
@@ -27,6 +28,7 @@ before.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +43,7 @@ from gemmkit.lang.products import with_number
 from gemmkit.lang.registers import apply
 from gemmkit.ptx.atomics import atomic_add, await_counter, set_counter
 from gemmkit.ptx.division import divided, reciprocal
-from gemmkit.ptx.special import barrier, block_x, rolled, thread_index, udiv, warp_barrier
+from gemmkit.ptx.special import barrier, rolled, thread_index, udiv, warp_barrier
 
 if TYPE_CHECKING:
     from gemmkit.runtime.device import DeviceInfo
@@ -53,10 +55,11 @@ LIMIT = 2**31                          # k-tiles, and sums of the workspace, are
 
 @dataclass(frozen=True)
 class StreamK:
-    """``splits=StreamK()`` for the multistage kernel: its blocks stay, and share K where tiles fill no wave.
+    """``splits=StreamK()``, for the multistage kernel and for Hopper's: blocks stay, and share K where tiles fill no wave.
 
-    ``blocks`` is how many are launched; None: as many as are resident. Up to ``waves`` waves are streamed, 1 or 2: the last,
-    which is not full, and for 2 a full one with it, so that a block's share is a tile at least.
+    ``blocks`` is how many are launched (in clusters, a multiple of their size); None: as many as are resident. Up to
+    ``waves`` waves are streamed, 1 or 2: the last, which is not full, and for 2 a full one with it, so that a block's share
+    is a tile at least.
     """
 
     blocks: int | None = None
@@ -117,12 +120,13 @@ def merge_piece(values: tuple, n: int, i: int, j: int, spec: Any, sums: Any, fir
 
 @dataclass(frozen=True)
 class Streamed(TileScheduler):
-    """``tiles`` tiles of ``steps`` k-tiles each by ``launched`` blocks that stay; the first ``streamed`` tiles are streamed.
+    """``tiles`` tiles of ``steps`` k-tiles each by ``launched`` blocks (or clusters) that stay; the first ``streamed`` tiles
+    are streamed.
 
     A part of a block's work is known by the number of its first k-tile, ``at``.
     """
 
-    reduction: Any = None              # `HandedOver`
+    reduction: Any = None              # `HandedOver`, or `gemmkit.kernels.sm90.stream_exchange.ClustersStreamK`
     tiles: Scalar = 1
     steps: Scalar = 1
     streamed: Scalar = 0
@@ -136,8 +140,7 @@ class Streamed(TileScheduler):
     stays = True
 
     @classmethod
-    def of(cls, scheduler: TileScheduler, reduction: HandedOver, tiles: int, steps: int, streamed: int,
-           blocks: int) -> Streamed:
+    def of(cls, scheduler: TileScheduler, reduction: Any, tiles: int, steps: int, streamed: int, blocks: int) -> Streamed:
         """``streamed`` of the tiles that ``scheduler`` hands out, and the others, by so many blocks."""
         least, more = divmod(streamed * steps, max(1, blocks))
         return cls(scheduler.order, scheduler.block, scheduler.cluster, reduction, tiles, steps, streamed, blocks,
@@ -145,17 +148,20 @@ class Streamed(TileScheduler):
 
     def begin(self) -> int:
         """A block's first part."""
-        own = self.share(block_x())
-        return own if own < self.share(block_x() + 1) else self.first_whole(block_x())
+        own = self.share(self.own())
+        return own if own < self.share(self.own() + 1) else self.first_whole(self.own())
 
-    def end(self) -> int:
+    def end(self, shape: Any) -> int:
         return self.tiles * self.steps
 
-    def following(self, at: int) -> int:
+    def step(self) -> int:
+        return self.launched * self.steps
+
+    def following(self, at: int, step: int) -> int:
         """The part behind that at ``at``: the next tile of the block's share, its first whole tile, or its next."""
         if at >= self.streamed * self.steps:
-            return at + self.launched * self.steps
-        block = rolled(block_x())                      # computed anew, or what follows from it is kept through the main loop
+            return at + step
+        block = rolled(self.own())                     # computed anew, or what follows from it is kept through the main loop
         then = (self.tile_of(at) + 1) * self.steps
         return then if then < self.share(block + 1) else self.first_whole(block)
 
@@ -184,18 +190,22 @@ class Streamed(TileScheduler):
     def length(self) -> int:
         """K-tiles of the part."""
         rest = self.steps - self.rank()
-        return min(rest, self.share(block_x() + 1) - self.at) if self.first() < self.streamed else rest
+        return min(rest, self.share(self.own() + 1) - self.at) if self.first() < self.streamed else rest
 
     def k_tiles(self, spec: Any, m: int, n: int, rank: int, shape: Any) -> tuple:
-        """Those of the part that can matter to the tile."""
-        size = self.block.size.K
+        """Those of the part that can matter to the tile. (``rank`` is the block's in its cluster, if it has one.)"""
+        size, part = self.block.size.K, self.rank()
         begin, count = TileScheduler.k_tiles(self, spec, m, n, rank, shape)
         first = udiv(begin, size)
-        low, high = max(first, rank), min(first + count, rank + self.length())
+        low, high = max(first, part), min(first + count, part + self.length())
         return low * size, max(high - low, 0)
 
+    def goes_on(self, peer: int) -> bool:
+        tile = self.tile_of(rolled(self.at))           # computed anew, as in `following`
+        return tile < self.streamed and self.share(peer) < (tile + 1) * self.steps
+
     def gather(self, spec: Any, accumulators: Any, rank: int) -> bool:
-        block, tile = rolled(block_x()), self.tile_of(rolled(self.at))         # computed anew, as in `following`
+        block, tile = rolled(self.own()), self.tile_of(rolled(self.at))        # computed anew, as in `following`
         if rank > 0:
             self.reduction.hand_over(spec, accumulators, block)
             return False
@@ -210,7 +220,7 @@ class Streamed(TileScheduler):
     # -- on the host ----------------------------------------------------------------------------------------------------
 
     def blocks(self, M: int, N: int, sm_count: int, products: int = 1) -> int:
-        return int(self.launched)
+        return int(self.launched) * self.cluster.size
 
 
 # -- on the host --------------------------------------------------------------------------------------------------------
@@ -244,15 +254,22 @@ def streamed(scheduler: TileScheduler, spec: Any, how: StreamK, tiles: int, K: i
     """
     from gemmkit.runtime.workspace import described
 
+    stream = streamed_in_shares(scheduler, how, tiles, K, most, int(spec.sums_count))
+    blocks = int(stream.launched)
+    reduction = HandedOver(1, described("sums", blocks * int(spec.sums_count), spec.operator.fragment_c.dtype),
+                           described("counts", blocks, np.dtype(np.uint32)))
+    return dataclasses.replace(stream, reduction=reduction)
+
+
+def streamed_in_shares(scheduler: TileScheduler, how: StreamK, tiles: int, K: int, most: int, handed: int) -> Streamed:
+    """The same without a reduction; a block (or cluster) hands over ``handed`` sums."""
     steps = max(1, -(-K // scheduler.block.size.K))
     blocks, first = division(tiles, steps, most, how.waves, 1 if how.blocks else LEAST)
-    sums = blocks * int(spec.sums_count)
+    sums = blocks * handed
     if (tiles + blocks) * steps >= LIMIT or sums >= LIMIT:
         raise ValueError(f"splits={how!r}: {tiles} tiles of {steps} k-tiles on {blocks} blocks, whose sums are {sums} "
                          "numbers; both are less than 2**31; take larger tiles, or splits=1")
-    reduction = HandedOver(1, described("sums", sums, spec.operator.fragment_c.dtype),
-                           described("counts", blocks, np.dtype(np.uint32)))
-    return Streamed.of(scheduler, reduction, tiles, steps, first, blocks)
+    return Streamed.of(scheduler, None, tiles, steps, first, blocks)
 
 
 def most_blocks(how: StreamK, device: DeviceInfo | None, threads: int, shared_bytes: int, blocks_per_sm: int) -> int:
@@ -271,4 +288,5 @@ def most_blocks(how: StreamK, device: DeviceInfo | None, threads: int, shared_by
     return how.blocks
 
 
-__all__ = ["LEAST", "HandedOver", "StreamK", "Streamed", "division", "most_blocks", "resident", "streamed"]
+__all__ = ["LEAST", "HandedOver", "StreamK", "Streamed", "division", "most_blocks", "resident", "streamed",
+           "streamed_in_shares"]

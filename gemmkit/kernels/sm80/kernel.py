@@ -37,11 +37,11 @@ def multistage(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
     """D = A B + C for one tile of D, or for the parts of tiles that are a block's; see the module's table. Launched with as
     many blocks of ``spec.threads`` as the scheduler says."""
     if spec.scheduler.stays:
-        at = spec.scheduler.begin()
-        while at < spec.scheduler.end():
+        at, step = spec.scheduler.begin(), spec.scheduler.step()
+        while at < spec.scheduler.end(shape):
             compute_part(of_part(spec, at), opaque(a), opaque(b), opaque(c), opaque(d), shape)
             barrier()                                  # D has been read from shared memory: the next part may take its place
-            at = rolled(spec.scheduler.following(at))
+            at = rolled(spec.scheduler.following(at, step))
     else:
         compute_part(spec, a, b, c, d, shape)
 

@@ -8,57 +8,62 @@ from gemmkit.kernels.common.scheduler import k_steps
 from gemmkit.kernels.common.work import Outputs, Slot, Work
 from gemmkit.kernels.sm90.mainloop import numbers_of_parts
 from gemmkit.kernels.sm90.store import Part
-from gemmkit.lang.products import of_product
+from gemmkit.lang.products import of_part, of_product
 from gemmkit.ptx.special import thread_index
 
 
 def consume_together(spec: Any, outputs: Outputs, group: int, rank: int) -> None:
-    """Cooperative: every consumer computes its rows of every tile."""
+    """Cooperative: every consumer computes its rows of every tile, or of every part of one that is the block's."""
     turn = thread_index() * 0
     slot = Slot(turn, turn)
-    tile, tiles, step = spec.scheduler.first(), spec.scheduler.count(outputs.shape), spec.scheduler.step()
-    while tile < tiles:
-        work = spec.scheduler.work(spec, tile, rank, outputs.shape)
-        own, matrices = of_product(spec, work.batch), outputs_of(spec, outputs, work.batch)
-        if spec.exchange.finishes(spec):
+    at, end, step = spec.scheduler.begin(), spec.scheduler.end(outputs.shape), spec.scheduler.step()
+    while at < end:
+        here = of_part(spec, at)
+        work = here.scheduler.work(here, here.scheduler.tile_of(at), rank, outputs.shape)
+        own, matrices = of_product(here, work.batch), outputs_of(spec, outputs, work.batch)
+        if spec.exchange.finishes(here):
             first = work.n + spec.exchange.slice(spec, rank) * spec.exchange.columns
             spec.store.begin(spec, outputs.map_c, work.batch, Part(group, work.m + group * spec.first_rows, first, turn))
-        sums, slot = multiply_tile(own, group, slot, k_steps(spec, work), work, matrices.shape)
-        if spec.exchange.hand_over(sums, spec, group, rank, turn):
-            mine = spec.exchange.collect(sums, spec, group, rank, turn)
+        sums, slot = multiply_tile(own, group, slot, k_steps(here, work), work, matrices.shape)
+        if spec.exchange.hand_over(sums, here, group, rank, turn):
+            mine = spec.exchange.collect(sums, here, group, rank, turn)
             column = work.n + spec.exchange.slice(spec, rank) * spec.exchange.columns
             spec.store.run(own, mine, matrices, Part(group, work.m + group * spec.first_rows, column, turn))
-        turn = turn ^ 1
-        tile += step
+            turn = turn ^ 1                            # of the tiles that this block finishes
+        at = spec.scheduler.following(at, step)
     spec.store.finish()
 
 
 def consume_in_turns(spec: Any, outputs: Outputs, group: int, rank: int) -> None:
-    """Ping-pong: every other tile is this consumer's. While it finishes one, the other multiplies the next.
+    """Ping-pong: every other tile (or part of one) is this consumer's. While it finishes one, the other multiplies the next.
 
     The order barrier is needed, and not only for speed: a consumer two rounds ahead would take the parity of an old phase
     for that of the one it waits for.
     """
     turn = thread_index() * 0
-    own_turn = turn                                    # flips with every tile of this consumer
+    own_turn = turn                                    # flips with every tile that this consumer finishes
     slot = Slot(turn, turn)
-    tile, tiles, step = spec.scheduler.first(), spec.scheduler.count(outputs.shape), spec.scheduler.step()
+    at, end, step = spec.scheduler.begin(), spec.scheduler.end(outputs.shape), spec.scheduler.step()
     spec.turns.give_first(group)
-    while tile < tiles:
-        work = spec.scheduler.work(spec, tile, rank, outputs.shape)
-        steps = k_steps(spec, work)
+    while at < end:
+        here = of_part(spec, at)
+        work = here.scheduler.work(here, here.scheduler.tile_of(at), rank, outputs.shape)
+        steps = k_steps(here, work)
         if turn == group:
-            spec.store.begin(spec, outputs.map_c, work.batch, Part(group, work.m, work.n, own_turn))
+            if spec.exchange.finishes(here):
+                spec.store.begin(spec, outputs.map_c, work.batch, Part(group, work.m, work.n, own_turn))
             spec.turns.wait(group)
-            own, matrices = of_product(spec, work.batch), outputs_of(spec, outputs, work.batch)
+            own, matrices = of_product(here, work.batch), outputs_of(spec, outputs, work.batch)
             sums, slot = multiply_tile(own, group, slot, steps, work, matrices.shape)
             spec.turns.give(1 - group)
-            spec.store.run(own, sums, matrices, Part(group, work.m, work.n, own_turn))
-            own_turn = own_turn ^ 1
+            if spec.exchange.hand_over(sums, here, group, rank, own_turn):
+                mine = spec.exchange.collect(sums, here, group, rank, own_turn)
+                spec.store.run(own, mine, matrices, Part(group, work.m, work.n, own_turn))
+                own_turn = own_turn ^ 1
         else:
             slot = spec.pipeline.skip(slot, steps)
         turn = turn ^ 1
-        tile += step
+        at = spec.scheduler.following(at, step)
     spec.store.finish()
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.operand import Operand
-from gemmkit.kernels.common.scheduler import Persistent
+from gemmkit.kernels.common.scheduler import Persistent, TileScheduler
+from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.kernels.family import KernelFamily
 from gemmkit.kernels.sm90.kernel import warp_specialised
 from gemmkit.kernels.sm90.maps import maps
@@ -15,6 +16,7 @@ from gemmkit.kernels.sm90.rules import validate
 from gemmkit.kernels.sm90.shared_k import SharedK
 from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.kernels.sm90.specialise import specialise
+from gemmkit.kernels.sm90.stream_exchange import streamed_clusters
 from gemmkit.tiling import Tile
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ class Sm90(KernelFamily):
     """Persistent blocks with a producer and consumers."""
 
     is_dependent = True
+    streams_k = True
     joins_transforms = True            # tensor cores read shared memory themselves
 
     def validate(self, config: Config) -> None:
@@ -34,13 +37,16 @@ class Sm90(KernelFamily):
                    arrays: Arrays | None) -> Sm90Spec:
         m, n = config.cluster.extents
         sharing = SharedK(config.splits, config.cluster)
-        scheduler = Persistent(config.order, config.block_shape, Cluster(m, n, sharing.in_cluster), sharing.reduction)
+        scheduler: TileScheduler = Persistent(config.order, config.block_shape, Cluster(m, n, sharing.in_cluster),
+                                              sharing.reduction)
+        if isinstance(config.splits, StreamK):
+            scheduler = streamed_clusters(scheduler, config.splits, arrays)
         spec = Sm90Spec(config.block_shape, config.compute_warp, config.warps_per_block, config.operator, *operands,
                         config.epilogue, config.condition, scheduler, config.has_c, config.stages, config.schedule,
                         config.producer_warps)
         return specialise(spec, sharing, arrays)
 
-    def in_cluster(self, splits: int, cluster: Tile) -> int:
+    def in_cluster(self, splits: int | StreamK, cluster: Tile) -> int:
         return SharedK(splits, cluster).in_cluster
 
     def maps(self, spec: Any, arrays: Arrays) -> tuple[Any, ...]:

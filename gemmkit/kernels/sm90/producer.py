@@ -19,7 +19,7 @@ from typing import Any
 from gemmkit.components import Component
 from gemmkit.kernels.common.scheduler import holds
 from gemmkit.kernels.common.work import Input, Inputs, KTile, Place, Slot, Work
-from gemmkit.lang.products import of_product
+from gemmkit.lang.products import of_part, of_product
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import rolled, thread_index, udiv, uniform
 
@@ -28,6 +28,7 @@ Registers = dict[tuple[int, int], tuple[int, int]]
 # Registers of a producer's and a consumer's thread, by the numbers of their warpgroups (setmaxnreg). A producer that runs
 # layouts and transforms needs more than one that starts copies; beside two consumers it keeps the 168 of the launch.
 STARTING: Registers = {(1, 2): (24, 240), (1, 3): (32, 160), (2, 2): (40, 208)}
+STREAMING: Registers = {**STARTING, (1, 2): (40, 232)}          # where it also finds its parts of a stream of k-tiles
 WORKING: Registers = {(1, 3): (56, 152), (2, 2): (88, 168)}
 SQUEEZED: Registers = {(1, 2): (56, 224)}        # beside consumers with more than 128 registers of accumulators
 
@@ -82,14 +83,15 @@ class Producer(Component):
 
 
 def fill_stages(spec: Any, inputs: Inputs, rank: int, shape: Any, kept: Any, state: Any) -> None:
-    """For every tile of D, for every k-tile: the team whose turn it is fills the next stage."""
+    """For every tile of D (or part of one), for every k-tile: the team whose turn it is fills the next stage."""
     zero = thread_index() * 0
     slot = Slot(zero, zero + 1)                        # a fresh pipeline is empty: the first round waits for no consumer
     turn, team = zero, spec.producer.team()
-    tile, tiles, step = spec.scheduler.first(), spec.scheduler.count(shape), spec.scheduler.step()
-    while tile < tiles:
-        work = spec.scheduler.work(spec, tile, rank, shape)
-        own, sizes = of_product(spec, work.batch), of_product(shape, work.batch)
+    at, end, step = spec.scheduler.begin(), spec.scheduler.end(shape), spec.scheduler.step()
+    while at < end:
+        here = of_part(spec, at)
+        work = here.scheduler.work(here, here.scheduler.tile_of(at), rank, shape)
+        own, sizes = of_product(here, work.batch), of_product(shape, work.batch)
         matrices = inputs_of(spec, inputs, work.batch)
         spec.producer.begin(own, matrices, work, kept)
         block = work.k_tiles * 0
@@ -97,12 +99,12 @@ def fill_stages(spec: Any, inputs: Inputs, rank: int, shape: Any, kept: Any, sta
             k = work.k_begin + block * spec.block.size.K
             if holds(spec, work.m, work.n, k):
                 if turn == team:
-                    at = KTile(work.m, work.n, k, work.batch, rank, sizes)
-                    state = spec.producer.fill(own, matrices, slot, at, kept, state)
+                    place = KTile(work.m, work.n, k, work.batch, rank, sizes)
+                    state = spec.producer.fill(own, matrices, slot, place, kept, state)
                 turn = (turn + 1) % spec.producer.teams
                 slot = spec.pipeline.advance(slot)
             block = rolled(block + 1)                  # unrolled, its addresses would fill the few registers
-        tile += step
+        at = spec.scheduler.following(at, step)
     spec.producer.finish(spec, state, shape)
 
 
@@ -137,5 +139,5 @@ def place_of(operand: Any, at: KTile) -> Place:
     return operand.place(at.m, at.n, at.k, at.shape)
 
 
-__all__ = ["STARTING", "WORKING", "Producer", "Registers", "acquire", "fill_stages", "inputs_of", "place_of",
-           "stage_of", "start_copies"]
+__all__ = ["STARTING", "STREAMING", "WORKING", "Producer", "Registers", "acquire", "fill_stages", "inputs_of",
+           "place_of", "stage_of", "start_copies"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gemmkit.kernels.common.rules import rule
+from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.kernels.sm90.shared_k import COLUMNS, SharedK, least_columns
 from gemmkit.layouts import Planes, Swizzled
 from gemmkit.operators.algebra import Algebra, units
@@ -32,7 +33,7 @@ def validate(config: Config) -> None:
     for name, across in (("a", "M"), ("b", "N")):
         _validate_operand(config, name, across)
     _validate_d(config)
-    if config.splits > 1:
+    if config.splits != 1:
         _validate_splits(config)
     rule(not config.epilogue.stores_blocks, "epilogue", config.epilogue, "it stores whole blocks from shared "
           "memory, where the sums of this kernel never are; override finish or tile, or use MMAOp")
@@ -89,10 +90,14 @@ def _validate_splits(config: Config) -> None:
     operator, sharing = units(config.operator), SharedK(config.splits, config.cluster)
     splits, N = config.splits, config.block_shape.size.N
     rule(operator is config.operator, "splits", splits, "sums of numbers of several parts are not exchanged; take splits=1")
-    rule(config.schedule == "cooperative", "splits", splits, "consumers that play ping-pong have no time to exchange sums; "
-         "take schedule='cooperative'")
+    rule(config.schedule == "cooperative" or sharing.streams, "splits", splits, "consumers that play ping-pong have no time "
+         "to exchange the sums of every tile; take schedule='cooperative', or StreamK()")
     rule(operator.accumulator.itemsize == 4, "splits", splits, f"sums in {operator.accumulator} are not exchanged")
-    if not sharing.by_workspace:
+    if isinstance(splits, StreamK):
+        blocks, peers = splits.blocks, config.cluster.count
+        rule(blocks is None or blocks % peers == 0, "splits", splits, f"blocks stand in clusters of {peers}; take a "
+             "multiple of that, or StreamK()")
+    elif not sharing.by_workspace:
         least = least_columns(config.shared_d_layout, config.global_d_layout.folds)
         rule(N % splits == 0 and N // splits % least == 0, "splits", splits, f"each block finishes N={N} / {splits} "
              f"columns, which must be a multiple of {COLUMNS} and of a panel's of D: of {least}; other numbers than 2, 4 "

@@ -6,6 +6,7 @@
 | 2, 4, 8 | 1 x 1 | one cluster | in shared memory (`gemmkit.kernels.sm90.exchange.ClusterExchange`) |
 | any other number | 1 x 1 | the grid | in global memory (`gemmkit.kernels.sm90.workspace_exchange`) |
 | 2 and more | 2 x 1, 1 x 2, 2 x 2 | different clusters: those of one multicast operands | the same |
+| `StreamK()` | any | the grid, a cluster each | in global memory (`gemmkit.kernels.sm90.stream_exchange`) |
 
 With a workspace all blocks of a launch wait for others, so they must be on multiprocessors at once.
 """
@@ -17,6 +18,7 @@ from typing import Any
 
 from gemmkit.kernels.common.reduction import ALONE, Reduction, dealt
 from gemmkit.kernels.common.rules import SPLITS
+from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.lang.errors import ConfigError
 from gemmkit.ptx.special import block_x, udiv
 from gemmkit.tiling import Tile
@@ -26,19 +28,30 @@ COLUMNS = 8                            # that four threads hold of a row side by
 
 @dataclass(frozen=True)
 class SharedK:
-    """``splits`` blocks share the K of a tile; clusters are of ``cluster`` tiles (M, N)."""
+    """``splits`` blocks share the K of a tile, or clusters stream it; clusters are of ``cluster`` tiles (M, N)."""
 
-    splits: int
+    splits: int | StreamK
     cluster: Tile
+
+    @property
+    def streams(self) -> bool:
+        """Whether clusters stay and take equal shares of all k-tiles, wherever a tile ends."""
+        return isinstance(self.splits, StreamK)
 
     @property
     def in_cluster(self) -> int:
         """Blocks of a cluster that share the K of a tile."""
-        return self.splits if self.cluster.count == 1 and self.splits in SPLITS else 1
+        return self.shares if self.cluster.count == 1 and self.shares in SPLITS else 1
+
+    @property
+    def shares(self) -> int:
+        """Into how many equal shares the K of every tile is divided."""
+        return 1 if isinstance(self.splits, StreamK) else self.splits
 
     @property
     def by_workspace(self) -> bool:
-        return self.splits > self.in_cluster
+        """Whether the shares of every tile meet in global memory."""
+        return self.shares > self.in_cluster
 
     def slices(self, N: int, least: int) -> int:
         """In how many slices of columns a tile of ``N`` columns is finished, each by one block; a slice has a multiple of
@@ -51,20 +64,20 @@ class SharedK:
         (8, 6)
         """
         if not self.by_workspace:
-            return self.splits
-        return next((n for n in range(self.splits, 0, -1) if N % n == 0 and N // n % least == 0), 1)
+            return self.shares
+        return next((n for n in range(self.shares, 0, -1) if N % n == 0 and N // n % least == 0), 1)
 
     @property
     def reduction(self) -> Reduction:
         """What the scheduler is told of blocks that share K by way of a workspace. (Of those of a cluster the cluster
         knows.)"""
-        return ClustersShareK(self.splits, self.cluster.count) if self.by_workspace else ALONE
+        return ClustersShareK(self.shares, self.cluster.count) if self.by_workspace else ALONE
 
     def check_resident(self, clusters: int, most: int) -> None:
         """Raise ConfigError where ``clusters`` clusters, of which a device holds ``most`` at once, wait for each other."""
         if clusters > most:
             m, n = self.cluster.extents
-            fits = most // (clusters // self.splits)
+            fits = most // (clusters // self.shares)
             cure = f"take splits={fits} or fewer" if fits > 1 else "take splits=1, or larger tiles"
             raise ConfigError(f"splits={self.splits}: {clusters} clusters of {m}x{n} blocks wait for each other, and the "
                               f"device holds {most} at once; {cure}")

@@ -31,6 +31,7 @@ from gemmkit.kernels.sm90.routes.tma import Tma, TmaProducer
 from gemmkit.kernels.sm90.shared_k import SharedK, least_columns
 from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.kernels.sm90.store import SubtileStore
+from gemmkit.kernels.sm90.stream_exchange import stream_exchange_of
 from gemmkit.kernels.sm90.warpgroups import Turns
 from gemmkit.kernels.sm90.workspace_exchange import exchange_of
 from gemmkit.layouts import ColMajor, Swizzled
@@ -180,6 +181,8 @@ def _laid_out(spec: Sm90Spec, arrays: Arrays | None) -> Sm90Spec:
 def _exchange(spec: Sm90Spec, sharing: SharedK, arrays: Arrays | None) -> Exchange:
     if sharing.splits == 1:
         return Exchange()
+    if sharing.streams:
+        return stream_exchange_of(spec)
     N, count = spec.block.size.N, int(spec.operator.fragment_c.count)
     slices = sharing.slices(N, least_columns(spec.d.shared, spec.d.layout.folds))
     if sharing.by_workspace:

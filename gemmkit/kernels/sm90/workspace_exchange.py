@@ -137,7 +137,7 @@ def exchange_of(spec: Any, slices: int, sharing: SharedK, arrays: Arrays | None)
     """
     from gemmkit.runtime.workspace import described
 
-    shares, cluster, count = sharing.splits, spec.cluster, int(spec.operator.fragment_c.count)
+    shares, cluster, count = sharing.shares, spec.cluster, int(spec.operator.fragment_c.count)
     rows, columns = spec.scheduler.grid(arrays.M, arrays.N) if arrays else (1, 1)
     tiles = rows * columns * (1 if arrays is None or arrays.products is None else arrays.products)
     if arrays:

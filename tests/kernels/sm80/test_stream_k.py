@@ -15,14 +15,14 @@ import gemmkit as gk
 from gemmkit.emulator import errors
 from gemmkit.epilogues import Bias, ReLU
 from gemmkit.inspection import compile_config
-from gemmkit.kernels.common import stream_k
+from gemmkit.kernels.common import scheduler, stream_k
 from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.scheduler import OneTilePerBlock
 from gemmkit.kernels.common.stream_k import HandedOver, Streamed, StreamK, division
 from gemmkit.kernels.rasterisation import Columns
 from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, RowMajor, Triangular
-from gemmkit.operators import MIN_PLUS, FPUOp, MMAOp, WGMMAOp
+from gemmkit.operators import MIN_PLUS, FPUOp, MMAOp
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
 from gemmkit.transforms import Elementwise
@@ -60,18 +60,19 @@ def test_every_k_tile_is_once_and_who_waits_comes_behind(blocks: int, waves: int
     """Each k-tile is one block's; a block hands over first of all; who finishes a tile finds the others' sums by number."""
     launched, first = division(tiles, steps, blocks, waves)
     at = {}
-    monkeypatch.setattr(stream_k, "block_x", lambda: at["block"])
+    monkeypatch.setattr(scheduler, "block_x", lambda: at["block"])
     reduction = HandedOver(1, np.zeros(1, F32), np.zeros(1, "u4"))
-    whole = OneTilePerBlock(Columns(), Tile(M=16, N=16, K=32), Cluster())
+    cluster = Cluster(2, 2) if tiles % 2 else Cluster()                      # of which any block has the cluster's parts
+    whole = OneTilePerBlock(Columns(), Tile(M=16, N=16, K=32), cluster)
     one = Streamed.of(whole, reduction, tiles, steps, first, launched)
     found, shares = [], []
     for block in range(launched):
-        at["block"], begin, parts = block, None, []
+        at["block"], begin, parts = block * cluster.size + block % cluster.size, None, []
         begin = one.begin()
-        while begin < one.end():
+        while begin < one.end(None):
             part = replace(one, at=begin)
             parts.append((part.first(), part.rank(), part.length()))
-            begin = one.following(begin)
+            begin = one.following(begin, one.step())
         assert all(rank == 0 for _, rank, _ in parts[1:])
         found += [(tile, rank + k) for tile, rank, count in parts for k in range(count)]
         shares.append(sum(count for tile, _, count in parts if tile < first))
@@ -222,8 +223,6 @@ def test_rules() -> None:
             StreamK(2, bad)                                                          # type: ignore[arg-type]
     with pytest.raises(gk.ConfigError, match=r"splits=StreamK\(.*multistage"):
         gk.get_config(operator=MMAOp(), global_a_layout=RowMajor(F16), kernel="singlestage", splits=StreamK())
-    with pytest.raises(gk.ConfigError, match=r"splits=StreamK\(.*multistage"):
-        gk.get_config(operator=WGMMAOp(128), global_a_layout=RowMajor(F16), global_b_layout=ColMajor(F16), splits=StreamK())
     with pytest.raises(gk.ConfigError, match=r"splits=StreamK\(blocks=100000.*take fewer blocks"):
         planned(mapped(100_000))
     with pytest.raises(gk.ConfigError, match="splits=.*the tiles of a group"), gk.emulate():

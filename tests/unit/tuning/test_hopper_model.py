@@ -23,7 +23,7 @@ from gemmkit.runtime.device import H100
 from gemmkit.tuning.candidates import EXTRA, candidates
 from gemmkit.tuning.hopper_fields import can_share
 from gemmkit.tuning.mappings import ALIGNED, CLUSTERED, LIKELY, MAPPINGS
-from gemmkit.tuning.model import UNALIGNED_LINES, Mapping, choose_mapping
+from gemmkit.tuning.model import UNALIGNED_LINES, Mapping, choose_mapping, streaming
 
 RESULTS = Path(__file__).parents[3] / "bench/results"
 GIGAHERTZ = 1.47                       # the card's clock at its power limit
@@ -139,3 +139,28 @@ def test_the_tuner_tries_what_may_be_chosen(columns: int) -> None:
     tiles = {(one.block[:2], one.schedule, one.cluster) for one in found}
     for one in (*MAPPINGS, *(ALIGNED if columns % 64 == 0 else CLUSTERED)):
         assert not can_share(one, layout, layout) or ((one.M, one.N), one.schedule, one.cluster) in tiles
+
+
+def test_what_a_stream_is_modelled_to_cost() -> None:
+    """No waves, but k-tiles: a tile more costs about a tile's share. Where tiles fill waves there is nothing to stream."""
+    one = Mapping(128, 256, "cooperative", 8, (1, 1), 1046, 6000, 0)
+    stream, = streaming((one,))
+    times = [stream.cycles((128 * tiles, 256, 8192), H100, 2, None, 1) for tiles in (133, 140, 160, 200, 263)]
+    assert times == sorted(times) and times[-1] < 2.3 * 128 * 1046
+    assert stream.cycles((128 * 132, 256, 8192), H100, 2, None, 1) == math.inf
+    assert times[0] < 0.7 * one.cycles((128 * 133, 256, 8192), H100, 2, None, 1)
+    assert streaming((LIKELY, dataclasses.replace(LIKELY, N=64))) == (dataclasses.replace(LIKELY, splits=gk.StreamK()),)
+    turns = dataclasses.replace(stream, schedule="pingpong")                # which hand over beside the other's products
+    assert turns.cycles((128 * 140, 256, 8192), H100, 2, None, 1) < times[1]
+
+
+def test_the_tuner_tries_streams() -> None:
+    layout = gk.layouts.RowMajor("float16")
+    found = candidates(layout, layout, None, (1728, 640, 15936), H100)
+    streams = [one for one in found if one.kernel == "warp_specialised" and one.splits == "stream"]
+    assert streams and found[0] == streams[0]
+    operator, fields = streams[0].choice(layout, layout, {}, H100)
+    conf = gk.get_config(operator=operator, global_a_layout=layout, global_d_layout=layout, device=H100, **fields)
+    assert conf.splits == gk.StreamK() and "streamed K" in streams[0].name
+    assert not [one for one in candidates(layout, layout, None, (1024, 1024, 2**14), H100)
+                if one.kernel == "warp_specialised" and one.splits == "stream" and one.block[:2] == (64, 64)]

@@ -94,7 +94,7 @@ class BraidedTma(JoinedTma):
             return "it is no braid of arrays"
         if not braid.is_full:
             return "a part of each tile is of no array"
-        if spec.scheduler.reduction.is_shared or spec.cluster.splits > 1:
+        if spec.scheduler.reduction.divides_k or spec.cluster.splits > 1:
             return "blocks that share K exchange neighbouring columns, which are of one part"
         if braid.slots % spec.cluster.m:
             return f"{spec.cluster.m} blocks cannot share {braid.slots} parts"

@@ -9,7 +9,7 @@ from gemmkit.components import Component
 from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.operand import Operand, Route
 from gemmkit.kernels.common.work import Inputs, KTile, Slot
-from gemmkit.kernels.sm90.producer import STARTING, Producer, Registers, fill_stages, start_copies
+from gemmkit.kernels.sm90.producer import STARTING, STREAMING, Producer, Registers, fill_stages, start_copies
 from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.lang.control import join
 from gemmkit.layouts import Planar
@@ -184,15 +184,17 @@ def matrix_at(spec: Any, operand: Any, batch: int) -> tuple:
 
 @dataclass(frozen=True)
 class TmaProducer(Producer):
-    """TMA moves both operands: one thread does it all."""
+    """TMA moves both operands: one thread does it all. ``streams``: its tiles are parts of a stream of k-tiles."""
+
+    streams: bool = False
 
     @property
     def registers(self) -> Registers:
-        return STARTING
+        return STREAMING if self.streams else STARTING
 
     @property
     def squeezed_registers(self) -> Registers:
-        return STARTING
+        return self.registers
 
     @property
     def full_arrivals(self) -> int:
@@ -200,7 +202,7 @@ class TmaProducer(Producer):
 
     @classmethod
     def of(cls, spec: Any) -> TmaProducer:
-        return cls(spec.producer_warps, 1, spec.tma_bytes)
+        return cls(spec.producer_warps, 1, spec.tma_bytes, streams=spec.scheduler.stays)
 
     def run(self, spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:
         if thread_index() == 0:
