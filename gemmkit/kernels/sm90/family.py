@@ -37,8 +37,8 @@ class Sm90(KernelFamily):
                    arrays: Arrays | None) -> Sm90Spec:
         m, n = config.cluster.extents
         sharing = SharedK(config.splits, config.cluster)
-        scheduler: TileScheduler = Persistent(config.order, config.block_shape, Cluster(m, n, sharing.in_cluster),
-                                              sharing.reduction)
+        cluster = Cluster(m, n, sharing.in_cluster)
+        scheduler: TileScheduler = Persistent(config.order, config.block_shape, cluster, sharing.reduction)
         if isinstance(config.splits, StreamK):
             scheduler = streamed_clusters(scheduler, config.splits, arrays)
         spec = Sm90Spec(config.block_shape, config.compute_warp, config.warps_per_block, config.operator, *operands,
