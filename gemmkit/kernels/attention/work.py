@@ -57,11 +57,12 @@ class Blocks(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a thread's first value of S stands: its tile, its row of the tile's head, and its key."""
+    """Where a thread's first value of S stands: its tile, its row of the tile's head, its key, and the block of keys."""
 
     tile: Tile
     row: Any
     column: Any
+    block: Any
 
 
 class Limits(NamedTuple):
@@ -89,12 +90,13 @@ class Sums(NamedTuple):
 
 class State(NamedTuple):
     """What a consumer carries from round to round: O and stats of the blocks of keys so far, the weights P of the last of
-    these blocks, which are not in O yet, and the slot that it is in."""
+    these blocks, which are not in O yet, the slot that it is in, and what O's two rows are to be multiplied by before."""
 
     o: Any
     p: Any
     stats: Stats
     slot: Any
+    growth: Any
 
 
 class Outputs(NamedTuple):
