@@ -13,6 +13,7 @@ from gemmkit.kernels.attention.products import (
     Operands,
     multiply_alone,
     operands_of,
+    release_last,
     release_q,
     start_both,
     start_first,
@@ -73,8 +74,7 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
                 place = place_in(spec, tile, row, column, block)
                 o, p, stats, slot, growth = one_round(spec, sizes, now, State(o, p, stats, slot, growth), place, TESTED)
                 block -= 1
-        if spec.joins_tiles:
-            spec.q_ring.release(q_slot.stage)
+        release_last(spec, q_slot)
         q_slot = spec.q_ring.advance(q_slot)
         before = State(o, p, stats, slot, growth)
         slot = spec.k_ring.advance(slot)
@@ -82,13 +82,11 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
         if following.m >= 0:
             # 2. and 3. The tile's last product, and the first S of the next one.
             blocks = own_blocks(spec, following)
-            then = with_q(spec, operands, q_slot.stage, blocks.first)
-            place = place_in(spec, following, row, column, blocks.last - 1)
             if spec.joins_tiles:
                 spec.k_ring.wait(slot)
                 spec.q_ring.wait(q_slot)
-                s, o = start_both(spec, then, before, slot)
-                weights, stats, _ = first_block(s, spec, sizes, place)
+                s, o = start_both(spec, with_q(spec, operands, q_slot.stage, blocks.first), before, slot)
+                weights, stats, _ = first_block(s, spec, sizes, place_in(spec, following, row, column, blocks.last - 1))
                 spec.k_ring.release(slot.stage)
                 (o,) = wgmma_wait(0, (o,))
                 spec.v_ring.release(before.slot.stage)
@@ -96,14 +94,15 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
                 # 4. The tile's end.
                 spec.store.run(spec, sizes, Sums(o, before.stats), outputs, tile, group)
             else:
+                then = with_q(spec, operands, q_slot.stage, blocks.first)
                 s, o = start_next(spec, operands, then, before, (slot, q_slot))
                 spec.v_ring.release(before.slot.stage)
                 # 4. The tile's end.
                 spec.store.run(spec, sizes, Sums(o, before.stats), outputs, tile, group)
                 (s,) = wgmma_wait(0, (s,))
                 spec.k_ring.release(slot.stage)
-                release_q(spec, then, place.block)
-                weights, stats, _ = first_block(s, spec, sizes, place)
+                release_q(spec, then, blocks.last - 1)
+                weights, stats, _ = first_block(s, spec, sizes, place_in(spec, following, row, column, blocks.last - 1))
                 p = packed(spec, weights)
             o, growth = fill(F32, spec.values_o, 0.0), fill(F32, 2, 1.0)
         else:

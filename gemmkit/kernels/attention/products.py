@@ -28,7 +28,7 @@ from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import uniform
 from gemmkit.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 
-__all__ = ["Operands", "multiply_alone", "operands_of", "release_q", "start_both", "start_first", "start_next", "with_q"]
+__all__ = ["Operands", "multiply_alone", "operands_of", "release_last", "release_q", "start_both", "start_first", "start_next", "with_q"]
 
 
 class Operands(NamedTuple):
@@ -64,6 +64,12 @@ def own_q(spec: Any, operands: Operands) -> int:
 def at_stage(spec: Any, descriptor: int, stage: int) -> int:
     """Of a stage of K or V."""
     return advance(descriptor, (uniform(stage) if spec.pins_descriptors else stage) * spec.k_bytes)
+
+
+def release_last(spec: Any, slot: Slot) -> None:
+    """At the end of a tile, where `release_q` has not given Q back."""
+    if spec.joins_tiles:
+        spec.q_ring.release(slot.stage)
 
 
 def operands_of(spec: Any, group: int) -> Operands:
