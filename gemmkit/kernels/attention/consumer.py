@@ -48,7 +48,7 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
     release_q(spec, with_q(spec, operands, q_slot.stage, blocks.first), blocks.last - 1)
     weights, stats, _ = first_block(s, spec, sizes, place_in(spec, tile, row, column, blocks.last - 1))
     p = packed(spec, weights)
-    o, growth = fill(F32, spec.values_o, 0.0), fill(F32, 2, 1.0)
+    o = fill(F32, spec.values_o, 0.0)
     spec.turns.give_first(group)
 
     while tile.m >= 0:
@@ -62,21 +62,21 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
         if spec.tests_above:
             while block >= blocks.free_last:
                 place = place_in(spec, tile, row, column, block)
-                o, p, stats, slot, growth = one_round(spec, sizes, now, State(o, p, stats, slot, growth), place, TESTED)
+                o, p, stats, slot = one_round(spec, sizes, now, State(o, p, stats, slot), place, TESTED)
                 block -= 1
         if spec.mask.has_free:
             while block >= blocks.free_first:
                 place = place_in(spec, tile, row, column, block)
-                o, p, stats, slot, growth = one_round(spec, sizes, now, State(o, p, stats, slot, growth), place, FREE)
+                o, p, stats, slot = one_round(spec, sizes, now, State(o, p, stats, slot), place, FREE)
                 block -= 1
         if spec.tests_below:
             while block >= blocks.first:
                 place = place_in(spec, tile, row, column, block)
-                o, p, stats, slot, growth = one_round(spec, sizes, now, State(o, p, stats, slot, growth), place, TESTED)
+                o, p, stats, slot = one_round(spec, sizes, now, State(o, p, stats, slot), place, TESTED)
                 block -= 1
         release_last(spec, q_slot)
         q_slot = spec.q_ring.advance(q_slot)
-        before = State(o, p, stats, slot, growth)
+        before = State(o, p, stats, slot)
         slot = spec.k_ring.advance(slot)
 
         if following.m >= 0:
@@ -104,7 +104,7 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
                 release_q(spec, then, blocks.last - 1)
                 weights, stats, _ = first_block(s, spec, sizes, place_in(spec, following, row, column, blocks.last - 1))
                 p = packed(spec, weights)
-            o, growth = fill(F32, spec.values_o, 0.0), fill(F32, 2, 1.0)
+            o = fill(F32, spec.values_o, 0.0)
         else:
             o = multiply_alone(spec, operands, before)
             spec.store.run(spec, sizes, Sums(o, before.stats), outputs, tile, group)
@@ -142,6 +142,4 @@ def one_round(spec: Any, sizes: Any, operands: Operands, state: State, place: Pl
     spec.k_ring.release(slot.stage)
     (o,) = wgmma_wait(0, (o,))
     spec.v_ring.release(state.slot.stage)
-    if spec.scales_late:
-        return State(o, packed(spec, weights), stats, slot, growth)
-    return State(rescale(o, growth[0], growth[1]), packed(spec, weights), stats, slot, state.growth)
+    return State(rescale(o, growth[0], growth[1]), packed(spec, weights), stats, slot)

@@ -30,18 +30,16 @@ class Mapping(NamedTuple):
     q_stages: int
     turns: bool
     store: OutStore                    # of O, where TMA can carry it
-    joins_tiles: bool = True
-    pins_descriptors: bool = False
-    scales_late: bool = False
+    joins_tiles: bool
 
 
 MAPPINGS = {
-    32: Mapping(3, 128, 4, 2, True, TmaOut()),
-    64: Mapping(3, 128, 4, 2, True, TmaOut()),
-    96: Mapping(2, 128, 3, 2, False, TmaOut()),
-    128: Mapping(2, 128, 2, 2, False, TmaOut()),
-    192: Mapping(2, 96, 2, 1, False, DirectOut()),
-    256: Mapping(2, 80, 2, 1, False, QuadOut(), joins_tiles=False, scales_late=True),
+    32: Mapping(3, 128, 4, 2, True, TmaOut(), True),
+    64: Mapping(3, 128, 4, 2, True, TmaOut(), True),
+    96: Mapping(2, 128, 3, 2, False, TmaOut(), True),
+    128: Mapping(2, 128, 2, 2, False, TmaOut(), True),
+    192: Mapping(2, 96, 2, 1, False, DirectOut(), True),
+    256: Mapping(2, 80, 2, 1, False, QuadOut(), False),
 }
 HEADS = tuple(MAPPINGS)
 

@@ -8,32 +8,26 @@
 With turns (`AttentionSpec.takes_turns`) a consumer starts its products when the one before has started its own, so that the
 softmax of one lies under the products of the others. At D 128 two consumers are faster without (1.13 against 1.06 of
 cuDNN), at D 64 three are faster with them.
-
-The assembler keeps descriptors in uniform registers where it sees that all lanes have the same. At D 256 it does not (74 of a
-round's 604 instructions moved them, and 120 added to them): there each round makes them of what is made uniform in it
-(`AttentionSpec.pins_descriptors`: 6 moves, 442 instructions).
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gemmkit.kernels.attention.softmax import rescale
 from gemmkit.kernels.attention.work import F32, State
 from gemmkit.kernels.common.work import Slot
 from gemmkit.lang.control import fold
 from gemmkit.lang.values import fill
 from gemmkit.ptx.descriptors import advance, matrix_descriptor
 from gemmkit.ptx.memory import shared
-from gemmkit.ptx.special import uniform
 from gemmkit.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 
 __all__ = ["Operands", "multiply_alone", "operands_of", "release_last", "release_q", "start_both", "start_first", "start_next", "with_q"]
 
 
 class Operands(NamedTuple):
-    """Descriptors of Q, of a consumer's rows of it or, pinned, of the first one's, and of the first stages of K and V; which
-    consumer it is. Of a tile, the stage of its Q and the block of keys that this is multiplied with last."""
+    """Descriptors of a consumer's rows of Q, and of the first stages of K and V; which consumer it is. Of a tile, the stage of
+    its Q, and the block of keys that this is multiplied with last."""
 
     q: Any
     k: Any
@@ -56,16 +50,6 @@ def release_q(spec: Any, operands: Operands, block: int) -> None:
             spec.q_ring.release(operands.q_stage)
 
 
-def own_q(spec: Any, operands: Operands) -> int:
-    """The descriptor of the consumer's rows of Q, in a round."""
-    return advance(operands.q, uniform(operands.group) * spec.own_bytes) if spec.pins_descriptors else operands.q
-
-
-def at_stage(spec: Any, descriptor: int, stage: int) -> int:
-    """Of a stage of K or V."""
-    return advance(descriptor, (uniform(stage) if spec.pins_descriptors else stage) * spec.k_bytes)
-
-
 def release_last(spec: Any, slot: Slot) -> None:
     """At the end of a tile, where `release_q` has not given Q back."""
     if spec.joins_tiles:
@@ -77,13 +61,13 @@ def operands_of(spec: Any, group: int) -> Operands:
     q = matrix_descriptor(shared(spec.dtype, 0), 0, 0, 8 * width, width)
     k = matrix_descriptor(shared(spec.dtype, spec.k_offset), 0, 0, 8 * width, width)
     v = matrix_descriptor(shared(spec.dtype, spec.v_offset), 0, spec.block_n * width, 8 * width, width)
-    return Operands(q if spec.pins_descriptors else advance(q, group * 64 * width), k, v, group, 0, 0)
+    return Operands(advance(q, group * 64 * width), k, v, group, 0, 0)
 
 
 def start_first(spec: Any, operands: Operands) -> tuple:
     """S of a block in the first stage, with nothing beside it."""
     wgmma_fence()
-    s = multiply_qk(spec, own_q(spec, operands), operands.k)
+    s = multiply_qk(spec, operands.q, operands.k)
     wgmma_commit()
     return wgmma_wait(0, (s,))[0]
 
@@ -92,12 +76,11 @@ def start_both(spec: Any, operands: Operands, state: State, slot: Slot) -> tuple
     """Start S of the keys in a slot, and O's product of the values in the state's slot; S is done at the end."""
     spec.turns.wait(operands.group)
     wgmma_fence()
-    s = multiply_qk(spec, own_q(spec, operands), at_stage(spec, operands.k, slot.stage))
+    s = multiply_qk(spec, operands.q, advance(operands.k, slot.stage * spec.k_bytes))
     wgmma_commit()
     spec.v_ring.wait(state.slot)
-    o = rescale(state.o, state.growth[0], state.growth[1]) if spec.scales_late else state.o
     wgmma_fence()
-    o = start_pv(spec, operands, State(o, state.p, state.stats, state.slot, state.growth))
+    o = start_pv(spec, operands, state)
     spec.turns.give((operands.group + 1) % spec.consumers)
     wgmma_commit()
     return wgmma_wait(1, (s, o))
@@ -110,7 +93,7 @@ def start_next(spec: Any, operands: Operands, following: Operands, state: State,
     spec.k_ring.wait(slots[0])
     spec.q_ring.wait(slots[1])
     wgmma_fence()
-    s = multiply_qk(spec, own_q(spec, following), at_stage(spec, following.k, slots[0].stage))
+    s = multiply_qk(spec, following.q, advance(following.k, slots[0].stage * spec.k_bytes))
     wgmma_commit()
     return wgmma_wait(1, (s, o))
 
@@ -122,15 +105,14 @@ def multiply_alone(spec: Any, operands: Operands, state: State) -> tuple:
 
 def start_alone(spec: Any, operands: Operands, state: State) -> tuple:
     spec.v_ring.wait(state.slot)
-    o = rescale(state.o, state.growth[0], state.growth[1]) if spec.scales_late else state.o
     wgmma_fence()
-    o = start_pv(spec, operands, State(o, state.p, state.stats, state.slot, state.growth))
+    o = start_pv(spec, operands, state)
     wgmma_commit()
     return o
 
 
 def start_pv(spec: Any, operands: Operands, state: State) -> tuple:
-    return fold(spec.pv_steps, pv_step, state.o, spec, state.p, at_stage(spec, operands.v, state.slot.stage))
+    return fold(spec.pv_steps, pv_step, state.o, spec, state.p, advance(operands.v, state.slot.stage * spec.k_bytes))
 
 
 def multiply_qk(spec: Any, q: int, k: int) -> tuple:

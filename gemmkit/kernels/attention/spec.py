@@ -104,16 +104,13 @@ class Ring(Pipeline):
 class AttentionSpec(HeadSpec):
     """``consumers`` warpgroups of 64 rows of Q each, beside a producer; ``block_n`` keys at a time, in ``stages`` stages; Q
     in ``q_stages``. With ``takes_turns`` consumers start their products one after the other. With ``joins_tiles`` a tile's last product
-    and the next one's first S are started together, S first. With ``pins_descriptors`` each round makes those of its operands,
-    with ``scales_late`` it rescales O under its S."""
+    and the next one's first S are started together, S first."""
 
     consumers: int
     stages: int
     q_stages: int
     takes_turns: bool
     joins_tiles: bool
-    pins_descriptors: bool
-    scales_late: bool
 
     # -- instructions -------------------------------------------------------------------------------------------------
 
@@ -147,11 +144,6 @@ class AttentionSpec(HeadSpec):
     @cached_property
     def q_bytes(self) -> int:
         return 2 * self.block_m * self.head_dim
-
-    @cached_property
-    def own_bytes(self) -> int:
-        """From a consumer's rows of a panel of Q to the next one's."""
-        return ROWS * self.head.line_bytes
 
     @cached_property
     def k_bytes(self) -> int:

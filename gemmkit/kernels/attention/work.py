@@ -90,13 +90,12 @@ class Sums(NamedTuple):
 
 class State(NamedTuple):
     """What a consumer carries from round to round: O and stats of the blocks of keys so far, the weights P of the last of
-    these blocks, which are not in O yet, the slot that it is in, and what O's two rows are to be multiplied by before."""
+    these blocks, which are not in O yet, and the slot that it is in."""
 
     o: Any
     p: Any
     stats: Stats
     slot: Any
-    growth: Any
 
 
 class Outputs(NamedTuple):
