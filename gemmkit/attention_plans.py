@@ -20,7 +20,7 @@ from gemmkit.kernels.attention.mma_kernel import attention_by_warps
 from gemmkit.kernels.attention.mma_spec import BLOCK_N, MmaAttentionSpec
 from gemmkit.kernels.attention.schedule import L2, Head, schedule
 from gemmkit.kernels.attention.spec import AttentionSpec, HeadSpec
-from gemmkit.kernels.attention.store import DirectOut, TmaOut
+from gemmkit.kernels.attention.store import DirectOut
 from gemmkit.kernels.attention.work import LOG2E, Sizes
 from gemmkit.kernels.sm90.maps import Map
 from gemmkit.lang.freezing import Frozen, freeze_array
@@ -136,10 +136,11 @@ class AttentionLaunch:
 
 def _hopper_spec(call: AttentionCall) -> AttentionSpec:
     mapping = mapping_of(call.operands.head_dim, not call.score.is_plain, call.sequences is not None)
-    by_tma = mapping.has_room and call.sequences is None and why_not(call.out, 3) is None
-    return AttentionSpec(call.mask, call.score, TmaOut() if by_tma else DirectOut(), call.operands.q.dtype,
-                         call.operands.head_dim, mapping.block_n, call.lse is not None, call.sequences is not None,
-                         mapping.consumers, mapping.stages, mapping.q_stages, mapping.turns)
+    by_tma = call.sequences is None and why_not(call.out, 3) is None
+    store = mapping.store if by_tma or not mapping.store.uses_tma else DirectOut()
+    return AttentionSpec(call.mask, call.score, store, call.operands.q.dtype, call.operands.head_dim, mapping.block_n,
+                         call.lse is not None, call.sequences is not None, mapping.consumers, mapping.stages, mapping.q_stages,
+                         mapping.turns, mapping.joins_tiles)
 
 
 def _warps_spec(call: AttentionCall) -> MmaAttentionSpec:

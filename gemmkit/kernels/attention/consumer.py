@@ -13,8 +13,11 @@ from gemmkit.kernels.attention.products import (
     Operands,
     multiply_alone,
     operands_of,
+    release_last,
+    release_q,
     start_both,
     start_first,
+    start_next,
     with_q,
 )
 from gemmkit.kernels.attention.softmax import begin, packed, rescale, soften
@@ -42,6 +45,7 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
     spec.q_ring.wait(q_slot)
     s = start_first(spec, operands)
     spec.k_ring.release(slot.stage)
+    release_q(spec, with_q(spec, operands, q_slot.stage, blocks.first), blocks.last - 1)
     weights, stats, _ = first_block(s, spec, sizes, place_in(spec, tile, row, column, blocks.last - 1))
     p = packed(spec, weights)
     o = fill(F32, spec.values_o, 0.0)
@@ -50,7 +54,7 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
     while tile.m >= 0:
         turn = rolled(turn + 1)
         following = tile_at(spec, sizes, order, turn)
-        now = with_q(spec, operands, q_slot.stage)
+        now = with_q(spec, operands, q_slot.stage, blocks.first)
         block = blocks.last - 2
 
         # 2. and 3. The tile's other blocks: tested, free, tested. (A state that is one variable costs 39 moves
@@ -70,7 +74,7 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
                 place = place_in(spec, tile, row, column, block)
                 o, p, stats, slot = one_round(spec, sizes, now, State(o, p, stats, slot), place, TESTED)
                 block -= 1
-        spec.q_ring.release(q_slot.stage)
+        release_last(spec, q_slot)
         q_slot = spec.q_ring.advance(q_slot)
         before = State(o, p, stats, slot)
         slot = spec.k_ring.advance(slot)
@@ -78,16 +82,28 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
         if following.m >= 0:
             # 2. and 3. The tile's last product, and the first S of the next one.
             blocks = own_blocks(spec, following)
-            spec.k_ring.wait(slot)
-            spec.q_ring.wait(q_slot)
-            s, o = start_both(spec, with_q(spec, operands, q_slot.stage), before, slot)
-            weights, stats, _ = first_block(s, spec, sizes, place_in(spec, following, row, column, blocks.last - 1))
-            spec.k_ring.release(slot.stage)
-            (o,) = wgmma_wait(0, (o,))
-            spec.v_ring.release(before.slot.stage)
-            p = packed(spec, weights)
-            # 4. The tile's end.
-            spec.store.run(spec, sizes, Sums(o, before.stats), outputs, tile, group)
+            if spec.joins_tiles:
+                spec.k_ring.wait(slot)
+                spec.q_ring.wait(q_slot)
+                s, o = start_both(spec, with_q(spec, operands, q_slot.stage, blocks.first), before, slot)
+                weights, stats, _ = first_block(s, spec, sizes, place_in(spec, following, row, column, blocks.last - 1))
+                spec.k_ring.release(slot.stage)
+                (o,) = wgmma_wait(0, (o,))
+                spec.v_ring.release(before.slot.stage)
+                p = packed(spec, weights)
+                # 4. The tile's end.
+                spec.store.run(spec, sizes, Sums(o, before.stats), outputs, tile, group)
+            else:
+                then = with_q(spec, operands, q_slot.stage, blocks.first)
+                s, o = start_next(spec, operands, then, before, (slot, q_slot))
+                spec.v_ring.release(before.slot.stage)
+                # 4. The tile's end.
+                spec.store.run(spec, sizes, Sums(o, before.stats), outputs, tile, group)
+                (s,) = wgmma_wait(0, (s,))
+                spec.k_ring.release(slot.stage)
+                release_q(spec, then, blocks.last - 1)
+                weights, stats, _ = first_block(s, spec, sizes, place_in(spec, following, row, column, blocks.last - 1))
+                p = packed(spec, weights)
             o = fill(F32, spec.values_o, 0.0)
         else:
             o = multiply_alone(spec, operands, before)
@@ -112,8 +128,8 @@ def place_in(spec: Any, tile: Tile, row: int, column: int, block: int) -> Place:
     """A thread's place in a block of keys. With a score LLVM knows nothing of it: it would carry each of 32 columns from
     round to round in a register of its own (D 128, s - 0.06 (m - n): 56 bytes spilled). Without one masks get longer."""
     if spec.has_score:
-        return Place(tile, carried(tile.m + row), carried(column + block * spec.block_n))
-    return Place(tile, tile.m + row, column + block * spec.block_n)
+        return Place(tile, carried(tile.m + row), carried(column + block * spec.block_n), block)
+    return Place(tile, tile.m + row, column + block * spec.block_n, block)
 
 
 def one_round(spec: Any, sizes: Any, operands: Operands, state: State, place: Place, kind: Any) -> State:
@@ -121,6 +137,7 @@ def one_round(spec: Any, sizes: Any, operands: Operands, state: State, place: Pl
     slot = spec.k_ring.advance(state.slot)
     spec.k_ring.wait(slot)
     s, o = start_both(spec, operands, state, slot)
+    release_q(spec, operands, place.block)
     weights, stats, growth = soften(kind.scores(s, spec, sizes, place), spec, sizes, state.stats)
     spec.k_ring.release(slot.stage)
     (o,) = wgmma_wait(0, (o,))

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gemmkit.kernels.attention.store import DirectOut, OutStore, QuadOut, TmaOut
+
 __all__ = ["HEADS", "MAPPINGS", "Mapping", "mapping_of"]
 
 
@@ -27,16 +29,17 @@ class Mapping(NamedTuple):
     stages: int
     q_stages: int
     turns: bool
-    has_room: bool                     # for O in shared memory
+    store: OutStore                    # of O, where TMA can carry it
+    joins_tiles: bool
 
 
 MAPPINGS = {
-    32: Mapping(3, 128, 4, 2, True, True),
-    64: Mapping(3, 128, 4, 2, True, True),
-    96: Mapping(2, 128, 3, 2, False, True),
-    128: Mapping(2, 128, 2, 2, False, True),
-    192: Mapping(2, 96, 2, 1, False, False),
-    256: Mapping(2, 80, 2, 1, False, False),
+    32: Mapping(3, 128, 4, 2, True, TmaOut(), True),
+    64: Mapping(3, 128, 4, 2, True, TmaOut(), True),
+    96: Mapping(2, 128, 3, 2, False, TmaOut(), True),
+    128: Mapping(2, 128, 2, 2, False, TmaOut(), True),
+    192: Mapping(2, 96, 2, 1, False, DirectOut(), True),
+    256: Mapping(2, 80, 2, 1, False, QuadOut(), False),
 }
 HEADS = tuple(MAPPINGS)
 

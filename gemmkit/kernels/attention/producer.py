@@ -1,7 +1,7 @@
 """Step 1 of `attention`: one thread has TMA fill the stages of Q, K and V.
 
 K is one block ahead of V, as the consumers want them: at the end of a tile come K and Q of the next one, then the last block
-of V. A tile's blocks go from the last of its keys to the first.
+of V, or V before Q where a tile ends before the next one begins. A tile's blocks go from the last of its keys to the first.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ def produce(spec: Any, sizes: Any, order: Any, map_q: Any, map_k: Any, map_v: An
         blocks = key_blocks(spec, tile)
         block = blocks.last - 1
         load_k(spec, sizes, map_k, slot, tile, block)
-        load_q(spec, map_q, q_slot, tile)
-        q_slot = spec.q_ring.advance(q_slot)
+        if spec.joins_tiles:
+            load_q(spec, map_q, q_slot, tile)
         if last_block >= 0:
             load_v(spec, sizes, map_v, before, last, last_block)
+        if not spec.joins_tiles:
+            load_q(spec, map_q, q_slot, tile)
+        q_slot = spec.q_ring.advance(q_slot)
         while block > blocks.first:
             before = slot
             slot = spec.k_ring.advance(slot)

@@ -22,21 +22,38 @@ from gemmkit.ptx.descriptors import advance, matrix_descriptor
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 
-__all__ = ["Operands", "multiply_alone", "operands_of", "start_both", "start_first", "with_q"]
+__all__ = ["Operands", "multiply_alone", "operands_of", "release_last", "release_q", "start_both", "start_first", "start_next", "with_q"]
 
 
 class Operands(NamedTuple):
-    """Descriptors of a consumer's rows of Q, and of the first stages of K and V; which consumer it is."""
+    """Descriptors of a consumer's rows of Q, and of the first stages of K and V; which consumer it is. Of a tile, the stage of
+    its Q, and the block of keys that this is multiplied with last."""
 
     q: Any
     k: Any
     v: Any
     group: Any
+    q_stage: Any
+    first: Any
 
 
-def with_q(spec: Any, operands: Operands, stage: int) -> Operands:
-    """The same with Q in another stage."""
-    return Operands(advance(operands.q, stage * spec.q_bytes), operands.k, operands.v, operands.group)
+def with_q(spec: Any, operands: Operands, stage: int, first: int) -> Operands:
+    """The same with Q in another stage, of a tile of which ``first`` is the block of keys that comes last."""
+    return Operands(advance(operands.q, stage * spec.q_bytes), operands.k, operands.v, operands.group, stage, first)
+
+
+def release_q(spec: Any, operands: Operands, block: int) -> None:
+    """A block of keys has been multiplied: behind the tile's last one the next tile's Q may come, while the softmax and the
+    last product go on."""
+    if not spec.joins_tiles:
+        if block == operands.first:
+            spec.q_ring.release(operands.q_stage)
+
+
+def release_last(spec: Any, slot: Slot) -> None:
+    """At the end of a tile, where `release_q` has not given Q back."""
+    if spec.joins_tiles:
+        spec.q_ring.release(slot.stage)
 
 
 def operands_of(spec: Any, group: int) -> Operands:
@@ -44,7 +61,7 @@ def operands_of(spec: Any, group: int) -> Operands:
     q = matrix_descriptor(shared(spec.dtype, 0), 0, 0, 8 * width, width)
     k = matrix_descriptor(shared(spec.dtype, spec.k_offset), 0, 0, 8 * width, width)
     v = matrix_descriptor(shared(spec.dtype, spec.v_offset), 0, spec.block_n * width, 8 * width, width)
-    return Operands(advance(q, group * 64 * width), k, v, group)
+    return Operands(advance(q, group * 64 * width), k, v, group, 0, 0)
 
 
 def start_first(spec: Any, operands: Operands) -> tuple:
@@ -69,13 +86,29 @@ def start_both(spec: Any, operands: Operands, state: State, slot: Slot) -> tuple
     return wgmma_wait(1, (s, o))
 
 
+def start_next(spec: Any, operands: Operands, following: Operands, state: State, slots: tuple) -> tuple:
+    """Start the last product of a tile, and behind it the first S of the next one, of ``following``: of the keys and the Q in
+    ``slots``. O is done at the end, and S still on its way."""
+    o = start_alone(spec, operands, state)
+    spec.k_ring.wait(slots[0])
+    spec.q_ring.wait(slots[1])
+    wgmma_fence()
+    s = multiply_qk(spec, following.q, advance(following.k, slots[0].stage * spec.k_bytes))
+    wgmma_commit()
+    return wgmma_wait(1, (s, o))
+
+
 def multiply_alone(spec: Any, operands: Operands, state: State) -> tuple:
     """The last product of all, beside which no S goes."""
+    return wgmma_wait(0, (start_alone(spec, operands, state),))[0]
+
+
+def start_alone(spec: Any, operands: Operands, state: State) -> tuple:
     spec.v_ring.wait(state.slot)
     wgmma_fence()
     o = start_pv(spec, operands, state)
     wgmma_commit()
-    return wgmma_wait(0, (o,))[0]
+    return o
 
 
 def start_pv(spec: Any, operands: Operands, state: State) -> tuple:

@@ -103,12 +103,14 @@ class Ring(Pipeline):
 @dataclass(frozen=True)
 class AttentionSpec(HeadSpec):
     """``consumers`` warpgroups of 64 rows of Q each, beside a producer; ``block_n`` keys at a time, in ``stages`` stages; Q
-    in ``q_stages``. With ``takes_turns`` consumers start their products one after the other."""
+    in ``q_stages``. With ``takes_turns`` consumers start their products one after the other. With ``joins_tiles`` a tile's last product
+    and the next one's first S are started together, S first."""
 
     consumers: int
     stages: int
     q_stages: int
     takes_turns: bool
+    joins_tiles: bool
 
     # -- instructions -------------------------------------------------------------------------------------------------
 

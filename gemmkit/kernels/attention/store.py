@@ -4,6 +4,7 @@
 |---|---|---|
 | `TmaOut` | through swizzled panels of shared memory, by TMA, which clips rows beyond the last query | what TMA can carry |
 | `DirectOut` | pairs, from the registers | any strides; packed sequences, behind which the next one lies; large heads |
+| `QuadOut` | octets, from the registers: the four lanes of a row exchange pairs | the same, where no shared memory is left |
 
 A row that saw no key has the sum 0: its O is 0 and its logarithm -inf.
 """
@@ -20,17 +21,21 @@ from gemmkit.kernels.attention.walk import slice_of
 from gemmkit.kernels.attention.work import F32, Outputs, Sums, Tile
 from gemmkit.kernels.sm90.store import own_column, own_row
 from gemmkit.lang.control import each, split
+from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert, convert_all
 from gemmkit.ptx.approximate import log2, reciprocal
 from gemmkit.ptx.memory import shared, store_global
+from gemmkit.ptx.shuffle import SHUFFLE
 from gemmkit.ptx.special import lane_index, thread_index, udiv
 from gemmkit.ptx.stmatrix import stmatrix
 from gemmkit.ptx.tma import tma_commit, tma_store, tma_wait, tma_wait_read
 from gemmkit.ptx.warpgroup import fence_async, named_barrier
+from gemmkit.ptx.words import pack_narrow, unpack_narrow
 
-__all__ = ["DirectOut", "OutStore", "TmaOut"]
+__all__ = ["DirectOut", "OutStore", "QuadOut", "TmaOut"]
 
 LN2 = math.log(2)
+exchanged = SHUFFLE["bfly"]
 
 
 @dataclass(frozen=True)
@@ -118,3 +123,43 @@ def put_pair(pair: tuple, n: int, spec: Any, out: Any, tile: Tile, row: int) -> 
     if line < tile.queries:
         place = (slice_of(spec, tile), tile.head, tile.first_query + line, own_column())
         store_global(out, 3, place, (0, 0, 0, n // 2 * 8), pair)
+
+
+@dataclass(frozen=True)
+class QuadOut(OutStore):
+    """Octets of neighbours, from the registers. The four lanes that share a row have a pair of each octet: they exchange pairs, so
+    that each has one octet in four, and stores 16 bytes at once where O's strides allow it. Whether a row is there is asked once."""
+
+    def put(self, spec: Any, values: tuple, outputs: Outputs, tile: Tile, row: int, group: int) -> None:
+        words = apply(octets, split(pack_narrow(values), 8))
+        each(put_half, (0, 1), spec, outputs.out, tile, row + own_row(), words)
+
+
+def octets(words: tuple, n: int) -> tuple:
+    """Of four octets of each of two rows the one that is this lane's."""
+    return quad_transpose(words[0], words[2], words[4], words[6]), quad_transpose(words[1], words[3], words[5], words[7])
+
+
+def quad_transpose(a: Any, b: Any, c: Any, d: Any) -> tuple:
+    """The four words of a lane's row of a 4 x 4 matrix, of which each lane of a quad gives a column."""
+    is_odd, is_upper = lane_index() % 2 == 1, lane_index() % 4 >= 2
+    ab, cd = swapped(a, b, is_odd, 1), swapped(c, d, is_odd, 1)
+    even, odd = swapped(ab[0], cd[0], is_upper, 2), swapped(ab[1], cd[1], is_upper, 2)
+    return even[0], odd[0], even[1], odd[1]
+
+
+def swapped(x: Any, y: Any, is_second: Any, distance: int) -> tuple:
+    """The rows of a 2 x 2 matrix, of which two lanes give the columns."""
+    got = exchanged(x if is_second else y, distance)
+    return (got if is_second else x), (y if is_second else got)
+
+
+def put_half(half: int, n: int, spec: Any, out: Any, tile: Tile, row: int, words: tuple) -> None:
+    line = row + n * 8
+    if line < tile.queries:
+        place = (slice_of(spec, tile), tile.head, tile.first_query + line, lane_index() % 4 * 8)
+        each(put_octet, words, n, spec, out, place)
+
+
+def put_octet(words: tuple, n: int, half: int, spec: Any, out: Any, place: tuple) -> None:
+    store_global(out, 3, place, (0, 0, 0, n * 32), unpack_narrow(spec.dtype, words[half]))

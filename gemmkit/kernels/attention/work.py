@@ -57,11 +57,12 @@ class Blocks(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a thread's first value of S stands: its tile, its row of the tile's head, and its key."""
+    """Where a thread's first value of S stands: its tile, its row of the tile's head, its key, and the block of keys."""
 
     tile: Tile
     row: Any
     column: Any
+    block: Any
 
 
 class Limits(NamedTuple):
