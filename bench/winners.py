@@ -3,7 +3,8 @@
     python -m bench.winners bench/results/choice.json ...     writes gemmkit/tuning/winners.json
 
 An entry is a product whose best mapping took at most 0.93 of the default's time, unless the model chooses that mapping by
-now. Where two entries are near each other, the one that gains more is kept.
+now, or a product near it that is in the files lost by it. Where two entries are near each other, the one that gains more
+is kept.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from gemmkit.tuning.candidates import Candidate
 from gemmkit.tuning.winners import Winner
 
 WORTH = 0.93  # of the default's time: what a mapping has to come down to
+LOSES = 1.02  # of it: from here on a mapping is none for what is near
 
 
 def entries(rows: Iterable[dict[str, Any]]) -> Iterator[Winner]:
@@ -44,21 +46,45 @@ def entries(rows: Iterable[dict[str, Any]]) -> Iterator[Winner]:
 
 def entry(row: dict[str, Any], candidate: Candidate, ratio: float) -> Winner | None:
     """The entry of a row; None where the model chooses that mapping, or computes the transpose."""
-    product = Product("choice", "", row["dtype"], row["m"], row["n"], row["k"], order=row["layout"])
+    product = product_of(row)
     x = product.operands(HostArrays(), 0)
     with assumed(H100), winners.without():
         default = ways(product, 0)[0].config
         with gemmkit.emulate():
-            infos = describe_all(x.a, x.b, None, x.out)
-            call = resolve(*infos, None, {}, candidate)
-    a, b = call.config.global_a_layout, call.config.global_b_layout
-    assert isinstance(a, Plain) and isinstance(b, Plain)
+            call = resolve(*describe_all(x.a, x.b, None, x.out), None, {}, candidate)
     if (default.mapping, default.operator) == (call.config.mapping, call.config.operator):
         return None
     if default.global_d_layout.vector_axis != call.config.global_d_layout.vector_axis:
         return None
-    kind = winners.class_of({"a": infos[0], "b": infos[1]}, a, b, product.n)
-    return Winner(kind, (product.m, product.n, product.k), candidate, ratio)
+    return Winner(kind_of(row), (product.m, product.n, product.k), candidate, ratio)
+
+
+def product_of(row: dict[str, Any]) -> Product:
+    return Product("choice", "", row["dtype"], row["m"], row["n"], row["k"], order=row["layout"])
+
+
+def kind_of(row: dict[str, Any]) -> str:
+    """The shape class of a row's product."""
+    product = product_of(row)
+    x = product.operands(HostArrays(), 0)
+    with assumed(H100), winners.without():
+        config = ways(product, 0)[0].config
+        with gemmkit.emulate():
+            infos = describe_all(x.a, x.b, None, x.out)
+    a, b = config.global_a_layout, config.global_b_layout
+    assert isinstance(a, Plain) and isinstance(b, Plain)
+    return winners.class_of({"a": infos[0], "b": infos[1]}, a, b, product.n)
+
+
+def holds(one: Winner, rows: Iterable[dict[str, Any]]) -> bool:
+    """Whether no product near an entry lost by its mapping."""
+    for row in rows:
+        lost = any(
+            tried.get("ratio", 0) > LOSES and Candidate.of_plain(tried["mapping"]) == one.candidate for tried in row["tried"]
+        )
+        if lost and one.distance((row["m"], row["n"], row["k"])) <= winners.NEAR and kind_of(row) == one.kind:
+            return False
+    return True
 
 
 def apart(found: Iterable[Winner]) -> list[Winner]:
@@ -76,9 +102,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--into", type=Path, default=winners.FILE)
     options = made.parse_args(arguments)
     contents = [report.read(file) for file in options.files]
-    found = apart(one for content in contents for one in entries(content["rows"]))
+    rows = [row for content in contents for row in content["rows"]]
+    found = apart(one for one in entries(rows) if holds(one, rows))
     plain = [{"class": one.kind, "sizes": one.sizes, "ratio": one.ratio, "mapping": one.candidate.plain()} for one in found]
-    measured = ", ".join(f"{content['device']}, {content['date'][:10]}" for content in contents)
+    measured = ", ".join(dict.fromkeys(f"{content['device']}, {content['date'][:10]}" for content in contents))
     lines = ",\n".join("  " + json.dumps(one) for one in plain)
     options.into.write_text(f'{{"measured": {json.dumps(measured)}, "winners": [\n{lines}\n]}}\n')
     print(f"{len(found)} mappings in {options.into}")

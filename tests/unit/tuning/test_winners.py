@@ -95,3 +95,12 @@ def test_what_the_model_chooses_is_no_entry() -> None:
                        producer_warps=config.producer_warps, group=getattr(config.order, "group", 0), splits=config.splits)
     row = dict(dtype="f16", m=512, n=512, k=512, layout="nn", tried=[dict(name="", mapping=chosen.plain(), ratio=0.8)])
     assert list(made.entries([row])) == []
+
+
+def test_what_lost_nearby_is_no_entry() -> None:
+    """A mapping that gained at one size, and lost at another that it would stand for."""
+    fast = dict(name="", mapping=ONE.candidate.plain(), ratio=0.7)
+    near = dict(dtype="f16", m=560, n=512, k=512, layout="nn", tried=[dict(fast, ratio=1.1)])
+    one, = made.entries([dict(near, m=512, tried=[fast])])
+    assert not made.holds(one, [near])
+    assert made.holds(one, [dict(near, tried=[dict(fast, ratio=1.01)]), dict(near, m=700), dict(near, layout="nt")])
