@@ -135,7 +135,7 @@ class AttentionLaunch:
 
 
 def _hopper_spec(call: AttentionCall) -> AttentionSpec:
-    mapping = mapping_of(call.operands.head_dim, not call.score.is_plain, call.sequences is not None)
+    mapping = mapping_of(call.operands.head_dim, call.score, call.sequences is not None)
     by_tma = call.sequences is None and why_not(call.out, 3) is None
     store = mapping.store if by_tma or not mapping.store.uses_tma else DirectOut()
     return AttentionSpec(call.mask, call.score, store, call.operands.q.dtype, call.operands.head_dim, mapping.block_n,

@@ -37,6 +37,7 @@ class Score(Component):
     """
 
     real_places = False
+    is_light = False                   # three consumers of Hopper's kernel have the registers for it (heads of 32 and 64)
 
     def __call__(self, s: Any, m: Any, n: Any) -> Any:
         raise NotImplementedError(f"{type(self).__qualname__} has no __call__(s, m, n)")
@@ -120,6 +121,7 @@ class ALiBi(Score):
     slopes: Array
 
     real_places = True
+    is_light = True
     array_ndims = MappingProxyType({"slopes": 1})
 
     def __call__(self, s: Any, m: Any, n: Any, head: int) -> Any:                              # type: ignore[override]

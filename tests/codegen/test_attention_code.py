@@ -12,6 +12,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.ahead import recorded
+from gemmkit.kernels.attention.store import QuadOut
 from gemmkit.masks import Causal, Documents, Window
 from gemmkit.runtime.assemble import disassemble
 from gemmkit.runtime.device import H100
@@ -38,6 +39,9 @@ CASES: dict[str, Callable[[], Any]] = {
     **{f"{d} documents, causal": lambda d=d: launch(d, mask=Documents.of([0, 100, 256]) & Causal()) for d in (64, 128)},
     **{f"{d} function": lambda d=d: launch(d, score=lambda s, m, n: s - HALF * abs(m - n)) for d in (64, 128)},
     **{f"{d} alibi, causal": lambda d=d: launch(d, score=ALiBi(np.zeros(1, np.float32)), mask=Causal()) for d in (64, 128)},
+    **{f"{d} alibi": lambda d=d: launch(d, BF16, score=ALiBi(np.zeros(1, np.float32))) for d in (32, 64, 256)},
+    "64 alibi, window, logarithms": lambda: launch(64, score=ALiBi(np.zeros(1, np.float32)), mask=Window(100), return_lse=True),
+    "64 alibi, documents, causal": lambda: launch(64, score=ALiBi(np.zeros(1, np.float32)), mask=Documents.of([0, 100, 256]) & Causal()),
     **{f"{d} soft cap": lambda d=d: launch(d, score=SoftCap(30.0)) for d in (64, 128, 256)},
     **{f"{d} packed": lambda d=d: launch(d, packed=True, mask=Causal()) for d in (64, 128, 256)},
 }
@@ -63,6 +67,9 @@ def test_machine_code(name: str) -> None:
     weights = spec.values_s * both                                      # exponentials, and no library's in their place
     assert sum(line.startswith("MUFU.EX2") for line in lines) >= weights
     assert any(line.startswith("UTMASTG") for line in lines) == spec.store.uses_tma
+    assert any(line.startswith("STG.E.128") for line in lines) == isinstance(spec.store, QuadOut)
+    if spec.head_dim == 256:                                            # descriptors stay in uniform registers
+        assert all(sum(x.startswith("R2UR") for x in loop) < 8 for loop in found if len(loop) < 1000)
 
 
 @pytest.mark.parametrize("arch", [(8, 0), (8, 9), (10, 0)], ids=str)

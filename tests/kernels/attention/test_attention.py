@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit.kernels.attention.store import QuadOut
 from gemmkit.masks import Causal, Documents, Window
 from tests.support.attention import close, draw, reference, small
 from tests.support.machines import BF16, on_machines, poison
@@ -35,6 +36,8 @@ MASKS: dict[str, Any] = {
     "window": lambda queries, keys: (Window(37, 5), lambda m, n, h, b: (m + keys - queries - 37 <= n) & (n <= m + keys - queries + 5)),
     "window, causal": lambda queries, keys: (Window(40, 9) & Causal(), lambda m, n, h, b: (m + keys - queries - 40 <= n) & (n <= m + keys - queries)),
 }
+
+TILE_ENDS: list[dict[str, Any]] = [{"joins_tiles": joins, "q_stages": 1, "store": QuadOut()} for joins in (False, True)]
 
 
 @pytest.mark.sample(50)
@@ -64,6 +67,23 @@ def test_head_sizes(machine: Any, head_dim: int, dtype: Any, rng: np.random.Gene
     with machine.session():
         found = gk.attention(*map(machine.array, (q, k, v)))
     close(machine.numpy(found), reference(q, k, v))
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("sizes", [(1, 1), (5, 3), (67, 130), (197, 61), (150, 150)], ids=str)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("fields", TILE_ENDS, ids=str)
+def test_tile_ends(fields: dict[str, Any], mask: str, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """Tiles that end before the next one begins, and O stored in octets: also where strides allow no 16 bytes."""
+    queries, keys = sizes
+    rule, visible = MASKS[mask](queries, keys)
+    q, k, v = draw(rng, (1, 3, queries, 64), F16), *(draw(rng, (1, 1, keys, 64), F16) for _ in range(2))
+    whole = np.full((1, 3, queries, 67), np.nan, F16)
+    with small(monkeypatch, blocks=1, **fields), gk.emulate():
+        _, lse = gk.attention(q, k, v, mask=rule, out=whole[..., 1:65], return_lse=True)
+        found = gk.attention(q, k, v, mask=rule)
+    close(found, reference(q, k, v, visible=visible), lse)
+    assert np.array_equal(whole[..., 1:65], found) and np.isnan(whole[..., :1]).all() and np.isnan(whole[..., 65:]).all()
 
 
 @on_machines

@@ -24,10 +24,13 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 original_start, original_wait, original_release = products.start_both, Pipeline.wait, Pipeline.release
 
 
-def run(monkeypatch: pytest.MonkeyPatch, seed: int | None = None) -> np.ndarray:
+APART: dict[str, Any] = {"joins_tiles": False, "q_stages": 1, "store": store.QuadOut()}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, seed: int | None = None, **fields: Any) -> np.ndarray:
     rng = np.random.default_rng(0)
     q, k, v = (draw(rng, (1, 1, 130, 64), F16) for _ in range(3))
-    with small(monkeypatch, blocks=1, consumers=2), gk.emulate(seed):
+    with small(monkeypatch, blocks=1, consumers=2, **fields), gk.emulate(seed):
         out = gk.attention(q, k, v, mask=Causal())
     close(out, reference(q, k, v, visible=lambda m, n, h, b: n <= m))
     return out
@@ -124,9 +127,30 @@ def test_a_fault_is_found(fault: Patch, monkeypatch: pytest.MonkeyPatch) -> None
             run(monkeypatch)
 
 
+def q_released_early(patch: pytest.MonkeyPatch) -> None:
+    """Q is given back a block of keys before the tile's last one."""
+    release = products.release_q
+    patch.setattr(consumer, "release_q", lambda spec, operands, block: release(spec, operands, block - 1))
+
+
+def q_kept(patch: pytest.MonkeyPatch) -> None:
+    """Q is never given back: the producer waits for ever."""
+    patch.setattr(consumer, "release_q", nothing)
+
+
+@pytest.mark.parametrize("fault", [q_released_early, q_kept, released_early, without_wait("q"), without_wait("v"), without_acquire,
+                                   without_wgmma_wait, packed_early, short_load])
+def test_a_fault_is_found_where_tiles_come_apart(fault: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        fault(patch)
+        with pytest.raises(EmulatorError):
+            run(monkeypatch, **APART)
+
+
+@pytest.mark.parametrize("fields", [{}, APART], ids=["joined", "apart"])
 @pytest.mark.parametrize("seed", [None, 1])
-def test_sound_it_is_right(seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(monkeypatch, seed)
+def test_sound_it_is_right(seed: int | None, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    run(monkeypatch, seed, **fields)
 
 
 @dataclass(frozen=True)
