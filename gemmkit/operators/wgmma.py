@@ -81,6 +81,11 @@ class WGMMAOp(Operator):
         return self.spec.c
 
     @cached_property
+    def map_a(self) -> FragmentMap:
+        """Of an A in registers (`register_instruction`)."""
+        return self.spec.a_map
+
+    @cached_property
     def fragment_a(self) -> Fragment:
         return Fragment(self.dtype, 0)
 

@@ -67,8 +67,7 @@ class FragmentMap(Component):
     @cached_property
     def indices(self) -> tuple[np.ndarray, np.ndarray]:
         """Rows and columns of all values, as arrays of shape (threads, values)."""
-        rows = np.array([[self.row(t, v) for v in range(self.values)] for t in range(self.threads)])
-        columns = np.array([[self.column(t, v) for v in range(self.values)] for t in range(self.threads)])
+        rows, columns = (np.add.outer(*parts) for parts in zip(self._of_threads, self._of_values))
         return rows, columns
 
     def gather(self, fragments: list) -> np.ndarray:
@@ -95,24 +94,17 @@ class FragmentMap(Component):
                                    for r in range(len(shown))])
 
 
-def walk(shape: tuple[int, ...], strides: Strides, number: int, axis: int) -> int:
-    """Layout evaluation: the digits of ``number`` in the mixed radix ``shape``, times the strides of one axis."""
-    if len(shape) == 0:
-        return 0
-    if len(shape) == 1:
-        return number * strides[0][axis]
-    return number % shape[0] * strides[0][axis] + walk(shape[1:], strides[1:], number // shape[0], axis)
-
-
 def _table(shape: tuple[int, ...], strides: Strides) -> tuple[list[int], list[int]]:
-    """`walk` for every number: the part of rows, and of columns."""
-    count = int(np.prod(shape))
-    rows, columns = ([walk(shape, strides, n, axis) for n in range(count)] for axis in (0, 1))
+    """Layout evaluation: every number's digits in the mixed radix ``shape``, times the strides of rows, and of columns."""
+    rows, columns = [0], [0]
+    for extent, (down, along) in zip(shape, strides):
+        rows = [at + n * down for n in range(extent) for at in rows]
+        columns = [at + n * along for n in range(extent) for at in columns]
     return rows, columns
 
 
 def _emit(builder: Any, shape: tuple[int, ...], strides: Strides, number: Any, axis: int) -> Any:
-    """`walk` as LLVM instructions."""
+    """Layout evaluation of one number and one axis, as LLVM instructions."""
     total = ir.IntType(32)(0)
     for n, (extent, stride) in enumerate(zip(shape, strides)):
         last = n == len(shape) - 1

@@ -100,7 +100,7 @@ def one_block(spec: Any, inputs: Inputs, o: tuple, stats: Stats, block: int, sta
     place = Place(inputs.tile, inputs.tile.m + own_row(), own_column() + block * spec.block_n, block)
     s = join(fold(spec.qk_steps, qk_step, split(fill(F32, spec.values_s, 0.0), 8), spec, stage))
     weights, stats, growth = soften(kind.scores(s, spec, inputs.sizes, place), spec, inputs.sizes, stats)
-    p = split(convert_all(spec.dtype, weights), 8)
+    p = split(convert_all(spec.dtype, weights), spec.hand_over.values)
     o = join(fold(spec.pv_steps, pv_step, split(rescale(o, growth[0], growth[1]), 8), spec, p, stage))
     barrier()                                          # the stage may be filled anew
     return o, stats

@@ -8,8 +8,9 @@ from typing import Any
 
 from gemmkit.kernels.attention.spec import ROWS, HeadSpec
 from gemmkit.kernels.attention.work import F32
+from gemmkit.kernels.common.hand_over import HandOver
 from gemmkit.kernels.sm90.warpgroups import Warpgroups
-from gemmkit.ptx.mma import MMA
+from gemmkit.operators import MMAOp
 
 __all__ = ["BLOCK_N", "MmaAttentionSpec"]
 
@@ -29,9 +30,17 @@ class MmaAttentionSpec(HeadSpec):
         return ROWS
 
     @cached_property
+    def operator(self) -> MMAOp:
+        """16 x 16 by 16 x 16, of both products."""
+        return MMAOp(N=16, dtype=self.dtype, accumulator=F32)
+
+    @cached_property
+    def hand_over(self) -> HandOver:
+        return HandOver(self.operator, self.operator, self.block_n)
+
+    @cached_property
     def mma(self) -> Any:
-        """16 x 16 by 16 x 8, in as many instructions side by side as there are columns."""
-        return MMA[16, 16, self.dtype, self.dtype, F32]
+        return self.operator.instruction
 
     @cached_property
     def q_bytes(self) -> int:

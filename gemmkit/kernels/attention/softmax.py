@@ -89,7 +89,7 @@ def quad_sum(x: Any) -> Any:
 
 def packed(spec: Any, weights: tuple) -> tuple:
     """P as A's fragments, one for each 16 keys."""
-    return apply(packed_step, split(weights, 8), spec)
+    return apply(packed_step, split(weights, spec.hand_over.values), spec)
 
 
 def packed_step(weights: tuple, n: int, spec: Any) -> tuple:

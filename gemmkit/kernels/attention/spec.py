@@ -11,13 +11,14 @@ import numpy as np
 from gemmkit.components import Component
 from gemmkit.kernels.attention.store import OutStore
 from gemmkit.kernels.attention.work import F32
+from gemmkit.kernels.common.hand_over import HandOver
 from gemmkit.kernels.common.pipeline import Pipeline
 from gemmkit.kernels.sm90.panels import Panels
 from gemmkit.kernels.sm90.producer import STARTING
 from gemmkit.kernels.sm90.warpgroups import Turns, Warpgroups
 from gemmkit.masks import Mask
+from gemmkit.operators import WGMMAOp
 from gemmkit.ptx.tensor_map import TensorMapSpec
-from gemmkit.ptx.wgmma import WgmmaSpec, instruction
 from gemmkit.scores import Score
 
 __all__ = ["ROWS", "AttentionSpec", "HeadSpec", "Ring"]
@@ -39,6 +40,15 @@ class HeadSpec(Component):
     has_lse: bool
     packed: bool
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.hand_over                                 # noqa: B018  (raises where P is no A fragment)
+
+    @cached_property
+    def hand_over(self) -> HandOver:
+        """S, whose values become those of P, as A of O += P V."""
+        raise NotImplementedError
+
     @cached_property
     def block_m(self) -> int:
         """Rows of Q of a block."""
@@ -58,7 +68,7 @@ class HeadSpec(Component):
 
     @cached_property
     def pv_steps(self) -> int:
-        return self.block_n // 16
+        return self.hand_over.fragments
 
     @cached_property
     def values_s(self) -> int:
@@ -115,14 +125,26 @@ class AttentionSpec(HeadSpec):
     # -- instructions -------------------------------------------------------------------------------------------------
 
     @cached_property
-    def qk(self) -> Any:
+    def qk_operator(self) -> WGMMAOp:
         """S = Q K^T, both in shared memory."""
-        return instruction(WgmmaSpec(self.block_n, self.dtype, self.dtype, F32))
+        return WGMMAOp(self.block_n, self.dtype, F32)
+
+    @cached_property
+    def pv_operator(self) -> WGMMAOp:
+        """O += P V, with P in registers."""
+        return WGMMAOp(self.head_dim, self.dtype, F32, b_major="MN")
+
+    @cached_property
+    def hand_over(self) -> HandOver:
+        return HandOver(self.qk_operator, self.pv_operator, self.block_n)
+
+    @cached_property
+    def qk(self) -> Any:
+        return self.qk_operator.instruction
 
     @cached_property
     def pv(self) -> Any:
-        """O += P V, with P in registers."""
-        return instruction(WgmmaSpec(self.head_dim, self.dtype, self.dtype, F32, b_major="MN", a_registers=True))
+        return self.pv_operator.register_instruction
 
     # -- warpgroups ---------------------------------------------------------------------------------------------------
 

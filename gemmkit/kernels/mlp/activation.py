@@ -65,10 +65,10 @@ def columns_of(shapes: Any, layer: int) -> int:
 
 
 def words_of(sums: tuple, n: int, spec: Any, columns: int) -> tuple:
-    """The activations of a thread's ``n``-th eight sums, as a fragment of the next layer's A: 16 columns."""
+    """The activations of a fragment of the next layer's A, the ``n``-th, of a thread's sums."""
     if spec.activation.is_relu:
         return pack_relu(spec.dtype, sums)             # of sums that pad a layer, 0, it is 0
-    return pack_fragment(spec.dtype, apply(activated, sums, spec, n * 16, columns))
+    return pack_fragment(spec.dtype, apply(activated, sums, spec, n * spec.hand_over.k, columns))
 
 
 def activated(x: Any, i: int, spec: Any, first: int, columns: int) -> Any:
@@ -81,9 +81,9 @@ def activated(x: Any, i: int, spec: Any, first: int, columns: int) -> Any:
 
 
 def fragments(spec: Any, sums: tuple, shapes: Any, layer: int) -> tuple:
-    """The activations of a layer as A of the next one, 16 columns at a time."""
+    """The activations of a layer as A of the next one, a fragment at a time (`gemmkit.kernels.common.hand_over`)."""
     columns = columns_of(shapes, layer) if spec.has_padding else layer
-    return apply(words_of, split(sums, 8), spec, columns)
+    return apply(words_of, split(sums, spec.hand_over.values), spec, columns)
 
 
 def finished(sums: tuple, spec: Any) -> tuple:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import Component
+from gemmkit.kernels.common.hand_over import HandOver
 from gemmkit.kernels.mlp.spec import LayersSpec
 from gemmkit.kernels.mlp.store import OutStore
 from gemmkit.kernels.mlp.work import F32
@@ -16,7 +17,7 @@ from gemmkit.kernels.sm90.panels import line_of
 from gemmkit.kernels.sm90.warpgroups import Warpgroups
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.layouts.swizzled import Swizzled
-from gemmkit.ptx.mma import MMA
+from gemmkit.operators import MMAOp
 
 __all__ = ["CHUNK", "ROWS", "Chunks", "MmaMlpSpec", "warps_spec"]
 
@@ -64,9 +65,17 @@ class MmaMlpSpec(LayersSpec):
     warpgroups = Warpgroups(0, 1)
 
     @cached_property
+    def operator(self) -> MMAOp:
+        """16 x 16 by 16 x 16, of every layer."""
+        return MMAOp(N=16, dtype=self.dtype, accumulator=F32)
+
+    @cached_property
+    def hand_overs(self) -> tuple[HandOver, ...]:
+        return () if self.single else (HandOver(self.operator, self.operator, self.hidden),)
+
+    @cached_property
     def mma(self) -> Any:
-        """16 x 16 by 16 x 16."""
-        return MMA[16, 16, self.dtype, self.dtype, F32]
+        return self.operator.instruction
 
     @cached_property
     def first(self) -> Chunks:

@@ -10,14 +10,15 @@ import numpy as np
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.cluster import Cluster
+from gemmkit.kernels.common.hand_over import HandOver
 from gemmkit.kernels.common.pipeline import CLUSTER_WARPS, WARPS, Pipeline
 from gemmkit.kernels.mlp.store import OutStore
 from gemmkit.kernels.mlp.work import F32
 from gemmkit.kernels.sm90.panels import Panels, line_of
 from gemmkit.kernels.sm90.warpgroups import Turns, Warpgroups
 from gemmkit.layouts.swizzled import pattern_of
+from gemmkit.operators import WGMMAOp
 from gemmkit.ptx.tensor_map import TensorMapSpec
-from gemmkit.ptx.wgmma import WgmmaSpec, instruction
 
 __all__ = ["CHUNK", "ROWS", "LayersSpec", "MlpSpec", "Weights"]
 
@@ -44,6 +45,20 @@ class LayersSpec(Component):
     n: int
     single: bool
     has_padding: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.hand_overs                                # noqa: B018  (raises where a layer's sums are no A fragments)
+
+    @cached_property
+    def hand_overs(self) -> tuple[HandOver, ...]:
+        """The sums of a layer as A of the next one, of each pair of layers that follow each other."""
+        raise NotImplementedError
+
+    @cached_property
+    def hand_over(self) -> HandOver:
+        """The one that is written as text; the others have the same fragments."""
+        return self.hand_overs[0]
 
     @cached_property
     def warpgroups(self) -> Warpgroups:
@@ -74,9 +89,12 @@ class Weights(Component):
     from_registers: bool               # whether A is what the layer before has left there
 
     @cached_property
+    def operator(self) -> WGMMAOp:
+        return WGMMAOp(self.n, self.dtype, F32, b_major="K" if self.k_major else "MN")
+
+    @cached_property
     def product(self) -> Any:
-        return instruction(WgmmaSpec(self.n, self.dtype, self.dtype, F32, b_major="K" if self.k_major else "MN",
-                                     a_registers=self.from_registers))
+        return self.operator.register_instruction if self.from_registers else self.operator.instruction
 
     @cached_property
     def steps(self) -> int:
@@ -156,6 +174,13 @@ class MlpSpec(LayersSpec):
     @cached_property
     def final(self) -> Weights:
         return Weights(self.dtype, self.hidden, self.n, self.k_major, True)
+
+    @cached_property
+    def hand_overs(self) -> tuple[HandOver, ...]:
+        if self.single:
+            return ()
+        return tuple(HandOver(layer.operator, following.operator, self.hidden)
+                     for following in (self.middle, self.final) for layer in (self.first, self.middle))
 
     def weights_of(self, layer: int, layers: int) -> Weights:
         """On the host: those of a layer."""
