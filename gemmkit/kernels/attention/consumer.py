@@ -1,7 +1,9 @@
 """Steps 2 to 4 of `attention`, as a consumer takes them: round after round, and on across the ends of tiles.
 
 A round starts S of one block of keys and O's product of the block before, and softens S meanwhile. The first S of a tile
-goes beside the last product of the tile before, which is stored while other consumers multiply.
+goes beside the last product of the tile before, which is stored while other consumers multiply. That wants two stages of Q:
+of one (`AttentionSpec.joins_tiles` is False) a tile's last product comes first, while the next tile's Q is on its way, and
+the tile is stored while the first S of the next one is multiplied.
 """
 
 from __future__ import annotations

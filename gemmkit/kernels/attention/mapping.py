@@ -1,6 +1,6 @@
 """How heads of a size are mapped onto consumers, blocks of keys and stages: what was measured on an H200, or else what fits.
 
-Ratios are to cuDNN 9.19: those of 64 and 128 in one run (2026-11-23, `bench/results/attention.json`), those of 256 in another
+Ratios are to cuDNN 9.19: of 64 and 128 in one run (2026-11-23, `bench/results/attention.json`), of 256 in another
 (2026-11-24, without CUDA graphs). Mappings were compared in the sketch that this kernel was written after, and so were the
 figures in the files beside, but those of 256.
 
@@ -23,9 +23,10 @@ Heads of 256, as geometric means of 512 to 8192 keys, causal and not, in turns i
 | the same, and consumers take turns | 1.02 | 0.98 |
 | O rescaled under the next S, 64 keys | 1.00 | 0.98 |
 
-Tiles joined, O in pairs: each tile waited 8.5 us beside its rounds of 1.95 us, for its one stage of Q, for V behind Q, and for
-2500 instructions that stored O. With tiles apart the assembler sees that descriptors are uniform: a round has 441 instructions,
-none from vector to uniform registers, where it had 604 with 74.
+Tiles joined, O in pairs: a tile took 8.5 us beside its rounds of 1.95 us each (a line through the times of 512 to 2048
+keys). It waited for its one stage of Q, for V behind Q, and for 2500 instructions that stored O. With tiles apart the
+assembler sees that descriptors are uniform: a round has 441 instructions, none from vector to uniform registers; it had
+604, 74 of these.
 """
 
 from __future__ import annotations

@@ -22,12 +22,13 @@ from gemmkit.ptx.descriptors import advance, matrix_descriptor
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 
-__all__ = ["Operands", "multiply_alone", "operands_of", "release_last", "release_q", "start_both", "start_first", "start_next", "with_q"]
+__all__ = ["Operands", "multiply_alone", "operands_of", "release_last", "release_q", "start_both", "start_first",
+           "start_next", "with_q"]
 
 
 class Operands(NamedTuple):
-    """Descriptors of a consumer's rows of Q, and of the first stages of K and V; which consumer it is. Of a tile, the stage of
-    its Q, and the block of keys that this is multiplied with last."""
+    """Descriptors of a consumer's rows of Q, and of the first stages of K and V; which consumer it is. Of a tile, the
+    stage of its Q, and the block of keys that this is multiplied with last."""
 
     q: Any
     k: Any
@@ -87,8 +88,8 @@ def start_both(spec: Any, operands: Operands, state: State, slot: Slot) -> tuple
 
 
 def start_next(spec: Any, operands: Operands, following: Operands, state: State, slots: tuple) -> tuple:
-    """Start the last product of a tile, and behind it the first S of the next one, of ``following``: of the keys and the Q in
-    ``slots``. O is done at the end, and S still on its way."""
+    """Start the last product of a tile, and behind it the first S of the next one, ``following``, of the keys and the Q in
+    ``slots``. O is done at the end, and S is on its way."""
     o = start_alone(spec, operands, state)
     spec.k_ring.wait(slots[0])
     spec.q_ring.wait(slots[1])

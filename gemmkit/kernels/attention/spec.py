@@ -113,8 +113,8 @@ class Ring(Pipeline):
 @dataclass(frozen=True)
 class AttentionSpec(HeadSpec):
     """``consumers`` warpgroups of 64 rows of Q each, beside a producer; ``block_n`` keys at a time, in ``stages`` stages; Q
-    in ``q_stages``. With ``takes_turns`` consumers start their products one after the other. With ``joins_tiles`` a tile's last product
-    and the next one's first S are started together, S first."""
+    in ``q_stages``. With ``takes_turns`` consumers start their products one after the other. With ``joins_tiles`` a tile's
+    last product is started behind the first S of the next one, else in front of it."""
 
     consumers: int
     stages: int
