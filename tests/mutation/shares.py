@@ -85,6 +85,14 @@ def clusters_of_two_share() -> None:
 
 
 @case
+def clusters_stream() -> None:
+    """By two consumers that hand over one by one, in clusters, and by consumers that play ping-pong; tiles of three parts."""
+    twice(hopper.mapping("two", WGMMAOp(16), depth=16, stages=2, splits=gk.StreamK(3)), (250, 14, 84))
+    twice(hopper.mapping("one-2x1", WGMMAOp(32), depth=16, stages=2, splits=gk.StreamK(6)), (120, 30, 84))
+    twice(hopper.mapping("pingpong", WGMMAOp(16), depth=16, stages=2, splits=gk.StreamK(2)), (190, 14, 52))
+
+
+@case
 def clusters_share_in_place() -> None:
     """C is D, and the last rows stand in the middle of a warpgroup's: what is out of range is not read there."""
     a, b, c = operands(40, 24, 48)
