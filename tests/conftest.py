@@ -57,15 +57,19 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 def _left_out(items: list[pytest.Item]) -> list[pytest.Item]:
     """The cases that a sample does without. Which ones follows from the function's name alone, so every run has the same, and
-    every function keeps one at least: one in the emulator and one on a GPU, where it has both."""
-    functions: dict[tuple[str, bool], list[pytest.Item]] = {}
+    every function keeps one at least: one in the emulator and one on a GPU, where it has both. On a GPU it then has no more
+    than that one: its cost is compiling, and what distinguishes the cases is looked at in the emulator."""
+    functions: dict[tuple[str, bool, int], list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("sample") and not item.get_closest_marker("thorough"):
-            functions.setdefault((item.nodeid.partition("[")[0], item.get_closest_marker("gpu") is None), []).append(item)
+        if not item.get_closest_marker("thorough"):
+            mark: Any = item.get_closest_marker("sample")
+            key = item.nodeid.partition("[")[0], item.get_closest_marker("gpu") is not None, mark.args[0] if mark else 1
+            functions.setdefault(key, []).append(item)
+    emulated = {name for name, on_gpu, _ in functions if not on_gpu}
     out = [item for item in items if item.get_closest_marker("thorough")]
-    for (name, _), cases in functions.items():
-        mark: Any = cases[0].get_closest_marker("sample")
-        every = mark.args[0]
+    for (name, on_gpu, every), cases in functions.items():
+        if on_gpu and name in emulated:
+            every = len(cases)
         kept = zlib.crc32(name.encode()) % min(every, len(cases))
         out += [item for n, item in enumerate(cases) if n % every != kept]
     return out

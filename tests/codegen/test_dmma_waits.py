@@ -94,6 +94,7 @@ def test_every_mapping_that_streams_k(device: str, dtype: np.dtype, one: Any, tr
 
 
 @pytest.mark.gpu
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("trans", ["nn", "tt"])
 @pytest.mark.parametrize("dtype, one", RINGS, ids=str)
 def test_both_main_loops_give_the_same_bits(dtype: np.dtype, one: Any, trans: str, monkeypatch: pytest.MonkeyPatch) -> None:

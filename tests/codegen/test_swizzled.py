@@ -187,6 +187,7 @@ def test_stores_and_loads(how: tuple) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.sample(4)
 @every_copy
 def test_stores_and_loads_on_the_gpu(how: tuple) -> None:
     check(on_device, how)

@@ -154,6 +154,7 @@ def test_an_outer_product_is_fmas_alone(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
 def test_fma_on_the_gpu(dtype: np.dtype, rng: np.random.Generator) -> None:
     for _ in range(20):

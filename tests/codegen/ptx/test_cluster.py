@@ -83,6 +83,7 @@ def test_the_instructions(dtype: np.dtype, count: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.sample(8)
 @every_width
 def test_a_line_of_the_next_block_on_hardware(dtype: np.dtype, count: int, rng: np.random.Generator) -> None:
     a, expected = lines(dtype, count, 4, rng)

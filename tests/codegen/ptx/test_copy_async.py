@@ -52,6 +52,7 @@ def test_copies(count: int, rows: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("count", [2, 4, 8])
 @pytest.mark.parametrize("rows", [0, 13, 32])
 def test_copies_on_hardware(count: int, rows: int) -> None:

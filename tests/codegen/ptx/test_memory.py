@@ -192,6 +192,7 @@ def test_the_emulator_refuses_accesses_out_of_range(kernel: Any, message: str, r
 # -- against the hardware ------------------------------------------------------------------------------------------------
 
 @pytest.mark.gpu
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_gpu_moves_the_same_bytes(dtype: np.dtype, rng: np.random.Generator) -> None:
     for _, count in (width for width in WIDTHS if width[0] == dtype):

@@ -160,6 +160,7 @@ def test_tf32_is_rounded_as_the_instruction_rounds() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.sample(8)
 @every_operator
 def test_mma_on_the_gpu(operator: MMAOp, rng: np.random.Generator) -> None:
     for data in DATA:

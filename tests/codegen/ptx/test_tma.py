@@ -140,6 +140,7 @@ def test_a_box_goes_where_the_definition_says(case: tuple) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", CASES_2D + CASES_3D, ids=str)
 def test_hardware_does_as_the_emulation(case: tuple) -> None:
     given = arguments_of(*case)

@@ -142,6 +142,7 @@ def test_subtracts(kind: tuple, run: Any, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.sample(4)
 @every_kind
 def test_on_the_gpu(kind: tuple, rng: np.random.Generator) -> None:
     for spec, width in [(WgmmaSpec(24, *kind), 128), (WgmmaSpec(64, *kind), 0),

@@ -60,6 +60,7 @@ def test_words_keep_every_bit(kernel: Any, dtype: np.dtype, count: int, rng: np.
 
 
 @pytest.mark.gpu
+@pytest.mark.sample(10)
 @every_case
 def test_words_keep_every_bit_on_the_gpu(dtype: np.dtype, count: int, rng: np.random.Generator) -> None:
     a, out, case = numbers(rng, dtype, 32 * count), Out((32 * count,), dtype), Words(dtype, count)

@@ -250,6 +250,7 @@ def test_saturate_by_numpy(given: np.dtype, wanted: np.dtype) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.sample(22)
 @pytest.mark.parametrize("given,wanted", PAIRS, ids=str)
 def test_saturate_on_the_device(given: np.dtype, wanted: np.dtype) -> None:
     values = samples(given)

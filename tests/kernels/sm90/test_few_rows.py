@@ -252,6 +252,7 @@ def test_slices_of_eight_columns(N: int, splits: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 @pytest.mark.parametrize("M, N, K, order", [
     (1, 1024, 1024, "nt"), (3, 1024, 1024, "nn"), (8, 1032, 1088, "tt"), (17, 1100, 1032, "nt"), (32, 1024, 1040, "tn"),
