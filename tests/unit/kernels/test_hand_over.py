@@ -55,7 +55,8 @@ def attention_specs(dtype: np.dtype, head_dim: int) -> list[Any]:
     rules = dict(mask=Everything(), score=Plain(), store=DirectOut(), dtype=dtype, head_dim=head_dim, has_lse=False, packed=False)
     on = MAPPINGS[head_dim]
     return [AttentionSpec(**rules, block_n=on.block_n, consumers=on.consumers, stages=on.stages, q_stages=on.q_stages,
-                          takes_turns=on.turns), MmaAttentionSpec(**rules, block_n=BLOCK_N[head_dim])]
+                          takes_turns=on.turns, joins_tiles=on.joins_tiles),
+            MmaAttentionSpec(**rules, block_n=BLOCK_N[head_dim])]
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
