@@ -7,6 +7,7 @@ import string
 from dataclasses import dataclass
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -151,16 +152,23 @@ def test_any_contraction(drawn: tuple[str, dict[str, int]], order_a: str, order_
 
 
 @pytest.mark.gpu
-@settings(max_examples=40)
-@given(contractions(), st.sampled_from("CF"), st.sampled_from("CF"), st.integers(0, 2**32 - 1))
-def test_any_contraction_on_a_gpu(drawn: tuple[str, dict[str, int]], order_a: str, order_b: str, seed: int) -> None:
+@pytest.mark.parametrize("part", range(5))
+def test_any_contraction_on_a_gpu(part: int) -> None:
+    """Forty drawn ones, in parts of their own: forty kernels one after the other take minutes to compile."""
     from tests.support.machines import MACHINES
 
-    spec, sizes = drawn
-    rng = np.random.default_rng(seed)
-    terms = spec.split("->")[0].split(",")
-    a, b = (np.asarray(whole(rng, tuple(3 * sizes[x] for x in term), F32), order=order) for term, order in zip(terms, (order_a, order_b)))
-    assert np.array_equal(contract(MACHINES["gpu"], spec, a, b), reference(spec, a, b))
+    @hypothesis.seed(part)
+    @settings(max_examples=8)
+    @given(contractions(), st.sampled_from("CF"), st.sampled_from("CF"), st.integers(0, 2**32 - 1))
+    def computed(drawn: tuple[str, dict[str, int]], order_a: str, order_b: str, seed: int) -> None:
+        spec, sizes = drawn
+        rng = np.random.default_rng(seed)
+        terms = spec.split("->")[0].split(",")
+        a, b = (np.asarray(whole(rng, tuple(3 * sizes[x] for x in term), F32), order=order)
+                for term, order in zip(terms, (order_a, order_b)))
+        assert np.array_equal(contract(MACHINES["gpu"], spec, a, b), reference(spec, a, b))
+
+    computed()
 
 
 @on_machines
