@@ -21,7 +21,7 @@ from bench import report
 from bench.choice import ways
 from bench.experiments.types import Product
 from bench.prepare import HostArrays
-from gemmkit.layouts import Plain
+from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.problem import describe_all, resolve
 from gemmkit.runtime.device import H100, assumed
 from gemmkit.tuning import winners
@@ -29,6 +29,7 @@ from gemmkit.tuning.candidates import Candidate
 from gemmkit.tuning.winners import Winner
 
 WORTH = 0.93  # of the default's time: what a mapping has to come down to
+LAYOUTS = {"n": RowMajor, "t": ColMajor}
 LOSES = 1.02  # of it: from here on a mapping is none for what is near
 
 
@@ -67,12 +68,9 @@ def kind_of(row: dict[str, Any]) -> str:
     """The shape class of a row's product."""
     product = product_of(row)
     x = product.operands(HostArrays(), 0)
-    with assumed(H100), winners.without():
-        config = ways(product, 0)[0].config
-        with gemmkit.emulate():
-            infos = describe_all(x.a, x.b, None, x.out)
-    a, b = config.global_a_layout, config.global_b_layout
-    assert isinstance(a, Plain) and isinstance(b, Plain)
+    with assumed(H100), gemmkit.emulate():
+        infos = describe_all(x.a, x.b, None, x.out)
+    a, b = (LAYOUTS[order](info.dtype) for order, info in zip(row["layout"], infos[:2]))
     return winners.class_of({"a": infos[0], "b": infos[1]}, a, b, product.n)
 
 
