@@ -138,37 +138,40 @@ def contractions(draw: Any) -> tuple[str, dict[str, int]]:
     return f"{''.join(a)},{''.join(b)}->{''.join(d)}", sizes
 
 
-@pytest.mark.thorough
-@settings(max_examples=12)
-@given(contractions(), st.sampled_from("CF"), st.sampled_from("CF"), st.integers(0, 2**32 - 1))
-def test_any_contraction(drawn: tuple[str, dict[str, int]], order_a: str, order_b: str, seed: int) -> None:
+def computes(name: str, drawn: tuple[str, dict[str, int]], orders: str, seed: int, factor: int = 1) -> None:
+    """A drawn contraction on a machine, its sizes times ``factor``; ``orders`` are those of A and B in memory."""
     from tests.support.machines import MACHINES
 
     spec, sizes = drawn
     rng = np.random.default_rng(seed)
     terms = spec.split("->")[0].split(",")
-    a, b = (np.asarray(whole(rng, tuple(sizes[x] for x in term), F32), order=order) for term, order in zip(terms, (order_a, order_b)))
-    assert np.array_equal(contract(MACHINES["emulator"], spec, a, b), reference(spec, a, b))
+    a, b = (np.asarray(whole(rng, tuple(factor * sizes[x] for x in term), F32), order=order)      # type: ignore[call-overload]
+            for term, order in zip(terms, orders))
+    assert np.array_equal(contract(MACHINES[name], spec, a, b), reference(spec, a, b))
+
+
+DRAWN = given(contractions(), st.sampled_from(["CC", "CF", "FC", "FF"]), st.integers(0, 2**32 - 1))
+
+
+@pytest.mark.thorough
+@settings(max_examples=12)
+@DRAWN
+def test_any_contraction(drawn: tuple[str, dict[str, int]], orders: str, seed: int) -> None:
+    computes("emulator", drawn, orders, seed)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("part", range(5))
 def test_any_contraction_on_a_gpu(part: int) -> None:
     """Forty drawn ones, in parts of their own: forty kernels one after the other take minutes to compile."""
-    from tests.support.machines import MACHINES
 
     @hypothesis.seed(part)
     @settings(max_examples=8)
-    @given(contractions(), st.sampled_from("CF"), st.sampled_from("CF"), st.integers(0, 2**32 - 1))
-    def computed(drawn: tuple[str, dict[str, int]], order_a: str, order_b: str, seed: int) -> None:
-        spec, sizes = drawn
-        rng = np.random.default_rng(seed)
-        terms = spec.split("->")[0].split(",")
-        a, b = (np.asarray(whole(rng, tuple(3 * sizes[x] for x in term), F32), order=order)
-                for term, order in zip(terms, (order_a, order_b)))
-        assert np.array_equal(contract(MACHINES["gpu"], spec, a, b), reference(spec, a, b))
+    @DRAWN
+    def drawn_by_part(drawn: tuple[str, dict[str, int]], orders: str, seed: int) -> None:
+        computes("gpu", drawn, orders, seed, factor=3)
 
-    computed()
+    drawn_by_part()
 
 
 @on_machines

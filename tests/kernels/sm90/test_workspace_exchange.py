@@ -6,6 +6,7 @@ Values are small whole numbers where a result is compared bit for bit; the order
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,6 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.emulator import errors
-from gemmkit.epilogues import Bias, ReLU
 from gemmkit.inspection import compile_config
 from gemmkit.kernels.common.reduction import dealt
 from gemmkit.kernels.sm90 import workspace_exchange
@@ -27,8 +27,8 @@ from gemmkit.operators.algebra import Algebra
 from gemmkit.runtime.device import H100
 from gemmkit.runtime.launch_config import attributes
 from gemmkit.tiling import Tile
-from gemmkit.transforms import Elementwise
 from tests.support.machines import BF16, MACHINES, on_machines, whole
+from tests.support.shared_k import check_counters, check_every_slot, check_stack
 from tests.support.sm90 import F16, F32, mapping, product
 
 EMULATOR = MACHINES["emulator"]
@@ -100,14 +100,7 @@ def test_ways_of_d(machine: Any, cluster: str, splits: int, d: Any, columns: int
 @pytest.mark.parametrize("cluster, splits", [("1x1", 5), ("2x2", 3)])
 def test_every_slot_stays_open(machine: Any, cluster: str, splits: int, columns: int, rng: np.random.Generator) -> None:
     """C, a bias and transforms count once, with global coordinates."""
-    a, b, c = whole(rng, (60, 90), F16), whole(rng, (90, columns), F16), whole(rng, (60, columns), F32)
-    bias = whole(rng, (columns,), F32)
-    conf = mapped(cluster, splits, global_c_layout=RowMajor(F32), epilogue=Bias(machine.array(bias)) | ReLU(),
-                  transform_global_to_shared_a=Elementwise(lambda x: x + 1),
-                  transform_regs_to_shared_d=Elementwise(lambda x, i, j: x + i % 3 - j % 5))
-    i, j = np.indices((60, columns))
-    expected = (a.astype(F32) + 1) @ b.astype(F32) + c + i % 3 - j % 5 + bias
-    assert np.array_equal(product(machine, conf, a, b, c), expected.clip(0))
+    check_every_slot(machine, partial(mapped, cluster, splits), (60, columns, 90), rng)
 
 
 @on_machines
@@ -122,11 +115,7 @@ def test_a_part_of_k(machine: Any, rng: np.random.Generator) -> None:
 @on_machines
 @pytest.mark.parametrize("cluster, splits", [("1x1", 3), ("2x1", 2), ("2x2", 2)])
 def test_stacks(machine: Any, cluster: str, splits: int, rng: np.random.Generator) -> None:
-    a, b = whole(rng, (2, 70, 60), F16), whole(rng, (2, 60, 30), F16)
-    out = machine.array(np.full((2, 70, 30), np.nan, F32))
-    with machine.session():
-        gk.matmul(machine.array(a), machine.array(b), None, mapped(cluster, splits), out=out)
-    assert np.array_equal(machine.numpy(out), a.astype(F64) @ b.astype(F64))
+    check_stack(machine, mapped(cluster, splits), 2, rng)
 
 
 @pytest.mark.sample(2)
@@ -148,18 +137,7 @@ def test_the_same_bits_in_every_run(machine: Any, cluster: str, splits: int, rng
 @pytest.mark.parametrize("cluster, splits", [("1x1", 7), ("2x1", 3)])
 def test_counters_are_ready_for_the_next_launch(machine: Any, cluster: str, splits: int, rng: np.random.Generator) -> None:
     """One plan, launched again; and another of other sizes in between, which finds the same workspace."""
-    with machine.session():
-        runs = []
-        for m, n, k in [(64, 32, 120), (70, 30, 60)]:
-            a, b = machine.array(whole(rng, (m, k), F16)), machine.array(whole(rng, (k, n), F16))
-            runs.append((gk.plan(a, b, None, mapped(cluster, splits)), a, b))
-        for _ in range(2 if machine.emulated else 20):
-            for run, a, b in runs:
-                expected = machine.numpy(a).astype(F64) @ machine.numpy(b).astype(F64)
-                assert np.array_equal(machine.numpy(run(a, b)), expected)
-        if machine.emulated:
-            for run, _, _ in runs:
-                assert not run._compiled.spec_on_host.exchange.counts.any()
+    check_counters(machine, mapped(cluster, splits), [(64, 32, 120), (70, 30, 60)], rng)
 
 
 # -- which way, and what is refused -----------------------------------------------------------------------------------
