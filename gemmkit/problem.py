@@ -128,7 +128,7 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
               if conf is None and stack is None and candidate is None else None)
     if turned is not None:
         transposed = {"a": flipped(infos["b"]), "b": flipped(infos["a"]), "c": flipped(c), "out": flipped(out)}
-        conf = _configure(transposed, _layouts(transposed, None, {}), (N, M, K), turned, device, new=ColMajor)
+        conf = _configure(transposed, swapped.of_transposed(layouts), (N, M, K), turned, device, new=ColMajor)
     elif conf is None:
         try:
             conf = _configure(infos, layouts, (M, N, K), keywords, device, products, candidate)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import secrets
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Generator
@@ -117,6 +118,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Hundreds of failures after one are no news: a worker of xdist gives up, and a fresh one goes on with the rest."""
     if _lost and item.get_closest_marker("gpu") and "PYTEST_XDIST_WORKER" in os.environ:
         os._exit(3)
+
+
+@pytest.fixture
+def monkeypatch(monkeypatch: pytest.MonkeyPatch) -> Generator[pytest.MonkeyPatch, None, None]:
+    """pytest's own. What was read of gemmkit while a function of it was another is forgotten behind it: the next test that
+    compiles a kernel by itself would be told that code has changed."""
+    yield monkeypatch
+    monkeypatch.undo()
+    state = sys.modules.get("gemmkit.lang.package_state")
+    if state is not None and not state.packages_stand():
+        from gemmkit.lang.fingerprint import forget_readings
+
+        forget_readings()
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def fields(infos: Infos, layouts: Layouts, given: dict[str, Any], sizes: tuple[i
     turned = {of_transpose(name): value for name, value in given.items()}
     if "operator" in given:
         return turned
-    a, b = (_flipped_layout(layouts[name]) for name in "ba")
+    a, b = (_flipped(layouts[name]) for name in "ba")
     arrays: Infos = {"a": flipped(infos["b"]), "b": flipped(infos["a"]), "c": None, "out": flipped(infos["out"])}
     operator, mapping = hopper.choice(a, b, arrays, turned, (sizes[1], sizes[0], sizes[2]), device)
     return dict(operator=operator, kernel="warp_specialised", **{**mapping, **turned})
@@ -104,10 +104,18 @@ def _is_rewritten(infos: Infos, layouts: Layouts, given: dict[str, Any], sizes: 
     return a.dtype in SIXTEEN and operator is None and bool(transforms) and sizes[0] >= LEAST_ROWS
 
 
-def _flipped_layout(layout: Layout | None) -> Layout:
+def of_transposed(layouts: Layouts) -> Layouts:
+    """The layouts of D^T = B^T A^T's matrices, by those of a product's plain matrices.
+
+    The transposed arrays do not tell them: the strides of one row, (1, 1) or (1, 9), are a row's in both orders.
+    """
+    return {name: layouts[other] and _flipped(layouts[other]) for name, other in zip("abcd", "bacd")}
+
+
+def _flipped(layout: Layout | None) -> Plain:
     """The layout of a plain matrix's transpose."""
     assert isinstance(layout, Plain)
     return (ColMajor, RowMajor)[1 - layout.axis](layout.dtype)
 
 
-__all__ = ["fields"]
+__all__ = ["fields", "of_transposed"]

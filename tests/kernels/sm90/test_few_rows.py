@@ -201,6 +201,41 @@ def test_c_and_the_order_of_the_result(order: str) -> None:
     assert np.array_equal(out, c)
 
 
+@pytest.mark.sample(4)
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("M, order", [(1, "nt"), (1, "tn"), (3, "nt"), (9, "nn")])
+@pytest.mark.parametrize("step", [0, 1, 8])
+def test_a_result_by_columns(M: int, order: str, step: int) -> None:
+    """The strides of one row say nothing of its order: (1, 1) is that of both, and (1, 9) a row of elements 9 apart."""
+    a, b = operands(M, 264, 136, order)
+    c = np.asfortranarray(np.arange(M * 264).reshape(M, 264) % 7 - 3).astype(F16)
+    wide = np.full((264, M + step), np.nan, F16)
+    out, expected = wide.T[:M], a.astype(F64) @ b.astype(F64)
+    with gk.emulate():
+        for addend in (None, c):
+            gk.matmul(a, b, addend, out=out)
+            assert np.array_equal(out.astype(F64), expected if addend is None else expected + c)
+    assert np.isnan(wide[:, M:]).all()
+
+
+@pytest.mark.parametrize("N, K", [(3648, 2592), (4096, 4096), (1024, 8192), (2048, 2048)])
+@pytest.mark.parametrize("M", [1, 2, 7])
+def test_every_order_has_a_default(M: int, N: int, K: int) -> None:
+    """Whatever the strides of A, B, C and the result."""
+    from itertools import product
+
+    from gemmkit.ahead import recorded
+    from gemmkit.runtime.device import H100
+
+    def matrix(rows: int, columns: int, order: str) -> np.ndarray:
+        return np.empty((rows, columns + 8), F16)[:, :columns] if order == "n" else matrix(columns, rows, "n").T
+
+    for orders in product("nt", repeat=4):
+        a, b, c, out = (matrix(*shape, order) for shape, order in zip(((M, K), (K, N), (M, N), (M, N)), orders))
+        assert recorded(lambda: gk.matmul(a, b, out=out), H100, zeros=False)
+        assert recorded(lambda: gk.matmul(a, b, c, out=np.empty((N, M), F16).T), H100, zeros=False)
+
+
 @pytest.mark.usefixtures("small")
 def test_a_view_of_a_larger_array() -> None:
     a, b = operands(6, 128, 136, "nt")
