@@ -20,13 +20,13 @@ import numpy as np
 from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.kernels.rasterisation import Grouped, Hilbert
 from gemmkit.lang.records import part_dtypes
-from gemmkit.layouts import Layout
+from gemmkit.layouts import Layout, Plain
 from gemmkit.operators import Algebra, FPUOp, MMAOp, Operator
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
-from gemmkit.tuning import defaults, hopper, mappings, multistage_mappings
+from gemmkit.tuning import copied, defaults, hopper, mappings, multistage_mappings
 from gemmkit.tuning.hopper_fields import can_share
 from gemmkit.tuning.model import Mapping, by_workspace
 from gemmkit.tuning.operators import SIXTEEN, accumulator_for, algebra_of, operator_for
@@ -179,7 +179,8 @@ def candidates(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, devic
     What a kernel refuses is among them: `get_config` says why.
     """
     families = [_diverse(dict.fromkeys(found)) for found in (
-        _warp_specialised(a, b, given, sizes, device, products, infos), _multistage(a, b, given, sizes, device, products),
+        _warp_specialised(a, b, given, sizes, device, products, infos),
+        _multistage(a, b, given, sizes, device, products, infos),
         _singlestage(a, b, given, sizes, device, products))]
     first = [one for family in families for one in family[:1]]
     return first + sorted((one for family in families for one in family[1:]), key=_modelled)
@@ -251,13 +252,18 @@ EXTRA = (
 )
 
 
-def _multistage(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, device: DeviceInfo,
-                products: int) -> Iterator[Candidate]:
+def _multistage(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, device: DeviceInfo, products: int,
+                infos: tuple[ArrayInfo | None, ArrayInfo | None]) -> Iterator[Candidate]:
     table = multistage_mappings.TABLES.get(a.dtype, ()) if a.dtype == b.dtype else ()
     if given is not None and (getattr(given, "is_sized", True) or isinstance(given, Algebra)):
         return
     if a.dtype in SIXTEEN:
-        table = (*table, multistage_mappings.SKINNY)
+        of_a, of_b = infos
+        if (device.arch[0] == 9 and isinstance(a, Plain) and isinstance(b, Plain) and of_a is not None and of_b is not None
+                and copied.is_copied(of_a, of_b)):
+            table = copied.mappings(a, b, of_a, of_b, copied.row_alignment(sizes[1], a.dtype.itemsize))
+        else:
+            table = (*table, multistage_mappings.SKINNY)
     M, N, K = (max(1, size) for size in sizes)
     across = multistage_mappings.copied_across(a, b)
     for one in table:

@@ -3,9 +3,10 @@
 There the producer's threads load such rows, and a k-tile takes them longer than the tensor cores. Where there is one k-tile,
 nothing is hidden behind anything, and the kernel that does least besides is the fastest. Where rows begin at multiples of
 4 bytes, cp.async copies so many at a time, and several blocks a multiprocessor hide what one cannot: the multistage kernel
-is the fastest, unless D is so large and TMA can store its rows: then Hopper's producer is hidden behind the stores. Half of
-what Hopper's kernel multiplies is unused where D is half as wide as its tile: smaller tiles stream K, where they are fewer
-than multiprocessors. Microseconds on an H200 (2026-11-23, f16; Hopper's kernel, this choice, cuBLAS):
+is the fastest by the mapping that `gemmkit.tuning.copied` finds, unless D is so large, and K so short, that TMA's stores of
+its rows are most of the work: Hopper's producer is hidden behind these. Half of what Hopper's kernel multiplies is unused
+where D is half as wide as its tile: smaller tiles stream K, where they are fewer than multiprocessors. Microseconds on an
+H200 (2026-11-23 and 24, f16; Hopper's kernel, this choice, cuBLAS):
 
 | product | | | |
 |---|---|---|---|
@@ -19,6 +20,9 @@ than multiprocessors. Microseconds on an H200 (2026-11-23, f16; Hopper's kernel,
 | 32x216x82 nt | 3.0 | 2.5 | 2.7 |
 | 160x384x1542 nt | 8.3 | 6.9 in 4 shares | 10.8 |
 | 11898x683x514 tt | 102.7 | 81.0 streamed | 96.6 |
+| 320x11264x1258 nt | 92.4 | 54.6 | 51.4 |
+| 98x11480x7441 tn | 240.7 | 79.1 streamed | 123.8 |
+| 270x8x3584 tt | 10.3 | 5.8 in 6 shares | 7.0 |
 | 4299x64x3328 tn | 35.9 | 23.7 streamed | 31.6 |
 | 2964x64x3167 nt | 34.6 | 25.7 | 23.5 |
 
@@ -35,21 +39,20 @@ from gemmkit.operators import Operator
 from gemmkit.runtime.arrays import ArrayInfo, alignment
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
-from gemmkit.tuning import multistage_mappings
+from gemmkit.tuning import copied, multistage_mappings
 from gemmkit.tuning.candidates import Candidate
 from gemmkit.tuning.mappings import MAPPING_FIELDS, is_untouched
 from gemmkit.tuning.operators import SIXTEEN
 
 SHORT = Candidate("singlestage", (32, 32, 64), (16, 16), blocks_per_sm=4)
 MOST_BLOCKS = 32                       # of that a multiprocessor: larger tiles store more of D at a time
-WORD = 4                               # bytes of the shortest copy by cp.async
-STORED = 16                            # bytes at whose multiples TMA stores rows
 LEAST = 32                             # along K: half of a k-tile
-WIDE, LARGEST = 2**21, 2**33           # elements of a D that Hopper's kernel stores by TMA; multiply-adds that were tried
+WIDE = 2**21                           # elements of a D that Hopper's kernel stores by TMA:
+HIDDEN = 128, 768                      # the longest K of which is hidden behind that, with both operands copied and with one
 SIDE = 64                              # of a tile of the multistage kernel's
 STREAMED = Candidate("multistage", (SIDE, SIDE, 64), (32, 32), stages=3, blocks_per_sm=4, splits="stream")
-LONGEST = 2048                         # along K: above it takes so many tiles to keep the multiprocessors busy:
-FEWEST = 32                            # 270x8x3584 has 5, and is Hopper's kernel's
+LONGEST = 2048                         # along K: above it few tiles are streamed,
+FEWEST = 32                            # if they keep the multiprocessors busy
 
 
 def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
@@ -62,13 +65,15 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
         return None
     of_a, of_b = infos["a"], infos["b"]
     assert of_a is not None and of_b is not None and isinstance(a, Plain) and isinstance(b, Plain)
-    if why_not(of_a, a.axis) is None and why_not(of_b, b.axis) is None:
+    by_tma = [why_not(of, layout.axis) is None for of, layout in ((of_a, a), (of_b, b))]
+    if all(by_tma):
         return None
+    out = infos["out"]
+    rows_of_d = copied.row_alignment(N, a.dtype.itemsize) if out is None else alignment(out)
+    is_hidden = rows_of_d >= copied.VECTOR and M * N >= WIDE and K <= HIDDEN[any(by_tma)]
+    if K >= LEAST and min(alignment(of_a), alignment(of_b)) >= copied.WORD and not is_hidden:
+        return multistage_mappings.of_half(copied.mappings(a, b, of_a, of_b, rows_of_d), a, b, sizes, device)
     tiles = -(-M // SIDE) * -(-N // SIDE)
-    is_stored = N * a.dtype.itemsize % STORED == 0 and M * N >= WIDE
-    is_filled = LEAST <= K <= LONGEST or (K > LONGEST and tiles >= FEWEST)
-    if is_filled and min(alignment(of_a), alignment(of_b)) >= WORD and not is_stored and M * N * K <= LARGEST:
-        return multistage_mappings.of_half(a, b, sizes, device)
     blocks = -(-M // SHORT.block[0]) * -(-N // SHORT.block[1])
     if K <= SHORT.block[2] and blocks <= MOST_BLOCKS * device.sm_count:
         return SHORT.choice(a, b, fields, device)

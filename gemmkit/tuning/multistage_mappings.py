@@ -55,6 +55,7 @@ class Multistage:
     itemsize: int = field(default=4)
     merges: bool = field(default=True)
     streams: bool = field(default=True)
+    finish: float = field(default=0.0)                 # ns that storing D takes a wave, where it depends on how rows begin
 
     def nanoseconds(self, sizes: tuple[int, int, int], products: int, across: int, sm_count: int, splits: int = 1) -> float:
         """The modelled time of a launch in which ``splits`` blocks share the K of a tile."""
@@ -66,7 +67,8 @@ class Multistage:
         if rest:
             rounds += max(alone, rest * self.step[across])
         start = self.start if splits == 1 else min(self.start, SHARED_START)
-        return start + rounds * k_tiles + split_k.nanoseconds(splits, tiles, self._sums, sm_count)
+        finish = math.ceil(tiles * splits / sm_count) * self.finish
+        return start + rounds * k_tiles + finish + split_k.nanoseconds(splits, tiles, self._sums, sm_count)
 
     def alone(self, across: int) -> float:
         """What a block that is alone takes for a k-tile. Where A is copied across, its single elements are what it waits
@@ -93,7 +95,7 @@ class Multistage:
         tiles, k_tiles = self._tiles(sizes, products)
         step = max(self.alone(across), self.blocks * self.step[across])
         parts = stream_k.nanoseconds(tiles, k_tiles, self._sums, step, sm_count, self.blocks)
-        return min(self.start, SHARED_START) + parts
+        return min(self.start, SHARED_START) + math.ceil(tiles / sm_count) * self.finish + parts
 
     def _tiles(self, sizes: tuple[int, int, int], products: int) -> tuple[int, int]:
         """Tiles of all products, and the k-tiles of one."""
@@ -167,8 +169,6 @@ HALF = (                               # float16 and bfloat16 by mma.sync, where
     Multistage((16, 64, 128), (16, 16), 5, 2, (200,) * 4, 400, 2500, itemsize=2),
 )
 SKINNY = Multistage((16, 32, 256), (16, 8), 4, 1, (1900,) * 4, 1900, 2500, itemsize=2)
-#: The whole of a K up to 256 on its way at once (192 x 18 x 256: 2.5 us, 3.3 in two k-tiles of 128).
-ONE_TILE = dataclasses.replace(SKINNY, step=(700,) * 4, solo=700, merges=False)
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 C64, C128 = np.dtype(np.complex64), np.dtype(np.complex128)
@@ -206,13 +206,13 @@ def choice(a: Layout, b: Layout, fields: dict[str, Any], sizes: tuple[int, int, 
     return units, mapping if units.refuses_to_merge is None else best.fields
 
 
-def of_half(a: Layout, b: Layout, sizes: tuple[int, int, int],
+def of_half(mappings: tuple[Multistage, ...], a: Layout, b: Layout, sizes: tuple[int, int, int],
             device: DeviceInfo) -> tuple[Operator | None, dict[str, Any]] | None:
-    """The same of 16-bit floats by mma.sync, wherever wgmma may be had: streamed where there is more than a wave of the
-    largest tiles (of fewer, equal shares were the faster: 36 x 5952 x 2304 15.3 us, 21.8)."""
+    """The same of 16-bit floats by mma.sync among these mappings, wherever wgmma may be had: streamed where there is more
+    than a wave of the largest tiles (of fewer, equal shares were the faster: 36 x 5952 x 2304 15.3 us, 21.8)."""
     m, n, _ = HALF[0].block
     waves = math.ceil(sizes[0] / m) * math.ceil(sizes[1] / n) > device.sm_count
-    found = fastest((*HALF, ONE_TILE), a, b, sizes, device, 1, may_stream=waves)
+    found = fastest(mappings, a, b, sizes, device, 1, may_stream=waves)
     if found is None:
         return None
     made = _usual(a.dtype, found[0], device)

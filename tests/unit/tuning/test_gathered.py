@@ -25,12 +25,13 @@ def kernel_of(sizes: tuple[int, int, int], orders: str = "nn", dtype: str = "f2"
     ((14, 1447, 55), "tt", "singlestage"), ((648, 5649, 11), "nn", "singlestage"), ((1, 1, 3), "nn", "singlestage"),
     ((500, 500, 500), "nn", "multistage"), ((480, 1344, 356), "nt", "multistage"),
     ((501, 501, 501), "nn", "warp_specialised"), ((64, 51, 289), "tn", "warp_specialised"),       # at 2 bytes
-    ((8192, 8192, 33), "nn", "warp_specialised"), ((4100, 4100, 4100), "nn", "warp_specialised"),     # large
+    ((8192, 8192, 33), "nn", "warp_specialised"), ((4101, 4101, 4101), "nn", "warp_specialised"),     # large
     ((4299, 64, 3328), "tn", "multistage"), ((2964, 64, 3167), "nt", "multistage"), ((64, 2964, 3167), "nt", "multistage"),
     ((192, 18, 256), "nn", "multistage"), ((160, 384, 1542), "nt", "multistage"), ((218, 1088, 64), "tt", "multistage"),
     ((11898, 683, 514), "tt", "multistage"), ((36, 5952, 2304), "tn", "multistage"),                  # at 4 and 8
     ((3840, 6088, 78), "nt", "warp_specialised"), ((384, 6496, 742), "nn", "warp_specialised"),       # D by TMA
-    ((270, 8, 3584), "tt", "warp_specialised"), ((2964, 65, 3167), "nt", "warp_specialised"),         # few tiles, and wide
+    ((320, 11264, 1258), "nt", "multistage"), ((8192, 8190, 766), "nt", "multistage"),                # but K is long, or not
+    ((270, 8, 3584), "tt", "multistage"), ((2964, 65, 3167), "nt", "warp_specialised"),         # few tiles, and wide
     ((64, 64, 64), "nn", "warp_specialised"), ((512, 512, 512), "nn", "warp_specialised"),            # TMA takes them
     ((0, 5, 3), "nn", "warp_specialised"),
 ])
