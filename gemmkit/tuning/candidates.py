@@ -28,7 +28,7 @@ from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning import copied, defaults, hopper, mappings, multistage_mappings
 from gemmkit.tuning.hopper_fields import can_share
-from gemmkit.tuning.model import Mapping, by_workspace
+from gemmkit.tuning.model import CLOCK, Mapping, by_workspace
 from gemmkit.tuning.operators import SIXTEEN, accumulator_for, algebra_of, operator_for
 
 __all__ = ["Candidate", "candidates"]
@@ -163,7 +163,6 @@ def _by(extents: tuple[int, ...]) -> str:
 
 # -- which are tried --------------------------------------------------------------------------------------------------
 
-CLOCK = 1.7                            # cycles a ns, roughly: the model of Hopper's kernel counts cycles
 CLUSTERS = (1, 1), (2, 1), (1, 2), (2, 2)
 GROUPS = 8, 16, 0
 DEPTHS = 1, 2                          # lines of 128 bytes of K in a stage
@@ -261,7 +260,7 @@ def _multistage(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, devi
         of_a, of_b = infos
         if (device.arch[0] == 9 and isinstance(a, Plain) and isinstance(b, Plain) and of_a is not None and of_b is not None
                 and copied.is_copied(of_a, of_b)):
-            table = copied.mappings(a, b, of_a, of_b, copied.row_alignment(sizes[1], a.dtype.itemsize))
+            table = copied.Copies.of(a, b, of_a, of_b, copied.rows_of_d(None, sizes[1], a.dtype.itemsize)).multistage()
         else:
             table = (*table, multistage_mappings.SKINNY)
     M, N, K = (max(1, size) for size in sizes)

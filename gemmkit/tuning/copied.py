@@ -1,11 +1,12 @@
-"""What the multistage kernel takes on Hopper for 16-bit operands whose rows TMA cannot take.
+"""What 16-bit operands cost on Hopper whose rows TMA cannot take, in the multistage kernel and in Hopper's own.
 
-What copying a k-tile adds to its time depends on how rows begin: at multiples of 16 bytes, of 4 (copied by words),
-or anywhere (threads load single elements, and wait for them). So does the storing of D.
+What a k-tile takes to be copied depends on how rows begin: at multiples of 16 bytes, of 8 or 4 (cp.async copies words), or
+anywhere: threads load single elements then, and a block's k-tile takes as long as one thread's loads. So does storing D.
 
-The constants were fitted to 518 times of 72 products, f16 on an H200 (bench/results/choice*.json, 2026-11-24); they are off
-by 11 % in the mean. Fitted without 20, 19 and 26 of these products, the choice by them reaches 0.955, 0.939 and 0.975 of the
-best mapping for those; the rules of the day before reached 0.903, 0.917 and 0.894.
+The constants were fitted to 804 times of 93 products, f16 on an H200 (bench/results/choice*.json, 2026-11-24); they are off
+by 12 % in the mean. Fitted without 20, 26, 21 and 19 of these products, the choice by them (`gemmkit.tuning.gathered`)
+reaches 0.965, 0.969, 0.924 and 0.972 of the best mapping for those; what was chosen when they were timed reached 0.903,
+0.894, 0.835 and 0.917.
 """
 
 from __future__ import annotations
@@ -14,42 +15,53 @@ import dataclasses
 
 from gemmkit.layouts import Plain
 from gemmkit.runtime.arrays import ArrayInfo, alignment
+from gemmkit.runtime.device import DeviceInfo
+from gemmkit.tuning.mappings import BY_ELEMENTS
+from gemmkit.tuning.model import Mapping, by_workspace
 from gemmkit.tuning.multistage_mappings import Multistage
 
 VECTOR, WORD = 16, 4                   # bytes at whose multiples rows begin: of a copy by TMA or a thread; the shortest copy
-START = 1430                           # ns of a launch
-COPIED = (0.0, 0.04, 0.12)             # ns of an element of a k-tile: of rows at vectors, at words, anywhere
-WAITING = (0.0, 0.0, 300.0)            # ns that a block which is alone waits in a k-tile for such elements
-STORED = (0.11, 0.18, 0.27)            # ns of an element of D, a wave
-RUN, BROKEN = 64, 0.023                # elements of a line; ns of an element for each line more that they come from
+START = 1310                           # ns of a launch
+COPIED = (0.0, 0.01, 0.035, 0.088)     # ns of an element of a k-tile: of rows at vectors, at 8 bytes, at 4, anywhere
+LOADED = 33.0                          # ns of each of a thread's single elements of a k-tile
+STORED = (0.123, 0.167, 0.167, 0.28)   # ns of an element of D, a wave
+RUN, BROKEN = 64, 0.034                # elements of a line; ns of an element for each line more that they come from
 
 #: As fast as they multiply.
 TABLE = (
-    Multistage((128, 256, 64), (64, 64), 3, 1, (1537,) * 4, 1537, START, itemsize=2),
-    Multistage((128, 128, 32), (64, 64), 4, 2, (428,) * 4, 540, START, itemsize=2),
-    Multistage((64, 64, 64), (32, 32), 3, 4, (234,) * 4, 390, START, itemsize=2),
-    Multistage((32, 64, 64), (16, 32), 3, 4, (138,) * 4, 301, START, itemsize=2),
-    Multistage((16, 64, 128), (16, 16), 5, 2, (202,) * 4, 404, START, itemsize=2),
-    Multistage((16, 32, 256), (16, 8), 4, 1, (315,) * 4, 315, START, itemsize=2, merges=False),
+    Multistage((128, 256, 64), (64, 64), 3, 1, (1370,) * 4, 1370, START, itemsize=2),
+    Multistage((128, 128, 32), (64, 64), 4, 2, (351,) * 4, 442, START, itemsize=2),
+    Multistage((64, 64, 64), (32, 32), 3, 4, (288,) * 4, 480, START, itemsize=2),
+    Multistage((32, 64, 64), (16, 32), 3, 4, (171,) * 4, 375, START, itemsize=2),
+    Multistage((16, 64, 128), (16, 16), 5, 2, (226,) * 4, 452, START, itemsize=2),
+    Multistage((16, 32, 256), (16, 8), 4, 1, (460,) * 4, 460, START, itemsize=2, merges=False),
 )
+
+# Of Hopper's kernel, in cycles (`gemmkit.tuning.model`).
+HOPPERS_START = 3160                   # of a launch
+MULTIPLIED = 0.063                     # of an element of D, a k-tile of 64
+PASSED = (0.0, 0.1, 0.1, 0.22)         # of an element of a k-tile that producer threads pass on
+HOPPERS_STORED = (0.08, 0.12, 0.12, 0.22)      # of an element of D, a wave,
+SHARED = 0.42                          # and where blocks share K (from 7 products, not fitted)
 
 
 def kind(multiple: int) -> int:
-    """How rows begin that begin at multiples of so many bytes: 0 at vectors, 1 at words, 2 anywhere.
+    """How rows begin that begin at multiples of so many bytes: 0 at vectors, 1 at 8 bytes, 2 at words, 3 anywhere.
 
-    >>> kind(128), kind(8), kind(2)
-    (0, 1, 2)
+    >>> kind(128), kind(8), kind(4), kind(2)
+    (0, 1, 2, 3)
     """
-    return 0 if multiple >= VECTOR else 1 if multiple >= WORD else 2
+    return 0 if multiple >= VECTOR else 1 if multiple >= 8 else 2 if multiple >= WORD else 3
 
 
-def row_alignment(columns: int, itemsize: int) -> int:
-    """The largest power of two of bytes at whose multiples rows of so many elements begin, one behind the other.
+def rows_of_d(out: ArrayInfo | None, columns: int, itemsize: int) -> int:
+    """The largest power of two of bytes, up to a vector, at whose multiples rows of D begin; one behind the other where D is
+    made by the call.
 
-    >>> row_alignment(24, 2), row_alignment(7, 2)
+    >>> rows_of_d(None, 24, 2), rows_of_d(None, 7, 2)
     (16, 2)
     """
-    return columns * itemsize & -(columns * itemsize)
+    return alignment(out) if out is not None else min(VECTOR, columns * itemsize & -(columns * itemsize))
 
 
 def is_copied(*operands: ArrayInfo) -> bool:
@@ -57,20 +69,44 @@ def is_copied(*operands: ArrayInfo) -> bool:
     return any(kind(alignment(of)) for of in operands)
 
 
-def mappings(a: Plain, b: Plain, of_a: ArrayInfo, of_b: ArrayInfo, of_d: int) -> tuple[Multistage, ...]:
-    """The mappings with what they cost for operands that lie so, and rows of D at multiples of ``of_d`` bytes."""
-    return tuple(_as_copied(one, (a, b), (kind(alignment(of_a)), kind(alignment(of_b))), kind(of_d)) for one in TABLE)
+@dataclasses.dataclass(frozen=True)
+class Copies:
+    """Two operands that lie so, and rows of D at multiples of ``of_d`` bytes."""
+
+    layouts: tuple[Plain, Plain]
+    kinds: tuple[int, int]
+    of_d: int
+
+    @classmethod
+    def of(cls, a: Plain, b: Plain, of_a: ArrayInfo, of_b: ArrayInfo, of_d: int) -> Copies:
+        return cls((a, b), (kind(alignment(of_a)), kind(alignment(of_b))), kind(of_d))
+
+    def multistage(self) -> tuple[Multistage, ...]:
+        """The multistage kernel's mappings with what they cost."""
+        return tuple(map(self._multistage, TABLE))
+
+    def _multistage(self, one: Multistage) -> Multistage:
+        m, n, k = one.block
+        copying, single = 0.0, 0
+        for layout, k_axis, across, of in zip(self.layouts, (1, 0), (m, n), self.kinds):
+            run = k if layout.axis == k_axis else across
+            copying += across * k * (COPIED[of] + BROKEN * max(0.0, RUN / run - 1))
+            single += across * k if COPIED[of] == COPIED[-1] else 0
+        threads = 32 * (m // one.warp[0]) * (n // one.warp[1])
+        alone = one.solo + max(copying, LOADED * single / threads)
+        return dataclasses.replace(one, step=(round(one.step[0] + copying),) * 4, solo=round(alone),
+                                   finish=STORED[self.of_d] * m * n)
+
+    def hoppers(self, sizes: tuple[int, int, int], device: DeviceInfo, products: int) -> tuple[Mapping, ...]:
+        """Hopper's kernel's mappings with what they cost."""
+        shared = by_workspace(sizes, device, products, tuple(self._hoppers(one, SHARED) for one in BY_ELEMENTS.workspace),
+                              BY_ELEMENTS.least_shared)
+        return (*map(self._hoppers, BY_ELEMENTS.mappings), *shared)
+
+    def _hoppers(self, one: Mapping, shared: float = 0.0) -> Mapping:
+        passing = sum(PASSED[of] * across * 64 for of, across in zip(self.kinds, (one.M, one.N)))
+        return dataclasses.replace(one, step=MULTIPLIED * one.M * one.N + passing, start=HOPPERS_START,
+                                   finish=(HOPPERS_STORED[self.of_d] + shared) * one.M * one.N)
 
 
-def _as_copied(one: Multistage, layouts: tuple[Plain, Plain], kinds: tuple[int, int], of_d: int) -> Multistage:
-    m, n, k = one.block
-    copying = 0.0
-    for layout, k_axis, across, of in zip(layouts, (1, 0), (m, n), kinds):
-        run = k if layout.axis == k_axis else across
-        copying += across * k * (COPIED[of] + BROKEN * max(0.0, RUN / run - 1))
-    step = round(one.step[0] + copying)
-    alone = round(one.solo + copying + max(WAITING[of] for of in kinds))
-    return dataclasses.replace(one, step=(step,) * 4, solo=alone, finish=STORED[of_d] * m * n)
-
-
-__all__ = ["VECTOR", "WORD", "is_copied", "mappings", "row_alignment"]
+__all__ = ["VECTOR", "WORD", "Copies", "is_copied", "kind", "rows_of_d"]

@@ -4,9 +4,10 @@ There the producer's threads load such rows, and a k-tile takes them longer than
 nothing is hidden behind anything, and the kernel that does least besides is the fastest. Where rows begin at multiples of
 4 bytes, cp.async copies so many at a time, and several blocks a multiprocessor hide what one cannot: the multistage kernel
 is the fastest by the mapping that `gemmkit.tuning.copied` finds, unless D is so large, and K so short, that TMA's stores of
-its rows are most of the work: Hopper's producer is hidden behind these. Half of what Hopper's kernel multiplies is unused
-where D is half as wide as its tile: smaller tiles stream K, where they are fewer than multiprocessors. Microseconds on an
-H200 (2026-11-23 and 24, f16; Hopper's kernel, this choice, cuBLAS):
+its rows are most of the work: Hopper's producer is hidden behind these. Where rows begin anywhere, the models of both
+kernels are compared. Half of what Hopper's kernel multiplies is unused where D is half as wide as its tile: smaller tiles
+stream K, where they are fewer than multiprocessors. Microseconds on an H200 (2026-11-23 and 24, f16; Hopper's kernel, this
+choice, cuBLAS):
 
 | product | | | |
 |---|---|---|---|
@@ -23,6 +24,8 @@ H200 (2026-11-23 and 24, f16; Hopper's kernel, this choice, cuBLAS):
 | 320x11264x1258 nt | 92.4 | 54.6 | 51.4 |
 | 98x11480x7441 tn | 240.7 | 79.1 streamed | 123.8 |
 | 270x8x3584 tt | 10.3 | 5.8 in 6 shares | 7.0 |
+| 3001x201x6001 nt | 328.1 | 126.6 streamed | 91.9 |
+| 36x256x389 nn | 5.6 | 4.5 | 5.3 |
 | 4299x64x3328 tn | 35.9 | 23.7 streamed | 31.6 |
 | 2964x64x3167 nt | 34.6 | 25.7 | 23.5 |
 
@@ -42,13 +45,16 @@ from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tuning import copied, multistage_mappings
 from gemmkit.tuning.candidates import Candidate
 from gemmkit.tuning.mappings import MAPPING_FIELDS, is_untouched
+from gemmkit.tuning.model import CLOCK
 from gemmkit.tuning.operators import SIXTEEN
 
 SHORT = Candidate("singlestage", (32, 32, 64), (16, 16), blocks_per_sm=4)
 MOST_BLOCKS = 32                       # of that a multiprocessor: larger tiles store more of D at a time
 LEAST = 32                             # along K: half of a k-tile
 WIDE = 2**21                           # elements of a D that Hopper's kernel stores by TMA:
-HIDDEN = 128, 768                      # the longest K of which is hidden behind that, with both operands copied and with one
+HIDDEN = 128, 768                      # the longest K of which is hidden behind that: with both operands copied, with one
+WIDEST = 2**24                         # of so many any K, where rows begin at 4 bytes
+WORTH = 0.85                           # of Hopper's modelled time, where rows begin anywhere
 SIDE = 64                              # of a tile of the multistage kernel's
 STREAMED = Candidate("multistage", (SIDE, SIDE, 64), (32, 32), stages=3, blocks_per_sm=4, splits="stream")
 LONGEST = 2048                         # along K: above it few tiles are streamed,
@@ -68,17 +74,22 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     by_tma = [why_not(of, layout.axis) is None for of, layout in ((of_a, a), (of_b, b))]
     if all(by_tma):
         return None
-    out = infos["out"]
-    rows_of_d = copied.row_alignment(N, a.dtype.itemsize) if out is None else alignment(out)
-    is_hidden = rows_of_d >= copied.VECTOR and M * N >= WIDE and K <= HIDDEN[any(by_tma)]
-    if K >= LEAST and min(alignment(of_a), alignment(of_b)) >= copied.WORD and not is_hidden:
-        return multistage_mappings.of_half(copied.mappings(a, b, of_a, of_b, rows_of_d), a, b, sizes, device)
+    rows_of_d = copied.rows_of_d(infos["out"], N, a.dtype.itemsize)
+    copies = copied.Copies.of(a, b, of_a, of_b, rows_of_d)
+    least = min(alignment(of_a), alignment(of_b))
+    is_stored = rows_of_d >= copied.VECTOR and M * N >= WIDE
+    is_hidden = is_stored and (K <= HIDDEN[any(by_tma)] or (M * N >= WIDEST and least == copied.WORD))
+    if K >= LEAST and least >= copied.WORD and not is_hidden:
+        return multistage_mappings.of_half(copies.multistage(), a, b, sizes, device)
     tiles = -(-M // SIDE) * -(-N // SIDE)
     blocks = -(-M // SHORT.block[0]) * -(-N // SHORT.block[1])
     if K <= SHORT.block[2] and blocks <= MOST_BLOCKS * device.sm_count:
         return SHORT.choice(a, b, fields, device)
     if min(M, N) <= SIDE and FEWEST <= tiles <= device.sm_count and K > LONGEST:
         return STREAMED.choice(a, b, fields, device)
+    if least < copied.WORD and K > SHORT.block[2]:
+        hoppers = min(one.cycles(sizes, device, a.dtype.itemsize, None, 1) for one in copies.hoppers(sizes, device, 1))
+        return multistage_mappings.of_half(copies.multistage(), a, b, sizes, device, WORTH * hoppers / CLOCK)
     return None
 
 

@@ -10,15 +10,16 @@ from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.lang.errors import ConfigError
-from gemmkit.layouts import Layout, RowMajor
+from gemmkit.layouts import Layout, Plain, RowMajor
 from gemmkit.operators.algebra import units
 from gemmkit.operators.base import Operator
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tuning import algebras
+from gemmkit.tuning.copied import Copies, rows_of_d
 from gemmkit.tuning.hopper_fields import LEAST_STAGES, assumed_spec, can_share, complete
-from gemmkit.tuning.mappings import LIKELY, PROMOTED, Table, table_of
+from gemmkit.tuning.mappings import BY_ELEMENTS, LIKELY, PROMOTED, Table, table_of
 from gemmkit.tuning.model import LINE, Mapping, by_workspace, choose_mapping, smallest, with_second_pass
 from gemmkit.tuning.operators import result_dtype
 
@@ -30,11 +31,15 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
            d: Layout | None = None) -> tuple[Operator, dict[str, Any]]:
     """The operator for a product of 16-bit floats in these layouts (``c`` and ``d`` where they are given), and the fields of
     its mapping."""
-    table = table_for(a, b, infos["a"], infos["b"], fields, sizes)
+    of_a, of_b = infos["a"], infos["b"]
+    table = table_for(a, b, of_a, of_b, fields, sizes)
     always = getattr(fields.get("condition"), "is_always", True)
-    supply = table.supply_of(infos["a"], infos["b"])
+    supply = table.supply_of(of_a, of_b)
     listed = table.mappings
-    if always:
+    if table is BY_ELEMENTS and isinstance(a, Plain) and isinstance(b, Plain) and of_a is not None and of_b is not None:
+        copies = Copies.of(a, b, of_a, of_b, rows_of_d(infos["out"], sizes[1], a.dtype.itemsize))
+        listed = tuple(one for one in copies.hoppers(sizes, device, products) if always or one.splits == 1)
+    elif always:
         listed += by_workspace(sizes, device, products, table.workspace, table.least_shared)
         listed += table.aligned if supply is None else table.clustered
     listed = tuple(one for one in listed if can_share(one, a, b))

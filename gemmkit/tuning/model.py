@@ -15,6 +15,7 @@ from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
 from gemmkit.tuning import stream_k
 
+CLOCK = 1.7                            # cycles a ns, roughly
 LINE = 128                             # bytes of K in a stage: a line of the widest swizzle
 SHARED_BYTES = 4000                    # a cycle: what the L2 gives all multiprocessors where they share K
 CLUSTER_BYTES = 3200                   # the same where the blocks of a cluster do
@@ -198,5 +199,5 @@ def streaming(mappings: tuple[Mapping, ...]) -> tuple[Mapping, ...]:
                  if one.splits == 1 and one.M * one.N >= LEAST_STREAMED)
 
 
-__all__ = ["LINE", "SHORT_LINES", "UNALIGNED_LINES", "Mapping", "Supply", "by_workspace", "choose_mapping", "smallest",
-           "streaming", "with_second_pass"]
+__all__ = ["CLOCK", "LINE", "SHORT_LINES", "UNALIGNED_LINES", "Mapping", "Supply", "by_workspace", "choose_mapping",
+           "smallest", "streaming", "with_second_pass"]

@@ -206,17 +206,18 @@ def choice(a: Layout, b: Layout, fields: dict[str, Any], sizes: tuple[int, int, 
     return units, mapping if units.refuses_to_merge is None else best.fields
 
 
-def of_half(mappings: tuple[Multistage, ...], a: Layout, b: Layout, sizes: tuple[int, int, int],
-            device: DeviceInfo) -> tuple[Operator | None, dict[str, Any]] | None:
-    """The same of 16-bit floats by mma.sync among these mappings, wherever wgmma may be had: streamed where there is more
-    than a wave of the largest tiles (of fewer, equal shares were the faster: 36 x 5952 x 2304 15.3 us, 21.8)."""
-    m, n, _ = HALF[0].block
-    waves = math.ceil(sizes[0] / m) * math.ceil(sizes[1] / n) > device.sm_count
-    found = fastest(mappings, a, b, sizes, device, 1, may_stream=waves)
+def of_half(mappings: tuple[Multistage, ...], a: Layout, b: Layout, sizes: tuple[int, int, int], device: DeviceInfo,
+            most: float = math.inf) -> tuple[Operator | None, dict[str, Any]] | None:
+    """The same of 16-bit floats by mma.sync among these mappings, wherever wgmma may be had. None where it takes longer than
+    ``most`` ns by the model."""
+    found = fastest(mappings, a, b, sizes, device, 1, may_stream=True)
     if found is None:
         return None
-    made = _usual(a.dtype, found[0], device)
-    return None if made is None else (made[0], dict(made[1], splits=found[1]))
+    one, splits = found
+    time = (one.streamed(sizes, 1, 0, device.sm_count) if isinstance(splits, StreamK)
+            else one.nanoseconds(sizes, 1, 0, device.sm_count, splits))
+    made = _usual(a.dtype, one, device)
+    return None if made is None or time > most else (made[0], dict(made[1], splits=splits))
 
 
 def fastest(mappings: tuple[Multistage, ...], a: Layout, b: Layout, sizes: tuple[int, int, int], device: DeviceInfo,

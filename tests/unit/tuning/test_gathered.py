@@ -25,6 +25,9 @@ def kernel_of(sizes: tuple[int, int, int], orders: str = "nn", dtype: str = "f2"
     ((14, 1447, 55), "tt", "singlestage"), ((648, 5649, 11), "nn", "singlestage"), ((1, 1, 3), "nn", "singlestage"),
     ((500, 500, 500), "nn", "multistage"), ((480, 1344, 356), "nt", "multistage"),
     ((501, 501, 501), "nn", "warp_specialised"), ((64, 51, 289), "tn", "warp_specialised"),       # at 2 bytes
+    ((40, 1000, 333), "nn", "warp_specialised"), ((3001, 201, 6001), "nt", "multistage"), ((201, 3001, 6001), "nn", "multistage"),
+    ((36, 256, 389), "nn", "multistage"), ((3, 64, 524), "tt", "multistage"), ((1695, 3023, 376), "tn", "warp_specialised"),
+    ((8192, 8192, 2050), "nt", "warp_specialised"), ((4098, 4098, 4098), "nt", "multistage"),         # rows at 4 bytes, large
     ((8192, 8192, 33), "nn", "warp_specialised"), ((4101, 4101, 4101), "nn", "warp_specialised"),     # large
     ((4299, 64, 3328), "tn", "multistage"), ((2964, 64, 3167), "nt", "multistage"), ((64, 2964, 3167), "nt", "multistage"),
     ((192, 18, 256), "nn", "multistage"), ((160, 384, 1542), "nt", "multistage"), ((218, 1088, 64), "tt", "multistage"),
