@@ -96,6 +96,7 @@ class Lowered:
     shared_bytes: int
     text: tuple[str, ...]
     in_shared: tuple[str, ...]
+    blocks_per_sm: int = 1
 
 
 def lower(schedule: Any, a: Matrix, b: Matrix, c: Matrix) -> Lowered:
@@ -122,7 +123,7 @@ def lower(schedule: Any, a: Matrix, b: Matrix, c: Matrix) -> Lowered:
     head = _spec("MatMul", operands, KERNEL)
     size = f"{state.threads} threads a block, {state.shared_bytes} bytes of shared memory"
     return Lowered(nodes.Root(part.node, *forms), state.threads, state.tile, state.depth or 1, state.shared_bytes,
-                   (head, *part.text, size), tuple(state.in_shared))
+                   (head, *part.text, size), tuple(state.in_shared), first.blocks_per_sm)
 
 
 def _lower(schedule: Any, rest: tuple, operands: list[Operand], level: str, state: State) -> Part:
