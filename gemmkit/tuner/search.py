@@ -19,7 +19,6 @@ from gemmkit.matrices import Matrix, unwrapped
 from gemmkit.planning import Plan
 from gemmkit.problem import Call, held_by, resolve
 from gemmkit.products import forget_plans
-from gemmkit.runtime import device
 from gemmkit.tuner.jobs import Memory, contents_of, job_of, memory_of
 from gemmkit.tuner.measuring import Failed, Measuring
 from gemmkit.tuner.progress import Progress
