@@ -74,7 +74,8 @@ def multiply_adds(block: tuple[int, int] = (128, 128), k: int = 8, ahead: bool =
     m, n = block
     warps = max(1, m // 64 * (n // 32))
     tile = (4, 32), (4, 16)
-    a = Move.tile(m, k // warps).to(Warp).tile(128, 1).unroll.tile(4, 1).to(Thread).layout(ColMajor).done
+    high = min(m, 128)                                        # of A: what a warp moves at a time, 16 bytes a thread
+    a = Move.tile(m, k // warps).to(Warp).tile(high, 128 // high).unroll.tile(4, 1).to(Thread).layout(ColMajor).done
     b = Move.tile(k, n // warps).to(Warp).tile(k, 32 // k).unroll.tile(1, 1).to(Thread).layout(ColMajor).done
     steps = (MatMul(M, N, K)(GL, GL, GL)(Kernel)
         .tile(m, n).to(Block).layout(ColMajor).occupancy(occupancy)
