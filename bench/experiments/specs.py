@@ -3,7 +3,7 @@
 * decompositions: the first three of docs/specs.md against cuBLAS; 4 and 5 are the listings.
 * listings: both of Fireiron's paper, as printed and with A and B a step ahead (`gemmkit.specs.families`), against the Config
   of the template kernel with the same tiles, and against cuBLAS. The wmma listing's Config is what its ``.config()`` gives.
-  The Maxwell listing has none; the nearest has its tile, warps and thread's tile, and copies and stores as the template does.
+  The Maxwell listing has none; the nearest has its tile, warps and thread's tile, and the template's copies and stores.
 * small: M = N = 16 to 512, K = 64 to 4096, float16 to float32: the fastest of some schedules and of `gemmkit.matmul` as it
   chooses by itself, against cuBLAS. Which it was is the row's ``config``.
 """
@@ -86,7 +86,7 @@ class Scheduled(Experiment):
 @functools.cache
 def wmma_config() -> gemmkit.Config:
     """What the listing's ``.config()`` says."""
-    return cuda_wmma_sample.config(*F16)  # type: ignore[no-any-return]
+    return cuda_wmma_sample.config(*F16)
 
 
 @functools.cache

@@ -33,8 +33,8 @@ MOST = 4096                            # variants of an exploration
 class Variant:
     """One choice of parameters, and what came of it: a time, or in ``error`` why there is none.
 
-    ``blocks_per_sm`` is how many blocks a multiprocessor has at a time; ``ratio`` is the time of `gemmkit.matmul`, measured in
-    turns, by this one's (above 1 it is faster).
+    ``blocks_per_sm`` is how many blocks a multiprocessor has at a time; ``ratio`` is the time of `gemmkit.matmul`, measured
+    in turns, by this one's (above 1 it is faster).
     """
 
     parameters: dict[str, Any]
@@ -63,8 +63,9 @@ HEADER = ("variant", "us", "TFLOP/s", "ratio", "registers", "shared", "threads",
 
 @dataclass(frozen=True)
 class Explored:
-    """What was found. ``rows`` has all variants: the timed ones, the fastest first; then those that were compiled and checked
-    alone; then those that were refused. ``default`` is the time of `gemmkit.matmul` in microseconds, None where nothing was timed."""
+    """What was found. ``rows`` has all variants: the timed ones, the fastest first; then those that were compiled and
+    checked alone; then those that were refused. ``default`` is the time of `gemmkit.matmul` in microseconds, None where
+    nothing was timed."""
 
     what: str
     rows: tuple[Variant, ...]
@@ -91,8 +92,7 @@ class Explored:
         if self.default is not None:
             lines.append(("gemmkit.matmul", f"{self.default:.2f}", "", "1.000", "", "", "", ""))
         widths = [max(map(len, column)) for column in zip(*lines)]
-        table = ["  ".join(cell.ljust(width) if n == 0 else cell.rjust(width) for n, (cell, width) in enumerate(zip(line, widths)))
-                 for line in lines]
+        table = ["  ".join((first.ljust(widths[0]), *map(str.rjust, rest, widths[1:]))) for first, *rest in lines]
         others = [row for row in self.rows if row.error is not None]
         counts = f"{self.what}: {len(self.rows)} variants, {len(others)} of them refused or wrong"
         refused = [f"{row}: {' '.join(str(row.error).split())}" for row in others]
@@ -128,7 +128,8 @@ class Variants(Sequence[Variant]):
         try:
             inspect.signature(make).bind(**dict.fromkeys(values))
         except TypeError as error:
-            raise TypeError(f"explore: {name}{inspect.signature(make)} cannot be called with {', '.join(values)}: {error}") from None
+            raise TypeError(f"explore: {name}{inspect.signature(make)} cannot be called with {', '.join(values)}: "
+                            f"{error}") from None
         if (count := math.prod(map(len, values.values()))) > MOST:
             raise ValueError(f"explore: {count} combinations of {', '.join(values)}; {MOST} at most, give fewer values")
         self._rows = [self._made(make, name, dict(zip(values, one))) for one in itertools.product(*values.values())]
@@ -143,7 +144,8 @@ class Variants(Sequence[Variant]):
         except ValueError as error:
             return row.refused(error)
         if not isinstance(schedule, Finished) or schedule.kind != "MatMul":
-            raise TypeError(f"explore: {name}({row}) returns {schedule!r}; a schedule of a MatMul that ends with .done is needed")
+            raise TypeError(f"explore: {name}({row}) returns {schedule!r}; a schedule of a MatMul that ends with .done is "
+                            "needed")
         return replace(row, schedule=schedule)
 
     def __len__(self) -> int:
@@ -156,10 +158,11 @@ class Variants(Sequence[Variant]):
                  progress: bool | None = None) -> Explored:
         """Try them on ``a @ b``.
 
-        Each is compiled in a process of its own, ``jobs`` at a time. Arrays of a GPU: one process more, which has a context of
-        its own and copies of the matrices, runs each into memory of NaN; the result is compared with float64, and timed in
-        turns with `gemmkit.matmul`. A variant that faults or hangs takes nothing with it. NumPy arrays, within ``with
-        gemmkit.emulate():``: each is compiled for an H100 and emulated on small operands of the same kind; there are no times.
+        Each is compiled in a process of its own, ``jobs`` at a time. Arrays of a GPU: one process more, which has a context
+        of its own and copies of the matrices, runs each into memory of NaN; the result is compared with float64, and timed
+        in turns with `gemmkit.matmul`. A variant that faults or hangs takes nothing with it. NumPy arrays, within ``with
+        gemmkit.emulate():``: each is compiled for an H100 and emulated on small operands of the same kind; there are no
+        times.
 
         Args:
             a, b, out: as a schedule takes them; ``out`` says what C is, and is not written.

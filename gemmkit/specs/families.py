@@ -45,14 +45,13 @@ def tensor_cores(block: tuple[int, int], k: int, warp: tuple[int, int], ahead: b
     """
     (m, n), (wm, wn) = block, warp
     warps = max(1, m // wm * (n // wn))
-    wide, deep = min(n, 128), min(k, 256)                     # of C and of A, B: what a warp moves at a time, 16 bytes a thread
+    wide, deep = min(n, 128), min(k, 256)                     # of C and of A, B: a warp's at a time, 16 bytes a lane
     a = Move.tile(m // warps, k).to(Warp).tile(256 // deep, deep).unroll.tile(1, 8).to(Thread).done
     b = Move.tile(k, n // warps).to(Warp).tile(deep, 256 // deep).unroll.tile(8, 1).to(Thread).layout(ColMajor).done
-    steps = (MatMul(M, N, K)(GL, GL, GL)(Kernel)
-        .tile(m, n).to(Block).occupancy(occupancy)
-        .accumulate_in(FR, Init.tile(wm, wn).to(Warp).tile(16, 16).unroll.done,
-                       Move.move(SRC, SH, Move.tile(wm, wn).to(Warp).tile(16, 16).unroll.done).pad(4)
-                       .tile(m // warps, n).to(Warp).tile(128 // wide, wide).unroll.tile(1, 4).to(Thread).done))
+    begin = Init.tile(wm, wn).to(Warp).tile(16, 16).unroll.done
+    end = (Move.move(SRC, SH, Move.tile(wm, wn).to(Warp).tile(16, 16).unroll.done).pad(4)
+        .tile(m // warps, n).to(Warp).tile(128 // wide, wide).unroll.tile(1, 4).to(Thread).done)
+    steps = MatMul(M, N, K)(GL, GL, GL)(Kernel).tile(m, n).to(Block).occupancy(occupancy).accumulate_in(FR, begin, end)
     if ahead:
         steps = steps.split(k).move(A, SH, a).pad(8).prefetch.move(B, SH, b).pad(8).prefetch
     else:
@@ -67,7 +66,8 @@ def tensor_cores(block: tuple[int, int], k: int, warp: tuple[int, int], ahead: b
 def multiply_adds(block: tuple[int, int] = (128, 128), k: int = 8, ahead: bool = False, occupancy: int = 1,
                   pad: int = 4) -> Any:
     """``maxwell_optimized`` with other tiles: all matrices column-major, float32. A warp computes 64 x 32 and a thread four
-    pieces of 4 x 4, as there; the epilogue stores them without a micro-kernel, 16 bytes at a time, so that M and N may be any.
+    pieces of 4 x 4, as there; the epilogue stores them without a micro-kernel, 16 bytes at a time, so that M and N may be
+    any.
 
     Raises ScheduleError for sizes that are none.
     """
@@ -77,10 +77,11 @@ def multiply_adds(block: tuple[int, int] = (128, 128), k: int = 8, ahead: bool =
     high = min(m, 128)                                        # of A: what a warp moves at a time, 16 bytes a thread
     a = Move.tile(m, k // warps).to(Warp).tile(high, 128 // high).unroll.tile(4, 1).to(Thread).layout(ColMajor).done
     b = Move.tile(k, n // warps).to(Warp).tile(k, 32 // k).unroll.tile(1, 1).to(Thread).layout(ColMajor).done
+    begin = Init.tile(64, 32).to(Warp).tile(8, 8).to(Thread).tile(1, 1).unroll.done
+    end = Move.tile(64, 32).to(Warp).tile(*tile).to(Thread).layout(ColMajor).swizzle(swizz).tile(4, 1).unroll.done
     steps = (MatMul(M, N, K)(GL, GL, GL)(Kernel)
         .tile(m, n).to(Block).layout(ColMajor).occupancy(occupancy)
-        .accumulate_in(RF, Init.tile(64, 32).to(Warp).tile(8, 8).to(Thread).tile(1, 1).unroll.done,
-                       Move.tile(64, 32).to(Warp).tile(*tile).to(Thread).layout(ColMajor).swizzle(swizz).tile(4, 1).unroll.done))
+        .accumulate_in(RF, begin, end))
     if ahead:
         steps = (steps.split(k).move(A, SH, a).storage(ColMajor).prefetch
                  .move(B, SH, b).storage(RowMajor).pad(pad).prefetch)

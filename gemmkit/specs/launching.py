@@ -48,8 +48,8 @@ class Ahead(NamedTuple):
 
 @dataclass(frozen=True)
 class Kernel:
-    """``function(component, *arrays)`` on blocks of ``threads`` threads, compiled so that at least ``blocks_per_sm`` fit on a
-    multiprocessor by their registers."""
+    """``function(component, *arrays)`` on blocks of ``threads`` threads, compiled so that at least ``blocks_per_sm`` fit on
+    a multiprocessor by their registers."""
 
     function: Any
     component: Any

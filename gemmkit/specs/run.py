@@ -54,7 +54,7 @@ def described(a: Any, b: Any, out: Any) -> tuple[tuple[ArrayInfo, ...], Any]:
 
 
 def prepared(schedule: Any, infos: tuple[ArrayInfo, ...]) -> tuple[Kernel, Lowered]:
-    """The kernel that multiplies these matrices. Raises ScheduleError, ValueError and TypeError where it does not fit them."""
+    """The kernel that multiplies these matrices. Raises ScheduleError and ValueError where it does not fit them."""
     matrices = list(map(_matrix, ("a", "b", "out"), infos))
     lowered = kernel_of(schedule, *matrices)
     blocks, is_partial = _blocks(schedule, lowered, infos)
@@ -128,7 +128,8 @@ def compile_schedule(schedule: Any, a: Any, b: Any, c: Any, *, blocks_per_sm: in
     lowered = kernel_of(schedule, *matrices)
     m, n, k = (size or 4096 for size in schedule.sizes)
     infos = [example(shape, x.dtype, x.order) for shape, x in zip(((m, k), (k, n), (m, n)), matrices)]
-    kernel = Kernel(scheduled, lowered.root, lowered.threads, 1, lowered.shared_bytes, blocks_per_sm or lowered.blocks_per_sm)
+    resident = blocks_per_sm or lowered.blocks_per_sm
+    kernel = Kernel(scheduled, lowered.root, lowered.threads, 1, lowered.shared_bytes, resident)
     return kernel.compile(READ_ONLY, infos)
 
 

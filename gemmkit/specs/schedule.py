@@ -273,11 +273,11 @@ Move, Init = Schedule("Move"), Schedule("Init")
 
 
 def explore(make: Any, **choices: Any) -> Any:
-    """``explore(make, tiles=[(64, 64), (128, 64)], k=[8, 16])(a, b)``: the schedules ``make(tiles, k)`` for all combinations,
-    compiled, checked and timed on these matrices; printed it is a table, ``.schedule`` is the fastest one.
+    """``explore(make, tiles=[(64, 64), (128, 64)], k=[8, 16])(a, b)``: the schedules ``make(tiles, k)`` for all
+    combinations, compiled, checked and timed on these matrices; printed it is a table, ``.schedule`` is the fastest one.
 
-    Those that do not fit are listed with their rule. In the emulator nothing is timed. See `gemmkit.specs.exploring.Variants` for
-    what a call takes, and for the errors.
+    Those that do not fit are listed with their rule. In the emulator nothing is timed. See
+    `gemmkit.specs.exploring.Variants` for what a call takes, and for the errors.
     """
     from gemmkit.specs.exploring import Variants
 

@@ -54,7 +54,8 @@ class Compiled(NamedTuple):
     wrong: str | None
 
 
-def explored(rows: Sequence[Variant], a: Any, b: Any, out: Any, budget: float, jobs: int | None, progress: bool | None) -> Explored:
+def explored(rows: Sequence[Variant], a: Any, b: Any, out: Any, budget: float, jobs: int | None,
+             progress: bool | None) -> Explored:
     """Try the variants: see `gemmkit.specs.exploring.Variants`."""
     mode = current_mode()
     on_host = describe(a, "a").library == "numpy"
@@ -214,15 +215,18 @@ class _Search:
     def _job(self, tried: Tried, memory: Memory) -> Job:
         kernel = tried.launchable
         pointers = [(kernel.slot(n + 1), memory.pointer(info.pointer)) for n, info in enumerate(self.infos)]
+        slots = tuple((slot, at) for slot, at in pointers if slot is not None)
         return Job(kernel.entry().cubin, kernel.blocks, kernel.threads, kernel.shared_bytes, tuple(kernel.formats),
-                   tuple(kernel.values), 1, False, False, tuple((slot, at) for slot, at in pointers if slot is not None), (), (),
+                   tuple(kernel.values), 1, False, False, slots, (), (),
                    tuple(dict.fromkeys(at.buffer for _, at in pointers)))
 
     def _expected(self, memory: Memory, contents: Sequence[bytes]) -> np.ndarray:
         """The product in float64, of the matrices as they are on the GPU."""
-        a, b = (elements(contents[memory.pointer(info.pointer).buffer], memory.buffers[memory.pointer(info.pointer).buffer].start,
-                         info).astype(np.float64) for info in self.infos[:2])
-        return a @ b
+        def wide(info: ArrayInfo) -> np.ndarray:
+            number = memory.pointer(info.pointer).buffer
+            return elements(contents[number], memory.buffers[number].start, info).astype(np.float64)
+
+        return np.asarray(wide(self.infos[0]) @ wide(self.infos[1]))
 
     @staticmethod
     def _limit(process: Any) -> float:
@@ -232,7 +236,8 @@ class _Search:
             start = time.monotonic()
             process.result(-1, DEFAULT_S)
         except Failed as error:
-            raise RuntimeError(f"gemmkit.matmul, which variants are timed in turns with, does not run: {error}") from None
+            raise RuntimeError("gemmkit.matmul, which variants are timed in turns with, does not run: "
+                               f"{error}") from None
         return VARIANT_S + TIMES * (time.monotonic() - start)
 
     def _timed(self, process: Any, number: int, memory: Memory, expected: np.ndarray, pairs: int, limit: float) -> None:
@@ -258,16 +263,17 @@ class _Search:
     def result(self) -> Explored:
         (m, n, k), (a, _, c) = self.sizes, self.infos
         what = f"{m} x {n} x {k}, {a.dtype} to {c.dtype}, on {self.target.name}"
-        timed = sorted((row for row in self.rows if row.microseconds is not None and row.error is None), key=lambda row: -(row.ratio or 0))
-        rest = [row for row in self.rows if row.microseconds is None and row.error is None]
-        return Explored(what, (*timed, *rest, *(row for row in self.rows if row.error is not None)), self.default, tuple(self.notes))
+        right = [row for row in self.rows if row.error is None]
+        timed = sorted((row for row in right if row.microseconds is not None), key=lambda row: -(row.ratio or 0.0))
+        rest = [row for row in right if row.microseconds is None] + [row for row in self.rows if row.error is not None]
+        return Explored(what, (*timed, *rest), self.default, tuple(self.notes))
 
 
 # -- small operands of the same kind ------------------------------------------------------------------------------------
 
 def small_sizes(schedule: Any, lowered: Lowered, sizes: tuple[int, int, int]) -> tuple[int, ...]:
-    """Sizes of which the same kernel computes one whole tile and what the last one has, along K two steps and the rest. Sizes
-    that the schedule says stay."""
+    """Sizes of which the same kernel computes one whole tile and what the last one has, along K two steps and the rest.
+    Sizes that the schedule says stay."""
     least = (lowered.tile[0], lowered.tile[1], 2 * lowered.depth)
     steps = (*lowered.tile, lowered.depth)
     return tuple(size if said is not None else min(size, whole + size % step)

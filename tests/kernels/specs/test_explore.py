@@ -31,7 +31,6 @@ from gemmkit.specs.schedule import (
     Move,
     N,
     Schedule,
-    ScheduleError,
     Thread,
     explore,
 )
