@@ -21,7 +21,6 @@ from bench.experiments.algebras import SAMPLED_ROWS
 from bench.experiments.experiment import Experiment, Lib
 from bench.harness import Call
 from gemmkit import layouts, operators
-from gemmkit.emulator.mode import is_emulating
 from gemmkit.specs import decompositions as first
 from gemmkit.specs.families import multiply_adds, tensor_cores
 from gemmkit.specs.listings import cuda_wmma_sample, maxwell_optimized
@@ -114,15 +113,16 @@ SCHEDULES: dict[str, Callable[[], tuple[Any, Callable[[], gemmkit.Config] | None
 class Listing(Scheduled):
     """``work`` names the schedule; ``versus`` is "cuBLAS" or "the template"."""
 
+    @property
+    def mapping(self) -> str:  # type: ignore[override]
+        return "schedule"
+
+    @property
+    def peers_kernel(self) -> str | None:  # type: ignore[override]
+        return f"the template of {self.work}" if self.versus == "the template" else None
+
     def ours(self, lib: Lib, x: Any) -> Call:
-        schedule = SCHEDULES[self.work]()[0]
-
-        def call() -> None:
-            schedule(x.a, x.b, out=x.out)
-            if is_emulating() and self.versus == "the template":      # compiled ahead, too
-                self.peers(lib, x)()
-
-        return call
+        return functools.partial(SCHEDULES[self.work]()[0], x.a, x.b, out=x.out)
 
     def peers(self, lib: Lib, x: Any) -> Call:
         if self.versus == "cuBLAS":
@@ -130,6 +130,17 @@ class Listing(Scheduled):
         configuration = SCHEDULES[self.work]()[1]
         assert configuration is not None
         return lambda: gemmkit.matmul(x.a, x.b, None, configuration(), out=x.peer_out)
+
+    def templates(self) -> list[Any]:
+        """What the peer launches, where that is the template."""
+        from bench.prepare import HostArrays, recorded
+
+        host = HostArrays()
+        return recorded(self.peers(host, self.operands(host, 0))) if self.versus == "the template" else []
+
+    def build_peer(self) -> None:
+        for made in self.templates():
+            made.launchable.entry()
 
     def title(self, lib: Lib) -> str:
         return "gemmkit's template, same tiles" if self.versus == "the template" else super().title(lib)
@@ -182,8 +193,8 @@ class Small(Scheduled):
     """The fastest candidate, found when the first operands are there: ``mapping`` is its name."""
 
     @property
-    def mapping(self) -> str | None:  # type: ignore[override]
-        return _fastest[self][0] if self in _fastest else None
+    def mapping(self) -> str:  # type: ignore[override]
+        return _fastest[self][0] if self in _fastest else "fastest"
 
     def calls(self, x: Any) -> dict[str, Call]:
         """By name: `gemmkit.matmul`, and the schedules."""

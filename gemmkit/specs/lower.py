@@ -278,6 +278,9 @@ def _ahead(schedule: Any, step: steps.Split, rest: tuple, operands: list[Operand
     moves = [move for move in rest[:2] if isinstance(move, steps.Move) and move.prefetch]
     if {move.operand for move in moves} != {0, 1}:
         raise moves[0].refuse(".prefetch is for the moves of A and B right behind a .split, both of them")
+    if all(move.no_sync for move in moves):
+        raise moves[1].refuse(".no_sync of both leaves out the barrier that what comes a step ahead (.prefetch) needs")
+    state.in_shared += [f"{move}.prefetch at {move.line}" for move in moves]
     changed, brought = list(operands), {}
     text: list[str] = []
     for move in moves:

@@ -21,10 +21,10 @@ from gemmkit.runtime.array_info import ArrayInfo, alignment
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.forked import Failure, forked
 from gemmkit.runtime.launchable import Launchable
-from gemmkit.specs.exploring import Explored, Variant
 from gemmkit.specs.launching import Kernel
 from gemmkit.specs.lower import Lowered
 from gemmkit.specs.run import READ_ONLY, described, prepared
+from gemmkit.specs.variants import Explored, Variant
 from gemmkit.tuner.jobs import Job, Memory, contents_of, job_of, memory_of
 from gemmkit.tuner.measuring import Failed, Measuring
 from gemmkit.tuner.progress import Progress
