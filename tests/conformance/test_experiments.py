@@ -101,7 +101,7 @@ def small(case: Experiment) -> Experiment:
     if isinstance(case, attention.Attention):
         return dataclasses.replace(case, batch=1, heads=2, m=2 * 16, n=16, k=32)
     if isinstance(case, specs.Scheduled):                    # what the schedules' tiles divide
-        m, k = {"listings": (128, 128), "decompositions": (32, 16), "small": (32, 64)}[case.group]
+        m, k = {"listings": (128, 64 if case.kind == "f16" else 8), "decompositions": (32, 16), "small": (16, 64)}[case.group]
         return tiny(case, m, m, k)
     return tiny(case)
 
@@ -164,12 +164,20 @@ def test_every_experiment_is_computed_right(case: Experiment) -> None:
     assert row["peer"].startswith({"minplus": "this card's limit", "forced": "this card's rate"}.get(case.group, "NumPy"))
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("case", [case for case in specs.listings() if case.versus == "the template" and case.m == 1024], ids=str)
+TEMPLATES = [case for case in specs.listings() if case.versus == "the template" and case.m == 1024]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", TEMPLATES, ids=str)
 def test_listings_against_the_template(case: Any) -> None:
-    """Both are gemmkit's; the template's kernel is compiled ahead, as a peer's."""
+    """Both are gemmkit's."""
     row = measured(small(case))
     assert row["ratio"] == pytest.approx(1.0) and row["peer"] == "gemmkit's template, same tiles" and row["config"] == "schedule"
+
+
+@pytest.mark.parametrize("case", TEMPLATES, ids=str)
+def test_the_templates_kernel_is_a_peers(case: Any) -> None:
+    """It is compiled ahead, and has the listing's tile and threads."""
     (template,) = case.templates()
     (ours,) = prepare.products(case)
     conf = template.problem.config

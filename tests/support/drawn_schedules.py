@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
@@ -156,3 +157,17 @@ def schedules(draw: Any, pads: tuple = PADS, dtypes: tuple = DTYPES) -> Drawn:
     orders = {"fragments": "CFC", "pieces": "FFF"}.get(kind) or "".join(draw(st.tuples(*[st.sampled_from("CF")] * 3)))
     dtype = "f2" if kind == "fragments" else "f4" if kind == "pieces" and ahead else draw(st.sampled_from(dtypes))
     return Drawn(made, (sizes[0], sizes[1], sizes[2]), dtype, orders, "f4" if kind == "fragments" else dtype, seed)
+
+
+PARTS = range(12)                      # of 25: together 300
+
+
+def part_of_many(part: int, check: Any, count: int = 25, **how: Any) -> None:
+    """``check`` of ``count`` drawn schedules, others in each part."""
+    @hypothesis.seed(part)
+    @hypothesis.settings(max_examples=count, phases=[hypothesis.Phase.generate], derandomize=False, database=None)
+    @hypothesis.given(schedules(**how))
+    def each(drawn: Drawn) -> None:
+        check(drawn)
+
+    each()

@@ -17,7 +17,7 @@ from gemmkit.specs.lower import Matrix
 from gemmkit.specs.nodes import scheduled
 from gemmkit.specs.run import READ_ONLY, kernel_of, matrix_of, prepared
 from tests.ptx_machine.launch import run_ptx
-from tests.support.drawn_schedules import Drawn, schedules
+from tests.support.drawn_schedules import PARTS, Drawn, part_of_many, schedules
 from tests.support.schedules import operands
 
 
@@ -45,10 +45,9 @@ def test_as_ptx(drawn: Drawn) -> None:
 
 @pytest.mark.compile
 @pytest.mark.thorough
-@hypothesis.settings(max_examples=300, phases=[hypothesis.Phase.generate])
-@hypothesis.given(schedules(pads=PTX_PADS))
-def test_many_as_ptx(drawn: Drawn) -> None:
-    as_ptx(drawn)
+@pytest.mark.parametrize("part", PARTS)
+def test_many_as_ptx(part: int) -> None:
+    part_of_many(part, as_ptx, pads=PTX_PADS)
 
 
 def by_ptx(schedule: Any, a: Any, b: Any, out: Any) -> None:

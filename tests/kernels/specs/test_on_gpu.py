@@ -12,7 +12,7 @@ import gemmkit as gk
 from gemmkit.specs import decompositions
 from gemmkit.specs.families import multiply_adds, tensor_cores
 from gemmkit.specs.listings import cuda_wmma_sample, maxwell_optimized
-from tests.support.drawn_schedules import Drawn, schedules
+from tests.support.drawn_schedules import PARTS, Drawn, part_of_many, schedules
 
 DECOMPOSITIONS = {
     "scalar": (decompositions.scalar, "f4", "CCC"), "registers": (decompositions.registers, "f4", "CCC"),
@@ -65,21 +65,17 @@ def test_drawn_in_the_emulator(drawn: Drawn) -> None:
 
 
 @pytest.mark.thorough
-@hypothesis.settings(max_examples=300, phases=[hypothesis.Phase.generate])
-@hypothesis.given(schedules())
-def test_many_drawn_in_the_emulator(drawn: Drawn) -> None:
-    emulated(drawn)
+@pytest.mark.parametrize("part", PARTS)
+def test_many_drawn_in_the_emulator(part: int) -> None:
+    part_of_many(part, emulated)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("part", range(8))
 def test_drawn_on_the_gpu(part: int) -> None:
     """Some for each of the processes that run tests."""
-    @hypothesis.seed(part)
-    @hypothesis.settings(max_examples=6, phases=[hypothesis.Phase.generate], derandomize=False, database=None)
-    @hypothesis.given(schedules())
     def check(drawn: Drawn) -> None:
         a, b, out = drawn.matrices()
         drawn.check(computed(drawn.schedule, a, b, out), a, b)
 
-    check()
+    part_of_many(part, check, count=6)
