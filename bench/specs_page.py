@@ -66,8 +66,8 @@ def text(path: Path = RESULTS) -> str:
     rows = content["rows"]
     head = f"One {content['device']}, {content['date'][:10]}, `bench/results/specs.json`; ratios are of one run, in turns."
     failed = [f"Not measured: {case} ({message})." for case, message in content.get("failed", {}).items()]
-    title = ("Small matrices, float16 with a float32 result: cuBLAS's time by that of the fastest of nine schedules (marked *)\n"
-             "and `gemmkit.matmul`.")
+    title = ("Small matrices, float16 with a float32 result: cuBLAS's time by that of the fastest of nine schedules\n"
+             "(marked *) and `gemmkit.matmul`.")
     return "\n".join([head, "", *large(rows), "", title, "", *small(rows), *failed])
 
 
