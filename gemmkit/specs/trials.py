@@ -8,13 +8,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.emulator.mode import computed_by, current_mode
+from gemmkit.components import ComponentError
+from gemmkit.emulator.mode import Mode, current_mode
 from gemmkit.lang import later
 from gemmkit.runtime import device
 from gemmkit.runtime.array_info import ArrayInfo, alignment
@@ -61,34 +61,34 @@ def explored(rows: Sequence[Variant], a: Any, b: Any, out: Any, budget: float, j
     on_host = describe(a, "a").library == "numpy"
     if on_host and mode is None:
         raise TypeError("a is a host array (NumPy); explore in the emulator, without times: with gemmkit.emulate(): ...")
-    with ExitStack() as stack:
-        if mode is not None:
-            stack.enter_context(computed_by(mode))
-        infos, out = described(a, b, out)
-        if 0 in (*infos[0].shape, *infos[1].shape):
-            raise ValueError(f"a is {infos[0].shape} and b is {infos[1].shape}: there is nothing to compute")
-        if len({info.device for info in infos}) != 1:
-            raise ValueError("a, b, out are in different places; put them on one GPU")
-        target = device.H100 if on_host else device.target(infos[0].device)
-        search = _Search(list(rows), infos, target, budget, jobs)
-        with Progress(progress) as shown:
-            search.fit()
-            search.compile(shown, mode.seed if mode is not None and on_host else None, on_host)
-            if on_host:
-                search.notes.append("nothing was timed: this is the emulator. Variants were compiled for an "
-                                    f"{target.name}, and emulated on small operands")
-            else:
-                search.time(a, b, out, shown)
+    infos, out = described(a, b, out)
+    if 0 in (*infos[0].shape, *infos[1].shape):
+        raise ValueError(f"a is {infos[0].shape} and b is {infos[1].shape}: there is nothing to compute")
+    if len({info.device for info in infos}) != 1:
+        raise ValueError("a, b, out are in different places; put them on one GPU")
+    target = device.H100 if on_host else device.target(infos[0].device)
+    search = _Search(list(rows), infos, target, budget, jobs, mode if on_host else None)
+    with Progress(progress) as shown:
+        search.fit()
+        search.compile(shown)
+        if on_host:
+            search.notes.append("nothing was timed: this is the emulator. Variants were compiled for an "
+                                f"{target.name}, and emulated on small operands")
+        else:
+            search.time(a, b, out, shown)
     return search.result()
 
 
 @dataclass
 class _Search:
+    """The variants of one product; ``mode`` is the emulator's, None on a GPU."""
+
     rows: list[Variant]
     infos: tuple[ArrayInfo, ...]
     target: Any
     budget: float
     jobs: int | None
+    mode: Mode | None
 
     def __post_init__(self) -> None:
         self.notes: list[str] = []
@@ -111,20 +111,21 @@ class _Search:
                 continue
             try:
                 kernel, lowered = prepared(row.schedule, self.infos)
-            except ValueError as error:
+                launchable = kernel.launchable(READ_ONLY, self.infos, self.target, max(0, self.infos[0].device))
+            except (ValueError, ComponentError) as error:     # the latter: of a micro-kernel that is no device code
                 self.rows[number] = row.refused(error)
                 continue
-            launchable = kernel.launchable(READ_ONLY, self.infos, self.target, max(0, self.infos[0].device))
             self._tried[number] = Tried(kernel, lowered, launchable)
             self.rows[number] = replace(row, threads=kernel.threads, shared_bytes=kernel.shared_bytes)
 
     # -- 2. compiled, and emulated where there is no GPU ----------------------------------------------------------------
 
-    def compile(self, shown: Any, seed: int | None, is_emulated: bool) -> None:
+    def compile(self, shown: Any) -> None:
+        """In a process each. Of the budget half is for measuring."""
         later.load()                                          # once, and not in every process
         numbers = list(self._tried)
-        tasks = [self._task(number, seed, is_emulated) for number in numbers]
-        until = self.left() if is_emulated else self.left() / 2
+        tasks = [self._task(number) for number in numbers]
+        reserved = 0.0 if self.mode is not None else self.budget / 2
         shown.begin("compiling", len(tasks))
         waiting = set(numbers)
         processes = forked(tasks, self.jobs, COMPILE_S)
@@ -132,18 +133,18 @@ class _Search:
             waiting.discard(numbers[index])
             self._compiled(numbers[index], found)
             shown.advance()
-            if self.left() < self.budget - until:
+            if self.left() < reserved:
                 processes.close()                             # type: ignore[attr-defined]
                 break
         for number in waiting:
             self._drop(number, "not compiled within the budget")
 
-    def _task(self, number: int, seed: int | None, is_emulated: bool) -> Callable[[], Compiled]:
+    def _task(self, number: int) -> Callable[[], Compiled]:
         tried, schedule = self._tried[number], self.rows[number].schedule
 
         def task() -> Compiled:
             usage = tried.launchable.entry().meta["usage"]
-            return Compiled(usage, self._emulated(schedule, tried.lowered, seed) if is_emulated else None)
+            return Compiled(usage, None if self.mode is None else self._emulated(schedule, tried.lowered, self.mode.seed))
 
         return task
 
