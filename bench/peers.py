@@ -53,6 +53,9 @@ class Peer(Protocol):
     def plain(self, a: Array, b: Array, out: Array) -> None:
         """gemmkit's own product, as what a product with more to do is compared with."""
 
+    def wide_matmul(self, a: Array, b: Array, out: Array) -> None:
+        """A @ B into ``out`` of a wider type than theirs."""
+
     def joined(self, a: Array, b: Array, axis: int) -> Array:
         """Both side by side, in memory of its own."""
 
@@ -152,6 +155,12 @@ class TorchPeers(Torch):
         import gemmkit
 
         gemmkit.matmul(a, b, out=out)
+
+    def wide_matmul(self, a: Array, b: Array, out: Array) -> None:
+        if out.dtype == a.dtype:
+            self.torch.matmul(a, b, out=out)
+        else:
+            self.torch.mm(a, b, out_dtype=out.dtype, out=out)
 
     def joined(self, a: Array, b: Array, axis: int) -> Array:
         return self.torch.cat((a, b), axis)

@@ -47,6 +47,9 @@ GROUPS = {
     "attention_short": "Attention of short sequences, against cuDNN through PyTorch",
     "attention_rules": "Attention with masks, scores and shared heads, against FlexAttention (torch.compile)",
     "mlp": "MLPs of width 128 in one launch, against a call of cuBLASLt a layer",
+    "decompositions": "Schedules 1 to 3 of docs/specs.md, float32, against cuBLAS",
+    "listings": "Fireiron's listings, against the template of the same tiles and against cuBLAS",
+    "small": "Small matrices, float16 to float32: the fastest of schedules and matmul, against cuBLAS",
     "mappings": "Mappings (tuning)",
 }
 # What is asked of a group's geometric mean: at least, aim.
@@ -54,6 +57,7 @@ MEANS = {
     "square": (1.02, 1.08), "contraction": (1.1, 1.5), "tccg": (1.1, 1.5), "float32": (0.98, 1.05), "float64": (0.98, 1.02),
     "complex": (0.9, 1.0), "long": (0.95, 1.2), "skinny": (1.0, 1.15), "rows": (1.0, 1.2),
     "attention": (1.08, 1.2), "attention_short": (0.95, 1.1), "attention_rules": (1.2, 1.6),
+    "small": (1.1, 1.3),
 }  # fmt: skip
 HEADER = ["work", "dtype", "size", "layout", "config", "ours us", "peer us", "ratio", "spread", "bar", "aim", "verdict"]
 HEADER += ["peer"]

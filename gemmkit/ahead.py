@@ -43,6 +43,9 @@ class Recording(Mode):
     def run_mlp(self, made: Any, arrays: dict[str, Any]) -> None:
         self._record(made, [arrays["out"]])
 
+    def run_specs(self, kernel: Any, arrays: Any, infos: Any) -> None:
+        self._record(kernel.ahead(arrays, infos), [array.value for array in arrays if array.is_filled])
+
     def run_group(self, compiled: Any, products: list[tuple], places: Any) -> None:
         self._record(compiled, [out for *_, out in products])
 

@@ -30,6 +30,7 @@ from bench.experiments import (
     mlp,
     random_shapes,
     rows,
+    specs,
     stacks,
     stream_k,
     types,
@@ -60,15 +61,20 @@ FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
     "attention_short": attention.attention_short,
     "attention_rules": attention.attention_rules,
     "mlp": mlp.mlp,
+    "decompositions": specs.named,
+    "listings": specs.listings,
+    "small": specs.small,
 }
 MOST_SETS = 2048  # of inputs: a hundred thousand of 8 x 8 x 8 would take minutes to make, and smaller ones stay in the L2
 # Measured when asked for:
 ASKED = (
     "square", "decode", "stacks", "grouped", "float32", "float64", "complex", "long", "skinny", "random", "streamk",
-    "forced", "rows", "composed", "attention", "attention_short", "attention_rules", "mlp",
+    "forced", "rows", "composed", "attention", "attention_short", "attention_rules", "mlp", "decompositions",
+    "listings", "small",
 )  # fmt: skip
 DEFAULT = (*cases.PAPER, *(group for group in FURTHER if group not in ASKED))
 GROUPS = ("square", *cases.PAPER, "decode", *FURTHER)
+TOGETHER = {"specs": ("decompositions", "listings", "small")}  # names of several groups
 
 
 class Bench(hopper.Bench):
@@ -97,9 +103,14 @@ class Bench(hopper.Bench):
             tolerance=case.tolerance,
             peer_error=lambda: case.peer_error(lib, sets[0]),
             peer_tolerance=8 * case.tolerance,
-            chosen=next((made.problem.config for made in prepare.products(case) if hasattr(made, "problem")), None),
+            chosen=None if case.mapping else self.chosen(case),
             products=case.products,
         )
+
+    @staticmethod
+    def chosen(case: Experiment) -> Any:
+        """The configuration of what gemmkit launches, where it has one."""
+        return next((made.problem.config for made in prepare.products(case) if hasattr(made, "problem")), None)
 
 
 def on_torch(pairs: int, target_us: float) -> Bench:
@@ -119,7 +130,7 @@ def make(groups: Sequence[str], match: str = "", quick: bool = False) -> list[An
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m bench.experiments", description="The paper's experiments.")
     one = names(GROUPS)
-    made.add_argument("experiments", nargs="*", metavar="experiment", help=f"of {', '.join(GROUPS)}")
+    made.add_argument("experiments", nargs="*", metavar="experiment", help=f"of {', '.join((*GROUPS, *TOGETHER))}")
     made.add_argument("--groups", type=one, default=[], help="the same, separated by commas")
     hopper.add_options(made)
     return made
@@ -128,9 +139,10 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     made = parser()
     options = made.parse_args(arguments)
-    for name in options.experiments:
+    named = [group for name in options.experiments for group in TOGETHER.get(name, (name,))]
+    for name in named:
         if name not in GROUPS:
-            made.error(f"{name!r} is none of {', '.join(GROUPS)}")
-    groups = [*options.experiments, *options.groups] or list(DEFAULT)
+            made.error(f"{name!r} is none of {', '.join((*GROUPS, *TOGETHER))}")
+    groups = [*named, *options.groups] or list(DEFAULT)
     wanted = make(groups, options.match, options.quick)
     return hopper.execute("experiments", wanted, options, on_torch)

@@ -52,6 +52,10 @@ class Mode:
 
         run_mlp(made, arrays, self.seed)
 
+    def run_specs(self, kernel: Any, arrays: Any, infos: Any) -> None:
+        """Run a kernel of tensors and specs (`gemmkit.specs.launching.Kernel`)."""
+        kernel.emulate(arrays, infos, self.seed)
+
 
 _mode: ContextVar[Mode | None] = ContextVar("gemmkit_emulation", default=None)
 

@@ -40,15 +40,23 @@ class Code(NamedTuple):
     usage: Any
 
 
+class Ahead(NamedTuple):
+    """A call whose kernel is compiled ahead, and not launched."""
+
+    launchable: Launchable
+
+
 @dataclass(frozen=True)
 class Kernel:
-    """``function(component, *arrays)`` on blocks of ``threads`` threads."""
+    """``function(component, *arrays)`` on blocks of ``threads`` threads, compiled so that at least ``blocks_per_sm`` fit on
+    a multiprocessor by their registers."""
 
     function: Any
     component: Any
     threads: int
     blocks: int
     shared_bytes: int
+    blocks_per_sm: int = 1
 
     def run(self, arrays: Sequence[Array], stream: Any = None) -> None:
         """Emulate NumPy arrays, which needs ``with gemmkit.emulate():``; launch for arrays of one GPU.
@@ -60,35 +68,41 @@ class Kernel:
         if len(places) != 1:
             raise ValueError(f"{', '.join(array.name for array in arrays)} are in different places; put them on one GPU")
         if infos[0].library == "numpy":
-            self._emulate(arrays, infos)
+            mode = current_mode()
+            if mode is None:
+                raise TypeError(f"{arrays[0].name} is a host array (NumPy); emulate its kernel: with gemmkit.emulate(): ...")
+            mode.run_specs(self, arrays, infos)
         else:
             self._launch(arrays, infos, stream)
 
-    def _emulate(self, arrays: Sequence[Array], infos: Sequence[ArrayInfo]) -> None:
-        mode = current_mode()
-        if mode is None:
-            raise TypeError(f"{arrays[0].name} is a host array (NumPy); emulate its kernel: with gemmkit.emulate(): ...")
+    def emulate(self, arrays: Sequence[Array], infos: Sequence[ArrayInfo], seed: int | None) -> None:
+        """Run it on NumPy arrays, every access checked. Raises the emulator's errors."""
         dialect.check(self.component)                         # what the compiler would refuse is refused here
         views = [View(array.value, machine.Memory.for_array(array.value, array.name, readonly=array.is_readonly,
                                                             written=not array.is_filled), unit_axis(info), alignment(info))
                  for array, info in zip(arrays, infos)]
         with np.errstate(all="ignore"):
             machine.launch(self.function, (self.component, *views), grid=(self.blocks, 1, 1), block=(self.threads, 1, 1),
-                           shared_memory=self.shared_bytes, schedule_seed=mode.seed)
+                           shared_memory=self.shared_bytes, schedule_seed=seed)
 
     def launchable(self, readonly: Sequence[bool], infos: Sequence[ArrayInfo], target: Any, ordinal: int = 0) -> Launchable:
         """The kernel with its arguments, to be compiled and launched."""
         frozen = [freeze_array(info, readonly=only) for info, only in zip(infos, readonly)]
         return Launchable(self.function, [freeze(self.component), *frozen], self.threads, self.blocks, target, ordinal,
-                          self.shared_bytes)
+                          self.shared_bytes, blocks_per_sm=self.blocks_per_sm)
 
-    def compile(self, readonly: Sequence[bool], infos: Sequence[ArrayInfo], blocks_per_sm: int = 1) -> Code:
+    def ahead(self, arrays: Sequence[Array], infos: Sequence[ArrayInfo]) -> Ahead:
+        """What `gemmkit.ahead` compiles for a call on host arrays."""
+        return Ahead(self.launchable([array.is_readonly for array in arrays], infos, device.target()))
+
+    def compile(self, readonly: Sequence[bool], infos: Sequence[ArrayInfo]) -> Code:
         """PTX and machine code for an H100, without a GPU."""
         from gemmkit.runtime.assemble import assemble
         from gemmkit.runtime.compile import to_ptx
 
         made = self.launchable(readonly, infos, device.H100)
-        ptx = to_ptx(self.function, tuple(x.type for x in made.arguments), self.threads, device.H100, blocks_per_sm)
+        ptx = to_ptx(self.function, tuple(x.type for x in made.arguments), self.threads, device.H100,
+                     self.blocks_per_sm)
         assembled = assemble(ptx, device.H100.arch_name)
         return Code(ptx, assembled.cubin, assembled.usage)
 

@@ -96,6 +96,7 @@ class Lowered:
     shared_bytes: int
     text: tuple[str, ...]
     in_shared: tuple[str, ...]
+    blocks_per_sm: int = 1
 
 
 def lower(schedule: Any, a: Matrix, b: Matrix, c: Matrix) -> Lowered:
@@ -122,7 +123,7 @@ def lower(schedule: Any, a: Matrix, b: Matrix, c: Matrix) -> Lowered:
     head = _spec("MatMul", operands, KERNEL)
     size = f"{state.threads} threads a block, {state.shared_bytes} bytes of shared memory"
     return Lowered(nodes.Root(part.node, *forms), state.threads, state.tile, state.depth or 1, state.shared_bytes,
-                   (head, *part.text, size), tuple(state.in_shared))
+                   (head, *part.text, size), tuple(state.in_shared), first.blocks_per_sm)
 
 
 def _lower(schedule: Any, rest: tuple, operands: list[Operand], level: str, state: State) -> Part:
@@ -277,6 +278,9 @@ def _ahead(schedule: Any, step: steps.Split, rest: tuple, operands: list[Operand
     moves = [move for move in rest[:2] if isinstance(move, steps.Move) and move.prefetch]
     if {move.operand for move in moves} != {0, 1}:
         raise moves[0].refuse(".prefetch is for the moves of A and B right behind a .split, both of them")
+    if all(move.no_sync for move in moves):
+        raise moves[1].refuse(".no_sync of both leaves out the barrier that what comes a step ahead (.prefetch) needs")
+    state.in_shared += [f"{move}.prefetch at {move.line}" for move in moves]
     changed, brought = list(operands), {}
     text: list[str] = []
     for move in moves:

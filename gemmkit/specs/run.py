@@ -14,8 +14,10 @@ from gemmkit.specs.launching import Array, Code, Kernel, example
 from gemmkit.specs.lower import Lowered, Matrix, lower
 from gemmkit.specs.nodes import scheduled
 
-__all__ = ["compile_schedule", "explain", "kernel_of", "matrix_of", "run"]
+__all__ = ["READ_ONLY", "compile_schedule", "described", "explain", "kernel_of", "matrix_of", "prepared", "run"]
 
+#: Which of A, B and C a kernel only reads.
+READ_ONLY = (True, True, False)
 #: What sums are of, where no ``out`` says it.
 _SUMS = {"float16": np.float32, "bfloat16": np.float32}
 
@@ -30,17 +32,8 @@ def run(schedule: Any, a: Any, b: Any, out: Any = None, *, stream: Any = None) -
     Raises ScheduleError where the schedule does not fit these matrices, ValueError and TypeError for matrices that do not
     fit each other, or the kernel's tiles, before anything is compiled; the emulator's errors for faults.
     """
-    given = describe(a, "a"), describe(b, "b")
-    m, n, _ = _sizes(*given)
-    if out is None:
-        out = empty_like(a, (m, n), np.dtype(_SUMS.get(given[0].dtype.name, given[0].dtype)))
-    infos = (*given, describe(out, "out"))
-    matrices = list(map(_matrix, ("a", "b", "out"), infos))
-    lowered = kernel_of(schedule, *matrices)
-    blocks, is_partial = _blocks(schedule, lowered, infos)
-    if is_partial:                                            # a kernel that looks where the matrices end
-        lowered = kernel_of(schedule, *(matrix._replace(is_partial=True) for matrix in matrices))
-    kernel = Kernel(scheduled, lowered.root, lowered.threads, blocks, lowered.shared_bytes)
+    infos, out = described(a, b, out)
+    kernel, lowered = prepared(schedule, infos)
     arrays = Array(a, "a", is_readonly=True), Array(b, "b", is_readonly=True), Array(out, "out", is_filled=True)
     try:
         kernel.run(arrays, stream)
@@ -49,6 +42,25 @@ def run(schedule: Any, a: Any, b: Any, out: Any = None, *, stream: Any = None) -
         error.args = (f"{error.args[0]}\nThe schedule's steps that use shared memory:{steps}", *error.args[1:])
         raise
     return out
+
+
+def described(a: Any, b: Any, out: Any) -> tuple[tuple[ArrayInfo, ...], Any]:
+    """What the three matrices are, and ``out``: a new one where there is none."""
+    given = describe(a, "a"), describe(b, "b")
+    m, n, _ = _sizes(*given)
+    if out is None:
+        out = empty_like(a, (m, n), np.dtype(_SUMS.get(given[0].dtype.name, given[0].dtype)))
+    return (*given, describe(out, "out")), out
+
+
+def prepared(schedule: Any, infos: tuple[ArrayInfo, ...]) -> tuple[Kernel, Lowered]:
+    """The kernel that multiplies these matrices. Raises ScheduleError and ValueError where it does not fit them."""
+    matrices = list(map(_matrix, ("a", "b", "out"), infos))
+    lowered = kernel_of(schedule, *matrices)
+    blocks, is_partial = _blocks(schedule, lowered, infos)
+    if is_partial:                                            # a kernel that looks where the matrices end
+        lowered = kernel_of(schedule, *(matrix._replace(is_partial=True) for matrix in matrices))
+    return Kernel(scheduled, lowered.root, lowered.threads, blocks, lowered.shared_bytes, lowered.blocks_per_sm), lowered
 
 
 @lru_cache(maxsize=256)
@@ -106,8 +118,9 @@ def _blocks(schedule: Any, lowered: Lowered, infos: tuple) -> tuple[int, bool]:
     return -(-m // lowered.tile[0]) * -(-n // lowered.tile[1]), is_partial
 
 
-def compile_schedule(schedule: Any, a: Any, b: Any, c: Any, *, blocks_per_sm: int = 1) -> Code:
-    """PTX and machine code of a schedule for an H100, without a GPU. Matrices are as `matrix_of` takes them.
+def compile_schedule(schedule: Any, a: Any, b: Any, c: Any, *, blocks_per_sm: int | None = None) -> Code:
+    """PTX and machine code of a schedule for an H100, without a GPU. Matrices are as `matrix_of` takes them;
+    ``blocks_per_sm`` None is what the schedule says (`.occupancy`).
 
     Raises ScheduleError where the schedule does not fit them.
     """
@@ -115,8 +128,9 @@ def compile_schedule(schedule: Any, a: Any, b: Any, c: Any, *, blocks_per_sm: in
     lowered = kernel_of(schedule, *matrices)
     m, n, k = (size or 4096 for size in schedule.sizes)
     infos = [example(shape, x.dtype, x.order) for shape, x in zip(((m, k), (k, n), (m, n)), matrices)]
-    kernel = Kernel(scheduled, lowered.root, lowered.threads, 1, lowered.shared_bytes)
-    return kernel.compile((True, True, False), infos, blocks_per_sm)
+    resident = blocks_per_sm or lowered.blocks_per_sm
+    kernel = Kernel(scheduled, lowered.root, lowered.threads, 1, lowered.shared_bytes, resident)
+    return kernel.compile(READ_ONLY, infos)
 
 
 def explain(schedule: Any, a: Any, b: Any, c: Any) -> str:

@@ -32,7 +32,7 @@ begin, end)``
 Refinements of what they stand behind:
 
 * of ``.tile``: ``.to(level)`` (tiles side by side: Block, Warp, Thread), ``.layout(ColMajor)`` (workers column by column),
-  ``.swizzle(f)`` (workers renumbered), ``.unroll``;
+  ``.swizzle(f)`` (workers renumbered), ``.unroll``; of ``.to(Block)``: ``.occupancy(blocks)`` of a multiprocessor;
 * of ``.split``: ``.sync`` (a barrier behind each step), ``.unroll``;
 * of ``.move`` to SH: ``.storage(order)``, ``.pad(elements)`` a line, ``.no_sync`` (no barrier behind it), ``.prefetch`` (a
   step ahead, by cp.async).
@@ -49,7 +49,7 @@ from gemmkit.specs.forms import FR, GL, RF, SH
 from gemmkit.specs.steps import ScheduleError, line_here
 
 __all__ = ["FR", "GL", "RF", "SH", "SRC", "A", "B", "Block", "ColMajor", "Init", "K", "Kernel", "M", "MatMul", "Move", "N",
-           "RowMajor", "Schedule", "ScheduleError", "Thread", "Warp", "micro_kernel"]
+           "RowMajor", "Schedule", "ScheduleError", "Thread", "Warp", "explore", "micro_kernel"]
 
 Kernel, Block, Warp, Thread = steps.LEVELS
 RowMajor, ColMajor = steps.ROW_MAJOR, steps.COLUMN_MAJOR
@@ -137,6 +137,16 @@ class Schedule:
             raise self._last(steps.Tile, ".swizzle").refuse(f".swizzle({function!r}): give a function of a worker's number")
         return self._refined(".swizzle", (steps.Tile,), swizzle=function)
 
+    def occupancy(self, blocks: int) -> Schedule:
+        """So many blocks at least fit on a multiprocessor by their registers, of which a thread then has fewer: of
+        ``.to(Block)``. (CUDA's launch bounds.)"""
+        last = self._last(steps.Tile, ".occupancy")
+        if last.level != Block:
+            raise last.refuse(".occupancy is of .to(Block): it says how many blocks a multiprocessor has at a time")
+        if type(blocks) is not int or not 1 <= blocks <= 32:
+            raise last.refuse(f".occupancy({blocks!r}): give a number of blocks, 1 to 32")
+        return self._refined(".occupancy", (steps.Tile,), blocks_per_sm=blocks)
+
     @property
     def unroll(self) -> Schedule:
         """No loop: the code is there as often."""
@@ -219,9 +229,10 @@ class Finished(Schedule):
 
         return explain(self, a, b, c)
 
-    def compile(self, a: Any, b: Any, c: Any, *, blocks_per_sm: int = 1) -> Any:
+    def compile(self, a: Any, b: Any, c: Any, *, blocks_per_sm: int | None = None) -> Any:
         """PTX, machine code and what it takes of registers, for an H100 and without a GPU: a
-        `gemmkit.specs.launching.Code`. Matrices are as for `explain`. Raises ScheduleError."""
+        `gemmkit.specs.launching.Code`. Matrices are as for `explain`; ``blocks_per_sm`` is the schedule's ``.occupancy``
+        where it is not given. Raises ScheduleError."""
         from gemmkit.specs.run import compile_schedule
 
         return compile_schedule(self, a, b, c, blocks_per_sm=blocks_per_sm)
@@ -259,6 +270,18 @@ def MatMul(m: Any, n: Any, k: Any) -> Any:
 
 #: The specs that schedules of a MatMul have parts of.
 Move, Init = Schedule("Move"), Schedule("Init")
+
+
+def explore(make: Any, **choices: Any) -> Any:
+    """``explore(make, tiles=[(64, 64), (128, 64)], k=[8, 16])(a, b)``: the schedules ``make(tiles, k)`` for all
+    combinations, compiled, checked and timed on these matrices; printed it is a table, ``.schedule`` is the fastest one.
+
+    Those that do not fit are listed with their rule. In the emulator nothing is timed. See
+    `gemmkit.specs.exploring.Variants` for what a call takes, and for the errors.
+    """
+    from gemmkit.specs.exploring import Variants
+
+    return Variants(make, choices)
 
 
 def micro_kernel(shared_bytes: int) -> Any:

@@ -52,6 +52,7 @@ class Tile(Step):
     order: str = ROW_MAJOR
     swizzle: Any = None
     unroll: bool = False
+    blocks_per_sm: int = 1
 
     def __str__(self) -> str:
         return f".tile({self.rows}, {self.columns})" + (f".to({self.level})" if self.level else "")

@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from gemmkit.problem import held_by
+from gemmkit.runtime import device
 from gemmkit.runtime.array_info import ArrayInfo, byte_range, whole
 
-__all__ = ["Buffer", "Job", "Memory", "Pointer", "job_of", "memory_of"]
+__all__ = ["Buffer", "Job", "Memory", "Pointer", "contents_of", "job_of", "memory_of"]
 
 ALIGNMENT = 256                        # bytes: an address in the measuring process is the caller's modulo this
 
@@ -118,3 +121,21 @@ def job_of(compiled: Any, memory: Memory, cubin: bytes) -> Job:
     spaces = tuple((space.slot, space.role, space.nbytes) for space in compiled.spaces)
     return Job(cubin, kernel.blocks, kernel.threads, kernel.shared_bytes, tuple(kernel.formats), tuple(values),
                kernel.cluster, kernel.dependent, kernel.waits, tuple(pointers.items()), tuple(maps), spaces, varied)
+
+
+def contents_of(memory: Memory, ordinal: int) -> list[bytes]:
+    """The bytes of each buffer that kernels read, from the device."""
+    from cuda.bindings import driver
+
+    found = []
+    with device.made_current(ordinal):
+        device.ensure_context(ordinal)
+        (status,) = driver.cuCtxSynchronize()
+        for buffer in memory.buffers:
+            held = np.empty(buffer.nbytes if buffer.is_read else 0, np.uint8)
+            if held.nbytes and int(status) == 0:
+                (status,) = driver.cuMemcpyDtoH(held.ctypes.data, buffer.start, held.nbytes)
+            if int(status) != 0:
+                raise RuntimeError(f"the CUDA driver answered {status.name} to a copy of the arrays")
+            found.append(held.tobytes())
+    return found

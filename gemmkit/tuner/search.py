@@ -19,8 +19,7 @@ from gemmkit.matrices import Matrix, unwrapped
 from gemmkit.planning import Plan
 from gemmkit.problem import Call, held_by, resolve
 from gemmkit.products import forget_plans
-from gemmkit.runtime import device
-from gemmkit.tuner.jobs import Memory, job_of, memory_of
+from gemmkit.tuner.jobs import Memory, contents_of, job_of, memory_of
 from gemmkit.tuner.measuring import Failed, Measuring
 from gemmkit.tuner.progress import Progress
 from gemmkit.tuner.verifying import difference, elements, tolerance
@@ -256,7 +255,7 @@ class _Search:
             return
         memory = memory_of(self._default.compiled)
         jobs = {one.number: job_of(one.compiled, memory, one.cubin) for one in ready}
-        contents = _contents(memory, self._call.a.device)
+        contents = contents_of(memory, self._call.a.device)
         shown.begin("measuring", len(ready) - 1)
         with self._measuring(memory, contents, jobs[0].varied, self._call.a.device) as process:
             for number, job in jobs.items():
@@ -350,23 +349,3 @@ def _what(call: Call) -> str:
 
 def _slowness(row: Tried) -> float:
     return -(row.ratio or 0.0)
-
-
-def _contents(memory: Memory, ordinal: int) -> list[bytes]:
-    """The bytes of each buffer that kernels read, from the device."""
-    import numpy as np
-    from cuda.bindings import driver
-
-    found = []
-    with device.made_current(ordinal):
-        device.ensure_context(ordinal)
-        (status,) = driver.cuCtxSynchronize()
-        for buffer in memory.buffers:
-            held = np.empty(buffer.nbytes if buffer.is_read else 0, np.uint8)
-            if held.nbytes and int(status) == 0:
-                (status,) = driver.cuMemcpyDtoH(held.ctypes.data, buffer.start, held.nbytes)
-            if int(status) != 0:
-                raise RuntimeError(f"the CUDA driver answered {status.name} to a copy of the arrays")
-            found.append(held.tobytes())
-    return found
-

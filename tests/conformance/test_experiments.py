@@ -19,7 +19,7 @@ import pytest
 import gemmkit
 from bench import asked, cases, hopper, plot, prepare, report, verdicts
 from bench.cases import Case
-from bench.experiments import algebras, attention, contractions, limit, minplus, stacks, tensor_limit
+from bench.experiments import algebras, attention, contractions, limit, minplus, specs, stacks, tensor_limit
 from bench.experiments import run as experiments
 from bench.experiments.experiment import Experiment
 from bench.fusions import WORKS
@@ -48,6 +48,7 @@ class Emulated(Host):
     @contextmanager
     def launches(self) -> Iterator[None]:
         product, of_rows, of_attention, of_mlp = Plan._emulate, Mode.run_rows, Mode.run_attention, Mode.run_mlp
+        of_specs = Mode.run_specs
 
         def launch(compute: Any, out: Any) -> Any:
             self.now += 1.0
@@ -67,11 +68,15 @@ class Emulated(Host):
         def heads(mode: Any, made: Any, arrays: Any) -> None:
             launch(lambda: of_attention(mode, made, arrays), arrays["out"])
 
+        def schedules(mode: Any, kernel: Any, arrays: Any, infos: Any) -> None:
+            launch(lambda: of_specs(mode, kernel, arrays, infos), arrays[-1].value)
+
         def layers(mode: Any, made: Any, arrays: Any) -> None:
             launch(lambda: of_mlp(mode, made, arrays), arrays["out"])
 
         with (mock.patch.object(Plan, "_emulate", plan), mock.patch.object(Mode, "run_rows", rows),
-              mock.patch.object(Mode, "run_attention", heads), mock.patch.object(Mode, "run_mlp", layers), gemmkit.emulate()):
+              mock.patch.object(Mode, "run_attention", heads), mock.patch.object(Mode, "run_mlp", layers),
+              mock.patch.object(Mode, "run_specs", schedules), gemmkit.emulate()):
             yield
 
 
@@ -95,12 +100,20 @@ def small(case: Experiment) -> Experiment:
         return contractions.Contraction.of(case.group, case.work, extents, case.kind)
     if isinstance(case, attention.Attention):
         return dataclasses.replace(case, batch=1, heads=2, m=2 * 16, n=16, k=32)
+    if isinstance(case, specs.Scheduled):                    # what the schedules' tiles divide
+        m, k = {"listings": (128, 64 if case.kind == "f16" else 8), "decompositions": (32, 16), "small": (16, 64)}[case.group]
+        return tiny(case, m, m, k)
     return tiny(case)
+
+
+def is_left_out(case: Any) -> bool:
+    """Schedules of which another size is there, and whose peer is no library."""
+    return case.versus == "the template" or case.m > 1024 or (case.group == "small" and case.k > 64)
 
 
 def first_of_each() -> list[Experiment]:
     found = [case for make in experiments.FURTHER.values() for case in make()
-             if case.group not in ("tccg", "grouped")]
+             if case.group not in ("tccg", "grouped") and not (isinstance(case, specs.Scheduled) and is_left_out(case))]
     return [*found, next(case for case in contractions.tccg() if case.work == "abcijk-ijmb-mkac" and case.kind == "f32")]
 
 
@@ -151,9 +164,30 @@ def test_every_experiment_is_computed_right(case: Experiment) -> None:
     row = measured(small(case))
     assert row["ratio"] == pytest.approx(1.25 * (case.products if case.group == "algebras" else 1))
     assert row["error"] < max(2e-3, case.tolerance) and row["peer_error"] < max(1e-3, case.tolerance / 4)
-    assert row["mapping"] or case.group in ("rows", "mlp") or isinstance(case, attention.Attention)
+    assert row["mapping"] or case.group in ("rows", "mlp") or isinstance(case, (attention.Attention, specs.Scheduled))
     assert (row["group"], row["bar"], row["aim"]) == (case.group, case.bar, case.aim)
     assert row["peer"].startswith({"minplus": "this card's limit", "forced": "this card's rate"}.get(case.group, "NumPy"))
+
+
+TEMPLATES = [case for case in specs.listings() if case.versus == "the template" and case.m == 1024]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", TEMPLATES, ids=str)
+def test_listings_against_the_template(case: Any) -> None:
+    """Both are gemmkit's."""
+    row = measured(small(case))
+    assert row["ratio"] == pytest.approx(1.0) and row["peer"] == "gemmkit's template, same tiles" and row["config"] == "schedule"
+
+
+@pytest.mark.parametrize("case", TEMPLATES, ids=str)
+def test_the_templates_kernel_is_a_peers(case: Any) -> None:
+    """It is compiled ahead, and has the listing's tile and threads."""
+    (template,) = case.templates()
+    (ours,) = prepare.products(case)
+    conf = template.problem.config
+    assert conf.kernel == "singlestage" and conf.threads == ours.launchable.threads == 256
+    assert (conf.block_shape.M, conf.block_shape.N) == (gemmkit.Tile(M=128), gemmkit.Tile(N=128)) and case.peers_kernel
 
 
 @pytest.mark.sample(3)

@@ -21,6 +21,7 @@ from gemmkit.ahead import kernel_of
 from gemmkit.compiled import Launches
 from gemmkit.operators.algebra import units
 from gemmkit.planning import Plan
+from gemmkit.specs import launching
 from tests.conformance.test_experiments import first_of_each
 from tests.support.hosts import Host
 from tests.support.on_device import OnDevice
@@ -74,6 +75,7 @@ def test_a_call_on_the_device_finds_what_was_compiled_ahead(case: Experiment, mo
     monkeypatch.setattr(attention_plans, "_launch",
                         lambda stream, call: found.append(attention_plans.AttentionLaunch(call)))
     monkeypatch.setattr(mlp_plans, "_launch", lambda stream, call: found.append(mlp_plans.MlpLaunch(call)))
+    monkeypatch.setattr(launching.Kernel, "_launch", lambda kernel, arrays, infos, stream: found.append(kernel.ahead(arrays, infos)))
     products.forget_plans()                                  # another row's product of the same arrays has been bound
     x = case.operands(prepare.HostArrays(), 0)
     for name, value in vars(x).items():

@@ -56,6 +56,9 @@ class Host:
         self.now += self.slower
         out[...] = (a.astype(np.result_type(a, np.float32)) @ b) * self.scale
 
+    def wide_matmul(self, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+        self.matmul(a, b, out)
+
     def row_wise(self, work: str, is_compiled: bool) -> Callable[..., np.ndarray]:
         from tests.kernels.rows.test_rows import layernorm, rmsnorm, softmax
 

@@ -1,5 +1,5 @@
-"""Drawn schedules: tiles, pads, storage, dtypes, orders. Emulated they are NumPy's product; so is what they are compiled to,
-run by the interpreter of PTX, which has no races and no Python."""
+"""Drawn schedules (`tests.support.drawn_schedules`), compiled and run by the interpreter of PTX, which has no races and no Python.
+(Emulated, and on a GPU: tests/kernels/specs/test_on_gpu.py.)"""
 
 from __future__ import annotations
 
@@ -8,105 +8,58 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
-import gemmkit as gk
 from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.device import H100
 from gemmkit.specs.launching import Kernel as Launch
 from gemmkit.specs.lower import Matrix
 from gemmkit.specs.nodes import scheduled
-from gemmkit.specs.run import _blocks, kernel_of, matrix_of
-from gemmkit.specs.schedule import GL, RF, SH, A, B, Block, ColMajor, Init, K, Kernel, M, MatMul, Move, N, RowMajor, Thread
+from gemmkit.specs.run import READ_ONLY, kernel_of, matrix_of, prepared
 from tests.ptx_machine.launch import run_ptx
+from tests.support.drawn_schedules import PARTS, Drawn, part_of_many, schedules
 from tests.support.schedules import operands
-
-ORDER = {"C": "row", "F": "col"}
-
-
-@st.composite
-def schedules(draw: Any, pads: tuple = (0, 1, 2, 3, 4)) -> tuple[Any, tuple[int, int, int]]:
-    """(schedule, sizes): a block of threads, each with a tile; A and B by shared memory, or straight from global memory."""
-    side, part = draw(st.sampled_from([(8, 2), (16, 4), (16, 2), (32, 4)]))
-    columns = draw(st.sampled_from([part, 2 * part]))
-    threads = side // part * (2 * side // columns)
-    hypothesis.assume(threads % 32 == 0)
-    k = draw(st.sampled_from([2, 4, 8]))
-    order = draw(st.sampled_from([RowMajor, ColMajor]))
-    steps = (MatMul(M, N, K)(GL, GL, GL)(Kernel).tile(side, 2 * side).to(Block).layout(draw(st.sampled_from([RowMajor, ColMajor])))
-             .accumulate_in(RF, Init.tile(part, columns).to(Thread).tile(1, 1).unroll.done,
-                            Move.tile(part, columns).to(Thread).layout(order).tile(*draw(st.sampled_from([(1, columns), (part, 1), (1, 1)]))).unroll.done)
-             .split(k).sync)
-    if draw(st.booleans()):
-        rows = max(1, side * k // threads)
-        if side * k % threads == 0 and side % rows == 0:
-            steps = steps.move(A, SH, Move.tile(rows, 1).to(Thread).tile(1, 1).done).storage(draw(st.sampled_from([RowMajor, ColMajor]))).pad(draw(st.sampled_from(pads)))
-    if draw(st.booleans()):
-        across = 2 * side * k // threads
-        if across and 2 * side * k % threads == 0 and 2 * side % across == 0:
-            steps = steps.move(B, SH, Move.tile(1, across).to(Thread).done).storage(draw(st.sampled_from([RowMajor, ColMajor]))).pad(draw(st.sampled_from(pads)))
-    steps = steps.tile(part, columns).to(Thread).layout(order).split(1)
-    steps = (steps.unroll if draw(st.booleans()) else steps).move(A, RF, Move.tile(1, 1).unroll.done).move(B, RF, Move.tile(1, 1).unroll.done)
-    sizes = side * draw(st.integers(1, 2)), 2 * side, k * draw(st.integers(1, 3))
-    over = draw(st.sampled_from([(0, 0, 0), (0, 0, 1), (3, 0, 0), (1, 5, 0), (2, 7, 1)]))         # tiles reach over the edge
-    return steps.tile(1, 1).unroll.done, tuple(size - less for size, less in zip(sizes, over))
-
-
-orders = st.tuples(*[st.sampled_from("CF")] * 3).map("".join)
 
 
 def check(out: Any, a: Any, b: Any) -> None:
     np.testing.assert_allclose(out.astype(float), a.astype(float) @ b.astype(float), atol=1e-4 if out.dtype == np.float32 else 0.06)
 
 
-@hypothesis.settings(max_examples=12)
-@hypothesis.given(schedules(), orders, st.sampled_from(["f4", "f2"]), st.integers(0, 99))
-def test_emulated(drawn: Any, order: str, dtype: str, seed: int) -> None:
-    schedule, sizes = drawn
-    a, b, out = operands(*sizes, dtype, order, seed)
-    out = out.astype(dtype, order="K")
-    with gk.emulate(seed=seed):
-        schedule(a, b, out=out)
-    check(out, a, b)
+#: Of three neighbours that odd pads leave in an aligned 16 bytes NVVM loads all four, and the interpreter says that the fourth was
+#: never written.
+PTX_PADS = (0, 4)
 
 
-@pytest.mark.thorough
-@hypothesis.settings(max_examples=300, phases=[hypothesis.Phase.generate])
-@hypothesis.given(schedules(), orders, st.integers(0, 99))
-def test_many_emulated(drawn: Any, order: str, seed: int) -> None:
-    schedule, sizes = drawn
-    a, b, out = operands(*sizes, "f4", order, seed)
-    with gk.emulate(seed=seed):
-        schedule(a, b, out=out)
-    check(out, a, b)
+def as_ptx(drawn: Drawn) -> None:
+    a, b, out = drawn.matrices()
+    by_ptx(drawn.schedule, a, b, out)
+    drawn.check(out, a, b)
 
 
 @pytest.mark.compile
-@hypothesis.settings(max_examples=4, phases=[hypothesis.Phase.generate])      # each is compiled: no hunt for a smaller one
-@hypothesis.given(schedules(pads=(0, 4)), orders, st.integers(0, 99))
-def test_as_ptx(drawn: Any, order: str, seed: int) -> None:
-    """(Of three neighbours that odd pads leave in an aligned 16 bytes NVVM loads all four: the interpreter says that the fourth was
-    never written.)"""
-    schedule, sizes = drawn
-    a, b, out = operands(*sizes, "f4", order, seed)
-    by_ptx(schedule, a, b, out)
-    check(out, a, b)
+@hypothesis.settings(max_examples=5, phases=[hypothesis.Phase.generate])      # each is compiled: no hunt for a smaller one
+@hypothesis.given(schedules(pads=PTX_PADS))
+def test_as_ptx(drawn: Drawn) -> None:
+    as_ptx(drawn)
+
+
+@pytest.mark.compile
+@pytest.mark.thorough
+@pytest.mark.parametrize("part", PARTS)
+def test_many_as_ptx(part: int) -> None:
+    part_of_many(part, as_ptx, pads=PTX_PADS)
 
 
 def by_ptx(schedule: Any, a: Any, b: Any, out: Any) -> None:
     """The product by the schedule's PTX."""
     infos = tuple(describe(x) for x in (a, b, out))
-    matrices = [matrix_of("a", x) for x in (a, b, out)]
-    lowered = kernel_of(schedule, *matrices)
-    blocks, is_partial = _blocks(schedule, lowered, infos)
-    lowered = kernel_of(schedule, *(x._replace(is_partial=is_partial) for x in matrices))
-    made = Launch(scheduled, lowered.root, lowered.threads, blocks, lowered.shared_bytes).launchable((True, True, False), infos, H100)
-    ptx = to_ptx(scheduled, tuple(argument.type for argument in made.arguments), lowered.threads, H100)
+    kernel, _ = prepared(schedule, infos)
+    made = kernel.launchable(READ_ONLY, infos, H100)
+    ptx = to_ptx(scheduled, tuple(argument.type for argument in made.arguments), kernel.threads, H100)
     values = list(made.values)
     for n, array in enumerate((a, b, out)):
         values[made.slot(n + 1)] = array  # type: ignore[index]
-    run_ptx(ptx, lowered.threads, blocks, values, [a, b, out], lowered.shared_bytes)
+    run_ptx(ptx, kernel.threads, kernel.blocks, values, [a, b, out], kernel.shared_bytes)
 
 
 @pytest.mark.compile

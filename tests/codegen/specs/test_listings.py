@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gemmkit.runtime.assemble import disassemble, instruction_counts
-from gemmkit.specs import listings
+from gemmkit.specs import families, listings
 from tests.support.code_lines import source_of
 
 WMMA = (("f2", "row"), ("f2", "col"), ("f4", "row"))
@@ -46,6 +46,21 @@ def test_machine_code(schedule: Any, kinds: tuple, blocks: int, loop: dict, whol
     assert {name: main_loop(text).count(name) for name in loop} == loop
     full = instruction_counts(text, full=True)
     assert {name: sum(n for opcode, n in full.items() if opcode.startswith(name)) for name in whole} == whole
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("schedule", "kinds", "loop", "whole"), [
+    (families.tensor_cores((128, 128), 64, (64, 32), ahead=True, occupancy=2), WMMA, {"HMMA": 64, "LDSM": 24, "LDGSTS": 8}, {"STG.E.128": 16}),
+    (families.multiply_adds(ahead=True, occupancy=2), MAXWELL, {"FFMA": 512, "LDGSTS": 5}, {"LDS.128": 32, "STG.E.128": 16}),
+], ids=["wmma", "maxwell"])
+@pytest.mark.sample(2)
+def test_a_step_ahead(schedule: Any, kinds: tuple, loop: dict, whole: dict) -> None:
+    """Two blocks of 256 threads have 128 registers a thread on a multiprocessor."""
+    code = schedule.compile(*kinds)
+    assert code.usage.spill_stores == code.usage.stack_bytes == 0 and code.usage.registers <= 128
+    text = disassemble(code.cubin)
+    assert {name: main_loop(text).count(name) for name in loop} == loop
+    assert {name: instruction_counts(text, full=True)[name] for name in whole} == whole
 
 
 def main_loop(text: str) -> list[str]:

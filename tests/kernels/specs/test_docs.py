@@ -8,8 +8,19 @@ import numpy as np
 import pytest
 
 from tests.support import markdown
+from tests.support.code_lines import source_of
 
 PAGE = markdown.ROOT / "docs" / "specs.md"
+
+
+@pytest.mark.parametrize("name", ["scalar", "registers", "shared"])
+def test_the_decompositions_are_those_that_are_measured(name: str) -> None:
+    """The page's text is that of gemmkit/specs/decompositions.py."""
+    import re
+
+    texts = [re.findall(rf"^{name} = \(.*?\.done\)$", text, re.MULTILINE | re.DOTALL)
+             for text in (PAGE.read_text(encoding="utf-8"), source_of("gemmkit/specs/decompositions.py"))]
+    assert texts[0] == texts[1] and len(texts[0]) == 1
 
 
 @pytest.mark.compile
@@ -21,5 +32,5 @@ def test_the_page(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> 
         if said:
             printed.append(said)
 
-    assert markdown.run(PAGE, monkeypatch, rng, {}, check) == 10
+    assert markdown.run(PAGE, monkeypatch, rng, {}, check) == 11
     assert printed == shown

@@ -146,7 +146,7 @@ def test_a_prefetch_without_its_barrier(monkeypatch: pytest.MonkeyPatch) -> None
     from gemmkit.specs import ahead
 
     monkeypatch.setattr(ahead, "barrier", lambda: None)
-    with pytest.raises(EmulatorError, match="(?s)race in .*shared memory"):
+    with pytest.raises(EmulatorError, match=r"(?s)race in .*shared memory.*\.move\(A, SH, \.\.\.\)\.prefetch at .*schedules\.py:\d+"):
         product(maxwell(prefetch=True), operands(64, 64, 24))
 
 
@@ -154,7 +154,7 @@ def test_a_prefetch_that_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
     from gemmkit.specs import ahead
 
     monkeypatch.setattr(ahead, "wait", lambda: None)
-    with pytest.raises(EmulatorError):
+    with pytest.raises(EmulatorError, match=r"(?s)\.move\(B, SH, \.\.\.\)\.prefetch at .*schedules\.py:\d+"):
         product(maxwell(prefetch=True), operands(64, 64, 24))
 
 
@@ -175,7 +175,7 @@ def test_an_epilogue_that_shares_out_otherwise() -> None:
 
 
 def test_a_swizzle_that_is_no_permutation() -> None:
-    with pytest.raises(ScheduleError, match=r"swizzle is no permutation of 32 workers: number \d+ is of several"):
+    with pytest.raises(ScheduleError, match=r"(?s)swizzle is no permutation of 32 workers: number \d+ is of several.*schedules\.py:\d+"):
         product(maxwell(swizzle=lambda i: i & 15))
     with pytest.raises(ScheduleError, match="number 32 is of none of them"):
         product(maxwell(swizzle=lambda i: i + 1))
@@ -206,6 +206,9 @@ WRITTEN = [
     (lambda: base().tile(64, 64).pad(4), r"\.pad refines \.move, and stands behind \.tile\(64, 64\)"),
     (lambda: base().sync, r"\.sync refines \.split, and stands behind MatMul"),
     (lambda: base().split(8).swizzle(4), r"refines \.tile"),
+    (lambda: block().occupancy(0), r"\.occupancy\(0\): give a number of blocks, 1 to 32"),
+    (lambda: block().tile(32, 32).to(Warp).occupancy(2), r"\.occupancy is of \.to\(Block\)"),
+    (lambda: base().split(8).occupancy(2), r"refines \.tile"),
     (lambda: base().tile(64, 64).swizzle(4), "give a function"),
     (lambda: base().tile(64, 64).layout("columns"), "give RowMajor or ColMajor"),
     (lambda: block().move(SRC, GL, Move.done), "memory='GL'"),
@@ -237,6 +240,7 @@ CALLED = [
     (lambda: block().split(8).tile(32, 32).to(Warp).move(A, SH, Move.done).tile(8, 4).to(Thread).done, "SH is a Block's, and this is a step of each Warp"),
     (lambda: block().split(8).move(A, SH, Move.tile(1, 8).to(Thread).done).prefetch.done, "right behind a .split, both of them"),
     (lambda: block().move(A, SH, Move.tile(1, 8).to(Thread).done).prefetch.done, "right behind a .split, both of them"),
+    (lambda: block().split(8).move(A, SH, Move.done).prefetch.no_sync.move(B, SH, Move.done).no_sync.prefetch.done, r"move\(B, .*\.no_sync of both leaves out the barrier"),
     (lambda: block(64, 64).tile(32, 32).done, "no instruction is a Block's"),
     (lambda: base().tile(1024, 1024).to(Block).split(64).move(A, SH, Move.tile(32, 64).to(Warp).tile(1, 2).to(Thread).done).tile(32, 32).done, "bytes of shared memory"),
     (lambda: sums(Init.tile(32, 64).to(Warp).tile(8, 4).to(Thread).tile(1, 1).unroll.done).split(8).tile(32, 64).to(Warp).tile(8, 8).to(Thread).done, "Init allocates 8 x 4 elements a Thread, and the product has 64"),

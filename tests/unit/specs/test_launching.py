@@ -76,6 +76,26 @@ def test_another_size_is_another_launch(recorder: Recorder) -> None:
     assert len(recorder.bound) == 2
 
 
+def test_a_call_is_compiled_ahead() -> None:
+    """Host arrays are resolved for a device that is not there; nothing is computed."""
+    from gemmkit.ahead import recorded
+    from gemmkit.specs.decompositions import scalar
+
+    a, out = np.ones((16, 16), np.float32), np.ones((16, 16), np.float32)
+    (made,) = recorded(lambda: scalar(a, a, out=out))
+    assert (made.launchable.threads, made.launchable.blocks) == (256, 1) and not out.any()
+
+
+def test_blocks_of_a_multiprocessor() -> None:
+    from gemmkit.specs.families import multiply_adds
+    from gemmkit.specs.run import prepared
+
+    infos = tuple(array(n << 20, 128, 128)._replace(strides=(1, 128)) for n in (1, 2, 3))
+    for blocks in (1, 2):
+        made, _ = prepared(multiply_adds(occupancy=blocks), infos)
+        assert made.launchable((True, True, False), infos, launching.device.H100).blocks_per_sm == blocks
+
+
 def test_arrays_in_different_places(recorder: Recorder) -> None:
     with pytest.raises(ValueError, match="a, b, out are in different places; put them on one GPU"):
         kernel().run(arguments(array(0x1000), array(0x2000, device=1), array(0x3000)))

@@ -98,7 +98,7 @@ def measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callabl
         monkeypatch.setattr(module._Search, "__init__", lambda self, *given: real(self, *given, made))
         monkeypatch.setattr(module, "compiled", lambda kernels, jobs: (Made(kernel, USAGE) for kernel in kernels))
         monkeypatch.setattr("gemmkit.runtime.launchable.Launchable.entry", lambda self: Entry(b"\x7fELF", {"usage": USAGE}, False))
-        monkeypatch.setattr(module, "_contents", lambda memory, ordinal: [b"" for _ in memory.buffers])
+        monkeypatch.setattr(module, "contents_of", lambda memory, ordinal: [b"" for _ in memory.buffers])
         return made
 
     return install
@@ -494,7 +494,7 @@ def test_candidates_are_compiled_side_by_side(folder: Path, measured: Any, monke
     monkeypatch.setattr("gemmkit.runtime.device.available", lambda: False)
     monkeypatch.setattr("gemmkit.runtime.device.current_ordinal", lambda: 0)
     cache.default_cache.cache_clear()
-    monkeypatch.setattr(module, "_contents", lambda memory, ordinal: [b"" for _ in memory.buffers])
+    monkeypatch.setattr(module, "contents_of", lambda memory, ordinal: [b"" for _ in memory.buffers])
     a, b, out = arrays(64, 64, 64)
     found = module._Search(a, b, None, out, Effort(2, 120.0, 3, 100.0), {}, process).run(True, 2, module.Progress(False))
     assert [row.error for row in found.rows] == [None] * 3 and len(list(folder.glob("*.kernel"))) == 3

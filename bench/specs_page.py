@@ -1,0 +1,86 @@
+"""docs/specs.md's figures, from `bench/results/specs.json` alone: `python -m bench.specs_page`.
+
+    python -m bench.specs_page                          the tables
+    python -m bench.specs_page --into docs/specs.md     write them into the text, between its two marks
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import report
+from bench.marks import put
+from bench.verdicts import geometric_mean
+
+RESULTS = Path(__file__).parent / "results" / "specs.json"
+BEGIN, END = "<!-- measured: python -m bench.specs_page --into docs/specs.md -->", "<!-- end of what was measured -->"
+
+Row = Mapping[str, Any]
+
+
+def large(rows: Sequence[Row]) -> list[str]:
+    """The decompositions and listings: a line for each schedule and size, with both ratios."""
+    lines = ["| schedule | M = N = K | time | TFLOP/s | template's time by ours | cuBLAS's time by ours |", "|---" * 6 + "|"]
+    mine = [row for row in rows if row["group"] in ("decompositions", "listings")]
+    for work, size in dict.fromkeys((row["work"], row["m"]) for row in mine):
+        of = {row["peer"].startswith("gemmkit"): row for row in mine if (row["work"], row["m"]) == (work, size)}
+        row = of.get(False) or of[True]
+        ratios = [f"{of[is_template]['ratio']:.2f}" if is_template in of else "" for is_template in (True, False)]
+        lines.append(f"| {work} | {size} | {row['ours_us']:.1f} us | {row['tflops']:.1f} | {' | '.join(ratios)} |")
+    return lines
+
+
+def small(rows: Sequence[Row]) -> list[str]:
+    """M = N down, K across: cuBLAS's time by ours. A star stands where a schedule was the fastest."""
+    mine = {(row["m"], row["k"]): row for row in rows if row["group"] == "small"}
+    if not mine:
+        return []
+    sizes, depths = (sorted({key[n] for key in mine}) for n in (0, 1))
+    lines = ["| M = N | " + " | ".join(f"K = {k}" for k in depths) + " |", "|---" * (len(depths) + 1) + "|"]
+    for size in sizes:
+        row = [mine.get((size, k)) for k in depths]
+        lines.append(f"| {size} | " + " | ".join("" if one is None else f"{one['ratio']:.2f}{'*' * is_schedule(one)}"
+                                                 for one in row) + " |")
+    ratios = [row["ratio"] for row in mine.values()]
+    chosen = Counter("a schedule" if is_schedule(row) else "`gemmkit.matmul`" for row in mine.values())
+    twice = [f"{m} x {m} x {k}" for (m, k), row in mine.items() if row["ratio"] >= 2]
+    return [*lines, "", f"Geometric mean {geometric_mean(ratios):.2f} of {len(ratios)} products, the worst "
+            f"{min(ratios):.2f}, {sum(ratio < 1 for ratio in ratios)} below 1. The fastest was "
+            + ", ".join(f"{name} in {count}" for name, count in chosen.items())
+            + f". Twice as fast as cuBLAS: {', '.join(twice) or 'none'}."]
+
+
+def is_schedule(row: Row) -> bool:
+    return bool(row["config"].startswith("schedule"))
+
+
+def text(path: Path = RESULTS) -> str:
+    """All that stands between the page's marks."""
+    if not path.exists():
+        return "Not measured yet: `python -m bench.experiments specs --out bench/results/specs.json`, on a GPU."
+    content = report.read(path)
+    rows = content["rows"]
+    head = f"One {content['device']}, {content['date'][:10]}, `bench/results/specs.json`; ratios are of one run, in turns."
+    failed = [f"Not measured: {case} ({message})." for case, message in content.get("failed", {}).items()]
+    title = ("Small matrices, float16 with a float32 result: cuBLAS's time by that of the fastest of nine schedules\n"
+             "(marked *) and `gemmkit.matmul`.")
+    return "\n".join([head, "", *large(rows), "", title, "", *small(rows), *failed])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.specs_page", description="docs/specs.md's figures.")
+    parser.add_argument("--into", type=Path, help="write them between the marks of this text")
+    options = parser.parse_args(arguments)
+    if options.into is None:
+        print(text())
+    else:
+        options.into.write_text(put(options.into.read_text(encoding="utf-8"), text(), BEGIN, END), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
