@@ -140,7 +140,7 @@ def _hopper_spec(call: AttentionCall) -> AttentionSpec:
     store = mapping.store if by_tma or not mapping.store.uses_tma else DirectOut()
     return AttentionSpec(call.mask, call.score, store, call.operands.q.dtype, call.operands.head_dim, mapping.block_n,
                          call.lse is not None, call.sequences is not None, mapping.consumers, mapping.stages,
-                         mapping.q_stages, mapping.turns, mapping.joins_tiles)
+                         mapping.q_stages, mapping.turns, mapping.joins_tiles, mapping.skips)
 
 
 def _warps_spec(call: AttentionCall) -> MmaAttentionSpec:

@@ -64,8 +64,7 @@ def reserve(name: str, component: Any, conf: Config, spec: Spec, sizes: tuple[in
             slots = -(-along // spec.parts[0 if part.along_m else 1])
             return part.reserved(next(counted), slots, across, products, accumulator)
         if isinstance(part, Normalise):
-            return part.reserved(len(reductions_of(component)), spec.parts[1], sizes[:2], products, accumulator,
-                                 conf.global_d_layout)
+            return part.reserved(len(reductions_of(component)), spec, sizes[:2], products, accumulator, conf.global_d_layout)
         if isinstance(part, Composed):
             return with_fields(part, {name: of(getattr(part, name)) for name in ("first", "second")})
         if isinstance(part, Fold):

@@ -98,7 +98,7 @@ class Plan:
         self._writes = any(held.is_output for _, held in self._held)
         self._has_work = problem.products > 0 and (bool(self._compiled.behind) or (problem.M > 0 and problem.N > 0))
         norm = normaliser_of(self._compiled.config.epilogue)
-        self._row_passes = None if norm is None else "two passes" if norm.is_in_two_passes else "one tile"
+        self._row_passes = None if norm is None else norm.passes
         self._launches: Launches | None = None
         self.values = tuple(self._compiled.values)
         parts = {name: freeze(getattr(self._compiled.config, name)) for name in PARTS}
@@ -147,8 +147,9 @@ class Plan:
 
     @property
     def row_passes(self) -> str | None:
-        """How an epilogue that normalises rows of D does so: "one tile", which has whole rows in its registers, or "two
-        passes", of which the second is a kernel behind the product; None without such an epilogue."""
+        """How an epilogue that normalises rows of D does so: "one tile", which has whole rows in its registers; "one
+        cluster", whose blocks have them together, on Hopper; or "two passes", of which the second is a kernel behind the
+        product. None without such an epilogue."""
         return self._row_passes
 
     def __repr__(self) -> str:

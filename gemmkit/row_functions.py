@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gemmkit.components import Array, Component, Scalar
-from gemmkit.kernels.rows.row import Row, largest, mapped, put, total
+from gemmkit.kernels.rows.row import Row, largest, mapped, moments, put, total
 from gemmkit.runtime.arrays import describe
 
 __all__ = ["AffineLayerNorm", "AffineRMSNorm", "LayerNorm", "LogSoftmax", "RMSNorm", "RowFunction", "Softmax"]
@@ -89,10 +89,8 @@ class LogSoftmax(RowFunction):
 
 
 def centred(row: Row, eps: Any) -> tuple:
-    """A row's mean, and one over its standard deviation (of the row, not of what it is a sample of). The variance is summed
-    about the mean, so nothing cancels."""
-    mean = total(row, lambda x, n: x) / row.columns
-    variance = total(row, lambda x, n: (x - mean) * (x - mean)) / row.columns
+    """A row's mean, and one over its standard deviation (of the row, not of what it is a sample of)."""
+    mean, variance = moments(row)
     return mean, 1 / math.sqrt(variance + eps)
 
 

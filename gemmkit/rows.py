@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.kernels.rows.row import Row, fold, largest, mapped, put, put_one, smallest, total
+from gemmkit.kernels.rows.row import Row, fold, largest, mapped, moments, put, put_one, smallest, total
 from gemmkit.row_functions import (
     AffineLayerNorm,
     AffineRMSNorm,
@@ -28,8 +28,8 @@ from gemmkit.row_functions import (
 )
 from gemmkit.row_plans import run_rows
 
-__all__ = ["Row", "RowFunction", "fold", "largest", "layernorm", "log_softmax", "mapped", "put", "put_one", "rmsnorm",
-           "rowwise", "smallest", "softmax", "total"]
+__all__ = ["Row", "RowFunction", "fold", "largest", "layernorm", "log_softmax", "mapped", "moments", "put", "put_one",
+           "rmsnorm", "rowwise", "smallest", "softmax", "total"]
 
 
 def softmax(x: Any, *, scale: float = 1.0, out: Any = None, stream: Any = None) -> Any:

@@ -4,7 +4,9 @@
 
 1. A warp makes each row of its part of D standard by that part alone: exp(x - largest), x / root mean square, and so on. So
    what is stored is near 1, whatever the values were.
-2. Where the part has all columns of D (*one tile*), a factor (and a shift) for the row finishes the values in registers.
+2. Where the part has all columns of D (*one tile*), a factor (and a shift) for the row finishes the values in registers. So
+   it does where the blocks of a cluster have them together (*one cluster*, in Hopper's kernel): blocks exchange their states
+   of each row first (`gemmkit.kernels.sm90.row_exchange`).
 3. Else (*two passes*) the part's state of each row is kept in a workspace, and D gets the standard values. A second small
    kernel (`gemmkit.kernels.common.rescaling`) combines the states of a row, and multiplies each part of it in place.
 
@@ -74,12 +76,13 @@ class Largest(Total):
 
 @dataclass(frozen=True)
 class Normalise(Reducing):
-    """What the three have in common. `reserved` fills in the fields ``dtype`` (in which it computes), ``stored`` (D's) and
-    ``kept`` (a `Kept` in two passes, else None)."""
+    """What the three have in common. `reserved` fills in the fields ``dtype`` (in which it computes), ``stored`` (D's),
+    ``kept`` (a `Kept` in two passes, else None) and ``across`` (the blocks of a cluster that have a row together)."""
 
     dtype: Any = field(default=None, kw_only=True)
     stored: Any = field(default=None, kw_only=True)
     kept: Any = field(default=None, kw_only=True)
+    across: int = field(default=1, kw_only=True)
 
     along_m: ClassVar[bool] = False
 
@@ -118,12 +121,28 @@ class Normalise(Reducing):
             # 3. The rest is the second kernel's.
             group.keep_rows(self, states, at)
             return values
-        # 2. The part is the row.
-        factors, shifts = apply(factor_of, states, self, at), apply(shift_of, states, self, at)
+        # 2. The part is the row, or the cluster's parts are.
+        wholes = group.whole_rows(self, states, at) if self.across > 1 else states
+        factors, shifts = apply(factor_of, states, self, wholes, at), apply(shift_of, states, self, wholes, at)
         return apply(finished_value, values, self, group, factors, shifts, at)
 
     def keep(self, state: Any, i: int, slot: int, shape: Any) -> None:
         self.kept.keep(state, i, slot, shape)
+
+    def words_of(self, state: Any) -> tuple:
+        """A state as 1, 2 or 4 words: what is sent together."""
+        if self.state_parts == 1:
+            return (state,)
+        if self.state_parts == 2:
+            return state[0], state[1]
+        return state[0], state[1], state[2], convert(self.dtype, 0)
+
+    def of_words(self, words: tuple) -> Any:
+        if self.state_parts == 1:
+            return words[0]
+        if self.state_parts == 2:
+            return convert(self.state, (words[0], words[1]))
+        return convert(self.state, (words[0], words[1], words[2]))
 
     def ending(self) -> Any:
         return self
@@ -156,6 +175,14 @@ class Normalise(Reducing):
         return self.kept is not None
 
     @property
+    def passes(self) -> str:
+        """How rows are finished, in words (`Plan.row_passes`)."""
+        return "two passes" if self.is_in_two_passes else "one cluster" if self.across > 1 else "one tile"
+
+    #: Of a state that is sent to another block, in float32 (`words_of`).
+    words: ClassVar[int]
+
+    @property
     def is_last(self) -> bool:
         return True
 
@@ -168,10 +195,10 @@ class Normalise(Reducing):
                 if shape[-1:] != (N,):
                     raise ValueError(f"{name} of {type(self).__name__} has shape {shape}; a {M} x {N} result needs {(N,)}")
 
-    def reserved(self, number: int, width: int, sizes: tuple[int, int], products: int, accumulator: np.dtype,
+    def reserved(self, number: int, spec: Any, sizes: tuple[int, int], products: int, accumulator: np.dtype,
                  layout: Any) -> Any:
-        """The epilogue for D of ``sizes`` in ``layout``, of which threads hold ``width`` columns together: with a workspace,
-        the ``number``-th of a launch, where that is not all of a row.
+        """The epilogue for D of ``sizes`` in ``layout``, by the kernel of ``spec``: with a workspace, the ``number``-th of a
+        launch, where neither threads nor a cluster's blocks hold all of a row together.
 
         Raises ConfigError where D cannot hold what comes of it, or the second pass cannot read it.
         """
@@ -180,9 +207,12 @@ class Normalise(Reducing):
              f"its results are no numbers of {stored}; give an out of {', '.join(FLOATS[:-1])} or {FLOATS[-1]}")
         wide = stored == np.float64 or accumulator in (np.float64, np.complex128)
         fields = dict(dtype=np.dtype(np.float64 if wide else np.float32), stored=stored)
-        M, N = sizes
+        (M, N), width = sizes, spec.parts[1]
         if N <= width:
             return with_fields(self, fields)
+        blocks = 1 if wide else spec.blocks_of_a_row(sizes, self.words)
+        if blocks > 1:
+            return with_fields(self, dict(fields, across=blocks))
         plain = getattr(layout, "layout", layout)      # of a folded product
         rule(getattr(plain, "is_plain", False), "epilogue", self,
              f"a row of D has {N} columns and a tile {width}, so that {name} needs a second pass, which reads D again, and "
@@ -199,12 +229,12 @@ def multiplied(x: Any, n: int, factor: Any) -> Any:
     return x * factor
 
 
-def factor_of(state: Any, r: int, epilogue: Any, at: Any) -> Any:
-    return epilogue.factor(state, state, at.shape)
+def factor_of(state: Any, r: int, epilogue: Any, wholes: tuple, at: Any) -> Any:
+    return epilogue.factor(state, wholes[r], at.shape)
 
 
-def shift_of(state: Any, r: int, epilogue: Any, at: Any) -> Any:
-    return epilogue.shift(state, state, at.shape)
+def shift_of(state: Any, r: int, epilogue: Any, wholes: tuple, at: Any) -> Any:
+    return epilogue.shift(state, wholes[r], at.shape)
 
 
 def finished_value(x: Any, n: int, epilogue: Any, group: Any, factors: tuple, shifts: tuple, at: Any) -> Any:

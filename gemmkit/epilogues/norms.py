@@ -56,6 +56,7 @@ class RMSNorm(Norm):
     """
 
     array_ndims = MappingProxyType({"gain": 1})
+    words = 1
 
     gain: Any = None
     eps: Scalar = 1e-5
@@ -101,6 +102,8 @@ class LayerNorm(Norm):
     ...     gk.matmul(np.float32([[1, 3]]), np.eye(2, dtype=np.float32), epilogue=LayerNorm()).round(2).tolist()
     [[-1.0, 1.0]]
     """
+
+    words = 4
 
     gain: Any = None
     bias: Any = None

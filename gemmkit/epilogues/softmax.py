@@ -26,8 +26,8 @@ class Softmax(Normalise):
     product. A row of -inf alone, or with a NaN or inf, is NaN, as in NumPy. D is of float16, bfloat16, float32 or float64.
     Results of 16 bits are computed in float32, and are within two units in the last place.
 
-    Where a tile of D has all columns, rows are finished in its registers; else in a second pass over D, by a kernel behind
-    the product (`Plan.row_passes` says which). Results have the same bits every time.
+    Where a tile of D has all columns, or the tiles of a cluster (Hopper), rows are finished in registers; else in a second
+    pass over D, by a kernel behind the product (`Plan.row_passes` says which). Results have the same bits every time.
 
     Raises TypeError for an epilogue behind it, ValueError for another axis, ConfigError for a D of other numbers and for
     two passes over a D that is not plain.
@@ -38,6 +38,8 @@ class Softmax(Normalise):
     ...     gk.matmul(a, np.eye(2, dtype=np.float32), epilogue=Softmax()).tolist()
     [[0.5, 0.5], [0.5, 0.5]]
     """
+
+    words = 2
 
     axis: str = "rows"
 

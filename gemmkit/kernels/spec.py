@@ -106,6 +106,11 @@ class Spec(Component):
         """How blocks that share the K of a tile add up their sums."""
         return self.scheduler.reduction
 
+    def blocks_of_a_row(self, sizes: tuple[int, ...], words: int) -> int:
+        """How many blocks of a cluster hold the rows of D of ``sizes`` together, and can exchange states of ``words`` words
+        of each; 1 where none can."""
+        return 1
+
     @cached_property
     def lanes(self) -> Lanes:
         """How a warp's lanes hold D together where the epilogue sees more than an element."""

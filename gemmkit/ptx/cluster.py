@@ -17,7 +17,7 @@ from gemmkit.lang.scalars import index
 from gemmkit.ptx.build import assembly, braces, plain
 from gemmkit.ptx.ldmatrix import shared_address
 from gemmkit.ptx.mbarrier import element_address, is_barrier, place
-from gemmkit.ptx.memory import unit_type, unpack
+from gemmkit.ptx.memory import as_words, unit_type, unpack
 
 i32 = ir.IntType(32)
 
@@ -68,15 +68,22 @@ def cluster_barrier() -> None:
 
 def _type_store_async(context: Any, pointer: Any, position: Any, values: Any, barriers: Any, n: Any, rank: Any) -> Any:
     if not (isinstance(pointer, SharedType) and isinstance(position, types.Integer) and is_barrier(barriers, n)
-            and isinstance(rank, types.Integer) and isinstance(values, types.UniTuple) and values.count == 4
-            and pointer.dtype.itemsize == 4 and values.dtype == pointer.element):
+            and isinstance(rank, types.Integer) and isinstance(values, types.UniTuple) and values.dtype == pointer.element
+            and pointer.dtype.itemsize in (4, 8) and values.count * pointer.dtype.itemsize in (4, 8, 16)):
         return None
-    text = ("{ .reg .b32 there, barrier; mapa.shared::cluster.u32 there, $0, $6; mapa.shared::cluster.u32 barrier, $5, $6; "
-            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [there], {$1, $2, $3, $4}, [barrier]; }")
+    words = values.count * pointer.dtype.itemsize // 4
+    vector = "" if words == 1 else f".v{words}"
+    data = "$1" if words == 1 else braces(1, words)
+    text = (f"{{ .reg .b32 there, barrier; mapa.shared::cluster.u32 there, $0, ${words + 2}; "
+            f"mapa.shared::cluster.u32 barrier, ${words + 1}, ${words + 2}; "
+            f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{vector}.b32 [there], {data}, [barrier]; }}")
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        words = [b.bitcast(b.extract_value(v[2], i), i32) for i in range(4)]
-        assembly(b, text, [], [element_address(c, b, pointer, v[0], position, v[1]), *words,
+        given: list = []
+        for i in range(values.count):
+            one = b.extract_value(v[2], i)
+            given += as_words(b, b.bitcast(one, ir.IntType(8 * pointer.dtype.itemsize)))
+        assembly(b, text, [], [element_address(c, b, pointer, v[0], position, v[1]), *given,
                                element_address(c, b, barriers, v[3], n, v[4]), c.cast(b, v[5], rank, index)], memory=True)
         return c.get_dummy_value()
 
@@ -85,8 +92,9 @@ def _type_store_async(context: Any, pointer: Any, position: Any, values: Any, ba
 
 @atom(_type_store_async)
 def store_async(pointer: Any, position: int, values: tuple, barriers: Any, n: int, rank: int) -> None:
-    """Send four elements of 4 bytes to the shared memory of block ``rank`` of the cluster, to the place that ``position`` (a
-    multiple of 4) of ``pointer`` is here. Their 16 bytes are given to that block's barrier ``n`` of ``barriers``."""
+    """Send elements of 4 or 8 bytes, together 4, 8 or 16, to the shared memory of block ``rank`` of the cluster: to the
+    place that ``position`` of ``pointer`` (a multiple of their number) is here. Their bytes are given to that block's
+    barrier ``n`` of ``barriers``."""
     data = np.array(values, pointer.dtype).view(np.uint8)
     copies.send(current(), place(pointer, position), data, place(barriers, n), int(rank))
 

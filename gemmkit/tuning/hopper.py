@@ -20,7 +20,7 @@ from gemmkit.tuning import algebras
 from gemmkit.tuning.copied import Copies, rows_of_d
 from gemmkit.tuning.hopper_fields import LEAST_STAGES, assumed_spec, can_share, complete
 from gemmkit.tuning.mappings import BY_ELEMENTS, LIKELY, PROMOTED, Table, table_of
-from gemmkit.tuning.model import LINE, Mapping, by_workspace, choose_mapping, smallest, with_second_pass
+from gemmkit.tuning.model import LINE, Mapping, by_workspace, choose_mapping, smallest, with_rows_exchanged, with_second_pass
 from gemmkit.tuning.operators import result_dtype
 
 MOST_STAGES = 8
@@ -50,7 +50,9 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
                        for one in listed)
     epilogue = fields.get("epilogue")
     if isinstance(epilogue, Epilogue) and epilogue.is_last and epilogue.reduces:
+        together = (with_rows_exchanged(one, sizes) for one in listed) if _has_short_states(d) and always else ()
         listed = tuple(with_second_pass(one, sizes, products, a.dtype.itemsize) for one in listed)
+        listed += tuple(one for one in together if one is not None)
     mapping = choose_mapping(sizes, device, mappings=listed, supply=supply, is_tall=reads_late, products=products)
     if table.orders_few:
         mapping = mapping.ordered(sizes, products)
@@ -81,6 +83,11 @@ def _reads_late(a: Layout, b: Layout, c: Layout | None, d: Layout | None, infos:
     return not spec.store.reads_ahead
 
 
+def _has_short_states(d: Layout | None) -> bool:
+    """Whether rows of D are normalised in float32."""
+    return d is None or (d.dtype.itemsize < 8 and d.folds == 1)
+
+
 _OF_A_MAPPING = {"block_shape", "compute_warp", "warps_per_block", "schedule", "cluster", "stages", "shared_d_layout"}
 
 
@@ -92,7 +99,7 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
     streams = isinstance(values.get("splits"), StreamK)
     shares = not (is_algebra or streams) and operator.accumulator.itemsize == 4 and not set(values) & _OF_A_MAPPING
     if set(LIKELY.fields) <= set(values):
-        return _fit(values, LIKELY, device)                    # of which nothing is left to take
+        return _fit(values, LIKELY, device, sizes)             # of which nothing is left to take
     table = (algebras.mappings(whole, values) if is_algebra else PROMOTED if operator.promote
              else _table(values).mappings)
     listed = _agreeing([one for one in table if shares or one.splits in (1, values.get("splits"))], values)
@@ -102,7 +109,7 @@ def fill(values: dict[str, Any], sizes: tuple[int, int, int] | None, device: Dev
         completed = dict(values)
         completed.setdefault("splits", mapping.splits if shares else 1)
         try:
-            _fit(completed, mapping, device)
+            _fit(completed, mapping, device, sizes)
         except ConfigError as error:                           # with what is given, that mapping is none
             refused = refused or error
             others = [one for one in listed if one.N == operator.N and one is not mapping]
@@ -122,7 +129,7 @@ def _agreeing(listed: list[Mapping], values: dict[str, Any]) -> list[Mapping]:
     return listed
 
 
-def _fit(values: dict[str, Any], mapping: Mapping, device: DeviceInfo) -> None:
+def _fit(values: dict[str, Any], mapping: Mapping, device: DeviceInfo, sizes: tuple[int, int, int] | None) -> None:
     """A mapping's fields and those that follow from them, with as many stages as fit beside what else the kernel keeps in
     shared memory: the kernel itself says how much that is. Raises ConfigError where it does not take them."""
     complete(values, mapping)
@@ -132,7 +139,7 @@ def _fit(values: dict[str, Any], mapping: Mapping, device: DeviceInfo) -> None:
     spec: Any = least.spec()
     if spec.shared_bytes > device.shared_memory_per_block:
         least.check_device(device)                             # says so
-    more = (device.shared_memory_per_block - spec.shared_bytes) // spec.bytes_per_stage
+    more = (device.shared_memory_per_block - spec.shared_bytes - spec.row_bytes(sizes)) // spec.bytes_per_stage
     values["stages"] = min(MOST_STAGES, LEAST_STAGES + more)
 
 

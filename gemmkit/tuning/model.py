@@ -20,10 +20,13 @@ LINE = 128                             # bytes of K in a stage: a line of the wi
 SHARED_BYTES = 4000                    # a cycle: what the L2 gives all multiprocessors where they share K
 CLUSTER_BYTES = 3200                   # the same where the blocks of a cluster do
 SECOND_PASS = 5000                     # cycles of a kernel behind another, at least: 3 us to begin and to run, not fitted
+ROW_STATES = 4000                      # cycles of an exchange of states of rows in a cluster, and of waiting; not fitted
 SHARE = 100                            # cycles: what one more share costs those that read the sums
 #: Cycles that a kernel takes longer to begin and to end for each doubling of its clusters: their blocks start together and
 #: wait for each other (40 x 320 x 48 and four more on an H200: 0.15 to 0.31 us a doubling).
 CLUSTERING = 400
+WARP, THREADS = 32, 128                # threads of a warp, and of a warpgroup
+MOST_SUMS = 128                        # of a thread whose rows are normalised: 28 to 68 bytes spill of 192 with a gain
 SUM = 4                                # bytes of an accumulator
 #: Tiles of a product so small that an order without a division is the faster one: Hilbert's curve through a line or a few
 #: tiles (56 x 64 x 64: 1.30 us, 1.56 by groups; 192 x 192 x 321: 2.23, 2.34; 5824 x 64 x 160: 2.62, 2.82).
@@ -168,6 +171,18 @@ def with_second_pass(mapping: Mapping, sizes: tuple[int, int, int], products: in
     return dataclasses.replace(mapping, start=mapping.start + SECOND_PASS + moved / SHARED_BYTES)
 
 
+def with_rows_exchanged(mapping: Mapping, sizes: tuple[int, int, int]) -> Mapping | None:
+    """The mapping in clusters whose blocks have a row of D together, so that no second kernel is needed where rows are
+    normalised; None where there is none (`Sm90Spec.blocks_of_a_row`)."""
+    blocks = math.ceil(sizes[1] / mapping.N)
+    sums = mapping.M * mapping.N // (THREADS if mapping.schedule == "pingpong" else mapping.warps * WARP)
+    fits = sums <= MOST_SUMS and mapping.N & (mapping.N - 1) == 0          # (128 x 224 spills 4 bytes)
+    is_full = math.ceil(sizes[0] / 64) % (mapping.M // 64) == 0
+    if blocks not in (2, 4, 8) or mapping.cluster != (1, 1) or mapping.splits != 1 or not (is_full and fits):
+        return None
+    return dataclasses.replace(mapping, cluster=(1, blocks), finish=mapping.finish + ROW_STATES)
+
+
 def smallest(N: int) -> Mapping:
     """The smallest tile of N columns: what is left where others take too much shared memory."""
     return Mapping(64, N, "cooperative", 4, (1, 1), 4.2 * N, 3000, 0)
@@ -200,4 +215,4 @@ def streaming(mappings: tuple[Mapping, ...]) -> tuple[Mapping, ...]:
 
 
 __all__ = ["CLOCK", "LINE", "SHORT_LINES", "UNALIGNED_LINES", "Mapping", "Supply", "by_workspace", "choose_mapping",
-           "smallest", "streaming", "with_second_pass"]
+           "smallest", "streaming", "with_rows_exchanged", "with_second_pass"]

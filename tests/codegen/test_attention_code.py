@@ -35,15 +35,15 @@ HALF = np.float32(0.5)
 CASES: dict[str, Callable[[], Any]] = {
     **{f"{d}{' causal' if mask else ''} {dtype}": lambda d=d, mask=mask, dtype=dtype: launch(d, dtype, mask=mask)
        for d in (32, 64, 96, 128, 192, 256) for mask in (None, Causal()) for dtype in (F16, BF16)},
-    **{f"{d} logarithms, window": lambda d=d: launch(d, mask=Window(100), return_lse=True) for d in (64, 128, 256)},
-    **{f"{d} documents, causal": lambda d=d: launch(d, mask=Documents.of([0, 100, 256]) & Causal()) for d in (64, 128)},
-    **{f"{d} function": lambda d=d: launch(d, score=lambda s, m, n: s - HALF * abs(m - n)) for d in (64, 128)},
-    **{f"{d} alibi, causal": lambda d=d: launch(d, score=ALiBi(np.zeros(1, np.float32)), mask=Causal()) for d in (64, 128)},
+    **{f"{d} logarithms, window": lambda d=d: launch(d, mask=Window(100), return_lse=True) for d in (64, 128, 192, 256)},
+    **{f"{d} documents, causal": lambda d=d: launch(d, mask=Documents.of([0, 100, 256]) & Causal()) for d in (64, 128, 192)},
+    **{f"{d} function": lambda d=d: launch(d, score=lambda s, m, n: s - HALF * abs(m - n)) for d in (64, 128, 192)},
+    **{f"{d} alibi, causal": lambda d=d: launch(d, score=ALiBi(np.zeros(1, np.float32)), mask=Causal()) for d in (64, 128, 192)},
     **{f"{d} alibi": lambda d=d: launch(d, BF16, score=ALiBi(np.zeros(1, np.float32))) for d in (32, 64, 256)},
     "64 alibi, window, logarithms": lambda: launch(64, score=ALiBi(np.zeros(1, np.float32)), mask=Window(100), return_lse=True),
     "64 alibi, documents, causal": lambda: launch(64, score=ALiBi(np.zeros(1, np.float32)), mask=Documents.of([0, 100, 256]) & Causal()),
-    **{f"{d} soft cap": lambda d=d: launch(d, score=SoftCap(30.0)) for d in (64, 128, 256)},
-    **{f"{d} packed": lambda d=d: launch(d, packed=True, mask=Causal()) for d in (64, 128, 256)},
+    **{f"{d} soft cap": lambda d=d: launch(d, score=SoftCap(30.0)) for d in (64, 128, 192, 256)},
+    **{f"{d} packed": lambda d=d: launch(d, packed=True, mask=Causal()) for d in (64, 128, 192, 256)},
 }
 
 

@@ -15,6 +15,7 @@ from gemmkit.runtime.assemble import disassemble, instruction_counts
 from tests.kernels.rows.test_rows import FUNCTIONS, ArgMax, close
 from tests.ptx_machine.launch import Ptx
 from tests.support.machines import BF16, poison
+from tests.support.sass import instructions
 
 F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
 
@@ -23,6 +24,12 @@ def function(name: str, columns: int) -> Any:
     vector = np.ones(columns, F16)
     return {"softmax": Softmax(), "log softmax": LogSoftmax(), "layernorm": AffineLayerNorm(1e-5, vector, vector),
             "rmsnorm": AffineRMSNorm(1e-6, vector)}[name]
+
+
+def launch(name: str, dtype: np.dtype, columns: int) -> RowsLaunch:
+    info = matrix(describe(np.lib.stride_tricks.as_strided(np.zeros(8, dtype), (8, columns), (0, dtype.itemsize)), "x"), "x")
+    info = info._replace(pointer=256, strides=(columns, 1))
+    return RowsLaunch(info, info._replace(pointer=2**30), function(name, columns))
 
 
 @pytest.mark.compile
@@ -49,14 +56,29 @@ def test_arrays_of_functions_are_arguments(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.compile
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+def test_what_lies_beside_a_piece_is_loaded_ahead(dtype: np.dtype) -> None:
+    """A layer norm's gamma and beta of a piece in front of the store of the piece before; and warps meet twice, at the places of
+    what they exchange and with all that is there."""
+    made = launch("layernorm", dtype, 16384)
+    found = [line.split()[0] for line in instructions(disassemble(made.launchable.entry().cubin))
+             if line.startswith(("LDG", "STG", "BAR"))]
+    assert [x[:3] for x in found].count("BAR") == 2
+    pieces, behind = made.spec.source.pieces, [x[:3] for x in found]
+    stores = [n for n, x in enumerate(behind) if x == "STG"]
+    assert len(stores) == pieces == 4
+    for piece, at in enumerate(stores):
+        assert behind[:at].count("LDG") >= pieces + 2 * min(piece + 2, pieces)
+
+
+@pytest.mark.compile
 @pytest.mark.sample(72)
 @pytest.mark.parametrize("columns", [768, 1024, 4096, 16384, 32768, 65536])
 @pytest.mark.parametrize("dtype", [F16, F32, F64], ids=str)
 @pytest.mark.parametrize("name", ["softmax", "log softmax", "layernorm", "rmsnorm"])
 def test_rows_compile(name: str, dtype: np.dtype, columns: int) -> None:
-    info = matrix(describe(np.lib.stride_tricks.as_strided(np.zeros(8, dtype), (8, columns), (0, dtype.itemsize)), "x"), "x")
-    info = info._replace(pointer=256, strides=(columns, 1))
-    made = RowsLaunch(info, info._replace(pointer=2**30), function(name, columns))
+    made = launch(name, dtype, columns)
     entry = made.launchable.entry()
     usage = entry.meta["usage"]
     assert usage["spill_stores"] == usage["spill_loads"] == usage["stack_bytes"] == 0

@@ -12,6 +12,7 @@ is an array with a value a thread, an instruction a few calls of NumPy.
 | `registry` | where instructions are entered |
 | `integers`, `bits`, `floats`, `comparison`, `conversion` | instructions that make values of values; `rounding` has what is rounded once |
 | `transfers` | moves, loads, stores, addresses |
+| `mbarriers` | barriers that count bytes, and stores to other blocks of a cluster |
 | `warps`, `matrices` | what lanes do together; matrix instructions are gemmkit's atoms |
 | `launch` | `run_ptx`, and plans run by their PTX |
 | `__main__` | drawn products, compared with the emulator and NumPy |

@@ -47,6 +47,7 @@ class Machine:
         self.registers = {name: np.full(self.count, bool(0) if kind.bits == 1 else int.from_bytes([POISON] * kind.size, "little"),
                                         kind.unsigned) for name, kind in program.registers.items()}
         self.parameters: dict[str, np.ndarray] = {}
+        self.mbarriers: dict[int, Any] = {}                            # by their places in shared memory
         self.live = np.ones(self.count, bool)
         self.steps = 0
         self._cut()

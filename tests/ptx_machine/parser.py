@@ -1,6 +1,6 @@
 """PTX text as data: a program with its parameters, variables and instructions.
 
-A label belongs to the instruction behind it. Registers declared inside braces (inline assembly) are renamed, so that all names of
+A label belongs to the instruction behind it. Registers and labels inside braces (inline assembly) are renamed, so that all names of
 a program are different.
 """
 
@@ -171,13 +171,14 @@ class _Body:
             if here in "{}":
                 if here == "{":
                     self.scopes.append({})
+                    self.labels(text[at + 1:text.index("}", at)])
                 else:
                     self.scopes.pop()
                 at += 1
                 continue
             label = re.compile(r"([\w$%]+)\s*:").match(text, at)
             if label:
-                self.program.labels[label[1]] = len(self.program.instructions)
+                self.program.labels[self.renamed(label[1])] = len(self.program.instructions)
                 at = label.end()
                 continue
             end = text.index(";", at)
@@ -202,6 +203,12 @@ class _Body:
                 self.count += 1
                 self.scopes[-1][n] = n = f"{n}@{self.count}"
             self.program.registers[n] = kind
+
+    def labels(self, text: str) -> None:
+        """Those of a scope that has just begun."""
+        for name in re.findall(r"(?:^|[;{])\s*([\w$%]+)\s*:(?!:)", text):
+            self.count += 1
+            self.scopes[-1][name] = f"{name}@{self.count}"
 
     def instruction(self, text: str, line: int) -> Instruction:
         guard = re.match(r"@(!?)\s*([\w%$]+)\s+", text)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tests.ptx_machine.kinds import Kind
 from tests.ptx_machine.parser import Instruction
 
-FAMILIES = ("integers", "bits", "floats", "comparison", "conversion", "transfers", "warps", "matrices")
+FAMILIES = ("integers", "bits", "floats", "comparison", "conversion", "transfers", "mbarriers", "warps", "matrices")
 
 
 class Operation(NamedTuple):

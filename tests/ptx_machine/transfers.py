@@ -66,6 +66,10 @@ def load(machine: Any, i: Instruction) -> Any:
 
 @effect("st")
 def store(machine: Any, i: Instruction) -> Any:
+    if i.has("async"):
+        from tests.ptx_machine.mbarriers import store_async
+
+        return store_async(machine, i)
     space, count = access(i)
     if space == "param":
         raise UnknownInstruction("calls are not known", i)

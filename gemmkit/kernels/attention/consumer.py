@@ -17,13 +17,14 @@ from gemmkit.kernels.attention.products import (
     operands_of,
     release_last,
     release_q,
+    start_alone,
     start_both,
     start_first,
     start_next,
     with_q,
 )
 from gemmkit.kernels.attention.softmax import begin, packed, rescale, soften
-from gemmkit.kernels.attention.walk import key_blocks, tile_at
+from gemmkit.kernels.attention.walk import consumer_blocks, key_blocks, tile_at
 from gemmkit.kernels.attention.work import F32, Blocks, Outputs, Place, State, Sums, Tile
 from gemmkit.kernels.common.work import Slot
 from gemmkit.kernels.sm90.store import own_column, own_row
@@ -40,12 +41,13 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
     operands = operands_of(spec, group)
     row, column = group * 64 + own_row(), own_column()
     tile = tile_at(spec, sizes, order, zero)                            # every block has one
-    blocks = own_blocks(spec, tile)
+    blocks = own_blocks(spec, tile, group)
 
     # 2. and 3. S of the first tile's first block of keys, beside which nothing goes.
+    slot = first_seen(spec, tile, blocks, slot)
     spec.k_ring.wait(slot)
     spec.q_ring.wait(q_slot)
-    s = start_first(spec, operands)
+    s = start_first(spec, operands, slot)
     spec.k_ring.release(slot.stage)
     release_q(spec, with_q(spec, operands, q_slot.stage, blocks.first), blocks.last - 1)
     weights, stats, _ = first_block(s, spec, sizes, place_in(spec, tile, row, column, blocks.last - 1))
@@ -83,7 +85,7 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
 
         if following.m >= 0:
             # 2. and 3. The tile's last product, and the first S of the next one.
-            blocks = own_blocks(spec, following)
+            blocks = own_blocks(spec, following, group)
             if spec.joins_tiles:
                 spec.k_ring.wait(slot)
                 spec.q_ring.wait(q_slot)
@@ -97,7 +99,9 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
                 spec.store.run(spec, sizes, Sums(o, before.stats), outputs, tile, group)
             else:
                 then = with_q(spec, operands, q_slot.stage, blocks.first)
-                s, o = start_next(spec, operands, then, before, (slot, q_slot))
+                o = start_alone(spec, operands, before)
+                slot = first_seen(spec, following, blocks, slot)
+                s, o = start_next(spec, then, o, (slot, q_slot))
                 spec.v_ring.release(before.slot.stage)
                 # 4. The tile's end.
                 spec.store.run(spec, sizes, Sums(o, before.stats), outputs, tile, group)
@@ -114,11 +118,24 @@ def consume(spec: Any, sizes: Any, order: Any, outputs: Outputs, group: int) -> 
     spec.store.finish()
 
 
-def own_blocks(spec: Any, tile: Tile) -> Blocks:
-    """`key_blocks`, made uniform, for the assembler does not always see that loops over them are: causal rounds at D 128
-    then moved 48 descriptors from vector to uniform registers."""
-    blocks = key_blocks(spec, tile)
+def own_blocks(spec: Any, tile: Tile, group: int) -> Blocks:
+    """A consumer's blocks of keys, made uniform, for the assembler does not always see that loops over them are: causal
+    rounds at D 128 then moved 48 descriptors from vector to uniform registers."""
+    blocks = consumer_blocks(spec, tile, group) if spec.skips else key_blocks(spec, tile)
     return Blocks(uniform(blocks.first), uniform(blocks.last), uniform(blocks.free_first), uniform(blocks.free_last))
+
+
+def first_seen(spec: Any, tile: Tile, blocks: Blocks, slot: Slot) -> Slot:
+    """The slot of a consumer's first block of keys. Of a tile's first one, which shows its rows nothing, it gives back K and
+    V as they come: not before, for the other consumers may still read what was there."""
+    if spec.skips:
+        if uniform(key_blocks(spec, tile).last) > blocks.last:
+            spec.k_ring.wait(slot)
+            spec.k_ring.release(slot.stage)
+            spec.v_ring.wait(slot)
+            spec.v_ring.release(slot.stage)
+            return spec.k_ring.advance(slot)
+    return slot
 
 
 def first_block(s: tuple, spec: Any, sizes: Any, place: Place) -> tuple:

@@ -22,8 +22,8 @@ from gemmkit.ptx.descriptors import advance, matrix_descriptor
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 
-__all__ = ["Operands", "multiply_alone", "operands_of", "release_last", "release_q", "start_both", "start_first",
-           "start_next", "with_q"]
+__all__ = ["Operands", "multiply_alone", "operands_of", "release_last", "release_q", "start_alone", "start_both",
+           "start_first", "start_next", "with_q"]
 
 
 class Operands(NamedTuple):
@@ -65,10 +65,10 @@ def operands_of(spec: Any, group: int) -> Operands:
     return Operands(advance(q, group * 64 * width), k, v, group, 0, 0)
 
 
-def start_first(spec: Any, operands: Operands) -> tuple:
-    """S of a block in the first stage, with nothing beside it."""
+def start_first(spec: Any, operands: Operands, slot: Slot) -> tuple:
+    """S of the first block, with nothing beside it."""
     wgmma_fence()
-    s = multiply_qk(spec, operands.q, operands.k)
+    s = multiply_qk(spec, operands.q, advance(operands.k, slot.stage * spec.k_bytes) if spec.skips else operands.k)
     wgmma_commit()
     return wgmma_wait(0, (s,))[0]
 
@@ -87,10 +87,9 @@ def start_both(spec: Any, operands: Operands, state: State, slot: Slot) -> tuple
     return wgmma_wait(1, (s, o))
 
 
-def start_next(spec: Any, operands: Operands, following: Operands, state: State, slots: tuple) -> tuple:
-    """Start the last product of a tile, and behind it the first S of the next one, ``following``, of the keys and the Q in
-    ``slots``. O is done at the end, and S is on its way."""
-    o = start_alone(spec, operands, state)
+def start_next(spec: Any, following: Operands, o: tuple, slots: tuple) -> tuple:
+    """Start the first S of the next tile, ``following``, of the keys and the Q in ``slots``, behind the last product of a
+    tile, ``o``. O is done at the end, and S is on its way."""
     spec.k_ring.wait(slots[0])
     spec.q_ring.wait(slots[1])
     wgmma_fence()

@@ -121,6 +121,7 @@ class AttentionSpec(HeadSpec):
     q_stages: int
     takes_turns: bool
     joins_tiles: bool
+    skips: bool = False
 
     # -- instructions -------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 | store | how | where |
 |---|---|---|
 | `TmaOut` | through swizzled panels of shared memory, by TMA, which clips rows beyond the last query | what TMA can carry |
-| `DirectOut` | pairs, from the registers | any strides; packed sequences, behind which the next one lies; large heads |
+| `DirectOut` | pairs, from the registers | any strides; packed sequences, behind which the next one lies |
 | `QuadOut` | octets, from the registers: the four lanes of a row exchange pairs | the same, where no shared memory is left |
 
 A row that saw no key has the sum 0: its O is 0 and its logarithm -inf.

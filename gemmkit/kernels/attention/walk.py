@@ -12,7 +12,9 @@ from gemmkit.kernels.attention.work import Blocks, Tile
 from gemmkit.lang.members import number_of
 from gemmkit.ptx.special import block_x, grid_x, udiv
 
-__all__ = ["key_blocks", "slice_of", "tile_at"]
+ROWS = 64                              # of a consumer
+
+__all__ = ["consumer_blocks", "key_blocks", "slice_of", "tile_at"]
 
 
 def tile_at(spec: Any, sizes: Any, order: Any, turn: int) -> Tile:
@@ -32,7 +34,22 @@ def slice_of(spec: Any, tile: Tile) -> int:
 
 def key_blocks(spec: Any, tile: Tile) -> Blocks:
     """The blocks of keys of a tile: one at least, of which the mask then shows nothing."""
-    begin, end, keys, shift = tile.m, min(tile.m + spec.block_m, tile.queries), tile.keys, tile.keys - tile.queries
+    return blocks_of_rows(spec, tile, tile.m, min(tile.m + spec.block_m, tile.queries))
+
+
+def consumer_blocks(spec: Any, tile: Tile, group: int) -> Blocks:
+    """Those of a consumer's rows of the tile, from the tile's last or the one before down to the tile's first: the last one
+    may show nothing to the upper rows (causal masks, as long as a block has 64 keys or more)."""
+    blocks = key_blocks(spec, tile)
+    begin = min(tile.m + group * ROWS, tile.queries - 1)
+    own = blocks_of_rows(spec, tile, begin, min(begin + ROWS, tile.queries))
+    last = max(own.last, max(blocks.last - 1, blocks.first + 1))
+    return Blocks(blocks.first, last, own.free_first if spec.tests_below else blocks.free_first, own.free_last)
+
+
+def blocks_of_rows(spec: Any, tile: Tile, begin: int, end: int) -> Blocks:
+    """Those that rows ``begin`` to ``end`` of a tile's head visit."""
+    keys, shift = tile.keys, tile.keys - tile.queries
     first, last = spec.mask.visited(begin, end, keys, tile.head, tile.batch, shift)
     most = udiv(max(keys - 1, 0), spec.block_n)
     first = min(udiv(max(first, 0), spec.block_n), most)

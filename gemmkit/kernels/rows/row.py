@@ -4,6 +4,7 @@
 |---|---|
 | `fold(row, f, combine, identity)` | all ``f(x, n)`` of the row, combined: the same bits every time, and in every thread |
 | `total(row, f)`, `largest(row, f)`, `smallest(row, f)` | the common folds |
+| `moments(row)` | the mean, and the mean of squares about it |
 | `mapped(row, f)` | the row with ``f(x, n)`` in place of each element: for what folds and `put` would both compute |
 | `put(row, f, columns)` | stores ``f(x, n, ...)``; of each array in ``columns`` the element of column n comes along |
 | `put_one(row, array, value)` | stores one value of the row into an array with an element for each |
@@ -26,7 +27,7 @@ from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.values import convert, convert_all, fill
 from gemmkit.ptx.memory import load_global, store_global
 
-__all__ = ["Held", "Row", "RowsSpec", "Streamed", "fold", "largest", "mapped", "put", "put_one", "smallest",
+__all__ = ["Held", "Row", "RowsSpec", "Streamed", "fold", "largest", "mapped", "moments", "put", "put_one", "smallest",
            "total"]
 
 
@@ -63,6 +64,11 @@ def largest(row: Row, f: Any) -> Any:
 def smallest(row: Row, f: Any) -> Any:
     """The smallest ``f(x, n)``, NaN where one is."""
     return fold(row, f, _smaller, np.inf)
+
+
+def moments(row: Row) -> tuple:
+    """The row's mean, and the mean of squares about it: its variance. Nothing cancels; a row's warps meet once for both."""
+    return row.spec.team.moments(row)
 
 
 def mapped(row: Row, f: Any) -> Row:
@@ -108,6 +114,14 @@ class Source(Component):
         """A thread's own elements, combined."""
         return own
 
+    def total(self, row: Row) -> Any:
+        """The sum of a thread's own elements."""
+        return self.fold(row, lambda x, n: x, _sum, convert(row.spec.dtype, 0))
+
+    def squares(self, row: Row, mean: Any) -> Any:
+        """The sum of squares of a thread's own elements about ``mean``."""
+        return self.fold(row, lambda x, n: (x - mean) * (x - mean), _sum, convert(row.spec.dtype, 0))
+
     def mapped(self, row: Row, f: Any) -> Row:
         """The row of ``f(x, n)``."""
         return row
@@ -138,7 +152,9 @@ class Held(Source):
         return control.fold(self.pieces, fold_held, own, row, f, combine)
 
     def put(self, row: Row, f: Any, columns: tuple) -> None:
-        control.each(put_held, row.held, row, f, columns)
+        """The columns' elements of a piece are loaded in front of the store of the piece before: the compiler takes no load
+        past a store, since y might be what is loaded."""
+        control.fold(self.pieces, put_with_next, beside_own(0, row, columns), row, f, columns)
 
 
 @dataclass(frozen=True)
@@ -161,7 +177,7 @@ class Streamed(Source):
         step = row.spec.team.threads * row.spec.vector
         j = row.spec.team.thread() * row.spec.vector
         while j < row.columns:
-            put_piece(load_mapped(row, j), j, row, f, columns)
+            put_piece(load_mapped(row, j), j, row, f, apply(load_columns, columns, j, row.spec.vector))
             j += step
 
 
@@ -246,16 +262,26 @@ def fold_element(own: Any, n: int, values: tuple, j: int, spec: RowsSpec, f: Any
     return convert(spec.dtype, combine(own, convert(spec.dtype, f(values[n], j + n))))
 
 
-def put_held(values: tuple, p: int, row: Row, f: Any, columns: tuple) -> None:
+def put_with_next(beside: tuple, p: int, row: Row, f: Any, columns: tuple) -> tuple:
+    """Piece ``p`` with its columns' elements, behind the loads of the next piece's."""
+    following = beside_own(p + 1, row, columns) if p + 1 < row.spec.source.pieces else beside
     j = column_of(p, row.spec)
     if p < row.spec.source.whole:
-        put_piece(values, j, row, f, columns)
+        put_piece(row.held[p], j, row, f, beside)
     elif j < row.columns:
-        put_piece(values, j, row, f, columns)
+        put_piece(row.held[p], j, row, f, beside)
+    return following
 
 
-def put_piece(values: tuple, j: int, row: Row, f: Any, columns: tuple) -> None:
-    beside = apply(load_columns, columns, j, row.spec.vector)
+def beside_own(p: int, row: Row, columns: tuple) -> tuple:
+    """The columns' elements of the ``p``-th piece; beyond the row something that nothing looks at."""
+    j = column_of(p, row.spec)
+    if p < row.spec.source.whole:
+        return apply(load_columns, columns, j, row.spec.vector)
+    return apply(load_columns, columns, j if j < row.columns else 0, row.spec.vector)
+
+
+def put_piece(values: tuple, j: int, row: Row, f: Any, beside: tuple) -> None:
     out = generate(row.spec.vector, put_element, values, j, row.spec, f, beside)
     store_global(row.y, 1, (row.m, j), (0, 0), out)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from gemmkit.components import Component
 from gemmkit.lang.control import fold
+from gemmkit.lang.values import convert
 from gemmkit.ptx.memory import load_shared, shared, store_shared
 from gemmkit.ptx.shuffle import SHUFFLE
 from gemmkit.ptx.special import barrier, block_x, lane_index, thread_index, udiv
@@ -20,6 +21,7 @@ from gemmkit.ptx.special import barrier, block_x, lane_index, thread_index, udiv
 __all__ = ["BlockTeam", "Team", "WarpTeam"]
 
 LANES, BUTTERFLIES = 32, 5
+LEFT = 2                               # values that a warp leaves for the others, at most
 exchanged = SHUFFLE["bfly"]
 
 
@@ -61,6 +63,10 @@ class Team(Component):
         """Every thread's value, combined."""
         return value
 
+    def moments(self, row: Any) -> tuple:
+        """A row's mean, and the mean of squares about it."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class WarpTeam(Team):
@@ -81,6 +87,10 @@ class WarpTeam(Team):
     def reduce(self, value: Any, combine: Any, identity: Any) -> Any:
         return of_warp(value, combine)
 
+    def moments(self, row: Any) -> tuple:
+        mean = of_warp(row.spec.source.total(row), added) / row.columns
+        return mean, of_warp(row.spec.source.squares(row, mean), added) / row.columns
+
 
 @dataclass(frozen=True)
 class BlockTeam(Team):
@@ -88,7 +98,35 @@ class BlockTeam(Team):
 
     @property
     def shared_bytes(self) -> int:
-        return self.warps * self.dtype.itemsize
+        return LEFT * self.warps * self.dtype.itemsize
+
+    def moments(self, row: Any) -> tuple:
+        """Each warp leaves the mean of its own elements, and the sum of squares about that: they meet once for both. The
+        row's sum of squares is that of theirs and of the way from their means to the row's, as often as they have elements
+        (Chan et al., 1979)."""
+        mine = self.columns_of(udiv(thread_index(), LANES), row)
+        mean = of_warp(row.spec.source.total(row), added) / max(mine, 1)
+        squares = of_warp(row.spec.source.squares(row, mean), added)
+        left = shared(self.dtype, 0)
+        barrier()
+        if lane_index() == 0:
+            store_shared(left, udiv(thread_index(), LANES), 0, (convert(self.dtype, mean),))
+            store_shared(left, self.warps + udiv(thread_index(), LANES), 0, (convert(self.dtype, squares),))
+        barrier()
+        warp = lane_index() % self.warps
+        count = convert(self.dtype, self.columns_of(warp, row) if lane_index() < self.warps else 0)
+        means, rest = load_shared(left, warp, 0, 1)[0], load_shared(left, self.warps + warp, 0, 1)[0]
+        whole = of_warp(means * count, added) / row.columns
+        far = means - whole
+        rest = rest if lane_index() < self.warps else convert(self.dtype, 0)
+        return whole, of_warp(rest + far * far * count, added) / row.columns
+
+    def columns_of(self, warp: int, row: Any) -> int:
+        """How many elements of a row a warp has: its share of each round of all threads, and of what is left."""
+        share = LANES * row.spec.vector
+        rounds = udiv(row.columns, self.warps * share)
+        left = row.columns - rounds * self.warps * share - warp * share
+        return rounds * share + max(0, min(left, share))
 
     def reduce(self, value: Any, combine: Any, identity: Any) -> Any:
         """Each warp leaves its value in shared memory. The block meets before, for what was left there last may still be
@@ -100,6 +138,10 @@ class BlockTeam(Team):
             store_shared(left, udiv(thread_index(), LANES), 0, (found,))
         barrier()
         return of_warp(load_shared(left, lane_index(), 0, 1)[0] if lane_index() < self.warps else identity, combine)
+
+
+def added(a: Any, b: Any) -> Any:
+    return a + b
 
 
 def of_warp(value: Any, combine: Any) -> Any:

@@ -54,6 +54,7 @@ def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_
         spec.pipeline.initialise()
         spec.exchange.initialise(spec.cluster.splits)
         spec.store.initialise()
+        spec.row_exchange.initialise()
         mbarrier_fence_init()
         spec.a.route.prefetch(map_a)
         spec.b.route.prefetch(map_b)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gemmkit.config import Config
 
 SCHEDULES = ("cooperative", "pingpong")
-CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
+CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (1, 8))
 BOX = 256                              # elements that a TMA box can have along a dimension
 STAGES = 32
 ACCUMULATORS = 192                     # 32-bit registers of a consumer's sums: beyond it they spill
@@ -58,8 +58,9 @@ def _validate_roles(config: Config) -> None:
     rule(config.producer_warps == 4 or warps <= 8, "producer_warps", config.producer_warps, "three warpgroups that multiply "
          "leave registers for 4 warps")
     rule(2 <= config.stages <= STAGES, "stages", config.stages, f"2 to {STAGES} stages are needed")
-    rule(tuple(config.cluster.extents) in CLUSTERS, "cluster", config.cluster, "one block, two along M, two along N or two "
-         "by two: Tile(M=1, N=1), Tile(M=2, N=1), Tile(M=1, N=2) or Tile(M=2, N=2)")
+    rule(tuple(config.cluster.extents) in CLUSTERS, "cluster", config.cluster, "one block, two along M, two, four or "
+         "eight along N, or two by two: Tile(M=1, N=1), Tile(M=2, N=1), Tile(M=1, N=2), Tile(M=1, N=4), Tile(M=1, N=8) or "
+         "Tile(M=2, N=2)")
 
 
 def _validate_tiles(config: Config) -> None:

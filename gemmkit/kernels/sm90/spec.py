@@ -6,20 +6,24 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gemmkit.epilogues import Default
+from gemmkit.epilogues.normalise import Normalise
 from gemmkit.kernels.common.pipeline import Pipeline
 from gemmkit.kernels.common.watch import Watch, watch_of
 from gemmkit.kernels.sm90.exchange import Exchange
 from gemmkit.kernels.sm90.mainloop import Mainloop, SharedMainloop
 from gemmkit.kernels.sm90.producer import Producer
+from gemmkit.kernels.sm90.row_exchange import ClusterRowExchange, RowExchange
 from gemmkit.kernels.sm90.store import DirectStore, Store
 from gemmkit.kernels.sm90.together import Fragments
 from gemmkit.kernels.sm90.warpgroups import Turns, Warpgroups
 from gemmkit.kernels.spec import Spec
 from gemmkit.layouts.braided import OCTET
 from gemmkit.layouts.swizzled import pattern_of
+from gemmkit.runtime.device import H100
 
 PINGPONG = "pingpong"
-WARP_ROWS = 16                         # of a fragment that a warp holds
+WARP_ROWS, FRAGMENT_ROWS = 16, 64      # of a fragment that a warp holds, and of a fragment
+ALIGNMENT = 64                         # bytes that may be left out between parts of shared memory
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Sm90Spec(Spec):
     pipeline: Pipeline = Pipeline(2, 0, 1, 1)
     store: Store = DirectStore()
     exchange: Exchange = Exchange()
+    row_exchange: RowExchange = RowExchange()
     turns: Turns = Turns()
     nbytes: int = 0
 
@@ -112,6 +117,38 @@ class Sm90Spec(Spec):
     @property
     def parts(self) -> tuple[int, int]:
         return WARP_ROWS, self.block.size.N // self.d.layout.folds // self.exchange.slices
+
+    def blocks_of_a_row(self, sizes: tuple[int, ...], words: int) -> int:
+        """Those of a cluster of 1 x n whose tiles are just a row. Each fragment of a tile has rows of D: a fragment without
+        is left out, and its barriers' phases would not be those of the tiles.
+
+        A specialisation that has its exchange keeps to it: `nbytes` has the states in it then, and would count them twice
+        for another epilogue of the same kind (`Compiled.reserved`)."""
+        if isinstance(self.row_exchange, ClusterRowExchange):
+            return self.row_exchange.blocks
+        (M, N), n = sizes[:2], self.cluster.n
+        is_row = self.cluster.size == n > 1 and (n - 1) * self.parts[1] < N <= n * self.parts[1]
+        is_full = -(-M // FRAGMENT_ROWS) % (self.block.size.M // FRAGMENT_ROWS) == 0
+        if not (is_row and is_full and type(self.exchange) is Exchange and self.d.layout.folds == 1):
+            return 1
+        made = self.exchange_of_rows(n, words)
+        room = self.nbytes + made.nbytes + made.barrier_bytes + ALIGNMENT
+        return n if room <= H100.shared_memory_per_block else 1
+
+    def row_bytes(self, sizes: tuple[int, ...] | None) -> int:
+        """Shared memory that the states of rows of D of ``sizes`` take, where an epilogue normalises rows across a
+        cluster."""
+        last = self.epilogue.stages()[-1]
+        if sizes is None or not isinstance(last, Normalise):
+            return 0
+        blocks = self.blocks_of_a_row(sizes, last.words)
+        if blocks == 1:
+            return 0
+        made = self.exchange_of_rows(blocks, last.words)
+        return made.nbytes + made.barrier_bytes + ALIGNMENT
+
+    def exchange_of_rows(self, blocks: int, words: int) -> ClusterRowExchange:
+        return ClusterRowExchange(blocks=blocks, consumers=self.consumers, fragments=self.fragments_m, words=words)
 
     @cached_property
     def folded_octets(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from gemmkit.epilogues.normalise import Normalise
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.clipping import clipped
 from gemmkit.kernels.common.operand import Operand
@@ -28,6 +29,7 @@ from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.kernels.sm90.routes.rewrite import Rewrite, RewriteProducer, Transpose
 from gemmkit.kernels.sm90.routes.staged import Staged, StagedProducer
 from gemmkit.kernels.sm90.routes.tma import Tma, TmaProducer
+from gemmkit.kernels.sm90.row_exchange import ClusterRowExchange, RowExchange
 from gemmkit.kernels.sm90.shared_k import SharedK, least_columns
 from gemmkit.kernels.sm90.spec import Sm90Spec
 from gemmkit.kernels.sm90.store import SubtileStore
@@ -170,12 +172,25 @@ def _laid_out(spec: Sm90Spec, arrays: Arrays | None) -> Sm90Spec:
     exchange = spec.exchange
     if isinstance(exchange, ClusterExchange):
         exchange = dataclasses.replace(exchange, offset=memory.take(spec.consumers * exchange.nbytes))
+    rows = _row_exchange(spec)
+    if isinstance(rows, ClusterRowExchange):
+        rows = dataclasses.replace(rows, offset=memory.take(rows.nbytes, 16))
     pipeline = _pipeline(spec, memory)
+    if isinstance(rows, ClusterRowExchange):
+        rows = dataclasses.replace(rows, barriers=memory.take(rows.barrier_bytes))
     if isinstance(exchange, ClusterExchange):
         exchange = dataclasses.replace(exchange, barriers=memory.take(2 * BARRIER * exchange.consumers))
     store = spec.store.placed(memory)
     return dataclasses.replace(spec, store=store, producer=producer, turns=turns, exchange=exchange,
-                               pipeline=pipeline, nbytes=memory.nbytes)
+                               row_exchange=rows, pipeline=pipeline, nbytes=memory.nbytes)
+
+
+def _row_exchange(spec: Sm90Spec) -> RowExchange:
+    """Of states of rows that an epilogue normalises, where a cluster's blocks have them together."""
+    last = spec.epilogue.stages()[-1]
+    if isinstance(last, Normalise) and last.across > 1:
+        return spec.exchange_of_rows(last.across, last.words)
+    return RowExchange()
 
 
 def _exchange(spec: Sm90Spec, sharing: SharedK, arrays: Arrays | None) -> Exchange:

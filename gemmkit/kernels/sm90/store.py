@@ -150,7 +150,7 @@ class SubtileStore(Store):
         """First all values are finished, so that what is loaded for them (C, a bias) is on its way at once. Then they go."""
         values = sums
         if spec.epilogue.finishes_blocks:
-            values = finish_together(sums, spec, outputs, part.m + own_row(), part.n + own_column())
+            values = finish_together(sums, i, spec, outputs, part.m + own_row(), part.n + own_column(), part)
         elif spec.has_epilogue:
             values = join(apply(finish_pair, split(sums, 2), spec, outputs, part.m + own_row(), part.n + own_column()))
         values = convert_all(spec.d.layout.dtype, delivered(spec, values))
@@ -322,7 +322,7 @@ class DirectStore(Store):
 
     def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
         if spec.epilogue.finishes_blocks:
-            store_together(sums, spec, outputs, part.m + own_row(), part.n + own_column())
+            store_together(sums, i, spec, outputs, part.m + own_row(), part.n + own_column(), part)
         else:
             each(store_pair, split(sums, 2), spec, outputs, part.m + own_row(), part.n + own_column())
 

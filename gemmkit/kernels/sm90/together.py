@@ -30,11 +30,16 @@ PAIR, SINGLE = Tile(M=1, N=2), Tile(M=1, N=1)
 
 
 class Here(NamedTuple):
-    """Where a lane's values lie: its first row and column, and D's sizes."""
+    """Where a lane's values lie: its first row and column, and D's sizes; which ``fragment`` of which consumer (``group``)
+    they are of, the bit that flips with its tiles, and the ``exchange`` with the other blocks of a cluster."""
 
     row: Any
     column: Any
     shape: Any
+    group: Any
+    fragment: Any
+    turn: Any
+    exchange: Any
 
 
 class Of(NamedTuple):
@@ -67,6 +72,10 @@ class Fragments(Component):
     def row_states(self, reduction: Any, values: tuple, at: Here) -> tuple:
         """The states of a lane's rows: of all columns of the fragment, in each lane of the quad."""
         return generate(ROWS, quad_state, self, reduction, values, at)
+
+    def whole_rows(self, epilogue: Any, states: tuple, at: Here) -> tuple:
+        """The states of a lane's rows over all blocks of the cluster."""
+        return at.exchange.whole_rows(epilogue, states, at)
 
     def keep_rows(self, reduction: Any, states: tuple, at: Here) -> None:
         each(keep_row, states, self, reduction, at)
@@ -171,9 +180,9 @@ def reduce_one_column(_: int, c: int, octet: tuple, n: int, reduction: Any, at: 
 
 # -- a fragment's way ---------------------------------------------------------------------------------------------------
 
-def finish_together(sums: tuple, spec: Any, outputs: Outputs, row: int, column: int) -> tuple:
+def finish_together(sums: tuple, i: int, spec: Any, outputs: Outputs, row: int, column: int, part: Any) -> tuple:
     """A fragment's finished values, for stores that clip: values out of range are computed as the nearest in range."""
-    at = Here(row, column, outputs.shape)
+    at = Here(row, column, outputs.shape, part.group, i, part.turn, spec.row_exchange)
     values = join(apply(start_pair, split(sums, 2), spec, outputs, at))
     values = spec.epilogue.finish_block(values, spec.together, at)
     return convertible(spec.epilogue, "finish", values, spec.d.layout.dtype) if spec.d.layout.is_plain else values
@@ -188,9 +197,9 @@ def start_pair(pair: tuple, n: int, spec: Any, outputs: Outputs, at: Here) -> tu
     return transform_within(spec.d.to_shared, pair, place, shape.M, shape.N)
 
 
-def store_together(sums: tuple, spec: Any, outputs: Outputs, row: int, column: int) -> None:
+def store_together(sums: tuple, i: int, spec: Any, outputs: Outputs, row: int, column: int, part: Any) -> None:
     """A fragment finished and stored from the registers, pair by pair."""
-    at = Here(row, column, outputs.shape)
+    at = Here(row, column, outputs.shape, part.group, i, part.turn, spec.row_exchange)
     values = join(apply(start_pair, split(sums, 2), spec, outputs, at))
     values = spec.epilogue.finish_block(values, spec.together, at)
     if spec.d.layout.packed > 1:

@@ -1,4 +1,4 @@
-"""Loads from the shared memory of another block of the cluster: in the emulator, as instructions, and on the GPU."""
+"""Loads from and stores to the shared memory of another block of the cluster: in the emulator, as instructions, and on the GPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 import gemmkit as gk
 from gemmkit.emulator import errors
 from gemmkit.lang.registers import generate
-from gemmkit.ptx.cluster import cluster_barrier, cluster_rank, cluster_size, load_shared_of
-from gemmkit.ptx.memory import load_global, shared, store_global, store_shared
+from gemmkit.ptx.cluster import cluster_barrier, cluster_rank, cluster_size, load_shared_of, store_async
+from gemmkit.ptx.mbarrier import mbarrier_expect, mbarrier_fence_init, mbarrier_init, mbarrier_wait
+from gemmkit.ptx.memory import load_global, load_shared, shared, store_global, store_shared
 from gemmkit.ptx.special import barrier, block_x, thread_index
 from gemmkit.runtime.assemble import assemble
 from tests.support.harness import Out, leaves_nothing, lines_with, same_bits
@@ -130,3 +131,70 @@ def test_one_warp_that_stays_is_enough(waits: int) -> None:
     """Shared memory lasts as long as any thread of the block."""
     (out,) = emulated(linger, Out((64,), "u4"), waits, threads=64, shared=256, blocks=2, cluster=2)
     assert np.array_equal(out, np.arange(64))
+
+
+# -- stores that are counted ---------------------------------------------------------------------------------------------
+
+SENT = [(np.dtype(d), n) for d, n in (("f4", 1), ("i4", 2), ("f4", 4), ("f8", 1), ("f8", 2), ("u8", 1))]
+every_sent = pytest.mark.parametrize("dtype, count", SENT, ids=[f"{d}x{n}" for d, n in SENT])
+U64 = np.dtype(np.uint64)
+
+
+def pass_on(out: Any, a: Any, access: Any) -> None:
+    """Every block sends its line to the next one, its threads in reverse order."""
+    pointer, count, threads, barriers = shared(access.dtype, 64), access.count, 32, shared(U64, 0)
+    if thread_index() == 0:
+        mbarrier_init(barriers, 1, 1)
+        mbarrier_fence_init()
+    cluster_barrier()
+    if thread_index() == 0:
+        mbarrier_expect(barriers, 1, access.nbytes)
+    place = block_x() * threads * count
+    values = load_global(a, 0, (place + thread_index() * count,), (0,), count)
+    store_async(pointer, (31 - thread_index()) * count, values, barriers, 1, (cluster_rank() + 1) % cluster_size())
+    mbarrier_wait(barriers, 1, 0)
+    store_global(out, 0, (place + thread_index() * count,), (0,), load_shared(pointer, thread_index() * count, 0, count))
+
+
+@dataclass(frozen=True)
+class Sent(gk.Component):
+    dtype: Any
+    count: int
+    nbytes: int
+
+
+def passed_on(dtype: np.dtype, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, Sent]:
+    a = rng.integers(0, 100, (4, 32, count)).astype(dtype)
+    return a.reshape(-1), np.roll(a, 1, axis=0)[:, ::-1].reshape(-1), Sent(dtype, count, 32 * count * dtype.itemsize)
+
+
+@every_sent
+def test_stores_into_the_next_block(dtype: np.dtype, count: int, rng: np.random.Generator) -> None:
+    a, expected, sent = passed_on(dtype, count, rng)
+    (out,) = emulated(pass_on, Out(a.shape, dtype), a, sent, threads=32, shared=64 + sent.nbytes, blocks=4, cluster=4)
+    assert np.array_equal(out, expected)
+
+
+@every_sent
+def test_stores_are_one_instruction(dtype: np.dtype, count: int) -> None:
+    a = np.zeros(32 * count, dtype)
+    ptx = compiled(pass_on, Out(a.shape, dtype), a, Sent(dtype, count, 32 * count * dtype.itemsize), threads=32)
+    words = count * dtype.itemsize // 4
+    (line,) = lines_with(ptx, "st.async")
+    assert f"complete_tx::bytes{'' if words == 1 else f'.v{words}'}.b32" in line and leaves_nothing(ptx)
+    assert assemble(ptx).usage.spill_stores == 0
+
+
+@pytest.mark.gpu
+@every_sent
+def test_stores_into_the_next_block_on_hardware(dtype: np.dtype, count: int, rng: np.random.Generator) -> None:
+    a, expected, sent = passed_on(dtype, count, rng)
+    (out,) = on_device(pass_on, Out(a.shape, dtype), a, sent, threads=32, shared=64 + sent.nbytes, blocks=4, cluster=4)
+    assert same_bits(out.view(np.uint8), expected.view(np.uint8))
+
+
+@pytest.mark.parametrize(("dtype", "count"), [(np.dtype("f2"), 2), (np.dtype("f8"), 4), (np.dtype("f4"), 3)])
+def test_other_sizes_are_not_sent(dtype: np.dtype, count: int) -> None:
+    a = np.zeros(32 * count, dtype)
+    with pytest.raises(Exception, match="No implementation of function.*store_async"):
+        compiled(pass_on, Out(a.shape, dtype), a, Sent(dtype, count, 32 * count * dtype.itemsize), threads=32)

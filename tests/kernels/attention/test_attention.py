@@ -38,6 +38,7 @@ MASKS: dict[str, Any] = {
 }
 
 TILE_ENDS: list[dict[str, Any]] = [{"joins_tiles": joins, "q_stages": 1, "store": QuadOut()} for joins in (False, True)]
+TILE_ENDS += [{"joins_tiles": False, "q_stages": 1, "store": QuadOut(), "skips": True, "block_n": keys} for keys in (16, 80)]
 
 
 @pytest.mark.sample(50)
@@ -69,7 +70,7 @@ def test_head_sizes(machine: Any, head_dim: int, dtype: Any, rng: np.random.Gene
     close(machine.numpy(found), reference(q, k, v))
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("sizes", [(1, 1), (5, 3), (67, 130), (197, 61), (150, 150)], ids=str)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("fields", TILE_ENDS, ids=str)
@@ -169,15 +170,16 @@ def test_large_scores_do_not_overflow(machine: Any, session: Any, rng: np.random
 
 
 @on_machines
+@pytest.mark.parametrize("fields", [{}, TILE_ENDS[-1]], ids=["", "skips"])
 @pytest.mark.parametrize("mask", [None, Causal()], ids=str)
 @pytest.mark.parametrize("layout", ["bnhd", "bhnd"])
-def test_packed_sequences(machine: Any, session: Any, mask: Any, layout: str, rng: np.random.Generator) -> None:
+def test_packed_sequences(machine: Any, session: Any, mask: Any, layout: str, fields: dict[str, Any], rng: np.random.Generator) -> None:
     """Sequences of 0, 1 and more rows, of other lengths of keys, each on its own; what lies between is not looked at."""
     starts, ends = np.array([0, 70, 70, 71, 100, 110]), np.array([0, 33, 40, 75, 75, 90])
     q, k, v = draw(rng, (110, 2, 64), F16), draw(rng, (90, 1, 64), F16), draw(rng, (90, 1, 64), F16)
     given = [machine.array(np.ascontiguousarray(x.swapaxes(0, 1) if layout == "bhnd" else x)) for x in (q, k, v)]
     out = machine.array(poison((2, 110, 64) if layout == "bhnd" else q.shape, F16))
-    with session(machine):
+    with session(machine, **fields):
         found, lse = gk.attention(*given, lengths=(starts, ends), mask=mask, out=out, layout=layout, return_lse=True)
         scored = gk.attention(*given, lengths=(starts.tolist(), ends.tolist()), layout=layout,
                               score=lambda s, m, n, head, batch: s + 0.125 * batch * (n < 3) - 0.25 * head * (m > 2) * (n > 4))
@@ -191,12 +193,13 @@ def test_packed_sequences(machine: Any, session: Any, mask: Any, layout: str, rn
 
 
 @on_machines
-def test_documents(machine: Any, session: Any, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("fields", [{}, TILE_ENDS[-1]], ids=["", "skips"])
+def test_documents(machine: Any, session: Any, fields: dict[str, Any], rng: np.random.Generator) -> None:
     q, k, v = (draw(rng, (1, 1, 110, 64), F16) for _ in range(3))
     offsets = [0, 20, 20, 21, 90, 110]
     of = np.repeat(np.arange(5), np.diff(offsets))
     mask = Documents.of(offsets, machine.array)
-    with session(machine):
+    with session(machine, **fields):
         found = gk.attention(*map(machine.array, (q, k, v)), mask=mask)
         causal = gk.attention(*map(machine.array, (q, k, v)), mask=mask & Causal())
     close(machine.numpy(found), reference(q, k, v, visible=lambda m, n, h, b: of[m] == of[n]))

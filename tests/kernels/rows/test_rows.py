@@ -17,7 +17,7 @@ from gemmkit.emulator.errors import EmulatorError
 from gemmkit.emulator.machine import current
 from gemmkit.kernels.rows import team
 from gemmkit.kernels.rows.row import Held, Streamed
-from gemmkit.rows import RowFunction, fold, largest, put, put_one, smallest, total
+from gemmkit.rows import RowFunction, fold, largest, moments, put, put_one, smallest, total
 from tests.support.machines import BF16, epsilon, on_machines, poison
 
 F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
@@ -243,10 +243,50 @@ def test_they_are_compiled_ahead() -> None:
     assert found[0].launchable.threads == 128 and found[0].launchable.blocks == 1
 
 
+# -- moments --------------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Moments(RowFunction):
+    """Twice, so that what the first ones leave is in the way of the second ones."""
+
+    means: gk.Array
+    variances: gk.Array
+
+    outputs = "means", "variances"
+
+    def __call__(self, row: Any) -> None:
+        mean, _ = moments(row)
+        _, variance = moments(row)
+        put_one(row, self.means, mean)
+        put_one(row, self.variances, variance)
+        put(row, lambda x, n: x)
+
+
+@on_machines
+@pytest.mark.sample(9)
+@pytest.mark.parametrize("columns", [1, 31, 96, 1024, 1025, 1111, 2048, 4104, 33000])
+@pytest.mark.parametrize("dtype", [F16, F32, F64], ids=str)
+def test_moments(machine: Any, dtype: np.dtype, columns: int, rng: np.random.Generator) -> None:
+    """Far from 0, and with an element far from the others: the squares of neither cancel. Warps may have no element of a row."""
+    x = (rng.standard_normal((2, columns)) + 300).astype(dtype)
+    x[1, columns // 2] = -30000
+    working = np.promote_types(dtype, F32)
+    means, variances = machine.array(poison((2,), working)), machine.array(poison((2,), working))
+    given = machine.array(x)
+    with machine.session():
+        gk.rowwise(given, Moments(means, variances), out=given)
+    wide, eps = x.astype(F64), np.finfo(working).eps
+    np.testing.assert_allclose(machine.numpy(means), wide.mean(1), rtol=0, atol=8 * eps * np.abs(wide).mean(1).max())
+    np.testing.assert_allclose(machine.numpy(variances), wide.var(1), rtol=64 * eps, atol=(8 * eps * 300) ** 2)
+    assert np.array_equal(machine.numpy(given), x)
+
+
 # -- faults -------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.parametrize("function", [gk.softmax, lambda x: gk.rowwise(x, Moments(poison((1,), F32), poison((1,), F32)))],
+                         ids=["folds", "moments"])
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_missing_barrier_is_found(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_barrier_is_found(which: int, function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before warps leave their values, where the last ones may still be read, and after."""
     original, seen = team.barrier, Counter[int]()
 
@@ -257,7 +297,7 @@ def test_a_missing_barrier_is_found(which: int, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(team, "barrier", barrier)
     with gk.emulate(), pytest.raises(EmulatorError):
-        gk.softmax(np.zeros((1, 2048), F16))
+        function(np.zeros((1, 2048), F16))
 
 
 # -- bad input ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +11,14 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from bench.stand_ins import STREAM, gpu, library
+from bench.stand_ins import STREAM, CupyArray, gpu, library
 from gemmkit import ahead
 from gemmkit.epilogues import Fold, LayerNorm, Residual, RMSNorm, RowReduce, Scale, Softmax
 from gemmkit.grouped import grouped
-from gemmkit.layouts import Layout
+from gemmkit.layouts import Layout, RowMajor
+from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.device import H100
+from gemmkit.tiling import Tile
 from tests.support.machines import is_poison, poison
 from tests.unit.api.test_reductions_launch import PLACE, launches  # noqa: F401
 
@@ -96,9 +99,9 @@ def test_launches(launches: list[Any], reduces: bool) -> None:  # noqa: F811
     """The product's, what completes its reductions, and the second pass with the call's D and the same workspaces; other arrays
     of the same kind take their places."""
     with gpu(), library("cupy") as array:
-        a, b = array(512, 64), array(64, 1024)
+        a, b = array(512, 64), array(64, 4096)
         for _ in range(2):
-            gain, sums, out = array(1024, dtype=np.float32), array(512, dtype=np.float32), array(512, 1024)
+            gain, sums, out = array(4096, dtype=np.float32), array(512, dtype=np.float32), array(512, 4096)
             epilogue: Any = RowReduce(sums, "sum") | RMSNorm(gain) if reduces else RMSNorm(gain)
             run = gk.plan(a, b, out=out, epilogue=epilogue)
             assert run.row_passes == "two passes"
@@ -111,6 +114,42 @@ def test_launches(launches: list[Any], reduces: bool) -> None:  # noqa: F811
                 assert out.data.ptr in rescaling and gain.data.ptr in rescaling and gain.data.ptr in product
                 place = PLACE + 2**20 * reduces
                 assert place in product and place in rescaling
+
+
+ENDINGS = {"softmax": lambda gain: Softmax(), "rms": RMSNorm, "layer": lambda gain: LayerNorm(gain, gain)}
+
+
+@pytest.mark.parametrize("kind", ENDINGS)
+@pytest.mark.parametrize(("M", "N", "blocks"), [
+    (8192, 512, None), (4096, 128, None), (8192, 1024, None), (8192, 256, 2), (8192, 512, 2), (8192, 384, 2), (8192, 1024, 4), (8192, 1000, 4),
+    (8192, 2048, 8)])
+def test_launches_of_a_cluster(launches: list[Any], kind: str, M: int, N: int, blocks: int | None) -> None:  # noqa: F811
+    """A call with another epilogue of the planned kind brings the values that the kernel of the first one takes, and its vectors,
+    also where stages leave just the room for the states of rows; with C, into a part of an array, and on another stream."""
+    width = 0 if blocks is None else -(-N // blocks // 8) * 8
+    make, places = ENDINGS[kind], itertools.count(1)
+
+    def array(*shape: int) -> Any:
+        return CupyArray(shape, np.float16, next(places) << 30)
+
+    with gpu(), library("cupy"):
+        a, b, part = array(M, 64), array(64, N), array(M, N + 64)
+        part.shape = M, N
+        conf = None if blocks is None else gk.get_config(
+            operator=WGMMAOp(width), block_shape=Tile(M=128, N=width, K=64), warps_per_block=8, schedule="cooperative",
+            cluster=Tile(M=1, N=blocks), global_a_layout=RowMajor(np.float16), global_b_layout=RowMajor(np.float16),
+            global_d_layout=RowMajor(np.float16), epilogue=make(array(N)), gemm_shape=dict(M=M, N=N, K=64))
+        for c in (None, array(M, N)):
+            for out in (array(M, N), part):
+                passes = gk.plan(a, b, c, conf, out=out, epilogue=make(array(N))).row_passes
+                assert blocks is None or passes == "one cluster"
+                for stream in (STREAM, 5):
+                    gain = array(N)
+                    launches.clear()
+                    gk.matmul(a, b, c, conf, out=out, epilogue=make(gain), stream=stream)
+                    assert len(launches) == (2 if passes == "two passes" else 1)
+                    assert kind == "softmax" or gain.data.ptr in launches[0][2]
+                    assert all(one[1] == stream for one in launches)
 
 
 @pytest.mark.parametrize(("shape", "columns"), [((16384, 256, 1024), 256), ((4096, 64, 4096), 64), ((8192, 1024, 4096), None)])

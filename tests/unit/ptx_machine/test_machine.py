@@ -181,3 +181,57 @@ def test_bad_launches() -> None:
     for threads, given, words_of in ((48, [words(), 0], "whole warps"), (64, [words()], "1 parameters given for 2")):
         with pytest.raises(PtxError, match=words_of):
             run_ptx(f"{HEAD}ret;\n}}", threads, 1, given, [given[0]])
+
+
+SENDS = """.visible .entry sends(.param .u64 sends_param_0)
+{{
+    .reg .b32 %r<8>;
+    .reg .b64 %rd<3>;
+    .extern .shared .align 16 .b8 memory[];
+    mov.u32 %r1, %tid.x;
+    mov.u32 %r2, memory;
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra $made;
+    mbarrier.init.shared::cta.b64 [%r2], 1;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], {nbytes};
+$made:
+    barrier.cluster.arrive.release.aligned;
+    barrier.cluster.wait.acquire.aligned;
+    mov.u32 %r3, %cluster_ctarank;
+    xor.b32 %r4, %r3, 1;
+    shl.b32 %r5, %r1, 2;
+    add.u32 %r5, %r5, %r2;
+    mad.lo.u32 %r6, %r3, 100, %r1;
+    {{ .reg .b32 there, barrier; mapa.shared::cluster.u32 there, %r5, %r4; mapa.shared::cluster.u32 barrier, %r2, %r4;
+       st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [there+16], %r6, [barrier]; }}
+    {{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%r2], 0; @done bra over; bra again; over: }}
+    ld.shared.u32 %r7, [%r5+16];
+    ld.param.u64 %rd1, [sends_param_0];
+    mad.lo.u32 %r6, %r3, 32, %r1;
+    mad.wide.u32 %rd1, %r6, 4, %rd1;
+    st.global.u32 [%rd1], %r7;
+    {again}
+    ret;
+}}"""
+
+
+def sent(nbytes: int, again: str = "") -> np.ndarray:
+    out = np.full(64, 7, np.uint32)
+    text = SENDS.format(nbytes=nbytes, again=again).replace(".reg .b64 %rd<3>;", ".reg .b64 %rd<3>; .reg .pred %p<3>;")
+    run_ptx(text, 32, 2, [out], [out], shared_bytes=16 + 128, cluster=2)
+    return out
+
+
+def test_mbarriers_count_the_bytes_that_other_blocks_send() -> None:
+    assert sent(128).tolist() == [*range(100, 132), *range(32)]
+
+
+def test_more_arrivals_than_a_phase_has_are_a_fault() -> None:
+    with pytest.raises(Fault, match="here is one more"):
+        sent(128, "mbarrier.arrive.shared::cta.b64 _, [%r2]; mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 4; "
+                  "mbarrier.arrive.shared::cta.b64 _, [%r2];")
+
+
+def test_a_place_without_a_barrier_is_a_fault() -> None:
+    with pytest.raises(Fault, match="there is no mbarrier at"):
+        sent(128, "mbarrier.arrive.shared::cta.b64 _, [%r2+8];")
