@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gemmkit.kernels.common.rules import rule
+from gemmkit.kernels.sm80 import boxes
 from gemmkit.kernels.simt.rules import validate_lines, validate_tiles, validate_transforms
 from gemmkit.tiling import Tile
 
@@ -31,6 +32,7 @@ def validate(config: Config) -> None:
           f"all of a k-tile: K must be that of block_shape={config.block_shape!r}")
     validate_lines(config)
     validate_transforms(config)
+    boxes.validate(config)
 
 
 __all__ = ["validate"]
