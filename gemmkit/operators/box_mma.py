@@ -17,8 +17,8 @@ in shared memory as in global memory, in pieces of 16 bytes:
 * the other, contiguous along p, has a piece for each q. The lane loads word u of pieces 2 t and 2 t + 1, the pairs
   (2 u, 2 u + 1) of two q's, which two PRMTs make pairs of q's.
 
-u differs among the four t's. With lines padded by 16 bytes the 32 words of a load then lie in 32 banks; with the same p's for
-all lanes, four of the other operand's words would lie in each bank. No value goes from lane to lane.
+u differs among the four t's. With lines padded by 16 bytes the 32 words of a load then lie in 32 banks; with the same p's
+for all lanes, four of the other operand's words would lie in each bank. No value goes from lane to lane.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class BoxMMAOp(MMAOp):
             order = ("ColMajor", "RowMajor")[along_k]
             return f"{self!r} loads lines along K; take Padded({order}(...), {RUN})"
         if isinstance(layout, Boxed) != (operand == self.combed):
-            return f"{self!r} reads boxes of {self.combed!r} and of no other operand: that shared layout, and it alone, is Boxed"
+            return f"{self!r} reads boxes of {self.combed!r} alone: that operand's shared layout, and no other, is Boxed"
         return None
 
     def line_alignment(self, operand: str, layout: Any) -> int:

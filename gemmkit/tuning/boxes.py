@@ -45,7 +45,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
 
 
 def combed_operand(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None]) -> str | None:
-    """Which operand is to be the combed one; None unless the other has its neighbours along K, both in pieces of 16 bytes."""
+    """Which operand is the combed one; None unless the other has its neighbours along K, both in pieces of 16 bytes."""
     layouts, k_axes = {"a": a, "b": b}, {"a": 1, "b": 0}
     for name, other in ("ab", "ba"):
         if (_is_combed(layouts[name], infos[name], k_axes[name])

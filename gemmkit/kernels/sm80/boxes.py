@@ -1,4 +1,4 @@
-"""cp.async for tensors whose neighbours in memory are eight apart along K: 16 bytes at a time, into boxes (`layouts.Boxed`)."""
+"""cp.async for tensors whose neighbours in memory are eight apart along K: 16 bytes a copy, into boxes (`layouts.Boxed`)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class CpAsyncBoxes(CpAsyncSeparable):
         element = at.k + operand.shared.element_at(tile.index[operand.k_axis])
         copy_async(pointer, operand.shared.position(tile.base, operand.leading()),
                    operand.shared.position(tile.offset, operand.leading()), moved.data,
-                   moved.cursor[piece.number][0] + operand.distance(moved.data, element, operand.k_axis), self.width, is_there)
+                   moved.cursor[piece.number][0] + operand.distance(moved.data, element, operand.k_axis), self.width,
+                   is_there)
 
 
 def validate(config: Config) -> None:

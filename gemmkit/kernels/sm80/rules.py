@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gemmkit.kernels.common.rules import rule
-from gemmkit.kernels.sm80 import boxes
 from gemmkit.kernels.simt.rules import validate_lines, validate_tiles, validate_transforms
+from gemmkit.kernels.sm80 import boxes
 from gemmkit.tiling import Tile
 
 if TYPE_CHECKING:

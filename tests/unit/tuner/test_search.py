@@ -26,6 +26,7 @@ from gemmkit.tuner import search as module
 from gemmkit.tuner.jobs import job_of, memory_of
 from gemmkit.tuner.measuring import Failed
 from gemmkit.tuner.search import EFFORTS, Effort, tune
+from gemmkit.tuner.subjects import subject_of
 from gemmkit.tuner.verifying import difference, elements, tolerance
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate, candidates
@@ -496,6 +497,7 @@ def test_candidates_are_compiled_side_by_side(folder: Path, measured: Any, monke
     cache.default_cache.cache_clear()
     monkeypatch.setattr(module, "_contents", lambda memory, ordinal: [b"" for _ in memory.buffers])
     a, b, out = arrays(64, 64, 64)
-    found = module._Search(a, b, None, out, Effort(2, 120.0, 3, 100.0), {}, process).run(True, 2, module.Progress(False))
+    subject = subject_of((a, b), dict(out=out))
+    found = module._Search(subject, Effort(2, 120.0, 3, 100.0), module.time.monotonic(), process).run(True, 2, module.Progress(False))
     assert [row.error for row in found.rows] == [None] * 3 and len(list(folder.glob("*.kernel"))) == 3
     assert all(job.cubin.startswith(b"\x7fELF") for job in process.kept.values())
