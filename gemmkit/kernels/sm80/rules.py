@@ -27,12 +27,12 @@ def validate(config: Config) -> None:
     if config.splits != 1:
         refusal = operator.refuses_to_merge
         rule(refusal is None, "splits", config.splits, f"with {operator!r}: {refusal}")
+    boxes.validate(config)
     validate_tiles(config)
     rule(config.compute_warp.size.K == config.block_shape.size.K, "compute_warp", config.compute_warp, "a warp multiplies "
           f"all of a k-tile: K must be that of block_shape={config.block_shape!r}")
     validate_lines(config)
     validate_transforms(config)
-    boxes.validate(config)
 
 
 __all__ = ["validate"]
