@@ -28,9 +28,7 @@ TABLE = (
 def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dict[str, Any], sizes: tuple[int, int, int],
            device: DeviceInfo, products: int) -> tuple[Operator, dict[str, Any]] | None:
     """The operator and the mapping's fields; None for other products."""
-    if device.arch < (8, 0) or a.dtype != b.dtype or a.dtype not in SIXTEEN or 0 in sizes:
-        return None
-    if fields.get("operator") is not None or set(fields) & MAPPING_FIELDS:
+    if device.arch < (8, 0) or 0 in sizes or fields.get("operator") is not None or set(fields) & MAPPING_FIELDS:
         return None
     if not all(is_untouched(name, fields) for name in "ab"):
         return None
@@ -46,6 +44,8 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
 
 def combed_operand(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None]) -> str | None:
     """Which operand is the combed one; None unless the other has its neighbours along K, both in pieces of 16 bytes."""
+    if a.dtype != b.dtype or a.dtype not in SIXTEEN:
+        return None
     layouts, k_axes = {"a": a, "b": b}, {"a": 1, "b": 0}
     for name, other in ("ab", "ba"):
         if (_is_combed(layouts[name], infos[name], k_axes[name])

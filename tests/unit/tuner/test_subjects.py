@@ -54,6 +54,21 @@ def test_the_fastest_of_a_contraction_is_taken_next_time(folder: Path, measured:
     assert planned(*tensors()).mapping == found.config.mapping                                   # other arrays of the kind
 
 
+def test_conflicting_contractions_are_tried_in_boxes(folder: Path, measured: Any) -> None:
+    """Of operands that are contiguous along different indices of K; the entry says which is the combed one."""
+    measured(lambda number: 50.0 if number == 2 else 90.0)
+    a, b, out = (OnDevice(np.zeros(shape, F16)) for shape in ((192, 240, 160), (192, 160, 240), (192, 192)))
+    found = tune(gk.einsum, "iqp,jpq->ij", a, b, out=out)
+    boxed = [row for row in found.rows if row.candidate is not None and row.candidate.boxed == "b"]
+    assert len(boxed) > 3 and all(isinstance(row.config.operator, operators.BoxMMAOp) for row in boxed if row.config)
+    assert any(row.name.endswith("boxes of b") for row in boxed) and found.kept
+    (file,) = (folder / "tuned").glob("*.json")
+    (entry,) = json.loads(file.read_text())["entries"].values()
+    assert entry["mapping"].get("boxed") == (found.best.candidate and found.best.candidate.boxed)
+    x, y, d, keywords = contraction.as_product("iqp,jpq->ij", a, b, out=out)
+    assert Plan(x, y, None, d, None, keywords).config.mapping == found.config.mapping
+
+
 def test_an_einsum_of_matrices_is_a_product(folder: Path, measured: Any) -> None:
     """What is found for it is found for `matmul`."""
     measured(lambda number: 50.0)
