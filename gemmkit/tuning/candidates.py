@@ -145,8 +145,8 @@ class Candidate:
         if not isinstance(plain, dict):
             raise ValueError(f"{plain!r} is no mapping")
         held = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
-        kinds: dict[str, Any] = {"kernel": str, "schedule": str, "boxed": str, "splits": (int, str), "block": 3, "warp": 2, "lanes": 2,
-                                 "cluster": 2}
+        kinds: dict[str, Any] = {"kernel": str, "schedule": str, "boxed": str, "splits": (int, str), "block": 3, "warp": 2,
+                                 "lanes": 2, "cluster": 2}
         for name, value in held.items():
             kind = kinds.get(name, int)
             fits = (isinstance(value, tuple) and len(value) == kind and all(type(n) is int for n in value)
@@ -183,8 +183,8 @@ def candidates(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, devic
     What a kernel refuses is among them: `get_config` says why.
     """
     families = [_diverse(dict.fromkeys(found)) for found in (
-        _warp_specialised(a, b, given, sizes, device, products, infos), _multistage(a, b, given, sizes, device, products, infos),
-        _singlestage(a, b, given, sizes, device, products))]
+        _warp_specialised(a, b, given, sizes, device, products, infos),
+        _multistage(a, b, given, sizes, device, products, infos), _singlestage(a, b, given, sizes, device, products))]
     first = [one for family in families for one in family[:1]]
     return first + sorted((one for family in families for one in family[1:]), key=_modelled)
 
