@@ -98,7 +98,7 @@ class Candidate:
         does."""
         if given is not None and getattr(given, "is_sized", True):
             return given
-        if self.boxed is not None:
+        if self.boxed is not None and a in SIXTEEN:
             return BoxMMAOp(N=16, dtype=a, combed=self.boxed)
         algebra = given if isinstance(given, Algebra) else algebra_of(a) if given is None and a == b else None
         if self.kernel == "warp_specialised":
@@ -153,6 +153,8 @@ class Candidate:
                     if isinstance(kind, int) else isinstance(value, kind) and not isinstance(value, bool))
             if name not in _NAMES or not fits:
                 raise ValueError(f"{plain!r} is no mapping: {name}={value!r}")
+        if held.get("boxed", "a") not in ("a", "b"):
+            raise ValueError(f"{plain!r} is no mapping: boxed is 'a' or 'b'")
         if not {"kernel", "block"} <= set(held):
             raise ValueError(f"{plain!r} is no mapping: kernel and block are needed")
         return cls(**cast(Any, held))

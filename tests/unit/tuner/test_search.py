@@ -361,7 +361,7 @@ def test_candidates_are_configurations(dtype: str, sizes: tuple[int, int, int], 
 
 @pytest.mark.parametrize("plain", [None, [], {}, {"kernel": "multistage"}, {"kernel": 3, "block": [1, 2, 3]},
                                    {"kernel": "multistage", "block": [1, 2]}, {"kernel": "multistage", "block": [1, 2, "3"]},
-                                   {"kernel": "multistage", "block": [64, 64, 32], "evil": 1},
+                                   {"kernel": "multistage", "block": [64, 64, 32], "evil": 1}, {"kernel": "multistage", "block": [64, 64, 64], "boxed": "c"},
                                    {"kernel": "multistage", "block": [64, 64, 32], "stages": True},
                                    {"kernel": "multistage", "block": [64, 64, 32], "nanoseconds": 1}], ids=str)
 def test_what_is_no_candidate(plain: Any) -> None:
