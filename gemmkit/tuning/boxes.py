@@ -1,7 +1,19 @@
 """Contractions of 16-bit floats whose A and B are contiguous along different indices of K, by boxes (`operators.BoxMMAOp`).
 
-On Hopper the other way is the producer warps': they load one operand through registers, and turn it there. The multistage
-kernel copies both as they lie, 16 bytes at a time, and multiplies by mma.sync.
+On Hopper the other way is the producer warps': they load one operand through registers, and transpose it there. The
+multistage kernel copies both as they lie, 16 bytes at a time, and multiplies by mma.sync. Microseconds on an H200
+(2026-11-24, f16, TCCG's three cases; the other way, this one by tiles of 128x256, of 128x192, torch.einsum):
+
+| M x N x K | | | | |
+|---|---|---|---|---|
+| ijkl-minj-nlmk, 6048 x 7056 x 5184 | 4962 | 2163 | 2378 | 1060 |
+| ijkl-minl-njmk, 6048 x 7056 x 5184 | 4953 | 2168 | 2397 | 981 |
+| ij-kil-lkj, 360 x 372 x 129600, 22 shares of K | 1047 | 464 | 408 | 417 |
+
+What a k-tile takes is proportional to its pieces of 16 bytes, each a request to the L2: 0.69 a cycle and multiprocessor,
+for tiles of 128x256, 256x128, 128x192 and two blocks of 128x128 alike. (128x256 takes the same time with four stages,
+streamed, and in other orders of tiles; 128x128 takes 699 us of the third case in 29 shares, 495 in 14.) The first two steps
+of the table were measured so, the third follows from the number of its pieces.
 """
 
 from __future__ import annotations
@@ -19,9 +31,9 @@ from gemmkit.tuning.operators import SIXTEEN
 
 PIECE = 16                             # bytes that are copied together
 TABLE = (
-    Multistage((128, 256, 64), (64, 64), 3, 1, (2400,) * 4, 2400, 4000, itemsize=2),
-    Multistage((128, 128, 64), (64, 64), 3, 2, (1600,) * 4, 1700, 3500, itemsize=2),
-    Multistage((64, 64, 64), (32, 32), 3, 4, (800,) * 4, 900, 2500, itemsize=2),
+    Multistage((128, 256, 64), (64, 64), 3, 1, (2420,) * 4, 2420, 4000, itemsize=2, streams=False),
+    Multistage((128, 192, 64), (64, 48), 4, 1, (2100,) * 4, 2100, 4000, itemsize=2),
+    Multistage((64, 64, 64), (32, 32), 3, 4, (845,) * 4, 1000, 2500, itemsize=2),
 )
 
 

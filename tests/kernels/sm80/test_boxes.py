@@ -27,9 +27,6 @@ from tests.ptx_machine.compare import PTX
 from tests.support.boxes import F16, F32, as_matrices, expected, mapping, operands, product, views
 from tests.support.machines import BF16, MACHINES, on_machines, poison, whole
 
-MACHINE = [pytest.param(MACHINES["emulator"], id="emulator"), pytest.param(PTX, id="ptx", marks=pytest.mark.compile),
-           pytest.param(MACHINES["gpu"], id="gpu", marks=pytest.mark.gpu)]
-
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -43,7 +40,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # -- by a mapping of small tiles ------------------------------------------------------------------------------------------
 
 @pytest.mark.sample(10)
-@pytest.mark.parametrize("machine", MACHINE)
+@on_machines
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 @pytest.mark.parametrize("n", [8, 16])
 @pytest.mark.parametrize("combed", "ab")
@@ -54,7 +51,16 @@ def test_products(machine: Any, sizes: tuple[int, int, int, int], combed: str, n
     assert np.array_equal(product(machine, x, y, BoxMMAOp(N=n, combed=combed, dtype=dtype)), expected(x, y))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.compile
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("combed", "dtype"), [("b", F16), ("a", BF16)], ids=str)
+def test_products_as_compiled(combed: str, dtype: Any, rng: np.random.Generator) -> None:
+    """By the PTX of the kernel."""
+    x, y = operands(rng, 19, 11, 1, 16, dtype)
+    assert np.array_equal(product(PTX, x, y, BoxMMAOp(combed=combed, dtype=dtype), warps=(1, 1), stages=2), expected(x, y))
+
+
+@pytest.mark.sample(9)
 @on_machines
 @pytest.mark.parametrize("combed", "ab")
 @pytest.mark.parametrize("fields", [dict(stages=2), dict(stages=5), dict(k=128), dict(k=256, stages=2), dict(warps=(2, 2)), dict(splits=3),
