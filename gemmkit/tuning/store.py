@@ -82,6 +82,8 @@ def digest_of_group(infos: Sequence[Sequence[ArrayInfo | None]], keywords: Mappi
 
 def _of_components(keywords: Mapping[str, Any]) -> Iterator[str]:
     for name, value in sorted(keywords.items()):
+        if value is None:                                      # as if it were not there
+            continue
         frozen = freeze(value)
         yield f"{name}: {frozen.kind} {frozen.fingerprint} {[info.shape for info in frozen.arrays]}"
 
