@@ -39,7 +39,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 # -- by a mapping of small tiles ------------------------------------------------------------------------------------------
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 @pytest.mark.parametrize("n", [8, 16])
@@ -52,7 +52,7 @@ def test_products(machine: Any, sizes: tuple[int, int, int, int], combed: str, n
 
 
 @pytest.mark.compile
-@pytest.mark.sample(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("combed", "dtype"), [("b", F16), ("a", BF16)], ids=str)
 def test_products_as_compiled(combed: str, dtype: Any, rng: np.random.Generator) -> None:
     """By the PTX of the kernel."""
@@ -60,10 +60,10 @@ def test_products_as_compiled(combed: str, dtype: Any, rng: np.random.Generator)
     assert np.array_equal(product(PTX, x, y, BoxMMAOp(combed=combed, dtype=dtype), warps=(1, 1), stages=2), expected(x, y))
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("combed", "ab")
-@pytest.mark.parametrize("fields", [dict(stages=2), dict(stages=5), dict(k=128), dict(k=256, stages=2), dict(warps=(2, 2)), dict(splits=3),
+@pytest.mark.parametrize("fields", [dict(stages=2), dict(stages=5), dict(k=128), dict(k=192, stages=2, warps=(1, 1)), dict(warps=(2, 2)), dict(splits=3),
                                     dict(splits=StreamK(blocks=3)), dict(d=ColMajor(F32)), dict(d=RowMajor(F16))], ids=str)
 def test_mappings(machine: Any, fields: dict[str, Any], combed: str, rng: np.random.Generator) -> None:
     """Rings of any length, k-tiles of several boxes that K ends within, blocks that share K."""
@@ -86,7 +86,7 @@ def test_a_transform_of_the_other_operand(rng: np.random.Generator) -> None:
 SPECS = ("iqp,jpq->ij", "iqp,jpq->ji", "irqsp,jprq->isj", "iqp,srtpq->istr", "riqp,rjpq->rij", "qip,jspq->isj")
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 @pytest.mark.parametrize("spec", SPECS)
