@@ -27,13 +27,13 @@ from gemmkit.modes import Mode, ordered
 from gemmkit.operators import Algebra, Operator
 from gemmkit.planning import Plan, plan
 from gemmkit.problem import check_places, layout_of
-from gemmkit.products import multiply
+from gemmkit.products import forgotten_with_plans, multiply
 from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_like
 from gemmkit.runtime.device import target
 from gemmkit.runtime.views import strided
 from gemmkit.tuning.operators import algebra_of, check_multiplied, operator_for, result_dtype
 
-__all__ = ["einsum"]
+__all__ = ["as_product", "einsum"]
 
 
 def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None = None, epilogue: Epilogue | None = None,
@@ -66,6 +66,40 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     ...     einsum("aij,ja->ia", a, b).tolist()
     [[6.0, 54.0], [22.0, 70.0], [38.0, 86.0]]
     """
+    terms, result, infos, of_out = _checked(spec, operands, out)
+    if len(operands) > 2:                  # which are a and b of products that the caller did not write
+        for n, info in enumerate(infos):
+            if operator is None and algebra_of(info.dtype) is None:
+                check_multiplied(info.dtype, f"operand {n}")
+        return _chain(terms, result, operands, infos, out, operator, epilogue, stream, optimize)
+    recipe, views, keywords, out = _as_matrices(spec, terms, result, operands, infos, out, of_out, operator, epilogue)
+    _launch(recipe, views[0], views[1], views[2], stream, keywords)
+    return out
+
+
+def as_product(spec: str, *operands: Any, out: Any = None, operator: Operator | None = None,
+               epilogue: Epilogue | None = None) -> tuple[Any, Any, Any, dict[str, Any]]:
+    """The product of matrices that an `einsum` of two operands is: a, b, out (None makes a new one) and the keywords of
+    `gemmkit.matmul`, layouts among them. Nothing is computed. Raises what `einsum` raises, and ValueError for more operands.
+
+    >>> import gemmkit, numpy as np
+    >>> a, b = np.ones((2, 3, 4), np.float32), np.ones((4, 2), np.float32)
+    >>> with gemmkit.emulate():
+    ...     x, y, out, keywords = as_product("aij,ja->ia", a, b)
+    ...     gemmkit.matmul(x, y, out=out, **keywords).shape, sorted(keywords)
+    ((2, 3, 1), [])
+    """
+    terms, result, infos, of_out = _checked(spec, operands, out)
+    if len(operands) > 2:
+        raise ValueError(f"einsum({spec!r}) of {len(operands)} operands is several products; give each of them by itself")
+    recipe, (a, b, d), keywords, _ = _as_matrices(spec, terms, result, operands, infos, out, of_out, operator, epilogue)
+    return a, b, d, {**keywords, **_layouts(recipe, [describe(x, name) for x, name in ((a, "a"), (b, "b"), (d, "out"))],
+                                            keywords)}
+
+
+def _checked(spec: str, operands: tuple,
+             out: Any) -> tuple[tuple[str, ...], str, tuple[ArrayInfo, ...], ArrayInfo | None]:
+    """The operands' indices, the result's, and the arrays."""
     if not isinstance(spec, str):
         raise TypeError(f"spec={spec!r}: a string such as 'ij,jk->ik' is needed")
     if len(operands) < 2:
@@ -77,12 +111,13 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     for name, info in named.items():
         check_dtype(info.dtype, name)
         check_aligned(info, name)
-    terms, result = _parsed(spec, tuple(info.shape for info in infos))
-    if len(operands) > 2:                  # which are a and b of products that the caller did not write
-        for name, info in named.items():
-            if operator is None and algebra_of(info.dtype) is None:
-                check_multiplied(info.dtype, name)
-        return _chain(terms, result, operands, infos, out, operator, epilogue, stream, optimize)
+    return (*_parsed(spec, tuple(info.shape for info in infos)), infos, of_out)
+
+
+def _as_matrices(spec: str, terms: tuple[str, ...], result: str, operands: tuple, infos: tuple[ArrayInfo, ...], out: Any,
+                 of_out: ArrayInfo | None, operator: Operator | None,
+                 epilogue: Epilogue | None) -> tuple[Recipe, list[Any], dict[str, Any], Any]:
+    """A contraction of two operands: its recipe, the views of A, B and D, the components, and the result."""
     a, b = operands
     if of_out is None:
         sizes = _sizes(spec, terms, tuple(info.shape for info in infos))
@@ -97,8 +132,7 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     views = [strided(x, i, *v) for x, i, v in zip((a, b, out), (*infos, of_out), recipe.views)]
     keywords: dict[str, Any] = {name: value for name, value in (("operator", operator), ("epilogue", epilogue))
                                 if value is not None}
-    _launch(recipe, views[0], views[1], views[2], stream, keywords)
-    return out
+    return recipe, views, keywords, out
 
 
 def _launch(recipe: Recipe, a: Any, b: Any, out: Any, stream: Any, keywords: dict[str, Any]) -> None:
@@ -111,11 +145,7 @@ def _launch(recipe: Recipe, a: Any, b: Any, out: Any, stream: Any, keywords: dic
         if known is not None:
             known(a, b, out=out, stream=stream)
             return
-    matrices = [info._replace(shape=info.shape[recipe.batch:], strides=info.strides[recipe.batch:]) for info in infos]
-    layouts: dict[str, Any] = {f"global_{name}_layout": Tensor.of(info, rows)
-                               for name, info, rows in zip("abd", matrices, recipe.rows) if rows}
-    if isinstance(keywords.get("operator"), Algebra):             # a third dimension would be taken for numbers' parts
-        layouts = {**{f"global_{name}_layout": layout_of(info, name) for name, info in zip("abd", matrices)}, **layouts}
+    layouts = _layouts(recipe, infos, keywords)
     if key is None:
         multiply(a, b, None, None, out, stream, {**keywords, **layouts})
         return
@@ -125,7 +155,18 @@ def _launch(recipe: Recipe, a: Any, b: Any, out: Any, stream: Any, keywords: dic
     made(a, b, out=out, stream=stream)
 
 
+def _layouts(recipe: Recipe, infos: Sequence[ArrayInfo], keywords: dict[str, Any]) -> dict[str, Any]:
+    """The layouts of the views of A, B and D that are no ordinary matrices."""
+    matrices = [info._replace(shape=info.shape[recipe.batch:], strides=info.strides[recipe.batch:]) for info in infos]
+    layouts: dict[str, Any] = {f"global_{name}_layout": Tensor.of(info, rows)
+                               for name, info, rows in zip("abd", matrices, recipe.rows) if rows}
+    if isinstance(keywords.get("operator"), Algebra):             # a third dimension would be taken for numbers' parts
+        layouts = {**{f"global_{name}_layout": layout_of(info, name) for name, info in zip("abd", matrices)}, **layouts}
+    return layouts
+
+
 _plans: dict[Any, Plan] = {}
+forgotten_with_plans(_plans)
 _LIMIT = 4096                                   # plans kept; beyond it the memory starts anew
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,19 +15,23 @@ from gemmkit.groups import CompiledGroup, Infos, Tables, check_outputs
 from gemmkit.kernels.select import FAMILIES
 from gemmkit.operators import MMAOp, Operator
 from gemmkit.problem import HOST, Call, _configure, _layouts, check_places, describe_all, resolve
+from gemmkit.products import forgotten_with_plans
 from gemmkit.runtime import workspace
 from gemmkit.runtime.arrays import ArrayInfo, alignment, as_stream_handle, current_stream, describe, empty_like
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.streams import check_stream
 from gemmkit.tiling import Tile
+from gemmkit.tuning import store
+from gemmkit.tuning.candidates import Candidate
 from gemmkit.tuning.multistage import stages_on
 from gemmkit.tuning.multistage_mappings import shared_bytes
 from gemmkit.tuning.operators import algebra_of, operator_for
 
-__all__ = ["GroupPlan", "grouped", "plan_grouped"]
+__all__ = ["GroupPlan", "grouped", "largest", "plan_grouped", "resolved"]
 
 Arrays = Sequence[Any]
 _plans: dict[Any, tuple[GroupPlan, Any]] = {}
+forgotten_with_plans(_plans)
 _LIMIT = 256                           # plans kept, and tables of a plan, on the host
 
 
@@ -49,6 +54,7 @@ class GroupPlan:
         outs = self._made(lists) if out is None else out
         infos = [(p.a, p.b, p.c, describe(x, f"out[{n}]")) for n, (p, x) in enumerate(zip(problems, outs))]
         check_outputs(infos, self.config)
+        self.infos = infos
         self._compiled = CompiledGroup(problems, [of[3] for of in infos])
         self._kinds = [_kinds(of) for of in infos]
         self._library, self._device, self._producer = problems[0].a.library, problems[0].a.device, problems[0].a.stream
@@ -249,31 +255,57 @@ def _problems(lists: list[list[Any]], conf: Config | None, keywords: dict[str, A
                 raise ValueError(f"{name}[{n}] is on device {info.device} and a_list[0] on device {first[0].device}; all "
                                  "operands of a group must be on one device")
     check_places({f"{name}_list[0]": info for name, info in zip("abc", first)})
+    return resolved(infos, conf, keywords)
+
+
+def resolved(infos: Sequence[Any], conf: Config | None, keywords: dict[str, Any],
+             candidate: Candidate | None = None) -> list[Call]:
+    """Each product checked, by one configuration: ``conf``, or that of ``candidate``, or the tuned one, or the tables'."""
     if conf is None:
-        conf, keywords = _chosen(infos, keywords), {}
+        conf, keywords = _chosen(infos, keywords, candidate), {}
     problems = []
-    for n, of_product in enumerate(infos):
+    for n, (a, b, c, out) in enumerate(infos):
         try:
-            problems.append(resolve(*of_product, conf, keywords))
+            problems.append(resolve(a, b, c, out, conf, keywords))
         except (TypeError, ValueError) as error:
             raise type(error)(f"product {n}: {error}") from None
     return problems
 
 
-def _chosen(infos: Sequence[Any], keywords: dict[str, Any]) -> Config:
-    """A configuration for all, chosen for the largest product and the number of them."""
+def largest(infos: Sequence[Any]) -> Any:
+    """The arrays of the product with the most multiplications."""
     def work(of: Any) -> int:
         return int(min(1, *of[0].shape, *of[1].shape) * of[0].shape[0] * of[0].shape[1] * of[1].shape[1])
 
-    a, b, _, _ = largest = max(infos, key=work)
-    device, sizes = target(a.device), (a.shape[0], b.shape[1], a.shape[1])
-    layouts = _layouts(dict(zip(("a", "b", "c", "out"), largest)), None, keywords)
+    return max(infos, key=work)
+
+
+def _chosen(infos: Sequence[Any], keywords: dict[str, Any], candidate: Candidate | None) -> Config:
+    """A configuration for all: the candidate's, the tuned one, or one for the largest product and the number of them."""
+    device = target(infos[0][0].device)
+    tuned = None if candidate is not None else store.find(device, partial(store.digest_of_group, infos, keywords))
+    if tuned is not None:
+        try:
+            return _completed(infos, keywords, device, tuned)
+        except ConfigError as error:
+            store.refused(device, tuned, error)
+    return _completed(infos, keywords, device, candidate)
+
+
+def _completed(infos: Sequence[Any], keywords: dict[str, Any], device: DeviceInfo, candidate: Candidate | None) -> Config:
+    """The configuration of a candidate; None takes the tables' mapping."""
+    a, b, _, _ = of_largest = largest(infos)
+    sizes = a.shape[0], b.shape[1], a.shape[1]
+    arrays = dict(zip(("a", "b", "c", "out"), of_largest))
+    layouts = _layouts(arrays, None, keywords)
+    if candidate is not None:
+        return _configure(arrays, layouts, sizes, keywords, device, len(infos), candidate)
     operator = keywords.get("operator") or (algebra_of(a.dtype) if a.dtype == b.dtype else None)
     operator = operator or operator_for(a.dtype, b.dtype, sizes, device, len(infos))
     if not isinstance(operator, Operator):
         raise ConfigError(f"operator={operator!r}: an instance of Operator is needed (not the class itself)")
     fields = {**_mapping(operator, infos, device), **keywords, "operator": operator}
-    return _configure(dict(zip(("a", "b", "c", "out"), largest)), layouts, sizes, fields, device, len(infos))
+    return _configure(arrays, layouts, sizes, fields, device, len(infos))
 
 
 def _mapping(operator: Operator, infos: Sequence[Any], device: DeviceInfo) -> dict[str, Any]:

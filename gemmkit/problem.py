@@ -28,7 +28,7 @@ from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, flipped, 
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.stacks import check_steps, first_matrices, first_matrix, leading, stack_of
 from gemmkit.transforms import Transform
-from gemmkit.tuning import algebras, gathered, hopper, mappings, multistage_mappings, store, swapped, winners
+from gemmkit.tuning import algebras, boxes, gathered, hopper, mappings, multistage_mappings, store, swapped, winners
 from gemmkit.tuning.candidates import Candidate
 from gemmkit.tuning.operators import algebra_of, operator_for, result_dtype, sized
 
@@ -290,6 +290,8 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
             fields.setdefault("kernel", "singlestage")
     else:
         found = winners.choice(a, b, infos, fields, sizes, device, products)
+        if found is None:
+            found = boxes.choice(a, b, infos, fields, sizes, device, products)
         if found is None:
             found = multistage_mappings.choice(a, b, fields, sizes, device, products)
         if found is None:

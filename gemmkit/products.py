@@ -16,11 +16,12 @@ from gemmkit.planning import Plan
 from gemmkit.runtime.arrays import alignment, describe
 from gemmkit.runtime.recognition import KEYS, key_of
 
-__all__ = ["forget_plans", "multiply"]
+__all__ = ["forget_plans", "forgotten_with_plans", "multiply"]
 
 _plans: dict[Any, tuple[Plan, Any]] = {}        # by what decides how a call is computed
 _seen: dict[Any, tuple[Plan, Any]] = {}         # the same plans by what is quickly seen of device arrays
 _kinds: dict[Any, Any] = {}                     # of arrays that have been described
+_elsewhere: list[dict[Any, Any]] = []           # of contractions and groups
 _LIMIT = 4096                                   # plans kept in each; beyond it the memory starts anew
 
 Otherwise = Callable[[Any, Any, Any, Any, Any, Any, dict[str, Any]], Any]
@@ -79,8 +80,13 @@ def _planned(key: Any, a: Any, b: Any, c: Any, conf: Config | None, out: Any, st
 
 def forget_plans() -> None:
     """Plan every product anew: mappings have been tuned."""
-    _plans.clear()
-    _seen.clear()
+    for plans in (_plans, _seen, *_elsewhere):
+        plans.clear()
+
+
+def forgotten_with_plans(plans: dict[Any, Any]) -> None:
+    """Have `forget_plans` clear another memory of plans, too."""
+    _elsewhere.append(plans)
 
 
 def _kind(x: Any, name: str) -> Any:

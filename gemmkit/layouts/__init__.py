@@ -1,6 +1,7 @@
 """Layouts: where the elements of operands come from and go to, in global and in shared memory."""
 
 from gemmkit.layouts.base import Layout
+from gemmkit.layouts.boxed import Boxed
 from gemmkit.layouts.braided import Braided, Folded
 from gemmkit.layouts.generated import Generated
 from gemmkit.layouts.joined import Joined
@@ -11,5 +12,5 @@ from gemmkit.layouts.structured import Diagonal, Symmetric, Triangular
 from gemmkit.layouts.swizzled import Swizzled
 from gemmkit.layouts.tensor import Tensor
 
-__all__ = ["Braided", "ColMajor", "Diagonal", "Folded", "Generated", "Interleaved", "Joined", "Layout", "Packed", "Padded",
-           "Plain", "Planar", "Planes", "RowMajor", "Swizzled", "Symmetric", "Tensor", "Triangular", "Zero"]
+__all__ = ["Boxed", "Braided", "ColMajor", "Diagonal", "Folded", "Generated", "Interleaved", "Joined", "Layout", "Packed",
+           "Padded", "Plain", "Planar", "Planes", "RowMajor", "Swizzled", "Symmetric", "Tensor", "Triangular", "Zero"]

@@ -90,8 +90,8 @@ class MMAOp(Operator):
         usual = {"M": 16, "N": 8, "K": _usual_depth(self.dtype), "dtype": np.dtype(np.float16),
                  "accumulator": _usual_sums(self.dtype), "b_dtype": self.dtype}
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        parts = [f"{name}={getattr(value, 'name', value)!r}" for name, value in given.items() if value != usual[name]]
-        return f"MMAOp({', '.join(parts)})"
+        parts = [f"{name}={getattr(value, 'name', value)!r}" for name, value in given.items() if value != usual.get(name)]
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     @cached_property
     def minimum_arch(self) -> tuple[int, int]:

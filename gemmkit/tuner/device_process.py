@@ -21,7 +21,7 @@ from gemmkit.runtime import device, workspace
 from gemmkit.runtime.device import value_of
 from gemmkit.runtime.launch import load
 from gemmkit.runtime.tensor_maps import Encoder
-from gemmkit.tuner.jobs import ALIGNMENT, Buffer, Job, Pointer
+from gemmkit.tuner.jobs import ALIGNMENT, Buffer, Job, Pointer, Table
 
 ENTRY = "gemmkit_kernel"
 MOST_SETS = 32                         # copies of the operands that launches take in turns, so that the L2 has none of them
@@ -52,6 +52,17 @@ class Arrays:
         address = int(value_of(self._driver.cuMemAlloc(max(1, nbytes))))
         value_of(self._driver.cuMemsetD8(address, 0, max(1, nbytes)))
         return address
+
+    def tables(self, table: Table) -> list[int]:
+        """New memory with a table's bytes, one for each copy of the arrays: with these copies' addresses."""
+        found = []
+        for copy in range(self.sets):
+            content = bytearray(table.content)
+            for offset, pointer in table.addresses:
+                content[offset:offset + 8] = self.address(pointer, copy).to_bytes(8, "little")
+            found.append(self.zeros(len(content)))
+            self._fill(found[-1], bytes(content))
+        return found
 
     def _fill(self, address: int, content: bytes) -> None:
         if content:
@@ -95,6 +106,7 @@ class Kernel:
             workspace.check_residency(loaded, ordinal, job.blocks, job.threads, job.shared_bytes, job.cluster)
         # Of its own: a captured launch would get new ones with every capture, and keep them.
         self._spaces = [(slot, arrays.zeros(nbytes)) for slot, _, nbytes in job.spaces]
+        self._tables = [(table.slots, arrays.tables(table)) for table in job.tables]
         self._encoders = [(slot, pointer, Encoder(*arguments)) for slot, pointer, arguments in job.maps]
         self._graph: Any = None
         self._launches = 0
@@ -107,11 +119,14 @@ class Kernel:
             values[slot] = encode(self._arrays.address(pointer, copy))
         for slot, address in self._spaces:
             values[slot] = address
+        for slots, copies in self._tables:
+            for slot in slots:
+                values[slot] = copies[copy % len(copies)]
         self._bound.launch(self._stream, values)
 
     def end(self) -> None:
         """Give back what it holds of the device."""
-        for _, address in self._spaces:
+        for address in (*(one for _, one in self._spaces), *(one for _, copies in self._tables for one in copies)):
             value_of(self._driver.cuMemFree(address))
         self._drop_graph()
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.members import PLACES
 from gemmkit.problem import held_by
 from gemmkit.runtime import device
 from gemmkit.runtime.array_info import ArrayInfo, byte_range, whole
 
-__all__ = ["Buffer", "Job", "Memory", "Pointer", "contents_of", "job_of", "memory_of"]
+__all__ = ["Buffer", "Job", "Memory", "Pointer", "Table", "contents_of", "group_job_of", "group_memory_of", "job_of",
+           "memory_of"]
 
 ALIGNMENT = 256                        # bytes: an address in the measuring process is the caller's modulo this
 
@@ -66,12 +68,21 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Table:
+    """Bytes in device memory, whose address goes to ``slots``; at the offsets ``addresses`` stand those of arrays."""
+
+    slots: tuple[int, ...]
+    content: bytes
+    addresses: tuple[tuple[int, Pointer], ...] = ()
+
+
+@dataclass(frozen=True)
 class Job:
     """A kernel's launch.
 
     ``values`` are its parameters, in the formats of `gemmkit.runtime.launch_config.PARAMETER_FORMATS`; at the slots of
     ``pointers`` go addresses, at those of ``maps`` the tensor maps that an encoder's arguments make of an address, at those
-    of ``spaces`` workspaces. ``varied`` are the buffers of which a timed launch takes the next copy.
+    of ``spaces`` workspaces, of ``tables`` these. ``varied`` are the buffers of which a timed launch takes the next copy.
     """
 
     cubin: bytes
@@ -87,6 +98,7 @@ class Job:
     maps: tuple[tuple[int, Pointer, tuple[Any, ...]], ...]
     spaces: tuple[tuple[int, str, int], ...]
     varied: tuple[int, ...]
+    tables: tuple[Table, ...] = ()
 
 
 def memory_of(compiled: Any) -> Memory:
@@ -103,11 +115,7 @@ def job_of(compiled: Any, memory: Memory, cubin: bytes) -> Job:
     infos = [compiled.problem.a, compiled.problem.b, compiled.problem.c, compiled.out]
     at = [None if info is None else memory.pointer(info.pointer) for info in infos]
     pointers = {slot: pointer for slot, pointer in zip(compiled.pointers, at) if slot is not None and pointer is not None}
-    arrays = [info for info in compiled.arguments[0].arrays if info.library != "workspace"]      # of components
-    first = kernel.slot(0) or 0
-    for slot, (code, value) in enumerate(compiled.arguments[0].leaves, first):
-        if code == "u64" and any(value == info.pointer for info in arrays):
-            pointers[slot] = memory.pointer(value)
+    pointers.update(_of_components(compiled, memory))
     maps = []
     for slot, tensor_map in compiled.map_slots.items():
         pointer = at[compiled.order[tensor_map.which]]
@@ -139,3 +147,35 @@ def contents_of(memory: Memory, ordinal: int) -> list[bytes]:
                 raise RuntimeError(f"the CUDA driver answered {status.name} to a copy of the arrays")
             found.append(held.tobytes())
     return found
+
+
+def group_memory_of(group: Any) -> Memory:
+    """The buffers of a group's arrays (`gemmkit.groups.CompiledGroup`)."""
+    held = [x for _, x in held_by(group.problem.config)]
+    read = [info for of in group.infos for info in of[:3] if info is not None]
+    return Memory([*read, *(x.info for x in held)], [*(x.info for x in held if x.is_output), *(of[3] for of in group.infos)])
+
+
+def group_job_of(group: Any, memory: Memory, cubin: bytes) -> Job:
+    """The launch of a group whose arrays lie in ``memory``. The table of addresses is made where it is launched."""
+    kernel, made = group.launchable, group.tables
+    places = made.places(group.infos)
+    width = PLACES * places.itemsize
+    addresses = tuple((row * places.shape[1] * places.itemsize + at * width, memory.pointer(info.pointer))
+                      for row, of in enumerate(group.infos) for at, info in enumerate(of)
+                      if info is not None and 0 not in info.shape)
+    data = {"places": (places, addresses), "sizes": (made.sizes, ()), "products": (made.products, ())}
+    tables = tuple(Table(tuple(space.slot for space in group.spaces if space.role == role), content.tobytes(), at)
+                   for role, (content, at) in data.items())
+    varied = tuple(dict.fromkeys(pointer.buffer for _, pointer in addresses))
+    return Job(cubin, kernel.blocks, kernel.threads, kernel.shared_bytes, tuple(kernel.formats), tuple(kernel.values),
+               kernel.cluster, kernel.dependent, kernel.waits, tuple(_of_components(group, memory).items()), (), (), varied,
+               tables)
+
+
+def _of_components(compiled: Any, memory: Memory) -> dict[int, Pointer]:
+    """Where the addresses of components' arrays stand among a kernel's values."""
+    arrays = [info for info in compiled.arguments[0].arrays if info.library != "workspace"]
+    first = compiled.launchable.slot(0) or 0
+    return {slot: memory.pointer(value) for slot, (code, value) in enumerate(compiled.arguments[0].leaves, first)
+            if code == "u64" and any(value == info.pointer for info in arrays)}

@@ -11,20 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemmkit.ahead import Kernel, compiled, kernel_of
-from gemmkit.compiled import Compiled
 from gemmkit.config import Config
 from gemmkit.emulator.mode import is_emulating
 from gemmkit.lang.errors import ConfigError
-from gemmkit.matrices import Matrix, unwrapped
-from gemmkit.planning import Plan
-from gemmkit.problem import Call, held_by, resolve
 from gemmkit.products import forget_plans
-from gemmkit.tuner.jobs import Memory, contents_of, job_of, memory_of
+from gemmkit.tuner.jobs import Memory, contents_of
 from gemmkit.tuner.measuring import Failed, Measuring
 from gemmkit.tuner.progress import Progress
-from gemmkit.tuner.verifying import difference, elements, tolerance
+from gemmkit.tuner.subjects import Subject, subject_of
+from gemmkit.tuner.verifying import difference, elements
 from gemmkit.tuning import store
-from gemmkit.tuning.candidates import Candidate, candidates
+from gemmkit.tuning.candidates import Candidate
 
 __all__ = ["Tried", "Tuned", "tune"]
 
@@ -90,16 +87,18 @@ class Tuned:
         return "\n".join([*lines, *self.notes])
 
 
-def tune(a: Any, b: Any, c: Any = None, *, out: Any = None, effort: str = "quick", budget: float | None = None,
-         keep: bool = True, jobs: int | None = None, progress: bool | None = None, **keywords: Any) -> Tuned:
-    """Try mappings of a product, and keep the fastest for `gemmkit.matmul`, `plan` and `gemmEx` to take from now on.
+def tune(*arguments: Any, effort: str = "quick", budget: float | None = None, keep: bool = True, jobs: int | None = None,
+         progress: bool | None = None, **keywords: Any) -> Tuned:
+    """Try mappings of a product, and keep the fastest for `gemmkit.matmul`, `plan` and `gemmEx` to take from now on; or of a
+    contraction for `einsum`, or of a group for `grouped`.
 
     Candidates are compiled in processes side by side. One process more, with a context of its own and copies of the arrays,
     runs each: its result is compared with the default mapping's, and it is timed in turns with it. What cannot be compiled,
     is wrong, faults or hangs is listed with its reason. Ctrl-C ends the search and keeps what was found by then.
 
     Args:
-        a, b, c, out, keywords: as of `gemmkit.matmul`; ``out`` is not written.
+        arguments, keywords: those of `gemmkit.matmul` (but for ``conf`` and ``stream``), ``a, b, c=None, out=None``; or a
+            function, `gemmkit.matmul`, `einsum` (of two operands) or `grouped`, and its arguments. ``out`` is not written.
         effort: "quick" (16 candidates, a minute at most) or "full" (160, 20 minutes).
         budget: seconds in place of the effort's. Half of them may be spent on compiling.
         keep: whether the winner goes to the store of this kind of GPU (`gemmkit.tuning.store`).
@@ -111,7 +110,7 @@ def tune(a: Any, b: Any, c: Any = None, *, out: Any = None, effort: str = "quick
 
     Raises:
         ValueError: another effort, a budget below 0, no time for the default itself; what `matmul` raises.
-        TypeError: host arrays: mappings are timed on a GPU.
+        TypeError: host arrays: mappings are timed on a GPU; a function that is none of these.
         RuntimeError: the default mapping does not run.
 
     The arrays' device is awaited once, and their contents are copied to the host. Example, on a GPU::
@@ -119,9 +118,14 @@ def tune(a: Any, b: Any, c: Any = None, *, out: Any = None, effort: str = "quick
         a, b = cupy.ones((5000, 5000), "f2"), cupy.ones((5000, 5000), "f2")
         print(gemmkit.tune(a, b))
         d = gemmkit.matmul(a, b)                               # by the fastest of them
+        gemmkit.tune(gemmkit.einsum, "ijk,kl->lij", x, y)
+        gemmkit.tune(gemmkit.grouped, a_list, b_list)
     """
     chosen = _effort(effort, budget)
-    search = _Search(a, b, c, out, chosen, keywords)
+    if is_emulating():
+        raise TypeError("tune: mappings are timed on a GPU, and this is the emulator")
+    start = time.monotonic()
+    search = _Search(subject_of(arguments, keywords), chosen, start)
     with Progress(progress) as shown:
         return search.run(keep, jobs, shown)
 
@@ -143,7 +147,7 @@ class _Ready:
 
     number: int                                            # 0 is the default
     candidate: Candidate | None
-    compiled: Compiled
+    compiled: Any                                          # `Compiled`, or a `CompiledGroup`
     cubin: bytes = b""
 
     @property
@@ -160,22 +164,12 @@ class _Ready:
 
 
 class _Search:
-    """One product's candidates."""
+    """The candidates of a subject, a search that began at ``start``."""
 
-    def __init__(self, a: Any, b: Any, c: Any, out: Any, effort: Effort, keywords: dict[str, Any],
-                 measuring: Callable[..., Any] = Measuring):
-        if is_emulating():
-            raise TypeError("tune: mappings are timed on a GPU, and this is the emulator")
-        if isinstance(a, Matrix) or isinstance(b, Matrix):
-            a, b, keywords = unwrapped(a, b, (c, out), keywords)
-        self._start = time.monotonic()
-        self._effort, self._keywords, self._measuring = effort, keywords, measuring
-        with store.unread():
-            plan = Plan(a, b, c, out, None, keywords)
-        self._infos, self._out = (*plan._infos[:3], None if out is None else plan._infos[3]), plan._infos[3]
-        self._call = plan._compiled.problem
-        self._default = _Ready(0, None, plan._compiled)
-        self._arrays = a, b, c, out, plan                     # alive while addresses of theirs are in use
+    def __init__(self, subject: Subject, effort: Effort, start: float, measuring: Callable[..., Any] = Measuring):
+        self._subject, self._effort, self._start, self._measuring = subject, effort, start, measuring
+        self._device, self._ordinal = subject.call.device, subject.call.a.device
+        self._default = _Ready(0, None, subject.default)
         self._rows: dict[int, Tried] = {}
         self._limit = CANDIDATE_S
         self.notes: list[str] = []
@@ -183,10 +177,9 @@ class _Search:
     # -- the search
 
     def run(self, keep: bool, jobs: int | None, shown: Any) -> Tuned:
-        call, effort = self._call, self._effort
-        what = _what(call)
-        if 0 in (call.M, call.N, call.products):
-            raise ValueError(f"{what}: there is nothing to compute")
+        subject, effort = self._subject, self._effort
+        if subject.is_empty:
+            raise ValueError(f"{subject.what}: there is nothing to compute")
         listed = list(self._candidates()) if effort.seconds else []
         if not effort.seconds:
             self.notes.append("a budget of 0 seconds: nothing was tried")
@@ -195,7 +188,7 @@ class _Search:
             self._measured(ready, shown)
         except KeyboardInterrupt:
             self.notes.append("interrupted: what was measured by then is all there is")
-        return self._tuned(what, keep)
+        return self._tuned(subject.what, keep)
 
     def _left(self) -> float:
         """Seconds of the budget."""
@@ -203,26 +196,19 @@ class _Search:
 
     def _candidates(self) -> Iterator[_Ready]:
         """Those that are legal and not the default again; the others are told of. As many as the effort allows."""
-        call, config = self._call, self._call.config
-        default = config.mapping, config.operator
-        found, number = 0, 0
-        a, b = (config.global_b_layout, config.global_a_layout) if call.is_transposed else (
-            config.global_a_layout, config.global_b_layout)
-        sizes, given = (call.M, call.N, call.K), self._keywords.get("operator")
-        for candidate in candidates(a, b, given, sizes, call.device, call.products, (call.a, call.b)):
+        found = 0
+        for number, candidate in enumerate(self._subject.candidates(), 1):
             if found >= self._effort.candidates:
                 return
-            number += 1
             try:
-                with store.unread():
-                    tried = resolve(*self._infos, None, self._keywords, candidate)
+                tried = self._subject.tried(candidate)
             except (ConfigError, ValueError, TypeError) as error:
                 self._rows[number] = Tried(candidate.name, None, candidate, error=f"not legal: {error}")
                 continue
-            if (tried.config.mapping, tried.config.operator) == default and not call.is_transposed:
+            if self._subject.is_default(tried.problem.config):
                 continue
             found += 1
-            yield _Ready(number, candidate, Compiled(tried, tried.seen_out(self._out)))
+            yield _Ready(number, candidate, tried)
 
     def _compiled(self, listed: Sequence[_Ready], jobs: int | None, shown: Any) -> list[_Ready]:
         """Those whose kernels could be made, the default first. Half of the budget may be spent on it."""
@@ -253,11 +239,11 @@ class _Search:
             raise RuntimeError(f"the default mapping cannot be compiled: {self._rows[0].error}")
         if len(ready) == 1:
             return
-        memory = memory_of(self._default.compiled)
-        jobs = {one.number: job_of(one.compiled, memory, one.cubin) for one in ready}
-        contents = contents_of(memory, self._call.a.device)
+        memory = self._subject.memory()
+        jobs = {one.number: self._subject.job(one.compiled, memory, one.cubin) for one in ready}
+        contents = contents_of(memory, self._ordinal)
         shown.begin("measuring", len(ready) - 1)
-        with self._measuring(memory, contents, jobs[0].varied, self._call.a.device) as process:
+        with self._measuring(memory, contents, jobs[0].varied, self._ordinal) as process:
             for number, job in jobs.items():
                 process.keep(number, job)
             expected = self._expected(process)
@@ -300,13 +286,8 @@ class _Search:
 
     def _difference(self, memory: Memory, expected: list[bytes], found: list[bytes]) -> str | None:
         written = [buffer for buffer in memory.buffers if buffer.is_written]
-        config = self._call.config
-        accumulator = config.operator.fragment_c.dtype
-        outputs = [("out", self._default.compiled.out),
-                   *((held.name, held.info) for _, held in held_by(config) if held.is_output)]
-        for name, info in outputs:
+        for name, info, allowed in self._subject.outputs():
             at = written.index(memory.buffers[memory.pointer(info.pointer).buffer])
-            allowed = tolerance(info.dtype, accumulator, self._call.K)
             right, mine = (elements(held[at], written[at].start, info) for held in (expected, found))
             text = difference(right, mine, allowed)
             if text is not None:
@@ -324,7 +305,7 @@ class _Search:
         return Tuned(what, (*timed, *rest), default, best, is_kept, tuple(self.notes))
 
     def _keep(self, what: str, best: Tried, default: Tried) -> bool:
-        kept = store.store_of(self._call.device)
+        kept = store.store_of(self._device)
         if kept is None:
             self.notes.append("nothing is kept on disk (GEMMKIT_CACHE=0, or no home folder)")
             return False
@@ -332,19 +313,12 @@ class _Search:
                  "microseconds": best.microseconds, "default_microseconds": default.microseconds,
                  "date": datetime.date.today().isoformat()}
         try:
-            assert self._call.tuning_key is not None
-            kept.put(self._call.tuning_key(), entry)
+            kept.put(self._subject.key(), entry)
         except OSError as error:
             self.notes.append(f"the result could not be kept: {error}")
             return False
         forget_plans()
         return True
-
-
-def _what(call: Call) -> str:
-    stack = "" if call.stack is None else f"{'x'.join(map(str, call.stack))} products of "
-    dtypes = f"{call.a.dtype} x {call.b.dtype}" if call.a.dtype != call.b.dtype else str(call.a.dtype)
-    return f"{stack}{call.M} x {call.N} x {call.K}, {dtypes}, on {call.device.name}"
 
 
 def _slowness(row: Tried) -> float:

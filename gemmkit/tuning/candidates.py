@@ -21,12 +21,12 @@ from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.kernels.rasterisation import Grouped, Hilbert
 from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import Layout, Plain
-from gemmkit.operators import Algebra, FPUOp, MMAOp, Operator
+from gemmkit.operators import Algebra, BoxMMAOp, FPUOp, MMAOp, Operator
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tiling import Tile
-from gemmkit.tuning import copied, defaults, hopper, mappings, multistage_mappings
+from gemmkit.tuning import boxes, copied, defaults, hopper, mappings, multistage_mappings
 from gemmkit.tuning.hopper_fields import can_share
 from gemmkit.tuning.model import CLOCK, Mapping, by_workspace
 from gemmkit.tuning.operators import SIXTEEN, accumulator_for, algebra_of, operator_for
@@ -58,6 +58,7 @@ class Candidate:
     cluster: tuple[int, int] = (1, 1)
     producer_warps: int | None = None
     group: int | None = None                   # of the order: rows of a group, 0 for the Hilbert curve
+    boxed: str | None = None                   # the combed operand, "a" or "b", of a product in boxes of K
     nanoseconds: float = dataclasses.field(default=0.0, compare=False)
 
     @property
@@ -72,7 +73,8 @@ class Candidate:
         parts = (
             self.warp and f"warps of {_by(self.warp)}", self.schedule, self.warps and f"{self.warps} warps",
             self.cluster != (1, 1) and f"clusters of {_by(self.cluster)}", self.stages and f"{self.stages} stages",
-            self.blocks_per_sm and f"{self.blocks_per_sm} a multiprocessor", shares, order)
+            self.blocks_per_sm and f"{self.blocks_per_sm} a multiprocessor", shares, order,
+            self.boxed and f"boxes of {self.boxed}")
         return ", ".join([f"{self.kernel} {_by(self.block)}", *(part for part in parts if part)])
 
     def fields(self) -> dict[str, Any]:
@@ -96,6 +98,8 @@ class Candidate:
         does."""
         if given is not None and getattr(given, "is_sized", True):
             return given
+        if self.boxed is not None and a in SIXTEEN:
+            return BoxMMAOp(N=16, dtype=a, combed=self.boxed)
         algebra = given if isinstance(given, Algebra) else algebra_of(a) if given is None and a == b else None
         if self.kernel == "warp_specialised":
             base = WGMMAOp(self.block[1], dtype=part_dtypes(a)[0])
@@ -141,14 +145,16 @@ class Candidate:
         if not isinstance(plain, dict):
             raise ValueError(f"{plain!r} is no mapping")
         held = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
-        kinds: dict[str, Any] = {"kernel": str, "schedule": str, "splits": (int, str), "block": 3, "warp": 2, "lanes": 2,
-                                 "cluster": 2}
+        kinds: dict[str, Any] = {"kernel": str, "schedule": str, "boxed": str, "splits": (int, str), "block": 3, "warp": 2,
+                                 "lanes": 2, "cluster": 2}
         for name, value in held.items():
             kind = kinds.get(name, int)
             fits = (isinstance(value, tuple) and len(value) == kind and all(type(n) is int for n in value)
                     if isinstance(kind, int) else isinstance(value, kind) and not isinstance(value, bool))
             if name not in _NAMES or not fits:
                 raise ValueError(f"{plain!r} is no mapping: {name}={value!r}")
+        if held.get("boxed", "a") not in ("a", "b"):
+            raise ValueError(f"{plain!r} is no mapping: boxed is 'a' or 'b'")
         if not {"kernel", "block"} <= set(held):
             raise ValueError(f"{plain!r} is no mapping: kernel and block are needed")
         return cls(**cast(Any, held))
@@ -263,6 +269,9 @@ def _multistage(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, devi
             table = copied.Copies.of(a, b, of_a, of_b, copied.rows_of_d(None, sizes[1], a.dtype.itemsize)).multistage()
         else:
             table = (*table, multistage_mappings.SKINNY)
+    boxed = None if given is not None else boxes.combed_operand(a, b, dict(zip("ab", infos)))
+    if boxed is not None:
+        table = boxes.TABLE
     M, N, K = (max(1, size) for size in sizes)
     across = multistage_mappings.copied_across(a, b)
     for one in table:
@@ -278,7 +287,7 @@ def _multistage(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, devi
                     cost = (tried.streamed((M, N, K), products, across, device.sm_count) if splits == "stream"
                             else tried.nanoseconds((M, N, K), products, across, device.sm_count, int(splits)))
                     unusual = (stages != one.stages) + (blocks != one.blocks)
-                    yield Candidate("multistage", one.block, one.warp, lanes, stages, blocks, splits,
+                    yield Candidate("multistage", one.block, one.warp, lanes, stages, blocks, splits, boxed=boxed,
                                     nanoseconds=cost * (1 + UNUSUAL * unusual))
 
 

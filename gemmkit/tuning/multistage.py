@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from gemmkit.kernels.sm80.copies import copies_of
-from gemmkit.layouts import ColMajor, Layout, Padded, RowMajor
-from gemmkit.operators import Algebra, FPUOp, Operator
+from gemmkit.layouts import Boxed, ColMajor, Layout, Padded, RowMajor
+from gemmkit.layouts.boxed import BOX, RUN
+from gemmkit.operators import Algebra, BoxMMAOp, FPUOp, Operator
 from gemmkit.operators.algebra import units
 from gemmkit.ptx.copy_async import SIZES
 from gemmkit.runtime.device import DeviceInfo
@@ -57,6 +58,9 @@ def stages_on(device: DeviceInfo) -> int:
 
 
 def _fill_shared(values: dict[str, Any], operator: Operator) -> None:
+    if isinstance(operator, BoxMMAOp):
+        order = RowMajor if operator.combed == "a" else ColMajor
+        values.setdefault(f"shared_{operator.combed}_layout", Boxed(order(operator.dtype), RUN))
     if not isinstance(operator, Algebra) and isinstance(operator, FPUOp):
         for name, fragment, axis in (("a", operator.fragment_a, 0), ("b", operator.fragment_b, 1)):
             if _is_across(values, name, axis, fragment.dtype):
@@ -107,7 +111,12 @@ def _fill_moves(values: dict[str, Any]) -> None:
     block = values["block_shape"]
     for name, names in (("a", "MK"), ("b", "KN")):
         layout, shared = values[f"global_{name}_layout"], values[f"shared_{name}_layout"]
-        if not hasattr(shared, "plane") and _is_copied(values, name, shared.dtype) and layout.vector_axis != shared.axis:
+        if isinstance(shared, Boxed):                          # eight lanes fill a box's line
+            run, line = [1, 1], [4, 4]
+            run[shared.axis], line[shared.axis] = RUN, BOX
+            values.setdefault(f"mem_{name}_thread", Tile(**dict(zip(names, run))))
+            values.setdefault(f"mem_{name}_warp", Tile(**dict(zip(names, line))))
+        elif not hasattr(shared, "plane") and _is_copied(values, name, shared.dtype) and layout.vector_axis != shared.axis:
             if f"mem_{name}_thread" not in values and f"mem_{name}_warp" not in values:
                 warp, thread = by_element(getattr(block, names), layout, shared)
                 values[f"mem_{name}_warp"], values[f"mem_{name}_thread"] = warp, thread

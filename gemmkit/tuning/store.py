@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict
 from pathlib import Path
@@ -38,7 +38,7 @@ from gemmkit.tuning.operators import operator_for, result_dtype, sized
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["Store", "digest_of", "find", "is_as_new", "refused", "store_of", "unread"]
+__all__ = ["Store", "digest_of", "digest_of_group", "find", "is_as_new", "refused", "store_of", "unread"]
 
 _FORMAT = 1
 _LARGEST = 2**26                       # bytes of a file that is read
@@ -64,10 +64,28 @@ def digest_of(infos: Mapping[str, ArrayInfo | None], layouts: Mapping[str, Any],
             continue
         order = layout and freeze(layout).fingerprint
         parts.append(f"{name}: {order} {info.shape} {info.strides} {info.steps} {info.dtype} {alignment(info)}")
+    return hashlib.sha256("\n".join([*parts, *_of_components(keywords)]).encode()).hexdigest()
+
+
+def digest_of_group(infos: Sequence[Sequence[ArrayInfo | None]], keywords: Mapping[str, Any]) -> str:
+    """The same of a group, by the arrays (a, b, c, out) of its products. New results are of one kind: they do not count."""
+    parts = [f"group of {len(infos)}"]
+    for of in infos:
+        parts.append(" ".join("none" if info is None else f"{info.shape} {info.strides} {info.dtype} {alignment(info)}"
+                              for info in of[:3]))
+        out = of[3]
+        if out is not None and (out.strides != (out.shape[1], 1) or out.pointer % 16):
+            parts.append(f"out: {out.strides} {alignment(out)}")
+        parts.append(f"{'new' if out is None else out.dtype}")
+    return hashlib.sha256("\n".join([*parts, *_of_components(keywords)]).encode()).hexdigest()
+
+
+def _of_components(keywords: Mapping[str, Any]) -> Iterator[str]:
     for name, value in sorted(keywords.items()):
+        if value is None:                                      # as if it were not there
+            continue
         frozen = freeze(value)
-        parts.append(f"{name}: {frozen.kind} {frozen.fingerprint} {[info.shape for info in frozen.arrays]}")
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        yield f"{name}: {frozen.kind} {frozen.fingerprint} {[info.shape for info in frozen.arrays]}"
 
 
 def is_as_new(info: ArrayInfo, dtype: Any, sizes: tuple[int, int, int], products: int) -> bool:

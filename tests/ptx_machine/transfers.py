@@ -44,6 +44,11 @@ def access(i: Instruction) -> tuple[str, int]:
     return spaces[0] if spaces else "generic", 4 if i.has("v4") else 2 if i.has("v2") else 1
 
 
+def low_bits(value: Any, dtype: np.dtype) -> Any:
+    """The first bytes of a number, as memory has them, as another."""
+    return np.frombuffer(np.asarray(value).tobytes(), dtype, 1)[0]
+
+
 @effect("ld")
 def load(machine: Any, i: Instruction) -> Any:
     space, count = access(i)
@@ -51,9 +56,9 @@ def load(machine: Any, i: Instruction) -> Any:
     puts = [machine.writer(x, kind, i) for x in registers(i.operands[0])]
     if space == "param":
         name = i.operands[1].strip("[] ")
-        if name not in machine.program.parameters or count > 1 or machine.program.parameters[name].bits != kind.bits:
-            raise UnknownInstruction("parameters are read one by one, in their type", i)
-        return lambda mask: puts[0](machine.parameters[name].view(kind.dtype), mask)
+        if name not in machine.program.parameters or count > 1 or machine.program.parameters[name].bits < kind.bits:
+            raise UnknownInstruction("parameters are read one by one, in their type, or the low bits of it", i)
+        return lambda mask: puts[0](low_bits(machine.parameters[name], kind.dtype), mask)
     where = address(machine, i.operands[1], i)
 
     def act(mask: Any) -> None:

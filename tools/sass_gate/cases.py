@@ -15,7 +15,7 @@ from gemmkit import epilogues, layouts
 from gemmkit.kernels.rasterisation import Grouped
 from gemmkit.kernels.spec import Condition
 from gemmkit.layouts import ColMajor, Interleaved, Planar, RowMajor, Tensor, Triangular
-from gemmkit.operators import COMPLEX, DUAL, MIN_PLUS, QUATERNION, Algebra, FPUOp, MMAOp, WGMMAOp, WMMAOp
+from gemmkit.operators import COMPLEX, DUAL, MIN_PLUS, QUATERNION, Algebra, BoxMMAOp, FPUOp, MMAOp, WGMMAOp, WMMAOp
 from gemmkit.runtime.arrays import describe
 from gemmkit.transforms import Elementwise
 
@@ -128,6 +128,16 @@ def big(m: int, n: int, warps: int, schedule: str = "cooperative", k: int = 64) 
 
 def square() -> Any:
     return np.zeros((4096, 4096), F16)
+
+
+def rows_in_boxes() -> Any:
+    """A whose neighbours in memory are K's first index, cut into eights."""
+    return np.zeros((4096, 24, 8, 8), F16).transpose(0, 3, 1, 2)
+
+
+def columns_in_boxes() -> Any:
+    """B whose neighbours in memory are K's second."""
+    return np.zeros((4096, 8, 8, 24), F16).transpose(2, 3, 1, 0)
 
 
 def lines() -> Any:
@@ -248,6 +258,9 @@ CASES: dict[str, Case] = {
     "ring f16": Case(staged(MMAOp(N=16), (128, 128, 32), (64, 64), 4, RowMajor(F16), ColMajor(F16))),
     "ring f16, odd addresses": Case(staged(MMAOp(N=16), (128, 128, 32), (64, 64), 3, RowMajor(F16), RowMajor(F16)),
                                     (1001, 1003, 1005)),
+    "ring f16, boxes": Case(staged(BoxMMAOp(N=16), (128, 256, 64), (64, 64), 3, of(rows_in_boxes()),
+                                   of(columns_in_boxes(), 3)),
+                            (4096, 4096, 1536), operands={"a": rows_in_boxes, "b": columns_in_boxes}),
     "ring tf32": Case(staged(MMAOp(N=16, dtype=F32), (128, 128, 32), (64, 64), 3, RowMajor(F32), ColMajor(F32))),
     "ring s8": Case(staged(MMAOp(N=16, dtype="i1"), (128, 128, 64), (64, 64), 4, RowMajor("i1"), ColMajor("i1"))),
     "ring complex64": Case(staged(FPUOp(32, 16, MB=8, NB=4, dtype="c8"), (64, 64, 8), (32, 16), 3, ColMajor("c8"),

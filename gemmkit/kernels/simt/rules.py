@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from gemmkit.kernels.common.rules import check_splits, divides, rule
+from gemmkit.operators import BoxMMAOp
 from gemmkit.tiling import Tile
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ def validate(config: Config) -> None:
 def _validate_one_stage(config: Config) -> None:
     operator = config.operator
     rule(operator.threads == 32, "operator", operator, "it acts in warpgroups; take kernel='warp_specialised'")
+    rule(not isinstance(operator, BoxMMAOp), "operator", operator, "its boxes of K are filled by cp.async; take "
+         "kernel='multistage'")
     for field, only in (("stages", 1), ("producer_warps", 0), ("schedule", "cooperative"), ("cluster", Tile(M=1, N=1))):
         rule(getattr(config, field) == only, field, getattr(config, field), "it is a mapping of the warp-specialised "
               f"kernel; with kernel={config.kernel!r} it is {only!r}")

@@ -10,9 +10,12 @@ from typing import Any, ClassVar
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.operand import Operand
+from gemmkit.kernels.common.rules import rule
+from gemmkit.kernels.sm80.boxes import CpAsyncBoxes
 from gemmkit.kernels.sm80.joined import CpAsyncJoined
 from gemmkit.kernels.sm80.routes import CpAsync, Staged, StageRoute
 from gemmkit.kernels.sm80.separable import CpAsyncSeparable
+from gemmkit.layouts import Boxed
 from gemmkit.ptx.copy_async import commit_copies, wait_copies
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
@@ -30,7 +33,11 @@ class Copies(Component):
     useful_stages: ClassVar[int]
 
     def route(self, operand: Operand, info: ArrayInfo | None, extents: tuple[int, int]) -> StageRoute:
-        """The first route that does not refuse an operand."""
+        """The first route that does not refuse an operand. Boxes have one that fills them: ConfigError if it refuses."""
+        if isinstance(operand.shared, Boxed):
+            why = CpAsyncBoxes.refuses(operand, info, extents)
+            rule(why is None, f"shared_{'ba'[operand.k_axis]}_layout", operand.shared, f"cp.async cannot fill it: {why}")
+            return CpAsyncBoxes.of(operand, info, extents)
         return next(route.of(operand, info, extents) for route in self.routes
                     if route.refuses(operand, info, extents) is None)
 

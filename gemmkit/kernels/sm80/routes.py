@@ -4,6 +4,7 @@
 |---|---|
 | `CpAsync` | elements of a strided matrix as they are, 4 to 16 bytes a copy, along the stage's lines or across |
 | `separable.CpAsyncSeparable` | the same of tensors, whose rows and columns are made of several dimensions |
+| `boxes.CpAsyncBoxes` | 16-bit tensors whose neighbours in memory are eight apart along K, for `operators.BoxMMAOp` |
 | `joined.CpAsyncJoined` | lines of operands of several arrays |
 | `Staged` | everything: `Layout.element`, transforms, numbers that become planes, two-byte elements at any address |
 

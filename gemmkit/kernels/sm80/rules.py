@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gemmkit.kernels.common.rules import rule
 from gemmkit.kernels.simt.rules import validate_lines, validate_tiles, validate_transforms
+from gemmkit.kernels.sm80 import boxes
 from gemmkit.tiling import Tile
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def validate(config: Config) -> None:
     if config.splits != 1:
         refusal = operator.refuses_to_merge
         rule(refusal is None, "splits", config.splits, f"with {operator!r}: {refusal}")
+    boxes.validate(config)
     validate_tiles(config)
     rule(config.compute_warp.size.K == config.block_shape.size.K, "compute_warp", config.compute_warp, "a warp multiplies "
           f"all of a k-tile: K must be that of block_shape={config.block_shape!r}")

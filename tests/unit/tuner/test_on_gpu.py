@@ -56,6 +56,34 @@ def test_epilogues_with_arrays(folder: Path, rng: np.random.Generator) -> None:
     assert np.array_equal(machine.numpy(d), a @ b + bias)
 
 
+@pytest.mark.parametrize("spec", ["ijk,kjl->il", "iqp,jpq->ij"])
+def test_contractions(folder: Path, spec: str, rng: np.random.Generator) -> None:
+    """Of the second A and B are contiguous along different indices of K."""
+    machine, extents = Gpu(), dict(i=40, j=48, k=32, l=24, p=16, q=24)
+    terms, result = spec.split("->")
+    a, b = (rng.integers(-2, 3, [extents[x] for x in term]).astype("f2") for term in terms.split(","))
+    out = machine.array(np.zeros([extents[x] for x in result], "f2"))
+    of_a, of_b = machine.array(a), machine.array(b)
+    found = gk.tune(gk.einsum, spec, of_a, of_b, out=out, budget=60, jobs=os.cpu_count())
+    assert len([row for row in found.rows if row.ratio is not None]) > 4 and found.kept, str(found)
+    assert not [row for row in found.rows if row.error and not row.error.startswith("not ")], str(found)
+    gk.einsum(spec, of_a, of_b, out=out)
+    assert np.array_equal(machine.numpy(out), np.einsum(spec, a.astype("f8"), b.astype("f8")).astype("f2"))
+
+
+def test_groups(folder: Path, rng: np.random.Generator) -> None:
+    """One empty product, and one of odd sizes."""
+    machine, sizes = Gpu(), ((96, 80, 64), (33, 17, 40), (0, 8, 8), (128, 200, 32))
+    a, b = ([rng.integers(-2, 3, shape(m, n, k)).astype("f2") for m, n, k in sizes]
+            for shape in (lambda m, n, k: (m, k), lambda m, n, k: (k, n)))
+    of_a, of_b = ([machine.array(x) for x in xs] for xs in (a, b))
+    found = gk.tune(gk.grouped, of_a, of_b, budget=60, jobs=os.cpu_count())
+    assert len([row for row in found.rows if row.ratio is not None]) > 4 and found.kept, str(found)
+    assert not [row for row in found.rows if row.error and not row.error.startswith("not ")], str(found)
+    for d, x, y in zip(gk.grouped(of_a, of_b), a, b):
+        assert np.array_equal(machine.numpy(d), (x.astype("f8") @ y.astype("f8")).astype("f2"))
+
+
 def test_a_candidate_that_faults_or_is_wrong_harms_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch,
                                                            rng: np.random.Generator) -> None:
     """One candidate writes beside its result, one to address 0: both are told, the rest is timed, and this process's context

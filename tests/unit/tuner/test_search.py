@@ -26,6 +26,7 @@ from gemmkit.tuner import search as module
 from gemmkit.tuner.jobs import job_of, memory_of
 from gemmkit.tuner.measuring import Failed
 from gemmkit.tuner.search import EFFORTS, Effort, tune
+from gemmkit.tuner.subjects import subject_of
 from gemmkit.tuner.verifying import difference, elements, tolerance
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate, candidates
@@ -360,7 +361,7 @@ def test_candidates_are_configurations(dtype: str, sizes: tuple[int, int, int], 
 
 @pytest.mark.parametrize("plain", [None, [], {}, {"kernel": "multistage"}, {"kernel": 3, "block": [1, 2, 3]},
                                    {"kernel": "multistage", "block": [1, 2]}, {"kernel": "multistage", "block": [1, 2, "3"]},
-                                   {"kernel": "multistage", "block": [64, 64, 32], "evil": 1},
+                                   {"kernel": "multistage", "block": [64, 64, 32], "evil": 1}, {"kernel": "multistage", "block": [64, 64, 64], "boxed": "c"},
                                    {"kernel": "multistage", "block": [64, 64, 32], "stages": True},
                                    {"kernel": "multistage", "block": [64, 64, 32], "nanoseconds": 1}], ids=str)
 def test_what_is_no_candidate(plain: Any) -> None:
@@ -496,6 +497,7 @@ def test_candidates_are_compiled_side_by_side(folder: Path, measured: Any, monke
     cache.default_cache.cache_clear()
     monkeypatch.setattr(module, "contents_of", lambda memory, ordinal: [b"" for _ in memory.buffers])
     a, b, out = arrays(64, 64, 64)
-    found = module._Search(a, b, None, out, Effort(2, 120.0, 3, 100.0), {}, process).run(True, 2, module.Progress(False))
+    subject = subject_of((a, b), dict(out=out))
+    found = module._Search(subject, Effort(2, 120.0, 3, 100.0), module.time.monotonic(), process).run(True, 2, module.Progress(False))
     assert [row.error for row in found.rows] == [None] * 3 and len(list(folder.glob("*.kernel"))) == 3
     assert all(job.cubin.startswith(b"\x7fELF") for job in process.kept.values())
