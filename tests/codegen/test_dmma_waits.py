@@ -69,6 +69,7 @@ def ring(dtype: np.dtype, one: Any, trans: str, device: Any) -> gk.Config:
                          global_d_layout=RowMajor(dtype), device=device, gemm_shape=dict(M=4096, N=4096, K=4096), **one.fields)
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(64)
 @pytest.mark.parametrize("trans", ORDERS)
 @pytest.mark.parametrize("device, dtype, one", FITTING, ids=str)
@@ -83,6 +84,7 @@ def test_every_mapping_of_the_multistage_kernel(device: str, dtype: np.dtype, on
 STREAMING = [(device, dtype, one) for device, dtype, one in FITTING if dtype in stream_k.CHOSEN and one.merges and one.streams]
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(23)
 @pytest.mark.parametrize("trans", ORDERS)
 @pytest.mark.parametrize("device, dtype, one", STREAMING, ids=str)

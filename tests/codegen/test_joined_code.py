@@ -46,6 +46,7 @@ def zeros(name: str, rows: int, columns: int, order: Any = "C") -> np.ndarray:
     return np.zeros((rows, columns), MAPPINGS[name][1].fragment_a.dtype, order=order)
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(12)
 @pytest.mark.compile
 @pytest.mark.parametrize("name", MAPPINGS)

@@ -37,6 +37,7 @@ def test_what_was_compiled_computes(family: str, kind: str, d: Any, N: int) -> N
     same(out, expected(kind, product, gain, bias), 4e-3 if d.dtype == F16 else 3e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.compile
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("size", [4096, 8192])

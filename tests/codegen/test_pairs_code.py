@@ -32,6 +32,7 @@ def test_what_was_compiled_computes(family: str, d: Any) -> None:
     np.testing.assert_array_equal(out, expected(product + bias))
 
 
+@pytest.mark.thorough
 @pytest.mark.compile
 def test_hoppers_kernel_spills_nothing_and_waits_as_the_plain_product() -> None:
     angles = np.empty((4096, 64), np.float32)

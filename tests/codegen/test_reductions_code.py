@@ -75,6 +75,7 @@ def groups(counts: Counter[str]) -> int:
     return sum(number for name, number in counts.items() if name.startswith(("WARPGROUP.ARRIVE", "WARPGROUP.DEPBAR")))
 
 
+@pytest.mark.thorough
 @pytest.mark.compile
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("size", [4096, 8192])

@@ -106,6 +106,7 @@ def test_it_compiles_for_every_gpu(name: str, arch: tuple[int, int]) -> None:
     assert kernel.instructions["LDG"] == 0                    # nothing of A and B by way of registers, and there is no C
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("name", [name for name in CONFIGS if CONFIGS[name].multiplies in ("HMMA", "IMMA")])
 def test_fragments_by_ldmatrix(name: str) -> None:
@@ -115,6 +116,7 @@ def test_fragments_by_ldmatrix(name: str) -> None:
     assert (count(kernel, "LDSM", "MT88") > 0) == (across or name == "bf16")
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(16)
 @pytest.mark.parametrize("stages", [2, 3, 4, 5])
 @pytest.mark.parametrize("name", ["f64", "f64 along K", "f64 8x8x4", "c128"])
@@ -146,6 +148,7 @@ def copied(dtype: np.dtype, operator: Any, orders: str) -> set[int]:
     return {dtype.itemsize if is_fpu and across else 16 for across in along_k}
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(400)
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("orders", ["nn", "nt"])

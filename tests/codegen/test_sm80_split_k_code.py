@@ -21,6 +21,7 @@ MERGING = [(code, n) for code in ("f4", "f8", "c8", "c16")
            for n, one in enumerate(multistage_mappings.TABLES[np.dtype(code)]) if one.merges]
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(120)
 @pytest.mark.parametrize("shape", [(64, 64, 8192), (67, 63, 8191)], ids=str)
 @pytest.mark.parametrize("splits", [2, 40])
@@ -30,6 +31,7 @@ def test_nothing_spills(code: str, n: int, order: str, splits: int, shape: tuple
     check_spills(code, n, order, splits, shape)
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(72)
 @pytest.mark.parametrize("shape", [(1536, 1536, 1536), (1531, 1533, 1537)], ids=str)
 @pytest.mark.parametrize("order", ["nn", "nt", "tn", "tt"])

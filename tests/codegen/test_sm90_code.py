@@ -153,6 +153,7 @@ TYPES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("name", TYPES)
 def test_types(name: str) -> None:
@@ -220,6 +221,7 @@ def test_a_across_k_is_fetched_word_by_word(mapping: Mapping, d: Any) -> None:
     assert len(loop) < 80 + 110 * (code.conf.compute_warp.size.M // 64)
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("mapping", TRANSPOSED[:3], ids=lambda m: f"{m.M}x{m.N}")
 def test_b_is_transposed_beside_a_from_registers(mapping: Mapping) -> None:

@@ -82,6 +82,7 @@ def test_drawn_cases_on_the_gpu(shard: int, record_property: Any) -> None:
     check(MACHINES["gpu"], Reach(False), str(shard), (GPU_FAMILIES, GPU_PROBLEMS), "", record_property)
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(6)
 @pytest.mark.compile
 @pytest.mark.parametrize("kernel", KERNELS)

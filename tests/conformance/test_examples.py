@@ -41,6 +41,7 @@ def test_held_out_digits_are_not_trained_with() -> None:
     assert set(map(bytes, few.test_x)) <= set(map(bytes, everything.test_x))
 
 
+@pytest.mark.thorough
 def test_the_classifier_learns_from_its_gram_matrix() -> None:
     """By NumPy alone: what `main` demands holds for the digits that it takes in the emulator."""
     taken = digits.load(digits.EMULATED_TRAIN, digits.EMULATED_TEST)
@@ -301,6 +302,7 @@ def test_sensitivities_are_those_of_pytorch() -> None:
 
 # -- a transformer -----------------------------------------------------------------------------------------------------
 
+@pytest.mark.thorough
 def test_a_transformer_is_fitted() -> None:
     """By NumPy alone: what `main` demands holds on all digits that are held out."""
     data = digits.load()

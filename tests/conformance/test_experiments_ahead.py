@@ -129,6 +129,7 @@ def test_a_row_that_cannot_be_compiled_says_why() -> None:
     assert made.error is not None and made.error.startswith("ValueError") and "K=64" in made.error
 
 
+@pytest.mark.thorough
 def test_the_peers_kernel_is_compiled_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gemmkit.runtime import cache
 

@@ -246,6 +246,7 @@ def test_a_score_beyond_its_array_is_found() -> None:
         gk.attention(X, X, X, score=lambda s, m, n: s + short[n])
 
 
+@pytest.mark.thorough
 @on_machines
 def test_alibi_by_the_shipped_mapping(machine: Any, rng: np.random.Generator) -> None:
     """A light score by three consumers of heads of 64; any other, or packed sequences, by two."""

@@ -296,6 +296,7 @@ def test_tiles_are_chosen_for_all_products() -> None:
     assert alone.splits > 1
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kernel", ["simt", "sm90"])
 def test_the_code_of_a_stack(kernel: str) -> None:

@@ -209,6 +209,7 @@ def test_tables() -> None:
     assert compiled.tables.sizes[:, :4].tolist() == [[1, 40, 20, 10], [0, 16, 16, 90], [7, 0, 5, 5]]
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(2)
 @pytest.mark.compile
 @pytest.mark.parametrize("dtype", [F16, F32], ids=str)

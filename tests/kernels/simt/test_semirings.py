@@ -220,6 +220,7 @@ def compiled(operator: Any, dtype: str) -> Any:
     return conf, code
 
 
+@pytest.mark.thorough
 @pytest.mark.sample(6)
 @pytest.mark.compile
 @pytest.mark.parametrize("name,dtype,opcodes", [

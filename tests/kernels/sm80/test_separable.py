@@ -181,6 +181,7 @@ def test_an_array_that_is_not_near() -> None:
         Tensor(F32, (2,), (2, 2), near=True).check(describe(far), 2, 4, "a")
 
 
+@pytest.mark.thorough
 def test_machine_code() -> None:
     """A contraction of the TCCG benchmark: copies of 16 bytes without registers, nothing spilled, and few instructions beside
     the products: 1,024 of 1,186 in a round inside."""

@@ -300,6 +300,7 @@ def test_every_barrier_matters(splits: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 # -- compiled ---------------------------------------------------------------------------------------------------------
 
+@pytest.mark.thorough
 @pytest.mark.sample(2)
 @pytest.mark.compile
 @pytest.mark.parametrize("splits, atomics", [(4, {"ATOMG": 1}), (128, {"ATOMG": 1, "REDG": 1})])

@@ -303,6 +303,7 @@ def test_counters_that_are_not_set_back(monkeypatch: pytest.MonkeyPatch) -> None
 
 # -- compiled -----------------------------------------------------------------------------------------------------------
 
+@pytest.mark.thorough
 @pytest.mark.compile
 def test_code() -> None:
     """No spill, vectors of 16 bytes to the workspace and back, one addition to a counter, one main loop."""

@@ -201,7 +201,7 @@ def test_c_and_the_order_of_the_result(order: str) -> None:
     assert np.array_equal(out, c)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(12)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("M, order", [(1, "nt"), (1, "tn"), (3, "nt"), (9, "nn")])
 @pytest.mark.parametrize("step", [0, 1, 8])

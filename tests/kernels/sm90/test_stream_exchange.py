@@ -319,6 +319,7 @@ def large(cluster: str, M: int, N: int, splits: Any = None, schedule: str = "coo
                          **{f"global_{name}_layout": RowMajor(F16) for name in "abd"})
 
 
+@pytest.mark.thorough
 @pytest.mark.compile
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("cluster, M, N, schedule", [

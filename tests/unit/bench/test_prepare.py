@@ -61,6 +61,7 @@ def test_each_kernel_is_compiled_once_and_failures_are_named() -> None:
     assert [made.case for made in failed] == [bad] and failed[0].error and "ConfigError" in str(failed[0])
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fresh_cache")
 def test_processes_share_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
     found = prepare.prepare([SMALL], jobs=1)

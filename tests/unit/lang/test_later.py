@@ -77,6 +77,7 @@ def test_threads_wait_for_the_one_that_loads() -> None:
     assert text == "[] 1\n"
 
 
+@pytest.mark.thorough
 def test_what_failed_is_tried_again() -> None:
     text = run("""
         import sys
