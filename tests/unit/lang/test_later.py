@@ -6,6 +6,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 import gemmkit as gk
 from gemmkit.lang import later
 from gemmkit.lang.fingerprint import function_text, read_value
