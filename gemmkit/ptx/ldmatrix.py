@@ -16,12 +16,12 @@ from gemmkit.lang.atoms import atom
 from gemmkit.lang.memory import SharedType, coordinates_of
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.ptx.build import assembly, braces
-from gemmkit.ptx.fragments import FragmentMap
+from gemmkit.ptx.fragments import FragmentMap, places
 from gemmkit.ptx.pinned import pointer_at
 from gemmkit.ptx.registers import from_registers
 
 i32 = ir.IntType(32)
-ROWS_8X8 = FragmentMap(8, 8, (4, 8), ((0, 2), (1, 0)), (2,), ((0, 1),))
+ROWS_8X8 = FragmentMap(8, 8, places((4, (0, 2)), (8, (1, 0))), places((2, (0, 1))))
 
 
 def shared_address(builder: Any, pointer: SharedType, value: Any, terms: list) -> Any:

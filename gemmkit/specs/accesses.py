@@ -14,10 +14,10 @@ from gemmkit.lang.control import each, join, split
 from gemmkit.lang.memory import coordinates_of
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.registers import RegistersType, generate
+from gemmkit.lang.static import NotKnown, known
 from gemmkit.lang.values import convert
 from gemmkit.ptx.memory import load_global, load_shared, store_global, store_shared
 from gemmkit.specs.forms import GL, RF, Form, Line, line_of
-from gemmkit.specs.static import NotKnown, known
 
 i32 = ir.IntType(32)
 

@@ -12,10 +12,10 @@ from typing import Any
 from gemmkit.components import Component
 from gemmkit.ptx.memory import repoint, shared
 from gemmkit.ptx.special import barrier
+from gemmkit.shapes import ALL
 from gemmkit.specs.moves import wait
 from gemmkit.specs.nodes import over
 from gemmkit.specs.repeat import repeat
-from gemmkit.specs.shapes import ALL
 from gemmkit.specs.tensors import on
 
 

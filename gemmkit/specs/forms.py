@@ -21,9 +21,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gemmkit.specs.shapes import Shape, ShapeError, Step, local
-from gemmkit.specs.static import Static
-from gemmkit.specs.strides import NOTHING
+from gemmkit.lang.static import Static
+from gemmkit.shapes import Shape, ShapeError, Step, local
+from gemmkit.strides import NOTHING, span
 
 __all__ = ["FR", "GL", "RF", "SH", "Form", "Role", "T"]
 
@@ -102,8 +102,7 @@ class Form(Static):
     def bytes(self) -> int:
         """What a tensor in shared memory takes: up to its last element."""
         assert self.layout is not None
-        last = sum((extent - 1) * stride for dim in self.layout.modes for extent, stride in dim)
-        return int(last + 1) * self.itemsize
+        return (1 + sum(map(span, self.layout.modes))) * self.itemsize
 
     # -- the algebra: every result is made once ---------------------------------------------------------------------
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from gemmkit.ptx import wmma
 from gemmkit.runtime.device import H100
+from gemmkit.shapes import ALL, Shape, ShapeError, local
 from gemmkit.specs import nodes, shares, steps
 from gemmkit.specs.ahead import Brought, LoopedAhead
 from gemmkit.specs.forms import FR, GL, RF, SH, Form, Role
 from gemmkit.specs.matching import NoAtom, instruction
-from gemmkit.specs.shapes import ALL, Shape, ShapeError, local
 from gemmkit.specs.steps import BLOCK, HOME, KERNEL, LEVELS, ScheduleError
 from gemmkit.specs.steps import THREAD as AT_THREAD
 from gemmkit.specs.steps import WARP as AT_WARP

@@ -15,6 +15,7 @@ from gemmkit.ptx.half import hfma, hfma2
 from gemmkit.ptx.mma import MMA
 from gemmkit.ptx.quad_pair import mma_quad_pair
 from gemmkit.ptx.special import udiv
+from gemmkit.shapes import shape
 from gemmkit.specs.accesses import access_of, is_block, read_registers, write_registers
 from gemmkit.specs.forms import FR, GL, RF, SH, Form
 from gemmkit.specs.matching import (
@@ -29,7 +30,6 @@ from gemmkit.specs.matching import (
     memory_is,
 )
 from gemmkit.specs.moves import SIDE, fragment_key
-from gemmkit.specs.shapes import shape
 from gemmkit.specs.threads import Threads
 
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)

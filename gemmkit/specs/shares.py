@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.shapes import Shape, ShapeError, Step, local, shape
 from gemmkit.specs import nodes, steps
 from gemmkit.specs.forms import Form
-from gemmkit.specs.shapes import Shape, ShapeError, Step, local, shape
 
 
 def tiler(step: steps.Tile, size: Any, extent: int | None) -> tuple[Any, int]:

@@ -23,11 +23,11 @@ from gemmkit.lang.atoms import atom
 from gemmkit.lang.numba_hooks import TypingError, signature
 from gemmkit.lang.registers import Fragment, call_function, registers
 from gemmkit.lang.scalars import WeakIntLiteral, i32
+from gemmkit.lang.static import Held, NotKnown, Split, known, lowered, traced, type_of
 from gemmkit.ptx import wmma
 from gemmkit.ptx.memory import shared
+from gemmkit.shapes import ShapeError
 from gemmkit.specs.forms import FR, GL, RF, SH, Form
-from gemmkit.specs.shapes import ShapeError
-from gemmkit.specs.static import Held, NotKnown, Split, known, lowered, traced, type_of
 
 __all__ = ["Tensor", "TensorError", "allocate", "on"]
 
@@ -66,7 +66,7 @@ class Tensor(Split):
         return tuple(map(_plus, self.base, self.offset))
 
     def tile(self, *tilers: Any) -> Tensor:
-        """The tensor of its tiles (`gemmkit.specs.shapes.Shape.tile`). Raises ShapeError."""
+        """The tensor of its tiles (`gemmkit.shapes.Shape.tile`). Raises ShapeError."""
         return Tensor(self.form.tile(*tilers), self.storage, self.base, self.offset)
 
     def reshape(self, *extents: int) -> Tensor:

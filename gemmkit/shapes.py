@@ -19,7 +19,7 @@ Tiles are shapes of shapes. Figure 4d: every other row, and pairs of columns fou
 A stride is a number, or a `Step`: a number for each dimension of what is indexed. With steps one algebra does for offsets in
 memory, coordinates of an array, numbers of threads, and the places of fragments. An extent may be None: it is known at run
 time. Coordinates may be run-time numbers too; all here that is given coordinates is device code as it stands
-(`gemmkit.specs.static`).
+(`gemmkit.lang.static`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from gemmkit.specs.static import Static
-from gemmkit.specs.strides import (
+from gemmkit.lang.statics import Static
+from gemmkit.strides import (
     NOTHING,
     Mode,
     Modes,
