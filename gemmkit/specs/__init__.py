@@ -11,7 +11,7 @@ from __future__ import annotations
 from gemmkit import shapes
 from gemmkit.lang.static import traced
 from gemmkit.shapes import ALL, Shape, ShapeError, Step, local
-from gemmkit.specs import moves, pointwise, products
+from gemmkit.specs import fragments, moves, pointwise, products
 from gemmkit.specs.forms import FR, GL, RF, SH, Form, T
 from gemmkit.specs.kernels import kernel
 from gemmkit.specs.matching import NoAtom, instruction, spec
@@ -22,7 +22,7 @@ from gemmkit.specs.threads import THREAD, WARP, Blocks, Threads, blocks, threads
 
 shape = traced(shapes.shape)
 
-Move = spec("Move", moves.__doc__)
+Move = spec("Move", f"{moves.__doc__}\n\n{fragments.__doc__}")
 CopyAsync = spec("CopyAsync", moves.__doc__)
 MatMul = spec("MatMul", products.__doc__)
 Init = spec("Init", pointwise.__doc__)

@@ -184,20 +184,20 @@ class InShared(Component):
         return f"{f'{self.times} x ' if self.times > 1 else ''}{self.width * itemsize} bytes in SH"
 
     def load(self, tensor: Any) -> tuple:
-        base, offset = tensor.element_at
-        return join(generate(self.times, _read_shared, tensor.storage, base, offset, self.step, self.width))
+        return join(generate(self.times, _read_shared, tensor, self.step, self.width))
 
     def store(self, tensor: Any, values: tuple) -> None:
-        base, offset = tensor.element_at
-        each(_write_shared, split(values, self.width), tensor.storage, base, offset, self.step)
+        each(_write_shared, split(values, self.width), tensor, self.step)
 
 
-def _read_shared(n: int, pointer: Any, base: int, offset: int, step: int, width: int) -> tuple:
-    return load_shared(pointer, base, offset + n * step, width)
+def _read_shared(n: int, tensor: Any, step: int, width: int) -> tuple:
+    base, offset = tensor.ahead(n * step)
+    return load_shared(tensor.storage, base, offset, width)
 
 
-def _write_shared(values: tuple, n: int, pointer: Any, base: int, offset: int, step: int) -> None:
-    store_shared(pointer, base, offset + n * step, values)
+def _write_shared(values: tuple, n: int, tensor: Any, step: int) -> None:
+    base, offset = tensor.ahead(n * step)
+    store_shared(tensor.storage, base, offset, values)
 
 
 @lru_cache(maxsize=4096)
@@ -230,5 +230,5 @@ def _shared_access(form: Form, line: Line) -> InShared:
         raise ValueError(f"{form} is not evenly spaced in its layout {form.layout}")
     apart = [s for axis, dim in enumerate(form.layout.modes) if axis != line.axis for e, s in dim if e > 1]
     apart += [s for _, s in more]
-    width = math.gcd(line.count, *apart) if stride == 1 else 1
+    width = math.gcd(line.count, form.swizzle.run, *apart) if stride == 1 else 1
     return InShared(line.count // width, width, width if stride == 1 else stride)

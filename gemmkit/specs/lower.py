@@ -13,11 +13,12 @@ import numpy as np
 
 from gemmkit.ptx import wmma
 from gemmkit.runtime.device import H100
-from gemmkit.shapes import ALL, Shape, ShapeError, local
+from gemmkit.shapes import ALL, ShapeError, local
 from gemmkit.specs import nodes, shares, steps
 from gemmkit.specs.ahead import Brought, LoopedAhead
-from gemmkit.specs.forms import FR, GL, RF, SH, Form, Role
+from gemmkit.specs.forms import FR, GL, MMA, RF, SH, WMMA, Form, Role
 from gemmkit.specs.matching import NoAtom, instruction
+from gemmkit.specs.placed import layout_of, swizzle_of
 from gemmkit.specs.steps import BLOCK, HOME, KERNEL, LEVELS, ScheduleError
 from gemmkit.specs.steps import THREAD as AT_THREAD
 from gemmkit.specs.steps import WARP as AT_WARP
@@ -72,6 +73,7 @@ class State:
     depth: int | None = None                                  # of the steps whose number is known at run time
     in_shared: list[str] = field(default_factory=list)        # what touches shared memory: for messages
     is_ahead: bool = False                                    # within a move that is a step ahead
+    fragments: str = WMMA                                     # whose the fragments are: mma.sync's where a tile is swizzled
 
     def allocate(self, step: steps.Step, nbytes: int) -> int:
         at, self.cursor = self.cursor, self.cursor + -(-nbytes // 128) * 128
@@ -107,6 +109,8 @@ def lower(schedule: Any, a: Matrix, b: Matrix, c: Matrix) -> Lowered:
     """
     m, n, k = schedule.sizes
     state = State(a.dtype, c.dtype)
+    if any(isinstance(step, steps.Move) and step.swizzle is not None for step in schedule.steps):
+        state.fragments = MMA
     forms = [Form((local(*extents),), GL, x.dtype, unit=1 if x.order == steps.ROW_MAJOR else 0, alignment=x.alignment,
                   is_partial=x.is_partial)
              for extents, x in zip(((m, k), (k, n), (m, n)), (a, b, c))]
@@ -355,10 +359,11 @@ def _place(step: Any, operand: Operand, decomposition: tuple, level: str, state:
         raise step.refuse(f"{memory} is a {HOME[memory]}'s, and this is a step of each {level}; move before .to({level})")
     if memory == SH:
         order = step.order or operand.order or other.order or steps.ROW_MAJOR
-        rows, columns = form.extents
-        layout = Shape((rows, columns), (columns + step.pad, 1) if order == steps.ROW_MAJOR else (1, rows + step.pad))
-        made = Form((local(rows, columns),), SH, form.dtype, layout)
-        return Place(Operand(made, order), made, state.allocate(step, made.bytes), f"{made.element}.SH, {layout}")
+        layout = layout_of(step, form.extents, order)
+        swizzle = swizzle_of(step, layout, form.dtype)
+        made = Form((local(*form.extents),), SH, form.dtype, layout, swizzle=swizzle)
+        said = f"{made.element}.SH, {layout}{f', {swizzle}' if swizzle.terms else ''}"
+        return Place(Operand(made, order), made, state.allocate(step, made.bytes), said)
     home = HOME[memory]
     extents = form.extents if level == home else shares.owned(step, decomposition, form.extents, level, home)
     role = _role(step, operand, extents, state) if memory == FR else None
@@ -369,7 +374,7 @@ def _place(step: Any, operand: Operand, decomposition: tuple, level: str, state:
 
 def _role(step: Any, operand: Operand, extents: tuple, state: State) -> Role:
     name = "c" if isinstance(step, steps.Accumulate) else "ab"[step.operand]
-    role = Role(name, operand.order, state.input, state.accumulator)
+    role = Role(name, operand.order, state.input, state.accumulator, state.fragments)
     key = (16, 16, 16), state.input, state.accumulator
     if key not in wmma.SPECS:
         raise step.refuse(f"no wmma instruction multiplies {state.input} and adds up {state.accumulator}; they take float16 "

@@ -12,7 +12,7 @@ from gemmkit.ptx.copy_async import SIZES, commit_copies, copy_async, offset_of, 
 from gemmkit.ptx.ldmatrix import ldmatrix
 from gemmkit.ptx.special import udiv
 from gemmkit.specs.accesses import InShared, access_of, write_registers
-from gemmkit.specs.forms import FR, GL, RF, SH, Form, Line, Role, line_of
+from gemmkit.specs.forms import FR, GL, RF, SH, WMMA, Form, Line, Role, line_of
 from gemmkit.specs.matching import Instruction, atomic, count_is, count_of, is_line, levels_are, memory_is
 from gemmkit.specs.tensors import is_linear
 from gemmkit.specs.threads import Threads
@@ -148,7 +148,7 @@ def _has_whole_rows(form: Form) -> bool:
 
 def leading(form: Form) -> tuple[str, int] | None:
     """How a tile lies for wmma: ("row" or "col", its leading dimension in elements); None for another layout."""
-    if form.layout is None or not is_linear(form.layout) or form.layout.rank != 2:
+    if form.swizzle.terms or form.layout is None or not is_linear(form.layout) or form.layout.rank != 2:
         return None
     (_, down), (_, across) = (dim[0] for dim in form.layout.modes)
     return ("row", down) if across == 1 else ("col", across) if down == 1 else None
@@ -164,12 +164,14 @@ def _fragments(shared_name: str, shared: Form, fragment_name: str, fragment: For
     yield from memory_is(fragment_name, fragment, FR)
     yield from levels_are(shared_name, shared, (SIDE, SIDE))
     yield from levels_are(fragment_name, fragment, (SIDE, SIDE))
+    if fragment.role is not None and fragment.role.by != WMMA:
+        yield f"{fragment_name} is a fragment of mma.sync's"
     if shared.dtype != fragment.dtype:
         yield f"{shared_name} is of {shared.dtype} and {fragment_name} of {fragment.dtype}"
     if shared.memory == SH:
         found = leading(shared)
         if found is None:
-            yield f"the layout {shared.layout} has no leading dimension"
+            yield f"the layout {shared.layout}{f' {shared.swizzle}' if shared.swizzle.terms else ''} has no leading dimension"
         elif math.gcd(found[1] * shared.itemsize, 16) != 16:
             yield f"the layout {shared.layout} has lines of {found[1]} elements, which are no multiple of 16 bytes"
 

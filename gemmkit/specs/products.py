@@ -17,7 +17,7 @@ from gemmkit.ptx.quad_pair import mma_quad_pair
 from gemmkit.ptx.special import udiv
 from gemmkit.shapes import shape
 from gemmkit.specs.accesses import access_of, is_block, read_registers, write_registers
-from gemmkit.specs.forms import FR, GL, RF, SH, Form
+from gemmkit.specs.forms import FR, GL, RF, SH, WMMA, Form
 from gemmkit.specs.matching import (
     Instruction,
     alike,
@@ -181,6 +181,8 @@ class MultiplyFragments(Instruction):
         for name, form in _three(given):
             yield from memory_is(name, form, FR)
             yield from levels_are(name, form, (SIDE, SIDE))
+            if form.role is not None and form.role.by != WMMA:
+                yield f"{name} is a fragment of mma.sync's"
             if form.role is not None and form.role.operand != name:
                 yield f"{name} is a fragment of operand {form.role.operand}"
 

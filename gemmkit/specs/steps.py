@@ -78,6 +78,8 @@ class Move(Step):
     implementation: Any
     order: str | None = None
     pad: int = 0
+    layout: Any = None
+    swizzle: Any = None
     no_sync: bool = False
     prefetch: bool = False
 

@@ -27,7 +27,7 @@ from gemmkit.lang.static import Held, NotKnown, Split, known, lowered, traced, t
 from gemmkit.ptx import wmma
 from gemmkit.ptx.memory import shared
 from gemmkit.shapes import ShapeError
-from gemmkit.specs.forms import FR, GL, RF, SH, Form
+from gemmkit.specs.forms import FR, GL, RF, SH, WMMA, Form
 
 __all__ = ["Tensor", "TensorError", "allocate", "on"]
 
@@ -101,12 +101,19 @@ class Tensor(Split):
     @property
     def element_at(self) -> tuple:
         """(base, offset): where it begins in shared memory, in elements; their sum is the place."""
-        layout = self.form.layout
+        return self.ahead(0)
+
+    def ahead(self, distance: Any) -> tuple:
+        """The same of what lies ``distance`` elements behind it in its layout. A swizzle moves what its bits depend on;
+        multiples of its period stay in the offset, and become the immediate of an address."""
+        layout, swizzle = self.form.layout, self.form.swizzle
         if layout is None:
             raise TensorError(f"{self.form} has no layout: it is not in shared memory")
-        if is_linear(layout):
-            return layout(*self.base), layout(*self.offset)
-        return layout(*self.at), 0
+        base, offset = (layout(*self.base), layout(*self.offset)) if is_linear(layout) else (layout(*self.at), 0)
+        offset = _plus(offset, distance)
+        if not swizzle.terms:
+            return base, offset
+        return swizzle(_plus(base, offset & swizzle.period - 1)), offset & -swizzle.period
 
 
 def is_linear(layout: Any) -> bool:
@@ -152,12 +159,13 @@ on.__name__ = "on"
 
 
 def fragments_of(form: Form) -> tuple[Fragment, tuple[int, ...]]:
-    """What a form in registers consists of: elements, or wmma fragments of 16 x 16, and how many along each dimension."""
+    """What a form in registers consists of: elements, or fragments of 16 x 16, and how many along each dimension."""
     if form.memory == RF:
         return Fragment(form.dtype, 1), form.extents
     assert form.role is not None
-    spec = wmma.SPECS[(16, 16, 16), form.role.input, form.role.accumulator]
-    kept = Fragment(spec.dtype(form.role.operand), spec.count(form.role.operand))
+    role = form.role
+    spec = wmma.SPECS[(16, 16, 16), role.input, role.accumulator]
+    kept = Fragment(role.dtype, spec.count(role.operand) if role.by == WMMA else 16 * 16 // 32)
     return kept, tuple(extent // 16 for extent in form.extents)
 
 
