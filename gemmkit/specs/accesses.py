@@ -135,8 +135,12 @@ class InPartial(InGlobal):
         if is_inside(self, tensor):
             values = load_global(tensor.storage, self.axis, tensor.base, tensor.offset, self.count)
         else:
-            values = generate(self.count, _element_or_zero, self, tensor.storage, tensor.at)
+            values = self.load_what_is_there(tensor)
         return values
+
+    def load_what_is_there(self, tensor: Any) -> tuple:
+        """Element by element; zeros for those beyond the edge."""
+        return generate(self.count, _element_or_zero, self, tensor.storage, tensor.at)
 
     def store(self, tensor: Any, values: tuple) -> None:
         if is_inside(self, tensor):

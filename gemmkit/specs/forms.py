@@ -62,8 +62,8 @@ class Form(Static):
 
     ``levels`` are shapes, the outermost first: an index takes one off. ``unit`` is the axis of a global matrix along which
     elements are neighbours, and ``alignment`` what its rows are aligned to, in bytes. ``rank`` is how many coordinates the
-    storage has. ``swizzle`` says where the elements of shared memory go behind their layout. Of a matrix that ``is_partial`` tiles reach over its edge (section 3.4): there reads give zeros, and nothing
-    is written.
+    storage has. ``swizzle`` says where elements of shared memory go behind their layout. Of a matrix that ``is_partial``
+    tiles reach over its edge (section 3.4): there reads give zeros, and nothing is written.
     """
 
     def __init__(self, levels: tuple[Shape, ...], memory: str, dtype: Any, layout: Shape | None = None,

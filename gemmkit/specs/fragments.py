@@ -1,8 +1,8 @@
 """Fragments of mma.sync as instructions of a schedule: ldmatrix.x4, two mma.m16n8k16, and stores of pairs.
 
-wmma reads tiles by a leading dimension. Where a tile is swizzled it has none, and the warp's fragments of 16 x 16 are those of
-mma.sync (`gemmkit.ptx.mma`): each lane gives ldmatrix the address of a row, wherever the swizzle puts it. Who holds what of them
-is known, so sums go to any memory, and over a matrix's edge.
+wmma reads tiles by a leading dimension. Where a tile is swizzled it has none, and the warp's fragments of 16 x 16 are those
+of mma.sync (`gemmkit.ptx.mma`): each lane gives ldmatrix the address of a row, wherever the swizzle puts it. Which lane
+holds which element is known, so that sums go to any memory, and over a matrix's edge.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from gemmkit.ptx.fragments import places
 from gemmkit.ptx.ldmatrix import ldmatrix
 from gemmkit.ptx.mma import MMA as MMA_SYNC
+from gemmkit.ptx.mma import map_c
 from gemmkit.ptx.special import lane_index, udiv
 from gemmkit.specs.accesses import InShared, access_of
 from gemmkit.specs.forms import FR, GL, MMA, SH, Form
@@ -23,6 +25,11 @@ from gemmkit.specs.moves import SIDE
 from gemmkit.specs.threads import Threads
 
 ROW = 8                                                       # elements of a row of ldmatrix's, of 16 bits
+#: Where the row of a lane's address begins: of a tile by rows all 16, then their other halves; of one by columns both halves
+#: of eight, then of eight more. So lanes get what mma wants of them.
+ROWS, COLUMNS = places((16, (1, 0)), (2, (0, ROW))), places((8, (0, 1)), (2, (ROW, 0)), (2, (0, 8)))
+SUMS = map_c(SIDE, SIDE)
+OF_LANES, OF_VALUES, COUNT = SUMS.thread_shape, SUMS.value_shape, SUMS.values
 
 
 def of_mma(name: str, form: Form) -> Iterator[str]:
@@ -72,11 +79,10 @@ class LoadRows(Instruction):
         return cls(is_row, (dst.role.operand == "a") != is_row)
 
     def run(self, src: Any, dst: Any) -> None:
-        lane = lane_index()
-        if self.is_row:                                       # rows 0 to 15, then their other halves
-            line = src.tile(1, ROW)[lane & 15, lane >> 4]
-        else:                                                 # of eight columns the upper and the lower half, then of eight more
-            line = src.tile(ROW, 1)[lane >> 3 & 1, (lane & 7) + (lane >> 4) * 8]
+        if self.is_row:
+            line = src.window(1, ROW, ROWS(lane_index()), "base")
+        else:
+            line = src.window(ROW, 1, COLUMNS(lane_index()), "base")
         base, offset = line.element_at
         i, j = dst.at
         dst.storage[udiv(i, SIDE), udiv(j, SIDE)] = ldmatrix(src.storage, base, offset, 4, self.is_transposed)
@@ -142,7 +148,7 @@ class StorePairs(Instruction):
     def run(self, src: Any, dst: Any) -> None:
         i, j = src.at
         values = src.storage[udiv(i, SIDE), udiv(j, SIDE)]
-        lane = lane_index()
-        for quarter in range(4):
-            place = dst.part(8, 8, quarter & 1, quarter >> 1, "offset").tile(1, 2)[lane >> 2, lane & 3]
-            self.target.store(place, (values[2 * quarter], values[2 * quarter + 1]))
+        own = dst.window(SIDE, SIDE, OF_LANES(lane_index()), "base")
+        for n in range(0, COUNT, 2):
+            place = own.window(1, 2, OF_VALUES(n), "offset")
+            self.target.store(place, (values[n], values[n + 1]))

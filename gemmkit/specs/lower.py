@@ -15,7 +15,7 @@ from gemmkit.ptx import wmma
 from gemmkit.runtime.device import H100
 from gemmkit.shapes import ALL, ShapeError, local
 from gemmkit.specs import nodes, shares, steps
-from gemmkit.specs.ahead import Brought, LoopedAhead
+from gemmkit.specs.ahead import Copied, Held, LoopedAhead
 from gemmkit.specs.forms import FR, GL, MMA, RF, SH, WMMA, Form, Role
 from gemmkit.specs.matching import NoAtom, instruction
 from gemmkit.specs.placed import layout_of, swizzle_of
@@ -73,6 +73,7 @@ class State:
     depth: int | None = None                                  # of the steps whose number is known at run time
     in_shared: list[str] = field(default_factory=list)        # what touches shared memory: for messages
     is_ahead: bool = False                                    # within a move that is a step ahead
+    is_through: bool = False                                  # within one by registers: a thread's part of tiles in turn
     fragments: str = WMMA                                     # whose the fragments are: mma.sync's where a tile is swizzled
 
     def allocate(self, step: steps.Step, nbytes: int) -> int:
@@ -169,7 +170,8 @@ def _leaf(schedule: Any, operands: list[Operand], level: str, state: State) -> P
     try:
         found = instruction("CopyAsync" if state.is_ahead else kind, threads, *(operand.form for operand in operands))
     except NoAtom as error:
-        raise ScheduleError(f"{error}\n  at {line}") from None
+        further = "\n(By registers anything goes a step ahead: .prefetch.through(RF).)" if state.is_ahead else ""
+        raise ScheduleError(f"{error}{further}\n  at {line}") from None
     node = {"MatMul": nodes.ThreeOperands, "Move": nodes.TwoOperands, "Init": nodes.OneOperand}[kind](found)
     return Part(node, (f"{said}: {found.becomes}",))
 
@@ -189,8 +191,8 @@ def _tile(schedule: Any, step: steps.Tile, rest: tuple, operands: list[Operand],
     if step.level is not None:
         _check_workers(step, level, grid[0] * grid[1], (r, c), state)
     tilers = [(rows, ALL), (ALL, columns), (rows, columns)] if kind == "MatMul" else [(rows, columns)] * len(operands)
-    hows = [_how(step, name, operand.form, level) for name, operand in zip(NAMES[kind], operands)]
-    parts = [operand.seen_as(operand.form.part(tiler) if how == "own" else operand.form.tile(*tiler).inner)
+    hows = [_how(step, name, operand.form, level, (r, c), rest, state) for name, operand in zip(NAMES[kind], operands)]
+    parts = [operand.seen_as(operand.form.part(tiler) if how not in ("base", "offset") else operand.form.tile(*tiler).inner)
              for operand, tiler, how in zip(operands, tilers, hows)]
     in_registers = any(operand.form.memory in (RF, FR) for operand in operands)
     if not rest and _is_block(schedule, step, operands, level):
@@ -241,10 +243,13 @@ def _check_workers(step: steps.Tile, level: str, count: int, tile: tuple[int, in
         shares.permuted(step, count)
 
 
-def _how(step: steps.Tile, name: str, form: Form, level: str) -> str:
+def _how(step: steps.Tile, name: str, form: Form, level: str, tile: tuple[int, int], rest: tuple, state: State) -> Any:
+    """How an operand's tiles are found: `gemmkit.specs.tensors.Tensor.part`."""
     home = LEVELS.index(HOME[form.memory])
     if step.level is None:
         if home > LEVELS.index(level):
+            if state.is_through:
+                return shares.owned(step, rest, tile, level, HOME[form.memory])
             owner = HOME[form.memory]
             raise step.refuse(f"{name} is shared out in {form.memory}, a part for each {owner}; tiles of it in turn come "
                               f"after .to({owner})")
@@ -288,17 +293,41 @@ def _ahead(schedule: Any, step: steps.Split, rest: tuple, operands: list[Operand
         place = _place(move, operand, move.implementation.steps, level, state, operands[-1])
         nbytes = state.cursor - before
         state.allocate(move, nbytes)                          # the second stage
-        state.is_ahead = True
-        how = _lower(move.implementation, move.implementation.steps, [operand, place.operand], level, state)
-        state.is_ahead = False
         changed[move.operand] = place.operand
-        brought[move.operand] = Brought(place.operand.form, operand.form.dtype, place.offset, nbytes, how.node)
-        text += _under(f"{move}.prefetch: {operand.form} to {place.said}, two stages, a step ahead", how)
+        brought[move.operand], said = (_through if move.through else _copied)(move, nbytes, operand, place, level, state)
+        text += said
     inner = _lower(schedule, rest[2:], changed, level, state)
     unrolled = step.unroll and count > 0
     node = LoopedAhead(step.k, count, unrolled, brought[0], brought[1], inner.node)
     said = f"{step}: {count or '?'} steps{', unrolled' if unrolled else ''}, each begins with a wait and a barrier"
     return Part(node, _under(said, Part(None, tuple(text)), inner))
+
+
+def _copied(move: steps.Move, nbytes: int, operand: Operand, place: Place, level: str, state: State) -> tuple:
+    """By cp.async: (the node, what `explain` says)."""
+    state.is_ahead = True
+    how = _lower(move.implementation, move.implementation.steps, [operand, place.operand], level, state)
+    state.is_ahead = False
+    return (Copied(place.operand.form, operand.form.dtype, place.offset, nbytes, how.node),
+            _under(f"{move}.prefetch: {operand.form} to {place.said}, two stages, a step ahead", how))
+
+
+def _through(move: steps.Move, nbytes: int, operand: Operand, place: Place, level: str, state: State) -> tuple:
+    """By registers: the move's decomposition twice, to them and from them."""
+    implementation = move.implementation
+    if implementation.micro is not None or any(isinstance(step, steps.Move) for step in implementation.steps):
+        raise move.refuse(".through(RF) is of moves that are tiled down to Thread, without a move or micro-kernel in them")
+    held = shares.owned(move, implementation.steps, operand.form.extents, level, AT_THREAD)
+    seen = Operand(shares.form_in_registers(operand.form, RF, None), None)
+    state.is_through = True
+    parts = [_lower(implementation, implementation.steps, between, level, state)
+             for between in ([operand, seen], [seen, place.operand])]
+    state.is_through = False
+    allocated = seen.form.replaced(levels=(local(*held),))
+    said = f"{move}.prefetch.through(RF): {operand.form} to {allocated} of each {AT_THREAD}, a step ahead"
+    load, store = (part.node for part in parts)
+    return (Held(place.operand.form, operand.form.dtype, place.offset, nbytes, allocated, seen.form, load, store),
+            (*_under(said, parts[0]), *_under(f"behind the step to {place.said}, two stages", parts[1])))
 
 
 # -- moves ------------------------------------------------------------------------------------------------------------

@@ -7,8 +7,7 @@ chunks of one column lie in all 32 banks (they are what eight lanes of ldmatrix,
 
 from __future__ import annotations
 
-from math import gcd, prod
-from typing import Any
+from math import gcd
 
 import numpy as np
 
@@ -57,8 +56,8 @@ def swizzle_of(step: steps.Move, layout: Shape, dtype: np.dtype) -> Swizzle:
     except ShapeError as error:
         raise step.refuse(f".swizzle: {error}") from None
     if found.terms and found.run * dtype.itemsize < CHUNK:
-        raise step.refuse(f".swizzle takes {CHUNK} bytes apart, {CHUNK // dtype.itemsize} elements that one access moves: from "
-                          f"{found.run} on elements change places")
+        raise step.refuse(f".swizzle takes {CHUNK} bytes apart, {CHUNK // dtype.itemsize} elements that one access moves: "
+                          f"from {found.run} on elements change places")
     return found
 
 
@@ -69,7 +68,7 @@ def _by_lines(step: steps.Move, layout: Shape, dtype: np.dtype) -> Swizzle:
     chunk, size = max(1, CHUNK // dtype.itemsize), dtype.itemsize
     chunks = gcd(along // chunk, BANKS // CHUNK)
     if len(lines) < 2 or apart & (apart - 1) or along % chunk or chunks < 2:
-        raise step.refuse(f".swizzle(XOR) is of lines of 32 bytes and more, a power of two apart; {layout} of {dtype} has none "
-                          f"({prod(layout.extents)} elements); give a function of an element's number, or .pad")
+        raise step.refuse(f".swizzle(XOR) is of lines of 32 bytes and more, a power of two apart; {layout} of {dtype} has "
+                          "none; give a function of an element's number, or .pad")
     shift = max(apart * size, BANKS) // CHUNK
     return Swizzle((shift.bit_length() - 1, (chunks - 1) * chunk))

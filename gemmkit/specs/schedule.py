@@ -35,7 +35,8 @@ Refinements of what they stand behind:
   ``.swizzle(f)`` (workers renumbered), ``.unroll``;
 * of ``.split``: ``.sync`` (a barrier behind each step), ``.unroll``;
 * of ``.move`` to SH: ``.storage(order)``, ``.pad(elements)`` a line, ``.layout(shape)``, ``.swizzle(XOR)`` or by a function
-  of an element's number, ``.no_sync`` (no barrier behind it), ``.prefetch`` (a step ahead, by cp.async).
+  of an element's number, ``.no_sync`` (no barrier behind it), ``.prefetch`` (a step ahead, by cp.async;
+  ``.prefetch.through(RF)`` by registers).
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ from gemmkit.specs.placed import XOR
 from gemmkit.specs.steps import ScheduleError, line_here
 from gemmkit.swizzles import Swizzle
 
-__all__ = ["FR", "GL", "RF", "SH", "SRC", "XOR", "A", "B", "Block", "ColMajor", "Init", "K", "Kernel", "M", "MatMul", "Move", "N",
-           "RowMajor", "Schedule", "ScheduleError", "Thread", "Warp", "micro_kernel"]
+__all__ = ["FR", "GL", "RF", "SH", "SRC", "XOR", "A", "B", "Block", "ColMajor", "Init", "K", "Kernel", "M", "MatMul", "Move",
+           "N", "RowMajor", "Schedule", "ScheduleError", "Thread", "Warp", "micro_kernel"]
 
 Kernel, Block, Warp, Thread = steps.LEVELS
 RowMajor, ColMajor = steps.ROW_MAJOR, steps.COLUMN_MAJOR
@@ -145,7 +146,7 @@ class Schedule:
         `Swizzle`, or a function of an element's number that is an XOR of its bits."""
         if isinstance(self._last((steps.Tile, steps.Move), ".swizzle"), steps.Move):
             if function != XOR and not isinstance(function, (FunctionType, Swizzle)):
-                raise self.steps[-1].refuse(f".swizzle({function!r}): give XOR, a Swizzle, or a function of an element's number")
+                raise self.steps[-1].refuse(f".swizzle({function!r}): give XOR, a Swizzle, or a function of a number")
             return self._refined(".swizzle", (steps.Move,), swizzle=function)
         if not isinstance(function, FunctionType):
             raise self._last(steps.Tile, ".swizzle").refuse(f".swizzle({function!r}): give a function of a worker's number")
@@ -180,6 +181,14 @@ class Schedule:
     def prefetch(self) -> Schedule:
         """Bring the tile a step ahead, by cp.async into two stages: of both moves right behind a ``.split``."""
         return self._refined(".prefetch", (steps.Move,), prefetch=True)
+
+    def through(self, memory: str) -> Schedule:
+        """A prefetch by registers (RF): a step ahead each thread loads its part, and stores it to shared memory behind the
+        step's products. For what cp.async does not copy: lines of other than 4, 8 or 16 bytes, or not aligned, or turned."""
+        last = self._last(steps.Move, ".through")
+        if memory != RF or not last.prefetch:
+            raise last.refuse(f".through({memory!r}): a move that is .prefetch goes .through(RF)")
+        return self._refined(".through", (steps.Move,), through=True)
 
     # -- helpers ----------------------------------------------------------------------------------------------------
 

@@ -82,6 +82,7 @@ class Move(Step):
     swizzle: Any = None
     no_sync: bool = False
     prefetch: bool = False
+    through: bool = False                                     # of a prefetch: by registers
 
     def __str__(self) -> str:
         name = "AB"[self.operand] if self.operand in (0, 1) else str(self.operand)

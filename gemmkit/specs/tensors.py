@@ -83,14 +83,21 @@ class Tensor(Split):
         """What is here under another form: of a matrix that all workers have together, one's own part."""
         return Tensor(form, self.storage, self.base, self.offset)
 
-    def part(self, rows: Any, columns: Any, i: Any, j: Any, how: str) -> Tensor:
+    def part(self, rows: Any, columns: Any, i: Any, j: Any, how: Any) -> Tensor:
         """Tile (i, j) of ``rows`` x ``columns``. ``how`` says where that moves it: ``"base"``, ``"offset"``, or ``"own"``:
-        nowhere, for each worker has a part of its own."""
+        nowhere, for each worker has a part of its own; and (rows, columns) are what a worker has of each tile in turn."""
         if how == "own":
             return Tensor(self.form.part((rows, columns)), self.storage, self.base, self.offset)
+        if isinstance(how, tuple):
+            return self._moved(self.form.part((rows, columns)), (i * how[0], j * how[1]), False)
         tiled = self.form.tile(rows, columns)
         _check(tiled, (i, j))
         return self._moved(tiled.inner, tiled.shape(i, j), how == "base")
+
+    def window(self, rows: int, columns: int, at: Any, how: str) -> Tensor:
+        """``rows`` x ``columns`` elements, from coordinates ``at`` on."""
+        by = self.form.shape(*at) if isinstance(at, tuple) else at              # 0: what a shape gives for its first element
+        return self._moved(self.form.tile(rows, columns).inner, by, how == "base")
 
     def _moved(self, form: Form, by: Any, is_base: bool) -> Tensor:
         base, offset = self.base, self.offset
