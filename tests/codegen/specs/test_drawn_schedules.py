@@ -1,4 +1,4 @@
-"""Drawn schedules: tiles, pads, storage, dtypes, orders. Emulated they are NumPy's product; so is what they are compiled to,
+"""Drawn schedules: tiles, pads, swizzles, prefetches, storage, dtypes, orders. Emulated they are NumPy's product; so is what they are compiled to,
 run by the interpreter of PTX, which has no races and no Python."""
 
 from __future__ import annotations
@@ -18,7 +18,25 @@ from gemmkit.specs.launching import Kernel as Launch
 from gemmkit.specs.lower import Matrix
 from gemmkit.specs.nodes import scheduled
 from gemmkit.specs.run import _blocks, kernel_of, matrix_of
-from gemmkit.specs.schedule import GL, RF, SH, A, B, Block, ColMajor, Init, K, Kernel, M, MatMul, Move, N, RowMajor, Thread
+from gemmkit.specs.schedule import (
+    GL,
+    RF,
+    SH,
+    XOR,
+    A,
+    B,
+    Block,
+    ColMajor,
+    Init,
+    K,
+    Kernel,
+    M,
+    MatMul,
+    Move,
+    N,
+    RowMajor,
+    Thread,
+)
 from tests.ptx_machine.launch import run_ptx
 from tests.support.schedules import operands
 
@@ -38,14 +56,25 @@ def schedules(draw: Any, pads: tuple = (0, 1, 2, 3, 4)) -> tuple[Any, tuple[int,
              .accumulate_in(RF, Init.tile(part, columns).to(Thread).tile(1, 1).unroll.done,
                             Move.tile(part, columns).to(Thread).layout(order).tile(*draw(st.sampled_from([(1, columns), (part, 1), (1, 1)]))).unroll.done)
              .split(k).sync)
-    if draw(st.booleans()):
-        rows = max(1, side * k // threads)
-        if side * k % threads == 0 and side % rows == 0:
-            steps = steps.move(A, SH, Move.tile(rows, 1).to(Thread).tile(1, 1).done).storage(draw(st.sampled_from([RowMajor, ColMajor]))).pad(draw(st.sampled_from(pads)))
-    if draw(st.booleans()):
-        across = 2 * side * k // threads
-        if across and 2 * side * k % threads == 0 and 2 * side % across == 0:
-            steps = steps.move(B, SH, Move.tile(1, across).to(Thread).done).storage(draw(st.sampled_from([RowMajor, ColMajor]))).pad(draw(st.sampled_from(pads)))
+    rows, across = max(1, side * k // threads), 2 * side * k // threads
+    moves_a = draw(st.booleans()) and side * k % threads == 0 and side % rows == 0
+    moves_b = draw(st.booleans()) and bool(across) and 2 * side * k % threads == 0 and 2 * side % across == 0
+    is_ahead = moves_a and moves_b and draw(st.booleans())
+
+    def placed(move: Any, lines: tuple[int, int]) -> Any:
+        """Padded, or swizzled where its lines are long enough; by registers a step ahead."""
+        storage = draw(st.sampled_from([RowMajor, ColMajor]))
+        move = move.storage(storage)
+        if lines[storage == RowMajor] >= 16 and draw(st.booleans()):
+            move = move.swizzle(XOR)
+        else:
+            move = move.pad(draw(st.sampled_from(pads)))
+        return move.prefetch.through(RF) if is_ahead else move
+
+    if moves_a:
+        steps = placed(steps.move(A, SH, Move.tile(rows, 1).to(Thread).tile(1, 1).done), (side, k))
+    if moves_b:
+        steps = placed(steps.move(B, SH, Move.tile(1, across).to(Thread).done), (k, 2 * side))
     steps = steps.tile(part, columns).to(Thread).layout(order).split(1)
     steps = (steps.unroll if draw(st.booleans()) else steps).move(A, RF, Move.tile(1, 1).unroll.done).move(B, RF, Move.tile(1, 1).unroll.done)
     sizes = side * draw(st.integers(1, 2)), 2 * side, k * draw(st.integers(1, 3))
