@@ -22,6 +22,7 @@ from gemmkit.ptx.quad_pair import C_8X8, LANES, PAIRS
 from gemmkit.runtime.array_info import steps_of
 from gemmkit.shapes import Shape, ShapeError, Step
 from gemmkit.swizzles import Swizzle, lines, of_function
+from gemmkit.tile_division import Division
 
 # -- fragments: the texts that there were -----------------------------------------------------------------------------
 
@@ -206,3 +207,43 @@ def test_steps_of_stacks(drawn: list, missing: int) -> None:
 def test_steps_lead_in_several_directions() -> None:
     """A shape's strides are numbers, or steps in several coordinates: one algebra for offsets and places."""
     assert Shape.of_modes([[(4, Step((0, 2))), (8, Step((1, 0)))]])(5) == (1, 2)
+
+
+# -- tiles that are dealt to workers ------------------------------------------------------------------------------------
+
+def carry_free(grid: list, count: int) -> bool:
+    left = count
+    for extent in grid:
+        if left >= extent:
+            if left % extent:
+                return False
+            left //= extent
+        else:
+            return extent % left == 0
+    return True
+
+
+def position(grid: list, tiling: list, linear: int, bound: int) -> list:
+    out = [0] * len(grid)
+    for axis, (extent, size) in enumerate(zip(grid, tiling)):
+        if bound <= extent:
+            out[axis] = linear * size
+            break
+        if extent > 1:
+            out[axis] = linear % extent * size
+            linear, bound = linear // extent, -(-bound // extent)
+    return out
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2, 3, 4, 8]), st.sampled_from([1, 2, 16])), min_size=1, max_size=3),
+       st.integers(1, 70), st.sampled_from(["column", "row"]))
+def test_tiles_are_dealt(drawn: list, count: int, order: str) -> None:
+    """The place of each worker's every sub-tile, and whether what is known when a kernel is compiled comes apart."""
+    names, (grid, tiling) = tuple("MNK"[:len(drawn)]), ([g for g, _ in drawn], [t for _, t in drawn])
+    made = Division(names, tuple(g * t for g, t in drawn), tuple(tiling), count, order)
+    turn = 1 if order == "column" else -1
+    assert made.split == carry_free(grid[::turn], count)
+    total = made.total
+    for linear in range(max(count, total)):
+        for bound in {b for b in (count, total) if b > linear}:
+            assert list(made.position(linear, bound)) == position(grid[::turn], tiling[::turn], linear, bound)[::turn]

@@ -21,5 +21,5 @@ def test_the_page(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> 
         if said:
             printed.append(said)
 
-    assert markdown.run(PAGE, monkeypatch, rng, {}, check) == 10
+    assert markdown.run(PAGE, monkeypatch, rng, {}, check) == 12
     assert printed == shown
