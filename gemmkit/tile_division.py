@@ -34,7 +34,7 @@ class Division:
         self.total = math.prod(self.grid)
         self.even = self.total % count == 0
         self.modes: Modes = tuple((self.grid[axis], Step(n if at == axis else 0 for at, n in enumerate(tiling)))
-                                  for axis in self.axes if self.grid[axis] > 1)
+                                  for axis in self.axes)
         self.split = self._carry_free()
         self._places: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
@@ -54,6 +54,8 @@ class Division:
         """Where the sub-tile of a linear number lies. It is below ``bound``: what follows from that is not computed."""
         digits: list[Mode] = []
         for extent, step in self.modes:
+            if 1 == extent < bound:
+                continue
             digits.append((extent, step))
             if bound <= extent:
                 break

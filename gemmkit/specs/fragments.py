@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gemmkit.ptx.fragments import places
-from gemmkit.ptx.ldmatrix import ldmatrix
+from gemmkit.ptx.ldmatrix import by_columns, by_rows, ldmatrix
 from gemmkit.ptx.mma import MMA as MMA_SYNC
 from gemmkit.ptx.mma import map_c
 from gemmkit.ptx.special import lane_index, udiv
@@ -27,7 +26,7 @@ from gemmkit.specs.threads import Threads
 ROW = 8                                                       # elements of a row of ldmatrix's, of 16 bits
 #: Where the row of a lane's address begins: of a tile by rows all 16, then their other halves; of one by columns both halves
 #: of eight, then of eight more. So lanes get what mma wants of them.
-ROWS, COLUMNS = places((16, (1, 0)), (2, (0, ROW))), places((8, (0, 1)), (2, (ROW, 0)), (2, (0, 8)))
+ROWS, COLUMNS = by_rows(16, ROW), by_columns(2, ROW, 8)
 SUMS = map_c(SIDE, SIDE)
 OF_LANES, OF_VALUES, COUNT = SUMS.thread_shape, SUMS.value_shape, SUMS.values
 

@@ -96,8 +96,7 @@ class Tensor(Split):
 
     def window(self, rows: int, columns: int, at: Any, how: str) -> Tensor:
         """``rows`` x ``columns`` elements, from coordinates ``at`` on."""
-        by = self.form.shape(*at) if isinstance(at, tuple) else at              # 0: what a shape gives for its first element
-        return self._moved(self.form.tile(rows, columns).inner, by, how == "base")
+        return self._moved(self.form.tile(rows, columns).inner, self.form.shape(*at), how == "base")
 
     def _moved(self, form: Form, by: Any, is_base: bool) -> Tensor:
         base, offset = self.base, self.offset

@@ -17,12 +17,15 @@ from gemmkit.layouts import ColMajor, RowMajor, Swizzled
 from gemmkit.operators import FPUOp, WGMMAOp
 from gemmkit.ptx.descriptors import Descriptor
 from gemmkit.ptx.fragments import FragmentMap
+from gemmkit.ptx.ldmatrix import by_columns, by_rows
 from gemmkit.ptx.mma import SPECS, map_a, map_b, map_c
 from gemmkit.ptx.quad_pair import C_8X8, LANES, PAIRS
 from gemmkit.runtime.array_info import steps_of
 from gemmkit.shapes import Shape, ShapeError, Step
 from gemmkit.swizzles import Swizzle, lines, of_function
 from gemmkit.tile_division import Division
+
+pytestmark = pytest.mark.sample(24)
 
 # -- fragments: the texts that there were -----------------------------------------------------------------------------
 
@@ -37,9 +40,10 @@ def table(shape: tuple, steps: tuple) -> list[tuple[int, int]]:
 def is_map(found: FragmentMap, threads: tuple, values: tuple) -> None:
     of_threads, of_values = table(*threads), table(*values)
     assert (found.threads, found.values) == (len(of_threads), len(of_values))
-    for (t, (i, j)), (v, (m, n)) in itertools.product(enumerate(of_threads), enumerate(of_values)):
-        assert (found.row(t, v), found.column(t, v)) == (i + m, j + n)
-    assert np.array_equal(found.indices[0], np.add.outer([i for i, _ in of_threads], [i for i, _ in of_values]))
+    for axis in (0, 1):
+        assert np.array_equal(found.indices[axis], np.add.outer([at[axis] for at in of_threads], [at[axis] for at in of_values]))
+    last = found.threads - 1, found.values - 1
+    assert (found.row(*last), found.column(*last)) == (found.indices[0][last], found.indices[1][last])
 
 
 @pytest.mark.parametrize("key", sorted({(m, k, a.itemsize) for m, k, a, *_ in SPECS}))
@@ -247,3 +251,16 @@ def test_tiles_are_dealt(drawn: list, count: int, order: str) -> None:
     for linear in range(max(count, total)):
         for bound in {b for b in (count, total) if b > linear}:
             assert list(made.position(linear, bound)) == position(grid[::turn], tiling[::turn], linear, bound)[::turn]
+
+
+def test_rows_of_ldmatrix_and_stmatrix() -> None:
+    """Which row's address a lane gives, as operators and kernels had it: for all lanes and all that is called for."""
+    for lane in range(32):
+        matrix, line = lane // 8, lane % 8
+        for width in (4, 8, 16):
+            assert by_rows(16, width)(lane) == (lane % 16, lane // 16 * width) == (matrix % 2 * 8 + line, matrix // 2 * width)
+            assert by_columns(2, 8, width)(lane) == (matrix % 2 * 8, matrix // 2 * width + line)
+            for halves, further in itertools.product((1, 2), (8, 16)):
+                assert by_columns(halves, width, further)(lane) == (matrix % halves * width, line + lane // (8 * halves) * further)
+                assert by_rows(8 * halves, further)(lane) == (lane % (8 * halves), lane // (8 * halves) * further)
+    assert by_columns(2, 8, 8)(0) == (0, 0)                      # of the first lane, too, a row and a column

@@ -135,6 +135,7 @@ def test_what_knows_nothing_of_edges_is_refused() -> None:
         product(maxwell(end=Move.done(store_cuda)), operands(60, 64, 16))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("sizes", [(60, 64, 16), (70, 33, 13), (69, 35, 5)])
 def test_prefetch_over_the_edge(sizes: tuple) -> None:
     """By cp.async where lines are aligned, by registers whatever they are."""
@@ -146,12 +147,14 @@ def test_prefetch_over_the_edge(sizes: tuple) -> None:
     product(maxwell(prefetch=True, through="ab"), operands(*sizes), seed=3)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("through", ["a", "b", "ab"])
 def test_prefetch_by_registers(through: str) -> None:
     product(maxwell(prefetch=True, through=through), operands(64, 64, 40), seed=7)
     product(maxwell(prefetch=True, through=through), operands(64, 64, 8))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["barrier", "wait"])
 def test_a_prefetch_by_registers_needs_what_it_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one operand by registers, and one by copies."""
