@@ -31,6 +31,7 @@ from gemmkit.products import forgotten_with_plans, multiply
 from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_like
 from gemmkit.runtime.device import target
 from gemmkit.runtime.views import strided
+from gemmkit.strides import NOTHING, merged
 from gemmkit.tuning.operators import algebra_of, check_multiplied, operator_for, result_dtype
 
 __all__ = ["as_product", "einsum"]
@@ -272,13 +273,8 @@ def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple) -> Re
 
 def _joined(modes: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """(extent, stride) of one tensor's dimensions, fastest first: those in each other's stride are one, to it alone."""
-    out = modes[:1]
-    for extent, stride in modes[1:]:
-        if stride == out[-1][0] * out[-1][1]:
-            out[-1] = out[-1][0] * extent, out[-1][1]
-        else:
-            out.append((extent, stride))
-    return out
+    found = merged(modes)
+    return [(1, 1)] if found == NOTHING else list(found)
 
 
 # -- three operands and more ------------------------------------------------------------------------------------------

@@ -17,10 +17,13 @@ extent v w and stride s is one of extent v and stride s, and one of extent w and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from gemmkit import strides
+from gemmkit.shapes import Shape, Step
 
 LARGER = 4                             # times as many elements: what a tensor must have to decide over another
 WIDE = 16                              # bytes of the widest access of a thread
@@ -35,10 +38,20 @@ class Mode(NamedTuple):
     first: int
     second: int
 
+    @staticmethod
+    def all_of(modes: Iterable[strides.Mode]) -> list[Mode]:
+        """The modes of (extent, stride) pairs, whose strides are `Step`s in the two tensors."""
+        return [Mode(extent, *step) for extent, step in modes if extent != 1]
+
+    @property
+    def shape(self) -> Shape:
+        """From its elements to their places in both tensors."""
+        return Shape.of_modes([[(self.extent, Step(self[1:]))]])
+
     def cut(self, count: int) -> list[Mode]:
-        """The ``count`` elements that come first, and the others."""
-        rest = Mode(self.extent // count, self.first * count, self.second * count)
-        return [Mode(count, self.first, self.second), *([rest] if rest.extent > 1 else [])]
+        """The ``count`` elements that come first, and the others: a tile, and where the tiles begin."""
+        outer, inner = self.shape.tile(count)
+        return Mode.all_of((*inner.modes[0], *outer.modes[0]))
 
 
 def ordered(modes: Sequence[Mode], itemsizes: tuple[int, int], counts: tuple[int, int], stores: bool = False,
@@ -93,14 +106,7 @@ def sorted_by(which: int, modes: Sequence[Mode]) -> list[Mode]:
 
 def merged(modes: Sequence[Mode]) -> list[Mode]:
     """The modes, those made one that follow each other and lie in each other's stride in both tensors."""
-    out: list[Mode] = []
-    for mode in modes:
-        last = out[-1] if out else None
-        if last is not None and mode.first == last.first * last.extent and mode.second == last.second * last.extent:
-            out[-1] = Mode(last.extent * mode.extent, last.first, last.second)
-        else:
-            out.append(mode)
-    return out
+    return Mode.all_of(strides.merged((mode.extent, Step(mode[1:])) for mode in modes))
 
 
 __all__ = ["FEW", "LARGER", "Mode", "ordered"]

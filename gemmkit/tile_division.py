@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from gemmkit.lang.aggregates import Number
+from gemmkit.strides import Mode, Modes, ShapeError, Step, composed, walk
 
 __all__ = ["Division", "division"]
 
@@ -32,20 +33,17 @@ class Division:
         self.axes = tuple(range(len(names))) if order == "column" else tuple(reversed(range(len(names))))
         self.total = math.prod(self.grid)
         self.even = self.total % count == 0
+        self.modes: Modes = tuple((self.grid[axis], Step(n if at == axis else 0 for at, n in enumerate(tiling)))
+                                  for axis in self.axes)
         self.split = self._carry_free()
         self._places: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     def _carry_free(self) -> bool:
-        left = self.count
-        for axis in self.axes:
-            extent = self.grid[axis]
-            if left >= extent:
-                if left % extent:
-                    return False
-                left //= extent
-            else:
-                return extent % left == 0
-        return True
+        """Whether the workers have a shape in the grid of their own: then so have the places where each one goes on."""
+        try:
+            return self.count % self.total == 0 or bool(composed(self.modes, ((self.count, 1),)))
+        except ShapeError:
+            return False
 
     def steps(self, worker: Any) -> Any:
         """How many sub-tiles the worker gets."""
@@ -54,16 +52,17 @@ class Division:
 
     def position(self, linear: Any, bound: int) -> tuple:
         """Where the sub-tile of a linear number lies. It is below ``bound``: what follows from that is not computed."""
-        out = [0] * len(self.grid)
-        for axis in self.axes:
-            extent, size = self.grid[axis], self.tiling[axis]
+        digits: list[Mode] = []
+        for extent, step in self.modes:
+            if 1 == extent < bound:
+                continue
+            digits.append((extent, step))
             if bound <= extent:
-                out[axis] = linear * size
                 break
-            if extent > 1:
-                out[axis] = linear % extent * size
-                linear, bound = linear // extent, -(-bound // extent)
-        return tuple(out)
+            bound = -(-bound // extent)
+        else:                                                 # a number beyond begins anew
+            digits.append((None, Step((0,) * len(self.grid))))
+        return tuple(walk(tuple(digits), linear))
 
     def place(self, worker: Any, step: Any) -> tuple[tuple, tuple]:
         """Base and offset of a worker's sub-tile; raises IndexError where it has none, if both are known."""

@@ -13,12 +13,12 @@ from gemmkit.emulator.async_unit import AsyncUnit
 from gemmkit.emulator.errors import ProtocolError
 from gemmkit.emulator.mbarriers import Mbarrier, fault, find
 from gemmkit.emulator.sites import Site, here
+from gemmkit.swizzles import CHUNK, lines
 
 if TYPE_CHECKING:
     from gemmkit.emulator.machine import Thread
     from gemmkit.emulator.memory import Memory
 
-CHUNK = 16  # bytes that a swizzle keeps together
 _SHARED_ALIGNMENT = 128
 
 
@@ -69,13 +69,13 @@ class EmulatedTensorMap:
 def _places(phase: int, chunks: int, swizzle: int) -> np.ndarray:
     """Where the n-th chunk of a box goes that begins `phase` bytes into the swizzle's pattern."""
     at = phase + CHUNK * np.arange(chunks)
-    return ((at ^ ((at >> 3) & (swizzle - CHUNK))) - phase) // CHUNK
+    return np.asarray((lines(swizzle)(at) - phase) // CHUNK)
 
 
 def places(tensor_map: EmulatedTensorMap, offset: int) -> np.ndarray:
     """Of each 16-byte chunk of a box, in order, which chunk of shared memory from `offset` on it is."""
     spec = tensor_map.spec
-    return _places(offset % 1024 if spec.swizzle else 0, spec.box_bytes // CHUNK, spec.swizzle or CHUNK)
+    return _places(offset % 1024 if spec.swizzle else 0, spec.box_bytes // CHUNK, spec.swizzle)
 
 
 def load(thread: Thread, tensor_map: EmulatedTensorMap, coordinates: Sequence[int], offset: int, barrier: int,

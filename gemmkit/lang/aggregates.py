@@ -61,6 +61,18 @@ class Number:
     def __mod__(self, other: Any) -> Number:
         return self._emit("urem", self, other)
 
+    def __xor__(self, other: Any) -> Number:
+        return self._emit("xor", self, other)
+
+    def __and__(self, other: Any) -> Number:
+        return self._emit("and_", self, other)
+
+    def __rshift__(self, other: Any) -> Number:
+        return self._emit("ashr", self, other)
+
+    def __lshift__(self, other: Any) -> Number:
+        return self._emit("shl", self, other)
+
     def __lt__(self, other: Any) -> Number:
         """1 or 0."""
         is_less = self._emit("icmp_signed", "<", self, other)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gemmkit.lang import static  # noqa: F401  (how a Swizzle is compiled)
 from gemmkit.lang.control import each, join, split
 from gemmkit.lang.registers import generate
 from gemmkit.layouts.base import Layout, element_tile
 from gemmkit.layouts.plain import Plain
 from gemmkit.ptx.memory import load_shared, store_shared
 from gemmkit.ptx.words import store_words
+from gemmkit.swizzles import CHUNK, Swizzle, lines
 
-CHUNK = 16                                     # bytes that stay together
 PATTERN = 1024                                 # bytes of the widest swizzle's pattern: tiles that begin there suit any
 
 
@@ -73,9 +74,9 @@ class Swizzled(Layout):
         return max(1, CHUNK // self.itemsize)
 
     @property
-    def mask(self) -> int:
-        """Which bits of an element's index change: those of its chunk in the line."""
-        return (self.width - CHUNK) // int(self.dtype.itemsize)
+    def swizzle(self) -> Swizzle:
+        """How the elements of a panel change places: whole chunks of them."""
+        return lines(self.width, self.itemsize)
 
     @property
     def padding(self) -> int:
@@ -89,7 +90,7 @@ class Swizzled(Layout):
         """Where a coordinate of a shared tile lies, in elements."""
         along, across = coord[self.axis], coord[1 - self.axis]
         linear = across * self.line + along % self.line
-        return along // self.line * (leading * self.line) + (linear ^ ((linear >> 3) & self.mask))
+        return along // self.line * (leading * self.line) + self.swizzle(linear)
 
     # A line of a power of two elements, at most a chunk and at a multiple of its length, is one access; a longer one an
     # access for each of its chunks. `get_config` refuses tiles of threads that are neither.

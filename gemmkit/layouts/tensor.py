@@ -23,6 +23,7 @@ from gemmkit.ptx.division import divided, reciprocal
 from gemmkit.ptx.memory import load_global, near, store_global
 from gemmkit.ptx.words import load_words, weave_words
 from gemmkit.runtime.arrays import ArrayInfo
+from gemmkit.strides import span
 
 INDEX = np.dtype(np.int32)
 COMBS = 1, 2, 4, 8                      # teeth that a thread's registers can put in order
@@ -268,8 +269,7 @@ class Tensor(Layout):
 
 def _span(array: ArrayInfo) -> int:
     """How many bytes two of an array's elements lie apart at most."""
-    elements = sum((extent - 1) * abs(stride) for extent, stride in zip(array.shape, array.strides) if extent > 1)
-    return array.dtype.itemsize * elements
+    return array.dtype.itemsize * span(zip(array.shape, array.strides))
 
 
 # -- device code ------------------------------------------------------------------------------------------------------

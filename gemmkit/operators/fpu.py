@@ -17,7 +17,7 @@ from gemmkit.lang.values import convert_all
 from gemmkit.operators.base import Operator
 from gemmkit.operators.warp_fragments import element_place, load_apart, load_elements, store_elements
 from gemmkit.ptx.arithmetic import outer_fma
-from gemmkit.ptx.fragments import FragmentMap
+from gemmkit.ptx.fragments import FragmentMap, places
 
 
 @dataclass(frozen=True)
@@ -98,21 +98,15 @@ class FPUOp(Operator):
     def vector_n(self) -> int:
         return _vector(self.N // self.NB, self.b_dtype.itemsize)
 
-    @cached_property
-    def lanes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """How a warp's lanes lie: extents, and steps along M and along N, in threads.
-
-        Two rows, then all columns, then the other rows: eight lanes, which shared memory serves at a time, load two vectors
-        of A and four of B, and store 2 x 4 of D.
-        """
-        rows = 2 if self.MB % 2 == 0 else 1
-        return (rows, self.NB, self.MB // rows), (1, 0, rows), (0, 1, 0)
-
     def _map(self, rows: int, columns: int, m: int, n: int, *values: tuple[int, tuple[int, int]]) -> FragmentMap:
-        """A map whose lanes are m rows and n columns apart, with values by modes (extent, stride)."""
-        shape, along_m, along_n = self.lanes
-        return FragmentMap(rows, columns, shape, tuple((i * m, j * n) for i, j in zip(along_m, along_n)),
-                           tuple(extent for extent, _ in values), tuple(stride for _, stride in values))
+        """A map whose lanes are m rows and n columns apart, with values by modes (extent, (rows, columns)).
+
+        Two rows of lanes, then all columns, then the other rows: eight lanes, which shared memory serves at a time, load two
+        vectors of A and four of B, and store 2 x 4 of D.
+        """
+        first = 2 if self.MB % 2 == 0 else 1
+        lanes = places((first, (m, 0)), (self.NB, (0, n)), (self.MB // first, (first * m, 0)))
+        return FragmentMap(rows, columns, lanes, places(*values))
 
     @cached_property
     def map_a(self) -> FragmentMap:

@@ -16,14 +16,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gemmkit import swizzles
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.memory import SharedType, coordinates_of
 from gemmkit.lang.numba_hooks import TypingError, ir, signature, types
 from gemmkit.lang.scalars import index
 from gemmkit.ptx.ldmatrix import shared_address
+from gemmkit.shapes import Shape
+from gemmkit.swizzles import CHUNK  # 16 bytes: the unit of addresses and distances
 
 i32, i64 = ir.IntType(32), ir.IntType(64)
-CHUNK = 16                                     # bytes: the unit of addresses and distances
 _FIELD = 0x3FFF
 _SWIZZLES = {0: 0, 128: 1, 64: 2, 32: 3}
 
@@ -42,20 +44,25 @@ class Descriptor(NamedTuple):
         K-major: of line i the chunks [i, 0] and [i, 1]. MN-major: [i, k] are 8 lines from 8 i on, at k (0 to 15).
         """
         logical = self.address + _offsets(lines, major, self.leading_bytes, self.stride_bytes, self.swizzle)
-        return logical ^ ((logical >> 3) & max(self.swizzle - CHUNK, 0))
+        return np.asarray(swizzles.lines(self.swizzle)(logical))
 
 
 @lru_cache
 def _offsets(lines: int, major: str, leading: int, stride: int, width: int) -> np.ndarray:
     """The addresses without a swizzle, from the start of the operand on (the canonical layouts of the PTX ISA)."""
+    first, second = (lines, 2) if major == "K" else (lines // 8, 16)
+    offsets = _blocks(lines, major, leading, stride, width)(np.arange(first)[:, None], np.arange(second))
+    return np.zeros((first, second), int) + offsets
+
+
+def _blocks(lines: int, major: str, leading: int, stride: int, width: int) -> Shape:
+    """From (line, chunk) of a K-major operand, or (chunk of 8 lines, k) of an MN-major one, to bytes."""
     if major == "K":
-        line, chunk = np.arange(lines)[:, None], np.arange(2)
-        return line // 8 * stride + line % 8 * (width or CHUNK) + chunk * (CHUNK if width else leading)
-    chunk, k = np.arange(lines // 8)[:, None], np.arange(16)
+        return Shape(((8, lines // 8), 2), ((width or CHUNK, stride), CHUNK if width else leading))
     if not width:
-        return chunk * stride + k // 8 * leading + k % 8 * CHUNK
+        return Shape((lines // 8, (8, 2)), (stride, (CHUNK, leading)))
     across = width // CHUNK
-    return chunk // across * leading + chunk % across * CHUNK + k // 8 * stride + k % 8 * width
+    return Shape(((across, -(-lines // 8 // across)), (8, 2)), ((CHUNK, leading), (width, stride)))
 
 
 def constant_bits(leading_bytes: int, stride_bytes: int, swizzle: int) -> int:

@@ -1,10 +1,10 @@
 """Fragment maps: which element of a matrix a thread's n-th value is.
 
-A map is two hierarchical shape:stride layouts, one over the thread's number and one over the value's, each stride a
-(row, column) pair (Graphene's atomic specs; Hagedorn et al., ASPLOS 2023, table 2). From it come the emulation of an
-instruction, the coordinates that transforms see, and a picture:
+A map is two `Shape`s, one of the thread's number and one of the value's, each stride a `Step` of (row, column) (Graphene's
+atomic specs; Hagedorn et al., ASPLOS 2023, table 2). From it come the emulation of an instruction, the coordinates that
+transforms see, and a picture:
 
->>> print(FragmentMap(8, 8, (4, 8), ((0, 2), (1, 0)), (2,), ((0, 1),)).table(rows=2))
+>>> print(FragmentMap(8, 8, places((4, (0, 2)), (8, (1, 0))), places((2, (0, 1)))).table(rows=2))
          0    1    2    3    4    5    6    7
    0  T0.0 T0.1 T1.0 T1.1 T2.0 T2.1 T3.0 T3.1
    1  T4.0 T4.1 T5.0 T5.1 T6.0 T6.1 T7.0 T7.1
@@ -19,32 +19,48 @@ from typing import Any
 import numpy as np
 
 from gemmkit.components import Component
+from gemmkit.lang.aggregates import Number
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.component_types import ComponentType
-from gemmkit.lang.numba_hooks import ir, signature, types
-from gemmkit.lang.scalars import index
+from gemmkit.lang.numba_hooks import signature, types
+from gemmkit.lang.scalars import i32, index
+from gemmkit.shapes import Shape
+from gemmkit.strides import Modes, Step, walk
 
-Strides = tuple[tuple[int, int], ...]
+__all__ = ["FragmentMap", "fragment_coordinate", "places"]
+
+
+def places(*modes: tuple[int, tuple[int, int]]) -> Shape:
+    """A number's place in a matrix: (extent, (rows, columns)) of its digits, the fastest first.
+
+    >>> places((4, (0, 2)), (8, (1, 0)))(5)                       # a lane of mma's
+    (1, 2)
+    """
+    return Shape.of_modes([[(extent, Step(step)) for extent, step in modes]])
 
 
 @dataclass(frozen=True)
 class FragmentMap(Component):
-    """(thread, value) -> (row, column) of a ``rows`` x ``columns`` operand; the first mode varies fastest."""
+    """(thread, value) -> (row, column) of a ``rows`` x ``columns`` operand: the sum of two `places`."""
 
     rows: int
     columns: int
-    thread_shape: tuple[int, ...]
-    thread_strides: Strides
-    value_shape: tuple[int, ...]
-    value_strides: Strides
+    thread_shape: Shape
+    value_shape: Shape
 
     @cached_property
     def threads(self) -> int:
-        return int(np.prod(self.thread_shape))
+        return self.thread_shape.size
 
     @cached_property
     def values(self) -> int:
-        return int(np.prod(self.value_shape))
+        return self.value_shape.size
+
+    def beside(self, count: int) -> FragmentMap:
+        """Of ``count`` instructions side by side along the columns, a thread's values of one behind those of another."""
+        further = count, Step((0, self.columns))
+        return FragmentMap(self.rows, self.columns * count, self.thread_shape,
+                           Shape.of_modes([(*self.value_shape.modes[0], further)]))
 
     def row(self, thread: int, value: int) -> int:
         """The row of a thread's value."""
@@ -55,14 +71,11 @@ class FragmentMap(Component):
 
     @cached_property
     def _of_threads(self) -> tuple[list[int], list[int]]:
-        return _table(self.thread_shape, self.thread_strides)
+        return _table(self.thread_shape)
 
     @cached_property
     def _of_values(self) -> tuple[list[int], list[int]]:
-        return _table(self.value_shape, self.value_strides)
-
-    def __hash__(self) -> int:
-        return hash((self.rows, self.columns, self.thread_shape, self.thread_strides, self.value_shape))
+        return _table(self.value_shape)
 
     @cached_property
     def indices(self) -> tuple[np.ndarray, np.ndarray]:
@@ -94,24 +107,15 @@ class FragmentMap(Component):
                                    for r in range(len(shown))])
 
 
-def _table(shape: tuple[int, ...], strides: Strides) -> tuple[list[int], list[int]]:
-    """Layout evaluation: every number's digits in the mixed radix ``shape``, times the strides of rows, and of columns."""
-    rows, columns = [0], [0]
-    for extent, (down, along) in zip(shape, strides):
-        rows = [at + n * down for n in range(extent) for at in rows]
-        columns = [at + n * along for n in range(extent) for at in columns]
+def _table(shape: Shape) -> tuple[list[int], list[int]]:
+    """Rows and columns of all numbers."""
+    rows, columns = (Shape.of_modes([_along(shape, axis)]).offsets() for axis in (0, 1))
     return rows, columns
 
 
-def _emit(builder: Any, shape: tuple[int, ...], strides: Strides, number: Any, axis: int) -> Any:
-    """Layout evaluation of one number and one axis, as LLVM instructions."""
-    total = ir.IntType(32)(0)
-    for n, (extent, stride) in enumerate(zip(shape, strides)):
-        last = n == len(shape) - 1
-        digit = number if last else builder.urem(number, ir.IntType(32)(extent))
-        number = number if last else builder.udiv(number, ir.IntType(32)(extent))
-        total = builder.add(total, builder.mul(digit, ir.IntType(32)(stride[axis])))
-    return total
+def _along(shape: Shape, axis: int) -> Modes:
+    """One axis of its places."""
+    return tuple((extent, step[axis] if isinstance(step, Step) else step) for extent, step in shape.modes[0])
 
 
 def _type_coordinate(context: Any, fragment_map: Any, thread: Any, value: Any, axis: Any) -> Any:
@@ -120,9 +124,10 @@ def _type_coordinate(context: Any, fragment_map: Any, thread: Any, value: Any, a
     of, which = fragment_map.skeleton, int(axis.literal_value)
 
     def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
-        number = c.cast(b, v[1], thread, index)
-        from_thread = _emit(b, of.thread_shape, of.thread_strides, number, which)
-        return b.add(from_thread, _emit(b, of.value_shape, of.value_strides, c.cast(b, v[2], value, index), which))
+        numbers = (Number(b, c.cast(b, v[1], thread, index)), Number(b, c.cast(b, v[2], value, index)))
+        parts = [walk(_along(shape, which), number) for shape, number in zip((of.thread_shape, of.value_shape), numbers)]
+        found = parts[0] + parts[1]
+        return found.value if isinstance(found, Number) else i32(found)
 
     return signature(index, fragment_map, thread, value, axis), codegen
 

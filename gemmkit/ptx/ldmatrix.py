@@ -15,13 +15,28 @@ from gemmkit.emulator.machine import current
 from gemmkit.lang.atoms import atom
 from gemmkit.lang.memory import SharedType, coordinates_of
 from gemmkit.lang.numba_hooks import ir, signature, types
+from gemmkit.lang.static import traced
 from gemmkit.ptx.build import assembly, braces
-from gemmkit.ptx.fragments import FragmentMap
+from gemmkit.ptx.fragments import FragmentMap, places
 from gemmkit.ptx.pinned import pointer_at
 from gemmkit.ptx.registers import from_registers
+from gemmkit.shapes import Shape
 
 i32 = ir.IntType(32)
-ROWS_8X8 = FragmentMap(8, 8, (4, 8), ((0, 2), (1, 0)), (2,), ((0, 1),))
+ROWS_8X8 = FragmentMap(8, 8, places((4, (0, 2)), (8, (1, 0))), places((2, (0, 1))))
+
+
+def _by_rows(count: int, apart: int) -> Shape:
+    """Where the row of a lane's address begins: of ``count`` rows, then of as many ``apart`` columns on."""
+    return places((count, (1, 0)), (32 // count, (0, apart)))
+
+
+def _by_columns(matrices: int, down: int, apart: int) -> Shape:
+    """The same of 8 columns: of ``matrices`` that are ``down`` rows apart, then of 8 more columns, ``apart`` on."""
+    return places((8, (0, 1)), (matrices, (down, 0)), (4 // matrices, (0, apart)))
+
+
+by_rows, by_columns = traced(_by_rows), traced(_by_columns)
 
 
 def shared_address(builder: Any, pointer: SharedType, value: Any, terms: list) -> Any:

@@ -30,7 +30,7 @@ from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.number_types import numba_type
 from gemmkit.ptx.build import assembly, braces
 from gemmkit.ptx.convert import rounded_to_tf32, tf32_from_f32, truncated_to_tf32
-from gemmkit.ptx.fragments import FragmentMap
+from gemmkit.ptx.fragments import FragmentMap, places
 from gemmkit.ptx.registers import elements, from_registers, to_registers
 
 F16, BF16, F32, F64 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32), np.dtype(np.float64)
@@ -41,27 +41,23 @@ _INPUT_NAME = {F16: "f16", BF16: "bf16", F32: "tf32", F64: "f64", E4M3: "e4m3", 
 _SUM_NAME = {F16: "f16", F32: "f32", F64: "f64", S32: "s32"}
 
 
-def _fragment_map(rows: int, columns: int, thread: tuple, *values: tuple[int, tuple[int, int]]) -> FragmentMap:
-    """A map of lanes (t, g) and of values by modes (extent, stride), those of one element left out."""
-    modes = [mode for mode in values if mode[0] > 1] or [(1, (0, 0))]
-    return FragmentMap(rows, columns, (4, 8), thread, tuple(n for n, _ in modes), tuple(stride for _, stride in modes))
-
-
 def map_a(M: int, K: int, size: int) -> FragmentMap:
     """Of A, M x K elements of ``size`` bytes."""
     w = max(1, 4 // size)
-    return _fragment_map(M, K, ((0, w), (1, 0)), (w, (0, 1)), (M // 8, (8, 0)), (K // (4 * w), (0, 4 * w)))
+    return FragmentMap(M, K, places((4, (0, w)), (8, (1, 0))),
+                       places((w, (0, 1)), (M // 8, (8, 0)), (K // (4 * w), (0, 4 * w))))
 
 
 def map_b(K: int, N: int, size: int) -> FragmentMap:
     """Of B, K x N elements of ``size`` bytes; 8 columns behind each other."""
     w = max(1, 4 // size)
-    return _fragment_map(K, N, ((w, 0), (0, 1)), (w, (1, 0)), (K // (4 * w), (4 * w, 0)), (N // 8, (0, 8)))
+    return FragmentMap(K, N, places((4, (w, 0)), (8, (0, 1))),
+                       places((w, (1, 0)), (K // (4 * w), (4 * w, 0)), (N // 8, (0, 8))))
 
 
 def map_c(M: int, N: int) -> FragmentMap:
     """Of C, M x N; 8 columns behind each other."""
-    return _fragment_map(M, N, ((0, 2), (1, 0)), (2, (0, 1)), (M // 8, (8, 0)), (N // 8, (0, 8)))
+    return FragmentMap(M, N, places((4, (0, 2)), (8, (1, 0))), places((2, (0, 1)), (M // 8, (8, 0)), (N // 8, (0, 8))))
 
 
 A_16X16, B_16X8, C_16X8 = map_a(16, 16, 2), map_b(16, 8, 2), map_c(16, 8)

@@ -14,30 +14,31 @@ from gemmkit.lang.atoms import atom
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.number_types import numba_type
 from gemmkit.ptx.build import assembly, braces
+from gemmkit.ptx.fragments import FragmentMap, places
 from gemmkit.ptx.registers import elements, to_registers
+from gemmkit.shapes import shape
 
 TEXT = (f"mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {braces(0, 8)}, {braces(8, 2)}, {braces(10, 2)}, "
         f"{braces(12, 8)};")
 
 
-def lanes_of(pair: int) -> list[int]:
-    """The lanes of a quad-pair, in the order of their rows of A and columns of B."""
-    return [base + 4 * pair + n for base in (0, 16) for n in range(4)]
-
-
-def place_of(lane: int, value: int) -> tuple[int, int]:
-    """Row and column of a lane's value of C (PTX ISA, "Matrix fragments for mma.m8n8k4")."""
-    return (lane & 1) + (value & 2) + (4 if lane >= 16 else 0), (value & 4) + (lane & 2) + (value & 1)
+#: Quad-pairs, and the lanes of one, in the order of their rows of A and columns of B (Graphene, Fig. 6).
+PAIRS, LANES = shape(32).tile(shape((4, 2), (1, 16)))
+#: Where a lane's values of C are (PTX ISA, "Matrix fragments for mma.m8n8k4"); all quad-pairs have the same places.
+C_8X8 = FragmentMap(8, 8, places((2, (1, 0)), (2, (0, 2)), (4, (0, 0)), (2, (4, 0))),
+                    places((2, (0, 1)), (2, (2, 0)), (2, (0, 4))))
 
 
 def _products(operands: list) -> list:
     out: list[tuple] = [()] * 32
-    for lanes in map(lanes_of, range(4)):
+    for pair in PAIRS.offsets():
+        lanes = [pair + lane for lane in LANES.offsets()]
         a, b = (np.array([operands[lane][n] for lane in lanes], np.float32) for n in (0, 1))
         with np.errstate(all="ignore"):
             product = a @ b.T
         for lane in lanes:
-            out[lane] = tuple(np.float32(c + product[place_of(lane, n)]) for n, c in enumerate(operands[lane][2]))
+            out[lane] = tuple(np.float32(c + product[C_8X8.row(lane, n), C_8X8.column(lane, n)])
+                              for n, c in enumerate(operands[lane][2]))
     return out
 
 
@@ -55,5 +56,5 @@ def _typer(context: Any, a: Any, b: Any, c: Any) -> Any:
 
 @atom(_typer)
 def mma_quad_pair(a: tuple, b: tuple, c: tuple) -> tuple:
-    """``a b + c``: a lane has a row of A and a column of B (4 float16 each), and 8 elements of C (float32, `place_of`)."""
+    """``a b + c``: a lane has a row of A and a column of B (4 float16 each), and 8 elements of C (float32, `C_8X8`)."""
     return current().collective("mma.m8n8k4", (a, b, c), _products, sync=False)

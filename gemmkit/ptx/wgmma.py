@@ -29,9 +29,10 @@ from gemmkit.lang.registers import Fragment
 from gemmkit.lang.scalars import index
 from gemmkit.ptx.build import assembly, braces, plain
 from gemmkit.ptx.descriptors import decode
-from gemmkit.ptx.fragments import FragmentMap
+from gemmkit.ptx.fragments import FragmentMap, places
 from gemmkit.ptx.registers import elements, from_registers, to_registers
 from gemmkit.ptx.words import pack_words
+from gemmkit.shapes import Shape
 
 i16, i32 = ir.IntType(16), ir.IntType(32)
 F16, BF16, F32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
@@ -43,6 +44,11 @@ _ACCUMULATOR_NAME = {F16: "f16", F32: "f32", S32: "s32"}
 _TF32_BITS = np.uint32(0xFFFFE000)             # sign, 8 bits of exponent, 10 of mantissa
 _FP8, _INT8 = (E4M3, E5M2), (S8, U8)
 _KINDS = (((F16,), (F32, F16)), ((BF16,), (F32,)), ((F32,), (F32,)), (_FP8, (F32, F16)), (_INT8, (S32,)))
+
+
+def _threads(columns: int) -> Shape:
+    """Where the values of a warpgroup's threads begin, of 64 rows: ``columns`` each."""
+    return places((4, (0, columns)), (8, (1, 0)), (4, (16, 0)))
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ class WgmmaSpec:
     @cached_property
     def c(self) -> FragmentMap:
         """Who holds which accumulator: 64 x N over 128 threads."""
-        return FragmentMap(64, self.N, (4, 8, 4), ((0, 2), (1, 0), (16, 0)), (2, 2, self.N // 8), ((0, 1), (8, 0), (0, 8)))
+        return FragmentMap(64, self.N, _threads(2), places((2, (0, 1)), (2, (8, 0)), (self.N // 8, (0, 8))))
 
     @cached_property
     def fragment_c(self) -> Fragment:
@@ -111,7 +117,7 @@ class WgmmaSpec:
     def a_map(self) -> FragmentMap:
         """Who holds what of an A in registers: 64 x K over 128 threads."""
         n = 4 // int(self.a.itemsize)                                     # elements of a register
-        return FragmentMap(64, self.K, (4, 8, 4), ((0, n), (1, 0), (16, 0)), (n, 2, 2), ((0, 1), (8, 0), (0, 4 * n)))
+        return FragmentMap(64, self.K, _threads(n), places((n, (0, 1)), (2, (8, 0)), (2, (0, 4 * n))))
 
     @cached_property
     def fragment_a(self) -> Fragment:

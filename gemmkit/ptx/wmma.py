@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from gemmkit.emulator.machine import current
+from gemmkit.emulator.mbarriers import fault
 from gemmkit.lang.atoms import Atom
-from gemmkit.lang.memory import SharedType, coordinates_of
+from gemmkit.lang.memory import SharedType, coordinates_of, global_pointer, proxy
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.number_types import numba_type
 from gemmkit.ptx.build import assembly, braces
 from gemmkit.ptx.ldmatrix import shared_address
+from gemmkit.ptx.memory import is_position
 from gemmkit.ptx.mma import BF16, F16, F32, PTX_NAME
 from gemmkit.ptx.registers import elements, from_registers, to_registers
 
@@ -66,9 +68,9 @@ class WmmaSpec:
         return (f"wmma.load.{operand}.sync.aligned.{layout}.{self.shape}.shared.{PTX_NAME[self.dtype(operand)]} "
                 f"{braces(0, n)}, [${n}], ${n + 1};")
 
-    def store_text(self, layout: str) -> str:
+    def store_text(self, layout: str, space: str = "shared") -> str:
         n = self.registers("c")
-        return (f"wmma.store.d.sync.aligned.{layout}.{self.shape}.shared.{PTX_NAME[self.accumulator]} "
+        return (f"wmma.store.d.sync.aligned.{layout}.{self.shape}.{space}.{PTX_NAME[self.accumulator]} "
                 f"[$0], {braces(1, n)}, ${n + 1};")
 
     def mma_text(self, a_layout: str, b_layout: str) -> str:
@@ -170,6 +172,46 @@ def store_atom(spec: WmmaSpec, layout: str) -> Atom:
     return Atom(f"wmma_store_{layout}_{spec.name}", typer, emulate)
 
 
+def store_global_atom(spec: WmmaSpec, layout: str) -> Atom:
+    """``store(view, base, offset, fragment)``: to a matrix in global memory, from ``base + offset`` on, at a multiple of 16
+    bytes. Its rows ("row") or columns ("col") are contiguous, and a multiple of 16 bytes apart."""
+    unit = 1 if layout == "row" else 0
+
+    def typer(context: Any, view: Any, base: Any, offset: Any, fragment: Any) -> Any:
+        if (not is_position(view, base, offset) or view.dtype != spec.accumulator or view.unit != unit or view.readonly
+                or fragment != _wide(spec, "c")):
+            return None
+
+        def codegen(c: Any, b: Any, s: Any, v: Any) -> Any:
+            terms = [coordinates_of(c, b, base, v[1], view.coordinate), coordinates_of(c, b, offset, v[2], view.coordinate)]
+            fields = proxy(c, b, view, v[0])
+            address = b.ptrtoint(global_pointer(b, view, fields, terms, ir.IntType(8)), ir.IntType(64))
+            apart = getattr(fields, f"stride{1 - unit}")
+            operands = [address, *to_registers(b, elements(b, v[3], spec.count("c"))),
+                        b.trunc(apart, i32) if apart.type != i32 else apart]
+            assembly(b, spec.store_text(layout, "global"), [], operands, memory=True)
+            return c.get_dummy_value()
+
+        return signature(types.none, view, base, offset, fragment), codegen
+
+    def emulate(view: Any, base: tuple, offset: tuple, fragment: tuple) -> None:
+        thread = current()
+
+        def meet(fragments: list) -> list:
+            matrix = spec.collect("c", fragments)
+            return list((matrix if layout == "row" else matrix.T).reshape(32, -1))
+
+        mine = thread.collective("wmma.store.d.global", fragment, meet, sync=False)
+        i, j = (int(x) + int(y) for x, y in zip(base, offset))
+        for line, at in ([(view.steps[1 - unit], view.locate((i, j)))] if thread.lane == 0 else []):
+            if at % 16 or line % 16:
+                raise fault(thread, f"wmma.store.d at {at:#x}, of lines {line} bytes apart: multiples of 16 are needed")
+        line, along = divmod(thread.lane * len(mine), spec.extents("c")[unit])
+        view.store(unit, (i + line, j + along) if unit else (i + along, j + line), tuple(mine))
+
+    return Atom(f"wmma_store_global_{layout}_{spec.name}", typer, emulate)
+
+
 def mma_atom(spec: WmmaSpec, a_layout: str, b_layout: str) -> Atom:
     """``mma(a, b, c) -> d`` for fragments loaded with these layouts."""
     def typer(context: Any, a: Any, b: Any, c: Any) -> Any:
@@ -198,5 +240,7 @@ LOAD = MappingProxyType({(key, operand, layout): load_atom(spec, operand, layout
                          for key, spec in SPECS.items() for operand in "abc" for layout in ("row", "col")})
 STORE = MappingProxyType({(key, layout): store_atom(spec, layout)
                           for key, spec in SPECS.items() for layout in ("row", "col")})
+STORE_GLOBAL = MappingProxyType({(key, layout): store_global_atom(spec, layout)
+                                 for key, spec in SPECS.items() for layout in ("row", "col")})
 MMA = MappingProxyType({(key, a, b): mma_atom(spec, a, b)
                         for key, spec in SPECS.items() for a in ("row", "col") for b in ("row", "col")})

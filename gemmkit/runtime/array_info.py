@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from gemmkit.strides import merged
+
 __all__ = [
     "ArrayInfo",
     "Extents",
@@ -81,15 +83,8 @@ def steps_of(shape: tuple[int, ...], strides: tuple[int, ...], stack: tuple[int,
     """
     missing = len(stack) - len(shape)
     own = [0] * missing + [0 if extent == 1 else stride for extent, stride in zip(shape, strides)]
-    merged: list[tuple[int, int]] = []
-    for extent, stride in reversed([*zip(stack, own)]):
-        if extent == 1:
-            continue
-        if merged and stride == merged[-1][0] * merged[-1][1]:
-            merged[-1] = extent * merged[-1][0], merged[-1][1]
-        else:
-            merged.append((extent, stride))
-    return tuple(reversed(merged)) if any(stride for _, stride in merged) or 0 in stack else ()
+    steps = merged(reversed([*zip(stack, own)]))
+    return tuple(reversed(steps)) if any(stride for _, stride in steps) or 0 in stack else ()
 
 
 def are_the_same(x: ArrayInfo, y: ArrayInfo) -> bool:

@@ -8,20 +8,21 @@ Nothing is compiled by a compiler of their own: a decomposition is a component w
 
 from __future__ import annotations
 
-from gemmkit.specs import moves, pointwise, products, shapes
+from gemmkit import shapes
+from gemmkit.lang.static import traced
+from gemmkit.shapes import ALL, Shape, ShapeError, Step, local
+from gemmkit.specs import fragments, moves, pointwise, products
 from gemmkit.specs.forms import FR, GL, RF, SH, Form, T
 from gemmkit.specs.kernels import kernel
 from gemmkit.specs.matching import NoAtom, instruction, spec
 from gemmkit.specs.moves import wait
-from gemmkit.specs.shapes import ALL, Shape, ShapeError, Step, local
-from gemmkit.specs.static import traced
 from gemmkit.specs.tensors import Tensor, TensorError, on
 from gemmkit.specs.tensors import allocate as Allocate
 from gemmkit.specs.threads import THREAD, WARP, Blocks, Threads, blocks, threads
 
 shape = traced(shapes.shape)
 
-Move = spec("Move", moves.__doc__)
+Move = spec("Move", f"{moves.__doc__}\n\n{fragments.__doc__}")
 CopyAsync = spec("CopyAsync", moves.__doc__)
 MatMul = spec("MatMul", products.__doc__)
 Init = spec("Init", pointwise.__doc__)

@@ -14,10 +14,10 @@ from gemmkit.lang.control import each, join, split
 from gemmkit.lang.memory import coordinates_of
 from gemmkit.lang.numba_hooks import ir, signature, types
 from gemmkit.lang.registers import RegistersType, generate
+from gemmkit.lang.static import NotKnown, known
 from gemmkit.lang.values import convert
 from gemmkit.ptx.memory import load_global, load_shared, store_global, store_shared
 from gemmkit.specs.forms import GL, RF, Form, Line, line_of
-from gemmkit.specs.static import NotKnown, known
 
 i32 = ir.IntType(32)
 
@@ -135,8 +135,12 @@ class InPartial(InGlobal):
         if is_inside(self, tensor):
             values = load_global(tensor.storage, self.axis, tensor.base, tensor.offset, self.count)
         else:
-            values = generate(self.count, _element_or_zero, self, tensor.storage, tensor.at)
+            values = self.load_what_is_there(tensor)
         return values
+
+    def load_what_is_there(self, tensor: Any) -> tuple:
+        """Element by element; zeros for those beyond the edge."""
+        return generate(self.count, _element_or_zero, self, tensor.storage, tensor.at)
 
     def store(self, tensor: Any, values: tuple) -> None:
         if is_inside(self, tensor):
@@ -184,20 +188,20 @@ class InShared(Component):
         return f"{f'{self.times} x ' if self.times > 1 else ''}{self.width * itemsize} bytes in SH"
 
     def load(self, tensor: Any) -> tuple:
-        base, offset = tensor.element_at
-        return join(generate(self.times, _read_shared, tensor.storage, base, offset, self.step, self.width))
+        return join(generate(self.times, _read_shared, tensor, self.step, self.width))
 
     def store(self, tensor: Any, values: tuple) -> None:
-        base, offset = tensor.element_at
-        each(_write_shared, split(values, self.width), tensor.storage, base, offset, self.step)
+        each(_write_shared, split(values, self.width), tensor, self.step)
 
 
-def _read_shared(n: int, pointer: Any, base: int, offset: int, step: int, width: int) -> tuple:
-    return load_shared(pointer, base, offset + n * step, width)
+def _read_shared(n: int, tensor: Any, step: int, width: int) -> tuple:
+    base, offset = tensor.ahead(n * step)
+    return load_shared(tensor.storage, base, offset, width)
 
 
-def _write_shared(values: tuple, n: int, pointer: Any, base: int, offset: int, step: int) -> None:
-    store_shared(pointer, base, offset + n * step, values)
+def _write_shared(values: tuple, n: int, tensor: Any, step: int) -> None:
+    base, offset = tensor.ahead(n * step)
+    store_shared(tensor.storage, base, offset, values)
 
 
 @lru_cache(maxsize=4096)
@@ -230,5 +234,5 @@ def _shared_access(form: Form, line: Line) -> InShared:
         raise ValueError(f"{form} is not evenly spaced in its layout {form.layout}")
     apart = [s for axis, dim in enumerate(form.layout.modes) if axis != line.axis for e, s in dim if e > 1]
     apart += [s for _, s in more]
-    width = math.gcd(line.count, *apart) if stride == 1 else 1
+    width = math.gcd(line.count, form.swizzle.run, *apart) if stride == 1 else 1
     return InShared(line.count // width, width, width if stride == 1 else stride)

@@ -21,9 +21,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gemmkit.specs.shapes import Shape, ShapeError, Step, local
-from gemmkit.specs.static import Static
-from gemmkit.specs.strides import NOTHING
+from gemmkit.lang.static import Static
+from gemmkit.shapes import Shape, ShapeError, Step, local
+from gemmkit.strides import NOTHING, span
+from gemmkit.swizzles import NONE, Swizzle
 
 __all__ = ["FR", "GL", "RF", "SH", "Form", "Role", "T"]
 
@@ -35,15 +36,25 @@ _NAMES = {"fp16": np.float16, "fp32": np.float32, "fp64": np.float64, "bf16": ml
 _NAME_OF = {np.dtype(dtype): name for name, dtype in _NAMES.items()}
 
 
+#: Which instruction a fragment is of: wmma, of which only the hardware knows who holds what, or mma.sync.
+WMMA, MMA = "wmma", "mma"
+
+
 @dataclass(frozen=True)
 class Role:
-    """What a wmma fragment is for: operand ``"a"``, ``"b"`` or ``"c"``, the ``order`` of the matrix that it is loaded from
-    (``"row"``, ``"col"``; of c None), and the instruction's dtypes."""
+    """What a fragment is for: operand ``"a"``, ``"b"`` or ``"c"``, the ``order`` of the matrix that it is loaded from
+    (``"row"``, ``"col"``; of c None), the instruction's dtypes, and which instruction's it is (`WMMA`, `MMA`)."""
 
     operand: str
     order: Any
     input: np.dtype
     accumulator: np.dtype
+    by: str = WMMA
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of its elements."""
+        return self.accumulator if self.operand == "c" else self.input
 
 
 class Form(Static):
@@ -51,17 +62,18 @@ class Form(Static):
 
     ``levels`` are shapes, the outermost first: an index takes one off. ``unit`` is the axis of a global matrix along which
     elements are neighbours, and ``alignment`` what its rows are aligned to, in bytes. ``rank`` is how many coordinates the
-    storage has. Of a matrix that ``is_partial`` tiles reach over its edge (section 3.4): there reads give zeros, and nothing
-    is written.
+    storage has. ``swizzle`` says where elements of shared memory go behind their layout. Of a matrix that ``is_partial``
+    tiles reach over its edge (section 3.4): there reads give zeros, and nothing is written.
     """
 
     def __init__(self, levels: tuple[Shape, ...], memory: str, dtype: Any, layout: Shape | None = None,
                  unit: int | None = None, alignment: int = 16, role: Role | None = None, rank: int | None = None,
-                 is_partial: bool = False):
+                 is_partial: bool = False, swizzle: Swizzle = NONE):
         self.levels, self.memory, self.dtype = levels, memory, np.dtype(dtype)
         self.layout, self.unit, self.alignment, self.role = layout, unit, alignment, role
         self.rank, self.is_partial = levels[0].rank if rank is None else rank, is_partial
-        self._parts = (levels, memory, self.dtype, layout, unit, alignment, role, self.rank, is_partial)
+        self.swizzle = swizzle
+        self._parts = (levels, memory, self.dtype, layout, unit, alignment, role, self.rank, is_partial, swizzle)
         self._hash = hash(self._parts)
 
     def __eq__(self, other: object) -> bool:
@@ -73,7 +85,7 @@ class Form(Static):
     def __repr__(self) -> str:
         said = ".".join(map(repr, self.levels))
         further = f":{self.layout}" if self.memory == SH else f", unit {self.unit}, align {self.alignment}, {self.rank}-D"
-        further += ", partial" if self.is_partial else ""
+        further += (", partial" if self.is_partial else "") + (f", {self.swizzle}" if self.swizzle.terms else "")
         return f"{said}.{self.element}.{self.memory}{further}{f', {self.role}' if self.role else ''}"
 
     def __str__(self) -> str:
@@ -102,14 +114,13 @@ class Form(Static):
     def bytes(self) -> int:
         """What a tensor in shared memory takes: up to its last element."""
         assert self.layout is not None
-        last = sum((extent - 1) * stride for dim in self.layout.modes for extent, stride in dim)
-        return int(last + 1) * self.itemsize
+        return (1 + sum(map(span, self.layout.modes))) * self.itemsize
 
     # -- the algebra: every result is made once ---------------------------------------------------------------------
 
     def replaced(self, **changed: Any) -> Form:
         """The form with other fields."""
-        names = "levels", "memory", "dtype", "layout", "unit", "alignment", "role", "rank", "is_partial"
+        names = "levels", "memory", "dtype", "layout", "unit", "alignment", "role", "rank", "is_partial", "swizzle"
         fields = dict(zip(names, self._parts))
         return Form(**{**fields, **changed})
 

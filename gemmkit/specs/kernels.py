@@ -30,9 +30,9 @@ from typing import Any, ClassVar
 
 from gemmkit.components import Component
 from gemmkit.runtime.arrays import describe
+from gemmkit.shapes import ALL, Shape
 from gemmkit.specs.forms import GL, Form
 from gemmkit.specs.launching import Array, Code, Kernel, example
-from gemmkit.specs.shapes import ALL, Shape
 from gemmkit.specs.tensors import TensorError, on
 from gemmkit.specs.threads import Blocks, Threads
 

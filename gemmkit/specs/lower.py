@@ -13,11 +13,12 @@ import numpy as np
 
 from gemmkit.ptx import wmma
 from gemmkit.runtime.device import H100
+from gemmkit.shapes import ALL, ShapeError, local
 from gemmkit.specs import nodes, shares, steps
-from gemmkit.specs.ahead import Brought, LoopedAhead
-from gemmkit.specs.forms import FR, GL, RF, SH, Form, Role
+from gemmkit.specs.ahead import Copied, Held, LoopedAhead
+from gemmkit.specs.forms import FR, GL, MMA, RF, SH, WMMA, Form, Role
 from gemmkit.specs.matching import NoAtom, instruction
-from gemmkit.specs.shapes import ALL, Shape, ShapeError, local
+from gemmkit.specs.placed import layout_of, swizzle_of
 from gemmkit.specs.steps import BLOCK, HOME, KERNEL, LEVELS, ScheduleError
 from gemmkit.specs.steps import THREAD as AT_THREAD
 from gemmkit.specs.steps import WARP as AT_WARP
@@ -72,6 +73,8 @@ class State:
     depth: int | None = None                                  # of the steps whose number is known at run time
     in_shared: list[str] = field(default_factory=list)        # what touches shared memory: for messages
     is_ahead: bool = False                                    # within a move that is a step ahead
+    is_through: bool = False                                  # within one by registers: a thread's part of tiles in turn
+    fragments: str = WMMA                                     # whose the fragments are: mma.sync's where a tile is swizzled
 
     def allocate(self, step: steps.Step, nbytes: int) -> int:
         at, self.cursor = self.cursor, self.cursor + -(-nbytes // 128) * 128
@@ -108,6 +111,8 @@ def lower(schedule: Any, a: Matrix, b: Matrix, c: Matrix) -> Lowered:
     """
     m, n, k = schedule.sizes
     state = State(a.dtype, c.dtype)
+    if any(isinstance(step, steps.Move) and step.swizzle is not None for step in schedule.steps):
+        state.fragments = MMA
     forms = [Form((local(*extents),), GL, x.dtype, unit=1 if x.order == steps.ROW_MAJOR else 0, alignment=x.alignment,
                   is_partial=x.is_partial)
              for extents, x in zip(((m, k), (k, n), (m, n)), (a, b, c))]
@@ -166,7 +171,8 @@ def _leaf(schedule: Any, operands: list[Operand], level: str, state: State) -> P
     try:
         found = instruction("CopyAsync" if state.is_ahead else kind, threads, *(operand.form for operand in operands))
     except NoAtom as error:
-        raise ScheduleError(f"{error}\n  at {line}") from None
+        further = "\n(By registers anything goes a step ahead: .prefetch.through(RF).)" if state.is_ahead else ""
+        raise ScheduleError(f"{error}{further}\n  at {line}") from None
     node = {"MatMul": nodes.ThreeOperands, "Move": nodes.TwoOperands, "Init": nodes.OneOperand}[kind](found)
     return Part(node, (f"{said}: {found.becomes}",))
 
@@ -186,8 +192,8 @@ def _tile(schedule: Any, step: steps.Tile, rest: tuple, operands: list[Operand],
     if step.level is not None:
         _check_workers(step, level, grid[0] * grid[1], (r, c), state)
     tilers = [(rows, ALL), (ALL, columns), (rows, columns)] if kind == "MatMul" else [(rows, columns)] * len(operands)
-    hows = [_how(step, name, operand.form, level) for name, operand in zip(NAMES[kind], operands)]
-    parts = [operand.seen_as(operand.form.part(tiler) if how == "own" else operand.form.tile(*tiler).inner)
+    hows = [_how(step, name, operand.form, level, (r, c), rest, state) for name, operand in zip(NAMES[kind], operands)]
+    parts = [operand.seen_as(operand.form.part(tiler) if how not in ("base", "offset") else operand.form.tile(*tiler).inner)
              for operand, tiler, how in zip(operands, tilers, hows)]
     in_registers = any(operand.form.memory in (RF, FR) for operand in operands)
     if not rest and _is_block(schedule, step, operands, level):
@@ -238,10 +244,13 @@ def _check_workers(step: steps.Tile, level: str, count: int, tile: tuple[int, in
         shares.permuted(step, count)
 
 
-def _how(step: steps.Tile, name: str, form: Form, level: str) -> str:
+def _how(step: steps.Tile, name: str, form: Form, level: str, tile: tuple[int, int], rest: tuple, state: State) -> Any:
+    """How an operand's tiles are found: `gemmkit.specs.tensors.Tensor.part`."""
     home = LEVELS.index(HOME[form.memory])
     if step.level is None:
         if home > LEVELS.index(level):
+            if state.is_through:
+                return shares.owned(step, rest, tile, level, HOME[form.memory])
             owner = HOME[form.memory]
             raise step.refuse(f"{name} is shared out in {form.memory}, a part for each {owner}; tiles of it in turn come "
                               f"after .to({owner})")
@@ -288,17 +297,41 @@ def _ahead(schedule: Any, step: steps.Split, rest: tuple, operands: list[Operand
         place = _place(move, operand, move.implementation.steps, level, state, operands[-1])
         nbytes = state.cursor - before
         state.allocate(move, nbytes)                          # the second stage
-        state.is_ahead = True
-        how = _lower(move.implementation, move.implementation.steps, [operand, place.operand], level, state)
-        state.is_ahead = False
         changed[move.operand] = place.operand
-        brought[move.operand] = Brought(place.operand.form, operand.form.dtype, place.offset, nbytes, how.node)
-        text += _under(f"{move}.prefetch: {operand.form} to {place.said}, two stages, a step ahead", how)
+        brought[move.operand], said = (_through if move.through else _copied)(move, nbytes, operand, place, level, state)
+        text += said
     inner = _lower(schedule, rest[2:], changed, level, state)
     unrolled = step.unroll and count > 0
     node = LoopedAhead(step.k, count, unrolled, brought[0], brought[1], inner.node)
     said = f"{step}: {count or '?'} steps{', unrolled' if unrolled else ''}, each begins with a wait and a barrier"
     return Part(node, _under(said, Part(None, tuple(text)), inner))
+
+
+def _copied(move: steps.Move, nbytes: int, operand: Operand, place: Place, level: str, state: State) -> tuple:
+    """By cp.async: (the node, what `explain` says)."""
+    state.is_ahead = True
+    how = _lower(move.implementation, move.implementation.steps, [operand, place.operand], level, state)
+    state.is_ahead = False
+    return (Copied(place.operand.form, operand.form.dtype, place.offset, nbytes, how.node),
+            _under(f"{move}.prefetch: {operand.form} to {place.said}, two stages, a step ahead", how))
+
+
+def _through(move: steps.Move, nbytes: int, operand: Operand, place: Place, level: str, state: State) -> tuple:
+    """By registers: the move's decomposition twice, to them and from them."""
+    implementation = move.implementation
+    if implementation.micro is not None or any(isinstance(step, steps.Move) for step in implementation.steps):
+        raise move.refuse(".through(RF) is of moves that are tiled down to Thread, without a move or micro-kernel in them")
+    held = shares.owned(move, implementation.steps, operand.form.extents, level, AT_THREAD)
+    seen = Operand(shares.form_in_registers(operand.form, RF, None), None)
+    state.is_through = True
+    parts = [_lower(implementation, implementation.steps, between, level, state)
+             for between in ([operand, seen], [seen, place.operand])]
+    state.is_through = False
+    allocated = seen.form.replaced(levels=(local(*held),))
+    said = f"{move}.prefetch.through(RF): {operand.form} to {allocated} of each {AT_THREAD}, a step ahead"
+    load, store = (part.node for part in parts)
+    return (Held(place.operand.form, operand.form.dtype, place.offset, nbytes, allocated, seen.form, load, store),
+            (*_under(said, parts[0]), *_under(f"behind the step to {place.said}, two stages", parts[1])))
 
 
 # -- moves ------------------------------------------------------------------------------------------------------------
@@ -359,10 +392,11 @@ def _place(step: Any, operand: Operand, decomposition: tuple, level: str, state:
         raise step.refuse(f"{memory} is a {HOME[memory]}'s, and this is a step of each {level}; move before .to({level})")
     if memory == SH:
         order = step.order or operand.order or other.order or steps.ROW_MAJOR
-        rows, columns = form.extents
-        layout = Shape((rows, columns), (columns + step.pad, 1) if order == steps.ROW_MAJOR else (1, rows + step.pad))
-        made = Form((local(rows, columns),), SH, form.dtype, layout)
-        return Place(Operand(made, order), made, state.allocate(step, made.bytes), f"{made.element}.SH, {layout}")
+        layout = layout_of(step, form.extents, order)
+        swizzle = swizzle_of(step, layout, form.dtype)
+        made = Form((local(*form.extents),), SH, form.dtype, layout, swizzle=swizzle)
+        said = f"{made.element}.SH, {layout}{f', {swizzle}' if swizzle.terms else ''}"
+        return Place(Operand(made, order), made, state.allocate(step, made.bytes), said)
     home = HOME[memory]
     extents = form.extents if level == home else shares.owned(step, decomposition, form.extents, level, home)
     role = _role(step, operand, extents, state) if memory == FR else None
@@ -373,7 +407,7 @@ def _place(step: Any, operand: Operand, decomposition: tuple, level: str, state:
 
 def _role(step: Any, operand: Operand, extents: tuple, state: State) -> Role:
     name = "c" if isinstance(step, steps.Accumulate) else "ab"[step.operand]
-    role = Role(name, operand.order, state.input, state.accumulator)
+    role = Role(name, operand.order, state.input, state.accumulator, state.fragments)
     key = (16, 16, 16), state.input, state.accumulator
     if key not in wmma.SPECS:
         raise step.refuse(f"no wmma instruction multiplies {state.input} and adds up {state.accumulator}; they take float16 "

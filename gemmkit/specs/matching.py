@@ -25,8 +25,8 @@ from gemmkit.components import Component, freeze
 from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.functions import DeviceFunctionType
 from gemmkit.lang.numba_hooks import TypingError, cgutils, signature, types
+from gemmkit.lang.static import NotKnown, SplitType, known
 from gemmkit.specs.forms import Form, Line, line_of
-from gemmkit.specs.static import NotKnown, SplitType, known
 from gemmkit.specs.threads import Threads
 
 __all__ = ["Instruction", "NoAtom", "instruction", "spec"]

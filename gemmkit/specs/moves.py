@@ -11,8 +11,8 @@ from gemmkit.ptx import wmma
 from gemmkit.ptx.copy_async import SIZES, commit_copies, copy_async, offset_of, wait_copies
 from gemmkit.ptx.ldmatrix import ldmatrix
 from gemmkit.ptx.special import udiv
-from gemmkit.specs.accesses import InShared, access_of, write_registers
-from gemmkit.specs.forms import FR, GL, RF, SH, Form, Line, Role, line_of
+from gemmkit.specs.accesses import InShared, access_of, is_inside, write_registers
+from gemmkit.specs.forms import FR, GL, RF, SH, WMMA, Form, Line, Role, line_of
 from gemmkit.specs.matching import Instruction, atomic, count_is, count_of, is_line, levels_are, memory_is
 from gemmkit.specs.tensors import is_linear
 from gemmkit.specs.threads import Threads
@@ -148,7 +148,7 @@ def _has_whole_rows(form: Form) -> bool:
 
 def leading(form: Form) -> tuple[str, int] | None:
     """How a tile lies for wmma: ("row" or "col", its leading dimension in elements); None for another layout."""
-    if form.layout is None or not is_linear(form.layout) or form.layout.rank != 2:
+    if form.swizzle.terms or form.layout is None or not is_linear(form.layout) or form.layout.rank != 2:
         return None
     (_, down), (_, across) = (dim[0] for dim in form.layout.modes)
     return ("row", down) if across == 1 else ("col", across) if down == 1 else None
@@ -164,12 +164,15 @@ def _fragments(shared_name: str, shared: Form, fragment_name: str, fragment: For
     yield from memory_is(fragment_name, fragment, FR)
     yield from levels_are(shared_name, shared, (SIDE, SIDE))
     yield from levels_are(fragment_name, fragment, (SIDE, SIDE))
+    if fragment.role is not None and fragment.role.by != WMMA:
+        yield f"{fragment_name} is a fragment of mma.sync's"
     if shared.dtype != fragment.dtype:
         yield f"{shared_name} is of {shared.dtype} and {fragment_name} of {fragment.dtype}"
     if shared.memory == SH:
         found = leading(shared)
         if found is None:
-            yield f"the layout {shared.layout} has no leading dimension"
+            swizzle = f" {shared.swizzle}" if shared.swizzle.terms else ""
+            yield f"the layout {shared.layout}{swizzle} has no leading dimension"
         elif math.gcd(found[1] * shared.itemsize, 16) != 16:
             yield f"the layout {shared.layout} has lines of {found[1]} elements, which are no multiple of 16 bytes"
 
@@ -241,6 +244,74 @@ class StoreFragment(Instruction):
         self.store(dst.storage, base, offset, self.leading, src.storage[udiv(i, SIDE), udiv(j, SIDE)])
 
 
+@atomic("Move")
+@dataclass(frozen=True)
+class StoreFragmentFar(Instruction):
+    """A fragment of sums to a 16 x 16 tile of a matrix."""
+
+    row: ClassVar[str] = "Move [32].thread [16,16].FR -> [16,16].GL: wmma.store.d.sync.aligned.m16n16k16.global"
+    role: Role
+
+    @staticmethod
+    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+        src, dst = given
+        yield from count_is(threads, 32)
+        yield from memory_is("the source", src, FR)
+        yield from memory_is("the destination", dst, GL)
+        for name, form in (("the source", src), ("the destination", dst)):
+            yield from levels_are(name, form, (SIDE, SIDE))
+        if src.role is not None and (src.role.operand != "c" or src.role.by != WMMA):
+            yield "the source is no fragment of wmma's sums"
+        if src.dtype != dst.dtype:
+            yield f"{src.dtype} goes to {dst.dtype}"
+        if dst.is_partial:
+            yield "tiles reach over the matrix's edge, and wmma stores whole ones; store to SH first"
+        if dst.memory == GL and dst.alignment % 16:
+            yield f"global memory is aligned to {dst.alignment} bytes, not 16"
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Any) -> Instruction:
+        src, dst = given
+        return cls(Role("c", "row" if dst.unit == 1 else "col", src.role.input, src.role.accumulator))
+
+    @property
+    def store(self) -> Any:
+        return wmma.STORE_GLOBAL[fragment_key(self.role), self.role.order]
+
+    def run(self, src: Any, dst: Any) -> None:
+        i, j = src.at
+        self.store(dst.storage, dst.base, dst.offset, src.storage[udiv(i, SIDE), udiv(j, SIDE)])
+
+
+@atomic("CopyAsync")
+@dataclass(frozen=True)
+class CopyLineOrZeros(Instruction):
+    """`CopyLine` of a matrix whose tiles reach over its edge: of a line that is not all there, what is there and zeros."""
+
+    row: ClassVar[str] = ("Move [1].thread [n].GL, partial -> [n].SH of 4, 8 or 16 bytes: cp.async; at the edge ld and "
+                          "st of what is there")
+    count: int
+    source: Any
+    target: Any
+
+    @staticmethod
+    def differs(threads: Threads, *given: Any) -> Iterator[str]:
+        src, dst = given
+        if not src.is_partial:
+            yield "no tile reaches over the matrix's edge"
+        yield from CopyLine.differs(threads, src.replaced(is_partial=False), dst)
+
+    @classmethod
+    def of(cls, threads: Threads, *given: Any) -> Instruction:
+        src, dst = given
+        return cls(count_of(src), access_of(src), access_of(dst))
+
+    def run(self, src: Any, dst: Any) -> None:
+        if is_inside(self.source, src):
+            base, offset = dst.element_at
+            copy_async(dst.storage, base, offset, src.storage, offset_of(src.storage, src.at), self.count, True)
+        else:                                                 # seen by the others behind the barrier that the copies need
+            self.target.store(dst, self.source.load_what_is_there(src))
 
 
 def wait() -> None:

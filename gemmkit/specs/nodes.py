@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gemmkit.components import Component
+from gemmkit.lang.static import traced
 from gemmkit.ptx.special import barrier, block_x, thread_index, udiv, uniform
+from gemmkit.shapes import ALL
 from gemmkit.specs.repeat import repeat
-from gemmkit.specs.shapes import ALL
-from gemmkit.specs.static import traced
 from gemmkit.specs.tensors import allocate, on
 
 # -- workers: their numbers -------------------------------------------------------------------------------------------

@@ -15,14 +15,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gemmkit.lang.control import fold
-from gemmkit.lang.registers import apply
+from gemmkit.lang.registers import Fragment, apply
 from gemmkit.lang.values import fill
-from gemmkit.ptx import wmma
 from gemmkit.ptx.half import hadd, hadd2, hmul, hmul2
 from gemmkit.ptx.shuffle import SHUFFLE
 from gemmkit.ptx.special import udiv
 from gemmkit.specs.accesses import access_of, is_block, write_registers
-from gemmkit.specs.forms import FR, GL, RF, SH, Role
+from gemmkit.specs.forms import FR, GL, RF, SH
 from gemmkit.specs.matching import (
     Instruction,
     alike,
@@ -34,7 +33,8 @@ from gemmkit.specs.matching import (
     levels_are,
     memory_is,
 )
-from gemmkit.specs.moves import SIDE, fragment_key
+from gemmkit.specs.moves import SIDE
+from gemmkit.specs.tensors import fragments_of
 from gemmkit.specs.threads import Threads
 
 F16 = np.dtype(np.float16)
@@ -145,7 +145,7 @@ class InitFragment(Instruction):
     """A warp's fragment of sums."""
 
     row: ClassVar[str] = "Init<value> [32].thread -> [16,16].FR: mov"
-    role: Role
+    fragment: Fragment
     value: Any
 
     @staticmethod
@@ -156,19 +156,11 @@ class InitFragment(Instruction):
 
     @classmethod
     def of(cls, threads: Threads, *given: Any) -> Instruction:
-        return cls(given[-1].role, given[0] if len(given) > 1 else 0)
-
-    @property
-    def dtype(self) -> np.dtype:
-        return wmma.SPECS[fragment_key(self.role)].dtype(self.role.operand)
-
-    @property
-    def count(self) -> int:
-        return wmma.SPECS[fragment_key(self.role)].count(self.role.operand)
+        return cls(fragments_of(given[-1])[0], given[0] if len(given) > 1 else 0)
 
     def run(self, dst: Any) -> None:
         i, j = dst.at
-        dst.storage[udiv(i, SIDE), udiv(j, SIDE)] = fill(self.dtype, self.count, self.value)
+        dst.storage[udiv(i, SIDE), udiv(j, SIDE)] = fill(self.fragment.dtype, self.fragment.count, self.value)
 
 
 # -- pointwise --------------------------------------------------------------------------------------------------------

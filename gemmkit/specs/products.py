@@ -15,8 +15,9 @@ from gemmkit.ptx.half import hfma, hfma2
 from gemmkit.ptx.mma import MMA
 from gemmkit.ptx.quad_pair import mma_quad_pair
 from gemmkit.ptx.special import udiv
+from gemmkit.shapes import shape
 from gemmkit.specs.accesses import access_of, is_block, read_registers, write_registers
-from gemmkit.specs.forms import FR, GL, RF, SH, Form
+from gemmkit.specs.forms import FR, GL, RF, SH, WMMA, Form
 from gemmkit.specs.matching import (
     Instruction,
     alike,
@@ -29,7 +30,6 @@ from gemmkit.specs.matching import (
     memory_is,
 )
 from gemmkit.specs.moves import SIDE, fragment_key
-from gemmkit.specs.shapes import shape
 from gemmkit.specs.threads import Threads
 
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
@@ -181,6 +181,8 @@ class MultiplyFragments(Instruction):
         for name, form in _three(given):
             yield from memory_is(name, form, FR)
             yield from levels_are(name, form, (SIDE, SIDE))
+            if form.role is not None and form.role.by != WMMA:
+                yield f"{name} is a fragment of mma.sync's"
             if form.role is not None and form.role.operand != name:
                 yield f"{name} is a fragment of operand {form.role.operand}"
 

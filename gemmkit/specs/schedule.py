@@ -34,8 +34,9 @@ Refinements of what they stand behind:
 * of ``.tile``: ``.to(level)`` (tiles side by side: Block, Warp, Thread), ``.layout(ColMajor)`` (workers column by column),
   ``.swizzle(f)`` (workers renumbered), ``.unroll``; of ``.to(Block)``: ``.occupancy(blocks)`` of a multiprocessor;
 * of ``.split``: ``.sync`` (a barrier behind each step), ``.unroll``;
-* of ``.move`` to SH: ``.storage(order)``, ``.pad(elements)`` a line, ``.no_sync`` (no barrier behind it), ``.prefetch`` (a
-  step ahead, by cp.async).
+* of ``.move`` to SH: ``.storage(order)``, ``.pad(elements)`` a line, ``.layout(shape)``, ``.swizzle(XOR)`` or by a function
+  of an element's number, ``.no_sync`` (no barrier behind it), ``.prefetch`` (a step ahead, by cp.async;
+  ``.prefetch.through(RF)`` by registers).
 """
 
 from __future__ import annotations
@@ -44,12 +45,15 @@ from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
+from gemmkit.shapes import Shape
 from gemmkit.specs import steps
 from gemmkit.specs.forms import FR, GL, RF, SH
+from gemmkit.specs.placed import XOR
 from gemmkit.specs.steps import ScheduleError, line_here
+from gemmkit.swizzles import Swizzle
 
-__all__ = ["FR", "GL", "RF", "SH", "SRC", "A", "B", "Block", "ColMajor", "Init", "K", "Kernel", "M", "MatMul", "Move", "N",
-           "RowMajor", "Schedule", "ScheduleError", "Thread", "Warp", "explore", "micro_kernel"]
+__all__ = ["FR", "GL", "RF", "SH", "SRC", "XOR", "A", "B", "Block", "ColMajor", "Init", "K", "Kernel", "M", "MatMul", "Move",
+           "N", "RowMajor", "Schedule", "ScheduleError", "Thread", "Warp", "explore", "micro_kernel"]
 
 Kernel, Block, Warp, Thread = steps.LEVELS
 RowMajor, ColMajor = steps.ROW_MAJOR, steps.COLUMN_MAJOR
@@ -127,12 +131,23 @@ class Schedule:
             raise self._last(steps.Tile, ".to").refuse(f".to({level!r}): give {', '.join(steps.LEVELS[1:])}")
         return self._refined(".to", (steps.Tile,), level=level)
 
-    def layout(self, order: str) -> Schedule:
-        """Workers row by row (RowMajor) or column by column (ColMajor)."""
+    def layout(self, order: Any) -> Schedule:
+        """Of a tile: workers row by row (RowMajor) or column by column (ColMajor). Of a move to SH: the tile's layout there,
+        a `Shape` of its rows and columns or its text, ``"[(8,16):(16,1)]"``."""
+        if isinstance(self._last((steps.Tile, steps.Move), ".layout"), steps.Move):
+            if not isinstance(order, (Shape, str)) or order in (RowMajor, ColMajor):
+                raise self.steps[-1].refuse(f".layout({order!r}): give a Shape, or its text; an order is .storage(order)")
+            return self._refined(".layout", (steps.Move,), layout=order)
         return self._refined(".layout", (steps.Tile,), order=_order(self, ".layout", order))
 
     def swizzle(self, function: Any) -> Schedule:
-        """Workers renumbered by a device function, which must be a permutation of their numbers."""
+        """Of a tile: workers renumbered by a device function, which must be a permutation of their numbers. Of a move to SH:
+        elements renumbered, behind their layout, so that no two that are accessed together lie in one bank: by `XOR`, a
+        `Swizzle`, or a function of an element's number that is an XOR of its bits."""
+        if isinstance(self._last((steps.Tile, steps.Move), ".swizzle"), steps.Move):
+            if function != XOR and not isinstance(function, (FunctionType, Swizzle)):
+                raise self.steps[-1].refuse(f".swizzle({function!r}): give XOR, a Swizzle, or a function of a number")
+            return self._refined(".swizzle", (steps.Move,), swizzle=function)
         if not isinstance(function, FunctionType):
             raise self._last(steps.Tile, ".swizzle").refuse(f".swizzle({function!r}): give a function of a worker's number")
         return self._refined(".swizzle", (steps.Tile,), swizzle=function)
@@ -176,6 +191,14 @@ class Schedule:
     def prefetch(self) -> Schedule:
         """Bring the tile a step ahead, by cp.async into two stages: of both moves right behind a ``.split``."""
         return self._refined(".prefetch", (steps.Move,), prefetch=True)
+
+    def through(self, memory: str) -> Schedule:
+        """A prefetch by registers (RF): a step ahead each thread loads its part, and stores it to shared memory behind the
+        step's products. For what cp.async does not copy: lines of other than 4, 8 or 16 bytes, or not aligned, or turned."""
+        last = self._last(steps.Move, ".through")
+        if memory != RF or not last.prefetch:
+            raise last.refuse(f".through({memory!r}): a move that is .prefetch goes .through(RF)")
+        return self._refined(".through", (steps.Move,), through=True)
 
     # -- helpers ----------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmkit.shapes import Shape, ShapeError, Step, local, shape
 from gemmkit.specs import nodes, steps
 from gemmkit.specs.forms import Form
-from gemmkit.specs.shapes import Shape, ShapeError, Step, local, shape
 
 
 def tiler(step: steps.Tile, size: Any, extent: int | None) -> tuple[Any, int]:
@@ -25,16 +25,20 @@ def tiler(step: steps.Tile, size: Any, extent: int | None) -> tuple[Any, int]:
 
 
 def owned(at: steps.Step, decomposition: tuple, extents: tuple, level: str, home: str) -> tuple:
-    """The extents of the part that one worker of ``home`` has, by a decomposition that begins at ``level``."""
+    """The extents of the part that one worker of ``home`` has, by a decomposition that begins at ``level``: of tiles in turn
+    above the workers it has its part of each."""
+    times = [1] * len(extents)
     for step in decomposition:
         if level == home or not isinstance(step, steps.Tile):
             break
-        extents = tuple(tiler(step, size, extent)[1] for size, extent in zip((step.rows, step.columns), extents))
-        level = step.level or level
+        tile = tuple(tiler(step, size, extent)[1] for size, extent in zip((step.rows, step.columns), extents))
+        if step.level is None:
+            times = [n * (extent // size) for n, extent, size in zip(times, extents, tile)]
+        extents, level = tile, step.level or level
     if level != home:
         raise at.refuse(f"how many elements each {home} has is not said: the decomposition of what is moved ends at "
                         f"{level}; add .tile(...).to({home})")
-    return extents
+    return tuple(n * extent for n, extent in zip(times, extents))
 
 
 def permuted(step: steps.Tile, count: int) -> list[int]:

@@ -79,8 +79,11 @@ class Move(Step):
     implementation: Any
     order: str | None = None
     pad: int = 0
+    layout: Any = None
+    swizzle: Any = None
     no_sync: bool = False
     prefetch: bool = False
+    through: bool = False                                     # of a prefetch: by registers
 
     def __str__(self) -> str:
         name = "AB"[self.operand] if self.operand in (0, 1) else str(self.operand)

@@ -23,11 +23,11 @@ from gemmkit.lang.atoms import atom
 from gemmkit.lang.numba_hooks import TypingError, signature
 from gemmkit.lang.registers import Fragment, call_function, registers
 from gemmkit.lang.scalars import WeakIntLiteral, i32
+from gemmkit.lang.static import Held, NotKnown, Split, known, lowered, traced, type_of
 from gemmkit.ptx import wmma
 from gemmkit.ptx.memory import shared
-from gemmkit.specs.forms import FR, GL, RF, SH, Form
-from gemmkit.specs.shapes import ShapeError
-from gemmkit.specs.static import Held, NotKnown, Split, known, lowered, traced, type_of
+from gemmkit.shapes import ShapeError
+from gemmkit.specs.forms import FR, GL, RF, SH, WMMA, Form
 
 __all__ = ["Tensor", "TensorError", "allocate", "on"]
 
@@ -66,7 +66,7 @@ class Tensor(Split):
         return tuple(map(_plus, self.base, self.offset))
 
     def tile(self, *tilers: Any) -> Tensor:
-        """The tensor of its tiles (`gemmkit.specs.shapes.Shape.tile`). Raises ShapeError."""
+        """The tensor of its tiles (`gemmkit.shapes.Shape.tile`). Raises ShapeError."""
         return Tensor(self.form.tile(*tilers), self.storage, self.base, self.offset)
 
     def reshape(self, *extents: int) -> Tensor:
@@ -83,14 +83,20 @@ class Tensor(Split):
         """What is here under another form: of a matrix that all workers have together, one's own part."""
         return Tensor(form, self.storage, self.base, self.offset)
 
-    def part(self, rows: Any, columns: Any, i: Any, j: Any, how: str) -> Tensor:
+    def part(self, rows: Any, columns: Any, i: Any, j: Any, how: Any) -> Tensor:
         """Tile (i, j) of ``rows`` x ``columns``. ``how`` says where that moves it: ``"base"``, ``"offset"``, or ``"own"``:
-        nowhere, for each worker has a part of its own."""
+        nowhere, for each worker has a part of its own; and (rows, columns) are what a worker has of each tile in turn."""
         if how == "own":
             return Tensor(self.form.part((rows, columns)), self.storage, self.base, self.offset)
+        if isinstance(how, tuple):
+            return self._moved(self.form.part((rows, columns)), (i * how[0], j * how[1]), False)
         tiled = self.form.tile(rows, columns)
         _check(tiled, (i, j))
         return self._moved(tiled.inner, tiled.shape(i, j), how == "base")
+
+    def window(self, rows: int, columns: int, at: Any, how: str) -> Tensor:
+        """``rows`` x ``columns`` elements, from coordinates ``at`` on."""
+        return self._moved(self.form.tile(rows, columns).inner, self.form.shape(*at), how == "base")
 
     def _moved(self, form: Form, by: Any, is_base: bool) -> Tensor:
         base, offset = self.base, self.offset
@@ -101,12 +107,19 @@ class Tensor(Split):
     @property
     def element_at(self) -> tuple:
         """(base, offset): where it begins in shared memory, in elements; their sum is the place."""
-        layout = self.form.layout
+        return self.ahead(0)
+
+    def ahead(self, distance: Any) -> tuple:
+        """The same of what lies ``distance`` elements behind it in its layout. A swizzle moves what its bits depend on;
+        multiples of its period stay in the offset, and become the immediate of an address."""
+        layout, swizzle = self.form.layout, self.form.swizzle
         if layout is None:
             raise TensorError(f"{self.form} has no layout: it is not in shared memory")
-        if is_linear(layout):
-            return layout(*self.base), layout(*self.offset)
-        return layout(*self.at), 0
+        base, offset = (layout(*self.base), layout(*self.offset)) if is_linear(layout) else (layout(*self.at), 0)
+        offset = _plus(offset, distance)
+        if not swizzle.terms:
+            return base, offset
+        return swizzle(_plus(base, offset & swizzle.period - 1)), offset & -swizzle.period
 
 
 def is_linear(layout: Any) -> bool:
@@ -152,12 +165,13 @@ on.__name__ = "on"
 
 
 def fragments_of(form: Form) -> tuple[Fragment, tuple[int, ...]]:
-    """What a form in registers consists of: elements, or wmma fragments of 16 x 16, and how many along each dimension."""
+    """What a form in registers consists of: elements, or fragments of 16 x 16, and how many along each dimension."""
     if form.memory == RF:
         return Fragment(form.dtype, 1), form.extents
     assert form.role is not None
-    spec = wmma.SPECS[(16, 16, 16), form.role.input, form.role.accumulator]
-    kept = Fragment(spec.dtype(form.role.operand), spec.count(form.role.operand))
+    role = form.role
+    spec = wmma.SPECS[(16, 16, 16), role.input, role.accumulator]
+    kept = Fragment(role.dtype, spec.count(role.operand) if role.by == WMMA else 16 * 16 // 32)
     return kept, tuple(extent // 16 for extent in form.extents)
 
 

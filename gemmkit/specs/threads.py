@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from gemmkit.lang.static import Static
 from gemmkit.ptx.special import block_x, thread_index
-from gemmkit.specs.shapes import Shape, shape
-from gemmkit.specs.static import Static
+from gemmkit.shapes import Shape, shape
 
 __all__ = ["THREAD", "WARP", "Blocks", "Threads", "blocks", "threads"]
 
@@ -56,7 +56,7 @@ class Threads(Static):
         return self.inner.size
 
     def tile(self, *tilers: Any) -> Threads:
-        """Groups of the outermost level (`gemmkit.specs.shapes.Shape.tile`). Raises ShapeError."""
+        """Groups of the outermost level (`gemmkit.shapes.Shape.tile`). Raises ShapeError."""
         outer, inner = self.outer.tile(*tilers)
         return type(self)((outer, inner, *self.levels[1:]))
 

@@ -43,6 +43,8 @@ def config(schedule: Any, a: Any, b: Any, c: Any, **fields: Any) -> Any:
         step = walk.next(steps.Move, f".move({name.upper()}, SH)", operand=number, memory=SH)
         layout = _PLAIN[step.order or x.order](x.dtype)
         values[f"shared_{name}_layout"] = Padded(layout, step.pad) if step.pad else layout
+        if step.layout is not None or step.swizzle is not None:
+            walk.refuse(step, "the template's shared tiles are padded (no .layout or .swizzle)")
         if step.prefetch:
             walk.refuse(step, "the template has one stage (no .prefetch)")
         tiles = _moved(walk, step, step.implementation, step.implementation.steps, dimensions)

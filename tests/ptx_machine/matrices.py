@@ -103,13 +103,13 @@ def wmma(machine: Any, i: Instruction) -> Any:
     _, operand, _, _, layout, shape, space, kind = i.modifiers
     operand = {"d": "c"}.get(operand, operand)
     known = {spec.dtype(operand): spec for key, spec in WMMA.items() if key[0] == shape_of(shape)}
-    if space != "shared" or DTYPES.get(kind) not in known:
+    if (space != "shared" and (what, space) != ("store", "global")) or DTYPES.get(kind) not in known:
         raise UnknownInstruction("unknown shape, space or type", i)
-    return _move(machine, i, known[DTYPES[kind]], operand, layout)
+    return _move(machine, i, known[DTYPES[kind]], operand, layout, space)
 
 
-def _move(machine: Any, i: Instruction, spec: Any, operand: str, layout: str) -> Any:
-    """A matrix between shared memory and fragments, line by line."""
+def _move(machine: Any, i: Instruction, spec: Any, operand: str, layout: str, space: str) -> Any:
+    """A matrix between memory and fragments, line by line."""
     is_store = i.modifiers[0] == "store"
     where = address(machine, i.operands[0 if is_store else 1], i)
     stride = machine.reader(i.operands[2], KINDS["u32"], i)
@@ -118,11 +118,11 @@ def _move(machine: Any, i: Instruction, spec: Any, operand: str, layout: str) ->
     size = dtype.itemsize
     given = fragments(machine, i.operands[1], dtype, i) if is_store else None
     put = None if is_store else put_fragments(machine, i.operands[0], i)
-    shared = machine.spaces["shared"]
+    memory = machine.spaces[space]
 
     def act(mask: Any) -> None:
         warps = running(machine, mask)
-        _, at = machine.place("shared", where(), mask, i)
+        _, at = machine.place(space, where(), mask, i) if space == "shared" else (space, _running(machine, where(), mask))
         at, apart = at.reshape(-1, 32), np.broadcast_to(stride(), (machine.count,)).reshape(-1, 32)[warps].astype(np.int64)
         if (at != at[:, :1]).any() or (apart != apart[:, :1]).any():
             raise Fault("lanes of a warp give different addresses or strides", i)
@@ -134,16 +134,23 @@ def _move(machine: Any, i: Instruction, spec: Any, operand: str, layout: str) ->
             for n, w in enumerate(warps):
                 matrix = spec.collect("c", [held[w][lane] for lane in range(32)])
                 values = np.ascontiguousarray(matrix if layout == "row" else matrix.T).reshape(-1)
-                shared.write(places[n].reshape(-1), size, [values.view(kind_of(f"b{8 * size}").dtype)], i)
+                there = places[n].reshape(-1)
+                memory.write(there if space == "shared" else machine.memory.places(there, i), size, [values.view(kind_of(f"b{8 * size}").dtype)], i)
             return
         made = []
         for n in range(len(warps)):
-            values = shared.read(places[n].reshape(-1), size, 1, i)[0].view(dtype).reshape(lines, length)
+            values = memory.read(places[n].reshape(-1), size, 1, i)[0].view(dtype).reshape(lines, length)
             made.append(spec.deal(operand, np.ascontiguousarray(values if layout == "row" else values.T)))
         assert put is not None
         put(warps, made, mask)
 
     return act
+
+
+def _running(machine: Any, values: Any, mask: Any) -> np.ndarray:
+    """Of the running threads, as addresses."""
+    found = np.broadcast_to(values, (machine.count,)).astype(np.int64)
+    return found if mask is None else found[mask]
 
 
 @effect("ldmatrix", collective=True)

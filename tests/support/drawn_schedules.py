@@ -1,5 +1,5 @@
-"""Schedules, drawn: levels, tiles (plain, in pieces apart), pads, storage, swizzles of workers, steps ahead, dtypes, and sizes that
-tiles do not divide."""
+"""Schedules, drawn: levels, tiles (plain, in pieces apart), pads, storage, swizzles of workers and of shared tiles, steps ahead by
+cp.async and by registers, dtypes, and sizes that tiles do not divide."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gemmkit.specs.schedule import (
     GL,
     RF,
     SH,
+    XOR,
     A,
     B,
     Block,
@@ -77,8 +78,14 @@ def _refined(steps: Any, order: Any, swizzle: Any) -> Any:
     return steps if swizzle is None else steps.swizzle(swizzle)
 
 
-def _shared(draw: Any, steps: Any, operand: int, move: Any, pads: tuple) -> Any:
-    return steps.move(operand, SH, move).storage(draw(st.sampled_from(ORDERS))).pad(draw(st.sampled_from(pads)))
+def _shared(draw: Any, steps: Any, operand: int, move: Any, pads: tuple, lines: tuple[int, int] = (0, 0), ahead: bool = False) -> Any:
+    """A move to shared memory, padded, or swizzled where lines of the tile, of ``lines`` rows and columns, are long enough; a step
+    ahead by registers."""
+    storage = draw(st.sampled_from(ORDERS))
+    moved = steps.move(operand, SH, move).storage(storage)
+    is_swizzled = lines[storage == RowMajor] >= 16 and draw(st.booleans())
+    moved = moved.swizzle(XOR) if is_swizzled else moved.pad(draw(st.sampled_from(pads)))
+    return moved.prefetch.through(RF) if ahead else moved
 
 
 def _product(steps: Any, is_unrolled: bool) -> Any:
@@ -100,10 +107,14 @@ def by_threads(draw: Any, pads: tuple) -> tuple[Any, tuple[int, int, int]]:
     steps: Any = (MatMul(M, N, K)(GL, GL, GL)(Kernel).tile(side, 2 * side).to(Block).layout(draw(st.sampled_from(ORDERS)))
                   .accumulate_in(RF, Init.tile(part, columns).to(Thread).tile(1, 1).unroll.done, end).split(k).sync)
     rows, across = side * k // threads, 2 * side * k // threads
-    if draw(st.booleans()) and rows and side % rows == 0:
-        steps = _shared(draw, steps, A, Move.tile(rows, 1).to(Thread).tile(1, 1).done, pads)
-    if draw(st.booleans()) and across and 2 * side % across == 0:
-        steps = _shared(draw, steps, B, Move.tile(1, across).to(Thread).done, pads)
+    moves_a = draw(st.booleans()) and rows > 0 and side % rows == 0
+    moves_b = draw(st.booleans()) and across > 0 and 2 * side % across == 0
+    even = side * k % threads == 0 and 2 * side * k % threads == 0
+    ahead = moves_a and moves_b and even and draw(st.booleans())
+    if moves_a:
+        steps = _shared(draw, steps, A, Move.tile(rows, 1).to(Thread).tile(1, 1).done, pads, (side, k) if even else (0, 0), ahead)
+    if moves_b:
+        steps = _shared(draw, steps, B, Move.tile(1, across).to(Thread).done, pads, (k, 2 * side) if even else (0, 0), ahead)
     steps = _refined(steps.tile(part, columns).to(Thread), order, swizzle)
     return _product(steps, draw(st.booleans())), (side, 2 * side, k)
 

@@ -128,15 +128,9 @@ def _first_difference(c: FragmentMap, a: FragmentMap, columns: int) -> tuple[int
     A map is a sum of what the lane and what the value contribute, so that two maps which agree for all values of lane 0, and
     for value 0 of all lanes, agree everywhere.
     """
-    values = columns // a.columns * a.values
-    for lane, value in (*((0, value) for value in range(values)), *((lane, 0) for lane in range(a.threads))):
-        held, wanted = _side_by_side(c, lane, value), _side_by_side(a, lane, value)
+    c, a = c.beside(columns // c.columns), a.beside(columns // a.columns)
+    for lane, value in (*((0, value) for value in range(a.values)), *((lane, 0) for lane in range(a.threads))):
+        held, wanted = ((x.row(lane, value), x.column(lane, value)) for x in (c, a))
         if held != wanted:
             return lane, value, held, wanted
     return None
-
-
-def _side_by_side(fragment_map: FragmentMap, lane: int, value: int) -> Element:
-    """The row and the column of a lane's value, of fragments side by side."""
-    n, value = divmod(value, fragment_map.values)
-    return fragment_map.row(lane, value), n * fragment_map.columns + fragment_map.column(lane, value)

@@ -28,6 +28,7 @@ from gemmkit.lang.control import each, join, split
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert_all
 from gemmkit.layouts import Plain, Tensor
+from gemmkit.ptx.ldmatrix import by_columns, by_rows
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import lane_index, thread_index, udiv
 from gemmkit.ptx.stmatrix import stmatrix
@@ -280,14 +281,13 @@ def put_subtile(values: tuple, spec: Any, pointer: Any, position: int) -> None:
 
 def put_matrix(values: tuple, n: int, spec: Any, pointer: Any, position: int) -> None:
     """Four 8 x 8 matrices (or two of 8 columns): a lane addresses a line of the matrix of its quarter."""
-    lane = lane_index()
+    row = udiv(thread_index() % 128, 32) * 16
     if spec.d.shared.axis == 1:
-        row = udiv(thread_index() % 128, 32) * 16 + lane % 16
-        stmatrix(pointer, position, spec.d.shared.position((row, n * 16 + udiv(lane, 16) * 8), 64), values, False)
+        i, j = by_rows(16, 8)(lane_index())
+        stmatrix(pointer, position, spec.d.shared.position((row + i, n * 16 + j), 64), values, False)
     else:                                              # each matrix transposed: its lines are columns of D
-        row = udiv(thread_index() % 128, 32) * 16 + udiv(lane, 8) % 2 * 8
-        column = n * 16 + udiv(lane, 16) * 8 + lane % 8
-        stmatrix(pointer, position, spec.d.shared.position((row, column), spec.store.lines), values, True)
+        i, j = by_columns(2, 8, 8)(lane_index())
+        stmatrix(pointer, position, spec.d.shared.position((row + i, n * 16 + j), spec.store.lines), values, True)
 
 
 def put_pair(pair: tuple, n: int, spec: Any, pointer: Any) -> None:

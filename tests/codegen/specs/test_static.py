@@ -12,7 +12,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import specs
 from gemmkit.ptx.special import thread_index
-from gemmkit.specs.shapes import Shape, shape
+from gemmkit.shapes import Shape, shape
 from tests.support.harness import Out, compiled, emulated
 
 pytestmark = pytest.mark.compile

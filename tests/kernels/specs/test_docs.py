@@ -32,5 +32,5 @@ def test_the_page(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> 
         if said:
             printed.append(said)
 
-    assert markdown.run(PAGE, monkeypatch, rng, {}, check) == 11
+    assert markdown.run(PAGE, monkeypatch, rng, {}, check) == 13
     assert printed == shown

@@ -17,6 +17,7 @@ from gemmkit.specs.schedule import (
     RF,
     SH,
     SRC,
+    XOR,
     A,
     B,
     Block,
@@ -132,8 +133,36 @@ def test_fragments_over_the_edge() -> None:
 def test_what_knows_nothing_of_edges_is_refused() -> None:
     with pytest.raises(ScheduleError, match="the micro-kernel store_cuda, which knows nothing of tiles"):
         product(maxwell(end=Move.done(store_cuda)), operands(60, 64, 16))
-    with pytest.raises(ScheduleError, match="tiles reach over the matrix's edge"):
-        product(maxwell(prefetch=True), operands(60, 64, 16))
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("sizes", [(60, 64, 16), (70, 33, 13), (69, 35, 5)])
+def test_prefetch_over_the_edge(sizes: tuple) -> None:
+    """By cp.async where lines are aligned, by registers whatever they are."""
+    if sizes[0] % 2 == 0:
+        product(maxwell(prefetch=True), operands(*sizes), seed=2)
+    else:
+        with pytest.raises(ScheduleError, match=r"(?s)aligned to 4 bytes, not 8.*By registers anything goes.*\.prefetch\.through\(RF\)"):
+            product(maxwell(prefetch=True), operands(*sizes))
+    product(maxwell(prefetch=True, through="ab"), operands(*sizes), seed=3)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("through", ["a", "b", "ab"])
+def test_prefetch_by_registers(through: str) -> None:
+    product(maxwell(prefetch=True, through=through), operands(64, 64, 40), seed=7)
+    product(maxwell(prefetch=True, through=through), operands(64, 64, 8))
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", ["barrier", "wait"])
+def test_a_prefetch_by_registers_needs_what_it_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one operand by registers, and one by copies."""
+    from gemmkit.specs import ahead
+
+    monkeypatch.setattr(ahead, name, lambda: None)
+    with pytest.raises(EmulatorError):
+        product(maxwell(prefetch=True, through="a"), operands(64, 64, 24))
 
 
 def test_prefetch() -> None:
@@ -195,6 +224,11 @@ def sums(begin: Any = None, memory: str = RF) -> Any:
     return block().accumulate_in(memory, begin or Init.tile(32, 64).to(Warp).tile(8, 8).to(Thread).tile(1, 1).unroll.done, Move.done(store_cuda))
 
 
+def shared(how: Any) -> Any:
+    """B to shared memory, 8 x 64 of it, as ``how`` says."""
+    return how(block().split(8).move(B, SH, Move.tile(1, 8).to(Thread).done)).tile(8, 8).to(Thread).done
+
+
 #: When it is written: (schedule, words).
 WRITTEN = [
     (lambda: base().tile(0, 64), r"\.tile\(0, 64\): rows=0; give a number"),
@@ -217,6 +251,11 @@ WRITTEN = [
     (lambda: block().move(A, SH, Move), "implementation is a Move that is not done"),
     (lambda: block().move(A, SH, Init.done), "implementation is a Init; give a schedule of Move"),
     (lambda: block().move(A, SH, Move.done).pad(-1), r"\.pad\(-1\)"),
+    (lambda: block().move(A, SH, Move.done).swizzle(4), "give XOR, a Swizzle, or a function of a number"),
+    (lambda: block().move(A, SH, Move.done).layout(ColMajor), "an order is .storage"),
+    (lambda: block().move(A, SH, Move.done).through(RF), r"a move that is \.prefetch goes \.through\(RF\)"),
+    (lambda: block().move(A, SH, Move.done).prefetch.through(SH), r"\.through\('SH'\)"),
+    (lambda: block().move(A, RF, Move.done).swizzle(XOR), "moves to SH; registers have no layout"),
     (lambda: block().move(A, RF, Move.done).pad(4), "moves to SH; registers have no layout"),
     (lambda: block().accumulate_in(SH, Init.done, Move.done), "sums are kept in RF or FR"),
     (lambda: block().accumulate_in(RF, Move.done, Move.done), "begin is a Move; give a schedule of Init"),
@@ -241,6 +280,15 @@ CALLED = [
     (lambda: block().split(8).move(A, SH, Move.tile(1, 8).to(Thread).done).prefetch.done, "right behind a .split, both of them"),
     (lambda: block().move(A, SH, Move.tile(1, 8).to(Thread).done).prefetch.done, "right behind a .split, both of them"),
     (lambda: block().split(8).move(A, SH, Move.done).prefetch.no_sync.move(B, SH, Move.done).no_sync.prefetch.done, r"move\(B, .*\.no_sync of both leaves out the barrier"),
+    (lambda: shared(lambda s: s.swizzle(lambda i: i & 63)), r"\.move\(B, SH, \.\.\.\): \.swizzle: it is no permutation of 512 offsets: 0 and 64 both go to 0"),
+    (lambda: shared(lambda s: s.swizzle(lambda i: i + 1)), "no permutation of 512 offsets: 511 goes to 512"),
+    (lambda: shared(lambda s: s.swizzle(lambda i: (i + 4) % 512)), "it is no XOR of an offset's bits: 0 goes to 4"),
+    (lambda: shared(lambda s: s.swizzle(lambda i: i ^ (i >> 6 & 2))), "takes 16 bytes apart, 4 elements that one access moves: from 2 on"),
+    (lambda: shared(lambda s: s.pad(3).swizzle(XOR)), r"\.swizzle\(XOR\) is of lines of 32 bytes and more, a power of two apart"),
+    (lambda: shared(lambda s: s.layout("[(8,32):(32,1)]")), r"is of 8 x 32, and the tile is 8 x 64"),
+    (lambda: shared(lambda s: s.layout("[(8,64):(32,1)]")), "has two elements in one place"),
+    (lambda: shared(lambda s: s.layout("(8,64)")), "is no shape; write"),
+    (lambda: shared(lambda s: s.layout("[(8,64):(64,1)]").pad(4)), r"leave out \.storage and \.pad"),
     (lambda: block(64, 64).tile(32, 32).done, "no instruction is a Block's"),
     (lambda: base().tile(1024, 1024).to(Block).split(64).move(A, SH, Move.tile(32, 64).to(Warp).tile(1, 2).to(Thread).done).tile(32, 32).done, "bytes of shared memory"),
     (lambda: sums(Init.tile(32, 64).to(Warp).tile(8, 4).to(Thread).tile(1, 1).unroll.done).split(8).tile(32, 64).to(Warp).tile(8, 8).to(Thread).done, "Init allocates 8 x 4 elements a Thread, and the product has 64"),

@@ -24,7 +24,7 @@ from gemmkit.kernels.mlp.mma_spec import warps_spec
 from gemmkit.kernels.mlp.store import DirectOut as MlpOut
 from gemmkit.masks import Everything
 from gemmkit.operators import COMPLEX, FPUOp, MMAOp, Operator, WGMMAOp, WMMAOp
-from gemmkit.ptx.fragments import FragmentMap
+from gemmkit.ptx.fragments import FragmentMap, places
 from gemmkit.ptx.mma import MmaSpec
 from gemmkit.ptx.wgmma import WgmmaSpec
 from gemmkit.runtime.device import H100
@@ -130,13 +130,17 @@ def test_a_warpgroups_sums(n: int) -> None:
 
 # -- seeded faults --------------------------------------------------------------------------------------------------------
 
+#: Where the values of a warp's lanes begin, and of a warpgroup's threads.
+LANES, THREADS = places((4, (0, 2)), (8, (1, 0))), places((4, (0, 2)), (8, (1, 0)), (4, (16, 0)))
+
+
 @dataclass(frozen=True)
 class ByRows(MMAOp):
     """A lane's accumulators in one row: four neighbours of eight columns' two halves."""
 
     @cached_property
     def map_c(self) -> FragmentMap:
-        return FragmentMap(16, 8, (2, 16), ((0, 4), (1, 0)), (4,), ((0, 1),))
+        return FragmentMap(16, 8, places((2, (0, 4)), (16, (1, 0))), places((4, (0, 1))))
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,7 @@ class Exchanged(MMAOp):
 
     @cached_property
     def map_c(self) -> FragmentMap:
-        return FragmentMap(16, 8, (4, 8), ((0, 2), (1, 0)), (2, 2), ((8, 0), (0, 1)))
+        return FragmentMap(16, 8, LANES, places((2, (8, 0)), (2, (0, 1))))
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ class OtherLanes(MMAOp):
 
     @cached_property
     def map_c(self) -> FragmentMap:
-        return FragmentMap(16, 8, (8, 4), ((1, 0), (0, 2)), (2, 2), ((0, 1), (8, 0)))
+        return FragmentMap(16, 8, places((8, (1, 0)), (4, (0, 2))), places((2, (0, 1)), (2, (8, 0))))
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,7 @@ class LaterBlocks(WGMMAOp):
 
     @cached_property
     def map_c(self) -> FragmentMap:
-        return FragmentMap(64, 32, (4, 8, 4), ((0, 2), (1, 0), (16, 0)), (2, 2, 2, 2), ((0, 1), (8, 0), (0, 16), (0, 8)))
+        return FragmentMap(64, 32, THREADS, places((2, (0, 1)), (2, (8, 0)), (2, (0, 16)), (2, (0, 8))))
 
     def merge(self, x: Any, y: Any) -> Any:                # a subclass has to have a method of the contract
         return x + y
@@ -212,12 +216,12 @@ def test_columns(first: Operator, second: Operator, columns: int, said: str) -> 
 def seeded(monkeypatch: pytest.MonkeyPatch, machine: str, operand: str) -> None:
     """Another map of sums, or of A: rows 8 apart in front of neighbours."""
     def sums(spec: Any) -> FragmentMap:
-        threads = ((4, 8, 4), ((0, 2), (1, 0), (16, 0))) if machine == "wgmma" else ((4, 8), ((0, 2), (1, 0)))
-        return FragmentMap(spec.M, spec.N, *threads, (2, 2, spec.N // 8), ((8, 0), (0, 1), (0, 8)))
+        threads = THREADS if machine == "wgmma" else LANES
+        return FragmentMap(spec.M, spec.N, threads, places((2, (8, 0)), (2, (0, 1)), (spec.N // 8, (0, 8))))
 
     def fragment(spec: Any) -> FragmentMap:
-        threads = ((4, 8, 4), ((0, 2), (1, 0), (16, 0))) if machine == "wgmma" else ((4, 8), ((0, 2), (1, 0)))
-        return FragmentMap(spec.M, 16, *threads, (2, 2, 2), ((0, 1), (0, 8), (8, 0)))
+        threads = THREADS if machine == "wgmma" else LANES
+        return FragmentMap(spec.M, 16, threads, places((2, (0, 1)), (2, (0, 8)), (2, (8, 0))))
 
     which = WgmmaSpec if machine == "wgmma" else MmaSpec
     if operand == "c" and machine == "mma":

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gemmkit.specs.shapes import ALL, Shape, ShapeError, Step, local, shape
+from gemmkit.shapes import ALL, Shape, ShapeError, Step, local, shape
 
 extents = st.integers(1, 4)
 strides = st.sampled_from([0, 1, 2, 5, 8, 16, 37])

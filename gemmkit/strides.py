@@ -1,6 +1,6 @@
 """Strides, and the modes of one dimension: (extent, stride) pairs, the fastest first.
 
-What `gemmkit.specs.shapes` says of dimensions is computed here: which modes visit every second element of a dimension, and
+What `gemmkit.shapes` says of dimensions is computed here: which modes visit every second element of a dimension, and
 where tiles of one begin.
 """
 
@@ -42,8 +42,8 @@ def walk(dim: Modes, i: Any) -> Any:
     """The offset of one dimension's coordinate: its digits, the first the fastest, times their strides."""
     total: Any = 0
     for extent, stride in dim[:-1]:
-        total, i = stride * (i % extent) + total, i // extent
-    return (i if is_number(dim[-1][1], 1) else dim[-1][1] * i) + total        # a Step multiplies, not a number
+        total, i = total + stride * (i % extent), i // extent
+    return total + (i if is_number(dim[-1][1], 1) else dim[-1][1] * i)        # a Step multiplies, not a number
 
 
 # -- the algebra of one dimension -----------------------------------------------------------------------------------------
@@ -104,6 +104,15 @@ def merged(modes: Iterable[Mode]) -> Modes:
         else:
             out.append((extent, stride))
     return tuple(out) or NOTHING
+
+
+def span(modes: Iterable[Mode]) -> int:
+    """How far the last element lies from the first, whichever way the strides lead; none from no element.
+
+    >>> span([(4, 1), (2, -8)])
+    11
+    """
+    return sum((extent - 1) * abs(stride) for extent, stride in modes if extent > 1)
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------

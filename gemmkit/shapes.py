@@ -19,7 +19,7 @@ Tiles are shapes of shapes. Figure 4d: every other row, and pairs of columns fou
 A stride is a number, or a `Step`: a number for each dimension of what is indexed. With steps one algebra does for offsets in
 memory, coordinates of an array, numbers of threads, and the places of fragments. An extent may be None: it is known at run
 time. Coordinates may be run-time numbers too; all here that is given coordinates is device code as it stands
-(`gemmkit.specs.static`).
+(`gemmkit.lang.static`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from gemmkit.specs.static import Static
-from gemmkit.specs.strides import (
+from gemmkit.lang.statics import Static
+from gemmkit.strides import (
     NOTHING,
     Mode,
     Modes,
@@ -67,6 +67,7 @@ class Shape(Static):
 
     modes: tuple[Modes, ...]
     extents: tuple[Any, ...]
+    origin: Any                                               # where the first element is: 0, or a step of as many zeros
 
     def __init__(self, dims: Any, strides: Any = None):
         dims = dims if isinstance(dims, tuple) else (dims,)
@@ -79,6 +80,7 @@ class Shape(Static):
     def _set(self, modes: tuple[Modes, ...]) -> None:
         self.modes = modes
         self.extents = tuple(None if any(e is None for e, _ in dim) else math.prod(e for e, _ in dim) for dim in modes)
+        self.origin = next((Step((0,) * len(s)) for dim in modes for _, s in dim if type(s) is Step), 0)
         self._hash = hash(modes)
 
     @classmethod
@@ -147,7 +149,7 @@ class Shape(Static):
         for dim, i in zip(self.modes, at):
             if dim != NOTHING and not is_number(i, 0):
                 total = walk(dim, i) + total
-        return total
+        return self.origin if is_number(total, 0) else total
 
     def offsets(self) -> list[Any]:
         """The offsets of all elements, the last coordinate fastest."""

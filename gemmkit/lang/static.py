@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from gemmkit.lang.aggregates import Number
 from gemmkit.lang.atoms import Atom
@@ -40,6 +40,7 @@ from gemmkit.lang.numba_hooks import (
     typing_registry,
 )
 from gemmkit.lang.scalars import WeakIntLiteral, index
+from gemmkit.lang.statics import Static
 from gemmkit.lang.values import static_type, static_value
 
 __all__ = ["Held", "NotKnown", "Split", "SplitType", "Static", "StaticType", "known", "lowered", "object_of",
@@ -48,15 +49,11 @@ __all__ = ["Held", "NotKnown", "Split", "SplitType", "Static", "StaticType", "kn
 i32 = ir.IntType(32)
 
 
-class Static:
-    """Base class of host objects that device code may hold. The ``repr`` of one must say all that it is: kernels are
-    remembered by it."""
+def _device_type(value: Static) -> types.Type:
+    return StaticType(value)
 
-    #: Methods that are device code, not run by the compiler.
-    device_methods: ClassVar[tuple[str, ...]] = ()
 
-    def __device_type__(self) -> types.Type:
-        return StaticType(self)
+Static.__device_type__ = _device_type  # type: ignore[attr-defined]
 
 
 class StaticType(types.Callable):
