@@ -46,6 +46,7 @@ __all__ = [
     "check_aligned",
     "current_stream",
     "describe",
+    "dtype_from_torch",
     "empty_like",
     "flipped",
     "info_of",
@@ -335,6 +336,11 @@ def _from_torch() -> dict[Any, np.dtype[Any]]:
     ):
         pairs[name] = np.dtype(getattr(ml_dtypes, name))
     return {getattr(torch, name): dtype for name, dtype in pairs.items() if hasattr(torch, name)}
+
+
+def dtype_from_torch(dtype: Any) -> np.dtype[Any] | None:
+    """A dtype of PyTorch's as NumPy's; None where there is none."""
+    return _from_torch().get(dtype)
 
 
 @functools.lru_cache(maxsize=1)
