@@ -40,6 +40,7 @@ from gemmkit.runtime.streams import as_stream_handle, current_stream
 
 __all__ = [
     "ArrayInfo",
+    "RequiresGradient",
     "alignment",
     "as_stream_handle",
     "byte_range",
@@ -66,6 +67,10 @@ _ACCEPTED = (
     "__cuda_array_interface__ or __dlpack__"
 )
 _HOST = -1
+
+
+class RequiresGradient(ValueError):
+    """A tensor requires a gradient, and autograd is recording."""
 
 
 def describe(x: Any, name: str = "a") -> ArrayInfo:
@@ -125,9 +130,9 @@ def _read_torch(x: Any, name: str) -> ArrayInfo:
     if x.layout is not torch.strided:
         raise ValueError(f"{name} is a tensor of layout {x.layout}; make it dense with .to_dense()")
     if x.requires_grad and torch.is_grad_enabled():
-        raise ValueError(
-            f"{name} requires a gradient, which gemmkit does not record; pass {name}.detach(), "
-            "or call under torch.no_grad()"
+        raise RequiresGradient(
+            f"{name} requires a gradient, which is not recorded here; pass {name}.detach(), call under "
+            "torch.no_grad(), or make an operator of the call (gemmkit.torch.op)"
         )
     if x.is_conj() or x.is_neg():
         lazily, resolve = ("conjugated", "resolve_conj") if x.is_conj() else ("negated", "resolve_neg")

@@ -109,6 +109,9 @@ class Leaf:
             if self.variable >= 0:
                 raise TypeError("an operand indexed by something else than its row and column")
             return DualTensor(found, self.at.paths)
+        known = self.at.read.setdefault(self.variable, seen.shape)
+        if self.variable >= 0 and known != seen.shape:
+            raise TypeError("an operand that is read both by rows and by columns")
         seen = seen.to(self.at.dtype)
         return DualTensor(seen, self.at.paths, {self.variable: torch.ones_like(seen)} if self.variable >= 0 else None)
 
@@ -116,9 +119,9 @@ class Leaf:
 class Coordinates:
     """The rows and columns of D, as device code is given them."""
 
-    def __init__(self, x: Any, paths: Paths, dtype: Any):
+    def __init__(self, x: Any, paths: Paths, dtype: Any, read: dict[int, Any]):
         rows, columns = x.shape[-2:]
-        self.paths, self.dtype = paths, dtype
+        self.paths, self.dtype, self.read = paths, dtype, read
         self.m = DualTensor(torch.arange(rows, device=x.device).unsqueeze(-1), paths)
         self.n = DualTensor(torch.arange(columns, device=x.device), paths)
 
@@ -240,19 +243,21 @@ def _rebound(function: FunctionType, world: Callable[[Any], Any], made: dict[int
 
 # -- partial derivatives ----------------------------------------------------------------------------------------------
 
-def partials(recipe: Recipe, x: Any, operands: Sequence[Any]) -> list[Any]:
-    """Of each element of D, the derivative by the product's element ``x``, and by what it reads of each operand.
+def partials(recipe: Recipe, x: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Of each element of D, the derivative by the product's element ``x``, and by what it reads of each operand; and of each
+    operand its shape as it lies along D (a vector of columns (1, N), of rows (M, 1)).
 
-    ``x`` is (..., M, N). A derivative is a tensor or number to be broadcast along it; None where D depends on nothing of an
-    operand. Raises TypeError, naming what it is, for code whose derivative is not known.
+    ``x`` is (..., M, N). A derivative is a tensor to be broadcast along it; None where D depends on nothing of an operand.
+    Raises TypeError, naming what it is, for code whose derivative is not known.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
     paths = Paths()
+    read: dict[int, Any] = {}
     out: list[Any] = [None] * (1 + len(operands))
     for way in itertools.count():
         if way == MOST_WAYS:
             raise TypeError(f"{recipe.model!r} has more than {MOST_WAYS} ways through it; give derivative=")
-        at = Coordinates(x, paths, dtype)
+        at = Coordinates(x, paths, dtype, read)
         leaves = {id(p): Leaf(t, 1 + n, at) for n, (p, t) in enumerate(zip(recipe.placeholders, operands))}
         wide = x.to(dtype)
         seed = DualTensor(wide, paths, {X: torch.ones((), dtype=dtype, device=x.device)})
@@ -270,7 +275,5 @@ def partials(recipe: Recipe, x: Any, operands: Sequence[Any]) -> list[Any]:
                 zero = torch.zeros((), dtype=dtype, device=x.device)
                 out[n] = torch.where(where, zero if here is None else here, zero if out[n] is None else out[n])
         if not paths.next():
-            return out
+            return out, [read.get(1 + n) for n in range(len(operands))]
     raise AssertionError
-
-
