@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from gemmkit.batched import folded
@@ -60,6 +61,5 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
     except RequiresGradient:                                          # nothing has been launched or written
         if not any(getattr(x, "requires_grad", False) for x in (a, b, c)):
             raise                                                     # a component's tensor, or out itself
-    from gemmkit.torch.recorded import recorded
-
-    return recorded(a, b, c, conf, out, stream, keywords)
+    recording = import_module("gemmkit.torch.recorded")               # which imports PyTorch, and calls this function
+    return recording.recorded(a, b, c, conf, out, stream, keywords)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import torch
 
 from gemmkit.config import Config
+from gemmkit.epilogues import Store
+from gemmkit.matmul import matmul as multiply_matrices
+from gemmkit.selection import select
 from gemmkit.torch import forms
 from gemmkit.torch.derivative import Derivative
 from gemmkit.torch.product import product
@@ -71,28 +75,31 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, derivative: Derivative, conf: Any, keywords: dict[str, Any], a: Any, b: Any, c: Any) -> Any:
-        from gemmkit.epilogues import Store
-        from gemmkit.matmul import matmul as multiplied
-        from gemmkit.selection import select
-
         ctx.derivative, ctx.has_c = derivative, c is not None
         ctx.set_materialize_grads(False)
+        arrays = [None if x is None else forms.array_of(x, name) for x, name in ((a, "a"), (b, "b"), (c, "c"))]
+        kept: Any = None
         if derivative.keeps == "index":
             if c is not None:
                 raise ValueError("c is given with a semiring: what was there before may decide an element, which has no k")
-            out, kept = select(a, b, operator=derivative.semiring)
+            out, kept = select(*arrays[:2], operator=derivative.semiring)
         elif derivative.keeps == "product":
             kept = a.new_empty((*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]),
                                dtype=torch.promote_types(a.dtype, b.dtype))
-            out = multiplied(a, b, c, conf, **{**keywords, "epilogue": Store(kept) | derivative.recipe.model})
+            after = Store(forms.array_of(kept, "the product")) | derivative.recipe.model
+            out = multiply_matrices(*arrays, conf, **{**keywords, "epilogue": after})
         else:
-            out, kept = multiplied(a, b, c, conf, **keywords), None
+            out = multiply_matrices(*arrays, conf, **keywords)
+        out, kept = (torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in (out, kept))
         ctx.save_for_backward(*(x for x in (a, b, c, kept) if x is not None))
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Any) -> Any:
+        if ctx.derivative.keeps == "product" and torch.is_grad_enabled():
+            raise NotImplementedError("a second derivative (create_graph=True) of gemmkit.matmul with an epilogue: what was "
+                                      "kept of the product is no result of the call; make an operator of it, whose second "
+                                      "derivative is known: gemmkit.torch.op(name=..., epilogue=...)")
         a, b, *more = ctx.saved_tensors
         c = more.pop(0) if ctx.has_c else None
         kept = more[0] if more else None
