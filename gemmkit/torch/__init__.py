@@ -1,4 +1,4 @@
-"""gemmkit's products as operators of PyTorch's: autograd, ``torch.compile``, ``torch.func.vmap``, ``torch.export``, CUDA graphs.
+"""gemmkit's products as operators of PyTorch's, for autograd, ``torch.compile``, ``torch.func.vmap`` and ``torch.export``.
 
     linear = gemmkit.torch.op(name="mine::linear", epilogue=lambda bias: Bias(bias) | GELU())
     y = linear(x, weight, bias)

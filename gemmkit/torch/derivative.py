@@ -39,7 +39,7 @@ class Derivative:
     recipe: Recipe
     a_form: str
     b_form: str
-    semiring: Semiring | None
+    semiring: Any
     given: Callable[..., Any] | None
     refuses: str | None
 
@@ -102,8 +102,8 @@ class Derivative:
         found = self.given(x, *operands)
         many = list(found) if isinstance(found, (tuple, list)) else [found]
         if not 1 <= len(many) <= 1 + len(operands):
-            raise ValueError(f"derivative= returned {len(many)} tensors; the derivative of D by the product, and those by the "
-                             f"{len(operands)} operands, are at most {1 + len(operands)}")
+            raise ValueError(f"derivative= returned {len(many)} tensors; the derivative of D by the product, and those by "
+                             f"the {len(operands)} operands, are at most {1 + len(operands)}")
         return many + [None] * (1 + len(operands) - len(many)), self._shapes(operands)
 
     def _shapes(self, operands: Sequence[Any]) -> list[Any]:
@@ -121,7 +121,8 @@ class Derivative:
 
 
 def _of_operand(grad: Any, partial: Any, operand: Any, shape: Any) -> Any:
-    """The gradient of an operand of an epilogue, which lies along D in this shape: summed along what it was broadcast along."""
+    """The gradient of an operand of an epilogue, which lies along D in this shape: summed along what it was broadcast
+    along."""
     full = grad if partial is None else _times(grad, partial, torch.promote_types(grad.dtype, torch.float32))
     full = full.expand(torch.broadcast_shapes(full.shape, shape))
     return summed_to(full, shape).reshape(operand.shape).to(operand.dtype)

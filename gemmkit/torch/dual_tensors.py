@@ -1,9 +1,9 @@
 """Dual numbers of tensors: device code of one element, run on whole tensors, with its derivatives.
 
-A function of an element is plain Python: it runs on anything that computes. Here an element is a tensor of all elements, with
-a tangent for each variable (forward mode; for functions of one element that is all of the Jacobian). A branch on an element
-is decided both ways: the function runs once for each way through it, and ``torch.where`` takes from each run the elements
-that go its way.
+A function of an element is plain Python: it runs on anything that computes. Here an element is a tensor of all elements,
+with a tangent for each variable (forward mode; for functions of one element that is all of the Jacobian). A branch on an
+element is decided both ways: the function runs once for each way through it, and ``torch.where`` takes from each run the
+elements that go its way.
 
 Source: dual numbers, as in `gemmkit.Dual`; the enumeration of paths is that of symbolic execution (King, 1976).
 """
@@ -189,7 +189,7 @@ class DualTensor:
     def __float__(self) -> float:
         raise TypeError("float(x), int(x) or a function of Python's own, whose derivative is not known")
 
-    __int__ = __index__ = __float__                                            # type: ignore[assignment]
+    __int__ = __index__ = __float__
 
 
 def _number(x: Any) -> Any:

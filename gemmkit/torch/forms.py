@@ -16,8 +16,8 @@ from gemmkit import layouts, matrices
 from gemmkit.emulator.mode import is_emulating
 from gemmkit.runtime.arrays import dtype_from_torch
 
-__all__ = ["FORMS", "PLAIN", "array_of", "check_form", "dtype_of", "form_of", "form_of_layout", "gradient_of_stored", "matrix_of",
-           "shape_of", "stack_ndim", "transposed"]
+__all__ = ["FORMS", "PLAIN", "array_of", "check_form", "dtype_of", "form_of", "form_of_layout", "gradient_of_stored",
+           "matrix_of", "shape_of", "transposed"]
 
 PLAIN = "plain"
 #: The forms, and what makes a matrix of an array.
@@ -71,11 +71,6 @@ def form_of_layout(layout: Any, name: str) -> str:
 def matrix_of(x: Any, form: str) -> Any:
     """The array as the matrix that a product takes."""
     return FORMS[form](x)
-
-
-def stack_ndim(x: Any, form: str) -> int:
-    """How many dimensions of a tensor are a stack's."""
-    return x.dim() - (1 if form == "diagonal" else 2)
 
 
 def shape_of(x: Any, form: str, name: str) -> tuple[Any, ...]:

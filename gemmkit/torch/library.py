@@ -14,7 +14,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*(::[A-Za-z_]\w*)?")
 
 
 def qualified(name: Any) -> str:
-    """``namespace::name`` of a name; without a namespace it is gemmkit's. Raises ValueError for what is no name, or taken."""
+    """``namespace::name`` of a name; without a namespace it is gemmkit's. Raises ValueError for no name, or a taken one."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f'name={name!r}: a name such as "linear" or "mine::linear" is needed')
     full = name if "::" in name else f"gemmkit::{name}"
@@ -25,10 +25,8 @@ def qualified(name: Any) -> str:
 
 
 def define(name: str, schema: str, compute: Callable[..., Any], allocate: Callable[..., Any]) -> Any:
-    """An operator that computes by ``compute``; ``allocate`` gives its results of tensors without data (fake and meta ones).
-
-    Where those are on a CPU, ``compute`` says what would do.
-    """
+    """An operator that computes by ``compute``; ``allocate`` gives its results of tensors without data (fake and meta
+    ones)."""
     torch.library.define(name, schema)
     torch.library.impl(name, ("cpu", "cuda"), compute)
     torch.library.register_fake(name, allocate)

@@ -15,7 +15,8 @@ from gemmkit.torch.recorded import matmul
 __all__ = ["ACTIVATIONS", "Linear"]
 
 #: What `Linear` takes for ``activation``.
-ACTIVATIONS: dict[str, Epilogue] = {"relu": ReLU(), "gelu": GELU(), "gelu_tanh": GELU("tanh"), "silu": SiLU(), "tanh": Tanh()}
+ACTIVATIONS: dict[str, Epilogue] = {"relu": ReLU(), "gelu": GELU(), "gelu_tanh": GELU("tanh"), "silu": SiLU(),
+                                    "tanh": Tanh()}
 
 
 @functools.cache

@@ -136,8 +136,8 @@ class Product:
         common = torch.promote_types(a.dtype, b.dtype)
         dtype = self.dtype if self.dtype is not None else common if c is None else c.dtype
         if common.is_complex and not dtype.is_complex:
-            raise TypeError(f"dtype={dtype}: the product of {a.dtype} and {b.dtype} is complex, and its imaginary part would "
-                            "be lost; take a complex dtype, or .real of the result")
+            raise TypeError(f"dtype={dtype}: the product of {a.dtype} and {b.dtype} is complex, and its imaginary part "
+                            "would be lost; take a complex dtype, or .real of the result")
         return a.new_empty(shape, dtype=dtype)
 
     def _allocate_keeping(self, a: Any, b: Any, c: Any, *operands: Any) -> tuple[Any, Any]:
@@ -155,8 +155,8 @@ class Product:
         out, kept = self._allocate_keeping(a, b, c, *operands)
         if self.derivative.keeps == "index":
             if c is not None:
-                raise ValueError(f"c of {self.name}: what was there before may decide an element, which has no k; take the "
-                                 "minimum or maximum of C and the product by PyTorch")
+                raise ValueError(f"c of {self.name}: what was there before may decide an element, which has no k; take "
+                                 "the minimum or maximum of C and the product by PyTorch")
             select(forms.array_of(a, "a"), forms.array_of(b, "b"), operator=self.derivative.semiring,
                    out=forms.array_of(out, "out"), index=forms.array_of(kept, "index"))
         else:

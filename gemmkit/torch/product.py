@@ -2,9 +2,9 @@
 
     D = A B,   dA = dD B^H,   dB = A^H dD
 
-An operand is plain or has a `form`, and may be conjugated as it is loaded. The derivative of a product is of the same kind in
-all of these, so that one operator has derivatives of every order. Source: Giles, "Collected matrix derivative results for
-forward and reverse mode algorithmic differentiation", 2008.
+An operand is plain or has a form (`gemmkit.torch.forms`), and may be conjugated as it is loaded. The derivative of a product
+is of the same kind in all of these, so that one operator has derivatives of every order. Source: Giles, "Collected matrix
+derivative results for forward and reverse mode algorithmic differentiation", 2008.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _like(operand: Any, operand_form: str, a: Any, b: Any, a_form: str, b_form: 
     if operand_form == forms.PLAIN and operand.dim() == 2:
         a, b = _folded(a, b, a_form, b_form, operand)
     lies_in_columns = operand.dim() > 1 and operand.stride(-2) == 1 and operand.stride(-1) != 1
-    if lies_in_columns and operand_form == forms.PLAIN:     # so does the gradient, and need not be copied to where it adds up
+    if lies_in_columns and operand_form == forms.PLAIN:     # so does the gradient: no copy to where it adds up
         (a, a_form), (b, b_form) = forms.transposed(a, a_form), forms.transposed(b, b_form)
         found = product(b, a, b_form, a_form, conj_b, conj_a).mT
     else:
@@ -133,8 +133,8 @@ def _of_one_dtype(a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def _folded(a: Any, b: Any, a_form: str, b_form: str, operand: Any) -> tuple[Any, Any]:
-    """The factors of the gradient of one matrix that was multiplied with a stack: a sum over the stack is one long K, where
-    views can say so."""
+    """The factors of the gradient of one matrix that was multiplied with a stack: a sum over the stack is one long K,
+    where views can say so."""
     if a.dim() < 3 or a.shape[:-2] != b.shape[:-2] or a_form != forms.PLAIN or b_form != forms.PLAIN:
         return a, b
     try:

@@ -41,15 +41,15 @@ def recorded(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
     is no derivative.
     """
     if out is not None:
-        raise ValueError("out= is given, and a tensor that requires a gradient is among a, b and c: what is written in place "
-                         "cannot be recorded; leave out= away, or call under torch.no_grad()")
+        raise ValueError("out= is given, and a tensor that requires a gradient is among a, b and c: what is written in "
+                         "place cannot be recorded; leave out= away, or call under torch.no_grad()")
     if stream is not None:
         raise ValueError("stream= is given, and a tensor that requires a gradient is among a, b and c: autograd computes on "
                          "PyTorch's current stream; use torch.cuda.stream(...)")
     for name, x in (("a", a), ("b", b), ("c", c)):
         if x is not None and not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} is {type(x).__name__}, and beside it is a tensor that requires a gradient; give tensors "
-                            "of PyTorch's (a matrix with structure: make an operator by gemmkit.torch.op)")
+            raise TypeError(f"{name} is {type(x).__name__}, and beside it is a tensor that requires a gradient; give "
+                            "tensors of PyTorch's (a matrix with structure: make an operator by gemmkit.torch.op)")
     if conf is None and not keywords and c is None:
         return product(a, b)
     derivative = _derivative(conf, keywords)
@@ -77,19 +77,20 @@ class _Recorded(torch.autograd.Function):
     def forward(ctx: Any, derivative: Derivative, conf: Any, keywords: dict[str, Any], a: Any, b: Any, c: Any) -> Any:
         ctx.derivative, ctx.has_c = derivative, c is not None
         ctx.set_materialize_grads(False)
-        arrays = [None if x is None else forms.array_of(x, name) for x, name in ((a, "a"), (b, "b"), (c, "c"))]
+        of_a, of_b = forms.array_of(a, "a"), forms.array_of(b, "b")
+        of_c = None if c is None else forms.array_of(c, "c")
         kept: Any = None
         if derivative.keeps == "index":
             if c is not None:
                 raise ValueError("c is given with a semiring: what was there before may decide an element, which has no k")
-            out, kept = select(*arrays[:2], operator=derivative.semiring)
+            out, kept = select(of_a, of_b, operator=derivative.semiring)
         elif derivative.keeps == "product":
             kept = a.new_empty((*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]),
                                dtype=torch.promote_types(a.dtype, b.dtype))
             after = Store(forms.array_of(kept, "the product")) | derivative.recipe.model
-            out = multiply_matrices(*arrays, conf, **{**keywords, "epilogue": after})
+            out = multiply_matrices(of_a, of_b, of_c, conf, **{**keywords, "epilogue": after})
         else:
-            out = multiply_matrices(*arrays, conf, **keywords)
+            out = multiply_matrices(of_a, of_b, of_c, conf, **keywords)
         out, kept = (torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in (out, kept))
         ctx.save_for_backward(*(x for x in (a, b, c, kept) if x is not None))
         return out

@@ -1,8 +1,8 @@
 """Epilogues run again on tensors: what each of D's elements depends on, and how much.
 
 An epilogue is device code of one element. `Replay` stands for it with other things in the place of its arrays
-(`Leaf`: an operand of the operator), of coordinates and of mathematical functions, so that the same code runs on dual tensors
-(`gemmkit.torch.dual_tensors`).
+(`Leaf`: an operand of the operator), of coordinates and of mathematical functions, so that the same code runs on dual
+tensors (`gemmkit.torch.dual_tensors`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Recipe(NamedTuple):
             if not isinstance(model, Epilogue):
                 raise TypeError(f"{name}={given!r} made {model!r}; an Epilogue is needed")
             return cls(given, names, model, placeholders)
-        raise TypeError(f"{name}={given!r}: called with arrays it raised {type(tried[0]).__name__}: {tried[0]}") from tried[0]
+        first = tried[0]
+        raise TypeError(f"{name}={given!r}: called with arrays it raised {type(first).__name__}: {first}") from first
 
     @property
     def adds_only(self) -> bool:
