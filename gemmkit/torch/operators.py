@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -83,6 +84,7 @@ class Product:
         self.conf, self.components, self.dtype = conf, components, dtype
         self.recipe = Recipe.of(getattr(conf, "epilogue", None) if epilogue is None else epilogue)
         self._has_epilogue = epilogue is not None
+        self._of_parameters: dict[tuple[int, ...], Any] = {}
         self._constant: Epilogue | None = None if self.recipe.names else self.recipe.model
         self.forms = self._form("a", a), self._form("b", b)
         self.derivative = Derivative.of(conf, components, self.recipe, self.forms, derivative)
@@ -166,6 +168,18 @@ class Product:
     def _epilogue(self, operands: tuple) -> Epilogue:
         if self._constant is not None:
             return self._constant
+        if not all(type(x) is torch.nn.Parameter for x in operands):
+            return self._made_of(operands)
+        key, state = tuple(map(id, operands)), [(x.data_ptr(), x.shape, x.stride(), x.dtype) for x in operands]
+        known = self._of_parameters.get(key)
+        if known is not None and known[1] == state:        # frozen before: 50 to 190 us less (`gemmkit.kept`)
+            return known[0]
+        made = self._made_of(operands)
+        forget = [weakref.ref(x, lambda _: self._of_parameters.pop(key, None)) for x in operands]
+        self._of_parameters[key] = made, state, forget
+        return made
+
+    def _made_of(self, operands: tuple) -> Epilogue:
         return self.recipe.make(*(forms.array_of(x.detach(), name) for x, name in zip(operands, self.recipe.names)))
 
     def _launch(self, a: Any, b: Any, c: Any, out: Any, epilogue: Epilogue | None) -> None:

@@ -14,7 +14,7 @@ from gemmkit.matmul import matmul as multiply_matrices
 from gemmkit.selection import select
 from gemmkit.torch import forms
 from gemmkit.torch.derivative import Derivative
-from gemmkit.torch.product import product
+from gemmkit.torch.product import product, result_shape
 from gemmkit.torch.replay import Recipe
 
 __all__ = ["matmul", "recorded"]
@@ -85,8 +85,8 @@ class _Recorded(torch.autograd.Function):
                 raise ValueError("c is given with a semiring: what was there before may decide an element, which has no k")
             out, kept = select(of_a, of_b, operator=derivative.semiring)
         elif derivative.keeps == "product":
-            kept = a.new_empty((*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]),
-                               dtype=torch.promote_types(a.dtype, b.dtype))
+            shape = result_shape(a, b, derivative.a_form, derivative.b_form)
+            kept = a.new_empty(shape, dtype=torch.promote_types(a.dtype, b.dtype))
             after = Store(forms.array_of(kept, "the product")) | derivative.recipe.model
             out = multiply_matrices(of_a, of_b, of_c, conf, **{**keywords, "epilogue": after})
         else:

@@ -218,6 +218,38 @@ def test_matmul_of_tensors_that_require_a_gradient(name: str) -> None:
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
 
 
+def test_a_recorded_product_of_a_matrix_with_structure(emulated: None) -> None:
+    b = drawn(3, 4).requires_grad_()
+    d = recorded(drawn(3), b, None, None, None, None, {"global_a_layout": gk.layouts.Diagonal("float32"), "epilogue": Tanh()})
+    expected = torch.tanh(drawn(3)[:, None] * b)
+    torch.testing.assert_close(d, expected)
+    for x, y in zip(torch.autograd.grad(d.sum(), b), torch.autograd.grad(expected.sum(), b)):
+        torch.testing.assert_close(x, y)
+
+
+def test_an_epilogue_of_parameters_is_made_once(emulated: None) -> None:
+    made: list[Any] = []
+
+    def biased(bias: Any) -> Any:
+        made.append(bias)
+        return Bias(bias)
+
+    f = gk.torch.op(name="tests::parameters", epilogue=biased)
+    made.clear()
+    a, b, bias = drawn(5, 3), drawn(3, 4), torch.nn.Parameter(drawn(4))
+    for _ in range(3):
+        torch.testing.assert_close(f(a, b, bias), a @ b + bias)
+    with torch.no_grad():
+        bias.add_(1.0)
+    torch.testing.assert_close(f(a, b, bias), a @ b + bias)
+    assert len(made) == 1
+    bias.data = drawn(4) * 3                                # other memory
+    torch.testing.assert_close(f(a, b, bias), a @ b + bias)
+    assert len(made) == 2 and len(f._of_parameters) == 1
+    del bias
+    assert not f._of_parameters
+
+
 # -- what is wrong ----------------------------------------------------------------------------------------------------
 
 def test_bad_definitions() -> None:
