@@ -48,6 +48,7 @@ __all__ = [
     "current_stream",
     "describe",
     "dtype_from_torch",
+    "dtype_to_torch",
     "empty_like",
     "flipped",
     "info_of",
@@ -346,6 +347,14 @@ def _from_torch() -> dict[Any, np.dtype[Any]]:
 def dtype_from_torch(dtype: Any) -> np.dtype[Any] | None:
     """A dtype of PyTorch's as NumPy's; None where there is none."""
     return _from_torch().get(dtype)
+
+
+def dtype_to_torch(dtype: np.dtype[Any]) -> Any:
+    """A dtype of NumPy's as PyTorch's; raises TypeError where there is none."""
+    found = _to_torch().get(dtype)
+    if found is None:
+        raise TypeError(f"PyTorch has no dtype {dtype} for the result; choose another")
+    return found
 
 
 @functools.lru_cache(maxsize=1)

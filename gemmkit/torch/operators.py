@@ -10,9 +10,11 @@ import torch
 
 from gemmkit.config import Config, ConfigError
 from gemmkit.epilogues import Epilogue, Store
+from gemmkit.layouts import ColMajor
 from gemmkit.matmul import matmul
 from gemmkit.operators import Operator
 from gemmkit.problem import KEYWORDS
+from gemmkit.runtime.arrays import dtype_to_torch
 from gemmkit.selection import select
 from gemmkit.torch import forms
 from gemmkit.torch.batching import batched_by, register_vmap
@@ -37,7 +39,8 @@ def op(conf: Config | None = None, *, name: str, epilogue: Any = None, a: Any = 
             and b, and have gradients: ``epilogue=lambda bias: Bias(bias) | GELU()``.
         a, b: what makes a matrix with structure of the operand: `gemmkit.Diagonal`, `Triangular`, `Symmetric`, or a
             function such as ``lambda x: gemmkit.Triangular(x, "upper")``.
-        dtype: of the result; None: C's if there is one, else what PyTorch promotes a's and b's to.
+        dtype: of the result; None: conf's or the epilogue's if they say one, else C's if there is one, else what PyTorch
+            promotes a's and b's to.
         derivative: ``derivative(x, *operands)``, of tensors: the derivative of each element of D by the product's element
             x (..., M, N), or a tuple of it and those by what it reads of the operands. None takes them from the epilogue's
             own code, by dual numbers.
@@ -136,11 +139,22 @@ class Product:
         if c is not None:
             shape = (*torch.broadcast_shapes(shape[:-2], c.shape[:-2]), *shape[-2:])
         common = torch.promote_types(a.dtype, b.dtype)
-        dtype = self.dtype if self.dtype is not None else common if c is None else c.dtype
+        dtype = self._result_dtype(common, c)
         if common.is_complex and not dtype.is_complex:
             raise TypeError(f"dtype={dtype}: the product of {a.dtype} and {b.dtype} is complex, and its imaginary part "
                             "would be lost; take a complex dtype, or .real of the result")
+        if self.conf is not None and isinstance(self.conf.global_d_layout, ColMajor):
+            return a.new_empty((*shape[:-2], shape[-1], shape[-2]), dtype=dtype).mT
         return a.new_empty(shape, dtype=dtype)
+
+    def _result_dtype(self, common: Any, c: Any) -> Any:
+        """The dtype of D: what the definition says, else C's, else the operands' common one."""
+        if self.dtype is not None:
+            return self.dtype
+        told = self.recipe.model.result_dtype if self.conf is None else self.conf.global_d_layout.dtype
+        if told is not None:
+            return dtype_to_torch(told)
+        return common if c is None else c.dtype
 
     def _allocate_keeping(self, a: Any, b: Any, c: Any, *operands: Any) -> tuple[Any, Any]:
         out = self._allocate(a, b, c, *operands)

@@ -90,8 +90,8 @@ def gradients(grad: Any, a: Any, b: Any, needed: tuple[bool, ...], a_form: str =
               conj_a: bool = False, conj_b: bool = False) -> tuple[Any, Any]:
     """The gradients of A and B, from that of A B; None where ``needed`` is false.
 
-    Each has its operand's dtype. What multiplies is rounded to that of the other operand: tensor cores have no product of
-    two dtypes.
+    Each has its operand's dtype. The product of a gradient and an operand of two dtypes is of their common one: by that
+    nothing is rounded.
     """
     of_a = of_b = None
     if needed[0]:
@@ -122,13 +122,8 @@ def _like(operand: Any, operand_form: str, a: Any, b: Any, a_form: str, b_form: 
 
 
 def _of_one_dtype(a: Any, b: Any) -> tuple[Any, Any]:
-    """The factors of a gradient: of two real or two complex dtypes in the narrower one, else in that of both."""
-    if a.dtype == b.dtype:
-        return a, b
-    if a.is_complex() == b.is_complex():
-        dtype = min(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)
-    else:
-        dtype = torch.promote_types(a.dtype, b.dtype)
+    """The factors of a gradient in the dtype that holds both."""
+    dtype = torch.promote_types(a.dtype, b.dtype)
     return a.to(dtype), b.to(dtype)
 
 

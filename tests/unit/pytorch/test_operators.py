@@ -84,6 +84,36 @@ def test_one_matrix_of_a_stack_gets_its_gradient_by_one_product(emulated: None, 
     torch.testing.assert_close(b.grad, a.detach().sum((0, 1))[:, None].expand(4, 2))
 
 
+@pytest.mark.parametrize("layout", [gk.layouts.RowMajor, gk.layouts.ColMajor])
+def test_a_configuration(layout: Any, emulated: None) -> None:
+    tile = gk.Tile(M=16, N=16, K=16)
+    conf = gk.get_config(operator=gk.operators.FPUOp(M=16, N=16), global_a_layout=gk.layouts.RowMajor("float32"),
+                         global_b_layout=gk.layouts.RowMajor("float32"), global_d_layout=layout("float32"), block_shape=tile,
+                         warps_per_block=1, compute_warp=tile, epilogue=SiLU())
+    f = gk.torch.op(conf, name=f"tests::by_{layout.__name__}")
+    a, b = drawn(5, 3).requires_grad_(), drawn(3, 4).requires_grad_()
+    d = f(a, b)
+    assert d.mT.is_contiguous() == (layout is gk.layouts.ColMajor)
+    torch.testing.assert_close(d, F.silu(a @ b))
+    for x, y in zip(torch.autograd.grad(d.sum(), (a, b)), torch.autograd.grad(F.silu(a @ b).sum(), (a, b))):
+        torch.testing.assert_close(x, y)
+    torch.library.opcheck(f._plain, (a, b, None), test_utils=("test_schema", "test_faketensor"))
+
+
+def test_a_wider_result(emulated: None) -> None:
+    """Its gradient is not rounded to the operands' dtype before it is multiplied."""
+    f = gk.torch.op(name="tests::wider", dtype=torch.float32, operator=gk.operators.FPUOp(
+        M=16, N=16, dtype=np.float16, accumulator=np.float32))
+    a, b = torch.full((2, 2), 1e-3, dtype=torch.float16).requires_grad_(), torch.ones(2, 2, dtype=torch.float16)
+    d = f(a, b)
+    assert d.dtype == torch.float32
+    d.backward(torch.full((2, 2), 1e5))                    # beyond float16
+    assert torch.isinf(a.grad).all() and a.grad.dtype == torch.float16
+    a.grad = None
+    f(a, b * 2.0 ** -12).backward(torch.full((2, 2), 1e5))
+    torch.testing.assert_close(a.grad, torch.full((2, 2), 2e5 * 2.0 ** -12, dtype=torch.float16))
+
+
 def test_derivatives_of_every_order(emulated: None) -> None:
     a, b = (drawn(*shape, dtype=torch.float64).requires_grad_() for shape in ((2, 3), (3, 2)))
     f = gk.torch.op(name="tests::second", epilogue=Tanh())
