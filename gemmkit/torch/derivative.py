@@ -18,7 +18,7 @@ import torch
 from gemmkit.config import TRANSFORMS, Config
 from gemmkit.operators import COMPLEX, Algebra, FPUOp, MMAOp, WGMMAOp, WMMAOp
 from gemmkit.operators.semiring import Semiring, plus, selects
-from gemmkit.torch.dual_tensors import DualTensor, Paths
+from gemmkit.torch.dual_tensors import DualTensor, Paths, tangents
 from gemmkit.torch.product import gradients, product, summed_to
 from gemmkit.torch.replay import Recipe, partials
 
@@ -147,12 +147,16 @@ def _selected(semiring: Semiring, grad: Any, index: Any, a: Any, b: Any) -> list
     if semiring.mul is plus:
         of_a = of_b = grad
     else:
-        paths = Paths()
-        x = DualTensor(torch.gather(a, 1, k), paths, {0: torch.ones_like(grad)})
-        y = DualTensor(torch.gather(b, 0, k), paths, {1: torch.ones_like(grad)})
-        made = semiring.mul(x, y)
-        of_a, of_b = (grad * made.tangents.get(n, torch.zeros_like(grad)) for n in (0, 1))
+        of_a, of_b = (torch.zeros_like(grad) if t is None else grad * t
+                      for t in _of_factors(semiring.mul, torch.gather(a, 1, k), torch.gather(b, 0, k)))
     return [torch.zeros_like(a).scatter_add(1, k, of_a.to(a.dtype)), torch.zeros_like(b).scatter_add(0, k, of_b.to(b.dtype))]
+
+
+def _of_factors(mul: Callable[[Any, Any], Any], x: Any, y: Any) -> list[Any]:
+    """The derivatives of a semiring's mul by both factors."""
+    paths, one = Paths(), torch.ones_like(x)
+    given = DualTensor(x, paths, {0: one}), DualTensor(y, paths, {1: one})
+    return tangents(paths, lambda: mul(*given), 2, torch.zeros_like(x))
 
 
 # -- what has none ----------------------------------------------------------------------------------------------------
@@ -171,13 +175,13 @@ def _refusal(conf: Config | None, components: dict[str, Any], operator: Any, rec
         return "condition= and observe_a= decide more than D's elements"
     if isinstance(operator, Semiring):
         if not selects(operator):
-            return f"operator={operator!r} sums all products, so that no argument decides"
+            return f"operator={operator!r} combines all products, so that no k decides"
         if recipe.model.stages() and not recipe.model.passes_on:
             return f"operator={operator!r} has an epilogue, and gemmkit.select none"
         if forms != ("plain", "plain"):
             return f"operator={operator!r} has a matrix with structure"
-        if operator.mul is not plus and not _is_smooth(operator.mul):
-            return f"operator={operator!r}: its mul branches, or calls what has no known derivative"
+        if not _is_known(operator.mul):
+            return f"operator={operator!r}: its mul calls what has no known derivative"
         return None
     if isinstance(operator, Algebra):
         if operator.table != COMPLEX.table:
@@ -189,14 +193,10 @@ def _refusal(conf: Config | None, components: dict[str, Any], operator: Any, rec
     return recipe.refuses() if given is None else None
 
 
-def _is_smooth(mul: Any) -> bool:
-    """Whether a semiring's mul runs on dual tensors, without a branch."""
-    paths = Paths()
-    one = torch.ones((1, 1))
+def _is_known(mul: Callable[[Any, Any], Any]) -> bool:
+    """Whether a semiring's mul runs on dual tensors."""
     try:
-        mul(DualTensor(one, paths, {0: one}), DualTensor(one, paths, {1: one}))
+        _of_factors(mul, torch.ones((1, 1)), torch.ones((1, 1)))
     except TypeError:
         return False
-    return paths.taken() is None
-
-
+    return True

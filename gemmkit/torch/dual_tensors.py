@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["MOST_WAYS", "DualTensor", "Paths", "functions"]
+__all__ = ["DualTensor", "Paths", "functions", "tangents"]
 
 MOST_WAYS = 64                         # through a function
 _TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)
@@ -53,6 +53,25 @@ class Paths:
         if self._planned:
             self._planned[-1] = False
         return bool(self._planned)
+
+
+def tangents(paths: Paths, run: Callable[[], Any], count: int, zero: Any) -> list[Any]:
+    """Of what ``run()`` returns, the derivatives by variables 0 to ``count`` - 1, over all ways through it; None where it
+    depends on nothing of a variable. Raises TypeError where there are more than `MOST_WAYS`."""
+    out: list[Any] = [None] * count
+    for _ in range(MOST_WAYS):
+        made = run()
+        found = made.tangents if isinstance(made, DualTensor) else {}
+        where = paths.taken()
+        for n in range(count):
+            here = found.get(n)
+            if where is None:
+                out[n] = here
+            elif here is not None or out[n] is not None:
+                out[n] = torch.where(where, zero if here is None else here, zero if out[n] is None else out[n])
+        if not paths.next():
+            return out
+    raise TypeError(f"more than {MOST_WAYS} ways through it")
 
 
 class Truth:

@@ -21,7 +21,7 @@ from gemmkit.epilogues import Bias, Default, Epilogue, Residual
 from gemmkit.lang import returned, values
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.runtime.arrays import is_array
-from gemmkit.torch.dual_tensors import MOST_WAYS, DualTensor, Paths, functions
+from gemmkit.torch.dual_tensors import DualTensor, Paths, functions, tangents
 
 __all__ = ["Recipe", "partials"]
 
@@ -254,27 +254,15 @@ def partials(recipe: Recipe, x: Any, operands: Sequence[Any]) -> tuple[list[Any]
     dtype = torch.promote_types(x.dtype, torch.float32)
     paths = Paths()
     read: dict[int, Any] = {}
-    out: list[Any] = [None] * (1 + len(operands))
-    for way in itertools.count():
-        if way == MOST_WAYS:
-            raise TypeError(f"{recipe.model!r} has more than {MOST_WAYS} ways through it; give derivative=")
+    zero, wide = torch.zeros((), dtype=dtype, device=x.device), x.to(dtype)
+
+    def run() -> Any:
         at = Coordinates(x, paths, dtype, read)
         leaves = {id(p): Leaf(t, 1 + n, at) for n, (p, t) in enumerate(zip(recipe.placeholders, operands))}
-        wide = x.to(dtype)
-        seed = DualTensor(wide, paths, {X: torch.ones((), dtype=dtype, device=x.device)})
-        try:
-            found = Replay(recipe.model, _world(leaves, at))(seed, at.m, at.n)
-        except TypeError as error:
-            raise TypeError(f"the derivative of {recipe.model!r} is not known: {error}; give derivative=") from error
-        tangents = found.tangents if isinstance(found, DualTensor) else {}
-        where = paths.taken()
-        for n in range(len(out)):
-            here = tangents.get(n)
-            if where is None:
-                out[n] = here
-            elif here is not None or out[n] is not None:
-                zero = torch.zeros((), dtype=dtype, device=x.device)
-                out[n] = torch.where(where, zero if here is None else here, zero if out[n] is None else out[n])
-        if not paths.next():
-            return out, [read.get(1 + n) for n in range(len(operands))]
-    raise AssertionError
+        return Replay(recipe.model, _world(leaves, at))(DualTensor(wide, paths, {X: torch.ones_like(zero)}), at.m, at.n)
+
+    try:
+        found = tangents(paths, run, 1 + len(operands), zero)
+    except TypeError as error:
+        raise TypeError(f"the derivative of {recipe.model!r} is not known: {error}; give derivative=") from error
+    return found, [read.get(1 + n) for n in range(len(operands))]

@@ -116,6 +116,7 @@ STRUCTURES: dict[str, tuple[dict[str, Any], Callable[..., Any], tuple[tuple[int,
 SEMIRINGS: dict[str, tuple[Any, Callable[..., Any]]] = {
     "min-plus": (semiring.MIN_PLUS, lambda a, b: (a[:, :, None] + b[None]).amin(1)),
     "max-plus": (semiring.MAX_PLUS, lambda a, b: (a[:, :, None] + b[None]).amax(1)),
+    "widest path": (semiring.Semiring(max, min, 0.0), lambda a, b: torch.minimum(a[:, :, None], b[None]).amax(1).clamp(min=0)),
     "max-times": (semiring.MAX_TIMES, lambda a, b: (a[:, :, None] * b[None]).amax(1).clamp(min=0)),
 }
 STACKS = {
