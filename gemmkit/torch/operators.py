@@ -20,7 +20,7 @@ from gemmkit.torch import forms
 from gemmkit.torch.batching import batched_by, register_vmap
 from gemmkit.torch.derivative import Derivative
 from gemmkit.torch.library import define, qualified
-from gemmkit.torch.product import check_together, result_shape
+from gemmkit.torch.product import check_together, result_dtype, result_shape
 from gemmkit.torch.replay import Recipe
 
 __all__ = ["Product", "op"]
@@ -139,10 +139,7 @@ class Product:
         if c is not None:
             shape = (*torch.broadcast_shapes(shape[:-2], c.shape[:-2]), *shape[-2:])
         common = torch.promote_types(a.dtype, b.dtype)
-        dtype = self._result_dtype(common, c)
-        if common.is_complex and not dtype.is_complex:
-            raise TypeError(f"dtype={dtype}: the product of {a.dtype} and {b.dtype} is complex, and its imaginary part "
-                            "would be lost; take a complex dtype, or .real of the result")
+        dtype = result_dtype(a, b, self._result_dtype(common, c))
         if self.conf is not None and isinstance(self.conf.global_d_layout, ColMajor):
             return a.new_empty((*shape[:-2], shape[-1], shape[-2]), dtype=dtype).mT
         return a.new_empty(shape, dtype=dtype)

@@ -19,7 +19,7 @@ from gemmkit.torch import forms
 from gemmkit.torch.batching import batched_by, register_vmap
 from gemmkit.torch.library import define
 
-__all__ = ["gradients", "product", "result_shape"]
+__all__ = ["check_together", "gradients", "product", "result_dtype", "result_shape", "summed_to"]
 
 _SCHEMA = ('(Tensor a, Tensor b, *, str a_form="plain", str b_form="plain", bool conj_a=False, bool conj_b=False, '
            "ScalarType? dtype=None) -> Tensor")
@@ -46,7 +46,8 @@ def check_together(a: Any, **others: Any) -> None:
             raise ValueError(f"{name} is on {x.device} and a on {a.device}; all operands of a product must be on one device")
 
 
-def _result_dtype(a: Any, b: Any, dtype: Any) -> Any:
+def result_dtype(a: Any, b: Any, dtype: Any) -> Any:
+    """``dtype``, or where it is None that which holds a's and b's. Raises TypeError for a real one of a complex product."""
     common = torch.promote_types(a.dtype, b.dtype)
     if dtype is not None and common.is_complex and not dtype.is_complex:
         raise TypeError(f"dtype={dtype}: the product of {a.dtype} and {b.dtype} is complex, and its imaginary part would be "
@@ -72,7 +73,7 @@ def _allocate(a: Any, b: Any, *, a_form: str = forms.PLAIN, b_form: str = forms.
     forms.check_form(a_form, "a_form")
     forms.check_form(b_form, "b_form")
     check_together(a, b=b)
-    return a.new_empty(result_shape(a, b, a_form, b_form), dtype=_result_dtype(a, b, dtype))
+    return a.new_empty(result_shape(a, b, a_form, b_form), dtype=result_dtype(a, b, dtype))
 
 
 def _keep(ctx: Any, inputs: tuple, keyword_only_inputs: dict[str, Any], output: Any) -> None:
