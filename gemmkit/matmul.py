@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from gemmkit.batched import folded
 from gemmkit.config import Config
 from gemmkit.matrices import Matrix, unwrapped
 from gemmkit.products import multiply
+from gemmkit.runtime.arrays import RequiresGradient
 
 __all__ = ["matmul"]
 
@@ -32,9 +34,11 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
             where such layouts leave the sizes open.
 
     Returns:
-        out. Nothing is copied, cast or synchronised.
+        out. Nothing is copied, cast or synchronised. Of PyTorch's tensors that require a gradient the product is recorded
+        (`gemmkit.torch`).
 
     Raises:
+        NotImplementedError: such a tensor, where the product has no derivative.
         ValueError: shapes, dtypes or devices that do not fit each other; an ``out`` that is read-only, or overlaps itself,
             a, b or an array of a component; an array whose address is no multiple of its elements'.
         TypeError: something that is no array; a host array without emulation; a dtype that no operator takes.
@@ -52,4 +56,10 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
         if product is not None:                                       # it multiplies in its own way
             return product(a, b, c, conf, out, stream, **keywords)
         a, b, keywords = unwrapped(a, b, (c, out), keywords)
-    return multiply(a, b, c, conf, out, stream, keywords, folded)
+    try:
+        return multiply(a, b, c, conf, out, stream, keywords, folded)
+    except RequiresGradient:                                          # nothing has been launched or written
+        if not any(getattr(x, "requires_grad", False) for x in (a, b, c)):
+            raise                                                     # a component's tensor, or out itself
+    recording = import_module("gemmkit.torch.recorded")               # which imports PyTorch, and calls this function
+    return recording.recorded(a, b, c, conf, out, stream, keywords)

@@ -40,12 +40,15 @@ from gemmkit.runtime.streams import as_stream_handle, current_stream
 
 __all__ = [
     "ArrayInfo",
+    "RequiresGradient",
     "alignment",
     "as_stream_handle",
     "byte_range",
     "check_aligned",
     "current_stream",
     "describe",
+    "dtype_from_torch",
+    "dtype_to_torch",
     "empty_like",
     "flipped",
     "info_of",
@@ -65,6 +68,10 @@ _ACCEPTED = (
     "__cuda_array_interface__ or __dlpack__"
 )
 _HOST = -1
+
+
+class RequiresGradient(ValueError):
+    """A tensor requires a gradient, and autograd is recording."""
 
 
 def describe(x: Any, name: str = "a") -> ArrayInfo:
@@ -124,9 +131,9 @@ def _read_torch(x: Any, name: str) -> ArrayInfo:
     if x.layout is not torch.strided:
         raise ValueError(f"{name} is a tensor of layout {x.layout}; make it dense with .to_dense()")
     if x.requires_grad and torch.is_grad_enabled():
-        raise ValueError(
-            f"{name} requires a gradient, which gemmkit does not record; pass {name}.detach(), "
-            "or call under torch.no_grad()"
+        raise RequiresGradient(
+            f"{name} requires a gradient, which is not recorded here; pass {name}.detach(), call under "
+            "torch.no_grad(), or make an operator of the call (gemmkit.torch.op)"
         )
     if x.is_conj() or x.is_neg():
         lazily, resolve = ("conjugated", "resolve_conj") if x.is_conj() else ("negated", "resolve_neg")
@@ -335,6 +342,19 @@ def _from_torch() -> dict[Any, np.dtype[Any]]:
     ):
         pairs[name] = np.dtype(getattr(ml_dtypes, name))
     return {getattr(torch, name): dtype for name, dtype in pairs.items() if hasattr(torch, name)}
+
+
+def dtype_from_torch(dtype: Any) -> np.dtype[Any] | None:
+    """A dtype of PyTorch's as NumPy's; None where there is none."""
+    return _from_torch().get(dtype)
+
+
+def dtype_to_torch(dtype: np.dtype[Any]) -> Any:
+    """A dtype of NumPy's as PyTorch's; raises TypeError where there is none."""
+    found = _to_torch().get(dtype)
+    if found is None:
+        raise TypeError(f"PyTorch has no dtype {dtype} for the result; choose another")
+    return found
 
 
 @functools.lru_cache(maxsize=1)

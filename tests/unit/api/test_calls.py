@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -343,7 +344,10 @@ def test_an_array_that_changed_in_place_is_another(library: str, make: Any, laun
     ({"is_conj": lambda: True}, "lazily conjugated"),
     ({"is_cuda": False, "device": ("cpu", 0)}, "move it to the GPU"),
 ])
-def test_a_tensors_state_is_looked_at_in_each_call(state: dict[str, Any], words: str, launches: Launches) -> None:
+def test_a_tensors_state_is_looked_at_in_each_call(state: dict[str, Any], words: str, launches: Launches,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[Any] = []
+    monkeypatch.setitem(sys.modules, "gemmkit.torch.recorded", SimpleNamespace(recorded=lambda *call: recorded.append(call)))
     with stand_ins.library("torch") as make:
         a, b, out = operands(make)
         run = gk.plan(a, b)
@@ -353,10 +357,13 @@ def test_a_tensors_state_is_looked_at_in_each_call(state: dict[str, Any], words:
         calls: list[Callable[[], Any]] = [lambda: gk.matmul(a, b), lambda: gk.matmul(a, b, out=out)]
         if "is_conj" not in state:                                  # real numbers: a plan need not ask
             calls.append(lambda: run(a, b, out=out))
+        if "requires_grad" in state:                                # autograd's part begins
+            calls.pop(0)(), calls.pop(0)()
         for call in calls:
             with pytest.raises(ValueError, match=words):
                 call()
         assert len(launches.seen) == launched
+        assert [call[4] for call in recorded] == ([None, out] if "requires_grad" in state else [])
 
 
 @LIBRARIES

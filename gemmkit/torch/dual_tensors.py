@@ -1,0 +1,277 @@
+"""Dual numbers of tensors: device code of one element, run on whole tensors, with its derivatives.
+
+A function of an element is plain Python: it runs on anything that computes. Here an element is a tensor of all elements,
+with a tangent for each variable (forward mode; for functions of one element that is all of the Jacobian). A branch on an
+element is decided both ways: the function runs once for each way through it, and ``torch.where`` takes from each run the
+elements that go its way.
+
+Source: dual numbers, as in `gemmkit.Dual`; the enumeration of paths is that of symbolic execution (King, 1976).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["DualTensor", "Paths", "functions", "tangents"]
+
+MOST_WAYS = 64                         # through a function
+_TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)
+
+
+class Paths:
+    """The ways through a function: which way each branch goes in this run, and whether another run is needed."""
+
+    def __init__(self) -> None:
+        self._planned: list[bool] = []
+        self._asked: list[Any] = []
+
+    def decide(self, condition: Any) -> bool:
+        """The way that this run takes at a branch on ``condition``, a tensor of truth values."""
+        if len(self._asked) == len(self._planned):
+            self._planned.append(True)
+        self._asked.append(condition)
+        return self._planned[len(self._asked) - 1]
+
+    def taken(self) -> Any:
+        """Where elements go the way of this run; None where all do."""
+        out: Any = None
+        for condition, way in zip(self._asked, self._planned):
+            here = condition if way else torch.logical_not(condition)
+            out = here if out is None else torch.logical_and(out, here)
+        return out
+
+    def next(self) -> bool:
+        """Prepare the next run; False if all ways have been gone."""
+        del self._planned[len(self._asked):]
+        while self._planned and not self._planned[-1]:
+            self._planned.pop()
+        self._asked = []
+        if self._planned:
+            self._planned[-1] = False
+        return bool(self._planned)
+
+
+def tangents(paths: Paths, run: Callable[[], Any], count: int, zero: Any) -> list[Any]:
+    """Of what ``run()`` returns, the derivatives by variables 0 to ``count`` - 1, over all ways through it; None where it
+    depends on nothing of a variable. Raises TypeError where there are more than `MOST_WAYS`."""
+    out: list[Any] = [None] * count
+    for _ in range(MOST_WAYS):
+        made = run()
+        found = made.tangents if isinstance(made, DualTensor) else {}
+        where = paths.taken()
+        for n in range(count):
+            here = found.get(n)
+            if where is None:
+                out[n] = here
+            elif here is not None or out[n] is not None:
+                out[n] = torch.where(where, zero if here is None else here, zero if out[n] is None else out[n])
+        if not paths.next():
+            return out
+    raise TypeError(f"more than {MOST_WAYS} ways through it")
+
+
+class Truth:
+    """Of each element, whether a condition holds."""
+
+    def __init__(self, condition: Any, paths: Paths):
+        self.condition, self.paths = condition, paths
+
+    def __bool__(self) -> bool:
+        return self.paths.decide(self.condition)
+
+    def __and__(self, other: Any) -> Truth:
+        return Truth(torch.logical_and(self.condition, _condition(other, self.condition)), self.paths)
+
+    def __or__(self, other: Any) -> Truth:
+        return Truth(torch.logical_or(self.condition, _condition(other, self.condition)), self.paths)
+
+    def __invert__(self) -> Truth:
+        return Truth(torch.logical_not(self.condition), self.paths)
+
+    __rand__, __ror__ = __and__, __or__
+
+
+def _condition(x: Any, like: Any) -> Any:
+    return x.condition if isinstance(x, Truth) else torch.full_like(like, bool(x))
+
+
+class DualTensor:
+    """A tensor of values, and of each variable that they depend on the derivatives."""
+
+    __slots__ = ("paths", "tangents", "value")
+    __hash__ = None                                                            # type: ignore[assignment]
+
+    def __init__(self, value: Any, paths: Paths, tangents: dict[int, Any] | None = None):
+        self.value, self.paths, self.tangents = value, paths, tangents or {}
+
+    def chain(self, value: Any, slope: Any) -> DualTensor:
+        """A function of these numbers: its values and its derivative there."""
+        return DualTensor(value, self.paths, {n: slope * t for n, t in self.tangents.items()})
+
+    def _sum(self, value: Any, other: DualTensor, of_self: Any, of_other: Any) -> DualTensor:
+        tangents = {n: of_self * t for n, t in self.tangents.items()}
+        for n, t in other.tangents.items():
+            more = of_other * t
+            tangents[n] = tangents[n] + more if n in tangents else more
+        return DualTensor(value, self.paths, tangents)
+
+    # -- arithmetic -----------------------------------------------------------------------------------------------
+
+    def __add__(self, other: Any) -> DualTensor:
+        if isinstance(other, DualTensor):
+            return self._sum(self.value + other.value, other, 1, 1)
+        return self.chain(self.value + _number(other), 1)
+
+    def __sub__(self, other: Any) -> DualTensor:
+        if isinstance(other, DualTensor):
+            return self._sum(self.value - other.value, other, 1, -1)
+        return self.chain(self.value - _number(other), 1)
+
+    def __rsub__(self, other: Any) -> DualTensor:
+        return self.chain(_number(other) - self.value, -1)
+
+    def __mul__(self, other: Any) -> DualTensor:
+        if isinstance(other, DualTensor):
+            return self._sum(self.value * other.value, other, other.value, self.value)
+        return self.chain(self.value * _number(other), _number(other))
+
+    def __truediv__(self, other: Any) -> DualTensor:
+        if isinstance(other, DualTensor):
+            value = self.value / other.value
+            return self._sum(value, other, 1 / other.value, -value / other.value)
+        return self.chain(self.value / _number(other), 1 / _number(other))
+
+    def __rtruediv__(self, other: Any) -> DualTensor:
+        value = _number(other) / self.value
+        return self.chain(value, -value / self.value)
+
+    def __pow__(self, other: Any) -> DualTensor:
+        if isinstance(other, DualTensor):
+            raise TypeError("a power of which the exponent is no constant; write exp(log(x) * y)")
+        return self.chain(self.value ** other, other * self.value ** (other - 1))
+
+    def __neg__(self) -> DualTensor:
+        return self.chain(-self.value, -1)
+
+    def __pos__(self) -> DualTensor:
+        return self
+
+    def __abs__(self) -> DualTensor:
+        _check_real(self.value, "abs")
+        return self.chain(torch.abs(self.value), torch.sign(self.value))
+
+    def __mod__(self, other: Any) -> DualTensor:
+        return self._whole("%", self.value % _whole_number(other))
+
+    def __floordiv__(self, other: Any) -> DualTensor:
+        return self._whole("//", self.value // _whole_number(other))
+
+    def _whole(self, what: str, value: Any) -> DualTensor:
+        if self.tangents:
+            raise TypeError(f"{what} of a number that is to be differentiated")
+        return DualTensor(value, self.paths)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    # -- comparisons ----------------------------------------------------------------------------------------------
+
+    def _compared(self, function: Callable[..., Any], other: Any) -> Truth:
+        if function not in (torch.eq, torch.ne):
+            _check_real(self.value, "an order")
+        return Truth(function(self.value, other.value if isinstance(other, DualTensor) else _number(other)), self.paths)
+
+    def __lt__(self, other: Any) -> Truth:
+        return self._compared(torch.lt, other)
+
+    def __le__(self, other: Any) -> Truth:
+        return self._compared(torch.le, other)
+
+    def __gt__(self, other: Any) -> Truth:
+        return self._compared(torch.gt, other)
+
+    def __ge__(self, other: Any) -> Truth:
+        return self._compared(torch.ge, other)
+
+    def __eq__(self, other: Any) -> Truth:                                     # type: ignore[override]
+        return self._compared(torch.eq, other)
+
+    def __ne__(self, other: Any) -> Truth:                                     # type: ignore[override]
+        return self._compared(torch.ne, other)
+
+    def __bool__(self) -> bool:
+        return bool(self != 0)
+
+    def __float__(self) -> float:
+        raise TypeError("float(x), int(x) or a function of Python's own, whose derivative is not known")
+
+    __int__ = __index__ = __float__
+
+
+def _number(x: Any) -> Any:
+    """A constant: a number of Python's, whose type gives way to the tensor's."""
+    return x if isinstance(x, (bool, int, float, complex)) else x.item() if hasattr(x, "item") else float(x)
+
+
+def _whole_number(x: Any) -> Any:
+    return x.value if isinstance(x, DualTensor) else _number(x)
+
+
+def _check_real(x: Any, what: str) -> None:
+    if x.is_complex():
+        raise TypeError(f"{what} of a complex number, which has no complex derivative")
+
+
+# -- functions --------------------------------------------------------------------------------------------------------
+
+def _function(name: str, derivative: Callable[[Any, Any], Any], is_real: bool = False) -> Callable[[Any], Any]:
+    """A function of dual tensors, and of plain numbers as `math` has it."""
+    of_tensors, of_numbers = getattr(torch, name), getattr(math, name, None)
+
+    def function(x: Any) -> Any:
+        if not isinstance(x, DualTensor):
+            return of_numbers(x) if of_numbers is not None else of_tensors(torch.tensor(x)).item()
+        if is_real:
+            _check_real(x.value, name)
+        value = of_tensors(x.value)
+        return x.chain(value, derivative(x.value, value))
+
+    return function
+
+
+def _nothing(x: Any) -> Any:
+    return torch.zeros_like(x)
+
+
+#: Functions of one number, by the names that `math` and NumPy have for them.
+functions: dict[str, Callable[..., Any]] = {
+    "exp": _function("exp", lambda x, y: y),
+    "exp2": _function("exp2", lambda x, y: y * math.log(2)),
+    "expm1": _function("expm1", lambda x, y: y + 1),
+    "log": _function("log", lambda x, y: 1 / x),
+    "log2": _function("log2", lambda x, y: 1 / (x * math.log(2))),
+    "log10": _function("log10", lambda x, y: 1 / (x * math.log(10))),
+    "log1p": _function("log1p", lambda x, y: 1 / (1 + x)),
+    "sqrt": _function("sqrt", lambda x, y: 0.5 / y),
+    "reciprocal": _function("reciprocal", lambda x, y: -y * y),
+    "sin": _function("sin", lambda x, y: torch.cos(x)),
+    "cos": _function("cos", lambda x, y: -torch.sin(x)),
+    "tan": _function("tan", lambda x, y: 1 + y * y),
+    "atan": _function("atan", lambda x, y: 1 / (1 + x * x)),
+    "sinh": _function("sinh", lambda x, y: torch.cosh(x)),
+    "cosh": _function("cosh", lambda x, y: torch.sinh(x)),
+    "tanh": _function("tanh", lambda x, y: 1 - y * y),
+    "erf": _function("erf", lambda x, y: _TWO_OVER_ROOT_PI * torch.exp(-x * x), is_real=True),
+    "erfc": _function("erfc", lambda x, y: -_TWO_OVER_ROOT_PI * torch.exp(-x * x), is_real=True),
+    "floor": _function("floor", lambda x, y: _nothing(x), is_real=True),
+    "ceil": _function("ceil", lambda x, y: _nothing(x), is_real=True),
+}
+functions["fabs"] = functions["absolute"] = functions["abs"] = abs
+functions["arctan"] = functions["atan"]
+functions["maximum"] = max
+functions["minimum"] = min
+functions["square"] = lambda x: x * x
+functions["isnan"] = lambda x: x != x if isinstance(x, DualTensor) else math.isnan(x)

@@ -1,0 +1,244 @@
+"""``op``: any product as an operator of ``torch.library``."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gemmkit.config import Config, ConfigError
+from gemmkit.epilogues import Epilogue, Store
+from gemmkit.layouts import ColMajor
+from gemmkit.matmul import matmul
+from gemmkit.operators import Operator
+from gemmkit.problem import KEYWORDS
+from gemmkit.runtime.arrays import dtype_to_torch
+from gemmkit.selection import select
+from gemmkit.torch import forms
+from gemmkit.torch.batching import batched_by, register_vmap
+from gemmkit.torch.derivative import Derivative
+from gemmkit.torch.library import define, qualified
+from gemmkit.torch.product import check_together, result_dtype, result_shape
+from gemmkit.torch.replay import Recipe
+
+__all__ = ["Product", "op"]
+
+
+def op(conf: Config | None = None, *, name: str, epilogue: Any = None, a: Any = None, b: Any = None, dtype: Any = None,
+       derivative: Callable[..., Any] | None = None, **components: Any) -> Product:
+    """An operator of PyTorch's that computes D = A B + C by a configuration or by components.
+
+    It has a fake kernel, so that ``torch.compile`` and ``torch.export`` see it whole; autograd; and ``torch.func.vmap``.
+
+    Args:
+        conf: a configuration of `gemmkit.get_config`; None chooses one for each call, as `gemmkit.matmul` does.
+        name: ``"namespace::name"``, or a name in the namespace ``gemmkit``: it is then ``torch.ops.namespace.name``.
+        epilogue: an epilogue, or a function of tensors that makes one: these are then operands of the operator, behind a
+            and b, and have gradients: ``epilogue=lambda bias: Bias(bias) | GELU()``.
+        a, b: what makes a matrix with structure of the operand: `gemmkit.Diagonal`, `Triangular`, `Symmetric`, or a
+            function such as ``lambda x: gemmkit.Triangular(x, "upper")``.
+        dtype: of the result; None: conf's or the epilogue's if they say one, else C's if there is one, else what PyTorch
+            promotes a's and b's to.
+        derivative: ``derivative(x, *operands)``, of tensors: the derivative of each element of D by the product's element
+            x (..., M, N), or a tuple of it and those by what it reads of the operands. None takes them from the epilogue's
+            own code, by dual numbers.
+        components: what `gemmkit.matmul` takes: ``operator``, ``transform_...``, ``condition``.
+
+    Returns:
+        A `Product`: ``f(a, b, *operands, c=None)`` of tensors (..., M, K), (..., K, N), the operands and (M, N). What has no
+        derivative computes nevertheless; a backward pass through it raises.
+
+    Raises:
+        ValueError: a name that is none, or taken.
+        TypeError: an epilogue that uses its operands otherwise than as arrays; a component of another kind.
+
+    >>> import torch, gemmkit as gk, gemmkit.torch
+    >>> from gemmkit.epilogues import Bias, ReLU
+    >>> f = gk.torch.op(name="docs::biased", epilogue=lambda bias: Bias(bias) | ReLU())
+    >>> a, bias = torch.ones(2, 3, requires_grad=True), torch.tensor([1.0, -9.0], requires_grad=True)
+    >>> with gk.emulate():
+    ...     d = f(a, torch.ones(3, 2), bias)
+    ...     d.sum().backward()
+    >>> d.tolist(), bias.grad.tolist()
+    ([[4.0, 0.0], [4.0, 0.0]], [2.0, 0.0])
+    """
+    return Product(conf, name, epilogue, a, b, dtype, derivative, components)
+
+
+class Product:
+    """An operator made by `op`."""
+
+    def __init__(self, conf: Config | None, name: str, epilogue: Any, a: Any, b: Any, dtype: Any,
+                 derivative: Callable[..., Any] | None, components: dict[str, Any]):
+        if conf is not None and not isinstance(conf, Config):
+            raise TypeError(f"conf={conf!r}: a configuration of gemmkit.get_config is needed")
+        allowed = set(KEYWORDS) - {"epilogue", "gemm_shape", "global_c_layout", "global_d_layout"}
+        if unknown := set(components) - allowed:
+            raise TypeError(f"op() got unknown keywords {', '.join(sorted(unknown))}; it takes "
+                            f"{', '.join(sorted(allowed))}")
+        operator = components.get("operator")
+        if operator is not None and not isinstance(operator, Operator):
+            raise ConfigError(f"operator={operator!r}: an instance of Operator is needed (not the class itself)")
+        if derivative is not None and not callable(derivative):
+            raise TypeError(f"derivative={derivative!r}: a function of the product's tensor and the operands is needed")
+        self.name = qualified(name)
+        self.conf, self.components, self.dtype = conf, components, dtype
+        self.recipe = Recipe.of(getattr(conf, "epilogue", None) if epilogue is None else epilogue)
+        self._has_epilogue = epilogue is not None
+        self._of_parameters: dict[tuple[int, ...], Any] = {}
+        self._constant: Epilogue | None = None if self.recipe.names else self.recipe.model
+        self.forms = self._form("a", a), self._form("b", b)
+        self.derivative = Derivative.of(conf, components, self.recipe, self.forms, derivative)
+        self._define()
+
+    def _form(self, name: str, made: Any) -> str:
+        layout = self.components.get(f"global_{name}_layout", getattr(self.conf, f"global_{name}_layout", None))
+        if layout is None or made is not None:
+            return forms.form_of(made, name)
+        return forms.form_of_layout(layout, f"global_{name}_layout")
+
+    def __call__(self, a: Any, b: Any, *operands: Any, c: Any = None) -> Any:
+        """D of tensors; recorded where one of them requires a gradient."""
+        if len(operands) != len(self.recipe.names):
+            raise TypeError(f"{self.name} takes a, b{''.join(', ' + name for name in self.recipe.names)} and c=; got "
+                            f"{len(operands)} operands behind a and b")
+        if self._keeping is not None and torch.is_grad_enabled():
+            for x in (a, b, c, *operands):
+                if x is not None and x.requires_grad:
+                    return self._keeping(a, b, c, *operands)[0]
+        return self._plain(a, b, c, *operands)
+
+    def __repr__(self) -> str:
+        return f"<torch operator {self.name}(a, b{''.join(', ' + name for name in self.recipe.names)}, c=None)>"
+
+    # -- the operators of torch.library -----------------------------------------------------------------------------
+
+    def _define(self) -> None:
+        taken = {"a", "b", "c"}.intersection(self.recipe.names)
+        if taken:
+            raise TypeError(f"epilogue: its operand {taken.pop()} has the name of one of the product's; name it otherwise")
+        given = "".join(f", Tensor {name}" for name in self.recipe.names)
+        self._plain = define(self.name, f"(Tensor a, Tensor b, Tensor? c{given}) -> Tensor", self._compute, self._allocate)
+        torch.library.register_autograd(self.name, self._backward, setup_context=self._setup)
+        register_vmap(self.name, self._in_batches(self._plain))
+        self._keeping: Any = None
+        if self.derivative.keeps:
+            name = f"{self.name}_keeping_{self.derivative.keeps}"
+            self._keeping = define(name, f"(Tensor a, Tensor b, Tensor? c{given}) -> (Tensor, Tensor)",
+                                   self._compute_keeping, self._allocate_keeping)
+            torch.library.register_autograd(name, self._backward_keeping, setup_context=self._setup)
+            register_vmap(name, self._in_batches(self._keeping))
+
+    def _allocate(self, a: Any, b: Any, c: Any, *operands: Any) -> Any:
+        check_together(a, b=b, c=c, **dict(zip(self.recipe.names, operands)))
+        shape = result_shape(a, b, *self.forms)
+        if c is not None and tuple(c.shape[-2:]) != tuple(shape[-2:]):
+            raise ValueError(f"c has shape {tuple(c.shape)}; the result is {tuple(shape)}")
+        if c is not None:
+            shape = (*torch.broadcast_shapes(shape[:-2], c.shape[:-2]), *shape[-2:])
+        common = torch.promote_types(a.dtype, b.dtype)
+        dtype = result_dtype(a, b, self._result_dtype(common, c))
+        if self.conf is not None and isinstance(self.conf.global_d_layout, ColMajor):
+            return a.new_empty((*shape[:-2], shape[-1], shape[-2]), dtype=dtype).mT
+        return a.new_empty(shape, dtype=dtype)
+
+    def _result_dtype(self, common: Any, c: Any) -> Any:
+        """The dtype of D: what the definition says, else C's, else the operands' common one."""
+        if self.dtype is not None:
+            return self.dtype
+        told = self.recipe.model.result_dtype if self.conf is None else self.conf.global_d_layout.dtype
+        if told is not None:
+            return dtype_to_torch(told)
+        return common if c is None else c.dtype
+
+    def _allocate_keeping(self, a: Any, b: Any, c: Any, *operands: Any) -> tuple[Any, Any]:
+        out = self._allocate(a, b, c, *operands)
+        if self.derivative.keeps == "index":
+            return out, a.new_empty(out.shape, dtype=torch.int32 if a.dtype.itemsize == 4 else torch.int64)
+        return out, a.new_empty(out.shape, dtype=torch.promote_types(a.dtype, b.dtype))
+
+    def _compute(self, a: Any, b: Any, c: Any, *operands: Any) -> Any:
+        out = self._allocate(a, b, c, *operands)
+        self._launch(a, b, c, out, self._epilogue(operands) if self._has_epilogue else None)
+        return out
+
+    def _compute_keeping(self, a: Any, b: Any, c: Any, *operands: Any) -> tuple[Any, Any]:
+        out, kept = self._allocate_keeping(a, b, c, *operands)
+        if self.derivative.keeps == "index":
+            if c is not None:
+                raise ValueError(f"c of {self.name}: what was there before may decide an element, which has no k; take "
+                                 "the minimum or maximum of C and the product by PyTorch")
+            select(forms.array_of(a, "a"), forms.array_of(b, "b"), operator=self.derivative.semiring,
+                   out=forms.array_of(out, "out"), index=forms.array_of(kept, "index"))
+        else:
+            self._launch(a, b, c, out, Store(forms.array_of(kept, "the product")) | self._epilogue(operands))
+        return out, kept
+
+    def _epilogue(self, operands: tuple) -> Epilogue:
+        if self._constant is not None:
+            return self._constant
+        if not all(type(x) is torch.nn.Parameter for x in operands):
+            return self._made_of(operands)
+        key, state = tuple(map(id, operands)), [(x.data_ptr(), x.shape, x.stride(), x.dtype) for x in operands]
+        known = self._of_parameters.get(key)
+        if known is not None and known[1] == state:        # frozen before: 50 to 190 us less (`gemmkit.kept`)
+            return known[0]
+        made = self._made_of(operands)
+        forget = [weakref.ref(x, lambda _: self._of_parameters.pop(key, None)) for x in operands]
+        self._of_parameters[key] = made, state, forget
+        return made
+
+    def _made_of(self, operands: tuple) -> Epilogue:
+        return self.recipe.make(*(forms.array_of(x.detach(), name) for x, name in zip(operands, self.recipe.names)))
+
+    def _launch(self, a: Any, b: Any, c: Any, out: Any, epilogue: Epilogue | None) -> None:
+        of_a, of_b = (forms.array_of(x, name) for x, name in ((a, "a"), (b, "b")))
+        for name, form in zip("ab", self.forms):
+            if form != forms.PLAIN and f"global_{name}_layout" not in self.components and self.conf is None:
+                of_a, of_b = ((forms.matrix_of(of_a, form), of_b) if name == "a" else (of_a, forms.matrix_of(of_b, form)))
+        more = self.components if epilogue is None else {**self.components, "epilogue": epilogue}
+        matmul(of_a, of_b, None if c is None else forms.array_of(c, "c"), self.conf, out=forms.array_of(out, "out"), **more)
+
+    # -- autograd ---------------------------------------------------------------------------------------------------
+
+    def _setup(self, ctx: Any, inputs: tuple, output: Any) -> None:
+        self.derivative.check(self.name)
+        ctx.set_materialize_grads(False)
+        a, b, c, *operands = inputs
+        ctx.has_c = c is not None
+        kept = output[1:] if isinstance(output, tuple) else ()
+        ctx.save_for_backward(a, b, *(() if c is None else (c,)), *operands, *kept)
+
+    def _saved(self, ctx: Any) -> tuple[Any, Any, Any, list[Any], list[Any]]:
+        a, b, *more = ctx.saved_tensors
+        c = more.pop(0) if ctx.has_c else None
+        count = len(self.recipe.names)
+        return a, b, c, more[:count], more[count:]
+
+    def _backward(self, ctx: Any, grad: Any) -> tuple[Any, ...]:
+        a, b, c, operands, _ = self._saved(ctx)
+        if self.derivative.keeps == "index":
+            raise NotImplementedError(f"torch.ops of {self.name} keeps no index; call the object that op() returned")
+        return tuple(self.derivative(grad, None, None, a, b, c, operands, ctx.needs_input_grad))
+
+    def _backward_keeping(self, ctx: Any, grad: Any, of_kept: Any) -> tuple[Any, ...]:
+        a, b, c, operands, (kept,) = self._saved(ctx)
+        return tuple(self.derivative(grad, of_kept, kept, a, b, c, operands, ctx.needs_input_grad))
+
+    # -- batches ----------------------------------------------------------------------------------------------------
+
+    def _in_batches(self, operator: Any) -> Callable[..., Any]:
+        is_stack = self.conf is None and operator is not None and not (
+            operator is not self._plain and self.derivative.keeps == "index")
+        cores = [2 if is_stack and form != "diagonal" else None for form in self.forms]
+        cores += [2 if is_stack else None]
+        cores += [self.recipe.own_ndim(n) if is_stack else None for n in range(len(self.recipe.names))]
+
+        def rule(size: int, in_dims: tuple, *tensors: Any) -> tuple[Any, Any]:
+            return batched_by(operator, size, in_dims, tensors, cores, {})
+
+        return rule
+
+

@@ -1,0 +1,108 @@
+"""Products that autograd records: `gemmkit.matmul` of tensors that require a gradient comes here."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+
+from gemmkit.config import Config
+from gemmkit.epilogues import Store
+from gemmkit.matmul import matmul as multiply_matrices
+from gemmkit.selection import select
+from gemmkit.torch import forms
+from gemmkit.torch.derivative import Derivative
+from gemmkit.torch.product import product, result_shape
+from gemmkit.torch.replay import Recipe
+
+__all__ = ["matmul", "recorded"]
+
+
+def matmul(a: Any, b: Any, c: Any = None) -> Any:
+    """A B + C of tensors (..., M, K), (..., K, N) and (..., M, N), as an operator: autograd, compile, vmap, export.
+
+    >>> import torch, gemmkit as gk, gemmkit.torch
+    >>> a = torch.ones(2, 3, requires_grad=True)
+    >>> with gk.emulate():
+    ...     gk.torch.matmul(a, torch.ones(3, 2)).sum().backward()
+    >>> a.grad.tolist()
+    [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
+    """
+    found = product(a, b)
+    return found if c is None else found + c
+
+
+def recorded(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, keywords: dict[str, Any]) -> Any:
+    """`gemmkit.matmul` where a tensor among a, b and c requires a gradient.
+
+    Raises ValueError for an ``out``, whose former values autograd would have to keep, and NotImplementedError where there
+    is no derivative.
+    """
+    if out is not None:
+        raise ValueError("out= is given, and a tensor that requires a gradient is among a, b and c: what is written in "
+                         "place cannot be recorded; leave out= away, or call under torch.no_grad()")
+    if stream is not None:
+        raise ValueError("stream= is given, and a tensor that requires a gradient is among a, b and c: autograd computes on "
+                         "PyTorch's current stream; use torch.cuda.stream(...)")
+    for name, x in (("a", a), ("b", b), ("c", c)):
+        if x is not None and not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} is {type(x).__name__}, and beside it is a tensor that requires a gradient; give "
+                            "tensors of PyTorch's (a matrix with structure: make an operator by gemmkit.torch.op)")
+    if conf is None and not keywords and c is None:
+        return product(a, b)
+    derivative = _derivative(conf, keywords)
+    derivative.check("gemmkit.matmul")
+    return _Recorded.apply(derivative, conf, keywords, a, b, c)
+
+
+def _derivative(conf: Config | None, keywords: dict[str, Any]) -> Derivative:
+    layouts = [keywords.get(f"global_{name}_layout", getattr(conf, f"global_{name}_layout", None)) for name in "ab"]
+    of = [forms.PLAIN if layout is None else forms.form_of_layout(layout, f"global_{name}_layout")
+          for name, layout in zip("ab", layouts)]
+    epilogue = keywords.get("epilogue", getattr(conf, "epilogue", None))
+    return Derivative.of(conf, keywords, _recipe(epilogue), (of[0], of[1]), None)
+
+
+@functools.lru_cache(maxsize=64)
+def _recipe(epilogue: Any) -> Recipe:
+    return Recipe.of(epilogue)
+
+
+class _Recorded(torch.autograd.Function):
+    """A product by components of one call, which is no operator by name."""
+
+    @staticmethod
+    def forward(ctx: Any, derivative: Derivative, conf: Any, keywords: dict[str, Any], a: Any, b: Any, c: Any) -> Any:
+        ctx.derivative, ctx.has_c = derivative, c is not None
+        ctx.set_materialize_grads(False)
+        of_a, of_b = forms.array_of(a, "a"), forms.array_of(b, "b")
+        of_c = None if c is None else forms.array_of(c, "c")
+        kept: Any = None
+        if derivative.keeps == "index":
+            if c is not None:
+                raise ValueError("c is given with a semiring: what was there before may decide an element, which has no k")
+            out, kept = select(of_a, of_b, operator=derivative.semiring)
+        elif derivative.keeps == "product":
+            shape = result_shape(a, b, derivative.a_form, derivative.b_form)
+            kept = a.new_empty(shape, dtype=torch.promote_types(a.dtype, b.dtype))
+            after = Store(forms.array_of(kept, "the product")) | derivative.recipe.model
+            out = multiply_matrices(of_a, of_b, of_c, conf, **{**keywords, "epilogue": after})
+        else:
+            out = multiply_matrices(of_a, of_b, of_c, conf, **keywords)
+        out, kept = (torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in (out, kept))
+        ctx.save_for_backward(*(x for x in (a, b, c, kept) if x is not None))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        if ctx.derivative.keeps == "product" and torch.is_grad_enabled():
+            raise NotImplementedError("a second derivative (create_graph=True) of gemmkit.matmul with an epilogue: what was "
+                                      "kept of the product is no result of the call; make an operator of it, whose second "
+                                      "derivative is known: gemmkit.torch.op(name=..., epilogue=...)")
+        a, b, *more = ctx.saved_tensors
+        c = more.pop(0) if ctx.has_c else None
+        kept = more[0] if more else None
+        needed = ctx.needs_input_grad[3:]
+        return (None, None, None, *ctx.derivative(grad, None, kept, a, b, c, (), needed)[:3])

@@ -1,0 +1,139 @@
+"""Operators of `gemmkit.torch` in models: compiled without a break, exported, in batches, trained as PyTorch's are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+import gemmkit as gk  # noqa: E402
+import gemmkit.torch  # noqa: E402
+from gemmkit.epilogues import Bias, SiLU  # noqa: E402
+from gemmkit.runtime.compile import stats  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("small_tiles")
+
+F = torch.nn.functional
+
+
+@pytest.fixture
+def emulated() -> Iterator[None]:
+    with gk.emulate():
+        yield
+
+
+def models(device: str, sizes: tuple[int, int, int, int]) -> tuple[Any, Any]:
+    """Three layers by gemmkit and by PyTorch, with the same parameters."""
+    one, two, three, four = sizes
+    Linear = gk.torch.Linear
+    torch.manual_seed(0)
+    ours = torch.nn.Sequential(Linear(one, two, activation="gelu", device=device), Linear(two, three, activation="relu", device=device),
+                               Linear(three, four, device=device))
+    theirs = torch.nn.Sequential(torch.nn.Linear(one, two, device=device), torch.nn.GELU(),
+                                 torch.nn.Linear(two, three, device=device), torch.nn.ReLU(),
+                                 torch.nn.Linear(three, four, device=device))
+    for layer, other in zip(ours, theirs[::2]):
+        other.load_state_dict(layer.state_dict())
+    return ours, theirs
+
+
+def trained(model: Any, parameters: Any, x: Any, y: Any, steps: int, after: Any = lambda: None) -> list[float]:
+    optimiser = torch.optim.SGD(parameters, lr=0.05)
+    losses = []
+    for _ in range(steps):
+        loss = (model(x) - y).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+        after()
+    return losses
+
+
+def test_a_model_compiles_without_a_break(emulated: None) -> None:
+    ours, theirs = models("cpu", (3, 5, 4, 2))
+    x, y = torch.randn(6, 3), torch.randn(6, 2)
+    explained = torch._dynamo.explain(ours)(x)
+    assert (explained.graph_break_count, explained.graph_count) == (0, 1)
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    found = trained(compiled, ours.parameters(), x, y, 3)
+    assert found == pytest.approx(trained(theirs, theirs.parameters(), x, y, 3), rel=1e-5)
+
+
+@pytest.mark.gpu
+def test_a_compiled_model_is_trained_to_the_same_loss() -> None:
+    """And no kernel is compiled after the first step."""
+    ours, theirs = models("cuda", (64, 256, 128, 32))
+    x, y = torch.randn(96, 64, device="cuda"), torch.randn(96, 32, device="cuda")
+    counts: list[int] = []
+    compiled = torch.compile(ours, fullgraph=True)
+    found = trained(compiled, ours.parameters(), x, y, 30, lambda: counts.append(stats.compiled))
+    assert found == pytest.approx(trained(theirs, theirs.parameters(), x, y, 30), rel=1e-4)
+    assert found[-1] < found[0] and counts[-1] == counts[0]
+
+
+@pytest.mark.gpu
+def test_a_training_step_in_a_cuda_graph() -> None:
+    ours, _ = models("cuda", (64, 256, 128, 32))
+    x = torch.randn(96, 64, device="cuda")
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            ours(x).sum().backward()
+    torch.cuda.current_stream().wait_stream(aside)
+    ours.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = ours(x)
+        y.sum().backward()
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    found = [y.clone(), *(p.grad.clone() for p in ours.parameters())]
+    ours.zero_grad(set_to_none=True)
+    expected = ours(x)
+    expected.sum().backward()
+    for one, other in zip(found, (expected, *(p.grad for p in ours.parameters()))):
+        torch.testing.assert_close(one, other)
+
+
+def test_batches_and_exports(emulated: None) -> None:
+    f = gk.torch.op(name="tests::batched", epilogue=lambda bias: Bias(bias) | SiLU())
+    a, b, bias = torch.randn(3, 5, 4), torch.randn(4, 2), torch.randn(3, 2)
+    expected = F.silu(a @ b + bias[:, None])
+    torch.testing.assert_close(torch.func.vmap(f, in_dims=(0, None, 0))(a, b, bias), expected)
+    torch.testing.assert_close(torch.func.vmap(f, in_dims=(2, None, 1))(a.permute(1, 2, 0), b, bias.mT), expected)
+    given = a.clone().requires_grad_()
+    torch.func.vmap(f, in_dims=(0, None, None))(given, b, bias[0]).sum().backward()
+    other = a.clone().requires_grad_()
+    F.silu(other @ b + bias[0]).sum().backward()
+    torch.testing.assert_close(given.grad, other.grad)
+
+    class Net(torch.nn.Module):                                                # type: ignore[misc]
+        def forward(self, a: Any, b: Any, bias: Any) -> Any:
+            return f(a, b, bias)
+
+    exported = torch.export.export(Net(), (a[0], b, bias[0]))
+    assert any(node.target is torch.ops.tests.batched.default for node in exported.graph.nodes)
+    torch.testing.assert_close(exported.module()(a[0], b, bias[0]), F.silu(a[0] @ b + bias[0]))
+
+
+def test_a_batch_of_diagonals_is_a_launch_each(emulated: None) -> None:
+    f = gk.torch.op(name="tests::diagonals", a=gk.Diagonal)
+    a, b = torch.randn(3, 4), torch.randn(4, 2)
+    torch.testing.assert_close(torch.func.vmap(f, in_dims=(0, None))(a, b), a[..., None] * b)
+
+
+def test_linear(emulated: None) -> None:
+    for activation, reference in ((None, lambda x: x), ("gelu_tanh", lambda x: F.gelu(x, approximate="tanh")), ("silu", F.silu),
+                                  ("tanh", torch.tanh)):
+        for bias in (True, False):
+            layer = gk.torch.Linear(3, 4, bias=bias, activation=activation)
+            x = torch.randn(2, 5, 3)
+            torch.testing.assert_close(layer(x), reference(F.linear(x, layer.weight, layer.bias)))
+    with pytest.raises(ValueError, match="activation='celu': None or one of 'relu'"):
+        gk.torch.Linear(3, 4, activation="celu")
+    assert repr(gk.torch.Linear(3, 4)) == "Linear(3, 4, bias=True, activation=None)"
