@@ -30,7 +30,9 @@ from tests.support.machines import BF16, MACHINES, on_machines, poison, whole
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One mapping, of 32 x 32."""
+    """One mapping, of 32 x 32, for products of any size."""
+    monkeypatch.setattr(boxes, "SHORTEST", 1)
+    monkeypatch.setattr(boxes, "NARROWEST", 1)
     monkeypatch.setattr(boxes, "TABLE", (replace(boxes.TABLE[-1], block=(32, 32, 64), warp=(16, 16)),))
     contraction._plans.clear()
     yield
@@ -111,20 +113,21 @@ def chosen(spec: str, a: Any, b: Any, device: Any = None) -> Any:
 
 def test_what_is_chosen() -> None:
     """Boxes where unit-stride indices of K conflict, on GPUs that have cp.async, and where pieces of 16 bytes are aligned."""
-    a, b = np.empty((40, 24, 16), F16), np.empty((48, 16, 24), F16)
+    a, b = np.empty((80, 40, 32), F16), np.empty((96, 32, 40), F16)
     found = chosen("iqp,jpq->ij", a, b)
     assert found.problem.config.operator == BoxMMAOp(N=16) and isinstance(found.spec.b.route, CpAsyncBoxes)
     assert type(found.spec.a.route) is CpAsyncSeparable and found.spec.a.route.width == found.spec.b.route.width == 8
     assert isinstance(chosen("iqp,jpq->ij", a, b, A100).problem.config.operator, BoxMMAOp)
-    assert chosen("iqp,jpq->ij", a, np.empty((400, 16, 24), F16)).problem.config.operator == BoxMMAOp(N=16, combed="a")     # B leads
-    assert chosen("riqp,jpq->rij", np.empty((3, 40, 24, 16), F16), b).problem.products == 1
+    assert chosen("iqp,jpq->ij", a, np.empty((400, 32, 40), F16)).problem.config.operator == BoxMMAOp(N=16, combed="a")     # B leads
+    assert chosen("riqp,jpq->rij", np.empty((3, 80, 40, 32), F16), b).problem.products == 1
     none = [
-        chosen("iqp,jqp->ij", a, np.empty((48, 24, 16), F16)),                              # no conflict
+        chosen("iqp,jqp->ij", a, np.empty((96, 40, 32), F16)),                              # no conflict
         chosen("iqp,jpq->ij", a, b, T4),
-        chosen("iqp,jpq->ij", np.empty((40, 24, 12), F16), np.empty((48, 12, 24), F16)),    # four neighbours
-        chosen("iqp,jpq->ij", a, np.empty(48 * 16 * 24 + 1, F16)[1:].reshape(48, 16, 24)),  # off by two bytes
-        chosen("iqp,jpq->ij", a, np.empty((48, 16, 25), F16)[..., :24]),                    # lines at any two bytes
+        chosen("iqp,jpq->ij", np.empty((80, 100, 12), F16), np.empty((96, 12, 100), F16)),  # four neighbours
+        chosen("iqp,jpq->ij", a, np.empty(96 * 32 * 40 + 1, F16)[1:].reshape(96, 32, 40)),  # off by two bytes
+        chosen("iqp,jpq->ij", a, np.empty((96, 32, 41), F16)[..., :40]),                    # lines at any two bytes
         chosen("iqp,jpq->ij", a.astype(F32), b.astype(F32)),
+        chosen("iqp,jpq->ij", a[:63], b), chosen("iqp,jpq->ij", a[:, :24].copy(), b[..., :24].copy()),   # few rows, a short K
     ]
     assert not any(isinstance(one.problem.config.operator, BoxMMAOp) for one in none)
 
@@ -157,7 +160,7 @@ def test_operators_that_are_none(fields: dict[str, Any], message: str) -> None:
     (dict(mem_b_thread=Tile(K=64, N=1), mem_b_warp=Tile(K=64, N=8)), "cannot fill it: k-tiles of multiples of 64, moved 8 elements a thread"),
     (dict(kernel="singlestage", stages=1), "operator=.*its boxes of K are filled by cp.async; take kernel='multistage'"),
     (dict(operator=MMAOp(N=16, K=16), shared_b_layout=Boxed(ColMajor(F16), 8)), "shared_b_layout=.*operators.BoxMMAOp alone reads boxes"),
-], ids=str)
+], ids=lambda given: " ".join(given) if isinstance(given, dict) else "")
 def test_configurations_that_are_none(fields: dict[str, Any], message: str, rng: np.random.Generator) -> None:
     a, b = as_matrices(*operands(rng, 32, 32, 1, 8, F16))
     with pytest.raises(gk.ConfigError, match=message):

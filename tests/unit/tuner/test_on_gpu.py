@@ -13,7 +13,7 @@ import pytest
 import gemmkit as gk
 from gemmkit.products import forget_plans
 from gemmkit.runtime import cache
-from gemmkit.tuner import search as module
+from gemmkit.tuner import subjects
 from gemmkit.tuner.jobs import Job
 from tests.support.machines import Gpu
 
@@ -88,7 +88,7 @@ def test_a_candidate_that_faults_or_is_wrong_harms_nothing(folder: Path, monkeyp
                                                            rng: np.random.Generator) -> None:
     """One candidate writes beside its result, one to address 0: both are told, the rest is timed, and this process's context
     is as it was."""
-    machine, real, count = Gpu(), module.job_of, iter(range(1000))
+    machine, real, count = Gpu(), subjects.job_of, iter(range(1000))
 
     def job_of(compiled: Any, memory: Any, cubin: bytes) -> Job:
         import dataclasses
@@ -98,7 +98,7 @@ def test_a_candidate_that_faults_or_is_wrong_harms_nothing(folder: Path, monkeyp
             return dataclasses.replace(job, pointers=(), maps=())
         return job
 
-    monkeypatch.setattr(module, "job_of", job_of)
+    monkeypatch.setattr(subjects, "job_of", job_of)
     a, b = (rng.integers(-3, 4, shape).astype("f4") for shape in ((128, 64), (64, 96)))
     of_a, of_b = machine.array(a), machine.array(b)
     found = gk.tune(of_a, of_b, budget=90)
