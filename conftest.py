@@ -2,4 +2,6 @@
 
 from importlib.util import find_spec
 
-collect_ignore_glob = [] if find_spec("torch") else ["gemmkit/torch/*", "gemmkit/torch"]
+OF_TORCH = ["gemmkit/torch/*", "gemmkit/torch", "tests/unit/pytorch/*", "tests/unit/pytorch", "tests/support/torch_operators.py"]
+
+collect_ignore_glob = [] if find_spec("torch") else OF_TORCH
