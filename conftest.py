@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 
-OF_TORCH = ["gemmkit/torch/*", "gemmkit/torch", "tests/unit/pytorch/*", "tests/unit/pytorch", "tests/support/torch_operators.py"]
+OF_TORCH = ["gemmkit/torch/*", "gemmkit/torch", "tests/unit/pytorch/*", "tests/unit/pytorch",
+            "tests/support/torch_operators.py"]
 
 collect_ignore_glob = [] if find_spec("torch") else OF_TORCH
