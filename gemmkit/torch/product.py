@@ -135,7 +135,7 @@ def _folded(a: Any, b: Any, a_form: str, b_form: str, operand: Any) -> tuple[Any
         return a, b
     try:
         return a.mT.view(-1, a.shape[-2]).mT, b.view(-1, b.shape[-1])
-    except RuntimeError:                                   # strides that one K does not have: a stack, summed up
+    except (RuntimeError, ValueError):                     # strides that one K does not have: a stack, summed up
         return a, b
 
 
