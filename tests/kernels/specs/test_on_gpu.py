@@ -37,6 +37,7 @@ def computed(schedule: Any, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> np
 
 
 @pytest.mark.gpu
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("name", DECOMPOSITIONS)
 @pytest.mark.parametrize("sizes", [(256, 384, 512), (1024, 128, 128), (200, 136, 264), (97, 61, 13)], ids=str)
 def test_decomposition(name: str, sizes: tuple[int, int, int], rng: np.random.Generator) -> None:
@@ -71,6 +72,7 @@ def test_many_drawn_in_the_emulator(part: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("part", range(8))
 def test_drawn_on_the_gpu(part: int) -> None:
     """Some for each of the processes that run tests."""
