@@ -9,14 +9,12 @@ other. `tests/unit/bench/test_readme.py` compares README with what is made here.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import report, verdicts
-from bench.marks import put
+from bench import marks, report, verdicts
 
 RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- measured: python -m bench.readme --into README.md -->", "<!-- end of what was measured -->"
@@ -118,14 +116,7 @@ def text(results: Path = RESULTS) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.readme", description="README's figures.")
-    parser.add_argument("--into", type=Path, help="a text to write them into")
-    options = parser.parse_args(arguments)
-    if options.into is None:
-        print(text())
-    else:
-        options.into.write_text(put(options.into.read_text(encoding="utf-8"), text(), BEGIN, END), encoding="utf-8")
-    return 0
+    return marks.command("bench.readme", text, BEGIN, END, arguments)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import report
-from bench.marks import put
+from bench import marks, report
 from bench.verdicts import geometric_mean
 
 RESULTS = Path(__file__).parent / "results" / "specs.json"
@@ -72,14 +70,7 @@ def text(path: Path = RESULTS) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.specs_page", description="docs/specs.md's figures.")
-    parser.add_argument("--into", type=Path, help="write them between the marks of this text")
-    options = parser.parse_args(arguments)
-    if options.into is None:
-        print(text())
-    else:
-        options.into.write_text(put(options.into.read_text(encoding="utf-8"), text(), BEGIN, END), encoding="utf-8")
-    return 0
+    return marks.command("bench.specs_page", text, BEGIN, END, arguments)
 
 
 if __name__ == "__main__":

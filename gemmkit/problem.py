@@ -289,13 +289,10 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
         if found is None:
             fields.setdefault("kernel", "singlestage")
     else:
-        found = winners.choice(a, b, infos, fields, sizes, device, products)
-        if found is None:
-            found = boxes.choice(a, b, infos, fields, sizes, device, products)
-        if found is None:
-            found = multistage_mappings.choice(a, b, fields, sizes, device, products)
-        if found is None:
-            found = gathered.choice(a, b, infos, fields, sizes, device, products)
+        found = (winners.choice(a, b, infos, fields, sizes, device, products)
+                 or boxes.choice(a, b, infos, fields, sizes, device, products)
+                 or multistage_mappings.choice(a, b, fields, sizes, device, products)
+                 or gathered.choice(a, b, infos, fields, sizes, device, products))
         if found is None and operator is None and mappings.applies(a.dtype, b.dtype, fields, device):
             found = hopper.choice(a, b, infos, fields, sizes, device, products, c=c, d=layouts["d"])
     if found is not None:

@@ -266,7 +266,7 @@ def _multistage(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, devi
         of_a, of_b = infos
         if (device.arch[0] == 9 and isinstance(a, Plain) and isinstance(b, Plain) and of_a is not None and of_b is not None
                 and copied.is_copied(of_a, of_b)):
-            table = copied.Copies.of(a, b, of_a, of_b, copied.rows_of_d(None, sizes[1], a.dtype.itemsize)).multistage()
+            table = copied.Copies.of(a, b, of_a, of_b, None, sizes[1]).multistage()
         else:
             table = (*table, multistage_mappings.SKINNY)
     boxed = None if given is not None else boxes.combed_operand(a, b, dict(zip("ab", infos)))

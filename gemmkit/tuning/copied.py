@@ -21,6 +21,7 @@ from gemmkit.tuning.model import Mapping, by_workspace
 from gemmkit.tuning.multistage_mappings import Multistage
 
 VECTOR, WORD = 16, 4                   # bytes at whose multiples rows begin: of a copy by TMA or a thread; the shortest copy
+VECTORS, PAIRS, WORDS, ELEMENTS = range(4)     # kinds of rows, by where they begin
 START = 1310                           # ns of a launch
 COPIED = (0.0, 0.01, 0.035, 0.088)     # ns of an element of a k-tile: of rows at vectors, at 8 bytes, at 4, anywhere
 LOADED = 33.0                          # ns of each of a thread's single elements of a k-tile
@@ -46,22 +47,12 @@ SHARED = 0.42                          # and where blocks share K (from 7 produc
 
 
 def kind(multiple: int) -> int:
-    """How rows begin that begin at multiples of so many bytes: 0 at vectors, 1 at 8 bytes, 2 at words, 3 anywhere.
+    """How rows begin that begin at multiples of so many bytes: at vectors, at pairs of words, at words, anywhere.
 
     >>> kind(128), kind(8), kind(4), kind(2)
     (0, 1, 2, 3)
     """
-    return 0 if multiple >= VECTOR else 1 if multiple >= 8 else 2 if multiple >= WORD else 3
-
-
-def rows_of_d(out: ArrayInfo | None, columns: int, itemsize: int) -> int:
-    """The largest power of two of bytes, up to a vector, at whose multiples rows of D begin; one behind the other where D is
-    made by the call.
-
-    >>> rows_of_d(None, 24, 2), rows_of_d(None, 7, 2)
-    (16, 2)
-    """
-    return alignment(out) if out is not None else min(VECTOR, columns * itemsize & -(columns * itemsize))
+    return VECTORS if multiple >= VECTOR else PAIRS if multiple >= 2 * WORD else WORDS if multiple >= WORD else ELEMENTS
 
 
 def is_copied(*operands: ArrayInfo) -> bool:
@@ -71,15 +62,26 @@ def is_copied(*operands: ArrayInfo) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Copies:
-    """Two operands that lie so, and rows of D at multiples of ``of_d`` bytes."""
+    """How rows of two operands begin, and those of D (`kind`).
+
+    >>> import numpy as np
+    >>> from gemmkit.layouts import RowMajor
+    >>> f16, plain = np.dtype(np.float16), RowMajor("float16")
+    >>> a, b = (ArrayInfo(0, (8, 24), (columns, 1), f16, 0, False, "cai") for columns in (24, 26))
+    >>> Copies.of(plain, plain, a, b, None, 7)
+    Copies(layouts=(RowMajor('float16'), RowMajor('float16')), kinds=(0, 2), of_d=3)
+    """
 
     layouts: tuple[Plain, Plain]
     kinds: tuple[int, int]
     of_d: int
 
     @classmethod
-    def of(cls, a: Plain, b: Plain, of_a: ArrayInfo, of_b: ArrayInfo, of_d: int) -> Copies:
-        return cls((a, b), (kind(alignment(of_a)), kind(alignment(of_b))), kind(of_d))
+    def of(cls, a: Plain, b: Plain, of_a: ArrayInfo, of_b: ArrayInfo, out: ArrayInfo | None, columns: int) -> Copies:
+        """Without ``out`` D's rows, of so many elements, follow each other."""
+        nbytes = columns * a.dtype.itemsize
+        rows_of_d = nbytes & -nbytes if out is None else alignment(out)
+        return cls((a, b), (kind(alignment(of_a)), kind(alignment(of_b))), kind(rows_of_d))
 
     def multistage(self) -> tuple[Multistage, ...]:
         """The multistage kernel's mappings with what they cost."""
@@ -91,7 +93,7 @@ class Copies:
         for layout, k_axis, across, of in zip(self.layouts, (1, 0), (m, n), self.kinds):
             run = k if layout.axis == k_axis else across
             copying += across * k * (COPIED[of] + BROKEN * max(0.0, RUN / run - 1))
-            single += across * k if COPIED[of] == COPIED[-1] else 0
+            single += across * k if of == ELEMENTS else 0
         threads = 32 * (m // one.warp[0]) * (n // one.warp[1])
         alone = one.solo + max(copying, LOADED * single / threads)
         return dataclasses.replace(one, step=(round(one.step[0] + copying),) * 4, solo=round(alone),
@@ -109,4 +111,4 @@ class Copies:
                                    finish=(HOPPERS_STORED[self.of_d] + shared) * one.M * one.N)
 
 
-__all__ = ["VECTOR", "WORD", "Copies", "is_copied", "kind", "rows_of_d"]
+__all__ = ["ELEMENTS", "VECTORS", "WORDS", "Copies", "is_copied", "kind"]

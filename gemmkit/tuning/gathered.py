@@ -39,7 +39,7 @@ from typing import Any
 
 from gemmkit.layouts import Layout, Plain
 from gemmkit.operators import Operator
-from gemmkit.runtime.arrays import ArrayInfo, alignment
+from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.runtime.tensor_maps import why_not
 from gemmkit.tuning import copied, multistage_mappings
@@ -74,12 +74,11 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     by_tma = [why_not(of, layout.axis) is None for of, layout in ((of_a, a), (of_b, b))]
     if all(by_tma):
         return None
-    rows_of_d = copied.rows_of_d(infos["out"], N, a.dtype.itemsize)
-    copies = copied.Copies.of(a, b, of_a, of_b, rows_of_d)
-    least = min(alignment(of_a), alignment(of_b))
-    is_stored = rows_of_d >= copied.VECTOR and M * N >= WIDE
-    is_hidden = is_stored and (K <= HIDDEN[any(by_tma)] or (M * N >= WIDEST and least == copied.WORD))
-    if K >= LEAST and least >= copied.WORD and not is_hidden:
+    copies = copied.Copies.of(a, b, of_a, of_b, infos["out"], N)
+    worst = max(copies.kinds)
+    is_stored = copies.of_d == copied.VECTORS and M * N >= WIDE
+    is_hidden = is_stored and (K <= HIDDEN[any(by_tma)] or (M * N >= WIDEST and worst == copied.WORDS))
+    if K >= LEAST and worst != copied.ELEMENTS and not is_hidden:
         return multistage_mappings.of_half(copies.multistage(), a, b, sizes, device)
     tiles = -(-M // SIDE) * -(-N // SIDE)
     blocks = -(-M // SHORT.block[0]) * -(-N // SHORT.block[1])
@@ -87,7 +86,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
         return SHORT.choice(a, b, fields, device)
     if min(M, N) <= SIDE and FEWEST <= tiles <= device.sm_count and K > LONGEST:
         return STREAMED.choice(a, b, fields, device)
-    if least < copied.WORD and K > SHORT.block[2]:
+    if worst == copied.ELEMENTS and K > SHORT.block[2]:
         hoppers = min(one.cycles(sizes, device, a.dtype.itemsize, None, 1) for one in copies.hoppers(sizes, device, 1))
         return multistage_mappings.of_half(copies.multistage(), a, b, sizes, device, WORTH * hoppers / CLOCK)
     return None

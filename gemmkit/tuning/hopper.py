@@ -17,7 +17,7 @@ from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tuning import algebras
-from gemmkit.tuning.copied import Copies, rows_of_d
+from gemmkit.tuning.copied import Copies
 from gemmkit.tuning.hopper_fields import LEAST_STAGES, assumed_spec, can_share, complete
 from gemmkit.tuning.mappings import BY_ELEMENTS, LIKELY, PROMOTED, Table, table_of
 from gemmkit.tuning.model import LINE, Mapping, by_workspace, choose_mapping, smallest, with_rows_exchanged, with_second_pass
@@ -37,7 +37,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     supply = table.supply_of(of_a, of_b)
     listed = table.mappings
     if table is BY_ELEMENTS and isinstance(a, Plain) and isinstance(b, Plain) and of_a is not None and of_b is not None:
-        copies = Copies.of(a, b, of_a, of_b, rows_of_d(infos["out"], sizes[1], a.dtype.itemsize))
+        copies = Copies.of(a, b, of_a, of_b, infos["out"], sizes[1])
         listed = tuple(one for one in copies.hoppers(sizes, device, products) if always or one.splits == 1)
     elif always:
         listed += by_workspace(sizes, device, products, table.workspace, table.least_shared)
