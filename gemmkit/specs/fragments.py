@@ -19,7 +19,7 @@ from gemmkit.ptx.mma import map_c
 from gemmkit.ptx.special import lane_index, udiv
 from gemmkit.specs.accesses import InShared, access_of
 from gemmkit.specs.forms import FR, GL, MMA, SH, Form
-from gemmkit.specs.matching import Instruction, atomic, count_is, levels_are, memory_is
+from gemmkit.specs.matching import Instruction, atomic, count_is, fragment_of, levels_are, memory_is
 from gemmkit.specs.moves import SIDE
 from gemmkit.specs.threads import Threads
 
@@ -35,8 +35,7 @@ def of_mma(name: str, form: Form) -> Iterator[str]:
     """What a form would have to be for a fragment of mma.sync's."""
     yield from memory_is(name, form, FR)
     yield from levels_are(name, form, (SIDE, SIDE))
-    if form.role is not None and form.role.by != MMA:
-        yield f"{name} is a fragment of wmma's"
+    yield from fragment_of(name, form, MMA)
 
 
 def rows_of(form: Form) -> bool | None:

@@ -26,7 +26,7 @@ from gemmkit.lang.atoms import Atom, atom
 from gemmkit.lang.functions import DeviceFunctionType
 from gemmkit.lang.numba_hooks import TypingError, cgutils, signature, types
 from gemmkit.lang.static import NotKnown, SplitType, known
-from gemmkit.specs.forms import Form, Line, line_of
+from gemmkit.specs.forms import MMA, Form, Line, line_of
 from gemmkit.specs.threads import Threads
 
 __all__ = ["Instruction", "NoAtom", "instruction", "spec"]
@@ -160,6 +160,12 @@ def levels_are(name: str, form: Form, *extents: tuple) -> Iterator[str]:
     if tuple(level.extents for level in form.levels) != extents:
         wanted = ".".join(f"[{','.join(map(str, e))}]" for e in extents)
         yield f"{name} is {form}, not {wanted}"
+
+
+def fragment_of(name: str, form: Form, by: str) -> Iterator[str]:
+    """Fragments of wmma's and of mma.sync's hold elements in other orders; ``by`` is `WMMA` or `MMA`."""
+    if form.role is not None and form.role.by != by:
+        yield f"{name} is a fragment of {'wmma' if by == MMA else 'mma.sync'}'s"
 
 
 def is_line(name: str, form: Form) -> Iterator[str]:

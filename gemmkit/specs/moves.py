@@ -13,7 +13,7 @@ from gemmkit.ptx.ldmatrix import ldmatrix
 from gemmkit.ptx.special import udiv
 from gemmkit.specs.accesses import InShared, access_of, is_inside, write_registers
 from gemmkit.specs.forms import FR, GL, RF, SH, WMMA, Form, Line, Role, line_of
-from gemmkit.specs.matching import Instruction, atomic, count_is, count_of, is_line, levels_are, memory_is
+from gemmkit.specs.matching import Instruction, atomic, count_is, count_of, fragment_of, is_line, levels_are, memory_is
 from gemmkit.specs.tensors import is_linear
 from gemmkit.specs.threads import Threads
 
@@ -164,8 +164,7 @@ def _fragments(shared_name: str, shared: Form, fragment_name: str, fragment: For
     yield from memory_is(fragment_name, fragment, FR)
     yield from levels_are(shared_name, shared, (SIDE, SIDE))
     yield from levels_are(fragment_name, fragment, (SIDE, SIDE))
-    if fragment.role is not None and fragment.role.by != WMMA:
-        yield f"{fragment_name} is a fragment of mma.sync's"
+    yield from fragment_of(fragment_name, fragment, WMMA)
     if shared.dtype != fragment.dtype:
         yield f"{shared_name} is of {shared.dtype} and {fragment_name} of {fragment.dtype}"
     if shared.memory == SH:

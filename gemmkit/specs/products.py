@@ -25,6 +25,7 @@ from gemmkit.specs.matching import (
     count_is,
     count_of,
     dtype_is,
+    fragment_of,
     is_line,
     levels_are,
     memory_is,
@@ -181,8 +182,7 @@ class MultiplyFragments(Instruction):
         for name, form in _three(given):
             yield from memory_is(name, form, FR)
             yield from levels_are(name, form, (SIDE, SIDE))
-            if form.role is not None and form.role.by != WMMA:
-                yield f"{name} is a fragment of mma.sync's"
+            yield from fragment_of(name, form, WMMA)
             if form.role is not None and form.role.operand != name:
                 yield f"{name} is a fragment of operand {form.role.operand}"
 
