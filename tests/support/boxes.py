@@ -24,7 +24,12 @@ def operands(rng: np.random.Generator, m: int, n: int, p: int, q: int, dtype: An
 def as_matrices(x: Any, y: Any) -> tuple[Any, Any]:
     """x as (m, 8, q, p / 8) and y as (8, q, p / 8, n): K's first index are eight neighbours of x, and its second y's."""
     (m, q, p), n = x.shape, y.shape[0]
-    return (x.reshape(m, q, p // 8, 8).transpose(0, 3, 1, 2), y.reshape(n, p // 8, 8, q).transpose(2, 3, 1, 0))
+    return turned(x.reshape(m, q, p // 8, 8), 0, 3, 1, 2), turned(y.reshape(n, p // 8, 8, q), 2, 3, 1, 0)
+
+
+def turned(x: Any, *axes: int) -> Any:
+    """A view with its axes in this order. PyTorch, whose tensors hold bfloat16 on the GPU, has another word for it."""
+    return x.permute(*axes) if hasattr(x, "permute") else x.transpose(*axes)
 
 
 def expected(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -45,7 +50,7 @@ def mapping(a: Any, b: Any, units: BoxMMAOp, k: int = 64, stages: int = 3, warps
 def views(x: Any, y: Any, combed: str) -> tuple[Any, Any]:
     """A and B of which ``combed`` is the combed one: of "a" the product is the transpose's."""
     a, b = as_matrices(x, y)
-    return (a, b) if combed == "b" else (b.transpose(3, 0, 1, 2), a.transpose(1, 2, 3, 0))
+    return (a, b) if combed == "b" else (turned(b, 3, 0, 1, 2), turned(a, 1, 2, 3, 0))
 
 
 def product(machine: Any, x: np.ndarray, y: np.ndarray, operator: BoxMMAOp, **fields: Any) -> np.ndarray:
