@@ -45,7 +45,7 @@ class Arrays:
         self.settle()
 
     def settle(self) -> None:
-        """Wait for what was filled. A fill is asynchronous, in the default stream; the kernels' stream does not wait for it."""
+        """Wait for what was filled: fills are asynchronous, in the default stream, which the kernels' stream does not wait for."""
         value_of(self._driver.cuCtxSynchronize())
 
     def _allocated(self, buffer: Buffer) -> int:

@@ -11,7 +11,7 @@ from gemmkit.layouts import RowMajor, Tensor
 from gemmkit.operators import BoxMMAOp
 from gemmkit.runtime.arrays import describe
 from gemmkit.tiling import Tile
-from tests.support.machines import poison, whole
+from tests.support.machines import poison, turned, whole
 
 F16, F32 = np.dtype("f2"), np.dtype("f4")
 
@@ -25,11 +25,6 @@ def as_matrices(x: Any, y: Any) -> tuple[Any, Any]:
     """x as (m, 8, q, p / 8) and y as (8, q, p / 8, n): K's first index are eight neighbours of x, and its second y's."""
     (m, q, p), n = x.shape, y.shape[0]
     return turned(x.reshape(m, q, p // 8, 8), 0, 3, 1, 2), turned(y.reshape(n, p // 8, 8, q), 2, 3, 1, 0)
-
-
-def turned(x: Any, *axes: int) -> Any:
-    """A view with its axes in this order. PyTorch, whose tensors hold bfloat16 on the GPU, has another word for it."""
-    return x.permute(*axes) if hasattr(x, "permute") else x.transpose(*axes)
 
 
 def expected(x: np.ndarray, y: np.ndarray) -> np.ndarray:
