@@ -45,7 +45,7 @@ class Arrays:
         self.settle()
 
     def settle(self) -> None:
-        """Wait for what was filled: fills are asynchronous, in the default stream, which the kernels' stream does not wait for."""
+        """Wait for what was filled: they are of the default stream, which kernels do not wait for."""
         value_of(self._driver.cuCtxSynchronize())
 
     def _allocated(self, buffer: Buffer) -> int:
