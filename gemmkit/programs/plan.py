@@ -1,0 +1,241 @@
+"""A program with arrays and a mapping: all passes, and the launch of the kernel that they make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmkit.components import freeze
+from gemmkit.emulator import machine
+from gemmkit.emulator.mode import current_mode
+from gemmkit.kernels.sm90.maps import Map
+from gemmkit.lang.errors import ConfigError
+from gemmkit.lang.freezing import Frozen, freeze_array
+from gemmkit.lang.host import View
+from gemmkit.programs.algebra import simplified
+from gemmkit.programs.allocate import allocated, out_bytes
+from gemmkit.programs.expressions import function_of
+from gemmkit.programs.lines import refused
+from gemmkit.programs.mapping import Mapping
+from gemmkit.programs.modules import module_of
+from gemmkit.programs.order import ordered
+from gemmkit.programs.places import Places, places_of
+from gemmkit.programs.text import Out, Printed, text_of
+from gemmkit.ptx.tma import emulated_map
+from gemmkit.runtime.array_info import ArrayInfo, alignment, shares_memory, unit_axis
+from gemmkit.runtime.arrays import describe, is_array
+from gemmkit.runtime.device import DeviceInfo, target
+from gemmkit.runtime.launchable import Launchable
+from gemmkit.runtime.streams import launch_stream
+from gemmkit.runtime.tensor_maps import Encoder, why_not
+
+__all__ = ["ProgramPlan", "planned"]
+
+HOPPER = 9, 0
+STORED = np.dtype(np.float16), np.dtype("float32")
+
+
+@dataclass(frozen=True)
+class ProgramPlan:
+    """The kernel of a program for arrays of some kinds. ``text`` is what runs: with ``plan(..., text=edited)`` another."""
+
+    name: str
+    mapping: Mapping
+    printed: Printed
+    text: str
+    infos: dict[str, ArrayInfo]
+    extents: dict[str, int]
+    numbers: dict[str, float]
+    device: DeviceInfo
+    results: dict[str, bool] = field(repr=False)         # of results whether they leave by TMA
+
+    def run(self, arguments: dict[str, Any], stream: int | None = None) -> None:
+        """Launch it on a GPU's arrays, by name; emulate it on NumPy's within ``with gemmkit.emulate():``."""
+        infos = list(self.infos.values())
+        if 0 in (self.extents[name] for name in self.printed.sizes[:2]):
+            return                                     # no tiles
+        if infos[0].library == "numpy":
+            mode = current_mode()
+            if mode is None:
+                raise TypeError(f"{next(iter(self.infos))} is a host array (NumPy); emulate its kernel: "
+                                "with gemmkit.emulate(): ...")
+            mode.run_specs(self, [_Given(arguments[name], name, name in self.results) for name in self.infos], infos)
+            return
+        bound, values = self.bound, list(self.bound.values)
+        for slot, name, encoder in bound.slots:
+            pointer = self.infos[name].pointer
+            values[slot] = pointer if encoder is None else encoder(pointer)
+        bound.launch.launch(launch_stream(infos[0], stream), values)
+
+    # -- arguments ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def module(self) -> Any:
+        return module_of(self.name, self.text)
+
+    @cached_property
+    def sizes(self) -> Any:
+        return self.module.Sizes(**{name: self.extents[name] for name in self.printed.sizes},
+                                 **{name: np.float32(self.numbers[name]) for name in self.printed.scalars})
+
+    @cached_property
+    def maps(self) -> dict[str, Map]:
+        """Tensor maps, in the kernel's order: of the operands, and of results that leave by TMA."""
+        module, made = self.module, {}
+        for name in self.printed.maps:
+            tile = next(value for key, value in vars(module).items() if key == f"{name}_tile")
+            made[name] = Map(0, len(made), self.infos[name], 1, tile.map_spec)
+        for name, by_tma in self.results.items():
+            if by_tma:
+                made[name] = Map(0, len(made), self.infos[name], 1, getattr(module, f"out_{name}").map_spec)
+        return made
+
+    @property
+    def names(self) -> list[str]:
+        """The arrays in the order of the kernel's arguments, behind the sizes."""
+        return [*self.printed.maps, *self.printed.outs, *self.printed.arrays]
+
+    @cached_property
+    def arguments(self) -> list[Frozen]:
+        held = [self.maps[name].frozen if name in self.maps else
+                freeze_array(self.infos[name], readonly=name not in self.results) for name in self.names]
+        return [freeze(self.sizes), *held]
+
+    @cached_property
+    def blocks(self) -> int:
+        """Thread blocks: a tile each, as many as run at once; they go on to further tiles."""
+        return int(min(self.module.tiles(self.sizes), self.device.sm_count))
+
+    @cached_property
+    def launchable(self) -> Launchable:
+        module, ordinal = self.module, next(iter(self.infos.values())).device
+        return Launchable(module.kernel, self.arguments, module.WARPGROUPS.threads, self.blocks, self.device, ordinal,
+                          module.SHARED_BYTES)
+
+    @cached_property
+    def bound(self) -> _Bound:
+        made, slots = self.launchable, []
+        launch = made.bind()
+        for n, name in enumerate(self.names):
+            slot = made.slot(n + 1)
+            if slot is not None:
+                slots.append((slot, name, self.maps[name].encoder if name in self.maps else None))
+        return _Bound(launch, tuple(made.values), tuple(slots))
+
+    # -- without a GPU ------------------------------------------------------------------------------------------------
+
+    def ahead(self, arrays: Any, infos: Any) -> ProgramPlan:
+        """What `gemmkit.ahead` compiles."""
+        return self
+
+    def emulate(self, arrays: Any, infos: Any, seed: int | None) -> None:
+        """Run it on NumPy arrays, every access checked. Raises the emulator's errors."""
+        views = {}
+        for given in arrays:
+            info = self.infos[given.name]
+            how = dict(written=False) if given.is_filled else dict(readonly=True)
+            memory = machine.Memory.for_array(given.value, given.name, **how)
+            views[given.name] = View(given.value, memory, unit_axis(info), alignment(info))
+        values = [emulated_map(views[name], self.maps[name].spec, 1) if name in self.maps else views[name]
+                  for name in self.names]
+        launch = self.launchable
+        with np.errstate(all="ignore"):
+            machine.launch(launch.kernel, (self.sizes, *values), grid=(launch.blocks, 1, 1), block=(launch.threads, 1, 1),
+                           shared_memory=launch.shared_bytes, max_shared_memory=self.device.shared_memory_per_block,
+                           schedule_seed=seed, registers=self.module.WARPGROUPS.warp_registers)
+
+
+class _Given(NamedTuple):
+    value: Any
+    name: str
+    is_filled: bool
+
+
+class _Bound(NamedTuple):
+    """``slots``: where an array's address stands, or the map that an encoder makes of it."""
+
+    launch: Any
+    values: tuple
+    slots: tuple[tuple[int, str, Encoder | None], ...]
+
+
+def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str | None) -> ProgramPlan:
+    """All passes. Raises ValueError, TypeError and ConfigError before anything is compiled."""
+    loop, name = program.traced(arguments), program.function.__name__
+    infos = {key: describe(x, key) for key, x in arguments.items() if is_array(x)}
+    device = _device(infos)
+    places = places_of(loop)
+    _check_arrays(infos, places)
+    stores, outs = places.stores, []
+    roots = simplified([store.value for store in stores])
+    stale = {carried.init for rounds in loop.body if hasattr(rounds, "carried") for carried in rounds.carried}
+    for store, root in zip(stores, roots):
+        made = function_of(f"element_of_{store.parameter.name}", root, places.indices, places.cells)
+        if stale & set(made.uses):
+            raise refused(ValueError, "sums are read here, and a later loop adds to them: store them when all is added", store.line)
+        info = infos[store.parameter.name]
+        plain = root.op == "after"
+        outs.append(Out(store, info.dtype, _leaves_by_tma(info), _in_pairs(info), None if plain else made, made.sums[0]))
+    nbytes = {out.name: out_bytes(places, mapping, out.dtype) for out in outs if out.by_tma}
+    memory = allocated(places, mapping, nbytes, device.shared_memory_per_block)
+    shown = ", ".join(f"{key} {size}" for key, size in memory.blocks.items())
+    title = f"{name}: blocks of {shown}; {mapping.warpgroups} warpgroups; {memory.rings[0].stages} stages."
+    printed = text_of(title, places, [ordered(rounds) for rounds in places.loops], memory, outs, mapping.warpgroups)
+    extents = {index.name: index.extent.size for index in (*places.indices, *(rounds.index for rounds in places.loops))}
+    numbers = {key: float(x) for key, x in arguments.items() if isinstance(x, (float, np.floating))}
+    return ProgramPlan(name, mapping, printed, printed.text if text is None else text, infos, extents, numbers, device,
+                       {out.name: out.by_tma for out in outs})
+
+
+def _device(infos: dict[str, ArrayInfo]) -> DeviceInfo:
+    places = {info.device for info in infos.values()}
+    if len(places) != 1:
+        raise ValueError(f"{', '.join(infos)} are in different places; put them on one GPU")
+    device = target(places.pop())
+    if device.arch != HOPPER:
+        raise ConfigError(f"programs have kernels for GPUs of compute capability 9.0, and {device.name} has "
+                          f"{device.arch[0]}.{device.arch[1]}")
+    return device
+
+
+def _check_arrays(infos: dict[str, ArrayInfo], places: Places) -> None:
+    """Raises ValueError where TMA cannot bring an operand, a sum goes over nothing, or results share memory."""
+    operands = {tile.parameter.name: rounds.line for rounds in places.loops for tile in rounds.tiles}
+    for rounds in places.loops:
+        if rounds.index.extent.size == 0:
+            raise refused(ValueError, f"{rounds.index} goes along {rounds.index.extent}: a kernel's sums go over one element or "
+                                      "more", rounds.line)
+    if 0 not in (index.extent.size for index in places.indices):
+        for name, line in operands.items():
+            reason = why_not(infos[name], 1)
+            if reason is not None:
+                raise refused(ValueError, f"{name} is an operand of a product, and TMA cannot bring it: {reason}", line)
+    results = [store.parameter.name for store in places.stores]
+    twice = next((name for name in results if results.count(name) > 1), None)
+    if twice is not None:
+        raise refused(ValueError, f"{twice} is stored twice; one store for each result is needed", places.stores[-1].line)
+    for store in places.stores:
+        info = infos[store.parameter.name]
+        if info.readonly:
+            raise ValueError(f"{store.parameter.name} is a result, and read-only")
+        if info.dtype.name not in ("float16", "bfloat16", "float32"):
+            raise TypeError(f"{store.parameter.name} is of {info.dtype}; results of float16, bfloat16 and float32 are stored")
+    for (one, x), (other, y) in combinations(infos.items(), 2):
+        if (one in results or other in results) and shares_memory(x, y):
+            raise ValueError(f"{one} and {other} share memory, and a result is among them; a result needs memory of its own")
+
+
+def _leaves_by_tma(info: ArrayInfo) -> bool:
+    """TMA clips rows at multiples of 16 bytes alone."""
+    return info.dtype.itemsize == 2 and info.shape[1] * 2 % 16 == 0 and why_not(info, 1) is None
+
+
+def _in_pairs(info: ArrayInfo) -> bool:
+    """Whether two neighbours of a row are stored at once."""
+    size = 2 * info.dtype.itemsize
+    return (info.shape[1] % 2 == 0 and info.strides[1] == 1 and info.strides[0] % 2 == 0 and info.pointer % size == 0
+            and unit_axis(info) == 1)
