@@ -17,6 +17,7 @@ from gemmkit.kernels.attention.store import put_matrix
 from gemmkit.kernels.mlp.store import put_pair
 from gemmkit.kernels.sm90.panels import Panels
 from gemmkit.kernels.sm90.store import own_column, own_row
+from gemmkit.lang.given import dtype_given
 from gemmkit.lang.control import each, split
 from gemmkit.lang.values import convert_all, fill
 from gemmkit.layouts import ColMajor, RowMajor
@@ -40,10 +41,20 @@ PATTERN = 1024                         # bytes of eight such lines, after which 
 
 
 @dataclass(frozen=True)
-class Staged(Component):
-    """``lines`` x ``columns`` elements of a row-major array in every stage of a ring, by panels of 64 columns."""
+class Typed(Component):
+    """What has elements of a ``dtype``, which a text gives by its name."""
 
     dtype: np.dtype
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "dtype", dtype_given(self.dtype, type(self).__qualname__))
+
+
+@dataclass(frozen=True)
+class Staged(Typed):
+    """``lines`` x ``columns`` elements of a row-major array in every stage of a ring, by panels of 64 columns."""
+
     lines: int
     columns: int
     offset: int
@@ -120,10 +131,9 @@ class Extents(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TmaOut(Component):
+class TmaOut(Typed):
     """A warpgroup's rows through swizzled shared memory, by TMA, which clips what is out of range."""
 
-    dtype: np.dtype
     block_m: int
     columns: int
     o_offset: int
@@ -159,10 +169,9 @@ class TmaOut(Component):
 
 
 @dataclass(frozen=True)
-class DirectOut(Component):
+class DirectOut(Typed):
     """Elements that are in range, from the registers: as ``pairs`` where there are as many in a row."""
 
-    dtype: np.dtype
     pairs: bool
 
     def store(self, values: tuple, out: Any, row: int, column: int, extents: Extents, group: int) -> None:

@@ -54,8 +54,17 @@ class ProgramPlan:
     results: dict[str, bool] = field(repr=False)         # of results whether they leave by TMA
 
     def run(self, arguments: dict[str, Any], stream: int | None = None) -> None:
-        """Launch it on a GPU's arrays, by name; emulate it on NumPy's within ``with gemmkit.emulate():``."""
-        infos = list(self.infos.values())
+        """Launch it on a GPU's arrays, by name; emulate it on NumPy's within ``with gemmkit.emulate():``.
+
+        Raises ValueError for arrays of another kind than those that the plan was made for, and TypeError for NumPy's
+        elsewhere.
+        """
+        found = {name: describe(arguments[name], name) for name in self.infos}
+        other = next((name for name, info in found.items() if _kind(info) != _kind(self.infos[name])), None)
+        if other is not None:
+            raise ValueError(f"{other} is another kind of array ({_kind(found[other])}) than the plan was made for "
+                             f"({_kind(self.infos[other])}): shape, strides, dtype, device and alignment are a plan's")
+        infos = list(found.values())
         if 0 in (self.extents[name] for name in self.printed.sizes[:2]):
             return                                     # no tiles
         if infos[0].library == "numpy":
@@ -67,7 +76,7 @@ class ProgramPlan:
             return
         bound, values = self.bound, list(self.bound.values)
         for slot, name, encoder in bound.slots:
-            pointer = self.infos[name].pointer
+            pointer = found[name].pointer
             values[slot] = pointer if encoder is None else encoder(pointer)
         bound.launch.launch(launch_stream(infos[0], stream), values)
 
@@ -147,6 +156,11 @@ class ProgramPlan:
             machine.launch(launch.kernel, (self.sizes, *values), grid=(launch.blocks, 1, 1), block=(launch.threads, 1, 1),
                            shared_memory=launch.shared_bytes, max_shared_memory=self.device.shared_memory_per_block,
                            schedule_seed=seed, registers=self.module.WARPGROUPS.warp_registers)
+
+
+def _kind(info: ArrayInfo) -> tuple:
+    """What a plan depends on of an array."""
+    return info.shape, info.strides, info.dtype, info.device, info.pointer % 16
 
 
 class _Given(NamedTuple):
