@@ -1,4 +1,4 @@
-"""Programs: the mathematics of a kernel, in order, with no word of synchronisation ([docs/programs.md](../docs/programs.md)).
+"""Programs: the mathematics of a kernel, in order, with no word of synchronisation (docs/programs.md).
 
 >>> import numpy as np
 >>> import gemmkit as gk
@@ -33,5 +33,5 @@ from gemmkit.programs.words import (
     zeros,
 )
 
-__all__ = ["Mapping", "Program", "copy", "exp", "finite", "full", "log", "maximum", "once", "parallel", "program", "sequential",
-           "sqrt", "tanh", "where", "zeros"]
+__all__ = ["Mapping", "Program", "copy", "exp", "finite", "full", "log", "maximum", "once", "parallel", "program",
+           "sequential", "sqrt", "tanh", "where", "zeros"]

@@ -10,10 +10,9 @@ from gemmkit.kernels.common.pipeline import BARRIER
 from gemmkit.kernels.common.shared_memory import SharedMemory
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.collectives import PATTERN, ROWS
-from gemmkit.programs.lines import refused
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.order import LEAST_STAGES
-from gemmkit.programs.places import Multiply, Places, Rounds, TilePlace
+from gemmkit.programs.places import Places, Rounds
 from gemmkit.programs.values import Index
 
 __all__ = ["Allocation", "Ring", "allocated", "sized"]
@@ -57,14 +56,14 @@ def sized(places: Places, mapping: Mapping) -> dict[str, int]:
                           f"{', '.join(dict.fromkeys(names))}")
     most = MOST_SUMS[mapping.warpgroups] // len(places.starts) // 64 * 64
     if most == 0:
-        raise ConfigError(f"{len(places.starts)} cells of sums do not fit in the registers of {mapping.warpgroups} warpgroups; "
-                          "take fewer warpgroups")
+        raise ConfigError(f"{len(places.starts)} cells of sums do not fit in the registers of {mapping.warpgroups} "
+                          "warpgroups; take fewer warpgroups")
     across = min(max(64, most), -(-n.extent.size // 64) * 64 or 64)
     blocks = {m.name: ROWS * mapping.warpgroups, n.name: across, **{r.index.name: DEFAULT_K for r in places.loops}}
     blocks.update(mapping.blocks)
     if blocks[m.name] != ROWS * mapping.warpgroups:
-        raise ConfigError(f"Mapping(blocks={{{m.name!r}: {blocks[m.name]}}}, warpgroups={mapping.warpgroups}): a warpgroup has "
-                          f"{ROWS} rows, so {ROWS * mapping.warpgroups} are needed")
+        raise ConfigError(f"Mapping(blocks={{{m.name!r}: {blocks[m.name]}}}, warpgroups={mapping.warpgroups}): a warpgroup "
+                          f"has {ROWS} rows, so {ROWS * mapping.warpgroups} are needed")
     for name in (n.name, *(rounds.index.name for rounds in places.loops)):
         if blocks[name] % 64 or blocks[name] > 256:
             raise ConfigError(f"Mapping(blocks={{{name!r}: {blocks[name]}}}): 64, 128, 192 or 256 is needed")
@@ -96,7 +95,8 @@ def allocated(places: Places, mapping: Mapping, outs: dict[str, int], limit: int
         rings.append(Ring(rounds, stages, sum(of_one), offsets, memory.take(2 * BARRIER * stages)))
     if memory.nbytes > bound:
         raise ConfigError(f"{stages} stages of {sum(map(sum, sizes))} bytes and results of {sum(outs.values())} need "
-                          f"{memory.nbytes} bytes of shared memory, and {bound} are there; take fewer stages or smaller blocks")
+                          f"{memory.nbytes} bytes of shared memory, and {bound} are there; "
+                          "take fewer stages or smaller blocks")
     return Allocation(blocks, tuple(rings), places_out, memory.nbytes)
 
 

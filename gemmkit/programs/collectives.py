@@ -17,8 +17,8 @@ from gemmkit.kernels.attention.store import put_matrix
 from gemmkit.kernels.mlp.store import put_pair
 from gemmkit.kernels.sm90.panels import Panels
 from gemmkit.kernels.sm90.store import own_column, own_row
-from gemmkit.lang.given import dtype_given
 from gemmkit.lang.control import each, split
+from gemmkit.lang.given import dtype_given
 from gemmkit.lang.values import convert_all, fill
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.layouts.swizzled import Swizzled

@@ -23,8 +23,8 @@ __all__ = ["Program", "program"]
 
 
 class Program:
-    """A decorated function. Its arguments are arrays, floating point numbers, and whatever else the function calls: a gate, a
-    score. Arrays that it stores into are its results, given by the caller."""
+    """A decorated function. Its arguments are arrays, floating point numbers, and whatever else the function calls: a gate,
+    a score. Arrays that it stores into are its results, given by the caller."""
 
     def __init__(self, function: Callable[..., None]):
         self.function = function
@@ -46,8 +46,8 @@ class Program:
     def traced(self, arguments: dict[str, Any]) -> Loop:
         """The program on symbols, for arrays of these shapes. Raises ValueError and TypeError with the user's line."""
         infos = {name: describe(x, name) for name, x in arguments.items() if is_array(x)}
-        return trace(self.function, {name: Parameter(name, tuple(infos[name].shape), infos[name].dtype) if name in infos else x
-                                     for name, x in arguments.items()})
+        parameters = {name: Parameter(name, tuple(info.shape), info.dtype) for name, info in infos.items()}
+        return trace(self.function, {**arguments, **parameters})
 
     def reference(self, *arrays: Any, block: int = BLOCK, **components: Any) -> Any:
         """The results in float64, computed with NumPy in blocks of ``block``: one array, or a tuple in the order of the

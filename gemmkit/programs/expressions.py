@@ -37,8 +37,9 @@ class Function:
     @property
     def parameters(self) -> list[str]:
         m, n = (index.name for index in self.indices)
-        places = [*(["row", f"last_{m}"] if m in self.places else []), *(["column", f"last_{n}"] if n in self.places else [])]
-        return [*self.arrays, *self.scalars, *places]
+        rows = ["row", f"last_{m}"] if m in self.places else []
+        columns = ["column", f"last_{n}"] if n in self.places else []
+        return [*self.arrays, *self.scalars, *rows, *columns]
 
     @property
     def text(self) -> str:
@@ -75,8 +76,8 @@ class Function:
         if x.op == "finite":
             self.needs.add("math")
             return f"(0.0 if {args[0]} == -math.inf else {args[0]})"
-        raise refused(ValueError, f"{x.op} where a tile is stored: kernels are derived that compute element by element there; of "
-                                  "others there is the reference", x.line)
+        raise refused(ValueError, f"{x.op} where a tile is stored: kernels are derived that compute element by element "
+                                  "there; of others there is the reference", x.line)
 
     def _leaf(self, x: Value) -> str:
         if x.op == "const":
@@ -99,8 +100,8 @@ class Function:
                     self.arrays.append(parameter.name)
                 self.places.update(index.name for index in key)
                 return f"{parameter.name}[{', '.join(f'min({self._place(index)}, last_{index.name})' for index in key)}]"
-        raise refused(ValueError, f"{x!r} is read where a tile is stored: sums after their loop, scalars, and elements of arrays at "
-                                  "the tile's places are there", x.line)
+        raise refused(ValueError, f"{x!r} is read where a tile is stored: sums after their loop, scalars, and elements of "
+                                  "arrays at the tile's places are there", x.line)
 
     def _not_finite(self, number: float) -> str:
         self.needs.add("math")

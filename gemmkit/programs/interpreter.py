@@ -1,4 +1,4 @@
-"""What both readings of a program share: its dimensions are checked in one place, whether symbols or numbers are computed."""
+"""What both readings of a program share: dimensions are checked in one place, whether symbols or numbers are computed."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ class Interpreter:
     def extents(self, given: tuple) -> tuple[Extent, ...]:
         for extent in given:
             if not isinstance(extent, Extent):
-                raise refused(TypeError, f"a loop goes along {extent!r}: an axis is needed, such as a.rows, a.columns, a.count")
+                raise refused(TypeError, f"a loop goes along {extent!r}: an axis is needed, such as a.rows, "
+                                         "a.columns, a.count")
         return given
 
 

@@ -32,7 +32,8 @@ class Mapping:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "blocks", MappingProxyType(dict(self.blocks)))
-        for name, least, most in (("warpgroups", 1, MOST_WARPGROUPS), ("stages", 0, MOST_STAGES), ("shared_bytes", 0, 2**20)):
+        bounds = ("warpgroups", 1, MOST_WARPGROUPS), ("stages", 0, MOST_STAGES), ("shared_bytes", 0, 2**20)
+        for name, least, most in bounds:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
                 raise ConfigError(f"Mapping({name}={value!r}): a whole number from {least} to {most} is needed")

@@ -70,5 +70,5 @@ def ordered(rounds: Rounds) -> Ordered:
             fresh.append(product)
         started.add(id(product.carried))
     products = tuple(rounds.products)
-    return Ordered(rounds, (Fill(), Await(), Start(products, tuple(fresh))), (Fill(), Await(), Start(products), Wait(1), Release()),
-                   (Wait(0), Release()))
+    before = Fill(), Await(), Start(products, tuple(fresh))
+    return Ordered(rounds, before, (Fill(), Await(), Start(products), Wait(1), Release()), (Wait(0), Release()))

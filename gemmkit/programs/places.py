@@ -64,8 +64,9 @@ class Places:
 def places_of(loop: Loop) -> Places:
     """Raises ValueError and TypeError, with the user's line, for what has no place yet."""
     if len(loop.indices) != 2 or any(index.stack for index in loop.indices):
-        raise refused(ValueError, f"parallel({shown(index.extent for index in loop.indices)}): kernels are derived of rows and "
-                                  "columns, parallel(a.rows, b.columns); of stacks and of rows alone there is the reference",
+        raise refused(ValueError, f"parallel({shown(index.extent for index in loop.indices)}): kernels are derived of rows "
+                                  "and columns, parallel(a.rows, b.columns); of stacks and of rows alone there is the "
+                                  "reference",
                       loop.line)
     out = Places((loop.indices[0], loop.indices[1]), [], [])
     taken: set[str] = set()
@@ -82,8 +83,8 @@ def places_of(loop: Loop) -> Places:
 
 def _checked(store: Store, indices: tuple) -> Store:
     if store.only is not None or tuple(store.key) != indices or len(store.parameter.shape) != 2:
-        raise refused(ValueError, f"{store.parameter.name}[{shown(store.key)}] is stored: kernels are derived that store whole "
-                                  f"tiles, [{shown(indices)}]; of others there is the reference", store.line)
+        raise refused(ValueError, f"{store.parameter.name}[{shown(store.key)}] is stored: kernels are derived that store "
+                                  f"whole tiles, [{shown(indices)}]; of others there is the reference", store.line)
     return store
 
 
@@ -101,8 +102,8 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
         while value is not carried.inside:
             used.add(value)
             if value.op != "add" or value.args[1].op != "dot":
-                raise refused(ValueError, f"what rounds carry is not sums of products alone ({value.op}); such programs have a "
-                                          "reference, and no kernel yet", value.line or loop.line)
+                raise refused(ValueError, f"what rounds carry is not sums of products alone ({value.op}); such programs "
+                                          "have a reference, and no kernel yet", value.line or loop.line)
             used.add(value.args[1])
             found.insert(0, _multiply(value.args[1], carried, out.indices, made, tiles, taken))
             value = value.args[0]
@@ -110,8 +111,8 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
     for held in loop.body:
         if not isinstance(held, Value) or (held not in used and held.op != "transpose"):
             what = held.op if isinstance(held, Value) else "a store or a loop"
-            raise refused(ValueError, f"{what} within rounds: kernels are derived of loops that add products to cells and do "
-                                      "nothing else; of others there is the reference", held.line)
+            raise refused(ValueError, f"{what} within rounds: kernels are derived of loops that add products to cells and "
+                                      "do nothing else; of others there is the reference", held.line)
     if not made.products:
         raise refused(ValueError, "rounds that carry nothing", loop.line)
     return made
@@ -127,16 +128,16 @@ def _cell(carried: Carried, out: Places) -> None:
             name += "_2"
         out.starts[name] = carried.init.data
     else:
-        raise refused(ValueError, f"a cell that begins with {carried.init.op}: kernels are derived of cells that begin with a "
-                                  "number, such as zeros(m, n)", carried.init.line)
+        raise refused(ValueError, f"a cell that begins with {carried.init.op}: kernels are derived of cells that begin "
+                                  "with a number, such as zeros(m, n)", carried.init.line)
     out.cells[carried.after] = name
 
 
 def _multiply(dot: Value, carried: Carried, indices: tuple, rounds: Rounds, tiles: dict, taken: set[str]) -> Multiply:
     (m, n), k = indices, rounds.index
     if dot.dims != (m, n) or dot.args[0].dims[1] is not k:
-        raise refused(ValueError, f"a product of ({shown(dot.dims)}) over {dot.args[0].dims[1]}: a product is ({shown(indices)}), "
-                                  f"and its sum goes over {k}", dot.line)
+        raise refused(ValueError, f"a product of ({shown(dot.dims)}) over {dot.args[0].dims[1]}: a product is "
+                                  f"({shown(indices)}), and its sum goes over {k}", dot.line)
     found = []
     for x in dot.args:
         load = x.args[0] if x.op == "transpose" else x
@@ -145,7 +146,8 @@ def _multiply(dot: Value, carried: Carried, indices: tuple, rounds: Rounds, tile
                                       "blocks as they are", dot.line)
         parameter, key = load.data
         if np.dtype(parameter.dtype) not in TAKEN:
-            raise refused(TypeError, f"{parameter.name} is of {parameter.dtype}; products of float16 and bfloat16 have a kernel",
+            raise refused(TypeError, f"{parameter.name} is of {parameter.dtype}; products of float16 and bfloat16 have a "
+                                     "kernel",
                           dot.line)
         if (parameter.name, key) not in tiles:
             name = parameter.name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.lang.host import View
 from gemmkit.programs.algebra import simplified
 from gemmkit.programs.allocate import allocated, out_bytes
+from gemmkit.programs.collectives import TmaOut
 from gemmkit.programs.expressions import function_of
 from gemmkit.programs.lines import refused
 from gemmkit.programs.mapping import Mapping
@@ -51,7 +52,6 @@ class ProgramPlan:
     extents: dict[str, int]
     numbers: dict[str, float]
     device: DeviceInfo
-    results: dict[str, bool] = field(repr=False)         # of results whether they leave by TMA
 
     def run(self, arguments: dict[str, Any], stream: int | None = None) -> None:
         """Launch it on a GPU's arrays, by name; emulate it on NumPy's within ``with gemmkit.emulate():``.
@@ -72,7 +72,7 @@ class ProgramPlan:
             if mode is None:
                 raise TypeError(f"{next(iter(self.infos))} is a host array (NumPy); emulate its kernel: "
                                 "with gemmkit.emulate(): ...")
-            mode.run_specs(self, [_Given(arguments[name], name, name in self.results) for name in self.infos], infos)
+            mode.run_specs(self, [_Given(arguments[name], name, name in self.printed.outs) for name in self.infos], infos)
             return
         bound, values = self.bound, list(self.bound.values)
         for slot, name, encoder in bound.slots:
@@ -94,13 +94,15 @@ class ProgramPlan:
     @cached_property
     def maps(self) -> dict[str, Map]:
         """Tensor maps, in the kernel's order: of the operands, and of results that leave by TMA."""
-        module, made = self.module, {}
+        module = self.module
+        made: dict[str, Map] = {}
         for name in self.printed.maps:
             tile = next(value for key, value in vars(module).items() if key == f"{name}_tile")
             made[name] = Map(0, len(made), self.infos[name], 1, tile.map_spec)
-        for name, by_tma in self.results.items():
-            if by_tma:
-                made[name] = Map(0, len(made), self.infos[name], 1, getattr(module, f"out_{name}").map_spec)
+        for name in self.printed.outs:
+            out = getattr(module, f"out_{name}")
+            if isinstance(out, TmaOut):
+                made[name] = Map(0, len(made), self.infos[name], 1, out.map_spec)
         return made
 
     @property
@@ -111,7 +113,7 @@ class ProgramPlan:
     @cached_property
     def arguments(self) -> list[Frozen]:
         held = [self.maps[name].frozen if name in self.maps else
-                freeze_array(self.infos[name], readonly=name not in self.results) for name in self.names]
+                freeze_array(self.infos[name], readonly=name not in self.printed.outs) for name in self.names]
         return [freeze(self.sizes), *held]
 
     @cached_property
@@ -190,7 +192,8 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
     for store, root in zip(stores, roots):
         made = function_of(f"element_of_{store.parameter.name}", root, places.indices, places.cells)
         if stale & set(made.uses):
-            raise refused(ValueError, "sums are read here, and a later loop adds to them: store them when all is added", store.line)
+            raise refused(ValueError, "sums are read here, and a later loop adds to them: store them when all is "
+                                      "added", store.line)
         info = infos[store.parameter.name]
         plain = root.op == "after"
         outs.append(Out(store, info.dtype, _leaves_by_tma(info), _in_pairs(info), None if plain else made, made.sums[0]))
@@ -201,8 +204,9 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
     printed = text_of(title, places, [ordered(rounds) for rounds in places.loops], memory, outs, mapping.warpgroups)
     extents = {index.name: index.extent.size for index in (*places.indices, *(rounds.index for rounds in places.loops))}
     numbers = {key: float(x) for key, x in arguments.items() if isinstance(x, (float, np.floating))}
-    return ProgramPlan(name, mapping, printed, printed.text if text is None else text, infos, extents, numbers, device,
-                       {out.name: out.by_tma for out in outs})
+    if text is not None:
+        module_of(name, text)                          # raises for what is no kernel's text
+    return ProgramPlan(name, mapping, printed, printed.text if text is None else text, infos, extents, numbers, device)
 
 
 def _device(infos: dict[str, ArrayInfo]) -> DeviceInfo:
@@ -221,8 +225,8 @@ def _check_arrays(infos: dict[str, ArrayInfo], places: Places) -> None:
     operands = {tile.parameter.name: rounds.line for rounds in places.loops for tile in rounds.tiles}
     for rounds in places.loops:
         if rounds.index.extent.size == 0:
-            raise refused(ValueError, f"{rounds.index} goes along {rounds.index.extent}: a kernel's sums go over one element or "
-                                      "more", rounds.line)
+            raise refused(ValueError, f"{rounds.index} goes along {rounds.index.extent}: a kernel's sums go over one "
+                                      "element or more", rounds.line)
     if 0 not in (index.extent.size for index in places.indices):
         for name, line in operands.items():
             reason = why_not(infos[name], 1)
@@ -237,7 +241,8 @@ def _check_arrays(infos: dict[str, ArrayInfo], places: Places) -> None:
         if info.readonly:
             raise ValueError(f"{store.parameter.name} is a result, and read-only")
         if info.dtype.name not in ("float16", "bfloat16", "float32"):
-            raise TypeError(f"{store.parameter.name} is of {info.dtype}; results of float16, bfloat16 and float32 are stored")
+            raise TypeError(f"{store.parameter.name} is of {info.dtype}; results of float16, bfloat16 and "
+                            "float32 are stored")
     for (one, x), (other, y) in combinations(infos.items(), 2):
         if (one in results or other in results) and shares_memory(x, y):
             raise ValueError(f"{one} and {other} share memory, and a result is among them; a result needs memory of its own")

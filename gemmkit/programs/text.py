@@ -29,7 +29,8 @@ IMPORTS = [
     ("gemmkit.programs.collectives", "blocks", ()), ("gemmkit.programs.collectives", "row_of", ("row_of",)),
     *(("gemmkit.ptx.approximate", name, (name,)) for name in ("exp2", "log2", "reciprocal")),
     ("gemmkit.ptx.mbarrier", "mbarrier_fence_init", ()),
-    *(("gemmkit.ptx.special", name, ()) for name in ("barrier", "block_x", "grid_x", "rolled", "thread_index", "udiv", "uniform")),
+    *(("gemmkit.ptx.special", name, ()) for name in ("barrier", "block_x", "grid_x", "rolled", "thread_index", "udiv",
+                                                 "uniform")),
     *(("gemmkit.ptx.wgmma", name, ()) for name in ("wgmma_commit", "wgmma_fence", "wgmma_wait")),
 ]
 
@@ -94,9 +95,9 @@ class Printer:
         self.put(0, f"WARPGROUPS = Warpgroups(1, {self.warpgroups}, {few}, {many})", f"SHARED_BYTES = {self.memory.nbytes}")
         for ring in self.memory.rings:
             for tile in ring.rounds.tiles:
-                self.put(0, f"{tile.name}_tile = Staged({np.dtype(tile.parameter.dtype).name!r}, lines={size[tile.dims[0].name]}, "
-                            f"columns={size[tile.dims[1].name]}, offset={ring.offsets[tile.name]}, "
-                            f"stage_bytes={ring.stage_bytes})")
+                self.put(0, f"{tile.name}_tile = Staged({np.dtype(tile.parameter.dtype).name!r}, "
+                            f"lines={size[tile.dims[0].name]}, columns={size[tile.dims[1].name]}, "
+                            f"offset={ring.offsets[tile.name]}, stage_bytes={ring.stage_bytes})")
             self.put(0, f"{self.ring(ring)} = Pipeline(stages={ring.stages}, offset={ring.barriers}, full_arrivals=1, "
                         f"empty_arrivals={self.warpgroups})")
             said = set()
@@ -106,8 +107,10 @@ class Printer:
                     how = "".join(f", {name}_transposed=True" for name in "ab" if getattr(product, f"{name}_transposed"))
                     self.put(0, f"{self.product(product)} = Product({product.a.name}_tile, {product.b.name}_tile{how})")
         for out in self.outs:
-            made = (f"TmaOut({out.dtype.name!r}, block_m={size[m.name]}, columns={size[n.name]}, "
-                    f"o_offset={self.memory.outs[out.name]})" if out.by_tma else f"DirectOut({out.dtype.name!r}, pairs={out.pairs})")
+            made = f"DirectOut({out.dtype.name!r}, pairs={out.pairs})"
+            if out.by_tma:
+                made = (f"TmaOut({out.dtype.name!r}, block_m={size[m.name]}, columns={size[n.name]}, "
+                        f"o_offset={self.memory.outs[out.name]})")
             self.put(0, f"out_{out.name} = {made}")
 
     # -- the producer -------------------------------------------------------------------------------------------------
@@ -117,14 +120,15 @@ class Printer:
         maps = ", ".join(f"map_{name}" for name in _names(tiles))
         self.put(0, f"def produce(sizes, {maps}):", '    """1. Blocks of the operands: global -> shared."""')
         self.put(1, "zero = thread_index() * 0",
-                 *(f"{self.slot(ring)} = Slot(zero, zero + 1)                 # fresh rings are empty" for ring in self.memory.rings),
+                 *(f"{self.slot(ring)} = Slot(zero, zero + 1)          # fresh rings are empty"
+                   for ring in self.memory.rings),
                  "tile = block_x()", "while tile < tiles(sizes):", f"    {m}, {n} = place(tile, sizes)")
         for ring in self.memory.rings:
             k, name, slot = ring.rounds.index.name, self.ring(ring), self.slot(ring)
             self.put(2, f"{k} = 0 * tile", f"while {k} < sizes.{k}:")
             self.put(3, f"{name}.acquire({slot})", f"{name}.expect({slot}, {ring.stage_bytes})",
-                     *(f"{tile.name}_tile.load(map_{tile.parameter.name}, {tile.dims[1].name}, {tile.dims[0].name}, {name}, {slot})"
-                       for tile in ring.rounds.tiles),
+                     *(f"{tile.name}_tile.load(map_{tile.parameter.name}, {tile.dims[1].name}, {tile.dims[0].name}, "
+                       f"{name}, {slot})" for tile in ring.rounds.tiles),
                      f"{slot} = {name}.advance({slot})", f"{k} = rolled({k} + {self.memory.blocks[k]})")
         self.put(2, "tile = rolled(tile + grid_x())")
 
@@ -188,7 +192,8 @@ class Printer:
                 values = made.sums[0]
             lines = [f"values = apply({made.name}, {values}{given})"]
             values = "values"
-        return [*lines, f"out_{out.name}.store({values}, {out.name}, {m} + group * 64, {n}, Extents(sizes.{m}, sizes.{n}), group)"]
+        extents = f"Extents(sizes.{m}, sizes.{n})"
+        return [*lines, f"out_{out.name}.store({values}, {out.name}, {m} + group * 64, {n}, {extents}, group)"]
 
     def given(self, made: Function) -> list[str]:
         """What a function is given behind the sums."""
@@ -202,7 +207,8 @@ def _names(tiles: list[TilePlace]) -> list[str]:
     return list(dict.fromkeys(tile.parameter.name for tile in tiles))
 
 
-def text_of(title: str, places: Places, loops: list[Ordered], memory: Allocation, outs: list[Out], warpgroups: int) -> Printed:
+def text_of(title: str, places: Places, loops: list[Ordered], memory: Allocation, outs: list[Out],
+            warpgroups: int) -> Printed:
     """Print a kernel."""
     printer = Printer(places, loops, memory, outs, warpgroups)
     (m, n), size = (index.name for index in places.indices), memory.blocks
@@ -213,8 +219,9 @@ def text_of(title: str, places: Places, loops: list[Ordered], memory: Allocation
     scalars = list(dict.fromkeys(name for made in functions for name in made.scalars))
     sizes = list(dict.fromkeys([m, n, *(ring.rounds.index.name for ring in memory.rings)]))
     operands = [f"map_{name}" for name in maps]
-    uses = {word for made in functions for word in ("apply", *(["interleave"] if len(made.sums) > 1 else []), *made.needs,
-                                                    *(made.parameters))} | {"TmaOut" if o.by_tma else "DirectOut" for o in outs}
+    uses = {"TmaOut" if out.by_tma else "DirectOut" for out in outs}
+    for made in functions:
+        uses |= {"apply", *(["interleave"] if len(made.sums) > 1 else []), *made.needs, *made.parameters}
     printer.put(0, f'"""{title}"""', "", *(["import math"] if "math" in uses else []))
     imports: dict[str, list[str]] = {}
     for module, name, wanted in IMPORTS:
@@ -222,15 +229,16 @@ def text_of(title: str, places: Places, loops: list[Ordered], memory: Allocation
             imports.setdefault(module, []).append(name)
     printer.put(0, *(f"from {module} import {', '.join(given)}" for module, given in imports.items()), "")
     printer.constants()
-    printer.put(0, "", "", "@dataclass(frozen=True)", "class Sizes(Component):", *(f"    {x}: Scalar" for x in (*sizes, *scalars)))
+    printer.put(0, "", "", "@dataclass(frozen=True)", "class Sizes(Component):",
+                *(f"    {x}: Scalar" for x in (*sizes, *scalars)))
     printer.put(0, "", "", f"def kernel({', '.join(['sizes', *operands, *names, *arrays])}):")
     printer.put(1, "group = uniform(udiv(thread_index(), 128))", "if thread_index() == 0:",
-                *(f"    {printer.ring(ring)}.initialise()" for ring in memory.rings), "    mbarrier_fence_init()", "barrier()",
-                "if group == 0:", "    WARPGROUPS.give_registers()", "    if thread_index() == 0:",
+                *(f"    {printer.ring(ring)}.initialise()" for ring in memory.rings), "    mbarrier_fence_init()",
+                "barrier()", "if group == 0:", "    WARPGROUPS.give_registers()", "    if thread_index() == 0:",
                 f"        produce({', '.join(['sizes', *operands])})", "else:", "    WARPGROUPS.take_registers()",
                 f"    consume({', '.join(['sizes', *names, *arrays, 'group - 1'])})")
-    printer.put(0, "", "", "def tiles(sizes):", f"    return blocks(sizes.{m}, {size[m]}) * blocks(sizes.{n}, {size[n]})", "", "",
-                "def place(tile, sizes):", f'    """The tile\'s first row and column: tiles go along {n} first."""',
+    printer.put(0, "", "", "def tiles(sizes):", f"    return blocks(sizes.{m}, {size[m]}) * blocks(sizes.{n}, {size[n]})",
+                "", "", "def place(tile, sizes):", f'    """The tile\'s first row and column: tiles go along {n} first."""',
                 f"    inner = blocks(sizes.{n}, {size[n]})", "    outer = udiv(tile, inner)",
                 f"    return outer * {size[m]}, (tile - outer * inner) * {size[n]}", "", "")
     printer.produce(tiles)

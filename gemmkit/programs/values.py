@@ -175,12 +175,12 @@ class Parameter:
         key, dims = self.place(key)
         value = current().lift(value)
         if set(value.dims) - set(dims):
-            raise refused(ValueError, f"{self.name}[{shown(key)}] has the dimensions ({shown(dims)}), and is given a value of "
-                                      f"({shown(value.dims)}): each element must get one value")
+            raise refused(ValueError, f"{self.name}[{shown(key)}] has the dimensions ({shown(dims)}), and is given a value "
+                                      f"of ({shown(value.dims)}): each element must get one value")
         current().store(self, key, dims, value)
 
     def place(self, key: Any) -> tuple[tuple, tuple]:
-        """(indices, the dimensions of what is there): a stack's index takes its axis away, an axis without index is whole."""
+        """(indices, dimensions of what is there): a stack's index takes its axis away, an axis without index is whole."""
         key = key if isinstance(key, tuple) else (key,)
         if len(key) > len(self.shape):
             raise refused(ValueError, f"{self.name} is of shape {self.shape}, and is given {len(key)} indices")
@@ -189,8 +189,8 @@ class Parameter:
                 raise refused(TypeError, f"{self.name}[...]: index {axis} is {index!r}; the variables of parallel(...) and "
                                          "sequential(...) are indices")
             if index.extent.size != self.shape[axis]:
-                raise refused(ValueError, f"{self.name}[{shown(key)}]: {index} goes along {index.extent}, and axis {axis} of "
-                                          f"{self.name} has {self.shape[axis]} elements")
+                raise refused(ValueError, f"{self.name}[{shown(key)}]: {index} goes along {index.extent}, and axis {axis} "
+                                          f"of {self.name} has {self.shape[axis]} elements")
         return key, (*(index for index in key if not index.stack), *map(Axis, self.shape[len(key):]))
 
 

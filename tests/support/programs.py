@@ -29,12 +29,24 @@ def transposed(a: Any, b: Any, d: Any) -> None:
 
 
 @gk.program
-def biased(a: Any, b: Any, bias: Any, scale: Any, c: Any, d: Any, alpha: float = 1.0) -> None:
+def biased(a: Any, b: Any, bias: Any, scale: Any, d: Any, alpha: float = 1.0) -> None:
     for m, n in gp.parallel(a.rows, b.columns):
         acc = gp.zeros(m, n)
         for k in gp.sequential(a.columns):
             acc += a[m, k] @ b[k, n]
-        d[m, n] = gp.maximum(alpha * acc * scale[m] + bias[n], 0.0) + c[m, n]
+        d[m, n] = gp.maximum(alpha * acc * scale[m] + bias[n], 0.0)
+
+
+@gk.program
+def residual(a: Any, b: Any, c: Any, d: Any, e: Any) -> None:
+    """Two results, of which one has the squares of the other, and zero above the diagonal."""
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+        total = acc + c[m, n]
+        d[m, n] = total
+        e[m, n] = gp.where(lambda i, j: j <= i, total * total, 0.0)
 
 
 @gk.program

@@ -28,8 +28,10 @@ def test_products() -> None:
     x, y = a @ b, a @ c
     np.testing.assert_allclose(listing.dual.reference(a, b, c, out, gate=listing.silu_times), x / (1 + np.exp(-x)) * y)
     bias, scale = drawn(39), drawn(41)
-    np.testing.assert_allclose(listing.biased.reference(a, b, bias, scale, kept, out, alpha=0.5),
-                               np.maximum(0.5 * x * scale[:, None] + bias, 0) + kept)
+    np.testing.assert_allclose(listing.biased.reference(a, b, bias, scale, out, alpha=0.5),
+                               np.maximum(0.5 * x * scale[:, None] + bias, 0))
+    for got, wanted in zip(listing.residual.reference(a, b, kept, out, out), (x + kept, np.tril((x + kept) ** 2))):
+        np.testing.assert_allclose(got, wanted)
     d, sums = listing.product_and_sums.reference(a, b, out, np.empty(41))
     np.testing.assert_allclose(d, x)
     np.testing.assert_allclose(sums, a.sum(1))
