@@ -68,7 +68,7 @@ class Function:
             return f"({args[0]} {SIGNS[x.op]} {args[1]})"
         if x.op in CALLS:
             self.needs.add(NEEDS.get(x.op, x.op if x.op != "max" else ""))
-            return f"{CALLS[x.op]}({', '.join(args)})"
+            return f"{CALLS[x.op]}({', '.join(map(_bare, args))})"
         if x.op == "neg":
             return f"(-{args[0]})"
         if x.op == "where":
