@@ -13,26 +13,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.components import Component
+from gemmkit.kernels.attention.softmax import quad_sum
 from gemmkit.kernels.attention.store import put_matrix
 from gemmkit.kernels.mlp.store import put_pair
 from gemmkit.kernels.sm90.panels import Panels
 from gemmkit.kernels.sm90.store import own_column, own_row
-from gemmkit.lang.control import each, split
+from gemmkit.lang.control import each, fold, split
 from gemmkit.lang.given import dtype_given
-from gemmkit.lang.values import convert_all, fill
+from gemmkit.lang.values import convert, convert_all, fill
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.layouts.swizzled import Swizzled
 from gemmkit.operators import WGMMAOp
 from gemmkit.operators.wgmma import within
 from gemmkit.ptx.descriptors import advance, matrix_descriptor
+from gemmkit.ptx.ldmatrix import ldmatrix
 from gemmkit.ptx.memory import shared
-from gemmkit.ptx.special import thread_index, udiv
+from gemmkit.ptx.special import lane_index, thread_index, udiv
 from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.tma import tma_commit, tma_load, tma_store, tma_wait, tma_wait_read
 from gemmkit.ptx.warpgroup import fence_async, named_barrier
 from gemmkit.tiling import Tile
 
-__all__ = ["LINE", "ROWS", "DirectOut", "Extents", "Product", "Staged", "TmaOut", "blocks", "row_of"]
+__all__ = ["LINE", "ROWS", "DirectOut", "Extents", "Product", "RowSums", "RowsOut", "Staged", "TmaOut", "blocks", "row_of"]
 
 F32 = np.dtype(np.float32)
 ROWS = 64                              # of a product, which a warpgroup has
@@ -63,6 +65,15 @@ class Staged(Typed):
     @cached_property
     def panels(self) -> int:
         return self.columns // LINE
+
+    @cached_property
+    def layout(self) -> Swizzled:
+        """Of the block as it is in its array, and in a stage."""
+        return Swizzled(RowMajor(self.dtype), 2 * LINE)
+
+    @cached_property
+    def transposed_layout(self) -> Swizzled:
+        return Swizzled(ColMajor(self.dtype), 2 * LINE)
 
     @cached_property
     def map_spec(self) -> TensorMapSpec:
@@ -96,11 +107,11 @@ class Product(Component):
 
     @cached_property
     def a_layout(self) -> Swizzled:
-        return Swizzled(ColMajor(self.a.dtype) if self.a_transposed else RowMajor(self.a.dtype), 2 * LINE)
+        return self.a.transposed_layout if self.a_transposed else self.a.layout
 
     @cached_property
     def b_layout(self) -> Swizzled:
-        return Swizzled(ColMajor(self.b.dtype) if self.b_transposed else RowMajor(self.b.dtype), 2 * LINE)
+        return self.b.transposed_layout if self.b_transposed else self.b.layout
 
     @cached_property
     def operator(self) -> WGMMAOp:
@@ -121,6 +132,33 @@ class Product(Component):
         return self.operator.multiply((sums,), advance(self.a.descriptor(), own + slot.stage * self.a.stage_bytes),
                                       advance(self.b.descriptor(), slot.stage * self.b.stage_bytes), self.a_layout,
                                       self.b_layout, self.block, accumulate)[0]
+
+
+@dataclass(frozen=True)
+class RowSums(Component):
+    """Sums along the rows of a staged block, which a warpgroup's threads read: each adds up its part of two rows, 8 apart,
+    and the four threads of a row meet at the end."""
+
+    tile: Staged
+
+    def begin(self, value: float) -> tuple:
+        """The value once a row: the first of its four threads has it."""
+        return fill(F32, 2, value if lane_index() % 4 == 0 else 0.0)
+
+    def add(self, sums: tuple, slot: Any, group: int) -> tuple:
+        return fold(self.tile.columns // 16, add_matrix, sums, self.tile, slot.stage, group)
+
+    def whole(self, sums: tuple) -> tuple:
+        return quad_sum(sums[0]), quad_sum(sums[1])
+
+
+def add_matrix(sums: tuple, n: int, tile: Any, stage: int, group: int) -> tuple:
+    """16 rows by 16 columns of a warp: four 8 x 8 matrices, of which a lane addresses a line."""
+    lane = lane_index()
+    row = group * ROWS + udiv(thread_index() % 128, 32) * 16 + lane % 16
+    at = tile.layout.position((row, n * 16 + udiv(lane, 16) * 8), tile.lines)
+    x = convert_all(F32, ldmatrix(shared(tile.dtype, tile.offset), stage * (tile.stage_bytes // 2), at, 4, False))
+    return sums[0] + ((x[0] + x[1]) + (x[4] + x[5])), sums[1] + ((x[2] + x[3]) + (x[6] + x[7]))
 
 
 class Extents(NamedTuple):
@@ -179,6 +217,22 @@ class DirectOut(Typed):
 
     def finish(self) -> None:
         """Nothing is under way."""
+
+
+@dataclass(frozen=True)
+class RowsOut(Typed):
+    """A value of each row, by the first of the row's four threads."""
+
+    def store(self, values: tuple, out: Any, row: int, extent: int) -> None:
+        each(put_row, values, self, out, row + own_row(), extent)
+
+    def finish(self) -> None:
+        """Nothing is under way."""
+
+
+def put_row(value: Any, n: int, store: Any, out: Any, row: int, extent: int) -> None:
+    if lane_index() % 4 == 0 and row + n * 8 < extent:
+        out[row + n * 8] = convert(store.dtype, value)
 
 
 def blocks(extent: int, size: int) -> int:

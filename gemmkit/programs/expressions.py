@@ -20,7 +20,8 @@ NEEDS = dict(tanh="math", sqrt="math")
 
 @dataclass
 class Function:
-    """A function of one element: ``sums`` are zipped, ``arrays`` and ``scalars`` passed whole."""
+    """A function of one element: ``sums`` are zipped, ``arrays`` and ``scalars`` passed whole. Of a result that has a value
+    for each row ``indices`` is the rows' alone, and a thread's two values are 8 rows apart."""
 
     name: str
     indices: tuple
@@ -36,9 +37,9 @@ class Function:
 
     @property
     def parameters(self) -> list[str]:
-        m, n = (index.name for index in self.indices)
-        rows = ["row", f"last_{m}"] if m in self.places else []
-        columns = ["column", f"last_{n}"] if n in self.places else []
+        names = [index.name for index in self.indices if index.name in self.places]
+        rows = ["row", f"last_{names[0]}"] if self.indices[0].name in names else []
+        columns = ["column", f"last_{names[-1]}"] if self.indices[1:] and self.indices[1].name in names else []
         return [*self.arrays, *self.scalars, *rows, *columns]
 
     @property
@@ -108,6 +109,8 @@ class Function:
         return "math.nan" if math.isnan(number) else "math.inf" if number > 0 else "-math.inf"
 
     def _place(self, index: object) -> str:
+        if len(self.indices) == 1:
+            return "row + i * 8"
         is_row = index is self.indices[0]
         self.needs.add("row_of" if is_row else "column_at")
         return "row + row_of(i)" if is_row else "column + column_at(i)"

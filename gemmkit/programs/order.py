@@ -6,7 +6,7 @@ one runs. Then its stage has been read, and is released.
 
 | part | a consumer's events | the producer's |
 |---|---|---|
-| before | await the stage, start; sums that begin with zero begin here | fill |
+| before | await the stage, start (and read, where threads add up rows); sums that begin with zero begin here | fill |
 | round | await the next stage, start, wait for all groups but this one, release the stage before | fill |
 | after | wait for the last group, release its stage | |
 """
@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gemmkit.programs.places import Multiply, Rounds
+from gemmkit.programs.places import Multiply, Rounds, RowSum
 
-__all__ = ["LEAST_STAGES", "Await", "Event", "Fill", "Ordered", "Release", "Start", "Wait", "ordered"]
+__all__ = ["LEAST_STAGES", "Await", "Event", "Fill", "Ordered", "Read", "Release", "Start", "Wait", "ordered"]
 
 LEAST_STAGES = 2                       # a stage is released when the next one is in use
 
@@ -38,6 +38,12 @@ class Start(NamedTuple):
     fresh: tuple[Multiply, ...] = ()
 
 
+class Read(NamedTuple):
+    """Threads add up rows of what is staged, while the products of the round run."""
+
+    row_sums: tuple[RowSum, ...]
+
+
 class Wait(NamedTuple):
     """A consumer goes on when no more than ``pending`` groups run; the sums named are then theirs again."""
 
@@ -48,7 +54,7 @@ class Release(NamedTuple):
     """The stage of the round before is empty."""
 
 
-Event = Fill | Await | Start | Wait | Release
+Event = Fill | Await | Start | Read | Wait | Release
 
 
 @dataclass(frozen=True)
@@ -70,5 +76,6 @@ def ordered(rounds: Rounds) -> Ordered:
             fresh.append(product)
         started.add(id(product.carried))
     products = tuple(rounds.products)
-    before = Fill(), Await(), Start(products, tuple(fresh))
-    return Ordered(rounds, before, (Fill(), Await(), Start(products), Wait(1), Release()), (Wait(0), Release()))
+    read = (Read(tuple(rounds.row_sums)),) if rounds.row_sums else ()
+    before = Fill(), Await(), Start(products, tuple(fresh)), *read
+    return Ordered(rounds, before, (Fill(), Await(), Start(products), *read, Wait(1), Release()), (Wait(0), Release()))

@@ -16,7 +16,7 @@ from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Carried, Loop, Store, Value
 from gemmkit.programs.values import Index, Parameter, shown
 
-__all__ = ["Multiply", "Places", "Rounds", "TilePlace", "places_of"]
+__all__ = ["Multiply", "Places", "Rounds", "RowSum", "TilePlace", "places_of"]
 
 TAKEN = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 
@@ -43,13 +43,23 @@ class Multiply:
 
 
 @dataclass(eq=False)
+class RowSum:
+    """Sums along the rows of a block that threads read where it is staged for a product."""
+
+    carried: Carried
+    a: TilePlace
+    line: str
+
+
+@dataclass(eq=False)
 class Rounds:
-    """A sequential loop: its products, in the order in which they are written."""
+    """A sequential loop: its products and sums of rows, in the order in which they are written."""
 
     index: Index
     products: list[Multiply]
     tiles: list[TilePlace]
     line: str
+    row_sums: list[RowSum] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -59,6 +69,8 @@ class Places:
     stores: list[Store]
     cells: dict[Value, str] = field(default_factory=dict)          # of what is there after a loop: the sums' name
     starts: dict[str, float] = field(default_factory=dict)         # of the sums' names: what they begin with
+    rows: dict[Value, str] = field(default_factory=dict)           # the same of cells that have a value for each row
+    row_starts: dict[str, float] = field(default_factory=dict)
 
 
 def places_of(loop: Loop) -> Places:
@@ -82,9 +94,12 @@ def places_of(loop: Loop) -> Places:
 
 
 def _checked(store: Store, indices: tuple) -> Store:
-    if store.only is not None or tuple(store.key) != indices or len(store.parameter.shape) != 2:
+    tile = store.only is None and tuple(store.key) == indices and len(store.parameter.shape) == 2
+    rows = store.only is indices[1] and tuple(store.key) == indices[:1] and len(store.parameter.shape) == 1
+    if not tile and not rows:
         raise refused(ValueError, f"{store.parameter.name}[{shown(store.key)}] is stored: kernels are derived that store "
-                                  f"whole tiles, [{shown(indices)}]; of others there is the reference", store.line)
+                                  f"whole tiles, [{shown(indices)}], and rows' values within once({indices[1]}), "
+                                  f"[{indices[0]}]; of others there is the reference", store.line)
     return store
 
 
@@ -95,42 +110,63 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
     made = Rounds(loop.indices[0], [], [], loop.line)
     tiles: dict[Any, TilePlace] = {}
     used: set[Value] = set()
+    waiting: list[tuple[Value, Carried]] = []              # sums of rows, until all products have their blocks
     for carried in loop.carried:
-        _cell(carried, out)
+        is_rows = carried.inside.dims == out.indices[:1]
+        _cell(carried, out, is_rows)
         found: list[Multiply] = []
+        summed: list[Value] = []
         value = carried.out
         while value is not carried.inside:
             used.add(value)
-            if value.op != "add" or value.args[1].op != "dot":
-                raise refused(ValueError, f"what rounds carry is not sums of products alone ({value.op}); such programs "
-                                          "have a reference, and no kernel yet", value.line or loop.line)
+            if value.op != "add" or value.args[1].op != ("rowsum" if is_rows else "dot"):
+                raise refused(ValueError, f"what rounds carry is not sums of products or of rows alone "
+                                          f"({value.op}); such programs have a reference, and no kernel yet",
+                              value.line or loop.line)
             used.add(value.args[1])
-            found.insert(0, _multiply(value.args[1], carried, out.indices, made, tiles, taken))
+            if is_rows:
+                summed.insert(0, value.args[1])
+            else:
+                found.insert(0, _multiply(value.args[1], carried, out.indices, made, tiles, taken))
             value = value.args[0]
         made.products += found
+        waiting += [(x, carried) for x in summed]
+    made.row_sums = [_row_sum(x, carried, made) for x, carried in waiting]
     for held in loop.body:
         if not isinstance(held, Value) or (held not in used and held.op != "transpose"):
             what = held.op if isinstance(held, Value) else "a store or a loop"
-            raise refused(ValueError, f"{what} within rounds: kernels are derived of loops that add products to cells and "
-                                      "do nothing else; of others there is the reference", held.line)
+            raise refused(ValueError, f"{what} within rounds: kernels are derived of loops that add products and rows' "
+                                      "sums to cells and do nothing else; of others there is the reference", held.line)
     if not made.products:
         raise refused(ValueError, "rounds that carry nothing", loop.line)
     return made
 
 
-def _cell(carried: Carried, out: Places) -> None:
+def _row_sum(x: Value, carried: Carried, rounds: Rounds) -> RowSum:
+    load = x.args[0]
+    for product in rounds.products:
+        tile = product.a
+        is_there = load.op == "load" and tile.parameter.name == load.data[0].name and tile.dims == load.dims
+        if is_there and not product.a_transposed:
+            return RowSum(carried, tile, x.line)
+    raise refused(ValueError, "a sum of rows in rounds: kernels are derived of sums over a left operand that is there for a "
+                              "product anyway, a[m, k].sum(axis=1)", x.line)
+
+
+def _cell(carried: Carried, out: Places, is_rows: bool) -> None:
     """The sums of a cell keep their name from loop to loop."""
+    cells, starts = (out.rows, out.row_starts) if is_rows else (out.cells, out.starts)
     if carried.init.op == "after":
-        name = out.cells[carried.init]
+        name = cells[carried.init]
     elif carried.init.op == "const":
-        name = carried.inside.name or "sums"
-        while name in out.starts:
+        name = carried.inside.name or "acc"
+        while name in out.starts or name in out.row_starts:
             name += "_2"
-        out.starts[name] = carried.init.data
+        starts[name] = carried.init.data
     else:
         raise refused(ValueError, f"a cell that begins with {carried.init.op}: kernels are derived of cells that begin "
                                   "with a number, such as zeros(m, n)", carried.init.line)
-    out.cells[carried.after] = name
+    cells[carried.after] = name
 
 
 def _multiply(dot: Value, carried: Carried, indices: tuple, rounds: Rounds, tiles: dict, taken: set[str]) -> Multiply:

@@ -25,7 +25,7 @@ from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.modules import module_of
 from gemmkit.programs.order import ordered
 from gemmkit.programs.places import Places, places_of
-from gemmkit.programs.text import Out, Printed, text_of
+from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, Out, Printed, text_of
 from gemmkit.ptx.tma import emulated_map
 from gemmkit.runtime.array_info import ArrayInfo, alignment, shares_memory, unit_axis
 from gemmkit.runtime.arrays import describe, is_array
@@ -185,19 +185,23 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
     infos = {key: describe(x, key) for key, x in arguments.items() if is_array(x)}
     device = _device(infos)
     places = places_of(loop)
+    _check_names(infos, places, arguments)
     _check_arrays(infos, places)
     stores, outs = places.stores, []
     roots = simplified([store.value for store in stores])
     stale = {carried.init for rounds in loop.body if hasattr(rounds, "carried") for carried in rounds.carried}
     for store, root in zip(stores, roots):
-        made = function_of(f"element_of_{store.parameter.name}", root, places.indices, places.cells)
+        is_rows = store.only is not None
+        made = function_of(f"element_of_{store.parameter.name}", root, places.indices[:1] if is_rows else places.indices,
+                           places.rows if is_rows else places.cells)
         if stale & set(made.uses):
             raise refused(ValueError, "sums are read here, and a later loop adds to them: store them when all is "
                                       "added", store.line)
         info = infos[store.parameter.name]
         plain = root.op == "after"
-        outs.append(Out(store, info.dtype, _leaves_by_tma(info), _in_pairs(info), None if plain else made, made.sums[0]))
-    nbytes = {out.name: out_bytes(places, mapping, out.dtype) for out in outs if out.by_tma}
+        kind = "RowsOut" if is_rows else "TmaOut" if _leaves_by_tma(info) else "DirectOut"
+        outs.append(Out(store, info.dtype, kind, not is_rows and _in_pairs(info), None if plain else made, made.sums[0]))
+    nbytes = {out.name: out_bytes(places, mapping, out.dtype) for out in outs if out.kind == "TmaOut"}
     memory = allocated(places, mapping, nbytes, device.shared_memory_per_block)
     shown = ", ".join(f"{key} {size}" for key, size in memory.blocks.items())
     title = f"{name}: blocks of {shown}; {mapping.warpgroups} warpgroups; {memory.rings[0].stages} stages."
@@ -218,6 +222,16 @@ def _device(infos: dict[str, ArrayInfo]) -> DeviceInfo:
         raise ConfigError(f"programs have kernels for GPUs of compute capability 9.0, and {device.name} has "
                           f"{device.arch[0]}.{device.arch[1]}")
     return device
+
+
+def _check_names(infos: dict[str, ArrayInfo], places: Places, arguments: dict[str, Any]) -> None:
+    """Raises ValueError for names that the text has for its own."""
+    numbers = [key for key, x in arguments.items() if isinstance(x, (float, np.floating))]
+    indices = [index.name for index in (*places.indices, *(rounds.index for rounds in places.loops))]
+    for name in (*infos, *numbers, *places.starts, *places.row_starts, *indices):
+        is_made = name.startswith(OWN_STARTS) or name.endswith("_tile") or "_by_" in name
+        if name in OWN_NAMES or is_made or (name == "i" and name not in indices):
+            raise ValueError(f"{name}: the derived text has this name for its own; call the array, cell or index otherwise")
 
 
 def _check_arrays(infos: dict[str, ArrayInfo], places: Places) -> None:

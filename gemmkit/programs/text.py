@@ -9,22 +9,24 @@ import numpy as np
 
 from gemmkit.programs.allocate import Allocation, Ring
 from gemmkit.programs.expressions import Function
-from gemmkit.programs.order import Await, Event, Fill, Ordered, Release, Start, Wait
-from gemmkit.programs.places import Multiply, Places, TilePlace
+from gemmkit.programs.order import Await, Event, Fill, Ordered, Read, Release, Start, Wait
+from gemmkit.programs.places import Multiply, Places, RowSum, TilePlace
 from gemmkit.programs.trace import Store
 
-__all__ = ["Out", "Printed", "text_of"]
+__all__ = ["OWN_NAMES", "OWN_STARTS", "Out", "Printed", "text_of"]
 
 REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}      # of a thread that produces, and of one that consumes
 IMPORTS = [
     ("dataclasses", "dataclass", ()), ("gemmkit.components", "Component", ()), ("gemmkit.components", "Scalar", ()),
     ("gemmkit.kernels.attention.elements", "column_at", ("column_at",)), ("gemmkit.kernels.common.pipeline", "Pipeline", ()),
+    ("gemmkit.kernels.common.pipeline", "WARPS", ("RowSums",)),
     ("gemmkit.kernels.common.work", "Slot", ()), ("gemmkit.kernels.sm90.store", "own_column", ("column",)),
     ("gemmkit.kernels.sm90.store", "own_row", ("row",)), ("gemmkit.kernels.sm90.warpgroups", "Warpgroups", ()),
     ("gemmkit.lang.control", "interleave", ("interleave",)), ("gemmkit.lang.control", "split", ("interleave",)),
     ("gemmkit.lang.registers", "apply", ("apply",)),
     *(("gemmkit.programs.collectives", name, (name,)) for name in ("DirectOut",)),
-    ("gemmkit.programs.collectives", "Extents", ()), ("gemmkit.programs.collectives", "Product", ()),
+    ("gemmkit.programs.collectives", "Extents", ("TmaOut", "DirectOut")), ("gemmkit.programs.collectives", "Product", ()),
+    *(("gemmkit.programs.collectives", name, (name,)) for name in ("RowSums", "RowsOut")),
     ("gemmkit.programs.collectives", "Staged", ()), ("gemmkit.programs.collectives", "TmaOut", ("TmaOut",)),
     ("gemmkit.programs.collectives", "blocks", ()), ("gemmkit.programs.collectives", "row_of", ("row_of",)),
     *(("gemmkit.ptx.approximate", name, (name,)) for name in ("exp2", "log2", "reciprocal")),
@@ -33,6 +35,11 @@ IMPORTS = [
                                                  "uniform")),
     *(("gemmkit.ptx.wgmma", name, ()) for name in ("wgmma_commit", "wgmma_fence", "wgmma_wait")),
 ]
+#: What a text calls its own things: arrays, cells and indices of programs are called otherwise.
+OWN_NAMES = frozenset({name for _, name, _ in IMPORTS} | {
+    "SHARED_BYTES", "Sizes", "WARPGROUPS", "abs", "before", "column", "consume", "group", "kernel", "math", "max", "min",
+    "place", "produce", "ring", "row", "sizes", "slot", "tile", "tiles", "values", "zero"})
+OWN_STARTS = "ring_", "slot_", "out_", "map_", "rows_of_", "element_of_", "last_"
 
 
 @dataclass(eq=False)
@@ -41,7 +48,7 @@ class Out:
 
     store: Store
     dtype: np.dtype
-    by_tma: bool
+    kind: str                          # the collective's name
     pairs: bool
     function: Function | None
     sums: str                          # what is stored where there is no function
@@ -87,6 +94,10 @@ class Printer:
     def product(self, product: Multiply) -> str:
         return f"{product.a.name}_by_{product.b.name}"
 
+    def rows_of(self, name: str, row_sums: list[RowSum]) -> str:
+        """The collective of a cell of rows' sums."""
+        return f"rows_of_{next(x.a.name for x in row_sums if self.places.rows[x.carried.after] == name)}"
+
     # -- constants ----------------------------------------------------------------------------------------------------
 
     def constants(self) -> None:
@@ -99,7 +110,10 @@ class Printer:
                             f"lines={size[tile.dims[0].name]}, columns={size[tile.dims[1].name]}, "
                             f"offset={ring.offsets[tile.name]}, stage_bytes={ring.stage_bytes})")
             self.put(0, f"{self.ring(ring)} = Pipeline(stages={ring.stages}, offset={ring.barriers}, full_arrivals=1, "
-                        f"empty_arrivals={self.warpgroups})")
+                        + (f"empty_arrivals={4 * self.warpgroups}, readers=WARPS)" if ring.rounds.row_sums else
+                           f"empty_arrivals={self.warpgroups})"))
+            for name in dict.fromkeys(row_sum.a.name for row_sum in ring.rounds.row_sums):
+                self.put(0, f"rows_of_{name} = RowSums({name}_tile)")
             said = set()
             for product in ring.rounds.products:
                 if self.product(product) not in said:
@@ -108,7 +122,9 @@ class Printer:
                     self.put(0, f"{self.product(product)} = Product({product.a.name}_tile, {product.b.name}_tile{how})")
         for out in self.outs:
             made = f"DirectOut({out.dtype.name!r}, pairs={out.pairs})"
-            if out.by_tma:
+            if out.kind == "RowsOut":
+                made = f"RowsOut({out.dtype.name!r})"
+            elif out.kind == "TmaOut":
                 made = (f"TmaOut({out.dtype.name!r}, block_m={size[m.name]}, columns={size[n.name]}, "
                         f"o_offset={self.memory.outs[out.name]})")
             self.put(0, f"out_{out.name} = {made}")
@@ -144,6 +160,9 @@ class Printer:
                             if self.places.cells[p.carried.after] == name) for name in self.places.starts}
         for name, value in self.places.starts.items():
             self.put(2, f"{name} = {self.product(first[name])}.begin({value!r})")
+        row_sums = [x for ring in self.memory.rings for x in ring.rounds.row_sums]
+        for name, value in self.places.row_starts.items():
+            self.put(2, f"{name} = {self.rows_of(name, row_sums)}.begin({value!r})")
         for ring, loop in zip(self.memory.rings, self.loops):
             k = ring.rounds.index.name
             step = f"{k} = rolled({k} + {self.memory.blocks[k]})"
@@ -154,6 +173,8 @@ class Printer:
             self.events(3, ring, loop.round)
             self.put(3, f"before, {self.slot(ring)} = {self.slot(ring)}, {self.ring(ring)}.advance({self.slot(ring)})", step)
             self.events(2, ring, loop.after)
+        for name in self.places.row_starts:
+            self.put(2, f"{name} = {self.rows_of(name, row_sums)}.whole({name})")
         for out in self.outs:
             self.put(2, *self.stored(out))
         self.put(2, "tile = rolled(tile + grid_x())")
@@ -172,6 +193,10 @@ class Printer:
                     self.put(depth, f"{cell} = {self.product(product)}.multiply({cell}, {slot}, group, "
                                     f"{int(product not in event.fresh)})")
                 self.put(depth, "wgmma_commit()")
+            elif isinstance(event, Read):
+                for row_sum in event.row_sums:
+                    cell = self.places.rows[row_sum.carried.after]
+                    self.put(depth, f"{cell} = rows_of_{row_sum.a.name}.add({cell}, {slot}, group)")
             elif isinstance(event, Wait):
                 held = f"({', '.join(sums)}{',' if len(sums) == 1 else ''})"
                 self.put(depth, f"{held if len(sums) == 1 else held[1:-1]} = wgmma_wait({event.pending}, {held})")
@@ -192,6 +217,9 @@ class Printer:
                 values = made.sums[0]
             lines = [f"values = apply({made.name}, {values}{given})"]
             values = "values"
+        if out.kind == "RowsOut":
+            store = f"out_{out.name}.store({values}, {out.name}, {m} + group * 64, sizes.{m})"
+            return [f"if {n} == 0:", *(f"    {line}" for line in (*lines, store))]
         extents = f"Extents(sizes.{m}, sizes.{n})"
         return [*lines, f"out_{out.name}.store({values}, {out.name}, {m} + group * 64, {n}, {extents}, group)"]
 
@@ -219,7 +247,7 @@ def text_of(title: str, places: Places, loops: list[Ordered], memory: Allocation
     scalars = list(dict.fromkeys(name for made in functions for name in made.scalars))
     sizes = list(dict.fromkeys([m, n, *(ring.rounds.index.name for ring in memory.rings)]))
     operands = [f"map_{name}" for name in maps]
-    uses = {"TmaOut" if out.by_tma else "DirectOut" for out in outs}
+    uses = {out.kind for out in outs} | ({"RowSums"} if places.row_starts else set())
     for made in functions:
         uses |= {"apply", *(["interleave"] if len(made.sums) > 1 else []), *made.needs, *made.parameters}
     printer.put(0, f'"""{title}"""', "", *(["import math"] if "math" in uses else []))

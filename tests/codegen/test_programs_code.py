@@ -38,6 +38,8 @@ CASES: dict[str, tuple[Any, list[Any], gk.Mapping, dict[str, Any], int, int, int
                gk.Mapping({"n": 128}), dict(alpha=0.5), 2, 8, 56, True),
     "lstm": (listing.lstm, [half(256, 512), half(512, 512), half(256, 128), half(128, 512), half(512), half(256, 512)],
              gk.Mapping({"n": 128}), {}, 4, 16, 56, True),
+    "sums of rows": (listing.product_and_sums, [half(256, 512), half(512, 512), half(256, 512), half(256, dtype=F32)], TILE, {}, 2,
+                     8, 124, True),
     "float32 out": (listing.gemm, [half(256, 512), half(512, 512), half(256, 512, dtype=F32)], TILE, {}, 2, 8, 64, False),
 }
 

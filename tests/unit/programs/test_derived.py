@@ -93,6 +93,28 @@ def test_arrays_and_scalars_at_the_end_of_a_tile(drawn: Drawn) -> None:
     check(listing.residual, a, b, drawn(67, 80), empty(67, 80), empty(67, 80, dtype=F32))
 
 
+@pytest.mark.parametrize("k", [168, 8])
+@pytest.mark.parametrize("warpgroups", [1, 3])
+def test_rows_are_added_up_where_they_are_staged(drawn: Drawn, k: int, warpgroups: int) -> None:
+    check(listing.product_and_sums, drawn(131, k), drawn(k, 136), empty(131, 136), empty(131, dtype=F32), seed=warpgroups,
+          mapping=gk.Mapping({"n": 64}, warpgroups=warpgroups))
+
+
+def scaled_sums(a: Any, b: Any, d: Any, e: Any, scale: Any, bias: Any, factor: float) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc, half = gp.full(m, n, 2.0), gp.full(m, 0.5)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+            half += a[m, k].sum(axis=1)
+        d[m, n] = gp.tanh(factor * acc + bias[n])
+        with gp.once(n):
+            e[m] = factor * half + scale[m]
+
+
+def test_cells_that_begin_with_numbers(drawn: Drawn) -> None:
+    check(gk.program(scaled_sums), drawn(70, 72), drawn(72, 72), empty(70, 72), empty(70), drawn(70), drawn(72), factor=0.125)
+
+
 def test_views_and_misaligned_results(drawn: Drawn) -> None:
     out = empty(67, 83)
     check(listing.gemm, drawn(67, 72), drawn(72, 80), out[:, 1:81])
@@ -158,12 +180,21 @@ def twice(a: Any, b: Any, d: Any) -> None:
 
 def rows_alone(a: Any, b: Any, d: Any) -> None:
     for m in gp.parallel(a.rows):                      # here
-        d[m] = a[m] @ b[m]
+        d[m] = 0.0
 
 
 def no_product(a: Any, b: Any, d: Any) -> None:
     for m, n in gp.parallel(d.rows, d.columns):        # here
         d[m, n] = gp.exp(d[m, n])
+
+
+def sum_of_another(a: Any, b: Any, d: Any) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc, other = gp.zeros(m, n), gp.zeros(m)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+            other += gp.exp(a[m, k]).sum(axis=1)       # here
+        d[m, n] = acc
 
 
 def reduced_at_the_end(a: Any, b: Any, d: Any) -> None:
@@ -174,9 +205,14 @@ def reduced_at_the_end(a: Any, b: Any, d: Any) -> None:
         d[m, n] = acc - acc.max(axis=1)                # here
 
 
-@pytest.mark.parametrize("function, words", [
-    (scaled_rounds, "not sums of products alone"), (computed_operand, "operand of a product is exp"), (stale, "a later loop adds"),
-    (twice, "stored twice"), (no_product, "no sequential loop"), (reduced_at_the_end, "rowmax where a tile is stored")])
+REFUSED = [
+    (scaled_rounds, "not sums of products or of rows alone"), (computed_operand, "operand of a product is exp"),
+    (stale, "a later loop adds"), (sum_of_another, "a sum of rows in rounds"), (twice, "stored twice"),
+    (rows_alone, "kernels are derived of rows and columns"), (no_product, "no sequential loop"),
+    (reduced_at_the_end, "rowmax where a tile is stored")]
+
+
+@pytest.mark.parametrize("function, words", REFUSED, ids=lambda x: getattr(x, "__name__", ""))
 def test_what_has_no_kernel_names_the_line(function: Any, words: str) -> None:
     source, first = inspect.getsourcelines(function)
     line = first + next(n for n, text in enumerate(source) if "# here" in text)
@@ -187,8 +223,7 @@ def test_what_has_no_kernel_names_the_line(function: Any, words: str) -> None:
 
 @pytest.mark.parametrize("name, arrays", [("attention", [np.zeros((2, 64, 64), F16)] * 4 + [0.5]),
                                           ("mlp", [np.zeros((64, 64), F16), np.zeros((2, 64, 64), F16), np.zeros((2, 64), F16),
-                                                   np.zeros((64, 64), F16)]),
-                                          ("product_and_sums", [A, B, D, np.zeros(40, F32)])])
+                                                   np.zeros((64, 64), F16)])])
 def test_programs_that_have_a_reference_alone(name: str, arrays: list[Any]) -> None:
     with pytest.raises(ValueError, match="reference") as error:
         getattr(listing, name).plan(*arrays)
@@ -203,6 +238,18 @@ def test_programs_that_have_a_reference_alone(name: str, arrays: list[Any]) -> N
 def test_mappings_that_cannot_be(mapping: gk.Mapping, words: str) -> None:
     with pytest.raises(gk.ConfigError, match=words):
         listing.gemm.plan(A, B, D, mapping=mapping)
+
+
+def test_names_that_the_text_has_for_its_own() -> None:
+    def tile(a: Any, tile: Any, d: Any) -> None:
+        for m, n in gp.parallel(a.rows, tile.columns):
+            acc = gp.zeros(m, n)
+            for k in gp.sequential(a.columns):
+                acc += a[m, k] @ tile[k, n]
+            d[m, n] = acc
+
+    with pytest.raises(ValueError, match="tile: the derived text has this name"):
+        gk.program(tile).plan(A, B, D)
 
 
 def test_arrays_that_cannot_be() -> None:
