@@ -130,7 +130,12 @@ class ProgramPlan:
     @cached_property
     def bound(self) -> _Bound:
         made, slots = self.launchable, []
-        launch = made.bind()
+        key = self.name, self.text, self.blocks, *(_kind(info) for info in self.infos.values())
+        launch = _launches.get(key)
+        if launch is None:
+            if len(_launches) >= _KEPT:
+                _launches.clear()
+            launch = _launches[key] = made.bind()
         for n, name in enumerate(self.names):
             slot = made.slot(n + 1)
             if slot is not None:
@@ -163,6 +168,10 @@ class ProgramPlan:
 def _kind(info: ArrayInfo) -> tuple:
     """What a plan depends on of an array."""
     return info.shape, info.strides, info.dtype, info.device, info.pointer % 16
+
+
+_KEPT = 1024                           # loaded kernels; beyond it the memory starts anew
+_launches: dict[tuple, Any] = {}
 
 
 class _Given(NamedTuple):
