@@ -33,8 +33,9 @@ from gemmkit import blas  # isort: skip
 from gemmkit.lang.later import imported as _imported
 
 if _TYPE_CHECKING:
-    from gemmkit import fast, masks, scores
+    from gemmkit import fast, masks, programs, scores
     from gemmkit.attention_call import attention
+    from gemmkit.programs import Mapping, program
     from gemmkit.rows import layernorm, log_softmax, rmsnorm, rowwise, softmax
     from gemmkit.tuner import Tuned, tune
 
@@ -44,16 +45,17 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Array", "Braid", "Component", "ComponentError", "Concat", "Config", "ConfigError", "Diagonal", "Dual", "Generated",
-    "GroupPlan", "Matrix", "Plan", "Scalar", "StreamK", "Symmetric", "Tile", "Triangular", "Tuned", "attention", "blas",
-    "einsum", "emulate", "epilogues", "fast", "float16", "float32", "float64", "get_config", "glu", "grouped",
+    "GroupPlan", "Mapping", "Matrix", "Plan", "Scalar", "StreamK", "Symmetric", "Tile", "Triangular", "Tuned", "attention",
+    "blas", "einsum", "emulate", "epilogues", "fast", "float16", "float32", "float64", "get_config", "glu", "grouped",
     "layernorm", "layouts", "linearise", "log_softmax", "lstm_cell", "masks", "matmul", "mlp", "operators", "parallelise",
-    "plan", "plan_grouped", "rmsnorm", "rowwise", "scores", "select", "softmax", "subdivide", "transforms", "translate",
-    "translate_base", "translate_offset", "tune",
+    "plan", "plan_grouped", "program", "programs", "rmsnorm", "rowwise", "scores", "select", "softmax", "subdivide",
+    "transforms", "translate", "translate_base", "translate_offset", "tune",
 ]
 
 
-_MODULES = "fast", "masks", "scores", "torch"
-_LATER = {"Tuned": "tuner", "attention": "attention_call", "mlp": "mlp_call", "tune": "tuner",
+_MODULES = "fast", "masks", "programs", "scores", "torch"
+_LATER = {"Mapping": "programs", "Tuned": "tuner", "attention": "attention_call", "mlp": "mlp_call", "program": "programs",
+          "tune": "tuner",
           **dict.fromkeys(("layernorm", "log_softmax", "rmsnorm", "rowwise", "softmax"), "rows")}
 
 

@@ -1,0 +1,37 @@
+"""Programs: the mathematics of a kernel, in order, with no word of synchronisation (docs/programs.md).
+
+>>> import numpy as np
+>>> import gemmkit as gk
+>>> from gemmkit import programs as gp
+>>> @gk.program
+... def product(a, b, d):
+...     for m, n in gp.parallel(a.rows, b.columns):
+...         sums = gp.zeros(m, n)
+...         for k in gp.sequential(a.columns):
+...             sums += a[m, k] @ b[k, n]
+...         d[m, n] = sums
+>>> a, b = np.ones((3, 4), np.float16), np.ones((4, 5), np.float16)
+>>> product.reference(a, b, np.empty((3, 5), np.float16))[0]
+array([4., 4., 4., 4., 4.])
+"""
+
+from gemmkit.programs.decorated import Program, program
+from gemmkit.programs.mapping import Mapping
+from gemmkit.programs.words import (
+    copy,
+    exp,
+    finite,
+    full,
+    log,
+    maximum,
+    once,
+    parallel,
+    sequential,
+    sqrt,
+    tanh,
+    where,
+    zeros,
+)
+
+__all__ = ["Mapping", "Program", "copy", "exp", "finite", "full", "log", "maximum", "once", "parallel", "program",
+           "sequential", "sqrt", "tanh", "where", "zeros"]

@@ -1,0 +1,111 @@
+"""Where everything lies in shared memory: stages of the rings, results on their way out, barriers; and how many stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gemmkit.kernels.common.pipeline import BARRIER
+from gemmkit.kernels.common.shared_memory import SharedMemory
+from gemmkit.lang.errors import ConfigError
+from gemmkit.programs.collectives import PATTERN, ROWS
+from gemmkit.programs.mapping import Mapping
+from gemmkit.programs.order import LEAST_STAGES
+from gemmkit.programs.places import Places, Rounds
+from gemmkit.programs.values import Index
+
+__all__ = ["Allocation", "Ring", "allocated", "sized"]
+
+MOST = 4                               # stages where the mapping does not say how many
+DEFAULT_K = 64
+MOST_SUMS = {1: 256, 2: 256, 3: 128}   # columns of sums that fit in the registers of so many warpgroups
+
+
+@dataclass(frozen=True)
+class Ring:
+    """``offsets``: of the blocks, within the memory of the first stage."""
+
+    rounds: Rounds
+    stages: int
+    stage_bytes: int
+    offsets: dict[str, int]
+    barriers: int
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """``outs``: of results that leave by shared memory, where they lie in it."""
+
+    blocks: dict[str, int]
+    rings: tuple[Ring, ...]
+    outs: dict[str, int]
+    nbytes: int
+
+
+def sized(places: Places, mapping: Mapping) -> dict[str, int]:
+    """The length of every index's blocks: the mapping's, or defaults.
+
+    Raises ConfigError for names that the program has not, and for lengths that no product has.
+    """
+    m, n = places.indices
+    names = [index.name for index in (m, n, *(rounds.index for rounds in places.loops))]
+    other = next((name for name in mapping.blocks if name not in names), None)
+    if other is not None:
+        raise ConfigError(f"Mapping(blocks={{{other!r}: {mapping.blocks[other]}}}): the program's indices are "
+                          f"{', '.join(dict.fromkeys(names))}")
+    most = MOST_SUMS[mapping.warpgroups] // len(places.starts) // 64 * 64
+    if most == 0:
+        raise ConfigError(f"{len(places.starts)} cells of sums do not fit in the registers of {mapping.warpgroups} "
+                          "warpgroups; take fewer warpgroups")
+    across = min(max(64, most), -(-n.extent.size // 64) * 64 or 64)
+    blocks = {m.name: ROWS * mapping.warpgroups, n.name: across, **{r.index.name: DEFAULT_K for r in places.loops}}
+    blocks.update(mapping.blocks)
+    if blocks[m.name] != ROWS * mapping.warpgroups:
+        raise ConfigError(f"Mapping(blocks={{{m.name!r}: {blocks[m.name]}}}, warpgroups={mapping.warpgroups}): a warpgroup "
+                          f"has {ROWS} rows, so {ROWS * mapping.warpgroups} are needed")
+    for name in (n.name, *(rounds.index.name for rounds in places.loops)):
+        if blocks[name] % 64 or blocks[name] > 256:
+            raise ConfigError(f"Mapping(blocks={{{name!r}: {blocks[name]}}}): 64, 128, 192 or 256 is needed")
+    if blocks[n.name] > max(64, most):
+        raise ConfigError(f"Mapping(blocks={{{n.name!r}: {blocks[n.name]}}}, warpgroups={mapping.warpgroups}): with "
+                          f"{len(places.starts)} cells of sums, {most} columns fit in registers")
+    return blocks
+
+
+def allocated(places: Places, mapping: Mapping, outs: dict[str, int], limit: int) -> Allocation:
+    """``outs``: the bytes that results need on their way out. Raises ConfigError for what does not fit."""
+    blocks = sized(places, mapping)
+    sizes = [[2 * _length(tile.dims[0], blocks) * _length(tile.dims[1], blocks) for tile in rounds.tiles]
+             for rounds in places.loops]
+    bound = min(limit, mapping.shared_bytes or limit)
+    room = bound - sum(outs.values())
+    per_stage = sum(map(sum, sizes)) + 2 * BARRIER * len(sizes)
+    stages = mapping.stages or max(LEAST_STAGES, min(MOST, room // per_stage))
+    if stages < LEAST_STAGES:
+        raise ConfigError(f"Mapping(stages={stages}): products are waited for one round later, so {LEAST_STAGES} are needed")
+    memory = SharedMemory()
+    firsts = [memory.take(stages * sum(of_one), PATTERN) for of_one in sizes]
+    places_out = {name: memory.take(nbytes, PATTERN) for name, nbytes in outs.items()}
+    rings = []
+    for rounds, of_one, first in zip(places.loops, sizes, firsts):
+        offsets, at = {}, first
+        for tile, size in zip(rounds.tiles, of_one):
+            offsets[tile.name], at = at, at + size
+        rings.append(Ring(rounds, stages, sum(of_one), offsets, memory.take(2 * BARRIER * stages)))
+    if memory.nbytes > bound:
+        raise ConfigError(f"{stages} stages of {sum(map(sum, sizes))} bytes and results of {sum(outs.values())} need "
+                          f"{memory.nbytes} bytes of shared memory, and {bound} are there; "
+                          "take fewer stages or smaller blocks")
+    return Allocation(blocks, tuple(rings), places_out, memory.nbytes)
+
+
+def _length(index: Index, blocks: dict[str, int]) -> int:
+    return blocks[index.name]
+
+
+def out_bytes(places: Places, mapping: Mapping, dtype: np.dtype) -> int:
+    """Of a tile of a result in shared memory."""
+    blocks = sized(places, mapping)
+    m, n = places.indices
+    return blocks[m.name] * blocks[n.name] * int(dtype.itemsize)

@@ -1,0 +1,101 @@
+"""``@gk.program``: a function of arrays and components, and its two readings: numbers by NumPy, a kernel by its plan."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gemmkit.programs.interpreter import entered
+from gemmkit.programs.mapping import Mapping
+from gemmkit.programs.reference import BLOCK, Reference
+from gemmkit.programs.trace import Loop, Store, trace
+from gemmkit.programs.values import Parameter
+from gemmkit.runtime.arrays import describe, is_array
+
+if TYPE_CHECKING:
+    from gemmkit.programs.plan import ProgramPlan
+
+__all__ = ["Program", "program"]
+
+
+class Program:
+    """A decorated function. Its arguments are arrays, floating point numbers, and whatever else the function calls: a gate,
+    a score. Arrays that it stores into are its results, given by the caller."""
+
+    def __init__(self, function: Callable[..., None]):
+        self.function = function
+        self.signature = inspect.signature(function)
+        functools.update_wrapper(self, function)
+
+    def __repr__(self) -> str:
+        return f"<program {self.function.__name__}{self.signature}>"
+
+    def bound(self, arrays: tuple, components: dict[str, Any]) -> dict[str, Any]:
+        """The arguments by name. Raises TypeError for those that the function does not take, or misses."""
+        try:
+            given = self.signature.bind(*arrays, **components)
+        except TypeError as error:
+            raise TypeError(f"{self.function.__name__}: {error}") from None
+        given.apply_defaults()
+        return dict(given.arguments)
+
+    def traced(self, arguments: dict[str, Any]) -> Loop:
+        """The program on symbols, for arrays of these shapes. Raises ValueError and TypeError with the user's line."""
+        infos = {name: describe(x, name) for name, x in arguments.items() if is_array(x)}
+        parameters = {name: Parameter(name, tuple(info.shape), info.dtype) for name, info in infos.items()}
+        return trace(self.function, {**arguments, **parameters})
+
+    def reference(self, *arrays: Any, block: int = BLOCK, **components: Any) -> Any:
+        """The results in float64, computed with NumPy in blocks of ``block``: one array, or a tuple in the order of the
+        arguments. Of the arrays that are stored into only the shapes are read; nothing is written to them. What the program
+        does not store is NaN.
+
+        Raises ValueError and TypeError with the line of the program that breaks a rule.
+        """
+        arguments = self.bound(arrays, components)
+        results = stored(self.traced(arguments))
+        held = {name: np.full(np.shape(x), np.nan) if name in results else np.asarray(x)
+                for name, x in arguments.items() if is_array(x)}
+        parameters = {name: Parameter(name, x.shape, x.dtype, x) for name, x in held.items()}
+        with entered(Reference(block)):
+            self.function(**{**arguments, **parameters})
+        found = tuple(held[name] for name in arguments if name in results)
+        return found if len(found) > 1 else found[0]
+
+    def plan(self, *arrays: Any, mapping: Mapping | None = None, text: str | None = None, **components: Any) -> ProgramPlan:
+        """The derived kernel for arrays of these kinds. ``text``: a kernel's text that is run in its place.
+
+        Raises ConfigError for a mapping that cannot be, ValueError and TypeError for a program that has no kernel yet.
+        """
+        from gemmkit.programs.plan import planned
+
+        return planned(self, self.bound(arrays, components), mapping or Mapping(), text)
+
+    def __call__(self, *arrays: Any, mapping: Mapping | None = None, stream: int | None = None, **components: Any) -> None:
+        """Run the derived kernel on arrays of a GPU, or on NumPy's within ``with gemmkit.emulate():``."""
+        from gemmkit.programs.plan import planned
+
+        arguments = self.bound(arrays, components)
+        planned(self, arguments, mapping or Mapping(), None).run(arguments, stream)
+
+
+def stored(loop: Loop) -> dict[str, None]:
+    """The arrays that a program stores into."""
+    found: dict[str, None] = {}
+    for held in loop.body:
+        if isinstance(held, Store):
+            found[held.parameter.name] = None
+        elif isinstance(held, Loop):
+            found.update(stored(held))
+    return found
+
+
+def program(function: Callable[..., None]) -> Program:
+    """Decorate a function that is written in the words of `gemmkit.programs`."""
+    if not inspect.isfunction(function):
+        raise TypeError(f"gk.program({function!r}): a function is needed")
+    return Program(function)

@@ -1,0 +1,142 @@
+"""Element-wise functions as text: what becomes of a thread's sums before they are stored.
+
+A thread has the sums of two rows, 8 apart, and of pairs of columns, 8 apart; a function is told which one it has by ``i``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from gemmkit.programs.lines import refused
+from gemmkit.programs.trace import Value
+
+__all__ = ["Function", "function_of"]
+
+SIGNS = dict(add="+", sub="-", mul="*", div="/", lt="<", le="<=")
+CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="math.tanh", sqrt="math.sqrt", max="max")
+NEEDS = dict(tanh="math", sqrt="math")
+
+
+@dataclass
+class Function:
+    """A function of one element: ``sums`` are zipped, ``arrays`` and ``scalars`` passed whole. Of a result that has a value
+    for each row ``indices`` is the rows' alone, and a thread's two values are 8 rows apart."""
+
+    name: str
+    indices: tuple
+    cells: dict[Value, str]
+    sums: list[str] = field(default_factory=list)
+    arrays: list[str] = field(default_factory=list)
+    scalars: list[str] = field(default_factory=list)
+    needs: set[str] = field(default_factory=set)
+    places: set[str] = field(default_factory=set)
+    lines: list[str] = field(default_factory=list)
+    names: dict[Value, str] = field(default_factory=dict)
+    uses: dict[Value, int] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> list[str]:
+        names = [index.name for index in self.indices if index.name in self.places]
+        rows = ["row", f"last_{names[0]}"] if self.indices[0].name in names else []
+        columns = ["column", f"last_{names[-1]}"] if self.indices[1:] and self.indices[1].name in names else []
+        return [*self.arrays, *self.scalars, *rows, *columns]
+
+    @property
+    def text(self) -> str:
+        takes = self.sums[0] if len(self.sums) == 1 else "sums"
+        unpack = [] if len(self.sums) == 1 else [f"    {', '.join(self.sums)} = sums"]
+        return "\n".join([f"def {self.name}({', '.join([takes, 'i', *self.parameters])}):", *unpack,
+                          *(f"    {line}" for line in self.lines)])
+
+    # -- expressions --------------------------------------------------------------------------------------------------
+
+    def of(self, x: Value) -> str:
+        """The text of a value; what is used more than once has a line of its own."""
+        if x in self.names:
+            return self.names[x]
+        text = self._leaf(x) if not x.args else self._operation(x)
+        if self.uses.get(x, 0) > 1 and (x.args or x.op == "load"):
+            name = f"value_{len(self.names)}"
+            self.lines.append(f"{name} = {text}")
+            self.names[x] = name
+            return name
+        return text
+
+    def _operation(self, x: Value) -> str:
+        args = [self.of(arg) for arg in x.args]
+        if x.op in SIGNS:
+            return f"({args[0]} {SIGNS[x.op]} {args[1]})"
+        if x.op in CALLS:
+            self.needs.add(NEEDS.get(x.op, x.op if x.op != "max" else ""))
+            return f"{CALLS[x.op]}({', '.join(map(_bare, args))})"
+        if x.op == "neg":
+            return f"(-{args[0]})"
+        if x.op == "where":
+            return f"({args[1]} if {args[0]} else {args[2]})"
+        if x.op == "finite":
+            self.needs.add("math")
+            return f"(0.0 if {args[0]} == -math.inf else {args[0]})"
+        raise refused(ValueError, f"{x.op} where a tile is stored: kernels are derived that compute element by element "
+                                  "there; of others there is the reference", x.line)
+
+    def _leaf(self, x: Value) -> str:
+        if x.op == "const":
+            return repr(float(x.data)) if math.isfinite(x.data) else self._not_finite(x.data)
+        if x.op == "scalar":
+            if x.data not in self.scalars:
+                self.scalars.append(x.data)
+            return str(x.data)
+        if x.op == "after" and x in self.cells:
+            if self.cells[x] not in self.sums:
+                self.sums.append(self.cells[x])
+            return self.cells[x]
+        if x.op == "coordinate" and x.data in self.indices:
+            self.places.add(x.data.name)
+            return self._place(x.data)
+        if x.op == "load":
+            parameter, key = x.data
+            if x.dims and set(x.dims) <= set(self.indices) and tuple(key) == x.dims:
+                if parameter.name not in self.arrays:
+                    self.arrays.append(parameter.name)
+                self.places.update(index.name for index in key)
+                return f"{parameter.name}[{', '.join(f'min({self._place(index)}, last_{index.name})' for index in key)}]"
+        raise refused(ValueError, f"{x!r} is read where a tile is stored: sums after their loop, scalars, and elements of "
+                                  "arrays at the tile's places are there", x.line)
+
+    def _not_finite(self, number: float) -> str:
+        self.needs.add("math")
+        return "math.nan" if math.isnan(number) else "math.inf" if number > 0 else "-math.inf"
+
+    def _place(self, index: object) -> str:
+        if len(self.indices) == 1:
+            return "row + i * 8"
+        is_row = index is self.indices[0]
+        self.needs.add("row_of" if is_row else "column_at")
+        return "row + row_of(i)" if is_row else "column + column_at(i)"
+
+
+def function_of(name: str, root: Value, indices: tuple, cells: dict[Value, str]) -> Function:
+    """The function that makes an element of a result. Raises ValueError, with the user's line, for what it cannot read."""
+    made = Function(name, indices, cells)
+    pending, seen = [root], set()
+    while pending:
+        x = pending.pop()
+        made.uses[x] = made.uses.get(x, 0) + 1
+        if x not in seen:
+            seen.add(x)
+            pending += x.args
+    made.lines.append(f"return {_bare(made.of(root))}")
+    if not made.sums:
+        raise refused(ValueError, "a result that no sums are in; a product's are needed", root.line)
+    return made
+
+
+def _bare(text: str) -> str:
+    """Without the brackets around all of it."""
+    depth = 0
+    for n, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0 and n < len(text) - 1:
+            return text
+    return text[1:-1] if text.startswith("(") else text

@@ -1,0 +1,200 @@
+"""Where values are: blocks of operands in the stages of a loop's ring, sums in registers, the rest where threads need it.
+
+A sequential loop has one ring. In each round its products take their blocks from one stage, and a block that two products
+take is there once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from gemmkit.programs.lines import refused
+from gemmkit.programs.trace import Carried, Loop, Store, Value
+from gemmkit.programs.values import Index, Parameter, shown
+
+__all__ = ["Multiply", "Places", "Rounds", "RowSum", "TilePlace", "places_of"]
+
+TAKEN = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclass(eq=False)
+class TilePlace:
+    """A block of an array in the stages of a ring: ``dims`` as they are in the array."""
+
+    name: str
+    parameter: Parameter
+    dims: tuple[Index, Index]
+
+
+@dataclass(eq=False)
+class Multiply:
+    """A product that is added to a cell's sums."""
+
+    carried: Carried
+    a: TilePlace
+    b: TilePlace
+    a_transposed: bool
+    b_transposed: bool
+    line: str
+
+
+@dataclass(eq=False)
+class RowSum:
+    """Sums along the rows of a block that threads read where it is staged for a product."""
+
+    carried: Carried
+    a: TilePlace
+    line: str
+
+
+@dataclass(eq=False)
+class Rounds:
+    """A sequential loop: its products and sums of rows, in the order in which they are written."""
+
+    index: Index
+    products: list[Multiply]
+    tiles: list[TilePlace]
+    line: str
+    row_sums: list[RowSum] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Places:
+    indices: tuple[Index, Index]
+    loops: list[Rounds]
+    stores: list[Store]
+    cells: dict[Value, str] = field(default_factory=dict)          # of what is there after a loop: the sums' name
+    starts: dict[str, float] = field(default_factory=dict)         # of the sums' names: what they begin with
+    rows: dict[Value, str] = field(default_factory=dict)           # the same of cells that have a value for each row
+    row_starts: dict[str, float] = field(default_factory=dict)
+
+
+def places_of(loop: Loop) -> Places:
+    """Raises ValueError and TypeError, with the user's line, for what has no place yet."""
+    if len(loop.indices) != 2 or any(index.stack for index in loop.indices):
+        raise refused(ValueError, f"parallel({shown(index.extent for index in loop.indices)}): kernels are derived of rows "
+                                  "and columns, parallel(a.rows, b.columns); of stacks and of rows alone there is the "
+                                  "reference",
+                      loop.line)
+    out = Places((loop.indices[0], loop.indices[1]), [], [])
+    taken: set[str] = set()
+    for held in loop.body:
+        if isinstance(held, Store):
+            out.stores.append(_checked(held, out.indices))
+        elif isinstance(held, Loop):
+            out.loops.append(_rounds(held, out, taken))
+    if not out.loops:
+        raise refused(ValueError, "no sequential loop with a product is in this program; functions of rows are "
+                                  "gemmkit.rowwise's", loop.line)
+    return out
+
+
+def _checked(store: Store, indices: tuple) -> Store:
+    tile = store.only is None and tuple(store.key) == indices and len(store.parameter.shape) == 2
+    rows = store.only is indices[1] and tuple(store.key) == indices[:1] and len(store.parameter.shape) == 1
+    if not tile and not rows:
+        raise refused(ValueError, f"{store.parameter.name}[{shown(store.key)}] is stored: kernels are derived that store "
+                                  f"whole tiles, [{shown(indices)}], and rows' values within once({indices[1]}), "
+                                  f"[{indices[0]}]; of others there is the reference", store.line)
+    return store
+
+
+def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
+    """What a loop adds to its cells: each must be sum + product + product ..., which nothing else reads."""
+    if loop.indices[0].stack:
+        raise refused(ValueError, "rounds along a stack have no kernel yet, but a reference", loop.line)
+    made = Rounds(loop.indices[0], [], [], loop.line)
+    tiles: dict[Any, TilePlace] = {}
+    used: set[Value] = set()
+    waiting: list[tuple[Value, Carried]] = []              # sums of rows, until all products have their blocks
+    for carried in loop.carried:
+        is_rows = carried.inside.dims == out.indices[:1]
+        _cell(carried, out, is_rows)
+        found: list[Multiply] = []
+        summed: list[Value] = []
+        value = carried.out
+        while value is not carried.inside:
+            used.add(value)
+            if value.op != "add" or value.args[1].op != ("rowsum" if is_rows else "dot"):
+                raise refused(ValueError, f"what rounds carry is not sums of products or of rows alone "
+                                          f"({value.op}); such programs have a reference, and no kernel yet",
+                              value.line or loop.line)
+            used.add(value.args[1])
+            if is_rows:
+                summed.insert(0, value.args[1])
+            else:
+                found.insert(0, _multiply(value.args[1], carried, out.indices, made, tiles, taken))
+            value = value.args[0]
+        made.products += found
+        waiting += [(x, carried) for x in summed]
+    made.row_sums = [_row_sum(x, carried, made) for x, carried in waiting]
+    for held in loop.body:
+        if not isinstance(held, Value) or (held not in used and held.op != "transpose"):
+            what = held.op if isinstance(held, Value) else "a store or a loop"
+            raise refused(ValueError, f"{what} within rounds: kernels are derived of loops that add products and rows' "
+                                      "sums to cells and do nothing else; of others there is the reference", held.line)
+    if not made.products:
+        raise refused(ValueError, "rounds that carry nothing", loop.line)
+    return made
+
+
+def _row_sum(x: Value, carried: Carried, rounds: Rounds) -> RowSum:
+    load = x.args[0]
+    for product in rounds.products:
+        tile = product.a
+        is_there = load.op == "load" and tile.parameter.name == load.data[0].name and tile.dims == load.dims
+        if is_there and not product.a_transposed:
+            return RowSum(carried, tile, x.line)
+    raise refused(ValueError, "a sum of rows in rounds: kernels are derived of sums over a left operand that is there for a "
+                              "product anyway, a[m, k].sum(axis=1)", x.line)
+
+
+def _cell(carried: Carried, out: Places, is_rows: bool) -> None:
+    """The sums of a cell keep their name from loop to loop."""
+    cells, starts = (out.rows, out.row_starts) if is_rows else (out.cells, out.starts)
+    if carried.init.op == "after":
+        name = cells[carried.init]
+    elif carried.init.op == "const":
+        name = carried.inside.name or "acc"
+        while name in out.starts or name in out.row_starts:
+            name += "_2"
+        starts[name] = carried.init.data
+    else:
+        raise refused(ValueError, f"a cell that begins with {carried.init.op}: kernels are derived of cells that begin "
+                                  "with a number, such as zeros(m, n)", carried.init.line)
+    cells[carried.after] = name
+
+
+def _multiply(dot: Value, carried: Carried, indices: tuple, rounds: Rounds, tiles: dict, taken: set[str]) -> Multiply:
+    (m, n), k = indices, rounds.index
+    if dot.dims != (m, n) or dot.args[0].dims[1] is not k:
+        raise refused(ValueError, f"a product of ({shown(dot.dims)}) over {dot.args[0].dims[1]}: a product is "
+                                  f"({shown(indices)}), and its sum goes over {k}", dot.line)
+    found = []
+    for x in dot.args:
+        load = x.args[0] if x.op == "transpose" else x
+        if load.op != "load":
+            raise refused(ValueError, f"an operand of a product is {load.op}; kernels are derived of products of arrays' "
+                                      "blocks as they are", dot.line)
+        parameter, key = load.data
+        if np.dtype(parameter.dtype) not in TAKEN:
+            raise refused(TypeError, f"{parameter.name} is of {parameter.dtype}; products of float16 and bfloat16 have a "
+                                     "kernel",
+                          dot.line)
+        if (parameter.name, key) not in tiles:
+            name = parameter.name
+            while name in taken:
+                name += "_2"
+            taken.add(name)
+            tiles[parameter.name, key] = TilePlace(name, parameter, load.dims)
+            rounds.tiles.append(tiles[parameter.name, key])
+        found.append((tiles[parameter.name, key], x.op == "transpose"))
+    (a, a_transposed), (b, b_transposed) = found
+    if np.dtype(a.parameter.dtype) != np.dtype(b.parameter.dtype):
+        raise refused(TypeError, f"{a.parameter.name} is of {a.parameter.dtype} and {b.parameter.name} of "
+                                 f"{b.parameter.dtype}; both must be of one dtype", dot.line)
+    return Multiply(carried, a, b, a_transposed, b_transposed, dot.line)

@@ -1,0 +1,94 @@
+"""The words that programs are written in.
+
+| word | what |
+|---|---|
+| ``for m, n in parallel(a.rows, b.columns)`` | tiles, in no order: each is one thread block's |
+| ``for k in sequential(a.columns)`` | rounds, one after the other |
+| ``zeros(m, n)``, ``full(m, value)``, ``copy(x)`` | cells, whose values rounds carry |
+| ``x @ y``, ``.T``, ``x.max(axis=1)``, ``x.sum(axis=1)`` | of matrices |
+| ``exp``, ``log``, ``tanh``, ``sqrt``, ``finite``, ``maximum``, ``where`` | element by element |
+| ``with once(n)`` | what is stored by the first block along ``n`` alone |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gemmkit.programs.lines import refused
+from gemmkit.programs.values import Cell, Extent, Index, current
+
+__all__ = ["copy", "exp", "finite", "full", "log", "maximum", "once", "parallel", "sequential", "sqrt", "tanh", "where",
+           "zeros"]
+
+
+def parallel(*extents: Extent) -> Iterator[Any]:
+    """Blocks of one or several axes, which do not know of each other."""
+    if not extents:
+        raise refused(TypeError, "parallel() goes along one axis or more")
+    return current().loop(current().extents(extents), "parallel")
+
+
+def sequential(extent: Extent) -> Iterator[Any]:
+    """Blocks of an axis, one after the other: cells keep what a round has put there."""
+    return current().loop(current().extents((extent,)), "sequential")
+
+
+def zeros(*dims: Any) -> Cell:
+    """A cell of zeros; its dimensions are blocks, ``zeros(m, n)``, or whole axes, ``zeros(m, v.columns)``."""
+    return Cell(current().full(dims, 0.0))
+
+
+def full(*dims_and_value: Any) -> Cell:
+    """A cell of one value, which stands last: ``full(m, -math.inf)``."""
+    return Cell(current().full(dims_and_value[:-1], float(dims_and_value[-1])))
+
+
+def copy(x: Any) -> Cell:
+    """A cell that begins with a value."""
+    return Cell(current().lift(x))
+
+
+def exp(x: Any) -> Any:
+    return current().make("exp", x)
+
+
+def log(x: Any) -> Any:
+    return current().make("log", x)
+
+
+def tanh(x: Any) -> Any:
+    return current().make("tanh", x)
+
+
+def sqrt(x: Any) -> Any:
+    return current().make("sqrt", x)
+
+
+def finite(x: Any) -> Any:
+    """0 in place of -inf."""
+    return current().make("finite", x)
+
+
+def maximum(x: Any, y: Any) -> Any:
+    return current().make("max", x, y)
+
+
+def where(condition: Any, x: Any, other: Any) -> Any:
+    """Element by element ``x`` or ``other``; ``condition`` is a value, or a function of an element's places."""
+    return current().where(condition, x, other)
+
+
+class once:
+    """What is stored within it is stored by the first block along an index alone: the others have the same."""
+
+    def __init__(self, index: Index):
+        if not isinstance(index, Index):
+            raise refused(TypeError, f"once({index!r}): a variable of parallel(...) is needed")
+        self.index = index
+
+    def __enter__(self) -> None:
+        current().only = self.index
+
+    def __exit__(self, *error: object) -> None:
+        current().only = None

@@ -1,0 +1,112 @@
+"""Programs that tests derive kernels of, and compare with NumPy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gemmkit as gk
+from gemmkit import programs as gp
+
+
+@gk.program
+def gemm(a: Any, b: Any, d: Any) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+        d[m, n] = acc
+
+
+@gk.program
+def transposed(a: Any, b: Any, d: Any) -> None:
+    """A by columns, B by rows of its transpose."""
+    for m, n in gp.parallel(a.columns, b.rows):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.rows):
+            acc += a[k, m].T @ b[n, k].T
+        d[m, n] = acc
+
+
+@gk.program
+def biased(a: Any, b: Any, bias: Any, scale: Any, d: Any, alpha: float = 1.0) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+        d[m, n] = gp.maximum(alpha * acc * scale[m] + bias[n], 0.0)
+
+
+@gk.program
+def residual(a: Any, b: Any, c: Any, d: Any, e: Any) -> None:
+    """Two results, of which one has the squares of the other, and zero above the diagonal."""
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+        total = acc + c[m, n]
+        d[m, n] = total
+        e[m, n] = gp.where(lambda i, j: j <= i, total * total, 0.0)
+
+
+@gk.program
+def dual(a: Any, b: Any, c: Any, d: Any, gate: Any) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        x, y = gp.zeros(m, n), gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            x += a[m, k] @ b[k, n]
+            y += a[m, k] @ c[k, n]
+        d[m, n] = gate(x, y)
+
+
+@gk.program
+def lstm(x: Any, w: Any, h: Any, u: Any, bias: Any, y: Any) -> None:
+    for m, n in gp.parallel(x.rows, w.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(x.columns):
+            acc += x[m, k] @ w[k, n]
+        for j in gp.sequential(h.columns):
+            acc += h[m, j] @ u[j, n]
+        y[m, n] = gp.tanh(acc + bias[n])
+
+
+@gk.program
+def mlp(x: Any, w: Any, bias: Any, y: Any) -> None:
+    for m in gp.parallel(x.rows):
+        h = gp.copy(x[m])
+        for layer in gp.sequential(w.count):
+            h[:] = gp.maximum(h @ w[layer] + bias[layer], 0.0).astype(x.dtype)
+        y[m] = h
+
+
+@gk.program
+def product_and_sums(a: Any, b: Any, d: Any, y: Any) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc, sums = gp.zeros(m, n), gp.zeros(m)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+            sums += a[m, k].sum(axis=1)
+        d[m, n] = acc
+        with gp.once(n):
+            y[m] = sums
+
+
+@gk.program
+def attention(q: Any, k: Any, v: Any, o: Any, scale: float, score: Any = None, visible: Any = None) -> None:
+    for h, m in gp.parallel(q.count, q.rows):
+        best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows):
+            s = scale * (q[h, m] @ k[h, n].T)
+            s = s if score is None else score(s)
+            s = s if visible is None else gp.where(visible, s, -math.inf)
+            top = gp.maximum(best, s.max(axis=1))
+            zero = gp.finite(top)
+            p, shrink = gp.exp(s - zero), gp.exp(best - zero)
+            total[:] = total * shrink + p.sum(axis=1)
+            out[:] = out * shrink + p.astype(v.dtype) @ v[h, n]
+            best[:] = top
+        o[h, m] = out / total
+
+
+def silu_times(x: Any, y: Any) -> Any:
+    return x / (1.0 + gp.exp(-x)) * y

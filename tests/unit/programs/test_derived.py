@@ -1,0 +1,275 @@
+"""Derived kernels in the emulator, against the same functions on NumPy; what cannot be derived is refused with its line."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit import programs as gp
+from gemmkit.runtime import device
+from tests.support import programs as listing
+
+F16, F32, BF16 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
+EPS = {F16: 2.0 ** -11, BF16: 2.0 ** -8, F32: 2.0 ** -20}
+Drawn = Callable[..., np.ndarray]
+
+
+@pytest.fixture
+def drawn() -> Drawn:
+    rng = np.random.default_rng(3)
+    return lambda *shape, dtype=F16, scale=1.0: (rng.standard_normal(shape) * scale).astype(dtype)
+
+
+def empty(*shape: int, dtype: Any = F16) -> np.ndarray:
+    return np.full(shape, np.nan, dtype)
+
+
+def check(program: gp.Program, *arrays: np.ndarray, mapping: gk.Mapping | None = None, seed: int | None = None,
+          **components: Any) -> None:
+    """Every result is the reference's to the rounding of its dtype, relative to its largest element."""
+    wanted = program.reference(*arrays, **components)
+    with gk.emulate(seed):
+        program(*arrays, mapping=mapping, **components)
+    names = list(inspect.signature(program.function).parameters)
+    results = [array for name, array in zip(names, arrays) if name in "dey"]
+    for got, exact in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+        error = np.abs(got.astype(float) - exact).max(initial=0.0)
+        assert error <= 4 * EPS[got.dtype] * max(np.abs(exact).max(initial=0.0), 1e-3)
+
+
+SIZES = [(1, 8, 8), (1, 1, 8), (0, 8, 8), (8, 0, 8), (131, 136, 168), (64, 67, 64), (130, 300, 72)]
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("m, n, k", SIZES)
+def test_gemm_at_odd_sizes(drawn: Drawn, m: int, n: int, k: int) -> None:
+    b = drawn(k, n + -n % 8)[:, :n]                    # a view: TMA's rows are multiples of 16 bytes
+    check(listing.gemm, drawn(m, k), b, empty(m, n))
+
+
+MAPPINGS = [gk.Mapping(), gk.Mapping({"n": 64}, warpgroups=1, stages=2), gk.Mapping({"n": 192, "k": 128}, stages=2),
+            gk.Mapping({"k": 64}, warpgroups=3, stages=3), gk.Mapping({"n": 128, "k": 192}, warpgroups=2),
+            gk.Mapping({"n": 64}, shared_bytes=70_000)]
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_mapping_changes_no_result(drawn: Drawn, mapping: gk.Mapping, seed: int | None) -> None:
+    check(listing.gemm, drawn(200, 328), drawn(328, 200), empty(200, 200, dtype=F32), mapping=mapping, seed=seed)
+
+
+@pytest.mark.parametrize("dtype, out", [(BF16, BF16), (BF16, F32), (F16, BF16)])
+@pytest.mark.sample(1)
+def test_dtypes(drawn: Drawn, dtype: Any, out: Any) -> None:
+    check(listing.gemm, drawn(70, 72, dtype=dtype), drawn(72, 80, dtype=dtype), empty(70, 80, dtype=out))
+
+
+def test_transposed_operands(drawn: Drawn) -> None:
+    check(listing.transposed, drawn(168, 136), drawn(77, 168), empty(136, 77))
+
+
+def test_dual(drawn: Drawn) -> None:
+    a, b, c = drawn(100, 136), drawn(136, 72, scale=0.1), drawn(136, 72, scale=0.1)
+    check(listing.dual, a, b, c, empty(100, 72), gate=listing.silu_times)
+    check(listing.dual, a, b, c, empty(100, 72), gate=lambda x, y: gp.where(x < y, gp.sqrt(x * x), 2.0 / (3.0 + y * y)))
+
+
+def test_two_loops_add_to_one_cell(drawn: Drawn) -> None:
+    check(listing.lstm, drawn(100, 136), drawn(136, 72, scale=0.1), drawn(100, 40), drawn(40, 72, scale=0.1),
+          drawn(72, dtype=F32), empty(100, 72))
+
+
+def test_arrays_and_scalars_at_the_end_of_a_tile(drawn: Drawn) -> None:
+    a, b = drawn(67, 72), drawn(72, 80)
+    check(listing.biased, a, b, drawn(80), drawn(67, dtype=F32), empty(67, 80, dtype=F32), alpha=0.5)
+    check(listing.residual, a, b, drawn(67, 80), empty(67, 80), empty(67, 80, dtype=F32))
+
+
+@pytest.mark.parametrize("k", [168, 8])
+@pytest.mark.parametrize("warpgroups", [1, 3])
+def test_rows_are_added_up_where_they_are_staged(drawn: Drawn, k: int, warpgroups: int) -> None:
+    check(listing.product_and_sums, drawn(131, k), drawn(k, 136), empty(131, 136), empty(131, dtype=F32), seed=warpgroups,
+          mapping=gk.Mapping({"n": 64}, warpgroups=warpgroups))
+
+
+def scaled_sums(a: Any, b: Any, d: Any, e: Any, scale: Any, bias: Any, factor: float) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc, half = gp.full(m, n, 2.0), gp.full(m, 0.5)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+            half += a[m, k].sum(axis=1)
+        d[m, n] = gp.tanh(factor * acc + bias[n])
+        with gp.once(n):
+            e[m] = factor * half + scale[m]
+
+
+def test_cells_that_begin_with_numbers(drawn: Drawn) -> None:
+    check(gk.program(scaled_sums), drawn(70, 72), drawn(72, 72), empty(70, 72), empty(70), drawn(70), drawn(72), factor=0.125)
+
+
+def test_views_and_misaligned_results(drawn: Drawn) -> None:
+    out = empty(67, 83)
+    check(listing.gemm, drawn(67, 72), drawn(72, 80), out[:, 1:81])
+    assert np.isnan(out[:, 0]).all() and np.isnan(out[:, 81:]).all()
+    strided = empty(80, 67)
+    check(listing.gemm, drawn(67, 72), drawn(72, 80), strided.T)
+
+
+def test_a_text_is_saved_edited_and_run_in_its_place(drawn: Drawn, tmp_path: Any) -> None:
+    a, b, c, d = drawn(70, 72), drawn(72, 80, scale=0.1), drawn(72, 80, scale=0.1), empty(70, 80, dtype=F32)
+    plan = listing.dual.plan(a, b, c, d, gate=lambda x, y: x + y)
+    (tmp_path / "dual.py").write_text(plan.text)
+    edited = (tmp_path / "dual.py").read_text().replace("return x + y", "return x - y")
+    assert edited != plan.text
+    with gk.emulate():
+        listing.dual.plan(a, b, c, d, gate=lambda x, y: x + y, text=edited).run(dict(a=a, b=b, c=c, d=d))
+    np.testing.assert_allclose(d, a.astype(float) @ (b.astype(float) - c.astype(float)), atol=1e-4)
+    with pytest.raises(ValueError, match="line 1 is no Python"):
+        listing.dual.plan(a, b, c, d, gate=lambda x, y: x + y, text="kernel =")
+    with pytest.raises(ValueError, match="it has no kernel"):
+        listing.dual.plan(a, b, c, d, gate=lambda x, y: x + y, text="x = 1")
+
+
+# -- refused ----------------------------------------------------------------------------------------------------------------
+
+A, B, D = np.zeros((40, 48), F16), np.zeros((48, 56), F16), np.zeros((40, 56), F16)
+
+
+def scaled_rounds(a: Any, b: Any, d: Any) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc[:] = 0.5 * acc + a[m, k] @ b[k, n]     # here
+        d[m, n] = acc
+
+
+def computed_operand(a: Any, b: Any, d: Any) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc += gp.exp(a[m, k]) @ b[k, n]           # here
+        d[m, n] = acc
+
+
+def stale(a: Any, b: Any, d: Any) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+        d[m, n] = acc                                  # here
+        for j in gp.sequential(a.columns):
+            acc += a[m, j] @ b[j, n]
+
+
+def twice(a: Any, b: Any, d: Any) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+        d[m, n] = acc
+        d[m, n] = acc + 1.0                            # here
+
+
+def rows_alone(a: Any, b: Any, d: Any) -> None:
+    for m in gp.parallel(a.rows):                      # here
+        d[m] = 0.0
+
+
+def no_product(a: Any, b: Any, d: Any) -> None:
+    for m, n in gp.parallel(d.rows, d.columns):        # here
+        d[m, n] = gp.exp(d[m, n])
+
+
+def sum_of_another(a: Any, b: Any, d: Any) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc, other = gp.zeros(m, n), gp.zeros(m)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+            other += gp.exp(a[m, k]).sum(axis=1)       # here
+        d[m, n] = acc
+
+
+def reduced_at_the_end(a: Any, b: Any, d: Any) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+        d[m, n] = acc - acc.max(axis=1)                # here
+
+
+REFUSED = [
+    (scaled_rounds, "not sums of products or of rows alone"), (computed_operand, "operand of a product is exp"),
+    (stale, "a later loop adds"), (sum_of_another, "a sum of rows in rounds"), (twice, "stored twice"),
+    (rows_alone, "kernels are derived of rows and columns"), (no_product, "no sequential loop"),
+    (reduced_at_the_end, "rowmax where a tile is stored")]
+
+
+@pytest.mark.parametrize("function, words", REFUSED, ids=lambda x: getattr(x, "__name__", ""))
+def test_what_has_no_kernel_names_the_line(function: Any, words: str) -> None:
+    source, first = inspect.getsourcelines(function)
+    line = first + next(n for n, text in enumerate(source) if "# here" in text)
+    with pytest.raises(ValueError, match=words) as error:
+        gk.program(function).plan(A, B, D)
+    assert f"{__file__}:{line}" in str(error.value)
+
+
+@pytest.mark.parametrize("name, arrays", [("attention", [np.zeros((2, 64, 64), F16)] * 4 + [0.5]),
+                                          ("mlp", [np.zeros((64, 64), F16), np.zeros((2, 64, 64), F16), np.zeros((2, 64), F16),
+                                                   np.zeros((64, 64), F16)])])
+def test_programs_that_have_a_reference_alone(name: str, arrays: list[Any]) -> None:
+    with pytest.raises(ValueError, match="reference") as error:
+        getattr(listing, name).plan(*arrays)
+    assert "support/programs.py:" in str(error.value)
+
+
+@pytest.mark.parametrize("mapping, words", [
+    (gk.Mapping({"q": 64}), "indices are m, n, k"), (gk.Mapping({"m": 64}), "128 are needed"),
+    (gk.Mapping({"n": 72}), "64, 128, 192 or 256"), (gk.Mapping({"n": 256}, warpgroups=3), "128 columns fit"),
+    (gk.Mapping(stages=1), "2 are needed"), (gk.Mapping(stages=16), "bytes of shared memory"),
+    (gk.Mapping(shared_bytes=10_000), "10000 are there")])
+def test_mappings_that_cannot_be(mapping: gk.Mapping, words: str) -> None:
+    with pytest.raises(gk.ConfigError, match=words):
+        listing.gemm.plan(A, B, D, mapping=mapping)
+
+
+def test_names_that_the_text_has_for_its_own() -> None:
+    def tile(a: Any, tile: Any, d: Any) -> None:
+        for m, n in gp.parallel(a.rows, tile.columns):
+            acc = gp.zeros(m, n)
+            for k in gp.sequential(a.columns):
+                acc += a[m, k] @ tile[k, n]
+            d[m, n] = acc
+
+    with pytest.raises(ValueError, match="tile: the derived text has this name"):
+        gk.program(tile).plan(A, B, D)
+
+
+def test_arrays_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="a is an operand.*TMA cannot bring it"):
+        listing.gemm.plan(np.zeros((40, 47), F16), np.zeros((47, 56), F16), D)
+    with pytest.raises(TypeError, match="a is of float32"):
+        listing.gemm.plan(A.astype(F32), B, D)
+    with pytest.raises(TypeError, match="both must be of one dtype"):
+        listing.gemm.plan(A.astype(BF16), B, D)
+    with pytest.raises(TypeError, match="d is of float64"):
+        listing.gemm.plan(A, B, D.astype(float))
+    with pytest.raises(ValueError, match="a and d share memory"):
+        listing.gemm.plan(A, np.zeros((48, 48), F16), A)
+    with pytest.raises(ValueError, match="one element or more"):
+        listing.gemm.plan(np.zeros((40, 0), F16), np.zeros((0, 56), F16), D)
+    with pytest.raises(TypeError, match="with gemmkit.emulate"):
+        listing.gemm(A, B, D)
+    plan = listing.gemm.plan(A, B, D)
+    with pytest.raises(ValueError, match="b is another kind of array"):
+        plan.run(dict(a=A, b=B[:, ::-1], d=D))
+    ampere = dataclasses.replace(device.H100, arch=(8, 0))
+    with device.assumed(ampere), pytest.raises(gk.ConfigError, match="compute capability 9.0"):
+        listing.gemm.plan(A, B, D)
