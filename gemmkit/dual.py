@@ -241,7 +241,7 @@ class Dual(Matrix):
     @staticmethod
     def product(a: Any, b: Any, c: Any = None, conf: Any = None, out: Any = None, stream: Any = None,
                 **keywords: Any) -> Dual:
-        """`gemmkit.matmul` of dual arrays; real ones among them count as constants."""
+        """`gemmkit.matmul` of dual arrays, matrices or stacks of them; real ones among them count as constants."""
         count = next((x.count for x in (a, b) if isinstance(x, Dual)), 0)
         if not count:
             raise TypeError(f"a is {type(a).__name__} and b is {type(b).__name__}; a Dual is needed among them")
@@ -252,8 +252,8 @@ class Dual(Matrix):
         for name, x in zip(("a", "b", "c", "out"), (*given, out)):
             if x is not None and x.count != count:
                 raise ValueError(f"{name} has {x.count} tangents and another operand {count}; all need as many")
-            if x is not None and x.ndim != 2:
-                raise ValueError(f"{name} has shape {x.shape}; a matrix of 2 dimensions is needed")
+            if x is not None and x.ndim < 2:
+                raise ValueError(f"{name} has shape {x.shape}; a matrix of 2 dimensions is needed, or a stack of them")
         if conf is None:
             keywords.setdefault("operator", dual(count))
         arrays = [None if x is None else x.parts for x in (*given, out)]

@@ -82,17 +82,17 @@ def _is_extent(n: Any) -> bool:
 
 
 class Diagonal(Matrix):
-    """The diagonal matrix of a vector.
+    """The diagonal matrix of a vector. An array of more dimensions is a stack: its last axis is each matrix's diagonal.
 
-    >>> Diagonal(np.float32([1, 2, 3])).shape
-    (3, 3)
+    >>> Diagonal(np.float32([1, 2, 3])).shape, Diagonal(np.zeros((4, 3), np.float32)).shape
+    ((3, 3), (4, 3, 3))
     """
 
     def __init__(self, diagonal: Any):
         info = describe(diagonal, "diagonal")
         check_dtype(info.dtype, "diagonal")
-        if len(info.shape) != 1:
-            raise ValueError(f"diagonal has shape {info.shape}; a vector is needed")
+        if not info.shape:
+            raise ValueError("diagonal has shape (); a vector is needed, or a stack of them")
         super().__init__(diagonal, DiagonalLayout(info.dtype))
 
     @property
