@@ -70,7 +70,7 @@ def gemmEx(transa: str | int, transb: str | int, alpha: Any, a: Any, b: Any, bet
     check_places({"a": a_info.info, "b": b_info.info, "c": c_info})
     layout = layout_of(c_info, "c", multiplies)
     seen = _numbers(c_info, layout, "c")
-    alpha, beta = factor(alpha, "alpha", seen.dtype), factor(beta, "beta", seen.dtype)
+    alpha, beta = (factor(x, name, seen.dtype, c_info.device) for name, x in (("alpha", alpha), ("beta", beta)))
     check_places({"c": c_info, **{name: describe(x.array, name) for name, x in (("alpha", alpha), ("beta", beta))
                                   if isinstance(x, InMemory)}})
     _check(_result((transa, transb), a_info, b_info), a_info, b_info, seen)

@@ -361,8 +361,9 @@ def _no_array(x: Any) -> int | None:
 def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, **keywords: Any) -> Plan:
     """Resolve a product once; calling the plan then costs microseconds.
 
-    Takes what `gemmkit.matmul` takes, stacks and matrices with structure among it. The arrays are examples of their kind: the
-    plan accepts others of the same library, shape, strides, dtype and device. The kernel is compiled (or found in the cache) and loaded here.
+    Takes what `gemmkit.matmul` takes, stacks and matrices with structure among it. The arrays are examples of their kind:
+    the plan accepts others of the same library, shape, strides, dtype and device. The kernel is compiled (or found in the
+    cache) and loaded here.
 
     >>> import numpy as np, gemmkit
     >>> a, b = np.ones((3, 4), np.float32), np.ones((4, 2), np.float32)

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gemmkit.components import Array, Component, Scalar
-from gemmkit.emulator.mode import is_emulating
 from gemmkit.lang.records import REAL_IMAG, SIGNS, TABLE, Record, metadata_of, number_dtype, part_dtypes, to_dtype
 from gemmkit.lang.registers import generate
 from gemmkit.lang.values import convert
@@ -80,8 +79,11 @@ def part_of(n: int, array: Any) -> Any:
     return array[n]
 
 
-def factor(value: Any, name: str, dtype: np.dtype) -> Any:
+def factor(value: Any, name: str, dtype: np.dtype, device: int) -> Any:
     """Alpha or beta, the argument ``name``, as an epilogue of a C of ``dtype`` takes it: a number, `Parts` or `InMemory`.
+
+    C is on ``device``, -1 for the host. A host array beside a C on a GPU is read here; one beside a host C, in the emulator,
+    stands for one in the GPU's memory.
 
     Raises TypeError for what is no number of C's kind, ValueError for an array of another shape, and for a number that an
     integer C does not hold.
@@ -90,7 +92,7 @@ def factor(value: Any, name: str, dtype: np.dtype) -> Any:
         return value
     value = getattr(value, "parts", value)                                # of a dual number
     if is_array(value):
-        if isinstance(value, np.ndarray) and not is_emulating():
+        if isinstance(value, np.ndarray) and device >= 0:
             value = _checked(value, describe(value, name), name, dtype)[()]
             value = tuple(value) if isinstance(value, np.ndarray) else value
         elif getattr(getattr(value, "device", None), "type", None) == "cpu":                  # a tensor's

@@ -86,7 +86,7 @@ class LinearCombination(Epilogue):
         for name in ("alpha", "beta"):
             value = getattr(self, name)
             if is_array(value) or isinstance(value, (tuple, list)):
-                object.__setattr__(self, name, factor(value, name, self.layout.dtype))
+                object.__setattr__(self, name, factor(value, name, self.layout.dtype, self._described().device))
             if self.layout.dtype.kind in "iu" and isinstance(value, (float, np.floating)):
                 raise TypeError(f"LinearCombination({name}={value!r}): C holds {self.layout.dtype}, and its multiple by a "
                                 "float is none; give an integer")

@@ -9,6 +9,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.blas import gemm, gemmEx
+from gemmkit.epilogues.factors import InMemory, Parts, factor
 from gemmkit.operators import COMPLEX, QUATERNION
 from tests.support.machines import on_machines, poison, whole
 
@@ -143,14 +144,12 @@ def test_the_constants_of_cublas(machine: Any, trans: tuple[int, int], rng: np.r
 
 
 def test_a_host_array_is_read_at_the_call() -> None:
-    from gemmkit.epilogues.factors import InMemory, Parts, factor
-
-    assert factor(np.array(2, F32), "alpha", F32) == np.float32(2)
+    """Beside a C on a GPU; beside one on the host, in the emulator, it stands for one in the GPU's memory."""
+    assert factor(np.array(2, F32), "alpha", F32, 0) == np.float32(2)
     number = QUATERNION.number_dtype(F16)
-    assert isinstance(factor(ALPHA, "alpha", number), Parts)
-    assert tuple(factor(ALPHA, "alpha", number).value()) == tuple(ALPHA)
-    with gk.emulate():                                  # where NumPy's arrays stand for those of a GPU
-        assert isinstance(factor(np.array(2, F32), "alpha", F32), InMemory)
+    assert isinstance(factor(ALPHA, "alpha", number, 0), Parts)
+    assert tuple(factor(ALPHA, "alpha", number, 0).value()) == tuple(ALPHA)
+    assert isinstance(factor(np.array(2, F32), "alpha", F32, -1), InMemory)
 
 
 @pytest.mark.parametrize("alpha,error,says", [
