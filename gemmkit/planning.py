@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -156,8 +155,7 @@ class Plan:
     def __repr__(self) -> str:
         M, N, K = self.shape
         stack = self._compiled.problem.stack
-        return (f"<plan of a {M} x {N} x {K} product>" if stack is None
-                else f"<plan of {math.prod(stack)} products of {M} x {N} x {K}>")
+        return f"<plan of a {M} x {N} x {K} product>" if stack is None else f"<plan of {stack} products of {M} x {N} x {K}>"
 
     def __call__(self, a: Any, b: Any, c: Any = None, *, out: Any = None, stream: Any = None) -> Any:
         """Compute the product into ``out``, which is allocated when it is not given, and return it.
@@ -374,7 +372,7 @@ def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any 
     >>> with gemmkit.emulate():                              # a stack: of each product A is a diagonal
     ...     run = gemmkit.plan(gemmkit.Diagonal(np.zeros((5, 3), np.float32)), a)
     ...     run, run(gemmkit.Diagonal(np.full((5, 3), 2, np.float32)), a).shape
-    (<plan of 5 products of 3 x 4 x 3>, (5, 3, 4))
+    (<plan of (5,) products of 3 x 4 x 3>, (5, 3, 4))
     """
     made = Plan(a, b, c, out, conf, keywords)
     if made._device >= 0 and made._has_work:

@@ -79,7 +79,7 @@ def test_a_plan_of_stacks_takes_others_of_their_kind(machine: Any, kind: str, rn
         run = gk.plan(made(first)[0], machine.array(y), machine.array(c))
         a, wanted = made(second)
         d = run(a, machine.array(z), machine.array(c))
-    assert "3 products" in repr(run)
+    assert "(3,) products" in repr(run)
     assert np.array_equal(machine.numpy(d), wanted @ z + c)
 
 
