@@ -9,10 +9,10 @@ import numpy as np
 from gemmkit.config import Config
 from gemmkit.dual import Dual
 from gemmkit.epilogues import LinearCombination
+from gemmkit.epilogues.factors import InMemory, factor
 from gemmkit.joined import Braid
 from gemmkit.lang.given import check_dtype
 from gemmkit.lang.record_types import conjugate
-from gemmkit.lang.records import REAL_IMAG
 from gemmkit.layouts import Layout
 from gemmkit.matmul import matmul
 from gemmkit.matrices import Matrix, arrays, transposed
@@ -25,15 +25,18 @@ from gemmkit.transforms import Elementwise
 __all__ = ["gemm", "gemmEx"]
 
 
-def gemmEx(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: Any, *, operator: Operator | None = None,
-           conf: Config | None = None, stream: Any = None) -> Any:
+def gemmEx(transa: str | int, transb: str | int, alpha: Any, a: Any, b: Any, beta: Any, c: Any, *,
+           operator: Operator | None = None, conf: Config | None = None, stream: Any = None) -> Any:
     """``C := alpha op(A) op(B) + beta C``, in place; returns c.
 
     Args:
         transa, transb: "N" (as it is), "T" (transposed) or "C" (conjugate transposed, conjugated on the way in; for
-            real and dual numbers that is "T").
+            real and dual numbers that is "T"); or cuBLAS's constants for these, 0, 1 and 2.
         alpha, beta: numbers (complex ones for a complex C, whole ones for an integer C, real ones otherwise), applied in the
-            accumulator's precision.
+            accumulator's precision. For a C of an algebra's numbers also one of these: a tuple or array of its parts, a
+            `gemmkit.Dual` of shape (); it multiplies from the left. A 0-d array in the GPU's memory stays there, and the
+            kernel loads it when it runs, without synchronisation (cuBLAS's pointer mode "device"); a host array is read at
+            the call.
             With beta = 0, C is not read: it may hold NaN.
         a, b: op(A) is (M, K) and op(B) is (K, N): arrays, or matrices with structure (`gemmkit.Diagonal(x)` and the
             like). c: (M, N), any strides. Of arrays of more dimensions the last two are the matrices, and those before are a
@@ -57,16 +60,19 @@ def gemmEx(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: A
     ...     gemmEx("N", "N", 1.0, stack, a, 0.0, c).tolist()
     [[[7.0, 10.0], [15.0, 22.0]], [[-7.0, -10.0], [-15.0, -22.0]]]
     """
+    transa, transb = _letter(transa, "transa"), _letter(transb, "transb")
     if isinstance(c, Dual):
         return _dual(transa, transb, alpha, a, b, beta, c, operator, conf, stream)
     multiplies = operator if operator is not None or conf is None else conf.operator
-    op_a, a_info = _operated(transa, a, "transa", "a", multiplies)
-    op_b, b_info = _operated(transb, b, "transb", "b", multiplies)
+    op_a, a_info = _operated(transa, a, "a", multiplies)
+    op_b, b_info = _operated(transb, b, "b", multiplies)
     c_info = describe(c, "c")
     check_places({"a": a_info.info, "b": b_info.info, "c": c_info})
     layout = layout_of(c_info, "c", multiplies)
     seen = _numbers(c_info, layout, "c")
-    alpha, beta = _number(alpha, "alpha", seen.dtype), _number(beta, "beta", seen.dtype)
+    alpha, beta = (factor(x, name, seen.dtype, c_info.device) for name, x in (("alpha", alpha), ("beta", beta)))
+    check_places({"c": c_info, **{name: describe(x.array, name) for name, x in (("alpha", alpha), ("beta", beta))
+                                  if isinstance(x, InMemory)}})
     _check(_result((transa, transb), a_info, b_info), a_info, b_info, seen)
     held = c if seen is c_info else seen if c_info.device >= 0 else layout.host_view(c)
     epilogue = LinearCombination(alpha, beta, held, layout)
@@ -91,11 +97,11 @@ def _dual(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: Du
     return c
 
 
-def gemm(transa: str, transb: str, a: Any, b: Any, out: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Any:
+def gemm(transa: str | int, transb: str | int, a: Any, b: Any, out: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Any:
     """``out := alpha op(a) op(b) + beta out``, with the signature of ``cupy.cublas.gemm``.
 
-    a, b and out may be stacks, as in `gemmEx`. "H" is accepted for "C", as CuPy has it. Without ``out`` a new array is
-    returned (and beta does nothing).
+    a, b and out may be stacks, as in `gemmEx`. "H" is accepted for "C", as CuPy has it, and so are cuBLAS's constants.
+    Without ``out`` a new array is returned (and beta does nothing).
 
     >>> import numpy as np, gemmkit
     >>> a = np.array([[1, 2], [3, 4]], np.float32)
@@ -103,9 +109,10 @@ def gemm(transa: str, transb: str, a: Any, b: Any, out: Any = None, alpha: Any =
     ...     gemm("N", "T", a, a).tolist()
     [[5.0, 11.0], [11.0, 25.0]]
     """
-    transa, transb = ("C" if isinstance(t, str) and t == "H" else t for t in (transa, transb))
+    transa, transb = (_letter("C" if isinstance(t, str) and t == "H" else t, name)
+                      for name, t in (("transa", transa), ("transb", transb)))
     if out is None:
-        a_info, b_info = _operated(transa, a, "transa", "a")[1], _operated(transb, b, "transb", "b")[1]
+        a_info, b_info = _operated(transa, a, "a")[1], _operated(transb, b, "b")[1]
         check_places({"a": a_info.info, "b": b_info.info})
         for name, dtype in (("a", a_info.dtype), ("b", b_info.dtype)):
             check_dtype(dtype, name)
@@ -122,10 +129,17 @@ class _Operand(NamedTuple):
     info: ArrayInfo | None
 
 
-def _operated(trans: str, x: Any, argument: str, name: str, operator: Any = None) -> tuple[Any, _Operand]:
-    """op(x) as a view (nothing is copied), and x described."""
+def _letter(trans: Any, argument: str) -> str:
+    """"N", "T" or "C", also of CUBLAS_OP_N, CUBLAS_OP_T and CUBLAS_OP_C: 0, 1 and 2. Raises ValueError for another."""
+    if isinstance(trans, (int, np.integer)) and not isinstance(trans, bool) and 0 <= trans < 3:
+        return "NTC"[trans]
     if not isinstance(trans, str) or trans not in ("N", "T", "C"):
         raise ValueError(f'{argument} is {trans!r}; "N", "T" or "C" is needed')
+    return trans
+
+
+def _operated(trans: str, x: Any, name: str, operator: Any = None) -> tuple[Any, _Operand]:
+    """op(x) as a view (nothing is copied), and x described."""
     if isinstance(x, Dual):
         raise TypeError(f"{name} is a dual array, and the array of the result is none; give a Dual")
     if isinstance(x, Braid):
@@ -181,30 +195,6 @@ def _check(shape: tuple[int, ...], a: _Operand, b: _Operand, c: ArrayInfo) -> No
     for name, other in (("a", a), ("b", b)):
         if other.info is not None and overlaps(c, other.info):
             raise ValueError(f"c overlaps {name} in memory; every thread block reads {name} while others write c")
-
-
-def _number(value: Any, name: str, dtype: np.dtype) -> Any:
-    """A scalar as the epilogue takes it: complex ones in the precision of C."""
-    kinds: tuple = (int, float, np.integer, np.floating)
-    is_complex = dtype.kind == "c" or dtype.names == REAL_IMAG
-    if is_complex:
-        kinds = (*kinds, complex, np.complexfloating)
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, kinds):
-        raise TypeError(f"{name} is {value!r}; a {'' if is_complex else 'real '}number is needed for a C of {dtype}")
-    if dtype.kind in "iu":
-        return _integer(value, name, dtype)
-    if is_complex:
-        return dtype.type(value) if dtype.kind == "c" else np.complex64(value)
-    return float(value) if isinstance(value, int) else value           # 2 and 2.0 are one kernel
-
-
-def _integer(value: Any, name: str, dtype: np.dtype) -> Any:
-    """A scalar in the dtype of an integer C: 2.0 is 2, and 0.5 is an error."""
-    limits = np.iinfo(dtype)
-    if value != value or value in (np.inf, -np.inf) or int(value) != value or not limits.min <= int(value) <= limits.max:
-        raise ValueError(f"{name} is {value!r} and c holds {dtype}: a whole number from {limits.min} to {limits.max} is "
-                         "needed")
-    return dtype.type(int(value))
 
 
 def _conjugate(x: Any) -> Any:

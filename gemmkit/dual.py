@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.matmul import matmul
-from gemmkit.matrices import Matrix
+from gemmkit.matrices import Matrix, plain_layout
 from gemmkit.operators.algebra import MOST_TANGENTS, dual
 from gemmkit.runtime.arrays import describe, empty_like
 
@@ -241,24 +241,36 @@ class Dual(Matrix):
     @staticmethod
     def product(a: Any, b: Any, c: Any = None, conf: Any = None, out: Any = None, stream: Any = None,
                 **keywords: Any) -> Dual:
-        """`gemmkit.matmul` of dual arrays; real ones among them count as constants."""
+        """`gemmkit.matmul` of dual arrays, matrices or stacks of them; real ones among them, also matrices with structure,
+        count as constants."""
         count = next((x.count for x in (a, b) if isinstance(x, Dual)), 0)
         if not count:
             raise TypeError(f"a is {type(a).__name__} and b is {type(b).__name__}; a Dual is needed among them")
-        given = [None if x is None else x if isinstance(x, Dual) else Dual._constant(x, count, name)
+        if conf is None:                              # a real A or B is read as it is (`layouts.Embedded`)
+            for name, x in (("a", a), ("b", b)):
+                if not isinstance(x, Matrix):
+                    _floats(x, name)
+        given = [x if x is None or isinstance(x, Dual) or (conf is None and name != "c") else Dual._constant(x, count, name)
                  for name, x in (("a", a), ("b", b), ("c", c))]
         if out is not None and not isinstance(out, Dual):
             raise TypeError("out is no dual array, and the product is one; give a Dual, or leave it out")
         for name, x in zip(("a", "b", "c", "out"), (*given, out)):
-            if x is not None and x.count != count:
+            if isinstance(x, Dual) and x.count != count:
                 raise ValueError(f"{name} has {x.count} tangents and another operand {count}; all need as many")
-            if x is not None and x.ndim != 2:
-                raise ValueError(f"{name} has shape {x.shape}; a matrix of 2 dimensions is needed")
+            if isinstance(x, Dual) and x.ndim < 2:
+                raise ValueError(f"{name} has shape {x.shape}; a matrix of 2 dimensions is needed, or a stack of them")
         if conf is None:
             keywords.setdefault("operator", dual(count))
-        arrays = [None if x is None else x.parts for x in (*given, out)]
+        arrays = [x.parts if isinstance(x, Dual) else _real(x) for x in (*given, out)]
         made = matmul(arrays[0], arrays[1], arrays[2], conf, out=arrays[3], stream=stream, **keywords)
         return Dual(made) if out is None else out
+
+
+def _real(x: Any) -> Any:
+    """A real operand; a stack says that its last axis is columns, which might be parts."""
+    if x is None or isinstance(x, Matrix) or len(describe(x).shape) < 3:
+        return x
+    return Matrix(x, plain_layout(x))
 
 
 def _result(f: Callable[..., Any], name: str, *arrays: Any) -> Any:

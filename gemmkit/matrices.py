@@ -82,17 +82,17 @@ def _is_extent(n: Any) -> bool:
 
 
 class Diagonal(Matrix):
-    """The diagonal matrix of a vector.
+    """The diagonal matrix of a vector. An array of more dimensions is a stack: its last axis is each matrix's diagonal.
 
-    >>> Diagonal(np.float32([1, 2, 3])).shape
-    (3, 3)
+    >>> Diagonal(np.float32([1, 2, 3])).shape, Diagonal(np.zeros((4, 3), np.float32)).shape
+    ((3, 3), (4, 3, 3))
     """
 
     def __init__(self, diagonal: Any):
         info = describe(diagonal, "diagonal")
         check_dtype(info.dtype, "diagonal")
-        if len(info.shape) != 1:
-            raise ValueError(f"diagonal has shape {info.shape}; a vector is needed")
+        if not info.shape:
+            raise ValueError("diagonal has shape (); a vector is needed, or a stack of them")
         super().__init__(diagonal, DiagonalLayout(info.dtype))
 
     @property
@@ -108,7 +108,7 @@ class Triangular(Matrix):
     """
 
     def __init__(self, array: Any, half: str = "lower", unit: bool = False):
-        super().__init__(array, TriangularLayout(_plain(array), half, unit))
+        super().__init__(array, TriangularLayout(plain_layout(array), half, unit))
 
     @property
     def T(self) -> Matrix:
@@ -120,7 +120,7 @@ class Symmetric(Matrix):
     """The symmetric matrix of which an array's lower or upper half is read, the rest never."""
 
     def __init__(self, array: Any, half: str = "lower"):
-        layout = SymmetricLayout(_plain(array), half)
+        layout = SymmetricLayout(plain_layout(array), half)
         super().__init__(array, layout)
         if self.shape[-2] != self.shape[-1]:
             raise ValueError(f"array has shape {self.shape}; a symmetric matrix is square")
@@ -224,7 +224,8 @@ def arrays(a: Any, b: Any, others: tuple) -> tuple[Any, Any]:
     return (b if a is None else a), (a if b is None else b)
 
 
-def _plain(array: Any) -> Plain:
+def plain_layout(array: Any) -> Plain:
+    """The layout of a matrix of numbers, or of each of a stack. Raises ValueError for fewer than two dimensions."""
     info = describe(array, "array")
     check_dtype(info.dtype, "array")
     if len(info.shape) < 2:

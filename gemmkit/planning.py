@@ -359,8 +359,9 @@ def _no_array(x: Any) -> int | None:
 def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, **keywords: Any) -> Plan:
     """Resolve a product once; calling the plan then costs microseconds.
 
-    Takes what `gemmkit.matmul` takes. The arrays are examples of their kind: the plan accepts others of the same
-    library, shape, strides, dtype and device. The kernel is compiled (or found in the cache) and loaded here.
+    Takes what `gemmkit.matmul` takes, stacks and matrices with structure among it. The arrays are examples of their kind:
+    the plan accepts others of the same library, shape, strides, dtype and device. The kernel is compiled (or found in the
+    cache) and loaded here.
 
     >>> import numpy as np, gemmkit
     >>> a, b = np.ones((3, 4), np.float32), np.ones((4, 2), np.float32)
@@ -368,6 +369,10 @@ def plan(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any 
     ...     run = gemmkit.plan(a, b)
     ...     run(a, b).tolist()
     [[4.0, 4.0], [4.0, 4.0], [4.0, 4.0]]
+    >>> with gemmkit.emulate():                              # a stack: of each product A is a diagonal
+    ...     run = gemmkit.plan(gemmkit.Diagonal(np.zeros((5, 3), np.float32)), a)
+    ...     run, run(gemmkit.Diagonal(np.full((5, 3), 2, np.float32)), a).shape
+    (<plan of (5,) products of 3 x 4 x 3>, (5, 3, 4))
     """
     made = Plan(a, b, c, out, conf, keywords)
     if made._device >= 0 and made._has_work:

@@ -21,7 +21,7 @@ from gemmkit.configure import get_config, sizes_given
 from gemmkit.emulator.mode import is_emulating
 from gemmkit.epilogues import parts, result_layout
 from gemmkit.lang.given import check_dtype, check_methods
-from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, Planar, RowMajor, Zero
+from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, RowMajor, Zero
 from gemmkit.operators import Algebra, Operator
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, flipped, is_array, overlaps, overlaps_itself, whole
@@ -30,7 +30,7 @@ from gemmkit.stacks import check_steps, first_matrices, first_matrix, leading, s
 from gemmkit.transforms import Transform
 from gemmkit.tuning import algebras, boxes, gathered, hopper, mappings, multistage_mappings, store, swapped, winners
 from gemmkit.tuning.candidates import Candidate
-from gemmkit.tuning.operators import algebra_of, operator_for, result_dtype, sized
+from gemmkit.tuning.operators import algebra_of, embed, new_layout, operator_for, result_dtype, sized
 
 HOST = -1
 LIMIT = 2**31 - 2**10                  # coordinates are 32 bits wide
@@ -191,6 +191,8 @@ def _layouts(infos: dict[str, ArrayInfo | None], conf: Config | None, keywords: 
             out[name] = layout_of(info, "out" if name == "d" else name, operator)
         else:
             out[name] = None
+    if conf is None:
+        embed(out, keywords.get("operator"))
     if isinstance(out["b"], Layout) and isinstance(out["d"], Layout):
         out["d"] = result_layout(out["b"], keywords.get("epilogue", getattr(conf, "epilogue", None)), out["d"])
     return out
@@ -312,7 +314,7 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     elif "global_d_layout" not in fields:
         own = getattr(fields.get("epilogue"), "result_dtype", None)
         dtype = result_dtype(a.dtype, b.dtype, c, operator) if own is None else own
-        fields["global_d_layout"] = type(a)(dtype) if isinstance(a, (Interleaved, Planar)) else new(dtype)
+        fields["global_d_layout"] = new_layout(a, b, dtype, new)
     shape = dict(zip("MNK", sizes), batch=products)
     return get_config(operator=operator, gemm_shape=shape, device=device, **fields)
 

@@ -32,14 +32,12 @@ def leading(info: ArrayInfo, layout: Layout | None) -> int:
 
 def stack_of(infos: Infos, layouts: Layouts) -> tuple[int, ...] | None:
     """The shape of the stack of products, ``infos`` and ``layouts`` by "a", "b", "c" and "out"; None where none of a, b and
-    c has more dimensions than a matrix. (Vectors that stand for matrices, as diagonals do, are a stack beside another
-    stack alone.)
+    c has more dimensions than its layout's matrix. (A diagonal's matrix is a vector: two dimensions are a stack of them.)
 
     Raises ValueError, naming the operand, for stacks that do not fit each other.
     """
     stacks = {name: info.shape[:leading(info, layouts[name])] for name, info in infos.items() if info is not None}
-    if not any(stack and len(infos[name].shape) - len(stack) > 1                               # type: ignore[union-attr]
-               for name, stack in stacks.items() if name != "out"):
+    if not any(stack for name, stack in stacks.items() if name != "out"):
         return None
     a, b, (M, K, rows, N) = infos["a"], infos["b"], _extents(infos, layouts)
     assert a is not None and b is not None

@@ -31,6 +31,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from gemmkit.extents import Extent
 from gemmkit.lang.aggregates import Aggregate, AggregateType, Number, traced
 from gemmkit.lang.numba_hooks import typeof_impl
 from gemmkit.tile_division import Division, division
@@ -115,11 +116,12 @@ def _form(names: tuple[str, ...], extents: tuple[int, ...]) -> _Form:
     return _Form(names, extents)
 
 
-class Tile(Aggregate):
+class Tile(Extent, Aggregate):
     """A block of an iteration space: a named compile-time size, and a position.
 
     Dimension names may be any identifiers; those of one letter can be projected as an attribute (``tile.MN``), others
-    by ``project(tile, "row", "column")`` or, one at a time, ``tile.row``.
+    by ``project(tile, "row", "column")`` or, one at a time, ``tile.row``. On the host a tile of one dimension is its extent
+    in arithmetic, ``-(-M // block.M)``; in device code that is ``block.size.M``.
 
     Raises ValueError for an extent that is not a positive integer, or when no dimension is given.
     """
@@ -195,11 +197,19 @@ class Tile(Aggregate):
     def __reduce__(self) -> Any:
         return Tile.at, self._state()
 
+    def __index__(self) -> int:
+        extents = self._form.extents
+        if len(extents) != 1:
+            raise TypeError(f"{self!r} has {len(extents)} dimensions; one alone is a number: {self!r}.{self.names[0]}")
+        return extents[0]
+
     def __eq__(self, other: object) -> bool:
+        if isinstance(other, (int, np.integer)):
+            return self._form.extents == (other,)
         return isinstance(other, Tile) and self._state() == other._state()
 
     def __hash__(self) -> int:
-        return hash(self._state())
+        return hash(self._state() if len(self._form.extents) > 1 else self._form.extents[0])       # equal to a number
 
     def _state(self) -> tuple:
         return self.names, self.extents, self._base, self._offset

@@ -37,6 +37,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--m", type=int, default=4096, help="rows of A (default: 4096)")
     parser.add_argument("--n", type=int, default=4096, help="columns of B (default: 4096)")
     parser.add_argument("--k", type=int, default=4096, help="columns of A (default: 4096)")
+    parser.add_argument("--batch", type=int, default=1, metavar="COUNT", help="products of a stack (default: 1)")
     parser.add_argument("--a-dtype", default="float16", metavar="DTYPE",
                         help="float16 (f16), bfloat16 (bf16), float32 (f32), float64 (f64), int8, ... (default: float16)")
     parser.add_argument("--b-dtype", metavar="DTYPE", help="default: A's")
@@ -63,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
                     mapping(conf, options)))
     if options.config:
         out.print(repr(conf), markup=False)
-    kernel = compile_config(conf, device=device, gemm_shape=dict(M=options.m, N=options.n, K=options.k))
+    kernel = compile_config(conf, device=device, gemm_shape=gemm_shape(options))
     out.print(grid("Blocks on a multiprocessor", ("limit", "a block takes", "blocks"), fit(kernel)))
     out.print(pairs("Compiled kernel", compiled(kernel)))
     if options.ptx is not None:
@@ -77,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
 
 def configuration(options: argparse.Namespace, device: DeviceInfo) -> Config:
     """What get_config chooses; raises ValueError or TypeError for a request that it cannot meet."""
-    for name in "mnk":
+    for name in ("m", "n", "k", "batch"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name} {getattr(options, name)}: a size of 1 or more is needed")
     a = dtype("--a-dtype", options.a_dtype)
@@ -93,7 +94,12 @@ def configuration(options: argparse.Namespace, device: DeviceInfo) -> Config:
         fields["blocks_per_sm"] = options.blocks_per_sm
     order_a, order_b = ({"n": RowMajor, "t": ColMajor}[letter] for letter in options.layout)
     return get_config(operator=operator, global_a_layout=order_a(a), global_b_layout=order_b(b),
-                      global_d_layout=RowMajor(d), gemm_shape=dict(zip("MNK", sizes)), device=device, **fields)
+                      global_d_layout=RowMajor(d), gemm_shape=gemm_shape(options), device=device, **fields)
+
+
+def gemm_shape(options: argparse.Namespace) -> dict[str, int]:
+    shape = dict(M=options.m, N=options.n, K=options.k)
+    return shape if options.batch == 1 else {**shape, "batch": options.batch}
 
 
 def choose_operator(options: argparse.Namespace, a: np.dtype, b: np.dtype, sizes: tuple[int, int, int],
@@ -101,12 +107,12 @@ def choose_operator(options: argparse.Namespace, a: np.dtype, b: np.dtype, sizes
     given = dtype("--accumulator", options.accumulator) if options.accumulator else None
     accumulator = accumulator_for(a, b) if given is None else given
     if options.operator is None and not options.accumulator:
-        return operator_for(a, b, sizes, device)
+        return operator_for(a, b, sizes, device, options.batch)
     if options.operator in ("mma", "wmma"):
         if a != b:
             raise ValueError(f"--operator {options.operator}: A is {a} and B is {b}; it multiplies operands of one type")
         return MMAOp(dtype=a, accumulator=given) if options.operator == "mma" else WMMAOp(dtype=a, accumulator=accumulator)
-    default = operator_for(a, b, sizes, device)
+    default = operator_for(a, b, sizes, device, options.batch)
     if options.operator is None and isinstance(default, MMAOp):
         return dataclasses.replace(default, accumulator=accumulator)
     shape = {name: getattr(default, name) for name in ("M", "N", "MB", "NB")} if isinstance(default, FPUOp) else {}
@@ -135,6 +141,8 @@ def tile(option: str, text: str) -> Tile:
 def mapping(conf: Config, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     spec = conf.spec()
     rows, columns = spec.scheduler.tiles(options.m, options.n)
+    if options.batch > 1:
+        yield "products", f"{options.batch} in one launch, {options.batch * rows * columns} tiles"
     yield "operator", repr(conf.operator)
     yield "kernel", conf.kernel
     yield "global A, B -> D", f"{conf.global_a_layout!r}, {conf.global_b_layout!r} -> {conf.global_d_layout!r}"

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from gemmkit.components import Array, Scalar
+from gemmkit.components import Array, Component, Scalar
 from gemmkit.epilogues.base import Epilogue
+from gemmkit.epilogues.factors import computed_in, factor
 from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert_all
 from gemmkit.layouts import Layout
-from gemmkit.runtime.arrays import ArrayInfo, describe, info_of
+from gemmkit.runtime.arrays import ArrayInfo, describe, info_of, is_array
 from gemmkit.stacks import leading
 
 
@@ -63,6 +64,9 @@ class LinearCombination(Epilogue):
     result's. The arithmetic is the accumulator's, or float32's. Of an integer C, alpha and beta are integers, and sums that
     it cannot hold are refused (ConfigError). Of a stack of products each may have its own C, in an array with the stack's
     dimensions before a matrix's (broadcast as NumPy does); alpha and beta are those of all.
+
+    alpha and beta may be 0-d arrays in the GPU's memory, which the kernel loads, and of an algebra's C numbers of its parts,
+    as a tuple or an array (`gemmkit.epilogues.factors`). Such a number multiplies from the left.
     """
 
     alpha: Scalar
@@ -73,7 +77,6 @@ class LinearCombination(Epilogue):
     beside = "c"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not isinstance(self.layout, Layout):
             raise TypeError(f"LinearCombination(layout={self.layout!r}): a Layout is needed, for example "
                             "RowMajor('float16')")
@@ -82,9 +85,12 @@ class LinearCombination(Epilogue):
                             "be read")
         for name in ("alpha", "beta"):
             value = getattr(self, name)
+            if is_array(value) or isinstance(value, (tuple, list)):
+                object.__setattr__(self, name, factor(value, name, self.layout.dtype, self._described().device))
             if self.layout.dtype.kind in "iu" and isinstance(value, (float, np.floating)):
                 raise TypeError(f"LinearCombination({name}={value!r}): C holds {self.layout.dtype}, and its multiple by a "
                                 "float is none; give an integer")
+        super().__post_init__()
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
         raise TypeError("LinearCombination works on tiles")
@@ -104,13 +110,49 @@ class LinearCombination(Epilogue):
         return info_of(self.c, "c")          # a plan keeps no array
 
     def reads_alongside(self) -> bool:
+        if self.is_beta_held:
+            return not self.beta.is_zero()
         return self.beta != 0
 
     def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+        if self.is_alpha_held or self.is_beta_held:
+            return self.finish_held(values, tile, shape)
         if self.beta == 0:
             return convert_all(self.layout.dtype, apply(scaled, fitting("c", self.layout.dtype, values), self))
         c = convert_all(self.wide, self.layout.load(self.c, tile, shape))
         return convert_all(self.layout.dtype, apply(combined, fitting("c", self.layout.dtype, values), self, c))
+
+    def finish_held(self, values: tuple, tile: Any, shape: Any) -> tuple:
+        """`finish` with a factor in memory, or of several parts: each is loaded once for a tile."""
+        alpha = self.alpha.value() if self.is_alpha_held else self.alpha
+        multiples = apply(multiple, fitting("c", self.layout.dtype, values), alpha, self.is_alpha_left)
+        if not self.reads_alongside():
+            return convert_all(self.layout.dtype, multiples)
+        beta = self.beta.value() if self.is_beta_held else self.beta
+        c = convert_all(self.computed, self.layout.load(self.c, tile, shape))
+        return convert_all(self.layout.dtype, apply(plus_multiple, multiples, c, beta, self.is_beta_left))
+
+    @property
+    def is_alpha_held(self) -> bool:
+        return isinstance(self.alpha, Component)
+
+    @property
+    def is_beta_held(self) -> bool:
+        return isinstance(self.beta, Component)
+
+    @property
+    def computed(self) -> np.dtype:
+        """What C is multiplied in by a beta in memory, or of several parts."""
+        return computed_in(self.layout.dtype)
+
+    @property
+    def is_alpha_left(self) -> bool:
+        """Whether alpha's place matters: it is a number of several parts, and complex ones commute."""
+        return self.is_alpha_held and self.alpha.is_left
+
+    @property
+    def is_beta_left(self) -> bool:
+        return self.is_beta_held and self.beta.is_left
 
     @property
     def reads_tiles(self) -> bool:
@@ -138,6 +180,16 @@ def scaled(x: Any, n: int, epilogue: Any) -> Any:
 
 def combined(x: Any, n: int, epilogue: Any, c: tuple) -> Any:
     return x * epilogue.alpha + c[n] * epilogue.beta
+
+
+def multiple(x: Any, n: int, alpha: Any, is_left: bool) -> Any:
+    if is_left:
+        return alpha * x
+    return x * alpha
+
+
+def plus_multiple(x: Any, n: int, c: tuple, beta: Any, is_left: bool) -> Any:
+    return x + multiple(c[n], n, beta, is_left)
 
 
 __all__ = ["Bias", "LinearCombination"]

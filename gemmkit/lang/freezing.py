@@ -11,6 +11,7 @@ from gemmkit.lang.closures import captured, captured_at, closure_kind
 from gemmkit.lang.fingerprint import read_closure
 from gemmkit.lang.guards import Fact, Guards
 from gemmkit.lang.kinds import number_kind, scalar_kind, view_kind
+from gemmkit.lang.records import Record
 from gemmkit.runtime.arrays import ArrayInfo, alignment, check_aligned, info_of, part_bytes, unit_axis
 
 __all__ = ["Frozen", "freeze_array", "freeze_function", "freeze_runtime", "freeze_scalar"]
@@ -92,6 +93,9 @@ def freeze_scalar(value: Any) -> Frozen:
                 else Frozen(number_kind("i64"), "int64", [("i64", value)], []))
     if isinstance(value, float):
         return Frozen(number_kind("f64"), "weak float64", [("f64", value)], [])
+    if isinstance(value, Record):
+        made = scalar_kind(value.dtype)
+        return Frozen(made, str(made), [leaf for part in value for leaf in freeze_scalar(part).leaves], [])
     raise TypeError(f"{value!r} ({type(value).__name__}) is not a number that a kernel can take")
 
 

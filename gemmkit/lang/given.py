@@ -21,7 +21,7 @@ import numpy as np
 from gemmkit.lang.errors import ComponentError, place_of
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.lang.guards import class_version
-from gemmkit.lang.records import device_dtype
+from gemmkit.lang.records import Record, device_dtype
 from gemmkit.lang.references import is_gemmkit
 from gemmkit.lang.runtime_fields import annotated
 
@@ -225,6 +225,11 @@ def _is_whole(x: Any) -> bool:
     return isinstance(x, (int, np.integer)) and not isinstance(x, bool) and -2**63 <= int(x) < 2**63
 
 
+def _is_argument(x: Any) -> bool:
+    """A number, one of several parts, or a component in a number's place (alpha and beta of `LinearCombination`)."""
+    return _is_scalar(x) or isinstance(x, Record) or getattr(type(x), "stands_for_number", False)
+
+
 def _is_scalar(x: Any) -> bool:
     if isinstance(x, np.generic):
         return x.dtype.kind not in "SUMmO" and (x.dtype.kind != "V" or x.dtype.names is None)
@@ -244,7 +249,7 @@ _CHECKS = {
     "str": (lambda x: isinstance(x, str), "a word"),
     "bool": (lambda x: isinstance(x, bool), "True or False"),
     "float": (_is_scalar, "a number"),
-    "Scalar": (_is_scalar, _NUMBER),
+    "Scalar": (_is_argument, _NUMBER),
     "Array": (_is_array, _ARRAY),
 }
 

@@ -31,7 +31,7 @@ def _order(order: str, what: str) -> str:
     return order
 
 
-def _text(dtype: np.dtype) -> str:
+def dtype_text(dtype: np.dtype) -> str:
     """A number's dtype, as it can be pasted back."""
     return repr(dtype.name if dtype.names is None else dtype.descr)
 
@@ -62,7 +62,7 @@ class Interleaved(Plain):
         _order(self.order, "Interleaved")
 
     def __repr__(self) -> str:
-        return f"Interleaved({_text(self.dtype)}, {self.order!r})"
+        return f"Interleaved({dtype_text(self.dtype)}, {self.order!r})"
 
     @property
     def axis(self) -> int:                                       # type: ignore[override]
@@ -122,7 +122,7 @@ class Planar(Layout):
         _order(self.order, "Planar")
 
     def __repr__(self) -> str:
-        return f"Planar({_text(self.dtype)}, {self.order!r})"
+        return f"Planar({dtype_text(self.dtype)}, {self.order!r})"
 
     @property
     def vector_axis(self) -> int:
@@ -209,7 +209,7 @@ class Planes(Layout):
         object.__setattr__(self, "dtype", dtype)
 
     def __repr__(self) -> str:
-        return f"Planes({self.plane!r}, {_text(self.dtype)})"
+        return f"Planes({self.plane!r}, {dtype_text(self.dtype)})"
 
     @property
     def axis(self) -> int:

@@ -193,7 +193,7 @@ def by_workspace(sizes: tuple[int, int, int], device: DeviceInfo, products: int,
     """Mappings with shares by way of a workspace for a product of 16-bit operands: as many shares as fill the device, and
     fewer; none below ``least`` k-tiles."""
     lines = math.ceil(sizes[2] * 2 / LINE)
-    if 0 in sizes or lines < least:
+    if 0 in (*sizes, products) or lines < least:
         return ()
     found: list[Mapping] = []
     for one in mappings:

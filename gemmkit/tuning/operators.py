@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 
 from gemmkit.lang.narrowing import narrows
 from gemmkit.lang.records import SIGNS, TABLE, metadata_of, part_dtypes
-from gemmkit.layouts import Layout
+from gemmkit.layouts import Embedded, Interleaved, Layout, Plain, Planar
 from gemmkit.operators import COMPLEX, Algebra, FPUOp, MMAOp, Operator
 from gemmkit.runtime.device import DeviceInfo
 
@@ -90,6 +92,25 @@ def algebra_of(dtype: np.dtype) -> Algebra | None:
     return Algebra(None, metadata[TABLE], dtype.names, metadata[SIGNS]) if TABLE in metadata else None
 
 
+def embed(layouts: dict[str, Any], operator: Operator | None) -> None:
+    """Where an algebra multiplies a real matrix by one of its numbers, have the real one's elements read as numbers, in the
+    ``layouts`` of A and B."""
+    a, b = layouts["a"], layouts["b"]
+    if not isinstance(operator, Algebra) or a is None or b is None:
+        return
+    for name, layout, other in (("a", a, b), ("b", b, a)):
+        is_real = len(part_dtypes(layout.dtype)) == 1 and layout.dtype.kind not in "iub"
+        if is_real and len(part_dtypes(other.dtype)) == operator.parts:
+            layouts[name] = Embedded(operator.number_dtype(layout.dtype), layout)
+
+
+def new_layout(a: Layout, b: Layout, dtype: np.dtype, plain: type[Plain]) -> Layout:
+    """The layout of a D that the call makes: numbers of several parts lie as A's do, or as B's where A is real, side by side
+    or in planes; all else is ``plain``."""
+    like = b if isinstance(a, Embedded) else a
+    return type(like)(dtype) if isinstance(like, (Interleaved, Planar)) else plain(dtype)
+
+
 def sized(operator: Operator, a: np.dtype, b: np.dtype, sizes: tuple[int, int, int] | None, device: DeviceInfo,
           products: int = 1) -> Operator:
     """An operator that leaves its shape or its dtypes open, completed for operands; any other as it is."""
@@ -140,4 +161,4 @@ def result_dtype(a: np.dtype, b: np.dtype, c: Layout | None, operator: Operator)
     return operator.fragment_c.dtype
 
 
-__all__ = ["accumulator_for", "algebra_of", "fpu_shape", "operator_for", "result_dtype", "sized"]
+__all__ = ["accumulator_for", "algebra_of", "embed", "fpu_shape", "new_layout", "operator_for", "result_dtype", "sized"]

@@ -235,7 +235,7 @@ def test_arrays_that_do_not_fit() -> None:
             gk.get_config(operator=COMPLEX.with_base(MMAOp()), kernel="singlestage",
                           global_a_layout=Interleaved(COMPLEX.number_dtype("f2")),
                           shared_a_layout=Padded(ColMajor(COMPLEX.number_dtype("f2")), 4))
-        with pytest.raises(TypeError, match=r"alpha is 1j; a real number is needed"):
+        with pytest.raises(TypeError, match=r"alpha is 1j; a real number, or one of 2 parts \(value, tangent\), is needed"):
             gk.blas.gemmEx("N", "N", 1j, a[..., :2].copy(), a[..., :2].copy(), 0.0, np.zeros((4, 4, 2), np.float16), operator=DUAL)
 
 
