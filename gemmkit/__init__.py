@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 
-_MODULES = "fast", "masks", "scores", "torch"
+_MODULES = "cupy", "fast", "masks", "scores", "torch"
 _LATER = {"Tuned": "tuner", "attention": "attention_call", "mlp": "mlp_call", "tune": "tuner",
           **dict.fromkeys(("layernorm", "log_softmax", "rmsnorm", "rowwise", "softmax"), "rows")}
 

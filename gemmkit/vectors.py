@@ -78,14 +78,14 @@ class Vectors(NamedTuple):
         K, rows = a.shape[-1], b.shape[0] if self.b else b.shape[-2]
         if K != rows:
             of_a, of_b = "elements" if self.a else "columns", "elements" if self.b else "rows"
-            raise ValueError(f"a has shape {a.shape} and b has shape {b.shape}: a has {K} {of_a} and b {rows} {of_b}; both are "
-                             "K")
+            raise ValueError(f"a has shape {a.shape} and b has shape {b.shape}: a has {K} {of_a} and b {rows} {of_b}; both "
+                             "are K")
         stack = b.shape[:-2] if self.a else a.shape[:-2]
         shape = (*stack, *(() if self.a else a.shape[-2:-1]), *(() if self.b else b.shape[-1:]))
         for name, given in (("c", c), ("out", out)):
             if given is not None and given.shape != shape:
-                raise ValueError(f"{name} has shape {given.shape}; the result has {shape} (an a of one dimension is a row, a b "
-                                 "a column, and the result lacks that dimension)")
+                raise ValueError(f"{name} has shape {given.shape}; the result has {shape} (an a of one dimension is a row, "
+                                 "a b a column, and the result lacks that dimension)")
 
 
 def _row(info: ArrayInfo) -> ArrayInfo:
