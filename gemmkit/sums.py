@@ -1,7 +1,8 @@
-"""``einsum`` of one operand: views where nothing is summed, and sums as products with a vector of ones that is nowhere in memory.
+"""``einsum`` of one operand, and of matrices with structure.
 
-The indices of the result are the rows, those that it lacks are summed over, and the matrix of ones (`layouts.Generated`) has
-one column. So a sum is one launch of a product's kernel, and allocates nothing but its result.
+Where nothing is summed over the result is a view. A sum is a product with a column of ones that is nowhere in memory
+(`layouts.Generated`): one launch of a product's kernel, which allocates nothing but its result. A matrix with structure is
+taken where its two indices are the two modes that it has.
 """
 
 from __future__ import annotations
@@ -49,5 +50,5 @@ def check_matrix(spec: str, n: int, x: Matrix, found: Subscripts) -> None:
     rows = [label for label in term if label in found.result and label not in other]
     summed = {label for label in term + other if label not in found.result}
     if x.ndim != 2 or len(term) != 2 or len(rows) != 1 or len(summed) != 1 or not summed <= set(term) & set(other):
-        raise ValueError(f"{name} of shape {x.shape}: of its two indices one must be the result's, which no other operand has, "
-                         "and the other the one that is summed over, of both operands")
+        raise ValueError(f"{name} of shape {x.shape}: of its two indices one must be the result's, which no other operand "
+                         "has, and the other the one that is summed over, of both operands")
