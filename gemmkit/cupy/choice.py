@@ -17,6 +17,7 @@ from gemmkit.blas import gemm as blas_gemm
 from gemmkit.contraction import einsum as contract
 from gemmkit.matmul import matmul as multiply
 from gemmkit.runtime.arrays import describe, overlaps, overlaps_itself
+from gemmkit.subscripts import sizes_of, subscripts
 
 __all__ = ["NotTaken", "Product", "dot", "einsum", "gemm", "matmul", "tensordot"]
 
@@ -121,25 +122,17 @@ def einsum(is_array: Callable[[Any], bool], *operands: Any, dtype: Any = None, o
         raise NotTaken("optimize=")
     spec, a, b = operands
     _check_operands(is_array, a, b)
-    text = spec.replace(" ", "")
-    left, arrow, result = text.partition("->")
-    terms = left.split(",")
-    if not all(term.isascii() and (term.isalpha() or not term) for term in (*terms, result)) or len(terms) != 2:
+    if not spec.isascii():
         raise NotTaken("a spec of other than letters")
-    if any(len(term) != x.ndim or len(set(term)) != len(term) for term, x in zip(terms, (a, b))):
-        raise NotTaken("a repeated index, or another number of dimensions")
-    if not arrow:
-        result = "".join(sorted(x for x in set(left) - {","} if left.count(x) == 1))
-    sizes: dict[str, int] = {}
-    for term, x in zip(terms, (a, b)):
-        for label, extent in zip(term, x.shape):
-            if sizes.setdefault(label, extent) != extent:
-                raise NotTaken("sizes of an index that differ")
-    if len(set(result)) != len(result) or not set(result) <= set(sizes):
-        raise NotTaken("a result with other indices")
-    if not set(terms[0]) & set(terms[1]) - set(result):
+    infos = [describe(x, "operand") for x in (a, b)]
+    try:
+        found = subscripts(spec, tuple(info.shape for info in infos), tuple(info.strides for info in infos))
+    except ValueError:
+        raise NotTaken("a spec that does not fit") from None
+    if not set(found.terms[0]) & set(found.terms[1]) - set(found.result):
         raise NotTaken("nothing is summed over")
-    return Product(contract, (f"{','.join(terms)}->{result}", a, b), tuple(sizes[x] for x in result), a.dtype)
+    sizes = sizes_of(found.terms, [view.shape for view in found.views])
+    return Product(contract, (spec, a, b), tuple(sizes[x] for x in found.result), a.dtype)
 
 
 def gemm(is_array: Callable[[Any], bool], transa: Any, transb: Any, a: Any, b: Any, out: Any = None, alpha: Any = 1.0,

@@ -44,6 +44,9 @@ TAKEN: dict[str, tuple[Any, tuple, dict[str, Any]]] = {
     "einsum": (choice.einsum, ("ij, jk", A, B), {}),
     "einsum, a batch": (choice.einsum, ("bij,bjk->kbi", drawn(2, 3, 4), STACK), dict(optimize=True)),
     "einsum, to a number": (choice.einsum, ("ij,ij->", A, A), {}),
+    "einsum, an ellipsis": (choice.einsum, ("...ij,jk", drawn(2, 3, 4), B), {}),
+    "einsum, a diagonal": (choice.einsum, ("iij,j->i", drawn(3, 3, 4), A[0]), {}),
+    "einsum, broadcast": (choice.einsum, ("aij,ajk->aik", drawn(1, 3, 4), STACK), {}),
 }
 LEFT: dict[str, tuple[Any, tuple, dict[str, Any], str]] = {
     "two dtypes": (choice.matmul, (A, B.astype("f8")), {}, "two dtypes"),
@@ -65,8 +68,9 @@ LEFT: dict[str, tuple[Any, tuple, dict[str, Any], str]] = {
     "three operands": (choice.einsum, ("ij,jk,kl", A, B, B.T), {}, "3 operands"),
     "lists": (choice.einsum, (A, [0, 1], B, [1, 2]), {}, "lists"),
     "dtype of einsum": (choice.einsum, ("ij,jk", A, B), dict(dtype="f8"), "dtype="),
-    "a wrong result": (choice.einsum, ("ij,jk->z", A, B), {}, "other indices"),
-    "sizes": (choice.einsum, ("ij,jk", A, A), {}, "differ"),
+    "a wrong result": (choice.einsum, ("ij,jk->z", A, B), {}, "spec that"),
+    "sizes": (choice.einsum, ("ij,jk", A, A), {}, "spec that"),
+    "sizes of 1": (choice.einsum, ("ij,jk", A[:, :1], B), {}, "summed"),
     "gemm of float16": (choice.gemm, ("N", "N", A.astype("f2"), B.astype("f2")), {}, "gemm refuses"),
     "gemm's trans": (choice.gemm, ("X", "N", A, B), {}, "trans"),
     "gemm's alpha": (choice.gemm, ("N", "N", A, B), dict(alpha=np.array(2, F32)), "alpha"),
