@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 
-_MODULES = "fast", "masks", "programs", "scores", "torch"
+_MODULES = "cupy", "fast", "masks", "programs", "scores", "torch"
 _LATER = {"Mapping": "programs", "Tuned": "tuner", "attention": "attention_call", "mlp": "mlp_call", "program": "programs",
           "tune": "tuner",
           **dict.fromkeys(("layernorm", "log_softmax", "rmsnorm", "rowwise", "softmax"), "rows")}

@@ -23,6 +23,7 @@ from gemmkit.emulator.mode import current_mode
 from gemmkit.epilogues import Epilogue
 from gemmkit.lang.given import check_dtype
 from gemmkit.layouts import Tensor
+from gemmkit.matrices import Matrix, unwrapped
 from gemmkit.modes import Mode, ordered
 from gemmkit.operators import Algebra, Operator
 from gemmkit.planning import Plan, plan
@@ -32,6 +33,8 @@ from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, empty_lik
 from gemmkit.runtime.device import target
 from gemmkit.runtime.views import strided
 from gemmkit.strides import NOTHING, merged
+from gemmkit.subscripts import sizes_of, subscripts
+from gemmkit.sums import check_matrix, ones, view_of
 from gemmkit.tuning.operators import algebra_of, check_multiplied, operator_for, result_dtype
 
 __all__ = ["as_product", "einsum"]
@@ -43,9 +46,14 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
 
     Args:
         spec: the indices of each operand and, after ``->``, of the result: ``"abj,jk->bak"``. Without ``->`` the result
-            has the indices that occur once, in alphabetical order. An index is one letter.
-        operands: two arrays or more, of any strides, of one library. Three and more are contracted two at a time along
-            `opt_einsum`'s path, intermediates in the result's dtype.
+            has the indices that occur once, in alphabetical order. An index is one letter. An ellipsis stands for
+            dimensions without a name (``"...ij,jk->...k"``), and an index that an operand repeats for its diagonal
+            (``"ii"`` is a trace). Where an index is 1 in one operand and more in another, it is broadcast.
+        operands: arrays of any strides, of one library. Of two, one or both may be a matrix with structure
+            (`gemmkit.Triangular` and the like), of whose indices one is summed over and one is the result's. Three and more
+            are contracted two at a time along `opt_einsum`'s path, intermediates in the result's dtype. Of a single one
+            the result is a view of it where nothing is summed over and there is no ``out``, as NumPy has it, else the
+            product with a generated vector of ones.
         out: where the result goes (any strides); None allocates it in C order, of NumPy's result type.
         operator: what multiplies and sums; None chooses one by dtypes and sizes.
         epilogue: an element-wise function of the result. Its coordinates are the row and column of the matrix product,
@@ -57,8 +65,9 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
         out.
 
     Raises:
-        ValueError: a spec that does not fit the operands: it repeats an index in one operand, asks for one that no operand
-            has, counts operands or dimensions otherwise; sizes of one index that differ.
+        ValueError: a spec that does not fit the operands: it asks for an index that no operand has, or for one twice, counts
+            operands or dimensions otherwise; sizes of one index that differ; a matrix with structure that is no matrix of
+            the product; an ``operator`` for one operand, which has no one of its own.
         TypeError, ConfigError, ComponentError: as `gemmkit.matmul`.
 
     >>> import gemmkit, numpy as np
@@ -66,8 +75,13 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     >>> with gemmkit.emulate():
     ...     einsum("aij,ja->ia", a, b).tolist()
     [[6.0, 54.0], [22.0, 70.0], [38.0, 86.0]]
+    >>> with gemmkit.emulate():
+    ...     einsum("...i->i", a).tolist(), float(einsum("aii->", a[:, :, :3]))
+    ([60.0, 66.0, 72.0, 78.0], 66.0)
     """
-    terms, result, infos, of_out = _checked(spec, operands, out)
+    terms, result, infos, of_out, operands = _checked(spec, operands, out)
+    if len(operands) == 1:
+        return _of_one(spec, terms[0], result, operands[0], infos[0], out, of_out, operator, epilogue, stream)
     if len(operands) > 2:                  # which are a and b of products that the caller did not write
         for n, info in enumerate(infos):
             if operator is None and algebra_of(info.dtype) is None:
@@ -90,29 +104,53 @@ def as_product(spec: str, *operands: Any, out: Any = None, operator: Operator | 
     ...     gemmkit.matmul(x, y, out=out, **keywords).shape, sorted(keywords)
     ((2, 3, 1), [])
     """
-    terms, result, infos, of_out = _checked(spec, operands, out)
-    if len(operands) > 2:
-        raise ValueError(f"einsum({spec!r}) of {len(operands)} operands is several products; give each of them by itself")
+    terms, result, infos, of_out, operands = _checked(spec, operands, out)
+    if len(operands) != 2:
+        which = "no product" if len(operands) == 1 else "several products; give each of them by itself"
+        raise ValueError(f"einsum({spec!r}) of {len(operands)} operands is {which}")
     recipe, (a, b, d), keywords, _ = _as_matrices(spec, terms, result, operands, infos, out, of_out, operator, epilogue)
     return a, b, d, {**keywords, **_layouts(recipe, [describe(x, name) for x, name in ((a, "a"), (b, "b"), (d, "out"))],
                                             keywords)}
 
 
 def _checked(spec: str, operands: tuple,
-             out: Any) -> tuple[tuple[str, ...], str, tuple[ArrayInfo, ...], ArrayInfo | None]:
-    """The operands' indices, the result's, and the arrays."""
+             out: Any) -> tuple[tuple[str, ...], str, tuple[ArrayInfo, ...], ArrayInfo | None, tuple[Any, ...]]:
+    """The operands' indices, the result's, and the operands as views with each index once."""
     if not isinstance(spec, str):
         raise TypeError(f"spec={spec!r}: a string such as 'ij,jk->ik' is needed")
-    if len(operands) < 2:
-        raise ValueError(f"einsum({spec!r}) got {len(operands)} operands; two or more are needed")
-    infos = tuple(describe(x, f"operand {n}") for n, x in enumerate(operands))
-    named = {f"operand {n}": info for n, info in enumerate(infos)}
+    if not operands:
+        raise ValueError(f"einsum({spec!r}) got no operands; one or more are needed")
+    arrays = {n: describe(_array_of(x, operands, spec), f"operand {n}") for n, x in enumerate(operands)}
     of_out = None if out is None else describe(out, "out")
-    check_places({**named, "out": of_out})
-    for name, info in named.items():
-        check_dtype(info.dtype, name)
-        check_aligned(info, name)
-    return (*_parsed(spec, tuple(info.shape for info in infos)), infos, of_out)
+    check_places({**{f"operand {n}": info for n, info in arrays.items()}, "out": of_out})
+    infos = []
+    for n, x in enumerate(operands):
+        info = arrays[n]
+        if isinstance(x, Matrix):                          # as it is: its strides are not looked at
+            info = info._replace(shape=x.shape, strides=(0,) * x.ndim, dtype=x.dtype)
+        check_dtype(info.dtype, f"operand {n}")
+        check_aligned(info, f"operand {n}")
+        infos.append(info)
+    found = subscripts(spec, tuple(info.shape for info in infos), tuple(info.strides for info in infos))
+    views = tuple(x if isinstance(x, Matrix) else strided(x, info, *view)
+                  for x, info, view in zip(operands, infos, found.views))
+    infos = [info._replace(shape=view.shape, strides=view.strides) for info, view in zip(infos, found.views)]
+    for n, x in enumerate(operands):
+        if isinstance(x, Matrix):
+            check_matrix(spec, n, x, found)
+    return found.terms, found.result, tuple(infos), of_out, views
+
+
+def _array_of(x: Any, operands: tuple, spec: str) -> Any:
+    """The array of an operand; one without an array is where the others are."""
+    if not isinstance(x, Matrix):
+        return x
+    others = (getattr(other, "array", None) if isinstance(other, Matrix) else other for other in (x, *operands))
+    found = next((other for other in others if other is not None), None)
+    if found is None:
+        raise TypeError(f"einsum({spec!r}): the operands have no arrays, which would say where to compute; give an "
+                        "array among them")
+    return found
 
 
 def _as_matrices(spec: str, terms: tuple[str, ...], result: str, operands: tuple, infos: tuple[ArrayInfo, ...], out: Any,
@@ -121,23 +159,60 @@ def _as_matrices(spec: str, terms: tuple[str, ...], result: str, operands: tuple
     """A contraction of two operands: its recipe, the views of A, B and D, the components, and the result."""
     a, b = operands
     if of_out is None:
-        sizes = _sizes(spec, terms, tuple(info.shape for info in infos))
+        sizes = sizes_of(terms, [info.shape for info in infos])
         shape = tuple(sizes[label] for label in result)
         dtypes = infos[0].dtype, infos[1].dtype
         chosen = operator or operator_for(*dtypes, (1, 1, 1), target(infos[0].device))
-        out = empty_like(a, shape, result_dtype(*dtypes, None, chosen))
+        out = empty_like(_array_of(a, (b,), spec), shape, result_dtype(*dtypes, None, chosen))
         of_out = describe(out, "out")
     if operator is None and epilogue is None and _lies_across(terms, result, of_out):
         a, b, infos, terms = b, a, infos[::-1], terms[::-1]
-    recipe = _recipe(spec, terms, result, tuple((i.shape, i.strides, i.dtype.itemsize) for i in (*infos, of_out)))
-    views = [strided(x, i, *v) for x, i, v in zip((a, b, out), (*infos, of_out), recipe.views)]
+    fixed = "".join(x for x, given in (("mk", a), ("kn", b)) if isinstance(given, Matrix))
+    recipe = _recipe(spec, terms, result, tuple((i.shape, i.strides, i.dtype.itemsize) for i in (*infos, of_out)), fixed)
     keywords: dict[str, Any] = {name: value for name, value in (("operator", operator), ("epilogue", epilogue))
                                 if value is not None}
+    if fixed:
+        keywords["gemm_shape"] = dict(zip("MNK", recipe.sizes))
+    views = [(x if (term[0] in result) == (n == 0) else x.T) if isinstance(x, Matrix) else strided(x, i, *v)
+             for n, (x, i, v, term) in enumerate(zip((a, b, out), (*infos, of_out), recipe.views, (*terms, result)))]
     return recipe, views, keywords, out
+
+
+def _of_one(spec: str, term: str, result: str, x: Any, info: ArrayInfo, out: Any, of_out: ArrayInfo | None,
+            operator: Operator | None, epilogue: Epilogue | None, stream: Any) -> Any:
+    """`einsum` of one operand: a view, or a product with a column of ones."""
+    if operator is not None:
+        raise ValueError(f"operator={operator!r}: einsum({spec!r}) of one operand multiplies by one, which an operator does "
+                         "not say; leave it out, or contract with an operand of its ones")
+    if out is None and epilogue is None and set(term) == set(result):
+        return view_of(x, info, term, result)
+    if info.dtype.kind != "b":
+        check_multiplied(info.dtype, "operand 0")
+    sizes = sizes_of((term,), (info.shape,))
+    if of_out is None:
+        chosen = operator_for(info.dtype, info.dtype, (1, 1, 1), target(info.device))
+        dtype = result_dtype(info.dtype, info.dtype, None, chosen)
+        out = empty_like(x, tuple(sizes[label] for label in result), dtype)
+        of_out = describe(out, "out")
+    summed = "".join(label for label in term if label not in result)
+    column = tuple(sizes[label] for label in summed), (0,) * len(summed), info.dtype.itemsize
+    of_x, of_d = ((i.shape, i.strides, i.dtype.itemsize) for i in (info, of_out))
+    recipe = _recipe(spec, (term, summed), result, (of_x, column, of_d))
+    keywords: dict[str, Any] = dict(gemm_shape=dict(zip("MNK", recipe.sizes)))
+    if epilogue is not None:
+        keywords["epilogue"] = epilogue
+    a, d = strided(x, info, *recipe.views[0]), strided(out, of_out, *recipe.views[2])
+    _launch(recipe, a, ones(recipe.sizes[2], info.dtype), d, stream, keywords)
+    return out
 
 
 def _launch(recipe: Recipe, a: Any, b: Any, out: Any, stream: Any, keywords: dict[str, Any]) -> None:
     """The launch. Without components of the user's its plan is kept, which leaves nothing else to do."""
+    if isinstance(a, Matrix) or isinstance(b, Matrix):
+        given = [None if isinstance(x, Matrix) else describe(x, name) for name, x in (("a", a), ("b", b), ("out", out))]
+        a, b, keywords = unwrapped(a, b, (None, out), {**keywords, **_layouts(recipe, given, keywords)})
+        multiply(a, b, None, None, out, stream, keywords)
+        return
     infos = describe(a, "a"), describe(b, "b"), describe(out, "out")
     key = None
     if not keywords and current_mode() is None:
@@ -156,13 +231,15 @@ def _launch(recipe: Recipe, a: Any, b: Any, out: Any, stream: Any, keywords: dic
     made(a, b, out=out, stream=stream)
 
 
-def _layouts(recipe: Recipe, infos: Sequence[ArrayInfo], keywords: dict[str, Any]) -> dict[str, Any]:
-    """The layouts of the views of A, B and D that are no ordinary matrices."""
-    matrices = [info._replace(shape=info.shape[recipe.batch:], strides=info.strides[recipe.batch:]) for info in infos]
+def _layouts(recipe: Recipe, infos: Sequence[ArrayInfo | None], keywords: dict[str, Any]) -> dict[str, Any]:
+    """The layouts of the views of A, B and D that are no ordinary matrices; None is a matrix that has one."""
+    matrices = [info and info._replace(shape=info.shape[recipe.batch:], strides=info.strides[recipe.batch:])
+                for info in infos]
     layouts: dict[str, Any] = {f"global_{name}_layout": Tensor.of(info, rows)
-                               for name, info, rows in zip("abd", matrices, recipe.rows) if rows}
+                               for name, info, rows in zip("abd", matrices, recipe.rows) if rows and info is not None}
     if isinstance(keywords.get("operator"), Algebra):             # a third dimension would be taken for numbers' parts
-        layouts = {**{f"global_{name}_layout": layout_of(info, name) for name, info in zip("abd", matrices)}, **layouts}
+        layouts = {**{f"global_{name}_layout": layout_of(info, name)
+                      for name, info in zip("abd", matrices) if info is not None}, **layouts}
     return layouts
 
 
@@ -171,46 +248,7 @@ forgotten_with_plans(_plans)
 _LIMIT = 4096                                   # plans kept; beyond it the memory starts anew
 
 
-# -- what a spec says -------------------------------------------------------------------------------------------------
-
-@functools.lru_cache(maxsize=4096)
-def _parsed(spec: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[str, ...], str]:
-    """The operands' indices and the result's, checked but for the sizes."""
-    text = spec.replace(" ", "")
-    if "." in text:
-        raise ValueError(f"einsum({spec!r}): an ellipsis is not understood; name every index")
-    left, arrow, result = text.partition("->")
-    terms = tuple(left.split(","))
-    if any(not label.isalpha() for label in "".join(terms) + result):
-        raise ValueError(f"einsum({spec!r}): indices are letters, terms are separated by commas, and one -> may follow them")
-    if len(terms) != len(shapes):
-        raise ValueError(f"einsum({spec!r}) has {len(terms)} terms and got {len(shapes)} operands")
-    for n, (term, shape) in enumerate(zip(terms, shapes)):
-        if len(term) != len(shape):
-            raise ValueError(f"einsum({spec!r}): {term!r} names {len(term)} dimensions, and operand {n} has shape {shape}")
-        if len(set(term)) != len(term):
-            raise ValueError(f"einsum({spec!r}): {term!r} repeats an index; take the diagonal of operand {n} first")
-    if not arrow:
-        result = "".join(sorted(label for label in set(left) - {","} if left.count(label) == 1))
-    if len(set(result)) != len(result):
-        raise ValueError(f"einsum({spec!r}): the result {result!r} repeats an index")
-    missing = set(result) - set(left)
-    if missing:
-        raise ValueError(f"einsum({spec!r}): the result has {', '.join(sorted(missing))}, which no operand has")
-    _sizes(spec, terms, shapes)
-    return terms, result
-
-
-def _sizes(spec: str, terms: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
-    sizes: dict[str, tuple[int, int]] = {}
-    for n, (term, shape) in enumerate(zip(terms, shapes)):
-        for label, extent in zip(term, shape):
-            first, known = sizes.setdefault(label, (n, extent))
-            if known != extent:
-                raise ValueError(f"einsum({spec!r}): {label} is {extent} in operand {n} (shape {shape}) and {known} in "
-                                 f"operand {first} (shape {tuple(shapes[first])})")
-    return {label: extent for label, (_, extent) in sizes.items()}
-
+# -- which operand comes first ----------------------------------------------------------------------------------------
 
 def _lies_across(terms: Sequence[str], result: str, out: ArrayInfo) -> bool:
     """Whether the result is contiguous along a dimension of the first operand's: then the second should be first, for D is
@@ -224,20 +262,22 @@ def _lies_across(terms: Sequence[str], result: str, out: ArrayInfo) -> bool:
 @dataclass(frozen=True)
 class Recipe:
     """A contraction resolved: shape and strides of the views of A, B and D; how many of each view's dimensions are its
-    matrix's rows (0: it is an ordinary matrix); and how many, before these, count products."""
+    matrix's rows (0: it is an ordinary matrix); how many, before these, count products; and M, N and K."""
 
     views: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     rows: tuple[int, ...]
     batch: int
+    sizes: tuple[int, int, int]
 
 
 LONG = 1024                            # terms of a sum
 
 
 @functools.lru_cache(maxsize=4096)
-def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple) -> Recipe:
+def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple, fixed: str = "") -> Recipe:
+    """``fixed`` are the kinds of dimensions (m, n, k) of which there is one, whose order is that of a matrix as it is."""
     (a_shape, _, _), (b_shape, _, _), (d_shape, _, _) = arrays
-    sizes = _sizes(spec, terms, (a_shape, b_shape))
+    sizes = sizes_of(terms, (a_shape, b_shape))
     wanted = tuple(sizes[label] for label in result)
     if d_shape != wanted:
         raise ValueError(f"einsum({spec!r}): out has shape {d_shape}; the result has {wanted}")
@@ -251,6 +291,8 @@ def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple) -> Re
     def group(kind: str, first: int, second: int) -> list[Mode]:
         """The dimensions of one kind, that the ``first`` and the ``second`` of A, B and D have."""
         made = [Mode(sizes[x], strides[first].get(x, 0), strides[second].get(x, 0)) for x in kinds[kind] if sizes[x] != 1]
+        if kind in fixed:
+            return made
         return ordered(made, (arrays[first][2], arrays[second][2]), (counts[first], counts[second]), second == 2,
                        second == 2 and d_is_little)
 
@@ -268,7 +310,8 @@ def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple) -> Re
         rows.append(0 if len(up) == len(down) == 1 else len(up))
     if any(math.prod(x.extent for x in group) >= 2**31 - 2**10 for group in (m, n, k)):
         raise ValueError(f"einsum({spec!r}) is a product with 2**31 rows, columns or terms, or more; split an index")
-    return Recipe(tuple(views), tuple(rows), len(batch))
+    M, N, K = (math.prod(x.extent for x in group) for group in (m, n, k))
+    return Recipe(tuple(views), tuple(rows), len(batch), (M, N, K))
 
 
 def _joined(modes: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -24,7 +24,9 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
             transposed or sliced view is read in place, on the arrays' own device (which need not be the current one).
             a and b may also be matrices with structure (`gemmkit.Diagonal(x)`, `Triangular`, `Symmetric`, `Generated`). Of
             arrays of more dimensions the last two are the matrices, and those before are a stack's, broadcast as NumPy does;
-            out is then (..., M, N), and all products are one launch.
+            out is then (..., M, N), and all products are one launch. An a of one dimension is a row, a b a column, and
+            out (and c) lacks that dimension: (N,), (M,), or () for two of them. Of booleans a product is whether any k has
+            both (`operators.OR_AND`).
         conf: a configuration of `gemmkit.get_config`; None chooses one by dtypes and sizes.
         out: (M, N), written and returned; None allocates one of a's library, in C order, of NumPy's result type of a
             and b (of c's type if there is a c). It may be c itself, and may overlap nothing else.
@@ -50,6 +52,9 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
     >>> with gemmkit.emulate():
     ...     gemmkit.matmul(a, b, epilogue=gemmkit.epilogues.Bias(np.float32([0.5, 0]))).tolist()
     [[3.5, 3.0], [12.5, 12.0]]
+    >>> with gemmkit.emulate():
+    ...     gemmkit.matmul(a, np.ones(3, np.float32)).tolist()                      # a matrix and a vector
+    [3.0, 12.0]
     """
     if isinstance(a, Matrix) or isinstance(b, Matrix):
         product = next((x.product for x in (a, b) if isinstance(x, Matrix) and hasattr(x, "product")), None)

@@ -68,7 +68,7 @@ class Plan:
         problem = self._resolve(infos, conf, keywords)
         d_layout = problem.config.global_d_layout
         self._dtype = d_layout.storage
-        self._shape = (*(problem.stack or ()), *d_layout.array_shape(problem.M, problem.N))
+        self._shape = problem.vectors.result_shape((*(problem.stack or ()), *d_layout.array_shape(problem.M, problem.N)))
         if out is None:
             out = empty_like(a, self._shape, self._dtype)
         self._infos = (*infos[:3], describe(out, "out"))

@@ -31,6 +31,7 @@ from gemmkit.transforms import Transform
 from gemmkit.tuning import algebras, boxes, gathered, hopper, mappings, multistage_mappings, store, swapped, winners
 from gemmkit.tuning.candidates import Candidate
 from gemmkit.tuning.operators import algebra_of, embed, new_layout, operator_for, result_dtype, sized
+from gemmkit.vectors import Vectors
 
 HOST = -1
 LIMIT = 2**31 - 2**10                  # coordinates are 32 bits wide
@@ -61,6 +62,7 @@ class Call:
     stack: tuple[int, ...] | None = None
     is_transposed: bool = False
     tuning_key: Callable[[], str] | None = None                        # (`gemmkit.tuning.store`)
+    vectors: Vectors = Vectors()                                       # among a and b; they are matrices here
 
     @property
     def computed(self) -> Call:
@@ -87,6 +89,7 @@ class Call:
     def seen_out(self, out: ArrayInfo) -> ArrayInfo:
         """An array for the result, as the kernel sees it."""
         layout = self.config.global_d_layout
+        out = self.vectors.matrix(out)
         return layout.seen(first_matrix(out, leading(out, layout), self.stack))
 
 
@@ -112,8 +115,11 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     if conf is not None and not isinstance(conf, Config):
         raise TypeError(f"conf={conf!r}: a configuration of gemmkit.get_config is needed")
     gemm_shape = keywords.pop("gemm_shape", None)
+    vectors = Vectors.of(a, b, {name: keywords.get(f"global_{name}_layout", getattr(conf, f"global_{name}_layout", None))
+                                for name in "ab"})
+    check_places({"a": a, "b": b, "c": c, "out": out})
+    a, b, c, out = vectors.matrices(a, b, c, out)
     given = infos = {"a": a, "b": b, "c": c, "out": out}
-    check_places(infos)
     layouts = _layouts(infos, conf, keywords)
     stack = stack_of(infos, {**layouts, "out": layouts["d"]})
     infos = first_matrices(infos, {**layouts, "out": layouts["d"]}, stack)
@@ -150,7 +156,8 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
         check_out(*((infos["out"], infos) if stack is None else (out, given)))                 # type: ignore[arg-type]
     _check_functions(conf, M, N, K, stack)
     assert infos["a"] is not None and infos["b"] is not None
-    call = Call(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device, stack, turned is not None, key)
+    call = Call(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device, stack, turned is not None, key,
+                vectors)
     check_held(call.held, {name: info and whole(info) for name, info in infos.items()}, () if out is None else (out,))
     return call
 

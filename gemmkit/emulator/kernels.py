@@ -98,6 +98,7 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, seed: int | None = None
     shuffles the order of threads and blocks."""
     dialect.check(compiled.spec)
     conf, arena = compiled.problem.config, Arena()
+    a, b, c, out = compiled.problem.vectors.host(a, b, c, out)
     given = describe(out, "out")
     others = [held.info for held in arrays_of(compiled.spec)] + ([] if c is None else [describe(c, "c")])
     reads_out = any(shares_memory(info, given) for info in others)

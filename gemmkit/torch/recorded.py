@@ -21,7 +21,8 @@ __all__ = ["matmul", "recorded"]
 
 
 def matmul(a: Any, b: Any, c: Any = None) -> Any:
-    """A B + C of tensors (..., M, K), (..., K, N) and (..., M, N), as an operator: autograd, compile, vmap, export.
+    """A B + C of tensors (..., M, K), (..., K, N) and (..., M, N), as an operator: autograd, compile, vmap, export. An A or
+    a B of one dimension is a row or a column, which the result lacks.
 
     >>> import torch, gemmkit as gk, gemmkit.torch
     >>> a = torch.ones(2, 3, requires_grad=True)
@@ -30,8 +31,16 @@ def matmul(a: Any, b: Any, c: Any = None) -> Any:
     >>> a.grad.tolist()
     [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
-    found = product(a, b)
+    found = _of_vectors(product, a, b) if 1 in (a.dim(), b.dim()) else product(a, b)
     return found if c is None else found + c
+
+
+def _of_vectors(multiplied: Any, a: Any, b: Any, *more: Any) -> Any:
+    """A product of which a or b has one dimension, by PyTorch's own views, so that the gradient has one, too."""
+    is_row, is_column = a.dim() == 1, b.dim() == 1
+    found = multiplied(a[None] if is_row else a, b[:, None] if is_column else b, *more)
+    found = found.squeeze(-1) if is_column else found
+    return found.squeeze(-1 if is_column else -2) if is_row else found
 
 
 def recorded(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, keywords: dict[str, Any]) -> Any:
@@ -51,9 +60,13 @@ def recorded(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any,
             raise TypeError(f"{name} is {type(x).__name__}, and beside it is a tensor that requires a gradient; give "
                             "tensors of PyTorch's (a matrix with structure: make an operator by gemmkit.torch.op)")
     if conf is None and not keywords and c is None:
-        return product(a, b)
+        return matmul(a, b)
     derivative = _derivative(conf, keywords)
     derivative.check("gemmkit.matmul")
+    if 1 in (a.dim(), b.dim()) and derivative.a_form == derivative.b_form == forms.PLAIN:
+        if c is not None:
+            c = c[..., None, :] if a.dim() == 1 and b.dim() > 1 else c[..., None] if a.dim() > 1 else c[None, None]
+        return _of_vectors(lambda a, b: _Recorded.apply(derivative, conf, keywords, a, b, c), a, b)
     return _Recorded.apply(derivative, conf, keywords, a, b, c)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from gemmkit.lang.narrowing import narrows
 from gemmkit.lang.records import SIGNS, TABLE, metadata_of, part_dtypes
 from gemmkit.layouts import Embedded, Interleaved, Layout, Plain, Planar
-from gemmkit.operators import COMPLEX, Algebra, FPUOp, MMAOp, Operator
+from gemmkit.operators import COMPLEX, OR_AND, Algebra, FPUOp, MMAOp, Operator
 from gemmkit.runtime.device import DeviceInfo
 
 SHORT, BUSY = 48, 8                    # along such a K, and with so many tiles a multiprocessor, D is nearly all that moves
@@ -39,11 +39,14 @@ def operator_for(a: np.dtype, b: np.dtype, sizes: tuple[int, int, int], device: 
     algebra = algebra_of(a)
     if algebra is not None and a == b:
         return sized(algebra, a, b, sizes, device, products)
+    if a.kind == b.kind == "b":                    # NumPy's product of booleans: whether any k has both
+        return sized(OR_AND, a, b, sizes, device, products)
     on_tensor_cores = tensor_cores(a, b, device)
     if on_tensor_cores is not None:
         return on_tensor_cores
-    check_multiplied(a, "a")
-    check_multiplied(b, "b")
+    for dtype, name in ((a, "a"), (b, "b")):
+        if dtype.kind != "b":                      # beside a number a boolean is 0 or 1, as NumPy has it
+            check_multiplied(dtype, name)
     accumulator = accumulator_for(a, b)
     shape = fpu_shape(max(a.itemsize, b.itemsize, accumulator.itemsize), sizes, device, products=products)
     return FPUOp(**shape, dtype=a, b_dtype=b, accumulator=accumulator)
@@ -152,7 +155,7 @@ def result_dtype(a: np.dtype, b: np.dtype, c: Layout | None, operator: Operator)
     if isinstance(operator, Algebra):
         parts = [part_dtypes(dtype)[0] for dtype in (a, b)]
         return operator.number_dtype(np.result_type(*parts) if parts[0] != parts[1] else parts[0])
-    if (a.kind in "iufc" and b.kind in "iufc") or (a in SIXTEEN and b in SIXTEEN):
+    if (a.kind in "biufc" and b.kind in "biufc") or (a in SIXTEEN and b in SIXTEEN):
         try:
             common = np.result_type(a, b)
         except TypeError:

@@ -55,8 +55,7 @@ def test_shapes_that_do_not_fit(a: Any, b: Any, c: Any, out: Any, says: tuple[st
             says=(*says, "a is (M, K), b is (K, N), c and out are (M, N)"))
 
 
-@pytest.mark.parametrize("name,shape,count", [("a", (4,), 1), ("b", (3,), 1), ("b", (), 0),
-                                              ("c", (5,), 1), ("out", (4, 5, 1), 3)])
+@pytest.mark.parametrize("name,shape,count", [("a", (), 0), ("b", (), 0), ("c", (5,), 1), ("out", (4, 5, 1), 3)])
 def test_a_number_of_dimensions_other_than_two(name: str, shape: tuple[int, ...], count: int) -> None:
     arrays = {"a": ones(4, 3), "b": ones(3, 5), "c": ones(4, 5), "out": poison((4, 5), F32)}
     arrays[name] = poison(shape, F32)
@@ -85,7 +84,7 @@ def test_sizes_that_the_layouts_leave_open() -> None:
 
 # -- types ------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("dtype", ["?", "M8[s]", "m8[s]"])
+@pytest.mark.parametrize("dtype", ["M8[s]", "m8[s]"])
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_a_dtype_that_no_operator_takes(name: str, dtype: str) -> None:
     arrays = {"a": ones(4, 3), "b": ones(3, 5)}
@@ -330,7 +329,6 @@ def test_on_the_gpu_nothing_is_written_either() -> None:
         (ValueError, "a says K=3", dict(b=cupy.ones((4, 5), F32))),
         (TypeError, "b is a host array", dict(b=ones(3, 5))),
         (TypeError, "out is a host array", dict(out=poison((4, 5), F32))),
-        (TypeError, "a has dtype bool", dict(a=a.astype("?"))),
         (gk.ConfigError, "accumulates complex64", dict(a=a.astype("c8"))),
         (gk.ConfigError, "take ColMajor", dict(b=cupy.asfortranarray(b), conf=fixed)),
         (ValueError, "out overlaps c", dict(c=out.reshape(5, 4).T)),

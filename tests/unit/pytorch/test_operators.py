@@ -321,3 +321,17 @@ def test_bad_calls(emulated: None) -> None:
 def test_a_tensor_on_the_cpu_is_for_the_emulator() -> None:
     with pytest.raises(TypeError, match=r"b is a tensor on cpu; move it to the GPU with \.cuda\(\)|a is a tensor on cpu"):
         gk.torch.matmul(drawn(2, 2), drawn(2, 2))
+
+
+@pytest.mark.parametrize(("of_a", "of_b"), [((5,), (5,)), ((5,), (5, 3)), ((3, 5), (5,)), ((2, 3, 5), (5,)), ((5,), (2, 5, 3))])
+def test_operands_of_one_dimension(of_a: tuple[int, ...], of_b: tuple[int, ...], emulated: None) -> None:
+    a, b = (drawn(*shape).requires_grad_() for shape in (of_a, of_b))
+    wanted = torch.matmul(a, b)
+    c = drawn(*wanted.shape).requires_grad_()
+    operands = recorded(a, b, None, None, None, None, {}), gk.torch.matmul(a, b, c) - c
+    with_epilogue = recorded(a, b, c, None, None, None, {"epilogue": Scale(2.0)})
+    gradients = torch.autograd.grad(wanted.sum(), (a, b))
+    for made in (*operands, with_epilogue / 2 - c):
+        assert made.shape == wanted.shape and torch.allclose(made, wanted, atol=1e-5)
+        for found, known in zip(torch.autograd.grad(made.sum(), (a, b)), gradients):
+            assert found.shape == known.shape and torch.allclose(found, known, atol=1e-5)
