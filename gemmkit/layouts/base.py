@@ -97,6 +97,12 @@ class Layout(Component):
         return False
 
     @property
+    def is_linear(self) -> bool:
+        """Of a shared layout: whether `position` of a sum of coordinates is the sum of their positions, where tiles begin at
+        multiples of their extents. A swizzle is not."""
+        return True
+
+    @property
     def neighbours(self) -> int:
         """How many neighbours along `vector_axis`, from a multiple of as many on, are neighbours in memory for certain."""
         return 1

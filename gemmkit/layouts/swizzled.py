@@ -79,6 +79,10 @@ class Swizzled(Layout):
         return lines(self.width, self.itemsize)
 
     @property
+    def is_linear(self) -> bool:
+        return False
+
+    @property
     def padding(self) -> int:
         return 0
 
