@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit import inspection, layouts
 from gemmkit.blas import gemm, gemmEx
+from gemmkit.epilogues import LinearCombination
 from gemmkit.epilogues.factors import InMemory, Parts, factor
-from gemmkit.operators import COMPLEX, QUATERNION
+from gemmkit.operators import COMPLEX, QUATERNION, Algebra, FPUOp, MMAOp, WGMMAOp
+from gemmkit.runtime.device import H100
 from tests.support.machines import on_machines, poison, whole
 
 pytestmark = [pytest.mark.usefixtures("small_tiles"), pytest.mark.sample(8)]
@@ -201,3 +204,23 @@ def test_a_factor_in_memory_is_read_when_the_kernel_runs() -> None:
         graph.launch(stream)
         stream.synchronize()
         assert (c == 64 * value).all()
+
+
+IN_MEMORY = InMemory(np.ones(1, F32), 1, F32)
+QUATERNIONS = QUATERNION.number_dtype(F32)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("operator,layout,alpha,beta", [
+    (MMAOp(), layouts.RowMajor(F32), IN_MEMORY, IN_MEMORY), (MMAOp(), layouts.RowMajor(F32), 2.0, IN_MEMORY),
+    (WGMMAOp(64), layouts.RowMajor(F32), IN_MEMORY, IN_MEMORY),
+    (Algebra(FPUOp(M=16, N=16), QUATERNION), layouts.Interleaved(QUATERNIONS), (1, 2, 3, 4), InMemory(np.ones(4, F32), 4, QUATERNIONS)),
+], ids=["mma", "one of two", "wgmma", "quaternions"])
+def test_compiled_without_spills(operator: Any, layout: Any, alpha: Any, beta: Any) -> None:
+    c = np.zeros((128, 128), layout.dtype)
+    conf = gk.get_config(operator=operator, global_a_layout=layout if alpha == (1, 2, 3, 4) else layouts.RowMajor(F16),
+                         global_d_layout=layout, epilogue=LinearCombination(alpha, beta, c, layout),
+                         gemm_shape=dict(M=128, N=128, K=128), device=H100)
+    made = inspection.compile_config(conf, device=H100)
+    assert made.usage.spill_stores == 0 and made.usage.stack_bytes == 0
+    assert any(opcode.startswith("LDG") for opcode in made.instructions)
