@@ -10,7 +10,7 @@ import pytest
 import gemmkit as gk
 from gemmkit import inspection, layouts
 from gemmkit.blas import gemm, gemmEx
-from gemmkit.epilogues import LinearCombination
+from gemmkit.epilogues import Clamp, LinearCombination, Scale
 from gemmkit.epilogues.factors import InMemory, Parts, factor
 from gemmkit.operators import COMPLEX, QUATERNION, Algebra, FPUOp, MMAOp, WGMMAOp
 from gemmkit.runtime.device import H100
@@ -204,6 +204,18 @@ def test_a_factor_in_memory_is_read_when_the_kernel_runs() -> None:
         graph.launch(stream)
         stream.synchronize()
         assert (c == 64 * value).all()
+
+
+@on_machines
+@pytest.mark.parametrize("of_factor", [F32, F16, np.dtype(np.int32)], ids=str)
+def test_a_scale_in_memory(machine: Any, of_factor: Any, rng: np.random.Generator) -> None:
+    """Of all products of a stack, among other epilogues; another array's number with the same kernel."""
+    a, b = whole(rng, (2, M, K), F16), whole(rng, (K, N), F16)
+    for value in (3, -2):
+        by = machine.array(np.array(value, of_factor))
+        with machine.session():
+            d = gk.matmul(machine.array(a), machine.array(b), epilogue=Scale(by) | Clamp(-40.0, 40.0))
+        assert np.array_equal(machine.numpy(d), np.clip(value * a.astype(F64) @ b, -40, 40))
 
 
 IN_MEMORY = InMemory(np.ones(1, F32), 1, F32)
