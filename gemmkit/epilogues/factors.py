@@ -88,6 +88,8 @@ def factor(value: Any, name: str, dtype: np.dtype, device: int) -> Any:
     Raises TypeError for what is no number of C's kind, ValueError for an array of another shape, and for a number that an
     integer C does not hold.
     """
+    if isinstance(value, (int, float, complex, np.generic)):
+        return _number(value, name, dtype)
     if isinstance(value, (Parts, InMemory)):
         return value
     value = getattr(value, "parts", value)                                # of a dual number

@@ -142,6 +142,20 @@ def test_dual_numbers_by_structure_in_stacks(machine: Any, kind: str, rng: np.ra
 
 
 @on_machines
+@pytest.mark.parametrize("kind", ["triangular", "stack of real", "real"])
+@pytest.mark.parametrize("trans", "NT")
+def test_gemm_ex_of_dual_numbers_by_real_ones(machine: Any, kind: str, trans: str, rng: np.random.Generator) -> None:
+    x, y, c = whole(rng, (3, N, N), F32), whole(rng, (3, N, 5, 2), F32), whole(rng, (3, N, 5, 2), F32)
+    out = gk.Dual(machine.array(c))
+    a, wanted = {"triangular": lambda: (gk.Triangular(machine.array(x)), np.tril(x)), "stack of real": lambda: (machine.array(x), x),
+                 "real": lambda: (machine.array(x[0]), x[0])}[kind]()
+    with machine.session():
+        gemmEx(trans, "N", (1, 2), a, gk.Dual(machine.array(y)), -1, out)
+    product = np.einsum("...mk,...knp->...mnp", wanted if trans == "N" else wanted.swapaxes(-1, -2), y)
+    assert np.array_equal(machine.numpy(out.parts), np.stack([product[..., 0], product[..., 1] + 2 * product[..., 0]], -1) - c)
+
+
+@on_machines
 def test_stacks_of_dual_numbers(machine: Any, rng: np.random.Generator) -> None:
     x, y = whole(rng, (2, 1, N, 7, 2), F64), whole(rng, (3, 7, 5, 2), F64)
     out = gk.Dual(machine.array(poison((2, 3, N, 5, 2), F64)))
