@@ -164,6 +164,25 @@ def test_stacks_of_dual_numbers(machine: Any, rng: np.random.Generator) -> None:
     assert np.array_equal(machine.numpy(out.parts), product(DUAL.table, x, y))
 
 
+@on_machines
+@pytest.mark.parametrize("shapes", [((3, N, 7), (3, 7, 5)), ((2, 1, N, 7), (3, 7, 5)), ((N, 7), (2, 7, 5))], ids=str)
+def test_which_k_decided_in_stacks(machine: Any, shapes: Any, rng: np.random.Generator) -> None:
+    x, y = (whole(rng, shape, F32) for shape in shapes)
+    with machine.session():
+        d, k = gk.select(machine.array(x), machine.array(y))
+    sums = x[..., :, :, None] + y[..., None, :, :]
+    assert np.array_equal(machine.numpy(d), sums.min(axis=-2)) and np.array_equal(machine.numpy(k), sums.argmin(axis=-2))
+
+
+def test_stacks_that_do_not_fit_a_selection() -> None:
+    x = np.ones((3, 4, 4), F32)
+    with gk.emulate():
+        with pytest.raises(ValueError, match=r"the stacks \(3,\) and \(2,\) cannot be broadcast"):
+            gk.select(x, x[:2])
+        with pytest.raises(ValueError, match=r"index has shape \(4, 4\) .*; \(3, 4, 4\) and int32 are needed"):
+            gk.select(x, x, index=np.zeros((4, 4), np.int32))
+
+
 # -- planes -----------------------------------------------------------------------------------------------------------
 
 def planes(x: np.ndarray) -> np.ndarray:
