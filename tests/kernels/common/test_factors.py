@@ -222,6 +222,7 @@ IN_MEMORY = InMemory(np.ones(1, F32), 1, F32)
 QUATERNIONS = QUATERNION.number_dtype(F32)
 
 
+@pytest.mark.thorough
 @pytest.mark.compile
 @pytest.mark.parametrize("operator,layout,alpha,beta", [
     (MMAOp(), layouts.RowMajor(F32), IN_MEMORY, IN_MEMORY), (MMAOp(), layouts.RowMajor(F32), 2.0, IN_MEMORY),

@@ -141,6 +141,7 @@ def test_dual_numbers_by_structure_in_stacks(machine: Any, kind: str, rng: np.ra
     assert np.array_equal(machine.numpy(d.parts), np.einsum("...mk,...knp->...mnp", wanted, y))
 
 
+@pytest.mark.thorough
 @on_machines
 @pytest.mark.parametrize("kind", ["triangular", "stack of real", "real"])
 @pytest.mark.parametrize("trans", "NT")
@@ -231,6 +232,7 @@ def test_what_is_no_real_matrix() -> None:
             gk.matmul(x.astype(np.int32), np.ones((4, 4, 2), F32), operator=COMPLEX)
 
 
+@pytest.mark.thorough
 @pytest.mark.compile
 @pytest.mark.parametrize("real", ["a", "b"])
 def test_real_matrices_are_staged_for_hoppers_tensor_cores(real: str) -> None:
