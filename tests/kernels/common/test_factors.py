@@ -107,17 +107,19 @@ def test_quaternions_multiply_from_the_left(machine: Any, dtype: Any, kind: str,
 
 
 @on_machines
-def test_complex_numbers_of_sixteen_bits(machine: Any, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("kind", ["parts", "a number and parts", "parts in memory", "in memory"])
+def test_complex_numbers_of_sixteen_bits(machine: Any, kind: str, rng: np.random.Generator) -> None:
     a, b, c = operands(rng, F16, (2,))
     of = [x[..., 0].astype(F64) + 1j * x[..., 1] for x in (a, b, c)]
     wanted = (1 + 2j) * (of[0] @ of[1]) - 1j * of[2]
-    for alpha, beta in (((1, 2), 0 - 1j), (1 + 2j, (0, -1)), (machine.array(np.array([1, 2], F32)), machine.array(np.array([0, -1], F16))),
-                        (machine.array(np.array(1 + 2j, C64)), -1j)):
-        out = machine.array(c)
-        with machine.session():
-            gemmEx("N", "N", alpha, machine.array(a), machine.array(b), beta, out, operator=COMPLEX)
-        made = machine.numpy(out).astype(F64)
-        assert np.array_equal(made[..., 0] + 1j * made[..., 1], wanted)
+    alpha, beta = {"parts": ((1, 2), -1j), "a number and parts": (1 + 2j, (0, -1)),
+                   "parts in memory": (machine.array(np.array([1, 2], F32)), machine.array(np.array([0, -1], F16))),
+                   "in memory": (machine.array(np.array(1 + 2j, C64)), -1j)}[kind]
+    out = machine.array(c)
+    with machine.session():
+        gemmEx("N", "N", alpha, machine.array(a), machine.array(b), beta, out, operator=COMPLEX)
+    made = machine.numpy(out).astype(F64)
+    assert np.array_equal(made[..., 0] + 1j * made[..., 1], wanted)
 
 
 @on_machines

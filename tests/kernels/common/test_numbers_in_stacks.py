@@ -130,14 +130,14 @@ def test_gemm_ex_of_a_real_matrix_by_numbers(machine: Any, rng: np.random.Genera
 @on_machines
 @pytest.mark.parametrize("kind", ["triangular", "diagonal", "plain", "stack of real"])
 def test_dual_numbers_by_structure_in_stacks(machine: Any, kind: str, rng: np.random.Generator) -> None:
-    x, y = whole(rng, (3, N, N), F32), whole(rng, (3, N, 5, 3), F32)
+    x, y = whole(rng, (2, N, N), F32), whole(rng, (2, N, 5, 3), F32)
     a, wanted = {"triangular": lambda: (gk.Triangular(machine.array(x)), np.tril(x)),
                  "diagonal": lambda: (gk.Diagonal(machine.array(x[:, 0])), diagonals(x[:, 0])),
                  "plain": lambda: (machine.array(x[0]), x[0]),
                  "stack of real": lambda: (machine.array(x), x)}[kind]()
     with machine.session():
         d = gk.matmul(a, gk.Dual(machine.array(y)))
-    assert d.shape == (3, N, 5) and d.count == 2
+    assert d.shape == (2, N, 5) and d.count == 2
     assert np.array_equal(machine.numpy(d.parts), np.einsum("...mk,...knp->...mnp", wanted, y))
 
 
@@ -158,15 +158,15 @@ def test_gemm_ex_of_dual_numbers_by_real_ones(machine: Any, kind: str, trans: st
 
 @on_machines
 def test_stacks_of_dual_numbers(machine: Any, rng: np.random.Generator) -> None:
-    x, y = whole(rng, (2, 1, N, 7, 2), F64), whole(rng, (3, 7, 5, 2), F64)
-    out = gk.Dual(machine.array(poison((2, 3, N, 5, 2), F64)))
+    x, y = whole(rng, (2, 1, N, 7, 2), F64), whole(rng, (2, 7, 5, 2), F64)
+    out = gk.Dual(machine.array(poison((2, 2, N, 5, 2), F64)))
     with machine.session():
         assert gk.matmul(gk.Dual(machine.array(x)), gk.Dual(machine.array(y)), out=out) is out
     assert np.array_equal(machine.numpy(out.parts), product(DUAL.table, x, y))
 
 
 @on_machines
-@pytest.mark.parametrize("shapes", [((3, N, 7), (3, 7, 5)), ((2, 1, N, 7), (3, 7, 5)), ((N, 7), (2, 7, 5))], ids=str)
+@pytest.mark.parametrize("shapes", [((3, N, 7), (3, 7, 5)), ((2, 1, N, 7), (2, 7, 5)), ((N, 7), (2, 7, 5))], ids=str)
 def test_which_k_decided_in_stacks(machine: Any, shapes: Any, rng: np.random.Generator) -> None:
     x, y = (whole(rng, shape, F32) for shape in shapes)
     with machine.session():
