@@ -156,6 +156,7 @@ def test_gemm_ex_of_dual_numbers_by_real_ones(machine: Any, kind: str, trans: st
     assert np.array_equal(machine.numpy(out.parts), np.stack([product[..., 0], product[..., 1] + 2 * product[..., 0]], -1) - c)
 
 
+@pytest.mark.thorough
 @on_machines
 def test_stacks_of_dual_numbers(machine: Any, rng: np.random.Generator) -> None:
     x, y = whole(rng, (2, 1, N, 7, 2), F64), whole(rng, (2, 7, 5, 2), F64)
