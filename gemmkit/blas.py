@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemmkit.config import Config
-from gemmkit.dual import Dual
+from gemmkit.dual import Dual, real_operand
 from gemmkit.epilogues import LinearCombination
 from gemmkit.epilogues.factors import InMemory, factor
 from gemmkit.joined import Braid
@@ -70,9 +70,10 @@ def gemmEx(transa: str | int, transb: str | int, alpha: Any, a: Any, b: Any, bet
     check_places({"a": a_info.info, "b": b_info.info, "c": c_info})
     layout = layout_of(c_info, "c", multiplies)
     seen = _numbers(c_info, layout, "c")
-    alpha, beta = (factor(x, name, seen.dtype, c_info.device) for name, x in (("alpha", alpha), ("beta", beta)))
-    check_places({"c": c_info, **{name: describe(x.array, name) for name, x in (("alpha", alpha), ("beta", beta))
-                                  if isinstance(x, InMemory)}})
+    alpha, beta = factor(alpha, "alpha", seen.dtype, c_info.device), factor(beta, "beta", seen.dtype, c_info.device)
+    for name, x in (("alpha", alpha), ("beta", beta)):
+        if isinstance(x, InMemory):
+            check_places({"c": c_info, name: describe(x.array, name)})
     _check(_result((transa, transb), a_info, b_info), a_info, b_info, seen)
     held = c if seen is c_info else seen if c_info.device >= 0 else layout.host_view(c)
     epilogue = LinearCombination(alpha, beta, held, layout)
@@ -87,13 +88,21 @@ def gemmEx(transa: str | int, transb: str | int, alpha: Any, a: Any, b: Any, bet
 def _dual(transa: str, transb: str, alpha: Any, a: Any, b: Any, beta: Any, c: Dual, operator: Any, conf: Any,
           stream: Any) -> Dual:
     """`gemmEx` of dual arrays: of their parts. Real ones among A and B count as constants."""
-    for name, x in (("a", a), ("b", b)):
-        if isinstance(x, Dual) and x.count != c.count:
-            raise ValueError(f"{name} has {x.count} tangents and c {c.count}; all need as many")
-    a, b = ((x if isinstance(x, Dual) else Dual.constant(x, c.count)).parts for x in (a, b))
+    trans, given = [transa, transb], [a, b]
+    for n, (name, x) in enumerate((("a", a), ("b", b))):
+        if isinstance(x, Dual):
+            if x.count != c.count:
+                raise ValueError(f"{name} has {x.count} tangents and c {c.count}; all need as many")
+            given[n] = x.parts
+        elif conf is not None and not isinstance(x, Matrix):
+            given[n] = Dual.constant(x, c.count).parts                    # a conf's layouts are those of dual numbers
+        elif not isinstance(x, Matrix) and len(describe(x, name).shape) > 2:
+            given[n], trans[n] = real_operand(x if trans[n] == "N" else transposed(x), name), "N"
+        else:
+            given[n] = real_operand(x, name)
     if operator is None and conf is None:
         operator = dual(c.count)
-    gemmEx(transa, transb, alpha, a, b, beta, c.parts, operator=operator, conf=conf, stream=stream)
+    gemmEx(trans[0], trans[1], alpha, given[0], given[1], beta, c.parts, operator=operator, conf=conf, stream=stream)
     return c
 
 

@@ -246,12 +246,9 @@ class Dual(Matrix):
         count = next((x.count for x in (a, b) if isinstance(x, Dual)), 0)
         if not count:
             raise TypeError(f"a is {type(a).__name__} and b is {type(b).__name__}; a Dual is needed among them")
-        if conf is None:                              # a real A or B is read as it is (`layouts.Embedded`)
-            for name, x in (("a", a), ("b", b)):
-                if not isinstance(x, Matrix):
-                    _floats(x, name)
-        given = [x if x is None or isinstance(x, Dual) or (conf is None and name != "c") else Dual._constant(x, count, name)
-                 for name, x in (("a", a), ("b", b), ("c", c))]
+        given = [x if x is None or isinstance(x, Dual) else
+                 real_operand(x, name) if conf is None and name != "c" else Dual._constant(x, count, name)
+                 for name, x in (("a", a), ("b", b), ("c", c))]                          # (of a conf all are dual numbers)
         if out is not None and not isinstance(out, Dual):
             raise TypeError("out is no dual array, and the product is one; give a Dual, or leave it out")
         for name, x in zip(("a", "b", "c", "out"), (*given, out)):
@@ -261,16 +258,18 @@ class Dual(Matrix):
                 raise ValueError(f"{name} has shape {x.shape}; a matrix of 2 dimensions is needed, or a stack of them")
         if conf is None:
             keywords.setdefault("operator", dual(count))
-        arrays = [x.parts if isinstance(x, Dual) else _real(x) for x in (*given, out)]
+        arrays = [x.parts if isinstance(x, Dual) else x for x in (*given, out)]
         made = matmul(arrays[0], arrays[1], arrays[2], conf, out=arrays[3], stream=stream, **keywords)
         return Dual(made) if out is None else out
 
 
-def _real(x: Any) -> Any:
-    """A real operand; a stack says that its last axis is columns, which might be parts."""
-    if x is None or isinstance(x, Matrix) or len(describe(x).shape) < 3:
+def real_operand(x: Any, name: str) -> Any:
+    """A real operand as a product of dual numbers takes it: a stack says that its last axis is columns, which could be
+    parts. Raises TypeError for an array of no floats."""
+    if isinstance(x, Matrix):
         return x
-    return Matrix(x, plain_layout(x))
+    _floats(x, name)
+    return x if len(describe(x, name).shape) < 3 else Matrix(x, plain_layout(x))
 
 
 def _result(f: Callable[..., Any], name: str, *arrays: Any) -> Any:

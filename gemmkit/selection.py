@@ -8,9 +8,11 @@ product more than the value alone, a compare and a select; A's elements get thei
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,9 +37,10 @@ def select(a: Any, b: Any, *, operator: Semiring = MIN_PLUS, out: Any = None, in
     """A B in a semiring, and for each element the k whose product it is.
 
     Args:
-        a, b: (M, K) and (K, N), as of `gemmkit.matmul`, of one dtype of 4 or 8 bytes.
+        a, b: (M, K) and (K, N), or stacks of them, as of `gemmkit.matmul`, of one dtype of 4 or 8 bytes.
         operator: a semiring whose ``add`` returns one of its arguments.
-        out, index: (M, N) arrays to write; index is int32 for dtypes of 4 bytes and int64 for those of 8. None allocates.
+        out, index: (M, N) arrays to write, of a stack (..., M, N); index is int32 for dtypes of 4 bytes and int64
+            for those of 8. None allocates.
 
     Returns:
         (out, index). Of several k with the same product, index is the least; it is -1 where every product is the
@@ -60,20 +63,27 @@ def select(a: Any, b: Any, *, operator: Semiring = MIN_PLUS, out: Any = None, in
                         "or 8 bytes: the index beside a value is as wide as the value")
     if not isinstance(operator, Semiring) or not selects(operator):
         raise ValueError(f"operator={operator!r}: a semiring is needed whose add returns one of its arguments (min or max)")
-    if len(a_info.shape) != 2 or len(b_info.shape) != 2:
-        raise ValueError(f"a has shape {a_info.shape} and b {b_info.shape}; matrices of 2 dimensions are needed")
-    sizes = a_info.shape[0], b_info.shape[1], a_info.shape[1]
+    if len(a_info.shape) < 2 or len(b_info.shape) < 2:
+        raise ValueError(f"a has shape {a_info.shape} and b {b_info.shape}; matrices of 2 dimensions are needed, or stacks "
+                         "of them")
+    try:
+        stack = np.broadcast_shapes(a_info.shape[:-2], b_info.shape[:-2])
+    except ValueError:
+        raise ValueError(f"a has shape {a_info.shape} and b has shape {b_info.shape}: the stacks {a_info.shape[:-2]} and "
+                         f"{b_info.shape[:-2]} cannot be broadcast together") from None
+    sizes = a_info.shape[-2], b_info.shape[-1], a_info.shape[-1]
+    wanted = (*stack, *sizes[:2])
     dtype, index_dtype = a_info.dtype, np.dtype(f"i{a_info.dtype.itemsize}")
     if out is None:
-        out = empty_like(a, sizes[:2], dtype)
+        out = empty_like(a, wanted, dtype)
     if index is None:
-        index = empty_like(a, sizes[:2], index_dtype)
+        index = empty_like(a, wanted, index_dtype)
     where = describe(index, "index")
-    if where.shape != sizes[:2] or where.dtype != index_dtype:
-        raise ValueError(f"index has shape {where.shape} and dtype {where.dtype}; {sizes[:2]} and {index_dtype} are needed")
+    if where.shape != wanted or where.dtype != index_dtype:
+        raise ValueError(f"index has shape {where.shape} and dtype {where.dtype}; {wanted} and {index_dtype} are needed")
     given: Iterable[str] = ("M", "N", "K", "MB", "NB")
     shape = ({name: getattr(operator, name) for name in given} if operator.is_sized
-             else fpu_shape(2 * dtype.itemsize, sizes, target(a_info.device)))
+             else fpu_shape(2 * dtype.itemsize, sizes, target(a_info.device), products=math.prod(stack)))
     semiring = dataclasses.replace(operator, **shape, dtype=dtype, b_dtype=dtype, accumulator=dtype)
     matmul(a, b, out=out, stream=stream, operator=Selecting.of(semiring), transform_global_to_shared_a=WithIndex(),
            epilogue=Split(index))
@@ -128,6 +138,7 @@ class Split(Epilogue):
 
     index: Array
     outputs = ("index",)
+    array_ndims = MappingProxyType({"index": 2})
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
         self.index[m, n] = x[1]

@@ -20,7 +20,7 @@ from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.arrays import describe, is_array
 from gemmkit.runtime.views import strided
 
-__all__ = ["InMemory", "Parts", "computed_in", "factor"]
+__all__ = ["InMemory", "Parts", "computed_in", "factor", "in_memory"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ def factor(value: Any, name: str, dtype: np.dtype, device: int) -> Any:
     Raises TypeError for what is no number of C's kind, ValueError for an array of another shape, and for a number that an
     integer C does not hold.
     """
+    if isinstance(value, (int, float, complex, np.generic)):
+        return _number(value, name, dtype)
     if isinstance(value, (Parts, InMemory)):
         return value
     value = getattr(value, "parts", value)                                # of a dual number
@@ -98,7 +100,7 @@ def factor(value: Any, name: str, dtype: np.dtype, device: int) -> Any:
         elif getattr(getattr(value, "device", None), "type", None) == "cpu":                  # a tensor's
             value = value.tolist()
         else:
-            return _in_memory(value, name, dtype)
+            return in_memory(value, name, dtype)
     if isinstance(value, (tuple, list, Record)):
         return _parts(value, name, dtype)
     return _number(value, name, dtype)
@@ -140,7 +142,8 @@ def _checked(value: Any, info: ArrayInfo, name: str, dtype: np.dtype) -> Any:
     return value
 
 
-def _in_memory(value: Any, name: str, dtype: np.dtype) -> InMemory:
+def in_memory(value: Any, name: str, dtype: np.dtype) -> InMemory:
+    """A factor of results of ``dtype`` in an array that stays where it is; raises as `factor` does."""
     info = describe(value, name)
     _checked(value, info, name, dtype)
     count = info.shape[0] if info.shape else 1

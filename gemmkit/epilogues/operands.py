@@ -10,6 +10,7 @@ import numpy as np
 
 from gemmkit.components import Array, Component, Scalar
 from gemmkit.epilogues.base import Epilogue
+from gemmkit.epilogues.factors import InMemory, in_memory
 from gemmkit.lang.given import check_dtype
 from gemmkit.lang.narrowing import fitting
 from gemmkit.lang.registers import apply
@@ -30,7 +31,7 @@ class Number(Component):
 @dataclass(frozen=True)
 class Scale(Epilogue):
     """Multiplies by a run-time number, or by a vector: every column by its own element (``along="N"``: by[n]), or every
-    row (``"M"``: by[m]).
+    row (``"M"``: by[m]). A 0-d array is a number in the GPU's memory, which the kernel loads when it runs.
 
     >>> import numpy as np
     >>> Scale(2.0)(1.5, 0, 0), float(Scale(np.array([1.0, 10.0]), along="M")(1.5, 1, 0))
@@ -49,12 +50,19 @@ class Scale(Epilogue):
         if isinstance(self.by, (float, np.integer, np.floating)) or (
                 isinstance(self.by, int) and not isinstance(self.by, bool) and abs(self.by) < 2**63):
             object.__setattr__(self, "by", Number(self.by))
-        elif not isinstance(self.by, Number):
+        elif not isinstance(self.by, (Number, InMemory)):
             describe_vector(self.by, "Scale(by=...)")
+            info = info_of(self.by, "by of Scale")
+            if not info.shape:
+                object.__setattr__(self, "by", in_memory(self.by, "by of Scale", info.dtype))
 
     @property
     def is_number(self) -> bool:
         return isinstance(self.by, Number)
+
+    @property
+    def is_in_memory(self) -> bool:
+        return isinstance(self.by, InMemory)
 
     @property
     def is_along_m(self) -> bool:
@@ -63,11 +71,13 @@ class Scale(Epilogue):
     def __call__(self, x: Any, m: int, n: int) -> Any:
         if self.is_number:
             return x * self.by.value
+        if self.is_in_memory:
+            return x * self.by.value()
         return x * self.by[m if self.is_along_m else n]
 
     def check(self, M: int, N: int) -> None:
         """Raise ValueError unless the vector fits a D of M x N."""
-        if not self.is_number:
+        if not self.is_number and not self.is_in_memory:
             shape, wanted = describe(self.by, "by").shape, (M if self.is_along_m else N,)
             if shape[-1:] != wanted:
                 raise ValueError(f"by of Scale has shape {shape}; along={self.along!r} of a {M} x {N} result needs {wanted}")

@@ -1,6 +1,6 @@
 """``torch.func.vmap`` of operators: a batch is one more dimension of a stack of products, and one launch.
 
-Where an operand cannot have that (a diagonal, an array that all products share) there is a launch for each of the batch.
+Where an operand cannot have that (an array that all products share) there is a launch for each of the batch.
 """
 
 from __future__ import annotations

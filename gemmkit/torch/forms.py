@@ -73,12 +73,17 @@ def matrix_of(x: Any, form: str) -> Any:
     return FORMS[form](x)
 
 
+def own_ndim(form: str | None) -> int:
+    """How many dimensions a matrix of this form has in its tensor; those before are a stack's."""
+    return 1 if form == "diagonal" else 2
+
+
 def shape_of(x: Any, form: str, name: str) -> tuple[Any, ...]:
     """The shape of the matrix, or the stack of them, that a tensor is. Raises ValueError where it is none."""
     if form == "diagonal":
-        if x.dim() != 1:
+        if x.dim() < 1:
             raise ValueError(f"{name} has shape {tuple(x.shape)}; the diagonal of a matrix is a vector")
-        return x.shape[0], x.shape[0]
+        return *x.shape, x.shape[-1]
     if x.dim() < 2:
         raise ValueError(f"{name} has {x.dim()} dimensions; a matrix of 2 is needed (a vector v: v[:, None] or v[None, :])")
     if form.startswith("symmetric") and x.shape[-2] != x.shape[-1]:

@@ -232,7 +232,7 @@ class Product:
     def _in_batches(self, operator: Any) -> Callable[..., Any]:
         is_stack = self.conf is None and operator is not None and not (
             operator is not self._plain and self.derivative.keeps == "index")
-        cores = [2 if is_stack and form != "diagonal" else None for form in self.forms]
+        cores = [forms.own_ndim(form) if is_stack else None for form in self.forms]
         cores += [2 if is_stack else None]
         cores += [self.recipe.own_ndim(n) if is_stack else None for n in range(len(self.recipe.names))]
 

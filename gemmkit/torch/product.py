@@ -151,7 +151,7 @@ def product(a: Any, b: Any, a_form: str = forms.PLAIN, b_form: str = forms.PLAIN
 
 
 def _in_batches(size: int, in_dims: tuple, a: Any, b: Any, **told: Any) -> tuple[Any, int]:
-    cores = (None if told.get("a_form") == "diagonal" else 2), (None if told.get("b_form") == "diagonal" else 2)
+    cores = forms.own_ndim(told.get("a_form")), forms.own_ndim(told.get("b_form"))
     return batched_by(torch.ops.gemmkit.product, size, in_dims[:2], (a, b), cores, told)
 
 

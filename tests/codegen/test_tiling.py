@@ -335,3 +335,19 @@ def test_bad_linearisations_are_refused() -> None:
         linearise((1, 2), (4, 4, 4))
     with pytest.raises(ValueError, match="linearise: order is 'F'; it is"):
         linearise((1, 2), (4, 4), "F")
+
+
+def test_an_extent_is_a_number_on_the_host() -> None:
+    block = gk.get_config(operator=gk.operators.FPUOp(M=16, N=16), global_a_layout=gk.layouts.RowMajor("float32"),
+                          block_shape=Tile(M=32, N=16, K=8), compute_warp=Tile(M=16, N=16, K=8)).block_shape
+    assert int(block.M) == 32 and block.M == 32 and block.M != 16 and block.M == Tile(M=32) and block.M != Tile(N=32)
+    assert (block.M + 1, 1 + block.M, block.M - block.N, 100 - block.M, 2 * block.M, block.M / 64) == (33, 33, 16, 68, 64, 0.5)
+    assert (-(-100 // block.M), block.M // 5, block.M % 5, 100 % block.M) == (4, 6, 2, 4)
+    assert block.N < block.M <= 32 and 31 < block.M and block.M >= 32 and [*range(0, 64, block.M)] == [0, 32]
+    assert type(block.M * 1) is int and hash(block.M) == hash(32) and Tile(M=block.M).M == block.M and {32: "x"}[block.M] == "x"
+    for fails in (lambda: int(block), lambda: block * 2, lambda: block.MN < 3, lambda: block < block):
+        with pytest.raises(TypeError, match=r"dimensions; one alone is a number: Tile\(.*\)\.M"):
+            fails()
+    with pytest.raises(TypeError, match="unsupported operand"):
+        block.M + "x"                                                                            # type: ignore[operator]
+    assert block != 32 and block.MN != 512

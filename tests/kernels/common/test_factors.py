@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit import inspection, layouts
 from gemmkit.blas import gemm, gemmEx
+from gemmkit.epilogues import Clamp, LinearCombination, Scale
 from gemmkit.epilogues.factors import InMemory, Parts, factor
-from gemmkit.operators import COMPLEX, QUATERNION
+from gemmkit.operators import COMPLEX, QUATERNION, Algebra, FPUOp, MMAOp, WGMMAOp
+from gemmkit.runtime.device import H100
 from tests.support.machines import on_machines, poison, whole
 
 pytestmark = [pytest.mark.usefixtures("small_tiles"), pytest.mark.sample(8)]
@@ -104,17 +107,19 @@ def test_quaternions_multiply_from_the_left(machine: Any, dtype: Any, kind: str,
 
 
 @on_machines
-def test_complex_numbers_of_sixteen_bits(machine: Any, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("kind", ["parts", "a number and parts", "parts in memory", "in memory"])
+def test_complex_numbers_of_sixteen_bits(machine: Any, kind: str, rng: np.random.Generator) -> None:
     a, b, c = operands(rng, F16, (2,))
     of = [x[..., 0].astype(F64) + 1j * x[..., 1] for x in (a, b, c)]
     wanted = (1 + 2j) * (of[0] @ of[1]) - 1j * of[2]
-    for alpha, beta in (((1, 2), 0 - 1j), (1 + 2j, (0, -1)), (machine.array(np.array([1, 2], F32)), machine.array(np.array([0, -1], F16))),
-                        (machine.array(np.array(1 + 2j, C64)), -1j)):
-        out = machine.array(c)
-        with machine.session():
-            gemmEx("N", "N", alpha, machine.array(a), machine.array(b), beta, out, operator=COMPLEX)
-        made = machine.numpy(out).astype(F64)
-        assert np.array_equal(made[..., 0] + 1j * made[..., 1], wanted)
+    alpha, beta = {"parts": ((1, 2), -1j), "a number and parts": (1 + 2j, (0, -1)),
+                   "parts in memory": (machine.array(np.array([1, 2], F32)), machine.array(np.array([0, -1], F16))),
+                   "in memory": (machine.array(np.array(1 + 2j, C64)), -1j)}[kind]
+    out = machine.array(c)
+    with machine.session():
+        gemmEx("N", "N", alpha, machine.array(a), machine.array(b), beta, out, operator=COMPLEX)
+    made = machine.numpy(out).astype(F64)
+    assert np.array_equal(made[..., 0] + 1j * made[..., 1], wanted)
 
 
 @on_machines
@@ -201,3 +206,36 @@ def test_a_factor_in_memory_is_read_when_the_kernel_runs() -> None:
         graph.launch(stream)
         stream.synchronize()
         assert (c == 64 * value).all()
+
+
+@on_machines
+@pytest.mark.parametrize("of_factor", [F32, F16, np.dtype(np.int32)], ids=str)
+def test_a_scale_in_memory(machine: Any, of_factor: Any, rng: np.random.Generator) -> None:
+    """Of all products of a stack, among other epilogues; another array's number with the same kernel."""
+    a, b = whole(rng, (2, M, K), F16), whole(rng, (K, N), F16)
+    for value in (3, -2):
+        by = machine.array(np.array(value, of_factor))
+        with machine.session():
+            d = gk.matmul(machine.array(a), machine.array(b), epilogue=Scale(by) | Clamp(-40.0, 40.0))
+        assert np.array_equal(machine.numpy(d), np.clip(value * a.astype(F64) @ b, -40, 40))
+
+
+IN_MEMORY = InMemory(np.ones(1, F32), 1, F32)
+QUATERNIONS = QUATERNION.number_dtype(F32)
+
+
+@pytest.mark.thorough
+@pytest.mark.compile
+@pytest.mark.parametrize("operator,layout,alpha,beta", [
+    (MMAOp(), layouts.RowMajor(F32), IN_MEMORY, IN_MEMORY), (MMAOp(), layouts.RowMajor(F32), 2.0, IN_MEMORY),
+    (WGMMAOp(64), layouts.RowMajor(F32), IN_MEMORY, IN_MEMORY),
+    (Algebra(FPUOp(M=16, N=16), QUATERNION), layouts.Interleaved(QUATERNIONS), (1, 2, 3, 4), InMemory(np.ones(4, F32), 4, QUATERNIONS)),
+], ids=["mma", "one of two", "wgmma", "quaternions"])
+def test_compiled_without_spills(operator: Any, layout: Any, alpha: Any, beta: Any) -> None:
+    c = np.zeros((128, 128), layout.dtype)
+    conf = gk.get_config(operator=operator, global_a_layout=layout if alpha == (1, 2, 3, 4) else layouts.RowMajor(F16),
+                         global_d_layout=layout, epilogue=LinearCombination(alpha, beta, c, layout),
+                         gemm_shape=dict(M=128, N=128, K=128), device=H100)
+    made = inspection.compile_config(conf, device=H100)
+    assert made.usage.spill_stores == 0 and made.usage.stack_bytes == 0
+    assert any(opcode.startswith("LDG") for opcode in made.instructions)

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit import epilogues, layouts
+from gemmkit import epilogues, inspection, layouts
 from gemmkit.blas import gemmEx
 from gemmkit.emulator import machine as emulated
 from gemmkit.operators import COMPLEX, DUAL, MIN_PLUS, QUATERNION
+from gemmkit.runtime.device import H100
 from tests.support.machines import BF16, on_machines, poison, whole
+from tests.support.on_device import OnDevice
 
 pytestmark = [pytest.mark.usefixtures("small_tiles"), pytest.mark.sample(6)]
 
@@ -128,24 +130,59 @@ def test_gemm_ex_of_a_real_matrix_by_numbers(machine: Any, rng: np.random.Genera
 @on_machines
 @pytest.mark.parametrize("kind", ["triangular", "diagonal", "plain", "stack of real"])
 def test_dual_numbers_by_structure_in_stacks(machine: Any, kind: str, rng: np.random.Generator) -> None:
-    x, y = whole(rng, (3, N, N), F32), whole(rng, (3, N, 5, 3), F32)
+    x, y = whole(rng, (2, N, N), F32), whole(rng, (2, N, 5, 3), F32)
     a, wanted = {"triangular": lambda: (gk.Triangular(machine.array(x)), np.tril(x)),
                  "diagonal": lambda: (gk.Diagonal(machine.array(x[:, 0])), diagonals(x[:, 0])),
                  "plain": lambda: (machine.array(x[0]), x[0]),
                  "stack of real": lambda: (machine.array(x), x)}[kind]()
     with machine.session():
         d = gk.matmul(a, gk.Dual(machine.array(y)))
-    assert d.shape == (3, N, 5) and d.count == 2
+    assert d.shape == (2, N, 5) and d.count == 2
     assert np.array_equal(machine.numpy(d.parts), np.einsum("...mk,...knp->...mnp", wanted, y))
 
 
+@pytest.mark.thorough
+@on_machines
+@pytest.mark.parametrize("kind", ["triangular", "stack of real", "real"])
+@pytest.mark.parametrize("trans", "NT")
+def test_gemm_ex_of_dual_numbers_by_real_ones(machine: Any, kind: str, trans: str, rng: np.random.Generator) -> None:
+    x, y, c = whole(rng, (3, N, N), F32), whole(rng, (3, N, 5, 2), F32), whole(rng, (3, N, 5, 2), F32)
+    out = gk.Dual(machine.array(c))
+    a, wanted = {"triangular": lambda: (gk.Triangular(machine.array(x)), np.tril(x)), "stack of real": lambda: (machine.array(x), x),
+                 "real": lambda: (machine.array(x[0]), x[0])}[kind]()
+    with machine.session():
+        gemmEx(trans, "N", (1, 2), a, gk.Dual(machine.array(y)), -1, out)
+    product = np.einsum("...mk,...knp->...mnp", wanted if trans == "N" else wanted.swapaxes(-1, -2), y)
+    assert np.array_equal(machine.numpy(out.parts), np.stack([product[..., 0], product[..., 1] + 2 * product[..., 0]], -1) - c)
+
+
+@pytest.mark.thorough
 @on_machines
 def test_stacks_of_dual_numbers(machine: Any, rng: np.random.Generator) -> None:
-    x, y = whole(rng, (2, 1, N, 7, 2), F64), whole(rng, (3, 7, 5, 2), F64)
-    out = gk.Dual(machine.array(poison((2, 3, N, 5, 2), F64)))
+    x, y = whole(rng, (2, 1, N, 7, 2), F64), whole(rng, (2, 7, 5, 2), F64)
+    out = gk.Dual(machine.array(poison((2, 2, N, 5, 2), F64)))
     with machine.session():
         assert gk.matmul(gk.Dual(machine.array(x)), gk.Dual(machine.array(y)), out=out) is out
     assert np.array_equal(machine.numpy(out.parts), product(DUAL.table, x, y))
+
+
+@on_machines
+@pytest.mark.parametrize("shapes", [((3, N, 7), (3, 7, 5)), ((2, 1, N, 7), (2, 7, 5)), ((N, 7), (2, 7, 5))], ids=str)
+def test_which_k_decided_in_stacks(machine: Any, shapes: Any, rng: np.random.Generator) -> None:
+    x, y = (whole(rng, shape, F32) for shape in shapes)
+    with machine.session():
+        d, k = gk.select(machine.array(x), machine.array(y))
+    sums = x[..., :, :, None] + y[..., None, :, :]
+    assert np.array_equal(machine.numpy(d), sums.min(axis=-2)) and np.array_equal(machine.numpy(k), sums.argmin(axis=-2))
+
+
+def test_stacks_that_do_not_fit_a_selection() -> None:
+    x = np.ones((3, 4, 4), F32)
+    with gk.emulate():
+        with pytest.raises(ValueError, match=r"the stacks \(3,\) and \(2,\) cannot be broadcast"):
+            gk.select(x, x[:2])
+        with pytest.raises(ValueError, match=r"index has shape \(4, 4\) .*; \(3, 4, 4\) and int32 are needed"):
+            gk.select(x, x, index=np.zeros((4, 4), np.int32))
 
 
 # -- planes -----------------------------------------------------------------------------------------------------------
@@ -194,3 +231,18 @@ def test_what_is_no_real_matrix() -> None:
             gk.matmul(gk.Diagonal(x), np.ones((3, 5, 4), F32))
         with pytest.raises(gk.ConfigError, match="global_a_layout"):
             gk.matmul(x.astype(np.int32), np.ones((4, 4, 2), F32), operator=COMPLEX)
+
+
+@pytest.mark.thorough
+@pytest.mark.compile
+@pytest.mark.parametrize("real", ["a", "b"])
+def test_real_matrices_are_staged_for_hoppers_tensor_cores(real: str) -> None:
+    """No spills, and as many wgmma as of two matrices of numbers."""
+    number = COMPLEX.number_dtype(F16)
+    of = {name: layouts.Embedded(number, layouts.RowMajor(F16)) if name == real else layouts.Interleaved(number) for name in "ab"}
+    conf = gk.get_config(operator=COMPLEX, global_a_layout=of["a"], global_b_layout=of["b"], device=H100,
+                         gemm_shape=dict(M=1024, N=1024, K=1024))
+    made = inspection.compile_config(conf, device=H100, operands={real: OnDevice(np.zeros((1024, 1024), F16))},
+                                     gemm_shape=dict(M=1024, N=1024, K=1024))
+    assert conf.kernel == "warp_specialised"
+    assert made.usage.spill_stores == 0 and made.instructions["HGMMA"] > 0

@@ -11,6 +11,7 @@ torch: Any = pytest.importorskip("torch")
 
 import gemmkit as gk  # noqa: E402
 import gemmkit.torch  # noqa: E402
+from gemmkit.emulator import machine  # noqa: E402
 from gemmkit.epilogues import Bias, SiLU  # noqa: E402
 from gemmkit.runtime.compile import stats  # noqa: E402
 
@@ -121,10 +122,20 @@ def test_batches_and_exports(emulated: None) -> None:
     torch.testing.assert_close(exported.module()(a[0], b, bias[0]), F.silu(a[0] @ b + bias[0]))
 
 
-def test_a_batch_of_diagonals_is_a_launch_each(emulated: None) -> None:
+def test_a_batch_of_diagonals_is_a_stack(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One launch; the gradient of what all of the stack share is summed over it."""
+    launches: list[Any] = []
+    launch = machine.launch
+    monkeypatch.setattr(machine, "launch", lambda *given, **how: (launches.append(how["grid"]), launch(*given, **how)))
     f = gk.torch.op(name="tests::diagonals", a=gk.Diagonal)
-    a, b = torch.randn(3, 4), torch.randn(4, 2)
-    torch.testing.assert_close(torch.func.vmap(f, in_dims=(0, None))(a, b), a[..., None] * b)
+    a, b = torch.randn(3, 4, requires_grad=True), torch.randn(4, 2, requires_grad=True)
+    made = torch.func.vmap(f, in_dims=(0, None))(a, b)
+    assert len(launches) == 1
+    torch.testing.assert_close(made, a[..., None] * b)
+    weight = torch.randn(3, 4, 2)
+    torch.testing.assert_close(torch.autograd.grad((made * weight).sum(), (a, b)), ((weight * b).sum(-1), (weight * a[..., None]).sum(0)))
+    stack = torch.randn(2, 1, 4, requires_grad=True)
+    torch.testing.assert_close(torch.autograd.grad(f(stack, weight).sum(), stack)[0], weight.sum((0, 2)).expand(2, 1, 4))
 
 
 def test_linear(emulated: None) -> None:
