@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit.ahead import recorded
 from gemmkit.epilogues import Elementwise
+from gemmkit.runtime.device import H100
 from tests.support.machines import on_machines, poison
 
 pytestmark = [pytest.mark.sample(4), pytest.mark.usefixtures("small_tiles")]
@@ -58,6 +60,13 @@ def test_booleans_beside_numbers(machine: Any, dtype: str) -> None:
         made = gk.matmul(machine.array(a), machine.array(b))
         assert made.dtype == np.matmul(a, b).dtype
         np.testing.assert_array_equal(machine.numpy(made), np.matmul(a, b))
+
+
+@pytest.mark.parametrize(("a", "b"), [((2, 3, 5), (5,)), ((5,), (2, 5, 3))])
+def test_a_stack_beside_a_vector_is_one_product(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    found = recorded(lambda: gk.matmul(np.ones(a, F32), np.ones(b, F32)), H100)
+    (call,) = (x.problem for x in found)
+    assert {call.M, call.N} == {1, 6} and call.K == 5 and call.stack is None
 
 
 @pytest.mark.parametrize("a,b,c,out,says", [
