@@ -10,6 +10,7 @@ import pytest
 import gemmkit as gk
 from gemmkit.ahead import recorded
 from gemmkit.epilogues import Elementwise
+from gemmkit.operators import WGMMAOp
 from gemmkit.runtime.device import H100
 from tests.support.machines import on_machines, poison
 
@@ -60,6 +61,16 @@ def test_booleans_beside_numbers(machine: Any, dtype: str) -> None:
         made = gk.matmul(machine.array(a), machine.array(b))
         assert made.dtype == np.matmul(a, b).dtype
         np.testing.assert_array_equal(machine.numpy(made), np.matmul(a, b))
+
+
+def test_a_vector_whose_product_is_computed_transposed() -> None:
+    """(`gemmkit.tuning.swapped`: the vector is then the second operand's column.)"""
+    a, b = drawn((32,), F32), drawn((32, 64), F32)
+    with gk.emulate():
+        run = gk.plan(a, b, operator=WGMMAOp(8, dtype=F32), epilogue=Elementwise(lambda x, i, j: x + j))
+        made = run(a, b, out=poison((64,), F32))
+    assert run._compiled.problem.is_transposed
+    np.testing.assert_array_equal(made, a @ b + np.arange(64))
 
 
 @pytest.mark.parametrize(("a", "b"), [((2, 3, 5), (5,)), ((5,), (2, 5, 3))])
