@@ -1,4 +1,5 @@
 """Stacks of which one operand alone has a dimension: that dimension becomes rows or columns of fewer, larger products.
+So does the stack beside a vector.
 
 Any other stack is a plan like that of two matrices (`gemmkit.stacks`), and one launch; so is what is made here.
 """
@@ -29,6 +30,9 @@ def folded(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, k
     if c is not None or conf is not None or set(keywords) - {"operator"} or isinstance(keywords.get("operator"), Algebra):
         return None
     infos = {"a": describe(a, "a"), "b": describe(b, "b")}
+    spec = _with_a_vector(infos["a"], infos["b"], None if out is None else describe(out, "out").shape)
+    if spec is not None:
+        return einsum(spec, a, b, out=out, stream=stream, **keywords)
     if min(len(info.shape) for info in infos.values()) < 2 or not _folds(*infos.values()):
         return None
     check_places(dict(infos))
@@ -51,6 +55,26 @@ def folded(a: Any, b: Any, c: Any, conf: Config | None, out: Any, stream: Any, k
     view = strided(out, of_out, tuple(shape[n] for n in axes), tuple(of_out.strides[n] for n in axes))
     einsum(f"{in_a}MK,{in_b}KN->{''.join(labels[n] for n in kept)}MN", a, b, out=view, stream=stream, **keywords)
     return out
+
+
+def _with_a_vector(a: ArrayInfo, b: ArrayInfo, out: tuple[int, ...] | None) -> str | None:
+    """The contraction that a stack and a vector are, whose dimensions become rows or columns; None for other operands, and
+    for those that do not fit each other.
+
+    >>> from gemmkit.runtime.arrays import describe
+    >>> import numpy as np
+    >>> _with_a_vector(describe(np.ones((2, 3, 4))), describe(np.ones(4)), None)
+    'abK,K->ab'
+    """
+    if sorted((min(len(a.shape), 3), min(len(b.shape), 3))) != [1, 3]:
+        return None
+    stack, is_row = (b, True) if len(a.shape) == 1 else (a, False)
+    K, vector = stack.shape[-2 if is_row else -1], (a if is_row else b).shape[0]
+    result = (*stack.shape[:-2], stack.shape[-1 if is_row else -2])
+    if K != vector or (out is not None and out != result):
+        return None
+    free = string.ascii_lowercase[:len(result)]
+    return f"K,{free[:-1]}K{free[-1]}->{free}" if is_row else f"{free}K,K->{free}"
 
 
 def _folds(a: ArrayInfo, b: ArrayInfo) -> bool:

@@ -76,8 +76,8 @@ def einsum(spec: str, *operands: Any, out: Any = None, operator: Operator | None
     ...     einsum("aij,ja->ia", a, b).tolist()
     [[6.0, 54.0], [22.0, 70.0], [38.0, 86.0]]
     >>> with gemmkit.emulate():
-    ...     einsum("...i->i", a).tolist(), float(einsum("aii->", a[:, :, :3]))
-    ([60.0, 66.0, 72.0, 78.0], 66.0)
+    ...     einsum("aij->j", a).tolist(), float(einsum("...ii->", a[0, :, :3]))
+    ([60.0, 66.0, 72.0, 78.0], 15.0)
     """
     terms, result, infos, of_out, operands = _checked(spec, operands, out)
     if len(operands) == 1:
@@ -109,8 +109,7 @@ def as_product(spec: str, *operands: Any, out: Any = None, operator: Operator | 
         which = "no product" if len(operands) == 1 else "several products; give each of them by itself"
         raise ValueError(f"einsum({spec!r}) of {len(operands)} operands is {which}")
     recipe, (a, b, d), keywords, _ = _as_matrices(spec, terms, result, operands, infos, out, of_out, operator, epilogue)
-    return a, b, d, {**keywords, **_layouts(recipe, [describe(x, name) for x, name in ((a, "a"), (b, "b"), (d, "out"))],
-                                            keywords)}
+    return a, b, d, {**keywords, **_layouts(recipe, _described(a, b, d), keywords)}
 
 
 def _checked(spec: str, operands: tuple,
@@ -209,11 +208,11 @@ def _of_one(spec: str, term: str, result: str, x: Any, info: ArrayInfo, out: Any
 def _launch(recipe: Recipe, a: Any, b: Any, out: Any, stream: Any, keywords: dict[str, Any]) -> None:
     """The launch. Without components of the user's its plan is kept, which leaves nothing else to do."""
     if isinstance(a, Matrix) or isinstance(b, Matrix):
-        given = [None if isinstance(x, Matrix) else describe(x, name) for name, x in (("a", a), ("b", b), ("out", out))]
-        a, b, keywords = unwrapped(a, b, (None, out), {**keywords, **_layouts(recipe, given, keywords)})
+        keywords = {**keywords, **_layouts(recipe, _described(a, b, out), keywords)}
+        a, b, keywords = unwrapped(a, b, (None, out), keywords)
         multiply(a, b, None, None, out, stream, keywords)
         return
-    infos = describe(a, "a"), describe(b, "b"), describe(out, "out")
+    infos: Any = _described(a, b, out)
     key = None
     if not keywords and current_mode() is None:
         key = recipe, tuple((type(x), info[1:7], info.pointer & 15) for x, info in zip((a, b, out), infos))
@@ -229,6 +228,11 @@ def _launch(recipe: Recipe, a: Any, b: Any, out: Any, stream: Any, keywords: dic
         _plans.clear()
     _plans[key] = made = plan(a, b, out=out, **layouts)
     made(a, b, out=out, stream=stream)
+
+
+def _described(a: Any, b: Any, out: Any) -> list[ArrayInfo | None]:
+    """The arrays of a product; None is a matrix with structure."""
+    return [None if isinstance(x, Matrix) else describe(x, name) for x, name in ((a, "a"), (b, "b"), (out, "out"))]
 
 
 def _layouts(recipe: Recipe, infos: Sequence[ArrayInfo | None], keywords: dict[str, Any]) -> dict[str, Any]:

@@ -115,8 +115,7 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     if conf is not None and not isinstance(conf, Config):
         raise TypeError(f"conf={conf!r}: a configuration of gemmkit.get_config is needed")
     gemm_shape = keywords.pop("gemm_shape", None)
-    vectors = Vectors.of(a, b, {name: keywords.get(f"global_{name}_layout", getattr(conf, f"global_{name}_layout", None))
-                                for name in "ab"})
+    vectors = Vectors.of(a, b, conf, keywords)
     check_places({"a": a, "b": b, "c": c, "out": out})
     a, b, c, out = vectors.matrices(a, b, c, out)
     given = infos = {"a": a, "b": b, "c": c, "out": out}

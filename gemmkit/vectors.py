@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.layouts import ColMajor, Layout, RowMajor
+from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.runtime.array_info import ArrayInfo
 
 __all__ = ["Vectors"]
@@ -28,11 +28,13 @@ class Vectors(NamedTuple):
     b: bool = False
 
     @classmethod
-    def of(cls, a: ArrayInfo, b: ArrayInfo, given: dict[str, Layout | None]) -> Vectors:
-        """Those among operands; ``given`` are the layouts that the caller gave, of which a `Diagonal` makes a matrix of one
-        dimension in its own way."""
-        return cls(*(len(info.shape) == 1 and (given[name] is None or type(given[name]) in (RowMajor, ColMajor))
-                     for name, info in (("a", a), ("b", b))))
+    def of(cls, a: ArrayInfo, b: ArrayInfo, conf: Any, keywords: dict[str, Any]) -> Vectors:
+        """Those among a call's operands. Of the layouts that the caller gave a `Diagonal` makes a matrix of one dimension in
+        its own way."""
+        fields = "global_a_layout", "global_b_layout"
+        given = [keywords.get(field, getattr(conf, field, None)) for field in fields]
+        return cls(*(len(info.shape) == 1 and (layout is None or type(layout) in (RowMajor, ColMajor))
+                     for info, layout in zip((a, b), given)))
 
     def matrices(self, a: ArrayInfo, b: ArrayInfo, c: Info, out: Info) -> tuple[ArrayInfo, ArrayInfo, Info, Info]:
         """The operands as those of a product of matrices, or of a stack of them.

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gemmkit as gk
+from gemmkit.contraction import as_product
 from gemmkit.subscripts import subscripts
 from tests.support.machines import on_machines, poison
 
@@ -121,6 +122,15 @@ def test_two_matrices_with_structure(spec: str) -> None:
     with gk.emulate():
         made = gk.einsum(spec, gk.Triangular(x, "upper"), gk.Diagonal(y))
     np.testing.assert_array_equal(made, np.einsum(spec, np.triu(x), np.diag(y)))
+
+
+def test_a_product_of_a_matrix_with_structure_is_told() -> None:
+    """(What the tuner asks.)"""
+    x, y, out = drawn((4, 4)), drawn((3, 4, 5)), poison((5, 4, 3), F32)
+    with gk.emulate():
+        a, b, d, keywords = as_product("ij,ajb->bia", gk.Triangular(x), y, out=out)
+        gk.matmul(a, b, out=d, **keywords)
+    np.testing.assert_array_equal(out, np.einsum("ij,ajb->bia", np.tril(x), y))
 
 
 @st.composite

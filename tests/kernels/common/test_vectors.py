@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit.ahead import recorded
 from gemmkit.epilogues import Elementwise
+from gemmkit.operators import WGMMAOp
+from gemmkit.runtime.device import H100
 from tests.support.machines import on_machines, poison
 
 pytestmark = [pytest.mark.sample(4), pytest.mark.usefixtures("small_tiles")]
@@ -58,6 +61,23 @@ def test_booleans_beside_numbers(machine: Any, dtype: str) -> None:
         made = gk.matmul(machine.array(a), machine.array(b))
         assert made.dtype == np.matmul(a, b).dtype
         np.testing.assert_array_equal(machine.numpy(made), np.matmul(a, b))
+
+
+def test_a_vector_whose_product_is_computed_transposed() -> None:
+    """(`gemmkit.tuning.swapped`: the vector is then the second operand's column.)"""
+    a, b = drawn((32,), F32), drawn((32, 64), F32)
+    with gk.emulate():
+        run = gk.plan(a, b, operator=WGMMAOp(8, dtype=F32), epilogue=Elementwise(lambda x, i, j: x + j))
+        made = run(a, b, out=poison((64,), F32))
+    assert run._compiled.problem.is_transposed
+    np.testing.assert_array_equal(made, a @ b + np.arange(64))
+
+
+@pytest.mark.parametrize(("a", "b"), [((2, 3, 5), (5,)), ((5,), (2, 5, 3))])
+def test_a_stack_beside_a_vector_is_one_product(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    found = recorded(lambda: gk.matmul(np.ones(a, F32), np.ones(b, F32)), H100)
+    (call,) = (x.problem for x in found)
+    assert {call.M, call.N} == {1, 6} and call.K == 5 and call.stack is None
 
 
 @pytest.mark.parametrize("a,b,c,out,says", [
