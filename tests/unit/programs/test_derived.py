@@ -47,7 +47,7 @@ def check(program: gp.Program, *arrays: np.ndarray, mapping: gk.Mapping | None =
 SIZES = [(1, 8, 8), (1, 1, 8), (0, 8, 8), (8, 0, 8), (131, 136, 168), (64, 67, 64), (130, 300, 72)]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("m, n, k", SIZES)
 def test_gemm_at_odd_sizes(drawn: Drawn, m: int, n: int, k: int) -> None:
     b = drawn(k, n + -n % 8)[:, :n]                    # a view: TMA's rows are multiples of 16 bytes
@@ -59,7 +59,7 @@ MAPPINGS = [gk.Mapping(), gk.Mapping({"n": 64}, warpgroups=1, stages=2), gk.Mapp
             gk.Mapping({"n": 64}, shared_bytes=70_000)]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("mapping", MAPPINGS)
 @pytest.mark.parametrize("seed", [None, 5])
 def test_a_mapping_changes_no_result(drawn: Drawn, mapping: gk.Mapping, seed: int | None) -> None:
@@ -67,7 +67,7 @@ def test_a_mapping_changes_no_result(drawn: Drawn, mapping: gk.Mapping, seed: in
 
 
 @pytest.mark.parametrize("dtype, out", [(BF16, BF16), (BF16, F32), (F16, BF16)])
-@pytest.mark.sample(1)
+@pytest.mark.sample(3)
 def test_dtypes(drawn: Drawn, dtype: Any, out: Any) -> None:
     check(listing.gemm, drawn(70, 72, dtype=dtype), drawn(72, 80, dtype=dtype), empty(70, 80, dtype=out))
 
@@ -93,6 +93,7 @@ def test_arrays_and_scalars_at_the_end_of_a_tile(drawn: Drawn) -> None:
     check(listing.residual, a, b, drawn(67, 80), empty(67, 80), empty(67, 80, dtype=F32))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("k", [168, 8])
 @pytest.mark.parametrize("warpgroups", [1, 3])
 def test_rows_are_added_up_where_they_are_staged(drawn: Drawn, k: int, warpgroups: int) -> None:

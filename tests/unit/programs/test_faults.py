@@ -42,7 +42,7 @@ def drawn_case(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, 
     return getattr(listing, name), arrays, mapping, more
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("seed", range(60))
 def test_drawn(seed: int) -> None:
     program, arrays, mapping, more = drawn_case(seed)
@@ -86,7 +86,7 @@ def test_a_text_has_all_kinds_of_synchronisation() -> None:
     assert len(LINES) == 11
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("line", LINES)
 def test_a_text_without_a_line_is_found_out(line: int) -> None:
     text = dual_text().splitlines()
