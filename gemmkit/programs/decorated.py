@@ -54,9 +54,12 @@ class Program:
         arguments. Of the arrays that are stored into only the shapes are read; nothing is written to them. What the program
         does not store is NaN.
 
-        Raises ValueError and TypeError with the line of the program that breaks a rule.
+        Raises ValueError and TypeError with the line of the program that breaks a rule, TypeError for an array of a GPU.
         """
         arguments = self.bound(arrays, components)
+        for name, x in arguments.items():
+            if is_array(x) and describe(x, name).device >= 0:
+                raise TypeError(f"{name} is an array of a GPU, and a reference computes with NumPy; copy it to the host")
         results = stored(self.traced(arguments))
         held = {name: np.full(np.shape(x), np.nan) if name in results else np.asarray(x)
                 for name, x in arguments.items() if is_array(x)}

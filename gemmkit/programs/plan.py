@@ -208,6 +208,8 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
                                       "added", store.line)
         info = infos[store.parameter.name]
         plain = root.op == "after"
+        for array in made.arrays:
+            _check_read(array, infos[array], store.line)
         kind = "RowsOut" if is_rows else "TmaOut" if _leaves_by_tma(info) else "DirectOut"
         outs.append(Out(store, info.dtype, kind, not is_rows and _in_pairs(info), None if plain else made, made.sums[0]))
     nbytes = {out.name: out_bytes(places, mapping, out.dtype) for out in outs if out.kind == "TmaOut"}
@@ -269,6 +271,12 @@ def _check_arrays(infos: dict[str, ArrayInfo], places: Places) -> None:
     for (one, x), (other, y) in combinations(infos.items(), 2):
         if (one in results or other in results) and shares_memory(x, y):
             raise ValueError(f"{one} and {other} share memory, and a result is among them; a result needs memory of its own")
+
+
+def _check_read(name: str, info: ArrayInfo, line: str) -> None:
+    """Raises TypeError for elements that no float32 can meet."""
+    if info.dtype.kind == "c" or info.dtype.names is not None:
+        raise refused(TypeError, f"{name} is of {info.dtype}; arrays of real numbers are read where a tile is stored", line)
 
 
 def _leaves_by_tma(info: ArrayInfo) -> bool:

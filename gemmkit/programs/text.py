@@ -39,7 +39,7 @@ IMPORTS = [
 OWN_NAMES = frozenset({name for _, name, _ in IMPORTS} | {
     "SHARED_BYTES", "Sizes", "WARPGROUPS", "abs", "before", "column", "consume", "group", "kernel", "math", "max", "min",
     "place", "produce", "ring", "row", "sizes", "slot", "tile", "tiles", "values", "zero"})
-OWN_STARTS = "ring_", "slot_", "out_", "map_", "rows_of_", "element_of_", "last_"
+OWN_STARTS = "ring_", "slot_", "out_", "map_", "rows_of_", "element_of_", "last_", "value_"
 
 
 @dataclass(eq=False)

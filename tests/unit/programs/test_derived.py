@@ -179,6 +179,14 @@ def twice(a: Any, b: Any, d: Any) -> None:
         d[m, n] = acc + 1.0                            # here
 
 
+def out_of_order(a: Any, b: Any, d: Any) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+        d[n, m] = acc.T                                # here
+
+
 def rows_alone(a: Any, b: Any, d: Any) -> None:
     for m in gp.parallel(a.rows):                      # here
         d[m] = 0.0
@@ -209,7 +217,7 @@ def reduced_at_the_end(a: Any, b: Any, d: Any) -> None:
 REFUSED = [
     (scaled_rounds, "not sums of products or of rows alone"), (computed_operand, "operand of a product is exp"),
     (stale, "a later loop adds"), (sum_of_another, "a sum of rows in rounds"), (twice, "stored twice"),
-    (rows_alone, "kernels are derived of rows and columns"), (no_product, "no sequential loop"),
+    (out_of_order, "axis 0 of d has 40 elements"), (rows_alone, "kernels are derived of rows and columns"), (no_product, "no sequential loop"),
     (reduced_at_the_end, "rowmax where a tile is stored")]
 
 
@@ -268,6 +276,8 @@ def test_arrays_that_cannot_be() -> None:
         listing.gemm.plan(np.zeros((40, 0), F16), np.zeros((0, 56), F16), D)
     with pytest.raises(TypeError, match="with gemmkit.emulate"):
         listing.gemm(A, B, D)
+    with pytest.raises(TypeError, match="bias is of complex64; arrays of real numbers"):
+        listing.biased.plan(A, B, np.zeros(56, np.complex64), np.zeros(40, F32), D)
     plan = listing.gemm.plan(A, B, D)
     with pytest.raises(ValueError, match="b is another kind of array"):
         plan.run(dict(a=A, b=B[:, ::-1], d=D))
