@@ -60,6 +60,19 @@ def dual(a: Any, b: Any, c: Any, d: Any, gate: Any) -> None:
 
 
 @gk.program
+def batched(a: Any, b: Any, factor: Any, bias: Any, d: Any, y: Any) -> None:
+    """A stack of products with one B, a factor and a bias for each, and sums of rows."""
+    for h, m, n in gp.parallel(a.count, a.rows, b.columns):
+        acc, sums = gp.zeros(m, n), gp.zeros(m)
+        for k in gp.sequential(a.columns):
+            acc += a[h, m, k] @ b[k, n]
+            sums += a[h, m, k].sum(axis=1)
+        d[h, m, n] = acc * factor[h] + bias[h, n]
+        with gp.once(n):
+            y[h, m] = sums
+
+
+@gk.program
 def lstm(x: Any, w: Any, h: Any, u: Any, bias: Any, y: Any) -> None:
     for m, n in gp.parallel(x.rows, w.columns):
         acc = gp.zeros(m, n)

@@ -31,14 +31,17 @@ def empty(*shape: int, dtype: Any = F16) -> np.ndarray:
     return np.full(shape, np.nan, dtype)
 
 
+def stored(program: gp.Program, arrays: tuple, components: dict[str, Any]) -> tuple[str, ...]:
+    return program.plan(*arrays, **components).printed.outs
+
+
 def check(program: gp.Program, *arrays: np.ndarray, mapping: gk.Mapping | None = None, seed: int | None = None,
           **components: Any) -> None:
     """Every result is the reference's to the rounding of its dtype, relative to its largest element."""
     wanted = program.reference(*arrays, **components)
     with gk.emulate(seed):
         program(*arrays, mapping=mapping, **components)
-    names = list(inspect.signature(program.function).parameters)
-    results = [array for name, array in zip(names, arrays) if name in "dey"]
+    results = [array for name, array in program.bound(arrays, components).items() if name in stored(program, arrays, components)]
     for got, exact in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
         error = np.abs(got.astype(float) - exact).max(initial=0.0)
         assert error <= 4 * EPS[got.dtype] * max(np.abs(exact).max(initial=0.0), 1e-3)
@@ -99,6 +102,14 @@ def test_arrays_and_scalars_at_the_end_of_a_tile(drawn: Drawn) -> None:
 def test_rows_are_added_up_where_they_are_staged(drawn: Drawn, k: int, warpgroups: int) -> None:
     check(listing.product_and_sums, drawn(131, k), drawn(k, 136), empty(131, 136), empty(131, dtype=F32), seed=warpgroups,
           mapping=gk.Mapping({"n": 64}, warpgroups=warpgroups))
+
+
+@pytest.mark.parametrize("out, n", [(F16, 72), (F32, 67)])
+def test_stacks(drawn: Drawn, out: Any, n: int) -> None:
+    b = drawn(72, n + -n % 8)[:, :n]
+    check(listing.batched, drawn(3, 130, 72), b, drawn(3), drawn(3, n), empty(3, 130, n, dtype=out), empty(3, 130, dtype=F32),
+          mapping=gk.Mapping({"n": 64}))
+    check(listing.batched, drawn(0, 8, 72), b, drawn(0), drawn(0, n), empty(0, 8, n, dtype=out), empty(0, 8, dtype=F32))
 
 
 def scaled_sums(a: Any, b: Any, d: Any, e: Any, scale: Any, bias: Any, factor: float) -> None:
@@ -168,6 +179,14 @@ def stale(a: Any, b: Any, d: Any) -> None:
         d[m, n] = acc                                  # here
         for j in gp.sequential(a.columns):
             acc += a[m, j] @ b[j, n]
+
+
+def without_its_stack(a: Any, b: Any, d: Any) -> None:
+    for h, m, n in gp.parallel(a.count, a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc += a[h, m, k] @ b[k, n]
+        d[m, n] = acc                                  # here
 
 
 def twice(a: Any, b: Any, d: Any) -> None:
@@ -247,6 +266,13 @@ def test_programs_that_have_a_reference_alone(name: str, arrays: list[Any]) -> N
 def test_mappings_that_cannot_be(mapping: gk.Mapping, words: str) -> None:
     with pytest.raises(gk.ConfigError, match=words):
         listing.gemm.plan(A, B, D, mapping=mapping)
+
+
+def test_a_stack_is_stored_as_a_stack() -> None:
+    source, first = inspect.getsourcelines(without_its_stack)
+    with pytest.raises(ValueError, match="whole tiles") as error:
+        gk.program(without_its_stack).plan(np.zeros((2, 40, 48), F16), B, D)
+    assert f"{__file__}:{first + len(source) - 1}" in str(error.value)
 
 
 def test_names_that_the_text_has_for_its_own() -> None:
