@@ -15,7 +15,7 @@ from gemmkit.programs.order import LEAST_STAGES
 from gemmkit.programs.places import Places, Rounds
 from gemmkit.programs.values import Index
 
-__all__ = ["Allocation", "Ring", "allocated", "sized"]
+__all__ = ["Allocation", "Ring", "allocated", "out_bytes", "sized"]
 
 MOST = 4                               # stages where the mapping does not say how many
 DEFAULT_K = 64

@@ -27,14 +27,14 @@ from gemmkit.operators import WGMMAOp
 from gemmkit.operators.wgmma import within
 from gemmkit.ptx.descriptors import advance, matrix_descriptor
 from gemmkit.ptx.ldmatrix import ldmatrix
-from gemmkit.ptx.memory import shared
+from gemmkit.ptx.memory import shared, store_global
 from gemmkit.ptx.special import lane_index, thread_index, udiv
 from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.tma import tma_commit, tma_load, tma_store, tma_wait, tma_wait_read
 from gemmkit.ptx.warpgroup import fence_async, named_barrier
 from gemmkit.tiling import Tile
 
-__all__ = ["LINE", "ROWS", "DirectOut", "Extents", "Product", "RowSums", "RowsOut", "Staged", "TmaOut", "blocks", "row_of"]
+__all__ = ["LINE", "ROWS", "DirectOut", "Part", "Product", "RowSums", "RowsOut", "Staged", "TmaOut", "blocks", "row_of"]
 
 F32 = np.dtype(np.float32)
 ROWS = 64                              # of a product, which a warpgroup has
@@ -55,12 +55,14 @@ class Typed(Component):
 
 @dataclass(frozen=True)
 class Staged(Typed):
-    """``lines`` x ``columns`` elements of a row-major array in every stage of a ring, by panels of 64 columns."""
+    """``lines`` x ``columns`` elements of a row-major array in every stage of a ring, by panels of 64 columns; of a
+    ``stacked`` array from one of its matrices."""
 
     lines: int
     columns: int
     offset: int
     stage_bytes: int
+    stacked: bool = False
 
     @cached_property
     def panels(self) -> int:
@@ -77,13 +79,18 @@ class Staged(Typed):
 
     @cached_property
     def map_spec(self) -> TensorMapSpec:
-        return TensorMapSpec(self.dtype, (LINE, self.lines), 2 * LINE)
+        return TensorMapSpec(self.dtype, (LINE, self.lines, 1) if self.stacked else (LINE, self.lines), 2 * LINE)
 
-    def load(self, tensor_map: Any, column: int, row: int, ring: Any, slot: Any) -> None:
-        """Have TMA bring the block that begins there; zeros where the array has ended."""
+    def load(self, tensor_map: Any, place: tuple, ring: Any, slot: Any) -> None:
+        """Have TMA bring the block that begins at a place (column, row, which matrix of a stack); zeros where the array
+        has ended."""
+        pointer = shared(self.dtype, self.offset)
         for panel in range(self.panels):
-            tma_load(tensor_map, (column + panel * LINE, row), shared(self.dtype, self.offset),
-                     slot.stage * (self.stage_bytes // 2) + panel * self.lines * LINE, ring.full(), slot.stage)
+            to = slot.stage * (self.stage_bytes // 2) + panel * self.lines * LINE
+            if self.stacked:
+                tma_load(tensor_map, (place[0] + panel * LINE, place[1], place[2]), pointer, to, ring.full(), slot.stage)
+            else:
+                tma_load(tensor_map, (place[0] + panel * LINE, place[1]), pointer, to, ring.full(), slot.stage)
 
     def descriptor(self) -> int:
         """Of the first stage."""
@@ -161,11 +168,14 @@ def add_matrix(sums: tuple, n: int, tile: Any, stage: int, group: int) -> tuple:
     return sums[0] + ((x[0] + x[1]) + (x[4] + x[5])), sums[1] + ((x[2] + x[3]) + (x[6] + x[7]))
 
 
-class Extents(NamedTuple):
-    """Of a matrix that is stored into."""
+class Part(NamedTuple):
+    """Where a warpgroup's sums are stored: first row and column, where the matrix ends, and which one of a stack it is."""
 
+    m: Any
+    n: Any
     rows: Any
     columns: Any
+    stack: Any
 
 
 @dataclass(frozen=True)
@@ -175,6 +185,7 @@ class TmaOut(Typed):
     block_m: int
     columns: int
     o_offset: int
+    stacked: bool = False
 
     @cached_property
     def head(self) -> Panels:
@@ -182,9 +193,9 @@ class TmaOut(Typed):
 
     @cached_property
     def map_spec(self) -> TensorMapSpec:
-        return self.head.map_spec(ROWS, 2)
+        return self.head.map_spec(ROWS, 3 if self.stacked else 2)
 
-    def store(self, values: tuple, out: Any, row: int, column: int, extents: Extents, group: int) -> None:
+    def store(self, values: tuple, out: Any, part: Part, group: int) -> None:
         is_leader = thread_index() % 128 == 0
         if is_leader:                                  # TMA has read what the last tile left there
             tma_wait_read(0)
@@ -193,12 +204,18 @@ class TmaOut(Typed):
         fence_async()
         named_barrier(1 + group, 128)
         if is_leader:
-            if row < extents.rows:
+            if part.m < part.rows:
                 for panel in range(self.head.count):
-                    if column + panel * self.head.line < extents.columns:
-                        tma_store(out, (column + panel * self.head.line, row), shared(self.dtype, self.o_offset),
-                                  (panel * self.block_m + group * ROWS) * self.head.line)
+                    column = part.n + panel * self.head.line
+                    if column < part.columns:
+                        self.store_panel(out, column, part, (panel * self.block_m + group * ROWS) * self.head.line)
             tma_commit()
+
+    def store_panel(self, out: Any, column: int, part: Part, at: int) -> None:
+        if self.stacked:
+            tma_store(out, (column, part.m, part.stack), shared(self.dtype, self.o_offset), at)
+        else:
+            tma_store(out, (column, part.m), shared(self.dtype, self.o_offset), at)
 
     def finish(self) -> None:
         """Shared memory must last until TMA has read it."""
@@ -211,28 +228,50 @@ class DirectOut(Typed):
     """Elements that are in range, from the registers: as ``pairs`` where there are as many in a row."""
 
     pairs: bool
+    stacked: bool = False
 
-    def store(self, values: tuple, out: Any, row: int, column: int, extents: Extents, group: int) -> None:
-        each(put_pair, split(convert_all(self.dtype, values), 2), self, extents, out, row + own_row(), column + own_column())
+    def store(self, values: tuple, out: Any, part: Part, group: int) -> None:
+        pairs, row, column = split(convert_all(self.dtype, values), 2), part.m + own_row(), part.n + own_column()
+        if self.stacked:
+            each(put_stacked, pairs, self, part, out, row, column)
+        else:
+            each(put_pair, pairs, self, part, out, row, column)
 
     def finish(self) -> None:
         """Nothing is under way."""
+
+
+def put_stacked(pair: tuple, n: int, store: Any, part: Part, out: Any, row: int, column: int) -> None:
+    """`put_pair` of a matrix of a stack."""
+    row, column = row + n % 2 * 8, column + n // 2 * 8
+    if row < part.rows and column < part.columns:
+        if store.pairs:
+            store_global(out, 2, (part.stack, row, column), (0, 0, 0), pair)
+        else:
+            out[part.stack, row, column] = pair[0]
+            if column + 1 < part.columns:
+                out[part.stack, row, column + 1] = pair[1]
 
 
 @dataclass(frozen=True)
 class RowsOut(Typed):
     """A value of each row, by the first of the row's four threads."""
 
-    def store(self, values: tuple, out: Any, row: int, extent: int) -> None:
-        each(put_row, values, self, out, row + own_row(), extent)
+    stacked: bool = False
+
+    def store(self, values: tuple, out: Any, part: Part, group: int) -> None:
+        each(put_row, values, self, part, out, part.m + own_row())
 
     def finish(self) -> None:
         """Nothing is under way."""
 
 
-def put_row(value: Any, n: int, store: Any, out: Any, row: int, extent: int) -> None:
-    if lane_index() % 4 == 0 and row + n * 8 < extent:
-        out[row + n * 8] = convert(store.dtype, value)
+def put_row(value: Any, n: int, store: Any, part: Part, out: Any, row: int) -> None:
+    if lane_index() % 4 == 0 and row + n * 8 < part.rows:
+        if store.stacked:
+            out[part.stack, row + n * 8] = convert(store.dtype, value)
+        else:
+            out[row + n * 8] = convert(store.dtype, value)
 
 
 def blocks(extent: int, size: int) -> int:

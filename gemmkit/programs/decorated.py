@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Program", "program"]
 
+OWN = "mapping", "stream", "text", "block"               # arguments of a program's calls
+
 
 class Program:
     """A decorated function. Its arguments are arrays, floating point numbers, and whatever else the function calls: a gate,
@@ -54,9 +56,12 @@ class Program:
         arguments. Of the arrays that are stored into only the shapes are read; nothing is written to them. What the program
         does not store is NaN.
 
-        Raises ValueError and TypeError with the line of the program that breaks a rule.
+        Raises ValueError and TypeError with the line of the program that breaks a rule, TypeError for an array of a GPU.
         """
         arguments = self.bound(arrays, components)
+        for name, x in arguments.items():
+            if is_array(x) and describe(x, name).device >= 0:
+                raise TypeError(f"{name} is an array of a GPU, and a reference computes with NumPy; copy it to the host")
         results = stored(self.traced(arguments))
         held = {name: np.full(np.shape(x), np.nan) if name in results else np.asarray(x)
                 for name, x in arguments.items() if is_array(x)}
@@ -95,7 +100,12 @@ def stored(loop: Loop) -> dict[str, None]:
 
 
 def program(function: Callable[..., None]) -> Program:
-    """Decorate a function that is written in the words of `gemmkit.programs`."""
+    """Decorate a function that is written in the words of `gemmkit.programs`. Raises TypeError for what is no function, and
+    for arguments that a program's calls have themselves."""
     if not inspect.isfunction(function):
         raise TypeError(f"gk.program({function!r}): a function is needed")
+    taken = next((name for name in inspect.signature(function).parameters if name in OWN), None)
+    if taken is not None:
+        raise TypeError(f"{function.__name__}({taken}): the call has an argument of this name ({', '.join(OWN)}); call the "
+                        "program's own otherwise")
     return Program(function)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Value
+from gemmkit.programs.values import Index
 
 __all__ = ["Function", "function_of"]
 
@@ -26,6 +27,7 @@ class Function:
     name: str
     indices: tuple
     cells: dict[Value, str]
+    stack: Index | None = None
     sums: list[str] = field(default_factory=list)
     arrays: list[str] = field(default_factory=list)
     scalars: list[str] = field(default_factory=list)
@@ -40,7 +42,8 @@ class Function:
         names = [index.name for index in self.indices if index.name in self.places]
         rows = ["row", f"last_{names[0]}"] if self.indices[0].name in names else []
         columns = ["column", f"last_{names[-1]}"] if self.indices[1:] and self.indices[1].name in names else []
-        return [*self.arrays, *self.scalars, *rows, *columns]
+        stack = [self.stack.name] if self.stack is not None and self.stack.name in self.places else []
+        return [*self.arrays, *self.scalars, *rows, *columns, *stack]
 
     @property
     def text(self) -> str:
@@ -96,13 +99,17 @@ class Function:
             return self._place(x.data)
         if x.op == "load":
             parameter, key = x.data
-            if x.dims and set(x.dims) <= set(self.indices) and tuple(key) == x.dims:
+            known = (*self.indices, *([self.stack] if self.stack is not None else []))
+            if set(key) <= set(known) and len(key) == len(parameter.shape):
                 if parameter.name not in self.arrays:
                     self.arrays.append(parameter.name)
                 self.places.update(index.name for index in key)
-                return f"{parameter.name}[{', '.join(f'min({self._place(index)}, last_{index.name})' for index in key)}]"
+                return f"{parameter.name}[{', '.join(map(self._in_range, key))}]"
         raise refused(ValueError, f"{x!r} is read where a tile is stored: sums after their loop, scalars, and elements of "
                                   "arrays at the tile's places are there", x.line)
+
+    def _in_range(self, index: Index) -> str:
+        return index.name if index is self.stack else f"min({self._place(index)}, last_{index.name})"
 
     def _not_finite(self, number: float) -> str:
         self.needs.add("math")
@@ -116,9 +123,9 @@ class Function:
         return "row + row_of(i)" if is_row else "column + column_at(i)"
 
 
-def function_of(name: str, root: Value, indices: tuple, cells: dict[Value, str]) -> Function:
+def function_of(name: str, root: Value, indices: tuple, cells: dict[Value, str], stack: Index | None) -> Function:
     """The function that makes an element of a result. Raises ValueError, with the user's line, for what it cannot read."""
-    made = Function(name, indices, cells)
+    made = Function(name, indices, cells, stack)
     pending, seen = [root], set()
     while pending:
         x = pending.pop()

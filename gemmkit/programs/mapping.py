@@ -43,4 +43,4 @@ class Mapping:
                                   "needed, such as {'m': 128}")
 
     def __hash__(self) -> int:
-        return hash((tuple(self.blocks.items()), self.warpgroups, self.stages, self.shared_bytes))
+        return hash((frozenset(self.blocks.items()), self.warpgroups, self.stages, self.shared_bytes))

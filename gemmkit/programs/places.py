@@ -28,6 +28,7 @@ class TilePlace:
     name: str
     parameter: Parameter
     dims: tuple[Index, Index]
+    stack: Index | None
 
 
 @dataclass(eq=False)
@@ -67,6 +68,7 @@ class Places:
     indices: tuple[Index, Index]
     loops: list[Rounds]
     stores: list[Store]
+    stack: Index | None = None         # which matrix of stacked arrays
     cells: dict[Value, str] = field(default_factory=dict)          # of what is there after a loop: the sums' name
     starts: dict[str, float] = field(default_factory=dict)         # of the sums' names: what they begin with
     rows: dict[Value, str] = field(default_factory=dict)           # the same of cells that have a value for each row
@@ -75,16 +77,16 @@ class Places:
 
 def places_of(loop: Loop) -> Places:
     """Raises ValueError and TypeError, with the user's line, for what has no place yet."""
-    if len(loop.indices) != 2 or any(index.stack for index in loop.indices):
+    if [index.stack for index in loop.indices] not in ([False, False], [True, False, False]):
         raise refused(ValueError, f"parallel({shown(index.extent for index in loop.indices)}): kernels are derived of rows "
-                                  "and columns, parallel(a.rows, b.columns); of stacks and of rows alone there is the "
-                                  "reference",
+                                  "and columns, parallel(a.rows, b.columns), with one stack before them or none; of others "
+                                  "there is the reference",
                       loop.line)
-    out = Places((loop.indices[0], loop.indices[1]), [], [])
+    out = Places((loop.indices[-2], loop.indices[-1]), [], [], loop.indices[0] if len(loop.indices) == 3 else None)
     taken: set[str] = set()
     for held in loop.body:
         if isinstance(held, Store):
-            out.stores.append(_checked(held, out.indices))
+            out.stores.append(_checked(held, out))
         elif isinstance(held, Loop):
             out.loops.append(_rounds(held, out, taken))
     if not out.loops:
@@ -93,13 +95,15 @@ def places_of(loop: Loop) -> Places:
     return out
 
 
-def _checked(store: Store, indices: tuple) -> Store:
-    tile = store.only is None and tuple(store.key) == indices and len(store.parameter.shape) == 2
-    rows = store.only is indices[1] and tuple(store.key) == indices[:1] and len(store.parameter.shape) == 1
+def _checked(store: Store, places: Places) -> Store:
+    stack = () if places.stack is None else (places.stack,)
+    indices, rank = (*stack, *places.indices), len(store.parameter.shape)
+    tile = store.only is None and tuple(store.key) == indices and rank == len(indices)
+    rows = store.only is indices[-1] and tuple(store.key) == indices[:-1] and rank == len(indices) - 1
     if not tile and not rows:
         raise refused(ValueError, f"{store.parameter.name}[{shown(store.key)}] is stored: kernels are derived that store "
-                                  f"whole tiles, [{shown(indices)}], and rows' values within once({indices[1]}), "
-                                  f"[{indices[0]}]; of others there is the reference", store.line)
+                                  f"whole tiles, [{shown(indices)}], and rows' values within once({indices[-1]}), "
+                                  f"[{shown(indices[:-1])}]; of others there is the reference", store.line)
     return store
 
 
@@ -127,7 +131,7 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
             if is_rows:
                 summed.insert(0, value.args[1])
             else:
-                found.insert(0, _multiply(value.args[1], carried, out.indices, made, tiles, taken))
+                found.insert(0, _multiply(value.args[1], carried, out, made, tiles, taken))
             value = value.args[0]
         made.products += found
         waiting += [(x, carried) for x in summed]
@@ -169,8 +173,9 @@ def _cell(carried: Carried, out: Places, is_rows: bool) -> None:
     cells[carried.after] = name
 
 
-def _multiply(dot: Value, carried: Carried, indices: tuple, rounds: Rounds, tiles: dict, taken: set[str]) -> Multiply:
-    (m, n), k = indices, rounds.index
+def _multiply(dot: Value, carried: Carried, places: Places, rounds: Rounds, tiles: dict, taken: set[str]) -> Multiply:
+    indices, k = places.indices, rounds.index
+    m, n = indices
     if dot.dims != (m, n) or dot.args[0].dims[1] is not k:
         raise refused(ValueError, f"a product of ({shown(dot.dims)}) over {dot.args[0].dims[1]}: a product is "
                                   f"({shown(indices)}), and its sum goes over {k}", dot.line)
@@ -190,7 +195,10 @@ def _multiply(dot: Value, carried: Carried, indices: tuple, rounds: Rounds, tile
             while name in taken:
                 name += "_2"
             taken.add(name)
-            tiles[parameter.name, key] = TilePlace(name, parameter, load.dims)
+            stack = key[0] if key[0].stack else None
+            if stack is not None and stack is not places.stack:
+                raise refused(ValueError, f"{parameter.name}[{shown(key)}]: the stack of a block is the tile's", dot.line)
+            tiles[parameter.name, key] = TilePlace(name, parameter, load.dims, stack)
             rounds.tiles.append(tiles[parameter.name, key])
         found.append((tiles[parameter.name, key], x.op == "transpose"))
     (a, a_transposed), (b, b_transposed) = found

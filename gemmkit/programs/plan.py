@@ -26,6 +26,7 @@ from gemmkit.programs.modules import module_of
 from gemmkit.programs.order import ordered
 from gemmkit.programs.places import Places, places_of
 from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, Out, Printed, text_of
+from gemmkit.programs.values import Index
 from gemmkit.ptx.tma import emulated_map
 from gemmkit.runtime.array_info import ArrayInfo, alignment, shares_memory, unit_axis
 from gemmkit.runtime.arrays import describe, is_array
@@ -65,7 +66,7 @@ class ProgramPlan:
             raise ValueError(f"{other} is another kind of array ({_kind(found[other])}) than the plan was made for "
                              f"({_kind(self.infos[other])}): shape, strides, dtype, device and alignment are a plan's")
         infos = list(found.values())
-        if 0 in (self.extents[name] for name in self.printed.sizes[:2]):
+        if 0 in (self.extents[name] for name in self.printed.tile):
             return                                     # no tiles
         if infos[0].library == "numpy":
             mode = current_mode()
@@ -98,11 +99,11 @@ class ProgramPlan:
         made: dict[str, Map] = {}
         for name in self.printed.maps:
             tile = next(value for key, value in vars(module).items() if key == f"{name}_tile")
-            made[name] = Map(0, len(made), self.infos[name], 1, tile.map_spec)
+            made[name] = Map(0, len(made), self.infos[name], tile.map_spec.rank - 1, tile.map_spec)
         for name in self.printed.outs:
             out = getattr(module, f"out_{name}")
             if isinstance(out, TmaOut):
-                made[name] = Map(0, len(made), self.infos[name], 1, out.map_spec)
+                made[name] = Map(0, len(made), self.infos[name], out.map_spec.rank - 1, out.map_spec)
         return made
 
     @property
@@ -156,7 +157,7 @@ class ProgramPlan:
             how = dict(written=False) if given.is_filled else dict(readonly=True)
             memory = machine.Memory.for_array(given.value, given.name, **how)
             views[given.name] = View(given.value, memory, unit_axis(info), alignment(info))
-        values = [emulated_map(views[name], self.maps[name].spec, 1) if name in self.maps else views[name]
+        values = [emulated_map(views[name], self.maps[name].spec, self.maps[name].axis) if name in self.maps else views[name]
                   for name in self.names]
         launch = self.launchable
         with np.errstate(all="ignore"):
@@ -202,12 +203,14 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
     for store, root in zip(stores, roots):
         is_rows = store.only is not None
         made = function_of(f"element_of_{store.parameter.name}", root, places.indices[:1] if is_rows else places.indices,
-                           places.rows if is_rows else places.cells)
+                           places.rows if is_rows else places.cells, places.stack)
         if stale & set(made.uses):
             raise refused(ValueError, "sums are read here, and a later loop adds to them: store them when all is "
                                       "added", store.line)
         info = infos[store.parameter.name]
         plain = root.op == "after"
+        for array in made.arrays:
+            _check_read(array, infos[array], store.line)
         kind = "RowsOut" if is_rows else "TmaOut" if _leaves_by_tma(info) else "DirectOut"
         outs.append(Out(store, info.dtype, kind, not is_rows and _in_pairs(info), None if plain else made, made.sums[0]))
     nbytes = {out.name: out_bytes(places, mapping, out.dtype) for out in outs if out.kind == "TmaOut"}
@@ -215,7 +218,8 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
     shown = ", ".join(f"{key} {size}" for key, size in memory.blocks.items())
     title = f"{name}: blocks of {shown}; {mapping.warpgroups} warpgroups; {memory.rings[0].stages} stages."
     printed = text_of(title, places, [ordered(rounds) for rounds in places.loops], memory, outs, mapping.warpgroups)
-    extents = {index.name: index.extent.size for index in (*places.indices, *(rounds.index for rounds in places.loops))}
+    indices = *_tile_indices(places), *(rounds.index for rounds in places.loops)
+    extents = {index.name: index.extent.size for index in indices}
     numbers = {key: float(x) for key, x in arguments.items() if isinstance(x, (float, np.floating))}
     if text is not None:
         module_of(name, text)                          # raises for what is no kernel's text
@@ -233,10 +237,15 @@ def _device(infos: dict[str, ArrayInfo]) -> DeviceInfo:
     return device
 
 
+def _tile_indices(places: Places) -> tuple[Index, ...]:
+    """Rows, columns, and the stack if there is one."""
+    return places.indices if places.stack is None else (*places.indices, places.stack)
+
+
 def _check_names(infos: dict[str, ArrayInfo], places: Places, arguments: dict[str, Any]) -> None:
     """Raises ValueError for names that the text has for its own."""
     numbers = [key for key, x in arguments.items() if isinstance(x, (float, np.floating))]
-    indices = [index.name for index in (*places.indices, *(rounds.index for rounds in places.loops))]
+    indices = [index.name for index in (*_tile_indices(places), *(rounds.index for rounds in places.loops))]
     for name in (*infos, *numbers, *places.starts, *places.row_starts, *indices):
         is_made = name.startswith(OWN_STARTS) or name.endswith("_tile") or "_by_" in name
         if name in OWN_NAMES or is_made or (name == "i" and name not in indices):
@@ -250,9 +259,9 @@ def _check_arrays(infos: dict[str, ArrayInfo], places: Places) -> None:
         if rounds.index.extent.size == 0:
             raise refused(ValueError, f"{rounds.index} goes along {rounds.index.extent}: a kernel's sums go over one "
                                       "element or more", rounds.line)
-    if 0 not in (index.extent.size for index in places.indices):
+    if 0 not in (index.extent.size for index in _tile_indices(places)):
         for name, line in operands.items():
-            reason = why_not(infos[name], 1)
+            reason = why_not(infos[name], len(infos[name].shape) - 1)
             if reason is not None:
                 raise refused(ValueError, f"{name} is an operand of a product, and TMA cannot bring it: {reason}", line)
     results = [store.parameter.name for store in places.stores]
@@ -271,13 +280,19 @@ def _check_arrays(infos: dict[str, ArrayInfo], places: Places) -> None:
             raise ValueError(f"{one} and {other} share memory, and a result is among them; a result needs memory of its own")
 
 
+def _check_read(name: str, info: ArrayInfo, line: str) -> None:
+    """Raises TypeError for elements that no float32 can meet."""
+    if info.dtype.kind == "c" or info.dtype.names is not None:
+        raise refused(TypeError, f"{name} is of {info.dtype}; arrays of real numbers are read where a tile is stored", line)
+
+
 def _leaves_by_tma(info: ArrayInfo) -> bool:
     """TMA clips rows at multiples of 16 bytes alone."""
-    return info.dtype.itemsize == 2 and info.shape[1] * 2 % 16 == 0 and why_not(info, 1) is None
+    return info.dtype.itemsize == 2 and info.shape[-1] * 2 % 16 == 0 and why_not(info, len(info.shape) - 1) is None
 
 
 def _in_pairs(info: ArrayInfo) -> bool:
     """Whether two neighbours of a row are stored at once."""
     size = 2 * info.dtype.itemsize
-    return (info.shape[1] % 2 == 0 and info.strides[1] == 1 and info.strides[0] % 2 == 0 and info.pointer % size == 0
-            and unit_axis(info) == 1)
+    return (info.shape[-1] % 2 == 0 and info.strides[-1] == 1 and all(stride % 2 == 0 for stride in info.strides[:-1])
+            and info.pointer % size == 0 and unit_axis(info) == len(info.shape) - 1)

@@ -25,7 +25,7 @@ IMPORTS = [
     ("gemmkit.lang.control", "interleave", ("interleave",)), ("gemmkit.lang.control", "split", ("interleave",)),
     ("gemmkit.lang.registers", "apply", ("apply",)),
     *(("gemmkit.programs.collectives", name, (name,)) for name in ("DirectOut",)),
-    ("gemmkit.programs.collectives", "Extents", ("TmaOut", "DirectOut")), ("gemmkit.programs.collectives", "Product", ()),
+    ("gemmkit.programs.collectives", "Part", ()), ("gemmkit.programs.collectives", "Product", ()),
     *(("gemmkit.programs.collectives", name, (name,)) for name in ("RowSums", "RowsOut")),
     ("gemmkit.programs.collectives", "Staged", ()), ("gemmkit.programs.collectives", "TmaOut", ("TmaOut",)),
     ("gemmkit.programs.collectives", "blocks", ()), ("gemmkit.programs.collectives", "row_of", ("row_of",)),
@@ -38,8 +38,8 @@ IMPORTS = [
 #: What a text calls its own things: arrays, cells and indices of programs are called otherwise.
 OWN_NAMES = frozenset({name for _, name, _ in IMPORTS} | {
     "SHARED_BYTES", "Sizes", "WARPGROUPS", "abs", "before", "column", "consume", "group", "kernel", "math", "max", "min",
-    "place", "produce", "ring", "row", "sizes", "slot", "tile", "tiles", "values", "zero"})
-OWN_STARTS = "ring_", "slot_", "out_", "map_", "rows_of_", "element_of_", "last_"
+    "place", "produce", "ring", "row", "rows", "sizes", "slot", "tile", "tiles", "values", "zero"})
+OWN_STARTS = "ring_", "slot_", "out_", "map_", "rows_of_", "element_of_", "last_", "value_"
 
 
 @dataclass(eq=False)
@@ -67,6 +67,7 @@ class Printed:
     outs: tuple[str, ...]
     arrays: tuple[str, ...]
     sizes: tuple[str, ...]
+    tile: tuple[str, ...]              # those of the sizes that tiles go along
     scalars: tuple[str, ...]
     threads: int
 
@@ -108,7 +109,8 @@ class Printer:
             for tile in ring.rounds.tiles:
                 self.put(0, f"{tile.name}_tile = Staged({np.dtype(tile.parameter.dtype).name!r}, "
                             f"lines={size[tile.dims[0].name]}, columns={size[tile.dims[1].name]}, "
-                            f"offset={ring.offsets[tile.name]}, stage_bytes={ring.stage_bytes})")
+                            f"offset={ring.offsets[tile.name]}, stage_bytes={ring.stage_bytes}"
+                            + (")" if tile.stack is None else ", stacked=True)"))
             self.put(0, f"{self.ring(ring)} = Pipeline(stages={ring.stages}, offset={ring.barriers}, full_arrivals=1, "
                         + (f"empty_arrivals={4 * self.warpgroups}, readers=WARPS)" if ring.rounds.row_sums else
                            f"empty_arrivals={self.warpgroups})"))
@@ -120,42 +122,51 @@ class Printer:
                     said.add(self.product(product))
                     how = "".join(f", {name}_transposed=True" for name in "ab" if getattr(product, f"{name}_transposed"))
                     self.put(0, f"{self.product(product)} = Product({product.a.name}_tile, {product.b.name}_tile{how})")
+        stacked = "" if self.places.stack is None else ", stacked=True"
         for out in self.outs:
-            made = f"DirectOut({out.dtype.name!r}, pairs={out.pairs})"
+            made = f"DirectOut({out.dtype.name!r}, pairs={out.pairs}{stacked})"
             if out.kind == "RowsOut":
-                made = f"RowsOut({out.dtype.name!r})"
+                made = f"RowsOut({out.dtype.name!r}{stacked})"
             elif out.kind == "TmaOut":
                 made = (f"TmaOut({out.dtype.name!r}, block_m={size[m.name]}, columns={size[n.name]}, "
-                        f"o_offset={self.memory.outs[out.name]})")
+                        f"o_offset={self.memory.outs[out.name]}{stacked})")
             self.put(0, f"out_{out.name} = {made}")
+
+    @property
+    def place(self) -> str:
+        """What a tile is: the matrix of a stack, first row, first column."""
+        stack = [] if self.places.stack is None else [self.places.stack.name]
+        return ", ".join([*stack, *(index.name for index in self.places.indices)])
+
+    def corner(self, tile: TilePlace) -> str:
+        """Where a block begins, as TMA counts: the contiguous axis first."""
+        return ", ".join([tile.dims[1].name, tile.dims[0].name, *([tile.stack.name] if tile.stack is not None else [])])
 
     # -- the producer -------------------------------------------------------------------------------------------------
 
     def produce(self, tiles: list[TilePlace]) -> None:
-        m, n = (index.name for index in self.places.indices)
         maps = ", ".join(f"map_{name}" for name in _names(tiles))
         self.put(0, f"def produce(sizes, {maps}):", '    """1. Blocks of the operands: global -> shared."""')
         self.put(1, "zero = thread_index() * 0",
                  *(f"{self.slot(ring)} = Slot(zero, zero + 1)          # fresh rings are empty"
                    for ring in self.memory.rings),
-                 "tile = block_x()", "while tile < tiles(sizes):", f"    {m}, {n} = place(tile, sizes)")
+                 "tile = block_x()", "while tile < tiles(sizes):", f"    {self.place} = place(tile, sizes)")
         for ring in self.memory.rings:
             k, name, slot = ring.rounds.index.name, self.ring(ring), self.slot(ring)
             self.put(2, f"{k} = 0 * tile", f"while {k} < sizes.{k}:")
             self.put(3, f"{name}.acquire({slot})", f"{name}.expect({slot}, {ring.stage_bytes})",
-                     *(f"{tile.name}_tile.load(map_{tile.parameter.name}, {tile.dims[1].name}, {tile.dims[0].name}, "
-                       f"{name}, {slot})" for tile in ring.rounds.tiles),
+                     *(f"{tile.name}_tile.load(map_{tile.parameter.name}, ({self.corner(tile)}), {name}, {slot})"
+                       for tile in ring.rounds.tiles),
                      f"{slot} = {name}.advance({slot})", f"{k} = rolled({k} + {self.memory.blocks[k]})")
         self.put(2, "tile = rolled(tile + grid_x())")
 
     # -- the consumers ------------------------------------------------------------------------------------------------
 
     def consume(self, arguments: list[str]) -> None:
-        m, n = (index.name for index in self.places.indices)
         self.put(0, f"def consume({', '.join(['sizes', *arguments, 'group'])}):",
                  '    """2. Products of stages, added up. 3. What becomes of the sums: registers -> global."""')
         self.put(1, "zero = thread_index() * 0", *(f"{self.slot(ring)} = Slot(zero, zero)" for ring in self.memory.rings),
-                 "tile = block_x()", "while tile < tiles(sizes):", f"    {m}, {n} = place(tile, sizes)")
+                 "tile = block_x()", "while tile < tiles(sizes):", f"    {self.place} = place(tile, sizes)")
         first = {name: next(p for r in self.memory.rings for p in r.rounds.products
                             if self.places.cells[p.carried.after] == name) for name in self.places.starts}
         for name, value in self.places.starts.items():
@@ -217,11 +228,10 @@ class Printer:
                 values = made.sums[0]
             lines = [f"values = apply({made.name}, {values}{given})"]
             values = "values"
-        if out.kind == "RowsOut":
-            store = f"out_{out.name}.store({values}, {out.name}, {m} + group * 64, sizes.{m})"
-            return [f"if {n} == 0:", *(f"    {line}" for line in (*lines, store))]
-        extents = f"Extents(sizes.{m}, sizes.{n})"
-        return [*lines, f"out_{out.name}.store({values}, {out.name}, {m} + group * 64, {n}, {extents}, group)"]
+        stack = "0" if self.places.stack is None else self.places.stack.name
+        part = f"Part({m} + group * 64, {n}, sizes.{m}, sizes.{n}, {stack})"
+        lines.append(f"out_{out.name}.store({values}, {out.name}, {part}, group)")
+        return [f"if {n} == 0:", *(f"    {line}" for line in lines)] if out.kind == "RowsOut" else lines
 
     def given(self, made: Function) -> list[str]:
         """What a function is given behind the sums."""
@@ -245,7 +255,9 @@ def text_of(title: str, places: Places, loops: list[Ordered], memory: Allocation
     maps, names = _names(tiles), [out.name for out in outs]
     arrays = list(dict.fromkeys(name for made in functions for name in made.arrays))
     scalars = list(dict.fromkeys(name for made in functions for name in made.scalars))
-    sizes = list(dict.fromkeys([m, n, *(ring.rounds.index.name for ring in memory.rings)]))
+    stack = None if places.stack is None else places.stack.name
+    tile = (m, n) if stack is None else (m, n, stack)
+    sizes = list(dict.fromkeys([*tile, *(ring.rounds.index.name for ring in memory.rings)]))
     operands = [f"map_{name}" for name in maps]
     uses = {out.kind for out in outs} | ({"RowSums"} if places.row_starts else set())
     for made in functions:
@@ -265,14 +277,19 @@ def text_of(title: str, places: Places, loops: list[Ordered], memory: Allocation
                 "barrier()", "if group == 0:", "    WARPGROUPS.give_registers()", "    if thread_index() == 0:",
                 f"        produce({', '.join(['sizes', *operands])})", "else:", "    WARPGROUPS.take_registers()",
                 f"    consume({', '.join(['sizes', *names, *arrays, 'group - 1'])})")
-    printer.put(0, "", "", "def tiles(sizes):", f"    return blocks(sizes.{m}, {size[m]}) * blocks(sizes.{n}, {size[n]})",
+    printer.put(0, "", "", "def tiles(sizes):",
+                f"    return {'' if stack is None else f'sizes.{stack} * '}blocks(sizes.{m}, {size[m]}) * "
+                f"blocks(sizes.{n}, {size[n]})",
                 "", "", "def place(tile, sizes):", f'    """The tile\'s first row and column: tiles go along {n} first."""',
                 f"    inner = blocks(sizes.{n}, {size[n]})", "    outer = udiv(tile, inner)",
-                f"    return outer * {size[m]}, (tile - outer * inner) * {size[n]}", "", "")
+                *([f"    return outer * {size[m]}, (tile - outer * inner) * {size[n]}"] if stack is None else
+                  [f"    rows = blocks(sizes.{m}, {size[m]})", f"    {stack} = udiv(outer, rows)",
+                   f"    return {stack}, (outer - {stack} * rows) * {size[m]}, (tile - outer * inner) * {size[n]}"]), "", "")
     printer.produce(tiles)
     printer.put(0, "", "")
     printer.consume([*names, *arrays])
     for made in functions:
         printer.put(0, "", "", *made.text.split("\n"))
-    return Printed("\n".join(printer.lines) + "\n", tuple(maps), tuple(names), tuple(arrays), tuple(sizes), tuple(scalars),
+    return Printed("\n".join(printer.lines) + "\n", tuple(maps), tuple(names), tuple(arrays), tuple(sizes),
+                   tile, tuple(scalars),
                    128 * (1 + warpgroups))

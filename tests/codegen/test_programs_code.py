@@ -15,7 +15,7 @@ from gemmkit.runtime.device import H100
 from tests.support import programs as listing
 from tests.support.sass import instructions, loops
 
-pytestmark = [pytest.mark.compile, pytest.mark.sample(2)]
+pytestmark = [pytest.mark.compile, pytest.mark.sample(9)]
 F16, F32, BF16 = np.float16, np.float32, ml_dtypes.bfloat16
 TILE = gk.Mapping({"m": 128, "n": 256, "k": 64}, stages=3)
 

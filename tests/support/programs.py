@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 import gemmkit as gk
 from gemmkit import programs as gp
 
@@ -60,6 +62,19 @@ def dual(a: Any, b: Any, c: Any, d: Any, gate: Any) -> None:
 
 
 @gk.program
+def batched(a: Any, b: Any, factor: Any, bias: Any, d: Any, y: Any) -> None:
+    """A stack of products with one B, a factor and a bias for each, and sums of rows."""
+    for h, m, n in gp.parallel(a.count, a.rows, b.columns):
+        acc, sums = gp.zeros(m, n), gp.zeros(m)
+        for k in gp.sequential(a.columns):
+            acc += a[h, m, k] @ b[k, n]
+            sums += a[h, m, k].sum(axis=1)
+        d[h, m, n] = acc * factor[h] + bias[h, n]
+        with gp.once(n):
+            y[h, m] = sums
+
+
+@gk.program
 def lstm(x: Any, w: Any, h: Any, u: Any, bias: Any, y: Any) -> None:
     for m, n in gp.parallel(x.rows, w.columns):
         acc = gp.zeros(m, n)
@@ -110,3 +125,27 @@ def attention(q: Any, k: Any, v: Any, o: Any, scale: float, score: Any = None, v
 
 def silu_times(x: Any, y: Any) -> Any:
     return x / (1.0 + gp.exp(-x)) * y
+
+
+def drawn_case(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any]]:
+    """A program with operands, NaN where results belong, and a mapping."""
+    rng = np.random.default_rng(seed)
+    m, n = (int(x) for x in rng.integers(1, 200, 2))
+    k, j = (8 * int(x) for x in rng.integers(1, 20, 2))
+
+    def half(*shape: int) -> np.ndarray:
+        wide = rng.standard_normal((*shape[:-1], shape[-1] + -shape[-1] % 8)) / 4
+        return wide.astype(np.float16)[..., :shape[-1]]
+
+    out = [np.full((m, n), np.nan, (np.float16, np.float32)[rng.integers(2)]) for _ in range(2)]
+    name = ("gemm", "transposed", "biased", "residual", "dual", "lstm", "product_and_sums")[rng.integers(7)]
+    arrays = {"gemm": [half(m, k), half(k, n), out[0]], "transposed": [half(k, m), half(n, k), out[0]],
+              "biased": [half(m, k), half(k, n), half(n), half(m), out[0]],
+              "residual": [half(m, k), half(k, n), half(m, n), *out],
+              "dual": [half(m, k), half(k, n), half(k, n), out[0]],
+              "lstm": [half(m, k), half(k, n), half(m, j), half(j, n), half(n), out[0]],
+              "product_and_sums": [half(m, k), half(k, n), out[0], np.full(m, np.nan, np.float32)]}[name]
+    more = {"dual": dict(gate=silu_times), "biased": dict(alpha=0.5)}.get(name, {})
+    mapping = gk.Mapping({"n": int(rng.choice([64, 128])), "k": int(rng.choice([64, 128]))}, warpgroups=int(rng.integers(1, 3)),
+                         stages=2 if name == "lstm" else int(rng.integers(2, 4)))
+    return globals()[name], arrays, mapping, more

@@ -31,14 +31,17 @@ def empty(*shape: int, dtype: Any = F16) -> np.ndarray:
     return np.full(shape, np.nan, dtype)
 
 
+def stored(program: gp.Program, arrays: tuple, components: dict[str, Any]) -> tuple[str, ...]:
+    return program.plan(*arrays, **components).printed.outs
+
+
 def check(program: gp.Program, *arrays: np.ndarray, mapping: gk.Mapping | None = None, seed: int | None = None,
           **components: Any) -> None:
     """Every result is the reference's to the rounding of its dtype, relative to its largest element."""
     wanted = program.reference(*arrays, **components)
     with gk.emulate(seed):
         program(*arrays, mapping=mapping, **components)
-    names = list(inspect.signature(program.function).parameters)
-    results = [array for name, array in zip(names, arrays) if name in "dey"]
+    results = [array for name, array in program.bound(arrays, components).items() if name in stored(program, arrays, components)]
     for got, exact in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
         error = np.abs(got.astype(float) - exact).max(initial=0.0)
         assert error <= 4 * EPS[got.dtype] * max(np.abs(exact).max(initial=0.0), 1e-3)
@@ -47,7 +50,7 @@ def check(program: gp.Program, *arrays: np.ndarray, mapping: gk.Mapping | None =
 SIZES = [(1, 8, 8), (1, 1, 8), (0, 8, 8), (8, 0, 8), (131, 136, 168), (64, 67, 64), (130, 300, 72)]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("m, n, k", SIZES)
 def test_gemm_at_odd_sizes(drawn: Drawn, m: int, n: int, k: int) -> None:
     b = drawn(k, n + -n % 8)[:, :n]                    # a view: TMA's rows are multiples of 16 bytes
@@ -59,7 +62,7 @@ MAPPINGS = [gk.Mapping(), gk.Mapping({"n": 64}, warpgroups=1, stages=2), gk.Mapp
             gk.Mapping({"n": 64}, shared_bytes=70_000)]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("mapping", MAPPINGS)
 @pytest.mark.parametrize("seed", [None, 5])
 def test_a_mapping_changes_no_result(drawn: Drawn, mapping: gk.Mapping, seed: int | None) -> None:
@@ -67,7 +70,7 @@ def test_a_mapping_changes_no_result(drawn: Drawn, mapping: gk.Mapping, seed: in
 
 
 @pytest.mark.parametrize("dtype, out", [(BF16, BF16), (BF16, F32), (F16, BF16)])
-@pytest.mark.sample(1)
+@pytest.mark.sample(3)
 def test_dtypes(drawn: Drawn, dtype: Any, out: Any) -> None:
     check(listing.gemm, drawn(70, 72, dtype=dtype), drawn(72, 80, dtype=dtype), empty(70, 80, dtype=out))
 
@@ -93,11 +96,20 @@ def test_arrays_and_scalars_at_the_end_of_a_tile(drawn: Drawn) -> None:
     check(listing.residual, a, b, drawn(67, 80), empty(67, 80), empty(67, 80, dtype=F32))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("k", [168, 8])
 @pytest.mark.parametrize("warpgroups", [1, 3])
 def test_rows_are_added_up_where_they_are_staged(drawn: Drawn, k: int, warpgroups: int) -> None:
     check(listing.product_and_sums, drawn(131, k), drawn(k, 136), empty(131, 136), empty(131, dtype=F32), seed=warpgroups,
           mapping=gk.Mapping({"n": 64}, warpgroups=warpgroups))
+
+
+@pytest.mark.parametrize("out, n", [(F16, 72), (F32, 67)])
+def test_stacks(drawn: Drawn, out: Any, n: int) -> None:
+    b = drawn(72, n + -n % 8)[:, :n]
+    check(listing.batched, drawn(3, 130, 72), b, drawn(3), drawn(3, n), empty(3, 130, n, dtype=out), empty(3, 130, dtype=F32),
+          mapping=gk.Mapping({"n": 64}))
+    check(listing.batched, drawn(0, 8, 72), b, drawn(0), drawn(0, n), empty(0, 8, n, dtype=out), empty(0, 8, dtype=F32))
 
 
 def scaled_sums(a: Any, b: Any, d: Any, e: Any, scale: Any, bias: Any, factor: float) -> None:
@@ -169,6 +181,14 @@ def stale(a: Any, b: Any, d: Any) -> None:
             acc += a[m, j] @ b[j, n]
 
 
+def without_its_stack(a: Any, b: Any, d: Any) -> None:
+    for h, m, n in gp.parallel(a.count, a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc += a[h, m, k] @ b[k, n]
+        d[m, n] = acc                                  # here
+
+
 def twice(a: Any, b: Any, d: Any) -> None:
     for m, n in gp.parallel(a.rows, b.columns):
         acc = gp.zeros(m, n)
@@ -176,6 +196,14 @@ def twice(a: Any, b: Any, d: Any) -> None:
             acc += a[m, k] @ b[k, n]
         d[m, n] = acc
         d[m, n] = acc + 1.0                            # here
+
+
+def out_of_order(a: Any, b: Any, d: Any) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+        d[n, m] = acc.T                                # here
 
 
 def rows_alone(a: Any, b: Any, d: Any) -> None:
@@ -208,7 +236,7 @@ def reduced_at_the_end(a: Any, b: Any, d: Any) -> None:
 REFUSED = [
     (scaled_rounds, "not sums of products or of rows alone"), (computed_operand, "operand of a product is exp"),
     (stale, "a later loop adds"), (sum_of_another, "a sum of rows in rounds"), (twice, "stored twice"),
-    (rows_alone, "kernels are derived of rows and columns"), (no_product, "no sequential loop"),
+    (out_of_order, "axis 0 of d has 40 elements"), (rows_alone, "kernels are derived of rows and columns"), (no_product, "no sequential loop"),
     (reduced_at_the_end, "rowmax where a tile is stored")]
 
 
@@ -240,6 +268,13 @@ def test_mappings_that_cannot_be(mapping: gk.Mapping, words: str) -> None:
         listing.gemm.plan(A, B, D, mapping=mapping)
 
 
+def test_a_stack_is_stored_as_a_stack() -> None:
+    source, first = inspect.getsourcelines(without_its_stack)
+    with pytest.raises(ValueError, match="whole tiles") as error:
+        gk.program(without_its_stack).plan(np.zeros((2, 40, 48), F16), B, D)
+    assert f"{__file__}:{first + len(source) - 1}" in str(error.value)
+
+
 def test_names_that_the_text_has_for_its_own() -> None:
     def tile(a: Any, tile: Any, d: Any) -> None:
         for m, n in gp.parallel(a.rows, tile.columns):
@@ -267,6 +302,8 @@ def test_arrays_that_cannot_be() -> None:
         listing.gemm.plan(np.zeros((40, 0), F16), np.zeros((0, 56), F16), D)
     with pytest.raises(TypeError, match="with gemmkit.emulate"):
         listing.gemm(A, B, D)
+    with pytest.raises(TypeError, match="bias is of complex64; arrays of real numbers"):
+        listing.biased.plan(A, B, np.zeros(56, np.complex64), np.zeros(40, F32), D)
     plan = listing.gemm.plan(A, B, D)
     with pytest.raises(ValueError, match="b is another kind of array"):
         plan.run(dict(a=A, b=B[:, ::-1], d=D))

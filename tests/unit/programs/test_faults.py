@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,34 +17,10 @@ F16, F32 = np.float16, np.float32
 ONE, TWO = (dataclasses.replace(H100, sm_count=count) for count in (1, 2))     # blocks go on from tile to tile
 
 
-def drawn_case(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any]]:
-    """A program with operands, NaN where results belong, and a mapping."""
-    rng = np.random.default_rng(seed)
-    m, n = (int(x) for x in rng.integers(1, 200, 2))
-    k, j = (8 * int(x) for x in rng.integers(1, 20, 2))
-
-    def half(*shape: int) -> np.ndarray:
-        wide = rng.standard_normal((*shape[:-1], shape[-1] + -shape[-1] % 8)) / 4
-        return wide.astype(F16)[..., :shape[-1]]
-
-    out = [np.full((m, n), np.nan, (F16, F32)[rng.integers(2)]) for _ in range(2)]
-    name = ("gemm", "transposed", "biased", "residual", "dual", "lstm", "product_and_sums")[rng.integers(7)]
-    arrays = {"gemm": [half(m, k), half(k, n), out[0]], "transposed": [half(k, m), half(n, k), out[0]],
-              "biased": [half(m, k), half(k, n), half(n), half(m), out[0]],
-              "residual": [half(m, k), half(k, n), half(m, n), *out],
-              "dual": [half(m, k), half(k, n), half(k, n), out[0]],
-              "lstm": [half(m, k), half(k, n), half(m, j), half(j, n), half(n), out[0]],
-              "product_and_sums": [half(m, k), half(k, n), out[0], np.full(m, np.nan, F32)]}[name]
-    more = {"dual": dict(gate=listing.silu_times), "biased": dict(alpha=0.5)}.get(name, {})
-    mapping = gk.Mapping({"n": int(rng.choice([64, 128])), "k": int(rng.choice([64, 128]))}, warpgroups=int(rng.integers(1, 3)),
-                         stages=2 if name == "lstm" else int(rng.integers(2, 4)))
-    return getattr(listing, name), arrays, mapping, more
-
-
-@pytest.mark.sample(3)
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("seed", range(60))
 def test_drawn(seed: int) -> None:
-    program, arrays, mapping, more = drawn_case(seed)
+    program, arrays, mapping, more = listing.drawn_case(seed)
     try:
         with assumed(TWO if seed % 2 else ONE):
             plan = program.plan(*arrays, mapping=mapping, **more)
@@ -86,7 +61,7 @@ def test_a_text_has_all_kinds_of_synchronisation() -> None:
     assert len(LINES) == 11
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("line", LINES)
 def test_a_text_without_a_line_is_found_out(line: int) -> None:
     text = dual_text().splitlines()

@@ -152,6 +152,10 @@ def test_words_and_calls_out_of_place() -> None:
         listing.gemm.reference(A, B)
     with pytest.raises(TypeError, match="a function is needed"):
         gk.program(3)                                  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"the call has an argument of this name \(mapping"):
+        gk.program(lambda a, mapping: None)
+    assert gk.Mapping({"m": 1, "n": 2}) == gk.Mapping({"n": 2, "m": 1})
+    assert hash(gk.Mapping({"m": 1, "n": 2})) == hash(gk.Mapping({"n": 2, "m": 1}))
 
 
 @pytest.mark.parametrize("given", [dict(stages=-1), dict(warpgroups=4), dict(blocks={"m": 0}), dict(blocks={3: 64}),

@@ -1,0 +1,54 @@
+"""Derived kernels on a GPU: drawn programs, mappings and sizes against their references; arrays of other kinds and streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from tests.support import programs as listing
+
+pytestmark = pytest.mark.gpu
+
+
+def there(x: np.ndarray) -> Any:
+    """The array on the GPU, with its strides: a view of one whose rows TMA takes."""
+    import cupy
+
+    whole = x if x.base is None else x.base
+    return cupy.asarray(whole)[tuple(slice(extent) for extent in x.shape)] if whole.ndim == x.ndim else cupy.asarray(x)
+
+
+@pytest.mark.sample(20)
+@pytest.mark.parametrize("seed", range(60))
+def test_drawn(seed: int) -> None:
+    program, arrays, mapping, more = listing.drawn_case(seed)
+    given = [there(x) for x in arrays]
+    try:
+        plan = program.plan(*given, mapping=mapping, **more)
+    except gk.ConfigError as error:
+        assert "bytes of shared memory" in str(error)
+        return
+    wanted = program.reference(*arrays, **more)
+    arguments = program.bound(tuple(given), more)
+    plan.run(arguments)
+    results = [arguments[name] for name in arguments if name in plan.printed.outs]
+    for result, exact in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+        got = result.get()
+        assert np.abs(got - exact).max() <= (2e-3 if got.dtype == np.float16 else 1e-4) * max(1.0, np.abs(exact).max())
+
+
+@pytest.mark.parametrize("sizes", [(4096, 1032, 520), (1, 8, 4096)], ids=str)
+def test_many_tiles(sizes: tuple[int, int, int], rng: np.random.Generator) -> None:
+    import cupy
+
+    m, n, k = sizes
+    a, b, c = (cupy.asarray(rng.standard_normal(shape) / 8).astype("f2") for shape in ((m, k), (k, n), (k, n)))
+    d = cupy.full((m, n), cupy.nan, "f2")
+    for _ in range(3):                                 # what is loaded is launched again
+        listing.dual(a, b, c, d, gate=listing.silu_times)
+    x, y = (np.asarray((a.astype("f8") @ other.astype("f8")).get()) for other in (b, c))
+    exact = x / (1 + np.exp(-x)) * y
+    assert np.abs(d.get() - exact).max() <= 2e-3 * np.abs(exact).max()
