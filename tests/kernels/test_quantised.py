@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit.ahead import compiled, recorded
 from gemmkit.quantisation import dequantise, quantise
+from tests.support.compiling import H100
 
 pytestmark = pytest.mark.sample(4)
 
@@ -43,3 +45,10 @@ def test_what_does_not_fit_is_refused_by_name():
         quantise(weights * np.nan, group=8)
     with pytest.raises(TypeError, match="weights"):
         quantise(weights.astype(int))
+
+
+@pytest.mark.parametrize("bits", [pytest.param(4), pytest.param(2, marks=pytest.mark.thorough)])
+def test_its_kernel_spills_nothing(bits):
+    b = quantise(np.ones((256, 64), np.float32), bits)
+    (made,) = compiled(recorded(lambda: gk.matmul(np.ones((16, 256), np.float16), b), H100), 1)
+    assert made.error is None and made.usage["spill_stores"] == made.usage["spill_loads"] == made.usage["stack_bytes"] == 0
