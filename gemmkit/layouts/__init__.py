@@ -9,10 +9,11 @@ from gemmkit.layouts.joined import Joined
 from gemmkit.layouts.number import Interleaved, Planar, Planes
 from gemmkit.layouts.packed import Packed
 from gemmkit.layouts.plain import ColMajor, Padded, Plain, RowMajor, Zero
+from gemmkit.layouts.quantised import GroupQuantised
 from gemmkit.layouts.structured import Diagonal, Symmetric, Triangular
 from gemmkit.layouts.swizzled import Swizzled
 from gemmkit.layouts.tensor import Tensor
 
-__all__ = ["Boxed", "Braided", "ColMajor", "Diagonal", "Embedded", "Folded", "Generated", "Interleaved", "Joined", "Layout",
-           "Packed", "Padded", "Plain", "Planar", "Planes", "RowMajor", "Swizzled", "Symmetric", "Tensor", "Triangular",
-           "Zero"]
+__all__ = ["Boxed", "Braided", "ColMajor", "Diagonal", "Embedded", "Folded", "Generated", "GroupQuantised", "Interleaved",
+           "Joined", "Layout", "Packed", "Padded", "Plain", "Planar", "Planes", "RowMajor", "Swizzled", "Symmetric", "Tensor",
+           "Triangular", "Zero"]

@@ -59,8 +59,8 @@ def validate_lines(config: Config) -> None:
     for name, tile, thread in (("a", block.MK, config.mem_a_thread), ("b", block.KN, config.mem_b_thread),
                                ("c", block.MN, config.mem_cd_thread), ("d", block.MN, config.mem_cd_thread)):
         layout = getattr(config, f"shared_{name}_layout")
-        rule(getattr(layout, "plane", layout).is_linear, f"shared_{name}_layout", layout, f"kernel={config.kernel!r} adds an "
-             "element's place in a tile to the tile's place, and a swizzle is no sum; take layouts.Padded(...), or "
+        rule(getattr(layout, "plane", layout).is_linear, f"shared_{name}_layout", layout, f"kernel={config.kernel!r} adds "
+             "an element's place in a tile to the tile's place, and a swizzle is no sum; take layouts.Padded(...), or "
              "kernel='warp_specialised'")
         refusal = config.operator.refuses(name, layout)
         rule(refusal is None, f"shared_{name}_layout", layout, refusal or "")
