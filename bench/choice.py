@@ -34,8 +34,8 @@ from bench.prepare import HostArrays, recorded
 from gemmkit.ahead import Kernel, compiled, kernel_of
 from gemmkit.compiled import Compiled
 from gemmkit.lang.errors import ConfigError
-from gemmkit.problem import describe_all, resolve
-from gemmkit.runtime.arrays import describe
+from gemmkit.problem import resolve
+from gemmkit.runtime.arrays import describe, describe_all
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate, candidates
 

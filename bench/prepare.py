@@ -49,8 +49,8 @@ def resolve(case: Case) -> Any:
     """The kernel's specialisation and arguments for a case (`gemmkit.planning.Compiled`)."""
     import gemmkit
     from gemmkit.compiled import Compiled
-    from gemmkit.problem import describe_all
     from gemmkit.problem import resolve as resolved
+    from gemmkit.runtime.arrays import describe_all
 
     (a, b, c, conf), keywords = plan_arguments(case, operands(case, host_array))
     out = keywords.pop("out")

@@ -22,7 +22,8 @@ from bench.choice import ways
 from bench.experiments.types import Product
 from bench.prepare import HostArrays
 from gemmkit.layouts import ColMajor, RowMajor
-from gemmkit.problem import describe_all, resolve
+from gemmkit.problem import resolve
+from gemmkit.runtime.arrays import describe_all
 from gemmkit.runtime.device import H100, assumed
 from gemmkit.tuning import winners
 from gemmkit.tuning.candidates import Candidate

@@ -27,7 +27,7 @@ def _number(x: Any) -> Any:
 
 
 class Extent:
-    """What has an ``__index__`` computes as that number does; the results are plain numbers.
+    """What has one extent computes as that number does; the results are plain numbers.
 
     >>> from gemmkit import Tile
     >>> block = Tile(M=64, N=32)
@@ -37,8 +37,18 @@ class Extent:
 
     __slots__ = ()
 
-    def __index__(self) -> int:
+    @property
+    def names(self) -> tuple[str, ...]:
         raise NotImplementedError
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    def __index__(self) -> int:
+        if len(self.extents) != 1:
+            raise TypeError(f"{self!r} has {len(self.extents)} dimensions; one alone is a number: {self!r}.{self.names[0]}")
+        return self.extents[0]
 
     __add__, __radd__ = _operated(operator.add)
     __sub__, __rsub__ = _operated(operator.sub)

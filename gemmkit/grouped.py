@@ -14,10 +14,10 @@ from gemmkit.emulator.mode import current_mode, world
 from gemmkit.groups import CompiledGroup, Infos, Tables, check_outputs
 from gemmkit.kernels.select import FAMILIES
 from gemmkit.operators import MMAOp, Operator
-from gemmkit.problem import HOST, Call, _configure, _layouts, check_places, describe_all, resolve
+from gemmkit.problem import HOST, Call, _configure, _layouts, check_places, resolve
 from gemmkit.products import forgotten_with_plans
 from gemmkit.runtime import workspace
-from gemmkit.runtime.arrays import ArrayInfo, alignment, as_stream_handle, current_stream, describe, empty_like
+from gemmkit.runtime.arrays import ArrayInfo, alignment, as_stream_handle, current_stream, describe, describe_all, empty_like
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.runtime.streams import check_stream
 from gemmkit.tiling import Tile

@@ -17,7 +17,7 @@ from gemmkit.lang.guards import Guards
 from gemmkit.matrices import Matrix, arrays, frozen_layouts, layouts_of, unwrapped
 from gemmkit.per_product import component_for_products
 from gemmkit.placement import fitting, sharing
-from gemmkit.problem import Call, check_out, check_places, describe_all, held_by, resolve
+from gemmkit.problem import Call, check_out, check_places, held_by, resolve
 from gemmkit.runtime.allocation import allocator
 from gemmkit.runtime.array_info import are_the_same
 from gemmkit.runtime.arrays import (
@@ -26,6 +26,7 @@ from gemmkit.runtime.arrays import (
     as_stream_handle,
     current_stream,
     describe,
+    describe_all,
     empty_like,
     overlaps,
     producer_stream,

@@ -24,7 +24,7 @@ from gemmkit.lang.given import check_dtype, check_methods
 from gemmkit.layouts import ColMajor, Interleaved, Layout, Plain, RowMajor, Zero
 from gemmkit.operators import Algebra, Operator
 from gemmkit.runtime.array_info import are_the_same
-from gemmkit.runtime.arrays import ArrayInfo, check_aligned, describe, flipped, is_array, overlaps, overlaps_itself, whole
+from gemmkit.runtime.arrays import ArrayInfo, describe, flipped, is_array, overlaps, overlaps_itself, whole
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.stacks import check_steps, first_matrices, first_matrix, leading, stack_of
 from gemmkit.transforms import Transform
@@ -395,12 +395,3 @@ def held_by(conf: Config | dict[str, Any]) -> list[tuple[str, Held]]:
     components = conf if isinstance(conf, dict) else field_values(conf)
     return [(field, held._replace(name=f"{held.name} ({field[7]})") if field in LAYOUTS else held)
             for field, value in components.items() if isinstance(value, Component) for held in arrays_of(value)]
-
-
-def describe_all(a: Any, b: Any, c: Any, out: Any) -> tuple[ArrayInfo, ArrayInfo, ArrayInfo | None, ArrayInfo | None]:
-    infos = (describe(a, "a"), describe(b, "b"), None if c is None else describe(c, "c"),
-             None if out is None else describe(out, "out"))
-    for info, name in zip(infos, ("a", "b", "c", "out")):
-        if info is not None:
-            check_aligned(info, name)
-    return infos

@@ -3,8 +3,6 @@
 A `Tile` has a compile-time size, named dimensions, and a position split in two: a run-time ``base`` (what depends on the
 thread) and an ``offset`` (what does not). Addresses computed from the two apart become register + immediate.
 
-Four operations:
-
 * **project**: ``tile.MN``, ``tile.KM`` keep (and order) dimensions;
 * **parallelise**: ``parallelise(tile, tiling, index, count)`` divides a tile among ``count`` workers;
 * **translate**: ``translate(tile, M=i, N=j)`` moves the base, ``translate_offset`` the offset;
@@ -17,8 +15,8 @@ Four operations:
 >>> linearise(translate(tiles[0], M=16, N=0).index, (64, 64))
 84
 
-The same functions are device code (:mod:`gemmkit.lang.aggregates`). There a loop over tiles is written ``for i in
-range(len(tiles)): tile = tiles[i]``: the compiler unrolls and folds it, which it cannot do with an iterator's state.
+The same functions are device code (:mod:`gemmkit.lang.aggregates`); there a loop over tiles is ``for i in range(len(tiles))``,
+which the compiler unrolls.
 """
 
 from __future__ import annotations
@@ -120,8 +118,7 @@ class Tile(Extent, Aggregate):
     """A block of an iteration space: a named compile-time size, and a position.
 
     Dimension names may be any identifiers; those of one letter can be projected as an attribute (``tile.MN``), others
-    by ``project(tile, "row", "column")`` or, one at a time, ``tile.row``. On the host a tile of one dimension is its extent
-    in arithmetic, ``-(-M // block.M)``; in device code that is ``block.size.M``.
+    by ``project(tile, "row", "column")`` or, one at a time, ``tile.row``: on the host its extent in arithmetic, too.
 
     Raises ValueError for an extent that is not a positive integer, or when no dimension is given.
     """
@@ -196,12 +193,6 @@ class Tile(Extent, Aggregate):
 
     def __reduce__(self) -> Any:
         return Tile.at, self._state()
-
-    def __index__(self) -> int:
-        extents = self._form.extents
-        if len(extents) != 1:
-            raise TypeError(f"{self!r} has {len(extents)} dimensions; one alone is a number: {self!r}.{self.names[0]}")
-        return extents[0]
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, (int, np.integer)):

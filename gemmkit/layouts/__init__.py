@@ -14,6 +14,6 @@ from gemmkit.layouts.structured import Diagonal, Symmetric, Triangular
 from gemmkit.layouts.swizzled import Swizzled
 from gemmkit.layouts.tensor import Tensor
 
-__all__ = ["Boxed", "Braided", "ColMajor", "Diagonal", "Embedded", "Folded", "Generated", "GroupQuantised", "Interleaved",
-           "Joined", "Layout", "Packed", "Padded", "Plain", "Planar", "Planes", "RowMajor", "Swizzled", "Symmetric", "Tensor",
-           "Triangular", "Zero"]
+__all__ = ["Boxed", "Braided", "ColMajor", "Diagonal", "Embedded", "Folded", "Generated", "GroupQuantised",
+           "Interleaved", "Joined", "Layout", "Packed", "Padded", "Plain", "Planar", "Planes", "RowMajor", "Swizzled",
+           "Symmetric", "Tensor", "Triangular", "Zero"]

@@ -47,6 +47,7 @@ __all__ = [
     "check_aligned",
     "current_stream",
     "describe",
+    "describe_all",
     "dtype_from_torch",
     "dtype_to_torch",
     "empty_like",
@@ -342,6 +343,16 @@ def _from_torch() -> dict[Any, np.dtype[Any]]:
     ):
         pairs[name] = np.dtype(getattr(ml_dtypes, name))
     return {getattr(torch, name): dtype for name, dtype in pairs.items() if hasattr(torch, name)}
+
+
+def describe_all(a: Any, b: Any, c: Any, out: Any) -> tuple[ArrayInfo, ArrayInfo, ArrayInfo | None, ArrayInfo | None]:
+    """A product's arrays, each aligned to its elements."""
+    infos = (describe(a, "a"), describe(b, "b"), None if c is None else describe(c, "c"),
+             None if out is None else describe(out, "out"))
+    for info, name in zip(infos, ("a", "b", "c", "out")):
+        if info is not None:
+            check_aligned(info, name)
+    return infos
 
 
 def dtype_from_torch(dtype: Any) -> np.dtype[Any] | None:

@@ -17,8 +17,9 @@ from gemmkit import epilogues, operators
 from gemmkit.ahead import Made
 from gemmkit.kernels import rasterisation
 from gemmkit.planning import Plan
-from gemmkit.problem import describe_all, resolve
+from gemmkit.problem import resolve
 from gemmkit.runtime import cache
+from gemmkit.runtime.arrays import describe_all
 from gemmkit.runtime.cache import Entry
 from gemmkit.runtime.device import H100
 from gemmkit.runtime.gpus import A100
