@@ -15,8 +15,8 @@ thread) and an ``offset`` (what does not). Addresses computed from the two apart
 >>> linearise(translate(tiles[0], M=16, N=0).index, (64, 64))
 84
 
-The same functions are device code (:mod:`gemmkit.lang.aggregates`); there a loop over tiles is ``for i in range(len(tiles))``,
-which the compiler unrolls.
+The same functions are device code (:mod:`gemmkit.lang.aggregates`); there a loop over tiles is ``for i in
+range(len(tiles))``, which the compiler unrolls.
 """
 
 from __future__ import annotations
