@@ -20,7 +20,7 @@ REFUSED = {
         "s = values[0]\nfor n in range(2):\n    s += values[n:n+2][0]\nreturn s"), "a slice of UniTuple(float32 x 4) by what is"),
     "branches lens": ("t = values[:2] if i > 1 else values[:3]\nreturn t[0]", "it is UniTuple(float32 x 2) on one way and"),
     "branches lens stmt": ((
-        "if i > 1:\n    t = (values[0],)\nelse:\n    t = values\nreturn t[0]"), "it is UniTuple(float32 x 1) on one way and"),
+        "if i > 1:\n    t = (values[0],)\nelse:\n    t = values\nreturn t[0] * values[1] + values[2]"), "it is UniTuple(float32 x 1) on one way and"),
     "returns lens": ("if i > 1:\n    return values[:2]\nreturn values", "it returns one of several types"),
     "loop idx": ("s = values[0]\nfor n in range(2):\n    s += (1, 2.5)[n]\nreturn s", "which value of Tuple(Weak[int](1),"),
     "pair +": ("return Pair(values[0], values[1]) + (values[2],)", "add(Pair(float32 x 2), UniTuple(float32 x 1))"),
