@@ -15,6 +15,7 @@ from gemmkit.emulator.mode import emulate
 from gemmkit.tiling import Tile, linearise, parallelise, subdivide, translate, translate_base, translate_offset
 
 from gemmkit import epilogues, layouts, operators, transforms  # isort: skip
+from gemmkit.block_sparse import BlockSparse
 from gemmkit.config import Config, ConfigError
 from gemmkit.configure import get_config
 from gemmkit.contraction import einsum
@@ -43,12 +44,12 @@ float16, float32, float64 = _np.float16, _np.float32, _np.float64
 __version__ = "0.1.0"
 
 __all__ = [
-    "Array", "Braid", "Component", "ComponentError", "Concat", "Config", "ConfigError", "Diagonal", "Dual", "Generated",
-    "GroupPlan", "Matrix", "Plan", "Scalar", "StreamK", "Symmetric", "Tile", "Triangular", "Tuned", "attention", "blas",
-    "einsum", "emulate", "epilogues", "fast", "float16", "float32", "float64", "get_config", "glu", "grouped",
-    "layernorm", "layouts", "linearise", "log_softmax", "lstm_cell", "masks", "matmul", "mlp", "operators", "parallelise",
-    "plan", "plan_grouped", "rmsnorm", "rowwise", "scores", "select", "softmax", "subdivide", "transforms", "translate",
-    "translate_base", "translate_offset", "tune",
+    "Array", "BlockSparse", "Braid", "Component", "ComponentError", "Concat", "Config", "ConfigError", "Diagonal",
+    "Dual", "Generated", "GroupPlan", "Matrix", "Plan", "Scalar", "StreamK", "Symmetric", "Tile", "Triangular",
+    "Tuned", "attention", "blas", "einsum", "emulate", "epilogues", "fast", "float16", "float32", "float64",
+    "get_config", "glu", "grouped", "layernorm", "layouts", "linearise", "log_softmax", "lstm_cell", "masks",
+    "matmul", "mlp", "operators", "parallelise", "plan", "plan_grouped", "rmsnorm", "rowwise", "scores", "select",
+    "softmax", "subdivide", "transforms", "translate", "translate_base", "translate_offset", "tune",
 ]
 
 
