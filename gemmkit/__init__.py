@@ -19,6 +19,7 @@ from gemmkit.block_sparse import BlockSparse
 from gemmkit.config import Config, ConfigError
 from gemmkit.configure import get_config
 from gemmkit.contraction import einsum
+from gemmkit.gather import Gather
 from gemmkit.glu import glu
 from gemmkit.grouped import GroupPlan, grouped, plan_grouped
 from gemmkit.joined import Braid, Concat
@@ -45,7 +46,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Array", "BlockSparse", "Braid", "Component", "ComponentError", "Concat", "Config", "ConfigError", "Diagonal",
-    "Dual", "Generated", "GroupPlan", "Matrix", "Plan", "Scalar", "StreamK", "Symmetric", "Tile", "Triangular",
+    "Dual", "Gather", "Generated", "GroupPlan", "Matrix", "Plan", "Scalar", "StreamK", "Symmetric", "Tile", "Triangular",
     "Tuned", "attention", "blas", "einsum", "emulate", "epilogues", "fast", "float16", "float32", "float64",
     "get_config", "glu", "grouped", "layernorm", "layouts", "linearise", "log_softmax", "lstm_cell", "masks",
     "matmul", "mlp", "operators", "parallelise", "plan", "plan_grouped", "rmsnorm", "rowwise", "scores", "select",

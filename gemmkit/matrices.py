@@ -224,8 +224,8 @@ def frozen_components(planned: Any, components: dict[str, Component], joined: tu
             raise ValueError("a and b are no BlockSparse, and the plan was made with one; give such a one, or make another "
                              "plan")
         if name not in components:
-            raise ValueError(f"{name[7]} is one array, and the plan was made with one of several (a Concat or a Braid); "
-                             "give such a one, or make another plan")
+            raise ValueError(f"{name[7]} is one array, and the plan was made with one of several (a Concat, a Braid or a "
+                             "Gather, which has an index); give such a one, or make another plan")
     found = {}
     for name, component in components.items():
         frozen, known = kept.frozen(component, name), kept.frozen(getattr(planned, name), name)
