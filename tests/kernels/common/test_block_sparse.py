@@ -148,7 +148,7 @@ def test_as_operands_of_blas(machine: Any, rng: np.random.Generator) -> None:
     assert np.array_equal(machine.numpy(c), 2 * at.T @ b + 1)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(3)
 @pytest.mark.compile
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compiled(family: str) -> None:

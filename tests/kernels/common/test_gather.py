@@ -84,7 +84,7 @@ def test_no_rows_and_a_chosen_mapping() -> None:
             assert np.array_equal(d, x[np.array(index, int)])
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(3)
 @pytest.mark.compile
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compiled(family: str) -> None:
