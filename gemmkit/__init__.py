@@ -15,9 +15,11 @@ from gemmkit.emulator.mode import emulate
 from gemmkit.tiling import Tile, linearise, parallelise, subdivide, translate, translate_base, translate_offset
 
 from gemmkit import epilogues, layouts, operators, transforms  # isort: skip
+from gemmkit.block_sparse import BlockSparse
 from gemmkit.config import Config, ConfigError
 from gemmkit.configure import get_config
 from gemmkit.contraction import einsum
+from gemmkit.gather import Gather
 from gemmkit.glu import glu
 from gemmkit.grouped import GroupPlan, grouped, plan_grouped
 from gemmkit.joined import Braid, Concat
@@ -44,12 +46,13 @@ float16, float32, float64 = _np.float16, _np.float32, _np.float64
 __version__ = "0.1.0"
 
 __all__ = [
-    "Array", "Braid", "Component", "ComponentError", "Concat", "Config", "ConfigError", "Diagonal", "Dual", "Generated",
-    "GroupPlan", "Mapping", "Matrix", "Plan", "Scalar", "StreamK", "Symmetric", "Tile", "Triangular", "Tuned", "attention",
-    "blas", "einsum", "emulate", "epilogues", "fast", "float16", "float32", "float64", "get_config", "glu", "grouped",
-    "layernorm", "layouts", "linearise", "log_softmax", "lstm_cell", "masks", "matmul", "mlp", "operators", "parallelise",
-    "plan", "plan_grouped", "program", "programs", "rmsnorm", "rowwise", "scores", "select", "softmax", "subdivide",
-    "transforms", "translate", "translate_base", "translate_offset", "tune",
+    "Array", "BlockSparse", "Braid", "Component", "ComponentError", "Concat", "Config", "ConfigError", "Diagonal",
+    "Dual", "Gather", "Generated", "GroupPlan", "Mapping", "Matrix", "Plan", "Scalar", "StreamK", "Symmetric", "Tile",
+    "Triangular", "Tuned", "attention", "blas", "einsum", "emulate", "epilogues", "fast", "float16", "float32",
+    "float64", "get_config", "glu", "grouped", "layernorm", "layouts", "linearise", "log_softmax", "lstm_cell",
+    "masks", "matmul", "mlp", "operators", "parallelise", "plan", "plan_grouped", "program", "programs", "rmsnorm",
+    "rowwise", "scores", "select", "softmax", "subdivide", "transforms", "translate", "translate_base",
+    "translate_offset", "tune",
 ]
 
 

@@ -46,6 +46,7 @@ def validate(config: Config) -> None:
     _validate_packed(config)
     if config.observe_a is not None:
         _validate_observer(config)
+    config.condition.check_tiles(config.block_shape)
     config.family.validate(config)
     _validate_dtypes(config)
 

@@ -60,7 +60,7 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
         product = next((x.product for x in (a, b) if isinstance(x, Matrix) and hasattr(x, "product")), None)
         if product is not None:                                       # it multiplies in its own way
             return product(a, b, c, conf, out, stream, **keywords)
-        a, b, keywords = unwrapped(a, b, (c, out), keywords)
+        a, b, keywords = unwrapped(a, b, (c, out), keywords, conf)
     try:
         return multiply(a, b, c, conf, out, stream, keywords, folded)
     except RequiresGradient:                                          # nothing has been launched or written

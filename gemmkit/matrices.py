@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit import kept
-from gemmkit.components import Frozen
+from gemmkit.components import Component, Frozen
 from gemmkit.lang.given import check_dtype
 from gemmkit.layouts import ColMajor, Layout, Plain, RowMajor
 from gemmkit.layouts import Diagonal as DiagonalLayout
@@ -72,6 +72,11 @@ class Matrix:
 
     def check_place(self, name: str, c: Any) -> None:
         """Raise where it cannot be operand ``name``, "a" or "b", of a product with ``c`` (None: without)."""
+
+    def condition(self, name: str) -> Any:
+        """The `Condition` that comes with it as operand ``name``: which k-tiles are computed. None: all that its layout's
+        `k_range` leaves in."""
+        return None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of shape {self.shape}, {self.layout!r}>"
@@ -162,8 +167,10 @@ class Generated(Matrix):
 
 # -- how calls take them ----------------------------------------------------------------------------------------------
 
-def unwrapped(a: Any, b: Any, others: tuple, keywords: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-    """A call's operands as arrays, and its keywords with their layouts and, where arrays do not say them, the sizes."""
+def unwrapped(a: Any, b: Any, others: tuple, keywords: dict[str, Any],
+              conf: Any = None) -> tuple[Any, Any, dict[str, Any]]:
+    """A call's operands as arrays, and its keywords with their layouts and conditions and, where arrays do not say them, the
+    sizes."""
     keywords = dict(keywords)
     for name, x in (("a", a), ("b", b)):
         if isinstance(x, Matrix):
@@ -172,6 +179,12 @@ def unwrapped(a: Any, b: Any, others: tuple, keywords: dict[str, Any]) -> tuple[
                 raise TypeError(f"{field} is given beside {name}, a {type(x).__name__} that has a layout")
             x.check_place(name, others[0])
             keywords[field] = x.layout
+    found = condition_of(a, b)
+    if found is not None:
+        if keywords.get("condition") is not None or (conf is not None and not conf.condition.is_always):
+            raise TypeError("condition is given beside an operand that has one, a BlockSparse; give the mask alone, or the "
+                            "array and a condition that reads the mask")
+        keywords["condition"] = found
     if keywords.get("gemm_shape") is None and any(isinstance(x, Matrix) and x.array is None for x in (a, b)):
         shapes = {name: x.shape if isinstance(x, Matrix) else describe(x, name).shape for name, x in (("a", a), ("b", b))}
         for name, shape in shapes.items():
@@ -185,29 +198,43 @@ def unwrapped(a: Any, b: Any, others: tuple, keywords: dict[str, Any]) -> tuple[
     return a, b, keywords
 
 
-def layouts_of(a: Any, b: Any) -> dict[str, Layout]:
-    """The layouts that come with operands, by their fields of a configuration."""
-    return {f"global_{name}_layout": x.layout for name, x in (("a", a), ("b", b)) if isinstance(x, Matrix)}
+def condition_of(a: Any, b: Any) -> Any:
+    """The condition that comes with operands; None where none comes."""
+    given = [x.condition(name) for name, x in (("a", a), ("b", b)) if isinstance(x, Matrix)]
+    found = [one for one in given if one is not None]
+    return found[0].beside(found[1]) if len(found) == 2 else found[0] if found else None
 
 
-def frozen_layouts(planned: Any, layouts: dict[str, Layout], joined: tuple[str, ...]) -> dict[str, Frozen]:
-    """Those of the layouts that have arrays or numbers, which may be others than those in the configuration ``planned``.
+def components_of(a: Any, b: Any) -> dict[str, Component]:
+    """The layouts and the condition that come with operands, by their fields of a configuration."""
+    found: dict[str, Component] = {f"global_{name}_layout": x.layout for name, x in (("a", a), ("b", b))
+                                   if isinstance(x, Matrix)}
+    condition = condition_of(a, b)
+    return found if condition is None else {**found, "condition": condition}
+
+
+def frozen_components(planned: Any, components: dict[str, Component], joined: tuple[str, ...]) -> dict[str, Frozen]:
+    """Those of the components that have arrays or numbers, which may be others than those in the configuration ``planned``.
 
     Raises ValueError for one that is not of the planned kind, and where one is missing of those planned with arrays of their
     own, ``joined``: these would be read again.
     """
     for name in joined:
-        if name not in layouts:
-            raise ValueError(f"{name[7]} is one array, and the plan was made with one of several (a Concat or a Braid); "
-                             "give such a one, or make another plan")
+        if name not in components and name == "condition":
+            raise ValueError("a and b are no BlockSparse, and the plan was made with one; give such a one, or make another "
+                             "plan")
+        if name not in components:
+            raise ValueError(f"{name[7]} is one array, and the plan was made with one of several (a Concat, a Braid or a "
+                             "Gather, which has an index); give such a one, or make another plan")
     found = {}
-    for name, layout in layouts.items():
-        frozen, known = kept.frozen(layout, name), kept.frozen(getattr(planned, name), name)
+    for name, component in components.items():
+        frozen, known = kept.frozen(component, name), kept.frozen(getattr(planned, name), name)
         if not frozen.leaves and not known.leaves:
             continue
         lie, wanted = ([(info.shape, info.strides) for info in of.arrays] for of in (frozen, known))
         if frozen.fingerprint != known.fingerprint or lie != wanted:
-            raise ValueError(f"{name[7]} differs from the plan's: its layout is {layout!r} and the planned one "
+            what, kind = ("the mask of a BlockSparse", "condition") if name == "condition" else (name[7], "layout")
+            raise ValueError(f"{what} differs from the plan's: its {kind} is {component!r} and the planned one "
                              f"{getattr(planned, name)!r}; make another plan, or call matmul")
         found[name] = frozen
     return found

@@ -14,7 +14,7 @@ from gemmkit.config import Config
 from gemmkit.emulator.mode import current_mode
 from gemmkit.lang.freezing import Frozen
 from gemmkit.lang.guards import Guards
-from gemmkit.matrices import Matrix, arrays, frozen_layouts, layouts_of, unwrapped
+from gemmkit.matrices import Matrix, arrays, components_of, frozen_components, unwrapped
 from gemmkit.per_product import component_for_products
 from gemmkit.placement import fitting, sharing
 from gemmkit.problem import Call, check_out, check_places, held_by, resolve
@@ -62,9 +62,9 @@ class Plan:
     """
 
     def __init__(self, a: Any, b: Any, c: Any, out: Any, conf: Config | None, keywords: dict[str, Any]):
-        self._joined = tuple(name for name, layout in layouts_of(a, b).items() if any(arrays_of(layout)))
+        self._joined = tuple(name for name, layout in components_of(a, b).items() if any(arrays_of(layout)))
         if isinstance(a, Matrix) or isinstance(b, Matrix):
-            a, b, keywords = unwrapped(a, b, (c, out), keywords)
+            a, b, keywords = unwrapped(a, b, (c, out), keywords, conf)
         infos = describe_all(a, b, c, out)
         problem = self._resolve(infos, conf, keywords)
         d_layout = problem.config.global_d_layout
@@ -171,9 +171,9 @@ class Plan:
 
     def _call_of_matrices(self, values: tuple | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
         """A call with operands that have layouts, of which these may have arrays and numbers of their own."""
-        layouts = layouts_of(a, b)
+        layouts = components_of(a, b)
         a, b = arrays(a, b, (c, out))
-        frozen = frozen_layouts(self.config, layouts, self._joined)
+        frozen = frozen_components(self.config, layouts, self._joined)
         if frozen:
             return self._run_with(frozen, layouts, a, b, c, out, stream)
         return self._call(values, a, b, c, out, stream)

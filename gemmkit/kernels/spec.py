@@ -44,7 +44,7 @@ class StackShape(Shape):
 
 @dataclass(frozen=True)
 class Condition(Component):
-    """Which K blocks a thread block computes: ``__call__(self, m, n, k)`` with the tile's first row, column and k."""
+    """Which k-tiles a thread block computes: ``__call__(self, m, n, k)`` with the tile's first row, column and k."""
 
     device_methods = ("__call__",)
 
@@ -54,6 +54,28 @@ class Condition(Component):
 
     def __call__(self, m: int, n: int, k: int) -> bool:
         return True
+
+    def check_tiles(self, block: Tile) -> None:
+        """Raise ConfigError where it cannot be asked of tiles of ``block``."""
+
+    def beside(self, other: Condition) -> Condition:
+        """The condition that holds where both do."""
+        return Both(self, other)
+
+
+@dataclass(frozen=True)
+class Both(Condition):
+    """Two conditions, of which both must hold."""
+
+    first: Condition
+    second: Condition
+
+    def __call__(self, m: int, n: int, k: int) -> bool:
+        return self.first(m, n, k) and self.second(m, n, k)
+
+    def check_tiles(self, block: Tile) -> None:
+        self.first.check_tiles(block)
+        self.second.check_tiles(block)
 
 
 @dataclass(frozen=True)
@@ -156,4 +178,4 @@ class Spec(Component):
         return self.scheduler.blocks(M, N, sm_count)
 
 
-__all__ = ["Condition", "Shape", "Spec", "StackShape"]
+__all__ = ["Both", "Condition", "Shape", "Spec", "StackShape"]

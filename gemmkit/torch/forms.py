@@ -49,6 +49,9 @@ def form_of(made: Any, name: str) -> str:
             found = made(np.zeros(shape, np.float32))
         except ValueError:
             continue
+        if isinstance(found, matrices.Matrix) and found.condition(name) is not None:
+            raise TypeError(f"{name}={made!r} makes a {type(found).__name__}, whose mask an operator of PyTorch does "
+                            "not take; give it to gemmkit.matmul")
         return form_of_layout(found.layout if isinstance(found, matrices.Matrix) else None, name)
     raise TypeError(f"{name}={made!r} takes neither a matrix nor a vector")
 

@@ -15,6 +15,7 @@ torch: Any = pytest.importorskip("torch")
 import gemmkit as gk  # noqa: E402
 import gemmkit.torch  # noqa: E402
 from gemmkit.epilogues import GELU, Bias, Elementwise, Scale, SiLU, Softmax, Tanh  # noqa: E402
+from gemmkit.matrices import unwrapped  # noqa: E402
 from gemmkit.torch.product import product  # noqa: E402
 from gemmkit.torch.recorded import recorded  # noqa: E402
 from tests.support import torch_operators  # noqa: E402
@@ -191,6 +192,23 @@ def test_what_has_no_derivative_says_why(told: dict[str, Any], why: str) -> None
     f = gk.torch.op(name=f"tests::none{next(COUNTER)}", **told)
     with pytest.raises(NotImplementedError, match=f"{f.name} has no derivative: .*{why}"):
         f.derivative.check(f.name)
+
+
+SQUARE = np.ones((16, 16), np.float32)
+
+
+@pytest.mark.parametrize(("made", "kind", "why"), [
+    (gk.BlockSparse(SQUARE, np.ones((1, 1), bool), (16, 16)), NotImplementedError, "condition= and observe_a="),
+    (gk.Gather(SQUARE, np.zeros(16, np.int32)), TypeError, "global_a_layout: Gathered.* has no form known")])
+def test_rows_by_index_and_empty_blocks_have_no_derivative(made: Any, kind: type, why: str) -> None:
+    keywords = unwrapped(made, SQUARE, (None, None), {})[2]
+    with pytest.raises(kind, match=why):
+        recorded(drawn(16, 16).requires_grad_(), drawn(16, 4), None, None, None, None, keywords)
+
+
+def test_a_mask_is_no_operand_of_an_operator() -> None:
+    with pytest.raises(TypeError, match="makes a BlockSparse, whose mask an operator of PyTorch does not take"):
+        gk.torch.op(name="tests::sparse", a=lambda x: gk.BlockSparse(x, np.ones((1, 1), bool), (16, 16)))
 
 
 def test_what_has_no_derivative_computes(emulated: None) -> None:

@@ -1,0 +1,102 @@
+"""Matrices of which most blocks are empty: `BlockSparse`, an array and a mask of its blocks.
+
+The mask is a condition of the kernel (`gemmkit.kernels.spec.Condition`): a k-tile in an empty block is neither loaded nor
+multiplied. Tiles are as the mapping has them, so a tile must lie in one block, which `Blocks.check_tiles` looks after.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from gemmkit.components import Array
+from gemmkit.kernels.common.rules import rule
+from gemmkit.kernels.spec import Condition
+from gemmkit.matrices import Matrix, plain_layout, transposed
+from gemmkit.runtime.arrays import describe
+from gemmkit.tiling import Tile
+
+__all__ = ["BlockSparse", "Blocks"]
+
+
+@dataclass(frozen=True)
+class Blocks(Condition):
+    """Whether the block in which a tile of A (of B with ``of_b``) lies has elements: ``mask[row, column]``, of blocks of
+    ``rows`` x ``columns``."""
+
+    mask: Array
+    rows: int
+    columns: int
+    of_b: bool = False
+
+    array_names = MappingProxyType({"mask": "mask of BlockSparse"})
+
+    def __call__(self, m: int, n: int, k: int) -> bool:
+        if self.of_b:
+            return self.mask[k // self.rows, n // self.columns]
+        return self.mask[m // self.rows, k // self.columns]
+
+    def check_tiles(self, block: Tile) -> None:
+        tile, name = ((block.size.K, block.size.N), "b") if self.of_b else ((block.size.M, block.size.K), "a")
+        across = "N" if self.of_b else "M"
+        along_k, other = (self.rows, self.columns) if self.of_b else (self.columns, self.rows)
+        rule(self.rows % tile[0] == 0 and self.columns % tile[1] == 0, "block_shape", block, f"its tiles of {name}, "
+             f"{tile[0]} x {tile[1]}, must divide the blocks of its mask, {self.rows} x {self.columns}; give a conf whose "
+             f"block_shape has {across}={other} and K={along_k} or divisors of these, or a mask of blocks that are "
+             f"multiples of {tile[0]} x {tile[1]}")
+
+
+class BlockSparse(Matrix):
+    """A matrix of blocks of ``block`` = (rows, columns), where ``mask[i, j]`` says whether block (i, j) has elements.
+
+    As A or B of `gemmkit.matmul`, `gemmkit.plan` and `gemmkit.blas.gemmEx`. Empty blocks are neither loaded nor multiplied:
+    they add nothing to any sum, whatever memory holds there (NaN, too) and whatever a transform would make of it. Of an
+    operator that is no sum of products, they are left out of its reduction.
+
+    ``array`` is (R, C) of any strides. ``mask`` is of bool, ceil(R / rows) x ceil(C / columns), on the array's device. The
+    kernel reads it in each call, so that it may change between two. The kernel's tiles must divide the blocks, so that a
+    tile lies in one of them.
+
+    Raises TypeError for what is no array and for blocks that are no whole numbers; ValueError for an array or a mask that is
+    no matrix, for blocks of no elements, and for a mask of another dtype or shape. `matmul` raises TypeError for a
+    ``condition`` beside it, and ConfigError where tiles do not divide the blocks.
+
+    >>> import numpy as np, gemmkit as gk
+    >>> a = np.float32(np.full((32, 64), np.nan))
+    >>> a[:, :32] = 1
+    >>> with gk.emulate():
+    ...     gk.matmul(gk.BlockSparse(a, np.array([[True, False]]), (32, 32)), np.ones((64, 2), np.float32))[0].tolist()
+    [32.0, 32.0]
+    """
+
+    def __init__(self, array: Any, mask: Any, block: tuple[int, int]):
+        if not isinstance(block, tuple) or len(block) != 2 or not all(map(_is_whole, block)):
+            raise TypeError(f"block={block!r}: a tuple of two whole numbers is needed, the rows and columns of a block")
+        if min(block) < 1:
+            raise ValueError(f"block={block!r}: a block has 1 row and column or more")
+        layout, info = plain_layout(array), describe(mask, "mask")
+        super().__init__(array, layout)
+        if len(self.shape) != 2:
+            raise ValueError(f"array has shape {self.shape}; a matrix of 2 dimensions is needed, and no stack")
+        needed = tuple(-(-extent // size) for extent, size in zip(self.shape, block))
+        if info.dtype != np.bool_:
+            raise ValueError(f"mask has dtype {info.dtype}; bool is needed (mask != 0)")
+        if info.shape != needed:
+            raise ValueError(f"mask has shape {info.shape}; the array of shape {self.shape} has {needed[0]} x {needed[1]} "
+                             f"blocks of {block[0]} x {block[1]}, and {needed} is needed")
+        self.mask, self.block = mask, (int(block[0]), int(block[1]))
+
+    @property
+    def T(self) -> BlockSparse:
+        return BlockSparse(transposed(self.array), transposed(self.mask), self.block[::-1])
+
+    def condition(self, name: str) -> Condition:
+        """Which k-tiles are computed where this is operand ``name``, "a" or "b"."""
+        return Blocks(self.mask, *self.block, name == "b")
+
+
+def _is_whole(n: Any) -> bool:
+    return isinstance(n, (int, np.integer)) and not isinstance(n, bool)

@@ -1,0 +1,214 @@
+"""Operands of which blocks are empty (`gemmkit.BlockSparse`): as A, B and both, in all kernel families, with NaN in empty blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit import inspection, operators, transforms
+from gemmkit.kernels.spec import Both, Condition
+from gemmkit.layouts import ColMajor, RowMajor
+from gemmkit.runtime.device import H100
+from gemmkit.tiling import Tile
+from tests.support import sm80, sm90
+from tests.support.machines import on_machines, poison, whole
+
+pytestmark = pytest.mark.sample(3)
+
+F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
+Make = Callable[..., gk.Config]
+
+
+def simt(**fields: Any) -> gk.Config:
+    tile = Tile(M=16, N=16, K=8)
+    a, b = fields.pop("a", RowMajor), fields.pop("b", RowMajor)
+    return gk.get_config(operator=operators.FPUOp(M=16, N=16), block_shape=tile, compute_warp=tile, warps_per_block=1,
+                         kernel="singlestage", global_a_layout=a(F32), global_b_layout=b(F32), global_d_layout=RowMajor(F32),
+                         **fields)
+
+
+def multistage(**fields: Any) -> gk.Config:
+    return sm80.mapping(operators.MMAOp(), **fields)
+
+
+def warp_specialised(**fields: Any) -> gk.Config:
+    return sm90.mapping("one", depth=16, **fields)
+
+
+FAMILIES: dict[str, Make] = {"singlestage": simt, "multistage": multistage, "warp_specialised": warp_specialised}
+
+
+def sparse(rng: np.random.Generator, shape: tuple[int, int], block: tuple[int, int], dtype: Any,
+           order: str = "C") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """An array with NaN in its empty blocks, its mask, and what it stands for."""
+    mask = rng.random((-(-shape[0] // block[0]), -(-shape[1] // block[1]))) < 0.5
+    mask.flat[0], mask.flat[-1] = True, False
+    there = np.kron(mask, np.ones(block, bool))[:shape[0], :shape[1]]
+    x = whole(rng, shape, dtype)
+    return np.asarray(np.where(there, x, np.nan), dtype, order=order), mask, np.where(there, x, 0).astype(dtype)
+
+
+def multiplied(machine: Any, conf: gk.Config, a: Any, b: Any, shape: tuple[int, int], **keywords: Any) -> np.ndarray:
+    out = machine.array(poison(shape, conf.global_d_layout.dtype))
+    with machine.session():
+        gk.matmul(a, b, conf=conf, out=out, **keywords)
+    return machine.numpy(out)
+
+
+def blocks_of(conf: gk.Config, times: int = 1) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Blocks of A and of B that the tiles divide."""
+    size = conf.block_shape.size
+    return (times * size.M, size.K), (size.K, times * size.N)
+
+
+@on_machines
+@pytest.mark.parametrize("which", ["a", "b", "both"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_empty_blocks_are_zero(machine: Any, family: str, which: str, rng: np.random.Generator) -> None:
+    conf = FAMILIES[family]()
+    of_a, of_b = blocks_of(conf)
+    size, dtype = conf.block_shape.size, conf.operator.fragment_a.dtype
+    M, N, K = size.M + 3, size.N + 5, 3 * size.K - 3
+    (x, mask_x, a), (y, mask_y, b) = sparse(rng, (M, K), of_a, dtype), sparse(rng, (K, N), of_b, dtype)
+    put = machine.array
+    left = put(a) if which == "b" else gk.BlockSparse(put(x), put(mask_x), of_a)
+    right = put(b) if which == "a" else gk.BlockSparse(put(y), put(mask_y), of_b)
+    d = multiplied(machine, conf, left, right, (M, N))
+    assert np.array_equal(d, a.astype("f8") @ b.astype("f8"))
+
+
+@on_machines
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transposes_and_blocks_of_several_tiles(machine: Any, family: str, rng: np.random.Generator) -> None:
+    conf = FAMILIES[family](a=ColMajor)
+    size, dtype = conf.block_shape.size, conf.operator.fragment_a.dtype
+    block = (2 * size.K, 2 * size.M)                                           # of A^T
+    M, N, K = 2 * size.M + 1, 3, 3 * size.K
+    x, mask, at = sparse(rng, (K, M), block, dtype)
+    b = whole(rng, (K, N), dtype)
+    given = gk.BlockSparse(machine.array(x), machine.array(mask), block).T
+    assert given.shape == (M, K) and given.block == block[::-1]
+    d = multiplied(machine, conf, given, machine.array(b), (M, N))
+    assert np.array_equal(d, at.T.astype("f8") @ b.astype("f8"))
+
+
+@on_machines
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_without_any_block(machine: Any, family: str, rng: np.random.Generator) -> None:
+    conf = FAMILIES[family]()
+    size, dtype = conf.block_shape.size, conf.operator.fragment_a.dtype
+    M, N, K = 2 * size.M, size.N, size.K
+    x = np.full((M, K), np.nan, dtype)
+    given = gk.BlockSparse(machine.array(x), machine.array(np.zeros((2, 1), bool)), (size.M, size.K))
+    shifted = transforms.Elementwise(lambda v: v + 1)                          # would make something of nothing
+    d = multiplied(machine, conf, given, machine.array(whole(rng, (K, N), dtype)), (M, N), transform_global_to_shared_a=shifted)
+    assert not d.any()
+
+
+def test_sizes_of_0_and_1_by_a_chosen_mapping() -> None:
+    with gk.emulate():
+        for shape in ((0, 8), (8, 0), (1, 1)):
+            mask = np.zeros(tuple(min(n, 1) for n in shape), bool)
+            d = gk.matmul(gk.BlockSparse(np.full(shape, np.nan, F32), mask, (128, 128)), np.ones((shape[1], 2), F32))
+            assert d.shape == (shape[0], 2) and not d.any()
+
+
+@on_machines
+def test_plans_take_other_masks(machine: Any, rng: np.random.Generator) -> None:
+    conf = simt()
+    M, N, K = 16, 4, 24
+    b, masks = whole(rng, (K, N), F32), (np.array([[True, False, True]]), np.array([[False, True, True]]))
+    x = whole(rng, (M, K), F32)
+    put = machine.array
+    with machine.session():
+        plan = gk.plan(gk.BlockSparse(put(x), put(masks[0]), (16, 8)), put(b), conf=conf)
+        for mask in masks:
+            d = plan(gk.BlockSparse(put(x), put(mask), (16, 8)), put(b))
+            assert np.array_equal(machine.numpy(d), np.where(np.repeat(mask[0], 8), x, 0) @ b)
+        with pytest.raises(ValueError, match="no BlockSparse, and the plan was made with one"):
+            plan(put(x), put(b))
+        with pytest.raises(ValueError, match="the mask of a BlockSparse differs from the plan's"):
+            plan(gk.BlockSparse(put(x), put(np.ones((1, 2), bool)), (16, 16)), put(b))
+        with pytest.raises(ValueError, match="the mask of a BlockSparse differs"):
+            gk.plan(put(x), put(b), conf=conf)(gk.BlockSparse(put(x), put(masks[0]), (16, 8)), put(b))
+
+
+@on_machines
+def test_as_operands_of_blas(machine: Any, rng: np.random.Generator) -> None:
+    x, mask, at = sparse(rng, (16, 24), (8, 16), F32)
+    b, c = whole(rng, (16, 3), F32), machine.array(np.ones((24, 3), F32))
+    with machine.session():
+        gk.blas.gemmEx("T", "N", 2.0, gk.BlockSparse(machine.array(x), machine.array(mask), (8, 16)), machine.array(b), 1.0,
+                       c, conf=simt(a=ColMajor))
+    assert np.array_equal(machine.numpy(c), 2 * at.T @ b + 1)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.compile
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled(family: str) -> None:
+    """One kernel reads both masks, and keeps nothing in local memory."""
+    conf = FAMILIES[family]()
+    of_a, of_b = blocks_of(conf)
+    dtype, mask = conf.operator.fragment_a.dtype, np.ones((8, 8), bool)
+    a, b = (np.zeros(tuple(8 * n for n in block), dtype) for block in (of_a, of_b))
+    left, right = gk.BlockSparse(a, mask, of_a), gk.BlockSparse(b, mask, of_b)
+    conf = dataclasses.replace(conf, condition=Both(left.condition("a"), right.condition("b")))
+    kernel = inspection.compile_config(conf, device=H100, gemm_shape=dict(M=a.shape[0], N=b.shape[1], K=a.shape[1]))
+    assert kernel.usage.spill_stores == kernel.usage.stack_bytes == 0
+    assert "ld.global.u8" in kernel.ptx.replace(".nc", "") or "ld.global.s8" in kernel.ptx.replace(".nc", "")
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+A, MASK = np.ones((32, 16), F32), np.ones((2, 2), bool)
+
+
+@pytest.mark.parametrize(("array", "mask", "block", "kind", "said"), [
+    (A, MASK.astype("u1"), (16, 8), ValueError, "mask has dtype uint8; bool is needed"),
+    (A, MASK[:1], (16, 8), ValueError, r"mask has shape \(1, 2\); the array of shape \(32, 16\) has 2 x 2 blocks of 16 x 8"),
+    (A, MASK[0], (16, 8), ValueError, r"mask has shape \(2,\)"),
+    (A, [[True]], (16, 8), TypeError, "mask"),
+    (A, MASK, 16, TypeError, "block=16: a tuple of two whole numbers"),
+    (A, MASK, (16, True), TypeError, r"block=\(16, True\)"),
+    (A, MASK, (16, 0), ValueError, r"block=\(16, 0\): a block has 1 row"),
+    (A[0], MASK, (16, 8), ValueError, "array has shape"),
+    (np.stack([A, A]), MASK, (16, 8), ValueError, "no stack"),
+], ids=["dtype", "shape", "dimensions", "list", "number", "bool", "empty", "vector", "stack"])
+def test_bad_masks(array: Any, mask: Any, block: Any, kind: type, said: str) -> None:
+    with pytest.raises(kind, match=said):
+        gk.BlockSparse(array, mask, block)
+
+
+def test_tiles_that_do_not_divide_the_blocks() -> None:
+    out = poison((32, 2), F32)
+    with gk.emulate(), pytest.raises(gk.ConfigError, match="its tiles of a, 16 x 8, must divide the blocks of its mask, 8 x "
+                                     "16; give a conf whose block_shape has M=8 and K=16 or divisors"):
+        gk.matmul(gk.BlockSparse(A, np.ones((4, 1), bool), (8, 16)), np.ones((16, 2), F32), conf=simt(), out=out)
+    with gk.emulate(), pytest.raises(gk.ConfigError, match="its tiles of b, 8 x 16, .* 4 x 16; .* has N=16 and K=4"):
+        gk.matmul(A, gk.BlockSparse(np.ones((16, 2), F32), np.ones((4, 1), bool), (4, 16)), conf=simt(), out=out)
+    assert np.isnan(out).all()
+
+
+class Sometimes(Condition):
+    def __call__(self, m: int, n: int, k: int) -> bool:
+        return k == 0
+
+
+def test_another_condition_beside_it() -> None:
+    given, b = gk.BlockSparse(A, MASK, (16, 8)), np.ones((16, 2), F32)
+    for fields in (dict(condition=Sometimes()), dict(conf=simt(condition=Sometimes()))):
+        with gk.emulate(), pytest.raises(TypeError, match="condition is given beside an operand that has one"):
+            gk.matmul(given, b, **fields)
+
+
+def test_a_mask_that_overlaps_the_result() -> None:
+    out = np.zeros((32, 2), F32)
+    mask = out.view(bool)[:2, :2]
+    with gk.emulate(), pytest.raises(ValueError, match="mask of BlockSparse overlaps out"):
+        gk.matmul(gk.BlockSparse(A, mask, (16, 8)), np.ones((16, 2), F32), conf=simt(), out=out)
