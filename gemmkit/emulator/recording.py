@@ -7,8 +7,8 @@
 >>> {event.kind for event in seen.launches[0]} >= {"read", "write", "met", "left"}
 True
 
-The order is one in which the launch may run: what waits stands behind what it waits for. The emulator has no time, and events
-have none.
+The order is one in which the launch may run: what waits stands behind what it waits for. The emulator has no time, and
+events have none.
 """
 from __future__ import annotations
 
