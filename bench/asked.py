@@ -1,6 +1,6 @@
 """What was asked of the paper's experiments beside what was reached: `python -m bench.asked`.
 
-    python -m bench.asked                                  the tables, of bench/results/hopper.json and experiments.json
+    python -m bench.asked                                  the tables, of hopper_square.json and experiments.json
     python -m bench.asked --into docs/experiments.md       write them into the text, between its two marks
 
 From the files alone. The first table has a line for every row that is asked something, and one for a group whose geometric
@@ -21,7 +21,7 @@ from bench.experiments.run import GROUPS
 from bench.marks import put
 
 RESULTS = Path(__file__).parent / "results"
-FILES = RESULTS / "hopper.json", RESULTS / "experiments.json"
+FILES = RESULTS / "hopper_square.json", RESULTS / "experiments.json"
 BEGIN, END = "<!-- asked: python -m bench.asked --into docs/experiments.md -->", "<!-- end of what was asked -->"
 
 
@@ -122,7 +122,7 @@ def made(files: Sequence[Path]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.asked", description="What was asked, and what was reached.")
-    parser.add_argument("results", type=Path, nargs="*", help="result files (default: hopper.json and experiments.json)")
+    parser.add_argument("results", type=Path, nargs="*", help="result files (default: hopper_square, experiments)")
     parser.add_argument("--into", type=Path, help="a text to write the tables into")
     options = parser.parse_args(arguments)
     tables = made(options.results or FILES)

@@ -6,19 +6,17 @@ that an instruction is found, or missed, with the schedule's line.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gemmkit.ptx import wmma
-from gemmkit.runtime.device import H100
 from gemmkit.shapes import ALL, ShapeError, local
 from gemmkit.specs import nodes, shares, steps
 from gemmkit.specs.ahead import Copied, Held, LoopedAhead
-from gemmkit.specs.forms import FR, GL, MMA, RF, SH, WMMA, Form, Role
+from gemmkit.specs.allocated import Operand, Place, State, place_of
+from gemmkit.specs.forms import FR, GL, MMA, RF, SH, Form
 from gemmkit.specs.matching import NoAtom, instruction
-from gemmkit.specs.placed import layout_of, swizzle_of
 from gemmkit.specs.steps import BLOCK, HOME, KERNEL, LEVELS, ScheduleError
 from gemmkit.specs.steps import THREAD as AT_THREAD
 from gemmkit.specs.steps import WARP as AT_WARP
@@ -43,49 +41,11 @@ class Matrix(NamedTuple):
     is_partial: bool = False
 
 
-class Operand(NamedTuple):
-    """An operand on the way down: its form, and the order in which its matrix lies."""
-
-    form: Form
-    order: str | None
-
-    def seen_as(self, form: Form) -> Operand:
-        return Operand(form, self.order)
-
-
 class Part(NamedTuple):
     """A lowered part: its node, and what `explain` says of it."""
 
     node: Any
     text: tuple[str, ...]
-
-
-@dataclass
-class State:
-    """What the walk collects."""
-
-    input: np.dtype
-    accumulator: np.dtype
-    threads: int | None = None
-    tile: tuple[int, int] | None = None                       # of a block
-    cursor: int = 0
-    shared_bytes: int = 0
-    depth: int | None = None                                  # of the steps whose number is known at run time
-    in_shared: list[str] = field(default_factory=list)        # what touches shared memory: for messages
-    is_ahead: bool = False                                    # within a move that is a step ahead
-    is_through: bool = False                                  # within one by registers: a thread's part of tiles in turn
-    fragments: str = WMMA                                     # whose the fragments are: mma.sync's where a tile is swizzled
-
-    def allocate(self, step: steps.Step, nbytes: int) -> int:
-        at, self.cursor = self.cursor, self.cursor + -(-nbytes // 128) * 128
-        self.use(step, self.cursor)
-        return at
-
-    def use(self, step: steps.Step, nbytes: int) -> None:
-        self.shared_bytes = max(self.shared_bytes, nbytes)
-        if nbytes > H100.shared_memory_per_block:
-            raise step.refuse(f"{nbytes} bytes of shared memory are needed, and a block has {H100.shared_memory_per_block}; "
-                              "take smaller tiles")
 
 
 @dataclass(frozen=True)
@@ -294,7 +254,7 @@ def _ahead(schedule: Any, step: steps.Split, rest: tuple, operands: list[Operand
     text: list[str] = []
     for move in moves:
         operand, before = operands[move.operand], state.cursor
-        place = _place(move, operand, move.implementation.steps, level, state, operands[-1])
+        place = place_of(move, operand, move.implementation.steps, level, state, operands[-1])
         nbytes = state.cursor - before
         state.allocate(move, nbytes)                          # the second stage
         changed[move.operand] = place.operand
@@ -342,7 +302,7 @@ def _move(schedule: Any, step: steps.Move, rest: tuple, operands: list[Operand],
         raise step.refuse(".prefetch is for the moves of A and B right behind a .split, both of them")
     if level == KERNEL:
         raise step.refuse(f"{step.memory} is no memory of a {level}; move behind .to(Block)")
-    place = _place(step, operand, step.implementation.steps, level, state, operands[-1])
+    place = place_of(step, operand, step.implementation.steps, level, state, operands[-1])
     how = _lower(step.implementation, step.implementation.steps, [operand, place.operand], level, state)
     changed = [place.operand if n == step.operand else x for n, x in enumerate(operands)]
     is_shared = step.memory == SH
@@ -362,7 +322,7 @@ def _accumulate(schedule: Any, step: steps.Accumulate, rest: tuple, operands: li
     a, b, c = operands
     if level == KERNEL:
         raise step.refuse(f"{step.memory} is no memory of a {level}; accumulate behind .to(Block)")
-    place = _place(step, c, step.begin.steps, level, state, c)
+    place = place_of(step, c, step.begin.steps, level, state, c)
     shares.check(step, rest, c.form.extents, level)
     before = state.cursor
     inner = _lower(schedule, rest, [a, b, place.operand], level, state)
@@ -375,43 +335,3 @@ def _accumulate(schedule: Any, step: steps.Accumulate, rest: tuple, operands: li
     said = f"{step}: sums in {place.said}"
     node = nodes.Accumulated(place.operand.form, place.allocated, begin.node, inner.node, end.node)
     return Part(node, (*_under(said, begin), *inner.text, *_under("at the end", end)))
-
-
-class Place(NamedTuple):
-    """Where an operand goes: as all see it, what one worker allocates of it, and from which byte of shared memory on."""
-
-    operand: Operand
-    allocated: Form
-    offset: int
-    said: str
-
-
-def _place(step: Any, operand: Operand, decomposition: tuple, level: str, state: State, other: Operand) -> Place:
-    form, memory = operand.form, step.memory
-    if LEVELS.index(HOME[memory]) < LEVELS.index(level):
-        raise step.refuse(f"{memory} is a {HOME[memory]}'s, and this is a step of each {level}; move before .to({level})")
-    if memory == SH:
-        order = step.order or operand.order or other.order or steps.ROW_MAJOR
-        layout = layout_of(step, form.extents, order)
-        swizzle = swizzle_of(step, layout, form.dtype)
-        made = Form((local(*form.extents),), SH, form.dtype, layout, swizzle=swizzle)
-        said = f"{made.element}.SH, {layout}{f', {swizzle}' if swizzle.terms else ''}"
-        return Place(Operand(made, order), made, state.allocate(step, made.bytes), said)
-    home = HOME[memory]
-    extents = form.extents if level == home else shares.owned(step, decomposition, form.extents, level, home)
-    role = _role(step, operand, extents, state) if memory == FR else None
-    seen = shares.form_in_registers(form, memory, role)
-    allocated = seen.replaced(levels=(local(*extents),))
-    return Place(Operand(seen, operand.order if memory == FR else None), allocated, 0, f"{allocated} of each {home}")
-
-
-def _role(step: Any, operand: Operand, extents: tuple, state: State) -> Role:
-    name = "c" if isinstance(step, steps.Accumulate) else "ab"[step.operand]
-    role = Role(name, operand.order, state.input, state.accumulator, state.fragments)
-    key = (16, 16, 16), state.input, state.accumulator
-    if key not in wmma.SPECS:
-        raise step.refuse(f"no wmma instruction multiplies {state.input} and adds up {state.accumulator}; they take float16 "
-                          "(sums of float32 or float16) and bfloat16 (float32)")
-    if extents[0] % 16 or extents[1] % 16:
-        raise step.refuse(f"{extents[0]} x {extents[1]} elements a warp are no whole fragments of 16 x 16")
-    return replace(role, order=None) if name == "c" else role

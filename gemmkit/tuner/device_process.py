@@ -42,6 +42,11 @@ class Arrays:
             self._at.append([self._allocated(buffer) for _ in range(copies)])
             for copy in self._at[-1]:
                 self._fill(copy, contents[number])
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait for what was filled: they are of the default stream, which kernels do not wait for."""
+        value_of(self._driver.cuCtxSynchronize())
 
     def _allocated(self, buffer: Buffer) -> int:
         address = int(value_of(self._driver.cuMemAlloc(buffer.nbytes + 2 * ALIGNMENT)))
@@ -80,6 +85,7 @@ class Arrays:
                 self._fill(copies[0], content)
             elif buffer.is_written and buffer.nbytes:
                 value_of(self._driver.cuMemsetD8(copies[0], POISON, buffer.nbytes))
+        self.settle()
 
     def written(self) -> list[bytes]:
         """What kernels have written, of the first copies."""
@@ -108,6 +114,7 @@ class Kernel:
         self._spaces = [(slot, arrays.zeros(nbytes)) for slot, _, nbytes in job.spaces]
         self._tables = [(table.slots, arrays.tables(table)) for table in job.tables]
         self._encoders = [(slot, pointer, Encoder(*arguments)) for slot, pointer, arguments in job.maps]
+        arrays.settle()
         self._graph: Any = None
         self._launches = 0
 

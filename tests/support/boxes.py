@@ -11,7 +11,7 @@ from gemmkit.layouts import RowMajor, Tensor
 from gemmkit.operators import BoxMMAOp
 from gemmkit.runtime.arrays import describe
 from gemmkit.tiling import Tile
-from tests.support.machines import poison, whole
+from tests.support.machines import poison, turned, whole
 
 F16, F32 = np.dtype("f2"), np.dtype("f4")
 
@@ -24,7 +24,7 @@ def operands(rng: np.random.Generator, m: int, n: int, p: int, q: int, dtype: An
 def as_matrices(x: Any, y: Any) -> tuple[Any, Any]:
     """x as (m, 8, q, p / 8) and y as (8, q, p / 8, n): K's first index are eight neighbours of x, and its second y's."""
     (m, q, p), n = x.shape, y.shape[0]
-    return (x.reshape(m, q, p // 8, 8).transpose(0, 3, 1, 2), y.reshape(n, p // 8, 8, q).transpose(2, 3, 1, 0))
+    return turned(x.reshape(m, q, p // 8, 8), 0, 3, 1, 2), turned(y.reshape(n, p // 8, 8, q), 2, 3, 1, 0)
 
 
 def expected(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -45,7 +45,7 @@ def mapping(a: Any, b: Any, units: BoxMMAOp, k: int = 64, stages: int = 3, warps
 def views(x: Any, y: Any, combed: str) -> tuple[Any, Any]:
     """A and B of which ``combed`` is the combed one: of "a" the product is the transpose's."""
     a, b = as_matrices(x, y)
-    return (a, b) if combed == "b" else (b.transpose(3, 0, 1, 2), a.transpose(1, 2, 3, 0))
+    return (a, b) if combed == "b" else (turned(b, 3, 0, 1, 2), turned(a, 1, 2, 3, 0))
 
 
 def product(machine: Any, x: np.ndarray, y: np.ndarray, operator: BoxMMAOp, **fields: Any) -> np.ndarray:

@@ -25,6 +25,11 @@ TORCHS = {BF16: "bfloat16", E4M3: "float8_e4m3fn", E5M2: "float8_e5m2"}       # 
 SENTINEL = 0x5B                              # every byte of an integer that nobody has written
 
 
+def turned(x: Any, *axes: int) -> Any:
+    """A view with its axes in another order (PyTorch calls it permute)."""
+    return x.permute(*axes) if hasattr(x, "permute") else x.transpose(*axes)
+
+
 class Emulator:
     """NumPy arrays, emulated kernels."""
 

@@ -27,7 +27,11 @@ class Status(IntEnum):
 
 
 class Driver:
-    """What `device_process` calls of the driver."""
+    """What `device_process` calls of the driver.
+
+    What goes to the device's memory by the default stream is there when the context is synchronised: kernels are launched
+    on a stream that does not wait for that one.
+    """
 
     CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
@@ -37,20 +41,30 @@ class Driver:
         self.captured: list[Any] | None = None
         self.clock = 0.0                                      # microseconds
         self.freed: list[int] = []
+        self.pending: list[Any] = []                          # of the default stream
+
+    def cuCtxSynchronize(self) -> tuple:
+        for act in self.pending:
+            act()
+        self.pending.clear()
+        return (Status.CUDA_SUCCESS,)
 
     def cuMemAlloc(self, nbytes: int) -> tuple:
         self.memory.append(ctypes.create_string_buffer(nbytes))
         return Status.CUDA_SUCCESS, ctypes.addressof(self.memory[-1])
 
     def cuMemcpyHtoD(self, to: int, data: int, nbytes: int) -> tuple:
-        return self.cuMemcpyDtoH(to, data, nbytes)
+        staged = ctypes.string_at(data, nbytes)
+        self.pending.append(lambda: ctypes.memmove(to, staged, nbytes))
+        return (Status.CUDA_SUCCESS,)
 
     def cuMemcpyDtoH(self, to: int, data: int, nbytes: int) -> tuple:
+        self.cuCtxSynchronize()
         ctypes.memmove(to, data, nbytes)
         return (Status.CUDA_SUCCESS,)
 
     def cuMemsetD8(self, to: int, value: int, nbytes: int) -> tuple:
-        ctypes.memset(to, value, nbytes)
+        self.pending.append(lambda: ctypes.memset(to, value, nbytes))
         return (Status.CUDA_SUCCESS,)
 
     def cuStreamCreate(self, flags: int) -> tuple:

@@ -20,7 +20,7 @@ from gemmkit.layouts import ColMajor, RowMajor, Tensor
 from gemmkit.operators import WGMMAOp
 from gemmkit.planning import Plan
 from gemmkit.runtime.arrays import describe
-from tests.support.machines import MACHINES, on_machines, poison, whole
+from tests.support.machines import MACHINES, on_machines, poison, turned, whole
 from tests.support.sm90 import F16, F32, mapping
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -37,11 +37,6 @@ def tensor(machine: Any, x: np.ndarray, fast: int, inner: int) -> tuple[Any, int
         return turned(machine.array(memory), 1, 2, 0), 1                                     # [i, k0, k1]
     memory = np.ascontiguousarray(x.reshape(extent, inner, columns).transpose(0, 2, 1))      # [i1, j, i0]
     return turned(machine.array(memory), 2, 0, 1), 2                                         # [i0, i1, j]
-
-
-def turned(x: Any, *axes: int) -> Any:
-    """A view with its axes in another order (PyTorch, which has bfloat16, calls it permute)."""
-    return x.permute(*axes) if hasattr(x, "permute") else x.transpose(*axes)
 
 
 def run(machine: Any, a: np.ndarray, b: np.ndarray, schedule: str = "one", operator: Any = None, fast: tuple = (1, 1),
