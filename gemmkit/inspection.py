@@ -31,7 +31,7 @@ from gemmkit.runtime.compile import to_ptx
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.stacks import first_matrix, leading
 
-__all__ = ["CompiledKernel", "Occupancy", "compile_config", "occupancy"]
+__all__ = ["CompiledKernel", "Occupancy", "compile_config", "compiled_kernel", "imagined", "occupancy"]
 
 _ADDRESS = 2**20                       # of the operands that are not there: as aligned as an allocation
 
@@ -85,6 +85,12 @@ def compile_config(conf: Config, *, device: DeviceInfo | None = None, gemm_shape
     if not isinstance(conf, Config):
         raise TypeError(f"conf={conf!r}: a configuration of gemmkit.get_config is needed")
     device = device_given(device)
+    return compiled_kernel(imagined(conf, device, gemm_shape, operands), device)
+
+
+def imagined(conf: Config, device: DeviceInfo, gemm_shape: Mapping[str, int] | None,
+             operands: Mapping[str, Any] | None) -> Compiled:
+    """The class of problems that `compile_config` compiles for; arguments and errors are its own."""
     conf.check_device(device)
     if operands is not None and not isinstance(operands, Mapping):
         raise TypeError(f"operands={operands!r}: a dictionary of arrays, by the names a, b, c and out, is needed")
@@ -102,12 +108,17 @@ def compile_config(conf: Config, *, device: DeviceInfo | None = None, gemm_shape
             info = describe(given[name], name)
             infos[name] = layout.seen(first_matrix(info, leading(info, layout) if stack else 0, stack))
         else:
-            imagined = _imagined(name, layout, rows, columns, place)
+            dense = _imagined(name, layout, rows, columns, place)
             steps = ((*stack, rows * columns),) if stack else ()
-            infos[name] = imagined and imagined._replace(steps=steps)
+            infos[name] = dense and dense._replace(steps=steps)
     a, b, out = infos["a"], infos["b"], infos["out"]
     assert a is not None and b is not None and out is not None
-    compiled = Compiled(Call(M, N, K, conf, a, b, infos["c"], out, device, stack), out)
+    return Compiled(Call(M, N, K, conf, a, b, infos["c"], out, device, stack), out)
+
+
+def compiled_kernel(compiled: Compiled, device: DeviceInfo) -> CompiledKernel:
+    """Compile the kernel for a class of problems; nothing is cached. Raises AssemblerError, ComponentError."""
+    conf = compiled.problem.config
     ptx = to_ptx(conf.family.kernel, tuple(argument.type for argument in compiled.arguments), conf.threads, device,
                  conf.blocks_per_sm)
     return CompiledKernel(conf, device, ptx, assemble(ptx, device.arch_name))

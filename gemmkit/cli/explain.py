@@ -19,6 +19,8 @@ from gemmkit.inspection import CompiledKernel, compile_config
 from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import FPUOp, MMAOp, Operator, WMMAOp
+from gemmkit.report.page import page
+from gemmkit.report.subject import of_config
 from gemmkit.runtime.assemble import AssemblerError
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.tiling import Tile
@@ -51,11 +53,15 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--blocks-per-sm", type=int, metavar="COUNT", help="bounds the registers")
     parser.add_argument("--config", action="store_true", help="print the configuration as code, too")
     parser.add_argument("--ptx", type=Path, metavar="FILE", help="write the PTX there")
+    parser.add_argument("--html", type=Path, metavar="FILE",
+                        help="write a page there: the mapping, conflicts of banks, the compiled kernel; no toolkit needed")
     parser.add_argument("--sass", type=Path, metavar="FILE", help="write the machine code there")
     return parser
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.html is not None and not options.html.parent.is_dir():
+        raise ValueError(f"--html {options.html}: there is no folder {options.html.parent}")
     out, device = console(), target()
     conf = configuration(options, device)
     if no_gpu() is not None:
@@ -64,6 +70,10 @@ def run(options: argparse.Namespace) -> int:
                     mapping(conf, options)))
     if options.config:
         out.print(repr(conf), markup=False)
+    if options.html is not None:
+        options.html.write_text(page(of_config(conf, (options.m, options.n, options.k), device)), encoding="utf-8")
+        out.print(f"written: {options.html}")
+        return 0
     kernel = compile_config(conf, device=device, gemm_shape=gemm_shape(options))
     out.print(grid("Blocks on a multiprocessor", ("limit", "a block takes", "blocks"), fit(kernel)))
     out.print(pairs("Compiled kernel", compiled(kernel)))

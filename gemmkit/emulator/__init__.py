@@ -10,4 +10,5 @@
     clocks      what is ordered before what
     sites       kernel lines
     errors      the faults
+    recording   what a launch did, event by event, where it is asked for; kinds: by which classes
 """

@@ -190,7 +190,7 @@ class Stores:
 def stores(thread: Thread) -> Stores:
     """Those of `thread`."""
     if thread.stores is None:
-        thread.stores = Stores(thread)
+        thread.stores = thread.block.kinds.stores(thread)
     return thread.stores
 
 

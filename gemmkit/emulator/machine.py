@@ -30,6 +30,7 @@ from gemmkit.emulator.clusters import ClusterBarrier, Registers
 from gemmkit.emulator.copies import Stores
 from gemmkit.emulator.early import NotYet
 from gemmkit.emulator.errors import DivergenceError
+from gemmkit.emulator.kinds import Kinds, chosen
 from gemmkit.emulator.mbarriers import Mbarrier
 from gemmkit.emulator.memory import Memory, for_array
 from gemmkit.emulator.scheduler import Scheduler
@@ -253,11 +254,13 @@ class Block:
         readers: the last read of each thread of another block of its shared memory.
         mbarriers: by their place in shared memory; tensor_cores: by their warpgroup's number; cluster_barrier: where its
             cluster meets; registers: what its warps share out.
+        kinds: the classes of its threads, barriers and units.
     """
 
     def __init__(self, index: Index, grid: Index, dim: Index, cluster_dim: Index, cluster_rank: int,
                  shared_memory: int, pages: shadow.Pages, scheduler: Scheduler,
-                 registers: Sequence[int] | None = None) -> None:
+                 registers: Sequence[int] | None = None, kinds: Kinds | None = None) -> None:
+        self.kinds = kinds = kinds or PLAIN
         self.index, self.grid, self.dim = index, grid, dim
         self.cluster_dim, self.cluster_rank = cluster_dim, cluster_rank
         self.size = math.prod(dim)
@@ -275,7 +278,7 @@ class Block:
         self.running = self.size
         nothing_seen = [0] * self.size
         self.threads: Sequence[Thread] = [
-            Thread(self, i, nothing_seen, pages, scheduler) for i in range(self.size)]
+            kinds.thread(self, i, nothing_seen, pages, scheduler) for i in range(self.size)]
 
     def open(self, barrier_id: int) -> None:
         """Orders the threads that wait at a named barrier after all that came to it; the next to come make it anew."""
@@ -293,6 +296,10 @@ class Block:
             self.finished = True
             self.shared = Memory.shared(0, f"shared memory of the finished block {self.index}")
             self.threads = ()
+
+
+#: What a launch that nothing records is made of.
+PLAIN = Kinds(Thread, Mbarrier, TensorCores, Stores)
 
 
 def current() -> Thread:
@@ -340,6 +347,8 @@ def launch(kernel: Callable[..., None], args: Sequence[Any], *, grid: Index, blo
     if not 0 <= shared_memory <= max_shared_memory:
         raise ValueError(f"shared_memory is {shared_memory}; a block gets 0 to {max_shared_memory} bytes")
     pages: shadow.Pages = {}
+    choose = chosen.get()
+    kinds = PLAIN if choose is None else choose()
     axes = [range(0, blocks, part) for blocks, part in zip(grid, cluster, strict=True)]
     origins = [(x, y, z) for z in axes[2] for y in axes[1] for x in axes[0]]
     if schedule_seed is not None:
@@ -348,7 +357,8 @@ def launch(kernel: Callable[..., None], args: Sequence[Any], *, grid: Index, blo
     def clusters() -> Iterator[Sequence[Block]]:
         for x, y, z in origins:
             places = [(x + i, y + j, z + k) for k, j, i in product(*map(range, reversed(cluster)))]
-            blocks = [Block(place, grid, block, cluster, rank, shared_memory, pages, scheduler, registers)
+            blocks = [Block(place, grid, block, cluster, rank, shared_memory, pages, scheduler, registers,
+                            kinds)
                       for rank, place in enumerate(places)]
             for thread in (thread for member in blocks for thread in member.threads if dependent):
                 thread.pages = NotYet(thread, pages)

@@ -130,7 +130,7 @@ def make(thread: Thread, address: int, count: int) -> None:
     if address in thread.block.mbarriers:
         raise fault(thread, f"there is an mbarrier at offset {address} already")
     thread.shared_write(address, _CONTENT)
-    thread.block.mbarriers[address] = Mbarrier(thread, address, count)
+    thread.block.mbarriers[address] = thread.block.kinds.mbarrier(thread, address, count)
 
 
 def find(thread: Thread, address: int, rank: int | None = None) -> Mbarrier:

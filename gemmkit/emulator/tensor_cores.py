@@ -80,7 +80,7 @@ def of(thread: Thread) -> TensorCores:
     units = thread.block.tensor_cores
     number = thread.index // WARPGROUP
     if number not in units:
-        units[number] = TensorCores(thread)
+        units[number] = thread.block.kinds.tensor_cores(thread)
     return units[number]
 
 

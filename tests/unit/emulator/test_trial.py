@@ -86,7 +86,7 @@ def test_components_with_fields() -> None:
     expected = 8 * 2 * np.array([0.5, 1, 2, 0.5, 1, 2, 0.5, 1]) + BIAS
     assert np.array_equal(emulated(epilogue=Shifted(BIAS, 2.0)), np.broadcast_to(expected, (8, 8)).astype(np.float32))
     lines = refused(epilogue=Shortened(BIAS, 2.0))
-    assert ("# OF TWO LENGTHS" in lines[2] and "give it as many values" in lines[-1]
+    assert (("# OF TWO LENGTHS" in lines[2] and "give it as many values" in lines[-1])
             or "it returns one of several types" in lines[-1])                # from Python 3.12 on these are two returns
 
 
