@@ -10,9 +10,10 @@ import pytest
 import gemmkit as gk
 from gemmkit.layouts import ColMajor, Padded, RowMajor
 from gemmkit.operators import FPUOp, MMAOp
+from gemmkit.report.banks import Lane, extra_passes
 from gemmkit.tiling import Tile
 from tests.kernels.simt.test_mma_operators import F64, every_operator, mapping
-from tests.support.banks import conflicts, extra_passes, recorded
+from tests.support.banks import conflicts, recorded
 from tests.support.machines import whole
 
 
@@ -58,7 +59,7 @@ def test_the_count_of_banks_counts() -> None:
     rng = np.random.default_rng(0)
     bare = {f"shared_{name}_layout": Padded(RowMajor(F64), 0) for name in "ab"}
     assert passes(MMAOp(dtype=F64), 1, rng, **bare)[0] > 0
-    assert extra_passes([(lane, 0, 4) for lane in range(32)]) == 0
-    assert extra_passes([(lane, 128 * lane, 4) for lane in range(32)]) == 31
-    assert extra_passes([(lane, 16 * lane, 16) for lane in range(32)]) == 0
-    assert extra_passes([(lane, 32 * lane, 8) for lane in range(32)]) == 2 * 3
+    assert extra_passes([Lane(lane, 0, 4) for lane in range(32)]) == 0
+    assert extra_passes([Lane(lane, 128 * lane, 4) for lane in range(32)]) == 31
+    assert extra_passes([Lane(lane, 16 * lane, 16) for lane in range(32)]) == 0
+    assert extra_passes([Lane(lane, 32 * lane, 8) for lane in range(32)]) == 2 * 3

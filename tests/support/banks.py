@@ -21,16 +21,15 @@ from typing import Any
 import numpy as np
 
 from gemmkit.emulator.machine import Thread
-
-Access = tuple[int, int, int]                     # lane, address, bytes
+from gemmkit.report.banks import Lane, extra_passes
 
 
 @dataclass
 class Seen:
-    """The accesses of warps, in order: each a list of (lane, address, bytes)."""
+    """The accesses of warps, in order: each a list of what its lanes address."""
 
-    loads: dict[Any, list[Access]] = field(default_factory=lambda: defaultdict(list))
-    stores: dict[Any, list[Access]] = field(default_factory=lambda: defaultdict(list))
+    loads: dict[Any, list[Lane]] = field(default_factory=lambda: defaultdict(list))
+    stores: dict[Any, list[Lane]] = field(default_factory=lambda: defaultdict(list))
 
 
 @contextlib.contextmanager
@@ -39,11 +38,11 @@ def recorded(only: Callable[[Any], bool] = lambda thread: True) -> Iterator[Seen
     seen = Seen()
     counts: dict[Any, int] = defaultdict(int)
 
-    def note(thread: Any, memory: Any, accesses: dict[Any, list[Access]], at: int, size: int) -> None:
+    def note(thread: Any, memory: Any, accesses: dict[Any, list[Lane]], at: int, size: int) -> None:
         if memory is thread.block.shared and only(thread):
             counts[id(accesses), id(thread)] += 1
             warp = id(thread.block), thread.index // 32, counts[id(accesses), id(thread)]
-            accesses[warp].append((thread.index % 32, int(at), int(size)))
+            accesses[warp].append(Lane(thread.index % 32, int(at), int(size)))
 
     def read(thread: Any, memory: Any, at: int, size: int, *more: Any) -> Any:
         note(thread, memory, seen.loads, at, size)
@@ -57,21 +56,6 @@ def recorded(only: Callable[[Any], bool] = lambda thread: True) -> Iterator[Seen
         yield seen
 
 
-def conflicts(accesses: dict[Any, list[Access]]) -> int:
+def conflicts(accesses: dict[Any, list[Lane]]) -> int:
     """How many passes more than needed the accesses take, all together."""
     return sum(extra_passes(lanes) for lanes in accesses.values())
-
-
-def extra_passes(lanes: list[Access]) -> int:
-    """Of one access of a warp."""
-    size = max(size for _, _, size in lanes)
-    together = 32 if size <= 4 else 128 // size
-    passes = 0
-    for first in range(0, 32, together):
-        words: dict[int, set[int]] = defaultdict(set)
-        for lane, at, width in lanes:
-            if first <= lane < first + together:
-                for word in range(at // 4, -(-(at + width) // 4)):
-                    words[word % 32].add(word)
-        passes += max((len(rows) for rows in words.values()), default=1) - 1
-    return passes

@@ -14,6 +14,7 @@ from gemmkit.emulator.kinds import chosen
 from gemmkit.emulator.recording import Event, recorded
 from gemmkit.layouts import Padded, RowMajor
 from gemmkit.operators import MMAOp, WGMMAOp
+from gemmkit.report.banks import Lane
 from gemmkit.runtime.device import H100, assumed
 from gemmkit.tiling import Tile
 from tests.support.banks import conflicts
@@ -80,7 +81,7 @@ def _matrix_conflicts(shared: Any) -> int:
         if event.kind == "read" and "fetch" in event.way and event.place % spec.stage_bytes < spec.a.nbytes:      # type: ignore[attr-defined]
             key = event.thread // 32, event.site
             counts[key, event.thread] += 1
-            groups.setdefault((key, counts[key, event.thread]), []).append((event.thread % 32, event.place, event.size))
+            groups.setdefault((key, counts[key, event.thread]), []).append(Lane(event.thread % 32, event.place, event.size))
     assert groups
     return conflicts(groups)
 
