@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from gemmkit.cli import cache, compile, demo, explain, info, tune
+from gemmkit.lang.installed import NotInstalledError
 
 __all__ = ["main"]
 
@@ -30,6 +31,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return int(options.run(options))
-    except (ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError, NotInstalledError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -34,7 +34,7 @@ from gemmkit.emulator.kinds import Kinds, chosen
 from gemmkit.emulator.mbarriers import Mbarrier
 from gemmkit.emulator.memory import Memory, for_array
 from gemmkit.emulator.scheduler import Scheduler
-from gemmkit.emulator.sites import Site, here
+from gemmkit.emulator.sites import Site, here, is_same_place
 from gemmkit.emulator.tensor_cores import TensorCores
 from gemmkit.emulator.thread_copies import Copies
 
@@ -123,7 +123,7 @@ class Thread(Agent):
         """
         barrier, site = self._barrier(barrier_id, count), here()
         first, neighbour = barrier.sites.setdefault(self.warp, (site, self))
-        if first != site:
+        if not is_same_place(first, site):
             raise DivergenceError(f"one warp is at barrier {barrier_id} on different lines", first, site,
                                   neighbour.id, self.id)
         barrier.threads.append(self)

@@ -107,6 +107,14 @@ def _line(code: CodeType, offset: int) -> Line:
     return Line(code.co_filename, number, linecache.getline(code.co_filename, number).strip())
 
 
+def is_same_place(first: Site, second: Site) -> bool:
+    """Whether two sites are one instruction of the source. Python 3.10 may compile a statement after ``f() if x else None``
+    twice, a copy for each way, and tells columns of neither: there two sites of one line are one place."""
+    if first == second or sys.version_info >= (3, 11):
+        return first == second
+    return kernel_line(first) == kernel_line(second) and template_line(first) == template_line(second)
+
+
 def kernel_line(site: Site) -> Line:
     """The innermost line that is not machinery."""
     return _line(site[0], site[1])

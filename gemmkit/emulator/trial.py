@@ -22,6 +22,7 @@ from gemmkit.lang.component_types import MethodType
 from gemmkit.lang.errors import ComponentError
 from gemmkit.lang.functions import device
 from gemmkit.lang.host import View
+from gemmkit.lang.installed import NotInstalledError
 from gemmkit.lang.later import load
 from gemmkit.lang.memory import ViewType
 from gemmkit.lang.numba_hooks import types
@@ -38,11 +39,15 @@ class Unknown(Exception):
 
 def tried(function: FunctionType, given: tuple, named: dict[str, Any], original: Callable[[Any], Any]) -> None:
     """Compile a user's function, or the method of a component, for the values that it was called with, by place and by name.
-    Raises ComponentError for what the compiler refuses.
+    Raises ComponentError for what the compiler refuses. Where no compiler is installed nothing is compiled: what it alone
+    refuses passes.
 
     ``original`` tells of a component or a function in the emulator which one it stands for.
     """
-    load()                                             # the types below are Numba's own
+    try:
+        load()                                         # the types below are Numba's own
+    except NotInstalledError:
+        return
     try:
         owner = original(given[0]) if given and isinstance(given[0], Component) else None
         if not _is_silent(function, owner, [original(x) for x in (*given, *named.values()) if _is_component(x)]):

@@ -20,6 +20,7 @@ from types import ModuleType, prepare_class
 from typing import Any, ClassVar
 
 from gemmkit.lang.garbage import without_collections
+from gemmkit.lang.installed import require, toolkit
 
 __all__ = ["Later", "at_load", "imported", "later", "load", "made_later"]
 
@@ -133,13 +134,14 @@ def imported() -> None:
 
 def load() -> None:
     """Load Numba, and do all that was written down for it. What raises (Numba may not be importable) is tried again by the
-    next call."""
+    next call. NotInstalledError where it is not installed."""
     with _State.lock:
         if _State.loaded or _State.busy:
             return
+        require()
         _State.busy = True
         try:
-            with without_collections():
+            with without_collections(), toolkit():      # (numba-cuda loads a library of it while it is imported)
                 _make_all()
             _State.loaded = True
         finally:

@@ -181,7 +181,7 @@ def assemble(ptx: str, arch: str = "sm_90a", options: Sequence[str] = ()) -> Ass
         return _driver_jit(ptx, tried)
     raise AssemblerError(
         f"nothing here assembles PTX {wanted[0]} for {arch}. Install a ptxas at least as new as the compiler "
-        f"(the wheel nvidia-cuda-nvcc) or set GEMMKIT_PTXAS. Tried:{tried}\n  no driver: no GPU is here"
+        f"(gemmkit's extras cu12 and cu13 have it, in the wheel nvidia-cuda-nvcc) or set GEMMKIT_PTXAS. Tried:{tried}\n  no driver: no GPU is here"
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from gemmkit.lang.installed import require, toolkit
 from gemmkit.runtime.assemble import assemble, candidates
 from gemmkit.runtime.cache import Entry, default_cache
 from gemmkit.runtime.device import DeviceInfo
@@ -40,7 +41,12 @@ _lock = threading.Lock()
 
 
 def to_ptx(kernel: Any, types: tuple, threads: int, device: DeviceInfo, blocks_per_sm: int = 1) -> str:
-    """The PTX of ``kernel`` specialised for Numba argument types; the entry is called ``gemmkit_kernel``."""
+    """The PTX of ``kernel`` specialised for Numba argument types; the entry is called ``gemmkit_kernel``.
+
+    Raises NotInstalledError where the compiler is not installed.
+    """
+    require()
+    _nvvm()                                                    # where it is not found: one answer, before Numba's
     from numba.cuda.compiler import kernel_fixup
     from numba.cuda.core.compiler_lock import global_compiler_lock
     from numba.cuda.cudadrv import nvvm
@@ -88,7 +94,8 @@ def _named(ptx: str) -> str:
 
 @functools.lru_cache(maxsize=1)
 def versions() -> str:
-    """The versions of everything that turns Python into machine code."""
+    """The versions of everything that turns Python into machine code. Raises NotInstalledError where that is not installed."""
+    require()
     from importlib.metadata import version
 
     loaded = [f"{module.__name__}={module.__version__}" for module in (np, ml_dtypes)]       # (metadata takes 5 ms each)
@@ -99,15 +106,16 @@ def versions() -> str:
 
 def _nvvm() -> str:
     """The file of the NVVM that Numba compiles with. Numba asks cuda.pathfinder first, and so can be spared: a process whose
-    kernels lie on disk never loads it."""
+    kernels lie on disk never loads it. Raises NotInstalledError where none is to be found."""
     from cuda import pathfinder
 
-    try:
-        return str(pathfinder.load_nvidia_dynamic_lib("nvvm").abs_path)
-    except pathfinder.DynamicLibNotFoundError:
-        from numba.cuda.cudadrv.libs import get_cudalib
+    with toolkit():
+        try:
+            return str(pathfinder.load_nvidia_dynamic_lib("nvvm").abs_path)
+        except pathfinder.DynamicLibNotFoundError:             # Numba looks beside nvrtc, too
+            from numba.cuda.cudadrv.libs import get_cudalib
 
-        return str(get_cudalib("nvvm"))
+            return str(get_cudalib("nvvm"))
 
 
 _WHOLE, _PIECE, _PIECES = 2**22, 2**16, 32

@@ -13,6 +13,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from gemmkit.lang.installed import missing, require
+
 __all__ = [
     "H100",
     "DeviceInfo",
@@ -76,6 +78,8 @@ H100 = DeviceInfo(
 @functools.lru_cache(maxsize=1)
 def _absence() -> str | None:
     """Why no GPU can be used, or None when one can."""
+    if missing():
+        return f"{', '.join(missing())}: not installed"
     try:
         from cuda.bindings import driver
 
@@ -115,6 +119,7 @@ def count() -> int:
 
 
 def _require() -> None:
+    require("A GPU is driven")
     reason = _absence()
     if reason is not None:
         raise RuntimeError(
