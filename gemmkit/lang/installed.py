@@ -1,7 +1,7 @@
 """Whether the packages that compile and launch kernels are installed, and which of gemmkit's extras has them.
 
-They are gemmkit's extras, not its dependencies: the emulator needs none of them, and there are none for macOS. What needs them
-asks `require` first, so that a machine without them gets one answer wherever it asks.
+They are gemmkit's extras, not its dependencies: the emulator needs none of them, and there are none for macOS. What needs
+them asks `require` first, so that a machine without them gets one answer wherever it asks.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ __all__ = ["NotInstalledError", "advice", "missing", "require", "toolkit"]
 #: By the module that each one gives, the distribution. (``numba.cuda`` is no sign of numba-cuda: Numba has one of its own.)
 _OF_CUDA = {"llvmlite": "llvmlite", "numba": "numba", "numba_cuda": "numba-cuda", "cuda.bindings": "cuda-bindings",
             "cuda.core": "cuda-core"}
+_not_found: list[str] = []             # libraries of CUDA's toolkit that were looked for in this process
 
 
 class NotInstalledError(ImportError):
@@ -25,10 +26,10 @@ class NotInstalledError(ImportError):
 
 @cache
 def missing() -> tuple[str, ...]:
-    """The distributions that compile and launch kernels and are not installed; none as a rule. Looked up once a process.
+    """The distributions that compile and launch kernels and are not installed. Looked up once a process.
 
-    >>> [name for name in missing() if name not in ("llvmlite", "numba", "numba-cuda", "cuda-bindings", "cuda-core")]
-    []
+    >>> set(missing()) <= {"llvmlite", "numba", "numba-cuda", "cuda-bindings", "cuda-core"}
+    True
     """
     return tuple(name for module, name in _OF_CUDA.items() if not _is_there(module))
 
@@ -41,20 +42,19 @@ def _is_there(module: str) -> bool:
 
 
 def require(what: str = "Kernels are compiled") -> None:
-    """Raise NotInstalledError, which says what to install, unless the packages of CUDA are there, and all of its toolkit that
-    was looked for."""
+    """Raise NotInstalledError, which says what to install, unless the packages of CUDA are there, and all libraries of its
+    toolkit that were looked for."""
     if missing():
         raise NotInstalledError(f"{what} by packages that are not installed here ({', '.join(missing())}). {advice()}")
     if _not_found:
-        raise NotInstalledError(f"Kernels are compiled by CUDA's toolkit, which is not found here ({_not_found[0]}). {advice()}")
-
-
-_not_found: list[str] = []
+        raise NotInstalledError(
+            f"Kernels are compiled by CUDA's toolkit, which is not found here ({_not_found[0]}). {advice()}")
 
 
 @contextmanager
 def toolkit() -> Iterator[None]:
-    """Within it libraries of CUDA's toolkit are loaded. NotInstalledError for one that is not found, from then on by `require`."""
+    """Within it libraries of CUDA's toolkit are loaded. For one that is not found NotInstalledError is raised, and from then
+    on by `require`: looking takes as long each time."""
     try:
         yield
     except RuntimeError as error:
@@ -69,9 +69,12 @@ def toolkit() -> Iterator[None]:
 def advice() -> str:
     """How to get the packages of CUDA, and what can be done without them.
 
-    >>> "pip install 'gemmkit[cu13]'" in advice() or sys.platform == "darwin"
+    >>> "with gemmkit.emulate()" in advice()
     True
     """
-    get = ("There is no CUDA for macOS." if sys.platform == "darwin" else
-           "Get them by pip install 'gemmkit[cu13]' (a driver of CUDA 13, or none) or 'gemmkit[cu12]' (a driver of CUDA 12).")
-    return f"{get} The emulator computes without them: with gemmkit.emulate(): ..."
+    if sys.platform == "darwin":
+        get = "There is no CUDA for macOS."
+    else:
+        get = ("Get it with pip install 'gemmkit[cu13]' (a driver for CUDA 13, or none) or 'gemmkit[cu12]' (a driver for "
+               "CUDA 12).")
+    return f"{get} The emulator computes without it: with gemmkit.emulate(): ..."

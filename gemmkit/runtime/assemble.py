@@ -181,7 +181,8 @@ def assemble(ptx: str, arch: str = "sm_90a", options: Sequence[str] = ()) -> Ass
         return _driver_jit(ptx, tried)
     raise AssemblerError(
         f"nothing here assembles PTX {wanted[0]} for {arch}. Install a ptxas at least as new as the compiler "
-        f"(gemmkit's extras cu12 and cu13 have it, in the wheel nvidia-cuda-nvcc) or set GEMMKIT_PTXAS. Tried:{tried}\n  no driver: no GPU is here"
+        f"(the wheel nvidia-cuda-nvcc, which gemmkit's extras cu12 and cu13 have) or set GEMMKIT_PTXAS. "
+        f"Tried:{tried}\n  no driver: no GPU is here"
     )
 
 

@@ -94,7 +94,7 @@ def _named(ptx: str) -> str:
 
 @functools.lru_cache(maxsize=1)
 def versions() -> str:
-    """The versions of everything that turns Python into machine code. Raises NotInstalledError where that is not installed."""
+    """The versions of everything that turns Python into machine code; NotInstalledError without them."""
     require()
     from importlib.metadata import version
 
