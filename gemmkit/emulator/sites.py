@@ -25,6 +25,7 @@ INTERNAL_PATHS: tuple[str, ...] = tuple(
 TEMPLATE_PATHS: tuple[str, ...] = (os.path.join(_ROOT, "kernels") + os.sep,)
 
 _internal, _template = INTERNAL_PATHS, TEMPLATE_PATHS
+_HAS_COPIES = sys.version_info < (3, 11)
 _LANGUAGE = os.path.join(_ROOT, "lang") + os.sep
 _kinds: dict[str, int] = {}  # by file name, because hashing a code object is slow and a string's hash is kept
 
@@ -108,9 +109,9 @@ def _line(code: CodeType, offset: int) -> Line:
 
 
 def is_same_place(first: Site, second: Site) -> bool:
-    """Whether two sites are one instruction of the source. Python 3.10 may compile a statement after ``f() if x else None``
-    twice, a copy for each way, and tells columns of neither: there two sites of one line are one place."""
-    if first == second or sys.version_info >= (3, 11):
+    """Whether two sites are one place of the source. Python 3.10 may compile what follows ``f() if x else None`` twice, a copy
+    for each way, and tells columns of neither: two sites of one line are one place there."""
+    if first == second or not _HAS_COPIES:
         return first == second
     return kernel_line(first) == kernel_line(second) and template_line(first) == template_line(second)
 
