@@ -26,9 +26,10 @@ from typing import Any
 import numpy as np
 
 import gemmkit as gk
-from examples import machine
 from gemmkit import epilogues, layouts, operators
 from gemmkit.kernels.spec import Shape
+
+from . import machine
 
 SHARPNESS = 60.0  # softmax(60 cos): a key at 10 degrees weighs 2.4 times one at 14
 WANTED_ACCURACY = 0.97  # of the second half of the stream, which has some context

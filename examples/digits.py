@@ -21,8 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 
 import gemmkit as gk
-from examples import machine
 from gemmkit import epilogues, layouts, operators
+
+from . import machine
 
 # The best pair of a five-fold cross-validation on the training digits alone (0.9917), over gamma from 0.03 to
 # 0.4 and lambda from 0.001 to 0.1. The held-out digits had no say in it.

@@ -25,8 +25,9 @@ from dataclasses import dataclass
 import numpy as np
 
 import gemmkit as gk
-from examples import machine
-from examples.hydrogen_integrals import Orbitals, hartree_fock
+
+from . import machine
+from .hydrogen_integrals import Orbitals, hartree_fock
 
 SPACING = 1.8  # bohr: about where the chain is stable
 TRANSFORM = "pqrs,pi,qj,rk,sl->ijkl"

@@ -6,6 +6,7 @@ N. Ostlund, *Modern Quantum Chemistry*, appendix A). Lengths are in bohr and ene
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,10 +21,10 @@ REMEMBERED = 8  # Fock matrices that are extrapolated from
 
 def boys(t: np.ndarray) -> np.ndarray:
     """The integral of exp(-t u²) over u from 0 to 1."""
-    from scipy.special import erf
-
     root = np.sqrt(np.maximum(t, 1e-12))
-    return np.where(t < 1e-12, 1.0, np.sqrt(np.pi) / 2 * erf(root) / root)
+    erf, near = np.ones_like(root), root < 6  # beyond, the error function is 1 in float64
+    erf[near] = [math.erf(x) for x in root[near]]
+    return np.where(t < 1e-12, 1.0, np.sqrt(np.pi) / 2 * erf / root)
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,12 @@ def repulsion(atoms: np.ndarray) -> np.ndarray:
     p = Pairs.of(atoms)
     exponent, centre, factor = (x.reshape(n * n, 9) for x in (p.exponent, p.centre, p.factor))
     out = np.empty((n * n, n * n))
-    for i in range(n * n):
-        a = exponent[i][:, None, None]
-        reduced = a * exponent / (a + exponent)
-        distance = centre[i][:, None, None] - centre
-        terms = factor[i][:, None, None] * factor / (a * exponent * np.sqrt(a + exponent))
-        out[i] = 2 * np.pi**2.5 * np.sum(terms * boys(reduced * distance**2), axis=(0, 2))
+    for i in range(n * n):  # (pq|rs) is (rs|pq): of each two the first is computed
+        a, b = exponent[i][:, None, None], exponent[i:]
+        reduced = a * b / (a + b)
+        distance = centre[i][:, None, None] - centre[i:]
+        terms = factor[i][:, None, None] * factor[i:] / (a * b * np.sqrt(a + b))
+        out[i:, i] = out[i, i:] = 2 * np.pi**2.5 * np.sum(terms * boys(reduced * distance**2), axis=(0, 2))
     return out.reshape(n, n, n, n)
 
 

@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 
 import gemmkit as gk
-from examples import digits, machine
+
+from . import digits, machine
 
 DISTORTIONS = {
     "shifted right": ("pixel", 1.0),

@@ -29,8 +29,9 @@ from itertools import pairwise
 import numpy as np
 
 import gemmkit as gk
-from examples import machine
 from gemmkit import layouts, operators
+
+from . import machine
 
 GRAPHS = {  # the largest first
     "les-miserables": "les_miserables_graph",

@@ -28,8 +28,9 @@ from dataclasses import dataclass
 import numpy as np
 
 import gemmkit as gk
-from examples import digits, machine
 from gemmkit import epilogues
+
+from . import digits, machine
 
 TOKENS, HEADS, HEAD_DIM, HIDDEN, LAYERS = 8, 2, 32, 160, 2
 WIDTH = HEADS * HEAD_DIM

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import sys
 import time
 from pathlib import Path
@@ -12,15 +13,16 @@ from typing import Any
 import gemmkit
 from gemmkit.cli.console import console, no_gpu
 
-NEEDS = {                                       # of each example: what it takes its data from
+NEEDS: dict[str, str | None] = {                 # of each example: what it takes its data from
     "digits": "sklearn.datasets",
     "shortest_paths": "networkx",
     "sensitivities": "sklearn.datasets",
     "attention": "sklearn.datasets",
     "transformer": "sklearn.datasets",
-    "hydrogen_chain": "scipy.special",
+    "hydrogen_chain": None,                     # computed
 }
 EXAMPLES = tuple(NEEDS)
+GET_DATA = "pip install 'gemmkit[demo]'"
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -44,28 +46,43 @@ def run(options: argparse.Namespace) -> int:
     elif reason is not None:
         out.print(f"[bold]No GPU[/bold] ({reason}). The kernels run in the emulator: thread by thread in Python, with every "
                   "memory access checked. One to two minutes in all, as a rule.")
+    names, lacking = options.examples or EXAMPLES, {}
+    if not options.examples:                    # what is named is run, or refused
+        lacking = {name: package for name in names if (package := _lacks(name)) is not None}
     failed = []
-    for name in options.examples or EXAMPLES:
+    for name in [name for name in names if name not in lacking]:
         out.print()
         started = time.perf_counter()
         if not _example(name).main(emulate=True if options.emulate else None):
             failed.append(name)
         out.print(f"  {time.perf_counter() - started:.1f} s")
     out.print()
+    if lacking:
+        out.print(f"Left out: {', '.join(f'{name} ({package} is not installed)' for name, package in lacking.items())}. "
+                  f"{GET_DATA} has their data.", markup=False)
     out.print(f"[red]Not as it must be: {', '.join(failed)}[/red]" if failed else "[green]All are as they must be.[/green]")
     return 1 if failed else 0
 
 
+def _lacks(name: str) -> str | None:
+    """The package that an example takes its data from, where that is not installed."""
+    package = (NEEDS[name] or "").partition(".")[0]
+    return package if package and importlib.util.find_spec(package) is None else None
+
+
 def _example(name: str) -> Any:
-    """A module of `examples`, which lies beside the package in the source tree and is not installed with it."""
+    """A module of `examples`: of the source tree that the package lies in, else as it is installed, as `gemmkit_examples`."""
     root = Path(gemmkit.__file__).resolve().parent.parent
-    if not (root / "examples" / f"{name}.py").is_file():
-        raise RuntimeError("the examples are not installed with the package; run this command in gemmkit's source tree")
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
-    try:
-        module = importlib.import_module(f"examples.{name}")
-        importlib.import_module(NEEDS[name])
-    except ModuleNotFoundError as error:
-        raise RuntimeError(f"the example {name} needs {error.name}; install gemmkit[test], which has it") from error
+    package = "gemmkit_examples"
+    if (root / "examples" / "machine.py").is_file() and (root / "pyproject.toml").is_file():
+        package = "examples"
+        if str(root) not in sys.path:
+            sys.path.insert(0, str(root))
+    elif importlib.util.find_spec(package) is None:
+        raise RuntimeError("the examples are neither beside the package, as in gemmkit's source tree, nor installed with it, "
+                           "as gemmkit's wheel does it")
+    module = importlib.import_module(f"{package}.{name}")
+    lacking = _lacks(name)
+    if lacking is not None:
+        raise RuntimeError(f"the example {name} takes its data from {lacking}, which is not installed: {GET_DATA}")
     return module

@@ -243,6 +243,30 @@ def test_demo_runs_the_examples() -> None:
 
 def test_demo_away_from_the_source_tree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
                                         capsys: pytest.CaptureFixture[str]) -> None:
+    """There they are a package beside gemmkit, or are not there."""
     monkeypatch.setattr(gk, "__file__", str(tmp_path / "gemmkit" / "__init__.py"))
     assert main(["demo", "--emulate"]) == 2
-    assert "run this command in gemmkit's source tree" in capsys.readouterr().err
+    assert "neither beside the package" in capsys.readouterr().err
+    installed = tmp_path / "gemmkit_examples"
+    installed.mkdir()
+    (installed / "__init__.py").touch()
+    (installed / "hydrogen_chain.py").write_text("def main(emulate): return emulate")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("gemmkit_examples", "gemmkit_examples.hydrogen_chain"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert main(["demo", "hydrogen_chain", "--emulate"]) == 0
+    assert main(["demo", "hydrogen_chain"]) == 1
+
+
+def test_demo_without_the_data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What needs none is run, the rest is named, with the way to it; an example that is asked for by name is refused."""
+    ran: list[str] = []
+    monkeypatch.setattr(demo, "_lacks", lambda name: "sklearn" if demo.NEEDS[name] == "sklearn.datasets" else None)
+    with monkeypatch.context() as patch:
+        patch.setattr(demo, "_example", lambda name: ran.append(name) or Example(True))
+        assert main(["demo", "--emulate"]) == 0
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert ran == ["shortest_paths", "hydrogen_chain"]
+    assert "Left out: digits (sklearn is not installed), " in said and "pip install 'gemmkit[demo]'" in said
+    assert main(["demo", "digits", "--emulate"]) == 2
+    assert "pip install 'gemmkit[demo]'" in capsys.readouterr().err
