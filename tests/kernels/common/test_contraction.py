@@ -161,7 +161,7 @@ def test_any_contraction(drawn: tuple[str, dict[str, int]], orders: str, seed: i
 
 
 @pytest.mark.gpu
-@pytest.mark.sample(5)
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", range(5))
 def test_any_contraction_on_a_gpu(part: int) -> None:
     """Forty drawn ones, in parts of their own: forty kernels one after the other take minutes to compile."""
