@@ -69,7 +69,7 @@ test-gpu: $(READY)
 	$(PY) -m pytest -q -m gpu -n 14 $(PYTEST_ARGS)
 
 test-gpu-smoke: $(READY)
-	$(PY) -m pytest -q -m gpu -n 14 --sample $(PYTEST_ARGS)
+	$(PY) -m pytest -q -m gpu -n 16 --dist worksteal --sample $(PYTEST_ARGS)
 
 sanitize: $(READY)
 	compute-sanitizer --report-api-errors no --tool memcheck --error-exitcode 9 $(PY) -m bench.sanitized

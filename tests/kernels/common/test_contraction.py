@@ -92,7 +92,7 @@ def test_tccg_on_tensor_cores_in_small(case: str, rng: np.random.Generator) -> N
 
 
 @pytest.mark.gpu
-@pytest.mark.sample(6)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("case", CASES)
 def test_tccg_in_full(case: str) -> None:
     """At the benchmark's sizes, and at unpadded ones (an index or two shorter), in float32 and float16."""
@@ -161,6 +161,7 @@ def test_any_contraction(drawn: tuple[str, dict[str, int]], orders: str, seed: i
 
 
 @pytest.mark.gpu
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", range(5))
 def test_any_contraction_on_a_gpu(part: int) -> None:
     """Forty drawn ones, in parts of their own: forty kernels one after the other take minutes to compile."""
