@@ -44,8 +44,8 @@ from gemmkit.operators import WGMMAOp
 
 #: In the order in which they are preferred, and what fills the stages where a route is the last of the two by this order.
 ROUTES: dict[Any, Any] = {Tma: TmaProducer, JoinedTma: TmaProducer, BraidedTma: TmaProducer,
-                          PartRewrite: RewriteProducer, Rewrite: RewriteProducer, Transpose: RewriteProducer, Deinterleave: DeinterleaveProducer,
-                          CpAsync: CpAsyncProducer, Staged: StagedProducer}
+                          PartRewrite: RewriteProducer, Rewrite: RewriteProducer, Transpose: RewriteProducer,
+                          Deinterleave: DeinterleaveProducer, CpAsync: CpAsyncProducer, Staged: StagedProducer}
 WIDEST = 128                           # bytes of a swizzle's lines
 REGISTER_THREADS = 384                 # of a block with A in registers: with more, wgmmas wait for each other
 
@@ -129,7 +129,7 @@ def _with_a_across(spec: Sm90Spec, a: Request, b: Request) -> Sm90Spec | None:
 
 
 def _fetches_a(spec: Sm90Spec) -> bool:
-    """Whether consumers have the registers for A, and read stages of their own block alone."""
+    """Whether consumers have the registers for A, and no other block has the same A."""
     return (isinstance(spec.operator, WGMMAOp) and spec.condition.is_always and _is_column(spec.cluster)
             and not spec.is_squeezed and isinstance(spec.mainloop, SharedMainloop) and spec.threads <= REGISTER_THREADS)
 

@@ -4,9 +4,9 @@
 2. The block's producer warps rewrite the part where it lies, and send the same words to the other blocks (``st.async``).
 3. ``full`` is complete when the block's threads have written their part, and the bytes of the others have come.
 
-What shared memory moves of a tile of B, beside what wgmma reads, in tiles: 3 where each block rewrites all of it (TMA writes it,
-threads read and write it), 2 where two blocks rewrite a half each, 1.5 where four do. A block may send when its stage is empty,
-which all blocks of the cluster have said (`Pipeline.release`).
+What shared memory moves of a tile of B, beside what wgmma reads, in tiles: 3 where each block rewrites all of it (TMA writes
+it, threads read and write it), 2 where two blocks rewrite a half each, 1.5 where four do. It is no faster (docs/hopper.md).
+A block may send when its stage is empty, which all blocks of the cluster have said (`Pipeline.release`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ A stage has three barriers: ``raw`` (TMA has brought it), ``full`` (it is rewrit
 stage before it works on the last one, so that no thread waits for global memory (with a ring of two stages it cannot: the
 consumers hold the other).
 
-In a cluster whose blocks share the operand each block rewrites a part of the tile and sends it to the others (`PartRewrite`).
+In a cluster whose blocks share the operand each block rewrites a part of the tile and sends it to the others
+(`PartRewrite`).
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ TRANSPOSED = 64                        # registers of a tile that a producer's t
 class Rewrite(Tma):
     """TMA brings the tile as it is stored, and a team transforms or masks its elements in place.
 
-    ``tile`` is what the block rewrites of it, tiles of ``warp`` at a time. ``batch`` of these a thread reads before it writes
-    the first.
+    ``tile`` is what the block rewrites of it, tiles of ``warp`` at a time. ``batch`` of these a thread reads before it
+    writes the first.
     """
 
     tile: Tile

@@ -120,10 +120,6 @@ class Tma(Route):
             return f"it is stored in {stored.dtype}, and multiplied in {shared.dtype}"
         return request.why_no_tma(stored.axis)
 
-    def brought_bytes(self, operand: Operand) -> int:
-        """What TMA brings into a stage of this block."""
-        return operand.nbytes
-
     def other_arrays(self, operand: Operand) -> list[tuple[tuple[str, ...], ArrayInfo]]:
         """Arrays behind the operand's own, each of which has a tensor map, too, and the fields of the operand to them."""
         return []
