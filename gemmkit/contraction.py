@@ -277,7 +277,7 @@ class Recipe:
 
 
 LONG = 1024                            # terms of a sum
-REREAD = 2048                          # rows of A for which B is read often: once for each 256 of them
+REREAD = {"m": 256, "k": 512}          # from here on a tile of 256 rows reads twice as much of B as it writes of D, or more
 
 
 @functools.lru_cache(maxsize=4096)
@@ -301,7 +301,7 @@ def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple, fixed
         made = [Mode(sizes[x], strides[first].get(x, 0), strides[second].get(x, 0)) for x in kinds[kind] if sizes[x] != 1]
         if kind in fixed:
             return made
-        is_reread = copies and kind == "n" and math.prod(sizes[x] for x in kinds["m"]) >= REREAD
+        is_reread = copies and kind == "n" and all(math.prod(sizes[x] for x in kinds[y]) >= n for y, n in REREAD.items())
         return ordered(made, (arrays[first][2], arrays[second][2]), (counts[first], counts[second]), second == 2,
                        second == 2 and d_is_little, is_reread)
 

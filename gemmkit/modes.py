@@ -9,8 +9,9 @@ extent v w and stride s is one of extent v and stride s, and one of extent w and
   elements of that come next. Elements contiguous in the second tensor are then v apart in the matrix, as the teeth of a comb
   are: a thread that owns all v interleaved vectors accesses both tensors in vectors (`gemmkit.layouts.Tensor`, ``comb``).
   Of equally large tensors it is two or three such vectors, for memory moves sectors of 32 bytes.
-* A tensor that a kernel reads often, for tiles of another that it writes once, has a whole sector of 32 bytes first: copies of 16
-  bytes are asked for as one where they are neighbours in shared memory, too.
+* Where Hopper's kernel reads more of the leading tensor than it writes of the other, a whole sector of 32 bytes of it comes
+  first, and one vector of the other: copies of 16 bytes are asked for together where they are neighbours in shared memory,
+  too.
 * Where the other tensor is written, it never leads, and if it is the larger no more than four elements of what leads come
   first: parts of sectors cost more to write than to read.
 * The rest is in the order of the larger tensor if that is much the larger, else in that of the leading one.

@@ -1,8 +1,8 @@
 """The store of a tensor whose neighbours in memory are ``comb`` columns apart in D: from the registers, in vectors.
 
-Of an octet of columns a consumer's thread has two, in each of its rows the same two. Columns that are a multiple of eight apart
-are therefore one thread's, and with a comb of 8 or 16 the neighbours of one tooth: nothing goes through shared memory, and no
-thread waits for another.
+Of an octet of columns a consumer's thread has two, in each of its rows the same two. Columns that are a multiple of eight
+apart are therefore one thread's, and with a comb of 8 or 16 the neighbours of one tooth: nothing goes through shared memory,
+and no thread waits for another.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from gemmkit.kernels.common.operand import unit_of
 from gemmkit.kernels.common.work import Outputs
 from gemmkit.kernels.sm90.store import Part, Store, finished, own_column, own_row
+from gemmkit.kernels.sm90.store_choice import vector_length
 from gemmkit.lang.control import deal, each, split
 from gemmkit.layouts import Tensor
 from gemmkit.layouts.braided import OCTET
 from gemmkit.ptx.special import udiv
-from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
+from gemmkit.runtime.arrays import ArrayInfo, alignment
 
 WIDE = 16                              # bytes of the widest store
 
@@ -32,16 +32,16 @@ class CombStore(Store):
 
     @classmethod
     def of(cls, spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> CombStore | None:
-        """None where D is no such tensor, or has no vectors of two elements."""
+        """None where D is no such tensor, or has vectors as long along the lines of a subtile."""
         layout: Any = spec.d.layout
-        if (info is None or not isinstance(layout, Tensor) or layout.axis != 1 or layout.comb % OCTET or not layout.is_separable
-                or spec.epilogue.stores_itself or spec.epilogue.writes or unit_axis(info) != unit_of(layout, info)):
+        if info is None or not isinstance(layout, Tensor) or layout.axis != 1 or layout.comb % OCTET:
             return None
+        others = vector_length(spec, info, extents) // layout.comb    # none where the epilogue stores D itself
         width, size = spec.block.size.N // spec.exchange.slices, info.dtype.itemsize
         if width % layout.comb or extents[1] % layout.comb:
             return None
         length = math.gcd(WIDE // size, layout.vector, width // layout.comb, alignment(info) // size)
-        return cls(barrier, layout.comb, length) if length > 1 else None
+        return cls(barrier, layout.comb, length) if length > others > 0 else None
 
     def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
         """A thread's values are pairs, of two rows in turn: those of one row and tooth are dealt out."""

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.elements import delivered, transform_within
-from gemmkit.kernels.common.operand import unit_of
 from gemmkit.kernels.common.shared_memory import SharedMemory
 from gemmkit.kernels.common.work import Outputs
 from gemmkit.kernels.sm90.elements import add_c_masked, finish_pair
@@ -30,7 +29,6 @@ from gemmkit.kernels.sm90.together import finish_together, store_together
 from gemmkit.lang.control import each, join, split
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert_all
-from gemmkit.layouts import Plain, Tensor
 from gemmkit.ptx.ldmatrix import by_columns, by_rows
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import lane_index, thread_index, udiv
@@ -38,8 +36,7 @@ from gemmkit.ptx.stmatrix import stmatrix
 from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.tma import tma_commit, tma_store, tma_wait, tma_wait_read
 from gemmkit.ptx.warpgroup import fence_async, named_barrier
-from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
-from gemmkit.runtime.tensor_maps import why_not
+from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.tiling import Tile, parallelise, translate
 
 BUFFERS = 2                            # subtiles of D that a warpgroup has on their way out
