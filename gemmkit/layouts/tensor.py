@@ -79,9 +79,9 @@ class Tensor(Layout):
     stride 1), and ``vector`` of them, a compile-time number, stay within that dimension: then they are moved together.
 
     With ``comb`` = 2, 4, 8 or 16 it is the *second* of their dimensions that has stride 1, and the first has ``comb``
-    elements exactly, the teeth: neighbours in memory are ``comb`` apart in the matrix. A thread that moves all teeth at once,
-    ``run`` elements along ``axis``, moves vectors; which element is which is settled in its registers. With ``near`` all elements
-    lie within 2**31 bytes of the first, so that 32 bits count these. `Tensor.of` finds all four.
+    elements exactly, the teeth: neighbours in memory are ``comb`` apart in the matrix. A thread that moves all teeth at
+    once, ``run`` elements along ``axis``, moves vectors; which element is which is settled in its registers. With ``near``
+    all elements lie within 2**31 bytes of the first, so that 32 bits count these. `Tensor.of` finds all four.
 
     >>> x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     >>> Tensor("float32", (2, 3), (4,)).element(x, 3, 2, None) == x[1, 1, 2]
