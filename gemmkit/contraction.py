@@ -35,7 +35,7 @@ from gemmkit.runtime.views import strided
 from gemmkit.strides import NOTHING, merged
 from gemmkit.subscripts import sizes_of, subscripts
 from gemmkit.sums import check_matrix, ones, view_of
-from gemmkit.tuning.operators import algebra_of, check_multiplied, operator_for, result_dtype
+from gemmkit.tuning.operators import algebra_of, check_multiplied, operator_for, result_dtype, sized
 
 __all__ = ["as_product", "einsum"]
 
@@ -161,7 +161,8 @@ def _as_matrices(spec: str, terms: tuple[str, ...], result: str, operands: tuple
         sizes = sizes_of(terms, [info.shape for info in infos])
         shape = tuple(sizes[label] for label in result)
         dtypes = infos[0].dtype, infos[1].dtype
-        chosen = operator or operator_for(*dtypes, (1, 1, 1), target(infos[0].device))
+        device = target(infos[0].device)
+        chosen = operator_for(*dtypes, (1, 1, 1), device) if operator is None else sized(operator, *dtypes, None, device)
         out = empty_like(_array_of(a, (b,), spec), shape, result_dtype(*dtypes, None, chosen))
         of_out = describe(out, "out")
     if operator is None and epilogue is None and _lies_across(terms, result, of_out):

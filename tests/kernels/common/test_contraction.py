@@ -50,6 +50,18 @@ def reference(spec: str, *arrays: np.ndarray) -> np.ndarray:
     return np.asarray(np.einsum(spec, *(x.astype(F64) for x in arrays)))
 
 
+@pytest.mark.parametrize("dtype", [F16, F32, np.dtype("i4")], ids=str)
+def test_an_operator_that_is_open_makes_a_result(dtype: Any, rng: np.random.Generator) -> None:
+    """A semiring without dtypes takes the operands', and so does the array that the call makes."""
+    from tests.support.machines import MACHINES
+
+    a, b = whole(rng, (2, 5, 3), dtype), whole(rng, (4, 5), dtype)
+    with MACHINES["emulator"].session():
+        d = gk.einsum("adb,cd->cba", a, b, operator=gk.operators.MAX_PLUS)
+    assert d.dtype == dtype
+    assert np.array_equal(d, (a.astype(F64).transpose(2, 0, 1)[None] + b.astype(F64)[:, None, None]).max(axis=-1))
+
+
 # -- the 48 contractions of the TCCG benchmark ------------------------------------------------------------------------
 
 def einsum_spec(case: str) -> str:
