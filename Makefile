@@ -11,6 +11,7 @@
 #   make gate                          registers, spills and instructions of some fifty kernels are those of
 #                                      tools/sass_gate/stored.json (minutes, no GPU)
 #   make bench [BENCH_ARGS=...]        every measurement, on a GPU, into bench/results (an hour and more)
+#   make docs                          the site, into site/, in an environment of its own (.venv-docs)
 #   make lint, make venv, make clean
 #
 #   make test PYTHON=python3.12        makes the environment with another Python
@@ -45,7 +46,7 @@ LINT_READY := $(if $(FOREIGN),,$(LINT_STAMP))
 # of 13 before the first test), and each process that a test starts would read gemmkit's sources.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-gpu test-gpu-smoke sanitize gate lint bench venv clean
+.PHONY: help demo test test-all test-gpu test-gpu-smoke sanitize gate lint bench docs venv clean
 .DEFAULT_GOAL := help
 
 help:
@@ -69,7 +70,7 @@ test-gpu: $(READY)
 	$(PY) -m pytest -q -m gpu -n 14 $(PYTEST_ARGS)
 
 test-gpu-smoke: $(READY)
-	$(PY) -m pytest -q -m gpu -n 14 --sample $(PYTEST_ARGS)
+	$(PY) -m pytest -q -m gpu -n 16 --dist worksteal --sample $(PYTEST_ARGS)
 
 sanitize: $(READY)
 	compute-sanitizer --report-api-errors no --tool memcheck --error-exitcode 9 $(PY) -m bench.sanitized
@@ -81,6 +82,15 @@ gate: $(READY)
 lint: $(LINT_READY)
 	$(PY) -m ruff check .
 	$(PY) -m mypy
+
+docs: .venv-docs/.made
+	.venv-docs/bin/python -m mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+.venv-docs/.made: requirements-docs.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install -q --disable-pip-version-check -r requirements-docs.txt
+	@touch $@
 
 bench: $(READY)
 	$(PY) -m bench.all $(BENCH_ARGS)
@@ -108,5 +118,5 @@ $(LINT_STAMP): $(STAMP)
 	@touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf .venv .venv-docs site build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,10 +1,10 @@
-"""README's figures, from `bench/results` alone: `python -m bench.readme`.
+"""The figures of docs/measured.md, from `bench/results` alone: `python -m bench.readme`.
 
-    python -m bench.readme                     the tables
-    python -m bench.readme --into README.md    write them into the text, between its two marks
+    python -m bench.readme                            the tables
+    python -m bench.readme --into docs/measured.md    write them into the text, between its two marks
 
 Each line is one group of rows: their geometric mean, the worst, how many there are, and the file. A loss is a line like any
-other. `tests/unit/bench/test_readme.py` compares README with what is made here.
+other. `tests/unit/bench/test_readme.py` compares the page with what is made here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from bench import marks, report, verdicts
 
 RESULTS = Path(__file__).parent / "results"
-BEGIN, END = "<!-- measured: python -m bench.readme --into README.md -->", "<!-- end of what was measured -->"
+BEGIN, END = "<!-- measured: python -m bench.readme --into docs/measured.md -->", "<!-- end of what was measured -->"
 
 Row = Mapping[str, Any]
 
@@ -111,7 +111,7 @@ def devices(results: Path = RESULTS) -> str:
 
 
 def text(results: Path = RESULTS) -> str:
-    """All that stands between README's marks."""
+    """All that stands between the page's marks."""
     return "\n".join(["", *squares(results), "", *summaries(results), "", f"Measured on {devices(results)}", ""])
 
 

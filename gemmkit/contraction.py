@@ -35,7 +35,7 @@ from gemmkit.runtime.views import strided
 from gemmkit.strides import NOTHING, merged
 from gemmkit.subscripts import sizes_of, subscripts
 from gemmkit.sums import check_matrix, ones, view_of
-from gemmkit.tuning.operators import algebra_of, check_multiplied, operator_for, result_dtype
+from gemmkit.tuning.operators import algebra_of, check_multiplied, operator_for, result_dtype, sized
 
 __all__ = ["as_product", "einsum"]
 
@@ -161,13 +161,16 @@ def _as_matrices(spec: str, terms: tuple[str, ...], result: str, operands: tuple
         sizes = sizes_of(terms, [info.shape for info in infos])
         shape = tuple(sizes[label] for label in result)
         dtypes = infos[0].dtype, infos[1].dtype
-        chosen = operator or operator_for(*dtypes, (1, 1, 1), target(infos[0].device))
+        device = target(infos[0].device)
+        chosen = operator_for(*dtypes, (1, 1, 1), device) if operator is None else sized(operator, *dtypes, None, device)
         out = empty_like(_array_of(a, (b,), spec), shape, result_dtype(*dtypes, None, chosen))
         of_out = describe(out, "out")
     if operator is None and epilogue is None and _lies_across(terms, result, of_out):
         a, b, infos, terms = b, a, infos[::-1], terms[::-1]
     fixed = "".join(x for x, given in (("mk", a), ("kn", b)) if isinstance(given, Matrix))
-    recipe = _recipe(spec, terms, result, tuple((i.shape, i.strides, i.dtype.itemsize) for i in (*infos, of_out)), fixed)
+    copies = target(infos[0].device).arch[0] == 9 and all(i.dtype.itemsize == 2 for i in (*infos, of_out))
+    recipe = _recipe(spec, terms, result, tuple((i.shape, i.strides, i.dtype.itemsize) for i in (*infos, of_out)), fixed,
+                     copies)
     keywords: dict[str, Any] = {name: value for name, value in (("operator", operator), ("epilogue", epilogue))
                                 if value is not None}
     if fixed:
@@ -275,11 +278,13 @@ class Recipe:
 
 
 LONG = 1024                            # terms of a sum
+REREAD = {"m": 256, "k": 512}          # from here on a tile of 256 rows reads twice as much of B as it writes of D, or more
 
 
 @functools.lru_cache(maxsize=4096)
-def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple, fixed: str = "") -> Recipe:
-    """``fixed`` are the kinds of dimensions (m, n, k) of which there is one, whose order is that of a matrix as it is."""
+def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple, fixed: str = "", copies: bool = False) -> Recipe:
+    """``fixed`` are the kinds of dimensions (m, n, k) of which there is one, whose order is that of a matrix as it is.
+    ``copies`` says that Hopper's kernel copies operands of 16 bits (cp.async) that TMA does not take."""
     (a_shape, _, _), (b_shape, _, _), (d_shape, _, _) = arrays
     sizes = sizes_of(terms, (a_shape, b_shape))
     wanted = tuple(sizes[label] for label in result)
@@ -297,8 +302,9 @@ def _recipe(spec: str, terms: tuple[str, str], result: str, arrays: tuple, fixed
         made = [Mode(sizes[x], strides[first].get(x, 0), strides[second].get(x, 0)) for x in kinds[kind] if sizes[x] != 1]
         if kind in fixed:
             return made
+        is_reread = copies and kind == "n" and all(math.prod(sizes[x] for x in kinds[y]) >= n for y, n in REREAD.items())
         return ordered(made, (arrays[first][2], arrays[second][2]), (counts[first], counts[second]), second == 2,
-                       second == 2 and d_is_little)
+                       second == 2 and d_is_little, is_reread)
 
     # On the ordinary units such a K takes longer than D, moved element by element: A and B lead alone.
     d_is_little = arrays[2][2] >= 4 and math.prod(sizes[x] for x in kinds["k"]) >= LONG

@@ -9,6 +9,9 @@ extent v w and stride s is one of extent v and stride s, and one of extent w and
   elements of that come next. Elements contiguous in the second tensor are then v apart in the matrix, as the teeth of a comb
   are: a thread that owns all v interleaved vectors accesses both tensors in vectors (`gemmkit.layouts.Tensor`, ``comb``).
   Of equally large tensors it is two or three such vectors, for memory moves sectors of 32 bytes.
+* Where Hopper's kernel reads more of the leading tensor than it writes of the other, a whole sector of 32 bytes of it comes
+  first, and one vector of the other: copies of 16 bytes are asked for together where they are neighbours in shared memory,
+  too.
 * Where the other tensor is written, it never leads, and if it is the larger no more than four elements of what leads come
   first: parts of sectors cost more to write than to read.
 * The rest is in the order of the larger tensor if that is much the larger, else in that of the leading one.
@@ -55,10 +58,11 @@ class Mode(NamedTuple):
 
 
 def ordered(modes: Sequence[Mode], itemsizes: tuple[int, int], counts: tuple[int, int], stores: bool = False,
-            is_little: bool = False) -> list[Mode]:
+            is_little: bool = False, is_reread: bool = False) -> list[Mode]:
     """The modes of two tensors, whose elements have ``itemsizes`` bytes and of which there are ``counts``: the fastest
     first, those merged that lie in each other's stride in both. ``stores`` says that the second is written, ``is_little``
-    that it gives way where the first has neighbours: to move it is a small part of the whole.
+    that it gives way where the first has neighbours: to move it is a small part of the whole. ``is_reread`` says that the
+    first is read many times, by copies of 16 bytes, for each time that the second is written.
 
     >>> [mode.extent for mode in ordered([Mode(16, 1, 48), Mode(48, 16, 1)], (4, 4), (768, 768))]          # at odds
     [4, 8, 4, 6]
@@ -75,7 +79,8 @@ def ordered(modes: Sequence[Mode], itemsizes: tuple[int, int], counts: tuple[int
     pieces = dict(found for n in (lead, 1 - lead) for found in fastest(modes, n, itemsizes[n]))
     if not pieces and (first or second):                     # no vectors: let the lead's neighbours be neighbours at least
         return modes
-    if stores and len(pieces) == 2 and counts[1] >= MORE * counts[0]:
+    by_sectors = is_reread and stores and len(pieces) == 2 and lead == 0
+    if stores and len(pieces) == 2 and counts[1] >= MORE * counts[0] and not by_sectors:
         at = next(iter(pieces))
         pieces[at] = math.gcd(pieces[at], FEW)
     order = sorted_by(decides, modes)
@@ -84,7 +89,9 @@ def ordered(modes: Sequence[Mode], itemsizes: tuple[int, int], counts: tuple[int
     front: list[Mode] = []
     rest = [mode for at, mode in enumerate(modes) if at not in pieces]
     for at, count in pieces.items():
-        if front and (stores or larger is None):             # a tile should have whole sectors of the other, too
+        if by_sectors and not front:
+            count *= 2 if modes[at].extent // count % 2 == 0 else 1
+        elif front and not by_sectors and (stores or larger is None):   # a tile should have whole sectors of the other, too
             count *= next((n for n in (2, 3) if modes[at].extent // count % n == 0), 1)
         piece, *others = modes[at].cut(count)
         front.append(piece)

@@ -26,7 +26,7 @@ from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.strides import span
 
 INDEX = np.dtype(np.int32)
-COMBS = 1, 2, 4, 8                      # teeth that a thread's registers can put in order
+COMBS = 1, 2, 4, 8, 16                  # teeth that a thread's registers can put in order
 NEAR = 2**31
 
 
@@ -78,10 +78,10 @@ class Tensor(Layout):
     ``axis`` is 0 or 1 where neighbouring rows or columns are neighbours in memory (the first of their dimensions has
     stride 1), and ``vector`` of them, a compile-time number, stay within that dimension: then they are moved together.
 
-    With ``comb`` = 2, 4 or 8 it is the *second* of their dimensions that has stride 1, and the first has ``comb`` elements
-    exactly, the teeth: neighbours in memory are ``comb`` apart in the matrix. A thread that moves all teeth at once, ``run``
-    elements along ``axis``, moves vectors; which element is which is settled in its registers. With ``near`` all elements
-    lie within 2**31 bytes of the first, so that 32 bits count these. `Tensor.of` finds all four.
+    With ``comb`` = 2, 4, 8 or 16 it is the *second* of their dimensions that has stride 1, and the first has ``comb``
+    elements exactly, the teeth: neighbours in memory are ``comb`` apart in the matrix. A thread that moves all teeth at
+    once, ``run`` elements along ``axis``, moves vectors; which element is which is settled in its registers. With ``near``
+    all elements lie within 2**31 bytes of the first, so that 32 bits count these. `Tensor.of` finds all four.
 
     >>> x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     >>> Tensor("float32", (2, 3), (4,)).element(x, 3, 2, None) == x[1, 1, 2]
@@ -114,7 +114,7 @@ class Tensor(Layout):
         if self.vector not in (1, 2, 4, 8, 16):
             raise ValueError(f"Tensor(vector={self.vector!r}): 1, 2, 4, 8 or 16 is needed")
         if self.comb not in COMBS:
-            raise ValueError(f"Tensor(comb={self.comb!r}): 1, 2, 4 or 8 is needed")
+            raise ValueError(f"Tensor(comb={self.comb!r}): 1, 2, 4, 8 or 16 is needed")
         modes = self.columns if self.axis == 1 else self.rows
         if self.comb > 1 and (self.axis is None or modes.is_last or modes.extent != self.comb):
             raise ValueError(f"Tensor(comb={self.comb}): along axis={self.axis!r} there must be two dimensions or more, "
@@ -177,6 +177,10 @@ class Tensor(Layout):
                  deal(values, self.comb))
         else:
             store_elements(self, data, tile, values, shape)
+
+    def store_neighbours(self, data: Any, i: int, j: int, values: tuple) -> None:
+        """Store what lies next to each other in memory, from row i, column j on: of a comb the elements of one tooth."""
+        store_global(self.view(data), self.unit, self.place(i, j), _towards(self, 0), values)
 
     def row_offset(self, data: Any, i: int) -> int:
         return offset_of(self.view(data), join((self.rows.split(i), self.columns.nowhere())))

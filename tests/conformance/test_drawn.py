@@ -76,7 +76,7 @@ def test_drawn_cases(shard: int, record_property: Any) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.sample(6)
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("shard", range(GPU_SHARDS))
 def test_drawn_cases_on_the_gpu(shard: int, record_property: Any) -> None:
     check(MACHINES["gpu"], Reach(False), str(shard), (GPU_FAMILIES, GPU_PROBLEMS), "", record_property)

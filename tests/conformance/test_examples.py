@@ -256,6 +256,7 @@ def test_what_examples_refuse() -> None:
 # -- on a GPU ----------------------------------------------------------------------------------------------------------
 
 @pytest.mark.gpu
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("check", [lambda where: check_sensitivities(where, 130, 97), lambda where: check_attention(where, 700),
                                    lambda where: check_hydrogen(where, 10)], ids=["sensitivities", "attention", "hydrogen"])
 def test_odd_sizes_on_a_gpu(check: Callable[[machine.Machine], None]) -> None:
@@ -283,6 +284,7 @@ def test_all_of_the_stream_is_attended_to_on_a_gpu(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.gpu
+@pytest.mark.thorough
 def test_the_long_chain_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert hydrogen_chain.main(emulate=False), capsys.readouterr().out
 

@@ -47,19 +47,21 @@ def stand_in(rng: np.random.Generator) -> ModuleType:
 
 
 def run(path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, sizes: dict[str, str],
-        check: Callable[[Block, dict[str, Any], str], None], only: Collection[int] | None = None) -> int:
-    """Run a file's Python blocks in the emulator; ``check(block, namespace, printed)`` after each. Returns how many ran.
+        check: Callable[[Block, dict[str, Any], str], None], only: Collection[int] | None = None, emulated: bool = True) -> int:
+    """Run a file's Python blocks in the emulator, or as they are (on a GPU, with CuPy); ``check(block, namespace, printed)``
+    after each. Returns how many ran.
 
     ``sizes`` are replacements that make a block small; each must occur. ``only`` are the numbers of the blocks to run, from 0
     on; what they need of those before runs, too.
     """
-    monkeypatch.setitem(sys.modules, "cupy", stand_in(rng))
+    if emulated:
+        monkeypatch.setitem(sys.modules, "cupy", stand_in(rng))
     text = path.read_text(encoding="utf-8")
     for old in sizes:
         assert old in text, f"{path.name} has no {old!r} to make small"
     linecache.cache[path.name] = (len(text), None, text.splitlines(keepends=True), path.name)
-    module = ModuleType(path.stem)                                     # where dataclasses and typing look names up
-    monkeypatch.setitem(sys.modules, path.stem, module)
+    module = ModuleType(f"page {path.stem}")                           # where dataclasses and typing look names up
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     namespace = vars(module)
     count = 0
     python = [b for b in blocks(path) if b.language == "python"]
@@ -68,7 +70,7 @@ def run(path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, s
         for old, new in sizes.items():
             source = source.replace(old, new)
         printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), gk.emulate():
+        with contextlib.redirect_stdout(printed), gk.emulate() if emulated else contextlib.nullcontext():
             exec(compile("\n" * (block.line - 1) + source, path.name, "exec"), namespace)
         check(block, namespace, printed.getvalue())
         count += 1

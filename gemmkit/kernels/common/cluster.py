@@ -95,6 +95,12 @@ class Cluster(Component):
             return self.row_mask << self.row(rank)
         return self.column_mask << self.column(rank) * self.m
 
+    def peer(self, k_axis: int, rank: int, n: int) -> int:
+        """The rank of the n-th block behind this one, going round, of those that share an operand with it."""
+        if k_axis == 1:
+            return self.row(rank) + (self.column(rank) + n) % self.n * self.m
+        return self.column(rank) * self.m + (self.row(rank) + n) % self.m
+
     def reads_of(self, rank: int, other: int) -> bool:
         """Whether a block reads what the ``other`` multicasts."""
         if self.m == 1 or self.n == 1:

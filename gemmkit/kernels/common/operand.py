@@ -32,6 +32,10 @@ class Route(Component):
     uses_tma = False                   # a tensor map is needed, and TMA's bytes arrive on a barrier
     parts_apart = False                # a braid's parts stand one behind the other in the tile, not eight by eight
 
+    def brought_bytes(self, operand: Operand) -> int:
+        """What TMA brings into a stage of this block."""
+        return operand.nbytes if self.uses_tma else 0
+
     def prefetch(self, tensor_map: Any) -> None:
         """Fetch the tensor map: there is none."""
 

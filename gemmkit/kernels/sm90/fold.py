@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.kernels.common.work import Outputs
+from gemmkit.kernels.sm90.comb_store import CombStore
 from gemmkit.kernels.sm90.store import (
     DirectStore,
     Part,
@@ -24,8 +25,8 @@ from gemmkit.kernels.sm90.store import (
     own_column,
     own_row,
     store_fragment,
-    store_of,
 )
+from gemmkit.kernels.sm90.store_choice import store_of
 from gemmkit.lang.control import each, join, split
 from gemmkit.lang.products import with_number
 from gemmkit.lang.registers import apply, generate
@@ -92,7 +93,7 @@ FOLDING: dict[type[Store], Any] = {TmaStore: FoldingTmaStore, VectorStore: Foldi
 def store_for(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> Store:
     """How D leaves: a folded one as that of a product with D's own columns and what follows the fold would."""
     if not isinstance(spec.d.layout, Folded):
-        return store_of(spec, info, extents, barrier)
+        return CombStore.of(spec, info, extents, barrier) or store_of(spec, info, extents, barrier)
     folded: Folded = spec.d.layout
     m, n, k = spec.block.extents
     alike = dataclasses.replace(spec, block=Tile(M=m, N=n // folded.folds, K=k), epilogue=spec.epilogue.then,

@@ -30,6 +30,7 @@ from gemmkit.ptx.descriptors import advance
 from gemmkit.ptx.ldmatrix import ldmatrix
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import lane_index, thread_index, udiv
+from gemmkit.ptx.warpgroup import fence_async
 from gemmkit.ptx.wgmma import settle, wgmma_commit, wgmma_fence, wgmma_wait
 from gemmkit.ptx.words import first_elements, pack_words, unpack_words
 from gemmkit.tiling import Tile, translate
@@ -81,6 +82,8 @@ class RegisterMainloop(Mainloop):
                 after = spec.pipeline.advance(slot)
                 ahead = choose_next(step + 1 < steps, after, slot)
                 spec.pipeline.wait(slot)
+                if spec.producer.reader_fences:
+                    fence_async()
                 sums = start_step(sums, spec, fragments, b, slot.stage, 0, min(step, 1))
                 if self.pending == 0:
                     release_last(spec, previous, step)     # it was done when this began

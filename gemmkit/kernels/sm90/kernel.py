@@ -37,7 +37,8 @@ from typing import Any
 
 from gemmkit.kernels.common.work import Input, Inputs, Outputs
 from gemmkit.kernels.sm90.consumer import consume_in_turns, consume_together
-from gemmkit.ptx.cluster import cluster_barrier, cluster_rank
+from gemmkit.kernels.sm90.producer import rank_of
+from gemmkit.ptx.cluster import cluster_barrier
 from gemmkit.ptx.mbarrier import mbarrier_fence_init
 from gemmkit.ptx.special import barrier, thread_index, udiv, uniform
 from gemmkit.ptx.tma import tma_prefetch
@@ -49,7 +50,7 @@ def warp_specialised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, map_
     """D = A B + C; see the module's table. Launched with ``spec.threads`` threads, in clusters of ``spec.cluster.size``."""
     # 0. Barriers, before any thread waits on one; then what the previous kernel wrote may be read.
     group = uniform(udiv(thread_index(), 128))
-    rank = thread_index() * 0 if spec.cluster.is_single else cluster_rank()
+    rank = rank_of(spec)
     if thread_index() == 0:
         spec.pipeline.initialise()
         spec.exchange.initialise(spec.cluster.splits)

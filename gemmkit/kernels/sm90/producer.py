@@ -20,6 +20,7 @@ from gemmkit.components import Component
 from gemmkit.kernels.common.scheduler import holds
 from gemmkit.kernels.common.work import Input, Inputs, KTile, Place, Slot, Work
 from gemmkit.lang.products import of_part, of_product
+from gemmkit.ptx.cluster import cluster_rank
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import rolled, thread_index, udiv, uniform
 
@@ -108,6 +109,11 @@ def fill_stages(spec: Any, inputs: Inputs, rank: int, shape: Any, kept: Any, sta
     spec.producer.finish(spec, state, shape)
 
 
+def rank_of(spec: Any) -> int:
+    """The block's place in its cluster."""
+    return thread_index() * 0 if spec.cluster.is_single else cluster_rank()
+
+
 def inputs_of(spec: Any, inputs: Inputs, batch: int) -> Inputs:
     """The operands of one product of a stack. (A tensor map is of the whole stack.)"""
     stack = spec.scheduler.stack
@@ -140,4 +146,4 @@ def place_of(operand: Any, at: KTile) -> Place:
 
 
 __all__ = ["STARTING", "STREAMING", "WORKING", "Producer", "Registers", "acquire", "fill_stages", "inputs_of",
-           "place_of", "stage_of", "start_copies"]
+           "place_of", "rank_of", "stage_of", "start_copies"]

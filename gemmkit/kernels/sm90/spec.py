@@ -174,7 +174,7 @@ class Sm90Spec(Spec):
     @cached_property
     def tma_bytes(self) -> int:
         """What TMA brings a stage."""
-        return sum(operand.nbytes for operand in (self.a, self.b) if operand.route.uses_tma)
+        return sum(operand.route.brought_bytes(operand) for operand in (self.a, self.b))
 
 
 __all__ = ["PINGPONG", "Sm90Spec"]

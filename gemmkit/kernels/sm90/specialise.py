@@ -11,8 +11,9 @@ from typing import Any
 from gemmkit.epilogues.normalise import Normalise
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.clipping import clipped
+from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.operand import Operand
-from gemmkit.kernels.common.pipeline import BARRIER, CLUSTER, THREAD, WARPS, Pipeline
+from gemmkit.kernels.common.pipeline import BARRIER, CLUSTER, CLUSTER_WARPS, THREAD, WARPS, Pipeline
 from gemmkit.kernels.common.shared_memory import NamedBarriers, SharedMemory
 from gemmkit.kernels.sm90.across import Across
 from gemmkit.kernels.sm90.ahead import with_ahead
@@ -25,6 +26,7 @@ from gemmkit.kernels.sm90.permuted import in_panels, permutable, permuted_along_
 from gemmkit.kernels.sm90.routes.cp_async import CpAsync, CpAsyncProducer
 from gemmkit.kernels.sm90.routes.deinterleave import Deinterleave, DeinterleaveProducer
 from gemmkit.kernels.sm90.routes.joined import BraidedTma, JoinedTma
+from gemmkit.kernels.sm90.routes.part_rewrite import PartRewrite
 from gemmkit.kernels.sm90.routes.request import Request
 from gemmkit.kernels.sm90.routes.rewrite import Rewrite, RewriteProducer, Transpose
 from gemmkit.kernels.sm90.routes.staged import Staged, StagedProducer
@@ -42,8 +44,8 @@ from gemmkit.operators import WGMMAOp
 
 #: In the order in which they are preferred, and what fills the stages where a route is the last of the two by this order.
 ROUTES: dict[Any, Any] = {Tma: TmaProducer, JoinedTma: TmaProducer, BraidedTma: TmaProducer,
-                          Rewrite: RewriteProducer, Transpose: RewriteProducer, Deinterleave: DeinterleaveProducer,
-                          CpAsync: CpAsyncProducer, Staged: StagedProducer}
+                          PartRewrite: RewriteProducer, Rewrite: RewriteProducer, Transpose: RewriteProducer,
+                          Deinterleave: DeinterleaveProducer, CpAsync: CpAsyncProducer, Staged: StagedProducer}
 WIDEST = 128                           # bytes of a swizzle's lines
 REGISTER_THREADS = 384                 # of a block with A in registers: with more, wgmmas wait for each other
 
@@ -127,16 +129,21 @@ def _with_a_across(spec: Sm90Spec, a: Request, b: Request) -> Sm90Spec | None:
 
 
 def _fetches_a(spec: Sm90Spec) -> bool:
-    """Whether consumers have the registers for A, and read stages of their own block alone."""
-    return (isinstance(spec.operator, WGMMAOp) and spec.condition.is_always and spec.cluster.is_single
+    """Whether consumers have the registers for A, and no other block has the same A."""
+    return (isinstance(spec.operator, WGMMAOp) and spec.condition.is_always and _is_column(spec.cluster)
             and not spec.is_squeezed and isinstance(spec.mainloop, SharedMainloop) and spec.threads <= REGISTER_THREADS)
+
+
+def _is_column(cluster: Cluster) -> bool:
+    """Whether the blocks, if more than one, share B alone."""
+    return cluster.n == 1 and cluster.splits == 1
 
 
 def _with_a_transformed(spec: Sm90Spec) -> Sm90Spec:
     """The specialisation itself, or, where TMA brings A and its elements are transformed, one in which consumers do so."""
     a, b = spec.a, spec.b
     along = a.plane.axis == 1 or a.plane.itemsize == 2             # what `ldmatrix` can fetch
-    if not (type(a.route) is Rewrite and type(b.route) in (Tma, Rewrite) and along and not a.is_masked
+    if not (type(a.route) is Rewrite and type(b.route) in (Tma, Rewrite, PartRewrite) and along and not a.is_masked
             and _fetches_a(spec)):
         return spec
     steps = spec.block.size.K // spec.operator.shape[2]
@@ -209,9 +216,10 @@ def _exchange(spec: Sm90Spec, sharing: SharedK, arrays: Arrays | None) -> Exchan
 def _pipeline(spec: Sm90Spec, memory: SharedMemory) -> Pipeline:
     """Of a consumer one thread releases a stage: its tensor cores have read for all. What its threads have read, each of its
     warps must say."""
-    readers = WARPS if spec.mainloop.readers_are_warps else CLUSTER if spec.cluster.shares else THREAD
+    shares, by_warps = spec.cluster.shares, spec.mainloop.readers_are_warps
+    readers = (CLUSTER_WARPS if shares else WARPS) if by_warps else CLUSTER if shares else THREAD
     consumers = 1 if spec.is_pingpong else spec.consumers
-    empty_arrivals = consumers * spec.cluster.readers * (4 if readers == WARPS else 1)
+    empty_arrivals = consumers * spec.cluster.readers * (4 if by_warps else 1)
     pipeline = Pipeline(spec.stages, 0, spec.producer.full_arrivals, empty_arrivals, spec.producer.rewrites, readers,
                         spec.cluster)
     return dataclasses.replace(pipeline, offset=memory.take(pipeline.nbytes))

@@ -7,7 +7,10 @@ and D, and the epilogue) work on these pairs, with global coordinates. Then D le
 |---|---|---|
 | `TmaStore` | through swizzled subtiles of shared memory, by TMA, which clips what is out of range | plain D |
 | `VectorStore` | through subtiles of shared memory, which threads read in lines and store as vectors | runs in D |
+| `CombStore` (`comb_store.py`) | from the registers, in vectors | D's neighbours are eight columns apart, or a multiple |
 | `DirectStore` | from the registers, pair by pair | any layout; epilogues that store or write themselves |
+
+`gemmkit.kernels.sm90.store_choice` chooses.
 """
 
 from __future__ import annotations
@@ -19,7 +22,6 @@ from typing import Any, NamedTuple
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.elements import delivered, transform_within
-from gemmkit.kernels.common.operand import unit_of
 from gemmkit.kernels.common.shared_memory import SharedMemory
 from gemmkit.kernels.common.work import Outputs
 from gemmkit.kernels.sm90.elements import add_c_masked, finish_pair
@@ -27,7 +29,6 @@ from gemmkit.kernels.sm90.together import finish_together, store_together
 from gemmkit.lang.control import each, join, split
 from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert_all
-from gemmkit.layouts import Plain, Tensor
 from gemmkit.ptx.ldmatrix import by_columns, by_rows
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import lane_index, thread_index, udiv
@@ -35,8 +36,7 @@ from gemmkit.ptx.stmatrix import stmatrix
 from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.tma import tma_commit, tma_store, tma_wait, tma_wait_read
 from gemmkit.ptx.warpgroup import fence_async, named_barrier
-from gemmkit.runtime.arrays import ArrayInfo, alignment, unit_axis
-from gemmkit.runtime.tensor_maps import why_not
+from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.tiling import Tile, parallelise, translate
 
 BUFFERS = 2                            # subtiles of D that a warpgroup has on their way out
@@ -104,6 +104,17 @@ def store_fragment(sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part)
         spec.store.leave_out(i, spec, outputs, place)
 
 
+def finished(sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> tuple:
+    """A fragment's values as D has them. All are finished before the first goes, so that what is loaded for them (C, a bias)
+    is on its way at once."""
+    values = sums
+    if spec.epilogue.finishes_blocks:
+        values = finish_together(sums, i, spec, outputs, part.m + own_row(), part.n + own_column(), part)
+    elif spec.has_epilogue:
+        values = join(apply(finish_pair, split(sums, 2), spec, outputs, part.m + own_row(), part.n + own_column()))
+    return convert_all(spec.d.layout.dtype, delivered(spec, values))
+
+
 def own_row() -> int:
     """The row of this thread's first pair in a fragment; the next pair is 8 rows on."""
     return udiv(thread_index() % 128, 32) * 16 + udiv(lane_index(), 4)
@@ -148,13 +159,7 @@ class SubtileStore(Store):
         return BUFFERS - 1 if self.fragments * self.count % BUFFERS == 0 else 0
 
     def fragment(self, sums: tuple, i: int, spec: Any, outputs: Outputs, part: Part) -> None:
-        """First all values are finished, so that what is loaded for them (C, a bias) is on its way at once. Then they go."""
-        values = sums
-        if spec.epilogue.finishes_blocks:
-            values = finish_together(sums, i, spec, outputs, part.m + own_row(), part.n + own_column(), part)
-        elif spec.has_epilogue:
-            values = join(apply(finish_pair, split(sums, 2), spec, outputs, part.m + own_row(), part.n + own_column()))
-        values = convert_all(spec.d.layout.dtype, delivered(spec, values))
+        values = finished(sums, i, spec, outputs, part)
         each(store_subtile, split(values, self.columns // 2), i, spec, outputs, part)
 
     def position(self, p: int, i: int, group: int) -> int:
@@ -336,65 +341,5 @@ def store_pair(pair: tuple, n: int, spec: Any, outputs: Outputs, row: int, colum
     spec.epilogue.tile(spec, outputs.d, place, values, shape)
 
 
-# -- which one --------------------------------------------------------------------------------------------------------
-
-CHUNK = 16                             # bytes that TMA moves together
-SECTOR, LINE = 32, 128                 # bytes that memory moves together, and that a warp's access asks for together
-APART = 2, 4, 8, 16, 32
-
-
-def store_of(spec: Any, info: ArrayInfo | None, extents: tuple[int, int], barrier: int) -> Store:
-    """How D, a matrix of ``extents`` in the array ``info`` (None: one that suits TMA), leaves."""
-    layout: Any = spec.d.shared
-    if info is not None and refuses_tma(spec, info) is not None and vector_length(spec, info, extents) == 0:
-        return DirectStore(barrier)
-    width = spec.block.size.N // spec.exchange.slices    # of what this block finishes
-    columns = int(layout.line) if layout.axis == 1 else math.gcd(width, min(64, LINE // layout.dtype.itemsize))
-    fields = dict(consumers=spec.consumers, columns=columns, lines=columns if layout.vector_axis == 0 else 64,
-                  count=width // columns, fragments=spec.fragments_m, itemsize=layout.dtype.itemsize)
-    if info is None or refuses_tma(spec, info) is None:
-        return TmaStore(barrier, **fields)
-    apart, down = rows_apart(spec, info)
-    return VectorStore(barrier, **fields, run_length=vector_length(spec, info, extents), apart=apart, down=down,
-                       axis=layout.vector_axis)
-
-
-def refuses_tma(spec: Any, info: ArrayInfo) -> str | None:
-    """Why TMA cannot store D. It clips to bounds, so the epilogue also runs on elements that are out of them: one with side
-    outputs must not use TMA. It clips 16 bytes at a time: a line of another length would be overrun."""
-    layout, shared = spec.d.layout, spec.d.shared
-    if not isinstance(layout, Plain) or type(layout).store is not Plain.store or layout.axis != shared.axis:
-        return "it is not a plain matrix"
-    if spec.epilogue.stores_itself or spec.epilogue.writes:
-        return "the epilogue stores or writes itself"
-    if info.shape[layout.axis] * info.dtype.itemsize % CHUNK:
-        return f"a line is no multiple of {CHUNK} bytes"
-    return why_not(info, layout.axis)
-
-
-def vector_length(spec: Any, info: ArrayInfo, extents: tuple[int, int]) -> int:
-    """Vector length of D's global stores in elements (a vector is wholly in or out of bounds); 0 where the epilogue stores D
-    itself, or no lines are to be had. Single elements pay, too: lanes then store neighbours (`stored_by_neighbours`)."""
-    layout, shared = spec.d.layout, spec.d.shared
-    if (not layout.is_separable or layout.vector_axis != shared.vector_axis or spec.epilogue.stores_itself
-            or spec.epilogue.writes or unit_axis(info) != unit_of(layout, info)):
-        return 0
-    extent = 64 if shared.axis == 0 else shared.line
-    line = math.gcd(layout.run, extent, extents[shared.axis]) // layout.comb
-    nbytes = math.gcd(CHUNK, line * shared.itemsize, alignment(info))
-    return int(layout.comb * nbytes // shared.itemsize) if nbytes >= shared.itemsize else 0
-
-
-def rows_apart(spec: Any, info: ArrayInfo) -> tuple[int, bool]:
-    """How far apart rows of a subtile of a tensor are that lie next to each other in memory, and whether they are nearer to
-    each other than a row's own pieces."""
-    layout = spec.d.layout
-    if not isinstance(layout, Tensor) or layout.vector_axis != 1:
-        return 1, False
-    size, depth, rows = info.dtype.itemsize, layout.rows.depth, layout.rows.extents()
-    is_cut = depth > 1 and rows[0] in APART and 0 < info.strides[1] < info.strides[0]
-    is_piece = layout.columns.depth > 1 and layout.columns.extents()[0] * size < SECTOR
-    return rows[0] if is_cut else 1, bool(is_piece and 0 < info.strides[0] * size <= LINE)
-
-
-__all__ = ["BUFFERS", "DirectStore", "Part", "Store", "SubtileStore", "TmaStore", "VectorStore", "store_of"]
+__all__ = ["BUFFERS", "DirectStore", "Part", "Store", "SubtileStore", "TmaStore", "VectorStore", "finished", "own_column",
+           "own_row"]

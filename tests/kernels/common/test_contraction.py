@@ -50,6 +50,18 @@ def reference(spec: str, *arrays: np.ndarray) -> np.ndarray:
     return np.asarray(np.einsum(spec, *(x.astype(F64) for x in arrays)))
 
 
+@pytest.mark.parametrize("dtype", [F16, F32, np.dtype("i4")], ids=str)
+def test_an_operator_that_is_open_makes_a_result(dtype: Any, rng: np.random.Generator) -> None:
+    """A semiring without dtypes takes the operands', and so does the array that the call makes."""
+    from tests.support.machines import MACHINES
+
+    a, b = whole(rng, (2, 5, 3), dtype), whole(rng, (4, 5), dtype)
+    with MACHINES["emulator"].session():
+        d = gk.einsum("adb,cd->cba", a, b, operator=gk.operators.MAX_PLUS)
+    assert d.dtype == dtype
+    assert np.array_equal(d, (a.astype(F64).transpose(2, 0, 1)[None] + b.astype(F64)[:, None, None]).max(axis=-1))
+
+
 # -- the 48 contractions of the TCCG benchmark ------------------------------------------------------------------------
 
 def einsum_spec(case: str) -> str:
@@ -92,7 +104,7 @@ def test_tccg_on_tensor_cores_in_small(case: str, rng: np.random.Generator) -> N
 
 
 @pytest.mark.gpu
-@pytest.mark.sample(6)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("case", CASES)
 def test_tccg_in_full(case: str) -> None:
     """At the benchmark's sizes, and at unpadded ones (an index or two shorter), in float32 and float16."""
@@ -161,6 +173,7 @@ def test_any_contraction(drawn: tuple[str, dict[str, int]], orders: str, seed: i
 
 
 @pytest.mark.gpu
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", range(5))
 def test_any_contraction_on_a_gpu(part: int) -> None:
     """Forty drawn ones, in parts of their own: forty kernels one after the other take minutes to compile."""

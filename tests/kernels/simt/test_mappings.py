@@ -110,6 +110,7 @@ def test_a_mapping_is_refused_or_right() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.thorough
 def test_any_legal_mapping_gives_the_same_result_on_the_gpu() -> None:
     # Every example compiles two kernels, so a failure is not shrunk: the emulator's test does that.
     @settings(max_examples=10, phases=[Phase.explicit, Phase.reuse, Phase.generate])

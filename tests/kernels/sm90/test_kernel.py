@@ -250,6 +250,7 @@ LARGE = {
 
 
 @pytest.mark.gpu
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", LARGE)
 def test_large_tiles(name: str, rng: np.random.Generator) -> None:
     machine = MACHINES["gpu"]

@@ -87,10 +87,10 @@ def test_lanes_that_do_not_divide_a_warps_tile(machine: Any, masked: bool, rng: 
 
 @pytest.mark.thorough
 @on_machines
-@pytest.mark.parametrize("schedule, which", [("two", "b"), ("pingpong", "b"), ("one-2x1", "a"), ("pingpong-1x2", "a"),
+@pytest.mark.parametrize("schedule, which", [("two", "b"), ("pingpong", "b"), ("two-2x2", "a"), ("pingpong-1x2", "a"),
                                              ("three", "a")])
 def test_two_stages(machine: Any, schedule: str, which: str, rng: np.random.Generator) -> None:
-    """Consumers hold one until they have the other. (A alone goes by registers, but not to three consumers nor in a cluster.)"""
+    """Consumers hold one until they have the other. (A alone goes by registers, but not to three consumers nor where blocks share it.)"""
     conf = mapping(schedule, stages=2, **{f"transform_global_to_shared_{which}": Elementwise(lambda x: x + 1)})
     a, b = whole(rng, (208, 200), F16), whole(rng, (200, 40), F16)
     assert isinstance(spec_of(conf, a, b).producer, RewriteProducer)
@@ -136,7 +136,7 @@ def test_rows_that_tma_cannot_take_are_turned_on_the_way(columns: int, turns: bo
 
 def test_both_or_none() -> None:
     """An operand is changed in place only beside one that TMA moves too: the producer has one way at a time."""
-    conf = mapping("one-2x1", transform_global_to_shared_a=Elementwise(lambda x: x + 1))
+    conf = mapping("three", transform_global_to_shared_a=Elementwise(lambda x: x + 1))
     a = np.zeros((64, 64), F16)
     changed = spec_of(conf, a, np.zeros((64, 64), F16))
     assert type(changed.a.route) is Rewrite and type(changed.b.route) is Tma and changed.pipeline.has_raw

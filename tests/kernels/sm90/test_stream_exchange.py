@@ -343,6 +343,7 @@ def test_code(cluster: str, M: int, N: int, schedule: str) -> None:
 # -- on a GPU ---------------------------------------------------------------------------------------------------------
 
 @pytest.mark.gpu
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("waves", [1, 2])
 @pytest.mark.parametrize("cluster, M, N, shape, schedule", [
     ("2x1", 128, 256, (2600, 2600, 1000), "cooperative"), ("2x2", 128, 256, (5000, 5000, 512), "cooperative"),

@@ -264,7 +264,7 @@ def test_arrays_that_are_computed_as_they_are() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.sample(8)
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("kind", ["tf32", "float16", "bfloat16"])
 @pytest.mark.parametrize("size", [(1024, 768, 1000), (333, 1100, 515), (65, 4096, 2048), (4096, 4096, 512)], ids=str)

@@ -1,4 +1,4 @@
-"""README's figures are those of the result files, and every bench is measured by one command."""
+"""The figures of docs/measured.md and README's picture are those of the result files, and every bench is measured by one command."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from pathlib import Path
 import pytest
 
 from bench import all as every
-from bench import readme, report, verdicts
+from bench import picture, readme, report, verdicts
 from bench.marks import put
 
 ROOT = Path(__file__).parents[3]
 
 
-def test_readme_has_the_figures_of_the_results() -> None:
-    """`python -m bench.readme --into README.md` was run after the last measurement."""
-    text = (ROOT / "README.md").read_text()
+def test_the_page_has_the_figures_of_the_results() -> None:
+    """`python -m bench.readme --into docs/measured.md` was run after the last measurement."""
+    text = (ROOT / "docs" / "measured.md").read_text()
     assert put(text, readme.text(), readme.BEGIN, readme.END) == text
+
+
+def test_the_picture_is_that_of_the_results() -> None:
+    """`python -m bench.picture docs/measured.svg` was."""
+    assert (ROOT / "docs" / "measured.svg").read_text() == picture.drawn()
 
 
 def test_a_line_is_of_its_rows(tmp_path: Path) -> None:

@@ -22,4 +22,4 @@ def test_cupy(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None
             assert all(np.allclose(names[x].get(), wanted, rtol=1e-4)
                        for x, wanted in (("d", a @ b), ("e", (a @ b).T), ("f", a @ b)))
 
-    assert markdown.run(markdown.ROOT / "docs" / "cupy.md", monkeypatch, rng, {}, check) == 1
+    assert markdown.run(markdown.ROOT / "docs" / "cupy.md", monkeypatch, rng, {}, check, emulated=False) == 1

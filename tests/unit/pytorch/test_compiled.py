@@ -77,6 +77,7 @@ def test_a_compiled_model_is_trained_to_the_same_loss() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.thorough
 def test_a_training_step_in_a_cuda_graph() -> None:
     ours, _ = models("cuda", (64, 256, 128, 32))
     x = torch.randn(96, 64, device="cuda")

@@ -50,6 +50,7 @@ def test_operators(case: torch_operators.Case, emulated: None) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_operators_on_a_gpu(case: torch_operators.Case) -> None:
     torch_operators.check(case, "cuda", fast=False, opcheck=True)

@@ -30,6 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget_plans()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("dtype", "sizes"), [("f2", (512, 384, 256)), ("f4", (257, 130, 515)), ("f8", (256, 256, 256)),
                                               ("f2", (64, 64, 16384))], ids=str)
 def test_what_it_finds_is_right_and_taken(folder: Path, dtype: str, sizes: tuple[int, int, int], rng: np.random.Generator) -> None:
@@ -46,6 +47,7 @@ def test_what_it_finds_is_right_and_taken(folder: Path, dtype: str, sizes: tuple
     assert np.array_equal(machine.numpy(gk.matmul(of_a, of_b, conf=found.config)), expected.astype(dtype))
 
 
+@pytest.mark.thorough
 def test_epilogues_with_arrays(folder: Path, rng: np.random.Generator) -> None:
     machine = Gpu()
     a, b, bias = (rng.integers(-3, 4, shape).astype("f4") for shape in ((128, 64), (64, 96), (96,)))
@@ -56,6 +58,7 @@ def test_epilogues_with_arrays(folder: Path, rng: np.random.Generator) -> None:
     assert np.array_equal(machine.numpy(d), a @ b + bias)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", ["ijk,kjl->il", "iqp,jpq->ij"])
 def test_contractions(folder: Path, spec: str, rng: np.random.Generator) -> None:
     """Of the second A and B are contiguous along different indices of K."""
@@ -71,6 +74,7 @@ def test_contractions(folder: Path, spec: str, rng: np.random.Generator) -> None
     assert np.array_equal(machine.numpy(out), np.einsum(spec, a.astype("f8"), b.astype("f8")).astype("f2"))
 
 
+@pytest.mark.thorough
 def test_groups(folder: Path, rng: np.random.Generator) -> None:
     """One empty product, and one of odd sizes."""
     machine, sizes = Gpu(), ((96, 80, 64), (33, 17, 40), (0, 8, 8), (128, 200, 32))

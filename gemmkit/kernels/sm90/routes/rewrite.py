@@ -6,6 +6,9 @@ the other way. Then all threads of a team read the whole tile before any of them
 A stage has three barriers: ``raw`` (TMA has brought it), ``full`` (it is rewritten) and ``empty``. A team asks for its next
 stage before it works on the last one, so that no thread waits for global memory (with a ring of two stages it cannot: the
 consumers hold the other).
+
+In a cluster whose blocks share the operand each block rewrites a part of the tile and sends it to the others
+(`PartRewrite`).
 """
 
 from __future__ import annotations
@@ -13,15 +16,24 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemmkit.kernels.common.elements import column_of, row_of, transform_element_into, transform_into
 from gemmkit.kernels.common.operand import Operand, Route
 from gemmkit.kernels.common.tile_copy import put_elements, put_words
 from gemmkit.kernels.common.work import Inputs, KTile, Place, Slot
-from gemmkit.kernels.sm90.producer import WORKING, Producer, Registers, fill_stages, place_of, stage_of, start_copies
+from gemmkit.kernels.sm90.producer import (
+    WORKING,
+    Producer,
+    Registers,
+    fill_stages,
+    place_of,
+    rank_of,
+    stage_of,
+    start_copies,
+)
 from gemmkit.kernels.sm90.routes.request import Request
-from gemmkit.kernels.sm90.routes.tma import Tma
+from gemmkit.kernels.sm90.routes.tma import Copy, Tma
 from gemmkit.lang.pairs import is_pairwise, transform_pairs
 from gemmkit.lang.products import of_product
 from gemmkit.lang.registers import apply, registers
@@ -29,7 +41,7 @@ from gemmkit.lang.values import convert
 from gemmkit.ptx.special import lane_index, rolled, thread_index, udiv, uniform
 from gemmkit.ptx.warpgroup import fence_async, named_barrier
 from gemmkit.ptx.words import pack_words, unpack_words
-from gemmkit.tiling import parallelise, translate
+from gemmkit.tiling import Tile, parallelise, translate
 
 BATCH = 32                             # registers of tiles that a producer's thread rewrites at a time
 TRANSPOSED = 64                        # registers of a tile that a producer's thread may hold while it is transposed
@@ -39,10 +51,17 @@ TRANSPOSED = 64                        # registers of a tile that a producer's t
 class Rewrite(Tma):
     """TMA brings the tile as it is stored, and a team transforms or masks its elements in place.
 
-    ``batch`` of its warp's tiles a thread reads before it writes the first.
+    ``tile`` is what the block rewrites of it, tiles of ``warp`` at a time. ``batch`` of these a thread reads before it
+    writes the first.
     """
 
+    tile: Tile
+    warp: Tile
     batch: int = 1
+
+    @classmethod
+    def of(cls, request: Request) -> Rewrite:
+        return cls(Copy.in_panels(request.operand, request.spec.cluster), request.operand.tile, request.operand.warp)
 
     @classmethod
     def refuses(cls, request: Request) -> str | None:
@@ -62,32 +81,57 @@ class Rewrite(Tma):
 
     def dealt(self, operand: Operand) -> Rewrite:
         """The route when ``operand.warps`` are known."""
-        warp_tiles = operand.shares // operand.lane_tiles
+        warp_tiles = dataclasses.replace(operand, tile=self.tile, warp=self.warp).shares // operand.lane_tiles
         most = max(1, BATCH // (operand.lane_tiles * operand.words.count))
         return dataclasses.replace(self, batch=math.gcd(warp_tiles, most) if warp_tiles else 1)
 
     def rewrite_inside(self, spec: Any, operand: Any, slot: Slot, at: KTile, warp: int) -> None:
         """Most tiles of a triangular matrix are as they are stored."""
-        pointer, place = stage_of(spec, operand, slot), place_of(operand, at)
-        rows, columns = operand.tile.size[0], operand.tile.size[1]
+        share = self.share(spec, operand, slot, at)
+        place, rows, columns = share.place, self.tile.size[0], self.tile.size[1]
         if not operand.is_masked:
-            transform_in_batches(operand, pointer, place, warp)
+            transform_in_batches(spec, operand, share, warp)
         elif operand.layout.is_as_stored(place.i, place.j, rows, columns):
             if not operand.to_shared.is_identity:
-                transform_in_batches(operand, pointer, place, warp)
+                transform_in_batches(spec, operand, share, warp)
+            else:
+                self.pass_on(spec, operand, share, warp)
         else:
             end = Place(place.i, place.j, place.i + rows, place.j + columns)
-            transform_masked(operand, pointer, end, spec.operator.identity, warp)
+            transform_masked(spec, operand, share, end, warp)
 
     def rewrite_edge(self, spec: Any, operand: Any, slot: Slot, at: KTile, warp: int) -> None:
         """TMA has put zeros beyond the edge, and the product must meet the identity."""
-        place = place_of(operand, at)
-        transform_masked(operand, stage_of(spec, operand, slot), place, spec.operator.identity, warp)
+        share = self.share(spec, operand, slot, at)
+        transform_masked(spec, operand, share, share.place, warp)
+
+    def share(self, spec: Any, operand: Any, slot: Slot, at: KTile) -> Share:
+        """What the block rewrites of a stage."""
+        return Share(stage_of(spec, operand, slot), place_of(operand, at), slot.stage, at.rank)
+
+    def put(self, spec: Any, operand: Any, share: Share, tile: Any, words: tuple) -> None:
+        put_words(operand, share.pointer, tile, words)
+
+    def put_values(self, spec: Any, operand: Any, share: Share, tile: Any, values: tuple) -> None:
+        put_elements(operand, share.pointer, tile, values)
+
+    def pass_on(self, spec: Any, operand: Any, share: Share, warp: int) -> None:
+        """What is to be done with a tile that is as it is to be: nothing."""
 
 
-def transform_in_batches(operand: Any, pointer: Any, place: Place, warp: int) -> None:
+class Share(NamedTuple):
+    """What a block rewrites of a stage's tile: where it is in shared memory, its place in the matrix, the block's rank."""
+
+    pointer: Any
+    place: Place
+    stage: int
+    rank: int
+
+
+def transform_in_batches(spec: Any, operand: Any, share: Share, warp: int) -> None:
     """Some tiles at a time: all are read before the first is written, or each would wait for the last."""
-    warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
+    pointer = share.pointer
+    warp_tiles = parallelise(operand.route.tile, operand.route.warp, warp, operand.warps)
     first = warp * 0
     while first < len(warp_tiles):
         held = registers(operand.words, operand.route.batch * operand.lane_tiles)
@@ -99,28 +143,30 @@ def transform_in_batches(operand: Any, pointer: Any, place: Place, warp: int) ->
         for i in range(operand.route.batch):
             thread_tiles = parallelise(warp_tiles[first + i], operand.thread, lane_index(), 32, operand.order)
             for j in range(len(thread_tiles)):
-                put_rewritten(operand, pointer, thread_tiles[j], held[i * len(thread_tiles) + j], place)
+                put_rewritten(spec, operand, share, thread_tiles[j], held[i * len(thread_tiles) + j])
         first = rolled(first + operand.route.batch)
 
 
-def put_rewritten(operand: Any, pointer: Any, tile: Any, words: tuple, place: Place) -> None:
+def put_rewritten(spec: Any, operand: Any, share: Share, tile: Any, words: tuple) -> None:
     if is_pairwise(operand.to_shared, operand.shared.dtype):
-        put_words(operand, pointer, tile, transform_pairs(operand.to_shared, operand.shared.dtype, words))
+        operand.route.put(spec, operand, share, tile, transform_pairs(operand.to_shared, operand.shared.dtype, words))
     else:
+        place = share.place
         values = transform_into(operand, unpack_words(operand.shared.dtype, words), translate(tile, place.i, place.j))
-        put_elements(operand, pointer, tile, values)
+        operand.route.put_values(spec, operand, share, tile, values)
 
 
-def transform_masked(operand: Any, pointer: Any, place: Place, nothing: Any, warp: int) -> None:
-    """Element by element, ``nothing`` for those beyond the end."""
-    warp_tiles = parallelise(operand.tile, operand.warp, warp, operand.warps)
+def transform_masked(spec: Any, operand: Any, share: Share, place: Place, warp: int) -> None:
+    """Element by element, the operator's identity for those beyond the end that ``place`` says."""
+    pointer, nothing = share.pointer, spec.operator.identity
+    warp_tiles = parallelise(operand.route.tile, operand.route.warp, warp, operand.warps)
     for i in range(len(warp_tiles)):
         thread_tiles = parallelise(warp_tiles[i], operand.thread, lane_index(), 32, operand.order)
         for j in range(len(thread_tiles)):
             tile = thread_tiles[j]
             values = operand.shared.load_shared(pointer, tile, operand.leading())
-            put_elements(operand, pointer, tile, apply(transform_element_masked, values, operand,
-                                                       translate(tile, place.i, place.j), place, nothing))
+            operand.route.put_values(spec, operand, share, tile, apply(
+                transform_element_masked, values, operand, translate(tile, place.i, place.j), place, nothing))
 
 
 def transform_element_masked(x: Any, n: int, operand: Any, tile: Any, place: Place, nothing: Any) -> Any:
@@ -190,6 +236,7 @@ class RewriteProducer(Producer):
     """TMA moves both operands, of which one or both are rewritten."""
 
     transposes: bool = False
+    sent_bytes: int = 0                # a stage, that the other blocks of the cluster send
     rewrites = True
     barriers = 1                       # of a team that transposes: it has read what it will write over
 
@@ -197,12 +244,23 @@ class RewriteProducer(Producer):
     def registers(self) -> Registers:
         return TRANSPOSING if self.transposes else CHANGING
 
+    @property
+    def full_arrivals(self) -> int:
+        """And the thread that expects what is sent."""
+        return super().full_arrivals + (self.sent_bytes > 0)
+
+    @property
+    def reader_fences(self) -> bool:                                                            # type: ignore[override]
+        """What is sent arrives by the way of threads, and no thread of this block has written it."""
+        return self.sent_bytes > 0
+
     @classmethod
     def of(cls, spec: Any) -> RewriteProducer:
         """A team has a stage on its way and one in work, and the consumers have two: from six stages on two teams work."""
         transposes = any(isinstance(x.route, Transpose) for x in (spec.a, spec.b))
         teams = 2 if spec.stages >= 6 and not transposes else 1
-        return cls(spec.producer_warps // teams, teams, spec.tma_bytes, transposes=transposes)
+        sent = sum(x.nbytes - x.route.brought_bytes(x) for x in (spec.a, spec.b))
+        return cls(spec.producer_warps // teams, teams, spec.tma_bytes, transposes=transposes, sent_bytes=sent)
 
     def run(self, spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:
         """The state says whether there is a stage that this team has yet to rewrite, which one, and where its tiles lie."""
@@ -218,6 +276,8 @@ class RewriteProducer(Producer):
         if thread_index() % (32 * self.warps) == 0:
             spec.pipeline.acquire(slot)
             spec.pipeline.expect_raw(slot, self.tma_bytes)
+            if self.sent_bytes > 0:
+                spec.pipeline.expect(slot, self.sent_bytes)
             start_copies(spec, inputs, spec.pipeline.raw(), slot, at)
         if spec.stages > 2:
             rewrite_last(spec, is_behind, brought, at.rank, at.shape)
@@ -225,7 +285,7 @@ class RewriteProducer(Producer):
 
     def finish(self, spec: Any, state: Any, shape: Any) -> None:
         is_behind, brought = state
-        rewrite_last(spec, is_behind, brought, thread_index() * 0, shape)
+        rewrite_last(spec, is_behind, brought, rank_of(spec), shape)
 
 
 def rewrite_last(spec: Any, is_behind: int, brought: tuple, rank: int, shape: Any) -> None:

@@ -27,7 +27,7 @@ class Copy(Component):
     ``step`` is a panel's size in shared memory, ``along`` how far the next panel's first element is along the lines. In a
     cluster that shares the operand, a block's part begins ``part`` elements into the tile, ``part_along`` further along the
     lines and ``part_across`` lines on. Numbers of several parts come plane by plane: ``planes`` of ``plane`` elements each.
-    ``swizzle`` is the width of the swizzled panels in bytes, 0 for a tile without.
+    ``swizzle`` is the width of the swizzled panels in bytes, 0 for a tile without. ``multicasts``: all blocks get the part.
     """
 
     line: int
@@ -43,6 +43,7 @@ class Copy(Component):
     planes: int
     plane: int
     swizzle: int
+    multicasts: bool = True
 
     @classmethod
     def in_panels(cls, operand: Operand, cluster: Cluster) -> Copy:
@@ -156,7 +157,7 @@ class Tma(Route):
                     to += part * self.copy.part
                 inside: tuple = (x, y, plane) if self.copy.planes > 1 else (x, y)
                 coordinates = join((inside, matrix))
-                if self.copy.is_shared:
+                if self.copy.is_shared and self.copy.multicasts:
                     tma_load_multicast(tensor_map, coordinates, pointer, to, fill.barrier, stage,
                                        spec.cluster.sharers(operand.k_axis, at.rank))
                 else:
