@@ -11,6 +11,7 @@
 #   make gate                          registers, spills and instructions of some fifty kernels are those of
 #                                      tools/sass_gate/stored.json (minutes, no GPU)
 #   make bench [BENCH_ARGS=...]        every measurement, on a GPU, into bench/results (an hour and more)
+#   make wheel                         wheel and source distribution into dist/, checked and tried; nothing is published
 #   make docs                          the site, into site/, in an environment of its own (.venv-docs)
 #   make lint, make venv, make clean
 #
@@ -46,7 +47,7 @@ LINT_READY := $(if $(FOREIGN),,$(LINT_STAMP))
 # of 13 before the first test), and each process that a test starts would read gemmkit's sources.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-gpu test-gpu-smoke sanitize gate lint bench docs venv clean
+.PHONY: help demo test test-all test-gpu test-gpu-smoke sanitize gate lint bench docs wheel venv clean
 .DEFAULT_GOAL := help
 
 help:
@@ -82,6 +83,9 @@ gate: $(READY)
 lint: $(LINT_READY)
 	$(PY) -m ruff check .
 	$(PY) -m mypy
+
+wheel:
+	$(PYTHON) -m tools.wheel --out dist
 
 docs: .venv-docs/.made
 	.venv-docs/bin/python -m mkdocs build --strict --quiet

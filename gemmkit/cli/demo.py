@@ -71,7 +71,7 @@ def _lacks(name: str) -> str | None:
 
 
 def _example(name: str) -> Any:
-    """A module of `examples`: of the source tree that the package lies in, else as it is installed, as `gemmkit_examples`."""
+    """A module of `examples`: of the source tree that the package lies in, else as it is installed: `gemmkit_examples`."""
     root = Path(gemmkit.__file__).resolve().parent.parent
     package = "gemmkit_examples"
     if (root / "examples" / "machine.py").is_file() and (root / "pyproject.toml").is_file():
@@ -79,8 +79,8 @@ def _example(name: str) -> Any:
         if str(root) not in sys.path:
             sys.path.insert(0, str(root))
     elif importlib.util.find_spec(package) is None:
-        raise RuntimeError("the examples are neither beside the package, as in gemmkit's source tree, nor installed with it, "
-                           "as gemmkit's wheel does it")
+        raise RuntimeError("the examples are neither beside the package, as in gemmkit's source tree, nor installed with "
+                           "it, as gemmkit's wheel does it")
     module = importlib.import_module(f"{package}.{name}")
     lacking = _lacks(name)
     if lacking is not None:

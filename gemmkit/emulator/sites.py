@@ -109,8 +109,8 @@ def _line(code: CodeType, offset: int) -> Line:
 
 
 def is_same_place(first: Site, second: Site) -> bool:
-    """Whether two sites are one place of the source. Python 3.10 may compile what follows ``f() if x else None`` twice, a copy
-    for each way, and tells columns of neither: two sites of one line are one place there."""
+    """Whether two sites are one place of the source. Python 3.10 may compile what follows ``f() if x else None`` twice,
+    a copy for each way, and tells columns of neither: two sites of one line are one place there."""
     if first == second or not _HAS_COPIES:
         return first == second
     return kernel_line(first) == kernel_line(second) and template_line(first) == template_line(second)
