@@ -1,0 +1,120 @@
+"""Sums over ranks, in the order of ranks: the same bits in every call, and on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gemmkit.components import Array, Component
+from gemmkit.config import ConfigError
+from gemmkit.epilogues import Epilogue
+from gemmkit.lang.values import convert
+from gemmkit.operators import Algebra, FPUOp
+from gemmkit.transforms.base import transformed
+
+__all__ = ["InRankOrder", "OfTransform", "Rule", "accumulator_of", "rule_of"]
+
+
+def plus(x: Any, y: Any) -> Any:
+    return x + y
+
+
+def least(x: Any, y: Any) -> Any:
+    return min(x, y)
+
+
+def most(x: Any, y: Any) -> Any:
+    return max(x, y)
+
+
+@dataclass(frozen=True)
+class Rule(Component):
+    """An associative function of two sums, called as an operator's own `merge`."""
+
+    device_methods: ClassVar[tuple[str, ...]] = ("merge",)
+
+    function: Any
+
+    def merge(self, x: Any, y: Any) -> Any:
+        return self.function(x, y)
+
+
+@dataclass(frozen=True)
+class InRankOrder(Epilogue):
+    """Merges ``parts[r, m, n]`` of all ``ranks``, from the first to the last, in ``dtype``; with ``follows`` behind the
+    value of D that is there already (a C).
+
+    ``rule`` has the ``merge(x, y)``: an operator, or a `Rule`.
+
+    >>> parts = np.arange(6, dtype=np.float32).reshape(3, 1, 2)
+    >>> float(InRankOrder(parts, Rule(plus), np.dtype(np.float32), 3)(np.float32(0), 0, 1))
+    9.0
+    """
+
+    parts: Array
+    rule: Any
+    dtype: Any
+    ranks: int
+    follows: bool = False
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        total = convert(self.dtype, self.parts[0, m, n])
+        if self.follows:
+            total = convert(self.dtype, self.rule.merge(convert(self.dtype, x), total))
+        for rank in range(1, self.ranks):
+            total = convert(self.dtype, self.rule.merge(total, convert(self.dtype, self.parts[rank, m, n])))
+        return total
+
+    @property
+    def reads_tiles(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class OfTransform(Epilogue):
+    """A transform of D as a part of the epilogue.
+
+    >>> from gemmkit.transforms import Elementwise
+    >>> OfTransform(Elementwise(lambda x, m, n: x + 10 * m))(0.5, 1, 2)
+    10.5
+    """
+
+    transform: Any
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        return transformed(self.transform, x, m, n)
+
+
+def rule_of(operator: Any, combine: Any) -> Component:
+    """How two ranks' sums become one: by ``combine``, or by what the operator says of sums over parts of K.
+
+    Raises TypeError for a ``combine`` that is no plain function, ConfigError where none is given and the operator says
+    nothing.
+    """
+    if combine is not None:
+        found = least if combine is min else most if combine is max else combine
+        if not isinstance(found, FunctionType):
+            raise TypeError(f"combine={combine!r}: a plain Python function of two numbers is needed, or min, or max")
+        return Rule(found)
+    base = operator.base if isinstance(operator, Algebra) else operator
+    if not base.merges:
+        raise ConfigError(f"combine: {type(base).__name__} does not say that sums over parts of K may be combined; say "
+                          "merges = True in its class where combine is associative and start its neutral element, or give combine=")
+    if not isinstance(base, FPUOp) or base.is_ordinary:
+        return Rule(plus)
+    if isinstance(operator, Algebra):
+        raise ConfigError(f"combine: give it beside {operator!r}: numbers of several parts, whose base has a combine of its "
+                          "own")
+    return base
+
+
+def accumulator_of(config: Any, dtype: np.dtype) -> np.dtype:
+    """The dtype in which results of ``dtype`` are added up: the accumulator's, or complex numbers of two float32 or more."""
+    if dtype.names is not None:
+        return dtype
+    if dtype.kind == "c":
+        return np.result_type(dtype, np.complex64)
+    return np.dtype(config.operator.fragment_c.dtype)
