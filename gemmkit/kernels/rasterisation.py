@@ -12,7 +12,15 @@ from gemmkit.ptx.special import udiv
 class Order(Component):
     """``block(linear, rows, columns)`` -> (row, column) of a grid of tiles; every tile exactly once."""
 
-    device_methods = ("block",)
+    device_methods = ("block", "await_tile")
+    without_value = ("await_tile",)
+
+    #: Whether operands arrive while the kernel runs (`gemmkit.kernels.gated`): then ``await_tile(linear)`` returns when those
+    #: of a tile are there, and a kernel calls it before the tile's first load.
+    gates = False
+
+    def await_tile(self, linear: int) -> None:
+        """Operands are there before the launch."""
 
     def block(self, linear: int, rows: int, columns: int) -> tuple[int, int]:
         """Column by column."""

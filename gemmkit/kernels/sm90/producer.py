@@ -20,6 +20,7 @@ from gemmkit.components import Component
 from gemmkit.kernels.common.scheduler import holds
 from gemmkit.kernels.common.work import Input, Inputs, KTile, Place, Slot, Work
 from gemmkit.lang.products import of_part, of_product
+from gemmkit.ptx.flags import fence_async_global
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import rolled, thread_index, udiv, uniform
 
@@ -91,6 +92,9 @@ def fill_stages(spec: Any, inputs: Inputs, rank: int, shape: Any, kept: Any, sta
     while at < end:
         here = of_part(spec, at)
         work = here.scheduler.work(here, here.scheduler.tile_of(at), rank, shape)
+        if spec.scheduler.order.gates:                 # operands arrive while the kernel runs
+            spec.scheduler.order.await_tile(here.scheduler.tile_of(at))
+            fence_async_global()
         own, sizes = of_product(here, work.batch), of_product(shape, work.batch)
         matrices = inputs_of(spec, inputs, work.batch)
         spec.producer.begin(own, matrices, work, kept)
