@@ -18,7 +18,7 @@ from gemmkit.problem import FUNCTIONS, LAYOUTS
 from gemmkit.runtime.arrays import dtype_to_torch
 from gemmkit.torch.forms import array_of
 
-__all__ = ["BEFORE_SUM", "check_keywords", "meet", "multiply", "new", "planned"]
+__all__ = ["BEFORE_SUM", "array_or_none", "check_keywords", "meet", "multiply", "new", "planned"]
 
 Made = TypeVar("Made")
 
@@ -59,19 +59,19 @@ def meet(ranks: Ranks, call: str, device: Any, facts: Callable[[], dict[str, Any
     return made
 
 
-def _array_or_none(x: Any, name: str) -> Any:
+def array_or_none(x: Any, name: str) -> Any:
     return None if x is None else array_of(x, name)
 
 
 def planned(a: Any, b: Any, c: Any, out: Any, conf: Any, components: dict[str, Any]) -> Plan:
     """The plan of a product of tensors, compiled: it raises all that is wrong with one."""
-    return plan(array_of(a, "a"), array_of(b, "b"), _array_or_none(c, "c"), conf, out=_array_or_none(out, "out"),
+    return plan(array_of(a, "a"), array_of(b, "b"), array_or_none(c, "c"), conf, out=array_or_none(out, "out"),
                 **components)
 
 
 def multiply(a: Any, b: Any, c: Any, out: Any, conf: Any, components: dict[str, Any]) -> Any:
     """`gemmkit.matmul` of tensors, as a tensor."""
-    found = matmul(array_of(a, "a"), array_of(b, "b"), _array_or_none(c, "c"), conf, out=_array_or_none(out, "out"),
+    found = matmul(array_of(a, "a"), array_of(b, "b"), array_or_none(c, "c"), conf, out=array_or_none(out, "out"),
                    **components)
     if out is not None:
         return out

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gemmkit.components import Array, Component
+from gemmkit.components import Array, Component, Scalar
 from gemmkit.config import ConfigError
 from gemmkit.epilogues import Epilogue
 from gemmkit.lang.values import convert
@@ -47,7 +47,8 @@ class InRankOrder(Epilogue):
     """Merges ``parts[r, m, n]`` of all ``ranks``, from the first to the last, in ``dtype``; with ``follows`` behind the
     value of D that is there already (a C).
 
-    ``rule`` has the ``merge(x, y)``: an operator, or a `Rule`.
+    With ``travels`` the value of D is rank ``own``'s partial sum, which was not sent, and rounded to that dtype as the
+    others were. ``rule`` has the ``merge(x, y)``: an operator, or a `Rule`.
 
     >>> parts = np.arange(6, dtype=np.float32).reshape(3, 1, 2)
     >>> float(InRankOrder(parts, Rule(plus), np.dtype(np.float32), 3)(np.float32(0), 0, 1))
@@ -59,14 +60,26 @@ class InRankOrder(Epilogue):
     dtype: Any
     ranks: int
     follows: bool = False
+    travels: Any = None
+    own: Scalar = -1
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
-        total = convert(self.dtype, self.parts[0, m, n])
+        total = self.part(0, x, m, n)
         if self.follows:
             total = convert(self.dtype, self.rule.merge(convert(self.dtype, x), total))
         for rank in range(1, self.ranks):
-            total = convert(self.dtype, self.rule.merge(total, convert(self.dtype, self.parts[rank, m, n])))
+            total = convert(self.dtype, self.rule.merge(total, self.part(rank, x, m, n)))
         return total
+
+    def part(self, rank: int, x: Any, m: int, n: int) -> Any:
+        """A rank's partial sum: what it sent, or of its own the product's, rounded as if it had been sent."""
+        if self.takes_own and rank == self.own:
+            return convert(self.dtype, convert(self.travels, x))
+        return convert(self.dtype, self.parts[rank, m, n])
+
+    @property
+    def takes_own(self) -> bool:
+        return self.travels is not None
 
     @property
     def reads_tiles(self) -> bool:
@@ -102,7 +115,8 @@ def rule_of(operator: Any, combine: Any) -> Component:
     base = operator.base if isinstance(operator, Algebra) else operator
     if not base.merges:
         raise ConfigError(f"combine: {type(base).__name__} does not say that sums over parts of K may be combined; say "
-                          "merges = True in its class where combine is associative and start its neutral element, or give combine=")
+                          "merges = True in its class where combine is associative and start its neutral element, or give "
+                          "combine=")
     if not isinstance(base, FPUOp) or base.is_ordinary:
         return Rule(plus)
     if isinstance(operator, Algebra):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
@@ -28,11 +30,15 @@ class Ranks:
         self.members = dist.get_process_group_ranks(group)             # their numbers in the world
         self.store: Any = dist.PrefixStore("gemmkit/", c10d._get_process_group_store(group))
         self.agreed: dict[tuple[tuple[str, str], ...], Any] = {}        # statements, and what was made for them
+        self.inboxes: dict[Any, Any] = {}                               # in symmetric memory, by device and size
+        self.why_plain: str | None = None                               # why the last call did not use one
+        self._facts: dict[str, str | None] = {}
         self._met = 0
 
-    @property
-    def backend(self) -> str:
-        return str(dist.get_backend(self.group))
+    def backend(self, device: torch.device) -> str:
+        """What moves tensors of a device: "nccl", "gloo", ...; "" where the group has nothing for it."""
+        of = dict(one.split(":") for one in str(dist.get_backend_config(self.group)).split(","))
+        return of.get(device.type, "")
 
     @property
     def timeout(self) -> timedelta:
@@ -60,6 +66,13 @@ class Ranks:
                 if first != second:
                     raise ValueError(f"{name} differs between the ranks: {first} on rank 0, {second} on rank {rank}; all "
                                      "ranks make the same call, and none computes this one")
+
+    def once(self, name: str, ask: Callable[[], str | None]) -> str | None:
+        """A fact of the group, asked of every rank once: what the first rank says that does not say None."""
+        if name not in self._facts:
+            said = self._heard(self._say({"says": ask() or ""}))
+            self._facts[name] = next((f"{one['says']} (rank {rank})" for rank, one in enumerate(said) if one["says"]), None)
+        return self._facts[name]
 
     def _say(self, own: Statement) -> int:
         """Put this rank's next statement into the store; its number."""

@@ -1,8 +1,8 @@
 """``matmul_reduce_scatter`` and ``matmul_all_reduce``: D = A_0 B_0 + A_1 B_1 + ..., of a K that the ranks share out.
 
 Every rank multiplies its share of K; the partial sums of a row go to the rank that has the row of D (or to all), which
-merges them in the order of ranks and finishes them: C, transforms of D, epilogue. That last step is a product of K = 0, so that any
-component that acts on sums acts there as in a product of one GPU.
+merges them in the order of ranks and finishes them: C, transforms of D, epilogue. That last step is a product of K = 0, so
+that any component that acts on sums acts there as in a product of one GPU.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import torch
 
 from gemmkit.config import TRANSFORMS, Config, ConfigError
 from gemmkit.distributed.calls import BEFORE_SUM, check_keywords, meet, multiply, new, planned
-from gemmkit.distributed.rank_order import InRankOrder, OfTransform, accumulator_of, rule_of
+from gemmkit.distributed.gates import Gates, by_chunks, gated
+from gemmkit.distributed.inbox import Inbox
+from gemmkit.distributed.overlapped import check_way, chunks_of, exchange_overlapped, in_rank_order, inbox_for
+from gemmkit.distributed.rank_order import OfTransform, accumulator_of, rule_of
 from gemmkit.distributed.ranks import Ranks, ranks_of
-from gemmkit.distributed.shards import check_tensors, dtypes, even_lengths, lengths_of
-from gemmkit.distributed.transport import Sent, all_gather, send_and_receive
+from gemmkit.distributed.shards import check_tensors, dtypes, even_lengths, lengths_of, offsets
+from gemmkit.distributed.transport import Sent, all_gather, check_sends, send_and_receive
 from gemmkit.epilogues import Default
 from gemmkit.runtime.arrays import dtype_from_torch
-from gemmkit.torch.forms import array_of
 
 __all__ = ["matmul_all_reduce", "matmul_reduce_scatter"]
 
@@ -38,11 +40,12 @@ class Reduction(NamedTuple):
     adds: np.dtype
     rule: Any
     result: np.dtype
+    gates: Any = None                  # of this rank's own rows, where peers may push theirs
 
 
 def matmul_reduce_scatter(a: Any, b_shard: Any, c: Any = None, *, group: Any = None, lengths: Any = None, out: Any = None,
                           conf: Config | None = None, combine: Any = None, reduce_dtype: Any = None,
-                          **components: Any) -> Any:
+                          way: str | None = None, **components: Any) -> Any:
     """This rank's rows of D = C + the sum over all ranks of A B, where each rank has some of K.
 
     A tensor-parallel layer ends so: every rank has some columns of the activations and the same rows of the weight.
@@ -58,6 +61,8 @@ def matmul_reduce_scatter(a: Any, b_shard: Any, c: Any = None, *, group: Any = N
             (`Operator.merge`: min for min-plus).
         reduce_dtype: in which dtype partial sums travel, ``torch.float32`` say; None: in D's. They are added up in the
             accumulator's dtype, from rank 0 to the last: the same bits in every call.
+        way: as of `all_gather_matmul`; "symmetric" computes the peers' rows first, which copy engines push while the rest is
+            computed.
         components: as of `gemmkit.matmul`. Those of A and B see the rank's own operands, whose k begins at 0; those of the
             sums (C, D, epilogue) see the rank's own rows of D.
 
@@ -81,23 +86,39 @@ def matmul_reduce_scatter(a: Any, b_shard: Any, c: Any = None, *, group: Any = N
     def facts() -> dict[str, Any]:
         nonlocal sizes
         check_tensors(a=a, b_shard=b_shard, c=c, out=out)
+        check_sends(ranks, a)
         sizes = even_lengths(a.shape[0], ranks.size)
         if lengths is not None:
             sizes = lengths_of(ranks, tuple(lengths)[ranks.rank] if _has(lengths, ranks) else -1, lengths, "D", "rows")
             if sum(sizes) != a.shape[0]:
                 raise ValueError(f"lengths={sizes}: they are {sum(sizes)} rows together, and a has {a.shape[0]}")
-        return _facts("matmul_reduce_scatter", a, b_shard, c, out, combine, reduce_dtype, components, {"lengths": sizes})
+        return _facts("matmul_reduce_scatter", a, b_shard, c, out, combine, reduce_dtype, components,
+                      {"lengths": sizes, "way": way})
 
     def make() -> Reduction:
-        return _reduction(a, b_shard, c, out, conf, combine, reduce_dtype, components, sizes[ranks.rank], ranks.size)
+        how = _reduction(a, b_shard, c, out, conf, combine, reduce_dtype, components, sizes[ranks.rank], ranks.size)
+        if not a.is_cuda or ranks.size == 1 or way == "plain":
+            return how
+        gates = Gates(ranks, by_chunks(sizes[ranks.rank], _chunks(sizes, b_shard), ranks.size))
+        how = how._replace(gates=gates)
+        if _is_fused(a, c, conf, components):
+            mine = new(a, (sizes[ranks.rank], a.shape[1]), a.dtype)
+            parts = new(a, (ranks.size, sizes[ranks.rank], b_shard.shape[1]), how.travels)
+            whole = new(a, parts.shape[1:], how.result)
+            own = _with_own(parts, how, ranks.rank, components)
+            gates.check(gates.of(mine, b_shard, None, whole, None, own), mine, b_shard, None, whole, own)
+        return how
 
     how = meet(ranks, "matmul_reduce_scatter", a, facts, {"conf": conf, "combine": combine, **components}, make)
+    inbox = inbox_for(ranks, a.device, ranks.size * max(sizes) * b_shard.shape[1] * how.travels.itemsize, way)
+    if inbox is not None:
+        return _overlapped(ranks, inbox, a, b_shard, c, out, conf, how, components, sizes)
     parts = _exchanged(ranks, a, b_shard, conf, how, components, sizes)
     return _finished(parts, c, out, how, components)
 
 
 def matmul_all_reduce(a: Any, b_shard: Any, c: Any = None, *, group: Any = None, out: Any = None, conf: Config | None = None,
-                      combine: Any = None, reduce_dtype: Any = None, **components: Any) -> Any:
+                      combine: Any = None, reduce_dtype: Any = None, way: str | None = None, **components: Any) -> Any:
     """D = C + the sum over all ranks of A B on every rank, where each rank has some of K: `matmul_reduce_scatter`, but that
     every rank has all rows of D.
 
@@ -116,16 +137,32 @@ def matmul_all_reduce(a: Any, b_shard: Any, c: Any = None, *, group: Any = None,
 
     def facts() -> dict[str, Any]:
         check_tensors(a=a, b_shard=b_shard, c=c, out=out)
-        return _facts("matmul_all_reduce", a, b_shard, c, out, combine, reduce_dtype, components, {"M": a.shape[0]})
+        return _facts("matmul_all_reduce", a, b_shard, c, out, combine, reduce_dtype, components,
+                      {"M": a.shape[0], "way": way})
 
     def make() -> Reduction:
         return _reduction(a, b_shard, c, out, conf, combine, reduce_dtype, components, a.shape[0], ranks.size)
 
     how = meet(ranks, "matmul_all_reduce", a, facts, {"conf": conf, "combine": combine, **components}, make)
-    parts = new(a, (ranks.size, a.shape[0], b_shard.shape[1]), how.travels)
-    multiply(a, b_shard, None, parts[ranks.rank], conf, _before(components))
-    all_gather(ranks, list(parts))
-    return _finished(parts, c, out, how, components)
+    rows, columns = a.shape[0], b_shard.shape[1]
+    inbox = inbox_for(ranks, a.device, ranks.size * rows * columns * how.travels.itemsize, way)
+    if inbox is None:
+        parts = new(a, (ranks.size, rows, columns), how.travels)
+        multiply(a, b_shard, None, parts[ranks.rank], conf, _before(components))
+        all_gather(ranks, list(parts))
+        return _finished(parts, c, out, how, components)
+    inbox.begin()
+    parts = inbox.parts(rows, columns, new(a, (0,), how.travels).dtype)
+    own = parts[ranks.rank]
+    multiply(a, b_shard, None, own, conf, _before(components))
+    inbox.own()
+    for step in range(1, ranks.size):
+        inbox.push((ranks.rank - step) % ranks.size, own, ranks.rank * own.numel() * how.travels.itemsize)
+    inbox.pushed()
+    inbox.await_all()
+    d = _finished(parts, c, out, how, components)
+    inbox.end()
+    return d
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------
@@ -137,6 +174,7 @@ def _has(lengths: Any, ranks: Ranks) -> bool:
 def _facts(call: str, a: Any, b: Any, c: Any, out: Any, combine: Any, reduce_dtype: Any, components: dict[str, Any],
            more: dict[str, Any]) -> dict[str, Any]:
     check_keywords(call, components)
+    check_way(more["way"])
     if a.shape[1] != b.shape[0]:
         raise ValueError(f"a has shape {tuple(a.shape)} and b_shard {tuple(b.shape)}: a has {a.shape[1]} columns and "
                          f"b_shard {b.shape[0]} rows; both are this rank's K")
@@ -182,30 +220,83 @@ def _exchanged(ranks: Ranks, a: Any, b: Any, conf: Any, how: Reduction, componen
                lengths: tuple[int, ...]) -> Any:
     """Every rank's partial sums of this rank's rows, (ranks, M_r, N). The rows of others come first, and travel while the
     next are computed; this rank's own rows are last."""
-    before, rows, own = _before(components), a.split(list(lengths)), ranks.rank
+    own, first = ranks.rank, offsets(lengths)
     parts = new(a, (ranks.size, lengths[own], b.shape[1]), how.travels)
     sent = Sent()
-    whole = None
-    if any(components.get(name) is not None for name in _OF_ROWS) or conf is not None:
-        whole = new(a, (a.shape[0], b.shape[1]), how.travels)
-        multiply(a, b, None, whole, conf, before)
+    multiply_rows = _by_rows(a, b, conf, how, components)
     for step in range(1, ranks.size + 1):
         to, source = (own + step) % ranks.size, (own - step) % ranks.size
         block = parts[own] if to == own else new(a, (lengths[to], b.shape[1]), how.travels)
-        if whole is not None:
-            block.copy_(whole.split(list(lengths))[to])
-        else:
-            multiply(rows[to], b, None, block, None, before)
+        multiply_rows(first[to], first[to + 1], block)
         if to != own:
             send_and_receive(ranks, sent, to, block, source, parts[source])
     sent.wait()
     return parts
 
 
+def _by_rows(a: Any, b: Any, conf: Any, how: Reduction, components: dict[str, Any]) -> Any:
+    """The function (begin, end, out) that computes partial sums of some rows; all at once where a component sees rows."""
+    before = _before(components)
+    if not _sees_rows(conf, components):
+        return lambda begin, end, out: multiply(a[begin:end], b, None, out, None, before)
+    whole = new(a, (a.shape[0], b.shape[1]), how.travels)
+    multiply(a, b, None, whole, conf, before)
+    return lambda begin, end, out: out.copy_(whole[begin:end])
+
+
+def _sees_rows(conf: Any, components: dict[str, Any]) -> bool:
+    return conf is not None or any(components.get(name) is not None for name in _OF_ROWS)
+
+
+def _chunks(lengths: tuple[int, ...], b: Any) -> int:
+    return chunks_of(lengths, b.shape[1], torch.cuda.get_device_properties(b.device).multi_processor_count)
+
+
+def _is_fused(a: Any, c: Any, conf: Any, components: dict[str, Any]) -> bool:
+    """Whether this rank's own rows are one product with the merge in its epilogue, behind a gate: nothing stands between
+    sums and epilogue, and every tile has a k-tile that waits."""
+    between = any(components.get(name) is not None for name in (*OF_D, "global_b_layout"))
+    return c is None and a.shape[1] > 0 and not between and not _sees_rows(conf, components)
+
+
+def _with_own(parts: Any, how: Reduction, own: int, components: dict[str, Any]) -> dict[str, Any]:
+    """The components of a product of this rank's own rows that takes the others' partial sums."""
+    epilogue, merging = components.get("epilogue"), in_rank_order(parts, how, own)
+    given = {name: value for name, value in components.items() if value is not None}
+    return {**given, "epilogue": merging if epilogue is None else merging | epilogue}
+
+
+def _overlapped(ranks: Ranks, inbox: Inbox, a: Any, b: Any, c: Any, out: Any, conf: Any, how: Reduction,
+                components: dict[str, Any], lengths: tuple[int, ...]) -> Any:
+    """`matmul_reduce_scatter` over symmetric memory: the peers' rows, then this rank's own, which take what has arrived."""
+    # 1. The peers' rows, pushed while the next are computed.
+    chunks, own = _chunks(lengths, b), ranks.rank
+    multiply_rows, begin = _by_rows(a, b, conf, how, components), offsets(lengths)[own]
+    parts = exchange_overlapped(ranks, inbox, a, b, how, lengths, chunks, multiply_rows)
+    mine = a[begin:begin + lengths[own]]
+    gate, merged = None, {}
+    if _is_fused(a, c, conf, components):
+        out = new(a, parts.shape[1:], how.result) if out is None else out
+        merged = _with_own(parts, how, own, components)
+        gate = how.gates.of(mine, b, None, out, None, merged)
+    # 2. This rank's rows: tiles wait for their chunks from all ranks, or the stream does.
+    if gate is not None:
+        inbox.own(chunks)
+        d = multiply(mine, b, None, out, gate.conf, gated(how.gates, gate, inbox, merged))
+    else:
+        multiply_rows(begin, begin + lengths[own], parts[own])
+        inbox.own(chunks)
+        inbox.await_all(chunks)
+        d = _finished(parts, c, out, how, components)
+    # 3. The slot may be filled again.
+    inbox.end()
+    return d
+
+
 def _finish(compute: Any, parts: Any, c: Any, out: Any, how: Reduction, components: dict[str, Any]) -> Any:
-    """Merge partial sums in the order of ranks, and finish them: by a product of K = 0 with the components that act on sums."""
+    """Merge partial sums in the order of ranks, and finish them, by a product of K = 0 with components that act on sums."""
     after = {name: value for name, value in components.items() if name not in BEFORE_SUM and value is not None}
-    merging: Any = InRankOrder(array_of(parts, "parts"), how.rule, how.adds, parts.shape[0], c is not None)
+    merging: Any = in_rank_order(parts, how, None, c is not None)
     for name in OF_D:                                    # in a kernel they stand before the epilogue, which merges here
         if name in after:
             merging = merging | OfTransform(after.pop(name))

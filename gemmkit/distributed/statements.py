@@ -1,8 +1,8 @@
 """What the ranks of a call have to have alike, as text.
 
 A statement holds what is the same on all ranks by the call's meaning. An array's values, address and strides are a rank's
-own matter, and so is the length of what is not shared out; they must not decide whether ranks meet, or one rank would wait for
-others that do not.
+own matter, and so is the length of what is not shared out; they must not decide whether ranks meet, or one rank would wait
+for others that do not.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from gemmkit.distributed.ranks import Ranks
 
-__all__ = ["Sent", "all_gather", "as_bytes", "pass_on", "send_and_receive"]
+__all__ = ["Sent", "all_gather", "as_bytes", "check_sends", "pass_on", "send_and_receive"]
 
 
 def as_bytes(x: Any) -> Any:
@@ -25,7 +25,7 @@ def all_gather(ranks: Ranks, slots: Sequence[Any]) -> None:
     alike = all(slot.shape == slots[0].shape for slot in slots)
     if alike and slots[0].numel() == 0:
         return
-    if alike and slots[0].is_cuda and ranks.backend == "nccl" and _are_one(slots):
+    if alike and slots[0].is_cuda and ranks.backend(slots[0].device) == "nccl" and _are_one(slots):
         whole = slots[0].as_strided((len(slots), *slots[0].shape), (slots[0].numel(), *slots[0].stride()))
         dist.all_gather_into_tensor(as_bytes(whole).view(-1), as_bytes(slots[ranks.rank]).view(-1), group=ranks.group)
         return
@@ -33,6 +33,14 @@ def all_gather(ranks: Ranks, slots: Sequence[Any]) -> None:
                for slot, member in zip(slots, ranks.members) if slot.numel()]
     for work in started:
         work.wait()
+
+
+def check_sends(ranks: Ranks, x: Any) -> None:
+    """Raise ValueError where the group's backend sends no tensors of a tensor's device from one rank to another."""
+    backend = ranks.backend(x.device)
+    if not backend or (x.is_cuda and backend == "gloo" and ranks.size > 1):
+        raise ValueError(f"a is on {x.device}, and the group's backend ({backend or 'none for it'}) sends no such tensors; "
+                         "make a group with backend='nccl'")
 
 
 def _are_one(slots: Sequence[Any]) -> bool:

@@ -70,7 +70,7 @@ class Stream:
     def copy(self, to: np.ndarray, source: np.ndarray) -> None:
         """Copy a matrix into one of the same shape and dtype. It is read now: its owner does not change it."""
         if to.shape != source.shape or to.dtype != source.dtype:
-            raise ValueError(f"source is {source.dtype} {source.shape}, and to is {to.dtype} {to.shape}; a copy has one kind")
+            raise ValueError(f"source is {source.dtype} {source.shape} and to is {to.dtype} {to.shape}; they must be alike")
         memory, rows = Memory.for_array(to, self.name), np.ascontiguousarray(source)
 
         def run(engine: _Engine, clocks: dict[int, Clock]) -> None:

@@ -15,8 +15,8 @@ class Order(Component):
     device_methods = ("block", "await_tile")
     without_value = ("await_tile",)
 
-    #: Whether operands arrive while the kernel runs (`gemmkit.kernels.gated`): then ``await_tile(linear)`` returns when those
-    #: of a tile are there, and a kernel calls it before the tile's first load.
+    #: Whether operands arrive while the kernel runs (`gemmkit.kernels.gated`): then ``await_tile(linear)`` returns when
+    #: those of a tile are there, and a kernel calls it before the tile's first load.
     gates = False
 
     def await_tile(self, linear: int) -> None:

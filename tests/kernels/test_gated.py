@@ -21,7 +21,7 @@ from gemmkit.layouts import RowMajor
 from gemmkit.operators import MIN_PLUS, FPUOp
 from gemmkit.tiling import Tile
 from tests.support.machines import poison, whole
-from tests.support.sm90 import F16, F32, mapping
+from tests.support.sm90 import F32, mapping
 
 EPOCH = 2**32 - 2                                        # as large as a flag can be
 PATIENCE = 1000
