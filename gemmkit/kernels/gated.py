@@ -19,6 +19,7 @@ from gemmkit.components import Array, Scalar
 from gemmkit.kernels.rasterisation import Order
 from gemmkit.lang.members import number_of
 from gemmkit.ptx.flags import await_flag
+from gemmkit.ptx.special import rolled
 
 __all__ = ["Gated", "arrivals"]
 
@@ -42,8 +43,10 @@ class Gated(Order):
         return number_of(self.table, linear, 0), number_of(self.table, linear, 1)
 
     def await_tile(self, linear: int) -> None:
-        for shard in range(number_of(self.table, linear, 2), number_of(self.table, linear, 3)):
+        shard, end = number_of(self.table, linear, 2), number_of(self.table, linear, 3)
+        while shard < end:
             await_flag(self.flags, shard, self.epoch, self.patience)
+            shard = rolled(shard + 1)                  # few: unrolled, the code of a wait would be there many times
 
 
 def arrivals(order: Order, lengths: Sequence[int], rank: int, tile_rows: int, columns: int) -> np.ndarray:
