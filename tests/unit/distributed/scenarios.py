@@ -160,6 +160,67 @@ def check_reduce_of_other_dtypes(rank: int) -> None:
     assert torch.equal(gd.matmul_all_reduce(a.split(2, 1)[rank], b.split(2)[rank]), a @ b)
 
 
+# -- operands that stay shared out ------------------------------------------------------------------------------------
+
+def check_ring(rank: int) -> None:
+    for rows, shares in (((3, 4), (4, 3)), ((1, 1), (0, 5)), ((2, 0), (2, 2))):
+        a, b, c = whole(0, sum(rows), sum(shares)), whole(1, sum(shares), 3), whole(2, sum(rows), 3)
+        own = a.split(rows)[rank], b.split(shares)[rank]
+        d = gd.ring_matmul(*own, c.split(rows)[rank], lengths=shares, epilogue=ReLU())
+        assert torch.equal(d, (a @ b + c).relu().split(rows)[rank]), (rows, shares)
+    a, b = whole(0, 4, 6), whole(1, 6, 3)
+    d = gd.ring_matmul(a.split(2)[rank], b.split(3)[rank], operator=MIN_PLUS, out=poisoned(2, 3))
+    assert torch.equal(d, (a[:, :, None] + b[None]).amin(1).split(2)[rank])
+    half, other = whole(0, 2, 4, dtype=torch.float16), whole(1, 4, 2, dtype=torch.float16)
+    assert torch.equal(gd.ring_matmul(half.split(1)[rank], other.split(2)[rank]), (half @ other).split(1)[rank])
+    refused(ValueError, "both are K", lambda: gd.ring_matmul(a, b))
+    refused(gk.ConfigError, "sees coordinates", lambda: gd.ring_matmul(
+        a.split(2)[rank], b.split(3)[rank], transform_global_to_shared_a=gk.transforms.Elementwise(lambda x, m, k: x * k)))
+
+
+def check_matrices(rank: int) -> None:
+    a, b = whole(0, 5, 6), whole(1, 6, 3)
+    product, cut = a @ b, gd.DistributedMatrix.whole
+    for by_a, by_b, call, result in (("rows", "all", "matmul", "rows"), ("all", "columns", "matmul", "columns"),
+                                     ("rows", "columns", "all_gather_matmul", "columns"), ("rows", "rows", "ring_matmul", "rows"),
+                                     ("columns", "columns", "ring_matmul", "columns"), ("all", "all", "matmul", "all"),
+                                     ("columns", "rows", "matmul_all_reduce", "all"), ("all", "rows", "matmul_all_reduce", "all"),
+                                     ("columns", "all", "matmul_all_reduce", "all")):
+        of_a, of_b = cut(a, by_a), cut(b, by_b)
+        said = gd.explain(of_a, of_b)
+        assert said[0] == call and said[2] == result, said
+        d = gk.matmul(of_a, of_b)
+        assert isinstance(d, gd.DistributedMatrix) and d.shape == (5, 3) and d.by == result
+        assert torch.equal(d.local, cut(product, result).local), (by_a, by_b)
+    tall = whole(3, 130, 6)
+    d = gk.matmul(cut(tall, "columns"), cut(b, "rows"), cut(whole(4, 130, 3), "rows"), epilogue=ReLU())
+    assert torch.equal(d.local, (tall @ b + whole(4, 130, 3)).relu().split(65)[rank]) and d.lengths == (65, 65)
+    assert torch.equal(cut(a, "rows").T.local, a.split(3)[rank].mT) and cut(a, "rows").T.shape == (6, 5)
+    refused(TypeError, "gemmkit.matmul multiplies", lambda: gk.plan(cut(a, "rows"), b.numpy()))
+    refused(ValueError, "share a out by rows", lambda: gk.matmul(cut(a, "columns"), cut(b, "columns"), epilogue=ReLU()))
+    refused(ValueError, "both are K", lambda: gd.explain(cut(a, "rows"), b[1:]))
+    refused(ValueError, "'rows', 'columns' or 'all'", lambda: cut(a, "K"))
+    refused(ValueError, "lengths=", lambda: gd.DistributedMatrix(a, "rows", lengths=(1, 2)))
+
+
+def check_dtensors(rank: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,))
+    a, b = whole(0, 5, 6), whole(1, 6, 3)
+    of_a, of_b = distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Shard(1)])
+    d = gk.matmul(gd.DistributedMatrix.from_dtensor(of_a), gd.DistributedMatrix.from_dtensor(of_b)).to_dtensor()
+    assert isinstance(d, DTensor) and d.placements == (Shard(1),) and d.shape == (5, 3)
+    assert torch.equal(d.full_tensor(), a @ b)
+    every = gd.DistributedMatrix.from_dtensor(distribute_tensor(a, mesh, [Replicate()]))
+    assert every.by == "all" and every.to_dtensor().placements == (Replicate(),)
+    refused(TypeError, "DTensor is needed", lambda: gd.DistributedMatrix.from_dtensor(a))
+    refused(ValueError, "placements", lambda: gd.DistributedMatrix.from_dtensor(DTensor.from_local(a, mesh, [Partial()])))
+    refused(ValueError, "needs a DeviceMesh", lambda: gd.DistributedMatrix.whole(a, "rows").to_dtensor())
+    refused(ValueError, "a DTensor's are", lambda: gd.DistributedMatrix(a[:2 + rank], "rows", mesh, (2, 3)).to_dtensor())
+
+
 # -- refused on all ranks, before anything is launched ----------------------------------------------------------------
 
 def check_refusals(rank: int) -> None:
