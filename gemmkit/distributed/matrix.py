@@ -101,7 +101,7 @@ class DistributedMatrix(Matrix):
 
         if not isinstance(x, DTensor):
             raise TypeError(f"x: got {type(x).__name__}; a torch.distributed.tensor.DTensor is needed")
-        placement = x.placements[0] if len(x.placements) == 1 and x.ndim == 2 else None
+        placement: Any = x.placements[0] if len(x.placements) == 1 and x.ndim == 2 else None
         if isinstance(placement, Replicate):
             return cls(x.to_local(), "all", x.device_mesh)
         if type(placement) is not Shard or placement.dim not in (0, 1):

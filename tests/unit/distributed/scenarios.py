@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 
 import gemmkit as gk
+from examples import distributed_mlp, distributed_paths
 from gemmkit import distributed as gd
+from gemmkit.distributed import checking
 from gemmkit.distributed.ranks import ranks_of
 from gemmkit.epilogues import Bias, Elementwise, ReLU, Residual, Scale
 from gemmkit.operators import MIN_PLUS
@@ -219,6 +221,18 @@ def check_dtensors(rank: int) -> None:
     refused(ValueError, "placements", lambda: gd.DistributedMatrix.from_dtensor(DTensor.from_local(a, mesh, [Partial()])))
     refused(ValueError, "needs a DeviceMesh", lambda: gd.DistributedMatrix.whole(a, "rows").to_dtensor())
     refused(ValueError, "a DTensor's are", lambda: gd.DistributedMatrix(a[:2 + rank], "rows", mesh, (2, 3)).to_dtensor())
+
+
+def check_the_check(rank: int) -> None:
+    is_right, lines = checking.of_group()
+    assert is_right and lines[0].startswith("2 ranks over gloo"), lines
+    assert [line.split(":")[1].strip() for line in lines[1:]] == ["all_gather_matmul", "matmul_reduce_scatter",
+                                                                 "matmul_all_reduce", "ring_matmul"]
+    assert checking.of_host(1 << 20)[-1].startswith("no GPU: calls take the plain way") or torch.cuda.is_available()
+
+
+def check_examples(rank: int) -> None:
+    assert distributed_paths.main(nodes=13) and distributed_mlp.main(rows=3, width=4)
 
 
 # -- refused on all ranks, before anything is launched ----------------------------------------------------------------
