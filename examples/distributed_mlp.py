@@ -49,14 +49,14 @@ def main(rows: int | None = None, width: int | None = None) -> bool:
         rows, width = rows or (6 if device.type == "cpu" else 4096), width or (8 if device.type == "cpu" else 4096)
         rows, width = rows * ranks, width * ranks
         made = torch.Generator().manual_seed(0)
-        x, w1, b1, w2 = (torch.randn(shape, generator=made).mul(shape[0] ** -0.5 if len(shape) == 2 else 1.0).to(device, dtype)
-                         for shape in ((rows, width), (width, 4 * width), (4 * width,), (4 * width, width)))
+        shapes = (rows, width), (width, 4 * width), (4 * width,), (4 * width, width)
+        x, w1, b1, w2 = ((torch.randn(shape, generator=made) * width ** -0.5).to(device, dtype) for shape in shapes)
         y = layer(x.chunk(ranks)[rank], w1.chunk(ranks, 1)[rank].contiguous(), b1.chunk(ranks)[rank], w2.chunk(ranks)[rank])
         expected = reference(x, w1, b1, w2).chunk(ranks)[rank]
         error = float((y.double() - expected).abs().max() / expected.abs().max())
         right = error < (1e-5 if dtype == torch.float32 else 2e-2)
-        print(f"rank {rank} of {ranks} on the {device.type}: y has {len(y)} rows of {width}, {dtype}; largest error {error:.1e}, "
-              f"{'as rounding explains' if right else 'TOO LARGE'}")
+        print(f"rank {rank} of {ranks} on the {device.type}: y has {len(y)} rows of {width}, {dtype}; largest error "
+              f"{error:.1e}, {'as rounding explains' if right else 'TOO LARGE'}")
         return right
 
 

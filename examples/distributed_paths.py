@@ -1,12 +1,12 @@
 """Shortest paths of a graph that several GPUs share out: `torchrun --nproc-per-node=2 -m examples.distributed_paths`.
 
-Each rank has some rows of the matrix of distances, and no rank has all of it. A square in the min-plus semiring joins paths
-of up to h edges to paths of up to 2h, (D ⊗ D)_ij = min_k (D_ik + D_kj), and leaves D shared out as it was: `gk.matmul` of two
-matrices by rows is a ring, in which the shards go round while each rank multiplies by the one that it has. Squaring goes on
-until no rank's rows change.
+Each rank has some rows of the matrix of distances, and the squares need no rank that has all of it. A square in the min-plus
+semiring joins paths of up to h edges to paths of up to 2h, (D ⊗ D)_ij = min_k (D_ik + D_kj), and leaves D shared out as it
+was: `gk.matmul` of two matrices by rows is a ring, in which the shards go round while each rank multiplies by the one that
+it has. Squaring goes on until no rank's rows change.
 
-Without a GPU the products run in the emulator, over gloo. Lengths are whole numbers, which float32 adds exactly, so the result
-must equal that of Floyd's and Warshall's algorithm, which has nothing in common with squaring, to the last bit.
+Without a GPU the products run in the emulator, over gloo. Lengths are whole numbers, which float32 adds exactly, so the
+result must equal that of Floyd's and Warshall's algorithm, which has nothing in common with squaring, to the last bit.
 """
 
 from __future__ import annotations
