@@ -12,7 +12,7 @@ from gemmkit.components import Array, Component, Scalar
 from gemmkit.config import ConfigError
 from gemmkit.epilogues import Epilogue
 from gemmkit.lang.values import convert
-from gemmkit.operators import Algebra, FPUOp
+from gemmkit.operators import Algebra, FPUOp, MMAOp, WGMMAOp, WMMAOp
 from gemmkit.transforms.base import transformed
 
 __all__ = ["InRankOrder", "OfTransform", "Rule", "accumulator_of", "rule_of"]
@@ -113,11 +113,13 @@ def rule_of(operator: Any, combine: Any) -> Component:
             raise TypeError(f"combine={combine!r}: a plain Python function of two numbers is needed, or min, or max")
         return Rule(found)
     base = operator.base if isinstance(operator, Algebra) else operator
+    if isinstance(base, (MMAOp, WGMMAOp, WMMAOp)):                # tensor cores add, and a Rule adds numbers of any parts
+        return Rule(plus)
     if not base.merges:
         raise ConfigError(f"combine: {type(base).__name__} does not say that sums over parts of K may be combined; say "
                           "merges = True in its class where combine is associative and start its neutral element, or give "
                           "combine=")
-    if not isinstance(base, FPUOp) or base.is_ordinary:
+    if isinstance(base, FPUOp) and base.is_ordinary:
         return Rule(plus)
     if isinstance(operator, Algebra):
         raise ConfigError(f"combine: give it beside {operator!r}: numbers of several parts, whose base has a combine of its "
