@@ -1,15 +1,14 @@
 """What the ranks of a group push into each other's memory: two slots, used in turn, and flags behind the data.
 
-Call number e (the *epoch*) uses slot e % 2 on every rank. Of each rank's memory the flags are
+Call number e (the *epoch*) uses slot e % 2 on every rank. ``arrived[slot, i, r]`` = e, written by rank r's push stream
+behind its copy, means that chunk i of rank r's part of call e lies in the slot.
 
-| flag | written by | means |
-|---|---|---|
-| ``arrived[slot, i, r]`` = e | rank r's push stream, behind its copy | chunk i of rank r's part of call e lies in the slot |
-| ``free[r]`` = e | rank r's stream, behind its kernel | rank r has read its slot of call e |
+No barrier stands between calls, since each waits for a part from every rank. Rank r pushes call e behind its kernel of call
+e - 1, on the same stream; that kernel has waited for what rank p pushed in call e - 1; and that stood behind p's kernel of
+call e - 2, the last to read the slot in p's memory that call e goes to. So two slots are enough, and one is not.
 
-so a rank pushes call e to a peer once the peer has read call e - 2, which was long ago: the barrier between the calls is off
-the critical path. Copies are the copy engines', and flags are stream commands: neither needs a multiprocessor, which a
-persistent kernel that waits for them would not give away.
+Copies are the copy engines', and flags are stream commands: neither needs a multiprocessor, which a persistent kernel that
+waits for them would not give away.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from gemmkit.distributed.peers import Peers
 from gemmkit.distributed.ranks import Ranks
 from gemmkit.runtime.stream_values import wait_value, write_value
 
-__all__ = ["CHUNKS", "Inbox", "size_class"]
+__all__ = ["CHUNKS", "SLOTS", "Inbox", "size_class"]
 
 _FLAG = 4
 _ALIGNED = 1024                        # bytes: where slots begin
 CHUNKS = 4                             # of a rank's part, at most
-_FREE = 2 * CHUNKS                     # the row of flags behind those of ``arrived``
+SLOTS = 2
 
 
 def size_class(nbytes: int) -> int:
@@ -47,28 +46,29 @@ class Inbox:
         self.device = peers.buffers[0].device
         self.epoch = 0
         self.stream = torch.cuda.Stream(self.device, priority=-1)           # of the pushes
-        self._pushed: list[Any] = [None, None]                              # events: this rank's pushes from a slot are done
+        self._pushed: list[Any] = [None] * SLOTS                            # events: this rank's pushes from a slot are done
         self._ended: Any = None                                             # event: the last call's kernel
         self._flags = [buffer.data_ptr() for buffer in peers.buffers]
         count = _FLAG * CHUNKS * ranks.size
-        self._arrived = [peers.buffers[ranks.rank][slot * count:(slot + 1) * count].view(torch.uint32) for slot in range(2)]
+        self._arrived = [peers.buffers[ranks.rank][slot * count:(slot + 1) * count].view(torch.uint32)
+                         for slot in range(SLOTS)]
 
     @staticmethod
     def flag_bytes(ranks: int) -> int:
-        return -(-(2 * CHUNKS + 1) * ranks * _FLAG // _ALIGNED) * _ALIGNED
+        return -(-SLOTS * CHUNKS * ranks * _FLAG // _ALIGNED) * _ALIGNED
 
     @classmethod
     def total(cls, ranks: int, slot_bytes: int) -> int:
-        return cls.flag_bytes(ranks) + 2 * slot_bytes
+        return cls.flag_bytes(ranks) + SLOTS * slot_bytes
 
     @property
     def arrived(self) -> Any:
         """This call's flags of this rank, uint32: those of the ranks' first chunks, then of their second ones, ..."""
-        return self._arrived[self.epoch % 2]
+        return self._arrived[self.epoch % SLOTS]
 
     def slot(self, rank: int) -> Any:
         """This call's slot of a rank, as bytes."""
-        first = self.flag_bytes(self.ranks.size) + self.epoch % 2 * self.slot_bytes
+        first = self.flag_bytes(self.ranks.size) + self.epoch % SLOTS * self.slot_bytes
         return self.peers.buffers[rank][first:first + self.slot_bytes]
 
     def parts(self, rows: int, columns: int, dtype: Any) -> Any:
@@ -82,7 +82,7 @@ class Inbox:
         """The next call begins on the current stream, behind the one before and behind what was pushed from its slot."""
         self.epoch += 1
         current = torch.cuda.current_stream(self.device)
-        for event in (self._ended, self._pushed[self.epoch % 2]):
+        for event in (self._ended, self._pushed[self.epoch % SLOTS]):
             if event is not None:
                 current.wait_event(event)
 
@@ -91,8 +91,6 @@ class Inbox:
         rank, main = self.ranks.rank, torch.cuda.current_stream(self.device)
         self.stream.wait_stream(main)
         handle = self.stream.cuda_stream
-        if self.epoch > 2 and chunk == 0:
-            wait_value(handle, self._flag(rank, _FREE, to), self.epoch - 2)
         if source.numel():
             nbytes = source.numel() * source.element_size()
             target = self.slot(to)[first_byte:first_byte + nbytes]
@@ -102,7 +100,7 @@ class Inbox:
 
     def pushed(self) -> None:
         """All pushes of the call have been asked for."""
-        self._pushed[self.epoch % 2] = self.stream.record_event()
+        self._pushed[self.epoch % SLOTS] = self.stream.record_event()
 
     def own(self, chunks: int = 1) -> None:
         """This rank's own part, of so many chunks, lies in its slot, once the current stream has come here."""
@@ -117,18 +115,15 @@ class Inbox:
                 wait_value(self._current(), self._flag(self.ranks.rank, self._row(chunk), rank), self.epoch)
 
     def end(self) -> None:
-        """The current stream has read the slot: its peers may push into it again, the call after the next."""
-        for rank in range(self.ranks.size):
-            if rank != self.ranks.rank:
-                write_value(self._current(), self._flag(rank, _FREE, self.ranks.rank), self.epoch)
+        """The current stream has waited for every rank's part, and read the slot."""
         self._ended = torch.cuda.current_stream(self.device).record_event()
 
     def _current(self) -> int:
         return int(torch.cuda.current_stream(self.device).cuda_stream)
 
     def _row(self, chunk: int) -> int:
-        return self.epoch % 2 * CHUNKS + chunk
+        return self.epoch % SLOTS * CHUNKS + chunk
 
     def _flag(self, of: int, row: int, column: int) -> int:
-        """The address of a flag in rank ``of``'s memory: a row for each slot and chunk, and that of ``free``."""
+        """The address of a flag in rank ``of``'s memory: a row for each slot and chunk."""
         return int(self._flags[of] + _FLAG * (row * self.ranks.size + column))

@@ -86,9 +86,9 @@ def all_gather_overlapped(ranks: Ranks, inbox: Inbox, gates: Gates, a_shard: Any
     else:
         d = multiply(whole, b, c, out, gate.conf, gated(gates, gate, inbox, components))
     # 3. The slot may be filled again.
+    if gate is not None and 0 in lengths:              # shards that no tile has waited for
+        inbox.await_all()
     if return_a:
-        if gate is not None:                           # the kernel has waited; the stream's copy is behind it
-            inbox.await_all()
         whole = whole.clone()
     inbox.end()
     return (d, whole) if return_a else d
@@ -130,5 +130,6 @@ def exchange_overlapped(ranks: Ranks, inbox: Inbox, a: Any, b: Any, how: Any, le
 def in_rank_order(parts: Any, how: Any, own: int | None, follows: bool = False) -> InRankOrder:
     """The epilogue that merges the ranks' partial sums; ``own`` is the rank whose sums the product itself has."""
     travels = None if own is None else how.travels
-    return InRankOrder(array_of(parts, "parts"), how.rule, how.adds, parts.shape[0], follows, travels,
-                       -1 if own is None else own)
+    ranks, rows, columns = parts.shape
+    return InRankOrder(array_of(parts.view(ranks * rows, columns), "parts"), rows, how.rule, how.adds, ranks, follows,
+                       travels, -1 if own is None else own)

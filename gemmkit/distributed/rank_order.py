@@ -11,8 +11,12 @@ import numpy as np
 from gemmkit.components import Array, Component, Scalar
 from gemmkit.config import ConfigError
 from gemmkit.epilogues import Epilogue
+from gemmkit.lang.registers import apply
 from gemmkit.lang.values import convert
+from gemmkit.layouts import RowMajor
 from gemmkit.operators import Algebra, FPUOp, MMAOp, WGMMAOp, WMMAOp
+from gemmkit.runtime.arrays import info_of
+from gemmkit.tiling import translate
 from gemmkit.transforms.base import transformed
 
 __all__ = ["InRankOrder", "OfTransform", "Rule", "accumulator_of", "rule_of"]
@@ -44,24 +48,32 @@ class Rule(Component):
 
 @dataclass(frozen=True)
 class InRankOrder(Epilogue):
-    """Merges ``parts[r, m, n]`` of all ``ranks``, from the first to the last, in ``dtype``; with ``follows`` behind the
-    value of D that is there already (a C).
+    """Merges the partial sums of all ``ranks``, from the first to the last, in ``dtype``; with ``follows`` behind the value
+    of D that is there already (a C).
 
-    With ``travels`` the value of D is rank ``own``'s partial sum, which was not sent, and rounded to that dtype as the
-    others were. ``rule`` has the ``merge(x, y)``: an operator, or a `Rule`.
+    ``parts`` has ``rows`` rows from each rank, one rank's below the other's. With ``travels`` the value of D is rank
+    ``own``'s partial sum, which was not sent, and is rounded to that dtype as the others were. ``rule`` has the
+    ``merge(x, y)``: an operator, or a `Rule`.
 
-    >>> parts = np.arange(6, dtype=np.float32).reshape(3, 1, 2)
-    >>> float(InRankOrder(parts, Rule(plus), np.dtype(np.float32), 3)(np.float32(0), 0, 1))
+    >>> parts = np.arange(6, dtype=np.float32).reshape(3, 2)                      # a row from each of three ranks
+    >>> float(InRankOrder(parts, 1, Rule(plus), np.dtype(np.float32), 3)(np.float32(0), 0, 1))
     9.0
     """
 
     parts: Array
+    rows: Scalar
     rule: Any
     dtype: Any
     ranks: int
     follows: bool = False
     travels: Any = None
-    own: Scalar = -1
+    own: int = -1                      # static: a kernel for each rank, which loads nothing for its own
+    layout: Any = None                 # of ``parts``: row-major, as ranks send them
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layout is None:
+            object.__setattr__(self, "layout", RowMajor(info_of(self.parts, "parts").dtype))
 
     def __call__(self, x: Any, m: int, n: int) -> Any:
         total = self.part(0, x, m, n)
@@ -75,7 +87,21 @@ class InRankOrder(Epilogue):
         """A rank's partial sum: what it sent, or of its own the product's, rounded as if it had been sent."""
         if self.takes_own and rank == self.own:
             return convert(self.dtype, convert(self.travels, x))
-        return convert(self.dtype, self.parts[rank, m, n])
+        return convert(self.dtype, self.parts[rank * self.rows + m, n])
+
+    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+        """The same of a thread's tile, whose parts it loads in vectors."""
+        total = self.parts_at(0, values, tile, shape)
+        if self.follows:
+            total = apply(merge_parts, apply(as_sum, values, self), total, self)
+        for rank in range(1, self.ranks):
+            total = apply(merge_parts, total, self.parts_at(rank, values, tile, shape), self)
+        return total
+
+    def parts_at(self, rank: int, values: tuple, tile: Any, shape: Any) -> tuple:
+        if self.takes_own and rank == self.own:
+            return apply(as_sent, values, self)
+        return apply(as_sum, self.layout.load(self.parts, translate(tile, rank * self.rows, 0), shape), self)
 
     @property
     def takes_own(self) -> bool:
@@ -84,6 +110,18 @@ class InRankOrder(Epilogue):
     @property
     def reads_tiles(self) -> bool:
         return True
+
+
+def as_sum(x: Any, n: int, merging: Any) -> Any:
+    return convert(merging.dtype, x)
+
+
+def as_sent(x: Any, n: int, merging: Any) -> Any:
+    return convert(merging.dtype, convert(merging.travels, x))
+
+
+def merge_parts(x: Any, n: int, others: tuple, merging: Any) -> Any:
+    return convert(merging.dtype, merging.rule.merge(x, others[n]))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from gemmkit.kernels.rasterisation import Grouped, Hilbert
 from gemmkit.kernels.sm90 import producer
 from gemmkit.layouts import RowMajor
 from gemmkit.operators import MIN_PLUS, FPUOp
+from gemmkit.ptx import flags as flags_of_ptx
 from gemmkit.tiling import Tile
 from tests.support.machines import poison, whole
 from tests.support.sm90 import F32, mapping
@@ -152,7 +153,7 @@ def test_no_wait(name: str, lengths: Any, rng: np.random.Generator, monkeypatch:
 @KERNELS
 def test_a_stale_epoch(name: str, lengths: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that takes the flag of the buffer's last call for this one's; and a flag that is not this call's."""
-    real = gated.await_flag
+    real = flags_of_ptx.await_flag
     with pytest.raises(errors.DeadlockError, match=f"a flag that is {EPOCH - 1} to become {EPOCH}"):
         run(CONFIGURATIONS[name](), lengths, 0, rng, epoch=EPOCH - 1)
     monkeypatch.setattr(gated, "await_flag",
@@ -165,6 +166,40 @@ def test_no_fence_before_tma(rng: np.random.Generator, monkeypatch: pytest.Monke
     monkeypatch.setattr(producer, "fence_async_global", lambda: None)
     with pytest.raises(errors.ProxyError):
         run(mapping(), (64, 64), 0, rng)
+
+
+# -- on a GPU -----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["tensor cores", "ping-pong", "cluster", "multistage", "singlestage"])
+def test_rows_that_a_copy_engine_brings(name: str, rng: np.random.Generator) -> None:
+    """From pinned memory, by a second stream, behind the launch: changing inputs, two slots in turn."""
+    import cupy
+
+    from gemmkit.runtime.stream_values import write_value
+
+    conf, (own, other), columns, depth = CONFIGURATIONS[name](), (70, 60), 40, 48
+    dtype = conf.global_a_layout.dtype
+    b = whole(rng, (depth, columns), dtype)
+    of_b, out = cupy.asarray(b), cupy.full((own + other, columns), cupy.nan, conf.global_d_layout.dtype)
+    slots = [cupy.full((own + other, depth), cupy.nan, dtype) for _ in range(2)]
+    flags = [cupy.zeros(2, cupy.uint32) for _ in range(2)]
+    tile = conf.block_shape.size.M * conf.cluster.size.M
+    across = -(-columns // (conf.block_shape.size.N * conf.cluster.size.N))
+    table = cupy.asarray(arrivals(conf.order, (own, other), 0, tile, across))
+    push, main = cupy.cuda.Stream(non_blocking=True), cupy.cuda.get_current_stream()
+    for epoch in range(1, 13):
+        a, slot, flag = whole(rng, (own + other, depth), dtype), slots[epoch % 2], flags[epoch % 2]
+        held = cupy.cuda.alloc_pinned_memory(other * depth * dtype.itemsize)
+        pinned = np.frombuffer(held, dtype, other * depth).reshape(other, depth)
+        pinned[...] = a[own:]
+        slot[:own] = cupy.asarray(a[:own])
+        write_value(main.ptr, flag.data.ptr, epoch)
+        gk.matmul(slot, of_b, None, conf, out=out, order=Gated(table, flag, np.uint32(epoch), PATIENCE))
+        to = slot.data.ptr + own * depth * dtype.itemsize
+        cupy.cuda.runtime.memcpyAsync(to, pinned.ctypes.data, pinned.nbytes, cupy.cuda.runtime.memcpyHostToDevice, push.ptr)
+        write_value(push.ptr, flag.data.ptr + 4, epoch)
+        assert np.array_equal(out.get(), a.astype("f8") @ b), epoch
 
 
 # -- compiled ---------------------------------------------------------------------------------------------------------

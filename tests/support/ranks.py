@@ -1,4 +1,4 @@
-"""Two processes over gloo that run the scenarios of a module, and say of each what went wrong.
+"""Two processes over a group that run the scenarios of a module, and say of each what went wrong.
 
 A scenario is a function ``(rank)`` named ``check_...``, which asserts. The processes are started once for all of a module's
 scenarios: importing PyTorch takes longer than they do.
@@ -6,6 +6,7 @@ scenarios: importing PyTorch takes longer than they do.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -29,14 +30,14 @@ def scenarios(module: Any) -> list[str]:
     return [name for name in vars(module) if name.startswith("check_")]
 
 
-def run_all(module: str, folder: Path, timeout: float = 120.0) -> dict[str, list[str]]:
+def run_all(module: str, folder: Path, timeout: float = 120.0, backend: str = "gloo") -> dict[str, list[str]]:
     """What each rank says of each scenario: nothing where all is right."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS),
            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
-    started = [subprocess.Popen([sys.executable, "-m", "tests.support.ranks", module, str(folder)], cwd=ROOT,
+    started = [subprocess.Popen([sys.executable, "-m", "tests.support.ranks", module, str(folder), backend], cwd=ROOT,
                                 env={**env, "RANK": str(rank)}) for rank in range(RANKS)]
     try:
         for process in started:
@@ -61,7 +62,8 @@ def _small_tiles() -> None:
         multistage_mappings.TABLES[np.dtype(name)] = (dataclasses.replace(smallest, block=block, warp=block[:2]),)
 
 
-def main(module: str, folder: str) -> None:
+def main(module: str, folder: str, backend: str) -> None:
+    import torch
     import torch.distributed as dist
 
     import gemmkit as gk
@@ -69,8 +71,12 @@ def main(module: str, folder: str) -> None:
     _small_tiles()
     rank = int(os.environ["RANK"])
     found = importlib.import_module(module)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
-    with open(Path(folder) / f"{rank}.jsonl", "w", buffering=1, encoding="utf-8") as out, gk.emulate():
+    on_gpu = backend == "nccl"
+    if on_gpu:
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, timeout=timedelta(seconds=60 if on_gpu else 20))
+    session = contextlib.nullcontext() if on_gpu else gk.emulate()
+    with open(Path(folder) / f"{rank}.jsonl", "w", buffering=1, encoding="utf-8") as out, session:
         for name in scenarios(found):
             try:
                 getattr(found, name)(rank)

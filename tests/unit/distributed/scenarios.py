@@ -47,8 +47,8 @@ def refused(kind: type[Exception], words: str, call: Callable[[], Any]) -> None:
 
 
 @contextmanager
-def group_of(seconds: float) -> Iterator[Any]:
-    yield dist.new_group([0, 1], backend="gloo", timeout=timedelta(seconds=seconds))
+def group_of(seconds: float, backend: str = "gloo") -> Iterator[Any]:
+    yield dist.new_group([0, 1], backend=backend, timeout=timedelta(seconds=seconds))
 
 
 # -- all-gather, then product -----------------------------------------------------------------------------------------

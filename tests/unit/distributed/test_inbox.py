@@ -142,18 +142,19 @@ def fake_torch(world: World) -> Any:
     return SimpleNamespace(cuda=cuda, uint8=None, uint32=None)
 
 
-def simulate(ranks: int, calls: int, seed: int, monkeypatch: pytest.MonkeyPatch, without_wait: bool = False,
+def simulate(ranks: int, calls: int, seed: int, monkeypatch: pytest.MonkeyPatch, slots: int = 2,
              flag_first: bool = False) -> None:
     world = World(ranks)
     monkeypatch.setattr(inbox, "torch", fake_torch(world))
     monkeypatch.setattr(inbox, "write_value", world.write)
-    monkeypatch.setattr(inbox, "wait_value", (lambda *given: None) if without_wait else world.wait)
+    monkeypatch.setattr(inbox, "wait_value", world.wait)
+    monkeypatch.setattr(inbox, "SLOTS", slots)
     peers = Peers(tuple(FakeBytes(world, rank) for rank in range(ranks)), None)
     boxes = [Inbox(SimpleNamespace(rank=rank, size=ranks), peers, SLOT) for rank in range(ranks)]      # type: ignore[arg-type]
 
     def kernel(box: Inbox, rank: int) -> None:
         """It waits for each part's flag, and reads the part when it finds the time."""
-        epoch, slot, stream = box.epoch, box.epoch % 2, world.current
+        epoch, slot, stream = box.epoch, box.epoch % slots, world.current
         for source in range(ranks):
             if source == rank:
                 continue
@@ -189,9 +190,9 @@ def test_every_kernel_reads_its_call(ranks: int, monkeypatch: pytest.MonkeyPatch
         simulate(ranks, 9, seed, monkeypatch)
 
 
-@pytest.mark.parametrize("fault", ["without_wait", "flag_first"])
-def test_faults_show(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slots that are filled again before they have been read, and flags before the data."""
+@pytest.mark.parametrize("fault", [dict(slots=1), dict(flag_first=True)], ids=str)
+def test_faults_show(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One slot, which is filled again before it has been read, and flags before the data."""
     with pytest.raises(AssertionError, match="reads"):
         for seed in range(40):
-            simulate(3, 9, seed, monkeypatch, **{fault: True})                                         # type: ignore[arg-type]
+            simulate(3, 9, seed, monkeypatch, **fault)

@@ -53,7 +53,7 @@ def run(conf: gk.Config, rows: int, rng: np.random.Generator, flag_first: bool =
         streams.append(stream)
     table = arrivals(conf.order, lengths, 0, conf.block_shape.size.M, -(-columns // conf.block_shape.size.N))
     table[:, 2:] *= RANKS
-    merging = InRankOrder(slot, rule_of(conf.operator, None), F32, RANKS, travels=F32, own=OWN)
+    merging = InRankOrder(slot.reshape(-1, columns), rows, rule_of(conf.operator, None), F32, RANKS, travels=F32, own=OWN)
     made = dataclasses.replace(conf, order=Gated(table, flags, np.uint32(EPOCH), 1000))
     d = poison((rows, columns), F32)
     with gk.emulate(), beside(*streams):
