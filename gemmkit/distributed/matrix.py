@@ -9,7 +9,8 @@ import torch
 
 from gemmkit.distributed.calls import multiply
 from gemmkit.distributed.gathered import all_gather_matmul
-from gemmkit.distributed.ranks import ranks_of
+from gemmkit.distributed.peers import why_not_symmetric
+from gemmkit.distributed.ranks import Ranks, ranks_of
 from gemmkit.distributed.reduced import matmul_all_reduce, matmul_reduce_scatter
 from gemmkit.distributed.ring import ring_matmul
 from gemmkit.distributed.shards import check_tensors, even_lengths, offsets
@@ -139,15 +140,16 @@ class DistributedMatrix(Matrix):
 
 
 class Explanation(NamedTuple):
-    """The call that computes a product, why, how D is shared out, and what moves."""
+    """The call that computes a product, why, how D is shared out, and which way its operands go."""
 
     call: str
     why: str
     result: str
+    way: str
 
     def __str__(self) -> str:
-        return f"{self.call}: {self.why}; D is shared out by {self.result}" if self.result != "all" else (
-            f"{self.call}: {self.why}; every rank has all of D")
+        whose = "every rank has all of D" if self.result == "all" else f"D is shared out by {self.result}"
+        return f"{self.call}: {self.why}; {whose}; {self.way}"
 
 
 class _Way(NamedTuple):
@@ -163,7 +165,7 @@ def explain(a: Any, b: Any, **components: Any) -> Explanation:
     >>> import torch, torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> print(explain(DistributedMatrix(torch.ones(2, 3), "rows"), torch.ones(3, 2)))
-    matmul: each rank has its rows of A and all of B; D is shared out by rows
+    matmul: each rank has its rows of A and all of B; D is shared out by rows; nothing is sent
     >>> dist.destroy_process_group()
     """
     return _way(a, b, components).explanation
@@ -192,7 +194,7 @@ def _way(a: Any, b: Any, components: dict[str, Any]) -> _Way:
         def run(c: Any) -> DistributedMatrix:
             return DistributedMatrix(compute(_local_c(c, result, lengths)), result, over, lengths)
 
-        return _Way(Explanation(call, why, result), run)
+        return _Way(Explanation(call, why, result, _sent(call, ranks, local_a.device)), run)
 
     def alone(c: Any) -> Any:
         return multiply(local_a, local_b, c, None, None, components)
@@ -233,6 +235,17 @@ def _way(a: Any, b: Any, components: dict[str, Any]) -> _Way:
     return made("matmul_reduce_scatter", "each rank has its part of K", "rows",
                 lambda c: matmul_reduce_scatter(local_a, local_b, c, group=group, **components),
                 even_lengths(rows, ranks.size))
+
+
+def _sent(call: str, ranks: Ranks, device: torch.device) -> str:
+    """Which way a call takes, as far as a rank knows alone."""
+    if call == "matmul":
+        return "nothing is sent"
+    plain = f"sent over {ranks.backend(device) or 'no backend'}"
+    if call == "ring_matmul":
+        return plain
+    why = why_not_symmetric(ranks, device)
+    return "pushed through symmetric memory" if why is None else f"{plain}, since {why}"
 
 
 def _local_c(c: Any, result: str, lengths: Any) -> Any:
