@@ -17,6 +17,7 @@ from gemmkit.runtime.arrays import describe
 
 __all__ = ["Gate", "Gates", "by_chunks", "by_shards", "gated"]
 
+_LIMIT = 64                            # merging epilogues that a call keeps
 _SOON = 2**31 - 1                      # milliseconds: the longest that a kernel waits
 
 Table = Callable[[Plan], np.ndarray]
@@ -42,15 +43,18 @@ class Gate(NamedTuple):
 
     conf: Any
     table: Any
+    orders: dict[int, Gated]           # by the flags' address: a component that comes again is not read anew
 
 
 class Gates:
     """The gated configurations of one agreed call, by what is this rank's own matter: the arrays' kinds."""
 
     def __init__(self, ranks: Ranks, table: Table):
+        self.rank = ranks.rank
         self.patience = min(int(ranks.timeout.total_seconds() * 1000), _SOON)
         self._table = table
         self._known: dict[Any, Gate | None] = {}
+        self._merging: dict[Any, tuple[Any, Any]] = {}
 
     def of(self, a: Any, b: Any, c: Any, out: Any, conf: Any, components: dict[str, Any]) -> Gate | None:
         """None where the product cannot be gated: its transpose is computed, or it has no tiles or no K.
@@ -67,16 +71,29 @@ class Gates:
         if made.is_transposed or 0 in made.shape:
             return None
         table = torch.from_numpy(self._table(made)).to(a.device)
-        return Gate(made.config, table)
+        return Gate(made.config, table, {})
 
-    def order(self, gate: Gate, flags: Any, epoch: int) -> Gated:
-        return Gated(gate.table, flags, np.uint32(epoch & 0xFFFFFFFF), self.patience)
+    def order(self, gate: Gate, flags: Any) -> Gated:
+        found = gate.orders.get(flags.data_ptr())
+        if found is None:
+            found = gate.orders[flags.data_ptr()] = Gated(gate.table, flags, self.rank, self.patience)
+        return found
+
+    def merging(self, parts: Any, epilogue: Any, make: Callable[[], Any]) -> Any:
+        """What ``make`` makes of a slot's parts and the caller's epilogue: the same component where both come again."""
+        key = parts.data_ptr(), parts.shape, id(epilogue)
+        if key not in self._merging:
+            if len(self._merging) >= _LIMIT:
+                self._merging.clear()
+            self._merging[key] = make(), epilogue      # which is kept, so that its id stays its own
+        return self._merging[key][0]
 
     def check(self, gate: Gate | None, a: Any, b: Any, c: Any, out: Any, components: dict[str, Any]) -> None:
         """Compile the gated kernel."""
         if gate is not None:
             flags = torch.zeros(1, dtype=torch.uint32, device=a.device)
-            planned(a, b, c, out, gate.conf, {**without_operator(components), "order": self.order(gate, flags, 0)})
+            order = Gated(gate.table, flags, 0, self.patience)
+            planned(a, b, c, out, gate.conf, {**without_operator(components), "order": order})
 
 
 def without_operator(components: dict[str, Any]) -> dict[str, Any]:
@@ -86,6 +103,6 @@ def without_operator(components: dict[str, Any]) -> dict[str, Any]:
 
 def gated(gates: Gates, gate: Gate, inbox: Any, components: dict[str, Any]) -> dict[str, Any]:
     """The components of a gated product, beside its configuration."""
-    return {**without_operator(components), "order": gates.order(gate, inbox.arrived, inbox.epoch)}
+    return {**without_operator(components), "order": gates.order(gate, inbox.arrived)}
 
 

@@ -262,8 +262,11 @@ def _is_fused(a: Any, c: Any, conf: Any, components: dict[str, Any]) -> bool:
 def _with_own(parts: Any, how: Reduction, own: int, components: dict[str, Any]) -> dict[str, Any]:
     """The components of a product of this rank's own rows that takes the others' partial sums."""
     epilogue, merging = components.get("epilogue"), in_rank_order(parts, how, own)
-    given = {name: value for name, value in components.items() if value is not None}
-    return {**given, "epilogue": merging if epilogue is None else merging | epilogue}
+    return {**_given(components), "epilogue": merging if epilogue is None else merging | epilogue}
+
+
+def _given(components: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in components.items() if value is not None}
 
 
 def _overlapped(ranks: Ranks, inbox: Inbox, a: Any, b: Any, c: Any, out: Any, conf: Any, how: Reduction,
@@ -277,7 +280,8 @@ def _overlapped(ranks: Ranks, inbox: Inbox, a: Any, b: Any, c: Any, out: Any, co
     gate, merged = None, {}
     if _is_fused(a, c, conf, components):
         out = new(a, parts.shape[1:], how.result) if out is None else out
-        merged = _with_own(parts, how, own, components)
+        merged = {**_given(components), "epilogue": how.gates.merging(
+            parts, components.get("epilogue"), lambda: _with_own(parts, how, own, components)["epilogue"])}
         gate = how.gates.of(mine, b, None, out, None, merged)
     # 2. This rank's rows: tiles wait for their chunks from all ranks, or the stream does.
     if gate is not None:
@@ -295,7 +299,7 @@ def _overlapped(ranks: Ranks, inbox: Inbox, a: Any, b: Any, c: Any, out: Any, co
 
 def _finish(compute: Any, parts: Any, c: Any, out: Any, how: Reduction, components: dict[str, Any]) -> Any:
     """Merge partial sums in the order of ranks, and finish them, by a product of K = 0 with components that act on sums."""
-    after = {name: value for name, value in components.items() if name not in BEFORE_SUM and value is not None}
+    after = {name: value for name, value in _given(components).items() if name not in BEFORE_SUM}
     merging: Any = in_rank_order(parts, how, None, c is not None)
     for name in OF_D:                                    # in a kernel they stand before the epilogue, which merges here
         if name in after:

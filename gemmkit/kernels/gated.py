@@ -3,7 +3,8 @@
 The rows of A come in shards, one from each rank; this rank's own are there. The host makes a table of D's tiles
 (`arrivals`): those of its own rows first, then the next rank's, in rotated order, and for each the shards that it reads. A
 kernel computes the table's tiles one after the other, and before a tile's first load its producer waits for the flag of each
-of these shards (`Gated`). A flag has the *epoch*, the call's number: what an earlier call wrote opens nothing.
+of these shards (`Gated`). A flag has the *epoch*, the call's number: what an earlier call wrote opens nothing. The epoch is
+what this rank's own flag has, which is written before the launch: the order of one slot is the same in every call.
 """
 
 from __future__ import annotations
@@ -21,20 +22,22 @@ from gemmkit.lang.members import number_of
 from gemmkit.ptx.flags import await_flag
 from gemmkit.ptx.special import rolled
 
-__all__ = ["Gated", "arrivals"]
+__all__ = ["SHARDS", "Gated", "arrivals"]
+
+SHARDS = 2**15                         # flags are fewer
 
 
 @dataclass(frozen=True)
 class Gated(Order):
     """Row ``linear`` of ``table`` is a tile: its row, its column, and the flags ``first`` to ``end - 1`` that have to be
-    ``epoch`` before it is read. After ``patience`` milliseconds without one the kernel traps.
+    what the flag ``own`` is before it is read. After ``patience`` milliseconds without one the kernel traps.
 
     ``table`` is int32, (tiles, 4), and ``flags`` uint32, one for each shard; both lie in device memory.
     """
 
     table: Array
     flags: Array
-    epoch: Scalar
+    own: Scalar
     patience: Scalar
 
     gates = True
@@ -42,11 +45,15 @@ class Gated(Order):
     def block(self, linear: int, rows: int, columns: int) -> tuple[int, int]:
         return number_of(self.table, linear, 0), number_of(self.table, linear, 1)
 
-    def await_tile(self, linear: int) -> None:
+    def await_tile(self, linear: int, opened: int) -> int:
         shard, end = number_of(self.table, linear, 2), number_of(self.table, linear, 3)
-        while shard < end:
-            await_flag(self.flags, shard, self.epoch, self.patience)
-            shard = rolled(shard + 1)                  # few: unrolled, the code of a wait would be there many times
+        waited = shard * SHARDS + end
+        if waited != opened:                           # a wait takes a microsecond: once for each shard, not for each tile
+            epoch = self.flags[self.own]
+            while shard < end:
+                await_flag(self.flags, shard, epoch, self.patience)
+                shard = rolled(shard + 1)              # few: unrolled, the code of a wait would be there many times
+        return waited
 
 
 def arrivals(order: Order, lengths: Sequence[int], rank: int, tile_rows: int, columns: int) -> np.ndarray:

@@ -56,7 +56,7 @@ class Rank:
         self.flags[rank] = EPOCH
         tiles = -(-columns // (conf.block_shape.size.N * conf.cluster.size.N))
         table = arrivals(conf.order, lengths, rank, conf.block_shape.size.M * conf.cluster.size.M, tiles)
-        self.conf = dataclasses.replace(conf, order=Gated(table, self.flags, np.uint32(EPOCH), PATIENCE))
+        self.conf = dataclasses.replace(conf, order=Gated(table, self.flags, rank, PATIENCE))
 
     def rows(self, rank: int) -> np.ndarray:
         return self.a[self.ends[rank]:self.ends[rank + 1]]
@@ -157,7 +157,7 @@ def test_a_stale_epoch(name: str, lengths: Any, rng: np.random.Generator, monkey
     with pytest.raises(errors.DeadlockError, match=f"a flag that is {EPOCH - 1} to become {EPOCH}"):
         run(CONFIGURATIONS[name](), lengths, 0, rng, epoch=EPOCH - 1)
     monkeypatch.setattr(gated, "await_flag",
-                        lambda flags, at, epoch, patience: real(flags, at, EPOCH if at == 0 else epoch - 2, patience))
+                        lambda flags, at, epoch, patience: real(flags, at, EPOCH if at == 0 else EPOCH - 2, patience))
     with pytest.raises(errors.RaceError, match="rank 1"):
         run(CONFIGURATIONS[name](), lengths, 0, rng)
 
@@ -195,7 +195,7 @@ def test_rows_that_a_copy_engine_brings(name: str, rng: np.random.Generator) -> 
         pinned[...] = a[own:]
         slot[:own] = cupy.asarray(a[:own])
         write_value(main.ptr, flag.data.ptr, epoch)
-        gk.matmul(slot, of_b, None, conf, out=out, order=Gated(table, flag, np.uint32(epoch), PATIENCE))
+        gk.matmul(slot, of_b, None, conf, out=out, order=Gated(table, flag, 0, PATIENCE))
         to = slot.data.ptr + own * depth * dtype.itemsize
         cupy.cuda.runtime.memcpyAsync(to, pinned.ctypes.data, pinned.nbytes, cupy.cuda.runtime.memcpyHostToDevice, push.ptr)
         write_value(push.ptr, flag.data.ptr + 4, epoch)
@@ -209,7 +209,7 @@ def test_rows_that_a_copy_engine_brings(name: str, rng: np.random.Generator) -> 
 def test_instructions(name: str) -> None:
     conf = CONFIGURATIONS[name]()
     flags, table = np.zeros(2, np.uint32), np.zeros((1, 4), np.int32)
-    found = compile_config(dataclasses.replace(conf, order=Gated(table, flags, np.uint32(1), PATIENCE)))
+    found = compile_config(dataclasses.replace(conf, order=Gated(table, flags, 0, PATIENCE)))
     plain = compile_config(conf)
     assert "ld.acquire.sys.global.u32" in found.ptx and "trap" in found.ptx
     assert ("fence.proxy.async.global" in found.ptx) == (name == "tensor cores")

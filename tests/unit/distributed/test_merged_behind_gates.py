@@ -54,7 +54,7 @@ def run(conf: gk.Config, rows: int, rng: np.random.Generator, flag_first: bool =
     table = arrivals(conf.order, lengths, 0, conf.block_shape.size.M, -(-columns // conf.block_shape.size.N))
     table[:, 2:] *= RANKS
     merging = InRankOrder(slot.reshape(-1, columns), rows, rule_of(conf.operator, None), F32, RANKS, travels=F32, own=OWN)
-    made = dataclasses.replace(conf, order=Gated(table, flags, np.uint32(EPOCH), 1000))
+    made = dataclasses.replace(conf, order=Gated(table, flags, OWN, 1000))
     d = poison((rows, columns), F32)
     with gk.emulate(), beside(*streams):
         gk.matmul(a, b, None, made, out=d, epilogue=merging | ReLU())
