@@ -71,10 +71,11 @@ def main(module: str, folder: str, backend: str) -> None:
     _small_tiles()
     rank = int(os.environ["RANK"])
     found = importlib.import_module(module)
-    on_gpu = backend == "nccl"
+    on_gpu = backend != "gloo"                     # "nccl": a GPU for each rank; "shared": one for both
     if on_gpu:
-        torch.cuda.set_device(rank)
-    dist.init_process_group(backend, timeout=timedelta(seconds=60 if on_gpu else 20))
+        torch.cuda.set_device(rank if backend == "nccl" else 0)
+    dist.init_process_group("nccl" if backend == "nccl" else "gloo", timeout=timedelta(seconds=60 if on_gpu else 20))
+    getattr(found, "prepare", lambda: None)()
     session = contextlib.nullcontext() if on_gpu else gk.emulate()
     with open(Path(folder) / f"{rank}.jsonl", "w", buffering=1, encoding="utf-8") as out, session:
         for name in scenarios(found):
