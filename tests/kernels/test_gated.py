@@ -210,8 +210,12 @@ def test_instructions(name: str) -> None:
     conf = CONFIGURATIONS[name]()
     flags, table = np.zeros(2, np.uint32), np.zeros((1, 4), np.int32)
     found = compile_config(dataclasses.replace(conf, order=Gated(table, flags, 0, PATIENCE)))
-    plain = compile_config(conf)
     assert "ld.acquire.sys.global.u32" in found.ptx and "trap" in found.ptx
     assert ("fence.proxy.async.global" in found.ptx) == (name == "tensor cores")
-    assert "ld.acquire.sys" not in plain.ptx and "trap" not in plain.ptx
     assert found.usage.spill_stores == found.usage.spill_loads == 0
+
+
+@pytest.mark.compile
+def test_no_gate_no_instructions() -> None:
+    ptx = compile_config(mapping()).ptx
+    assert "ld.acquire.sys" not in ptx and "trap" not in ptx and "fence.proxy.async.global" not in ptx
