@@ -147,6 +147,17 @@ class Plan:
             behind.forget_arrays()
 
     @property
+    def is_transposed(self) -> bool:
+        """Whether the kernel computes the transpose of the product, by a configuration for that."""
+        return self._compiled.problem.is_transposed
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """How many rows of D a row of tiles has (those of a cluster), and how many tiles it has."""
+        scheduler = self._compiled.spec.scheduler
+        return scheduler.block.size.M * scheduler.cluster.m, scheduler.grid(*self.shape[:2])[1]
+
+    @property
     def row_passes(self) -> str | None:
         """How an epilogue that normalises rows of D does so: "one tile", which has whole rows in its registers; "one
         cluster", whose blocks have them together, on Hopper; or "two passes", of which the second is a kernel behind the

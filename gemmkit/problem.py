@@ -38,7 +38,7 @@ LIMIT = 2**31 - 2**10                  # coordinates are 32 bits wide
 
 FUNCTIONS = (*TRANSFORMS, "observe_a", "epilogue", "condition")
 LAYOUTS = tuple(f"global_{name}_layout" for name in "abcd")
-KEYWORDS = (*FUNCTIONS, *LAYOUTS, "operator", "gemm_shape")
+KEYWORDS = (*FUNCTIONS, *LAYOUTS, "operator", "order", "gemm_shape")
 
 
 @dataclass
@@ -112,6 +112,8 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
             raise ConfigError(f"{name}={keywords[name]!r}: a Layout is needed, for example RowMajor('float16')")
     if "operator" in keywords and not isinstance(keywords["operator"], Operator):
         raise ConfigError(f"operator={keywords['operator']!r}: an instance of Operator is needed (not the class itself)")
+    if conf is None and "order" in keywords:
+        raise ConfigError("order: it is a part of a mapping; give it beside conf, or to get_config")
     if conf is not None and not isinstance(conf, Config):
         raise TypeError(f"conf={conf!r}: a configuration of gemmkit.get_config is needed")
     gemm_shape = keywords.pop("gemm_shape", None)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gemmkit.emulator import streams
 from gemmkit.emulator.clocks import Clock
 
 if TYPE_CHECKING:
@@ -41,6 +42,13 @@ def wait(thread: Thread, memory: Memory, address: int, number: int, order: str) 
     thread.wait_until(lambda: int(cell[0]) >= number, lambda: f"a counter that is {int(cell[0])} to become {number}")
     if order == "acquire":
         _clock(memory, address).acquire(thread)
+
+
+def meet(thread: Thread, memory: Memory, address: int, number: int) -> None:
+    """Waits until a flag is just `number`, at system scope, and acquires it."""
+    cell = _cell(memory, address)
+    thread.wait_until(lambda: int(cell[0]) == number, lambda: f"a flag that is {int(cell[0])} to become {number}")
+    streams.acquire(thread, address)
 
 
 def _cell(memory: Memory, address: int) -> np.ndarray:

@@ -35,6 +35,7 @@ from gemmkit.emulator.mbarriers import Mbarrier
 from gemmkit.emulator.memory import Memory, for_array
 from gemmkit.emulator.scheduler import Scheduler
 from gemmkit.emulator.sites import Site, here, is_same_place
+from gemmkit.emulator.streams import running
 from gemmkit.emulator.tensor_cores import TensorCores
 from gemmkit.emulator.thread_copies import Copies
 
@@ -366,8 +367,16 @@ def launch(kernel: Callable[..., None], args: Sequence[Any], *, grid: Index, blo
                 member.cluster, member.cluster_barrier = blocks, blocks[0].cluster_barrier
             yield blocks
 
-    scheduler = Scheduler(kernel, args, clusters(), schedule_seed)
+    streams = running.get()
+    if streams is not None:
+        streams.begin(pages)
+    scheduler = Scheduler(kernel, args, clusters(), schedule_seed, _nothing if streams is None else streams.step)
     scheduler.run()
+
+
+def _nothing() -> bool:
+    """The next command of streams, where there are none."""
+    return False
 
 
 def _size(name: str, size: Index, limits: Index) -> Index:

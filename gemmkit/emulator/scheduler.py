@@ -43,10 +43,12 @@ class Scheduler:
         kernel, args: what every thread calls.
         clusters: makes the blocks of one cluster after another.
         seed: None for the fixed order of indices, or the seed of a shuffled one.
+        beside: runs the next command of streams beside the launch, and says whether there was one.
     """
 
     def __init__(self, kernel: Callable[..., None], args: Sequence[Any], clusters: Iterator[Sequence[Block]],
-                 seed: int | None) -> None:
+                 seed: int | None, beside: Callable[[], bool]) -> None:
+        self._beside = beside
         self._kernel, self._args, self._clusters = kernel, args, clusters
         self._random = None if seed is None else random.Random(seed)
         self._stay_in_warp = 0.0 if self._random is None else self._random.choice(_STAY_IN_WARP)
@@ -74,11 +76,13 @@ class Scheduler:
                     self._moved = False
                     self.wake(self._polling)
                     self._polling.clear()
+                elif self._polling and self._beside():
+                    self._moved = True
                 elif (self._polling or not self._fibers) and self._admit():
                     pass
                 elif self._fibers:
                     raise self._deadlock()
-                else:
+                elif not self._beside():                       # the kernel has ended, and so have the streams
                     return
         finally:
             self._stop()

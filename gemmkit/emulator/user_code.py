@@ -31,7 +31,8 @@ from gemmkit.lang.references import globals_of, is_gemmkit, is_library
 from gemmkit.lang.runtime_fields import annotated
 
 #: gemmkit's own modules that compute with users' numbers.
-ARITHMETIC_MODULES = frozenset({"gemmkit.activations", "gemmkit.epilogues.elementwise", "gemmkit.epilogues.library",
+ARITHMETIC_MODULES = frozenset({"gemmkit.activations", "gemmkit.distributed.rank_order", "gemmkit.epilogues.elementwise",
+                                "gemmkit.epilogues.library",
                                 "gemmkit.epilogues.reductions", "gemmkit.glu", "gemmkit.lstm", "gemmkit.masks",
                                 "gemmkit.operators.semiring", "gemmkit.row_functions", "gemmkit.scores"})
 #: Methods whose results kernels compute with.

@@ -12,7 +12,16 @@ from gemmkit.ptx.special import udiv
 class Order(Component):
     """``block(linear, rows, columns)`` -> (row, column) of a grid of tiles; every tile exactly once."""
 
-    device_methods = ("block",)
+    device_methods = ("block", "await_tile")
+
+    #: Whether operands arrive while the kernel runs (`gemmkit.kernels.gated`): then a kernel calls ``await_tile`` before a
+    #: tile's first load.
+    gates = False
+
+    def await_tile(self, linear: int, opened: int) -> int:
+        """Return when a tile's operands are there, with what this thread has waited for: the ``opened`` of its next call (-1
+        in the first). Here they are there before the launch."""
+        return opened
 
     def block(self, linear: int, rows: int, columns: int) -> tuple[int, int]:
         """Column by column."""

@@ -74,7 +74,7 @@ class Product:
                  derivative: Callable[..., Any] | None, components: dict[str, Any]):
         if conf is not None and not isinstance(conf, Config):
             raise TypeError(f"conf={conf!r}: a configuration of gemmkit.get_config is needed")
-        allowed = set(KEYWORDS) - {"epilogue", "gemm_shape", "global_c_layout", "global_d_layout"}
+        allowed = set(KEYWORDS) - {"epilogue", "gemm_shape", "order", "global_c_layout", "global_d_layout"}
         if unknown := set(components) - allowed:
             raise TypeError(f"op() got unknown keywords {', '.join(sorted(unknown))}; it takes "
                             f"{', '.join(sorted(allowed))}")

@@ -58,6 +58,8 @@ def compute_tile(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, tile: in
     block = spec.block
     rank = spec.scheduler.rank() if spec.is_split else 0      # without a split a block has K to itself
     block_m, block_n = spec.scheduler.place(tile, rank, shape)
+    if spec.scheduler.order.gates:                     # operands arrive while the kernel runs
+        spec.scheduler.order.await_tile(tile, -1)
     warp = uniform(udiv(thread_index(), 32))
     accumulators = registers(spec.operator.fragment_c, spec.fragments_m, spec.fragments_n)
 

@@ -59,6 +59,8 @@ def compute_tile(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any, tile: in
     # 0. Where is the tile, which share of K is this block's, and which warp is this thread's?
     rank = spec.scheduler.rank() if spec.is_split else 0      # without a split a block has K to itself
     block_m, block_n = spec.scheduler.place(tile, rank, shape)
+    if spec.scheduler.order.gates:                     # operands arrive while the kernel runs
+        spec.scheduler.order.await_tile(tile, -1)
     k_begin, k_tiles = spec.scheduler.k_tiles(spec, block_m, block_n, rank, shape)
     work = Work(block_m, block_n, 0, k_begin, k_tiles, rank)
     place = Place(work.m, work.n, shape.M, shape.N)

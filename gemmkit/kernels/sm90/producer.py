@@ -21,6 +21,7 @@ from gemmkit.kernels.common.scheduler import holds
 from gemmkit.kernels.common.work import Input, Inputs, KTile, Place, Slot, Work
 from gemmkit.lang.products import of_part, of_product
 from gemmkit.ptx.cluster import cluster_rank
+from gemmkit.ptx.flags import fence_async_global
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import rolled, thread_index, udiv, uniform
 
@@ -87,11 +88,16 @@ def fill_stages(spec: Any, inputs: Inputs, rank: int, shape: Any, kept: Any, sta
     """For every tile of D (or part of one), for every k-tile: the team whose turn it is fills the next stage."""
     zero = thread_index() * 0
     slot = Slot(zero, zero + 1)                        # a fresh pipeline is empty: the first round waits for no consumer
-    turn, team = zero, spec.producer.team()
+    turn, team, opened = zero, spec.producer.team(), zero - 1
     at, end, step = spec.scheduler.begin(), spec.scheduler.end(shape), spec.scheduler.step()
     while at < end:
         here = of_part(spec, at)
         work = here.scheduler.work(here, here.scheduler.tile_of(at), rank, shape)
+        if spec.scheduler.order.gates:                 # operands arrive while the kernel runs
+            waited = spec.scheduler.order.await_tile(here.scheduler.tile_of(at), opened)
+            if waited != opened:
+                fence_async_global()
+            opened = waited
         own, sizes = of_product(here, work.batch), of_product(shape, work.batch)
         matrices = inputs_of(spec, inputs, work.batch)
         spec.producer.begin(own, matrices, work, kept)

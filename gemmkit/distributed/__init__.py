@@ -1,0 +1,19 @@
+"""Products over several GPUs, on torch.distributed: shards of A, B or K in the ranks of a process group, any components.
+
+    d = gemmkit.distributed.all_gather_matmul(a_shard, b)              # D = gather(A) B
+    d = gemmkit.distributed.matmul_reduce_scatter(a, b_shard)          # this rank's rows of the sum over ranks of A B
+    d = gemmkit.distributed.matmul_all_reduce(a, b_shard)              # all rows, on every rank
+    d = gemmkit.distributed.ring_matmul(a, b_shard)                    # this rank's rows; B's shards go round
+
+A `DistributedMatrix` knows how it is shared out: ``gemmkit.matmul`` picks one of these for it, and `explain` says which.
+
+Processes are started by ``torchrun``. Imported on demand: PyTorch is needed. Tensors on the CPU are computed in the emulator
+(``with gemmkit.emulate():``), over gloo, so that programs of several ranks are tested without a GPU.
+"""
+
+from gemmkit.distributed.gathered import all_gather_matmul
+from gemmkit.distributed.matrix import DistributedMatrix, explain
+from gemmkit.distributed.reduced import matmul_all_reduce, matmul_reduce_scatter
+from gemmkit.distributed.ring import ring_matmul
+
+__all__ = ["DistributedMatrix", "all_gather_matmul", "explain", "matmul_all_reduce", "matmul_reduce_scatter", "ring_matmul"]

@@ -1,0 +1,256 @@
+"""``DistributedMatrix``: a matrix that the ranks of a group share out, by rows or by columns; `gemmkit.matmul` takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from gemmkit.distributed.calls import multiply
+from gemmkit.distributed.gathered import all_gather_matmul
+from gemmkit.distributed.peers import why_not_symmetric
+from gemmkit.distributed.ranks import Ranks, ranks_of
+from gemmkit.distributed.reduced import matmul_all_reduce, matmul_reduce_scatter
+from gemmkit.distributed.ring import ring_matmul
+from gemmkit.distributed.shards import check_tensors, even_lengths, offsets
+from gemmkit.matrices import Matrix
+
+__all__ = ["DistributedMatrix", "Explanation", "explain"]
+
+#: Rows of D up to which every rank gets all of them (decoding).
+FEW_ROWS = 128
+_AXES = {"rows": 0, "columns": 1}
+
+
+class DistributedMatrix(Matrix):
+    """A matrix of which each rank has some rows (``by="rows"``), some columns ("columns"), or all ("all").
+
+    Args:
+        local: this rank's part, a tensor of two dimensions.
+        by: "rows", "columns" or "all".
+        over: a one-dimensional ``DeviceMesh``, a process group, or None for the default group.
+        lengths: how many rows or columns each rank has; None: all as many as this one.
+
+    ``gemmkit.matmul(a, b)`` takes one for A, for B or for both; a plain tensor beside it is there on all ranks. D is a
+    `DistributedMatrix` (`explain` says which call computes it, and how D is shared out).
+
+    >>> import torch, torch.distributed as dist, gemmkit
+    >>> from gemmkit.distributed import DistributedMatrix
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> with gemmkit.emulate():
+    ...     gemmkit.matmul(DistributedMatrix(torch.ones(2, 3), "rows"), torch.ones(3, 2)).local.tolist()
+    [[3.0, 3.0], [3.0, 3.0]]
+    >>> dist.destroy_process_group()
+    """
+
+    def __init__(self, local: Any, by: str, over: Any = None, lengths: Any = None):
+        if by not in ("rows", "columns", "all"):
+            raise ValueError(f"by={by!r}: 'rows', 'columns' or 'all' is needed")
+        check_tensors(local=local)
+        self.local, self.by, self.mesh = local, by, over if hasattr(over, "get_group") else None
+        if self.mesh is not None and self.mesh.ndim != 1:
+            raise ValueError(f"over has {self.mesh.ndim} dimensions; a matrix is shared out over one: give mesh['name']")
+        self.group = over.get_group() if self.mesh is not None else over
+        ranks = ranks_of(self.group)
+        shape = list(local.shape)
+        self.lengths: tuple[int, ...] | None = None
+        if by == "all":
+            if lengths is not None:
+                raise ValueError(f"lengths={lengths!r}: every rank has all of it")
+        else:
+            axis = _AXES[by]
+            self.lengths = tuple(lengths) if lengths is not None else (shape[axis],) * ranks.size
+            if len(self.lengths) != ranks.size or self.lengths[ranks.rank] != shape[axis]:
+                raise ValueError(f"lengths={lengths!r}: one for each of {ranks.size} ranks is needed, and this one (rank "
+                                 f"{ranks.rank}) has {shape[axis]} {by}")
+            shape[axis] = sum(self.lengths)
+        self.array, self.shape = local, tuple(shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self.local.dtype
+
+    @property
+    def T(self) -> DistributedMatrix:
+        """The transpose; nothing moves."""
+        by = {"rows": "columns", "columns": "rows", "all": "all"}[self.by]
+        return DistributedMatrix(self.local.mT, by, self.mesh if self.mesh is not None else self.group, self.lengths)
+
+    @property
+    def layout(self) -> Any:                              # type: ignore[override]
+        """Raises TypeError: calls that ask for it compute on one device."""
+        raise TypeError("a DistributedMatrix is what gemmkit.matmul multiplies; other calls take its local part")
+
+    @classmethod
+    def whole(cls, x: Any, by: str, over: Any = None) -> DistributedMatrix:
+        """This rank's part of a tensor that every rank has, cut as ``torch.chunk`` cuts it. The part is a view."""
+        check_tensors(x=x)
+        if by not in _AXES:
+            return cls(x, by, over)
+        ranks = ranks_of(over.get_group() if hasattr(over, "get_group") else over)
+        lengths = even_lengths(x.shape[_AXES[by]], ranks.size)
+        return cls(x.split(list(lengths), _AXES[by])[ranks.rank], by, over, lengths)
+
+    @classmethod
+    def from_dtensor(cls, x: Any) -> DistributedMatrix:
+        """Of a ``DTensor`` with one placement, ``Shard(0)``, ``Shard(1)`` or ``Replicate()``; its local part is not copied.
+
+        Raises TypeError for what is no DTensor, ValueError for other placements.
+        """
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+
+        if not isinstance(x, DTensor):
+            raise TypeError(f"x: got {type(x).__name__}; a torch.distributed.tensor.DTensor is needed")
+        placement: Any = x.placements[0] if len(x.placements) == 1 and x.ndim == 2 else None
+        if isinstance(placement, Replicate):
+            return cls(x.to_local(), "all", x.device_mesh)
+        if type(placement) is not Shard or placement.dim not in (0, 1):
+            raise ValueError(f"x has the placements {x.placements} in {x.ndim} dimensions; a matrix with one of Shard(0), "
+                             "Shard(1) and Replicate() is needed; DTensor.redistribute makes one")
+        lengths = even_lengths(x.shape[placement.dim], x.device_mesh.size())
+        return cls(x.to_local(), ("rows", "columns")[placement.dim], x.device_mesh, lengths)
+
+    def to_dtensor(self) -> Any:
+        """The ``DTensor`` over the matrix's ``DeviceMesh``; the local part is not copied.
+
+        Raises ValueError without a mesh, and where lengths are not those of ``torch.chunk``, which a DTensor has.
+        """
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+
+        if self.mesh is None:
+            raise ValueError("the matrix is over a process group, and a DTensor needs a DeviceMesh: give one as over=")
+        placement = Replicate() if self.by == "all" else Shard(_AXES[self.by])
+        if self.by != "all" and self.lengths != even_lengths(self.shape[_AXES[self.by]], self.mesh.size()):
+            raise ValueError(f"lengths are {self.lengths}, and a DTensor's are "
+                             f"{even_lengths(self.shape[_AXES[self.by]], self.mesh.size())}")
+        return DTensor.from_local(self.local, self.mesh, [placement], run_check=False, shape=torch.Size(self.shape),
+                                  stride=(self.shape[1], 1))
+
+    def product(self, a: Any, b: Any, c: Any, conf: Any, out: Any, stream: Any, **components: Any) -> DistributedMatrix:
+        """What `gemmkit.matmul` returns for these operands."""
+        if conf is not None or out is not None or stream is not None:
+            raise TypeError("a product of a DistributedMatrix takes no conf, out or stream; the calls of "
+                            "gemmkit.distributed do")
+        how = _way(a, b, components)
+        return how.compute(c)
+
+    def __repr__(self) -> str:
+        return f"<DistributedMatrix of shape {self.shape}, {self.local.dtype}, by {self.by}>"
+
+
+class Explanation(NamedTuple):
+    """The call that computes a product, why, how D is shared out, and which way its operands go."""
+
+    call: str
+    why: str
+    result: str
+    way: str
+
+    def __str__(self) -> str:
+        whose = "every rank has all of D" if self.result == "all" else f"D is shared out by {self.result}"
+        return f"{self.call}: {self.why}; {whose}; {self.way}"
+
+
+class _Way(NamedTuple):
+    explanation: Explanation
+    compute: Callable[[Any], DistributedMatrix]
+
+
+def explain(a: Any, b: Any, **components: Any) -> Explanation:
+    """How `gemmkit.matmul` computes a product of which an operand is a `DistributedMatrix`. Nothing is computed or sent.
+
+    Raises what the product raises for these operands.
+
+    >>> import torch, torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> print(explain(DistributedMatrix(torch.ones(2, 3), "rows"), torch.ones(3, 2)))
+    matmul: each rank has its rows of A and all of B; D is shared out by rows; nothing is sent
+    >>> dist.destroy_process_group()
+    """
+    return _way(a, b, components).explanation
+
+
+def _way(a: Any, b: Any, components: dict[str, Any]) -> _Way:
+    given = next((x for x in (a, b) if isinstance(x, DistributedMatrix)), None)
+    if given is None:
+        raise TypeError("a and b: one of them at least has to be a DistributedMatrix")
+    over = given.mesh if given.mesh is not None else given.group
+    for name, x in (("a", a), ("b", b)):
+        if isinstance(x, Matrix) and not isinstance(x, DistributedMatrix):
+            raise TypeError(f"{name} is a {type(x).__name__}; a DistributedMatrix goes with tensors and its like")
+    left = a if isinstance(a, DistributedMatrix) else DistributedMatrix(a, "all", over)
+    right = b if isinstance(b, DistributedMatrix) else DistributedMatrix(b, "all", over)
+    ranks = ranks_of(given.group)
+    if ranks_of(left.group) is not ranks_of(right.group):
+        raise ValueError("a and b are shared out over different groups")
+    if left.shape[1] != right.shape[0]:
+        raise ValueError(f"a has shape {left.shape} and b has shape {right.shape}: a has {left.shape[1]} columns and b "
+                         f"{right.shape[0]} rows; both are K")
+    rows, cut = left.shape[0], (left.by, right.by)
+    group, local_a, local_b = given.group, left.local, right.local
+
+    def made(call: str, why: str, result: str, compute: Callable[[Any], Any], lengths: Any = None) -> _Way:
+        def run(c: Any) -> DistributedMatrix:
+            return DistributedMatrix(compute(_local_c(c, result, lengths)), result, over, lengths)
+
+        return _Way(Explanation(call, why, result, _sent(call, ranks, local_a.device)), run)
+
+    def alone(c: Any) -> Any:
+        return multiply(local_a, local_b, c, None, None, components)
+
+    if cut == ("all", "all"):
+        return made("matmul", "each rank has all of A and B", "all", alone)
+    if cut == ("rows", "all"):
+        return made("matmul", "each rank has its rows of A and all of B", "rows", alone, left.lengths)
+    if cut == ("all", "columns"):
+        return made("matmul", "each rank has all of A and its columns of B", "columns", alone, right.lengths)
+    if cut == ("rows", "columns"):
+        return made("all_gather_matmul", "A's rows are gathered, each rank has its columns of B", "columns",
+                    lambda c: all_gather_matmul(local_a, local_b, c, group=group, lengths=left.lengths, **components),
+                    right.lengths)
+    if cut == ("rows", "rows"):
+        return made("ring_matmul", "each rank has its rows of A, and B's shards go round", "rows",
+                    lambda c: ring_matmul(local_a, local_b, c, group=group, lengths=right.lengths, **components),
+                    left.lengths)
+    if cut == ("columns", "columns"):
+        if components:
+            raise ValueError(f"a and b are both shared out by columns, which is computed as the transposed ring, and "
+                             f"{', '.join(components)} would see D transposed; share a out by rows")
+        return made("ring_matmul", "the transpose: each rank has its columns of B, and A's shards go round", "columns",
+                    lambda c: ring_matmul(local_b.mT, local_a.mT, None if c is None else c.mT, group=group,
+                                          lengths=left.lengths).mT, right.lengths)
+    lengths = left.lengths if left.by == "columns" else right.lengths
+    assert lengths is not None
+    begin, end = offsets(lengths)[ranks.rank:ranks.rank + 2]
+    if left.by == "all":
+        local_a = local_a[:, begin:end]
+    elif right.by == "all":
+        local_b = local_b[begin:end]
+    elif left.lengths != right.lengths:
+        raise ValueError(f"a's columns are shared out as {left.lengths} and b's rows as {right.lengths}; both are K")
+    if rows <= FEW_ROWS:
+        return made("matmul_all_reduce", f"each rank has its part of K, and D has few rows ({rows})", "all",
+                    lambda c: matmul_all_reduce(local_a, local_b, c, group=group, **components))
+    return made("matmul_reduce_scatter", "each rank has its part of K", "rows",
+                lambda c: matmul_reduce_scatter(local_a, local_b, c, group=group, **components),
+                even_lengths(rows, ranks.size))
+
+
+def _sent(call: str, ranks: Ranks, device: torch.device) -> str:
+    """Which way a call takes, as far as a rank knows alone."""
+    if call == "matmul":
+        return "nothing is sent"
+    plain = f"sent over {ranks.backend(device) or 'no backend'}"
+    if call == "ring_matmul":
+        return plain
+    why = why_not_symmetric(ranks, device)
+    return "pushed through symmetric memory" if why is None else f"{plain}, since {why}"
+
+
+def _local_c(c: Any, result: str, lengths: Any) -> Any:
+    if c is None:
+        return None
+    if not isinstance(c, DistributedMatrix) or c.by != result or c.lengths != lengths:
+        raise ValueError(f"c: {c!r}; a DistributedMatrix by {result} (lengths {lengths}) is needed, as D is")
+    return c.local

@@ -1,0 +1,316 @@
+"""``matmul_reduce_scatter`` and ``matmul_all_reduce``: D = A_0 B_0 + A_1 B_1 + ..., of a K that the ranks share out.
+
+Every rank multiplies its share of K; the partial sums of a row go to the rank that has the row of D (or to all), which
+merges them in the order of ranks and finishes them: C, transforms of D, epilogue. That last step is a product of K = 0, so
+that any component that acts on sums acts there as in a product of one GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from gemmkit.config import TRANSFORMS, Config, ConfigError
+from gemmkit.distributed.calls import BEFORE_SUM, check_keywords, meet, multiply, new, planned
+from gemmkit.distributed.gates import Gates, by_chunks, gated
+from gemmkit.distributed.inbox import Inbox
+from gemmkit.distributed.overlapped import check_way, chunks_of, exchange_overlapped, in_rank_order, inbox_for
+from gemmkit.distributed.rank_order import OfTransform, accumulator_of, rule_of
+from gemmkit.distributed.ranks import Ranks, ranks_of
+from gemmkit.distributed.shards import check_tensors, dtypes, even_lengths, lengths_of, offsets
+from gemmkit.distributed.transport import Sent, all_gather, check_sends, send_and_receive
+from gemmkit.epilogues import Default
+from gemmkit.runtime.arrays import dtype_from_torch
+
+__all__ = ["matmul_all_reduce", "matmul_reduce_scatter"]
+
+#: Components that see a row's number, or rows together: A is then multiplied as a whole, not rank by rank.
+_OF_ROWS = tuple(name for name in BEFORE_SUM if name.endswith("_a") or name in ("condition", "global_a_layout"))
+#: Transforms of D, in the order in which a kernel applies them.
+OF_D = "transform_regs_to_shared_d", "transform_shared_to_global_d"
+_AFTER = tuple(name for name in TRANSFORMS if name not in BEFORE_SUM)
+
+
+class Reduction(NamedTuple):
+    """How a call's partial sums are merged: of which dtype they travel, in which they are added, and by which rule."""
+
+    travels: np.dtype
+    adds: np.dtype
+    rule: Any
+    result: np.dtype
+    gates: Any = None                  # of this rank's own rows, where peers may push theirs
+
+
+def matmul_reduce_scatter(a: Any, b_shard: Any, c: Any = None, *, group: Any = None, lengths: Any = None, out: Any = None,
+                          conf: Config | None = None, combine: Any = None, reduce_dtype: Any = None,
+                          way: str | None = None, **components: Any) -> Any:
+    """This rank's rows of D = C + the sum over all ranks of A B, where each rank has some of K.
+
+    A tensor-parallel layer ends so: every rank has some columns of the activations and the same rows of the weight.
+
+    Args:
+        a: (M, K_r), this rank's columns of A; K_r may differ between ranks, and be 0.
+        b_shard: (K_r, N), the same rows of B.
+        c, out: (M_r, N), of this rank's rows of D, as of `gemmkit.matmul`.
+        group: a process group; None is the default one.
+        lengths: M_r of every rank; None: as ``torch.chunk`` has it (`shards.even_lengths`).
+        conf: a configuration of the partial products, without C, transforms of D and an epilogue: give these beside it.
+        combine: an associative function of two partial sums, ``min`` or ``max``; None: the operator's own
+            (`Operator.merge`: min for min-plus).
+        reduce_dtype: in which dtype partial sums travel, ``torch.float32`` say; None: in D's. They are added up in the
+            accumulator's dtype, from rank 0 to the last: the same bits in every call.
+        way: as of `all_gather_matmul`; "symmetric" computes the peers' rows first, which copy engines push while the rest is
+            computed.
+        components: as of `gemmkit.matmul`. Those of A and B see the rank's own operands, whose k begins at 0; those of the
+            sums (C, D, epilogue) see the rank's own rows of D.
+
+    Returns:
+        D's rows, (M_r, N).
+
+    Raises:
+        As `all_gather_matmul`; ConfigError where the operator does not say how sums over parts of K are combined.
+
+    >>> import torch, torch.distributed as dist, gemmkit
+    >>> from gemmkit import distributed
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> with gemmkit.emulate():
+    ...     distributed.matmul_reduce_scatter(torch.tensor([[1.0, 2.0]]), torch.ones(2, 2)).tolist()
+    [[3.0, 3.0]]
+    >>> dist.destroy_process_group()
+    """
+    ranks = ranks_of(group)
+    sizes: tuple[int, ...] = ()
+
+    def facts() -> dict[str, Any]:
+        nonlocal sizes
+        check_tensors(a=a, b_shard=b_shard, c=c, out=out)
+        check_sends(ranks, a)
+        sizes = even_lengths(a.shape[0], ranks.size)
+        if lengths is not None:
+            sizes = lengths_of(ranks, tuple(lengths)[ranks.rank] if _has(lengths, ranks) else -1, lengths, "D", "rows")
+            if sum(sizes) != a.shape[0]:
+                raise ValueError(f"lengths={sizes}: they are {sum(sizes)} rows together, and a has {a.shape[0]}")
+        return _facts("matmul_reduce_scatter", a, b_shard, c, out, combine, reduce_dtype, components,
+                      {"lengths": sizes, "way": way})
+
+    def make() -> Reduction:
+        how = _reduction(a, b_shard, c, out, conf, combine, reduce_dtype, components, sizes[ranks.rank], ranks.size)
+        if not a.is_cuda or ranks.size == 1 or way == "plain":
+            return how
+        gates = Gates(ranks, by_chunks(sizes[ranks.rank], _chunks(sizes, b_shard), ranks.size))
+        how = how._replace(gates=gates)
+        if _is_fused(a, c, conf, components):
+            mine = new(a, (sizes[ranks.rank], a.shape[1]), a.dtype)
+            parts = new(a, (ranks.size, sizes[ranks.rank], b_shard.shape[1]), how.travels)
+            whole = new(a, parts.shape[1:], how.result)
+            own = _with_own(parts, how, ranks.rank, components)
+            gates.check(gates.of(mine, b_shard, None, whole, None, own), mine, b_shard, None, whole, own)
+        return how
+
+    how = meet(ranks, "matmul_reduce_scatter", a, facts, {"conf": conf, "combine": combine, **components}, make)
+    inbox = inbox_for(ranks, a.device, ranks.size * max(sizes) * b_shard.shape[1] * how.travels.itemsize, way)
+    if inbox is not None:
+        return _overlapped(ranks, inbox, a, b_shard, c, out, conf, how, components, sizes)
+    parts = _exchanged(ranks, a, b_shard, conf, how, components, sizes)
+    return _finished(parts, c, out, how, components)
+
+
+def matmul_all_reduce(a: Any, b_shard: Any, c: Any = None, *, group: Any = None, out: Any = None, conf: Config | None = None,
+                      combine: Any = None, reduce_dtype: Any = None, way: str | None = None, **components: Any) -> Any:
+    """D = C + the sum over all ranks of A B on every rank, where each rank has some of K: `matmul_reduce_scatter`, but that
+    every rank has all rows of D.
+
+    Made for few rows (decoding): all partial sums go to all ranks in one step, and each rank merges them in the order of
+    ranks, so that all have the same bits. It needs memory for every rank's partial sums, M x N each.
+
+    >>> import torch, torch.distributed as dist, gemmkit
+    >>> from gemmkit import distributed, epilogues
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> with gemmkit.emulate():
+    ...     distributed.matmul_all_reduce(torch.ones(1, 3), torch.ones(3, 2), epilogue=epilogues.Scale(2.0)).tolist()
+    [[6.0, 6.0]]
+    >>> dist.destroy_process_group()
+    """
+    ranks = ranks_of(group)
+
+    def facts() -> dict[str, Any]:
+        check_tensors(a=a, b_shard=b_shard, c=c, out=out)
+        return _facts("matmul_all_reduce", a, b_shard, c, out, combine, reduce_dtype, components,
+                      {"M": a.shape[0], "way": way})
+
+    def make() -> Reduction:
+        return _reduction(a, b_shard, c, out, conf, combine, reduce_dtype, components, a.shape[0], ranks.size)
+
+    how = meet(ranks, "matmul_all_reduce", a, facts, {"conf": conf, "combine": combine, **components}, make)
+    rows, columns = a.shape[0], b_shard.shape[1]
+    inbox = inbox_for(ranks, a.device, ranks.size * rows * columns * how.travels.itemsize, way)
+    if inbox is None:
+        parts = new(a, (ranks.size, rows, columns), how.travels)
+        multiply(a, b_shard, None, parts[ranks.rank], conf, _before(components))
+        all_gather(ranks, list(parts))
+        return _finished(parts, c, out, how, components)
+    inbox.begin()
+    parts = inbox.parts(rows, columns, new(a, (0,), how.travels).dtype)
+    own = parts[ranks.rank]
+    multiply(a, b_shard, None, own, conf, _before(components))
+    inbox.own()
+    for step in range(1, ranks.size):
+        inbox.push((ranks.rank - step) % ranks.size, own, ranks.rank * own.numel() * how.travels.itemsize)
+    inbox.pushed()
+    inbox.await_all()
+    d = _finished(parts, c, out, how, components)
+    inbox.end()
+    return d
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+
+def _has(lengths: Any, ranks: Ranks) -> bool:
+    return hasattr(lengths, "__len__") and len(lengths) == ranks.size
+
+
+def _facts(call: str, a: Any, b: Any, c: Any, out: Any, combine: Any, reduce_dtype: Any, components: dict[str, Any],
+           more: dict[str, Any]) -> dict[str, Any]:
+    check_keywords(call, components)
+    check_way(more["way"])
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(f"a has shape {tuple(a.shape)} and b_shard {tuple(b.shape)}: a has {a.shape[1]} columns and "
+                         f"b_shard {b.shape[0]} rows; both are this rank's K")
+    return {**more, "N": b.shape[1], **dtypes(a=a, b_shard=b, c=c, out=out), "reduce_dtype": reduce_dtype}
+
+
+def _reduction(a: Any, b: Any, c: Any, out: Any, conf: Any, combine: Any, reduce_dtype: Any, components: dict[str, Any],
+               rows: int, ranks: int) -> Reduction:
+    """How partial sums are merged; all kernels of the call are compiled, so that what is wrong is raised here."""
+    if conf is not None:
+        acting = [name for name in _AFTER if not getattr(conf, name).is_identity]
+        acting += ["epilogue"] * (not isinstance(conf.epilogue, Default))
+        if acting:
+            raise ConfigError(f"conf has {', '.join(acting)}, which act on sums; conf is of the partial products here: give "
+                              "them as arguments")
+    before = {name: value for name, value in components.items() if name in BEFORE_SUM}
+    made = planned(a, b, None, None, conf, before)
+    given = c if out is None else out
+    result = np.dtype(made.config.global_d_layout.storage) if given is None else _numpy_dtype(given.dtype)
+    travels = result if reduce_dtype is None else _numpy_dtype(reduce_dtype)
+    how = Reduction(travels, accumulator_of(made.config, result), rule_of(made.config.operator, combine), result)
+    planned(a, b, None, new(a, (a.shape[0], b.shape[1]), travels), conf, _before(components))
+    parts = new(a, (ranks, rows, b.shape[1]), travels)
+    _finish(planned, parts, c, new(a, (rows, b.shape[1]), result) if out is None else out, how, components)
+    return how
+
+
+def _numpy_dtype(dtype: Any) -> np.dtype:
+    found = dtype_from_torch(dtype) if isinstance(dtype, torch.dtype) else np.dtype(dtype)
+    if found is None:
+        raise TypeError(f"{dtype}: NumPy and ml_dtypes do not know it; torch.float32, for example, will do")
+    return found
+
+
+# -- partial products, and what becomes of them -----------------------------------------------------------------------
+
+def _before(components: dict[str, Any]) -> dict[str, Any]:
+    """The components of the partial products."""
+    return {name: value for name, value in components.items() if name in BEFORE_SUM}
+
+
+def _exchanged(ranks: Ranks, a: Any, b: Any, conf: Any, how: Reduction, components: dict[str, Any],
+               lengths: tuple[int, ...]) -> Any:
+    """Every rank's partial sums of this rank's rows, (ranks, M_r, N). The rows of others come first, and travel while the
+    next are computed; this rank's own rows are last."""
+    own, first = ranks.rank, offsets(lengths)
+    parts = new(a, (ranks.size, lengths[own], b.shape[1]), how.travels)
+    sent = Sent()
+    multiply_rows = _by_rows(a, b, conf, how, components)
+    for step in range(1, ranks.size + 1):
+        to, source = (own + step) % ranks.size, (own - step) % ranks.size
+        block = parts[own] if to == own else new(a, (lengths[to], b.shape[1]), how.travels)
+        multiply_rows(first[to], first[to + 1], block)
+        if to != own:
+            send_and_receive(ranks, sent, to, block, source, parts[source])
+    sent.wait()
+    return parts
+
+
+def _by_rows(a: Any, b: Any, conf: Any, how: Reduction, components: dict[str, Any]) -> Any:
+    """The function (begin, end, out) that computes partial sums of some rows; all at once where a component sees rows."""
+    before = _before(components)
+    if not _sees_rows(conf, components):
+        return lambda begin, end, out: multiply(a[begin:end], b, None, out, None, before)
+    whole = new(a, (a.shape[0], b.shape[1]), how.travels)
+    multiply(a, b, None, whole, conf, before)
+    return lambda begin, end, out: out.copy_(whole[begin:end])
+
+
+def _sees_rows(conf: Any, components: dict[str, Any]) -> bool:
+    return conf is not None or any(components.get(name) is not None for name in _OF_ROWS)
+
+
+def _chunks(lengths: tuple[int, ...], b: Any) -> int:
+    return chunks_of(lengths, b.shape[1], torch.cuda.get_device_properties(b.device).multi_processor_count)
+
+
+def _is_fused(a: Any, c: Any, conf: Any, components: dict[str, Any]) -> bool:
+    """Whether this rank's own rows are one product with the merge in its epilogue, behind a gate: nothing stands between
+    sums and epilogue, and every tile has a k-tile that waits."""
+    between = any(components.get(name) is not None for name in (*OF_D, "global_b_layout"))
+    return c is None and a.shape[1] > 0 and not between and not _sees_rows(conf, components)
+
+
+def _with_own(parts: Any, how: Reduction, own: int, components: dict[str, Any]) -> dict[str, Any]:
+    """The components of a product of this rank's own rows that takes the others' partial sums."""
+    epilogue, merging = components.get("epilogue"), in_rank_order(parts, how, own)
+    return {**_given(components), "epilogue": merging if epilogue is None else merging | epilogue}
+
+
+def _given(components: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in components.items() if value is not None}
+
+
+def _overlapped(ranks: Ranks, inbox: Inbox, a: Any, b: Any, c: Any, out: Any, conf: Any, how: Reduction,
+                components: dict[str, Any], lengths: tuple[int, ...]) -> Any:
+    """`matmul_reduce_scatter` over symmetric memory: the peers' rows, then this rank's own, which take what has arrived."""
+    # 1. The peers' rows, pushed while the next are computed.
+    chunks, own = _chunks(lengths, b), ranks.rank
+    multiply_rows, begin = _by_rows(a, b, conf, how, components), offsets(lengths)[own]
+    parts = exchange_overlapped(ranks, inbox, a, b, how, lengths, chunks, multiply_rows)
+    mine = a[begin:begin + lengths[own]]
+    gate, merged = None, {}
+    if _is_fused(a, c, conf, components):
+        out = new(a, parts.shape[1:], how.result) if out is None else out
+        merged = {**_given(components), "epilogue": how.gates.merging(
+            parts, components.get("epilogue"), lambda: _with_own(parts, how, own, components)["epilogue"])}
+        gate = how.gates.of(mine, b, None, out, None, merged)
+    # 2. This rank's rows: tiles wait for their chunks from all ranks, or the stream does.
+    if gate is not None:
+        inbox.own(chunks)
+        d = multiply(mine, b, None, out, gate.conf, gated(how.gates, gate, inbox, merged))
+    else:
+        multiply_rows(begin, begin + lengths[own], parts[own])
+        inbox.own(chunks)
+        inbox.await_all(chunks)
+        d = _finished(parts, c, out, how, components)
+    # 3. The slot may be filled again.
+    inbox.end()
+    return d
+
+
+def _finish(compute: Any, parts: Any, c: Any, out: Any, how: Reduction, components: dict[str, Any]) -> Any:
+    """Merge partial sums in the order of ranks, and finish them, by a product of K = 0 with components that act on sums."""
+    after = {name: value for name, value in _given(components).items() if name not in BEFORE_SUM}
+    merging: Any = in_rank_order(parts, how, None, c is not None)
+    for name in OF_D:                                    # in a kernel they stand before the epilogue, which merges here
+        if name in after:
+            merging = merging | OfTransform(after.pop(name))
+    epilogue = after.pop("epilogue", None)
+    after["epilogue"] = merging if epilogue is None else merging | epilogue
+    nothing = new(parts, (parts.shape[1], 0), how.adds), new(parts, (0, parts.shape[2]), how.adds)
+    return compute(*nothing, c, out, None, after)
+
+
+def _finished(parts: Any, c: Any, out: Any, how: Reduction, components: dict[str, Any]) -> Any:
+    if out is None:
+        out = new(parts, (parts.shape[1], parts.shape[2]), how.result)
+    return _finish(multiply, parts, c, out, how, components)

@@ -1,0 +1,92 @@
+"""Two processes over a group that run the scenarios of a module, and say of each what went wrong.
+
+A scenario is a function ``(rank)`` named ``check_...``, which asserts. The processes are started once for all of a module's
+scenarios: importing PyTorch takes longer than they do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+RANKS = 2
+
+
+def scenarios(module: Any) -> list[str]:
+    """In the order of the file."""
+    return [name for name in vars(module) if name.startswith("check_")]
+
+
+def run_all(module: str, folder: Path, timeout: float = 120.0, backend: str = "gloo") -> dict[str, list[str]]:
+    """What each rank says of each scenario: nothing where all is right."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS),
+           "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
+    started = [subprocess.Popen([sys.executable, "-m", "tests.support.ranks", module, str(folder), backend], cwd=ROOT,
+                                env={**env, "RANK": str(rank)}) for rank in range(RANKS)]
+    try:
+        for process in started:
+            process.wait(timeout)
+    finally:
+        for process in started:
+            process.kill()
+    said = []
+    for rank in range(RANKS):
+        lines = (folder / f"{rank}.jsonl").read_text().splitlines()
+        said.append(dict(json.loads(line) for line in lines))
+    return {name: [of.get(name, "it did not come to an end") for of in said] for name in {**said[0], **said[1]}}
+
+
+def _small_tiles() -> None:
+    """As the fixture of that name has it."""
+    from gemmkit.tuning import multistage_mappings
+    from tests.support.small_tiles import TILES
+
+    for name, block in TILES.items():
+        smallest = multistage_mappings.TABLES[np.dtype(name)][-1]
+        multistage_mappings.TABLES[np.dtype(name)] = (dataclasses.replace(smallest, block=block, warp=block[:2]),)
+
+
+def main(module: str, folder: str, backend: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    import gemmkit as gk
+
+    _small_tiles()
+    rank = int(os.environ["RANK"])
+    found = importlib.import_module(module)
+    on_gpu = backend != "gloo"                     # "nccl": a GPU for each rank; "shared": one for both
+    if on_gpu:
+        torch.cuda.set_device(rank if backend == "nccl" else 0)
+    dist.init_process_group("nccl" if backend == "nccl" else "gloo", timeout=timedelta(seconds=60 if on_gpu else 20))
+    getattr(found, "prepare", lambda: None)()
+    session = contextlib.nullcontext() if on_gpu else gk.emulate()
+    with open(Path(folder) / f"{rank}.jsonl", "w", buffering=1, encoding="utf-8") as out, session:
+        for name in scenarios(found):
+            try:
+                getattr(found, name)(rank)
+                said = ""
+            except Exception:
+                said = traceback.format_exc()
+            out.write(json.dumps([name, said]) + "\n")
+    os._exit(0)                                # a scenario may have lost the other rank: no farewell
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,31 @@
+"""Two ranks on two GPUs of one host: the symmetric way against the plain one, in 1,000 calls, and PyTorch's groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from tests.support import ranks  # noqa: E402
+from tests.unit.distributed import gpu_scenarios  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.device_count() < 2,
+                                                  reason="two GPUs of one host are needed")]
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: Any) -> dict[str, list[str]]:
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    return ranks.run_all(gpu_scenarios.__name__, folder, timeout=300.0, backend="nccl")
+
+
+@pytest.mark.parametrize("name", ranks.scenarios(gpu_scenarios))
+def test_two_gpus(said: dict[str, list[str]], name: str) -> None:
+    for rank, error in enumerate(said[name]):
+        if name == gpu_scenarios.ENDED and rank == 1:
+            assert error == "it did not come to an end"
+        else:
+            assert error == "", f"rank {rank}: {error}"
