@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ __all__ = ["WAYS", "all_gather_overlapped", "check_way", "chunks_of", "exchange_
            "inbox_for"]
 
 WAYS = "plain", "symmetric"
+_TRIAL = 20                            # seconds that a new inbox's first call may take
 
 
 def check_way(way: Any) -> None:
@@ -44,6 +46,8 @@ def inbox_for(ranks: Ranks, device: Any, nbytes: int, way: str | None) -> Inbox 
     key = device, size_class(nbytes)
     if why is None:
         why = ranks.once(f"an inbox of {key}", lambda: _make(ranks, key))
+    if why is None:
+        why = ranks.once(f"the first call over {key}", lambda: _tried(ranks.inboxes[key]))
     ranks.why_plain = why
     if why is None:
         return ranks.inboxes[key]
@@ -61,6 +65,30 @@ def _make(ranks: Ranks, key: Any) -> str | None:
         return f"PyTorch makes no symmetric memory: {error}"
     ranks.inboxes[key] = Inbox(ranks, peers, slot_bytes)
     return None
+
+
+def _tried(inbox: Inbox) -> str | None:
+    """What is wrong with the inbox's first call, in which each rank pushes its number to all; None where all have come."""
+    rank, size = inbox.ranks.rank, inbox.ranks.size
+    try:
+        inbox.begin()
+        own = torch.full((1,), rank + 1, dtype=torch.int32, device=inbox.device)
+        for step in range(1, size):
+            inbox.push((rank - step) % size, own, rank * own.element_size())
+        own.record_stream(inbox.stream)
+        inbox.pushed()
+        inbox.own()
+        inbox.end()
+    except RuntimeError as error:
+        return f"pushing to a peer fails: {error}"
+    last = time.monotonic() + min(_TRIAL, inbox.ranks.timeout.total_seconds())
+    flags = inbox.arrived[:size].view(torch.int32)
+    while (found := flags.tolist()) != [inbox.epoch] * size:
+        if time.monotonic() > last:
+            return f"a trial found the flags {found}, where each is to be {inbox.epoch}"
+    numbers = inbox.slot(rank)[:4 * size].view(torch.int32).tolist()
+    numbers[rank] = rank + 1
+    return None if numbers == [*range(1, size + 1)] else f"a trial found {numbers} behind the flags"
 
 
 def all_gather_overlapped(ranks: Ranks, inbox: Inbox, gates: Gates, a_shard: Any, lengths: tuple[int, ...], b: Any, c: Any,

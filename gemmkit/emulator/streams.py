@@ -68,10 +68,10 @@ class Stream:
         self._engine: _Engine | None = None
 
     def copy(self, to: np.ndarray, source: np.ndarray) -> None:
-        """Copy a matrix into one of the same shape and dtype. It is read now: its owner does not change it."""
+        """Copy a matrix into one of the same shape and dtype. It is read now."""
         if to.shape != source.shape or to.dtype != source.dtype:
             raise ValueError(f"source is {source.dtype} {source.shape} and to is {to.dtype} {to.shape}; they must be alike")
-        memory, rows = Memory.for_array(to, self.name), np.ascontiguousarray(source)
+        memory, rows = Memory.for_array(to, self.name), np.array(source, order="C")
 
         def run(engine: _Engine, clocks: dict[int, Clock]) -> None:
             for i in range(len(to)):

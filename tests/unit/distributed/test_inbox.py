@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from gemmkit.distributed import inbox  # noqa: E402
+from gemmkit.distributed import inbox, overlapped  # noqa: E402
 from gemmkit.distributed.inbox import Inbox  # noqa: E402
 from gemmkit.distributed.peers import Peers  # noqa: E402
 
@@ -196,3 +198,28 @@ def test_faults_show(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match="reads"):
         for seed in range(40):
             simulate(3, 9, seed, monkeypatch, **fault)
+
+
+def test_a_trial_finds_what_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks in one process: the first is alone until the second has pushed."""
+
+    class Now:
+        cuda_stream = 0
+
+        def record_event(self) -> None: ...
+        def wait_stream(self, other: Any) -> None: ...
+
+    cuda = SimpleNamespace(Stream=lambda device, priority: Now(), current_stream=lambda device: Now(),
+                           stream=lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(inbox, "torch", SimpleNamespace(cuda=cuda, uint8=torch.uint8, uint32=torch.uint32))
+    monkeypatch.setattr(inbox, "write_value", lambda stream, at, value: setattr(ctypes.c_uint32.from_address(at), "value", value))
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    monkeypatch.setattr(overlapped, "_TRIAL", 0.1)
+    memory = tuple(torch.zeros(Inbox.total(2, SLOT), dtype=torch.uint8) for _ in range(2))
+    boxes = [Inbox(SimpleNamespace(rank=rank, size=2, timeout=timedelta(seconds=9)), Peers(memory, None), SLOT)  # type: ignore
+             for rank in range(2)]
+    assert "the flags [1, 0], where each is to be 1" in (overlapped._tried(boxes[0]) or "")
+    assert overlapped._tried(boxes[1]) is None
+    memory[1][boxes[1].flag_bytes(2) + SLOT] = 77                          # what rank 0 pushed is not what lies there
+    monkeypatch.setattr(Inbox, "begin", lambda box: None)
+    assert "found [77, 2] behind the flags" in (overlapped._tried(boxes[1]) or "")
