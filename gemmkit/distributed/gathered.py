@@ -30,7 +30,7 @@ def all_gather_matmul(a_shard: Any, b: Any, c: Any = None, *, group: Any = None,
         conf, components: as of `gemmkit.matmul`. They see the rank's own product: all rows, its own columns.
         return_a: return the gathered A, too.
         way: "symmetric" pushes the shards by copy engines while the kernel computes the rows that are there; "plain" gathers
-            and then multiplies. None takes the first where the group has symmetric memory (NCCL, one host).
+            and then multiplies. None is the plain way until the other has been run between two GPUs.
 
     Returns:
         D, (M, N); with ``return_a`` the pair (D, A). The bits are those of `gemmkit.matmul` of the gathered A.

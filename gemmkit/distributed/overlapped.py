@@ -26,7 +26,12 @@ _TRIAL = 20                            # seconds that a new inbox's first call m
 def check_way(way: Any) -> None:
     """Raise ValueError for another ``way`` than `WAYS` and None."""
     if way not in (None, *WAYS):
-        raise ValueError(f"way={way!r}: {' or '.join(map(repr, WAYS))} is needed, or None for what the group offers")
+        raise ValueError(f"way={way!r}: {' or '.join(map(repr, WAYS))} is needed, or None, which is the plain way")
+
+
+#: Whether copies between GPUs run beside a grid that holds all multiprocessors is not known yet: if they do not, a call ends
+#: by the group's timeout. So that way is taken where it is asked for.
+UNTRIED = "the symmetric way was run by two ranks on one GPU, not yet between two: way='symmetric' takes it"
 
 
 def inbox_for(ranks: Ranks, device: Any, nbytes: int, way: str | None) -> Inbox | None:
@@ -41,6 +46,8 @@ def inbox_for(ranks: Ranks, device: Any, nbytes: int, way: str | None) -> Inbox 
         why = "nothing is to be sent"
     elif device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         why = "the stream is being captured, and a graph's epochs would be stale"
+    elif way is None:
+        why = UNTRIED
     else:
         why = ranks.once("symmetric memory", lambda: why_not_symmetric(ranks, device))
     key = device, size_class(nbytes)
