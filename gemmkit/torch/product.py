@@ -139,9 +139,15 @@ def _folded(a: Any, b: Any, a_form: str, b_form: str, operand: Any) -> tuple[Any
         return a, b
 
 
-def summed_to(x: Any, shape: Any) -> Any:
-    """A gradient summed over what was broadcast."""
-    return x if x.shape == shape else x.sum_to_size(shape)
+def summed_to(x: Any, shape: Any, dtype: Any = None) -> Any:
+    """A gradient summed over what was broadcast; in ``dtype``, where one is given: nothing of x is converted in memory."""
+    if x.shape == shape:
+        return x if dtype is None else x.to(dtype)
+    if dtype is None:
+        return x.sum_to_size(shape)
+    first = x.dim() - len(shape)
+    along = [n for n in range(x.dim()) if n < first or (shape[n - first] == 1 and x.shape[n] != 1)]
+    return x.sum(along, keepdim=True, dtype=dtype).reshape(shape)
 
 
 def product(a: Any, b: Any, a_form: str = forms.PLAIN, b_form: str = forms.PLAIN, conj_a: bool = False, conj_b: bool = False,
