@@ -89,7 +89,9 @@ class Derivative:
         # Behind the products, which have dX in memory: torch.compile then sums what is there, and computes it once.
         for n, (operand, partial, shape) in enumerate(zip(operands, found[1:], shapes)):
             if needed[3 + n] and grad is not None and (partial is not None or self.keeps != "product"):
-                out[3 + n] = _of_operand(of_d if partial is found[0] else _times(grad, partial, _wide(grad)), operand, shape)
+                # (dX is as precise as an operand that is no wider.)
+                is_there = partial is None or (partial is found[0] and torch.promote_types(operand.dtype, of_d.dtype) == of_d.dtype)
+                out[3 + n] = _of_operand(of_d if is_there else _times(grad, partial, _wide(grad)), operand, shape)
         return out
 
     def _product(self, a: Any, b: Any, c: Any) -> Any:
