@@ -89,8 +89,7 @@ class Derivative:
         # Behind the products, which have dX in memory: torch.compile then sums what is there, and computes it once.
         for n, (operand, partial, shape) in enumerate(zip(operands, found[1:], shapes)):
             if needed[3 + n] and grad is not None and (partial is not None or self.keeps != "product"):
-                # (dX is as precise as an operand that is no wider.)
-                is_there = partial is None or (partial is found[0] and torch.promote_types(operand.dtype, of_d.dtype) == of_d.dtype)
+                is_there = partial is None or (partial is found[0] and not _is_wider(operand, of_d))
                 out[3 + n] = _of_operand(of_d if is_there else _times(grad, partial, _wide(grad)), operand, shape)
         return out
 
@@ -127,6 +126,11 @@ def _of_operand(full: Any, operand: Any, shape: Any) -> Any:
     along."""
     full = full.expand(torch.broadcast_shapes(full.shape, shape))
     return summed_to(full, shape, _wide(full)).reshape(operand.shape).to(operand.dtype)
+
+
+def _is_wider(operand: Any, of_x: Any) -> bool:
+    """Whether an operand's dtype holds more than dX's, to which dX has been rounded."""
+    return bool(torch.promote_types(operand.dtype, of_x.dtype) != of_x.dtype)
 
 
 def _wide(x: Any) -> Any:
