@@ -6,30 +6,36 @@
 
 The tests are those of the source distribution of the version that is installed (or of ``--version``), and are never kept in
 this repository. What fails is run again without gemmkit: what fails there, too, is CuPy's. With ``--seconds`` the tests come
-in a random order of a fixed seed, and those that are not reached are counted.
+in a random order of a fixed seed, and those that are not reached are counted. Most of the time goes into compiling: CuPy's
+tests multiply small matrices of each dtype, and `-n` processes share the cache on disk.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 TESTS = ("tests/cupy_tests/linalg_tests/test_product.py", "tests/cupy_tests/linalg_tests/test_einsum.py",
          "tests/cupy_tests/math_tests/test_matmul.py", "tests/cupy_tests/test_cublas.py")
 OTHERS = ("tests/conftest.py", "pyproject.toml")           # what pytest is told of by CuPy: warnings, markers
-COUNTS, DEADLINE, BEHIND = "GEMMKIT_CUPY_COUNTS", "GEMMKIT_CUPY_DEADLINE", "GEMMKIT_CUPY_BEHIND"
+COUNTS, DEADLINE, BEHIND, PART = (f"GEMMKIT_CUPY_{name}" for name in ("COUNTS", "DEADLINE", "BEHIND", "PART"))
 NOT_REACHED = "not reached"
+NO_TESTS = 5                           # pytest's exit status where a process got none
+GRACE = 10.0                           # seconds for the tests that run when the time is up
+TOLD_EVERY = 5.0
 
 
 def fetch(folder: Path, version: str) -> None:
@@ -60,21 +66,49 @@ def extract(archive: Path, folder: Path) -> None:
             (folder / Path(path).name).write_bytes(member.read())
 
 
-def run(folder: Path, chosen: Sequence[str], processes: int, seconds: float | None, behind: bool) -> dict[str, Any]:
-    """Run tests, ``chosen`` by their ids, and add up what the processes counted."""
+def run(folder: Path, chosen: Sequence[str], processes: int, seconds: float | None, behind: bool,
+        told: Callable[[dict[str, Any]], object] = lambda counts: None) -> dict[str, Any]:
+    """Run tests, ``chosen`` by their ids, each process a part of them, and add up what the processes counted.
+
+    ``told`` is called with the counts so far, every few seconds. A test that still runs `GRACE` seconds after the time is
+    ended with its process, and "ended" counts these; what their processes had counted before is kept.
+    """
+    many = max(1, processes)
     with tempfile.TemporaryDirectory() as counts:
         path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        told = {COUNTS: counts, BEHIND: str(int(behind)), "PYTHONPATH": path}
+        said = {COUNTS: counts, BEHIND: str(int(behind)), "PYTHONPATH": path}
+        end = float("inf") if seconds is None else time.time() + seconds
         if seconds is not None:
-            told[DEADLINE] = str(time.time() + seconds)
+            said[DEADLINE] = str(end)
         command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "--no-header", "-p", "no:cacheprovider", "-p",
-                   "tools.cupy_tests", "-c", str(folder / "pyproject.toml"), "--rootdir", str(folder)]
-        if processes:
-            command += ["-n", str(processes)]
-        done = subprocess.run([*command, *(str(folder / name) for name in chosen)], env={**os.environ, **told}, text=True,
-                              capture_output=True)
-        parts = [json.loads(path.read_text()) for path in Path(counts).iterdir()]
-    return {**added(parts), "said": done.stdout[-6000:] + done.stderr[-2000:], "rc": done.returncode}
+                   "tools.cupy_tests", "-c", str(folder / "pyproject.toml"), "--rootdir", str(folder),
+                   *(str(folder / name) for name in chosen)]
+        started = []
+        for n in range(many):
+            with open(Path(counts) / f"{n}.txt", "w") as output:
+                started.append(subprocess.Popen(command, env={**os.environ, **said, PART: f"{n}/{many}"}, stdout=output,
+                                                stderr=subprocess.STDOUT, start_new_session=True))
+        next_told = time.time() + TOLD_EVERY
+        while any(one.poll() is None for one in started) and time.time() < end + GRACE:
+            time.sleep(0.2)
+            if time.time() > next_told:
+                next_told += TOLD_EVERY
+                told(_counted(Path(counts)))
+        ended = [one for one in started if one.poll() is None]
+        for one in ended:
+            with contextlib.suppress(ProcessLookupError):      # (it may just have come to its end)
+                os.killpg(one.pid, signal.SIGKILL)
+            one.wait()
+        texts = [(Path(counts) / f"{n}.txt").read_text(errors="replace") for n in range(many)]
+        found = _counted(Path(counts))
+    failing = [text for text, one in zip(texts, started) if one.returncode not in (0, NO_TESTS)] or texts
+    return {**found, "ended": len(ended), "said": "\n".join(text[-6000 // len(failing):] for text in failing),
+            "rc": max(one.returncode for one in started)}
+
+
+def _counted(folder: Path) -> dict[str, Any]:
+    """What the processes have counted so far."""
+    return added(json.loads(path.read_text()) for path in folder.glob("*.json"))
 
 
 def added(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -106,16 +140,19 @@ def _is_told() -> bool:
 
 
 def pytest_configure(config: Any) -> None:
-    distributes = getattr(config.option, "numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ
-    if _is_told() and not distributes and os.environ[BEHIND] == "1":
+    if _is_told() and os.environ[BEHIND] == "1":
         from gemmkit.cupy import use
 
-        _using.append(use())
+        _using.append(use(least=0))
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
+    if not _is_told():
+        return
     if DEADLINE in os.environ:
         random.Random(0).shuffle(items)
+    part, parts = map(int, os.environ[PART].split("/"))
+    items[:] = items[part::parts]
 
 
 def pytest_runtest_setup(item: Any) -> None:
@@ -131,21 +168,29 @@ def pytest_runtest_logreport(report: Any) -> None:
         _outcomes[report.outcome if reached else NOT_REACHED] += 1
         if report.failed:
             _failed.append(report.nodeid)
+        if _is_told() and reached:
+            _write()
 
 
 def pytest_sessionfinish(session: Any) -> None:
-    distributes = getattr(session.config.option, "numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ
-    if not _is_told() or distributes:
-        return
+    for using in _using:
+        using.stop()
+    if _is_told():
+        _write()
+
+
+def _write() -> None:
+    """Put what has been counted so far where `run` finds it: whole, whenever it looks, and kept if this process is ended."""
     calls: Counter[str] = Counter()
     left: Counter[str] = Counter()
     for using in _using:
-        using.stop()
         calls.update(using.calls)
         for (name, reason), count in using.left.items():
             left[f"{name}: {reason[:150]}"] += count
     found = dict(outcomes=_outcomes, failed=_failed, calls=calls, left=left)
-    (Path(os.environ[COUNTS]) / f"{os.getpid()}.json").write_text(json.dumps(found))
+    place = Path(os.environ[COUNTS]) / f"{os.getpid()}.json"
+    place.with_suffix(".new").write_text(json.dumps(found))
+    place.with_suffix(".new").replace(place)
 
 
 # -- the command --------------------------------------------------------------------------------------------------------
@@ -157,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fetch", type=Path, metavar="FOLDER", help="put the tests there, and run none")
     parser.add_argument("--tests", type=Path, metavar="FOLDER", help="where --fetch has put them; default: fetch them now")
     parser.add_argument("--seconds", type=float, help="start no test after so many")
-    parser.add_argument("-n", type=int, default=0, help="processes (needs pytest-xdist)")
+    parser.add_argument("-n", type=int, default=0, help="processes, each of which runs a part of the tests (default: 1)")
     parser.add_argument("chosen", nargs="*", help="files or ids of tests; default: all four files")
     told = parser.parse_args(arguments)
     version = told.version or _installed()
@@ -170,10 +215,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if told.tests is None:
             fetch(folder, version)
         chosen = told.chosen or [Path(path).name for path in TESTS]
-        first = run(folder, chosen, told.n, told.seconds, behind=True)
+        start = time.time()
+
+        def tell(counts: dict[str, Any]) -> None:
+            computed = sum(counts["calls"].values())
+            print(f"{time.time() - start:.0f} s: {counts['outcomes']}, computed by gemmkit: {computed}", flush=True)
+
+        first = run(folder, chosen, told.n, told.seconds, behind=True, told=tell)
         print(first["said"])
-        print(json.dumps({name: first[name] for name in ("outcomes", "calls", "left")}, indent=1), flush=True)
-        alone = run(folder, first["failed"], told.n, None, behind=False) if first["failed"] else added([])
+        print(json.dumps({name: first[name] for name in ("outcomes", "ended", "calls", "left")}, indent=1), flush=True)
+        alone = run(folder, first["failed"], told.n, told.seconds, behind=False) if first["failed"] else added([])
     ours = sorted(set(first["failed"]) - set(alone["failed"]))
     print(json.dumps({"failed": ours, "failed without gemmkit, too": sorted(alone["failed"])}, indent=1))
     return int(bool(ours) or not first["outcomes"].get("passed"))

@@ -6,6 +6,7 @@ for ``shape``, ``dtype`` and their description alone, so NumPy's do in tests.
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,12 +33,16 @@ class NotTaken(Exception):
 
 @dataclass(frozen=True)
 class Product:
-    """A call of gemmkit's: ``function(*arguments, out=out)``, with ``out`` of this shape and dtype where none is given."""
+    """A call of gemmkit's: ``function(*arguments, out=out)``, with ``out`` of this shape and dtype where none is given.
+
+    ``work`` is how many multiply-adds it takes.
+    """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     shape: tuple[int, ...]
     dtype: np.dtype
+    work: int
     out: Any = None
     order: str = "C"
     keywords: dict[str, Any] = field(default_factory=dict)
@@ -64,7 +69,7 @@ def matmul(is_array: Callable[[Any], bool], a: Any, b: Any, out: Any = None, **k
     except ValueError:
         raise NotTaken("shapes that do not fit") from None
     shape = (*stack, *a.shape[-2:-1], *(b.shape[-1:] if b.ndim > 1 else ()))
-    return Product(multiply, (a, b), shape, a.dtype, _checked(is_array, out, shape, a, b))
+    return Product(multiply, (a, b), shape, a.dtype, math.prod(shape) * a.shape[-1], _checked(is_array, out, shape, a, b))
 
 
 def dot(is_array: Callable[[Any], bool], a: Any, b: Any, out: Any = None) -> Product:
@@ -132,7 +137,7 @@ def einsum(is_array: Callable[[Any], bool], *operands: Any, dtype: Any = None, o
     if not set(found.terms[0]) & set(found.terms[1]) - set(found.result):
         raise NotTaken("nothing is summed over")
     sizes = sizes_of(found.terms, [view.shape for view in found.views])
-    return Product(contract, (spec, a, b), tuple(sizes[x] for x in found.result), a.dtype)
+    return Product(contract, (spec, a, b), tuple(sizes[x] for x in found.result), a.dtype, math.prod(sizes.values()))
 
 
 def gemm(is_array: Callable[[Any], bool], transa: Any, transb: Any, a: Any, b: Any, out: Any = None, alpha: Any = 1.0,
@@ -159,7 +164,7 @@ def gemm(is_array: Callable[[Any], bool], transa: Any, transb: Any, a: Any, b: A
     if K != rows:
         raise NotTaken("shapes that do not fit")
     out = _checked(is_array, out, (M, N), a, b)
-    return Product(blas_gemm, (*named, a, b), (M, N), a.dtype, out, "F",
+    return Product(blas_gemm, (*named, a, b), (M, N), a.dtype, M * N * K, out, "F",
                    dict(alpha=float(alpha), beta=0.0 if out is None else float(beta)))
 
 
@@ -180,7 +185,8 @@ def _contraction(is_array: Callable[[Any], bool], a: Any, b: Any, of_a: tuple[in
     left += [(label, extent) for n, (label, extent) in enumerate(zip(in_b, b.shape)) if n not in of_b]
     shape = tuple(extent for _, extent in left)
     spec = f"{in_a},{''.join(in_b)}->{''.join(label for label, _ in left)}"
-    return Product(contract, (spec, a, b), shape, a.dtype, _checked(is_array, out, shape, a, b))
+    work = math.prod(shape) * math.prod(a.shape[n] for n in of_a)
+    return Product(contract, (spec, a, b), shape, a.dtype, work, _checked(is_array, out, shape, a, b))
 
 
 def _without(keywords: dict[str, Any]) -> None:

@@ -22,6 +22,9 @@ PLACES: dict[str, tuple[tuple[str, str], ...]] = {
     "einsum": (("cupy", "einsum"), ("cupy.linalg._einsum", "einsum")),
     "gemm": (("cupy.cublas", "gemm"),),
 }
+# Multiply-adds: a product of 64 x 64 x 64. Of fewer the launch is most of the time, CuPy's as gemmkit's; but CuPy's kernels
+# are there, and gemmkit's are compiled for seconds, one for each dtype, order and alignment.
+LEAST = 2**18
 METHODS = {"__matmul__": "matmul", "dot": "dot"}          # of cupy.ndarray, whose base class in Cython has CuPy's
 
 _lock = threading.Lock()
@@ -34,9 +37,11 @@ class Using:
     """What became of the calls since `use`; a context manager, at whose end CuPy's functions are its own again.
 
     ``calls`` counts those that gemmkit computed, by function; ``left`` those that CuPy did, by function and reason.
+    ``least`` is how many multiply-adds a product that gemmkit computes has at least.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least: int) -> None:
+        self.least = least
         self.calls: Counter[str] = Counter()
         self.left: Counter[tuple[str, str]] = Counter()
 
@@ -60,7 +65,7 @@ class Using:
         return f"<gemmkit computed {sum(self.calls.values())} calls, CuPy {sum(self.left.values())}{left and ': ' + left}>"
 
 
-def use() -> Using:
+def use(*, least: int = LEAST) -> Using:
     """Have gemmkit compute CuPy's products, in all threads of this process, where it can; CuPy computes the others.
 
     ``cupy.matmul``, ``cupy.dot``, ``cupy.einsum``, ``cupy.tensordot``, ``cupy.cublas.gemm``, and the operator ``@`` and the
@@ -71,15 +76,24 @@ def use() -> Using:
         with gemmkit.cupy.use() as using:        # or within
             a @ b
 
+    Args:
+        least: how many multiply-adds (M N K, times the products of a stack) a product has at least; CuPy computes those of
+            fewer, for which no kernel is to be compiled. 0 leaves none of them to CuPy.
+
     Returns:
-        a `Using`, that counts calls. Calls of `use` nest: each has its own counts, and CuPy's functions are restored when
-        the last one ends.
+        a `Using`, that counts calls. Calls of `use` nest: each has its own counts, the last one's ``least`` holds, and
+        CuPy's functions are restored when the last one ends.
 
     Raises:
         ImportError: without CuPy.
+        TypeError, ValueError: a ``least`` that is no number of multiply-adds.
     """
+    if isinstance(least, bool) or not isinstance(least, int):
+        raise TypeError(f"least={least!r}: a number of multiply-adds is needed, an int")
+    if least < 0:
+        raise ValueError(f"least={least}: a number of multiply-adds is needed, 0 or more")
     cupy = import_module("cupy")
-    made = Using()
+    made = Using(least)
     with _lock:
         if not _active:
             _install(cupy)
@@ -152,6 +166,9 @@ def _taken(cupy: Any, name: str, chosen: Callable[..., Any], arguments: tuple, k
 
     try:
         product = chosen(is_array, *arguments, **keywords)
+        least = next((using.least for using in reversed(_active)), 0)      # (none: another thread has just ended the last)
+        if product.work < least:
+            raise choice.NotTaken(f"a product of fewer than {least} multiply-adds")
         out = product(cupy.empty)
     except (choice.NotTaken, ConfigError, TypeError, ValueError) as refused:
         reason = str(refused) if isinstance(refused, choice.NotTaken) else f"{type(refused).__name__}: {refused}"

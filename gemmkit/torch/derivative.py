@@ -77,19 +77,20 @@ class Derivative:
         if self.keeps == "product":
             x = self._product(a, b, c) if kept is None else kept
             found, shapes = self._partials(x, operands)
-            of_x = None if grad is None else _times(grad, found[0], x.dtype)
+            of_d = of_x = None if grad is None else _times(grad, found[0], x.dtype)
             if of_kept is not None:
                 of_x = of_kept if of_x is None else of_x + of_kept
         else:
-            found, shapes = [None] * (1 + len(operands)), self._shapes(operands)
+            of_d, found, shapes = grad, [None] * (1 + len(operands)), self._shapes(operands)
+        if of_x is not None:
+            out[:2] = gradients(of_x, a, b, tuple(needed[:2]), self.a_form, self.b_form)
+            if needed[2] and c is not None:
+                out[2] = summed_to(of_x, c.shape).to(c.dtype)
+        # Behind the products, which have dX in memory: torch.compile then sums what is there, and computes it once.
         for n, (operand, partial, shape) in enumerate(zip(operands, found[1:], shapes)):
             if needed[3 + n] and grad is not None and (partial is not None or self.keeps != "product"):
-                out[3 + n] = _of_operand(grad, partial, operand, shape)
-        if of_x is None:
-            return out
-        out[:2] = gradients(of_x, a, b, tuple(needed[:2]), self.a_form, self.b_form)
-        if needed[2] and c is not None:
-            out[2] = summed_to(of_x, c.shape).to(c.dtype)
+                is_there = partial is None or (partial is found[0] and not _is_wider(operand, of_d))
+                out[3 + n] = _of_operand(of_d if is_there else _times(grad, partial, _wide(grad)), operand, shape)
         return out
 
     def _product(self, a: Any, b: Any, c: Any) -> Any:
@@ -120,12 +121,21 @@ class Derivative:
         return out
 
 
-def _of_operand(grad: Any, partial: Any, operand: Any, shape: Any) -> Any:
+def _of_operand(full: Any, operand: Any, shape: Any) -> Any:
     """The gradient of an operand of an epilogue, which lies along D in this shape: summed along what it was broadcast
     along."""
-    full = grad if partial is None else _times(grad, partial, torch.promote_types(grad.dtype, torch.float32))
     full = full.expand(torch.broadcast_shapes(full.shape, shape))
-    return summed_to(full, shape).reshape(operand.shape).to(operand.dtype)
+    return summed_to(full, shape, _wide(full)).reshape(operand.shape).to(operand.dtype)
+
+
+def _is_wider(operand: Any, of_x: Any) -> bool:
+    """Whether an operand's dtype holds more than dX's, to which dX has been rounded."""
+    return bool(torch.promote_types(operand.dtype, of_x.dtype) != of_x.dtype)
+
+
+def _wide(x: Any) -> Any:
+    """The dtype that elements of a gradient are added up in."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _times(grad: Any, partial: Any, dtype: Any) -> Any:

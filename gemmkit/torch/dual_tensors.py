@@ -11,14 +11,15 @@ Source: dual numbers, as in `gemmkit.Dual`; the enumeration of paths is that of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-__all__ = ["DualTensor", "Paths", "functions", "tangents"]
+__all__ = ["ONE", "DualTensor", "Paths", "functions", "tangents"]
 
 MOST_WAYS = 64                         # through a function
+ONE = 1.0                              # the tangent of a variable itself: by any other variable it is the same object
 _TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)
 
 
@@ -57,21 +58,39 @@ class Paths:
 
 def tangents(paths: Paths, run: Callable[[], Any], count: int, zero: Any) -> list[Any]:
     """Of what ``run()`` returns, the derivatives by variables 0 to ``count`` - 1, over all ways through it; None where it
-    depends on nothing of a variable. Raises TypeError where there are more than `MOST_WAYS`."""
+    depends on nothing of a variable. Variables that it depends on alike (a product, and the bias that is added to it) have
+    one tensor. Raises TypeError where there are more than `MOST_WAYS`."""
     out: list[Any] = [None] * count
     for _ in range(MOST_WAYS):
         made = run()
         found = made.tangents if isinstance(made, DualTensor) else {}
         where = paths.taken()
-        for n in range(count):
-            here = found.get(n)
-            if where is None:
-                out[n] = here
-            elif here is not None or out[n] is not None:
-                out[n] = torch.where(where, zero if here is None else here, zero if out[n] is None else out[n])
+
+        def joined(here: Any, before: Any, where: Any = where) -> Any:
+            if where is None or (here is None and before is None):
+                return here
+            return torch.where(where, zero if here is None else here, zero if before is None else before)
+
+        out = _once(joined, ((found.get(n), out[n]) for n in range(count)))
         if not paths.next():
-            return out
+            return _once(lambda x: torch.full_like(zero, x) if isinstance(x, (float, int, complex)) else x, zip(out))
     raise TypeError(f"more than {MOST_WAYS} ways through it")
+
+
+def _once(function: Callable[..., Any], many: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """``function`` of each of ``many``, called once for the same objects: then the results are the same, too."""
+    known: dict[tuple[int, ...], Any] = {}
+    out = []
+    for given in many:
+        key = tuple(map(id, given))
+        if key not in known:
+            known[key] = function(*given)
+        out.append(known[key])
+    return out
+
+
+def _scaled(slope: Any, tangent: Any) -> Any:
+    return tangent if slope is ONE else slope if tangent is ONE else slope * tangent
 
 
 class Truth:
@@ -110,26 +129,30 @@ class DualTensor:
 
     def chain(self, value: Any, slope: Any) -> DualTensor:
         """A function of these numbers: its values and its derivative there."""
-        return DualTensor(value, self.paths, {n: slope * t for n, t in self.tangents.items()})
+        scaled = _once(lambda t: _scaled(slope, t), ((t,) for t in self.tangents.values()))
+        return DualTensor(value, self.paths, dict(zip(self.tangents, scaled)))
 
     def _sum(self, value: Any, other: DualTensor, of_self: Any, of_other: Any) -> DualTensor:
-        tangents = {n: of_self * t for n, t in self.tangents.items()}
-        for n, t in other.tangents.items():
-            more = of_other * t
-            tangents[n] = tangents[n] + more if n in tangents else more
-        return DualTensor(value, self.paths, tangents)
+        def added(mine: Any, theirs: Any) -> Any:
+            if mine is None or theirs is None:
+                return _scaled(of_other, theirs) if mine is None else _scaled(of_self, mine)
+            return _scaled(of_self, mine) + _scaled(of_other, theirs)
+
+        names = [*self.tangents, *(n for n in other.tangents if n not in self.tangents)]
+        sums = _once(added, ((self.tangents.get(n), other.tangents.get(n)) for n in names))
+        return DualTensor(value, self.paths, dict(zip(names, sums)))
 
     # -- arithmetic -----------------------------------------------------------------------------------------------
 
     def __add__(self, other: Any) -> DualTensor:
         if isinstance(other, DualTensor):
-            return self._sum(self.value + other.value, other, 1, 1)
-        return self.chain(self.value + _number(other), 1)
+            return self._sum(self.value + other.value, other, ONE, ONE)
+        return self.chain(self.value + _number(other), ONE)
 
     def __sub__(self, other: Any) -> DualTensor:
         if isinstance(other, DualTensor):
-            return self._sum(self.value - other.value, other, 1, -1)
-        return self.chain(self.value - _number(other), 1)
+            return self._sum(self.value - other.value, other, ONE, -1)
+        return self.chain(self.value - _number(other), ONE)
 
     def __rsub__(self, other: Any) -> DualTensor:
         return self.chain(_number(other) - self.value, -1)

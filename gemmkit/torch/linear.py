@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from gemmkit.epilogues import GELU, Bias, Epilogue, ReLU, SiLU, Tanh
 from gemmkit.torch.operators import Product, op
@@ -17,6 +19,12 @@ __all__ = ["ACTIVATIONS", "Linear"]
 #: What `Linear` takes for ``activation``.
 ACTIVATIONS: dict[str, Epilogue] = {"relu": ReLU(), "gelu": GELU(), "gelu_tanh": GELU("tanh"), "silu": SiLU(),
                                     "tanh": Tanh()}
+
+
+#: The same by PyTorch.
+_BY_PYTORCH: dict[str, Callable[[Any], Any]] = {"relu": F.relu, "gelu": F.gelu,
+                                                "gelu_tanh": functools.partial(F.gelu, approximate="tanh"), "silu": F.silu,
+                                                "tanh": torch.tanh}
 
 
 @functools.cache
@@ -32,7 +40,12 @@ def _operator(activation: str | None, has_bias: bool) -> Product | None:
 
 
 class Linear(torch.nn.Module):
-    """``activation(x W^T + bias)`` of (..., in_features) to (..., out_features), one kernel forward.
+    """``activation(x W^T + bias)`` of (..., in_features) to (..., out_features), one kernel forward where no gradient is
+    wanted.
+
+    Where one is, the activation's derivative needs what comes before it, and that is stored. A kernel that stores both from
+    its registers takes longer than the product and PyTorch's activation behind it (1.41 and 1.02 of the time without a
+    gradient; 8192 rows, 4096 to 4096, float16, GELU, on an H200, 2026-11-24), so the latter is what is recorded.
 
     Parameters and how they start are those of ``torch.nn.Linear`` (its ``state_dict`` fits): weight (out, in), bias (out,).
     ``activation`` is None, "relu", "gelu", "gelu_tanh", "silu" or "tanh". Raises ValueError for another one.
@@ -53,6 +66,7 @@ class Linear(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
         self.bias = torch.nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
         self._multiply = _operator(activation, bias)
+        self._before_activation = _operator(None, bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -64,13 +78,26 @@ class Linear(torch.nn.Module):
 
     def forward(self, x: Any) -> Any:
         rows, weight = x.reshape(-1, self.in_features), self.weight.mT
-        if self._multiply is None:
+        if self.activation is not None and self._is_recorded(x):
+            found = _BY_PYTORCH[self.activation](self._biased(rows, weight))
+        elif self._multiply is None:
             found = matmul(rows, weight)
         elif self.bias is None:
             found = self._multiply(rows, weight)
         else:
             found = self._multiply(rows, weight, self.bias)
         return found.view(*x.shape[:-1], self.out_features)
+
+    def _is_recorded(self, x: Any) -> bool:
+        return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, self.weight, self.bias))
+
+    def _biased(self, rows: Any, weight: Any) -> Any:
+        """What comes before the activation. torch.compile adds the bias in the activation's kernel."""
+        if self._before_activation is None:
+            return matmul(rows, weight)
+        if torch.compiler.is_compiling():
+            return matmul(rows, weight) + self.bias
+        return self._before_activation(rows, weight, self.bias)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, activation={self.activation!r}"

@@ -21,7 +21,7 @@ from gemmkit.epilogues import Bias, Default, Epilogue, Residual
 from gemmkit.lang import returned, values
 from gemmkit.lang.functions import DeviceFunction
 from gemmkit.runtime.arrays import is_array
-from gemmkit.torch.dual_tensors import DualTensor, Paths, functions, tangents
+from gemmkit.torch.dual_tensors import ONE, DualTensor, Paths, functions, tangents
 
 __all__ = ["Recipe", "partials"]
 
@@ -114,7 +114,7 @@ class Leaf:
         if self.variable >= 0 and known != seen.shape:
             raise TypeError("an operand that is read both by rows and by columns")
         seen = seen.to(self.at.dtype)
-        return DualTensor(seen, self.at.paths, {self.variable: torch.ones_like(seen)} if self.variable >= 0 else None)
+        return DualTensor(seen, self.at.paths, {self.variable: ONE} if self.variable >= 0 else None)
 
 
 class Coordinates:
@@ -249,6 +249,7 @@ def partials(recipe: Recipe, x: Any, operands: Sequence[Any]) -> tuple[list[Any]
     operand its shape as it lies along D (a vector of columns (1, N), of rows (M, 1)).
 
     ``x`` is (..., M, N). A derivative is a tensor to be broadcast along it; None where D depends on nothing of an operand.
+    Where D depends on an operand as on x (a bias), the two are one tensor.
     Raises TypeError, naming what it is, for code whose derivative is not known.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
@@ -259,7 +260,7 @@ def partials(recipe: Recipe, x: Any, operands: Sequence[Any]) -> tuple[list[Any]
     def run() -> Any:
         at = Coordinates(x, paths, dtype, read)
         leaves = {id(p): Leaf(t, 1 + n, at) for n, (p, t) in enumerate(zip(recipe.placeholders, operands))}
-        return Replay(recipe.model, _world(leaves, at))(DualTensor(wide, paths, {X: torch.ones_like(zero)}), at.m, at.n)
+        return Replay(recipe.model, _world(leaves, at))(DualTensor(wide, paths, {X: ONE}), at.m, at.n)
 
     try:
         found = tangents(paths, run, 1 + len(operands), zero)

@@ -132,6 +132,10 @@ def cases() -> list[Case]:
     out = [Case(name, _epilogue(make), _dense(of), operands=operands) for name, (make, of, operands) in EPILOGUES.items()]
     out += [Case(name, told, of, shapes=shapes) for name, (told, of, shapes) in STRUCTURES.items()]
     out += [Case(name, told, of, torch.complex128, shapes) for name, (told, of, shapes) in STRUCTURES.items() if "unit" not in name]
+    for after in ("bias, gelu", "silu"):
+        make, of, operands = EPILOGUES[after]
+        out += [Case(f"{name}, {after}", {**told, **_epilogue(make)}, lambda a, b, c, *rest, of=of, first=first: of(first(a, b, c), *rest),
+                     shapes=shapes, operands=operands) for name, (told, first, shapes) in STRUCTURES.items()]
     out += [Case(name, dict(operator=operator), lambda a, b, c, of=of: of(a, b), dtype) for name, (operator, of) in SEMIRINGS.items()
             for dtype in (torch.float64, torch.float32)]
     out += [Case(name, {}, _dense(lambda x: x), dtype, shapes, c=c) for name, (shapes, c) in STACKS.items()

@@ -115,3 +115,17 @@ def test_gemm(transa: Any, transb: Any) -> None:
     assert new.flags.f_contiguous
     np.testing.assert_array_equal(new, 2 * (A @ B))
     np.testing.assert_array_equal(c, 2 * (A @ B) - drawn(3, 5))
+
+
+@pytest.mark.parametrize("product,work", [
+    (choice.matmul(any_array, A, STACK), 2 * 3 * 4 * 5), (choice.matmul(any_array, A[0], B[:, 0]), 4),
+    (choice.dot(any_array, drawn(2, 3, 4), STACK), 6 * 4 * 10), (choice.tensordot(any_array, drawn(2, 3, 4), drawn(3, 4, 2)), 48),
+    (choice.einsum(any_array, "bij,bjk->kbi", drawn(2, 3, 4), STACK), 120), (choice.gemm(any_array, "T", "N", A.T, B), 60)])
+def test_multiply_adds_are_counted(product: choice.Product, work: int) -> None:
+    assert product.work == work
+
+
+@pytest.mark.parametrize("least,error", [(-1, ValueError), (2.5, TypeError), (True, TypeError), (None, TypeError)])
+def test_a_least_that_is_no_number_of_them_is_refused(least: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="least="):
+        gk.cupy.use(least=least)

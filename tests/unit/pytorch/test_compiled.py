@@ -139,13 +139,39 @@ def test_a_batch_of_diagonals_is_a_stack(emulated: None, monkeypatch: pytest.Mon
     torch.testing.assert_close(torch.autograd.grad(f(stack, weight).sum(), stack)[0], weight.sum((0, 2)).expand(2, 1, 4))
 
 
+@pytest.mark.parametrize("activation", gk.torch.linear.ACTIVATIONS)
+def test_a_recorded_layer_stores_one_matrix_by_its_kernel(activation: str, emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The activation is PyTorch's there, in one kernel of the compiler's with the bias. Without a gradient all is one kernel."""
+    layer = gk.torch.Linear(3, 4, activation=activation)
+    x = torch.randn(5, 3)
+    graphs: list[Any] = []
+
+    def seen(graph: Any, inputs: Any) -> Any:
+        graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+        return torch._functorch.aot_autograd.make_boxed_func(graph.forward)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend=torch._dynamo.backends.common.aot_autograd(fw_compiler=seen))
+    found = compiled(x)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), found)
+    recorded, plain = ([target for target in graph if target.namespace == "gemmkit"] for graph in graphs)
+    assert recorded == [torch.ops.gemmkit.product.default]
+    assert plain == [getattr(torch.ops.gemmkit, f"linear_{activation}").default]
+    (by_layer,) = torch.autograd.grad(found.square().sum(), layer.weight)
+    torch.testing.assert_close(by_layer, torch.autograd.grad(layer(x).square().sum(), layer.weight)[0])
+
+
 def test_linear(emulated: None) -> None:
     for activation, reference in ((None, lambda x: x), ("gelu_tanh", lambda x: F.gelu(x, approximate="tanh")), ("silu", F.silu),
                                   ("tanh", torch.tanh)):
         for bias in (True, False):
             layer = gk.torch.Linear(3, 4, bias=bias, activation=activation)
             x = torch.randn(2, 5, 3)
-            torch.testing.assert_close(layer(x), reference(F.linear(x, layer.weight, layer.bias)))
+            expected = reference(F.linear(x, layer.weight, layer.bias))
+            torch.testing.assert_close(layer(x), expected)
+            with torch.no_grad():
+                torch.testing.assert_close(layer(x), expected)
     with pytest.raises(ValueError, match="activation='celu': None or one of 'relu'"):
         gk.torch.Linear(3, 4, activation="celu")
     assert repr(gk.torch.Linear(3, 4)) == "Linear(3, 4, bias=True, activation=None)"

@@ -16,8 +16,9 @@ import gemmkit as gk  # noqa: E402
 import gemmkit.torch  # noqa: E402
 from gemmkit.epilogues import GELU, Bias, Elementwise, Scale, SiLU, Softmax, Tanh  # noqa: E402
 from gemmkit.matrices import unwrapped  # noqa: E402
-from gemmkit.torch.product import product  # noqa: E402
+from gemmkit.torch.product import product, summed_to  # noqa: E402
 from gemmkit.torch.recorded import recorded  # noqa: E402
+from gemmkit.torch.replay import Recipe, partials  # noqa: E402
 from tests.support import torch_operators  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("small_tiles"), pytest.mark.sample(12)]
@@ -41,7 +42,8 @@ def drawn(*shape: int, dtype: Any = torch.float32) -> Any:
 # -- every operator ---------------------------------------------------------------------------------------------------
 
 def test_there_are_as_many_as_the_issue_asks_for() -> None:
-    assert len(CASES) >= 60 and len({str(case) for case in CASES}) == len(CASES)
+    """(Of `is_exact` ones derivatives are compared with differences; PyTorch's own checks are of all.)"""
+    assert sum(case.is_exact for case in CASES) >= 60 and len({str(case) for case in CASES}) == len(CASES)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -170,6 +172,26 @@ def test_a_branch_is_taken_element_by_element(emulated: None) -> None:
     f = gk.torch.op(name="tests::steps", epilogue=Elementwise(steps))
     f(a, torch.eye(4)).sum().backward()
     assert a.grad.tolist() == [[0.0, 1.0, 1.0, 4.0]]
+
+
+def test_what_is_depended_on_alike_has_one_derivative() -> None:
+    """A bias has the product's, computed once; an operand that is read otherwise has its own."""
+    x, bias, slope = torch.randn(5, 4, dtype=torch.float64), torch.randn(4), torch.randn(5)
+    (of_x, of_bias), shapes = partials(Recipe.of(lambda bias: Bias(bias) | GELU()), x, [bias])
+    assert of_x is of_bias and tuple(shapes[0]) == (1, 4)
+    (of_x, of_slope), _ = partials(Recipe.of(torch_operators._leaky), x, [slope])
+    torch.testing.assert_close(of_x, torch.where(x > 0, 1.0, slope.to(x.dtype)[:, None]))
+    torch.testing.assert_close(of_slope, torch.where(x > 0, 0.0, x))
+    constant = partials(Recipe.of(Scale(-1.5)), x, [])[0][0]
+    assert constant.dtype == torch.float64 and float(constant) == -1.5
+
+
+def test_gradients_are_summed_in_a_wider_dtype() -> None:
+    many = torch.ones(3, 4099, 2, dtype=torch.float16)
+    assert summed_to(many, (3, 1, 2), torch.float32).tolist() == [[[4099.0] * 2]] * 3
+    assert summed_to(many, (1, 2), torch.float32).tolist() == [[3 * 4099.0] * 2]
+    assert summed_to(many, many.shape, torch.float32).dtype == torch.float32
+    assert summed_to(many, many.shape) is many
 
 
 def test_an_unknown_function_is_named(emulated: None) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
 
-from tools.cupy_tests import OTHERS, TESTS, added, extract
+import tools.cupy_tests
+from tools.cupy_tests import GRACE, NOT_REACHED, OTHERS, TESTS, added, extract, run
 
 
 def archive(path: Path, members: tuple[str, ...]) -> Path:
@@ -37,3 +39,38 @@ def test_counts_are_added_up() -> None:
     other = {"outcomes": {"passed": 1, "failed": 1}, "failed": [], "calls": {}, "left": {"dot: y": 3}}
     assert added([one, other]) == {"outcomes": {"passed": 3, "failed": 1}, "failed": ["x"], "calls": {"dot": 1},
                                    "left": {"dot: y": 3}}
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    (folder / "test_some.py").write_text(text)
+    return folder
+
+
+def test_processes_share_the_tests_and_counts_are_told_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools.cupy_tests, "TOLD_EVERY", 0.1)
+    text = "import pytest\n@pytest.mark.parametrize('n', range(7))\ndef test_it(n):\n    assert n != 3\n"
+    told: list[dict] = []
+    found = run(written(tmp_path, text), ["test_some.py"], 2, None, behind=False, told=told.append)
+    assert found["outcomes"] == {"passed": 6, "failed": 1} and found["failed"] == ["test_some.py::test_it[3]"]
+    assert found["ended"] == 0 and found["rc"] == 1 and "assert 3 != 3" in found["said"]
+    assert told and told[0]["outcomes"].get("passed", 0) <= 6
+
+
+def test_what_runs_when_the_time_is_up_is_ended_and_counts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools.cupy_tests, "GRACE", 0.5)
+    text = """
+import time
+def test_short(): pass
+def test_long():
+    time.sleep(60)
+"""
+    start = time.time()
+    found = run(written(tmp_path, text), ["test_some.py"], 2, 3.0, behind=False)
+    assert time.time() - start < 3 + GRACE
+    assert found["ended"] == 1 and found["outcomes"] == {"passed": 1}
+
+
+def test_what_the_time_does_not_reach_is_counted(tmp_path: Path) -> None:
+    found = run(written(tmp_path, "def test_it(): pass\n"), ["test_some.py"], 1, 0.0, behind=False)
+    assert found["outcomes"] == {NOT_REACHED: 1}
