@@ -7,7 +7,7 @@ from typing import Any
 
 from gemmkit.batched import folded
 from gemmkit.config import Config
-from gemmkit.matrices import Matrix, unwrapped
+from gemmkit.matrices import Matrix, result, unwrapped
 from gemmkit.products import multiply
 from gemmkit.runtime.arrays import RequiresGradient
 
@@ -56,6 +56,8 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
     ...     gemmkit.matmul(a, np.ones(3, np.float32)).tolist()                      # a matrix and a vector
     [3.0, 12.0]
     """
+    if isinstance(out, Matrix):
+        out, keywords = result(out, keywords)
     if isinstance(a, Matrix) or isinstance(b, Matrix):
         product = next((x.product for x in (a, b) if isinstance(x, Matrix) and hasattr(x, "product")), None)
         if product is not None:                                       # it multiplies in its own way
