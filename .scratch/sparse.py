@@ -150,6 +150,30 @@ def experts(count, tokens, d, f):
     return {"right": ok, "sizes": [min(sizes), max(sizes)]}, timed(fs, 3, 5)
 
 
+def moved(rows, of, n, k):
+    g = torch.Generator(device="cuda").manual_seed(2)
+    x = torch.randint(-2, 3, (of, k), device="cuda", generator=g).half()
+    w = torch.randint(-2, 3, (k, n), device="cuda", generator=g).half()
+    index = torch.randperm(of, device="cuda", generator=g)[:rows].int()
+    long, y, out = index.long(), torch.zeros((of, n), device="cuda", dtype=torch.float16), torch.empty((rows, n), device="cuda").half()
+    a, s = gk.Gather(x, index), gk.Scatter(y, index, check=True)
+    said, ref = {}, (x[long].double() @ w.double()).half().double()
+    gk.matmul(a, w, out=s)
+    expected = torch.zeros_like(y).double(); expected[long] = ref
+    said["gather and scatter right"] = bool(torch.equal(y.double(), expected))
+    for kind in (gk.Gather, gk.Scatter):
+        try:
+            kind(x, torch.tensor([0, of, -1], device="cuda", dtype=torch.int32), check=True); said[kind.__name__] = "not refused"
+        except IndexError as error:
+            said[kind.__name__] = str(error)
+    p, q, r, dense = gk.plan(a, w, out=s), gk.plan(a, w, out=out), gk.plan(x[:rows], w, out=s), gk.plan(x[:rows], w, out=out)
+    said["mappings"] = [str(z.config.block_shape) + z.config.kernel for z in (p, q, r, dense)]
+    return said, timed({"gather+scatter": lambda: p(a, w, out=s), "gather": lambda: q(a, w, out=out),
+                        "scatter": lambda: r(x[:rows], w, out=s), "dense": lambda: dense(x[:rows], w, out=out),
+                        "torch index, matmul, index_put": lambda: y.__setitem__(long, torch.matmul(x[long], w)),
+                        "torch matmul": lambda: torch.matmul(x[:rows], w, out=out)})
+
+
 step("host", host)
 step("90 % empty, 128x128", lambda: variants(4096, (128, 128), 0.1, list(SHAPES)))
 step("90 % empty, 128x64", lambda: variants(4096, (128, 64), 0.1, ["128x256 coop", "128x128 pp"]))
@@ -157,5 +181,6 @@ step("90 % empty, 256x256", lambda: variants(4096, (256, 256), 0.1, ["128x256 co
 step("experts 64 x 1024 x 4096", lambda: experts(64, 4096, 1024, 4096))
 step("experts 64 x 1024 x 1024", lambda: experts(64, 4096, 1024, 1024))
 step("50 % empty, 128x128", lambda: variants(4096, (128, 128), 0.5, ["128x256 coop", "128x128 pp"]))
+step("gather, scatter 2048 of 8192", lambda: moved(2048, 8192, 4096, 1024))
 step("full, 128x128", lambda: variants(4096, (128, 128), 2.0, ["128x256 coop"]))
 step("odd 4000", lambda: variants(4000, (128, 128), 0.1, ["128x256 coop"]))
