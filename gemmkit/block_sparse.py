@@ -60,8 +60,8 @@ class Blocks(Condition):
 
 @dataclass(frozen=True)
 class LongestFirst(Order):
-    """All tiles of a row of blocks (with ``of_columns`` of a column), then those of the next: in the order of ``blocks``, which
-    `BlockSparse.longest_first` makes. A block has ``tiles`` tiles of the mapping along it."""
+    """All tiles of a row of blocks (with ``of_columns`` of a column), then those of the next: in the order of ``blocks``,
+    which `BlockSparse.longest_first` makes. A block has ``tiles`` tiles of the mapping along it."""
 
     blocks: Array
     tiles: int
@@ -136,10 +136,11 @@ class BlockSparse(Matrix):
         all have about as much. The array's library counts and sorts the mask, here and once, on its current stream; nothing
         waits for it. The order decides nothing but the time: after the mask has changed it is right still, and may be slow.
 
-        Raises ConfigError where the tiles of ``conf`` do not divide the blocks, ValueError for a ``name`` other than "a", "b".
+        Raises ConfigError where the tiles of ``conf`` do not divide the blocks, ValueError for a ``name`` that is no operand's.
 
         >>> import numpy as np, gemmkit as gk
-        >>> a = gk.BlockSparse(np.ones((48, 32), np.float32), np.array([[True, False], [False, False], [True, True]]), (16, 16))
+        >>> mask = np.array([[True, False], [False, False], [True, True]])
+        >>> a = gk.BlockSparse(np.ones((48, 32), np.float32), mask, (16, 16))
         >>> tile = gk.Tile(M=16, N=16, K=16)
         >>> conf = gk.get_config(operator=gk.operators.FPUOp(M=16, N=16), global_a_layout=gk.layouts.RowMajor("float32"),
         ...                      block_shape=tile, kernel="singlestage")

@@ -19,8 +19,8 @@ class Gather(Matrix):
     As A (or B, whose rows run along K) of `gemmkit.matmul`, `gemmkit.plan` and `gemmkit.blas.gemmEx`. ``array`` is (R, K) of
     any strides, ``index`` int32 of (M,), on the array's device. Rows may occur any number of times, in any order. The kernel
     reads the index in each call, so that it may change between two. An index that is none of 0 to R - 1 is a fault in the
-    emulator; on a GPU it is looked for on request, and reads other memory otherwise: with ``check`` the index is copied to the
-    host here, which waits for the device.
+    emulator. A GPU reads other memory then, and looks for it on request: with ``check`` the index is copied to the host, which
+    waits for the device.
 
     Raises TypeError for what is no array; ValueError for an array that is no matrix, and for an index of another dtype or of
     other than one dimension; with ``check`` IndexError, which names the first index out of range.
@@ -41,12 +41,11 @@ class Scatter(Matrix):
     """The rows ``array[index]`` as the result of a product: row i of D is written to row ``index[i]`` of the array.
 
     As ``out`` of `gemmkit.matmul` and `gemmkit.plan`, which return the array. ``array`` is (R, N) of any strides, ``index``
-    int32 of (M,), on the array's device, read in each call. Rows that the index does not name stay as they are. It names each
-    row once: rows are written, not added up, and of two that go to the same place either may stay. (Added up by atomics, the
-    result would depend on the order of blocks; give the copies of a row places of their own, and `gemmkit.matmul` a
-    `Gather` of them, or reduce them behind the product.) Out of range an index is a fault in the emulator; on a GPU it is
-    looked for on request, and writes other memory otherwise: with ``check`` the index is copied to the host here, which waits
-    for the device.
+    int32 of (M,), on the array's device, read in each call. Rows that the index does not name stay as they are. It names
+    each row once: rows are written, not added up, and of two that go to one place either may stay. (Added up by atomics, the
+    result would depend on the order of blocks: give the copies of a row places of their own, and reduce them behind the
+    product.) An index out of range is a fault in the emulator. A GPU writes other memory then, and looks for it on request:
+    with ``check`` the index is copied to the host here, which waits for the device.
 
     Raises TypeError and ValueError as `Gather`; with ``check`` IndexError, which names the first index out of range, and
     ValueError, which names the first row that occurs twice.
@@ -54,17 +53,18 @@ class Scatter(Matrix):
     >>> import numpy as np, gemmkit as gk
     >>> y = np.zeros((3, 2), np.float32)
     >>> with gk.emulate():
-    ...     gk.matmul(np.float32([[1, 2], [3, 4]]), np.eye(2, dtype=np.float32), out=gk.Scatter(y, np.int32([2, 0]))).tolist()
+    ...     out = gk.Scatter(y, np.int32([2, 0]))
+    ...     gk.matmul(np.float32([[1, 2], [3, 4]]), np.eye(2, dtype=np.float32), out=out).tolist()
     [[3.0, 4.0], [0.0, 0.0], [1.0, 2.0]]
     """
 
     def __init__(self, array: Any, index: Any, check: bool = False):
         found = _checked(array, index, "Scatter", check)
         if check:
-            _, first, times = np.unique(on_host(index), return_index=True, return_counts=True)
+            rows, first, times = np.unique(on_host(index), return_index=True, return_counts=True)
             if (times > 1).any():
-                raise ValueError(f"index names row {on_host(index)[first[times > 1].min()]} more than once; a row of the result "
-                                 "can be written once")
+                again = min(zip(first[times > 1], rows[times > 1]))[1]
+                raise ValueError(f"index names row {again} more than once; a row of the result can be written once")
         self.index = index
         super().__init__(array, Scattered(*found))
 

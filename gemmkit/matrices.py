@@ -245,7 +245,8 @@ def result(out: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     if not isinstance(out, Matrix):
         return out, keywords
     if not out.layout.writable:
-        raise TypeError(f"out is a {type(out).__name__}, whose layout {out.layout!r} stores nothing; give an array or a Scatter")
+        raise TypeError(f"out is a {type(out).__name__}, whose layout {out.layout!r} stores nothing; give an array "
+                        "or a Scatter")
     if keywords.get("global_d_layout") is not None:
         raise TypeError(f"global_d_layout is given beside out, a {type(out).__name__} that has a layout")
     return out.array, {**keywords, "global_d_layout": out.layout}

@@ -81,8 +81,8 @@ class Gathered(Layout):
 
 @dataclass(frozen=True, init=False)
 class Scattered(Gathered):
-    """The ``count`` rows ``index[0]``, ``index[1]``, ... of an array that a product writes: `gemmkit.Scatter` makes one. Other
-    rows of the array stay as they are."""
+    """The ``count`` rows ``index[0]``, ``index[1]``, ... of an array that a product writes. Other rows stay as they are.
+    `gemmkit.Scatter` makes one."""
 
     array_names = MappingProxyType({"index": "index of Scatter"})
 

@@ -1,8 +1,8 @@
 """Which k-tiles of a tile of D are computed: all of its interval, or a list that the condition gives.
 
-The list is made in registers at the beginning of a tile, a word of bits for 32 k-tiles: the condition is asked of eight at a time,
-so that what it loads (a mask's elements) is on its way together. Asked of one after the other, each waited for the one before.
-Producer and consumers iterate over the same list without communicating.
+The list is made in registers at the beginning of a tile, a word of bits for 32 k-tiles. The condition is asked of eight of them
+at a time, so that what it loads (a mask's elements) is on its way together: asked of one after the other, each waited for
+the one before. Producer and consumers iterate over the same list without communicating.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ TOGETHER = 8                           # of which the condition is asked at once
 
 
 class KTiles(NamedTuple):
-    """Where an iteration over k-tiles stands: at number ``block`` of the tile's interval (``work.k_tiles`` or more: at its end);
-    ``word`` has a bit for those of the 32 from number ``first`` on that remain."""
+    """Where an iteration over k-tiles stands: at number ``block`` of the tile's interval (``work.k_tiles`` or more: at its
+    end). ``word`` has a bit for those of the 32 from number ``first`` on that remain."""
 
     block: Any
     first: Any
@@ -51,7 +51,7 @@ def first_k_tile(spec: Any, work: Work) -> KTiles:
 def following_k_tile(spec: Any, work: Work, at: KTiles) -> KTiles:
     """The next one."""
     if spec.condition.is_always:
-        return KTiles(rolled(at.block + 1), at.first, at.word)       # unrolled, addresses would fill a producer's few registers
+        return KTiles(rolled(at.block + 1), at.first, at.word)       # unrolled, addresses would fill the few registers
     return listed(spec, work, at.first, at.word & (at.word - np.uint32(1)))
 
 
