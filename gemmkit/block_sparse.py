@@ -136,7 +136,7 @@ class BlockSparse(Matrix):
         all have about as much. The array's library counts and sorts the mask, here and once, on its current stream; nothing
         waits for it. The order decides nothing but the time: after the mask has changed it is right still, and may be slow.
 
-        Raises ConfigError where the tiles of ``conf`` do not divide the blocks, ValueError for a ``name`` that is no operand's.
+        Raises ConfigError where the tiles of ``conf`` do not divide the blocks, ValueError for another ``name``.
 
         >>> import numpy as np, gemmkit as gk
         >>> mask = np.array([[True, False], [False, False], [True, True]])

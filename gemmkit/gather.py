@@ -19,8 +19,8 @@ class Gather(Matrix):
     As A (or B, whose rows run along K) of `gemmkit.matmul`, `gemmkit.plan` and `gemmkit.blas.gemmEx`. ``array`` is (R, K) of
     any strides, ``index`` int32 of (M,), on the array's device. Rows may occur any number of times, in any order. The kernel
     reads the index in each call, so that it may change between two. An index that is none of 0 to R - 1 is a fault in the
-    emulator. A GPU reads other memory then, and looks for it on request: with ``check`` the index is copied to the host, which
-    waits for the device.
+    emulator. A GPU reads other memory then, and looks for it on request: with ``check`` the index is copied to the host,
+    which waits for the device.
 
     Raises TypeError for what is no array; ValueError for an array that is no matrix, and for an index of another dtype or of
     other than one dimension; with ``check`` IndexError, which names the first index out of range.

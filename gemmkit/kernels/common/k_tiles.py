@@ -1,7 +1,7 @@
 """Which k-tiles of a tile of D are computed: all of its interval, or a list that the condition gives.
 
-The list is made in registers at the beginning of a tile, a word of bits for 32 k-tiles. The condition is asked of eight of them
-at a time, so that what it loads (a mask's elements) is on its way together: asked of one after the other, each waited for
+The list is made in registers at the beginning of a tile, a word of bits for 32 k-tiles. The condition is asked of eight at a
+time, so that what it loads (a mask's elements) is on its way together: asked of one after the other, each waited for
 the one before. Producer and consumers iterate over the same list without communicating.
 """
 
