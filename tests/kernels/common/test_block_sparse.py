@@ -11,10 +11,13 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import inspection, operators, transforms
+from gemmkit.block_sparse import Blocks
 from gemmkit.kernels.spec import Both, Condition
 from gemmkit.layouts import ColMajor, RowMajor
+from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
+from gemmkit.tuning import hopper
 from tests.support import sm80, sm90
 from tests.support.machines import on_machines, poison, whole
 
@@ -245,6 +248,16 @@ def test_clusters_whose_blocks_may_differ() -> None:
     with gk.emulate(), pytest.raises(gk.ConfigError, match="blocks of a cluster compute the same k-tiles, and the condition may "
                                      r"differ between them; take Tile\(M=1, N=1\)"):
         gk.matmul(a, np.ones((size.K, 16), F16), conf=conf)
+
+
+@pytest.mark.parametrize(("block", "of_b"), [((128, 128), False), ((64, 64), False), ((256, 64), False), ((64, 128), True),
+                                             ((128, 64), True)])
+def test_the_mapping_is_chosen_by_the_blocks(block: tuple[int, int], of_b: bool) -> None:
+    n, layout = 1024, RowMajor(F16)
+    condition = Blocks(np.ones((n // block[0], n // block[1]), bool), *block, of_b)
+    info = describe(np.zeros((n, n), F16))
+    _, fields = hopper.choice(layout, layout, dict(a=info, b=info, out=info, c=None), dict(condition=condition), (n, n, n), H100)
+    condition.check_tiles(fields["block_shape"])                               # raises where a tile lies in two blocks
 
 
 def test_an_order_for_no_operand() -> None:
