@@ -96,8 +96,9 @@ def fill_stages(spec: Any, inputs: Inputs, rank: int, shape: Any, kept: Any, sta
         spec.producer.begin(own, matrices, work, kept)
         tile = first_k_tile(spec, work)
         while tile.block < work.k_tiles:
+            k = work.k_begin + tile.block * spec.block.size.K
             if turn == team:
-                place = KTile(work.m, work.n, work.k_begin + tile.block * spec.block.size.K, work.batch, rank, sizes)
+                place = KTile(work.m, work.n, k, work.batch, rank, sizes)
                 state = spec.producer.fill(own, matrices, slot, place, kept, state)
             turn = (turn + 1) % spec.producer.teams
             slot = spec.pipeline.advance(slot)
