@@ -29,8 +29,8 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
             both (`operators.OR_AND`).
         conf: a configuration of `gemmkit.get_config`; None chooses one by dtypes and sizes.
         out: (M, N), written and returned; None allocates one of a's library, in C order, of NumPy's result type of a
-            and b (of c's type if there is a c). It may be c itself, and may overlap nothing else; or a `gemmkit.Scatter`, whose
-            array is written and returned.
+            and b (of c's type if there is a c). It may be c itself, and may overlap nothing else;
+            or a `gemmkit.Scatter`, whose array is written and returned.
         stream: where to launch; None is the current stream of a's library.
         keywords: an ``operator``, ``epilogue``, ``condition``, any of the eight ``transform_...`` of `Config`, a
             ``global_{a,b,c,d}_layout`` for operands that are not plain matrices, and ``gemm_shape=dict(M=, N=, K=)``
