@@ -19,7 +19,7 @@ from gemmkit.block_sparse import BlockSparse
 from gemmkit.config import Config, ConfigError
 from gemmkit.configure import get_config
 from gemmkit.contraction import einsum
-from gemmkit.gather import Gather
+from gemmkit.gather import Gather, Scatter
 from gemmkit.glu import glu
 from gemmkit.grouped import GroupPlan, grouped, plan_grouped
 from gemmkit.joined import Braid, Concat
@@ -47,8 +47,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Array", "BlockSparse", "Braid", "Component", "ComponentError", "Concat", "Config", "ConfigError", "Diagonal",
-    "Dual", "Gather", "Generated", "GroupPlan", "Mapping", "Matrix", "Plan", "Scalar", "StreamK", "Symmetric", "Tile",
-    "Triangular", "Tuned", "attention", "blas", "einsum", "emulate", "epilogues", "fast", "float16", "float32",
+    "Dual", "Gather", "Generated", "GroupPlan", "Mapping", "Matrix", "Plan", "Scalar", "Scatter", "StreamK", "Symmetric",
+    "Tile", "Triangular", "Tuned", "attention", "blas", "einsum", "emulate", "epilogues", "fast", "float16", "float32",
     "float64", "get_config", "glu", "grouped", "layernorm", "layouts", "linearise", "log_softmax", "lstm_cell",
     "masks", "matmul", "mlp", "operators", "parallelise", "plan", "plan_grouped", "program", "programs", "rmsnorm",
     "rowwise", "scores", "select", "softmax", "subdivide", "transforms", "translate", "translate_base",

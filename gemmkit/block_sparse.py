@@ -6,20 +6,25 @@ multiplied. Tiles are as the mapping has them, so a tile must lie in one block, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gemmkit.components import Array
 from gemmkit.kernels.common.rules import rule
+from gemmkit.kernels.rasterisation import Order
 from gemmkit.kernels.spec import Condition
 from gemmkit.matrices import Matrix, plain_layout, transposed
+from gemmkit.ptx.special import udiv
 from gemmkit.runtime.arrays import describe
 from gemmkit.tiling import Tile
 
-__all__ = ["BlockSparse", "Blocks"]
+if TYPE_CHECKING:
+    from gemmkit.config import Config
+
+__all__ = ["BlockSparse", "Blocks", "LongestFirst"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,10 @@ class Blocks(Condition):
 
     array_names = MappingProxyType({"mask": "mask of BlockSparse"})
 
+    @property
+    def depends_on(self) -> tuple[str, ...]:                # type: ignore[override]
+        return ("n",) if self.of_b else ("m",)
+
     def __call__(self, m: int, n: int, k: int) -> bool:
         if self.of_b:
             return self.mask[k // self.rows, n // self.columns]
@@ -47,6 +56,29 @@ class Blocks(Condition):
              f"{tile[0]} x {tile[1]}, must divide the blocks of its mask, {self.rows} x {self.columns}; give a conf whose "
              f"block_shape has {across}={other} and K={along_k} or divisors of these, or a mask of blocks that are "
              f"multiples of {tile[0]} x {tile[1]}")
+
+
+@dataclass(frozen=True)
+class LongestFirst(Order):
+    """All tiles of a row of blocks (with ``of_columns`` of a column), then those of the next: in the order of ``blocks``,
+    which `BlockSparse.longest_first` makes. A block has ``tiles`` tiles of the mapping along it."""
+
+    blocks: Array
+    tiles: int
+    of_columns: bool = False
+
+    array_names = MappingProxyType({"blocks": "blocks of LongestFirst"})
+
+    def block(self, linear: int, rows: int, columns: int) -> tuple[int, int]:
+        if self.of_columns:
+            at = udiv(linear, rows)
+            return linear - at * rows, self.moved(at)
+        at = udiv(linear, columns)
+        return self.moved(at), linear - at * columns
+
+    def moved(self, at: int) -> int:
+        block = udiv(at, self.tiles)
+        return self.blocks[block] * self.tiles + (at - block * self.tiles)
 
 
 class BlockSparse(Matrix):
@@ -96,6 +128,37 @@ class BlockSparse(Matrix):
     def condition(self, name: str) -> Condition:
         """Which k-tiles are computed where this is operand ``name``, "a" or "b"."""
         return Blocks(self.mask, *self.block, name == "b")
+
+    def longest_first(self, name: str, conf: Config) -> Config:
+        """``conf`` with an order of tiles in which those with the most blocks come first, where this is operand ``name``.
+
+        Blocks of the kernel take one tile after the other, so that those with long tiles would end late; the longest first,
+        all have about as much. The array's library counts and sorts the mask, here and once, on its current stream; nothing
+        waits for it. The order decides nothing but the time: after the mask has changed it is right still, and may be slow.
+
+        Raises ConfigError where the tiles of ``conf`` do not divide the blocks, ValueError for another ``name``.
+
+        >>> import numpy as np, gemmkit as gk
+        >>> mask = np.array([[True, False], [False, False], [True, True]])
+        >>> a = gk.BlockSparse(np.ones((48, 32), np.float32), mask, (16, 16))
+        >>> tile = gk.Tile(M=16, N=16, K=16)
+        >>> conf = gk.get_config(operator=gk.operators.FPUOp(M=16, N=16), global_a_layout=gk.layouts.RowMajor("float32"),
+        ...                      block_shape=tile, kernel="singlestage")
+        >>> a.longest_first("a", conf).order.blocks.tolist()
+        [2, 0, 1]
+        """
+        if name not in ("a", "b"):
+            raise ValueError(f"name={name!r}: 'a' or 'b' is needed, the operand that this is")
+        self.condition(name).check_tiles(conf.block_shape)
+        of_b = name == "b"
+        count = self.mask.sum(0 if of_b else 1)
+        extent, block = self.shape[of_b], self.block[of_b]
+        if extent % block:
+            count[-1:] = -1                                        # has fewer tiles, so it stays the last
+        blocks = (-count).argsort()
+        blocks = blocks.astype("int32") if hasattr(blocks, "astype") else blocks.int()
+        tile = conf.block_shape.size.N if of_b else conf.block_shape.size.M
+        return replace(conf, order=LongestFirst(blocks, block // tile, of_b))
 
 
 def _is_whole(n: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gemmkit.batched import folded
 from gemmkit.config import Config
-from gemmkit.matrices import Matrix, unwrapped
+from gemmkit.matrices import Matrix, result, unwrapped
 from gemmkit.products import multiply
 from gemmkit.runtime.arrays import RequiresGradient
 
@@ -29,7 +29,8 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
             both (`operators.OR_AND`).
         conf: a configuration of `gemmkit.get_config`; None chooses one by dtypes and sizes.
         out: (M, N), written and returned; None allocates one of a's library, in C order, of NumPy's result type of a
-            and b (of c's type if there is a c). It may be c itself, and may overlap nothing else.
+            and b (of c's type if there is a c). It may be c itself, and may overlap nothing else;
+            or a `gemmkit.Scatter`, whose array is written and returned.
         stream: where to launch; None is the current stream of a's library.
         keywords: an ``operator``, ``epilogue``, ``condition``, any of the eight ``transform_...`` of `Config`, a
             ``global_{a,b,c,d}_layout`` for operands that are not plain matrices, and ``gemm_shape=dict(M=, N=, K=)``
@@ -56,6 +57,8 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
     ...     gemmkit.matmul(a, np.ones(3, np.float32)).tolist()                      # a matrix and a vector
     [3.0, 12.0]
     """
+    if isinstance(out, Matrix):
+        out, keywords = result(out, keywords)
     if isinstance(a, Matrix) or isinstance(b, Matrix):
         product = next((x.product for x in (a, b) if isinstance(x, Matrix) and hasattr(x, "product")), None)
         if product is not None:                                       # it multiplies in its own way

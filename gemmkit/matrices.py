@@ -205,9 +205,9 @@ def condition_of(a: Any, b: Any) -> Any:
     return found[0].beside(found[1]) if len(found) == 2 else found[0] if found else None
 
 
-def components_of(a: Any, b: Any) -> dict[str, Component]:
-    """The layouts and the condition that come with operands, by their fields of a configuration."""
-    found: dict[str, Component] = {f"global_{name}_layout": x.layout for name, x in (("a", a), ("b", b))
+def components_of(a: Any, b: Any, out: Any = None) -> dict[str, Component]:
+    """The layouts and the condition that come with operands and result, by their fields of a configuration."""
+    found: dict[str, Component] = {f"global_{name}_layout": x.layout for name, x in (("a", a), ("b", b), ("d", out))
                                    if isinstance(x, Matrix)}
     condition = condition_of(a, b)
     return found if condition is None else {**found, "condition": condition}
@@ -238,6 +238,18 @@ def frozen_components(planned: Any, components: dict[str, Component], joined: tu
                              f"{getattr(planned, name)!r}; make another plan, or call matmul")
         found[name] = frozen
     return found
+
+
+def result(out: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A call's result as an array, and its keywords with the layout that comes with it (a `Scatter`)."""
+    if not isinstance(out, Matrix):
+        return out, keywords
+    if not out.layout.writable:
+        raise TypeError(f"out is a {type(out).__name__}, whose layout {out.layout!r} stores nothing; give an array "
+                        "or a Scatter")
+    if keywords.get("global_d_layout") is not None:
+        raise TypeError(f"global_d_layout is given beside out, a {type(out).__name__} that has a layout")
+    return out.array, {**keywords, "global_d_layout": out.layout}
 
 
 def arrays(a: Any, b: Any, others: tuple) -> tuple[Any, Any]:

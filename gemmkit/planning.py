@@ -14,7 +14,7 @@ from gemmkit.config import Config
 from gemmkit.emulator.mode import current_mode
 from gemmkit.lang.freezing import Frozen
 from gemmkit.lang.guards import Guards
-from gemmkit.matrices import Matrix, arrays, components_of, frozen_components, unwrapped
+from gemmkit.matrices import Matrix, arrays, components_of, frozen_components, result, unwrapped
 from gemmkit.per_product import component_for_products
 from gemmkit.placement import fitting, sharing
 from gemmkit.problem import Call, check_out, check_places, held_by, resolve
@@ -62,7 +62,9 @@ class Plan:
     """
 
     def __init__(self, a: Any, b: Any, c: Any, out: Any, conf: Config | None, keywords: dict[str, Any]):
-        self._joined = tuple(name for name, layout in components_of(a, b).items() if any(arrays_of(layout)))
+        self._joined = tuple(name for name, layout in components_of(a, b, out).items()
+                             if any(arrays_of(layout)))
+        out, keywords = result(out, keywords)
         if isinstance(a, Matrix) or isinstance(b, Matrix):
             a, b, keywords = unwrapped(a, b, (c, out), keywords, conf)
         infos = describe_all(a, b, c, out)
@@ -182,7 +184,8 @@ class Plan:
 
     def _call_of_matrices(self, values: tuple | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
         """A call with operands that have layouts, of which these may have arrays and numbers of their own."""
-        layouts = components_of(a, b)
+        layouts = components_of(a, b, out)
+        out = out.array if isinstance(out, Matrix) else out
         a, b = arrays(a, b, (c, out))
         frozen = frozen_components(self.config, layouts, self._joined)
         if frozen:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from gemmkit.components import Component, Scalar
 from gemmkit.epilogues import Epilogue
@@ -48,6 +48,9 @@ class Condition(Component):
 
     device_methods = ("__call__",)
 
+    #: Which of "m" and "n" its answer may depend on. Blocks of a cluster along the other load for each other.
+    depends_on: ClassVar[tuple[str, ...]] = ("m", "n")
+
     @cached_property
     def is_always(self) -> bool:
         return type(self) is Condition
@@ -69,6 +72,10 @@ class Both(Condition):
 
     first: Condition
     second: Condition
+
+    @property
+    def depends_on(self) -> tuple[str, ...]:                # type: ignore[override]
+        return (*self.first.depends_on, *self.second.depends_on)
 
     def __call__(self, m: int, n: int, k: int) -> bool:
         return self.first(m, n, k) and self.second(m, n, k)

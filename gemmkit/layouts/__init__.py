@@ -4,7 +4,7 @@ from gemmkit.layouts.base import Layout
 from gemmkit.layouts.boxed import Boxed
 from gemmkit.layouts.braided import Braided, Folded
 from gemmkit.layouts.embedded import Embedded
-from gemmkit.layouts.gathered import Gathered
+from gemmkit.layouts.gathered import Gathered, Scattered
 from gemmkit.layouts.generated import Generated
 from gemmkit.layouts.joined import Joined
 from gemmkit.layouts.number import Interleaved, Planar, Planes
@@ -16,5 +16,5 @@ from gemmkit.layouts.swizzled import Swizzled
 from gemmkit.layouts.tensor import Tensor
 
 __all__ = ["Boxed", "Braided", "ColMajor", "Diagonal", "Embedded", "Folded", "Gathered", "Generated", "GroupQuantised",
-           "Interleaved", "Joined", "Layout", "Packed", "Padded", "Plain", "Planar", "Planes", "RowMajor", "Swizzled",
-           "Symmetric", "Tensor", "Triangular", "Zero"]
+           "Interleaved", "Joined", "Layout", "Packed", "Padded", "Plain", "Planar", "Planes", "RowMajor", "Scattered",
+           "Swizzled", "Symmetric", "Tensor", "Triangular", "Zero"]

@@ -7,10 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 from gemmkit.components import Array, Scalar
-from gemmkit.layouts.base import Layout, load_elements
+from gemmkit.layouts.base import Layout, load_elements, store_elements
 from gemmkit.layouts.plain import LINE, Plain
 from gemmkit.ptx.copy_async import offset_of
-from gemmkit.ptx.memory import load_global
+from gemmkit.ptx.memory import load_global, store_global
 from gemmkit.runtime.arrays import ArrayInfo, info_of
 
 
@@ -79,4 +79,24 @@ class Gathered(Layout):
         return f"Gathered({self.layout!r}, <index of {self.count} rows>)"
 
 
-__all__ = ["Gathered"]
+@dataclass(frozen=True, init=False)
+class Scattered(Gathered):
+    """The ``count`` rows ``index[0]``, ``index[1]``, ... of an array that a product writes. Other rows stay as they are.
+    `gemmkit.Scatter` makes one."""
+
+    array_names = MappingProxyType({"index": "index of Scatter"})
+
+    def store_element(self, data: Any, i: int, j: int, value: Any, shape: Any) -> None:
+        data[self.index[i], j] = value
+
+    def store(self, data: Any, tile: Any, values: tuple, shape: Any) -> None:
+        if self.is_row_major and tile.size[1] == tile.count:
+            store_global(data, 1, (self.index[tile.index[0]], tile.index[1]), (0, 0), values)
+        else:
+            store_elements(self, data, tile, values, shape)
+
+    def __repr__(self) -> str:
+        return f"Scattered({self.layout!r}, <index of {self.count} rows>)"
+
+
+__all__ = ["Gathered", "Scattered"]

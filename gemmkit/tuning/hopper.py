@@ -9,6 +9,7 @@ from gemmkit.config import Config
 from gemmkit.epilogues import Epilogue
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.common.stream_k import StreamK
+from gemmkit.kernels.spec import Condition
 from gemmkit.lang.errors import ConfigError
 from gemmkit.layouts import Layout, Plain, RowMajor
 from gemmkit.operators.algebra import units
@@ -16,6 +17,7 @@ from gemmkit.operators.base import Operator
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.runtime.arrays import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
+from gemmkit.tiling import Tile
 from gemmkit.tuning import algebras
 from gemmkit.tuning.copied import Copies
 from gemmkit.tuning.hopper_fields import LEAST_STAGES, assumed_spec, can_share, complete
@@ -43,6 +45,8 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
         listed += by_workspace(sizes, device, products, table.workspace, table.least_shared)
         listed += table.aligned if supply is None else table.clustered
     listed = tuple(one for one in listed if can_share(one, a, b))
+    if not always:
+        listed = _in_blocks(listed, fields["condition"], a.dtype.itemsize)
     reads_late = _reads_late(a, b, c, d, infos, fields, sizes)
     if reads_late:
         # What a finishing consumer reads by way of L1 makes the one that multiplies wait: 7 % of its time, measured.
@@ -59,6 +63,19 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     if table.halves_stages and sizes[2] * a.dtype.itemsize <= LINE // 2:
         mapping = dataclasses.replace(mapping, depth=LINE // 2)
     return WGMMAOp(mapping.N, dtype=a.dtype), mapping.fields
+
+
+def _in_blocks(listed: tuple[Mapping, ...], condition: Condition, itemsize: int) -> tuple[Mapping, ...]:
+    """The mappings of whose tiles a condition can be asked (they divide the blocks of a mask); all where it can of none: the
+    configuration's rule then says why."""
+    def is_asked(one: Mapping) -> bool:
+        try:
+            condition.check_tiles(Tile(M=one.M, N=one.N, K=one.depth // itemsize))
+        except ConfigError:
+            return False
+        return True
+
+    return tuple(filter(is_asked, listed)) or listed
 
 
 def _reads_late(a: Layout, b: Layout, c: Layout | None, d: Layout | None, infos: dict[str, ArrayInfo | None],

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from gemmkit.config import Config
 from gemmkit.epilogues import result_layout
 from gemmkit.kernels.common.arrays import Arrays
 from gemmkit.kernels.sm90.shared_k import COLUMNS, SharedK
+from gemmkit.kernels.spec import Condition
 from gemmkit.lang.records import part_dtypes
 from gemmkit.layouts import Braided, ColMajor, Interleaved, Joined, Plain, Planar, RowMajor, Swizzled, Tensor, Zero
 from gemmkit.operators.algebra import units
@@ -23,6 +25,11 @@ from gemmkit.tuning.model import Mapping
 WIDTHS = 128, 64, 32                   # bytes of a swizzle's lines
 NARROWEST = WIDTHS[-1]
 LEAST_STAGES = 2
+
+
+@dataclass(frozen=True)
+class AnyTiles(Condition):
+    """A condition that can be asked of any tiles."""
 
 
 def complete(values: dict[str, Any], mapping: Mapping) -> None:
@@ -53,6 +60,8 @@ def assumed_spec(values: dict[str, Any], mapping: Mapping, arrays: Arrays | None
     """The kernel's specialisation for these fields on a mapping, which says by which routes operands travel. What is not
     given of the problem is plain; without ``arrays`` all suit TMA."""
     assumed = dict(values)
+    if not getattr(values.get("condition"), "is_always", True):
+        assumed["condition"] = AnyTiles()                      # other tiles may be chosen, which the condition takes
     accumulator = assumed["operator"].fragment_c.dtype
     assumed.setdefault("global_c_layout", Zero(accumulator))
     if "global_d_layout" not in assumed:

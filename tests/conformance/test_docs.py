@@ -46,8 +46,8 @@ def test_number_systems(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generato
     assert markdown.run(DOCS / "number_systems.md", monkeypatch, rng, {}, check) == 12
 
 
-@pytest.mark.parametrize("about", ["Band", "BlockSparse"])
-def test_conditions(about: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(("about", "blocks"), [("Band", 1), ("BlockSparse", 2), ("Scatter", 1)])
+def test_conditions(about: str, blocks: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     path, ran = DOCS / "schedulers.md", []
     wanted = [n for n, block in enumerate(b for b in markdown.blocks(path) if b.language == "python") if about in block.text]
 
@@ -55,7 +55,7 @@ def test_conditions(about: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.
         ran.append(block.text)
         assert not said, said
 
-    assert markdown.run(path, monkeypatch, rng, {}, check, wanted) == 1 and about in ran[0]
+    assert markdown.run(path, monkeypatch, rng, {}, check, wanted) == blocks and about in ran[0]
 
 
 def test_rows(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:

@@ -15,7 +15,7 @@ from gemmkit.kernels.common.reduction import Reduction
 from gemmkit.kernels.common.stack import ALONE, Stack
 from gemmkit.kernels.common.work import Work
 from gemmkit.kernels.rasterisation import Order
-from gemmkit.lang.returned import pair, truth
+from gemmkit.lang.returned import pair
 from gemmkit.ptx.special import block_x, grid_x, udiv
 from gemmkit.tiling import Tile
 
@@ -182,20 +182,4 @@ def k_range_of(layout: Any, begin: int, end: int, shape: Any) -> tuple:
     return max(first, 0), min(last, shape.K)
 
 
-def k_steps(spec: Any, work: Work) -> int:
-    """How many stages a tile takes: its k-tiles, without those that the condition leaves out."""
-    if spec.condition.is_always:
-        return work.k_tiles
-    steps = work.k_tiles * 0
-    for block in range(work.k_tiles):
-        if holds(spec, work.m, work.n, work.k_begin + block * spec.block.size.K):
-            steps += 1
-    return steps
-
-
-def holds(spec: Any, m: int, n: int, k: int) -> bool:
-    """Whether the condition leaves a k-tile in."""
-    return truth(spec.condition, "__call__", spec.condition(m, n, k))
-
-
-__all__ = ["OneTilePerBlock", "Persistent", "TileScheduler", "holds", "k_range_of", "k_steps"]
+__all__ = ["OneTilePerBlock", "Persistent", "TileScheduler", "k_range_of"]

@@ -23,7 +23,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from gemmkit.kernels.common.elements import kept_in_shared, transform_fragment, transform_input, transform_registers
-from gemmkit.kernels.common.scheduler import holds, k_range_of
+from gemmkit.kernels.common.k_tiles import holds
+from gemmkit.kernels.common.scheduler import k_range_of
 from gemmkit.kernels.common.tile_copy import copy_to_shared
 from gemmkit.kernels.common.work import Place
 from gemmkit.kernels.simt.gather_sums import own_share

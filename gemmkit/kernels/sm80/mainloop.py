@@ -21,7 +21,7 @@ import numpy as np
 
 from gemmkit.components import Component
 from gemmkit.kernels.common.elements import transform_input
-from gemmkit.kernels.common.scheduler import holds, k_steps
+from gemmkit.kernels.common.k_tiles import holds, k_steps
 from gemmkit.kernels.common.work import Inputs, KTile, Work
 from gemmkit.kernels.sm80.reach import ANYWHERE, INSIDE, Reach
 from gemmkit.lang.control import fold

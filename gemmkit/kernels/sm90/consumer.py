@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemmkit.kernels.common.scheduler import k_steps
+from gemmkit.kernels.common.k_tiles import k_steps
 from gemmkit.kernels.common.work import Outputs, Slot, Work
 from gemmkit.kernels.sm90.mainloop import numbers_of_parts
 from gemmkit.kernels.sm90.store import Part

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.components import Component
-from gemmkit.kernels.common.scheduler import holds
+from gemmkit.kernels.common.k_tiles import first_k_tile, following_k_tile
 from gemmkit.kernels.common.work import Input, Inputs, KTile, Place, Slot, Work
 from gemmkit.lang.products import of_part, of_product
 from gemmkit.ptx.cluster import cluster_rank
 from gemmkit.ptx.flags import fence_async_global
 from gemmkit.ptx.memory import shared
-from gemmkit.ptx.special import rolled, thread_index, udiv, uniform
+from gemmkit.ptx.special import thread_index, udiv, uniform
 
 Registers = dict[tuple[int, int], tuple[int, int]]
 
@@ -101,16 +101,15 @@ def fill_stages(spec: Any, inputs: Inputs, rank: int, shape: Any, kept: Any, sta
         own, sizes = of_product(here, work.batch), of_product(shape, work.batch)
         matrices = inputs_of(spec, inputs, work.batch)
         spec.producer.begin(own, matrices, work, kept)
-        block = work.k_tiles * 0
-        while block < work.k_tiles:
-            k = work.k_begin + block * spec.block.size.K
-            if holds(spec, work.m, work.n, k):
-                if turn == team:
-                    place = KTile(work.m, work.n, k, work.batch, rank, sizes)
-                    state = spec.producer.fill(own, matrices, slot, place, kept, state)
-                turn = (turn + 1) % spec.producer.teams
-                slot = spec.pipeline.advance(slot)
-            block = rolled(block + 1)                  # unrolled, its addresses would fill the few registers
+        tile = first_k_tile(spec, work)
+        while tile.block < work.k_tiles:
+            k = work.k_begin + tile.block * spec.block.size.K
+            if turn == team:
+                place = KTile(work.m, work.n, k, work.batch, rank, sizes)
+                state = spec.producer.fill(own, matrices, slot, place, kept, state)
+            turn = (turn + 1) % spec.producer.teams
+            slot = spec.pipeline.advance(slot)
+            tile = following_k_tile(spec, work, tile)
         at = spec.scheduler.following(at, step)
     spec.producer.finish(spec, state, shape)
 

@@ -37,8 +37,10 @@ def validate(config: Config) -> None:
         _validate_splits(config)
     rule(not config.epilogue.stores_blocks, "epilogue", config.epilogue, "it stores whole blocks from shared "
           "memory, where the sums of this kernel never are; override finish or tile, or use MMAOp")
-    rule(config.condition.is_always or config.cluster.count == 1, "cluster", config.cluster, "blocks of a cluster walk "
-          "along K together, and the condition may differ between them; take Tile(M=1, N=1)")
+    differs = config.condition.depends_on
+    together = config.cluster.size.M == 1 or "m" not in differs, config.cluster.size.N == 1 or "n" not in differs
+    rule(config.condition.is_always or all(together), "cluster", config.cluster, "blocks of a cluster compute the same "
+         "k-tiles, and the condition may differ between them; take Tile(M=1, N=1)")
 
 
 def _validate_algebra(operator: Algebra) -> None:

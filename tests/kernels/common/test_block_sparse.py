@@ -11,10 +11,13 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import inspection, operators, transforms
+from gemmkit.block_sparse import Blocks
 from gemmkit.kernels.spec import Both, Condition
 from gemmkit.layouts import ColMajor, RowMajor
+from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import H100
 from gemmkit.tiling import Tile
+from gemmkit.tuning import hopper
 from tests.support import sm80, sm90
 from tests.support.machines import on_machines, poison, whole
 
@@ -110,6 +113,49 @@ def test_rows_without_any_block(machine: Any, family: str, rng: np.random.Genera
     assert not d.any()
 
 
+@on_machines
+@pytest.mark.parametrize("cluster", [(1, 1), (1, 2)])
+def test_lists_of_several_words(machine: Any, cluster: tuple[int, int], rng: np.random.Generator) -> None:
+    """75 k-tiles: runs of empty ones, words of which all are, the first and the last; a last row of blocks of fewer tiles. Blocks
+    of a cluster share A, whose mask is the same for them; the order of tiles does not matter to the result."""
+    conf = sm90.mapping("one", depth=16, cluster=Tile(M=1, N=cluster[1]))
+    size = conf.block_shape.size
+    M, N, K = 3 * size.M, size.N * cluster[1], 75 * size.K - 3
+    mask = np.zeros((2, 75), bool)
+    mask[0, [0, 31, 74]], mask[1, [33, 40, 63, 64]] = True, True
+    there = np.kron(mask, np.ones((2 * size.M, size.K), bool))[:M, :K]
+    a, b = np.where(there, whole(rng, (M, K), F16), 0).astype(F16), whole(rng, (K, N), F16)
+    x = np.where(there, a, np.nan).astype(F16)
+    given = gk.BlockSparse(machine.array(x), machine.array(mask), (2 * size.M, size.K))
+    with machine.session():
+        ordered = given.longest_first("a", conf)
+    assert machine.numpy(ordered.order.blocks).tolist() == [0, 1]
+    for one in (conf, ordered):
+        assert np.array_equal(multiplied(machine, one, given, machine.array(b), (M, N)), a.astype("f8") @ b.astype("f8"))
+
+
+@on_machines
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_longest_first(machine: Any, family: str, rng: np.random.Generator) -> None:
+    """Columns of blocks of B, of two tiles each; the last one, of fewer, stays the last."""
+    conf = FAMILIES[family]()
+    size, dtype = conf.block_shape.size, conf.operator.fragment_a.dtype
+    M, N, K = 5, 5 * size.N, 2 * size.K
+    mask = np.array([[True, False, True], [False, True, True]])
+    mask[1, 0] = family == "multistage"
+    there = np.kron(mask, np.ones((size.K, 2 * size.N), bool))[:K, :N]
+    a, y = whole(rng, (M, K), dtype), np.where(there, whole(rng, (K, N), dtype), 0).astype(dtype)
+    given = gk.BlockSparse(machine.array(np.where(there, y, np.nan).astype(dtype)), machine.array(mask), (size.K, 2 * size.N))
+    with machine.session():
+        ordered = given.longest_first("b", conf)
+    assert machine.numpy(ordered.order.blocks)[-1] == 2
+    grid = -(-M // size.M), -(-N // size.N)
+    on_host = dataclasses.replace(ordered.order, blocks=machine.numpy(ordered.order.blocks))
+    assert sorted(on_host.block(n, *grid) for n in range(5)) == [(0, n) for n in range(5)]
+    d = multiplied(machine, ordered, machine.array(a), given, (M, N))
+    assert np.array_equal(d, a.astype("f8") @ y.astype("f8"))
+
+
 def test_sizes_of_0_and_1_by_a_chosen_mapping() -> None:
     with gk.emulate():
         for shape in ((0, 8), (8, 0), (1, 1)):
@@ -193,6 +239,33 @@ def test_tiles_that_do_not_divide_the_blocks() -> None:
     with gk.emulate(), pytest.raises(gk.ConfigError, match="its tiles of b, 8 x 16, .* 4 x 16; .* has N=16 and K=4"):
         gk.matmul(A, gk.BlockSparse(np.ones((16, 2), F32), np.ones((4, 1), bool), (4, 16)), conf=simt(), out=out)
     assert np.isnan(out).all()
+
+
+def test_clusters_whose_blocks_may_differ() -> None:
+    conf = sm90.mapping("one-2x1", depth=16)                                    # two blocks of different rows of A
+    size = conf.block_shape.size
+    a = gk.BlockSparse(np.ones((4 * size.M, size.K), F16), np.ones((4, 1), bool), (size.M, size.K))
+    with gk.emulate(), pytest.raises(gk.ConfigError, match="blocks of a cluster compute the same k-tiles, and the condition may "
+                                     r"differ between them; take Tile\(M=1, N=1\)"):
+        gk.matmul(a, np.ones((size.K, 16), F16), conf=conf)
+
+
+@pytest.mark.parametrize(("block", "of_b"), [((128, 128), False), ((64, 64), False), ((256, 64), False), ((64, 128), True),
+                                             ((128, 64), True)])
+def test_the_mapping_is_chosen_by_the_blocks(block: tuple[int, int], of_b: bool) -> None:
+    n, layout = 1024, RowMajor(F16)
+    condition = Blocks(np.ones((n // block[0], n // block[1]), bool), *block, of_b)
+    info = describe(np.zeros((n, n), F16))
+    _, fields = hopper.choice(layout, layout, dict(a=info, b=info, out=info, c=None), dict(condition=condition), (n, n, n), H100)
+    condition.check_tiles(fields["block_shape"])                               # raises where a tile lies in two blocks
+
+
+def test_an_order_for_no_operand() -> None:
+    a = gk.BlockSparse(A, MASK, (16, 8))
+    with pytest.raises(ValueError, match="name='c': 'a' or 'b' is needed"):
+        a.longest_first("c", simt())
+    with pytest.raises(gk.ConfigError, match="must divide the blocks"):
+        gk.BlockSparse(A, np.ones((4, 2), bool), (8, 8)).longest_first("a", simt())
 
 
 class Sometimes(Condition):

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from gemmkit.kernels.common.elements import column_of, row_of, transform_within
+from gemmkit.kernels.common.k_tiles import holds
 from gemmkit.kernels.common.operand import Route
-from gemmkit.kernels.common.scheduler import holds
 from gemmkit.kernels.common.tile_copy import put_elements
 from gemmkit.kernels.common.work import Inputs, KTile, Place, Slot, Work
 from gemmkit.kernels.sm90.producer import WORKING, Producer, Registers, place_of, start_copies

@@ -185,7 +185,8 @@ def matrix_at(spec: Any, operand: Any, batch: int) -> tuple:
 
 @dataclass(frozen=True)
 class TmaProducer(Producer):
-    """TMA moves both operands: one thread does it all. ``streams``: its tiles are parts of a stream of k-tiles."""
+    """TMA moves both operands: one thread does it all. ``streams``: it also finds its parts of a stream of k-tiles, or makes
+    lists of them, and needs registers for it."""
 
     streams: bool = False
 
@@ -203,7 +204,7 @@ class TmaProducer(Producer):
 
     @classmethod
     def of(cls, spec: Any) -> TmaProducer:
-        return cls(spec.producer_warps, 1, spec.tma_bytes, streams=spec.scheduler.stays)
+        return cls(spec.producer_warps, 1, spec.tma_bytes, streams=spec.scheduler.stays or not spec.condition.is_always)
 
     def run(self, spec: Any, inputs: Inputs, rank: int, shape: Any) -> None:
         if thread_index() == 0:
