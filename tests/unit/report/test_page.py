@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gemmkit import inspection
@@ -12,7 +13,7 @@ from gemmkit.cli import main
 from gemmkit.operators import WGMMAOp
 from gemmkit.report.banks import count
 from gemmkit.report.page import page
-from gemmkit.report.subject import of_config
+from gemmkit.report.subject import of_call
 from gemmkit.runtime.assemble import AssemblerError
 from gemmkit.runtime.device import H100
 from tests.support.sm90 import mapping
@@ -41,7 +42,8 @@ def test_the_numbers_of_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssemblerError("none")
 
     monkeypatch.setattr(inspection, "assemble", none)
-    subject = of_config(mapping("one", WGMMAOp(64)), (64, 64, 64), H100)
+    x = np.zeros((64, 64), np.float16)
+    subject = of_call(x, x, None, mapping("one", WGMMAOp(64)), device=H100)
     assert not isinstance(subject.run, str)
     rows, text = count(subject.run.events, subject.run.spec), page(subject)
     assert len(rows) == 2
