@@ -29,7 +29,7 @@ tr.own td { font-weight: 600; } pre { overflow-x: auto; background: var(--panel)
 .row { display: flex; flex-wrap: wrap; gap: 1.6rem; align-items: flex-start; } figure { margin: .4rem 0; max-width: 100%; }
 figcaption { font-size: 13px; color: var(--soft); max-width: 62ch; } .wide { overflow-x: auto; }
 svg { display: block; max-width: 100%; height: auto; font: 11px system-ui, "DejaVu Sans", sans-serif; } .wide svg { max-width: none; }
-svg text { fill: var(--ink); } svg text.soft { fill: var(--soft); } .h { fill: hsl(var(--h) 62% var(--light)); }
+svg text { fill: var(--ink); pointer-events: none; } svg text.soft { fill: var(--soft); } .h { fill: hsl(var(--h) 62% var(--light)); }
 .k { fill: hsl(var(--h) 55% var(--deep)); } [data-t] { cursor: default; } rect.edge, path.edge { stroke: var(--paper); stroke-width: .5; }
 .lit { stroke: var(--ink) !important; stroke-width: 1.6 !important; } .key { display: inline-block; width: .9em; height: .9em;
         background: hsl(var(--h) 62% var(--light)); margin: 0 .3em 0 .9em; vertical-align: -.1em; }

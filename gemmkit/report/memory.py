@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from gemmkit.drawing import figure, hue, rect, table, text
-from gemmkit.report.banks import BANKS, WORD, Row, count
+from gemmkit.emulator.memory import BANKS, WORD
+from gemmkit.report.banks import Row, count
 from gemmkit.report.subject import Run
 
 __all__ = ["banks_of", "drawn"]

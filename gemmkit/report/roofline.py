@@ -92,10 +92,10 @@ def drawn(subject: Subject) -> str:
     intensity = operations / once
     bound = "the " + roof.units if intensity >= roof.ridge else "global memory"
     rows: list[tuple[str, object]] = [
-        ("operations (2 M N K)", f"{operations:.4g}"), ("bytes, each operand once", f"{once:.4g}"),
-        ("operations a byte", round(intensity, 1)), ("ridge, operations a byte", round(roof.ridge, 1)), ("bound by", bound),
+        ("operations (2 M N K)", f"{operations:.4g}"), ("bytes, each operand once", f"{once / 1e6:,.4g} MB"),
+        ("operations a byte", f"{intensity:,.4g}"), ("the ridge is at", f"{roof.ridge:,.4g} operations a byte"), ("bound by", bound),
         ("at most", f"{roof.at(intensity) / 1e12:.4g} TFLOP/s: {operations / roof.at(intensity) * 1e6:.4g} us"),
-        ("bytes that blocks fetch from the L2", f"{fetched:.4g} ({operations / fetched:.4g} operations a byte)")]
+        ("bytes that blocks fetch from the L2", f"{fetched / 1e6:,.5g} MB ({operations / fetched:.3g} operations a byte)")]
     microseconds = choice_of(subject.compiled).microseconds
     modelled = None if microseconds is None else operations / microseconds * 1e6
     if modelled is not None:
@@ -128,7 +128,7 @@ def _figure(roof: Roof, intensity: float, modelled: float | None) -> str:
         start = max(10.0**low_x, 10.0**low_y / roof.memory)
         yield (f'<path d="M{x(start):.1f} {y(roof.memory * start):.1f} L{x(roof.ridge):.1f} {y(roof.operations):.1f} L{left + wide} '
                f'{y(roof.operations):.1f}" fill="none" stroke="var(--accent)" stroke-width="2.5"/>')
-        yield text(left + wide - 4, y(roof.operations) - 6, f"{roof.operations / 1e12:.4g} TFLOP/s, {roof.units}", "end")
+        yield text(x(roof.ridge) - 8, y(roof.operations) + 4, f"{roof.operations / 1e12:.4g} TFLOP/s, {roof.units}", "end")
         slope = math.degrees(math.atan((y(roof.memory) - y(10 * roof.memory)) / (x(10.0) - x(1.0))))
         middle = math.sqrt(start * roof.ridge)
         at_x, at_y = x(middle) - 7, y(roof.memory * middle) - 7

@@ -15,8 +15,8 @@ from gemmkit.tiling import parallelise
 __all__ = ["fragment", "plan_drawn", "warp_tiles"]
 
 SIDE = 300                             # pixels of a figure's longer side
-MOST_BLOCKS = 24                       # of a side of D's grid: more are drawn as their number
-WINDOW = 64, 32                        # rows and columns of a fragment that are drawn
+MOST_BLOCKS = 4096                     # of D's grid: more are told by their number alone
+WINDOW = 32, 32                        # rows and columns of a fragment that are drawn
 
 
 def plan_drawn(subject: Subject) -> str:
@@ -49,7 +49,7 @@ def grid(subject: Subject) -> str:
     parts = [rect(30, 16, max(N * scale, 4), max(M * scale, 4), kind="frame", fill="var(--panel)")]
     caption = (f"D in {rows * cluster.m} x {columns * cluster.n} blocks of {size.M} x {size.N}"
                + (f", in clusters of {cluster.m} x {cluster.n}" if cluster.size > 1 else ""))
-    if max(rows, columns) <= MOST_BLOCKS:
+    if rows * columns <= MOST_BLOCKS:
         order = {spec.scheduler.order.block(n, rows, columns): n for n in range(rows * columns)}
         at_once = max(1, subject.device.sm_count // max(cluster.size, 1))
         for (m, n), number in order.items():
@@ -62,9 +62,9 @@ def grid(subject: Subject) -> str:
                               f"w{wave}", hue(wave, max(4, math.ceil(len(order) / at_once)))))
             if min(wide, high) >= 22:
                 parts.append(text(x + wide / 2, y + high / 2 + 4, str(number), "middle"))
-        caption += f". Numbers and colours: the order ({spec.scheduler.order!r}) and its waves over {subject.device.sm_count} multiprocessors."
+        caption += f". Colours: waves over {subject.device.sm_count} multiprocessors, in the order {spec.scheduler.order!r}; hover tells a tile's number."
     else:
-        caption += f"; more than {MOST_BLOCKS} a side are not drawn one by one. Order: {spec.scheduler.order!r}."
+        caption += f"; more than {MOST_BLOCKS:,} are not drawn one by one. Order: {spec.scheduler.order!r}."
         parts.append(rect(30, 16, max(size.N * cluster.n * scale, 2), max(size.M * cluster.m * scale, 2), "the first tile", None, 210))
     parts += [text(30, 11, f"N = {N}", kind="soft"), _upright(22, 16 + M * scale / 2, f"M = {M}")]
     return figure(44 + max(N * scale, 4), 24 + max(M * scale, 4), parts, caption)
@@ -93,10 +93,10 @@ def block(subject: Subject) -> str:
     size = spec.block.size
     scale = SIDE / max(size.M + size.K, size.N + size.K)
     k, gap = max(size.K * scale, 18), 8
-    left, top = 30 + k + gap, 26 + k + gap
+    left, top = 48 + k + gap, 26 + k + gap
     of_groups = hasattr(spec, "consumers")
     worker = "warpgroup" if of_groups else "warp"
-    parts = [text(30, top - 6, f"A {size.M} x {size.K}", kind="soft"), text(left, 16, f"B {size.K} x {size.N}", kind="soft")]
+    parts = [text(0, top + size.M * scale + 14, f"A {size.M} x {size.K}", kind="soft"), text(left, 16, f"B {size.K} x {size.N}", kind="soft")]
     tiles = list(warp_tiles(spec))
     op = spec.operation.size
     seen: set[tuple[str, int]] = set()
@@ -119,7 +119,7 @@ def block(subject: Subject) -> str:
             if min(rows, columns) * scale >= 16:
                 parts.append(text(left + (n + columns / 2) * scale, top + (m + rows / 2) * scale + 4,
                                   "both" if of_groups and spec.is_pingpong else f"{number}", "middle"))
-        for name, at, x, y, wide, high in (("A", m, 30, top + m * scale, k, rows * scale), ("B", n, left + n * scale, 26, columns * scale, k)):
+        for name, at, x, y, wide, high in (("A", m, 48, top + m * scale, k, rows * scale), ("B", n, left + n * scale, 26, columns * scale, k)):
             if (name, at) not in seen:
                 seen.add((name, at))
                 first_of = m if name == "A" else n
@@ -164,10 +164,11 @@ def fragment(name: str, found: FragmentMap) -> str:
             if high >= 11 and (end - n) * wide >= 18 and len(of) == 1:
                 parts.append(text((n + end) / 2 * wide, 16 + m * high + high - 3, f"{lane}", "middle", size=9))
             n = end
-    part = "" if (rows, columns) == (found.rows, found.columns) else f" Shown are its first {rows} rows and {columns} columns."
-    return figure(columns * wide, 18 + rows * high, parts,
-                  f"{found.threads} threads hold {found.values} values each of {name}'s {found.rows} x {found.columns}; a colour is a lane."
-                  f" Hover lights all that the thread holds.{part}")
+    shared = any(len(of) > 1 for of in held.values())
+    part = "" if (rows, columns) == (found.rows, found.columns) else f" Shown are its first {rows} row{'s' * (rows > 1)} and {columns} column{'s' * (columns > 1)}."
+    return figure(max(columns * wide, 110), 18 + rows * high, parts,
+                  f"{found.threads} threads hold {found.values} values each of {name}'s {found.rows} x {found.columns}; a colour is a lane"
+                  f"{' (of an element that several hold, the first)' if shared else ''}. Hover lights all that the thread holds.{part}")
 
 
 def _upright(x: float, y: float, said: str) -> str:

@@ -51,9 +51,14 @@ class Timeline:
         self._ends: dict[Any, float] = defaultdict(float)                # of a barrier's phase, or of an opening
         self._landed: dict[tuple[int, int], list[float]] = defaultdict(list)      # when a thread's copies into a stage are there
         self._last: dict[int, tuple[str, int]] = {}                      # what a thread did last
+        self._multiplied: dict[int, int] = {}                            # the stage that a thread is at
+        self._finished: set[int] = set()                                 # threads that have begun to finish their tile
+        self._started: dict[Any, int] = {}                               # of a phase that TMA completes: how many bytes
+        self._bar_of: dict[Any, Bar] = {}
         for event in self.run.events:
             if event.block == self.block:
                 self._take(event)
+        self.bars += self._bar_of.values()
         self.bars.sort(key=lambda bar: (bar.start, bar.end))
 
     @property
@@ -109,6 +114,8 @@ class Timeline:
         if time > self._clock[thread] + 1e-9:
             self._draw(thread, "wait", time - self._clock[thread], stage, name)
         self._last.pop(thread, None)
+        if self.run.spec.stages == 1:
+            self._multiplied.pop(thread, None)
 
     def _on_waited(self, event: Event, thread: int) -> None:
         name, stage = self.barrier(event.place)
@@ -122,16 +129,18 @@ class Timeline:
     def _on_tma(self, event: Event, thread: int) -> None:
         """Bytes that TMA brings for a barrier: the thread that is running started them."""
         name, stage = self.barrier(event.place)
-        start = self._clock[thread]
-        self._draw(thread, "issue", ISSUE, stage, f"starts a TMA copy of {event.size:,} bytes into stage {stage}")
+        self._draw(thread, "issue", ISSUE, stage, f"starts TMA copies into stage {stage}", once=True)
+        start = self._clock[thread] - ISSUE
         key = event.place, event.phase
         self._ends[key] = max(self._ends[key], start + ISSUE + LATENCY)
-        self.bars.append(Bar("TMA copies", "copy", start + ISSUE, start + ISSUE + LATENCY, stage,
-                             f"{event.size:,} bytes on their way into stage {stage}; they complete {name}[{stage}]"))
+        self._started[key] = self._started.get(key, 0) + event.size
+        bar = Bar("TMA copies", "copy", start + ISSUE, start + ISSUE + LATENCY, stage,
+                  f"{self._started[key]:,} bytes on their way into stage {stage}; they complete {name}[{stage}], phase {event.phase}")
+        self._bar_of[key] = self._bar_of.get(key, bar)._replace(what=bar.what, end=bar.end)
 
     def _on_operand(self, event: Event, thread: int) -> None:
         stage = int(min(event.place.ravel())) // self.run.spec.stage_bytes
-        self._draw(thread, "multiply", TILE, stage, f"multiplies stage {stage} (wgmma)", once=True)
+        self._multiply(thread, stage)
 
     def _on_awaited(self, event: Event, thread: int) -> None:
         leader = thread - thread % 128
@@ -157,21 +166,33 @@ class Timeline:
     def _on_read(self, event: Event, thread: int) -> None:
         stage = self._stage(event)
         if stage >= 0:
-            self._draw(thread, "multiply", TILE, stage, f"multiplies stage {stage}", once=True)
+            self._multiply(thread, stage)
         else:
-            self._draw(thread, "finish", FINISH, -1, "stores D", once=True)
+            self._finish(thread)
 
     def _on_write(self, event: Event, thread: int) -> None:
         stage = self._stage(event)
         if stage >= 0:
             self._draw(thread, "issue", ISSUE, stage, f"writes its part of stage {stage}", once=True)
         elif "initialise" not in event.way:
-            self._draw(thread, "finish", FINISH, -1, "finishes its tile: epilogue, D to shared memory and on", once=True)
+            self._finish(thread)
 
     def _on_store(self, event: Event, thread: int) -> None:
-        self._draw(thread, "finish", FINISH, -1, "stores D", once=True)
+        self._finish(thread)
 
     _on_stored = _on_store
+
+    def _multiply(self, thread: int, stage: int) -> None:
+        self._finished.discard(thread)
+        if self._multiplied.get(thread) != stage:
+            self._multiplied[thread] = stage
+            self._draw(thread, "multiply", TILE, stage, f"multiplies stage {stage}")
+
+    def _finish(self, thread: int) -> None:
+        """The end of a tile, once for each."""
+        if thread not in self._finished:
+            self._finished.add(thread)
+            self._draw(thread, "finish", FINISH, -1, "finishes its tile: epilogue, D to shared memory and on")
 
     def _on_met(self, event: Event, thread: int) -> None:
         key = id(event.place[1])
@@ -215,7 +236,7 @@ def drawn(run: Run) -> str:
     waits: dict[tuple[str, str], float] = defaultdict(float)
     for bar in found.bars:
         if bar.kind == "wait":
-            waits[bar.role, bar.what.partition("[")[0].partition(", phase")[0].replace("waits for ", "")] += bar.end - bar.start
+            waits[bar.role, bar.what.partition("[")[0].partition(", phase")[0].partition(" into stage")[0].replace("waits for ", "")] += bar.end - bar.start
     hidden = {bar.role for bar in found.bars} - set(roles)
     more = f" {len(hidden)} more warps do alike." if hidden else ""
     caption = (f"A block of {' x '.join(map(str, run.sizes))}, emulated; the axis counts k-tiles' products. What waits for what is "
