@@ -44,10 +44,13 @@ class EmulatorError(RuntimeError):
         address: absolute byte address for an array, byte offset for shared memory.
         size: bytes of the access.
         memory: name of the array, or of the block's shared memory.
+        index, extents: of an access by index that lies outside its array, which has no address; else None.
 
     In a notebook `html` is shown: the access in its tile, in the banks of shared memory, or in its array.
     """
 
+    index: tuple[int, ...] | None = None
+    extents: tuple[int, ...] | None = None
     launched: Any = None
     """What the launch worked on (`gemmkit.emulator.fault_page.Launched`); None outside of gemmkit's products."""
 

@@ -38,16 +38,21 @@ def fault_page(error: Any, launched: Launched | None) -> str:
     """The page of an `EmulatorError`: its message, its lines, and what is known of the access."""
     head, *rest = str(error).splitlines()
     lines: list[tuple[str, object]] = []
-    if error.thread is not None:
+    accesses = getattr(error, "accesses", ())
+    if error.thread is not None and not accesses:
         lines.append(("thread", _who(error.thread, launched)))
-    for access in getattr(error, "accesses", ()):
-        lines.append((f"{access.kind} by", f"{_who(access.thread, launched)}, at {access.kernel_line}"))
+    for order, access in zip(("first", "then"), accesses):
+        lines.append((f"{order} a {access.kind}", f"by {_who(access.thread, launched)}, at {access.kernel_line}"))
     if hasattr(error, "write"):
         lines.append(("written by", f"{_who(error.write.thread, launched)}, at {error.write.kernel_line}"))
     for name, line in (("line", error.kernel_line), ("called from", error.template_line)):
-        if line is not None:
+        if line is not None and not (accesses and name == "line"):
             lines.append((name, line))
     shown = ""
+    if error.index is not None and len(error.index) == 2:
+        outside = Element(f"array {error.memory!r}", error.extents, error.index, 1, 1)
+        lines.append(("element", _said(outside)))
+        shown = _tile(outside)
     if error.address is not None:
         is_shared = str(error.memory).startswith("shared memory")
         found = None if launched is None else _in_stage(launched.spec, error) if is_shared else _in_array(launched, error)
@@ -89,6 +94,7 @@ def _in_stage(spec: Any, error: Any) -> Element | None:
             first = inside[0]
             axis = 0 if len(inside) > 1 and columns[inside[1]] == columns[first] else 1
             of = f"stage {stage} of {name.upper()}" if hasattr(spec, "stages") else f"the tile of {name.upper()}"
+            of += "" if hasattr(spec, "producer_warps") else " (C and D are staged in the same bytes)"
             return Element(of, tuple(map(int, extents)), (int(rows[first]), int(columns[first])), len(inside), axis)
     return None
 
@@ -123,7 +129,7 @@ def _tile(found: Element) -> str:
     rows, columns = found.extents
     scale = SIDE / max(rows, columns)
     high, wide = max(rows * scale, 4), max(columns * scale, 4)
-    row, column = (min(max(at, -2), extent + 2) for at, extent in zip(found.place, found.extents))
+    row, column = (min(max(at, -1), extent) for at, extent in zip(found.place, found.extents))      # beside it, where outside
     size = [scale, scale]
     size[found.axis] *= found.count
     tall, broad = (max(LEAST, one) for one in size)
