@@ -48,7 +48,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Array", "BlockSparse", "Braid", "Component", "ComponentError", "Concat", "Config", "ConfigError", "Diagonal",
-    "Dual", "Explanation", "Gather", "Generated", "GroupPlan", "Mapping", "Matrix", "Plan", "Scalar", "StreamK", "Symmetric", "Tile",
+    "Dual", "Explanation", "Gather", "Generated", "GroupPlan", "Mapping", "Matrix", "Plan", "Scalar", "StreamK", "Symmetric",
+    "Tile",
     "Triangular", "Tuned", "attention", "blas", "einsum", "emulate", "epilogues", "explain", "fast", "float16", "float32",
     "float64", "get_config", "glu", "grouped", "layernorm", "layouts", "linearise", "log_softmax", "lstm_cell",
     "masks", "matmul", "mlp", "operators", "parallelise", "plan", "plan_grouped", "program", "programs", "rmsnorm",

@@ -20,7 +20,8 @@ STYLE = """
 * { box-sizing: border-box; }
 body { font: 15px/1.5 system-ui, "DejaVu Sans", sans-serif; color: var(--ink); background: var(--paper); max-width: 1120px;
        margin: 1.2rem auto; padding: 0 1.2rem; }
-h1 { font-size: 1.35rem; margin: .6rem 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .4rem; border-bottom: 1px solid var(--line); }
+h1 { font-size: 1.35rem; margin: .6rem 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .4rem; border-bottom: 1px solid
+var(--line); }
 h3 { font-size: .95rem; margin: .8rem 0 .2rem; } p { margin: .4rem 0; max-width: 90ch; } .soft { color: var(--soft); }
 nav a { margin-right: 1rem; color: var(--accent); text-decoration: none; white-space: nowrap; }
 table { border-collapse: collapse; margin: .6rem 0; } th, td { border-bottom: 1px solid var(--line); padding: .2rem .7rem;
@@ -28,12 +29,17 @@ table { border-collapse: collapse; margin: .6rem 0; } th, td { border-bottom: 1p
 tr.own td { font-weight: 600; } pre { overflow-x: auto; background: var(--panel); padding: .6rem; font-size: 13px; }
 .row { display: flex; flex-wrap: wrap; gap: 1.6rem; align-items: flex-start; } figure { margin: .4rem 0; max-width: 100%; }
 figcaption { font-size: 13px; color: var(--soft); max-width: 62ch; } .wide { overflow-x: auto; }
-svg { display: block; max-width: 100%; height: auto; font: 11px system-ui, "DejaVu Sans", sans-serif; } .wide svg { max-width: none; }
-svg text { fill: var(--ink); pointer-events: none; } svg text.soft { fill: var(--soft); } .h { fill: hsl(var(--h) 62% var(--light)); }
-.k { fill: hsl(var(--h) 55% var(--deep)); } [data-t] { cursor: default; } rect.edge, path.edge { stroke: var(--paper); stroke-width: .5; }
-.lit { stroke: var(--ink) !important; stroke-width: 1.6 !important; } .key { display: inline-block; width: .9em; height: .9em;
+svg { display: block; max-width: 100%; height: auto; font: 11px system-ui, "DejaVu Sans", sans-serif; } .wide svg {
+max-width: none; }
+svg text { fill: var(--ink); pointer-events: none; } svg text.soft { fill: var(--soft); } .h { fill: hsl(var(--h) 62%
+var(--light)); }
+.k { fill: hsl(var(--h) 55% var(--deep)); } [data-t] { cursor: default; } rect.edge, path.edge { stroke: var(--paper);
+stroke-width: .5; }
+.lit { stroke: var(--ink) !important; stroke-width: 1.6 !important; } .key { display: inline-block; width: .9em;
+height: .9em;
         background: hsl(var(--h) 62% var(--light)); margin: 0 .3em 0 .9em; vertical-align: -.1em; }
-#tip { position: fixed; display: none; pointer-events: none; background: var(--ink); color: var(--paper); padding: .2rem .5rem;
+#tip { position: fixed; display: none; pointer-events: none; background: var(--ink); color: var(--paper); padding:
+.2rem .5rem;
        border-radius: 4px; font-size: 12.5px; max-width: 46ch; z-index: 9; white-space: pre-line; }
 """
 
@@ -54,9 +60,11 @@ document.addEventListener("mouseleave", dark); })();
 
 def document(title: str, body: str) -> str:
     """A whole page: style and script lie in it, and it asks for nothing else."""
-    return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-            f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><h1>{escape(title)}</h1>'
-            f'{body}<div id="tip" role="status"></div><script>{SCRIPT}</script></body></html>')
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><h1>{escape(title)}</h1>'
+        f'{body}<div id="tip" role="status"></div><script>{SCRIPT}</script></body></html>'
+    )
 
 
 def framed(page: str, height: int = 640) -> str:
@@ -74,7 +82,9 @@ def attribute(**values: object) -> str:
     >>> attribute(data_t="a < b", x=1.50, y=None)
     ' data-t="a &lt; b" x="1.5"'
     """
-    return "".join(f' {name.rstrip("_").replace("_", "-")}="{_of(value)}"' for name, value in values.items() if value is not None)
+    return "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{_of(value)}"' for name, value in values.items() if value is not None
+    )
 
 
 def _of(value: object) -> str:
@@ -90,8 +100,17 @@ def hue(n: int, count: int) -> int:
     return (210 + 360 * n // max(count, 1)) % 360
 
 
-def rect(x: float, y: float, width: float, height: float, tip: str | None = None, group: str | None = None,
-         colour: int | None = None, kind: str = "h edge", fill: str | None = None) -> str:
+def rect(
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    tip: str | None = None,
+    group: str | None = None,
+    colour: int | None = None,
+    kind: str = "h edge",
+    fill: str | None = None,
+) -> str:
     """A rectangle: of a hue, or filled with a variable of the page's."""
     style = f"--h:{colour}" if colour is not None else f"fill:{fill}" if fill else None
     return f"<rect{attribute(x=x, y=y, width=width, height=height, class_=kind, style=style, data_t=tip, data_g=group)}/>"
@@ -104,13 +123,19 @@ def text(x: float, y: float, said: str, anchor: str = "start", kind: str | None 
 def figure(width: float, height: float, parts: Iterable[str], caption: str = "", wide: bool = False) -> str:
     """A drawing with its caption; a ``wide`` one is scrolled rather than shrunk."""
     said = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return (f'<figure{" class=wide" if wide else ""}><svg{attribute(width=width, height=height, role="img")}'
-            f'{attribute(aria_label=caption or None)} viewBox="0 0 {width:g} {height:g}">{"".join(parts)}</svg>{said}</figure>')
+    return (
+        f"<figure{' class=wide' if wide else ''}><svg{attribute(width=width, height=height, role='img')}"
+        f'{attribute(aria_label=caption or None)} viewBox="0 0 {width:g} {height:g}">{"".join(parts)}</svg>{said}</figure>'
+    )
 
 
 def legend(names: Iterable[tuple[str, int]]) -> str:
     """What hues mean."""
-    return "<p class=soft>" + "".join(f'<span class=key style="--h:{colour}"></span>{escape(name)}' for name, colour in names) + "</p>"
+    return (
+        "<p class=soft>"
+        + "".join(f'<span class=key style="--h:{colour}"></span>{escape(name)}' for name, colour in names)
+        + "</p>"
+    )
 
 
 def table(head: Iterable[object], rows: Iterable[Iterable[object]], own: int | None = None) -> str:
@@ -119,11 +144,12 @@ def table(head: Iterable[object], rows: Iterable[Iterable[object]], own: int | N
     >>> table((), [("A & B", 4096)])
     '<table><tbody><tr><td>A &amp; B</td><td class="n">4,096</td></tr></tbody></table>'
     """
+
     def cell(value: object) -> str:
         kind = ' class="n"' if isinstance(value, (int, float)) else ""
         shown = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if isinstance(value, float) else str(value)
         return f"<td{kind}>{escape(shown)}</td>"
 
     names = "".join(f"<th>{escape(str(name))}</th>" for name in head)
-    lines = "".join(f'<tr{" class=own" if n == own else ""}>{"".join(map(cell, row))}</tr>' for n, row in enumerate(rows))
+    lines = "".join(f"<tr{' class=own' if n == own else ''}>{''.join(map(cell, row))}</tr>" for n, row in enumerate(rows))
     return f"<table>{f'<thead><tr>{names}</tr></thead>' if names else ''}<tbody>{lines}</tbody></table>"

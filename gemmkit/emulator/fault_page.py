@@ -12,9 +12,9 @@ from gemmkit.emulator.memory import BANKS, WORD
 
 __all__ = ["Launched", "fault_page"]
 
-LINES = 3                              # lines of 128 bytes that are drawn on each side of an access
-SIDE = 260.0                           # pixels of a tile's longer side
-LEAST = 5.0                            # pixels of a side of an access
+LINES = 3  # lines of 128 bytes that are drawn on each side of an access
+SIDE = 260.0  # pixels of a tile's longer side
+LEAST = 5.0  # pixels of a side of an access
 
 
 class Launched(NamedTuple):
@@ -30,7 +30,7 @@ class Element(NamedTuple):
     name: str
     extents: tuple[int, ...]
     place: tuple[int, ...]
-    count: int
+    many: int
     axis: int
 
 
@@ -60,14 +60,16 @@ def fault_page(error: Any, launched: Launched | None) -> str:
             lines.append(("elements", _said(found)))
             shown += _tile(found)
         shown += _banks(error) if is_shared else ""
-    return document(f"{type(error).__name__}: {head}",
-                    f"{table((), lines)}<div class=row>{shown}</div><details open><summary>The whole message</summary>"
-                    f"<pre>{escape(chr(10).join([head, *rest]))}</pre></details>")
+    return document(
+        f"{type(error).__name__}: {head}",
+        f"{table((), lines)}<div class=row>{shown}</div><details open><summary>The whole message</summary>"
+        f"<pre>{escape(chr(10).join([head, *rest]))}</pre></details>",
+    )
 
 
 def _who(thread: Any, launched: Launched | None) -> str:
     """A thread with its warp and lane, and its role where it has one."""
-    spec = None if launched is None else launched.spec
+    spec: Any = None if launched is None else launched.spec
     role = ""
     if getattr(spec, "producer_warps", 0):
         group = thread.tid // 128 - spec.producer_warps // 4
@@ -76,6 +78,7 @@ def _who(thread: Any, launched: Launched | None) -> str:
 
 
 # -- where it lies --------------------------------------------------------------------------------------------------------
+
 
 def _in_stage(spec: Any, error: Any) -> Element | None:
     """The elements of A's or B's tile at a shared address; None where no stage's tiles lie."""
@@ -101,7 +104,9 @@ def _in_stage(spec: Any, error: Any) -> Element | None:
 
 def _in_array(launched: Launched, error: Any) -> Element | None:
     """The element of an array at an address, which may lie beyond the array."""
-    array = next((view.array for view in launched.arrays.values() if view is not None and view.memory.name == error.memory), None)
+    array = next(
+        (view.array for view in launched.arrays.values() if view is not None and view.memory.name == error.memory), None
+    )
     if array is None or array.ndim != 2 or not array.size:
         return None
     rest = error.address - array.__array_interface__["data"][0]
@@ -115,28 +120,38 @@ def _in_array(launched: Launched, error: Any) -> Element | None:
 
 
 def _said(found: Element) -> str:
-    (row, column), many = found.place, found.count
-    ends = [f"{at}" if many == 1 or axis != found.axis else f"{at} to {at + many - 1}" for axis, at in enumerate((row, column))]
+    (row, column), many = found.place, found.many
+    ends = [
+        f"{at}" if many == 1 or axis != found.axis else f"{at} to {at + many - 1}" for axis, at in enumerate((row, column))
+    ]
     beyond = any(not 0 <= at < extent for at, extent in zip(found.place, found.extents))
-    return (f"row{'s' if found.axis == 0 and many > 1 else ''} {ends[0]}, column{'s' if found.axis == 1 and many > 1 else ''} {ends[1]} "
-            f"of {found.name} ({' x '.join(map(str, found.extents))})" + (": outside of it" if beyond else ""))
+    return (
+        f"row{'s' if found.axis == 0 and many > 1 else ''} {ends[0]}, "
+        f"column{'s' if found.axis == 1 and many > 1 else ''} {ends[1]} "
+        f"of {found.name} ({' x '.join(map(str, found.extents))})" + (": outside of it" if beyond else "")
+    )
 
 
 # -- figures --------------------------------------------------------------------------------------------------------------
+
 
 def _tile(found: Element) -> str:
     """The tile or array, to scale, with the access."""
     rows, columns = found.extents
     scale = SIDE / max(rows, columns)
     high, wide = max(rows * scale, 4), max(columns * scale, 4)
-    row, column = (min(max(at, -1), extent) for at, extent in zip(found.place, found.extents))      # beside it, where outside
+    row, column = (min(max(at, -1), extent) for at, extent in zip(found.place, found.extents))  # beside it, where outside
     size = [scale, scale]
-    size[found.axis] *= found.count
+    size[found.axis] *= found.many
     tall, broad = (max(LEAST, one) for one in size)
-    parts = [text(20, 14, f"{columns} columns", kind="soft"), rect(20, 24, wide, high, kind="frame", fill="var(--panel)"),
-             f'<rect x="20" y="24" width="{wide:g}" height="{high:g}" fill="none" stroke="var(--soft)"/>',
-             rect(20 + column * scale, 24 + row * scale, broad, tall, _said(found), kind="edge", fill="var(--hot)"),
-             f'<path d="M20 {24 + row * scale + tall / 2:g} H{20 + column * scale:g}" stroke="var(--hot)" stroke-dasharray="3 3"/>']
+    parts = [
+        text(20, 14, f"{columns} columns", kind="soft"),
+        rect(20, 24, wide, high, kind="frame", fill="var(--panel)"),
+        f'<rect x="20" y="24" width="{wide:g}" height="{high:g}" fill="none" stroke="var(--soft)"/>',
+        rect(20 + column * scale, 24 + row * scale, broad, tall, _said(found), kind="edge", fill="var(--hot)"),
+        f'<path d="M20 {24 + row * scale + tall / 2:g} H{20 + column * scale:g}" stroke="var(--hot)" stroke-dasharray="3 '
+        f'3"/>',
+    ]
     return figure(max(wide + 44, 150), high + 44, parts, f"{found.name}, {rows} x {columns}, to scale; red: the access.")
 
 
@@ -157,8 +172,15 @@ def _banks(error: Any) -> str:
             tip = f"bytes {at} to {at + WORD - 1}: bank {bank}" + ("\nthe access" if touched else "")
             parts.append(rect(left + bank * wide, y, wide, high, tip, f"b{bank}", hue(bank, BANKS)))
             if touched:
-                outlines.append(f'<rect x="{left + bank * wide}" y="{y}" width="{wide}" height="{high}" fill="none" '
-                                'stroke="var(--hot)" stroke-width="2.5" pointer-events="none"/>')
-    return figure(left + BANKS * wide + 6, 24 + (last - first + 1) * (high + 3), parts + outlines,
-                  f"Shared memory around the {error.size} byte{'s' if error.size > 1 else ''} at offset {error.address}: a line is 128 bytes, "
-                  "the number at its left its first byte, those above the banks; red: the access.")
+                outlines.append(
+                    f'<rect x="{left + bank * wide}" y="{y}" width="{wide}" height="{high}" fill="none" '
+                    'stroke="var(--hot)" stroke-width="2.5" pointer-events="none"/>'
+                )
+    return figure(
+        left + BANKS * wide + 6,
+        24 + (last - first + 1) * (high + 3),
+        parts + outlines,
+        f"Shared memory around the {error.size} byte{'s' if error.size > 1 else ''} at offset {error.address}: a line is "
+        f"128 bytes, "
+        "the number at its left its first byte, those above the banks; red: the access.",
+    )

@@ -52,8 +52,10 @@ class Explanation:
     def __repr__(self) -> str:
         choice, conf = self.choice, self.config
         time = "" if choice.microseconds is None else f"\nmodelled: {choice.microseconds:.4g} us"
-        return (f"{title(self.subject)}\n{conf.kernel}, {'x'.join(map(str, conf.block_shape.extents))}, {conf.operator!r}"
-                f"\nchosen because: {choice.reason} ({choice.owner}){time}")
+        return (
+            f"{title(self.subject)}\n{conf.kernel}, {'x'.join(map(str, conf.block_shape.extents))}, {conf.operator!r}"
+            f"\nchosen because: {choice.reason} ({choice.owner}){time}"
+        )
 
 
 def explain(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: Any = None, **keywords: Any) -> Explanation:

@@ -1,4 +1,5 @@
-"""Shared-memory layouts drawn: a tile's elements coloured by the bank they lie in, in the kernel's layout and in a plain one."""
+"""Shared-memory layouts drawn: a tile's elements coloured by the bank they lie in, in the kernel's layout and in a
+plain one."""
 
 from __future__ import annotations
 
@@ -13,21 +14,29 @@ from gemmkit.report.subject import Run
 
 __all__ = ["banks_of", "drawn"]
 
-LINES, WORDS = 16, 32                  # of a tile's contiguous axis: how many lines, and words of each
+LINES, WORDS = 16, 32  # of a tile's contiguous axis: how many lines, and words of each
 
 
 def drawn(run: Run) -> str:
     """The tiles of A and B with and without their layout, and conflicts counted from the run."""
     rows = count(run.events, run.spec)
-    parts = "".join(f"<h3>{name.upper()}'s tile</h3><div class=row>{_pair(getattr(run.spec, name), run.spec)}</div>"
-                    for name in "ab")
+    parts = "".join(
+        f"<h3>{name.upper()}'s tile</h3><div class=row>{_pair(getattr(run.spec, name), run.spec)}</div>" for name in "ab"
+    )
     return counted(rows) + parts
 
 
 def counted(rows: list[Row]) -> str:
-    kinds = {"read": "reads of a warp", "write": "writes of a warp", "copy": "cp.async of a warp", "wgmma": "core matrices (wgmma)"}
-    return table(("operand", "access", "how many", "conflicts (extra passes)", "without swizzle or padding"),
-                 [(row.operand, kinds[row.kind], row.accesses, row.extra, row.without) for row in rows])
+    kinds = {
+        "read": "reads of a warp",
+        "write": "writes of a warp",
+        "copy": "cp.async of a warp",
+        "wgmma": "core matrices (wgmma)",
+    }
+    return table(
+        ("operand", "access", "how many", "conflicts (extra passes)", "without swizzle or padding"),
+        [(row.operand, kinds[row.kind], row.accesses, row.extra, row.without) for row in rows],
+    )
 
 
 def _pair(operand: Any, spec: Any) -> str:
@@ -45,7 +54,7 @@ def _window(operand: Any, layout: Any) -> str:
     axis = 1 if (getattr(layout, "axis", None) or getattr(layout, "vector_axis", 1) or 0) == 1 else 0
     extents = operand.tile.extents
     lines, along = extents[1 - axis], extents[axis]
-    each = max(1, WORD // item)                                # elements of a word
+    each = max(1, WORD // item)  # elements of a word
     words = min(WORDS, -(-along // each))
     place = banks_of(layout, size, item)
     wide, high = 13, 13
@@ -55,12 +64,22 @@ def _window(operand: Any, layout: Any) -> str:
         for word in range(words):
             element = word * each
             address, bank = place((line, element) if axis == 1 else (element, line))
-            tip = (f"{names[0]} {line}, {names[1]}{'s' if each > 1 else ''} {element}{f' to {element + each - 1}' if each > 1 else ''}\n"
-                   f"byte {address} of the tile, bank {bank}")
+            tip = (
+                f"{names[0]} {line}, {names[1]}{'s' if each > 1 else ''} "
+                f"{element}{f' to {element + each - 1}' if each > 1 else ''}\n"
+                f"byte {address} of the tile, bank {bank}"
+            )
             parts.append(rect(word * wide, 17 + line * high, wide, high, tip, f"b{bank}", hue(bank, BANKS)))
-    said = (f"{names[0]}s downwards, {names[1]}s to the right, a word of 4 bytes a square; a colour is a bank, and one that stands "
-            f"below itself is a conflict for lanes that read {names[0]}s. Hover lights all words of a bank.")
-    shown = "" if (min(lines, LINES), words * each) >= (lines, along) else f" Shown: {min(lines, LINES)} of {lines} x {words * each} of {along}."
+    said = (
+        f"{names[0]}s downwards, {names[1]}s to the right, a word of 4 bytes a square; a colour is a bank, and one that "
+        f"stands "
+        f"below itself is a conflict for lanes that read {names[0]}s. Hover lights all words of a bank."
+    )
+    shown = (
+        ""
+        if (min(lines, LINES), words * each) >= (lines, along)
+        else f" Shown: {min(lines, LINES)} of {lines} x {words * each} of {along}."
+    )
     return figure(words * wide, 20 + min(lines, LINES) * high, parts, said + shown)
 
 

@@ -14,23 +14,43 @@ from gemmkit.runtime.assemble import AssemblerError
 
 __all__ = ["page"]
 
-OPCODES = 16                           # that are listed
+OPCODES = 16  # that are listed
 #: By the beginning of an opcode: what such instructions do.
-KINDS = {"products": ("HGMMA", "QGMMA", "IGMMA", "HMMA", "DMMA", "IMMA", "QMMA", "FFMA", "DFMA", "HFMA2", "IDP"),
-         "copies to shared memory": ("UTMALDG", "LDGSTS", "STS", "STSM"), "loads from shared memory": ("LDS", "LDSM"),
-         "global memory": ("LDG", "STG", "UTMASTG", "LD.", "ST.", "RED", "ATOM"),
-         "barriers and waits": ("SYNCS", "BAR", "WARPSYNC", "LDGDEPBAR", "DEPBAR", "WARPGROUP", "MEMBAR", "FENCE", "NANOSLEEP", "CCTL"),
-         "control": ("BRA", "EXIT", "BSSY", "BSYNC", "CALL", "RET", "BREAK", "NOP", "WARPGROUPSET")}
+KINDS = {
+    "products": ("HGMMA", "QGMMA", "IGMMA", "HMMA", "DMMA", "IMMA", "QMMA", "FFMA", "DFMA", "HFMA2", "IDP"),
+    "copies to shared memory": ("UTMALDG", "LDGSTS", "STS", "STSM"),
+    "loads from shared memory": ("LDS", "LDSM"),
+    "global memory": ("LDG", "STG", "UTMASTG", "LD.", "ST.", "RED", "ATOM"),
+    "barriers and waits": (
+        "SYNCS",
+        "BAR",
+        "WARPSYNC",
+        "LDGDEPBAR",
+        "DEPBAR",
+        "WARPGROUP",
+        "MEMBAR",
+        "FENCE",
+        "NANOSLEEP",
+        "CCTL",
+    ),
+    "control": ("BRA", "EXIT", "BSSY", "BSYNC", "CALL", "RET", "BREAK", "NOP", "WARPGROUPSET"),
+}
 
 
 def page(subject: Subject) -> str:
     """The whole page; what is missing (a toolkit, a small product) is said in its place."""
     sections: tuple[tuple[str, str, Callable[[Subject], str]], ...] = (
-        ("mapping", "The mapping, and why", _mapping), ("tiles", "The tile plan", tiles.plan_drawn),
-        ("banks", "Shared memory and its banks", _banks), ("pipeline", "The pipeline", _pipeline),
-        ("resources", "The compiled kernel", _resources), ("roofline", "Roofline", roofline.drawn))
+        ("mapping", "The mapping, and why", _mapping),
+        ("tiles", "The tile plan", tiles.plan_drawn),
+        ("banks", "Shared memory and its banks", _banks),
+        ("pipeline", "The pipeline", _pipeline),
+        ("resources", "The compiled kernel", _resources),
+        ("roofline", "Roofline", roofline.drawn),
+    )
     links = "".join(f'<a href="#{name}">{escape(head)}</a>' for name, head, _ in sections)
-    body = "".join(f'<section id="{name}"><h2>{escape(head)}</h2>{content(subject)}</section>' for name, head, content in sections)
+    body = "".join(
+        f'<section id="{name}"><h2>{escape(head)}</h2>{content(subject)}</section>' for name, head, content in sections
+    )
     return document(title(subject), f"<nav>{links}</nav>{body}")
 
 
@@ -47,14 +67,21 @@ def _mapping(subject: Subject) -> str:
     transposed = ", of the transpose D^T = B^T A^T" if call is not subject.compiled.problem else ""
     time = "not modelled" if choice.microseconds is None else f"{choice.microseconds:.4g} us a launch"
     rows: list[tuple[str, object]] = [
-        ("kernel", f"{conf.kernel}{transposed}, for {subject.device.name}"), ("chosen because", choice.reason),
-        ("decided in", choice.owner), ("modelled time", time), ("operator", repr(conf.operator)),
-        ("tile of a block", " x ".join(map(str, size))), ("threads", f"{conf.threads} ({conf.threads // 32} warps)"),
+        ("kernel", f"{conf.kernel}{transposed}, for {subject.device.name}"),
+        ("chosen because", choice.reason),
+        ("decided in", choice.owner),
+        ("modelled time", time),
+        ("operator", repr(conf.operator)),
+        ("tile of a block", " x ".join(map(str, size))),
+        ("threads", f"{conf.threads} ({conf.threads // 32} warps)"),
         ("global A, B, D", f"{conf.global_a_layout!r}, {conf.global_b_layout!r}, {conf.global_d_layout!r}"),
         ("shared A, B, D", f"{conf.shared_a_layout!r}, {conf.shared_b_layout!r}, {conf.shared_d_layout!r}"),
-        ("shared memory", f"{subject.spec.shared_bytes:,} bytes a block"), ("epilogue", repr(conf.epilogue))]
-    return (table((), rows) + _others(subject)
-            + f"<details><summary>As code</summary><pre>{escape(repr(conf))}</pre></details>")
+        ("shared memory", f"{subject.spec.shared_bytes:,} bytes a block"),
+        ("epilogue", repr(conf.epilogue)),
+    ]
+    return (
+        table((), rows) + _others(subject) + f"<details><summary>As code</summary><pre>{escape(repr(conf))}</pre></details>"
+    )
 
 
 def _others(subject: Subject) -> str:
@@ -65,8 +92,11 @@ def _others(subject: Subject) -> str:
     listed = sorted((*mine, *choice.others), key=lambda one: one.nanoseconds)
     rows = [(one.name, one.nanoseconds / 1000) for one in listed]
     own = listed.index(choice.candidate) if choice.candidate is not None else None
-    said = "The model's times of other tiles; 'gemmkit.tune' measures them." if own is not None else (
-        "The mapping that runs is not among those that the tables model; these are.")
+    said = (
+        "The model's times of other tiles; 'gemmkit.tune' measures them."
+        if own is not None
+        else ("The mapping that runs is not among those that the tables model; these are.")
+    )
     return f"<p>{said}</p>{table(('mapping', 'modelled us'), rows, own)}"
 
 
@@ -84,8 +114,11 @@ def _banks(subject: Subject) -> str:
     if isinstance(run, str):
         return run
     said = f" {run.left_out}" if run.left_out else ""
-    return (f"<p>Counted in a product of {' x '.join(map(str, run.sizes))} that the emulator ran{escape(said)}. Shared memory has 32 "
-            f"banks of 4 bytes; what falls on a bank twice takes another pass.</p>{memory.drawn(run)}")
+    return (
+        f"<p>Counted in a product of {' x '.join(map(str, run.sizes))} that the emulator ran{escape(said)}. Shared "
+        f"memory has 32 "
+        f"banks of 4 bytes; what falls on a bank twice takes another pass.</p>{memory.drawn(run)}"
+    )
 
 
 def _pipeline(subject: Subject) -> str:
@@ -96,17 +129,30 @@ def _pipeline(subject: Subject) -> str:
 def _resources(subject: Subject) -> str:
     kernel = subject.kernel
     if not isinstance(kernel, CompiledKernel):
-        return (f"<p>Not compiled: {escape(kernel)}</p><p>pip install 'gemmkit[cu13]' (or cu12) brings the compilers; "
-                "'python -m gemmkit info' shows which are found.</p>")
+        return (
+            f"<p>Not compiled: {escape(kernel)}</p><p>pip install 'gemmkit[cu13]' (or cu12) brings the compilers; "
+            "'python -m gemmkit info' shows which are found.</p>"
+        )
     usage, found, conf = kernel.usage, kernel.occupancy, subject.conf
     device = subject.device
     rows: list[tuple[str, object]] = [
-        ("for", kernel.device.arch_name), ("registers a thread", usage.registers),
+        ("for", kernel.device.arch_name),
+        ("registers a thread", usage.registers),
         ("bytes spilled a thread", usage.spill_stores),
-        ("shared memory, bytes a block", subject.spec.shared_bytes), ("blocks on a multiprocessor", found.blocks),
-        ("occupancy", f"{100 * found.blocks * conf.threads / device.max_threads_per_sm:.0f} % of its {device.max_threads_per_sm} threads")]
-    limits = [("registers", f"{usage.registers} x {conf.threads} threads", found.by_registers), ("threads", f"{conf.threads}", found.by_threads),
-              ("shared memory", f"{subject.spec.shared_bytes:,} bytes", found.by_shared_memory), ("hardware", "", found.by_hardware)]
+        ("shared memory, bytes a block", subject.spec.shared_bytes),
+        ("blocks on a multiprocessor", found.blocks),
+        (
+            "occupancy",
+            f"{100 * found.blocks * conf.threads / device.max_threads_per_sm:.0f} % of its {device.max_threads_per_sm} "
+            f"threads",
+        ),
+    ]
+    limits = [
+        ("registers", f"{usage.registers} x {conf.threads} threads", found.by_registers),
+        ("threads", f"{conf.threads}", found.by_threads),
+        ("shared memory", f"{subject.spec.shared_bytes:,} bytes", found.by_shared_memory),
+        ("hardware", "", found.by_hardware),
+    ]
     tables = table((), rows) + table(("limit", "a block takes", "blocks"), limits)
     try:
         counts = kernel.instructions
@@ -115,8 +161,16 @@ def _resources(subject: Subject) -> str:
     total = sum(counts.values())
     kinds: dict[str, int] = {}
     for opcode, number in counts.items():
-        kind = next((name for name, starts in KINDS.items() if opcode.startswith(starts)), "addresses, conversions, the rest")
+        kind = next(
+            (name for name, starts in KINDS.items() if opcode.startswith(starts)), "addresses, conversions, the rest"
+        )
         kinds[kind] = kinds.get(kind, 0) + number
-    mix = [(name, number, f"{100 * number / total:.0f} %") for name, number in sorted(kinds.items(), key=lambda one: -one[1])]
-    return (f"<div class=row>{tables}</div><p>{total:,} instructions in the kernel's text (not weighted by how often they run):</p>"
-            f"<div class=row>{table(('kind', 'instructions', ''), mix)}{table(('opcode', 'instructions'), counts.most_common(OPCODES))}</div>")
+    mix = [
+        (name, number, f"{100 * number / total:.0f} %") for name, number in sorted(kinds.items(), key=lambda one: -one[1])
+    ]
+    return (
+        f"<div class=row>{tables}</div><p>{total:,} instructions in the kernel's text (not weighted by how often they "
+        f"run):</p>"
+        f"<div class=row>{table(('kind', 'instructions', ''), mix)}"
+        f"{table(('opcode', 'instructions'), counts.most_common(OPCODES))}</div>"
+    )

@@ -20,12 +20,24 @@ from gemmkit.runtime.device import DeviceInfo
 __all__ = ["Roof", "drawn", "roof_of"]
 
 #: Operations (a multiplication and an addition are two) of a multiprocessor a cycle: tensor cores, by the operands' dtype.
-TENSOR = {(9, 0): {"float16": 4096, "bfloat16": 4096, "float32": 2048, "float64": 256, "int8": 8192, "uint8": 8192,
-                   "float8_e4m3fn": 8192, "float8_e5m2": 8192},
-          (8, 0): {"float16": 2048, "bfloat16": 2048, "float32": 1024, "float64": 128, "int8": 4096, "uint8": 4096}}
+TENSOR = {
+    (9, 0): {
+        "float16": 4096,
+        "bfloat16": 4096,
+        "float32": 2048,
+        "float64": 256,
+        "int8": 8192,
+        "uint8": 8192,
+        "float8_e4m3fn": 8192,
+        "float8_e5m2": 8192,
+    },
+    (8, 0): {"float16": 2048, "bfloat16": 2048, "float32": 1024, "float64": 128, "int8": 4096, "uint8": 4096},
+}
 #: The same of the ordinary units.
-ORDINARY = {(9, 0): {"float16": 512, "bfloat16": 512, "float32": 256, "float64": 128, "int32": 128},
-            (8, 0): {"float16": 512, "bfloat16": 256, "float32": 128, "float64": 64, "int32": 128}}
+ORDINARY = {
+    (9, 0): {"float16": 512, "bfloat16": 512, "float32": 256, "float64": 128, "int32": 128},
+    (8, 0): {"float16": 512, "bfloat16": 256, "float32": 128, "float64": 64, "int32": 128},
+}
 CLOCK = {(9, 0): 1.83e9, (8, 0): 1.41e9}
 #: Bytes a second of global memory, by what a GPU's name holds.
 MEMORY = {"H200": 4.8e12, "H100 PCIe": 2.0e12, "H100": 3.35e12, "A100": 1.94e12}
@@ -92,10 +104,14 @@ def drawn(subject: Subject) -> str:
     intensity = operations / once
     bound = "the " + roof.units if intensity >= roof.ridge else "global memory"
     rows: list[tuple[str, object]] = [
-        ("operations (2 M N K)", f"{operations:.4g}"), ("bytes, each operand once", f"{once / 1e6:,.4g} MB"),
-        ("operations a byte", f"{intensity:,.4g}"), ("the ridge is at", f"{roof.ridge:,.4g} operations a byte"), ("bound by", bound),
+        ("operations (2 M N K)", f"{operations:.4g}"),
+        ("bytes, each operand once", f"{once / 1e6:,.4g} MB"),
+        ("operations a byte", f"{intensity:,.4g}"),
+        ("the ridge is at", f"{roof.ridge:,.4g} operations a byte"),
+        ("bound by", bound),
         ("at most", f"{roof.at(intensity) / 1e12:.4g} TFLOP/s: {operations / roof.at(intensity) * 1e6:.4g} us"),
-        ("bytes that blocks fetch from the L2", f"{fetched / 1e6:,.5g} MB ({operations / fetched:.3g} operations a byte)")]
+        ("bytes that blocks fetch from the L2", f"{fetched / 1e6:,.5g} MB ({operations / fetched:.3g} operations a byte)"),
+    ]
     microseconds = choice_of(subject.compiled).microseconds
     modelled = None if microseconds is None else operations / microseconds * 1e6
     if modelled is not None:
@@ -106,9 +122,9 @@ def drawn(subject: Subject) -> str:
 
 def _figure(roof: Roof, intensity: float, modelled: float | None) -> str:
     wide, high, left, top = 420.0, 240.0, 56.0, 14.0
-    low_x, high_x = min(-1.0, math.log10(intensity) - .3), max(math.log10(roof.ridge), math.log10(intensity)) + .8
-    high_y = math.log10(roof.operations) + .25
-    low_y = min(high_y - 3.2, math.log10(modelled or roof.at(intensity)) - .3)
+    low_x, high_x = min(-1.0, math.log10(intensity) - 0.3), max(math.log10(roof.ridge), math.log10(intensity)) + 0.8
+    high_y = math.log10(roof.operations) + 0.25
+    low_y = min(high_y - 3.2, math.log10(modelled or roof.at(intensity)) - 0.3)
 
     def x(value: float) -> float:
         return left + wide * (math.log10(value) - low_x) / (high_x - low_x)
@@ -124,28 +140,45 @@ def _figure(roof: Roof, intensity: float, modelled: float | None) -> str:
         for power in range(math.ceil(low_y), math.floor(high_y) + 1):
             at = y(10.0**power)
             yield f'<line x1="{left}" x2="{left + wide}" y1="{at:.1f}" y2="{at:.1f}" stroke="var(--line)"/>'
-            yield text(left - 6, at + 4, f"{10.0**(power - 12):g}", "end", "soft")
+            yield text(left - 6, at + 4, f"{10.0 ** (power - 12):g}", "end", "soft")
         start = max(10.0**low_x, 10.0**low_y / roof.memory)
-        yield (f'<path d="M{x(start):.1f} {y(roof.memory * start):.1f} L{x(roof.ridge):.1f} {y(roof.operations):.1f} L{left + wide} '
-               f'{y(roof.operations):.1f}" fill="none" stroke="var(--accent)" stroke-width="2.5"/>')
+        yield (
+            f'<path d="M{x(start):.1f} {y(roof.memory * start):.1f} L{x(roof.ridge):.1f} {y(roof.operations):.1f} '
+            f"L{left + wide} "
+            f'{y(roof.operations):.1f}" fill="none" stroke="var(--accent)" stroke-width="2.5"/>'
+        )
         yield text(x(roof.ridge) - 8, y(roof.operations) + 4, f"{roof.operations / 1e12:.4g} TFLOP/s, {roof.units}", "end")
         slope = math.degrees(math.atan((y(roof.memory) - y(10 * roof.memory)) / (x(10.0) - x(1.0))))
         middle = math.sqrt(start * roof.ridge)
         at_x, at_y = x(middle) - 7, y(roof.memory * middle) - 7
-        yield (f'<text x="{at_x:.1f}" y="{at_y:.1f}" text-anchor="middle" transform="rotate({-slope:.1f} {at_x:.1f} {at_y:.1f})">'
-               f'{roof.memory / 1e12:g} TB/s</text>')
+        yield (
+            f'<text x="{at_x:.1f}" y="{at_y:.1f}" text-anchor="middle" transform="rotate({-slope:.1f} {at_x:.1f} '
+            f'{at_y:.1f})">'
+            f"{roof.memory / 1e12:g} TB/s</text>"
+        )
         most = roof.at(intensity)
-        yield (f'<line x1="{x(intensity):.1f}" x2="{x(intensity):.1f}" y1="{y(most):.1f}" y2="{top + high}" stroke="var(--hot)" '
-               'stroke-dasharray="4 3"/>')
+        yield (
+            f'<line x1="{x(intensity):.1f}" x2="{x(intensity):.1f}" y1="{y(most):.1f}" y2="{top + high}" '
+            f'stroke="var(--hot)" '
+            'stroke-dasharray="4 3"/>'
+        )
         yield _point(x(intensity), y(most), f"at most {most / 1e12:.4g} TFLOP/s at {intensity:.4g} operations a byte", False)
         if modelled is not None:
             yield _point(x(intensity), y(modelled), f"modelled: {modelled / 1e12:.4g} TFLOP/s", True)
         yield text(left + wide / 2, top + high + 32, "operations a byte of global memory", "middle", "soft")
-        yield (f'<text x="12" y="{top + high / 2}" class="soft" text-anchor="middle" transform="rotate(-90 12 {top + high / 2})">'
-               "TFLOP/s</text>")
+        yield (
+            f'<text x="12" y="{top + high / 2}" class="soft" text-anchor="middle" transform="rotate(-90 12 '
+            f'{top + high / 2})">'
+            "TFLOP/s</text>"
+        )
 
-    return figure(left + wide + 12, top + high + 38, parts(), "Both axes are logarithmic. The open circle is the bound of this product, "
-                  "the full one the time that the tables model.")
+    return figure(
+        left + wide + 12,
+        top + high + 38,
+        parts(),
+        "Both axes are logarithmic. The open circle is the bound of this product, "
+        "the full one the time that the tables model.",
+    )
 
 
 def _point(x: float, y: float, tip: str, full: bool) -> str:

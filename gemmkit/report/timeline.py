@@ -1,6 +1,7 @@
 """The pipeline as a timeline: which role waits for which barrier, from the events of an emulated launch.
 
-The emulator has an order and no time. `Timeline` gives each event the least time that the barriers allow: a thread that waits
+The emulator has an order and no time. `Timeline` gives each event the least time that the barriers allow: a thread
+that waits
 goes on when the last of those has come that its barrier counts, and lengths are assumed: a k-tile's products take `TILE`, a
 copy from global memory is on its way for `LATENCY`, a tile's end takes `FINISH`, and what starts a copy `ISSUE`. So the
 figure shows what waits for what, and how deep the ring is; not how long anything takes on a GPU.
@@ -19,9 +20,9 @@ from gemmkit.report.subject import Run
 __all__ = ["Bar", "Timeline", "drawn"]
 
 TILE, LATENCY, FINISH, ISSUE = 1.0, 2.0, 1.0, 0.12
-MOST = 6                               # roles that are drawn
-UNIT = 34                              # pixels of a k-tile's products
-LONGEST = 3200                         # pixels of a figure
+MOST = 6  # roles that are drawn
+UNIT = 34  # pixels of a k-tile's products
+LONGEST = 3200  # pixels of a figure
 
 
 class Bar(NamedTuple):
@@ -47,13 +48,13 @@ class Timeline:
     def __post_init__(self) -> None:
         spec = self.run.spec
         self._is_hopper = hasattr(spec, "producer_warps")
-        self._clock: dict[int, float] = defaultdict(float)               # of a thread
-        self._ends: dict[Any, float] = defaultdict(float)                # of a barrier's phase, or of an opening
-        self._landed: dict[tuple[int, int], list[float]] = defaultdict(list)      # when a thread's copies into a stage are there
-        self._last: dict[int, tuple[str, int]] = {}                      # what a thread did last
-        self._multiplied: dict[int, int] = {}                            # the stage that a thread is at
-        self._finished: set[int] = set()                                 # threads that have begun to finish their tile
-        self._started: dict[Any, int] = {}                               # of a phase that TMA completes: how many bytes
+        self._clock: dict[int, float] = defaultdict(float)  # of a thread
+        self._ends: dict[Any, float] = defaultdict(float)  # of a barrier's phase, or of an opening
+        self._landed: dict[tuple[int, int], list[float]] = defaultdict(list)  # when a thread's copies into a stage are there
+        self._last: dict[int, tuple[str, int]] = {}  # what a thread did last
+        self._multiplied: dict[int, int] = {}  # the stage that a thread is at
+        self._finished: set[int] = set()  # threads that have begun to finish their tile
+        self._started: dict[Any, int] = {}  # of a phase that TMA completes: how many bytes
         self._bar_of: dict[Any, Bar] = {}
         for event in self.run.events:
             if event.block == self.block:
@@ -69,7 +70,10 @@ class Timeline:
     def roles(self) -> list[str]:
         """In the order from producers to consumers; copies on their way stand between."""
         found = dict.fromkeys(bar.role for bar in self.bars)
-        return sorted(found, key=lambda name: ((name.startswith("consumer") or name.startswith("warp ")) + 0.5 * ("copies" in name), name))
+        return sorted(
+            found,
+            key=lambda name: ((name.startswith("consumer") or name.startswith("warp ")) + 0.5 * ("copies" in name), name),
+        )
 
     def role(self, thread: int) -> str:
         spec = self.run.spec
@@ -119,7 +123,9 @@ class Timeline:
 
     def _on_waited(self, event: Event, thread: int) -> None:
         name, stage = self.barrier(event.place)
-        said = f"waits for {name}[{stage}], phase {event.phase}" if stage >= 0 else f"waits for the {name}, phase {event.phase}"
+        said = (
+            f"waits for {name}[{stage}], phase {event.phase}" if stage >= 0 else f"waits for the {name}, phase {event.phase}"
+        )
         self._until(thread, self._ends[event.place, event.phase], said, stage)
 
     def _on_arrive(self, event: Event, thread: int) -> None:
@@ -134,8 +140,15 @@ class Timeline:
         key = event.place, event.phase
         self._ends[key] = max(self._ends[key], start + ISSUE + LATENCY)
         self._started[key] = self._started.get(key, 0) + event.size
-        bar = Bar("TMA copies", "copy", start + ISSUE, start + ISSUE + LATENCY, stage,
-                  f"{self._started[key]:,} bytes on their way into stage {stage}; they complete {name}[{stage}], phase {event.phase}")
+        bar = Bar(
+            "TMA copies",
+            "copy",
+            start + ISSUE,
+            start + ISSUE + LATENCY,
+            stage,
+            f"{self._started[key]:,} bytes on their way into stage {stage}; they complete {name}[{stage}], phase "
+            f"{event.phase}",
+        )
         self._bar_of[key] = self._bar_of.get(key, bar)._replace(what=bar.what, end=bar.end)
 
     def _on_operand(self, event: Event, thread: int) -> None:
@@ -155,8 +168,16 @@ class Timeline:
         if known != ("issue", stage):
             self._landed[thread, stage].append(self._clock[thread] + LATENCY)
             if thread == 0:
-                self.bars.append(Bar("cp.async copies", "copy", self._clock[thread], self._clock[thread] + LATENCY, stage,
-                                     f"warp 0's bytes on their way into stage {stage}"))
+                self.bars.append(
+                    Bar(
+                        "cp.async copies",
+                        "copy",
+                        self._clock[thread],
+                        self._clock[thread] + LATENCY,
+                        stage,
+                        f"warp 0's bytes on their way into stage {stage}",
+                    )
+                )
 
     def _on_landed(self, event: Event, thread: int) -> None:
         stage = self._stage(event)
@@ -213,6 +234,7 @@ class Timeline:
 
 # -- the figure -----------------------------------------------------------------------------------------------------------
 
+
 def drawn(run: Run) -> str:
     """The figure, and how long each role waits for what."""
     found = Timeline(run)
@@ -225,28 +247,51 @@ def drawn(run: Run) -> str:
     for name in roles:
         deep = max(lanes[name].values(), default=0) + 1
         high = line if deep == 1 else 15 * deep
-        parts += [rect(left, y, found.end * unit, high, kind="frame", fill="var(--panel)"),
-                  text(left - 8, y + high / 2 + 4, name, "end")]
+        parts += [
+            rect(left, y, found.end * unit, high, kind="frame", fill="var(--panel)"),
+            text(left - 8, y + high / 2 + 4, name, "end"),
+        ]
         each = high / deep
         for bar, lane in lanes[name].items():
-            parts.append(_bar(bar, left + bar.start * unit, y + lane * each, max((bar.end - bar.start) * unit, 1.5), each - (deep > 1), stages))
+            parts.append(
+                _bar(
+                    bar,
+                    left + bar.start * unit,
+                    y + lane * each,
+                    max((bar.end - bar.start) * unit, 1.5),
+                    each - (deep > 1),
+                    stages,
+                )
+            )
         y += high + 7
     for n in range(0, int(found.end) + 1, max(1, int(found.end) // 16)):
         parts.append(text(left + n * unit, y + 10, str(n), "middle", "soft"))
     waits: dict[tuple[str, str], float] = defaultdict(float)
     for bar in found.bars:
         if bar.kind == "wait":
-            waits[bar.role, bar.what.partition("[")[0].partition(", phase")[0].partition(" into stage")[0].replace("waits for ", "")] += bar.end - bar.start
+            waits[
+                bar.role,
+                bar.what.partition("[")[0].partition(", phase")[0].partition(" into stage")[0].replace("waits for ", ""),
+            ] += bar.end - bar.start
     hidden = {bar.role for bar in found.bars} - set(roles)
     more = f" {len(hidden)} more warps do alike." if hidden else ""
-    caption = (f"A block of {' x '.join(map(str, run.sizes))}, emulated; the axis counts k-tiles' products. What waits for what is "
-               f"the run's. Lengths are assumed: a copy takes {LATENCY:g} k-tiles, the end of a tile {FINISH:g}.{more}")
+    caption = (
+        f"A block of {' x '.join(map(str, run.sizes))}, emulated; the axis counts k-tiles' products. What waits for what is "
+        f"the run's. Lengths are assumed: a copy takes {LATENCY:g} k-tiles, the end of a tile {FINISH:g}.{more}"
+    )
     keys = [(f"stage {n}", hue(n, stages)) for n in range(stages)]
-    hatch = ('<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-             '<path d="M0 0V6" stroke="var(--soft)" stroke-width="1.5"/></pattern></defs>')
-    shown = table(("role", "waits for", "k-tiles"), [(role, what, round(time, 2)) for (role, what), time in waits.items() if role in roles])
-    said = ("<p class=soft>Bars: a stage's colour full height: multiplied; dark: a copy is started; striped: waits; "
-            "grey: the tile's end. Hover tells the barrier and its phase.</p>")
+    hatch = (
+        '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        '<path d="M0 0V6" stroke="var(--soft)" stroke-width="1.5"/></pattern></defs>'
+    )
+    shown = table(
+        ("role", "waits for", "k-tiles"),
+        [(role, what, round(time, 2)) for (role, what), time in waits.items() if role in roles],
+    )
+    said = (
+        "<p class=soft>Bars: a stage's colour full height: multiplied; dark: a copy is started; striped: waits; "
+        "grey: the tile's end. Hover tells the barrier and its phase.</p>"
+    )
     return legend(keys) + figure(left + found.end * unit + 10, y + 18, [hatch, *parts], caption, wide=True) + said + shown
 
 
@@ -267,6 +312,6 @@ def _lanes(bars: list[Bar]) -> dict[Bar, int]:
     found: dict[Bar, int] = {}
     for bar in bars:
         lane = next((n for n, end in enumerate(ends) if end <= bar.start + 1e-9), len(ends))
-        ends[lane:lane + 1] = [bar.end]
+        ends[lane : lane + 1] = [bar.end]
         found[bar] = lane
     return found

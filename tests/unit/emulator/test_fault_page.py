@@ -32,7 +32,7 @@ def test_a_race_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     operand = fault.launched.spec.a if " A" in found.name else fault.launched.spec.b
     shared = operand.shared
     at = int(shared.position(found.place, shared.leading(operand.tile.size))) * shared.dtype.itemsize
-    assert at + operand.offset == fault.address and found.count * shared.dtype.itemsize == fault.size
+    assert at + operand.offset == fault.address and found.many * shared.dtype.itemsize == fault.size
     frame = re.search('srcdoc="(.*)"', fault._repr_html_(), re.DOTALL)
     assert frame is not None and "&lt;svg" in frame[1]
 

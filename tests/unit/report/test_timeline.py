@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -49,7 +51,7 @@ def test_bars_of_one_role_do_not_overlap(hopper: Run) -> None:
     found = Timeline(hopper)
     for role in ("producer", "consumer 0"):
         bars = [bar for bar in found.bars if bar.role == role]
-        assert all(a.end <= b.start + 1e-9 for a, b in zip(bars, bars[1:]))
+        assert all(a.end <= b.start + 1e-9 for a, b in pairwise(bars))
     lanes = _lanes([bar for bar in found.bars if bar.role == "TMA copies"])
     assert max(lanes.values()) < hopper.spec.stages
 
