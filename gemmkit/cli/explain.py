@@ -20,7 +20,7 @@ from gemmkit.kernels.common.stream_k import StreamK
 from gemmkit.lang.given import check_dtype
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import FPUOp, MMAOp, Operator, WMMAOp
-from gemmkit.report.choice import choice_of
+from gemmkit.report.choice import choice_of, microseconds_text
 from gemmkit.report.page import page
 from gemmkit.report.subject import Subject, of_call
 from gemmkit.runtime.assemble import AssemblerError
@@ -177,7 +177,7 @@ def mapping(found: Subject, options: argparse.Namespace) -> Iterator[tuple[str, 
     choice = choice_of(found.compiled)
     yield "chosen because", f"{choice.reason} ({choice.owner})"
     if choice.microseconds is not None:
-        yield "modelled time", f"{choice.microseconds:.4g} us"
+        yield "modelled time", microseconds_text(choice.microseconds)
     if options.batch > 1:
         yield "products", f"{options.batch} in one launch, {options.batch * rows * columns} tiles"
     yield "operator", repr(conf.operator)

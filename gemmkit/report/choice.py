@@ -9,7 +9,7 @@ from gemmkit.config import Config
 from gemmkit.lang.errors import ConfigError
 from gemmkit.tuning.candidates import Candidate, modelled
 
-__all__ = ["REASONS", "Choice", "choice_of"]
+__all__ = ["REASONS", "Choice", "choice_of", "microseconds_text"]
 
 SHOWN = 8                              # mappings beside the one that was chosen
 #: By `gemmkit.problem.Call.chosen_by`: the reason, and the file that owns it.
@@ -58,6 +58,15 @@ class Choice:
         return None if self.candidate is None else self.candidate.nanoseconds / 1000
 
 
+def microseconds_text(time: float) -> str:
+    """A time as it is shown.
+
+    >>> microseconds_text(171.6234), microseconds_text(10450.2)
+    ('171.6 us', '10,450 us')
+    """
+    return f"{time:,.0f} us" if time >= 1000 else f"{time:.4g} us"
+
+
 def choice_of(compiled: Compiled) -> Choice:
     """The choice of a product's mapping.
 
@@ -86,8 +95,9 @@ def choice_of(compiled: Compiled) -> Choice:
         if own is not None:
             break
     others: dict[tuple, Candidate] = {}
-    for one in found:                                          # of each tile the best: the rest are orders and depths of it
-        if mine is None or tile_of(one) != tile_of(mine):
+    # Of each tile the best: the rest are orders and depths of it. Families have models of their own, which do not compare.
+    for one in found:
+        if mine is None or (one.kernel == mine.kernel and tile_of(one) != tile_of(mine)):
             others.setdefault(tile_of(one), one)
     return Choice(compiled.problem.chosen_by, mine, tuple(others.values())[:SHOWN])
 

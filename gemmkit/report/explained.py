@@ -8,7 +8,7 @@ from typing import Any
 
 from gemmkit.config import Config
 from gemmkit.drawing import framed
-from gemmkit.report.choice import Choice, choice_of
+from gemmkit.report.choice import Choice, choice_of, microseconds_text
 from gemmkit.report.page import page, title
 from gemmkit.report.subject import Subject, of_call
 
@@ -51,7 +51,7 @@ class Explanation:
 
     def __repr__(self) -> str:
         choice, conf = self.choice, self.config
-        time = "" if choice.microseconds is None else f"\nmodelled: {choice.microseconds:.4g} us"
+        time = "" if choice.microseconds is None else f"\nmodelled: {microseconds_text(choice.microseconds)}"
         return (
             f"{title(self.subject)}\n{conf.kernel}, {'x'.join(map(str, conf.block_shape.extents))}, {conf.operator!r}"
             f"\nchosen because: {choice.reason} ({choice.owner}){time}"

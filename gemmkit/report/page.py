@@ -8,7 +8,7 @@ from html import escape
 from gemmkit.drawing import document, table
 from gemmkit.inspection import CompiledKernel
 from gemmkit.report import memory, roofline, tiles, timeline
-from gemmkit.report.choice import choice_of
+from gemmkit.report.choice import choice_of, microseconds_text
 from gemmkit.report.subject import Run, Subject
 from gemmkit.runtime.assemble import AssemblerError
 
@@ -65,7 +65,7 @@ def _mapping(subject: Subject) -> str:
     conf, choice = subject.conf, choice_of(subject.compiled)
     size, call = conf.block_shape.extents, subject.compiled.computed
     transposed = ", of the transpose D^T = B^T A^T" if call is not subject.compiled.problem else ""
-    time = "not modelled" if choice.microseconds is None else f"{choice.microseconds:.4g} us a launch"
+    time = "not modelled" if choice.microseconds is None else f"{microseconds_text(choice.microseconds)} a launch"
     rows: list[tuple[str, object]] = [
         ("kernel", f"{conf.kernel}{transposed}, for {subject.device.name}"),
         ("chosen because", choice.reason),
@@ -90,10 +90,10 @@ def _others(subject: Subject) -> str:
         return "<p class=soft>The tables model no other mapping of this product.</p>"
     mine = [] if choice.candidate is None else [choice.candidate]
     listed = sorted((*mine, *choice.others), key=lambda one: one.nanoseconds)
-    rows = [(one.name, one.nanoseconds / 1000) for one in listed]
+    rows = [(one.name, microseconds_text(one.nanoseconds / 1000)) for one in listed]
     own = listed.index(choice.candidate) if choice.candidate is not None else None
     said = (
-        "The model's times of other tiles; 'gemmkit.tune' measures them."
+        "The model's times of other tiles of this kernel; 'gemmkit.tune' measures them."
         if own is not None
         else ("The mapping that runs is not among those that the tables model; these are.")
     )

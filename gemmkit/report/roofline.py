@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from gemmkit.drawing import figure, table, text
 from gemmkit.operators import MMAOp, Operator, WGMMAOp, WMMAOp
-from gemmkit.report.choice import choice_of
+from gemmkit.report.choice import choice_of, microseconds_text
 from gemmkit.report.subject import Subject
 from gemmkit.runtime.device import DeviceInfo
 
@@ -41,6 +41,10 @@ ORDINARY = {
 CLOCK = {(9, 0): 1.83e9, (8, 0): 1.41e9}
 #: Bytes a second of global memory, by what a GPU's name holds.
 MEMORY = {"H200": 4.8e12, "H100 PCIe": 2.0e12, "H100": 3.35e12, "A100": 1.94e12}
+
+
+#: What complex numbers are multiplied in: four products and four additions of it.
+REAL = {"complex64": "float32", "complex128": "float64"}
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ def roof_of(operator: Operator, device: DeviceInfo) -> Roof | str:
     memory = next((value for name, value in MEMORY.items() if name in device.name), None)
     if rates is None or memory is None:
         return f"rates of {device.name} are not in gemmkit/report/roofline.py"
+    dtype = REAL.get(dtype, dtype)
     if dtype not in rates:
         return f"the rate of {type(operator).__name__} on {dtype} is not known: NVIDIA's tables have none"
     units = "tensor cores" if is_tensor else "ordinary units"
@@ -92,7 +97,8 @@ def work_of(subject: Subject) -> tuple[float, float, float]:
     blocks = math.ceil(M / size.M) * math.ceil(N / size.N)
     cluster = subject.spec.cluster
     fetched = (blocks * K * (size.M * a / cluster.n + size.N * b / cluster.m) + M * N * d) * many
-    return 2.0 * M * N * K * many, float(once), float(fetched)
+    each = 8.0 if str(call.a.dtype) in REAL and str(call.b.dtype) in REAL else 2.0
+    return each * M * N * K * many, float(once), float(fetched)
 
 
 def drawn(subject: Subject) -> str:
@@ -104,7 +110,7 @@ def drawn(subject: Subject) -> str:
     intensity = operations / once
     bound = "the " + roof.units if intensity >= roof.ridge else "global memory"
     rows: list[tuple[str, object]] = [
-        ("operations (2 M N K)", f"{operations:.4g}"),
+        ("operations (2 M N K, of complex numbers 8)", f"{operations:.4g}"),
         ("bytes, each operand once", f"{once / 1e6:,.4g} MB"),
         ("operations a byte", f"{intensity:,.4g}"),
         ("the ridge is at", f"{roof.ridge:,.4g} operations a byte"),
@@ -116,7 +122,7 @@ def drawn(subject: Subject) -> str:
     modelled = None if microseconds is None else operations / microseconds * 1e6
     if modelled is not None:
         share = f"{100 * modelled / roof.at(intensity):.0f} % of the roof"
-        rows.append(("modelled", f"{modelled / 1e12:.4g} TFLOP/s: {microseconds:.4g} us, {share}"))
+        rows.append(("modelled", f"{modelled / 1e12:.4g} TFLOP/s: {microseconds_text(microseconds)}, {share}"))
     return f"<div class=row>{_figure(roof, intensity, modelled)}{table((), rows)}</div>"
 
 
