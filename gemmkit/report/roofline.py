@@ -120,7 +120,7 @@ def drawn(subject: Subject) -> str:
     ]
     microseconds = choice_of(subject.compiled).microseconds
     modelled = None if microseconds is None else operations / microseconds * 1e6
-    if modelled is not None:
+    if microseconds is not None and modelled is not None:
         share = f"{100 * modelled / roof.at(intensity):.0f} % of the roof"
         rows.append(("modelled", f"{modelled / 1e12:.4g} TFLOP/s: {microseconds_text(microseconds)}, {share}"))
     return f"<div class=row>{_figure(roof, intensity, modelled)}{table((), rows)}</div>"
