@@ -38,6 +38,7 @@ if _TYPE_CHECKING:
     from gemmkit import fast, masks, programs, scores
     from gemmkit.attention_call import attention
     from gemmkit.programs import Mapping, program
+    from gemmkit.report.explained import Explanation, explain
     from gemmkit.rows import layernorm, log_softmax, rmsnorm, rowwise, softmax
     from gemmkit.tuner import Tuned, tune
 
@@ -47,9 +48,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Array", "BlockSparse", "Braid", "Component", "ComponentError", "Concat", "Config", "ConfigError", "Diagonal",
-    "Dual", "Gather", "Generated", "GroupPlan", "Mapping", "Matrix", "Plan", "Scalar", "Scatter", "StreamK", "Symmetric",
-    "Tile", "Triangular", "Tuned", "attention", "blas", "einsum", "emulate", "epilogues", "fast", "float16", "float32",
-    "float64", "get_config", "glu", "grouped", "layernorm", "layouts", "linearise", "log_softmax", "lstm_cell",
+    "Dual", "Explanation", "Gather", "Generated", "GroupPlan", "Mapping", "Matrix", "Plan", "Scalar", "Scatter", "StreamK",
+    "Symmetric", "Tile", "Triangular", "Tuned", "attention", "blas", "einsum", "emulate", "epilogues", "explain", "fast",
+    "float16", "float32", "float64", "get_config", "glu", "grouped", "layernorm", "layouts", "linearise", "log_softmax", "lstm_cell",
     "masks", "matmul", "mlp", "operators", "parallelise", "plan", "plan_grouped", "program", "programs", "rmsnorm",
     "rowwise", "scores", "select", "softmax", "subdivide", "transforms", "translate", "translate_base",
     "translate_offset", "tune",
@@ -57,7 +58,8 @@ __all__ = [
 
 
 _MODULES = "cupy", "fast", "masks", "programs", "scores", "torch"
-_LATER = {"Mapping": "programs", "Tuned": "tuner", "attention": "attention_call", "mlp": "mlp_call", "program": "programs",
+_LATER = {"Mapping": "programs", "Tuned": "tuner", "attention": "attention_call", "explain": "report.explained",
+          "Explanation": "report.explained", "mlp": "mlp_call", "program": "programs",
           "tune": "tuner",
           **dict.fromkeys(("layernorm", "log_softmax", "rmsnorm", "rowwise", "softmax"), "rows")}
 

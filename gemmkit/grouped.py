@@ -299,13 +299,13 @@ def _completed(infos: Sequence[Any], keywords: dict[str, Any], device: DeviceInf
     arrays = dict(zip(("a", "b", "c", "out"), of_largest))
     layouts = _layouts(arrays, None, keywords)
     if candidate is not None:
-        return _configure(arrays, layouts, sizes, keywords, device, len(infos), candidate)
+        return _configure(arrays, layouts, sizes, keywords, device, len(infos), candidate)[0]
     operator = keywords.get("operator") or (algebra_of(a.dtype) if a.dtype == b.dtype else None)
     operator = operator or operator_for(a.dtype, b.dtype, sizes, device, len(infos))
     if not isinstance(operator, Operator):
         raise ConfigError(f"operator={operator!r}: an instance of Operator is needed (not the class itself)")
     fields = {**_mapping(operator, infos, device), **keywords, "operator": operator}
-    return _configure(arrays, layouts, sizes, fields, device, len(infos))
+    return _configure(arrays, layouts, sizes, fields, device, len(infos))[0]
 
 
 def _mapping(operator: Operator, infos: Sequence[Any], device: DeviceInfo) -> dict[str, Any]:

@@ -48,6 +48,9 @@ class Call:
     Of a stack of products the operands are those of the first; ``stack`` is its shape, None for a single product.
 
     With ``is_transposed`` the kernel computes D^T = B^T A^T (`computed`), and ``config`` is of that product.
+    ``chosen_by`` names what chose the mapping: "conf" or "operator" (the caller's), "tuned" (`gemmkit.tuning.store`),
+    "candidate" (one that is tried), a table of `gemmkit.tuning` ("winners", "boxes", "multistage", "gathered", "hopper",
+    "swapped"), or "units": the operator for the dtypes, in the tiles of `gemmkit.tuning.defaults`.
     """
 
     M: int
@@ -63,6 +66,7 @@ class Call:
     is_transposed: bool = False
     tuning_key: Callable[[], str] | None = None                        # (`gemmkit.tuning.store`)
     vectors: Vectors = Vectors()                                       # among a and b; they are matrices here
+    chosen_by: str = "conf"
 
     @property
     def computed(self) -> Call:
@@ -130,20 +134,22 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     products = math.prod(stack or ())
     key = partial(store.digest_of, infos, layouts, (M, N, K), keywords, device, products)
     tuned = store.find(device, key) if conf is None and candidate is None else None
-    candidate = tuned or candidate
+    candidate, chosen = tuned or candidate, "conf"
     turned = (swapped.fields(infos, layouts, keywords, (M, N, K), device)
               if conf is None and stack is None and candidate is None else None)
     if turned is not None:
         transposed = {"a": flipped(infos["b"]), "b": flipped(infos["a"]), "c": flipped(c), "out": flipped(out)}
-        conf = _configure(transposed, swapped.of_transposed(layouts), (N, M, K), turned, device, new=ColMajor)
+        conf, _ = _configure(transposed, swapped.of_transposed(layouts), (N, M, K), turned, device, new=ColMajor)
+        chosen = "swapped"
     elif conf is None:
         try:
-            conf = _configure(infos, layouts, (M, N, K), keywords, device, products, candidate)
+            conf, chosen = _configure(infos, layouts, (M, N, K), keywords, device, products, candidate)
+            chosen = "tuned" if tuned is not None else chosen
         except ConfigError as error:
             if tuned is None:
                 raise
             store.refused(device, tuned, error)
-            conf = _configure(infos, layouts, (M, N, K), keywords, device, products)
+            conf, chosen = _configure(infos, layouts, (M, N, K), keywords, device, products)
     else:
         if "operator" in keywords:
             raise ConfigError("operator: it is given beside conf, which has one; give it to get_config")
@@ -158,7 +164,7 @@ def resolve(a: ArrayInfo, b: ArrayInfo, c: ArrayInfo | None, out: ArrayInfo | No
     _check_functions(conf, M, N, K, stack)
     assert infos["a"] is not None and infos["b"] is not None
     call = Call(M, N, K, conf, infos["a"], infos["b"], infos["c"], infos["out"], device, stack, turned is not None, key,
-                vectors)
+                vectors, chosen)
     check_held(call.held, {name: info and whole(info) for name, info in infos.items()}, () if out is None else (out,))
     return call
 
@@ -280,31 +286,37 @@ def _sizes(infos: dict[str, ArrayInfo | None], layouts: dict[str, Layout | None]
 
 def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: tuple[int, int, int],
                keywords: dict[str, Any], device: DeviceInfo, products: int = 1,
-               candidate: Candidate | None = None, new: type[Plain] = RowMajor) -> Config:
-    """The configuration of a product; ``new`` is how a D lies that the call makes."""
+               candidate: Candidate | None = None, new: type[Plain] = RowMajor) -> tuple[Config, str]:
+    """The configuration of a product, and what chose its mapping (`Call`); ``new`` is how a D lies that the call makes."""
     a, b = layouts["a"], layouts["b"]
     assert a is not None and b is not None
     c = layouts["c"]
     operator = keywords.get("operator")
     fields = dict(keywords)
     found: Any = None
+    chosen = "units" if operator is None else "operator"
     observes = fields.get("observe_a") is not None
     if observes:
         fields.setdefault("splits", 1)
+    asked: dict[str, Callable[[], Any]] = {
+        "winners": lambda: winners.choice(a, b, infos, fields, sizes, device, products),
+        "boxes": lambda: boxes.choice(a, b, infos, fields, sizes, device, products),
+        "multistage": lambda: multistage_mappings.choice(a, b, fields, sizes, device, products),
+        "gathered": lambda: gathered.choice(a, b, infos, fields, sizes, device, products),
+        "hopper": lambda: (hopper.choice(a, b, infos, fields, sizes, device, products, c=c, d=layouts["d"])
+                           if operator is None and mappings.applies(a.dtype, b.dtype, fields, device) else None)}
     if candidate is not None:
-        found = candidate.choice(a, b, fields, device)
+        asked = {"candidate": partial(candidate.choice, a, b, fields, device)}
     elif observes:
-        if operator is None and mappings.applies(a.dtype, b.dtype, fields, device):
-            found = hopper.choice(a, b, infos, fields, sizes, device, products, c=c, d=layouts["d"])
-        if found is None:
-            fields.setdefault("kernel", "singlestage")
+        asked = {"hopper": asked["hopper"]}
+    for name, ask in asked.items():
+        found = ask()
+        if found is not None:
+            chosen = name
+            break
     else:
-        found = (winners.choice(a, b, infos, fields, sizes, device, products)
-                 or boxes.choice(a, b, infos, fields, sizes, device, products)
-                 or multistage_mappings.choice(a, b, fields, sizes, device, products)
-                 or gathered.choice(a, b, infos, fields, sizes, device, products))
-        if found is None and operator is None and mappings.applies(a.dtype, b.dtype, fields, device):
-            found = hopper.choice(a, b, infos, fields, sizes, device, products, c=c, d=layouts["d"])
+        if observes:
+            fields.setdefault("kernel", "singlestage")
     if found is not None:
         operator, fields = found[0], {**found[1], **fields}
     if operator is None and algebra_of(a.dtype) is not None and a.dtype == b.dtype:
@@ -324,7 +336,7 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
         dtype = result_dtype(a.dtype, b.dtype, c, operator) if own is None else own
         fields["global_d_layout"] = new_layout(a, b, dtype, new)
     shape = dict(zip("MNK", sizes), batch=products)
-    return get_config(operator=operator, gemm_shape=shape, device=device, **fields)
+    return get_config(operator=operator, gemm_shape=shape, device=device, **fields), chosen
 
 
 def _check_operands(infos: dict[str, ArrayInfo | None], conf: Config, M: int, N: int, K: int) -> None:

@@ -2,7 +2,7 @@
 
     info      versions, the GPU and its limits, compilers, cache, and which kernels and operators are usable
     demo      the examples, on real data
-    explain   what get_config chooses for a product, and what that compiles to
+    explain   how a product would be computed, why, and what that compiles to
     compile   kernels for the cache, ahead of the first call
     tune      the fastest mapping of a product, found by trying
     cache     the compiled kernels on disk

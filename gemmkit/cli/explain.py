@@ -1,4 +1,4 @@
-"""``python -m gemmkit explain``: what get_config chooses for a product, and what that compiles to."""
+"""``python -m gemmkit explain``: how a product would be computed, why, and what that compiles to."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ import numpy as np
 from gemmkit.cli.console import bytes_text, console, grid, no_gpu, pairs
 from gemmkit.config import Config
 from gemmkit.configure import get_config
-from gemmkit.inspection import CompiledKernel, compile_config
+from gemmkit.inspection import CompiledKernel, compiled_kernel
 from gemmkit.kernels.common.stream_k import StreamK
+from gemmkit.lang.given import check_dtype
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.operators import FPUOp, MMAOp, Operator, WMMAOp
+from gemmkit.report.choice import choice_of, microseconds_text
 from gemmkit.report.page import page
-from gemmkit.report.subject import of_config
+from gemmkit.report.subject import Subject, of_call
 from gemmkit.runtime.assemble import AssemblerError
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.tiling import Tile
@@ -32,8 +34,8 @@ SHOWN = 16                             # opcodes
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
-        "explain", help="what get_config chooses for a product, and what that compiles to",
-        description="Show the configuration that get_config chooses for D = A @ B, how many blocks of it fit on a "
+        "explain", help="how a product would be computed, why, and what that compiles to",
+        description="Show the configuration that gemmkit.matmul takes for D = A @ B and why, how many blocks of it fit on a "
         "multiprocessor, and the compiled kernel's registers, spills, stack and instructions. Needs no GPU: without one the "
         "kernel is compiled for an H100.")
     parser.add_argument("--m", type=int, default=4096, help="rows of A (default: 4096)")
@@ -63,18 +65,19 @@ def run(options: argparse.Namespace) -> int:
     if options.html is not None and not options.html.parent.is_dir():
         raise ValueError(f"--html {options.html}: there is no folder {options.html.parent}")
     out, device = console(), target()
-    conf = configuration(options, device)
+    found = subject(options, device)
+    conf = found.conf
     if no_gpu() is not None:
         out.print(f"No GPU: compiled for {device.name}.")
     out.print(pairs(f"D ({options.m} x {options.n}) = A ({options.m} x {options.k}) @ B ({options.k} x {options.n})",
-                    mapping(conf, options)))
+                    mapping(found, options)))
     if options.config:
         out.print(repr(conf), markup=False)
     if options.html is not None:
-        options.html.write_text(page(of_config(conf, (options.m, options.n, options.k), device)), encoding="utf-8")
+        options.html.write_text(page(found), encoding="utf-8")
         out.print(f"written: {options.html}")
         return 0
-    kernel = compile_config(conf, device=device, gemm_shape=gemm_shape(options))
+    kernel = compiled_kernel(found.compiled, device)
     out.print(grid("Blocks on a multiprocessor", ("limit", "a block takes", "blocks"), fit(kernel)))
     out.print(pairs("Compiled kernel", compiled(kernel)))
     if options.ptx is not None:
@@ -86,16 +89,31 @@ def run(options: argparse.Namespace) -> int:
 
 # -- the request ------------------------------------------------------------------------------------------------------
 
-def configuration(options: argparse.Namespace, device: DeviceInfo) -> Config:
-    """What get_config chooses; raises ValueError or TypeError for a request that it cannot meet."""
+def subject(options: argparse.Namespace, device: DeviceInfo) -> Subject:
+    """The product asked for, as `gemmkit.matmul` would compute it; raises ValueError or TypeError for a request that it
+    cannot meet. Options that say how it is computed make a configuration (``conf=``); without any the plan chooses."""
     for name in ("m", "n", "k", "batch"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name} {getattr(options, name)}: a size of 1 or more is needed")
     a = dtype("--a-dtype", options.a_dtype)
     b = dtype("--b-dtype", options.b_dtype) if options.b_dtype else a
-    sizes = options.m, options.n, options.k
-    operator = choose_operator(options, a, b, sizes, device)
-    d = dtype("--d-dtype", options.d_dtype) if options.d_dtype else result_dtype(a, b, None, operator)
+    d = dtype("--d-dtype", options.d_dtype) if options.d_dtype else None
+    for kind, name in ((a, "a"), (b, "b")):
+        check_dtype(kind, name)
+    stack = () if options.batch == 1 else (options.batch,)
+    x = _of_order((*stack, options.m, options.k), a, options.layout[0])
+    y = _of_order((*stack, options.k, options.n), b, options.layout[1])
+    out = None if d is None else np.empty((*stack, options.m, options.n), d)
+    return of_call(x, y, None, configuration(options, a, b, d, device), out, device=device)
+
+
+def configuration(options: argparse.Namespace, a: np.dtype, b: np.dtype, d: np.dtype | None,
+                  device: DeviceInfo) -> Config | None:
+    """What get_config makes of the options that say how a product is computed; None where there are none."""
+    given = "operator", "accumulator", "block", "warp", "blocks_per_sm"
+    if all(getattr(options, name) is None for name in given):
+        return None
+    operator = choose_operator(options, a, b, (options.m, options.n, options.k), device)
     fields: dict[str, Any] = {}
     for name, field in (("block", "block_shape"), ("warp", "compute_warp")):
         if getattr(options, name):
@@ -103,13 +121,17 @@ def configuration(options: argparse.Namespace, device: DeviceInfo) -> Config:
     if options.blocks_per_sm is not None:
         fields["blocks_per_sm"] = options.blocks_per_sm
     order_a, order_b = ({"n": RowMajor, "t": ColMajor}[letter] for letter in options.layout)
+    shape = dict(M=options.m, N=options.n, K=options.k, batch=options.batch)
     return get_config(operator=operator, global_a_layout=order_a(a), global_b_layout=order_b(b),
-                      global_d_layout=RowMajor(d), gemm_shape=gemm_shape(options), device=device, **fields)
+                      global_d_layout=RowMajor(result_dtype(a, b, None, operator) if d is None else d),
+                      gemm_shape=shape, device=device, **fields)
 
 
-def gemm_shape(options: argparse.Namespace) -> dict[str, int]:
-    shape = dict(M=options.m, N=options.n, K=options.k)
-    return shape if options.batch == 1 else {**shape, "batch": options.batch}
+def _of_order(shape: tuple[int, ...], kind: np.dtype, order: str) -> np.ndarray:
+    """An array that nothing is written to, each matrix of which lies by rows ("n") or columns ("t")."""
+    if order == "n":
+        return np.empty(shape, kind)
+    return np.empty((*shape[:-2], shape[-1], shape[-2]), kind).swapaxes(-1, -2)
 
 
 def choose_operator(options: argparse.Namespace, a: np.dtype, b: np.dtype, sizes: tuple[int, int, int],
@@ -148,9 +170,14 @@ def tile(option: str, text: str) -> Tile:
 
 # -- the answer -------------------------------------------------------------------------------------------------------
 
-def mapping(conf: Config, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    spec = conf.spec()
-    rows, columns = spec.scheduler.tiles(options.m, options.n)
+def mapping(found: Subject, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    conf, spec = found.conf, found.conf.spec()
+    M, N, _ = found.sizes
+    rows, columns = spec.scheduler.tiles(M, N)
+    choice = choice_of(found.compiled)
+    yield "chosen because", f"{choice.reason} ({choice.owner})"
+    if choice.microseconds is not None:
+        yield "modelled time", microseconds_text(choice.microseconds)
     if options.batch > 1:
         yield "products", f"{options.batch} in one launch, {options.batch * rows * columns} tiles"
     yield "operator", repr(conf.operator)

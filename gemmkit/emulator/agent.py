@@ -148,8 +148,10 @@ class Agent:
             BoundsError: always.
         """
         key, extents = tuple(map(int, index)), tuple(map(int, shape))
-        raise errors.BoundsError(f"index {key} of {memory.name!r}, which has shape {extents}", site=here(),
-                                 thread=self.id, memory=memory.name)
+        error = errors.BoundsError(f"index {key} of {memory.name!r}, which has shape {extents}", site=here(),
+                                   thread=self.id, memory=memory.name)
+        error.index, error.extents = key, extents
+        raise error
 
     def _locate(self, kind: str, memory: Memory, address: int, nbytes: int, alignment: int | None) -> int:
         """Index of the access's first byte in `memory.data`, checked for size, alignment and bounds."""

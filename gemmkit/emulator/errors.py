@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gemmkit.emulator.sites import Line, Site, kernel_line, template_line
 
@@ -44,7 +44,15 @@ class EmulatorError(RuntimeError):
         address: absolute byte address for an array, byte offset for shared memory.
         size: bytes of the access.
         memory: name of the array, or of the block's shared memory.
+        index, extents: of an access by index that lies outside its array, which has no address; else None.
+
+    In a notebook `html` is shown: the access in its tile, in the banks of shared memory, or in its array.
     """
+
+    index: tuple[int, ...] | None = None
+    extents: tuple[int, ...] | None = None
+    launched: Any = None
+    """What the launch worked on (`gemmkit.emulator.fault_page.Launched`); None outside of gemmkit's products."""
 
     def __init__(self, message: str, *, site: Site | None = None, thread: ThreadId | None = None,
                  address: int | None = None, size: int | None = None, memory: str | None = None) -> None:
@@ -59,6 +67,18 @@ class EmulatorError(RuntimeError):
         if self.template_line is not None:
             lines.append(f"called from {self.template_line}")
         super().__init__("\n  ".join(lines))
+
+    def html(self) -> str:
+        """A page that fetches nothing: what the message says, and the access drawn where it lies."""
+        from gemmkit.emulator.fault_page import fault_page
+
+        return fault_page(self, self.launched)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of a fault that a cell returns."""
+        from gemmkit.drawing import framed
+
+        return framed(self.html(), 560)
 
 
 class BoundsError(EmulatorError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -11,6 +13,8 @@ from gemmkit.component_arrays import arrays_of
 from gemmkit.components import Component, at_path, field_values, with_fields
 from gemmkit.emulator import machine
 from gemmkit.emulator.captures import Captures
+from gemmkit.emulator.errors import EmulatorError
+from gemmkit.emulator.fault_page import Launched
 from gemmkit.emulator.user_code import arguments
 from gemmkit.lang import dialect
 from gemmkit.lang.functions import DeviceFunction
@@ -117,7 +121,8 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, seed: int | None = None
     views = [made[name] for name in ("a", "b", "c", "out")]
     spec: Any = arena.component(compiled.spec_on_host)
     maps = [None if m is None else _map_of(m, views, spec) for m in compiled.maps]
-    with np.errstate(all="ignore"):                # integers wrap and floats overflow, as on the device
+    # Integers wrap and floats overflow, as on the device.
+    with np.errstate(all="ignore"), _told(Launched(compiled.spec, {names[name]: view for name, view in made.items()})):
         if compiled.blocks:
             machine.launch(conf.family.kernel, arguments((spec, *views, compiled.shape, *maps), arena.originals),
                            grid=(compiled.blocks, 1, 1),
@@ -129,6 +134,16 @@ def run(compiled: Any, a: Any, b: Any, c: Any, out: Any, seed: int | None = None
             machine.launch(behind.launchable.kernel, arguments(behind.emulated(spec, views[3]), arena.originals),
                            grid=(behind.blocks, 1, 1), block=(behind.threads, 1, 1), shared_memory=behind.shared_bytes,
                            max_shared_memory=H100.shared_memory_per_block, schedule_seed=seed)
+
+
+@contextmanager
+def _told(launched: Launched) -> Iterator[None]:
+    """A fault within it knows what the launch worked on."""
+    try:
+        yield
+    except EmulatorError as error:
+        error.launched = launched
+        raise
 
 
 def _map_of(made: Any, views: list[Any], spec: Any) -> Any:

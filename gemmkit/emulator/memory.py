@@ -9,6 +9,7 @@ import numpy.typing as npt
 from gemmkit.emulator.clocks import Clock
 from gemmkit.emulator.shadow import Pages
 
+BANKS, WORD = 32, 4  # of shared memory: words of so many bytes lie in so many banks, one after the other
 _POISON = 0xFF  # a NaN in every floating-point type, -1 in the integers
 
 

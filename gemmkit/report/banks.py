@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gemmkit.emulator.memory import BANKS, WORD
 from gemmkit.emulator.recording import Event
 
 __all__ = ["Lane", "Row", "count", "extra_passes"]
 
-BANKS, WORD, WARP, SERVED = 32, 4, 32, 128
+WARP, SERVED = 32, 128
 
 
 class Lane(NamedTuple):

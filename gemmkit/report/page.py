@@ -1,74 +1,176 @@
-"""A report as one page of HTML that fetches nothing: the mapping, conflicts of banks, the compiled kernel."""
+"""A report as one page of HTML that fetches nothing: from the mapping and its reasons to the compiled kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from html import escape
 
+from gemmkit.drawing import document, table
 from gemmkit.inspection import CompiledKernel
-from gemmkit.report.banks import count
-from gemmkit.report.subject import Subject
+from gemmkit.report import memory, roofline, tiles, timeline
+from gemmkit.report.choice import choice_of, microseconds_text
+from gemmkit.report.subject import Run, Subject
 from gemmkit.runtime.assemble import AssemblerError
 
 __all__ = ["page"]
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1c2430; --paper: #ffffff; --line: #d5dbe3; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --paper: #14181e; --line: #3a424d; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 1100px;
-       margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; margin: 1rem 0; } th, td { border-bottom: 1px solid var(--line); padding: .25rem .8rem;
-        text-align: left; } td.n { text-align: right; font-variant-numeric: tabular-nums; } pre { overflow-x: auto; }
-"""
+OPCODES = 16  # that are listed
+#: By the beginning of an opcode: what such instructions do.
+KINDS = {
+    "products": ("HGMMA", "QGMMA", "IGMMA", "HMMA", "DMMA", "IMMA", "QMMA", "FFMA", "DFMA", "HFMA2", "IDP"),
+    "copies to shared memory": ("UTMALDG", "LDGSTS", "STS", "STSM"),
+    "loads from shared memory": ("LDS", "LDSM"),
+    "global memory": ("LDG", "STG", "UTMASTG", "LD.", "ST.", "RED", "ATOM"),
+    "barriers and waits": (
+        "SYNCS",
+        "BAR",
+        "WARPSYNC",
+        "LDGDEPBAR",
+        "DEPBAR",
+        "WARPGROUP",
+        "MEMBAR",
+        "FENCE",
+        "NANOSLEEP",
+        "CCTL",
+    ),
+    "control": ("BRA", "EXIT", "BSSY", "BSYNC", "CALL", "RET", "BREAK", "NOP", "WARPGROUPSET"),
+}
 
 
 def page(subject: Subject) -> str:
     """The whole page; what is missing (a toolkit, a small product) is said in its place."""
+    sections: tuple[tuple[str, str, Callable[[Subject], str]], ...] = (
+        ("mapping", "The mapping, and why", _mapping),
+        ("tiles", "The tile plan", tiles.plan_drawn),
+        ("banks", "Shared memory and its banks", _banks),
+        ("pipeline", "The pipeline", _pipeline),
+        ("resources", "The compiled kernel", _resources),
+        ("roofline", "Roofline", roofline.drawn),
+    )
+    links = "".join(f'<a href="#{name}">{escape(head)}</a>' for name, head, _ in sections)
+    body = "".join(
+        f'<section id="{name}"><h2>{escape(head)}</h2>{content(subject)}</section>' for name, head, content in sections
+    )
+    return document(title(subject), f"<nav>{links}</nav>{body}")
+
+
+def title(subject: Subject) -> str:
     M, N, K = subject.sizes
-    title = f"D ({M} x {N}) = A ({M} x {K}) @ B ({K} x {N})"
-    sections = (("mapping", "The mapping", f"<pre>{escape(repr(subject.conf))}</pre>"),
-                ("banks", "Conflicts of banks", _banks(subject)), ("resources", "The compiled kernel", _resources(subject)))
-    body = "".join(f'<section id="{name}"><h2>{head}</h2>{content}</section>' for name, head, content in sections)
-    return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-            f"<style>{STYLE}</style></head><body><h1>{escape(title)}</h1>{body}</body></html>")
+    many = subject.compiled.computed.products
+    stack = f"{many} x " if many != 1 else ""
+    return f"{stack}D ({M} x {N}) = A ({M} x {K}) @ B ({K} x {N})"
 
 
-def _banks(subject: Subject) -> str:
+def _mapping(subject: Subject) -> str:
+    conf, choice = subject.conf, choice_of(subject.compiled)
+    size, call = conf.block_shape.extents, subject.compiled.computed
+    transposed = ", of the transpose D^T = B^T A^T" if call is not subject.compiled.problem else ""
+    time = "not modelled" if choice.microseconds is None else f"{microseconds_text(choice.microseconds)} a launch"
+    rows: list[tuple[str, object]] = [
+        ("kernel", f"{conf.kernel}{transposed}, for {subject.device.name}"),
+        ("chosen because", choice.reason),
+        ("decided in", choice.owner),
+        ("modelled time", time),
+        ("operator", repr(conf.operator)),
+        ("tile of a block", " x ".join(map(str, size))),
+        ("threads", f"{conf.threads} ({conf.threads // 32} warps)"),
+        ("global A, B, D", f"{conf.global_a_layout!r}, {conf.global_b_layout!r}, {conf.global_d_layout!r}"),
+        ("shared A, B, D", f"{conf.shared_a_layout!r}, {conf.shared_b_layout!r}, {conf.shared_d_layout!r}"),
+        ("shared memory", f"{subject.spec.shared_bytes:,} bytes a block"),
+        ("epilogue", repr(conf.epilogue)),
+    ]
+    return (
+        table((), rows) + _others(subject) + f"<details><summary>As code</summary><pre>{escape(repr(conf))}</pre></details>"
+    )
+
+
+def _others(subject: Subject) -> str:
+    choice = choice_of(subject.compiled)
+    if not choice.others:
+        return "<p class=soft>The tables model no other mapping of this product.</p>"
+    mine = [] if choice.candidate is None else [choice.candidate]
+    listed = sorted((*mine, *choice.others), key=lambda one: one.nanoseconds)
+    rows = [(one.name, microseconds_text(one.nanoseconds / 1000)) for one in listed]
+    own = listed.index(choice.candidate) if choice.candidate is not None else None
+    said = (
+        "The model's times of other tiles of this kernel; 'gemmkit.tune' measures them."
+        if own is not None
+        else ("The mapping that runs is not among those that the tables model; these are.")
+    )
+    return f"<p>{said}</p>{table(('mapping', 'modelled us'), rows, own)}"
+
+
+def _run_or_why(subject: Subject) -> Run | str:
     if not hasattr(subject.spec, "stage_bytes"):
-        return f"<p>Counted of kernels with a ring of stages; this one is {escape(subject.conf.kernel)}.</p>"
+        return f"<p>Shown of kernels with a ring of stages; this one is {escape(subject.conf.kernel)}, with one stage.</p>"
     run = subject.run
     if isinstance(run, str):
         return f"<p>No small product by this mapping could be emulated: {escape(run)}</p>"
+    return run
+
+
+def _banks(subject: Subject) -> str:
+    run = _run_or_why(subject)
+    if isinstance(run, str):
+        return run
     said = f" {run.left_out}" if run.left_out else ""
-    rows = [(row.operand, row.kind, row.accesses, row.extra, row.without) for row in count(run.events, run.spec)]
-    return (f"<p>Of a product of {' x '.join(map(str, run.sizes))} in the emulator{escape(said)}: A's and B's stages, in "
-            f"{escape(repr(run.spec.a.shared))} and {escape(repr(run.spec.b.shared))}.</p>"
-            + table(("operand", "access", "how many", "extra passes", "without swizzle or padding"), rows))
+    return (
+        f"<p>Counted in a product of {' x '.join(map(str, run.sizes))} that the emulator ran{escape(said)}. Shared "
+        f"memory has 32 "
+        f"banks of 4 bytes; what falls on a bank twice takes another pass.</p>{memory.drawn(run)}"
+    )
+
+
+def _pipeline(subject: Subject) -> str:
+    run = _run_or_why(subject)
+    return run if isinstance(run, str) else timeline.drawn(run)
 
 
 def _resources(subject: Subject) -> str:
     kernel = subject.kernel
     if not isinstance(kernel, CompiledKernel):
-        return (f"<p>Not compiled: {escape(kernel)}</p><p>pip install 'gemmkit[cu13]' (or cu12) brings the compilers; "
-                "'python -m gemmkit info' shows which are found.</p>")
-    usage = kernel.usage
+        return (
+            f"<p>Not compiled: {escape(kernel)}</p><p>pip install 'gemmkit[cu13]' (or cu12) brings the compilers; "
+            "'python -m gemmkit info' shows which are found.</p>"
+        )
+    usage, found, conf = kernel.usage, kernel.occupancy, subject.conf
+    device = subject.device
     rows: list[tuple[str, object]] = [
-        ("for", kernel.device.arch_name), ("registers a thread", usage.registers),
+        ("for", kernel.device.arch_name),
+        ("registers a thread", usage.registers),
         ("bytes spilled a thread", usage.spill_stores),
-        ("shared memory, bytes a block", subject.spec.shared_bytes), ("blocks on a multiprocessor", kernel.occupancy.blocks)]
+        ("shared memory, bytes a block", subject.spec.shared_bytes),
+        ("blocks on a multiprocessor", found.blocks),
+        (
+            "occupancy",
+            f"{100 * found.blocks * conf.threads / device.max_threads_per_sm:.0f} % of its {device.max_threads_per_sm} "
+            f"threads",
+        ),
+    ]
+    limits = [
+        ("registers", f"{usage.registers} x {conf.threads} threads", found.by_registers),
+        ("threads", f"{conf.threads}", found.by_threads),
+        ("shared memory", f"{subject.spec.shared_bytes:,} bytes", found.by_shared_memory),
+        ("hardware", "", found.by_hardware),
+    ]
+    tables = table((), rows) + table(("limit", "a block takes", "blocks"), limits)
     try:
         counts = kernel.instructions
     except AssemblerError as error:
-        return table((), rows) + f"<p>No instructions: {escape(str(error))}</p>"
-    return table((), rows) + table(("opcode", "instructions"), counts.most_common(16))
-
-
-def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
-    """A table of HTML; numbers stand at the right."""
-    def cell(value: object) -> str:
-        kind = ' class="n"' if isinstance(value, (int, float)) else ""
-        return f"<td{kind}>{escape(f'{value:,}' if isinstance(value, int) else str(value))}</td>"
-
-    names = "".join(f"<th>{escape(str(name))}</th>" for name in head)
-    return (f"<table>{f'<thead><tr>{names}</tr></thead>' if names else ''}<tbody>"
-            + "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows) + "</tbody></table>")
+        return f"<div class=row>{tables}</div><p>No instructions: {escape(str(error))}</p>"
+    total = sum(counts.values())
+    kinds: dict[str, int] = {}
+    for opcode, number in counts.items():
+        kind = next(
+            (name for name, starts in KINDS.items() if opcode.startswith(starts)), "addresses, conversions, the rest"
+        )
+        kinds[kind] = kinds.get(kind, 0) + number
+    mix = [
+        (name, number, f"{100 * number / total:.0f} %") for name, number in sorted(kinds.items(), key=lambda one: -one[1])
+    ]
+    return (
+        f"<div class=row>{tables}</div><p>{total:,} instructions in the kernel's text (not weighted by how often they "
+        f"run):</p>"
+        f"<div class=row>{table(('kind', 'instructions', ''), mix)}"
+        f"{table(('opcode', 'instructions'), counts.most_common(OPCODES))}</div>"
+    )

@@ -9,17 +9,22 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.ahead import recorded as resolved
 from gemmkit.compiled import Compiled
 from gemmkit.config import Config
 from gemmkit.emulator.errors import EmulatorError
 from gemmkit.emulator.mode import Mode, computed_by
 from gemmkit.emulator.recording import Event, recorded
 from gemmkit.epilogues import Default
-from gemmkit.inspection import CompiledKernel, compiled_kernel, imagined
+from gemmkit.inspection import CompiledKernel, compiled_kernel
+from gemmkit.matmul import matmul
+from gemmkit.matrices import arrays
 from gemmkit.planning import Plan
+from gemmkit.problem import HOST
+from gemmkit.runtime.arrays import describe
 from gemmkit.runtime.device import DeviceInfo, assumed, target
 
-__all__ = ["Run", "Subject", "of_config"]
+__all__ = ["Run", "Subject", "of_call"]
 
 AHEAD = 2                              # k-tiles that a small product has beside those that fill the stages
 
@@ -108,7 +113,20 @@ def small_run(conf: Config, device: DeviceInfo) -> Run:
     return Run((M, N, K), plan._compiled.spec, seen.launches[0])
 
 
-def of_config(conf: Config, sizes: tuple[int, int, int], device: DeviceInfo | None = None) -> Subject:
-    """The kernel of a configuration for operands in plain layouts, which need not be there."""
-    device = target() if device is None else device
-    return Subject(imagined(conf, device, dict(zip("MNK", sizes)), {}), device)
+def of_call(a: Any, b: Any, c: Any = None, conf: Config | None = None, out: Any = None,
+            keywords: dict[str, Any] | None = None, device: DeviceInfo | None = None) -> Subject:
+    """The kernel that `gemmkit.matmul` takes for a call. Arrays of NumPy are planned for ``device`` (None: the GPU that is
+    here, or an H100). Nothing is compiled or launched, and no element is read or written.
+
+    Raises what `gemmkit.matmul` raises, and ValueError for a product that needs no kernel.
+    """
+    keywords = keywords or {}
+    if describe(arrays(a, b, (c, out))[0], "a").device != HOST:
+        made = Plan(a, b, c, out, conf, keywords)._compiled
+    else:
+        device = target() if device is None else device
+        found = resolved(lambda: matmul(a, b, c, conf, out=out, **keywords), device, zeros=False)
+        if not found:
+            raise ValueError("the product has no element, and no kernel is launched for it; give sizes of 1 or more")
+        made = found[0]
+    return Subject(made, made.problem.device)

@@ -31,7 +31,7 @@ from gemmkit.tuning.hopper_fields import can_share
 from gemmkit.tuning.model import CLOCK, Mapping, by_workspace
 from gemmkit.tuning.operators import SIXTEEN, accumulator_for, algebra_of, operator_for
 
-__all__ = ["Candidate", "candidates"]
+__all__ = ["Candidate", "candidates", "modelled"]
 
 Sizes = tuple[int, int, int]
 
@@ -183,12 +183,18 @@ def candidates(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, devic
 
     What a kernel refuses is among them: `get_config` says why.
     """
-    families = [_diverse(dict.fromkeys(found)) for found in (
+    families = [_diverse(found) for found in modelled(a, b, given, sizes, device, products, infos)]
+    first = [one for family in families for one in family[:1]]
+    return first + sorted((one for family in families for one in family[1:]), key=_modelled)
+
+
+def modelled(a: Layout, b: Layout, given: Operator | None, sizes: Sizes, device: DeviceInfo, products: int = 1,
+             infos: tuple[ArrayInfo | None, ArrayInfo | None] = (None, None)) -> list[dict[Candidate, None]]:
+    """The mappings of each family as the tables model them, each once."""
+    return [dict.fromkeys(found) for found in (
         _warp_specialised(a, b, given, sizes, device, products, infos),
         _multistage(a, b, given, sizes, device, products, infos),
         _singlestage(a, b, given, sizes, device, products))]
-    first = [one for family in families for one in family[:1]]
-    return first + sorted((one for family in families for one in family[1:]), key=_modelled)
 
 
 def _modelled(candidate: Candidate) -> float:

@@ -174,12 +174,14 @@ def test_explain_of_a_stack_says_how_many_launches(capsys: pytest.CaptureFixture
 
 def test_explain_says_how_many_blocks_share_k(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--m", "64", "--n", "64", "--k", "9000", "--a-dtype", "float32"]) == 0
-    assert rows(capsys.readouterr().out)["shared K"] == ["8 blocks of a cluster for each, 36 steps or fewer a block"]
+    assert rows(capsys.readouterr().out)["shared K"] == ["66 blocks, by way of a workspace, for each, 5 steps or fewer a block"]
 
 
 @pytest.mark.parametrize(("arguments", "operator"), [
-    ([], "MMAOp()"),
-    (["--a-dtype", "bf16"], "MMAOp(dtype='bfloat16')"),
+    ([], "WGMMAOp("),
+    (["--a-dtype", "bf16"], "WGMMAOp("),
+    (["--block", "128x128x32"], "MMAOp()"),
+    (["--a-dtype", "bf16", "--warp", "64x32x16"], "MMAOp(dtype='bfloat16')"),
     (["--accumulator", "f16"], "MMAOp(accumulator='float16')"),
     (["--operator", "fpu"], "FPUOp("),
     (["--operator", "wmma", "--layout", "nt"], "WMMAOp(a_order='row'"),
@@ -192,7 +194,7 @@ def test_explain_chooses_the_operator_asked_for(arguments: list[str], operator: 
 
     commands = argparse.ArgumentParser().add_subparsers()
     options = explain.add_parser(commands).parse_args(arguments)
-    assert repr(explain.configuration(options, H100).operator).startswith(operator)
+    assert repr(explain.subject(options, H100).conf.operator).startswith(operator)
 
 
 # -- demo --------------------------------------------------------------------------------------------------------------

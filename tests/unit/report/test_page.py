@@ -1,34 +1,92 @@
-"""`python -m gemmkit explain --html`: one page that fetches nothing, with a toolkit and without."""
+"""`python -m gemmkit explain --html` and `gk.explain`: one page that fetches nothing, with a toolkit and without."""
 
 from __future__ import annotations
 
 import re
+import shutil
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import gemmkit as gk
 from gemmkit import inspection
 from gemmkit.cli import main
-from gemmkit.operators import WGMMAOp
+from gemmkit.operators import FPUOp, WGMMAOp
 from gemmkit.report.banks import count
 from gemmkit.report.page import page
-from gemmkit.report.subject import of_config
+from gemmkit.report.subject import of_call
 from gemmkit.runtime.assemble import AssemblerError
 from gemmkit.runtime.device import H100
 from tests.support.sm90 import mapping
+from tools.browser import NAMES, Browser, address_of
+
+SECTIONS = ["mapping", "tiles", "banks", "pipeline", "resources", "roofline"]
 
 
-def test_a_page_without_a_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+class Read(HTMLParser):
+    """What a page asks for, and whether its elements are closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.asked: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        asks = {name: value for name, value in attrs if name in ("src", "href", "xlink:href", "data", "action", "srcset")}
+        self.asked += [value for value in asks.values() if not value.startswith("#")]
+        if tag in ("link", "base", "object", "embed", "img"):
+            self.asked.append(tag)
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def check_alone(text: str) -> None:
+    found = Read(text)
+    assert not found.open and not found.asked
+    assert not re.search(r"https?:|@import|fetch\(|XMLHttpRequest|import\(|url\((?!#)", text)
+
+
+def no_assembler(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*given: object) -> None:
         raise AssemblerError("no ptxas is here")
 
     monkeypatch.setattr(inspection, "assemble", none)
+
+
+def test_a_page_without_a_toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    no_assembler(monkeypatch)
     file = tmp_path / "report.html"
     assert main(["explain", "--m", "64", "--n", "64", "--k", "64", "--html", str(file)]) == 0
     text = file.read_text(encoding="utf-8")
-    assert re.findall('<section id="([a-z]+)">', text) == ["mapping", "banks", "resources"]
-    assert not re.search("https?:|src=|href=|@import|url\\(", text)
+    assert re.findall('<section id="([a-z]+)">', text) == SECTIONS
+    check_alone(text)
     assert "no ptxas is here" in text and "gemmkit[cu13]" in text
+    assert "core matrices (wgmma)" in text and "TMA copies" in text and "TFLOP/s" in text
+
+
+def test_a_page_without_a_disassembler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registers and occupancy are shown, and what is missing for the instructions is said."""
+    def none(*given: object) -> None:
+        raise AssemblerError("no nvdisasm is here")
+
+    monkeypatch.setattr(inspection, "disassemble", none)
+    x = np.zeros((64, 64), np.float32)
+    text = page(of_call(x, x, None, gk.get_config(operator=FPUOp(), global_a_layout=gk.layouts.RowMajor("float32"),
+                                                  kernel="singlestage"), device=H100))
+    check_alone(text)
+    assert "no nvdisasm is here" in text and "registers a thread" in text and "occupancy" in text
+    assert "this one is singlestage" in text
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,14 +95,54 @@ def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_the_numbers_of_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*given: object) -> None:
-        raise AssemblerError("none")
-
-    monkeypatch.setattr(inspection, "assemble", none)
-    subject = of_config(mapping("one", WGMMAOp(64)), (64, 64, 64), H100)
+    no_assembler(monkeypatch)
+    x = np.zeros((64, 64), np.float16)
+    subject = of_call(x, x, None, mapping("one", WGMMAOp(64)), device=H100)
     assert not isinstance(subject.run, str)
     rows, text = count(subject.run.events, subject.run.spec), page(subject)
     assert len(rows) == 2
     for row in rows:
         cells = "".join(f'<td class="n">{n:,}</td>' for n in (row.accesses, row.extra, row.without))
-        assert f"<td>{row.operand}</td><td>wgmma</td>{cells}" in text
+        assert f"<td>{row.operand}</td><td>core matrices (wgmma)</td>{cells}" in text
+
+
+def test_explain_is_of_the_plan_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    no_assembler(monkeypatch)
+    a, b = np.empty((128, 64), np.float16), np.empty((64, 256), np.float16)
+    said = gk.explain(a, b)
+    with gk.emulate():
+        plan = gk.plan(a, b)
+    assert repr(said.config) == repr(plan.config)
+    assert said.choice.owner in repr(said) and "D (128 x 256)" in repr(said)
+    said.save(tmp_path / "x.html")
+    inside = re.search('srcdoc="(.*)"', said._repr_html_(), re.DOTALL)
+    assert inside is not None and inside[1].startswith("&lt;!doctype html&gt;")
+    with pytest.raises(ValueError, match="path=.*no folder"):
+        said.save(tmp_path / "no" / "x.html")
+
+
+def test_explain_takes_the_callers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.empty((64, 64), np.float32)
+    assert gk.explain(x, x, operator=FPUOp()).choice.by == "operator"
+    with pytest.raises(ValueError, match="no element"):
+        gk.explain(x[:0], x)
+    with pytest.raises(TypeError, match="unknown keywords no"):
+        gk.explain(x, x, no=1)
+    with pytest.raises(ValueError):
+        gk.explain(x, x[:7])
+
+
+@pytest.mark.skipif(not any(map(shutil.which, NAMES)), reason="no Chromium is installed")
+def test_a_page_in_a_browser(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is asked for, no script raises, and the pointer tells what is under it."""
+    no_assembler(monkeypatch)
+    x = np.zeros((64, 64), np.float16)
+    file = tmp_path / "report.html"
+    file.write_text(page(of_call(x, x, None, mapping("one", WGMMAOp(64)), device=H100)), encoding="utf-8")
+    with Browser() as browser:
+        opened = browser.open(address_of(file), width=1100, height=800)
+        opened.hover("#pipeline rect.h")
+        assert opened.run("getComputedStyle(document.getElementById('tip')).display") == "block"
+        assert "stage" in opened.run("document.getElementById('tip').textContent")
+        assert opened.run("document.documentElement.scrollWidth <= innerWidth")
+        assert not opened.fetched and not opened.errors
