@@ -34,7 +34,7 @@ from gemmkit.ptx.tma import tma_commit, tma_load, tma_store, tma_wait, tma_wait_
 from gemmkit.ptx.warpgroup import fence_async, named_barrier
 from gemmkit.tiling import Tile
 
-__all__ = ["LINE", "ROWS", "DirectOut", "Part", "Product", "RowSums", "RowsOut", "Staged", "TmaOut", "blocks", "row_of"]
+__all__ = ["F32", "LINE", "ROWS", "DirectOut", "Part", "Product", "RowSums", "RowsOut", "Staged", "TmaOut", "blocks", "row_of"]
 
 F32 = np.dtype(np.float32)
 ROWS = 64                              # of a product, which a warpgroup has
@@ -135,9 +135,13 @@ class Product(Component):
 
     def multiply(self, sums: tuple, slot: Any, group: int, accumulate: int) -> tuple:
         """Start the product of a stage, on top of the sums or (``accumulate`` 0) in their place. It is done after a wait."""
+        return self.multiply_apart(sums, slot, slot, group, accumulate)
+
+    def multiply_apart(self, sums: tuple, a_slot: Any, b_slot: Any, group: int, accumulate: int) -> tuple:
+        """The same of operands in rings of their own."""
         own = within(self.a_layout, (group * ROWS, 0), self.block.MK.size)
-        return self.operator.multiply((sums,), advance(self.a.descriptor(), own + slot.stage * self.a.stage_bytes),
-                                      advance(self.b.descriptor(), slot.stage * self.b.stage_bytes), self.a_layout,
+        return self.operator.multiply((sums,), advance(self.a.descriptor(), own + a_slot.stage * self.a.stage_bytes),
+                                      advance(self.b.descriptor(), b_slot.stage * self.b.stage_bytes), self.a_layout,
                                       self.b_layout, self.block, accumulate)[0]
 
 

@@ -1,0 +1,204 @@
+"""How a chained program lies on the machine: lengths of blocks, stages of rings, which orders, and where in shared memory.
+
+What the mapping leaves open is chosen here: the largest blocks whose sums fit in registers and whose stages fit in shared
+memory, two stages of what rounds take, products a round ahead and tiles joined where the program has two products in a chain,
+rounds from the last to the first where they commute (then only a tile's first round has a ragged block).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gemmkit.kernels.common.pipeline import BARRIER
+from gemmkit.kernels.common.shared_memory import SharedMemory
+from gemmkit.lang.errors import ConfigError
+from gemmkit.programs.chains.chain import Chain, dots, late_values, only_adds
+from gemmkit.programs.chains.places import Block, ChainPlaces, RingPlace
+from gemmkit.programs.collectives import LINE, PATTERN, ROWS
+from gemmkit.programs.lines import refused
+from gemmkit.programs.mapping import Mapping
+from gemmkit.programs.values import Axis
+
+__all__ = ["Choice", "chosen"]
+
+DEFAULTS = 128, 64                     # lengths of a round's blocks, the best first
+MOST = {1: 4, 2: 4, 3: 4}
+#: A thread's registers of sums and of what is handed over, beyond which the assembler spills.
+ROOM = {1: 200, 2: 200, 3: 136}
+
+
+@dataclass
+class Choice:
+    """``stages`` and ``barriers`` by ring; ``offsets`` by block, within the first stage; ``outs``: of results that leave by
+    TMA."""
+
+    blocks: dict[str, int]
+    warpgroups: int
+    ahead: bool
+    across: bool
+    turns: bool
+    descending: bool
+    stages: dict[RingPlace, int] = field(default_factory=dict)
+    offsets: dict[Block, int] = field(default_factory=dict)
+    barriers: dict[RingPlace, int] = field(default_factory=dict)
+    outs: dict[str, int] = field(default_factory=dict)
+    nbytes: int = 0
+
+    def size(self, dim: Any) -> int:
+        return int(dim.size) if isinstance(dim, Axis) else self.blocks[dim.name]
+
+    def block_bytes(self, block: Block) -> int:
+        return 2 * self.size(block.dims[0]) * self.size(block.dims[1])
+
+    def stage_bytes(self, ring: RingPlace) -> int:
+        return sum(map(self.block_bytes, ring.blocks))
+
+
+def chosen(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool, outs: dict[str, np.dtype], limit: int) -> Choice:
+    """``outs``: the dtypes of results that leave by TMA; ``limit``: the device's shared memory of a block. Raises ConfigError
+    for a mapping that cannot be, with the reason."""
+    _check_names(chain, places, mapping)
+    bound = min(limit, mapping.shared_bytes or limit)
+    reasons = []
+    for length, across in _candidates(chain, places, mapping):
+        choice = _orders(chain, places, mapping, commutes, length, across)
+        reason = _registers(chain, places, choice) or _memory(places, mapping, choice, outs, bound, chain)
+        if reason is None:
+            return choice
+        reasons.append(reason)
+    raise ConfigError(reasons[-1])
+
+
+def _candidates(chain: Chain, places: ChainPlaces, mapping: Mapping) -> Iterator[tuple[int, bool]]:
+    given = mapping.blocks.get(chain.index.name)
+    if chain.index.stack and given not in (None, 1):
+        raise ConfigError(f"Mapping(blocks={{{chain.index.name!r}: {given}}}): {chain.index} goes along a stack, one by one")
+    lengths = (1,) if chain.index.stack else (given,) if given is not None else DEFAULTS
+    joins = (mapping.across,) if mapping.across is not None else (True, False)
+    for length in lengths:
+        for across in joins:
+            yield length, bool(across)
+
+
+def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping) -> None:
+    names = [index.name for index in (chain.rows, chain.index)]
+    other = next((name for name in mapping.blocks if name not in names), None)
+    if other is not None:
+        raise ConfigError(f"Mapping(blocks={{{other!r}: {mapping.blocks[other]}}}): the program's indices are {', '.join(names)}")
+    rows = ROWS * mapping.warpgroups
+    if mapping.blocks.get(chain.rows.name, rows) != rows:
+        raise ConfigError(f"Mapping(blocks={{{chain.rows.name!r}: {mapping.blocks[chain.rows.name]}}}, "
+                          f"warpgroups={mapping.warpgroups}): a warpgroup has {ROWS} rows, so {rows} are needed")
+    length = mapping.blocks.get(chain.index.name, 64)
+    if not chain.index.stack and (length % 16 or length > 256):
+        raise ConfigError(f"Mapping(blocks={{{chain.index.name!r}: {length}}}): a multiple of 16 up to 256 is needed")
+    mapping.check_arrays([block.name for ring in places.rings for block in ring.blocks])
+    values = {x.name for x in chain.values} | {c.inside.name for c in chain.carried}
+    for name, place in mapping.places.items():
+        if name not in values:
+            staged = any(block.name == name for ring in places.rings for block in ring.blocks)
+            raise ConfigError(f"Mapping(places={{{name!r}: {place!r}}}): " + (
+                "it is an operand, which TMA brings to shared memory" if staged else
+                f"the program's values are {', '.join(sorted(filter(None, values)))}"))
+
+
+def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool, length: int, across: bool) -> Choice:
+    """Raises ConfigError for orders that the program does not have."""
+    chained = bool(late_values(chain)) and not places.peeled and not only_adds(chain)
+    why = ("a cell begins as a block of an array, whose first round is another one" if places.peeled else
+           "no product of a round needs another product of it")
+    if mapping.ahead and not chained:
+        raise ConfigError(f"Mapping(ahead=True): {why}")
+    ahead = chained if mapping.ahead is None else bool(mapping.ahead)
+    if mapping.across and not ahead:
+        raise ConfigError("Mapping(across=True): tiles are joined by products that run a round ahead, and "
+                          + ("ahead is False" if chained else why))
+    if mapping.turns and mapping.warpgroups == 1:
+        raise ConfigError("Mapping(turns=True, warpgroups=1): warpgroups take turns at the tensor cores; 2 or 3 are needed")
+    if mapping.turns and only_adds(chain):
+        raise ConfigError("Mapping(turns=True): rounds that only add have nothing to compute under another warpgroup's products")
+    if mapping.descending and not commutes:
+        raise ConfigError(f"Mapping(descending=True): the rounds of {chain.index} do not commute, so that their order is the "
+                          "program's")
+    descending = (commutes and not chain.index.stack) if mapping.descending is None else mapping.descending
+    blocks = {chain.rows.name: ROWS * mapping.warpgroups, chain.index.name: length}
+    if chain.stack is not None:
+        blocks[chain.stack.name] = 1
+    return Choice(blocks, mapping.warpgroups, ahead, across and ahead, mapping.turns, descending)
+
+
+def _registers(chain: Chain, places: ChainPlaces, choice: Choice) -> str | None:
+    """Why a thread's sums have no room."""
+    need = 0
+    for x in chain.body:
+        if x.op == "dot":
+            n = choice.size(x.dims[1])
+            if n % 8 or n > 256:
+                raise refused(ConfigError, f"a product has {n} columns; a multiple of 8 up to 256 is needed", x.line)
+            need += n // 2
+        if x.op == "handover":
+            need += choice.size(x.dims[1]) // 4
+    room = ROOM[choice.warpgroups]
+    if need > room:
+        return (f"sums and what is handed over take {need} registers of a thread, and {room} are there of {choice.warpgroups} "
+                f"warpgroups with blocks of {choice.blocks[chain.index.name]} along {chain.index}; take shorter blocks or fewer "
+                "warpgroups")
+    return None
+
+
+def _memory(places: ChainPlaces, mapping: Mapping, choice: Choice, outs: dict[str, np.dtype], bound: int,
+            chain: Chain) -> str | None:
+    """Lay out shared memory; why it does not fit."""
+    for ring in places.rings:
+        for block in ring.blocks:
+            lines, columns = map(choice.size, block.dims)
+            if columns % LINE or lines % 8:
+                raise refused(ConfigError, f"blocks of {block.name} are {lines} x {columns}: multiples of 8 rows and of {LINE} "
+                                           "columns are needed (128 bytes, the swizzle's line)", chain.line)
+    least = {ring: 2 if (ring.index is None and choice.across) or (ring.index is not None and only_adds(chain)) else 1
+             for ring in places.rings}
+    given = {ring: mapping.stages_of([block.name for block in ring.blocks]) for ring in places.rings}
+    for ring in places.rings:
+        if isinstance(mapping.stages, int) and ring.index is None:
+            given[ring] = 0                            # a number is of the rings that rounds go around
+        choice.stages[ring] = given[ring] or max(least[ring], 2 if ring.index is not None else 1)
+        if choice.stages[ring] < least[ring]:
+            return (f"Mapping(stages=...): {ring.name} has {choice.stages[ring]} stage, and {least[ring]} are needed: "
+                    + ("the next tile's comes while this one's is read (across)" if ring.index is None else
+                       "products are waited for one round later"))
+    out_bytes = {name: choice.blocks[chain.rows.name] * dtype.itemsize * _columns(chain, name, choice)
+                 for name, dtype in outs.items()}
+
+    def needed() -> int:
+        return (sum(out_bytes.values()) + PATTERN
+                + sum(n * (choice.stage_bytes(ring) + 2 * BARRIER) for ring, n in choice.stages.items()))
+
+    if not mapping.stages and not choice.across:       # what is left goes to the rings that rounds go around
+        rounds = [ring for ring in places.rings if ring.index is not None]
+        while rounds and all(choice.stages[r] < MOST[choice.warpgroups] for r in rounds):
+            if needed() + sum(choice.stage_bytes(r) + 2 * BARRIER for r in rounds) > bound:
+                break
+            for ring in rounds:
+                choice.stages[ring] += 1
+    memory = SharedMemory()
+    for ring in places.rings:
+        first = memory.take(choice.stages[ring] * choice.stage_bytes(ring), PATTERN)
+        for block in ring.blocks:
+            choice.offsets[block], first = first, first + choice.block_bytes(block)
+    choice.outs = {name: memory.take(nbytes, PATTERN) for name, nbytes in out_bytes.items()}
+    choice.barriers = {ring: memory.take(2 * BARRIER * choice.stages[ring]) for ring in places.rings}
+    choice.nbytes = memory.nbytes
+    if memory.nbytes > bound:
+        stages = ", ".join(f"{ring.name} {n} x {choice.stage_bytes(ring)}" for ring, n in choice.stages.items())
+        return (f"stages ({stages}) and results of {sum(out_bytes.values())} bytes need {memory.nbytes} bytes of shared memory, and "
+                f"{bound} are there; take fewer stages or smaller blocks")
+    return None
+
+
+def _columns(chain: Chain, name: str, choice: Choice) -> int:
+    store = next(store for store in chain.stores if store.parameter.name == name)
+    return int(store.parameter.shape[-1])

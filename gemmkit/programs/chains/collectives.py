@@ -1,0 +1,120 @@
+"""What chained kernels call beside `gemmkit.programs.collectives`: products of what registers hold, and values of rows.
+
+A thread's values of a tile lie in two rows, 8 apart, by pairs: (row, c), (row, c + 1), (row + 8, c), (row + 8, c + 1), then the
+same 8 columns on. Four threads share a row; of a row's value each has one, of a sum along it its own part until they meet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from gemmkit.components import Component
+from gemmkit.kernels.attention.softmax import added, larger, quad_max, quad_sum
+from gemmkit.kernels.common.hand_over import HandOver
+from gemmkit.lang.control import fold, split
+from gemmkit.lang.reductions import reduce
+from gemmkit.lang.registers import apply
+from gemmkit.lang.values import fill
+from gemmkit.layouts.swizzled import Swizzled
+from gemmkit.operators import WGMMAOp
+from gemmkit.programs.collectives import F32, ROWS, Staged
+from gemmkit.ptx.approximate import maximum
+from gemmkit.ptx.descriptors import advance
+from gemmkit.ptx.pack_fragment import pack_fragment
+from gemmkit.tiling import Tile
+
+__all__ = ["HandedProduct", "lane_value", "own_sum", "row_max", "row_value", "whole_sum"]
+
+
+@dataclass(frozen=True)
+class HandedProduct(Component):
+    """64 rows of what a warpgroup has computed times ``b``: the sums of one product are A of this one, in the registers that
+    they are in."""
+
+    b: Staged
+    b_transposed: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.hand_over                                 # noqa: B018  (raises where the sums are no A fragments)
+
+    @cached_property
+    def block(self) -> Tile:
+        b = self.b
+        n, k = (b.lines, b.columns) if self.b_transposed else (b.columns, b.lines)
+        return Tile(M=ROWS, N=n, K=k)
+
+    @cached_property
+    def b_layout(self) -> Swizzled:
+        return self.b.transposed_layout if self.b_transposed else self.b.layout
+
+    @cached_property
+    def operator(self) -> WGMMAOp:
+        return WGMMAOp(self.block.size.N, self.b.dtype, F32, b_major="K" if self.b_transposed else "MN")
+
+    @cached_property
+    def hand_over(self) -> HandOver:
+        return HandOver(WGMMAOp(self.block.size.K, self.b.dtype, F32), self.operator, self.block.size.K)
+
+    @cached_property
+    def values(self) -> int:
+        """A thread's sums."""
+        return self.block.size.N // 2
+
+    def begin(self, value: float) -> tuple:
+        return fill(F32, self.values, value)
+
+    def fragments(self, values: tuple) -> tuple:
+        """Values as A, rounded to its dtype."""
+        return apply(packed, split(values, self.hand_over.values), self.b.dtype)
+
+    def multiply(self, sums: tuple, fragments: tuple, slot: Any, accumulate: int) -> tuple:
+        """Start the product with a stage, on top of the sums or (``accumulate`` 0) in their place. It is done after a wait."""
+        b = advance(self.b.descriptor(), slot.stage * self.b.stage_bytes)
+        sums = multiply_step(sums, 0, self, fragments, b, accumulate)
+        return fold(self.hand_over.fragments - 1, next_step, sums, self, fragments, b)
+
+
+def packed(values: tuple, n: int, dtype: Any) -> tuple:
+    return pack_fragment(dtype, values)
+
+
+def next_step(sums: tuple, n: int, product: Any, fragments: tuple, b: int) -> tuple:
+    return multiply_step(sums, n + 1, product, fragments, b, 1)
+
+
+def multiply_step(sums: tuple, n: int, product: Any, fragments: tuple, b: int, accumulate: int) -> tuple:
+    return product.operator.multiply_fragments((sums,), (fragments[n],), b, product.b_layout, product.block, n, accumulate)[0]
+
+
+# -- values of rows -----------------------------------------------------------------------------------------------------------
+
+def row_value(rows: tuple, i: int) -> Any:
+    """Of the row that a thread's i-th value of a tile is in."""
+    return rows[0] if i // 2 % 2 == 0 else rows[1]
+
+
+def lane_value(rows: tuple, i: int) -> Any:
+    """Of the i-th of a thread's two rows."""
+    return rows[0] if i == 0 else rows[1]
+
+
+def row_max(values: tuple) -> tuple:
+    """The largest of each row, in eight chains side by side."""
+    groups = split(values, 8)
+    m = reduce(larger, groups[0], groups[1:])
+    return (quad_max(maximum(maximum(m[0], m[1]), maximum(m[4], m[5]))),
+            quad_max(maximum(maximum(m[2], m[3]), maximum(m[6], m[7]))))
+
+
+def own_sum(values: tuple) -> tuple:
+    """Of each row what this thread has of its sum."""
+    groups = split(values, 8)
+    t = reduce(added, groups[0], groups[1:])
+    return (t[0] + t[1]) + (t[4] + t[5]), (t[2] + t[3]) + (t[6] + t[7])
+
+
+def whole_sum(own: tuple) -> tuple:
+    return quad_sum(own[0]), quad_sum(own[1])

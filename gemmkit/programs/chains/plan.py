@@ -1,0 +1,47 @@
+"""All passes of a chained program: from its trace to its text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gemmkit.programs.chains.algebra import guard, keep_parts, rewrite
+from gemmkit.programs.chains.allocate import Choice, chosen
+from gemmkit.programs.chains.chain import Chain, chain_of
+from gemmkit.programs.chains.order import ordered
+from gemmkit.programs.chains.places import ChainPlaces, placed
+from gemmkit.programs.chains.ranges import ranges_of
+from gemmkit.programs.chains.text import printed
+from gemmkit.programs.chains.trials import commutes
+from gemmkit.programs.mapping import Mapping
+from gemmkit.programs.text import OutKind, Printed
+from gemmkit.programs.trace import Loop, Value
+
+__all__ = ["Derived", "derived"]
+
+
+class Derived:
+    """What the passes make of a program: the parts that a launch and its checks need."""
+
+    def __init__(self, chain: Chain, places: ChainPlaces, choice: Choice, text: Printed, read: dict[str, Value]):
+        self.chain, self.places, self.choice, self.text, self.read = chain, places, choice, text, read
+
+
+def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], outs: Any, arrays: list[str], limit: int) -> Derived:
+    """``numbers``: the run-time scalars, whose signs the text depends on. ``outs``: how a store leaves (`OutKind`)."""
+    chain = chain_of(loop)
+    kinds: dict[str, OutKind] = {store.parameter.name: outs(store) for store in chain.stores}
+    ranges, may_turn = ranges_of(chain, numbers), commutes(chain, numbers)
+    rewrite(chain, numbers)
+    guard(chain)
+    keep_parts(chain)
+    places = placed(chain)
+    by_tma = {key: np.dtype(kind.dtype) for key, kind in kinds.items() if kind.kind == "TmaOut"}
+    choice = chosen(chain, places, mapping, may_turn, by_tma, limit)
+    order = ordered(chain, places, choice)
+    shown = ", ".join(f"{key} {size}" for key, size in choice.blocks.items())
+    how = ", ".join(word for word in ("ahead", "across", "turns", "descending") if getattr(choice, word))
+    title = f"{name}: blocks of {shown}; {choice.warpgroups} warpgroups{'; ' if how else ''}{how}."
+    text, read = printed(title, chain, places, choice, order, ranges, kinds, list(numbers), arrays)
+    return Derived(chain, places, choice, text, read)
