@@ -70,7 +70,7 @@ class Element:
         if x.op == "const":
             return str(int(x.data)) if whole else scalar_text(x)
         if x.op == "coordinate":
-            return self._place(x.data)
+            return f"({self._place(x.data)})"
         if x.op == "load":
             return self._load(x)
         name = None if x is self.root else self.known(x)

@@ -89,7 +89,8 @@ def ordered(chain: Chain, places: ChainPlaces, choice: Choice) -> Ordered:
     if not late:
         if places.peeled:
             handed = {d.args[0] for d in places.peeled}
-            out.before = arrange([places.peeled.get(x, x) for x in chain.body if x not in handed], places, {}, turns=choice.turns)
+            begun = [places.peeled.get(x, x) for x in chain.body if x not in handed]
+            out.before = arrange(begun, places, dict(places.peeled), turns=choice.turns)
         out.round = arrange(chain.body, places, {}, turns=choice.turns)
         return out
     out.late = late
