@@ -25,10 +25,10 @@ from gemmkit.programs.values import Axis
 
 __all__ = ["Choice", "chosen"]
 
-DEFAULTS = 128, 64                     # lengths of a round's blocks, the best first
+DEFAULTS = 128, 112, 96, 80, 64, 48, 32    # lengths of a round's blocks, the best first
 MOST = {1: 4, 2: 4, 3: 4}
 #: A thread's registers of sums and of what is handed over, beyond which the assembler spills.
-ROOM = {1: 200, 2: 200, 3: 136}
+ROOM = {1: 192, 2: 192, 3: 136}
 
 
 @dataclass
@@ -66,7 +66,11 @@ def chosen(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool, 
     reasons = []
     for length, across in _candidates(chain, places, mapping):
         choice = _orders(chain, places, mapping, commutes, length, across)
-        reason = _registers(chain, places, choice) or _memory(places, mapping, choice, outs, bound, chain)
+        reason = _registers(chain, places, choice)
+        if reason is None:                             # results leave from the registers where memory is short
+            reason = _memory(places, mapping, choice, outs, bound, chain)
+            if reason is not None and outs:
+                reason = _memory(places, mapping, choice, {}, bound, chain)
         if reason is None:
             return choice
         reasons.append(reason)
@@ -159,6 +163,7 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: Choice, outs: dict[st
             if columns % LINE or lines % 8:
                 raise refused(ConfigError, f"blocks of {block.name} are {lines} x {columns}: multiples of 8 rows and of {LINE} "
                                            "columns are needed (128 bytes, the swizzle's line)", chain.line)
+    choice.stages.clear()
     least = {ring: 2 if (ring.index is None and choice.across) or (ring.index is not None and only_adds(chain)) else 1
              for ring in places.rings}
     given = {ring: mapping.stages_of([block.name for block in ring.blocks]) for ring in places.rings}
@@ -177,7 +182,7 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: Choice, outs: dict[st
         return (sum(out_bytes.values()) + PATTERN
                 + sum(n * (choice.stage_bytes(ring) + 2 * BARRIER) for ring, n in choice.stages.items()))
 
-    if not mapping.stages and not choice.across:       # what is left goes to the rings that rounds go around
+    if not mapping.stages:                             # what is left goes to the rings that rounds go around
         rounds = [ring for ring in places.rings if ring.index is not None]
         while rounds and all(choice.stages[r] < MOST[choice.warpgroups] for r in rounds):
             if needed() + sum(choice.stage_bytes(r) + 2 * BARRIER for r in rounds) > bound:

@@ -101,7 +101,7 @@ class Element:
             args = [f"convert(F32, {a})" if is_whole_number(y) and y.op not in ("lt", "le", "and") else a
                     for a, y in zip(args, x.args)]
         if x.op == "fma":                              # of three float32, and nothing weaker
-            args = [a if self.known(y) is not None and y.op not in ("scalar",) else f"convert(F32, {a})"
+            args = [a if y.op not in ("const", "load", "coordinate") and self.known(y) is not None else f"convert(F32, {a})"
                     for a, y in zip(args, x.args)]
         if x.op == "and":
             return f"({args[0]} and {args[1]})"
