@@ -16,7 +16,7 @@ import numpy as np
 from gemmkit.kernels.common.pipeline import BARRIER
 from gemmkit.kernels.common.shared_memory import SharedMemory
 from gemmkit.lang.errors import ConfigError
-from gemmkit.programs.chains.chain import Chain, dots, late_values, only_adds
+from gemmkit.programs.chains.chain import Chain, dots, only_adds, why_not_across, why_not_ahead
 from gemmkit.programs.chains.places import Block, ChainPlaces, RingPlace
 from gemmkit.programs.collectives import LINE, PATTERN, ROWS
 from gemmkit.programs.lines import refused
@@ -112,15 +112,14 @@ def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping) -> None:
 
 def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool, length: int, across: bool) -> Choice:
     """Raises ConfigError for orders that the program does not have."""
-    chained = bool(late_values(chain)) and not places.peeled and not only_adds(chain)
-    why = ("a cell begins as a block of an array, whose first round is another one" if places.peeled else
-           "no product of a round needs another product of it")
-    if mapping.ahead and not chained:
-        raise ConfigError(f"Mapping(ahead=True): {why}")
-    ahead = chained if mapping.ahead is None else bool(mapping.ahead)
-    if mapping.across and not ahead:
-        raise ConfigError("Mapping(across=True): tiles are joined by products that run a round ahead, and "
-                          + ("ahead is False" if chained else why))
+    apart = ("rounds that only add wait for nothing" if only_adds(chain) else why_not_ahead(chain) if not places.peeled else
+             "a cell begins as a block of an array, whose first round is another one")
+    if mapping.ahead and apart:
+        raise ConfigError(f"Mapping(ahead=True): {apart}")
+    ahead = apart is None if mapping.ahead is None else mapping.ahead
+    divided = why_not_across(chain) if ahead else apart or "it is of products that run a round ahead, and ahead is False"
+    if mapping.across and divided:
+        raise ConfigError(f"Mapping(across=True): {divided}")
     if mapping.turns and mapping.warpgroups == 1:
         raise ConfigError("Mapping(turns=True, warpgroups=1): warpgroups take turns at the tensor cores; 2 or 3 are needed")
     if mapping.turns and only_adds(chain):
@@ -132,7 +131,7 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool,
     blocks = {chain.rows.name: ROWS * mapping.warpgroups, chain.index.name: length}
     if chain.stack is not None:
         blocks[chain.stack.name] = 1
-    return Choice(blocks, mapping.warpgroups, ahead, across and ahead, mapping.turns, descending)
+    return Choice(blocks, mapping.warpgroups, ahead, across and divided is None, mapping.turns, descending)
 
 
 def _registers(chain: Chain, places: ChainPlaces, choice: Choice) -> str | None:

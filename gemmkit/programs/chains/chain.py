@@ -8,7 +8,8 @@ from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Carried, Loop, Store, Value
 from gemmkit.programs.values import Index, shown
 
-__all__ = ["Chain", "chain_of", "depends", "dots", "is_chained", "late_values", "loaded", "only_adds"]
+__all__ = ["Chain", "chain_of", "depends", "dots", "is_chained", "late_values", "loaded", "only_adds", "why_not_across", "why_not_ahead",
+           "zero_values"]
 
 
 @dataclass(eq=False)
@@ -43,9 +44,12 @@ def is_chained(loop: Loop) -> bool:
 def chain_of(loop: Loop) -> Chain:
     """Raises ValueError, with the user's line, for another form than rounds followed by stores."""
     loops = [held for held in loop.body if isinstance(held, Loop)]
+    if not loops:
+        raise refused(ValueError, "no sequential loop with a product is in this program; functions of rows are "
+                                  "gemmkit.rowwise's", loop.line)
     if len(loops) != 1:
         raise refused(ValueError, f"{len(loops)} sequential loops in tiles of whole rows: kernels are derived of one; of others "
-                                  "there is the reference", loops[1].line if loops else loop.line)
+                                  "there is the reference", loops[1].line)
     (rounds,) = loops
     wrong = next((held for held in rounds.body if not isinstance(held, Value)), None)
     if wrong is not None:
@@ -104,3 +108,45 @@ def late_values(chain: Chain) -> set[Value]:
     products, body = dots(chain.body), set(chain.body)
     late = {d for d in products if depends(d, set(products) - {d}, body)}
     return late | {x for x in body if depends(x, late, body)}
+
+
+def zero_values(chain: Chain, late: set[Value]) -> set[Value]:
+    """Of a tile's first round: what products a round later are added to, where it is a factor times zero."""
+    empty = {c.inside for c in chain.carried if c.init.op == "const" and c.init.data == 0}
+    return {x for x in chain.body if x not in late and x.op == "mul" and x.args[0] in empty
+            and any(x in d.args[2:] for d in dots(chain.body))}
+
+
+def why_not_ahead(chain: Chain) -> str | None:
+    """Why products that need another one of their round cannot go a round later: what goes with them then must need nothing
+    else of their own round, which the next one makes anew."""
+    late = late_values(chain)
+    if not late:
+        return "no product of a round needs another product of it"
+    own = late | {c.inside for c in chain.carried if c.out in late}
+    for x in late:
+        wrong = next((y for y in x.args if x.op != "dot" and y not in own and not _is_constant(y)), None)
+        if wrong is not None:
+            return f"{x!r} needs {wrong!r} of its own round, behind a product that would run in the next one ({x.line})"
+    return None
+
+
+def why_not_across(chain: Chain) -> str | None:
+    """Why a tile's last products cannot go beside the next tile's first ones."""
+    late = late_values(chain)
+    after = next((x for x in late if x.op != "dot"), None)
+    if after is not None:
+        return f"{after!r} is computed behind a tile's last product, and the next tile's first one has its registers ({after.line})"
+    cells, zero = {c.inside for c in chain.carried if c.out in late}, zero_values(chain, late)
+    early = next((x for x in chain.body if x not in late and x not in zero and any(y in cells for y in x.args)), None)
+    if early is not None:
+        return f"{early!r} reads in a tile's first round what the last product of the tile before adds to ({early.line})"
+    ends = {y for x in chain.end for y in x.args} | {store.value for store in chain.stores}
+    held = next((c for c in chain.carried if c.after in ends and c.out not in late and len(c.init.dims) == 2), None)
+    if held is not None:
+        return f"{held.inside!r} is needed at a tile's end, and the next tile's first round has its registers"
+    return None
+
+
+def _is_constant(x: Value) -> bool:
+    return not x.dims and (x.op in ("const", "scalar") or bool(x.args) and all(map(_is_constant, x.args)))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gemmkit.programs.chains.allocate import Choice
-from gemmkit.programs.chains.chain import Chain, dots, late_values, only_adds
+from gemmkit.programs.chains.chain import Chain, dots, late_values, only_adds, zero_values
 from gemmkit.programs.chains.places import ChainPlaces, RingPlace
 from gemmkit.programs.trace import Value
 
@@ -82,7 +82,7 @@ class Ordered:
 
 
 def ordered(chain: Chain, places: ChainPlaces, choice: Choice) -> Ordered:
-    out, products = Ordered(), dots(chain.body)
+    out = Ordered()
     if only_adds(chain):
         return _adding(chain, places)
     late = late_values(chain) if choice.ahead else set()
@@ -97,13 +97,12 @@ def ordered(chain: Chain, places: ChainPlaces, choice: Choice) -> Ordered:
     first, last = ([x for x in chain.body if (x in late) is is_late] for is_late in (False, True))
     through = {c.inside: c.out for c in chain.carried if c.out in late}
     crossing = {x for x in first if any(x in y.args for y in last)}
-    empty = {c.inside for c in chain.carried if c.init.op == "const" and c.init.data == 0}
-    out.zero = {x for x in first if x.op == "mul" and x.args[0] in empty and any(x in d.args[2:] for d in products)}
+    out.zero = zero_values(chain, late)
     begun = [x for x in first if x not in out.zero]
     out.before = arrange(begun, places, {})
     if choice.across:
         out.join = arrange([*begun, *last], places, {}, crossing - out.zero, choice.turns)
-    out.round = arrange([*first, *last], places, through, crossing, choice.turns)
+    out.round = arrange([*first, *last], places, through, crossing, choice.turns, late=late)
     out.after = arrange(last, places, {})
     return out
 
@@ -117,8 +116,8 @@ def _adding(chain: Chain, places: ChainPlaces) -> Ordered:
 
 
 def arrange(values: list[Value], places: ChainPlaces, through: dict[Value, Value], crossing: Iterable[Value] = (),
-            turns: bool = False, leave: bool = False) -> list[Event]:
-    """``through``: cells whose values some of ``values`` make. ``crossing``: what products of the round before still read: it
+            turns: bool = False, leave: bool = False, late: Iterable[Value] = ()) -> list[Event]:
+    """``through``: cells whose values some of ``values`` make, which all but those of the round before (``late``) wait for. ``crossing``: what products of the round before still read: it
     is not made anew while they do. ``leave``: groups still run at the end."""
     events: list[Event] = []
     left, flying = list(values), list[list[Value]]()
@@ -131,7 +130,7 @@ def arrange(values: list[Value], places: ChainPlaces, through: dict[Value, Value
 
     def is_ready(user: Value) -> bool:
         """A reader of what crosses takes it as the round before left it."""
-        return all(x in readers and user in readers[x] or done(through.get(x, x)) for x in user.args)
+        return all(x in readers and user in readers[x] or done(x if user in late else through.get(x, x)) for x in user.args)
 
     def wait() -> None:
         over = flying.pop(0)

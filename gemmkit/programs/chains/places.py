@@ -88,9 +88,9 @@ def placed(chain: Chain) -> ChainPlaces:
     _peel(chain, places, known)
     for x in chain.values:
         wrong = next((y for y in x.args if y.op == "load" and len(y.dims) == 2), None)
-        if wrong is not None and x.op != "dot":
-            raise refused(ValueError, f"{x.op} of a block of {wrong.data[0].name}: of tiles of whole rows kernels are derived "
-                                      "that take blocks of matrices as operands of products alone", x.line)
+        if wrong is not None and x.op in ("rowmax", "rowsum", "handover"):
+            raise refused(ValueError, f"{x.op} of a block of {wrong.data[0].name} as it is: in tiles of whole rows products and "
+                                      "what they are computed with are reduced and handed over", x.line)
     late = next((x for x in chain.end if x.op == "dot"), None)
     if late is not None:
         raise refused(ValueError, "a product behind the loop: kernels are derived of products in rounds; of others there is "
