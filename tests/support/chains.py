@@ -52,14 +52,17 @@ def glu_chain(a: Any, b: Any, c: Any, w: Any, y: Any) -> None:
 
 
 @gk.program
-def late_scale(q: Any, k: Any, v: Any, o: Any) -> None:
-    """What is added is scaled behind the product: it cannot run a round later."""
+def normalised(q: Any, k: Any, v: Any, o: Any) -> None:
+    """Attention that is normalised in every round: what follows the product needs its own round, and it cannot run ahead."""
     for m in gp.parallel(q.rows):
-        out, best = gp.zeros(m, v.columns), gp.full(m, 1.0)
+        best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
         for n in gp.sequential(k.rows):
             s = 0.125 * (q[m] @ k[n].T)
             top = gp.maximum(best, s.max(axis=1))
-            out[:] = (out + s.astype(v.dtype) @ v[n]) * (best / top)
+            p, before = gp.exp(s - top), total * gp.exp(best - top)
+            now = before + p.sum(axis=1)
+            out[:] = (out * before + p.astype(v.dtype) @ v[n]) / now
+            total[:] = now
             best[:] = top
         o[m] = out
 
@@ -111,7 +114,7 @@ def drawn_case(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, 
 
     rows, places, d = int(rng.integers(1, 200)), int(rng.integers(1, 200)), int(pick(64, 64, 128))
     count, groups = int(rng.integers(1, 3)), int(pick(1, 1, 2))
-    name = pick("attention", "attention", "attention", "decayed", "gated_chain", "glu_chain", "mlp", "softmax_gemm", "late_scale")
+    name = pick("attention", "attention", "attention", "decayed", "gated_chain", "glu_chain", "mlp", "softmax_gemm", "normalised")
     chained = name in ("attention", "decayed", "gated_chain", "glu_chain")
     ahead = pick(None, None, False) if chained else None
     blocks = {} if name in ("mlp", "softmax_gemm") else {"n": int(pick(32, 48, 64))}
@@ -135,8 +138,8 @@ def drawn_case(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, 
     if name == "glu_chain":
         return glu_chain, [half(rng, rows, 64), half(rng, places, 64, scale=0.1), half(rng, places, 64, scale=0.1),
                            half(rng, places, 64), empty(rows, 64, dtype=out)], mapping, {}
-    if name == "late_scale":
-        return late_scale, [half(rng, rows, d), half(rng, places, d), half(rng, places, 64), empty(rows, 64, dtype=out)], mapping, {}
+    if name == "normalised":
+        return normalised, [half(rng, rows, d), half(rng, places, d), half(rng, places, 64), empty(rows, 64, dtype=out)], mapping, {}
     if name == "mlp":
         layers = int(rng.integers(1, 4))
         return listing.mlp, [half(rng, rows, d), half(rng, layers, d, d, scale=d ** -0.5), half(rng, layers, d),

@@ -232,7 +232,9 @@ def keep_parts(chain: Chain) -> None:
 
 
 def _stays_a_part(x: Value, parts: set[Value]) -> bool:
-    """Sums of parts, and parts times what is no part."""
+    """Sums of parts, and parts times what is no part, of rows."""
+    if len(x.dims) != 1:
+        return False
     if x.op == "mul":
         return (x.args[0] in parts) != (x.args[1] in parts)
     if x.op == "fma":
