@@ -29,6 +29,7 @@ DEFAULTS = 128, 112, 96, 80, 64, 48, 32    # lengths of a round's blocks, the be
 MOST = {1: 4, 2: 4, 3: 4}
 #: A thread's registers of sums and of what is handed over, beyond which the assembler spills.
 ROOM = {1: 192, 2: 192, 3: 136}
+READING = 64                           # for addresses of a matrix that threads read in rounds
 
 
 @dataclass
@@ -145,6 +146,9 @@ def _registers(chain: Chain, places: ChainPlaces, choice: Choice) -> str | None:
             need += n // 2
         if x.op == "handover":
             need += choice.size(x.dims[1]) // 4
+    read = {(y.data[0].name, y.data[1]) for x in chain.body if x.op not in ("dot", "transpose") for y in x.args
+            if y.op == "load" and len(y.dims) == 2}
+    need += READING * len(read)
     room = ROOM[choice.warpgroups]
     if need > room:
         return (f"sums and what is handed over take {need} registers of a thread, and {room} are there of {choice.warpgroups} "

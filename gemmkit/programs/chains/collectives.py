@@ -25,7 +25,7 @@ from gemmkit.ptx.descriptors import advance
 from gemmkit.ptx.pack_fragment import pack_fragment
 from gemmkit.tiling import Tile
 
-__all__ = ["HandedProduct", "lane_value", "own_sum", "row_max", "row_value", "whole_sum"]
+__all__ = ["HandedProduct", "lane_value", "limits", "own_sum", "row_max", "row_value", "whole_sum"]
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,11 @@ def row_value(rows: tuple, i: int) -> Any:
 def lane_value(rows: tuple, i: int) -> Any:
     """Of the i-th of a thread's two rows."""
     return rows[0] if i == 0 else rows[1]
+
+
+def limits(row: int, place: int, slope: int, shift: int) -> tuple:
+    """Of a thread's two rows slope * row + shift, counted from its first place on."""
+    return slope * row + shift - place, slope * (row + 8) + shift - place
 
 
 def row_max(values: tuple) -> tuple:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemmkit.programs.chains.chain import Chain
+from gemmkit.programs.chains.ranges import bounds_of
 from gemmkit.programs.expressions import SIGNS
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Axis, Index
@@ -95,6 +96,10 @@ class Element:
         return f"row_value({name}, i)"
 
     def _operation(self, x: Value, top: bool) -> str:
+        if x.op in ("lt", "le") and not self.is_rows and len(self.root.dims) == 2:
+            compared = self._compared(x)
+            if compared is not None:
+                return compared
         whole = is_whole_number(x) and (x.op not in ("lt", "le") or all(map(_may_be_whole, x.args)))
         args = [self.of(y, whole=whole and _may_be_whole(y)) for y in x.args]
         if not whole and x.op != "where":
@@ -121,14 +126,32 @@ class Element:
 
     # -- places -------------------------------------------------------------------------------------------------------
 
+    def _compared(self, x: Value) -> str | None:
+        """A condition that bounds the place by the row: each row's bound, counted from the thread's first place, is worked out
+        once, and compared with constants."""
+        found = bounds_of(x, self.chain.rows, self.chain.index)
+        if found is None or self.root.dims[1] is not self.chain.index:
+            return None
+        for bounds, kind, sign in ((found[0], "begins", ">="), (found[1], "ends", "<")):
+            for bound in bounds:
+                row = f"{self.place(self.chain.rows)} + group * 64 + own_row()"
+                given = f"limits({row}, {self.place(self.chain.index)} + column, {bound.slope}, {bound.shift})"
+                name, n = kind, 1
+                while self.extra.get(name, given) != given:
+                    n += 1
+                    name = f"{kind}_{n}"
+                self.extra[name] = given
+                return f"(column_at(i) {sign} row_value({name}, i))"
+        return None
+
     def _place(self, dim: Any) -> str:
         if dim is self.chain.rows:
-            self.extra["row"] = f"{self.place(dim)} + group * 64 + own_row()"
+            self.extra["row"] = f"carried({self.place(dim)} + group * 64 + own_row())"
             return "row + i * 8" if self.is_rows else "row + row_of(i)"
         if isinstance(dim, Axis):
             self.extra["column"] = "column"
             return "column + column_at(i)"
-        self.extra["place"] = f"{self.place(dim)} + column"
+        self.extra["place"] = f"carried({self.place(dim)} + column)"
         return "place + column_at(i)"
 
     def _load(self, x: Value) -> str:

@@ -15,7 +15,7 @@ from gemmkit.programs.chains.trials import ignores_hidden
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Index
 
-__all__ = ["Bound", "Ranges", "ranges_of"]
+__all__ = ["Bound", "Ranges", "bounds_of", "ranges_of"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def ranges_of(chain: Chain, signs: dict[str, float]) -> Ranges:
     for x in chain.body:
         if x.op == "where" and (chain.index in x.args[0].dims or _mentions(x.args[0], chain.index)):
             out.has_tests = True
-            bounds = _bounds(x.args[0], chain.rows, chain.index)
+            bounds = bounds_of(x.args[0], chain.rows, chain.index)
             if bounds is None:
                 out.has_free = ignored = False
                 continue
@@ -66,10 +66,10 @@ def _mentions(x: Value, index: Index) -> bool:
     return x.op == "coordinate" and x.data is index or any(_mentions(y, index) for y in x.args)
 
 
-def _bounds(x: Value, rows: Index, index: Index) -> tuple[list[Bound], list[Bound]] | None:
+def bounds_of(x: Value, rows: Index, index: Index) -> tuple[list[Bound], list[Bound]] | None:
     """(first places, places behind the last) that hold together; None for what is no such bound."""
     if x.op == "and":
-        parts = [_bounds(y, rows, index) for y in x.args]
+        parts = [bounds_of(y, rows, index) for y in x.args]
         if any(part is None for part in parts):
             return None
         return [b for part in parts if part for b in part[0]], [b for part in parts if part for b in part[1]]

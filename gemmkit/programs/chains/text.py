@@ -28,13 +28,13 @@ IMPORTS = [
     ("gemmkit.kernels.sm90.warpgroups", "Turns"), ("gemmkit.kernels.sm90.warpgroups", "Warpgroups"),
     ("gemmkit.lang.control", "interleave"), ("gemmkit.lang.control", "split"), ("gemmkit.lang.registers", "apply"),
     ("gemmkit.lang.registers", "generate"), ("gemmkit.lang.values", "convert"), ("gemmkit.lang.values", "fill"),
-    *(("gemmkit.programs.chains.collectives", name) for name in ("HandedProduct", "lane_value", "own_sum", "row_max", "row_value",
+    *(("gemmkit.programs.chains.collectives", name) for name in ("HandedProduct", "lane_value", "limits", "own_sum", "row_max", "row_value",
                                                                 "whole_sum")),
     *(("gemmkit.programs.collectives", name) for name in ("F32", "DirectOut", "Part", "Product", "RowsOut", "Staged", "TmaOut",
                                                           "blocks", "row_of")),
     *(("gemmkit.ptx.approximate", name) for name in ("exp2", "log2", "maximum", "reciprocal", "tanh")),
     ("gemmkit.ptx.arithmetic", "fma"), ("gemmkit.ptx.mbarrier", "mbarrier_fence_init"),
-    *(("gemmkit.ptx.special", name) for name in ("barrier", "block_x", "grid_x", "rolled", "thread_index", "udiv", "uniform")),
+    *(("gemmkit.ptx.special", name) for name in ("barrier", "block_x", "carried", "grid_x", "rolled", "thread_index", "udiv", "uniform")),
     *(("gemmkit.ptx.wgmma", name) for name in ("wgmma_commit", "wgmma_fence", "wgmma_wait")),
 ]
 
@@ -65,7 +65,7 @@ def printed(title: str, chain: Chain, places: ChainPlaces, choice: Choice, order
     """The text, and the arrays that threads read with what reads them. ``arrays``: the names of all, which are taken."""
     tests = tests_of(chain, ranges)
     indices = [index.name for index in (*chain.indices, chain.index)]
-    taken = {*OWN_NAMES, *(name for _, name in IMPORTS), *arrays, *scalars, *indices, "i", "values", "place", "room", "turns",
+    taken = {*OWN_NAMES, "begins", "ends", *(name for _, name in IMPORTS), *arrays, *scalars, *indices, "i", "values", "place", "room", "turns",
              *(f"last_{name}" for name in indices)}
     naming = Naming(chain, places, tests, [part for part in (order.round, order.before, order.join, order.after) if part], taken)
     given = (chain, places, choice, order, ranges, bool(tests))
