@@ -29,7 +29,7 @@ DEFAULTS = 128, 112, 96, 80, 64, 48, 32    # lengths of a round's blocks, the be
 MOST = {1: 4, 2: 4, 3: 4}
 #: A thread's registers of sums and of what is handed over, beyond which the assembler spills.
 ROOM = {1: 192, 2: 192, 3: 136}
-READING = 64                           # for addresses of a matrix that threads read in rounds
+READING = 80                           # for addresses of a matrix that threads read in rounds
 
 
 @dataclass
