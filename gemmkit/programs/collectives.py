@@ -20,6 +20,7 @@ from gemmkit.kernels.sm90.panels import Panels
 from gemmkit.kernels.sm90.store import own_column, own_row
 from gemmkit.lang.control import each, fold, split
 from gemmkit.lang.given import dtype_given
+from gemmkit.lang.products import matrix_of
 from gemmkit.lang.values import convert, convert_all, fill
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.layouts.swizzled import Swizzled
@@ -27,7 +28,7 @@ from gemmkit.operators import WGMMAOp
 from gemmkit.operators.wgmma import within
 from gemmkit.ptx.descriptors import advance, matrix_descriptor
 from gemmkit.ptx.ldmatrix import ldmatrix
-from gemmkit.ptx.memory import shared, store_global
+from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import lane_index, thread_index, udiv
 from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.tma import tma_commit, tma_load, tma_store, tma_wait, tma_wait_read
@@ -237,24 +238,12 @@ class DirectOut(Typed):
     def store(self, values: tuple, out: Any, part: Part, group: int) -> None:
         pairs, row, column = split(convert_all(self.dtype, values), 2), part.m + own_row(), part.n + own_column()
         if self.stacked:
-            each(put_stacked, pairs, self, part, out, row, column)
+            each(put_pair, pairs, self, part, matrix_of(out, (part.stack,)), row, column)
         else:
             each(put_pair, pairs, self, part, out, row, column)
 
     def finish(self) -> None:
         """Nothing is under way."""
-
-
-def put_stacked(pair: tuple, n: int, store: Any, part: Part, out: Any, row: int, column: int) -> None:
-    """`put_pair` of a matrix of a stack."""
-    row, column = row + n % 2 * 8, column + n // 2 * 8
-    if row < part.rows and column < part.columns:
-        if store.pairs:
-            store_global(out, 2, (part.stack, row, column), (0, 0, 0), pair)
-        else:
-            out[part.stack, row, column] = pair[0]
-            if column + 1 < part.columns:
-                out[part.stack, row, column + 1] = pair[1]
 
 
 @dataclass(frozen=True)
