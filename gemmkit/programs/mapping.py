@@ -13,9 +13,10 @@ __all__ = ["Mapping"]
 
 MOST_STAGES, MOST_WARPGROUPS = 16, 3
 REGISTERS = "registers"
-SWITCHES = "ahead", "across", "descending"
+SWITCHES = "ahead", "across", "descending", "longest_first"
 NEEDS = dict(ahead="a product that needs another product of its round", across="products that run a round ahead",
-             turns="something to compute between the products of a round", descending="tiles of whole rows")
+             turns="something to compute between the products of a round", descending="tiles of whole rows",
+             longest_first="tiles that get longer with their rows")
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Mapping:
     | ``across`` | a tile's last products go beside the next tile's first | with ``ahead``, where two stages fit |
     | ``turns`` | warpgroups start their products one after the other | no |
     | ``descending`` | rounds go from the last block to the first; refused where they do not commute | where they commute |
+    | ``longest_first`` | tiles that visit most blocks go first, section by section of a stack; refused where all visit the same | where they differ |
     | ``places`` | by the name of a value, ``"registers"``: an error where it has another place | |
 
     >>> Mapping({"m": 128, "n": 256, "k": 64}, stages=3).stages
@@ -50,6 +52,7 @@ class Mapping:
     across: bool | None = None
     turns: bool = False
     descending: bool | None = None
+    longest_first: bool | None = None
     places: Names[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -84,7 +87,7 @@ class Mapping:
     def __hash__(self) -> int:
         stages = self.stages if isinstance(self.stages, int) else frozenset(self.stages.items())
         return hash((frozenset(self.blocks.items()), self.warpgroups, stages, self.shared_bytes, self.ahead, self.across,
-                     self.turns, self.descending, frozenset(self.places.items())))
+                     self.turns, self.descending, self.longest_first, frozenset(self.places.items())))
 
     # -- asked by the passes -------------------------------------------------------------------------------------------
 

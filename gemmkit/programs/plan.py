@@ -255,7 +255,7 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     if text is not None:
         module_of(name, text)
     return ProgramPlan(name, mapping, printed, printed.text if text is None else text, infos,
-                       {index.name: index.extent.size for index in indices}, numbers, device)
+                       {**{index.name: index.extent.size for index in indices}, "section": made.section(device.sm_count)}, numbers, device)
 
 
 def _device(infos: dict[str, ArrayInfo]) -> DeviceInfo:

@@ -23,13 +23,21 @@ from gemmkit.programs.lines import refused
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.values import Axis
 
-__all__ = ["Choice", "chosen"]
+__all__ = ["Choice", "May", "chosen"]
 
 DEFAULTS = 128, 112, 96, 80, 64, 48, 32    # lengths of a round's blocks, the best first
 MOST = {1: 4, 2: 4, 3: 4}
 #: A thread's registers of sums and of what is handed over, beyond which the assembler spills.
 ROOM = {1: 192, 2: 192, 3: 136}
 READING = 80                           # for addresses of a matrix that threads read in rounds
+
+
+@dataclass(frozen=True)
+class May:
+    """What a program allows: rounds in another order; tiles ``grow`` with their rows, so that their order matters."""
+
+    commute: bool
+    grow: bool
 
 
 @dataclass
@@ -43,6 +51,7 @@ class Choice:
     across: bool
     turns: bool
     descending: bool
+    longest_first: bool
     stages: dict[RingPlace, int] = field(default_factory=dict)
     offsets: dict[Block, int] = field(default_factory=dict)
     barriers: dict[RingPlace, int] = field(default_factory=dict)
@@ -59,14 +68,14 @@ class Choice:
         return sum(map(self.block_bytes, ring.blocks))
 
 
-def chosen(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool, outs: dict[str, np.dtype], limit: int) -> Choice:
+def chosen(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, outs: dict[str, np.dtype], limit: int) -> Choice:
     """``outs``: the dtypes of results that leave by TMA; ``limit``: the device's shared memory of a block. Raises ConfigError
     for a mapping that cannot be, with the reason."""
     _check_names(chain, places, mapping)
     bound = min(limit, mapping.shared_bytes or limit)
     reasons = []
     for length, across in _candidates(chain, places, mapping):
-        choice = _orders(chain, places, mapping, commutes, length, across)
+        choice = _orders(chain, places, mapping, may, length, across)
         reason = _registers(chain, places, choice)
         if reason is None:                             # results leave from the registers where memory is short
             reason = _memory(places, mapping, choice, outs, bound, chain)
@@ -111,7 +120,7 @@ def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping) -> None:
                 f"the program's values are {', '.join(sorted(filter(None, values)))}"))
 
 
-def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool, length: int, across: bool) -> Choice:
+def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, length: int, across: bool) -> Choice:
     """Raises ConfigError for orders that the program does not have."""
     apart = ("rounds that only add wait for nothing" if only_adds(chain) else why_not_ahead(chain) if not places.peeled else
              "a cell begins as a block of an array, whose first round is another one")
@@ -125,14 +134,18 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, commutes: bool,
         raise ConfigError("Mapping(turns=True, warpgroups=1): warpgroups take turns at the tensor cores; 2 or 3 are needed")
     if mapping.turns and only_adds(chain):
         raise ConfigError("Mapping(turns=True): rounds that only add have nothing to compute under another warpgroup's products")
-    if mapping.descending and not commutes:
+    if mapping.descending and not may.commute:
         raise ConfigError(f"Mapping(descending=True): the rounds of {chain.index} do not commute, so that their order is the "
                           "program's")
-    descending = (commutes and not chain.index.stack) if mapping.descending is None else mapping.descending
+    descending = (may.commute and not chain.index.stack) if mapping.descending is None else mapping.descending
+    if mapping.longest_first and not may.grow:
+        raise ConfigError("Mapping(longest_first=True): tiles do not get longer with their rows; where conditions bound places from "
+                          "above by the row, and hide what changes nothing, they do")
+    longest = may.grow if mapping.longest_first is None else mapping.longest_first
     blocks = {chain.rows.name: ROWS * mapping.warpgroups, chain.index.name: length}
     if chain.stack is not None:
         blocks[chain.stack.name] = 1
-    return Choice(blocks, mapping.warpgroups, ahead, across and divided is None, mapping.turns, descending)
+    return Choice(blocks, mapping.warpgroups, ahead, across and divided is None, mapping.turns, descending, longest)
 
 
 def _registers(chain: Chain, places: ChainPlaces, choice: Choice) -> str | None:

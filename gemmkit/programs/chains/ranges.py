@@ -44,6 +44,11 @@ class Ranges:
     ends: list[Bound] = field(default_factory=list)
     begins: list[Bound] = field(default_factory=list)
 
+    @property
+    def grow(self) -> bool:
+        """Whether later rows visit more blocks than earlier ones."""
+        return self.visits_less and any(bound.slope > 0 for bound in self.ends) and not any(b.slope > 0 for b in self.begins)
+
 
 def ranges_of(chain: Chain, signs: dict[str, float]) -> Ranges:
     """Of a program as it is traced."""

@@ -59,6 +59,10 @@ class Role:
     def forward(self) -> str:
         return "-" if self.choice.descending else "+"
 
+    @property
+    def next_tile(self) -> str:
+        return "tile = rolled(following(tile))" if self.choice.longest_first else "tile = rolled(tile + grid_x())"
+
     # -- a subclass's -------------------------------------------------------------------------------------------------
 
     def events(self, part: list[Event], guarded: bool, joined: bool = False) -> None:
@@ -164,7 +168,7 @@ class Role:
         self.end_rounds()
         self.events(self.order.after, False)
         self.finish_tile()
-        self.put("tile = rolled(tile + grid_x())")
+        self.put(self.next_tile)
         self.depth -= 1
 
     def _joined_tiles(self) -> None:
@@ -176,7 +180,7 @@ class Role:
         self.depth += 1
         self.loops()
         self.end_rounds()
-        self.put("tile = rolled(tile + grid_x())", "if tile < tiles(sizes):")
+        self.put(self.next_tile, "if tile < tiles(sizes):")
         self.depth += 1
         kept = [*(index.name for index in self.chain.indices), *self.kept()]
         self.put(f"{', '.join(f'before_{name}' for name in kept)} = {', '.join(kept)}")

@@ -65,7 +65,7 @@ def printed(title: str, chain: Chain, places: ChainPlaces, choice: Choice, order
     """The text, and the arrays that threads read with what reads them. ``arrays``: the names of all, which are taken."""
     tests = tests_of(chain, ranges)
     indices = [index.name for index in (*chain.indices, chain.index)]
-    taken = {*OWN_NAMES, "begins", "ends", *(name for _, name in IMPORTS), *arrays, *scalars, *indices, "i", "values", "place", "room", "turns",
+    taken = {*OWN_NAMES, "begins", "ends", *(name for _, name in IMPORTS), *arrays, *scalars, *indices, "i", "values", "place", "room", "section", "following", "turns",
              *(f"last_{name}" for name in indices)}
     naming = Naming(chain, places, tests, [part for part in (order.round, order.before, order.join, order.after) if part], taken)
     given = (chain, places, choice, order, ranges, bool(tests))
@@ -74,7 +74,7 @@ def printed(title: str, chain: Chain, places: ChainPlaces, choice: Choice, order
     consumer.tiles()
     read = list(consumer.arrays)
     maps = list(dict.fromkeys(block.parameter.name for ring in places.rings for block in ring.blocks))
-    sizes = list(dict.fromkeys(indices))
+    sizes = [*dict.fromkeys(indices), *(["section"] if choice.longest_first and chain.stack is not None else [])]
     takes_maps, takes_all = [f"map_{name}" for name in maps], [*outs, *[name for name in read if name not in outs]]
     lines = _constants(chain, places, choice, consumer, outs)
     lines += ["", "", "@dataclass(frozen=True)", "class Sizes(Component):", *(f"    {name}: Scalar" for name in (*sizes, *scalars)),
@@ -156,14 +156,29 @@ def _constants(chain: Chain, places: ChainPlaces, choice: Choice, consumer: Cons
 
 
 def _tiles(chain: Chain, choice: Choice) -> list[str]:
+    lines = _places(chain, choice)
+    if choice.longest_first:
+        lines += ["", "", "def following(tile):", '    """The block\'s next tile: blocks take tiles there and back."""',
+                  "    return (udiv(tile, grid_x()) + 1) * 2 * grid_x() - 1 - tile"]
+    return lines
+
+
+def _places(chain: Chain, choice: Choice) -> list[str]:
     m, size = chain.rows.name, choice.blocks[chain.rows.name]
     if chain.stack is None:
+        place = [f"    return (blocks(sizes.{m}, {size}) - 1 - tile) * {size}" if choice.longest_first else f"    return tile * {size}"]
         return ["def tiles(sizes):", f"    return blocks(sizes.{m}, {size})", "", "", "def place(tile, sizes):",
-                f'    """The tile\'s first row."""', f"    return tile * {size}"]
+                '    """The tile\'s first row."""', *place]
     h = chain.stack.name
-    return ["def tiles(sizes):", f"    return sizes.{h} * blocks(sizes.{m}, {size})", "", "", "def place(tile, sizes):",
-            f'    """Which of the stack, and the tile\'s first row."""', f"    inner = blocks(sizes.{m}, {size})",
-            "    outer = udiv(tile, inner)", f"    return outer, (tile - outer * inner) * {size}"]
+    head = ["def tiles(sizes):", f"    return sizes.{h} * blocks(sizes.{m}, {size})", "", "", "def place(tile, sizes):"]
+    if not choice.longest_first:
+        return [*head, '    """Which of the stack, and the tile\'s first row."""', f"    inner = blocks(sizes.{m}, {size})",
+                "    outer = udiv(tile, inner)", f"    return outer, (tile - outer * inner) * {size}"]
+    return [*head, '    """Which of the stack, and the tile\'s first row: the longest tiles of a section first, whose operands stay in L2."""',
+            f"    rows = blocks(sizes.{m}, {size})", "    outer = udiv(tile, sizes.section * rows)",
+            "    first = outer * sizes.section", f"    count = min(sizes.section, sizes.{h} - first)",
+            "    rest = tile - first * rows", "    inner = udiv(rest, count)",
+            f"    return first + rest - inner * count, (rows - 1 - inner) * {size}"]
 
 
 def _ranges(chain: Chain, choice: Choice, ranges: Ranges) -> list[str]:
