@@ -23,7 +23,6 @@ import numpy as np
 import gemmkit as gk
 from gemmkit.emulator.errors import EmulatorError
 from gemmkit.runtime.device import H100, assumed
-from tests.support import chains
 from tests.support import programs as listing
 
 __all__ = ["TEXTS", "Fault", "faults", "is_found", "planned"]

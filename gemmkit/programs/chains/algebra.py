@@ -60,7 +60,7 @@ class ChainRewriter(Rewriter):
             return False
         if x.op == "mul":
             return all(map(self.is_positive, x.args))
-        return x.op == "const" and x.data > 0 or x.op == "scalar" and self.signs.get(x.data, 0.0) > 0
+        return (x.op == "const" and x.data > 0) or (x.op == "scalar" and self.signs.get(x.data, 0.0) > 0)
 
     def _of_exp(self, like: Value, x: Value) -> Value:
         return self.make("exp2", self.make("mul", x, number(LOG2E), near=like), near=like)
@@ -122,7 +122,7 @@ def _rank(x: Value) -> tuple[int, bool]:
 
 def _is_place(x: Value) -> bool:
     """Whole numbers, which have no fused multiply-add."""
-    return x.op == "coordinate" or bool(x.args) and all(y.op == "const" or _is_place(y) for y in x.args)
+    return x.op == "coordinate" or (bool(x.args) and all(y.op == "const" or _is_place(y) for y in x.args))
 
 
 def rewrite(chain: Chain, signs: dict[str, float]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from gemmkit.kernels.common.pipeline import BARRIER
 from gemmkit.kernels.common.shared_memory import SharedMemory
 from gemmkit.lang.errors import ConfigError
-from gemmkit.programs.chains.chain import Chain, dots, only_adds, why_not_across, why_not_ahead
+from gemmkit.programs.chains.chain import Chain, only_adds, why_not_across, why_not_ahead
 from gemmkit.programs.chains.places import Block, ChainPlaces, RingPlace
 from gemmkit.programs.collectives import LINE, PATTERN, ROWS
 from gemmkit.programs.lines import refused

@@ -149,4 +149,4 @@ def why_not_across(chain: Chain) -> str | None:
 
 
 def _is_constant(x: Value) -> bool:
-    return not x.dims and (x.op in ("const", "scalar") or bool(x.args) and all(map(_is_constant, x.args)))
+    return not x.dims and (x.op in ("const", "scalar") or (bool(x.args) and all(map(_is_constant, x.args))))

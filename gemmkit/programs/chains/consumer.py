@@ -48,7 +48,7 @@ class Consumer(Role):
         return None if self.naming.is_inlined(x) else self.name(x)
 
     def _is_constant(self, x: Value) -> bool:
-        return x.op in ("const", "scalar") or bool(x.args) and all(map(self._is_constant, x.args))
+        return x.op in ("const", "scalar") or (bool(x.args) and all(map(self._is_constant, x.args)))
 
     def product(self, d: Value) -> str:
         a = self.places.blocks.get((d, 0))

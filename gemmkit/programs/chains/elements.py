@@ -28,7 +28,7 @@ def is_whole_number(x: Value) -> bool:
 
 
 def _may_be_whole(x: Value) -> bool:
-    return is_whole_number(x) or x.op == "const" and not x.dims and float(x.data).is_integer()
+    return is_whole_number(x) or (x.op == "const" and not x.dims and float(x.data).is_integer())
 
 
 def scalar_text(x: Value) -> str:

@@ -130,7 +130,7 @@ def arrange(values: list[Value], places: ChainPlaces, through: dict[Value, Value
 
     def is_ready(user: Value) -> bool:
         """A reader of what crosses takes it as the round before left it."""
-        return all(x in readers and user in readers[x] or done(x if user in late else through.get(x, x)) for x in user.args)
+        return all((x in readers and user in readers[x]) or done(x if user in late else through.get(x, x)) for x in user.args)
 
     def wait() -> None:
         over = flying.pop(0)

@@ -68,7 +68,7 @@ def ranges_of(chain: Chain, signs: dict[str, float]) -> Ranges:
 
 
 def _mentions(x: Value, index: Index) -> bool:
-    return x.op == "coordinate" and x.data is index or any(_mentions(y, index) for y in x.args)
+    return (x.op == "coordinate" and x.data is index) or any(_mentions(y, index) for y in x.args)
 
 
 def bounds_of(x: Value, rows: Index, index: Index) -> tuple[list[Bound], list[Bound]] | None:

@@ -92,32 +92,33 @@ class Role:
 
     @property
     def first(self) -> str:
-        return f"{self.n}_first" if self.is_bounded else "0"
+        return f"{self.n}_first" if self.is_bounded and self.ranges.begins else "0"
 
     @property
     def end(self) -> str:
-        return f"{self.n}_end" if self.is_bounded else f"sizes.{self.n}"
+        return f"{self.n}_end" if self.is_bounded and self.ranges.ends else f"sizes.{self.n}"
+
+    # -- ranges -------------------------------------------------------------------------------------------------------
 
     def range(self) -> None:
         """Where a tile's rounds begin."""
         n, rows, step, uniform = self.n, self.chain.rows.name, self.step, self.kind == CONSUMER
-        made = f"visited({rows}, sizes)"
         if self.is_bounded:
-            self.put(f"{n}_first, {n}_end = {made}")
-            if uniform:                                # the assembler does not see that loops over them are
-                self.put(f"{n}_first, {n}_end = uniform({n}_first), uniform({n}_end)")
+            for name, function, bounds in ((self.first, "first_seen", self.ranges.begins), (self.end, "end_seen", self.ranges.ends)):
+                if bounds:                             # the assembler does not see that loops over them are uniform
+                    made = f"{function}({rows}, sizes)"
+                    self.put(f"{name} = uniform({made})" if uniform else f"{name} = {made}")
         if uniform and self.ranges.has_tests and self.ranges.has_free:
             names = [name for name, bounds in ((f"{n}_free", self.ranges.begins), (f"{n}_tested", self.ranges.ends)) if bounds]
             for name, which in ((f"{n}_free", "begins"), (f"{n}_tested", "ends")):
                 if name in names:
                     self.put(f"{name} = uniform({'free_from' if which == 'begins' else 'free_to'}({rows}, sizes))")
-        zero = "0 * tile"
+        begins = self.first != "0"
         if self.choice.descending:
-            count = f"(blocks({self.end} - {self.first}, {step}) - 1) * {step}" if self.is_bounded else \
-                f"(blocks(sizes.{n}, {step}) - 1) * {step}"
-            self.put(f"{n} = {self.first} + {count}" if self.is_bounded else f"{n} = {count}")
+            count = f"(blocks({self.end}{f' - {self.first}' if begins else ''}, {step}) - 1) * {step}"
+            self.put(f"{n} = {self.first} + {count}" if begins else f"{n} = {count}")
         else:
-            self.put(f"{n} = {self.first if self.is_bounded else zero}")
+            self.put(f"{n} = {self.first if begins else '0 * tile'}")
 
     def loops(self) -> None:
         """A tile's rounds but the first ones: those with tests, and the others."""

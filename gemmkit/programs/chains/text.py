@@ -57,7 +57,7 @@ def tests_of(chain: Chain, ranges: Ranges) -> set[Value]:
 
 
 def _mentions(x: Value, index: object) -> bool:
-    return x.op == "coordinate" and x.data is index or any(_mentions(y, index) for y in x.args)
+    return (x.op == "coordinate" and x.data is index) or any(_mentions(y, index) for y in x.args)
 
 
 def printed(title: str, chain: Chain, places: ChainPlaces, choice: Choice, order: Ordered, ranges: Ranges,
@@ -65,7 +65,7 @@ def printed(title: str, chain: Chain, places: ChainPlaces, choice: Choice, order
     """The text, and the arrays that threads read with what reads them. ``arrays``: the names of all, which are taken."""
     tests = tests_of(chain, ranges)
     indices = [index.name for index in (*chain.indices, chain.index)]
-    taken = {*OWN_NAMES, "begins", "ends", *(name for _, name in IMPORTS), *arrays, *scalars, *indices, "i", "values", "place", "room", "section", "following", "turns",
+    taken = {*OWN_NAMES, "begins", "ends", *(name for _, name in IMPORTS), *arrays, *scalars, *indices, "i", "values", "place", "room", "section", "following", "first_seen", "end_seen", "free_from", "free_to", "turns",
              *(f"last_{name}" for name in indices)}
     naming = Naming(chain, places, tests, [part for part in (order.round, order.before, order.join, order.after) if part], taken)
     given = (chain, places, choice, order, ranges, bool(tests))
@@ -91,7 +91,7 @@ def printed(title: str, chain: Chain, places: ChainPlaces, choice: Choice, order
               '    """2. Products, and what becomes of them in the registers. 3. The end of a tile: registers -> global."""',
               "    zero, column = thread_index() * 0, own_column()",
               *(f"    at_{ring.name} = Slot(zero, zero)" for ring in places.rings),
-              *([f"    turns.give_first(group)"] if choice.turns else []), *_scalars(consumer), *consumer.lines,
+              *(["    turns.give_first(group)"] if choice.turns else []), *_scalars(consumer), *consumer.lines,
               *(f"    out_{name}.finish()" for name in outs)]
     for text, name in consumer.functions.items():
         lines += ["", "", *f"def {name}{text}".rstrip().split("\n")]
@@ -191,15 +191,15 @@ def _ranges(chain: Chain, choice: Choice, ranges: Ranges) -> list[str]:
         return [bound.text("last" if (bound.slope >= 0) is of_last else m) for bound in bounds]
 
     out: list[str] = []
-    if ranges.visits_less and (ranges.begins or ranges.ends):
-        out += [f"def visited({m}, sizes):", f'    """Where the rounds of rows {m} on begin, and end: one block at least."""',
-                f"    last = {last}"]
-        first = ", ".join(["0", *extreme(ranges.begins, False)])
-        most = f"udiv(max(sizes.{n} - 1, 0), {step}) * {step}"
-        out.append(f"    first = min(udiv(max({first}), {step}) * {step}, {most})" if ranges.begins else "    first = 0 * last")
-        ends = ", ".join([f"sizes.{n}", *extreme(ranges.ends, True)])
-        out.append(f"    return first, max(min({ends}), first + 1)" if ranges.ends else f"    return first, max(sizes.{n}, first + 1)")
-        out += ["", ""]
+    if ranges.visits_less and ranges.begins:
+        out += [f"def first_seen({m}, sizes):", f'    """The first block that rows {m} on visit."""', f"    last = {last}",
+                f"    first = udiv(max({', '.join(['0', *extreme(ranges.begins, False)])}), {step}) * {step}",
+                f"    return min(first, udiv(max(sizes.{n} - 1, 0), {step}) * {step})", "", ""]
+    if ranges.visits_less and ranges.ends:
+        least = f"first_seen({m}, sizes) + 1" if ranges.begins else "1"
+        out += [f"def end_seen({m}, sizes):", f'    """The place behind the last that rows {m} on see, in one block at least."""',
+                f"    last = {last}", f"    return max(min({', '.join([f'sizes.{n}', *extreme(ranges.ends, True)])}), {least})",
+                "", ""]
     if ranges.has_tests and ranges.has_free:
         for name, bounds, kind, least in (("free_from", ranges.begins, "max", "0"), ("free_to", ranges.ends, "min", f"sizes.{n}")):
             if bounds:

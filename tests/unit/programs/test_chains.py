@@ -103,9 +103,9 @@ def test_a_number_of_stages_is_of_the_rings_that_rounds_go_around() -> None:
 def test_blocks_that_a_mask_hides_are_not_visited() -> None:
     """Where a program ignores what is hidden; and blocks in which all is seen are not tested."""
     causal, window, odd = (text(SMALL, visible=mask) for mask in (chains.causal, chains.window, chains.odd))
-    assert "def visited(" in causal and "def free_to(" in causal and "def free_from(" not in causal
-    assert "def visited(" in window and "def free_from(" in window
-    assert "def visited(" not in odd and "def free_to(" not in odd
+    assert "def end_seen(" in causal and "def free_to(" in causal and "def first_seen(" not in causal
+    assert "def end_seen(" in window and "def first_seen(" in window and "def free_from(" in window
+    assert "seen(" not in odd and "def free_to(" not in odd
 
     def counted(q: Any, k: Any, v: Any, o: Any) -> None:
         for m in gp.parallel(q.rows):
@@ -118,7 +118,7 @@ def test_blocks_that_a_mask_hides_are_not_visited() -> None:
 
     half = [np.zeros(shape, F16) for shape in ((70, 64), (90, 64), (90, 64), (70, 64))]
     given = gk.program(counted).plan(*half, mapping=SMALL).text
-    assert "def visited(" not in given and "def free_to(" in given
+    assert "seen(" not in given and "def free_to(" in given
 
 
 def test_signs_of_numbers_are_a_plan_s() -> None:
