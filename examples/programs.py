@@ -1,8 +1,8 @@
 """Two kernels that no library has, written as programs (docs/programs.md): `python -m examples.programs`.
 
 `decayed_attention` has a learned decay for each head: scores fall with the distance, and the future is hidden. Its result is
-normalised in every round, so that what it has is the answer for the keys so far. `gated_chain` is (gate_m silu(A B^T)_mn) C, with
-a gate for each row: the product between the two is never stored.
+normalised in every round, so that what it has is the answer for the keys so far. `gated_chain` is (gate_m silu(A B^T)_mn)
+C, with a gate for each row: the product between the two is never stored.
 
 Each is compared with the same program computed by NumPy in float64. On a GPU they want a Hopper (compute capability 9.0).
 """
@@ -50,7 +50,7 @@ def gated_chain(a: Any, b: Any, gate: Any, c: Any, d: Any) -> None:
         d[m] = out
 
 
-def error(program: gp.Program, where: machine.Machine, arrays: list[np.ndarray], **scalars: float) -> float:
+def error(program: gp.Program, where: machine.Machine, arrays: list[np.ndarray], **scalars: Any) -> float:
     """Of the last array, which is the result, relative to its largest element."""
     exact = program.reference(*arrays, **scalars)
     given = [where.to_device(x) for x in arrays]
@@ -71,8 +71,8 @@ def main(emulate: bool | None = None, rows: int | None = None) -> bool:
     heads = [half(2, rows, 64) for _ in range(3)]
     decay = np.array([0.02, 0.5], np.float32)
     attention = error(decayed_attention, where, [*heads, decay, np.full((2, rows, 64), np.nan, np.float16)], scale=0.125)
-    chain = error(gated_chain, where, [half(rows, 64), half(rows, 64, scale=0.2), rng.random(rows, np.float32), half(rows, 64),
-                                       np.full((rows, 64), np.nan, np.float16)])
+    chain = error(gated_chain, where, [half(rows, 64), half(rows, 64, scale=0.2), rng.random(rows, np.float32),
+                                       half(rows, 64), np.full((rows, 64), np.nan, np.float16)])
     for name, found in (("attention with a decay for each head", attention), ("a chain with a gate for each row", chain)):
         print(f"  {name}: error {found:.1e}, against NumPy in float64 (wanted: at most {WANTED_ERROR})")
     return attention <= WANTED_ERROR and chain <= WANTED_ERROR

@@ -86,7 +86,8 @@ def allocated(places: Places, mapping: Mapping, outs: dict[str, int], limit: int
     mapping.check_arrays([tile.name for rounds in places.loops for tile in rounds.tiles])
     stages = [mapping.stages_of([tile.name for tile in rounds.tiles]) or fits for rounds in places.loops]
     if min(stages) < LEAST_STAGES:
-        raise ConfigError(f"Mapping(stages={min(stages)}): products are waited for one round later, so {LEAST_STAGES} are needed")
+        raise ConfigError(f"Mapping(stages={min(stages)}): products are waited for one round later, so "
+                          f"{LEAST_STAGES} are needed")
     memory = SharedMemory()
     firsts = [memory.take(n * sum(of_one), PATTERN) for n, of_one in zip(stages, sizes)]
     places_out = {name: memory.take(nbytes, PATTERN) for name, nbytes in outs.items()}
@@ -97,7 +98,8 @@ def allocated(places: Places, mapping: Mapping, outs: dict[str, int], limit: int
             offsets[tile.name], at = at, at + size
         rings.append(Ring(rounds, n, sum(of_one), offsets, memory.take(2 * BARRIER * n)))
     if memory.nbytes > bound:
-        raise ConfigError(f"{', '.join(map(str, stages))} stages of {sum(map(sum, sizes))} bytes and results of {sum(outs.values())} need "
+        raise ConfigError(f"{', '.join(map(str, stages))} stages of {sum(map(sum, sizes))} bytes and results of "
+                          f"{sum(outs.values())} need "
                           f"{memory.nbytes} bytes of shared memory, and {bound} are there; "
                           "take fewer stages or smaller blocks")
     return Allocation(blocks, tuple(rings), places_out, memory.nbytes)

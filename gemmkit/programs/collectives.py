@@ -35,7 +35,8 @@ from gemmkit.ptx.tma import tma_commit, tma_load, tma_store, tma_wait, tma_wait_
 from gemmkit.ptx.warpgroup import fence_async, named_barrier
 from gemmkit.tiling import Tile
 
-__all__ = ["F32", "LINE", "ROWS", "DirectOut", "Part", "Product", "RowSums", "RowsOut", "Staged", "TmaOut", "blocks", "row_of"]
+__all__ = ["F32", "LINE", "ROWS", "DirectOut", "Part", "Product", "RowSums", "RowsOut", "Staged", "TmaOut", "blocks",
+           "row_of"]
 
 F32 = np.dtype(np.float32)
 ROWS = 64                              # of a product, which a warpgroup has

@@ -29,11 +29,11 @@ class Mapping:
     | ``warpgroups`` | that consume, 64 rows each, beside one that produces | 2 |
     | ``stages`` | of the rings of sequential loops; or by the names of arrays | as many as fit, up to 4 |
     | ``shared_bytes`` | the bound for shared memory | what a block of the device can have |
-    | ``ahead`` | products that need another product of their round go a round later, beside the next round's | where there are such |
+    | ``ahead`` | products that need another product of their round go a round later | where there are such |
     | ``across`` | a tile's last products go beside the next tile's first | with ``ahead``, where two stages fit |
     | ``turns`` | warpgroups start their products one after the other | no |
     | ``descending`` | rounds go from the last block to the first; refused where they do not commute | where they commute |
-    | ``longest_first`` | tiles that visit most blocks go first, section by section of a stack; refused where all visit the same | where they differ |
+    | ``longest_first`` | tiles that visit most blocks go first; refused where all visit the same | where they differ |
     | ``places`` | by the name of a value, ``"registers"``: an error where it has another place | |
 
     >>> Mapping({"m": 128, "n": 256, "k": 64}, stages=3).stages
@@ -63,7 +63,8 @@ class Mapping:
             object.__setattr__(self, "stages", MappingProxyType(dict(self.stages)))
             for name, value in self.stages.items():
                 if not isinstance(name, str) or not _is_whole(value, 1, MOST_STAGES):
-                    raise ConfigError(f"Mapping(stages={dict(self.stages)!r}): whole numbers from 1 to {MOST_STAGES} by the names "
+                    raise ConfigError(f"Mapping(stages={dict(self.stages)!r}): whole numbers from 1 to {MOST_STAGES} "
+                                      f"by the names "
                                       "of arrays are needed, such as {'k': 3}")
         else:
             bounds.append(("stages", 0, MOST_STAGES))
@@ -78,10 +79,12 @@ class Mapping:
         for name in (*SWITCHES, "turns"):
             value = getattr(self, name)
             if not isinstance(value, bool) and (value is not None or name == "turns"):
-                raise ConfigError(f"Mapping({name}={value!r}): True or False is needed" + (", or None" if name != "turns" else ""))
+                raise ConfigError(f"Mapping({name}={value!r}): True or False is needed"
+                                  + (", or None" if name != "turns" else ""))
         for name, place in self.places.items():
             if not isinstance(name, str) or place != REGISTERS:
-                raise ConfigError(f"Mapping(places={dict(self.places)!r}): {REGISTERS!r} by the names of values is needed, such as "
+                raise ConfigError(f"Mapping(places={dict(self.places)!r}): {REGISTERS!r} by the names of values is "
+                                  f"needed, such as "
                                   "{'p': 'registers'}; arrays that products take are in shared memory")
 
     def __hash__(self) -> int:
@@ -103,7 +106,8 @@ class Mapping:
             return self.stages
         given = {name: self.stages[name] for name in names if name in self.stages}
         if len(set(given.values())) > 1:
-            raise ConfigError(f"Mapping(stages={given}): {' and '.join(names)} share stages, since one product takes both at once; "
+            raise ConfigError(f"Mapping(stages={given}): {' and '.join(names)} share stages, since one product takes "
+                              f"both at once; "
                               "give one number")
         return next(iter(given.values()), 0)
 

@@ -231,8 +231,8 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
     return ProgramPlan(name, mapping, printed, printed.text if text is None else text, infos, extents, numbers, device)
 
 
-def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict[str, Any], mapping: Mapping, text: str | None,
-             device: DeviceInfo) -> ProgramPlan:
+def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict[str, Any], mapping: Mapping,
+             text: str | None, device: DeviceInfo) -> ProgramPlan:
     """Of a program whose tiles are whole rows (`gemmkit.programs.chains`)."""
     numbers = {key: float(x) for key, x in arguments.items() if isinstance(x, (float, np.floating))}
 
@@ -240,8 +240,8 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
         info, is_rows = infos[store.parameter.name], len(store.parameter.shape) == len(loop.indices)
         columns = 1 if is_rows else info.shape[-1]
         by_tma = not is_rows and columns % LINE == 0 and _leaves_by_tma(info)
-        return OutKind("RowsOut" if is_rows else "TmaOut" if by_tma else "DirectOut", info.dtype, not is_rows and _in_pairs(info),
-                       columns)
+        kind = "RowsOut" if is_rows else "TmaOut" if by_tma else "DirectOut"
+        return OutKind(kind, info.dtype, not is_rows and _in_pairs(info), columns)
 
     made = derived(name, loop, mapping, numbers, leaves, list(infos), device.shared_memory_per_block)
     chain, printed = made.chain, made.text
@@ -254,8 +254,8 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
         _check_read(array, infos[array], x.line)
     if text is not None:
         module_of(name, text)
-    return ProgramPlan(name, mapping, printed, printed.text if text is None else text, infos,
-                       {**{index.name: index.extent.size for index in indices}, "section": made.section(device.sm_count)}, numbers, device)
+    extents = {**{index.name: index.extent.size for index in indices}, "section": made.section(device.sm_count)}
+    return ProgramPlan(name, mapping, printed, printed.text if text is None else text, infos, extents, numbers, device)
 
 
 def _device(infos: dict[str, ArrayInfo]) -> DeviceInfo:

@@ -19,8 +19,8 @@ from typing import Any
 from gemmkit.programs.lines import refused
 from gemmkit.programs.values import Cell, Extent, Index, current
 
-__all__ = ["copy", "exp", "finite", "full", "log", "maximum", "once", "parallel", "place", "sequential", "sqrt", "tanh", "where",
-           "zeros"]
+__all__ = ["copy", "exp", "finite", "full", "log", "maximum", "once", "parallel", "place", "sequential", "sqrt", "tanh",
+           "where", "zeros"]
 
 
 def parallel(*extents: Extent) -> Iterator[Any]:
@@ -78,7 +78,8 @@ def maximum(x: Any, y: Any) -> Any:
 def place(index: Index) -> Any:
     """Where each element of a block is along its axis, from 0: ``place(m) - place(n)`` is the distance from the diagonal."""
     if not isinstance(index, Index) or index.stack:
-        raise refused(TypeError, f"place({index!r}): a variable of parallel(...) or sequential(...) that goes along rows or columns "
+        raise refused(TypeError, f"place({index!r}): a variable of parallel(...) or sequential(...) that goes along "
+                                 f"rows or columns "
                                  "is needed")
     return current().coordinate(index)
 

@@ -144,6 +144,6 @@ def drawn_case(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, 
         layers = int(rng.integers(1, 4))
         return listing.mlp, [half(rng, rows, d), half(rng, layers, d, d, scale=d ** -0.5), half(rng, layers, d),
                              empty(rows, d, dtype=out)], mapping, {}
-    k = 8 * int(rng.integers(1, 20))
-    return softmax_gemm, [half(rng, rows, k), half(rng, k, 64, scale=0.3), empty(rows, 64, dtype=out),
+    depth = 8 * int(rng.integers(1, 20))
+    return softmax_gemm, [half(rng, rows, depth), half(rng, depth, 64, scale=0.3), empty(rows, 64, dtype=out),
                           empty(rows, dtype=np.float32)], mapping, {}

@@ -7,7 +7,8 @@
 | x + a @ b | the product on top of x | an addition an element |
 | a sum of rows, carried | each thread's own part of it (`keep_parts`) | two exchanges a round |
 
-Beyond the end of an array stand zeros, as TMA fills up; `guard` sees to it that what folds over a row finds its identity there.
+Beyond the end of an array stand zeros, as TMA fills up; `guard` sees to it that what folds over a row finds its identity
+there.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class ChainRewriter(Rewriter):
         if x.op == "mul" and not x.args[1].dims:
             return make("mul", x.args[0], make("mul", x.args[1], y, near=like), near=like)
         if x.op == "fma" and not x.args[1].dims and len(x.args[2].dims) < len(x.dims):
-            return make("fma", x.args[0], make("mul", x.args[1], y, near=like), make("mul", x.args[2], y, near=like), near=like)
+            factor, shift = (make("mul", part, y, near=like) for part in x.args[1:])
+            return make("fma", x.args[0], factor, shift, near=like)
         if x.op == "sub" and x.dims and len(x.args[1].dims) < 2:
             return make("sub", make("mul", x.args[0], y, near=like), make("mul", x.args[1], y, near=like), near=like)
         return None
@@ -133,7 +135,8 @@ def rewrite(chain: Chain, signs: dict[str, float]) -> None:
     chain.body = in_order([carried.out for carried in chain.carried])
     again = ChainRewriter(signs)
     roots = [again.of(store.value) for store in chain.stores]
-    chain.stores = [Store(store.parameter, store.key, root, store.only, store.line) for store, root in zip(chain.stores, roots)]
+    chain.stores = [Store(store.parameter, store.key, root, store.only, store.line)
+                    for store, root in zip(chain.stores, roots)]
     chain.end = in_order(roots)
 
 
@@ -155,7 +158,8 @@ def in_order(roots: list[Value]) -> list[Value]:
 # -- beyond the end ---------------------------------------------------------------------------------------------------------
 
 def pads(values: list[Value], index: Any) -> dict[Value, float]:
-    """What each value is where ``index`` is out of range (NaN: it depends), tried with two sets of numbers for all others."""
+    """What each value is where ``index`` is out of range (NaN: it depends), tried with two sets of numbers for all
+    others."""
     out: dict[Value, float] = {}
 
     def sampled(x: Value, sample: float) -> float:
@@ -207,7 +211,7 @@ def guard(chain: Chain) -> None:
         chain.body.insert(chain.body.index(old) + 1, new)
 
 
-# -- sums that threads have parts of -----------------------------------------------------------------------------------------
+# -- sums that threads have parts of --------------------------------------------------------------------------------------
 
 def keep_parts(chain: Chain) -> None:
     """A row's sum is linear: cells of sums stay each thread's own, and lanes meet once, where another operation needs it."""

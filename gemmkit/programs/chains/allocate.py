@@ -1,8 +1,8 @@
 """How a chained program lies on the machine: lengths of blocks, stages of rings, which orders, and where in shared memory.
 
 What the mapping leaves open is chosen here: the largest blocks whose sums fit in registers and whose stages fit in shared
-memory, two stages of what rounds take, products a round ahead and tiles joined where the program has two products in a chain,
-rounds from the last to the first where they commute (then only a tile's first round has a ragged block).
+memory, two stages of what rounds take, products a round ahead and tiles joined where the program has two products in a
+chain, rounds from the last to the first where they commute (then only a tile's first round has a ragged block).
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Choice:
 
 
 def chosen(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, outs: dict[str, np.dtype], limit: int) -> Choice:
-    """``outs``: the dtypes of results that leave by TMA; ``limit``: the device's shared memory of a block. Raises ConfigError
-    for a mapping that cannot be, with the reason."""
+    """``outs``: the dtypes of results that leave by TMA; ``limit``: the device's shared memory of a block. Raises
+    ConfigError for a mapping that cannot be, with the reason."""
     _check_names(chain, places, mapping)
     bound = min(limit, mapping.shared_bytes or limit)
     reasons = []
@@ -102,7 +102,8 @@ def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping) -> None:
     names = [index.name for index in (chain.rows, chain.index)]
     other = next((name for name in mapping.blocks if name not in names), None)
     if other is not None:
-        raise ConfigError(f"Mapping(blocks={{{other!r}: {mapping.blocks[other]}}}): the program's indices are {', '.join(names)}")
+        raise ConfigError(f"Mapping(blocks={{{other!r}: {mapping.blocks[other]}}}): the program's indices are "
+                          f"{', '.join(names)}")
     rows = ROWS * mapping.warpgroups
     if mapping.blocks.get(chain.rows.name, rows) != rows:
         raise ConfigError(f"Mapping(blocks={{{chain.rows.name!r}: {mapping.blocks[chain.rows.name]}}}, "
@@ -133,13 +134,16 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, lengt
     if mapping.turns and mapping.warpgroups == 1:
         raise ConfigError("Mapping(turns=True, warpgroups=1): warpgroups take turns at the tensor cores; 2 or 3 are needed")
     if mapping.turns and only_adds(chain):
-        raise ConfigError("Mapping(turns=True): rounds that only add have nothing to compute under another warpgroup's products")
+        raise ConfigError("Mapping(turns=True): rounds that only add have nothing to compute under another "
+                          "warpgroup's products")
     if mapping.descending and not may.commute:
-        raise ConfigError(f"Mapping(descending=True): the rounds of {chain.index} do not commute, so that their order is the "
+        raise ConfigError(f"Mapping(descending=True): the rounds of {chain.index} do not commute, so that their "
+                          f"order is the "
                           "program's")
     descending = (may.commute and not chain.index.stack) if mapping.descending is None else mapping.descending
     if mapping.longest_first and not may.grow:
-        raise ConfigError("Mapping(longest_first=True): tiles do not get longer with their rows; where conditions bound places from "
+        raise ConfigError("Mapping(longest_first=True): tiles do not get longer with their rows; where conditions "
+                          "bound places from "
                           "above by the row, and hide what changes nothing, they do")
     longest = may.grow if mapping.longest_first is None else mapping.longest_first
     blocks = {chain.rows.name: ROWS * mapping.warpgroups, chain.index.name: length}
@@ -164,8 +168,10 @@ def _registers(chain: Chain, places: ChainPlaces, choice: Choice) -> str | None:
     need += READING * len(read)
     room = ROOM[choice.warpgroups]
     if need > room:
-        return (f"sums and what is handed over take {need} registers of a thread, and {room} are there of {choice.warpgroups} "
-                f"warpgroups with blocks of {choice.blocks[chain.index.name]} along {chain.index}; take shorter blocks or fewer "
+        return (f"sums and what is handed over take {need} registers of a thread, and {room} are there of "
+                f"{choice.warpgroups} "
+                f"warpgroups with blocks of {choice.blocks[chain.index.name]} along {chain.index}; take shorter "
+                f"blocks or fewer "
                 "warpgroups")
     return None
 
@@ -177,7 +183,8 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: Choice, outs: dict[st
         for block in ring.blocks:
             lines, columns = map(choice.size, block.dims)
             if columns % LINE or lines % 8:
-                raise refused(ConfigError, f"blocks of {block.name} are {lines} x {columns}: multiples of 8 rows and of {LINE} "
+                raise refused(ConfigError, f"blocks of {block.name} are {lines} x {columns}: multiples of 8 rows and "
+                                           f"of {LINE} "
                                            "columns are needed (128 bytes, the swizzle's line)", chain.line)
     choice.stages.clear()
     least = {ring: 2 if (ring.index is None and choice.across) or (ring.index is not None and only_adds(chain)) else 1
@@ -215,7 +222,8 @@ def _memory(places: ChainPlaces, mapping: Mapping, choice: Choice, outs: dict[st
     choice.nbytes = memory.nbytes
     if memory.nbytes > bound:
         stages = ", ".join(f"{ring.name} {n} x {choice.stage_bytes(ring)}" for ring, n in choice.stages.items())
-        return (f"stages ({stages}) and results of {sum(out_bytes.values())} bytes need {memory.nbytes} bytes of shared memory, and "
+        return (f"stages ({stages}) and results of {sum(out_bytes.values())} bytes need {memory.nbytes} bytes of "
+                f"shared memory, and "
                 f"{bound} are there; take fewer stages or smaller blocks")
     return None
 

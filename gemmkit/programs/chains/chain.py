@@ -8,8 +8,8 @@ from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Carried, Loop, Store, Value
 from gemmkit.programs.values import Index, shown
 
-__all__ = ["Chain", "chain_of", "depends", "dots", "is_chained", "late_values", "loaded", "only_adds", "why_not_across", "why_not_ahead",
-           "zero_values"]
+__all__ = ["Chain", "chain_of", "depends", "dots", "is_chained", "late_values", "loaded", "only_adds",
+           "why_not_across", "why_not_ahead", "zero_values"]
 
 
 @dataclass(eq=False)
@@ -48,7 +48,8 @@ def chain_of(loop: Loop) -> Chain:
         raise refused(ValueError, "no sequential loop with a product is in this program; functions of rows are "
                                   "gemmkit.rowwise's", loop.line)
     if len(loops) != 1:
-        raise refused(ValueError, f"{len(loops)} sequential loops in tiles of whole rows: kernels are derived of one; of others "
+        raise refused(ValueError, f"{len(loops)} sequential loops in tiles of whole rows: kernels are derived of "
+                                  f"one; of others "
                                   "there is the reference", loops[1].line)
     (rounds,) = loops
     wrong = next((held for held in rounds.body if not isinstance(held, Value)), None)
@@ -63,7 +64,8 @@ def chain_of(loop: Loop) -> Chain:
     for store in stores:
         rank = len(store.parameter.shape)
         if tuple(store.key) != chain.indices or store.only is not None or rank - len(chain.indices) not in (0, 1):
-            raise refused(ValueError, f"{store.parameter.name}[{shown(store.key)}] is stored: of tiles of whole rows kernels are "
+            raise refused(ValueError, f"{store.parameter.name}[{shown(store.key)}] is stored: of tiles of whole rows "
+                                      f"kernels are "
                                       f"derived that store rows, [{shown(chain.indices)}]; of others there is the reference",
                           store.line)
     return chain
@@ -136,7 +138,8 @@ def why_not_across(chain: Chain) -> str | None:
     late = late_values(chain)
     after = next((x for x in late if x.op != "dot"), None)
     if after is not None:
-        return f"{after!r} is computed behind a tile's last product, and the next tile's first one has its registers ({after.line})"
+        return (f"{after!r} is computed behind a tile's last product, and the next tile's first one has its registers "
+                f"({after.line})")
     cells, zero = {c.inside for c in chain.carried if c.out in late}, zero_values(chain, late)
     early = next((x for x in chain.body if x not in late and x not in zero and any(y in cells for y in x.args)), None)
     if early is not None:

@@ -1,7 +1,8 @@
 """What chained kernels call beside `gemmkit.programs.collectives`: products of what registers hold, and values of rows.
 
-A thread's values of a tile lie in two rows, 8 apart, by pairs: (row, c), (row, c + 1), (row + 8, c), (row + 8, c + 1), then the
-same 8 columns on. Four threads share a row; of a row's value each has one, of a sum along it its own part until they meet.
+A thread's values of a tile lie in two rows, 8 apart, by pairs: (row, c), (row, c + 1), (row + 8, c), (row + 8, c + 1), then
+the same 8 columns on. Four threads share a row; of a row's value each has one, of a sum along it its own part until they
+meet.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class HandedProduct(Component):
         return apply(packed, split(values, self.hand_over.values), self.b.dtype)
 
     def multiply(self, sums: tuple, fragments: tuple, slot: Any, accumulate: int) -> tuple:
-        """Start the product with a stage, on top of the sums or (``accumulate`` 0) in their place. It is done after a wait."""
+        """Start the product with a stage, on top of the sums or (``accumulate`` 0) in their place. It is done after a
+        wait."""
         b = advance(self.b.descriptor(), slot.stage * self.b.stage_bytes)
         sums = multiply_step(sums, 0, self, fragments, b, accumulate)
         return fold(self.hand_over.fragments - 1, next_step, sums, self, fragments, b)
@@ -86,10 +88,11 @@ def next_step(sums: tuple, n: int, product: Any, fragments: tuple, b: int) -> tu
 
 
 def multiply_step(sums: tuple, n: int, product: Any, fragments: tuple, b: int, accumulate: int) -> tuple:
-    return product.operator.multiply_fragments((sums,), (fragments[n],), b, product.b_layout, product.block, n, accumulate)[0]
+    return product.operator.multiply_fragments((sums,), (fragments[n],), b, product.b_layout, product.block, n,
+                                               accumulate)[0]
 
 
-# -- values of rows -----------------------------------------------------------------------------------------------------------
+# -- values of rows -------------------------------------------------------------------------------------------------------
 
 def row_value(rows: tuple, i: int) -> Any:
     """Of the row that a thread's i-th value of a tile is in."""

@@ -6,13 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemmkit.programs.chains.chain import loaded
 from gemmkit.programs.chains.elements import ELEMENTWISE, Element, scalar_text
 from gemmkit.programs.chains.names import Naming
 from gemmkit.programs.chains.order import Compute, Event, Full, Pass, Release, Start, Turn, Wait
 from gemmkit.programs.chains.rounds import CONSUMER, Role
 from gemmkit.programs.trace import Carried, Value
-from gemmkit.programs.values import Axis
 
 __all__ = ["Consumer"]
 
@@ -167,7 +165,7 @@ class Consumer(Role):
 
     def end_rounds(self) -> None:
         for ring in self.places.lone():
-            self.put(f"ring_{ring.name}.release(at_{ring.name}.stage)", f"at_{ring.name} = ring_{ring.name}.advance(at_{ring.name})")
+            self.release(Release(ring))
 
     def kept(self) -> list[str]:
         needed = {y for x in self.chain.end for y in x.args} | {store.value for store in self.chain.stores}
@@ -187,10 +185,3 @@ class Consumer(Role):
             text = self.applied(value) if value.op in ("const", "scalar", "load") else self.name(value)
             self.put(f"out_{name}.store({text}, {name}, {part}, group)")
 
-
-def is_block(x: Value) -> bool:
-    return loaded(x) is not None
-
-
-def is_axis(dim: Any) -> bool:
-    return isinstance(dim, Axis)

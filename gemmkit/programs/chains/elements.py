@@ -15,8 +15,8 @@ from gemmkit.programs.values import Axis, Index
 
 __all__ = ["ELEMENTWISE", "Element", "is_whole_number", "scalar_text"]
 
-CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="tanh", sqrt="math.sqrt", max="maximum", finite="finite",
-             fma="fma")
+CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="tanh", sqrt="math.sqrt", max="maximum",
+             finite="finite", fma="fma")
 ELEMENTWISE = frozenset({*SIGNS, *CALLS, "neg", "where", "inside", "and"})
 
 
@@ -24,7 +24,9 @@ def is_whole_number(x: Value) -> bool:
     """Whether a value is a place or made of places, which are counted in whole numbers; or a condition."""
     if x.op in ("lt", "le", "and", "coordinate"):
         return True
-    return x.op in ("add", "sub", "mul", "neg", "max") and all(_may_be_whole(y) for y in x.args) and any(map(is_whole_number, x.args))
+    if x.op not in ("add", "sub", "mul", "neg", "max"):
+        return False
+    return all(map(_may_be_whole, x.args)) and any(map(is_whole_number, x.args))
 
 
 def _may_be_whole(x: Value) -> bool:
@@ -127,8 +129,8 @@ class Element:
     # -- places -------------------------------------------------------------------------------------------------------
 
     def _compared(self, x: Value) -> str | None:
-        """A condition that bounds the place by the row: each row's bound, counted from the thread's first place, is worked out
-        once, and compared with constants."""
+        """A condition that bounds the place by the row: each row's bound, counted from the thread's first place, is worked
+        out once, and compared with constants."""
         found = bounds_of(x, self.chain.rows, self.chain.index)
         if found is None or self.root.dims[1] is not self.chain.index:
             return None

@@ -18,8 +18,8 @@ from gemmkit.programs.trace import Value
 
 __all__ = ["Naming"]
 
-DEFAULT = dict(mul="scaled", rowmax="row_top", rowsum="row_sum", neg="minus", reciprocal="over", where="chosen", max="larger",
-               fma="value", inside="value", add="value", sub="value", dot="s")
+DEFAULT = dict(mul="scaled", rowmax="row_top", rowsum="row_sum", neg="minus", reciprocal="over", where="chosen",
+               max="larger", fma="value", inside="value", add="value", sub="value", dot="s")
 
 
 class Naming:
@@ -33,7 +33,8 @@ class Naming:
             for y in x.args:
                 self.users.setdefault(y, []).append(x)
         self.names: dict[Value, str] = {}
-        self.events = [{x: n for n, event in enumerate(part) if isinstance(event, Compute) for x in event.values} for part in parts]
+        self.events = [{x: n for n, event in enumerate(part) if isinstance(event, Compute) for x in event.values}
+                       for part in parts]
         self._give(places)
 
     def _give(self, places: ChainPlaces) -> None:
@@ -45,8 +46,9 @@ class Naming:
         for x in reversed(self.chain.body):
             if x.op == "dot":
                 self.names[x] = self.names.get(x) or self.fresh(x.name or DEFAULT["dot"])
-                if len(x.args) > 2 and self.users[x.args[2]] == [x] and x.args[2] not in self.outs and x.args[2] not in self.names:
-                    self.names[x.args[2]] = self.names[x]
+                added = x.args[2] if len(x.args) > 2 else None
+                if added is not None and self.users[added] == [x] and added not in self.outs and added not in self.names:
+                    self.names[added] = self.names[x]
         for dot, first in places.peeled.items():
             self.names[first] = self.names[dot]
         for x in self.chain.body:

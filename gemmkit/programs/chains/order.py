@@ -1,14 +1,16 @@
 """The order of a round, and with it all synchronisation: one list scheduler.
 
-A product starts as soon as what it takes is there; all else is computed as soon as it needs no wait; else the oldest group of
-products is waited for, and the stages that no product needs any more are released. That is all of `arrange`.
+A product starts as soon as what it takes is there; all else is computed as soon as it needs no wait; else the oldest group
+of products is waited for, and the stages that no product needs any more are released. That is all of `arrange`.
 
 | rounds | before the others | in each of them | after them |
 |---|---|---|---|
 | only add to cells | start | start, wait for all groups but this one, release the stage before | wait, release |
 | plain | the first one, where a cell begins as a block of memory | `arrange` (round) | |
-| ``ahead``: products that depend on others of their round, and what needs them, go a round later | `arrange` (first) | `arrange` (first + late) | `arrange` (late) |
-| ``across``: the same over the end of a tile | | also `arrange` (first + late) of two tiles | |
+| ``ahead`` | `arrange` (first) | `arrange` (first + late) | `arrange` (late) |
+| ``across`` | the same, and over the end of a tile `arrange` (first of the next one + late) | | |
+
+With ``ahead`` products that need another product of their round, and what needs them, are late: they go in the next round.
 """
 
 from __future__ import annotations
@@ -69,8 +71,8 @@ Event = Full | Start | Wait | Release | Compute | Turn | Pass
 
 @dataclass
 class Ordered:
-    """``join``: the last products of a tile with what goes before the next one's rounds. ``late``: values of the round before,
-    in ``round``; ``zero``: what is zero before the first round."""
+    """``join``: the last products of a tile with what goes before the next one's rounds. ``late``: values of the round
+    before, in ``round``; ``zero``: what is zero before the first round."""
 
     before: list[Event] = field(default_factory=list)
     round: list[Event] = field(default_factory=list)
@@ -117,8 +119,9 @@ def _adding(chain: Chain, places: ChainPlaces) -> Ordered:
 
 def arrange(values: list[Value], places: ChainPlaces, through: dict[Value, Value], crossing: Iterable[Value] = (),
             turns: bool = False, leave: bool = False, late: Iterable[Value] = ()) -> list[Event]:
-    """``through``: cells whose values some of ``values`` make, which all but those of the round before (``late``) wait for. ``crossing``: what products of the round before still read: it
-    is not made anew while they do. ``leave``: groups still run at the end."""
+    """``through``: cells whose values some of ``values`` make, which all but those of the round before (``late``) wait for.
+    ``crossing``: what products of the round before still read: it is not made anew while they do. ``leave``: groups still
+    run at the end."""
     events: list[Event] = []
     left, flying = list(values), list[list[Value]]()
     awaited: set[RingPlace] = set()
@@ -130,7 +133,8 @@ def arrange(values: list[Value], places: ChainPlaces, through: dict[Value, Value
 
     def is_ready(user: Value) -> bool:
         """A reader of what crosses takes it as the round before left it."""
-        return all((x in readers and user in readers[x]) or done(x if user in late else through.get(x, x)) for x in user.args)
+        return all((x in readers and user in readers[x]) or done(x if user in late else through.get(x, x))
+                   for x in user.args)
 
     def wait() -> None:
         over = flying.pop(0)

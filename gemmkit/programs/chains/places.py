@@ -89,7 +89,8 @@ def placed(chain: Chain) -> ChainPlaces:
     for x in chain.values:
         wrong = next((y for y in x.args if y.op == "load" and len(y.dims) == 2), None)
         if wrong is not None and x.op in ("rowmax", "rowsum", "handover"):
-            raise refused(ValueError, f"{x.op} of a block of {wrong.data[0].name} as it is: in tiles of whole rows products and "
+            raise refused(ValueError, f"{x.op} of a block of {wrong.data[0].name} as it is: in tiles of whole rows "
+                                      f"products and "
                                       "what they are computed with are reduced and handed over", x.line)
     late = next((x for x in chain.end if x.op == "dot"), None)
     if late is not None:
@@ -103,7 +104,8 @@ def _operand(dot: Value, which: int, chain: Chain, places: ChainPlaces, known: d
     load = loaded(x)
     if load is None:
         if which == 1 or x.op == "transpose":
-            raise refused(ValueError, f"the {'right' if which else 'left'} operand of a product is computed: only a left one, "
+            raise refused(ValueError, f"the {'right' if which else 'left'} operand of a product is computed: only a "
+                                      f"left one, "
                                       "as it is, is handed over in registers; of others there is the reference", dot.line)
         return None
     parameter, key = load.data
@@ -112,7 +114,8 @@ def _operand(dot: Value, which: int, chain: Chain, places: ChainPlaces, known: d
                       dot.line)
     stacks = [index for index in key if index.stack]
     if len(load.dims) != 2 or len(stacks) > 1:
-        raise refused(ValueError, f"{parameter.name}[{shown(key)}] is an operand of a product: a matrix, or one of a stack, is "
+        raise refused(ValueError, f"{parameter.name}[{shown(key)}] is an operand of a product: a matrix, or one of a "
+                                  f"stack, is "
                                   "needed", dot.line)
     found = known.get((parameter.name, key))
     if found is None:
@@ -167,7 +170,8 @@ def _peel(chain: Chain, places: ChainPlaces, known: dict[Any, Block]) -> None:
     for c in chain.carried:
         other = [x for x in chain.body if c.inside in x.args and x.op != "handover"]
         if c.init.op == "load" and (c.inside not in taken or other):
-            raise refused(ValueError, f"{c.inside.name} begins as a block of {c.init.data[0].name}: kernels are derived that use "
+            raise refused(ValueError, f"{c.inside.name} begins as a block of {c.init.data[0].name}: kernels are "
+                                      f"derived that use "
                                       "such a cell as the left operand of a product alone", (other or [c.init])[0].line)
         if c.init.op not in ("load", "const"):
             raise refused(ValueError, f"a cell that begins with {c.init.op}: kernels are derived of cells that begin with a "

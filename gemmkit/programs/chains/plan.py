@@ -23,6 +23,8 @@ from gemmkit.programs.trace import Loop, Value
 
 __all__ = ["Derived", "derived"]
 
+ORDERS = "ahead", "across", "turns", "descending", "longest_first"
+
 
 class Derived:
     """What the passes make of a program: the parts that a launch and its checks need."""
@@ -42,7 +44,8 @@ class Derived:
         return section_of(count, tiles, nbytes, max(1, min(processors, count * tiles))) if count * tiles else 1
 
 
-def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], outs: Any, arrays: list[str], limit: int) -> Derived:
+def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], outs: Any, arrays: list[str],
+            limit: int) -> Derived:
     """``numbers``: the run-time scalars, whose signs the text depends on. ``outs``: how a store leaves (`OutKind`)."""
     chain = chain_of(loop)
     kinds: dict[str, OutKind] = {store.parameter.name: outs(store) for store in chain.stores}
@@ -58,7 +61,7 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
              for key, kind in kinds.items()}
     order = ordered(chain, places, choice)
     shown = ", ".join(f"{key} {size}" for key, size in choice.blocks.items())
-    how = ", ".join(word for word in ("ahead", "across", "turns", "descending", "longest_first") if getattr(choice, word)).replace("_", " ")
+    how = ", ".join(word.replace("_", " ") for word in ORDERS if getattr(choice, word))
     title = f"{name}: blocks of {shown}; {choice.warpgroups} warpgroups{'; ' if how else ''}{how}."
     text, read = printed(title, chain, places, choice, order, ranges, kinds, list(numbers), arrays)
     return Derived(chain, places, choice, text, read)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gemmkit.programs.chains.allocate import Choice
 from gemmkit.programs.chains.chain import Chain
-from gemmkit.programs.chains.order import Compute, Event, Full, Ordered, Pass, Release, Start, Turn, Wait
+from gemmkit.programs.chains.order import Event, Full, Ordered
 from gemmkit.programs.chains.places import Block, ChainPlaces, RingPlace
 from gemmkit.programs.chains.ranges import Ranges
-from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Axis, Index
 
-__all__ = ["PRODUCER", "Role"]
+__all__ = ["CONSUMER", "PRODUCER", "Producer", "Role"]
 
 PRODUCER, CONSUMER = "producer", "consumer"
 
@@ -104,15 +102,16 @@ class Role:
         """Where a tile's rounds begin."""
         n, rows, step, uniform = self.n, self.chain.rows.name, self.step, self.kind == CONSUMER
         if self.is_bounded:
-            for name, function, bounds in ((self.first, "first_seen", self.ranges.begins), (self.end, "end_seen", self.ranges.ends)):
+            for name, function, bounds in ((self.first, "first_seen", self.ranges.begins),
+                                           (self.end, "end_seen", self.ranges.ends)):
                 if bounds:                             # the assembler does not see that loops over them are uniform
                     made = f"{function}({rows}, sizes)"
                     self.put(f"{name} = uniform({made})" if uniform else f"{name} = {made}")
         if uniform and self.ranges.has_tests and self.ranges.has_free:
-            names = [name for name, bounds in ((f"{n}_free", self.ranges.begins), (f"{n}_tested", self.ranges.ends)) if bounds]
-            for name, which in ((f"{n}_free", "begins"), (f"{n}_tested", "ends")):
-                if name in names:
-                    self.put(f"{name} = uniform({'free_from' if which == 'begins' else 'free_to'}({rows}, sizes))")
+            for name, function, bounds in ((f"{n}_free", "free_from", self.ranges.begins),
+                                           (f"{n}_tested", "free_to", self.ranges.ends)):
+                if bounds:
+                    self.put(f"{name} = uniform({function}({rows}, sizes))")
         begins = self.first != "0"
         if self.choice.descending:
             count = f"(blocks({self.end}{f' - {self.first}' if begins else ''}, {step}) - 1) * {step}"
@@ -246,9 +245,3 @@ class Producer(Role):
         stack = [] if block.stack is None else [place(block.stack)]
         return ", ".join([place(block.dims[1]), place(block.dims[0]), *stack])
 
-
-def names_of(values: Iterable[Value], of: dict[Value, str]) -> list[str]:
-    return [of[x] for x in values]
-
-
-__all__ += ["CONSUMER", "Compute", "Pass", "Producer", "Release", "Start", "Turn", "Wait"]

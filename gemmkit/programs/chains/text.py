@@ -10,6 +10,7 @@ from gemmkit.kernels.sm90.producer import STARTING
 from gemmkit.programs.chains.allocate import Choice
 from gemmkit.programs.chains.chain import Chain, dots
 from gemmkit.programs.chains.consumer import Consumer
+from gemmkit.programs.chains.elements import scalar_text
 from gemmkit.programs.chains.names import Naming
 from gemmkit.programs.chains.order import Ordered
 from gemmkit.programs.chains.places import ChainPlaces
@@ -28,15 +29,20 @@ IMPORTS = [
     ("gemmkit.kernels.sm90.warpgroups", "Turns"), ("gemmkit.kernels.sm90.warpgroups", "Warpgroups"),
     ("gemmkit.lang.control", "interleave"), ("gemmkit.lang.control", "split"), ("gemmkit.lang.registers", "apply"),
     ("gemmkit.lang.registers", "generate"), ("gemmkit.lang.values", "convert"), ("gemmkit.lang.values", "fill"),
-    *(("gemmkit.programs.chains.collectives", name) for name in ("HandedProduct", "lane_value", "limits", "own_sum", "row_max", "row_value",
-                                                                "whole_sum")),
-    *(("gemmkit.programs.collectives", name) for name in ("F32", "DirectOut", "Part", "Product", "RowsOut", "Staged", "TmaOut",
-                                                          "blocks", "row_of")),
+    *(("gemmkit.programs.chains.collectives", name) for name in (
+        "HandedProduct", "lane_value", "limits", "own_sum", "row_max", "row_value", "whole_sum")),
+    *(("gemmkit.programs.collectives", name) for name in (
+        "F32", "DirectOut", "Part", "Product", "RowsOut", "Staged", "TmaOut", "blocks", "row_of")),
     *(("gemmkit.ptx.approximate", name) for name in ("exp2", "log2", "maximum", "reciprocal", "tanh")),
     ("gemmkit.ptx.arithmetic", "fma"), ("gemmkit.ptx.mbarrier", "mbarrier_fence_init"),
-    *(("gemmkit.ptx.special", name) for name in ("barrier", "block_x", "carried", "grid_x", "rolled", "thread_index", "udiv", "uniform")),
+    *(("gemmkit.ptx.special", name) for name in (
+        "barrier", "block_x", "carried", "grid_x", "rolled", "thread_index", "udiv", "uniform")),
     *(("gemmkit.ptx.wgmma", name) for name in ("wgmma_commit", "wgmma_fence", "wgmma_wait")),
 ]
+
+#: What a text calls its own things, beside `OWN_NAMES`.
+TAKEN = ("begins", "end_seen", "ends", "first_seen", "following", "free_from", "free_to", "i", "place", "room", "section",
+         "turns", "values")
 
 
 def tests_of(chain: Chain, ranges: Ranges) -> set[Value]:
@@ -65,9 +71,10 @@ def printed(title: str, chain: Chain, places: ChainPlaces, choice: Choice, order
     """The text, and the arrays that threads read with what reads them. ``arrays``: the names of all, which are taken."""
     tests = tests_of(chain, ranges)
     indices = [index.name for index in (*chain.indices, chain.index)]
-    taken = {*OWN_NAMES, "begins", "ends", *(name for _, name in IMPORTS), *arrays, *scalars, *indices, "i", "values", "place", "room", "section", "following", "first_seen", "end_seen", "free_from", "free_to", "turns",
+    taken = {*OWN_NAMES, *TAKEN, *(name for _, name in IMPORTS), *arrays, *scalars, *indices,
              *(f"last_{name}" for name in indices)}
-    naming = Naming(chain, places, tests, [part for part in (order.round, order.before, order.join, order.after) if part], taken)
+    parts = [part for part in (order.round, order.before, order.join, order.after) if part]
+    naming = Naming(chain, places, tests, parts, taken)
     given = (chain, places, choice, order, ranges, bool(tests))
     producer, consumer = Producer(*given), Consumer(*given, naming=naming)
     producer.tiles()
@@ -77,12 +84,15 @@ def printed(title: str, chain: Chain, places: ChainPlaces, choice: Choice, order
     sizes = [*dict.fromkeys(indices), *(["section"] if choice.longest_first and chain.stack is not None else [])]
     takes_maps, takes_all = [f"map_{name}" for name in maps], [*outs, *[name for name in read if name not in outs]]
     lines = _constants(chain, places, choice, consumer, outs)
-    lines += ["", "", "@dataclass(frozen=True)", "class Sizes(Component):", *(f"    {name}: Scalar" for name in (*sizes, *scalars)),
-              "", "", f"def kernel({', '.join(['sizes', *takes_maps, *takes_all])}):",
+    lines += ["", "", "@dataclass(frozen=True)", "class Sizes(Component):",
+              *(f"    {name}: Scalar" for name in (*sizes, *scalars)), "", "",
+              f"def kernel({', '.join(['sizes', *takes_maps, *takes_all])}):",
               "    group = uniform(udiv(thread_index(), 128))", "    if thread_index() == 0:",
               *(f"        ring_{ring.name}.initialise()" for ring in places.rings), "        mbarrier_fence_init()",
-              "    barrier()", "    if group == 0:", "        WARPGROUPS.give_registers()", "        if thread_index() == 0:",
-              f"            produce({', '.join(['sizes', *takes_maps])})", "    else:", "        WARPGROUPS.take_registers()",
+              "    barrier()", "    if group == 0:", "        WARPGROUPS.give_registers()",
+              "        if thread_index() == 0:",
+              f"            produce({', '.join(['sizes', *takes_maps])})", "    else:",
+              "        WARPGROUPS.take_registers()",
               f"        consume({', '.join(['sizes', *takes_all, 'group - 1'])})", "", "", *_tiles(chain, choice), "", "",
               *_ranges(chain, choice, ranges), f"def produce({', '.join(['sizes', *takes_maps])}):",
               '    """1. Blocks of the operands: global -> shared."""', "    zero = thread_index() * 0",
@@ -104,14 +114,13 @@ def printed(title: str, chain: Chain, places: ChainPlaces, choice: Choice, order
     head = [f'"""{title}"""', "", *(["import math"] if "math" in used else []),
             *(f"from {module} import {', '.join(names)}" for module, names in imports.items()), "", ""]
     tile = tuple(index.name for index in chain.indices)
-    text = Printed("\n".join(head) + body, tuple(maps), tuple(outs), tuple(name for name in read if name not in outs), tuple(sizes),
-                   tile, tuple(scalars), 128 * (1 + choice.warpgroups))
-    return text, consumer.arrays
+    others = tuple(name for name in read if name not in outs)
+    made = Printed("\n".join(head) + body, tuple(maps), tuple(outs), others, tuple(sizes), tile, tuple(scalars),
+                   128 * (1 + choice.warpgroups))
+    return made, consumer.arrays
 
 
 def _scalars(consumer: Consumer) -> list[str]:
-    from gemmkit.programs.chains.elements import scalar_text
-
     return [f"    {name} = {scalar_text(x).removeprefix('(').removesuffix(')')}" for x, name in consumer.scalars.items()]
 
 
@@ -122,11 +131,12 @@ def _constants(chain: Chain, places: ChainPlaces, choice: Choice, consumer: Cons
         for block in ring.blocks:
             rows, columns = map(choice.size, block.dims)
             stacked = "" if block.stack is None else ", stacked=True"
-            lines.append(f"{block.name}_tile = Staged({np.dtype(block.parameter.dtype).name!r}, lines={rows}, columns={columns}, "
+            dtype = np.dtype(block.parameter.dtype).name
+            lines.append(f"{block.name}_tile = Staged({dtype!r}, lines={rows}, columns={columns}, "
                          f"offset={choice.offsets[block]}, stage_bytes={choice.stage_bytes(ring)}{stacked})")
     for ring in places.rings:
-        lines.append(f"ring_{ring.name} = Pipeline(stages={choice.stages[ring]}, offset={choice.barriers[ring]}, full_arrivals=1, "
-                     f"empty_arrivals={choice.warpgroups})")
+        lines.append(f"ring_{ring.name} = Pipeline(stages={choice.stages[ring]}, offset={choice.barriers[ring]}, "
+                     f"full_arrivals=1, empty_arrivals={choice.warpgroups})")
     said = set()
     for d in [*places.peeled.values(), *dots(chain.body)]:
         name = consumer.product(d)
@@ -166,15 +176,15 @@ def _tiles(chain: Chain, choice: Choice) -> list[str]:
 def _places(chain: Chain, choice: Choice) -> list[str]:
     m, size = chain.rows.name, choice.blocks[chain.rows.name]
     if chain.stack is None:
-        place = [f"    return (blocks(sizes.{m}, {size}) - 1 - tile) * {size}" if choice.longest_first else f"    return tile * {size}"]
+        n = f"(blocks(sizes.{m}, {size}) - 1 - tile)" if choice.longest_first else "tile"
         return ["def tiles(sizes):", f"    return blocks(sizes.{m}, {size})", "", "", "def place(tile, sizes):",
-                '    """The tile\'s first row."""', *place]
+                '    """The tile\'s first row."""', f"    return {n} * {size}"]
     h = chain.stack.name
     head = ["def tiles(sizes):", f"    return sizes.{h} * blocks(sizes.{m}, {size})", "", "", "def place(tile, sizes):"]
     if not choice.longest_first:
         return [*head, '    """Which of the stack, and the tile\'s first row."""', f"    inner = blocks(sizes.{m}, {size})",
                 "    outer = udiv(tile, inner)", f"    return outer, (tile - outer * inner) * {size}"]
-    return [*head, '    """Which of the stack, and the tile\'s first row: the longest tiles of a section first, whose operands stay in L2."""',
+    return [*head, '    """Which of the stack, and the tile\'s first row: the longest tiles of a section first."""',
             f"    rows = blocks(sizes.{m}, {size})", "    outer = udiv(tile, sizes.section * rows)",
             "    first = outer * sizes.section", f"    count = min(sizes.section, sizes.{h} - first)",
             "    rest = tile - first * rows", "    inner = udiv(rest, count)",
@@ -197,13 +207,16 @@ def _ranges(chain: Chain, choice: Choice, ranges: Ranges) -> list[str]:
                 f"    return min(first, udiv(max(sizes.{n} - 1, 0), {step}) * {step})", "", ""]
     if ranges.visits_less and ranges.ends:
         least = f"first_seen({m}, sizes) + 1" if ranges.begins else "1"
-        out += [f"def end_seen({m}, sizes):", f'    """The place behind the last that rows {m} on see, in one block at least."""',
-                f"    last = {last}", f"    return max(min({', '.join([f'sizes.{n}', *extreme(ranges.ends, True)])}), {least})",
-                "", ""]
+        ends = ", ".join([f"sizes.{n}", *extreme(ranges.ends, True)])
+        out += [f"def end_seen({m}, sizes):",
+                f'    """The place behind the last that rows {m} on see, in one block at least."""', f"    last = {last}",
+                f"    return max(min({ends}), {least})", "", ""]
     if ranges.has_tests and ranges.has_free:
-        for name, bounds, kind, least in (("free_from", ranges.begins, "max", "0"), ("free_to", ranges.ends, "min", f"sizes.{n}")):
+        for name, bounds, kind, least in (("free_from", ranges.begins, "max", "0"),
+                                          ("free_to", ranges.ends, "min", f"sizes.{n}")):
             if bounds:
-                what = "first place that all of rows {} on see" if kind == "max" else "place behind the last that all of rows {} on see"
-                out += [f"def {name}({m}, sizes):", f'    """The {what.format(m)}."""', f"    last = {last}",
+                what = "first place" if kind == "max" else "place behind the last"
+                out += [f"def {name}({m}, sizes):", f'    """The {what} that all of rows {m} on see."""',
+                        f"    last = {last}",
                         f"    return {kind}({', '.join([least, *extreme(bounds, kind == 'max')])})", "", ""]
     return out
