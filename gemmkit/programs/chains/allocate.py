@@ -25,7 +25,7 @@ from gemmkit.programs.values import Axis
 
 __all__ = ["Choice", "May", "chosen"]
 
-DEFAULTS = 128, 112, 96, 80, 64, 48, 32    # lengths of a round's blocks, the best first
+DEFAULTS = 128, 96, 80, 64, 48, 32    # lengths of a round's blocks, the best first (112 keys of heads of 192: 1.2)
 MOST = {1: 4, 2: 4, 3: 4}
 #: A thread's registers of sums and of what is handed over, beyond which the assembler spills.
 ROOM = {1: 192, 2: 192, 3: 136}

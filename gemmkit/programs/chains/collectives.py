@@ -13,20 +13,26 @@ from typing import Any
 
 from gemmkit.components import Component
 from gemmkit.kernels.attention.softmax import added, larger, quad_max, quad_sum
+from gemmkit.kernels.attention.store import octets
 from gemmkit.kernels.common.hand_over import HandOver
-from gemmkit.lang.control import fold, split
+from gemmkit.kernels.sm90.store import own_row
+from gemmkit.lang.control import each, fold, split
+from gemmkit.lang.products import matrix_of
 from gemmkit.lang.reductions import reduce
 from gemmkit.lang.registers import apply
-from gemmkit.lang.values import fill
+from gemmkit.lang.values import convert_all, fill
 from gemmkit.layouts.swizzled import Swizzled
 from gemmkit.operators import WGMMAOp
-from gemmkit.programs.collectives import F32, ROWS, Staged
+from gemmkit.programs.collectives import F32, ROWS, Part, Staged, Typed
 from gemmkit.ptx.approximate import maximum
 from gemmkit.ptx.descriptors import advance
+from gemmkit.ptx.memory import store_global
 from gemmkit.ptx.pack_fragment import pack_fragment
+from gemmkit.ptx.special import lane_index
+from gemmkit.ptx.words import pack_narrow, unpack_narrow
 from gemmkit.tiling import Tile
 
-__all__ = ["HandedProduct", "lane_value", "limits", "own_sum", "row_max", "row_value", "whole_sum"]
+__all__ = ["HandedProduct", "OctetOut", "lane_value", "limits", "own_sum", "row_max", "row_value", "whole_sum"]
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,37 @@ def next_step(sums: tuple, n: int, product: Any, fragments: tuple, b: int) -> tu
 def multiply_step(sums: tuple, n: int, product: Any, fragments: tuple, b: int, accumulate: int) -> tuple:
     return product.operator.multiply_fragments((sums,), (fragments[n],), b, product.b_layout, product.block, n,
                                                accumulate)[0]
+
+
+# -- results ---------------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class OctetOut(Typed):
+    """A warpgroup's whole rows from the registers, where shared memory has no room for them: the four lanes of a row exchange
+    pairs, so that each stores 16 bytes at once (pairs took 1.2 times as long for heads of 256, `kernels.attention`). Columns
+    are a multiple of 32, and rows begin at multiples of 16 bytes."""
+
+    stacked: bool = False
+
+    def store(self, values: tuple, out: Any, part: Part, group: int) -> None:
+        words = apply(octets, split(pack_narrow(convert_all(self.dtype, values)), 8))
+        if self.stacked:
+            each(put_row_of_octets, (0, 1), self, part, matrix_of(out, (part.stack,)), words)
+        else:
+            each(put_row_of_octets, (0, 1), self, part, out, words)
+
+    def finish(self) -> None:
+        """Nothing is under way."""
+
+
+def put_row_of_octets(half: int, n: int, store: Any, part: Part, out: Any, words: tuple) -> None:
+    row = part.m + own_row() + n * 8
+    if row < part.rows:
+        each(put_octet, words, n, store, out, (row, lane_index() % 4 * 8))
+
+
+def put_octet(words: tuple, n: int, half: int, store: Any, out: Any, place: tuple) -> None:
+    store_global(out, 1, place, (0, n * 32), unpack_narrow(store.dtype, words[half]))
 
 
 # -- values of rows -------------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     places = placed(chain)
     by_tma = {key: np.dtype(kind.dtype) for key, kind in kinds.items() if kind.kind == "TmaOut"}
     choice = chosen(chain, places, mapping, may, by_tma, limit)
-    kinds = {key: replace(kind, kind="DirectOut") if key in by_tma and key not in choice.outs else kind
+    kinds = {key: replace(kind, kind="OctetOut") if key in by_tma and key not in choice.outs else kind
              for key, kind in kinds.items()}
     order = ordered(chain, places, choice)
     shown = ", ".join(f"{key} {size}" for key, size in choice.blocks.items())

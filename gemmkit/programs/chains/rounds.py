@@ -69,6 +69,9 @@ class Role:
     def begin_tile(self, joined: bool) -> None:
         """Cells and what all rounds take."""
 
+    def before_loops(self) -> None:
+        """Behind the first round of a tile that is not joined to the one before."""
+
     def end_rounds(self) -> None:
         """Behind a tile's last round."""
 
@@ -164,6 +167,7 @@ class Role:
         if self.order.before:
             self.events(self.order.before, True)
             self.advance_round()
+            self.before_loops()
         self.loops()
         self.end_rounds()
         self.events(self.order.after, False)
