@@ -13,7 +13,7 @@ __all__ = ["Mapping"]
 
 MOST_STAGES, MOST_WARPGROUPS = 16, 3
 REGISTERS = "registers"
-SWITCHES = "ahead", "across", "descending", "longest_first"
+SWITCHES = "ahead", "across", "turns", "descending", "longest_first"
 NEEDS = dict(ahead="a product that needs another product of its round", across="products that run a round ahead",
              turns="something to compute between the products of a round", descending="tiles of whole rows",
              longest_first="tiles that get longer with their rows")
@@ -26,12 +26,12 @@ class Mapping:
     | field | what | left out |
     |---|---|---|
     | ``blocks`` | by the name of an index, how long its blocks are | the largest that fit |
-    | ``warpgroups`` | that consume, 64 rows each, beside one that produces | 2 |
+    | ``warpgroups`` | that consume, 64 rows each, beside one that produces | 2; 3 where a chain's sums fit |
     | ``stages`` | of the rings of sequential loops; or by the names of arrays | as many as fit, up to 4 |
     | ``shared_bytes`` | the bound for shared memory | what a block of the device can have |
     | ``ahead`` | products that need another product of their round go a round later | where there are such |
     | ``across`` | a tile's last products go beside the next tile's first | with ``ahead``, where two stages fit |
-    | ``turns`` | warpgroups start their products one after the other | no |
+    | ``turns`` | warpgroups start their products one after the other | with 3, or much to compute |
     | ``descending`` | rounds go from the last block to the first; refused where they do not commute | where they commute |
     | ``longest_first`` | tiles that visit most blocks go first; refused where all visit the same | where they differ |
     | ``places`` | by the name of a value, ``"registers"``: an error where it has another place | |
@@ -45,12 +45,12 @@ class Mapping:
     """
 
     blocks: Names[str, int] = field(default_factory=dict)
-    warpgroups: int = 2
+    warpgroups: int = 0
     stages: int | Names[str, int] = 0
     shared_bytes: int = 0
     ahead: bool | None = None
     across: bool | None = None
-    turns: bool = False
+    turns: bool | None = None
     descending: bool | None = None
     longest_first: bool | None = None
     places: Names[str, str] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Mapping:
     def __post_init__(self) -> None:
         for name in ("blocks", "places"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
-        bounds = [("warpgroups", 1, MOST_WARPGROUPS), ("shared_bytes", 0, 2**20)]
+        bounds = [("warpgroups", 0, MOST_WARPGROUPS), ("shared_bytes", 0, 2**20)]
         if isinstance(self.stages, Names):
             object.__setattr__(self, "stages", MappingProxyType(dict(self.stages)))
             for name, value in self.stages.items():
@@ -76,11 +76,10 @@ class Mapping:
             if not isinstance(name, str) or not _is_whole(size, 1, 2**31):
                 raise ConfigError(f"Mapping(blocks={dict(self.blocks)!r}): lengths of blocks by the names of indices are "
                                   "needed, such as {'m': 128}")
-        for name in (*SWITCHES, "turns"):
+        for name in SWITCHES:
             value = getattr(self, name)
-            if not isinstance(value, bool) and (value is not None or name == "turns"):
-                raise ConfigError(f"Mapping({name}={value!r}): True or False is needed"
-                                  + (", or None" if name != "turns" else ""))
+            if value is not None and not isinstance(value, bool):
+                raise ConfigError(f"Mapping({name}={value!r}): True, False or None is needed")
         for name, place in self.places.items():
             if not isinstance(name, str) or place != REGISTERS:
                 raise ConfigError(f"Mapping(places={dict(self.places)!r}): {REGISTERS!r} by the names of values is "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ from gemmkit.runtime.tensor_maps import Encoder, why_not
 
 __all__ = ["ProgramPlan", "planned"]
 
-HOPPER = 9, 0
+HOPPER, WARPGROUPS = (9, 0), 2
 STORED = np.dtype(np.float16), np.dtype("float32")
 
 
@@ -199,6 +199,7 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
     device = _device(infos)
     if is_chained(loop):
         return _chained(name, loop, infos, arguments, mapping, text, device)
+    mapping = replace(mapping, warpgroups=mapping.warpgroups or WARPGROUPS)
     places = places_of(loop)
     _check_names(infos, places, arguments)
     _check_arrays(infos, places)

@@ -121,7 +121,7 @@ def drawn_case(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, 
     if name == "softmax_gemm":
         blocks = {"k": 64}
     mapping = gk.Mapping(blocks, warpgroups=groups, ahead=ahead, across=pick(None, False) if ahead is None else None,
-                         turns=bool(groups > 1 and name != "softmax_gemm" and rng.integers(2)),
+                         turns=pick(None, True, False) if groups > 1 and name != "softmax_gemm" else None,
                          descending=None if name == "mlp" else pick(None, False), stages=pick(0, 2, 3))
     out = pick(np.float16, np.float32)
     if name == "attention":

@@ -8,7 +8,7 @@ chain, rounds from the last to the first where they commute (then only a tile's 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ DEFAULTS = 128, 96, 80, 64, 48, 32    # lengths of a round's blocks, the best fi
 MOST = {1: 4, 2: 4, 3: 4}
 #: A thread's registers of sums and of what is handed over, beyond which the assembler spills.
 ROOM = {1: 192, 2: 192, 3: 136}
+SPECIAL = "exp2", "log2", "tanh", "reciprocal", "sqrt"
 READING = 80                           # for addresses of a matrix that threads read in rounds
 
 
@@ -74,8 +75,8 @@ def chosen(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, outs: 
     _check_names(chain, places, mapping)
     bound = min(limit, mapping.shared_bytes or limit)
     reasons = []
-    for length, across in _candidates(chain, places, mapping):
-        choice = _orders(chain, places, mapping, may, length, across)
+    for given, length, across in _candidates(chain, places, mapping):
+        choice = _orders(chain, places, given, may, length, across)
         reason = _registers(chain, places, choice)
         if reason is None:                             # results leave from the registers where memory is short
             reason = _memory(places, mapping, choice, outs, bound, chain)
@@ -87,15 +88,44 @@ def chosen(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, outs: 
     raise ConfigError(reasons[-1])
 
 
-def _candidates(chain: Chain, places: ChainPlaces, mapping: Mapping) -> Iterator[tuple[int, bool]]:
+def _candidates(chain: Chain, places: ChainPlaces, mapping: Mapping) -> Iterator[tuple[Mapping, int, bool]]:
+    """Three warpgroups where the longest blocks fit, else two: heads of 64 took 0.75 of the time with three, in turns."""
     given = mapping.blocks.get(chain.index.name)
     if chain.index.stack and given not in (None, 1):
         raise ConfigError(f"Mapping(blocks={{{chain.index.name!r}: {given}}}): {chain.index} goes along a stack, one by one")
     lengths = (1,) if chain.index.stack else (given,) if given is not None else DEFAULTS
     joins = (mapping.across,) if mapping.across is not None else (True, False)
+    three = not mapping.warpgroups and chain.rows.extent.size > 2 * ROWS and not only_adds(chain) and not _is_heavy(chain)
+    rows = mapping.blocks.get(chain.rows.name, 0)
+    if not mapping.warpgroups and rows in (ROWS, 2 * ROWS, 3 * ROWS):
+        mapping, three = replace(mapping, warpgroups=rows // ROWS), False
+    if three:
+        for across in joins:
+            yield replace(mapping, warpgroups=3), lengths[0], bool(across)
+    mapping = replace(mapping, warpgroups=mapping.warpgroups or 2)
     for length in lengths:
         for across in joins:
-            yield length, bool(across)
+            yield mapping, length, bool(across)
+
+
+def _is_heavy(chain: Chain) -> bool:
+    """Whether rounds compute more than a softmax does, by special functions an element, or with matrices and places."""
+    special = [x for x in chain.body if x.op in SPECIAL and len(x.dims) == 2]
+    reads = any(y.op == "load" and len(y.dims) == 2 for x in chain.body if x.op != "dot" for y in x.args)
+    return len(special) > 1 or reads or _uses_places(chain)
+
+
+def _uses_places(chain: Chain) -> bool:
+    """Whether places are numbers that rounds compute with, and not only conditions."""
+    pending, seen = [c.out for c in chain.carried], set()
+    while pending:
+        x = pending.pop()
+        if x.op == "coordinate":
+            return True
+        if x not in seen:
+            seen.add(x)
+            pending += x.args[1:] if x.op == "where" else x.args
+    return False
 
 
 def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping) -> None:
@@ -104,8 +134,9 @@ def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping) -> None:
     if other is not None:
         raise ConfigError(f"Mapping(blocks={{{other!r}: {mapping.blocks[other]}}}): the program's indices are "
                           f"{', '.join(names)}")
-    rows = ROWS * mapping.warpgroups
-    if mapping.blocks.get(chain.rows.name, rows) != rows:
+    rows = ROWS * mapping.warpgroups or "64, 128 or 192"
+    given = mapping.blocks.get(chain.rows.name, rows)
+    if given != rows and (mapping.warpgroups or given not in (ROWS, 2 * ROWS, 3 * ROWS)):
         raise ConfigError(f"Mapping(blocks={{{chain.rows.name!r}: {mapping.blocks[chain.rows.name]}}}, "
                           f"warpgroups={mapping.warpgroups}): a warpgroup has {ROWS} rows, so {rows} are needed")
     length = mapping.blocks.get(chain.index.name, 64)
@@ -145,11 +176,14 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, lengt
         raise ConfigError("Mapping(longest_first=True): tiles do not get longer with their rows; where conditions "
                           "bound places from "
                           "above by the row, and hide what changes nothing, they do")
+    turns = mapping.turns
+    if turns is None:
+        turns = mapping.warpgroups > 1 and not only_adds(chain) and (mapping.warpgroups == 3 or not ahead or _is_heavy(chain))
     longest = may.grow if mapping.longest_first is None else mapping.longest_first
     blocks = {chain.rows.name: ROWS * mapping.warpgroups, chain.index.name: length}
     if chain.stack is not None:
         blocks[chain.stack.name] = 1
-    return Choice(blocks, mapping.warpgroups, ahead, across and divided is None, mapping.turns, descending, longest)
+    return Choice(blocks, mapping.warpgroups, ahead, across and divided is None, turns, descending, longest)
 
 
 def _registers(chain: Chain, places: ChainPlaces, choice: Choice) -> str | None:

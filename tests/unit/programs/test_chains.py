@@ -89,8 +89,13 @@ def test_a_mapping_is_in_the_text() -> None:
     assert "wgmma_wait(1, (s, out))" in ahead and "wgmma_wait(1" not in plain
     assert "before_h" in ahead and "before_h" not in text(dataclasses.replace(SMALL, across=False))
     assert "n -= 64" in ahead and "n += 64" in text(dataclasses.replace(SMALL, descending=False))
-    two = gk.Mapping({"n": 64})
+    two = gk.Mapping({"n": 64}, warpgroups=2)
     assert "turns.wait(group)" not in text(two) and "turns.wait(group)" in text(dataclasses.replace(two, turns=True))
+    assert "turns.wait(group)" in text(two, score=chains.soft_cap)                 # much to compute
+    assert "turns.wait(group)" not in text(dataclasses.replace(two, turns=False), score=chains.soft_cap)
+    assert "Warpgroups(1, 3," in listing.attention.plan(*heads(1, 200, 90), 0.125).text
+    assert "Warpgroups(1, 2," in listing.attention.plan(*heads(1, 200, 90, 128), 0.125).text
+    assert "Warpgroups(1, 1," in text(gk.Mapping({"m": 64}))
     bound = listing.attention.plan(*heads(1, 70, 90), 0.125, mapping=gk.Mapping(shared_bytes=100_000))
     assert bound.module.SHARED_BYTES <= 100_000
 
@@ -129,7 +134,7 @@ def test_signs_of_numbers_are_a_plan_s() -> None:
 
 
 @pytest.mark.parametrize("mapping, words", [
-    (gk.Mapping({"k": 64}), "indices are m, n"), (gk.Mapping({"m": 64}), "128 are needed"), (gk.Mapping({"n": 72}), "multiple of 16"),
+    (gk.Mapping({"k": 64}), "indices are m, n"), (gk.Mapping({"m": 64}, warpgroups=2), "128 are needed"), (gk.Mapping({"m": 72}), "64, 128 or 192 are needed"), (gk.Mapping({"n": 72}), "multiple of 16"),
     (gk.Mapping(stages={"w": 2}), "the arrays in stages are q, k, v"), (gk.Mapping({"n": 128}, stages=16), "bytes of shared memory"),
     (gk.Mapping({"n": 256}), "registers of a thread"), (gk.Mapping(shared_bytes=20_000), "20000 are there"),
     (gk.Mapping(warpgroups=1, turns=True), "2 or 3 are needed"), (gk.Mapping(ahead=False, across=True), "ahead is False"),
@@ -157,7 +162,7 @@ def test_orders_that_a_program_does_not_have() -> None:
 
 
 @pytest.mark.parametrize("given, words", [
-    (dict(ahead=1), "True or False"), (dict(turns=None), "True or False is needed$"), (dict(stages={"k": 0}), "1 to 16"),
+    (dict(ahead=1), "True, False or None"), (dict(turns=1), "True, False or None is needed$"), (dict(stages={"k": 0}), "1 to 16"),
     (dict(places={"p": "shared"}), "'registers'")])
 def test_fields_out_of_range(given: dict[str, Any], words: str) -> None:
     with pytest.raises(gk.ConfigError, match=words):
