@@ -82,7 +82,8 @@ TEXTS: dict[str, tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any]]] = {
                             np.full((100, 72), np.nan, np.float16)],
              gk.Mapping({"n": 64}, warpgroups=1, stages=2), dict(gate=listing.silu_times)),
     "attention": (listing.attention, _heads(), gk.Mapping({"n": 32}, warpgroups=1, stages=2), dict(scale=0.125)),
-    "attention in turns": (listing.attention, _heads(), gk.Mapping({"n": 32}, stages=2, turns=True, ahead=False), dict(scale=0.125)),
+    "attention in turns": (listing.attention, _heads(), gk.Mapping({"n": 32}, warpgroups=2, stages=2, turns=True, ahead=False),
+                           dict(scale=0.125)),
     "MLP": (listing.mlp, [half(140, 64), half(4, 64, 64, scale=0.125), half(4, 64), np.full((140, 64), np.nan, np.float16)],
             gk.Mapping(warpgroups=1, stages=2), {}),
 }
