@@ -178,7 +178,8 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, lengt
                           "above by the row, and hide what changes nothing, they do")
     turns = mapping.turns
     if turns is None:
-        turns = mapping.warpgroups > 1 and not only_adds(chain) and (mapping.warpgroups == 3 or not ahead or _is_heavy(chain))
+        is_long = mapping.warpgroups == 3 or not ahead or _is_heavy(chain)
+        turns = mapping.warpgroups > 1 and not only_adds(chain) and is_long
     longest = may.grow if mapping.longest_first is None else mapping.longest_first
     blocks = {chain.rows.name: ROWS * mapping.warpgroups, chain.index.name: length}
     if chain.stack is not None:

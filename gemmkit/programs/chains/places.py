@@ -45,11 +45,10 @@ class Block:
 
 @dataclass(eq=False)
 class RingPlace:
-    """``index``: the loop's, whose round fills a stage; None: a tile does. ``least`` stages are needed."""
+    """``index``: the loop's, whose round fills a stage; None: a tile does."""
 
     index: Index | None
     blocks: list[Block] = field(default_factory=list)
-    least: int = 1
 
     @property
     def name(self) -> str:

@@ -54,7 +54,8 @@ def test_drawn_chains(seed: int) -> None:
         shown = np.isfinite(exact)
         assert np.array_equal(np.isnan(got), np.isnan(exact))
         largest = max(1.0, np.abs(exact[shown]).max(initial=0.0))
-        assert np.abs(got.astype(float) - exact)[shown].max(initial=0.0) <= 3e-3 * largest
+        most = 2e-2 if more.get("score") else 3e-3     # tanh of 20 is to 2^-11 of it, and weights are its exponentials
+        assert np.abs(got.astype(float) - exact)[shown].max(initial=0.0) <= most * largest
 
 
 @pytest.mark.parametrize("sizes", [(4096, 1032, 520), (1, 8, 4096)], ids=str)
