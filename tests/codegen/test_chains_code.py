@@ -64,8 +64,8 @@ CASES: dict[str, tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any], Any]] 
     "normalised": (chains.normalised, square(), gk.Mapping(), {}, 560),
     "softmax of a product": (chains.softmax_gemm, [zeros(512, 512), zeros(512, 128), zeros(512, 128), zeros(512, dtype=F32)],
                              gk.Mapping(), {}, 75),
-    "MLP": (listing.mlp, LAYERS, gk.Mapping(), {}, 280), "MLP, turns": (listing.mlp, LAYERS, gk.Mapping(turns=True), {}, 280),
-    "MLP by three": (listing.mlp, LAYERS, THREE, {}, 280),
+    "MLP": (listing.mlp, LAYERS, gk.Mapping(), {}, 215), "MLP, turns": (listing.mlp, LAYERS, gk.Mapping(turns=True), {}, 215),
+    "MLP by three": (listing.mlp, LAYERS, THREE, {}, 215),
 }
 
 

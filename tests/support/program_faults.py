@@ -48,8 +48,6 @@ HARMLESS: dict[tuple[str, str, str, int], str] = {
     ("attention", "too early", "ring_v.release(at_v.stage)", 2): ENDS,
     ("attention", "not advanced", "at_v = ring_v.advance(at_v)", 5): ENDS,
     ("MLP", "dropped", "ring_x.acquire(at_x)", 0): HELD_BACK,
-    ("MLP", "not advanced", "at_x = ring_x.advance(at_x)", 0): HELD_BACK,
-    ("MLP", "dropped", "ring_w.acquire(at_w)", 0): "x is acquired before, when the tile's last layer has been read",
     ("MLP", "too early", "ring_x.release(at_x.stage)", 0): HELD_BACK,
 }
 

@@ -27,7 +27,7 @@ from gemmkit.programs.collectives import F32, ROWS, Part, Staged, Typed
 from gemmkit.ptx.approximate import maximum
 from gemmkit.ptx.descriptors import advance
 from gemmkit.ptx.memory import store_global
-from gemmkit.ptx.pack_fragment import pack_fragment
+from gemmkit.ptx.pack_fragment import pack_fragment, pack_relu
 from gemmkit.ptx.special import lane_index
 from gemmkit.ptx.words import pack_narrow, unpack_narrow
 from gemmkit.tiling import Tile
@@ -77,6 +77,10 @@ class HandedProduct(Component):
         """Values as A, rounded to its dtype."""
         return apply(packed, split(values, self.hand_over.values), self.b.dtype)
 
+    def rectified(self, values: tuple) -> tuple:
+        """`fragments` of max(x, 0) of each: in the same instructions."""
+        return apply(packed_rectified, split(values, self.hand_over.values), self.b.dtype)
+
     def multiply(self, sums: tuple, fragments: tuple, slot: Any, accumulate: int) -> tuple:
         """Start the product with a stage, on top of the sums or (``accumulate`` 0) in their place. It is done after a
         wait."""
@@ -87,6 +91,10 @@ class HandedProduct(Component):
 
 def packed(values: tuple, n: int, dtype: Any) -> tuple:
     return pack_fragment(dtype, values)
+
+
+def packed_rectified(values: tuple, n: int, dtype: Any) -> tuple:
+    return pack_relu(dtype, values)
 
 
 def next_step(sums: tuple, n: int, product: Any, fragments: tuple, b: int) -> tuple:

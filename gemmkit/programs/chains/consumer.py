@@ -9,6 +9,7 @@ from typing import Any
 from gemmkit.programs.chains.elements import ELEMENTWISE, Element, scalar_text
 from gemmkit.programs.chains.names import Naming
 from gemmkit.programs.chains.order import Compute, Event, Full, Pass, Release, Start, Turn, Wait
+from gemmkit.programs.chains.places import RECTIFIED
 from gemmkit.programs.chains.rounds import CONSUMER, Role
 from gemmkit.programs.trace import Carried, Value
 
@@ -63,7 +64,8 @@ class Consumer(Role):
             self.put(f"{self.name(x)} = {ROW_CALLS[x.op]}({self.name(x.args[0])})")
         elif x.op == "handover":
             dot = next(d for d in naming.users[x] if d.op == "dot")
-            self.put(f"{self.name(x)} = {self.product(dot)}.fragments({self.name(x.args[0])})")
+            packed = "rectified" if x.data == RECTIFIED else "fragments"
+            self.put(f"{self.name(x)} = {self.product(dot)}.{packed}({self.name(x.args[0])})")
         else:
             assert x.op in ELEMENTWISE, x.op
             self.put(f"{self.name(x)} = {self.applied(x)}")
@@ -165,13 +167,17 @@ class Consumer(Role):
 
     def before_loops(self) -> None:
         """The assembler does not see that slots are uniform: heads of 256 had 13 moves to uniform registers in a round."""
+        for ring in self.places.lone():
+            if self.places.is_first_alone(ring):           # the next tile's may come
+                self.release(Release(ring))
         for ring in self.places.rings if self.choice.ahead else ():
             at = f"at_{ring.name}"
             self.put(f"{at} = Slot(uniform({at}.stage), uniform({at}.phase))")
 
     def end_rounds(self) -> None:
         for ring in self.places.lone():
-            self.release(Release(ring))
+            if not self.places.is_first_alone(ring):
+                self.release(Release(ring))
 
     def kept(self) -> list[str]:
         needed = {y for x in self.chain.end for y in x.args} | {store.value for store in self.chain.stores}

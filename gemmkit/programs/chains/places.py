@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ml_dtypes
@@ -23,8 +23,9 @@ from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Index, Parameter, shown
 
-__all__ = ["Block", "ChainPlaces", "RingPlace", "placed"]
+__all__ = ["RECTIFIED", "Block", "ChainPlaces", "RingPlace", "placed"]
 
+RECTIFIED = "rectified"                # a hand-over's data where it takes max(x, 0) as it packs
 TAKEN = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 
 
@@ -66,6 +67,11 @@ class ChainPlaces:
     def lone(self) -> list[RingPlace]:
         return [ring for ring in self.rings if ring.index is None]
 
+    def is_first_alone(self, ring: RingPlace) -> bool:
+        """Whether only a tile's first round takes its blocks."""
+        readers = {d for (d, _), block in self.blocks.items() if block.ring is ring}
+        return readers <= set(self.peeled.values())
+
     def rings_of(self, products: Any) -> list[RingPlace]:
         return list(dict.fromkeys(self.blocks[d, k].ring for d in products for k in (0, 1) if (d, k) in self.blocks))
 
@@ -75,6 +81,7 @@ def placed(chain: Chain) -> ChainPlaces:
     places = ChainPlaces()
     known: dict[Any, Block] = {}
     handed_over(chain)
+    sink_rectified(chain)
     for dot in dots(chain.body):
         near = [block.ring for which in (0, 1) if (block := _operand(dot, which, chain, places, known)) is not None]
         if len(near) == 2 and near[0] is not near[1] and near[0].index is near[1].index:
@@ -136,8 +143,7 @@ def handed_over(chain: Chain) -> None:
         a, b = dot.args[0], loaded(dot.args[1])
         if loaded(a) is None and b is not None:
             source = a.args[0] if a.op == "cast" else a
-            kind = np.dtype(b.data[0].dtype)
-            new = Value("handover", (source,), a.dims, kind, f"{a.name or source.name or 'value'}_as_a", dot.line)
+            new = Value("handover", (source,), a.dims, None, f"{a.name or source.name or 'value'}_as_a", dot.line)
             at = chain.body.index(source) + 1 if source in chain.body else chain.body.index(dot)
             chain.body.insert(at, new)
             dot.args = (new, *dot.args[1:])
@@ -149,6 +155,28 @@ def handed_over(chain: Chain) -> None:
             y.args = tuple(source if z is x else z for z in y.args)
         for c in chain.carried:
             c.out = source if c.out is x else c.out
+
+
+def sink_rectified(chain: Chain) -> None:
+    """A cell that becomes max(x, 0) in each round, and is only handed over: rounds carry x, the instruction that packs takes the
+    maximum with it, and it is taken once more behind the loop. Half of the arithmetic of an MLP's round was that."""
+    for c in chain.carried:
+        largest = c.out
+        zeros = [y for y in largest.args if y.op == "const" and y.data == 0.0]
+        readers = [x for x in chain.body if c.inside in x.args]
+        if (largest.op != "max" or len(zeros) != 1 or len(largest.dims) != 2 or c.init.op != "load"
+                or any(x.op != "handover" for x in readers) or any(largest in x.args for x in chain.body)):
+            continue
+        (x,) = (y for y in largest.args if y not in zeros)
+        chain.body.remove(largest)
+        c.out, x.name = x, x.name or largest.name
+        for reader in readers:
+            reader.data = RECTIFIED
+        after = Value("max", (c.after, zeros[0]), largest.dims, None, largest.name, largest.line)
+        for y in chain.end:
+            y.args = tuple(after if z is c.after else z for z in y.args)
+        chain.stores = [replace(store, value=after) if store.value is c.after else store for store in chain.stores]
+        chain.end.insert(0, after)
 
 
 def _peel(chain: Chain, places: ChainPlaces, known: dict[Any, Block]) -> None:
