@@ -158,8 +158,8 @@ def handed_over(chain: Chain) -> None:
 
 
 def sink_rectified(chain: Chain) -> None:
-    """A cell that becomes max(x, 0) in each round, and is only handed over: rounds carry x, the instruction that packs takes the
-    maximum with it, and it is taken once more behind the loop. Half of the arithmetic of an MLP's round was that."""
+    """A cell that becomes max(x, 0) in each round, and is only handed over: rounds carry x, the instruction that packs takes
+    the maximum with it, and it is taken once more behind the loop. Half of the arithmetic of an MLP's round was that."""
     for c in chain.carried:
         largest = c.out
         zeros = [y for y in largest.args if y.op == "const" and y.data == 0.0]
