@@ -6,5 +6,6 @@ sensitivities    how a network's answers move with its images: derivatives by du
 attention        causal attention over a stream of digits: the mask fused, the zero half skipped
 transformer      a transformer of two layers that reads digits row by row: packed sequences, gated units, residuals
 hydrogen_chain   the correlation energy of a molecule (MP2, and a coupled-cluster term) by tensor contractions
+programs         two kernels that no library has, each a program of a dozen lines: alone, and on a Hopper GPU
 machine          where an example runs: on a GPU with the array library at hand, or in the emulator
 """

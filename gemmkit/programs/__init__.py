@@ -26,6 +26,7 @@ from gemmkit.programs.words import (
     maximum,
     once,
     parallel,
+    place,
     sequential,
     sqrt,
     tanh,
@@ -33,5 +34,5 @@ from gemmkit.programs.words import (
     zeros,
 )
 
-__all__ = ["Mapping", "Program", "copy", "exp", "finite", "full", "log", "maximum", "once", "parallel", "program",
-           "sequential", "sqrt", "tanh", "where", "zeros"]
+__all__ = ["Mapping", "Program", "copy", "exp", "finite", "full", "log", "maximum", "once", "parallel", "place",
+           "program", "sequential", "sqrt", "tanh", "where", "zeros"]

@@ -49,6 +49,7 @@ def sized(places: Places, mapping: Mapping) -> dict[str, int]:
     Raises ConfigError for names that the program has not, and for lengths that no product has.
     """
     m, n = places.indices
+    mapping.refuse_orders([*places.starts, *places.row_starts])
     names = [index.name for index in (m, n, *(rounds.index for rounds in places.loops))]
     other = next((name for name in mapping.blocks if name not in names), None)
     if other is not None:
@@ -81,20 +82,24 @@ def allocated(places: Places, mapping: Mapping, outs: dict[str, int], limit: int
     bound = min(limit, mapping.shared_bytes or limit)
     room = bound - sum(outs.values())
     per_stage = sum(map(sum, sizes)) + 2 * BARRIER * len(sizes)
-    stages = mapping.stages or max(LEAST_STAGES, min(MOST, room // per_stage))
-    if stages < LEAST_STAGES:
-        raise ConfigError(f"Mapping(stages={stages}): products are waited for one round later, so {LEAST_STAGES} are needed")
+    fits = max(LEAST_STAGES, min(MOST, room // per_stage))
+    mapping.check_arrays([tile.name for rounds in places.loops for tile in rounds.tiles])
+    stages = [mapping.stages_of([tile.name for tile in rounds.tiles]) or fits for rounds in places.loops]
+    if min(stages) < LEAST_STAGES:
+        raise ConfigError(f"Mapping(stages={min(stages)}): products are waited for one round later, so "
+                          f"{LEAST_STAGES} are needed")
     memory = SharedMemory()
-    firsts = [memory.take(stages * sum(of_one), PATTERN) for of_one in sizes]
+    firsts = [memory.take(n * sum(of_one), PATTERN) for n, of_one in zip(stages, sizes)]
     places_out = {name: memory.take(nbytes, PATTERN) for name, nbytes in outs.items()}
     rings = []
-    for rounds, of_one, first in zip(places.loops, sizes, firsts):
+    for rounds, n, of_one, first in zip(places.loops, stages, sizes, firsts):
         offsets, at = {}, first
         for tile, size in zip(rounds.tiles, of_one):
             offsets[tile.name], at = at, at + size
-        rings.append(Ring(rounds, stages, sum(of_one), offsets, memory.take(2 * BARRIER * stages)))
+        rings.append(Ring(rounds, n, sum(of_one), offsets, memory.take(2 * BARRIER * n)))
     if memory.nbytes > bound:
-        raise ConfigError(f"{stages} stages of {sum(map(sum, sizes))} bytes and results of {sum(outs.values())} need "
+        raise ConfigError(f"{', '.join(map(str, stages))} stages of {sum(map(sum, sizes))} bytes and results of "
+                          f"{sum(outs.values())} need "
                           f"{memory.nbytes} bytes of shared memory, and {bound} are there; "
                           "take fewer stages or smaller blocks")
     return Allocation(blocks, tuple(rings), places_out, memory.nbytes)

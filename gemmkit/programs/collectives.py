@@ -20,6 +20,7 @@ from gemmkit.kernels.sm90.panels import Panels
 from gemmkit.kernels.sm90.store import own_column, own_row
 from gemmkit.lang.control import each, fold, split
 from gemmkit.lang.given import dtype_given
+from gemmkit.lang.products import matrix_of
 from gemmkit.lang.values import convert, convert_all, fill
 from gemmkit.layouts import ColMajor, RowMajor
 from gemmkit.layouts.swizzled import Swizzled
@@ -27,14 +28,15 @@ from gemmkit.operators import WGMMAOp
 from gemmkit.operators.wgmma import within
 from gemmkit.ptx.descriptors import advance, matrix_descriptor
 from gemmkit.ptx.ldmatrix import ldmatrix
-from gemmkit.ptx.memory import shared, store_global
+from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import lane_index, thread_index, udiv
 from gemmkit.ptx.tensor_map import TensorMapSpec
 from gemmkit.ptx.tma import tma_commit, tma_load, tma_store, tma_wait, tma_wait_read
 from gemmkit.ptx.warpgroup import fence_async, named_barrier
 from gemmkit.tiling import Tile
 
-__all__ = ["LINE", "ROWS", "DirectOut", "Part", "Product", "RowSums", "RowsOut", "Staged", "TmaOut", "blocks", "row_of"]
+__all__ = ["F32", "LINE", "ROWS", "DirectOut", "Part", "Product", "RowSums", "RowsOut", "Staged", "TmaOut", "blocks",
+           "row_of"]
 
 F32 = np.dtype(np.float32)
 ROWS = 64                              # of a product, which a warpgroup has
@@ -135,9 +137,13 @@ class Product(Component):
 
     def multiply(self, sums: tuple, slot: Any, group: int, accumulate: int) -> tuple:
         """Start the product of a stage, on top of the sums or (``accumulate`` 0) in their place. It is done after a wait."""
+        return self.multiply_apart(sums, slot, slot, group, accumulate)
+
+    def multiply_apart(self, sums: tuple, a_slot: Any, b_slot: Any, group: int, accumulate: int) -> tuple:
+        """The same of operands in rings of their own."""
         own = within(self.a_layout, (group * ROWS, 0), self.block.MK.size)
-        return self.operator.multiply((sums,), advance(self.a.descriptor(), own + slot.stage * self.a.stage_bytes),
-                                      advance(self.b.descriptor(), slot.stage * self.b.stage_bytes), self.a_layout,
+        return self.operator.multiply((sums,), advance(self.a.descriptor(), own + a_slot.stage * self.a.stage_bytes),
+                                      advance(self.b.descriptor(), b_slot.stage * self.b.stage_bytes), self.a_layout,
                                       self.b_layout, self.block, accumulate)[0]
 
 
@@ -233,24 +239,12 @@ class DirectOut(Typed):
     def store(self, values: tuple, out: Any, part: Part, group: int) -> None:
         pairs, row, column = split(convert_all(self.dtype, values), 2), part.m + own_row(), part.n + own_column()
         if self.stacked:
-            each(put_stacked, pairs, self, part, out, row, column)
+            each(put_pair, pairs, self, part, matrix_of(out, (part.stack,)), row, column)
         else:
             each(put_pair, pairs, self, part, out, row, column)
 
     def finish(self) -> None:
         """Nothing is under way."""
-
-
-def put_stacked(pair: tuple, n: int, store: Any, part: Part, out: Any, row: int, column: int) -> None:
-    """`put_pair` of a matrix of a stack."""
-    row, column = row + n % 2 * 8, column + n // 2 * 8
-    if row < part.rows and column < part.columns:
-        if store.pairs:
-            store_global(out, 2, (part.stack, row, column), (0, 0, 0), pair)
-        else:
-            out[part.stack, row, column] = pair[0]
-            if column + 1 < part.columns:
-                out[part.stack, row, column + 1] = pair[1]
 
 
 @dataclass(frozen=True)

@@ -5,42 +5,120 @@ from __future__ import annotations
 from collections.abc import Mapping as Names
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from gemmkit.lang.errors import ConfigError
 
 __all__ = ["Mapping"]
 
 MOST_STAGES, MOST_WARPGROUPS = 16, 3
+REGISTERS = "registers"
+SWITCHES = "ahead", "across", "turns", "descending", "longest_first"
+NEEDS = dict(ahead="a product that needs another product of its round", across="products that run a round ahead",
+             turns="something to compute between the products of a round", descending="tiles of whole rows",
+             longest_first="tiles that get longer with their rows")
 
 
 @dataclass(frozen=True)
 class Mapping:
-    """``blocks``: by the name of an index, how long its blocks are; those that are not named have defaults. ``warpgroups``
-    consume, 64 rows each, beside one that produces. ``stages`` of the ring of each sequential loop; 0: as many as shared
-    memory has room for, up to 4. ``shared_bytes``: the bound for that memory; 0: what a block of the device can have.
+    """How a program is laid onto the machine.
+
+    | field | what | left out |
+    |---|---|---|
+    | ``blocks`` | by the name of an index, how long its blocks are | the largest that fit |
+    | ``warpgroups`` | that consume, 64 rows each, beside one that produces | 2; 3 where a chain's sums fit |
+    | ``stages`` | of the rings of sequential loops; or by the names of arrays | as many as fit, up to 4 |
+    | ``shared_bytes`` | the bound for shared memory | what a block of the device can have |
+    | ``ahead`` | products that need another product of their round go a round later | where there are such |
+    | ``across`` | a tile's last products go beside the next tile's first | with ``ahead``, where two stages fit |
+    | ``turns`` | warpgroups start their products one after the other | with 3, or much to compute |
+    | ``descending`` | rounds go from the last block to the first; refused where they do not commute | where they commute |
+    | ``longest_first`` | tiles that visit most blocks go first; refused where all visit the same | where they differ |
+    | ``places`` | by the name of a value, ``"registers"``: an error where it has another place | |
 
     >>> Mapping({"m": 128, "n": 256, "k": 64}, stages=3).stages
+    3
+    >>> Mapping(stages={"q": 1, "k": 3}).stages_of(["k"])
     3
 
     Raises ConfigError for numbers out of range.
     """
 
     blocks: Names[str, int] = field(default_factory=dict)
-    warpgroups: int = 2
-    stages: int = 0
+    warpgroups: int = 0
+    stages: int | Names[str, int] = 0
     shared_bytes: int = 0
+    ahead: bool | None = None
+    across: bool | None = None
+    turns: bool | None = None
+    descending: bool | None = None
+    longest_first: bool | None = None
+    places: Names[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "blocks", MappingProxyType(dict(self.blocks)))
-        bounds = ("warpgroups", 1, MOST_WARPGROUPS), ("stages", 0, MOST_STAGES), ("shared_bytes", 0, 2**20)
+        for name in ("blocks", "places"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        bounds = [("warpgroups", 0, MOST_WARPGROUPS), ("shared_bytes", 0, 2**20)]
+        if isinstance(self.stages, Names):
+            object.__setattr__(self, "stages", MappingProxyType(dict(self.stages)))
+            for name, value in self.stages.items():
+                if not isinstance(name, str) or not _is_whole(value, 1, MOST_STAGES):
+                    raise ConfigError(f"Mapping(stages={dict(self.stages)!r}): whole numbers from 1 to {MOST_STAGES} "
+                                      f"by the names "
+                                      "of arrays are needed, such as {'k': 3}")
+        else:
+            bounds.append(("stages", 0, MOST_STAGES))
         for name, least, most in bounds:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            if not _is_whole(value, least, most):
                 raise ConfigError(f"Mapping({name}={value!r}): a whole number from {least} to {most} is needed")
         for name, size in self.blocks.items():
-            if not isinstance(name, str) or isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            if not isinstance(name, str) or not _is_whole(size, 1, 2**31):
                 raise ConfigError(f"Mapping(blocks={dict(self.blocks)!r}): lengths of blocks by the names of indices are "
                                   "needed, such as {'m': 128}")
+        for name in SWITCHES:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, bool):
+                raise ConfigError(f"Mapping({name}={value!r}): True, False or None is needed")
+        for name, place in self.places.items():
+            if not isinstance(name, str) or place != REGISTERS:
+                raise ConfigError(f"Mapping(places={dict(self.places)!r}): {REGISTERS!r} by the names of values is "
+                                  f"needed, such as "
+                                  "{'p': 'registers'}; arrays that products take are in shared memory")
 
     def __hash__(self) -> int:
-        return hash((frozenset(self.blocks.items()), self.warpgroups, self.stages, self.shared_bytes))
+        stages = self.stages if isinstance(self.stages, int) else frozenset(self.stages.items())
+        return hash((frozenset(self.blocks.items()), self.warpgroups, stages, self.shared_bytes, self.ahead, self.across,
+                     self.turns, self.descending, self.longest_first, frozenset(self.places.items())))
+
+    # -- asked by the passes -------------------------------------------------------------------------------------------
+
+    def check_arrays(self, names: list[str]) -> None:
+        """Raises ConfigError where ``stages`` names an array that no ring has."""
+        other = [] if isinstance(self.stages, int) else [name for name in self.stages if name not in names]
+        if other:
+            raise ConfigError(f"Mapping(stages={{{other[0]!r}: ...}}): the arrays in stages are {', '.join(names)}")
+
+    def stages_of(self, names: list[str]) -> int:
+        """Of the ring that these arrays share, 0 where nothing is said. Raises ConfigError where they differ."""
+        if isinstance(self.stages, int):
+            return self.stages
+        given = {name: self.stages[name] for name in names if name in self.stages}
+        if len(set(given.values())) > 1:
+            raise ConfigError(f"Mapping(stages={given}): {' and '.join(names)} share stages, since one product takes "
+                              f"both at once; "
+                              "give one number")
+        return next(iter(given.values()), 0)
+
+    def refuse_orders(self, values: Any) -> None:
+        """Of rounds that only add. Raises ConfigError for orders that these have not, and for names of no ``values``."""
+        for name, need in NEEDS.items():
+            if getattr(self, name):
+                raise ConfigError(f"Mapping({name}=True): it takes {need}, and these rounds only add to cells")
+        other = next((name for name in self.places if name not in values), None)
+        if other is not None:
+            raise ConfigError(f"Mapping(places={{{other!r}: ...}}): the cells of the program are {', '.join(values)}")
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -18,14 +18,17 @@ from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.lang.host import View
 from gemmkit.programs.algebra import simplified
 from gemmkit.programs.allocate import allocated, out_bytes
-from gemmkit.programs.collectives import TmaOut
+from gemmkit.programs.chains.chain import is_chained
+from gemmkit.programs.chains.plan import derived
+from gemmkit.programs.collectives import LINE, TmaOut
 from gemmkit.programs.expressions import function_of
 from gemmkit.programs.lines import refused
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.modules import module_of
 from gemmkit.programs.order import ordered
 from gemmkit.programs.places import Places, places_of
-from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, Out, Printed, text_of
+from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, Out, OutKind, Printed, text_of
+from gemmkit.programs.trace import Loop, Store
 from gemmkit.programs.values import Index
 from gemmkit.ptx.tma import emulated_map
 from gemmkit.runtime.array_info import ArrayInfo, alignment, shares_memory, unit_axis
@@ -37,7 +40,7 @@ from gemmkit.runtime.tensor_maps import Encoder, why_not
 
 __all__ = ["ProgramPlan", "planned"]
 
-HOPPER = 9, 0
+HOPPER, WARPGROUPS = (9, 0), 2
 STORED = np.dtype(np.float16), np.dtype("float32")
 
 
@@ -194,6 +197,9 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
     loop, name = program.traced(arguments), program.function.__name__
     infos = {key: describe(x, key) for key, x in arguments.items() if is_array(x)}
     device = _device(infos)
+    if is_chained(loop):
+        return _chained(name, loop, infos, arguments, mapping, text, device)
+    mapping = replace(mapping, warpgroups=mapping.warpgroups or WARPGROUPS)
     places = places_of(loop)
     _check_names(infos, places, arguments)
     _check_arrays(infos, places)
@@ -226,6 +232,33 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
     return ProgramPlan(name, mapping, printed, printed.text if text is None else text, infos, extents, numbers, device)
 
 
+def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict[str, Any], mapping: Mapping,
+             text: str | None, device: DeviceInfo) -> ProgramPlan:
+    """Of a program whose tiles are whole rows (`gemmkit.programs.chains`)."""
+    numbers = {key: float(x) for key, x in arguments.items() if isinstance(x, (float, np.floating))}
+
+    def leaves(store: Store) -> OutKind:
+        info, is_rows = infos[store.parameter.name], len(store.parameter.shape) == len(loop.indices)
+        columns = 1 if is_rows else info.shape[-1]
+        by_tma = not is_rows and columns % LINE == 0 and _leaves_by_tma(info)
+        kind = "RowsOut" if is_rows else "TmaOut" if by_tma else "DirectOut"
+        return OutKind(kind, info.dtype, not is_rows and _in_pairs(info), columns)
+
+    made = derived(name, loop, mapping, numbers, leaves, list(infos), device.shared_memory_per_block)
+    chain, printed = made.chain, made.text
+    indices = *chain.indices, chain.index
+    _check_own_names([*infos, *numbers, *(c.inside.name for c in chain.carried), *(index.name for index in indices)],
+                     [index.name for index in indices])
+    operands = {block.parameter.name: chain.line for ring in made.places.rings for block in ring.blocks}
+    _check_launch(infos, operands, chain.indices, [chain.index], {chain.index.name: chain.line}, chain.stores)
+    for array, x in made.read.items():
+        _check_read(array, infos[array], x.line)
+    if text is not None:
+        module_of(name, text)
+    extents = {**{index.name: index.extent.size for index in indices}, "section": made.section(device.sm_count)}
+    return ProgramPlan(name, mapping, printed, printed.text if text is None else text, infos, extents, numbers, device)
+
+
 def _device(infos: dict[str, ArrayInfo]) -> DeviceInfo:
     places = {info.device for info in infos.values()}
     if len(places) != 1:
@@ -246,29 +279,39 @@ def _check_names(infos: dict[str, ArrayInfo], places: Places, arguments: dict[st
     """Raises ValueError for names that the text has for its own."""
     numbers = [key for key, x in arguments.items() if isinstance(x, (float, np.floating))]
     indices = [index.name for index in (*_tile_indices(places), *(rounds.index for rounds in places.loops))]
-    for name in (*infos, *numbers, *places.starts, *places.row_starts, *indices):
+    _check_own_names([*infos, *numbers, *places.starts, *places.row_starts, *indices], indices)
+
+
+def _check_own_names(names: list[str], indices: list[str]) -> None:
+    for name in names:
         is_made = name.startswith(OWN_STARTS) or name.endswith("_tile") or "_by_" in name
         if name in OWN_NAMES or is_made or (name == "i" and name not in indices):
             raise ValueError(f"{name}: the derived text has this name for its own; call the array, cell or index otherwise")
 
 
 def _check_arrays(infos: dict[str, ArrayInfo], places: Places) -> None:
-    """Raises ValueError where TMA cannot bring an operand, a sum goes over nothing, or results share memory."""
     operands = {tile.parameter.name: rounds.line for rounds in places.loops for tile in rounds.tiles}
-    for rounds in places.loops:
-        if rounds.index.extent.size == 0:
-            raise refused(ValueError, f"{rounds.index} goes along {rounds.index.extent}: a kernel's sums go over one "
-                                      "element or more", rounds.line)
-    if 0 not in (index.extent.size for index in _tile_indices(places)):
+    _check_launch(infos, operands, _tile_indices(places), [rounds.index for rounds in places.loops],
+                  {rounds.index.name: rounds.line for rounds in places.loops}, places.stores)
+
+
+def _check_launch(infos: dict[str, ArrayInfo], operands: dict[str, str], tile: tuple[Index, ...], rounds: list[Index],
+                  lines: dict[str, str], stores: list[Store]) -> None:
+    """Raises ValueError where TMA cannot bring an operand, a sum goes over nothing, or results share memory."""
+    for index in rounds:
+        if index.extent.size == 0:
+            raise refused(ValueError, f"{index} goes along {index.extent}: a kernel's sums go over one element or more",
+                          lines[index.name])
+    if 0 not in (index.extent.size for index in tile):
         for name, line in operands.items():
             reason = why_not(infos[name], len(infos[name].shape) - 1)
             if reason is not None:
                 raise refused(ValueError, f"{name} is an operand of a product, and TMA cannot bring it: {reason}", line)
-    results = [store.parameter.name for store in places.stores]
+    results = [store.parameter.name for store in stores]
     twice = next((name for name in results if results.count(name) > 1), None)
     if twice is not None:
-        raise refused(ValueError, f"{twice} is stored twice; one store for each result is needed", places.stores[-1].line)
-    for store in places.stores:
+        raise refused(ValueError, f"{twice} is stored twice; one store for each result is needed", stores[-1].line)
+    for store in stores:
         info = infos[store.parameter.name]
         if info.readonly:
             raise ValueError(f"{store.parameter.name} is a result, and read-only")

@@ -16,7 +16,8 @@ __all__ = ["Reference"]
 BLOCK = 37                             # an odd length shows that a result does not depend on it
 FUNCTIONS: dict[str, Any] = dict(
     add=np.add, sub=np.subtract, mul=np.multiply, div=np.divide, neg=np.negative, lt=np.less, le=np.less_equal, exp=np.exp,
-    log=np.log, tanh=np.tanh, sqrt=np.sqrt, max=np.maximum, finite=lambda x: np.where(x == -np.inf, 0.0, x), where=np.where)
+    log=np.log, tanh=np.tanh, sqrt=np.sqrt, max=np.maximum, finite=lambda x: np.where(x == -np.inf, 0.0, x),
+    where=np.where, **{"and": np.logical_and})
 
 
 class Named(Arithmetic):

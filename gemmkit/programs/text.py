@@ -13,7 +13,7 @@ from gemmkit.programs.order import Await, Event, Fill, Ordered, Read, Release, S
 from gemmkit.programs.places import Multiply, Places, RowSum, TilePlace
 from gemmkit.programs.trace import Store
 
-__all__ = ["OWN_NAMES", "OWN_STARTS", "Out", "Printed", "text_of"]
+__all__ = ["OWN_NAMES", "OWN_STARTS", "Out", "OutKind", "Printed", "text_of"]
 
 REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}      # of a thread that produces, and of one that consumes
 IMPORTS = [
@@ -39,7 +39,7 @@ IMPORTS = [
 OWN_NAMES = frozenset({name for _, name, _ in IMPORTS} | {
     "SHARED_BYTES", "Sizes", "WARPGROUPS", "abs", "before", "column", "consume", "group", "kernel", "math", "max", "min",
     "place", "produce", "ring", "row", "rows", "sizes", "slot", "tile", "tiles", "values", "zero"})
-OWN_STARTS = "ring_", "slot_", "out_", "map_", "rows_of_", "element_of_", "last_", "value_"
+OWN_STARTS = "at_", "before_", "make_", "ring_", "slot_", "out_", "map_", "rows_of_", "element_of_", "last_", "value_"
 
 
 @dataclass(eq=False)
@@ -56,6 +56,16 @@ class Out:
     @property
     def name(self) -> str:
         return self.store.parameter.name
+
+
+@dataclass(frozen=True)
+class OutKind:
+    """How a result leaves: the collective's name, and what it is made for."""
+
+    kind: str
+    dtype: np.dtype
+    pairs: bool
+    columns: int
 
 
 @dataclass(frozen=True)

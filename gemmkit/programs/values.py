@@ -71,6 +71,9 @@ class Arithmetic:
     def __ge__(self, other: Any) -> Any:
         return current().make("le", other, self)
 
+    def __and__(self, other: Any) -> Any:
+        return current().make("and", self, other)
+
     def __matmul__(self, other: Any) -> Any:
         return current().dot(self, other)
 

@@ -7,6 +7,7 @@
 | ``zeros(m, n)``, ``full(m, value)``, ``copy(x)`` | cells, whose values rounds carry |
 | ``x @ y``, ``.T``, ``x.max(axis=1)``, ``x.sum(axis=1)`` | of matrices |
 | ``exp``, ``log``, ``tanh``, ``sqrt``, ``finite``, ``maximum``, ``where`` | element by element |
+| ``place(m)`` | where the elements of a block are |
 | ``with once(n)`` | what is stored by the first block along ``n`` alone |
 """
 
@@ -18,8 +19,8 @@ from typing import Any
 from gemmkit.programs.lines import refused
 from gemmkit.programs.values import Cell, Extent, Index, current
 
-__all__ = ["copy", "exp", "finite", "full", "log", "maximum", "once", "parallel", "sequential", "sqrt", "tanh", "where",
-           "zeros"]
+__all__ = ["copy", "exp", "finite", "full", "log", "maximum", "once", "parallel", "place", "sequential", "sqrt", "tanh",
+           "where", "zeros"]
 
 
 def parallel(*extents: Extent) -> Iterator[Any]:
@@ -72,6 +73,15 @@ def finite(x: Any) -> Any:
 
 def maximum(x: Any, y: Any) -> Any:
     return current().make("max", x, y)
+
+
+def place(index: Index) -> Any:
+    """Where each element of a block is along its axis, from 0: ``place(m) - place(n)`` is the distance from the diagonal."""
+    if not isinstance(index, Index) or index.stack:
+        raise refused(TypeError, f"place({index!r}): a variable of parallel(...) or sequential(...) that goes along "
+                                 f"rows or columns "
+                                 "is needed")
+    return current().coordinate(index)
 
 
 def where(condition: Any, x: Any, other: Any) -> Any:

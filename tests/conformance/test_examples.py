@@ -14,6 +14,7 @@ from examples import (
     hydrogen_chain,
     hydrogen_integrals,
     machine,
+    programs,
     sensitivities,
     shortest_paths,
     transformer,
@@ -317,3 +318,10 @@ def test_a_transformer_is_fitted() -> None:
 def test_a_transformer_reads_digits(capsys: pytest.CaptureFixture[str]) -> None:
     assert transformer.main(emulate=True, test=5)
     assert "5 of 599 held out are read" in capsys.readouterr().out
+
+
+def test_programs_that_no_library_has(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert programs.main(emulate=True, rows=70)
+    assert "in the emulator (no GPU is used): 70 rows" in capsys.readouterr().out
+    monkeypatch.setattr(programs, "WANTED_ERROR", 0.0)
+    assert programs.command(["--emulate", "--rows", "8"]) == 1

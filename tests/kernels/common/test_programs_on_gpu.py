@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gemmkit as gk
+from tests.support import chains
 from tests.support import programs as listing
 
 pytestmark = pytest.mark.gpu
@@ -38,6 +39,23 @@ def test_drawn(seed: int) -> None:
     for result, exact in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
         got = result.get()
         assert np.abs(got - exact).max() <= (2e-3 if got.dtype == np.float16 else 1e-4) * max(1.0, np.abs(exact).max())
+
+
+@pytest.mark.sample(40)
+@pytest.mark.parametrize("seed", range(240))
+def test_drawn_chains(seed: int) -> None:
+    program, arrays, mapping, more = chains.drawn_case(seed)
+    given = program.bound(tuple(there(x) for x in arrays), more)
+    plan = program.plan(*given.values(), mapping=mapping)
+    wanted = program.reference(*arrays, **more)
+    plan.run(given)
+    results = [given[name].get() for name in given if name in plan.printed.outs]
+    for got, exact in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+        shown = np.isfinite(exact)
+        assert np.array_equal(np.isnan(got), np.isnan(exact))
+        largest = max(1.0, np.abs(exact[shown]).max(initial=0.0))
+        most = 2e-2 if more.get("score") else 3e-3     # tanh of 20 is to 2^-11 of it, and weights are its exponentials
+        assert np.abs(got.astype(float) - exact)[shown].max(initial=0.0) <= most * largest
 
 
 @pytest.mark.parametrize("sizes", [(4096, 1032, 520), (1, 8, 4096)], ids=str)

@@ -236,7 +236,7 @@ def reduced_at_the_end(a: Any, b: Any, d: Any) -> None:
 REFUSED = [
     (scaled_rounds, "not sums of products or of rows alone"), (computed_operand, "operand of a product is exp"),
     (stale, "a later loop adds"), (sum_of_another, "a sum of rows in rounds"), (twice, "stored twice"),
-    (out_of_order, "axis 0 of d has 40 elements"), (rows_alone, "kernels are derived of rows and columns"), (no_product, "no sequential loop"),
+    (out_of_order, "axis 0 of d has 40 elements"), (rows_alone, "no sequential loop"), (no_product, "no sequential loop"),
     (reduced_at_the_end, "rowmax where a tile is stored")]
 
 
@@ -249,23 +249,23 @@ def test_what_has_no_kernel_names_the_line(function: Any, words: str) -> None:
     assert f"{__file__}:{line}" in str(error.value)
 
 
-@pytest.mark.parametrize("name, arrays", [("attention", [np.zeros((2, 64, 64), F16)] * 4 + [0.5]),
-                                          ("mlp", [np.zeros((64, 64), F16), np.zeros((2, 64, 64), F16), np.zeros((2, 64), F16),
-                                                   np.zeros((64, 64), F16)])])
-def test_programs_that_have_a_reference_alone(name: str, arrays: list[Any]) -> None:
-    with pytest.raises(ValueError, match="reference") as error:
-        getattr(listing, name).plan(*arrays)
-    assert "support/programs.py:" in str(error.value)
-
-
 @pytest.mark.parametrize("mapping, words", [
     (gk.Mapping({"q": 64}), "indices are m, n, k"), (gk.Mapping({"m": 64}), "128 are needed"),
     (gk.Mapping({"n": 72}), "64, 128, 192 or 256"), (gk.Mapping({"n": 256}, warpgroups=3), "128 columns fit"),
     (gk.Mapping(stages=1), "2 are needed"), (gk.Mapping(stages=16), "bytes of shared memory"),
-    (gk.Mapping(shared_bytes=10_000), "10000 are there")])
+    (gk.Mapping(shared_bytes=10_000), "10000 are there"),
+    (gk.Mapping(stages={"a": 2, "b": 3}), "a and b share stages"), (gk.Mapping(stages={"d": 2}), "the arrays in stages are a, b"),
+    (gk.Mapping(ahead=True), "these rounds only add"), (gk.Mapping(across=True), "these rounds only add"),
+    (gk.Mapping(turns=True), "these rounds only add"), (gk.Mapping(descending=True), "tiles of whole rows"),
+    (gk.Mapping(places={"p": "registers"}), "the cells of the program are acc")])
 def test_mappings_that_cannot_be(mapping: gk.Mapping, words: str) -> None:
     with pytest.raises(gk.ConfigError, match=words):
         listing.gemm.plan(A, B, D, mapping=mapping)
+
+
+def test_stages_by_the_names_of_arrays() -> None:
+    text = listing.gemm.plan(A, B, D, mapping=gk.Mapping(stages={"b": 3}, places={"acc": "registers"})).text
+    assert "ring = Pipeline(stages=3," in text
 
 
 def test_a_stack_is_stored_as_a_stack() -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import numpy as np
 import pytest
 
 import gemmkit as gk
-from gemmkit.emulator.errors import EmulatorError
 from gemmkit.runtime.device import H100, assumed
+from tests.support import program_faults
 from tests.support import programs as listing
 
 F16, F32 = np.float16, np.float32
+COUNTS = {"dual": 19, "attention": 75, "attention in turns": 50, "MLP": 30}    # one-line faults in each text
 ONE, TWO = (dataclasses.replace(H100, sm_count=count) for count in (1, 2))     # blocks go on from tile to tile
 
 
@@ -38,43 +38,25 @@ def test_drawn(seed: int) -> None:
 
 # -- faults ---------------------------------------------------------------------------------------------------------------
 
-RNG = np.random.default_rng(0)
-A, B, C = (RNG.standard_normal(shape).astype(F16) / 4 for shape in ((100, 264), (264, 72), (264, 72)))
-MAPPING = gk.Mapping({"n": 64}, stages=2)
-SYNCHRONISES = re.compile(r"\.(?:acquire|wait|release|expect|initialise)\(|wgmma_wait\(|wgmma_commit\(")
+FAULTS = [(name, n) for name in program_faults.TEXTS for n in range(COUNTS[name])]
 
 
-def dual_text() -> str:
-    return listing.dual.plan(A, B, C, np.empty((100, 72), F16), gate=listing.silu_times, mapping=MAPPING).text
+def faults_of(name: str) -> list[program_faults.Fault]:
+    return list(program_faults.faults(program_faults.planned(name).text))
 
 
-LINES = [n for n, line in enumerate(dual_text().splitlines()) if SYNCHRONISES.search(line)]
+def test_texts_have_all_kinds_of_faults() -> None:
+    """And what is said to be harmless is in them."""
+    known = {name: faults_of(name) for name in program_faults.TEXTS}
+    assert {name: len(found) for name, found in known.items()} == COUNTS
+    assert {fault.kind for found in known.values() for fault in found} == {"dropped", "one group less", "not advanced", "too early"}
+    for name, kind, said, nth in program_faults.HARMLESS:
+        assert any((fault.kind, fault.said, fault.nth) == (kind, said, nth) for fault in known[name])
 
 
-
-
-def test_a_text_has_all_kinds_of_synchronisation() -> None:
-    text = dual_text().splitlines()
-    kinds = [found[0] for n in LINES if (found := SYNCHRONISES.search(text[n]))]
-    assert sorted(set(kinds)) == [".acquire(", ".expect(", ".initialise(", ".release(", ".wait(", "wgmma_commit(",
-                                   "wgmma_wait("]
-    assert len(LINES) == 11
-
-
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("line", LINES)
-def test_a_text_without_a_line_is_found_out(line: int) -> None:
-    text = dual_text().splitlines()
-    indent = re.match(r" *", text[line])
-    assert indent is not None
-    text[line] = indent[0] + "pass"
-    out = np.full((100, 72), np.nan, F16)
-    with assumed(ONE):
-        plan = listing.dual.plan(A, B, C, out, gate=listing.silu_times, mapping=MAPPING, text="\n".join(text) + "\n")
-    exact = listing.dual.reference(A, B, C, out, gate=listing.silu_times)
-    try:
-        with gk.emulate(seed=1):
-            plan.run(dict(a=A, b=B, c=C, d=out))
-    except EmulatorError:
-        return
-    assert not np.abs(out - exact).max() <= 2e-3 * np.abs(exact).max()
+@pytest.mark.sample(30)
+@pytest.mark.parametrize("name, n", FAULTS)
+def test_a_fault_is_found(name: str, n: int) -> None:
+    """All of those that would do harm (`python -m tests.support.program_faults` reports them)."""
+    fault = faults_of(name)[n]
+    assert program_faults.is_found(name, fault) == (fault.harmless(name) is None)

@@ -1,0 +1,1 @@
+"""Programs whose rounds compute with what they multiply: attention, the layers of an MLP, chains of products."""

@@ -1,0 +1,264 @@
+"""Equal expressions that cost less, in rounds: scales through maxima, fused multiply-adds, products that are added to.
+
+| written | computed | instead of |
+|---|---|---|
+| exp(scale s - top) | exp2(fma(s, scale log2 e, -top log2 e)) | a multiplication and a subtraction an element more |
+| max over a row of scale s, scale > 0 | scale (max over a row of s) | a multiplication an element |
+| x + a @ b | the product on top of x | an addition an element |
+| a sum of rows, carried | each thread's own part of it (`keep_parts`) | two exchanges a round |
+
+Beyond the end of an array stand zeros, as TMA fills up; `guard` sees to it that what folds over a row finds its identity
+there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gemmkit.programs.algebra import LEAVES, Rewriter, _is_number
+from gemmkit.programs.chains.chain import Chain
+from gemmkit.programs.trace import Carried, Store, Value
+from gemmkit.programs.values import joined
+
+__all__ = ["IDENTITY", "guard", "keep_parts", "rewrite"]
+
+LOG2E = math.log2(math.e)
+#: What a fold over a row begins with.
+IDENTITY = {"rowmax": -math.inf, "rowsum": 0.0}
+FUNCTIONS: dict[str, Callable[..., Any]] = dict(
+    add=np.add, sub=np.subtract, mul=np.multiply, neg=np.negative, exp2=np.exp2, log2=np.log2, max=np.maximum, tanh=np.tanh,
+    sqrt=np.sqrt, finite=lambda x: np.where(x == -np.inf, 0.0, x), fma=lambda x, a, b: x * a + b,
+    reciprocal=lambda x: 1 / x, cast=lambda x: x)
+
+
+def number(x: float) -> Value:
+    return Value("const", data=x, line="")
+
+
+class ChainRewriter(Rewriter):
+    """``signs``: of the scalars' names, the numbers that a plan is made for: what depends on them is their sign."""
+
+    def __init__(self, signs: dict[str, float]):
+        super().__init__()
+        self.signs = signs
+
+    def of(self, x: Value) -> Value:
+        new = super().of(x)
+        if x.name and not new.name and new.op not in LEAVES:
+            new.name = x.name
+        return new
+
+    def make(self, op: str, *args: Value, near: Value) -> Value:
+        """An element-wise operation of the widest dimensions."""
+        return self.build(op, args, Value("", (), joined(op, [x.dims for x in args]), None, "", near.line))
+
+    def is_positive(self, x: Value) -> bool:
+        if x.dims:
+            return False
+        if x.op == "mul":
+            return all(map(self.is_positive, x.args))
+        return (x.op == "const" and x.data > 0) or (x.op == "scalar" and self.signs.get(x.data, 0.0) > 0)
+
+    def _of_exp(self, like: Value, x: Value) -> Value:
+        return self.make("exp2", self.make("mul", x, number(LOG2E), near=like), near=like)
+
+    def _of_mul(self, like: Value, x: Value, y: Value) -> Value | None:
+        if _rank(x) < _rank(y):
+            return self.build("mul", (y, x), like)
+        if x.op == y.op == "const" and not x.dims:
+            return number(x.data * y.data)
+        if y.op == "const" and y.data == 1:
+            return x
+        if y.dims or x.op in LEAVES:
+            return None
+        make = self.make
+        if x.op == "neg" and y.op == "const":
+            return make("mul", x.args[0], number(-y.data), near=like)
+        if x.op == "mul" and not x.args[1].dims:
+            return make("mul", x.args[0], make("mul", x.args[1], y, near=like), near=like)
+        if x.op == "fma" and not x.args[1].dims and len(x.args[2].dims) < len(x.dims):
+            factor, shift = (make("mul", part, y, near=like) for part in x.args[1:])
+            return make("fma", x.args[0], factor, shift, near=like)
+        if x.op == "sub" and x.dims and len(x.args[1].dims) < 2:
+            return make("sub", make("mul", x.args[0], y, near=like), make("mul", x.args[1], y, near=like), near=like)
+        return None
+
+    def _of_neg(self, like: Value, x: Value) -> Value | None:
+        if x.op == "mul" and _is_number(x.args[1]):
+            return self.make("mul", x.args[0], number(-x.args[1].data), near=like)
+        return number(-x.data) if _is_number(x) else None
+
+    def _of_sub(self, like: Value, x: Value, y: Value) -> Value | None:
+        if x.op == "mul" and x.dims and not _is_place(x):
+            return self.build("fma", (*x.args, self.make("neg", y, near=like)), like)
+        return None
+
+    def _of_add(self, like: Value, x: Value, y: Value) -> Value | None:
+        if x.op == "dot":
+            x, y = y, x
+        if y.op == "dot" and len(y.args) == 2 and x.dims == y.dims and x.op != "dot":
+            return self.build("dot", (*y.args, x), y)
+        for one, other in ((x, y), (y, x)):
+            if one.op == "mul" and one.dims and not _is_place(one) and len(other.dims) <= len(one.dims):
+                return self.build("fma", (*one.args, other), like)
+        return None
+
+    def _of_rowmax(self, like: Value, x: Value) -> Value | None:
+        if x.op == "mul" and self.is_positive(x.args[1]):
+            return self.make("mul", self.build("rowmax", (x.args[0],), like), x.args[1], near=like)
+        return None
+
+    def _of_where(self, like: Value, c: Value, x: Value, y: Value) -> Value | None:
+        if x.op == "mul" and self.is_positive(x.args[1]) and y.op == "const" and y.data in (0.0, math.inf, -math.inf):
+            return self.make("mul", self.build("where", (c, x.args[0], y), like), x.args[1], near=like)
+        return None
+
+
+def _rank(x: Value) -> tuple[int, bool]:
+    return len(x.dims), x.op != "const"
+
+
+def _is_place(x: Value) -> bool:
+    """Whole numbers, which have no fused multiply-add."""
+    return x.op == "coordinate" or (bool(x.args) and all(y.op == "const" or _is_place(y) for y in x.args))
+
+
+def rewrite(chain: Chain, signs: dict[str, float]) -> None:
+    again = ChainRewriter(signs)
+    for carried in chain.carried:
+        name, carried.out = carried.out.name, again.of(carried.out)
+        carried.out.name = carried.out.name or name
+    chain.body = in_order([carried.out for carried in chain.carried])
+    again = ChainRewriter(signs)
+    roots = [again.of(store.value) for store in chain.stores]
+    chain.stores = [Store(store.parameter, store.key, root, store.only, store.line)
+                    for store, root in zip(chain.stores, roots)]
+    chain.end = in_order(roots)
+
+
+def in_order(roots: list[Value]) -> list[Value]:
+    """What they are made of, operands first; leaves are not computed, and a transpose is its product's."""
+    out: dict[Value, None] = {}
+
+    def visit(x: Value) -> None:
+        if x not in out and x.op not in LEAVES:
+            for y in x.args:
+                visit(y)
+            out[x] = None
+
+    for root in roots:
+        visit(root)
+    return [x for x in out if x.op != "transpose"]
+
+
+# -- beyond the end ---------------------------------------------------------------------------------------------------------
+
+def pads(values: list[Value], index: Any) -> dict[Value, float]:
+    """What each value is where ``index`` is out of range (NaN: it depends), tried with two sets of numbers for all
+    others."""
+    out: dict[Value, float] = {}
+
+    def sampled(x: Value, sample: float) -> float:
+        if x.op == "const":
+            return float(x.data)
+        return out.get(x, math.nan) if index in x.dims else sample
+
+    for x in values:
+        if index not in x.dims or x.op in IDENTITY:
+            continue
+        tries = []
+        for sample in (0.7, 1.3):
+            given = [sampled(y, sample) for y in x.args]
+            if x.op == "dot":
+                tries.append(0.0 if len(x.args) == 2 else math.nan)
+            elif x.op == "inside":
+                tries.append(given[1])
+            elif x.op == "where":
+                tries.append(given[1] if given[1] == given[2] else math.nan)
+            else:
+                with np.errstate(all="ignore"):
+                    tries.append(float(FUNCTIONS[x.op](*given)) if x.op in FUNCTIONS else math.nan)
+        out[x] = tries[0] if tries[0] == tries[1] else math.nan
+    return out
+
+
+def guard(chain: Chain) -> None:
+    """Before what folds over a block's elements, and before a block that a product sums over: the identity in place of what
+    is out of range, if it is not there anyway. As early as it is needed, so that one does for all (exp of -inf is 0)."""
+    index = chain.index
+    while True:
+        found = pads(chain.body, index)
+
+        def wanted(x: Value) -> tuple[Value, float] | None:
+            if x.op in IDENTITY and x.args[0].dims[1] is index:
+                return x.args[0], IDENTITY[x.op]
+            if x.op == "dot" and x.args[0].op != "load" and x.args[0].dims[1] is index:
+                return x.args[0], 0.0              # B is filled up with zeros; A must not have infinities and NaN there
+            return None
+
+        bad = next(((x, w) for x in chain.body if (w := wanted(x)) is not None
+                    and w[0].op not in LEAVES and found.get(w[0], math.nan) != w[1]), None)
+        if bad is None:
+            return
+        old, identity = bad[1]
+        new = Value("inside", (old, number(identity)), old.dims, index, old.name, old.line)
+        for x in chain.body:
+            x.args = tuple(new if y is old else y for y in x.args)
+        chain.body.insert(chain.body.index(old) + 1, new)
+
+
+# -- sums that threads have parts of --------------------------------------------------------------------------------------
+
+def keep_parts(chain: Chain) -> None:
+    """A row's sum is linear: cells of sums stay each thread's own, and lanes meet once, where another operation needs it."""
+    own = {c.inside for c in chain.carried if c.init.op == "const" and c.init.data == 0 and len(c.init.dims) == 1}
+    while True:
+        parts = set(own)
+        for x in chain.body:
+            if x.op == "rowsum" or _stays_a_part(x, parts):
+                parts.add(x)
+        keep = {c.inside for c in chain.carried if c.inside in own and c.out in parts}
+        if keep == own:
+            break
+        own = keep
+    after = {c.after for c in chain.carried if c.inside in own}
+    _met(chain.body, parts, chain.carried)
+    _met(chain.end, after | {x for x in chain.end if x.op == "rowsum"}, [])
+    for n, store in enumerate(chain.stores):
+        if store.value in after or store.value.op == "rowsum":
+            whole = Value("whole", (store.value,), store.value.dims, None, "", store.line)
+            chain.end.append(whole)
+            chain.stores[n] = Store(store.parameter, store.key, whole, store.only, store.line)
+
+
+def _stays_a_part(x: Value, parts: set[Value]) -> bool:
+    """Sums of parts, and parts times what is no part, of rows."""
+    if len(x.dims) != 1:
+        return False
+    if x.op == "mul":
+        return (x.args[0] in parts) != (x.args[1] in parts)
+    if x.op == "fma":
+        return (x.args[0] in parts) != (x.args[1] in parts) and x.args[2] in parts
+    return x.op in ("add", "sub") and all(y in parts for y in x.args)
+
+
+def _met(values: list[Value], parts: set[Value], carried: list[Carried]) -> None:
+    made: dict[Value, Value] = {}
+    outs = {c.out for c in carried if c.inside not in parts}
+
+    def whole(y: Value, at: int) -> Value:
+        if y not in made:
+            made[y] = Value("whole", (y,), y.dims, None, f"{y.name}_whole" if y.name else "", y.line)
+            values.insert(at, made[y])
+        return made[y]
+
+    for x in list(values):
+        if x not in parts and x.op != "whole":
+            x.args = tuple(whole(y, values.index(x)) if y in parts else y for y in x.args)
+    for c in carried:
+        if c.out in outs and c.out in parts:
+            c.out = whole(c.out, values.index(c.out) + 1)

@@ -1,0 +1,268 @@
+"""How a chained program lies on the machine: lengths of blocks, stages of rings, which orders, and where in shared memory.
+
+What the mapping leaves open is chosen here: the largest blocks whose sums fit in registers and whose stages fit in shared
+memory, two stages of what rounds take, products a round ahead and tiles joined where the program has two products in a
+chain, rounds from the last to the first where they commute (then only a tile's first round has a ragged block).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from gemmkit.kernels.common.pipeline import BARRIER
+from gemmkit.kernels.common.shared_memory import SharedMemory
+from gemmkit.lang.errors import ConfigError
+from gemmkit.programs.chains.chain import Chain, only_adds, why_not_across, why_not_ahead
+from gemmkit.programs.chains.places import Block, ChainPlaces, RingPlace
+from gemmkit.programs.collectives import LINE, PATTERN, ROWS
+from gemmkit.programs.lines import refused
+from gemmkit.programs.mapping import Mapping
+from gemmkit.programs.values import Axis
+
+__all__ = ["Choice", "May", "chosen"]
+
+DEFAULTS = 128, 96, 80, 64, 48, 32    # lengths of a round's blocks, the best first (112 keys of heads of 192: 1.2)
+MOST = {1: 4, 2: 4, 3: 4}
+#: A thread's registers of sums and of what is handed over, beyond which the assembler spills.
+ROOM = {1: 192, 2: 192, 3: 136}
+SPECIAL = "exp2", "log2", "tanh", "reciprocal", "sqrt"
+READING = 80                           # for addresses of a matrix that threads read in rounds
+
+
+@dataclass(frozen=True)
+class May:
+    """What a program allows: rounds in another order; tiles ``grow`` with their rows, so that their order matters."""
+
+    commute: bool
+    grow: bool
+
+
+@dataclass
+class Choice:
+    """``stages`` and ``barriers`` by ring; ``offsets`` by block, within the first stage; ``outs``: of results that leave by
+    TMA."""
+
+    blocks: dict[str, int]
+    warpgroups: int
+    ahead: bool
+    across: bool
+    turns: bool
+    descending: bool
+    longest_first: bool
+    stages: dict[RingPlace, int] = field(default_factory=dict)
+    offsets: dict[Block, int] = field(default_factory=dict)
+    barriers: dict[RingPlace, int] = field(default_factory=dict)
+    outs: dict[str, int] = field(default_factory=dict)
+    nbytes: int = 0
+
+    def size(self, dim: Any) -> int:
+        return int(dim.size) if isinstance(dim, Axis) else self.blocks[dim.name]
+
+    def block_bytes(self, block: Block) -> int:
+        return 2 * self.size(block.dims[0]) * self.size(block.dims[1])
+
+    def stage_bytes(self, ring: RingPlace) -> int:
+        return sum(map(self.block_bytes, ring.blocks))
+
+
+def chosen(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, outs: dict[str, np.dtype], limit: int) -> Choice:
+    """``outs``: the dtypes of results that leave by TMA; ``limit``: the device's shared memory of a block. Raises
+    ConfigError for a mapping that cannot be, with the reason."""
+    _check_names(chain, places, mapping)
+    bound = min(limit, mapping.shared_bytes or limit)
+    reasons = []
+    for given, length, across in _candidates(chain, places, mapping):
+        choice = _orders(chain, places, given, may, length, across)
+        reason = _registers(chain, places, choice)
+        if reason is None:                             # results leave from the registers where memory is short
+            reason = _memory(places, mapping, choice, outs, bound, chain)
+            if reason is not None and outs:
+                reason = _memory(places, mapping, choice, {}, bound, chain)
+        if reason is None:
+            return choice
+        reasons.append(reason)
+    raise ConfigError(reasons[-1])
+
+
+def _candidates(chain: Chain, places: ChainPlaces, mapping: Mapping) -> Iterator[tuple[Mapping, int, bool]]:
+    """Three warpgroups where the longest blocks fit, else two: heads of 64 took 0.75 of the time with three, in turns."""
+    given = mapping.blocks.get(chain.index.name)
+    if chain.index.stack and given not in (None, 1):
+        raise ConfigError(f"Mapping(blocks={{{chain.index.name!r}: {given}}}): {chain.index} goes along a stack, one by one")
+    lengths = (1,) if chain.index.stack else (given,) if given is not None else DEFAULTS
+    joins = (mapping.across,) if mapping.across is not None else (True, False)
+    three = not mapping.warpgroups and chain.rows.extent.size > 2 * ROWS and not only_adds(chain) and not _is_heavy(chain)
+    rows = mapping.blocks.get(chain.rows.name, 0)
+    if not mapping.warpgroups and rows in (ROWS, 2 * ROWS, 3 * ROWS):
+        mapping, three = replace(mapping, warpgroups=rows // ROWS), False
+    if three:
+        for across in joins:
+            yield replace(mapping, warpgroups=3), lengths[0], bool(across)
+    mapping = replace(mapping, warpgroups=mapping.warpgroups or 2)
+    for length in lengths:
+        for across in joins:
+            yield mapping, length, bool(across)
+
+
+def _is_heavy(chain: Chain) -> bool:
+    """Whether rounds compute more than a softmax does, by special functions an element, or with matrices and places."""
+    special = [x for x in chain.body if x.op in SPECIAL and len(x.dims) == 2]
+    reads = any(y.op == "load" and len(y.dims) == 2 for x in chain.body if x.op != "dot" for y in x.args)
+    return len(special) > 1 or reads or _uses_places(chain)
+
+
+def _uses_places(chain: Chain) -> bool:
+    """Whether places are numbers that rounds compute with, and not only conditions."""
+    pending, seen = [c.out for c in chain.carried], set()
+    while pending:
+        x = pending.pop()
+        if x.op == "coordinate":
+            return True
+        if x not in seen:
+            seen.add(x)
+            pending += x.args[1:] if x.op == "where" else x.args
+    return False
+
+
+def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping) -> None:
+    names = [index.name for index in (chain.rows, chain.index)]
+    other = next((name for name in mapping.blocks if name not in names), None)
+    if other is not None:
+        raise ConfigError(f"Mapping(blocks={{{other!r}: {mapping.blocks[other]}}}): the program's indices are "
+                          f"{', '.join(names)}")
+    rows = ROWS * mapping.warpgroups or "64, 128 or 192"
+    given = mapping.blocks.get(chain.rows.name, rows)
+    if given != rows and (mapping.warpgroups or given not in (ROWS, 2 * ROWS, 3 * ROWS)):
+        raise ConfigError(f"Mapping(blocks={{{chain.rows.name!r}: {mapping.blocks[chain.rows.name]}}}, "
+                          f"warpgroups={mapping.warpgroups}): a warpgroup has {ROWS} rows, so {rows} are needed")
+    length = mapping.blocks.get(chain.index.name, 64)
+    if not chain.index.stack and (length % 16 or length > 256):
+        raise ConfigError(f"Mapping(blocks={{{chain.index.name!r}: {length}}}): a multiple of 16 up to 256 is needed")
+    mapping.check_arrays([block.name for ring in places.rings for block in ring.blocks])
+    values = {x.name for x in chain.values} | {c.inside.name for c in chain.carried}
+    for name, place in mapping.places.items():
+        if name not in values:
+            staged = any(block.name == name for ring in places.rings for block in ring.blocks)
+            raise ConfigError(f"Mapping(places={{{name!r}: {place!r}}}): " + (
+                "it is an operand, which TMA brings to shared memory" if staged else
+                f"the program's values are {', '.join(sorted(filter(None, values)))}"))
+
+
+def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, length: int, across: bool) -> Choice:
+    """Raises ConfigError for orders that the program does not have."""
+    apart = ("rounds that only add wait for nothing" if only_adds(chain) else why_not_ahead(chain) if not places.peeled else
+             "a cell begins as a block of an array, whose first round is another one")
+    if mapping.ahead and apart:
+        raise ConfigError(f"Mapping(ahead=True): {apart}")
+    ahead = apart is None if mapping.ahead is None else mapping.ahead
+    divided = why_not_across(chain) if ahead else apart or "it is of products that run a round ahead, and ahead is False"
+    if mapping.across and divided:
+        raise ConfigError(f"Mapping(across=True): {divided}")
+    if mapping.turns and mapping.warpgroups == 1:
+        raise ConfigError("Mapping(turns=True, warpgroups=1): warpgroups take turns at the tensor cores; 2 or 3 are needed")
+    if mapping.turns and only_adds(chain):
+        raise ConfigError("Mapping(turns=True): rounds that only add have nothing to compute under another "
+                          "warpgroup's products")
+    if mapping.descending and not may.commute:
+        raise ConfigError(f"Mapping(descending=True): the rounds of {chain.index} do not commute, so that their "
+                          f"order is the "
+                          "program's")
+    descending = (may.commute and not chain.index.stack) if mapping.descending is None else mapping.descending
+    if mapping.longest_first and not may.grow:
+        raise ConfigError("Mapping(longest_first=True): tiles do not get longer with their rows; where conditions "
+                          "bound places from "
+                          "above by the row, and hide what changes nothing, they do")
+    turns = mapping.turns
+    if turns is None:
+        is_long = mapping.warpgroups == 3 or not ahead or _is_heavy(chain)
+        turns = mapping.warpgroups > 1 and not only_adds(chain) and is_long
+    longest = may.grow if mapping.longest_first is None else mapping.longest_first
+    blocks = {chain.rows.name: ROWS * mapping.warpgroups, chain.index.name: length}
+    if chain.stack is not None:
+        blocks[chain.stack.name] = 1
+    return Choice(blocks, mapping.warpgroups, ahead, across and divided is None, turns, descending, longest)
+
+
+def _registers(chain: Chain, places: ChainPlaces, choice: Choice) -> str | None:
+    """Why a thread's sums have no room."""
+    need = 0
+    for x in chain.body:
+        if x.op == "dot":
+            n = choice.size(x.dims[1])
+            if n % 8 or n > 256:
+                raise refused(ConfigError, f"a product has {n} columns; a multiple of 8 up to 256 is needed", x.line)
+            need += n // 2
+        if x.op == "handover":
+            need += choice.size(x.dims[1]) // 4
+    read = {(y.data[0].name, y.data[1]) for x in chain.body if x.op not in ("dot", "transpose") for y in x.args
+            if y.op == "load" and len(y.dims) == 2}
+    need += READING * len(read)
+    room = ROOM[choice.warpgroups]
+    if need > room:
+        return (f"sums and what is handed over take {need} registers of a thread, and {room} are there of "
+                f"{choice.warpgroups} "
+                f"warpgroups with blocks of {choice.blocks[chain.index.name]} along {chain.index}; take shorter "
+                f"blocks or fewer "
+                "warpgroups")
+    return None
+
+
+def _memory(places: ChainPlaces, mapping: Mapping, choice: Choice, outs: dict[str, np.dtype], bound: int,
+            chain: Chain) -> str | None:
+    """Lay out shared memory; why it does not fit."""
+    for ring in places.rings:
+        for block in ring.blocks:
+            lines, columns = map(choice.size, block.dims)
+            if columns % LINE or lines % 8:
+                raise refused(ConfigError, f"blocks of {block.name} are {lines} x {columns}: multiples of 8 rows and "
+                                           f"of {LINE} "
+                                           "columns are needed (128 bytes, the swizzle's line)", chain.line)
+    choice.stages.clear()
+    least = {ring: 2 if (ring.index is None and choice.across) or (ring.index is not None and only_adds(chain)) else 1
+             for ring in places.rings}
+    given = {ring: mapping.stages_of([block.name for block in ring.blocks]) for ring in places.rings}
+    for ring in places.rings:
+        if isinstance(mapping.stages, int) and ring.index is None:
+            given[ring] = 0                            # a number is of the rings that rounds go around
+        choice.stages[ring] = given[ring] or max(least[ring], 2 if ring.index is not None else 1)
+        if choice.stages[ring] < least[ring]:
+            return (f"Mapping(stages=...): {ring.name} has {choice.stages[ring]} stage, and {least[ring]} are needed: "
+                    + ("the next tile's comes while this one's is read (across)" if ring.index is None else
+                       "products are waited for one round later"))
+    out_bytes = {name: choice.blocks[chain.rows.name] * dtype.itemsize * _columns(chain, name, choice)
+                 for name, dtype in outs.items()}
+
+    def needed() -> int:
+        return (sum(out_bytes.values()) + PATTERN
+                + sum(n * (choice.stage_bytes(ring) + 2 * BARRIER) for ring, n in choice.stages.items()))
+
+    if not mapping.stages:                             # what is left goes to the rings that rounds go around
+        rounds = [ring for ring in places.rings if ring.index is not None]
+        while rounds and all(choice.stages[r] < MOST[choice.warpgroups] for r in rounds):
+            if needed() + sum(choice.stage_bytes(r) + 2 * BARRIER for r in rounds) > bound:
+                break
+            for ring in rounds:
+                choice.stages[ring] += 1
+    memory = SharedMemory()
+    for ring in places.rings:
+        first = memory.take(choice.stages[ring] * choice.stage_bytes(ring), PATTERN)
+        for block in ring.blocks:
+            choice.offsets[block], first = first, first + choice.block_bytes(block)
+    choice.outs = {name: memory.take(nbytes, PATTERN) for name, nbytes in out_bytes.items()}
+    choice.barriers = {ring: memory.take(2 * BARRIER * choice.stages[ring]) for ring in places.rings}
+    choice.nbytes = memory.nbytes
+    if memory.nbytes > bound:
+        stages = ", ".join(f"{ring.name} {n} x {choice.stage_bytes(ring)}" for ring, n in choice.stages.items())
+        return (f"stages ({stages}) and results of {sum(out_bytes.values())} bytes need {memory.nbytes} bytes of "
+                f"shared memory, and "
+                f"{bound} are there; take fewer stages or smaller blocks")
+    return None
+
+
+def _columns(chain: Chain, name: str, choice: Choice) -> int:
+    store = next(store for store in chain.stores if store.parameter.name == name)
+    return int(store.parameter.shape[-1])

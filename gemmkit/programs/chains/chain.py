@@ -1,0 +1,155 @@
+"""A chained program as the passes see it: one sequential loop in single assignment, and what follows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gemmkit.programs.lines import refused
+from gemmkit.programs.trace import Carried, Loop, Store, Value
+from gemmkit.programs.values import Index, shown
+
+__all__ = ["Chain", "chain_of", "depends", "dots", "is_chained", "late_values", "loaded", "only_adds",
+           "why_not_across", "why_not_ahead", "zero_values"]
+
+
+@dataclass(eq=False)
+class Chain:
+    """``body``: what a round computes, in order; ``carried``: its cells; ``end``: what is computed behind the loop, and
+    ``stores``: what becomes of it."""
+
+    stack: Index | None
+    rows: Index
+    index: Index
+    body: list[Value]
+    carried: list[Carried]
+    end: list[Value]
+    stores: list[Store]
+    line: str
+
+    @property
+    def values(self) -> list[Value]:
+        return [*self.body, *self.end]
+
+    @property
+    def indices(self) -> tuple[Index, ...]:
+        """Of a tile."""
+        return (self.rows,) if self.stack is None else (self.stack, self.rows)
+
+
+def is_chained(loop: Loop) -> bool:
+    """Whether tiles go along rows alone: then a tile has whole rows, which rounds may reduce and multiply again."""
+    return [index.stack for index in loop.indices] in ([False], [True, False])
+
+
+def chain_of(loop: Loop) -> Chain:
+    """Raises ValueError, with the user's line, for another form than rounds followed by stores."""
+    loops = [held for held in loop.body if isinstance(held, Loop)]
+    if not loops:
+        raise refused(ValueError, "no sequential loop with a product is in this program; functions of rows are "
+                                  "gemmkit.rowwise's", loop.line)
+    if len(loops) != 1:
+        raise refused(ValueError, f"{len(loops)} sequential loops in tiles of whole rows: kernels are derived of "
+                                  f"one; of others "
+                                  "there is the reference", loops[1].line)
+    (rounds,) = loops
+    wrong = next((held for held in rounds.body if not isinstance(held, Value)), None)
+    if wrong is not None:
+        raise refused(ValueError, "a store or a loop within rounds: kernels are derived of rounds that compute, and store "
+                                  "behind the loop; of others there is the reference", wrong.line)
+    if not rounds.carried:
+        raise refused(ValueError, "rounds that carry nothing", rounds.line)
+    stores = [held for held in loop.body if isinstance(held, Store)]
+    stack, rows = (None, loop.indices[0]) if len(loop.indices) == 1 else loop.indices
+    chain = Chain(stack, rows, rounds.indices[0], rounds.body, rounds.carried, [], stores, rounds.line)
+    for store in stores:
+        rank = len(store.parameter.shape)
+        if tuple(store.key) != chain.indices or store.only is not None or rank - len(chain.indices) not in (0, 1):
+            raise refused(ValueError, f"{store.parameter.name}[{shown(store.key)}] is stored: of tiles of whole rows "
+                                      f"kernels are "
+                                      f"derived that store rows, [{shown(chain.indices)}]; of others there is the reference",
+                          store.line)
+    return chain
+
+
+def dots(values: list[Value]) -> list[Value]:
+    return [x for x in values if x.op == "dot"]
+
+
+def loaded(x: Value) -> Value | None:
+    """The load that a value is, transposed or not."""
+    x = x.args[0] if x.op == "transpose" else x
+    return x if x.op == "load" else None
+
+
+def depends(x: Value, on: set[Value], within: set[Value]) -> bool:
+    """Whether a value needs one of ``on``, by way of values ``within``."""
+    pending, seen = list(x.args), set()
+    while pending:
+        y = pending.pop()
+        if y in on:
+            return True
+        if y in within and y not in seen:
+            seen.add(y)
+            pending += y.args
+    return False
+
+
+def only_adds(chain: Chain) -> bool:
+    """Whether no thread needs a product before the loop is over."""
+    sums = {c.inside: c.out for c in chain.carried}
+    users: dict[Value, int] = {}
+    for x in chain.body:
+        for y in x.args:
+            users[y] = users.get(y, 0) + 1
+    return all(len(d.args) == 3 and sums.get(d.args[2]) is d and users[d.args[2]] == 1 and d not in users
+               for d in dots(chain.body)) and all(x.op in ("dot", "transpose") for x in chain.body)
+
+
+def late_values(chain: Chain) -> set[Value]:
+    """Products that depend on another product of their round, and all that needs them."""
+    products, body = dots(chain.body), set(chain.body)
+    late = {d for d in products if depends(d, set(products) - {d}, body)}
+    return late | {x for x in body if depends(x, late, body)}
+
+
+def zero_values(chain: Chain, late: set[Value]) -> set[Value]:
+    """Of a tile's first round: what products a round later are added to, where it is a factor times zero."""
+    empty = {c.inside for c in chain.carried if c.init.op == "const" and c.init.data == 0}
+    return {x for x in chain.body if x not in late and x.op == "mul" and x.args[0] in empty
+            and any(x in d.args[2:] for d in dots(chain.body))}
+
+
+def why_not_ahead(chain: Chain) -> str | None:
+    """Why products that need another one of their round cannot go a round later: what goes with them then must need nothing
+    else of their own round, which the next one makes anew."""
+    late = late_values(chain)
+    if not late:
+        return "no product of a round needs another product of it"
+    own = late | {c.inside for c in chain.carried if c.out in late}
+    for x in late:
+        wrong = next((y for y in x.args if x.op != "dot" and y not in own and not _is_constant(y)), None)
+        if wrong is not None:
+            return f"{x!r} needs {wrong!r} of its own round, behind a product that would run in the next one ({x.line})"
+    return None
+
+
+def why_not_across(chain: Chain) -> str | None:
+    """Why a tile's last products cannot go beside the next tile's first ones."""
+    late = late_values(chain)
+    after = next((x for x in late if x.op != "dot"), None)
+    if after is not None:
+        return (f"{after!r} is computed behind a tile's last product, and the next tile's first one has its registers "
+                f"({after.line})")
+    cells, zero = {c.inside for c in chain.carried if c.out in late}, zero_values(chain, late)
+    early = next((x for x in chain.body if x not in late and x not in zero and any(y in cells for y in x.args)), None)
+    if early is not None:
+        return f"{early!r} reads in a tile's first round what the last product of the tile before adds to ({early.line})"
+    ends = {y for x in chain.end for y in x.args} | {store.value for store in chain.stores}
+    held = next((c for c in chain.carried if c.after in ends and c.out not in late and len(c.init.dims) == 2), None)
+    if held is not None:
+        return f"{held.inside!r} is needed at a tile's end, and the next tile's first round has its registers"
+    return None
+
+
+def _is_constant(x: Value) -> bool:
+    return not x.dims and (x.op in ("const", "scalar") or (bool(x.args) and all(map(_is_constant, x.args))))

@@ -1,0 +1,188 @@
+"""Element-wise values of a round as text: a function of one element, and the line that applies it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gemmkit.programs.chains.chain import Chain
+from gemmkit.programs.chains.ranges import bounds_of
+from gemmkit.programs.expressions import SIGNS
+from gemmkit.programs.trace import Value
+from gemmkit.programs.values import Axis, Index
+
+__all__ = ["ELEMENTWISE", "Element", "is_whole_number", "scalar_text"]
+
+CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="tanh", sqrt="math.sqrt", max="maximum",
+             finite="finite", fma="fma")
+ELEMENTWISE = frozenset({*SIGNS, *CALLS, "neg", "where", "inside", "and"})
+
+
+def is_whole_number(x: Value) -> bool:
+    """Whether a value is a place or made of places, which are counted in whole numbers; or a condition."""
+    if x.op in ("lt", "le", "and", "coordinate"):
+        return True
+    if x.op not in ("add", "sub", "mul", "neg", "max"):
+        return False
+    return all(map(_may_be_whole, x.args)) and any(map(is_whole_number, x.args))
+
+
+def _may_be_whole(x: Value) -> bool:
+    return is_whole_number(x) or (x.op == "const" and not x.dims and float(x.data).is_integer())
+
+
+def scalar_text(x: Value) -> str:
+    """A number that tiles and rounds do not change, of the kernel's scalars."""
+    if x.op == "const":
+        return repr(float(x.data)) if math.isfinite(x.data) else "math.inf" if x.data > 0 else "-math.inf"
+    if x.op == "scalar":
+        return f"sizes.{x.data}"
+    args = [scalar_text(y) for y in x.args]
+    if x.op in SIGNS:
+        return f"({args[0]} {SIGNS[x.op]} {args[1]})"
+    return f"(-{args[0]})" if x.op == "neg" else f"{CALLS[x.op]}({', '.join(args)})"
+
+
+@dataclass
+class Element:
+    """``known``: the name of a value that is computed elsewhere, None for one that is written here. ``place``: where a tile
+    or a round is, by its index."""
+
+    chain: Chain
+    root: Value
+    known: Callable[[Value], str | None]
+    place: Callable[[Index], str]
+    zips: list[str] = field(default_factory=list)
+    extra: dict[str, str] = field(default_factory=dict)
+    arrays: set[str] = field(default_factory=set)
+    rows_used: bool = False
+
+    def text(self) -> str:
+        made = self.of(self.root, top=True)
+        if not self.zips and not self.rows_used:
+            made = f"convert(F32, {made})"
+        return made
+
+    @property
+    def is_rows(self) -> bool:
+        return len(self.root.dims) == 1
+
+    def of(self, x: Value, top: bool = False, whole: bool = False) -> str:
+        if x.op == "const":
+            return str(int(x.data)) if whole else scalar_text(x)
+        if x.op == "coordinate":
+            return f"({self._place(x.data)})"
+        if x.op == "load":
+            return self._load(x)
+        name = None if x is self.root else self.known(x)
+        if name is not None:
+            return self._outside(x, name)
+        return self._operation(x, top)
+
+    def _outside(self, x: Value, name: str) -> str:
+        if not x.dims:
+            short = name.removeprefix("sizes.")
+            self.extra[short] = name
+            return short
+        if len(x.dims) == len(self.root.dims):
+            if not self.is_rows or not self.zips or name == self.zips[0]:
+                if name not in self.zips:
+                    self.zips.append(name)
+                return name
+            self.extra[name] = name
+            return f"lane_value({name}, i)"
+        self.rows_used = True
+        self.extra[name] = name
+        return f"row_value({name}, i)"
+
+    def _operation(self, x: Value, top: bool) -> str:
+        if x.op in ("lt", "le") and not self.is_rows and len(self.root.dims) == 2:
+            compared = self._compared(x)
+            if compared is not None:
+                return compared
+        whole = is_whole_number(x) and (x.op not in ("lt", "le") or all(map(_may_be_whole, x.args)))
+        args = [self.of(y, whole=whole and _may_be_whole(y)) for y in x.args]
+        if not whole and x.op != "where":
+            args = [f"convert(F32, {a})" if is_whole_number(y) and y.op not in ("lt", "le", "and") else a
+                    for a, y in zip(args, x.args)]
+        if x.op == "fma":                              # of three float32, and nothing weaker
+            args = [a if y.op not in ("const", "load", "coordinate") and self.known(y) is not None else f"convert(F32, {a})"
+                    for a, y in zip(args, x.args)]
+        if x.op == "and":
+            return f"({args[0]} and {args[1]})"
+        if x.op in SIGNS:
+            return f"{args[0]} {SIGNS[x.op]} {args[1]}" if top else f"({args[0]} {SIGNS[x.op]} {args[1]})"
+        if x.op == "neg":
+            return f"-{args[0]}" if top else f"(-{args[0]})"
+        if x.op == "where":
+            text = f"{args[1]} if {args[0]} else {args[2]}"
+            return text if top else f"({text})"
+        if x.op == "inside":
+            index = x.data.name
+            self.extra["room"] = f"sizes.{index} - {index} - column"
+            text = f"{args[0]} if column_at(i) < room else {args[1]}"
+            return text if top else f"({text})"
+        return f"{CALLS[x.op]}({', '.join(args)})"
+
+    # -- places -------------------------------------------------------------------------------------------------------
+
+    def _compared(self, x: Value) -> str | None:
+        """A condition that bounds the place by the row: each row's bound, counted from the thread's first place, is worked
+        out once, and compared with constants."""
+        found = bounds_of(x, self.chain.rows, self.chain.index)
+        if found is None or self.root.dims[1] is not self.chain.index:
+            return None
+        for bounds, kind, sign in ((found[0], "begins", ">="), (found[1], "ends", "<")):
+            for bound in bounds:
+                row = f"{self.place(self.chain.rows)} + group * 64 + own_row()"
+                given = f"limits({row}, {self.place(self.chain.index)} + column, {bound.slope}, {bound.shift})"
+                name, n = kind, 1
+                while self.extra.get(name, given) != given:
+                    n += 1
+                    name = f"{kind}_{n}"
+                self.extra[name] = given
+                return f"(column_at(i) {sign} row_value({name}, i))"
+        return None
+
+    def _place(self, dim: Any) -> str:
+        if dim is self.chain.rows:
+            self.extra["row"] = f"carried({self.place(dim)} + group * 64 + own_row())"
+            return "row + i * 8" if self.is_rows else "row + row_of(i)"
+        if isinstance(dim, Axis):
+            self.extra["column"] = "column"
+            return "column + column_at(i)"
+        self.extra["place"] = f"carried({self.place(dim)} + column)"
+        return "place + column_at(i)"
+
+    def _load(self, x: Value) -> str:
+        parameter, key = x.data
+        self.arrays.add(parameter.name)
+        self.extra[parameter.name] = parameter.name
+        at = []
+        for index in key:
+            if index.stack:
+                self.extra[index.name] = self.place(index)
+                at.append(index.name)
+            else:
+                last = f"last_{index.name}"
+                self.extra[last] = f"sizes.{index.name} - 1"
+                at.append(f"min({self._place(index)}, {last})")
+        at += [self._place(dim) for dim in x.dims if isinstance(dim, Axis)]
+        return f"{parameter.name}[{', '.join(at)}]"
+
+    # -- the whole ----------------------------------------------------------------------------------------------------
+
+    def printed(self, values: int) -> tuple[str, Callable[[str], str]]:
+        """The function but for its name, and the expression that applies the function of a name."""
+        text = self.text()
+        extra = "".join(f", {name}" for name in self.extra)
+        given = "".join(f", {argument}" for argument in self.extra.values())
+        if not self.zips:
+            return f"(i{extra}):\n    return {text}\n", lambda f: f"generate({values}, {f}{given})"
+        if len(self.zips) == 1 or self.is_rows:
+            return f"({self.zips[0]}, i{extra}):\n    return {text}\n", lambda f: f"apply({f}, {self.zips[0]}{given})"
+        zips = ", ".join(self.zips)
+        return (f"(values, i{extra}):\n    {zips} = values\n    return {text}\n",
+                lambda f: f"apply({f}, split(interleave(({zips})), {len(self.zips)}){given})")

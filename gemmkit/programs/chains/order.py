@@ -1,0 +1,174 @@
+"""The order of a round, and with it all synchronisation: one list scheduler.
+
+A product starts as soon as what it takes is there; all else is computed as soon as it needs no wait; else the oldest group
+of products is waited for, and the stages that no product needs any more are released. That is all of `arrange`.
+
+| rounds | before the others | in each of them | after them |
+|---|---|---|---|
+| only add to cells | start | start, wait for all groups but this one, release the stage before | wait, release |
+| plain | the first one, where a cell begins as a block of memory | `arrange` (round) | |
+| ``ahead`` | `arrange` (first) | `arrange` (first + late) | `arrange` (late) |
+| ``across`` | the same, and over the end of a tile `arrange` (first of the next one + late) | | |
+
+With ``ahead`` products that need another product of their round, and what needs them, are late: they go in the next round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gemmkit.programs.chains.allocate import Choice
+from gemmkit.programs.chains.chain import Chain, dots, late_values, only_adds, zero_values
+from gemmkit.programs.chains.places import ChainPlaces, RingPlace
+from gemmkit.programs.trace import Value
+
+__all__ = ["Compute", "Event", "Full", "Ordered", "Pass", "Release", "Start", "Turn", "Wait", "arrange", "ordered"]
+
+
+class Full(NamedTuple):
+    """The producer fills a stage; a consumer goes on when it is full."""
+
+    ring: RingPlace
+
+
+class Start(NamedTuple):
+    """A group of products begins."""
+
+    products: tuple[Value, ...]
+
+
+class Wait(NamedTuple):
+    """A consumer goes on when no more than ``pending`` groups run: ``over`` are done, ``flying`` are not."""
+
+    pending: int
+    over: tuple[Value, ...]
+    flying: tuple[Value, ...]
+
+
+class Release(NamedTuple):
+    """A stage is empty; with ``before`` that of the round before."""
+
+    ring: RingPlace
+    before: bool = False
+
+
+class Compute(NamedTuple):
+    values: tuple[Value, ...]
+
+
+class Turn(NamedTuple):
+    """A consumer waits for its turn at the tensor cores."""
+
+
+class Pass(NamedTuple):
+    """The next consumer's turn comes."""
+
+
+Event = Full | Start | Wait | Release | Compute | Turn | Pass
+
+
+@dataclass
+class Ordered:
+    """``join``: the last products of a tile with what goes before the next one's rounds. ``late``: values of the round
+    before, in ``round``; ``zero``: what is zero before the first round."""
+
+    before: list[Event] = field(default_factory=list)
+    round: list[Event] = field(default_factory=list)
+    after: list[Event] = field(default_factory=list)
+    join: list[Event] = field(default_factory=list)
+    late: set[Value] = field(default_factory=set)
+    zero: set[Value] = field(default_factory=set)
+    lags: bool = False
+
+
+def ordered(chain: Chain, places: ChainPlaces, choice: Choice) -> Ordered:
+    out = Ordered()
+    if only_adds(chain):
+        return _adding(chain, places)
+    late = late_values(chain) if choice.ahead else set()
+    if not late:
+        if places.peeled:
+            handed = {d.args[0] for d in places.peeled}
+            begun = [places.peeled.get(x, x) for x in chain.body if x not in handed]
+            out.before = arrange(begun, places, dict(places.peeled), turns=choice.turns)
+        out.round = arrange(chain.body, places, {}, turns=choice.turns)
+        return out
+    out.late = late
+    first, last = ([x for x in chain.body if (x in late) is is_late] for is_late in (False, True))
+    through = {c.inside: c.out for c in chain.carried if c.out in late}
+    crossing = {x for x in first if any(x in y.args for y in last)}
+    out.zero = zero_values(chain, late)
+    begun = [x for x in first if x not in out.zero]
+    out.before = arrange(begun, places, {})
+    if choice.across:
+        out.join = arrange([*begun, *last], places, {}, crossing - out.zero, choice.turns)
+    out.round = arrange([*first, *last], places, through, crossing, choice.turns, late=late)
+    out.after = arrange(last, places, {})
+    return out
+
+
+def _adding(chain: Chain, places: ChainPlaces) -> Ordered:
+    products = tuple(dots(chain.body))
+    events = arrange(chain.body, places, {}, leave=True)
+    groups = sum(isinstance(event, Start) for event in events)
+    released = [Release(ring, True) for ring in places.rings_of(products) if ring.index is not None]
+    return Ordered(events, [*events, Wait(groups, products, ()), *released], [Wait(0, products, ()), *released], lags=True)
+
+
+def arrange(values: list[Value], places: ChainPlaces, through: dict[Value, Value], crossing: Iterable[Value] = (),
+            turns: bool = False, leave: bool = False, late: Iterable[Value] = ()) -> list[Event]:
+    """``through``: cells whose values some of ``values`` make, which all but those of the round before (``late``) wait for.
+    ``crossing``: what products of the round before still read: it is not made anew while they do. ``leave``: groups still
+    run at the end."""
+    events: list[Event] = []
+    left, flying = list(values), list[list[Value]]()
+    awaited: set[RingPlace] = set()
+    readers = {x: [d for d in values if d.op == "dot" and x in d.args] for x in crossing}
+    products, starts = dots(values), 0
+
+    def done(x: Value) -> bool:
+        return x not in left and not any(x in group for group in flying)
+
+    def is_ready(user: Value) -> bool:
+        """A reader of what crosses takes it as the round before left it."""
+        return all((x in readers and user in readers[x]) or done(x if user in late else through.get(x, x))
+                   for x in user.args)
+
+    def wait() -> None:
+        over = flying.pop(0)
+        events.append(Wait(len(flying), tuple(over), tuple(d for group in flying for d in group)))
+        busy = places.rings_of([*left, *(d for group in flying for d in group)])
+        events.extend(Release(ring) for ring in places.rings_of(over) if ring.index is not None and ring not in busy)
+
+    while left:
+        group: list[Value] = []
+        for d in dots(left):
+            if is_ready(d) and (not group or places.rings_of(group) == places.rings_of([*group, d])):
+                group.append(d)
+        if group:
+            full = [ring for ring in places.rings_of(group) if ring.index is not None and ring not in awaited]
+            awaited.update(full)
+            events.extend(map(Full, full))
+            if turns and not starts:
+                events.append(Turn())
+            starts += len(group)
+            events.append(Start(tuple(group)))
+            if turns and starts == len(products):
+                events.append(Pass())
+            left = [x for x in left if x not in group]
+            flying.append(group)
+            continue
+        ready: list[Value] = []
+        for x in list(left):
+            if x.op != "dot" and is_ready(x) and all(map(done, readers.get(x, ()))):
+                ready.append(x)
+                left.remove(x)
+        if ready:
+            events.append(Compute(tuple(ready)))
+        else:
+            wait()
+    while flying and not leave:
+        wait()
+    return events

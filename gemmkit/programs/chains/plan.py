@@ -1,0 +1,67 @@
+"""All passes of a chained program: from its trace to its text."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gemmkit.programs.chains.algebra import guard, keep_parts, rewrite
+from gemmkit.programs.chains.allocate import Choice, May, chosen
+from gemmkit.programs.chains.chain import Chain, chain_of
+from gemmkit.programs.chains.order import ordered
+from gemmkit.programs.chains.places import ChainPlaces, placed
+from gemmkit.programs.chains.ranges import ranges_of
+from gemmkit.programs.chains.text import printed
+from gemmkit.programs.chains.tile_order import section_of
+from gemmkit.programs.chains.trials import commutes
+from gemmkit.programs.mapping import Mapping
+from gemmkit.programs.text import OutKind, Printed
+from gemmkit.programs.trace import Loop, Value
+
+__all__ = ["Derived", "derived"]
+
+ORDERS = "ahead", "across", "turns", "descending", "longest_first"
+
+
+class Derived:
+    """What the passes make of a program: the parts that a launch and its checks need."""
+
+    def __init__(self, chain: Chain, places: ChainPlaces, choice: Choice, text: Printed, read: dict[str, Value]):
+        self.chain, self.places, self.choice, self.text, self.read = chain, places, choice, text, read
+
+    def section(self, processors: int) -> int:
+        """How many of the stack are taken side by side (`gemmkit.programs.chains.tile_order`)."""
+        if self.chain.stack is None or not self.choice.longest_first:
+            return 1
+        blocks = {block.parameter.name: block.parameter for ring in self.places.rings if ring.index is not None
+                  for block in ring.blocks}
+        nbytes = sum(2 * math.prod(parameter.shape[-2:]) for parameter in blocks.values())
+        count, rows = self.chain.stack.extent.size, self.chain.rows.extent.size
+        tiles = -(-rows // self.choice.blocks[self.chain.rows.name])
+        return section_of(count, tiles, nbytes, max(1, min(processors, count * tiles))) if count * tiles else 1
+
+
+def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], outs: Any, arrays: list[str],
+            limit: int) -> Derived:
+    """``numbers``: the run-time scalars, whose signs the text depends on. ``outs``: how a store leaves (`OutKind`)."""
+    chain = chain_of(loop)
+    kinds: dict[str, OutKind] = {store.parameter.name: outs(store) for store in chain.stores}
+    ranges = ranges_of(chain, numbers)
+    may = May(commutes(chain, numbers), ranges.grow)
+    rewrite(chain, numbers)
+    guard(chain)
+    keep_parts(chain)
+    places = placed(chain)
+    by_tma = {key: np.dtype(kind.dtype) for key, kind in kinds.items() if kind.kind == "TmaOut"}
+    choice = chosen(chain, places, mapping, may, by_tma, limit)
+    kinds = {key: replace(kind, kind="OctetOut") if key in by_tma and key not in choice.outs else kind
+             for key, kind in kinds.items()}
+    order = ordered(chain, places, choice)
+    shown = ", ".join(f"{key} {size}" for key, size in choice.blocks.items())
+    how = ", ".join(word.replace("_", " ") for word in ORDERS if getattr(choice, word))
+    title = f"{name}: blocks of {shown}; {choice.warpgroups} warpgroups{'; ' if how else ''}{how}."
+    text, read = printed(title, chain, places, choice, order, ranges, kinds, list(numbers), arrays)
+    return Derived(chain, places, choice, text, read)

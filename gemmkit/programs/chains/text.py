@@ -1,0 +1,222 @@
+"""A chained kernel as text: a module whose collectives are constants at its top, as one would write it."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from gemmkit.kernels.sm90.producer import STARTING
+from gemmkit.programs.chains.allocate import Choice
+from gemmkit.programs.chains.chain import Chain, dots
+from gemmkit.programs.chains.consumer import Consumer
+from gemmkit.programs.chains.elements import scalar_text
+from gemmkit.programs.chains.names import Naming
+from gemmkit.programs.chains.order import Ordered
+from gemmkit.programs.chains.places import ChainPlaces
+from gemmkit.programs.chains.ranges import Ranges
+from gemmkit.programs.chains.rounds import Producer
+from gemmkit.programs.text import OWN_NAMES, OutKind, Printed
+from gemmkit.programs.trace import Value
+
+__all__ = ["printed"]
+
+IMPORTS = [
+    ("dataclasses", "dataclass"), ("gemmkit.components", "Component"), ("gemmkit.components", "Scalar"),
+    ("gemmkit.kernels.attention.elements", "column_at"), ("gemmkit.kernels.attention.softmax", "finite"),
+    ("gemmkit.kernels.common.pipeline", "Pipeline"), ("gemmkit.kernels.common.work", "Slot"),
+    ("gemmkit.kernels.sm90.store", "own_column"), ("gemmkit.kernels.sm90.store", "own_row"),
+    ("gemmkit.kernels.sm90.warpgroups", "Turns"), ("gemmkit.kernels.sm90.warpgroups", "Warpgroups"),
+    ("gemmkit.lang.control", "interleave"), ("gemmkit.lang.control", "split"), ("gemmkit.lang.registers", "apply"),
+    ("gemmkit.lang.registers", "generate"), ("gemmkit.lang.values", "convert"), ("gemmkit.lang.values", "fill"),
+    *(("gemmkit.programs.chains.collectives", name) for name in (
+        "HandedProduct", "OctetOut", "lane_value", "limits", "own_sum", "row_max", "row_value", "whole_sum")),
+    *(("gemmkit.programs.collectives", name) for name in (
+        "F32", "DirectOut", "Part", "Product", "RowsOut", "Staged", "TmaOut", "blocks", "row_of")),
+    *(("gemmkit.ptx.approximate", name) for name in ("exp2", "log2", "maximum", "reciprocal", "tanh")),
+    ("gemmkit.ptx.arithmetic", "fma"), ("gemmkit.ptx.mbarrier", "mbarrier_fence_init"),
+    *(("gemmkit.ptx.special", name) for name in (
+        "barrier", "block_x", "carried", "grid_x", "rolled", "thread_index", "udiv", "uniform")),
+    *(("gemmkit.ptx.wgmma", name) for name in ("wgmma_commit", "wgmma_fence", "wgmma_wait")),
+]
+
+#: What a text calls its own things, beside `OWN_NAMES`.
+TAKEN = ("begins", "end_seen", "ends", "first_seen", "following", "free_from", "free_to", "i", "place", "room", "section",
+         "turns", "values")
+
+
+def tests_of(chain: Chain, ranges: Ranges) -> set[Value]:
+    """Values that rounds without tests leave out: they are what they test there."""
+    users: dict[Value, int] = {}
+    for x in chain.values:
+        for y in x.args:
+            users[y] = users.get(y, 0) + 1
+
+    def is_test(x: Value) -> bool:
+        if x.op == "inside":
+            return True
+        tested = x.args[1] if x.op == "where" else x
+        return (x.op == "where" and ranges.has_free and chain.index in x.dims and tested.dims == x.dims
+                and users[tested] == 1 and bool(tested.args) and _mentions(x.args[0], chain.index))
+
+    return {x for x in chain.body if is_test(x)}
+
+
+def _mentions(x: Value, index: object) -> bool:
+    return (x.op == "coordinate" and x.data is index) or any(_mentions(y, index) for y in x.args)
+
+
+def printed(title: str, chain: Chain, places: ChainPlaces, choice: Choice, order: Ordered, ranges: Ranges,
+            outs: dict[str, OutKind], scalars: list[str], arrays: list[str]) -> tuple[Printed, dict[str, Value]]:
+    """The text, and the arrays that threads read with what reads them. ``arrays``: the names of all, which are taken."""
+    tests = tests_of(chain, ranges)
+    indices = [index.name for index in (*chain.indices, chain.index)]
+    taken = {*OWN_NAMES, *TAKEN, *(name for _, name in IMPORTS), *arrays, *scalars, *indices,
+             *(f"last_{name}" for name in indices)}
+    parts = [part for part in (order.round, order.before, order.join, order.after) if part]
+    naming = Naming(chain, places, tests, parts, taken)
+    given = (chain, places, choice, order, ranges, bool(tests))
+    producer, consumer = Producer(*given), Consumer(*given, naming=naming)
+    producer.tiles()
+    consumer.tiles()
+    read = list(consumer.arrays)
+    maps = list(dict.fromkeys(block.parameter.name for ring in places.rings for block in ring.blocks))
+    sizes = [*dict.fromkeys(indices), *(["section"] if choice.longest_first and chain.stack is not None else [])]
+    takes_maps, takes_all = [f"map_{name}" for name in maps], [*outs, *[name for name in read if name not in outs]]
+    lines = _constants(chain, places, choice, consumer, outs)
+    lines += ["", "", "@dataclass(frozen=True)", "class Sizes(Component):",
+              *(f"    {name}: Scalar" for name in (*sizes, *scalars)), "", "",
+              f"def kernel({', '.join(['sizes', *takes_maps, *takes_all])}):",
+              "    group = uniform(udiv(thread_index(), 128))", "    if thread_index() == 0:",
+              *(f"        ring_{ring.name}.initialise()" for ring in places.rings), "        mbarrier_fence_init()",
+              "    barrier()", "    if group == 0:", "        WARPGROUPS.give_registers()",
+              "        if thread_index() == 0:",
+              f"            produce({', '.join(['sizes', *takes_maps])})", "    else:",
+              "        WARPGROUPS.take_registers()",
+              f"        consume({', '.join(['sizes', *takes_all, 'group - 1'])})", "", "", *_tiles(chain, choice), "", "",
+              *_ranges(chain, choice, ranges), f"def produce({', '.join(['sizes', *takes_maps])}):",
+              '    """1. Blocks of the operands: global -> shared."""', "    zero = thread_index() * 0",
+              *(f"    at_{ring.name} = Slot(zero, zero + 1)          # fresh rings are empty" for ring in places.rings),
+              *producer.lines, "", "", f"def consume({', '.join(['sizes', *takes_all, 'group'])}):",
+              '    """2. Products, and what becomes of them in the registers. 3. The end of a tile: registers -> global."""',
+              "    zero, column = thread_index() * 0, own_column()",
+              *(f"    at_{ring.name} = Slot(zero, zero)" for ring in places.rings),
+              *(["    turns.give_first(group)"] if choice.turns else []), *_scalars(consumer), *consumer.lines,
+              *(f"    out_{name}.finish()" for name in outs)]
+    for text, name in consumer.functions.items():
+        lines += ["", "", *f"def {name}{text}".rstrip().split("\n")]
+    body = "\n".join(lines) + "\n"
+    used = set(re.findall(r"[A-Za-z_]\w*", body))
+    imports: dict[str, list[str]] = {}
+    for module, name in IMPORTS:
+        if name in used:
+            imports.setdefault(module, []).append(name)
+    head = [f'"""{title}"""', "", *(["import math"] if "math" in used else []),
+            *(f"from {module} import {', '.join(names)}" for module, names in imports.items()), "", ""]
+    tile = tuple(index.name for index in chain.indices)
+    others = tuple(name for name in read if name not in outs)
+    made = Printed("\n".join(head) + body, tuple(maps), tuple(outs), others, tuple(sizes), tile, tuple(scalars),
+                   128 * (1 + choice.warpgroups))
+    return made, consumer.arrays
+
+
+def _scalars(consumer: Consumer) -> list[str]:
+    return [f"    {name} = {scalar_text(x).removeprefix('(').removesuffix(')')}" for x, name in consumer.scalars.items()]
+
+
+def _constants(chain: Chain, places: ChainPlaces, choice: Choice, consumer: Consumer, outs: dict[str, OutKind]) -> list[str]:
+    few, many = STARTING.get((1, choice.warpgroups), (0, 0))
+    lines = [f"WARPGROUPS = Warpgroups(1, {choice.warpgroups}, {few}, {many})", f"SHARED_BYTES = {choice.nbytes}"]
+    for ring in places.rings:
+        for block in ring.blocks:
+            rows, columns = map(choice.size, block.dims)
+            stacked = "" if block.stack is None else ", stacked=True"
+            dtype = np.dtype(block.parameter.dtype).name
+            lines.append(f"{block.name}_tile = Staged({dtype!r}, lines={rows}, columns={columns}, "
+                         f"offset={choice.offsets[block]}, stage_bytes={choice.stage_bytes(ring)}{stacked})")
+    for ring in places.rings:
+        lines.append(f"ring_{ring.name} = Pipeline(stages={choice.stages[ring]}, offset={choice.barriers[ring]}, "
+                     f"full_arrivals=1, empty_arrivals={choice.warpgroups})")
+    said = set()
+    for d in [*places.peeled.values(), *dots(chain.body)]:
+        name = consumer.product(d)
+        if name in said:
+            continue
+        said.add(name)
+        a, b = places.blocks.get((d, 0)), places.blocks[d, 1]
+        how = ", b_transposed=True" if d.args[1].op == "transpose" else ""
+        if a is None:
+            lines.append(f"{name} = HandedProduct({b.name}_tile{how})")
+        else:
+            how = (", a_transposed=True" if d.args[0].op == "transpose" else "") + how
+            lines.append(f"{name} = Product({a.name}_tile, {b.name}_tile{how})")
+    if choice.turns:
+        lines.append(f"turns = Turns({choice.warpgroups}, {1 + choice.warpgroups}, True)")
+    rows = choice.blocks[chain.rows.name]
+    stacked = "" if chain.stack is None else ", stacked=True"
+    for name, out in outs.items():
+        if out.kind == "TmaOut":
+            lines.append(f"out_{name} = TmaOut({out.dtype.name!r}, block_m={rows}, columns={out.columns}, "
+                         f"o_offset={choice.outs[name]}{stacked})")
+        elif out.kind == "DirectOut":
+            lines.append(f"out_{name} = DirectOut({out.dtype.name!r}, pairs={out.pairs}{stacked})")
+        else:
+            lines.append(f"out_{name} = {out.kind}({out.dtype.name!r}{stacked})")
+    return lines
+
+
+def _tiles(chain: Chain, choice: Choice) -> list[str]:
+    lines = _places(chain, choice)
+    if choice.longest_first:
+        lines += ["", "", "def following(tile):", '    """The block\'s next tile: blocks take tiles there and back."""',
+                  "    return (udiv(tile, grid_x()) + 1) * 2 * grid_x() - 1 - tile"]
+    return lines
+
+
+def _places(chain: Chain, choice: Choice) -> list[str]:
+    m, size = chain.rows.name, choice.blocks[chain.rows.name]
+    if chain.stack is None:
+        n = f"(blocks(sizes.{m}, {size}) - 1 - tile)" if choice.longest_first else "tile"
+        return ["def tiles(sizes):", f"    return blocks(sizes.{m}, {size})", "", "", "def place(tile, sizes):",
+                '    """The tile\'s first row."""', f"    return {n} * {size}"]
+    h = chain.stack.name
+    head = ["def tiles(sizes):", f"    return sizes.{h} * blocks(sizes.{m}, {size})", "", "", "def place(tile, sizes):"]
+    if not choice.longest_first:
+        return [*head, '    """Which of the stack, and the tile\'s first row."""', f"    inner = blocks(sizes.{m}, {size})",
+                "    outer = udiv(tile, inner)", f"    return outer, (tile - outer * inner) * {size}"]
+    return [*head, '    """Which of the stack, and the tile\'s first row: the longest tiles of a section first."""',
+            f"    rows = blocks(sizes.{m}, {size})", "    outer = udiv(tile, sizes.section * rows)",
+            "    first = outer * sizes.section", f"    count = min(sizes.section, sizes.{h} - first)",
+            "    rest = tile - first * rows", "    inner = udiv(rest, count)",
+            f"    return first + rest - inner * count, (rows - 1 - inner) * {size}"]
+
+
+def _ranges(chain: Chain, choice: Choice, ranges: Ranges) -> list[str]:
+    """Functions that say which blocks a tile's rounds visit, and where nothing is tested."""
+    m, n, rows, step = chain.rows.name, chain.index.name, choice.blocks[chain.rows.name], choice.blocks[chain.index.name]
+    last = f"min({m} + {rows}, sizes.{m}) - 1"
+
+    def extreme(bounds: list, of_last: bool) -> list[str]:
+        """The bounds of the last of the rows where they grow with them, or of the first."""
+        return [bound.text("last" if (bound.slope >= 0) is of_last else m) for bound in bounds]
+
+    out: list[str] = []
+    if ranges.visits_less and ranges.begins:
+        out += [f"def first_seen({m}, sizes):", f'    """The first block that rows {m} on visit."""', f"    last = {last}",
+                f"    first = udiv(max({', '.join(['0', *extreme(ranges.begins, False)])}), {step}) * {step}",
+                f"    return min(first, udiv(max(sizes.{n} - 1, 0), {step}) * {step})", "", ""]
+    if ranges.visits_less and ranges.ends:
+        least = f"first_seen({m}, sizes) + 1" if ranges.begins else "1"
+        ends = ", ".join([f"sizes.{n}", *extreme(ranges.ends, True)])
+        out += [f"def end_seen({m}, sizes):",
+                f'    """The place behind the last that rows {m} on see, in one block at least."""', f"    last = {last}",
+                f"    return max(min({ends}), {least})", "", ""]
+    if ranges.has_tests and ranges.has_free:
+        for name, bounds, kind, least in (("free_from", ranges.begins, "max", "0"),
+                                          ("free_to", ranges.ends, "min", f"sizes.{n}")):
+            if bounds:
+                what = "first place" if kind == "max" else "place behind the last"
+                out += [f"def {name}({m}, sizes):", f'    """The {what} that all of rows {m} on see."""',
+                        f"    last = {last}",
+                        f"    return {kind}({', '.join([least, *extreme(bounds, kind == 'max')])})", "", ""]
+    return out

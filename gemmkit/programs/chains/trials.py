@@ -1,0 +1,116 @@
+"""What rounds do, tried with drawn numbers: whether they commute, and whether one that is shown nothing changes nothing.
+
+Both are questions about the mathematics of a round, which a few lines of NumPy answer for any operations: an identity that
+holds at drawn points holds but for a set of points of measure zero. So blocks of which a condition shows nothing are left
+out, and rounds may go from the last block to the first, where the program allows it and not where a mapping claims it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from gemmkit.programs.chains.chain import Chain
+from gemmkit.programs.reference import FUNCTIONS
+from gemmkit.programs.trace import Value
+
+__all__ = ["commutes", "ignores_hidden"]
+
+SIZE = 4                               # of a block, or of a whole axis
+CLOSE = 1e-8
+SCALES = 0.3, 2.0, 8.0                 # of drawn numbers: small ones would not show what a maximum with 1 does
+
+
+class Trial:
+    """A round's values for drawn operands; ``hidden``: conditions that are False everywhere."""
+
+    def __init__(self, chain: Chain, signs: dict[str, float], scale: float):
+        self.chain, self.signs, self.scale, self.rng = chain, signs, scale, np.random.default_rng(1)
+        self.drawn: dict[Any, np.ndarray] = {}
+
+    def draw(self, key: Any, dims: tuple) -> np.ndarray:
+        if key not in self.drawn:
+            self.drawn[key] = self.rng.standard_normal([SIZE] * len(dims)) * self.scale
+        return self.drawn[key]
+
+    def begin(self) -> dict[Value, Any]:
+        return {c.inside: self.leaf(c.init, 0) for c in self.chain.carried}
+
+    def leaf(self, x: Value, turn: int) -> Any:
+        if x.op == "const":
+            return np.full([SIZE] * len(x.dims), x.data)
+        if x.op == "scalar":
+            return math.copysign(0.7, self.signs.get(x.data, 1.0))
+        if x.op == "coordinate":
+            return np.arange(SIZE) + (SIZE * turn if x.data is self.chain.index else 0)
+        if x.op == "load":
+            parameter, key = x.data
+            return self.draw((parameter.name, *map(id, key), turn if self.chain.index in key else 0), x.dims)
+        return self.draw(x, x.dims)
+
+    def round(self, state: dict[Value, Any], turn: int, hidden: frozenset[Value] = frozenset()) -> dict[Value, Any]:
+        """The cells behind a round."""
+        known = dict(state)
+
+        def value(x: Value) -> Any:
+            if x not in known:
+                known[x] = self.operation(x, [value(y) for y in x.args], hidden) if x.args else self.leaf(x, turn)
+            return known[x]
+
+        return {c.inside: value(c.out) for c in self.chain.carried}
+
+    def operation(self, x: Value, args: list[Any], hidden: frozenset[Value]) -> Any:
+        if x.op == "dot":
+            return args[0] @ args[1]
+        if x.op == "transpose":
+            return args[0].T
+        if x.op in ("rowmax", "rowsum"):
+            return getattr(np, x.op[3:])(_spread(args[0], x.args[0], x.args[0].dims), axis=1)
+        if x.op == "cast":
+            return args[0]
+        given = [_over(y, a, x.dims) for y, a in zip(x.args, args)]
+        if x in hidden:
+            given[0] = np.zeros_like(given[0], bool)
+        return FUNCTIONS[x.op](*given)
+
+
+def _over(x: Value, array: Any, dims: tuple) -> Any:
+    if not x.dims:
+        return array
+    order = [x.dims.index(d) for d in dims if d in x.dims]
+    return np.asarray(array).transpose(order)[tuple(slice(None) if d in x.dims else None for d in dims)]
+
+
+def _spread(array: Any, x: Value, dims: tuple) -> Any:
+    return np.broadcast_to(_over(x, array, dims), [SIZE] * len(dims))
+
+
+def _same(one: dict[Value, Any], other: dict[Value, Any]) -> bool:
+    return all(np.allclose(one[key], other[key], rtol=CLOSE, atol=CLOSE, equal_nan=True) for key in one)
+
+
+def commutes(chain: Chain, signs: dict[str, float]) -> bool:
+    """Whether two rounds give the same cells in either order, at the beginning and behind another round."""
+    with np.errstate(all="ignore"):
+        for scale in SCALES:
+            trial = Trial(chain, signs, scale)
+            for begin in (trial.begin(), trial.round(trial.begin(), 2)):
+                forth = trial.round(trial.round(begin, 0), 1)
+                if not _same(forth, trial.round(trial.round(begin, 1), 0)):
+                    return False
+    return True
+
+
+def ignores_hidden(chain: Chain, where: Value, signs: dict[str, float]) -> bool:
+    """Whether a round in which the condition of a ``where`` holds nowhere leaves the cells as they are, at the beginning and
+    later."""
+    with np.errstate(all="ignore"):
+        for scale in SCALES:
+            trial = Trial(chain, signs, scale)
+            begin = trial.begin()
+            later = trial.round(begin, 0)
+            if not all(_same(state, trial.round(state, 1, frozenset([where]))) for state in (begin, later)):
+                return False
+    return True

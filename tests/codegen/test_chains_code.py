@@ -1,0 +1,88 @@
+"""The machine code of derived chained kernels, without a GPU: nothing spills, no register of A is written while a product reads
+it, and a round has as few instructions as that of the kernel that is written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit.ahead import recorded
+from gemmkit.masks import Causal
+from gemmkit.runtime.assemble import disassemble
+from gemmkit.runtime.device import H100
+from tests.support import chains
+from tests.support import programs as listing
+from tests.support.sass import instructions, loops, written_in_flight
+
+pytestmark = [pytest.mark.compile, pytest.mark.sample(15)]
+F16, F32, BF16 = np.float16, np.float32, ml_dtypes.bfloat16
+MORE = 1.04                            # instructions of a round, of those by hand (heads of 192: 453, by hand 438)
+
+
+def zeros(*shape: int, dtype: Any = F16) -> np.ndarray:
+    return np.zeros(shape, dtype)
+
+
+def heads(d: int, dtype: Any = F16) -> list[np.ndarray]:
+    return [zeros(2, 512, d, dtype=dtype) for _ in range(4)]
+
+
+def hand(d: int, **keywords: Any) -> Callable[[], Any]:
+    x = [zeros(1, 2, 512, d) for _ in range(3)]
+    return lambda: recorded(lambda: gk.attention(*x, **keywords), H100)[0]
+
+
+def square(*more: np.ndarray) -> list[np.ndarray]:
+    return [*(zeros(512, 128) for _ in range(4)), *more]
+
+
+THREE = gk.Mapping(warpgroups=3)
+LAYERS = [zeros(512, 128), zeros(4, 128, 128), zeros(4, 128), zeros(512, 128)]
+SCALED: dict[str, Any] = dict(scale=0.1)
+# (program, its arrays, mapping, components, most instructions of a round or the hand-written kernel)
+CASES: dict[str, tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any], Any]] = {
+    "attention 128": (listing.attention, heads(128), gk.Mapping(), SCALED, hand(128)),
+    "attention 128, bfloat16": (listing.attention, heads(128, BF16), gk.Mapping(), SCALED, hand(128)),
+    "attention 128, causal": (listing.attention, heads(128), gk.Mapping(), dict(SCALED, visible=chains.causal),
+                              hand(128, mask=Causal())),
+    "attention 128, turns": (listing.attention, heads(128), gk.Mapping(turns=True), SCALED, hand(128)),
+    "attention 128, ascending": (listing.attention, heads(128), gk.Mapping(descending=False), SCALED, hand(128)),
+    "attention 128, not ahead": (listing.attention, heads(128), gk.Mapping(ahead=False), SCALED, 475),
+    "attention 128, soft cap": (listing.attention, heads(128), gk.Mapping(), dict(SCALED, score=chains.soft_cap), 590),
+    "attention 64": (listing.attention, heads(64), THREE, SCALED, hand(64)),
+    "attention 192": (listing.attention, heads(192), gk.Mapping({"n": 96}), SCALED, hand(192)),
+    "attention 256": (listing.attention, heads(256), gk.Mapping(), SCALED, 495),
+    "decayed": (chains.decayed, [*(zeros(2, 512, 128) for _ in range(3)), zeros(2, dtype=F32), zeros(512, 512), zeros(2, 512, 128),
+                                 zeros(2, 512, dtype=F32)], gk.Mapping(), SCALED, 820),
+    "gated chain": (chains.gated_chain, [zeros(512, 128), zeros(512, 128), zeros(512), *square()[:2]], gk.Mapping(), {}, 260),
+    "GLU chain": (chains.glu_chain, square(zeros(512, 128)), gk.Mapping(), {}, 475),
+    "normalised": (chains.normalised, square(), gk.Mapping(), {}, 560),
+    "softmax of a product": (chains.softmax_gemm, [zeros(512, 512), zeros(512, 128), zeros(512, 128), zeros(512, dtype=F32)],
+                             gk.Mapping(), {}, 75),
+    "MLP": (listing.mlp, LAYERS, gk.Mapping(), {}, 215), "MLP, turns": (listing.mlp, LAYERS, gk.Mapping(turns=True), {}, 215),
+    "MLP by three": (listing.mlp, LAYERS, THREE, {}, 215),
+}
+
+
+def rounds_of(launch: Any) -> list[list[str]]:
+    return loops(disassemble(launch.launchable.entry().cubin))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_machine_code(name: str) -> None:
+    program, arrays, mapping, components, most = CASES[name]
+    (plan,) = recorded(lambda: program(*arrays, mapping=mapping, **components), H100, zeros=False)
+    entry = plan.launchable.entry()
+    usage = entry.meta["usage"]
+    assert usage["spill_stores"] == usage["spill_loads"] == usage["stack_bytes"] == 0
+    sass = disassemble(entry.cubin)
+    assert not [line for line in instructions(sass) if line.startswith(("LDL", "STL", "CALL"))]
+    rounds = loops(sass)
+    assert rounds and not [line for one in rounds for line in written_in_flight(one)]
+    least = min(map(len, rounds))
+    assert least <= (most if isinstance(most, int) else MORE * min(map(len, rounds_of(most()))))

@@ -1,0 +1,149 @@
+"""Programs whose rounds compute with what they multiply, which tests derive kernels of and compare with NumPy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+import gemmkit as gk
+from gemmkit import programs as gp
+from tests.support import programs as listing
+
+
+@gk.program
+def decayed(q: Any, k: Any, v: Any, decay: Any, bias: Any, o: Any, lse: Any, scale: float) -> None:
+    """Attention whose scores fall with the distance, by a factor for each head, on top of a bias; and its logarithms."""
+    for h, m in gp.parallel(q.count, q.rows):
+        best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows):
+            s = scale * (q[h, m] @ k[h, n].T) - decay[h] * (gp.place(m) - gp.place(n)) + bias[m, n]
+            s = gp.where(lambda i, j: j <= i, s, -math.inf)
+            top = gp.maximum(best, s.max(axis=1))
+            p, shrink = gp.exp(s - top), gp.exp(best - top)
+            total[:] = total * shrink + p.sum(axis=1)
+            out[:] = out * shrink + p.astype(v.dtype) @ v[h, n]
+            best[:] = top
+        o[h, m] = out / total
+        lse[h, m] = best + gp.log(total)
+
+
+@gk.program
+def gated_chain(a: Any, b: Any, gate: Any, c: Any, d: Any) -> None:
+    """(gate rows of A B) C: the product between is never stored."""
+    for m in gp.parallel(a.rows):
+        out = gp.zeros(m, c.columns)
+        for n in gp.sequential(b.rows):
+            h = gp.tanh(a[m] @ b[n].T) * gate[m]
+            out += h.astype(a.dtype) @ c[n]
+        d[m] = out
+
+
+@gk.program
+def glu_chain(a: Any, b: Any, c: Any, w: Any, y: Any) -> None:
+    """The feed-forward block of a transformer, with a gate."""
+    for m in gp.parallel(a.rows):
+        out = gp.zeros(m, w.columns)
+        for n in gp.sequential(b.rows):
+            h = listing.silu_times(a[m] @ b[n].T, a[m] @ c[n].T)
+            out += h.astype(a.dtype) @ w[n]
+        y[m] = out
+
+
+@gk.program
+def normalised(q: Any, k: Any, v: Any, o: Any) -> None:
+    """Attention that is normalised in every round: what follows the product needs its own round, and it cannot run ahead."""
+    for m in gp.parallel(q.rows):
+        best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows):
+            s = 0.125 * (q[m] @ k[n].T)
+            top = gp.maximum(best, s.max(axis=1))
+            p, before = gp.exp(s - top), total * gp.exp(best - top)
+            now = before + p.sum(axis=1)
+            out[:] = (out * before + p.astype(v.dtype) @ v[n]) / now
+            total[:] = now
+            best[:] = top
+        o[m] = out
+
+
+@gk.program
+def softmax_gemm(a: Any, b: Any, d: Any, largest: Any) -> None:
+    """A product whose rows become weights before they are stored."""
+    for m in gp.parallel(a.rows):
+        acc = gp.zeros(m, b.columns)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k]
+        top = acc.max(axis=1)
+        p = gp.exp(acc - top)
+        d[m] = p / p.sum(axis=1)
+        largest[m] = top
+
+
+def causal(m: Any, n: Any) -> Any:
+    return n <= m
+
+
+def window(m: Any, n: Any) -> Any:
+    return (n <= m) & (m - n < 40)
+
+
+def odd(m: Any, n: Any) -> Any:
+    """No bound of places: every block is visited and tested."""
+    return n * n <= m * m + 5
+
+
+def soft_cap(s: Any) -> Any:
+    return 20.0 * gp.tanh(s / 20.0)
+
+
+def half(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> np.ndarray:
+    return (rng.standard_normal(shape) * scale).astype(np.float16)
+
+
+def empty(*shape: int, dtype: Any = np.float16) -> np.ndarray:
+    return np.full(shape, np.nan, dtype)
+
+
+def drawn_case(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any]]:
+    """A program with operands, NaN where results belong, and a mapping. Components are by name, numbers among them."""
+    rng = np.random.default_rng(seed)
+
+    def pick(*given: Any) -> Any:
+        return given[rng.integers(len(given))]
+
+    rows, places, d = int(rng.integers(1, 200)), int(rng.integers(1, 200)), int(pick(64, 64, 128))
+    count, groups = int(rng.integers(1, 3)), int(pick(1, 1, 2))
+    name = pick("attention", "attention", "attention", "decayed", "gated_chain", "glu_chain", "mlp", "softmax_gemm", "normalised")
+    chained = name in ("attention", "decayed", "gated_chain", "glu_chain")
+    ahead = pick(None, None, False) if chained else None
+    blocks = {} if name in ("mlp", "softmax_gemm") else {"n": int(pick(32, 48, 64))}
+    if name == "softmax_gemm":
+        blocks = {"k": 64}
+    mapping = gk.Mapping(blocks, warpgroups=groups, ahead=ahead, across=pick(None, False) if ahead is None else None,
+                         turns=pick(None, True, False) if groups > 1 and name != "softmax_gemm" else None,
+                         descending=None if name == "mlp" else pick(None, False), stages=pick(0, 2, 3))
+    out = pick(np.float16, np.float32)
+    if name == "attention":
+        q, k, v = half(rng, count, rows, d), half(rng, count, places, d), half(rng, count, places, d)
+        more = dict(scale=float(pick(0.125, 0.125, -0.1)), score=pick(None, None, soft_cap), visible=pick(None, causal, window, odd))
+        return listing.attention, [q, k, v, empty(count, rows, d, dtype=out)], mapping, more
+    if name == "decayed":
+        q, k, v = half(rng, count, rows, d), half(rng, count, places, d), half(rng, count, places, d)
+        return decayed, [q, k, v, rng.random(count, np.float32) / 8, half(rng, rows, places), empty(count, rows, d, dtype=out),
+                         empty(count, rows, dtype=np.float32)], mapping, dict(scale=0.125)
+    if name == "gated_chain":
+        return gated_chain, [half(rng, rows, d), half(rng, places, d, scale=0.1), half(rng, rows), half(rng, places, 64),
+                             empty(rows, 64, dtype=out)], mapping, {}
+    if name == "glu_chain":
+        return glu_chain, [half(rng, rows, 64), half(rng, places, 64, scale=0.1), half(rng, places, 64, scale=0.1),
+                           half(rng, places, 64), empty(rows, 64, dtype=out)], mapping, {}
+    if name == "normalised":
+        return normalised, [half(rng, rows, d), half(rng, places, d), half(rng, places, 64), empty(rows, 64, dtype=out)], mapping, {}
+    if name == "mlp":
+        layers = int(rng.integers(1, 4))
+        return listing.mlp, [half(rng, rows, d), half(rng, layers, d, d, scale=d ** -0.5), half(rng, layers, d),
+                             empty(rows, d, dtype=out)], mapping, {}
+    depth = 8 * int(rng.integers(1, 20))
+    return softmax_gemm, [half(rng, rows, depth), half(rng, depth, 64, scale=0.3), empty(rows, 64, dtype=out),
+                          empty(rows, dtype=np.float32)], mapping, {}

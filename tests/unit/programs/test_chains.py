@@ -1,0 +1,270 @@
+"""Programs whose rounds compute: drawn ones in the emulator, what a mapping changes in their texts, what is refused, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import time
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit import programs as gp
+from gemmkit.runtime.device import H100, assumed
+from tests.support import chains
+from tests.support import programs as listing
+
+F16, F32, BF16 = np.float16, np.float32, ml_dtypes.bfloat16
+ONE, TWO = (dataclasses.replace(H100, sm_count=count) for count in (1, 2))     # blocks go on from tile to tile
+SMALL = gk.Mapping({"n": 64}, warpgroups=1)
+MOST_MS = 20                           # that deriving may take
+
+
+def heads(count: int, rows: int, places: int, d: int = 64, dtype: Any = F16) -> list[np.ndarray]:
+    rng = np.random.default_rng(rows + places)
+    q, k, v = (rng.standard_normal(shape).astype(dtype) for shape in ((count, rows, d), (count, places, d), (count, places, d)))
+    return [q, k, v, np.full((count, rows, d), np.nan, dtype)]
+
+
+def check(program: gp.Program, arrays: list[np.ndarray], mapping: gk.Mapping, seed: int | None = None, **components: Any) -> Any:
+    """Every result is the reference's, to what rounding P to 16 bits and the result to its dtype costs; NaN where it is."""
+    plan = program.plan(*arrays, mapping=mapping, **components)
+    wanted = program.reference(*arrays, **components)
+    given = program.bound(tuple(arrays), components)
+    with gk.emulate(seed):
+        plan.run(given)
+    results = [given[name] for name in given if name in plan.printed.outs]
+    for got, exact in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+        shown = np.isfinite(exact)
+        assert np.array_equal(np.isnan(got), np.isnan(exact))
+        largest = max(1.0, np.abs(exact[shown]).max(initial=0.0))
+        assert np.abs(got.astype(float) - exact)[shown].max(initial=0.0) <= (2e-2 if got.dtype == BF16 else 3e-3) * largest
+    return plan
+
+
+@pytest.mark.sample(24)
+@pytest.mark.parametrize("seed", range(240))
+def test_drawn(seed: int) -> None:
+    program, arrays, mapping, more = chains.drawn_case(seed)
+    with assumed(TWO if seed % 2 else ONE):
+        check(program, arrays, mapping, seed, **more)
+
+
+def test_three_warpgroups_in_turns() -> None:
+    check(listing.attention, heads(1, 200, 100), gk.Mapping({"n": 48}, warpgroups=3, turns=True), 3, scale=0.125, visible=chains.causal)
+
+
+def test_other_dtypes_views_and_no_tiles() -> None:
+    check(listing.attention, heads(1, 70, 33, dtype=BF16), SMALL, scale=0.125)
+    q, k, v, _ = heads(1, 70, 33)
+    whole = np.full((1, 70, 67), np.nan, F16)
+    check(listing.attention, [q, k, v, whole[:, :, 1:65]], SMALL, scale=0.125)       # rows that TMA does not carry
+    assert np.isnan(whole[:, :, 0]).all() and np.isnan(whole[:, :, 65:]).all()
+    wide = np.full((1, 70, 2, 64), np.nan, F16)
+    check(listing.attention, [q, k, v, wide[:, :, 1]], SMALL, scale=0.125)
+    assert np.isnan(wide[:, :, 0]).all()
+    check(listing.attention, heads(1, 0, 33), SMALL, scale=0.125)
+
+
+def test_rows_that_see_nothing() -> None:
+    """A row whose window lies beyond the last place is 0 / 0 in the program, and so in the kernel."""
+    check(listing.attention, heads(1, 150, 20), SMALL, scale=0.125, visible=chains.window)
+
+
+# -- what a mapping says ------------------------------------------------------------------------------------------------------
+
+def text(mapping: gk.Mapping, **components: Any) -> str:
+    return str(listing.attention.plan(*heads(1, 70, 90), 0.125, mapping=mapping, **components).text)
+
+
+def test_a_mapping_is_in_the_text() -> None:
+    given = text(gk.Mapping({"m": 64, "n": 32}, warpgroups=1, stages={"q": 2, "k": 3, "v": 4}, places={"p": "registers"}))
+    assert "k_tile = Staged('float16', lines=32," in given and "WARPGROUPS = Warpgroups(1, 1," in given
+    assert [f"ring_{name} = Pipeline(stages={n}," in given for name, n in (("q", 2), ("k", 3), ("v", 4))] == [True] * 3
+    ahead, plain = text(SMALL), text(dataclasses.replace(SMALL, ahead=False))
+    assert "wgmma_wait(1, (s, out))" in ahead and "wgmma_wait(1" not in plain
+    assert "before_h" in ahead and "before_h" not in text(dataclasses.replace(SMALL, across=False))
+    assert "n -= 64" in ahead and "n += 64" in text(dataclasses.replace(SMALL, descending=False))
+    two = gk.Mapping({"n": 64}, warpgroups=2)
+    assert "turns.wait(group)" not in text(two) and "turns.wait(group)" in text(dataclasses.replace(two, turns=True))
+    assert "turns.wait(group)" in text(two, score=chains.soft_cap)                 # much to compute
+    assert "turns.wait(group)" not in text(dataclasses.replace(two, turns=False), score=chains.soft_cap)
+    assert "Warpgroups(1, 3," in listing.attention.plan(*heads(1, 200, 90), 0.125).text
+    assert "Warpgroups(1, 2," in listing.attention.plan(*heads(1, 200, 90, 128), 0.125).text
+    assert "Warpgroups(1, 1," in text(gk.Mapping({"m": 64}))
+    bound = listing.attention.plan(*heads(1, 70, 90), 0.125, mapping=gk.Mapping(shared_bytes=100_000))
+    assert bound.module.SHARED_BYTES <= 100_000
+
+
+def test_a_number_of_stages_is_of_the_rings_that_rounds_go_around() -> None:
+    given = text(gk.Mapping({"n": 64}, warpgroups=1, stages=3))
+    assert "ring_k = Pipeline(stages=3," in given and "ring_q = Pipeline(stages=2," in given
+
+
+def test_blocks_that_a_mask_hides_are_not_visited() -> None:
+    """Where a program ignores what is hidden; and blocks in which all is seen are not tested."""
+    causal, window, odd = (text(SMALL, visible=mask) for mask in (chains.causal, chains.window, chains.odd))
+    assert "def end_seen(" in causal and "def free_to(" in causal and "def first_seen(" not in causal
+    assert "def end_seen(" in window and "def first_seen(" in window and "def free_from(" in window
+    assert "seen(" not in odd and "def free_to(" not in odd
+
+    def counted(q: Any, k: Any, v: Any, o: Any) -> None:
+        for m in gp.parallel(q.rows):
+            out, rounds = gp.zeros(m, v.columns), gp.zeros(m)
+            for n in gp.sequential(k.rows):
+                s = gp.where(chains.causal, q[m] @ k[n].T, -1.0)
+                out += s.astype(v.dtype) @ v[n]
+                rounds += gp.exp(s).sum(axis=1)
+            o[m] = out * rounds
+
+    half = [np.zeros(shape, F16) for shape in ((70, 64), (90, 64), (90, 64), (70, 64))]
+    given = gk.program(counted).plan(*half, mapping=SMALL).text
+    assert "seen(" not in given and "def free_to(" in given
+
+
+def test_signs_of_numbers_are_a_plan_s() -> None:
+    """The largest of scaled scores is the scaled largest score where the scale is positive alone."""
+    positive, negative = (listing.attention.plan(*heads(1, 70, 90), scale, mapping=SMALL).text for scale in (0.125, -0.125))
+    assert positive != negative
+    assert positive == listing.attention.plan(*heads(1, 70, 90), 7.0, mapping=SMALL).text
+
+
+@pytest.mark.parametrize("mapping, words", [
+    (gk.Mapping({"k": 64}), "indices are m, n"), (gk.Mapping({"m": 64}, warpgroups=2), "128 are needed"), (gk.Mapping({"m": 72}), "64, 128 or 192 are needed"), (gk.Mapping({"n": 72}), "multiple of 16"),
+    (gk.Mapping(stages={"w": 2}), "the arrays in stages are q, k, v"), (gk.Mapping({"n": 128}, stages=16), "bytes of shared memory"),
+    (gk.Mapping({"n": 256}), "registers of a thread"), (gk.Mapping(shared_bytes=20_000), "20000 are there"),
+    (gk.Mapping(warpgroups=1, turns=True), "2 or 3 are needed"), (gk.Mapping(ahead=False, across=True), "ahead is False"),
+    (gk.Mapping(stages={"q": 1}, across=True), "q has 1 stage, and 2 are needed"),
+    (gk.Mapping(places={"k": "registers"}), "an operand, which TMA brings"), (gk.Mapping(places={"z": "registers"}), "values are")])
+def test_mappings_that_cannot_be(mapping: gk.Mapping, words: str) -> None:
+    with pytest.raises(gk.ConfigError, match=words):
+        listing.attention.plan(*heads(1, 70, 90), 0.125, mapping=mapping)
+
+
+def test_orders_that_a_program_does_not_have() -> None:
+    layers = [np.zeros(shape, F16) for shape in ((70, 64), (3, 64, 64), (3, 64), (70, 64))]
+    with pytest.raises(gk.ConfigError, match="descending=True.*do not commute"):
+        listing.mlp.plan(*layers, mapping=gk.Mapping(descending=True))
+    with pytest.raises(gk.ConfigError, match="begins as a block"):
+        listing.mlp.plan(*layers, mapping=gk.Mapping(ahead=True))
+    with pytest.raises(gk.ConfigError, match="goes along a stack, one by one"):
+        listing.mlp.plan(*layers, mapping=gk.Mapping({"layer": 2}))
+    q, k, v, o = (x[0] for x in heads(1, 70, 90))
+    with pytest.raises(gk.ConfigError, match="of its own round"):
+        chains.normalised.plan(q, k, v, o, mapping=gk.Mapping(ahead=True))
+    a, b = np.zeros((70, 72), F16), np.zeros((72, 64), F16)
+    with pytest.raises(gk.ConfigError, match="only add"):
+        chains.softmax_gemm.plan(a, b, o, np.zeros(70, F32), mapping=gk.Mapping(turns=True))
+
+
+@pytest.mark.parametrize("given, words", [
+    (dict(ahead=1), "True, False or None"), (dict(turns=1), "True, False or None is needed$"), (dict(stages={"k": 0}), "1 to 16"),
+    (dict(places={"p": "shared"}), "'registers'")])
+def test_fields_out_of_range(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(gk.ConfigError, match=words):
+        gk.Mapping(**given)
+    assert hash(gk.Mapping(stages={"k": 2}, places={"p": "registers"})) == hash(gk.Mapping(stages={"k": 2}, places={"p": "registers"}))
+
+
+# -- refused ----------------------------------------------------------------------------------------------------------------
+
+def computed_right(q: Any, k: Any, v: Any, o: Any) -> None:
+    for m in gp.parallel(q.rows):
+        out = gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows):
+            p = (q[m] @ k[n].T).astype(v.dtype)
+            out += p @ gp.exp(v[n])                    # here
+        o[m] = out
+
+
+def summed_blocks(q: Any, k: Any, v: Any, o: Any) -> None:
+    for m in gp.parallel(q.rows):
+        out, top = gp.zeros(m, v.columns), gp.full(m, 0.0)
+        for n in gp.sequential(k.rows):
+            s = q[m] @ k[n].T
+            out += s.astype(v.dtype) @ v[n]
+            top[:] = gp.maximum(top, q[m].max(axis=1)) # here
+        o[m] = out / top
+
+
+def two_loops(q: Any, k: Any, v: Any, o: Any) -> None:
+    for m in gp.parallel(q.rows):
+        out = gp.zeros(m, v.columns)
+        for j in gp.sequential(q.columns):
+            out += q[m, j] @ v[j]
+        for i in gp.sequential(q.columns):             # here
+            out += q[m, i] @ v[i]
+        o[m] = out
+
+
+def begins_elsewhere(q: Any, k: Any, v: Any, o: Any) -> None:
+    for m in gp.parallel(q.rows):
+        out = gp.copy(q[m])
+        for n in gp.sequential(k.rows):
+            s = out @ k[n].T
+            out += s.astype(v.dtype) @ v[n]            # here
+        o[m] = out
+
+
+def rows_stored_elsewhere(q: Any, k: Any, v: Any, o: Any) -> None:
+    for m in gp.parallel(q.rows):
+        out = gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows):
+            out += (q[m] @ k[n].T).astype(v.dtype) @ v[n]
+            o[m] = out                                 # here
+
+
+@pytest.mark.parametrize("function, words", [
+    (computed_right, "right operand of a product is computed"), (summed_blocks, "rowmax of a block of q"), (two_loops, "2 sequential loops"),
+    (rows_stored_elsewhere, "a store or a loop within rounds"), (begins_elsewhere, "left operand of a product alone")],
+    ids=lambda x: getattr(x, "__name__", ""))
+def test_what_has_no_kernel_names_the_line(function: Any, words: str) -> None:
+    source, first = inspect.getsourcelines(function)
+    line = first + next(n for n, x in enumerate(source) if "# here" in x)
+    arrays = [np.zeros((64, 64), F16) for _ in range(4)]
+    with pytest.raises(ValueError, match=words) as error:
+        gk.program(function).plan(*arrays, mapping=SMALL)
+    assert f"{__file__}:{line}" in str(error.value)
+
+
+def test_arrays_that_cannot_be() -> None:
+    q, k, v, o = heads(1, 70, 90)
+    with pytest.raises(gk.ConfigError, match="multiples of 8 rows and of 64 columns"):
+        listing.attention.plan(q[:, :, :40], k[:, :, :40], v[:, :, :40], o[:, :, :40], 0.125)
+    with pytest.raises(TypeError, match="q is of float32"):
+        listing.attention.plan(q.astype(F32), k, v, o, 0.125)
+    with pytest.raises(ValueError, match="q and o share memory"):
+        listing.attention.plan(q, k, v, q, 0.125)
+    with pytest.raises(ValueError, match="one element or more"):
+        listing.attention.plan(q, k[:, :0], v[:, :0], o, 0.125)
+    with pytest.raises(ValueError, match="k is an operand of a product, and TMA cannot bring it"):
+        listing.attention.plan(q, np.zeros((1, 90, 65), F16)[:, :, 1:], v, o, 0.125)
+
+
+def test_an_edited_text_runs_in_its_place() -> None:
+    arrays = heads(1, 70, 90)
+    plan = listing.attention.plan(*arrays, 0.125, mapping=SMALL)
+    edited = plan.text.replace("return reciprocal(total_whole)", "return 2.0 * reciprocal(total_whole)")
+    assert edited != plan.text
+    given = listing.attention.bound((*arrays, 0.125), {})
+    with gk.emulate():
+        listing.attention.plan(*arrays, 0.125, mapping=SMALL, text=edited).run(given)
+    np.testing.assert_allclose(arrays[3], 2 * listing.attention.reference(*arrays, 0.125), atol=6e-3)
+
+
+def test_deriving_takes_milliseconds() -> None:
+    arrays, layers = heads(1, 70, 90), [np.zeros(shape, F16) for shape in ((70, 64), (3, 64, 64), (3, 64), (70, 64))]
+    calls = [lambda: listing.attention.plan(*arrays, 0.125, score=chains.soft_cap, visible=chains.window),
+             lambda: listing.mlp.plan(*layers)]
+    for call in calls:
+        call()
+        best = math.inf
+        for _ in range(5):
+            begin = time.process_time()
+            call()
+            best = min(best, time.process_time() - begin)
+        assert best * 1e3 <= MOST_MS
