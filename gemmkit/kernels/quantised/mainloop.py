@@ -1,0 +1,165 @@
+"""Steps 1 and 2 of `quantised`: a warp's ring of loads in registers.
+
+A k-tile of the block is divided among the ``warps_k`` warps that have the same columns; a warp's part is ``slabs``
+operations along K. The ring has a place for each of ``stages`` parts. A place is filled anew as soon as it has been
+multiplied, so that nothing waits for the slowest warp.
+
+Rows of A beyond the last are read as the last one, and columns of B beyond the last as the last four: what they give is
+never stored. Of up to 8 rows, those that an instruction has from 8 on are the first ones again, which costs no load.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmkit.kernels.common.work import Work
+from gemmkit.lang.control import fold, join
+from gemmkit.lang.registers import Fragment, generate, registers
+from gemmkit.ptx.dequantise import dequantise_word, zero_words
+from gemmkit.ptx.special import lane_index, rolled, udiv
+from gemmkit.ptx.words import load_words, weave_words
+
+__all__ = ["run"]
+
+VECTOR = 8                             # float16 in 16 bytes
+
+
+class Source(NamedTuple):
+    """Both operands, and where a lane's elements lie: its first row of A, its first column of B, its first row of B in an
+    operation, and the last row of A."""
+
+    a: Any
+    b: Any
+    row: Any
+    column: Any
+    k: Any
+    last: Any
+
+
+class Ring(NamedTuple):
+    """Registers of the parts that are on their way."""
+
+    words: Any
+    a: Any
+    scales: Any
+    zeros: Any
+
+
+class Walk(NamedTuple):
+    """Where a warp's part begins, where K (or the block's share of it) ends, and the step from a part to its next."""
+
+    at: Any
+    end: Any
+    step: Any
+
+
+def run(spec: Any, accumulators: Any, a: Any, b: Any, work: Work, warp: int, shape: Any) -> None:
+    """The products of a block's share of K, each warp's added to its accumulators."""
+    of_n, of_k, lane = warp % spec.warps_n, udiv(warp, spec.warps_n), lane_index()
+    column = work.n + of_n * spec.compute_warp.size.N + udiv(lane, 4) * 4
+    source = Source(a, b, work.m + udiv(lane, 4), min(column, shape.N - 4), lane % 4 * spec.operator.rows, shape.M - 1)
+    ring = Ring(registers(spec.words, spec.stages * spec.slabs), registers(spec.vectors, spec.stages * spec.loads_a),
+                registers(spec.scale_words, spec.stages), registers(spec.zero_words, spec.stages))
+    step = spec.block.size.K
+    at = work.k_begin + of_k * spec.compute_warp.size.K
+    end = min(work.k_begin + work.k_tiles * step, shape.K)
+    fold(spec.stages, fill, 0, spec, ring, source, Walk(at, end, step))
+    while at < end:
+        fold(spec.stages, one_place, 0, spec, ring, accumulators, source, Walk(at, end, step))
+        at = rolled(at + spec.stages * step)
+
+
+# -- loads ------------------------------------------------------------------------------------------------------------
+
+def fill(_: int, place: int, spec: Any, ring: Ring, source: Source, walk: Walk) -> int:
+    """Load the part that is ``place`` parts ahead, if there is one."""
+    k = walk.at + place * walk.step
+    if k < walk.end:
+        load(spec, ring, source, place, k)
+    return 0
+
+
+def load(spec: Any, ring: Ring, source: Source, place: int, k: int) -> None:
+    """A part that begins at ``k``, to its place in the ring."""
+    fold(spec.slabs, load_slab_of_words, 0, spec, ring, source, place, k)
+    group = udiv(k + source.k, spec.b.layout.group)
+    ring.scales[place] = load_words(spec.b.layout.scales, 1, (group, source.column), (0, 0), 4)
+    if spec.b.layout.has_zeros:
+        ring.zeros[place] = load_words(spec.b.layout.zeros, 1, (group, source.column), (0, 0), 4)
+    fold(spec.loads_a, load_of_a, 0, spec, ring, source, place, k)
+
+
+def load_slab_of_words(_: int, n: int, spec: Any, ring: Ring, source: Source, place: int, k: int) -> int:
+    row = udiv(k + source.k, spec.operator.rows)
+    ring.words[place * spec.slabs + n] = load_words(source.b, 1, (row, source.column), (4 * n, 0), 4)
+    return 0
+
+
+def load_of_a(_: int, n: int, spec: Any, ring: Ring, source: Source, place: int, k: int) -> int:
+    """16 bytes: of the operations along K one after the other, of each the lane's rows, of each its places along K."""
+    slab, row, vector = n // (spec.rows_a * spec.vectors_a), n // spec.vectors_a % spec.rows_a, n % spec.vectors_a
+    ahead = slab * spec.operation.size.K + vector * VECTOR
+    ring.a[place * spec.loads_a + n] = load_words(source.a, 1, (min(source.row + 8 * row, source.last), k + source.k),
+                                                  (0, ahead), VECTOR)
+    return 0
+
+
+# -- products ---------------------------------------------------------------------------------------------------------
+
+def one_place(_: int, place: int, spec: Any, ring: Ring, accumulators: Any, source: Source, walk: Walk) -> int:
+    """The products of a part, whose place then takes the one that is ``stages`` parts ahead."""
+    k = walk.at + place * walk.step
+    if k < walk.end:
+        multiply(spec, ring, accumulators, place)
+        following = k + spec.stages * walk.step
+        if following < walk.end:
+            load(spec, ring, source, place, following)
+    return 0
+
+
+def multiply(spec: Any, ring: Ring, accumulators: Any, place: int) -> None:
+    scales = ring.scales[place]
+    zeros = generate(4, zeros_of, spec, ring, place)
+    fold(spec.slabs, one_slab, 0, spec, ring, accumulators, weave_words((scales, scales)), zeros, place)
+
+
+def zeros_of(column: int, spec: Any, ring: Ring, place: int) -> tuple:
+    """What takes away the zero point of a lane's ``column``-th column."""
+    if spec.b.layout.has_zeros:
+        return zero_words(spec.operator.bits, ring.zeros[place][0] >> np.uint32(8 * column) & np.uint32(0xFF))
+    return zero_words(spec.operator.bits, spec.b.layout.middle)
+
+
+def one_slab(_: int, n: int, spec: Any, ring: Ring, accumulators: Any, scales: tuple, zeros: tuple, place: int) -> int:
+    """An operation along K, of all rows."""
+    b = generate(4, dequantised, spec, ring.words[place * spec.slabs + n], zeros, scales)
+    fold(spec.fragments_m, one_fragment, 0, spec, ring, accumulators, b, place * spec.slabs + n)
+    return 0
+
+
+def dequantised(column: int, spec: Any, words: tuple, zeros: tuple, scales: tuple) -> tuple:
+    return dequantise_word(spec.operator.bits, words[column], zeros[column], scales[column])
+
+
+def one_fragment(_: int, m: int, spec: Any, ring: Ring, accumulators: Any, b: tuple, slab: int) -> int:
+    a = generate(2, pairs_of_row, spec, ring, slab, m)
+    accumulators[m, 0] = spec.operator.mma(a, b, accumulators[m, 0])
+    return 0
+
+
+def pairs_of_row(half: int, spec: Any, ring: Ring, slab: int, m: int) -> tuple:
+    """The lane's places along K of its row of a fragment's upper or lower half, in the pairs that B has."""
+    row = 2 * m + half if spec.rows_a > 1 else 0
+    words = join(generate(spec.vectors_a, vector_of, ring, (slab * spec.rows_a + row) * spec.vectors_a))
+    return weave_words((generate(spec.operator.pairs // 2, word_of, words, 0),
+                        generate(spec.operator.pairs // 2, word_of, words, spec.operator.pairs // 2)))
+
+
+def vector_of(n: int, ring: Ring, first: int) -> tuple:
+    return ring.a[first + n]
+
+
+def word_of(n: int, words: tuple, first: int) -> Any:
+    return words[first + n]
