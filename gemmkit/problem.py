@@ -28,9 +28,10 @@ from gemmkit.runtime.arrays import ArrayInfo, describe, flipped, is_array, overl
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.stacks import check_steps, first_matrices, first_matrix, leading, stack_of
 from gemmkit.transforms import Transform
-from gemmkit.tuning import algebras, boxes, gathered, hopper, mappings, multistage_mappings, quantised, store, swapped, winners
+from gemmkit.tuning import algebras, boxes, gathered, hopper, mappings, multistage_mappings, store, swapped, winners
 from gemmkit.tuning.candidates import Candidate
 from gemmkit.tuning.operators import algebra_of, embed, new_layout, operator_for, result_dtype, sized
+from gemmkit.tuning.quantised import choice as choice_of_quantised
 from gemmkit.vectors import Vectors
 
 HOST = -1
@@ -299,7 +300,7 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     else:
         found = (winners.choice(a, b, infos, fields, sizes, device, products)
                  or boxes.choice(a, b, infos, fields, sizes, device, products)
-                 or quantised.choice(a, b, infos, fields, sizes, device, products)
+                 or choice_of_quantised(a, b, infos, fields, sizes, device, products)
                  or multistage_mappings.choice(a, b, fields, sizes, device, products)
                  or gathered.choice(a, b, infos, fields, sizes, device, products))
         if found is None and operator is None and mappings.applies(a.dtype, b.dtype, fields, device):

@@ -1,9 +1,9 @@
 """Integers of 2 and 4 bits as float16, two at a time, in registers.
 
 A float16 from 1024 to 2047 has its integer in the ten bits of the mantissa: ``0x6400 | q`` is 1024 + q. One LOP3 takes two
-integers of a word, 16 bits apart, to such numbers (Kim et al., "Who says elephants can't run", 2022). Integers that stand e
-places of ``bits`` higher in the mantissa are 2 ** (bits * e) times as large: an FMA by the inverse brings them down and takes
-away the zero point at once. Both are exact. Only the multiplication by the scale rounds.
+integers of a word, 16 bits apart, to such numbers (Kim et al., "Who says elephants can't run", 2022). Integers e places of
+``bits`` higher in the mantissa are 2 ** (bits * e) times as large: an FMA by the inverse brings them down and takes away the
+zero point at once. Both are exact. Only the multiplication by the scale rounds.
 
 | bits | pairs of a word, (q_p, q_p+R/2) | without a shift | a word's instructions |
 |---|---|---|---|

@@ -32,11 +32,11 @@ _FUNCTIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torc
 
 
 class QuantisedLinear(torch.nn.Module):
-    """``activation(x W^T + bias)`` of float16 (..., in_features) to (..., out_features), with W as integers of ``bits`` bits.
+    """``activation(x W^T + bias)`` of float16 (..., in_features) to (..., out_features); W has integers of ``bits`` bits.
 
     Each ``group`` input features of an output share a float16 scale (`gemmkit.quantisation.quantise`). `from_linear` makes
-    a layer of a trained one; a new layer has weights of zero, for a ``state_dict`` to fill. The buffers are ``words`` (int32,
-    in_features * bits / 32 x out_features), ``scales`` (float16, in_features / group x out_features) and, where not
+    a layer of a trained one; a new layer has weights of zero, which a ``state_dict`` replaces. The buffers are ``words``
+    (int32, in_features * bits / 32 x out_features), ``scales`` (float16, in_features / group x out_features) and, where not
     ``symmetric``, ``zeros`` (uint8); the parameter is ``bias``. Weights have no gradient.
 
     Raises ConfigError for other bits and groups than `GroupQuantised` takes, ValueError for ``in_features`` that is no
@@ -121,20 +121,19 @@ class QuantisedLinear(torch.nn.Module):
 
 def _weights(words: Any, scales: Any, zeros: Any, bits: int, group: int) -> Matrix:
     """B, of tensors on a GPU, or in host memory under `gemmkit.emulate()`."""
-    of = [x if x is None else forms.array_of(x, name) for x, name in ((words, "words"), (scales, "scales"),
-                                                                      (zeros, "zeros"))]
-    array = of[0].view(np.uint32) if isinstance(of[0], np.ndarray) else of[0].view(torch.uint32)
-    return Matrix(array, GroupQuantised("float16", of[1], bits, group, of[2]))
+    array = forms.array_of(words, "words")
+    array = array.view(np.uint32) if isinstance(array, np.ndarray) else array.view(torch.uint32)
+    of_zeros = None if zeros is None else forms.array_of(zeros, "zeros")
+    return Matrix(array, GroupQuantised("float16", forms.array_of(scales, "scales"), bits, group, of_zeros))
 
 
 def _compute(x: Any, words: Any, scales: Any, zeros: Any, bias: Any, bits: int, group: int, activation: str | None) -> Any:
     out = _allocate(x, words, scales, zeros, bias, bits, group, activation)
-    after = None if activation is None else ACTIVATIONS[activation]
+    more: dict[str, Any] = {} if activation is None else {"epilogue": ACTIVATIONS[activation]}
     if bias is not None:
         of_bias = Bias(forms.array_of(bias, "bias"))
-        after = of_bias if after is None else of_bias | after
-    matmul(forms.array_of(x, "x"), _weights(words, scales, zeros, bits, group), out=forms.array_of(out, "out"),
-           **({} if after is None else {"epilogue": after}))
+        more["epilogue"] = of_bias | more["epilogue"] if more else of_bias
+    matmul(forms.array_of(x, "x"), _weights(words, scales, zeros, bits, group), out=forms.array_of(out, "out"), **more)
     return out
 
 
@@ -181,9 +180,9 @@ def _keep_of_gradient(ctx: Any, inputs: tuple, output: Any) -> None:
     ctx.save_for_backward(words, scales, zeros)
 
 
-define("gemmkit::quantised_linear", "(Tensor x, Tensor words, Tensor scales, Tensor? zeros, Tensor? bias, int bits, int group, "
-       "str? activation) -> Tensor", _compute, _allocate)
+define("gemmkit::quantised_linear", "(Tensor x, Tensor words, Tensor scales, Tensor? zeros, Tensor? bias, int bits, "
+       "int group, str? activation) -> Tensor", _compute, _allocate)
 torch.library.register_autograd("gemmkit::quantised_linear", _backward, setup_context=_keep)
-define("gemmkit::quantised_linear_gradient", "(Tensor grad, Tensor words, Tensor scales, Tensor? zeros, int bits, int group) "
-       "-> Tensor", _compute_gradient, _allocate_gradient)
+define("gemmkit::quantised_linear_gradient", "(Tensor grad, Tensor words, Tensor scales, Tensor? zeros, int bits, "
+       "int group) -> Tensor", _compute_gradient, _allocate_gradient)
 torch.library.register_autograd("gemmkit::quantised_linear_gradient", _backward_of_gradient, setup_context=_keep_of_gradient)

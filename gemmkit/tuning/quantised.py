@@ -36,7 +36,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     if device.arch < (8, 0) or products != 1 or not 0 < M <= MOST_ROWS or not _is_alone(infos, fields):
         return None
     part = _part(b, M)
-    if K == 0 or refusal(b, N, K, part) is not None:
+    if K == 0 or refusal(N, K, part) is not None:
         return None
     if any(info is None or alignment(info) % VECTOR for info in (infos["a"], infos["b"])):
         return None

@@ -16,7 +16,7 @@ import numpy as np
 
 from gemmkit.kernels.common.work import Work
 from gemmkit.lang.control import fold, join
-from gemmkit.lang.registers import Fragment, generate, registers
+from gemmkit.lang.registers import generate, registers
 from gemmkit.ptx.dequantise import dequantise_word, zero_words
 from gemmkit.ptx.special import lane_index, rolled, udiv
 from gemmkit.ptx.words import load_words, weave_words

@@ -43,6 +43,7 @@ def validate(config: Config) -> None:
     rule(least <= config.stages <= most, "stages", config.stages, f"{least} to {most} stages are needed")
     if config.splits > 1:
         check_splits(config.splits)
+    assert isinstance(b, GroupQuantised)
     _validate_tiles(config, operator, b)
 
 
@@ -57,12 +58,12 @@ def _validate_tiles(config: Config, operator: QuantisedMMAOp, b: GroupQuantised)
     warps = block.size.N // warp.size.N * (block.size.K // warp.size.K)
     rule(warps == config.warps_per_block, "warps_per_block", config.warps_per_block, "block_shape and compute_warp divide "
          f"columns and K of the block among {warps} warps")
-    rule(b.group % warp.size.K == 0 or warp.size.K == k, "compute_warp", warp, f"a part of K has one scale a column: K is to "
-         f"divide group={b.group}, or to be the operator's {k}")
+    rule(b.group % warp.size.K == 0 or warp.size.K == k, "compute_warp", warp, f"a part of K has one scale a column: K must "
+         f"divide group={b.group}, or be the operator's {k}")
 
 
-def refusal(config_b: GroupQuantised, N: int, K: int, part: int) -> str | None:
-    """Why matrices B of K x N cannot be had in parts of ``part`` along K, or None."""
+def refusal(N: int, K: int, part: int) -> str | None:
+    """Why a B of K x N cannot be had in parts of ``part`` along K, or None."""
     if N % 4 or N < 4:
         return f"N={N}: a lane has four columns, and a multiple of 4 is needed"
     if K % part:
@@ -72,7 +73,6 @@ def refusal(config_b: GroupQuantised, N: int, K: int, part: int) -> str | None:
 
 def check_sizes(config: Config, arrays: Arrays) -> None:
     """Raise ConfigError for a problem that the kernel cannot carry out."""
-    assert isinstance(config.global_b_layout, GroupQuantised)
-    found = refusal(config.global_b_layout, arrays.N, arrays.K, config.compute_warp.size.K) if arrays.M * arrays.N else None
+    found = refusal(arrays.N, arrays.K, config.compute_warp.size.K) if arrays.M * arrays.N else None
     if found is not None:
         raise ConfigError(f"kernel={config.kernel!r}: {found}; leave kernel and operator out")

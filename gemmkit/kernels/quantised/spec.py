@@ -45,7 +45,7 @@ class QuantisedSpec(SimtSpec):
     @cached_property
     def vectors_a(self) -> int:
         """16 bytes of a row that it loads for an operation."""
-        return self.operator.pairs // 4                                    # type: ignore[attr-defined, no-any-return]
+        return self.operator.pairs // 4                                    # type: ignore[attr-defined]
 
     @cached_property
     def loads_a(self) -> int:
