@@ -11,7 +11,7 @@ from gemmkit.kernels.sm80 import family as sm80
 from gemmkit.kernels.sm90 import family as sm90
 
 FAMILIES: dict[str, KernelFamily] = {family.name: family for family in (simt.FAMILY, sm80.FAMILY, sm90.FAMILY,
-                                                                      quantised.FAMILY)}
+                                                                        quantised.FAMILY)}
 
 #: Their device code.
 KERNELS: dict[str, Callable[..., None]] = {name: family.kernel for name, family in FAMILIES.items()}

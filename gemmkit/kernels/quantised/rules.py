@@ -26,8 +26,10 @@ def validate(config: Config) -> None:
     rule(isinstance(operator, QuantisedMMAOp), "operator", operator, f"kernel={config.kernel!r} dequantises in registers; "
          "take operators.QuantisedMMAOp(bits=...)")
     assert isinstance(operator, QuantisedMMAOp)
-    rule(isinstance(b, GroupQuantised) and b.bits == operator.bits, "global_b_layout", b, f"{operator!r} takes a "
-         f"GroupQuantised of {operator.bits} bits, such as gemmkit.quantisation.quantise makes")
+    rule(isinstance(b, GroupQuantised), "global_b_layout", b, f"{operator!r} takes a GroupQuantised, such as "
+         "gemmkit.quantisation.quantise makes")
+    assert isinstance(b, GroupQuantised)
+    rule(b.bits == operator.bits, "operator", operator, f"B has integers of {b.bits} bits")
     rule(type(config.global_a_layout) is RowMajor, "global_a_layout", config.global_a_layout, "rows of A are loaded as they "
          "lie; a RowMajor is needed")
     for name in UNTOUCHED:
@@ -43,7 +45,6 @@ def validate(config: Config) -> None:
     rule(least <= config.stages <= most, "stages", config.stages, f"{least} to {most} stages are needed")
     if config.splits > 1:
         check_splits(config.splits)
-    assert isinstance(b, GroupQuantised)
     _validate_tiles(config, operator, b)
 
 
