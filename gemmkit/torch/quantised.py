@@ -27,7 +27,7 @@ from gemmkit.torch.linear import ACTIVATIONS
 __all__ = ["QuantisedLinear"]
 
 #: What PyTorch computes where a gradient is wanted, for the functions of `ACTIVATIONS`.
-_FUNCTIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu, "tanh": torch.tanh,
+FUNCTIONS = {"relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu, "tanh": torch.tanh,
               "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh")}
 
 
@@ -109,7 +109,7 @@ class QuantisedLinear(torch.nn.Module):
         found = torch.ops.gemmkit.quantised_linear(rows, self.words, self.scales, self.zeros, bias, self.bits, self.group,
                                                    fused)
         if is_recorded and self.activation is not None:
-            found = _FUNCTIONS[self.activation](found)
+            found = FUNCTIONS[self.activation](found)
         return found.view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
