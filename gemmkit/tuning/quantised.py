@@ -33,7 +33,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
     M, N, K = sizes
     if not isinstance(b, GroupQuantised) or type(a) is not RowMajor or a.dtype != F16 or b.dtype != F16:
         return None
-    if device.arch < (8, 0) or products != 1 or not 0 < M <= MOST_ROWS or not _is_alone(infos, fields):
+    if device.arch < (9, 0) or products != 1 or not 0 < M <= MOST_ROWS or not _is_alone(infos, fields):
         return None
     part = _part(b, M)
     if K == 0 or refusal(N, K, part) is not None:
@@ -69,4 +69,4 @@ def _mapping(M: int, N: int, K: int, part: int, device: DeviceInfo) -> dict[str,
     splits = max([n for n in (1, 2, 4, 8) if tiles * n <= device.sm_count and n <= parts], default=1)
     return dict(kernel="quantised", block_shape=Tile(M=rows, N=columns, K=part * warps_k),
                 compute_warp=Tile(M=rows, N=COLUMNS, K=part), warps_per_block=columns // COLUMNS * warps_k, stages=stages,
-                splits=splits if device.arch >= (9, 0) else 1)
+                splits=splits)

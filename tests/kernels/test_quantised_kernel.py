@@ -157,7 +157,7 @@ def test_special_values(rng: np.random.Generator) -> None:
     (dict(global_c_layout=RowMajor(F32)), "global_c_layout=.*Residual"),
     (dict(stages=0), "stages=0"),
     (dict(splits=3), "splits=3"),
-    (dict(compute_warp=Tile(M=16, N=64, K=32), warps_per_block=2), "compute_warp=.*32 columns"),
+    (dict(block_shape=Tile(M=32, N=64, K=64)), "compute_warp=.*all rows of the block"),
     (dict(warps_per_block=3), "warps_per_block=3.*4 warps"),
     (dict(block_shape=Tile(M=16, N=64, K=128), compute_warp=Tile(M=16, N=32, K=64)), "compute_warp=.*group=32"),
     (dict(transform_shared_to_regs_b=gk.transforms.Elementwise(abs)), "transform_shared_to_regs_b=")])

@@ -14,6 +14,7 @@ from gemmkit.kernels.quantised.kernel import quantised
 from gemmkit.kernels.quantised.rules import check_sizes, validate
 from gemmkit.kernels.quantised.spec import QuantisedSpec
 from gemmkit.kernels.simt.gather_sums import ClusterSums
+from gemmkit.tiling import Tile
 
 if TYPE_CHECKING:
     from gemmkit.config import Config
@@ -26,6 +27,8 @@ LOW = 8                                # rows, of which a lane has one
 class Quantised(KernelFamily):
     """One tile a block; warps and blocks of a cluster divide K."""
 
+    is_dependent = True
+
     def validate(self, config: Config) -> None:
         validate(config)
 
@@ -36,11 +39,11 @@ class Quantised(KernelFamily):
         if arrays is not None:
             check_sizes(config, arrays)
             d = stored_by_neighbours(d, arrays.out, arrays.extents("out"), config.epilogue)
-            is_low = arrays.M <= LOW
+            is_low = arrays.M <= LOW and config.compute_warp.MN == Tile(M=16, N=32)
         scheduler = OneTilePerBlock(config.order, config.block_shape, Cluster(splits=config.splits),
                                     ClusterSums() if config.splits > 1 else ALONE)
         return QuantisedSpec(config.block_shape, config.compute_warp, config.warps_per_block, config.operator, a, b, c, d,
                              config.epilogue, config.condition, scheduler, config.has_c, config.stages, is_low)
 
 
-FAMILY = Quantised("quantised", quantised, (8, 0))
+FAMILY = Quantised("quantised", quantised, (9, 0))

@@ -7,6 +7,7 @@ cluster divide K further. A warp's loads do not depend on other warps: there is 
 
 | step | what | where |
 |---|---|---|
+| 0 | a block's part of B into the L2, while the kernel before ends | `ahead` |
 | 1 | B's words, their scales and zeros, and A: global -> registers, ``stages`` k-tiles of a warp ahead | `mainloop` |
 | 2 | integers -> float16; multiply and accumulate | `mainloop` |
 | 3 | the sums of warps that share columns -> registers of the first of them, through shared memory | `sums` |
@@ -24,6 +25,7 @@ from typing import Any
 
 from gemmkit.kernels.common.elements import kept_in_shared, transform_registers
 from gemmkit.kernels.common.work import Place, Work
+from gemmkit.kernels.quantised.ahead import prefetch_b
 from gemmkit.kernels.quantised.mainloop import run
 from gemmkit.kernels.quantised.sums import add_warps
 from gemmkit.kernels.simt.kernel import start_from_nothing
@@ -31,6 +33,7 @@ from gemmkit.lang.products import of_product
 from gemmkit.lang.registers import registers
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import barrier, thread_index, udiv, uniform
+from gemmkit.ptx.warpgroup import grid_launch_dependents, grid_wait
 from gemmkit.tiling import parallelise, translate, translate_offset
 
 __all__ = ["quantised"]
@@ -39,6 +42,7 @@ __all__ = ["quantised"]
 def quantised(spec: Any, a: Any, b: Any, c: Any, d: Any, shape: Any) -> None:
     """D = A B for one tile of D; see the module's table. Launched with ``spec.cluster.splits`` blocks of ``spec.threads`` a
     tile, in clusters of as many."""
+    grid_launch_dependents()
     # 0. Which product of a stack is this block's, which tile of it, and which share of K?
     batch, tile = spec.scheduler.product(spec.scheduler.first())
     stack = spec.scheduler.stack
@@ -52,11 +56,16 @@ def compute_tile(spec: Any, a: Any, b: Any, d: Any, shape: Any, tile: int) -> No
     block_m, block_n = spec.scheduler.place(tile, rank, shape)
     k_begin, k_tiles = spec.scheduler.k_tiles(spec, block_m, block_n, rank, shape)
     warp = uniform(udiv(thread_index(), 32))
+    work = Work(block_m, block_n, 0, k_begin, k_tiles, rank)
     accumulators = registers(spec.operator.fragment_c, spec.fragments_m, spec.fragments_n)
     start_from_nothing(spec, accumulators)
 
+    # 0. B comes into the L2 while the kernel before may still run; then what that wrote may be read.
+    prefetch_b(spec, b, work, shape)
+    grid_wait()
+
     # 1. and 2. Load, dequantise, multiply.
-    run(spec, accumulators, a, b, Work(block_m, block_n, 0, k_begin, k_tiles, rank), warp, shape)
+    run(spec, accumulators, a, b, work, warp, shape)
 
     # 3. and 4. The sums of warps, and of blocks, that share K.
     if spec.warps_k > 1:
@@ -77,7 +86,8 @@ def store_d(spec: Any, accumulators: Any, pointer: Any, place: Place, warp: int)
     """Step 5, for the warps that have the sums."""
     warp_tile = parallelise(spec.block.MN, spec.compute_warp.MN, warp, spec.warps_n)[0]
     for i in range(spec.fragments_m):
-        tile = translate_offset(warp_tile, i * spec.operation.size.M, 0)
-        values = transform_registers(spec.operator, spec.d.to_registers, spec.operator.map_c, accumulators[i, 0],
-                                     translate(tile, place.i, place.j), place)
-        spec.operator.store_d(spec.d.shared, pointer, tile, spec.d.leading(), kept_in_shared(spec, values))
+        for j in range(spec.fragments_n):
+            tile = translate_offset(warp_tile, i * spec.operation.size.M, j * spec.operation.size.N)
+            values = transform_registers(spec.operator, spec.d.to_registers, spec.operator.map_c, accumulators[i, j],
+                                         translate(tile, place.i, place.j), place)
+            spec.operator.store_d(spec.d.shared, pointer, tile, spec.d.leading(), kept_in_shared(spec, values))

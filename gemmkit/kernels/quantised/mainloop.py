@@ -28,7 +28,7 @@ VECTOR = 8                             # float16 in 16 bytes
 
 class Source(NamedTuple):
     """Both operands, and where a lane's elements lie: its first row of A, its first column of B, its first row of B in an
-    operation, and the last row of A."""
+    operation, the last row of A, and the last columns of B."""
 
     a: Any
     b: Any
@@ -36,6 +36,7 @@ class Source(NamedTuple):
     column: Any
     k: Any
     last: Any
+    last_column: Any
 
 
 class Ring(NamedTuple):
@@ -59,9 +60,10 @@ def run(spec: Any, accumulators: Any, a: Any, b: Any, work: Work, warp: int, sha
     """The products of a block's share of K, each warp's added to its accumulators."""
     of_n, of_k, lane = warp % spec.warps_n, udiv(warp, spec.warps_n), lane_index()
     column = work.n + of_n * spec.compute_warp.size.N + udiv(lane, 4) * 4
-    source = Source(a, b, work.m + udiv(lane, 4), min(column, shape.N - 4), lane % 4 * spec.operator.rows, shape.M - 1)
-    ring = Ring(registers(spec.words, spec.stages * spec.slabs), registers(spec.vectors, spec.stages * spec.loads_a),
-                registers(spec.scale_words, spec.stages), registers(spec.zero_words, spec.stages))
+    source = Source(a, b, work.m + udiv(lane, 4), column, lane % 4 * spec.operator.rows, shape.M - 1, shape.N - 4)
+    ring = Ring(registers(spec.words, spec.stages * spec.loads_b), registers(spec.vectors, spec.stages * spec.loads_a),
+                registers(spec.scale_words, spec.stages * spec.fragments_n),
+                registers(spec.zero_words, spec.stages * spec.fragments_n))
     step = spec.block.size.K
     at = work.k_begin + of_k * spec.compute_warp.size.K
     end = min(work.k_begin + work.k_tiles * step, shape.K)
@@ -83,18 +85,30 @@ def fill(_: int, place: int, spec: Any, ring: Ring, source: Source, walk: Walk) 
 
 def load(spec: Any, ring: Ring, source: Source, place: int, k: int) -> None:
     """A part that begins at ``k``, to its place in the ring."""
-    fold(spec.slabs, load_slab_of_words, 0, spec, ring, source, place, k)
-    group = udiv(k + source.k, spec.b.layout.group)
-    ring.scales[place] = load_words(spec.b.layout.scales, 1, (group, source.column), (0, 0), 4)
-    if spec.b.layout.has_zeros:
-        ring.zeros[place] = load_words(spec.b.layout.zeros, 1, (group, source.column), (0, 0), 4)
+    fold(spec.loads_b, load_of_b, 0, spec, ring, source, place, k)
+    fold(spec.fragments_n, load_scales, 0, spec, ring, source, place, udiv(k + source.k, spec.b.layout.group))
     fold(spec.loads_a, load_of_a, 0, spec, ring, source, place, k)
 
 
-def load_slab_of_words(_: int, n: int, spec: Any, ring: Ring, source: Source, place: int, k: int) -> int:
-    row = udiv(k + source.k, spec.operator.rows)
-    ring.words[place * spec.slabs + n] = load_words(source.b, 1, (row, source.column), (4 * n, 0), 4)
+def load_of_b(_: int, n: int, spec: Any, ring: Ring, source: Source, place: int, k: int) -> int:
+    """16 bytes: of the operations along K one after the other, of each its fragments' columns."""
+    slab, fragment = n // spec.fragments_n, n % spec.fragments_n
+    at = udiv(k + source.k, spec.operator.rows), own_column(fragment, spec, source)
+    ring.words[place * spec.loads_b + n] = load_words(source.b, 1, at, (4 * slab, 0), 4)
     return 0
+
+
+def load_scales(_: int, fragment: int, spec: Any, ring: Ring, source: Source, place: int, group: int) -> int:
+    at, n = (group, own_column(fragment, spec, source)), place * spec.fragments_n + fragment
+    ring.scales[n] = load_words(spec.b.layout.scales, 1, at, (0, 0), 4)
+    if spec.b.layout.has_zeros:
+        ring.zeros[n] = load_words(spec.b.layout.zeros, 1, at, (0, 0), 4)
+    return 0
+
+
+def own_column(fragment: int, spec: Any, source: Source) -> int:
+    """The first of a lane's four columns of a fragment."""
+    return min(source.column + fragment * spec.operation.size.N, source.last_column)
 
 
 def load_of_a(_: int, n: int, spec: Any, ring: Ring, source: Source, place: int, k: int) -> int:
@@ -120,32 +134,53 @@ def one_place(_: int, place: int, spec: Any, ring: Ring, accumulators: Any, sour
 
 
 def multiply(spec: Any, ring: Ring, accumulators: Any, place: int) -> None:
-    scales = ring.scales[place]
-    zeros = generate(4, zeros_of, spec, ring, place)
-    fold(spec.slabs, one_slab, 0, spec, ring, accumulators, weave_words((scales, scales)), zeros, place)
+    scales = generate(spec.fragments_n, scales_of, spec, ring, place)
+    zeros = generate(spec.fragments_n, zeros_of, spec, ring, place)
+    fold(spec.slabs, one_slab, 0, spec, ring, accumulators, scales, zeros, place)
 
 
-def zeros_of(column: int, spec: Any, ring: Ring, place: int) -> tuple:
-    """What takes away the zero point of a lane's ``column``-th column."""
+def scales_of(fragment: int, spec: Any, ring: Ring, place: int) -> tuple:
+    """The scales of a lane's four columns, each in both halves of a word."""
+    scales = ring.scales[place * spec.fragments_n + fragment]
+    return weave_words((scales, scales))
+
+
+def zeros_of(fragment: int, spec: Any, ring: Ring, place: int) -> tuple:
+    """What takes away the zero points of a lane's four columns."""
+    return generate(4, zeros_of_column, spec, ring, place * spec.fragments_n + fragment)
+
+
+def zeros_of_column(column: int, spec: Any, ring: Ring, at: int) -> tuple:
     if spec.b.layout.has_zeros:
-        return zero_words(spec.operator.bits, ring.zeros[place][0] >> np.uint32(8 * column) & np.uint32(0xFF))
+        return zero_words(spec.operator.bits, ring.zeros[at][0] >> np.uint32(8 * column) & np.uint32(0xFF))
     return zero_words(spec.operator.bits, spec.b.layout.middle)
 
 
-def one_slab(_: int, n: int, spec: Any, ring: Ring, accumulators: Any, scales: tuple, zeros: tuple, place: int) -> int:
-    """An operation along K, of all rows."""
-    b = generate(4, dequantised, spec, ring.words[place * spec.slabs + n], zeros, scales)
-    fold(spec.fragments_m, one_fragment, 0, spec, ring, accumulators, b, place * spec.slabs + n)
+def one_slab(_: int, slab: int, spec: Any, ring: Ring, accumulators: Any, scales: tuple, zeros: tuple, place: int) -> int:
+    """An operation along K, of all rows and columns."""
+    n = place * spec.slabs + slab
+    b = generate(spec.fragments_n, dequantised, spec, ring, n, zeros, scales)
+    fold(spec.fragments_m, one_fragment, 0, spec, ring, accumulators, b, n)
     return 0
 
 
-def dequantised(column: int, spec: Any, words: tuple, zeros: tuple, scales: tuple) -> tuple:
+def dequantised(fragment: int, spec: Any, ring: Ring, slab: int, zeros: tuple, scales: tuple) -> tuple:
+    return generate(4, dequantised_column, spec, ring.words[slab * spec.fragments_n + fragment], zeros[fragment],
+                    scales[fragment])
+
+
+def dequantised_column(column: int, spec: Any, words: tuple, zeros: tuple, scales: tuple) -> tuple:
     return dequantise_word(spec.operator.bits, words[column], zeros[column], scales[column])
 
 
 def one_fragment(_: int, m: int, spec: Any, ring: Ring, accumulators: Any, b: tuple, slab: int) -> int:
-    a = generate(2, pairs_of_row, spec, ring, slab, m)
-    accumulators[m, 0] = spec.operator.mma(a, b, accumulators[m, 0])
+    """A fragment's rows by all columns."""
+    fold(spec.fragments_n, one_product, 0, spec, accumulators, generate(2, pairs_of_row, spec, ring, slab, m), b, m)
+    return 0
+
+
+def one_product(_: int, n: int, spec: Any, accumulators: Any, a: tuple, b: tuple, m: int) -> int:
+    accumulators[m, n] = spec.operator.mma(a, b[n], accumulators[m, n])
     return 0
 
 

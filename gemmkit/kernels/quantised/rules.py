@@ -54,8 +54,7 @@ def _validate_tiles(config: Config, operator: QuantisedMMAOp, b: GroupQuantised)
     divides(Tile(M=m, N=n, K=k), warp, "operator", f"compute_warp={warp!r} must be a multiple of the operator's "
             f"{m}x{n}x{k}", operator)
     divides(warp, block, "compute_warp", f"block_shape={block!r} must be a multiple of it")
-    rule(warp.size.N == n and warp.size.M == block.size.M, "compute_warp", warp, f"a warp has all rows of the block and {n} "
-         f"columns, N={n} and M={block.size.M}")
+    rule(warp.size.M == block.size.M, "compute_warp", warp, f"a warp has all rows of the block, M={block.size.M}")
     warps = block.size.N // warp.size.N * (block.size.K // warp.size.K)
     rule(warps == config.warps_per_block, "warps_per_block", config.warps_per_block, "block_shape and compute_warp divide "
          f"columns and K of the block among {warps} warps")

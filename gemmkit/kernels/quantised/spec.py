@@ -48,9 +48,24 @@ class QuantisedSpec(SimtSpec):
         return self.operator.pairs // 4                                    # type: ignore[attr-defined]
 
     @cached_property
+    def loads_b(self) -> int:
+        """16 bytes of B that a lane loads for a part."""
+        return self.slabs * self.fragments_n
+
+    @cached_property
     def loads_a(self) -> int:
         """All that it loads of A for a part."""
         return self.slabs * self.rows_a * self.vectors_a
+
+    @cached_property
+    def pieces_of_fragment(self) -> int:
+        """A lane's sums of an operation, in pieces that are moved at a time."""
+        return self.operator.fragment_c.count // self.sums_width
+
+    @cached_property
+    def pieces(self) -> int:
+        """Those of all rows; of 8 rows at most, the first half of an operation's."""
+        return self.pieces_of_fragment // 2 if self.is_low else self.fragments_m * self.fragments_n * self.pieces_of_fragment
 
     @cached_property
     def words(self) -> Fragment:
