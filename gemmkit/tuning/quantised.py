@@ -21,9 +21,10 @@ from gemmkit.tuning.mappings import MAPPING_FIELDS, is_untouched
 
 __all__ = ["choice"]
 
-ROWS, COLUMNS = 16, 32                 # of an operation
+ROWS, COLUMNS = 8, 32                  # of an operation
+FEW = 16                               # rows, of which a warp has all and a group of B's rows at a time
 MOST_ROWS = 256                        # of A
-PART = 128                             # along K that a warp has at a time, of up to 16 rows
+PART = 128                             # along K that a warp has at a time, of so few rows
 VECTOR = 16                            # bytes at whose multiples rows must begin for loads of that many
 
 
@@ -52,16 +53,16 @@ def _is_alone(infos: dict[str, ArrayInfo | None], fields: dict[str, Any]) -> boo
 def _part(b: GroupQuantised, M: int) -> int:
     """A warp's part of a k-tile: a group of rows with one scale, or as much of it as registers hold."""
     k = QuantisedMMAOp(b.bits).K
-    most = PART if M <= ROWS else k
+    most = PART if M <= FEW else 2 * k
     return max(math.gcd(b.group, most), k)
 
 
 def _mapping(M: int, N: int, K: int, part: int, device: DeviceInfo) -> dict[str, Any]:
     """Tiles, warps, and blocks that share K."""
-    if M <= ROWS:
-        rows, columns, warps_k, stages = ROWS, COLUMNS, 8, 1
+    if M <= FEW:
+        rows, columns, warps_k, stages = ROWS if M <= ROWS else FEW, COLUMNS, 8, 1
     else:
-        rows, columns, warps_k, stages = 2 * ROWS, 4 * COLUMNS, 4, 2
+        rows, columns, warps_k, stages = 4 * ROWS, 4 * COLUMNS, 4, 1
     while warps_k > 1 and warps_k * part > K:
         warps_k //= 2
     tiles = -(-M // rows) * -(-N // columns)

@@ -80,7 +80,7 @@ def test_products(machine: Any, m: int, bits: int, part: int, group: int, symmet
     k = 5 * 128
     b = weights(rng, k, 36, bits, group, symmetric)
     a = whole(rng, (m, k), F16, 2)
-    conf = mapping(b, 16 if m <= 16 else 32, 32 * warps[0], part * warps[1], part, stages=stages, splits=splits)
+    conf = mapping(b, 8 if m <= 8 else 16, 32 * warps[0], part * warps[1], part, stages=stages, splits=splits)
     assert np.array_equal(product(machine, a, b, conf), expected(a, b))
 
 
@@ -197,7 +197,7 @@ def test_its_code(bits: int, rows: int) -> None:
     assert made.usage.spill_stores == made.usage.spill_loads == made.usage.stack_bytes == 0
     counts = made.instructions
     slabs = conf.stages * conf.compute_warp.size.K // conf.operator.shape[2]
-    loaded = slabs * (1 if rows <= 8 else conf.block_shape.size.M // 8) * (4 // bits) + slabs
+    loaded = slabs * conf.block_shape.size.M // 8 * (4 // bits) + slabs
     assert made.sass.count("LDG.E.128") == 2 * loaded, counts
     pairs = slabs * 4 * 16 // bits
     halves = sum(count for name, count in counts.items() if name.startswith(("HMUL2", "HADD2", "HFMA2")))

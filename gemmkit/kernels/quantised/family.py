@@ -14,15 +14,11 @@ from gemmkit.kernels.quantised.kernel import quantised
 from gemmkit.kernels.quantised.rules import check_sizes, validate
 from gemmkit.kernels.quantised.spec import QuantisedSpec
 from gemmkit.kernels.simt.gather_sums import ClusterSums
-from gemmkit.tiling import Tile
 
 if TYPE_CHECKING:
     from gemmkit.config import Config
 
 __all__ = ["FAMILY"]
-
-LOW = 8                                # rows, of which a lane has one
-
 
 class Quantised(KernelFamily):
     """One tile a block; warps and blocks of a cluster divide K."""
@@ -35,15 +31,13 @@ class Quantised(KernelFamily):
     def specialise(self, config: Config, operands: tuple[Operand, Operand, Operand, Operand],
                    arrays: Arrays | None) -> QuantisedSpec:
         a, b, c, d = operands
-        is_low = False
         if arrays is not None:
             check_sizes(config, arrays)
             d = stored_by_neighbours(d, arrays.out, arrays.extents("out"), config.epilogue)
-            is_low = arrays.M <= LOW and config.compute_warp.MN == Tile(M=16, N=32)
         scheduler = OneTilePerBlock(config.order, config.block_shape, Cluster(splits=config.splits),
                                     ClusterSums() if config.splits > 1 else ALONE)
         return QuantisedSpec(config.block_shape, config.compute_warp, config.warps_per_block, config.operator, a, b, c, d,
-                             config.epilogue, config.condition, scheduler, config.has_c, config.stages, is_low)
+                             config.epilogue, config.condition, scheduler, config.has_c, config.stages)
 
 
 FAMILY = Quantised("quantised", quantised, (9, 0))

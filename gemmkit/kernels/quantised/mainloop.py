@@ -5,7 +5,7 @@ operations along K. The ring has a place for each of ``stages`` parts. A place i
 multiplied, so that nothing waits for the slowest warp.
 
 Rows of A beyond the last are read as the last one, and columns of B beyond the last as the last four: what they give is
-never stored. Of up to 8 rows, those that an instruction has from 8 on are the first ones again, which costs no load.
+never stored.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def own_column(fragment: int, spec: Any, source: Source) -> int:
 
 def load_of_a(_: int, n: int, spec: Any, ring: Ring, source: Source, place: int, k: int) -> int:
     """16 bytes: of the operations along K one after the other, of each the lane's rows, of each its places along K."""
-    slab, row, vector = n // (spec.rows_a * spec.vectors_a), n // spec.vectors_a % spec.rows_a, n % spec.vectors_a
+    slab, row, vector = n // (spec.fragments_m * spec.vectors_a), n // spec.vectors_a % spec.fragments_m, n % spec.vectors_a
     ahead = slab * spec.operation.size.K + vector * VECTOR
     ring.a[place * spec.loads_a + n] = load_words(source.a, 1, (min(source.row + 8 * row, source.last), k + source.k),
                                                   (0, ahead), VECTOR)
@@ -175,7 +175,7 @@ def dequantised_column(column: int, spec: Any, words: tuple, zeros: tuple, scale
 
 def one_fragment(_: int, m: int, spec: Any, ring: Ring, accumulators: Any, b: tuple, slab: int) -> int:
     """A fragment's rows by all columns."""
-    fold(spec.fragments_n, one_product, 0, spec, accumulators, generate(2, pairs_of_row, spec, ring, slab, m), b, m)
+    fold(spec.fragments_n, one_product, 0, spec, accumulators, pairs_of_row(spec, ring, slab * spec.fragments_m + m), b, m)
     return 0
 
 
@@ -184,10 +184,9 @@ def one_product(_: int, n: int, spec: Any, accumulators: Any, a: tuple, b: tuple
     return 0
 
 
-def pairs_of_row(half: int, spec: Any, ring: Ring, slab: int, m: int) -> tuple:
-    """The lane's places along K of its row of a fragment's upper or lower half, in the pairs that B has."""
-    row = 2 * m + half if spec.rows_a > 1 else 0
-    words = join(generate(spec.vectors_a, vector_of, ring, (slab * spec.rows_a + row) * spec.vectors_a))
+def pairs_of_row(spec: Any, ring: Ring, row: int) -> tuple:
+    """The lane's places along K of its row of a fragment, in the pairs that B has."""
+    words = join(generate(spec.vectors_a, vector_of, ring, row * spec.vectors_a))
     return weave_words((generate(spec.operator.pairs // 2, word_of, words, 0),
                         generate(spec.operator.pairs // 2, word_of, words, spec.operator.pairs // 2)))
 

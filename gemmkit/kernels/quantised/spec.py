@@ -17,10 +17,9 @@ WORD = np.dtype(np.uint32)
 
 @dataclass(frozen=True)
 class QuantisedSpec(SimtSpec):
-    """``stages`` parts of a warp are on their way. ``is_low``: A has 8 rows at most, and a lane loads one of them."""
+    """``stages`` parts of a warp are on their way."""
 
     stages: int = 1
-    is_low: bool = False
 
     @cached_property
     def warps_n(self) -> int:
@@ -38,11 +37,6 @@ class QuantisedSpec(SimtSpec):
         return self.steps_k
 
     @cached_property
-    def rows_a(self) -> int:
-        """Rows of A that a lane loads."""
-        return 1 if self.is_low else 2 * self.fragments_m
-
-    @cached_property
     def vectors_a(self) -> int:
         """16 bytes of a row that it loads for an operation."""
         return self.operator.pairs // 4                                    # type: ignore[attr-defined]
@@ -55,7 +49,7 @@ class QuantisedSpec(SimtSpec):
     @cached_property
     def loads_a(self) -> int:
         """All that it loads of A for a part."""
-        return self.slabs * self.rows_a * self.vectors_a
+        return self.slabs * self.fragments_m * self.vectors_a
 
     @cached_property
     def pieces_of_fragment(self) -> int:
@@ -64,8 +58,8 @@ class QuantisedSpec(SimtSpec):
 
     @cached_property
     def pieces(self) -> int:
-        """Those of all rows; of 8 rows at most, the first half of an operation's."""
-        return self.pieces_of_fragment // 2 if self.is_low else self.fragments_m * self.fragments_n * self.pieces_of_fragment
+        """Those of all operations of a warp."""
+        return self.fragments_m * self.fragments_n * self.pieces_of_fragment
 
     @cached_property
     def words(self) -> Fragment:

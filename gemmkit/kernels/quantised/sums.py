@@ -40,9 +40,7 @@ def add_warps(spec: Any, accumulators: Any, warp: int) -> None:
 
 def put_piece(values: tuple, n: int, fragment: int, spec: Any, warp: int) -> None:
     piece = fragment * spec.pieces_of_fragment + n
-    if piece < spec.pieces:
-        store_shared(shared(spec.operator.fragment_c.dtype, 0), place_of(spec, warp, 0), piece * 32 * spec.sums_width,
-                     values)
+    store_shared(shared(spec.operator.fragment_c.dtype, 0), place_of(spec, warp, 0), piece * 32 * spec.sums_width, values)
 
 
 def add_peer(sums: tuple, n: int, spec: Any, first: int, piece: int) -> tuple:
@@ -51,8 +49,7 @@ def add_peer(sums: tuple, n: int, spec: Any, first: int, piece: int) -> tuple:
 
 
 def fetch_piece(n: int, fragment: int, spec: Any, warp: int) -> tuple:
-    """A piece of a fragment: rows that A has not are those that it has."""
-    return load_piece(spec, warp, (fragment * spec.pieces_of_fragment + n) % spec.pieces)
+    return load_piece(spec, warp, fragment * spec.pieces_of_fragment + n)
 
 
 def load_piece(spec: Any, warp: int, piece: int) -> tuple:
