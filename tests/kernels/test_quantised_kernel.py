@@ -94,7 +94,8 @@ def test_products_as_compiled(bits: int, symmetric: bool, m: int, rng: np.random
 
 # -- as a call chooses ----------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("m", "n", "k", "bits", "group"), [(1, 32, 128, 4, 128), (16, 4, 64, 4, 8), (33, 132, 192, 2, 64)])
+@pytest.mark.parametrize(("m", "n", "k", "bits", "group"), [(1, 32, 128, 4, 128), (16, 4, 64, 4, 8), (33, 132, 192, 2, 64),
+                                                            (65, 36, 64, 4, 8)])
 def test_a_call_takes_it(m: int, n: int, k: int, bits: int, group: int, rng: np.random.Generator) -> None:
     b, a = weights(rng, k, n, bits, group, True), whole(rng, (m, k), F16, 2)
     bias, out = whole(rng, (n,), F32), poison((m, n), F32)
@@ -106,10 +107,10 @@ def test_a_call_takes_it(m: int, n: int, k: int, bits: int, group: int, rng: np.
     assert np.array_equal(out, np.maximum(expected(a, b) + bias, 0))
 
 
-@pytest.mark.parametrize("case", ["columns", "part", "rows of A", "C", "transform", "a view of B", "many rows"])
+@pytest.mark.parametrize("case", ["columns", "part", "rows of A", "C", "transform", "a view of B"])
 def test_what_it_does_not_take_is_right(case: str, rng: np.random.Generator) -> None:
     """By the layout's own dequantisation."""
-    m, n, k = (257 if case == "many rows" else 3), (33 if case == "columns" else 32), (24 if case == "part" else 64)
+    m, n, k = 3, (33 if case == "columns" else 32), (24 if case == "part" else 64)
     b, a = weights(rng, k, n, 4, 8, True), whole(rng, (m, k), F16, 2)
     more: dict[str, Any] = {}
     c = whole(rng, (m, n), F32) if case == "C" else None
@@ -197,8 +198,8 @@ def test_its_code(bits: int, rows: int) -> None:
     assert made.usage.spill_stores == made.usage.spill_loads == made.usage.stack_bytes == 0
     counts = made.instructions
     slabs = conf.stages * conf.compute_warp.size.K // conf.operator.shape[2]
-    loaded = slabs * conf.block_shape.size.M // 8 * (4 // bits) + slabs
+    loaded = slabs * (conf.block_shape.size.M // 8 * (4 // bits) + conf.compute_warp.size.N // 32)
     assert made.sass.count("LDG.E.128") == 2 * loaded, counts
-    pairs = slabs * 4 * 16 // bits
+    pairs = slabs * conf.compute_warp.size.N // 8 * 16 // bits
     halves = sum(count for name, count in counts.items() if name.startswith(("HMUL2", "HADD2", "HFMA2")))
     assert 2 * pairs <= halves <= 2 * pairs + 40, counts

@@ -1,8 +1,8 @@
 """Step 3 of `quantised`: the sums of warps that have the same columns become those of the first of them.
 
 All warps put theirs into shared memory, 16 bytes of each lane in a piece. Then each warp adds up some of the pieces, over
-all warps in their order, so that the same call gives the same bits; and the first warp fetches what was added up: alone it
-would load and add for as long as all warps together load B.
+all warps in their order, so that the same call gives the same bits; and the first warp fetches what was added up. Alone it
+would load all other warps' sums one after the other.
 """
 
 from __future__ import annotations
