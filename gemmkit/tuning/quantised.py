@@ -50,7 +50,7 @@ def choice(a: Layout, b: Layout, infos: dict[str, ArrayInfo | None], fields: dic
         return None
     if any(info is None or alignment(info) % VECTOR for info in (infos["a"], infos["b"])):
         return None
-    return QuantisedMMAOp(b.bits), _mapping(M, N, K, part, device)
+    return QuantisedMMAOp(b.bits), _mapping(M, N, K, b.bits, part, device)
 
 
 def _is_alone(infos: dict[str, ArrayInfo | None], fields: dict[str, Any]) -> bool:
@@ -62,15 +62,15 @@ def _is_alone(infos: dict[str, ArrayInfo | None], fields: dict[str, Any]) -> boo
 def _part(b: GroupQuantised, M: int) -> int:
     """A warp's part of a k-tile: a group of rows with one scale, or as much of it as registers hold."""
     k = QuantisedMMAOp(b.bits).K
-    most = 128 if M <= ROWS else 2 * k if M <= FEW else 64 if M <= SOME else k
+    most = 128 if M <= ROWS else 2 * k if M <= FEW else 64 if M <= SOME or b.bits == 2 else k
     return max(math.gcd(b.group, most), k)
 
 
-def _mapping(M: int, N: int, K: int, part: int, device: DeviceInfo) -> dict[str, Any]:
-    """Tiles, warps, and blocks that share K."""
+def _mapping(M: int, N: int, K: int, bits: int, part: int, device: DeviceInfo) -> dict[str, Any]:
+    """Tiles, warps, and blocks that share K. (With 64 rows 2 bits, whose operations are longer, spill.)"""
     if M <= FEW:
         rows, columns, warp, warps_k = ROWS if M <= ROWS else FEW, COLUMNS, COLUMNS, 16
-    elif M <= SOME:
+    elif M <= SOME or bits == 2:
         rows, columns, warp, warps_k = 4 * ROWS, 2 * COLUMNS, 2 * COLUMNS, 8
     else:
         rows, columns, warp, warps_k = 8 * ROWS, 4 * COLUMNS, 2 * COLUMNS, 4
