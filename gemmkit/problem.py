@@ -31,6 +31,7 @@ from gemmkit.transforms import Transform
 from gemmkit.tuning import algebras, boxes, gathered, hopper, mappings, multistage_mappings, store, swapped, winners
 from gemmkit.tuning.candidates import Candidate
 from gemmkit.tuning.operators import algebra_of, embed, new_layout, operator_for, result_dtype, sized
+from gemmkit.tuning.quantised import choice as choice_of_quantised
 from gemmkit.vectors import Vectors
 
 HOST = -1
@@ -301,6 +302,7 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     asked: dict[str, Callable[[], Any]] = {
         "winners": lambda: winners.choice(a, b, infos, fields, sizes, device, products),
         "boxes": lambda: boxes.choice(a, b, infos, fields, sizes, device, products),
+        "quantised": lambda: choice_of_quantised(a, b, infos, fields, sizes, device, products),
         "multistage": lambda: multistage_mappings.choice(a, b, fields, sizes, device, products),
         "gathered": lambda: gathered.choice(a, b, infos, fields, sizes, device, products),
         "hopper": lambda: (hopper.choice(a, b, infos, fields, sizes, device, products, c=c, d=layouts["d"])

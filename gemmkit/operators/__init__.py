@@ -5,9 +5,10 @@ from gemmkit.operators.base import Operator
 from gemmkit.operators.box_mma import BoxMMAOp
 from gemmkit.operators.fpu import FPUOp
 from gemmkit.operators.mma import MMAOp
+from gemmkit.operators.quantised_mma import QuantisedMMAOp
 from gemmkit.operators.semiring import LOG_SUM_EXP, MAX_PLUS, MAX_TIMES, MIN_PLUS, OR_AND, Semiring
 from gemmkit.operators.wgmma import WGMMAOp
 from gemmkit.operators.wmma import WMMAOp
 
 __all__ = ["COMPLEX", "DUAL", "LOG_SUM_EXP", "MAX_PLUS", "MAX_TIMES", "MIN_PLUS", "OR_AND", "QUATERNION", "SPLIT_COMPLEX",
-           "Algebra", "BoxMMAOp", "FPUOp", "MMAOp", "Operator", "Semiring", "WGMMAOp", "WMMAOp", "dual"]
+           "Algebra", "BoxMMAOp", "FPUOp", "MMAOp", "Operator", "QuantisedMMAOp", "Semiring", "WGMMAOp", "WMMAOp", "dual"]

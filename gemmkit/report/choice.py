@@ -21,6 +21,8 @@ REASONS = {
     "winners": ("the table that ships has a measured mapping for these sizes, faster than the model's by 7 % or more",
                 "gemmkit/tuning/winners.py"),
     "boxes": ("A and B are contiguous along different indices of K, and are copied as boxes", "gemmkit/tuning/boxes.py"),
+    "quantised": ("B has 2- or 4-bit words with group scales, which are dequantised in registers",
+                  "gemmkit/tuning/quantised.py"),
     "multistage": ("the least modelled time among the mappings of mma.sync and of the ordinary units with a ring of stages",
                    "gemmkit/tuning/multistage_mappings.py"),
     "gathered": ("TMA cannot take the rows of A or B, and another kernel hides their copies better",

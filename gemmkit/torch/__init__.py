@@ -11,6 +11,7 @@ computed in the emulator (``with gemmkit.emulate():``), so that operators can be
 
 from gemmkit.torch.linear import Linear
 from gemmkit.torch.operators import Product, op
+from gemmkit.torch.quantised import QuantisedLinear
 from gemmkit.torch.recorded import matmul
 
-__all__ = ["Linear", "Product", "matmul", "op"]
+__all__ = ["Linear", "Product", "QuantisedLinear", "matmul", "op"]

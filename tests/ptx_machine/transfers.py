@@ -166,7 +166,7 @@ def copy_async(machine: Any, i: Instruction) -> Any:
     return act
 
 
-@effect("membar", "fence", "prefetch")
+@effect("membar", "fence", "prefetch", "griddepcontrol")
 def nothing(machine: Any, i: Instruction) -> Any:
     """Threads go in step here: memory is as it was written."""
     return lambda mask: None

@@ -1,0 +1,205 @@
+"""B of 2 and 4 bits with a few rows of A: the kernel that dequantises in registers. Elements of A are small whole numbers and
+scales powers of two, so that every result is exactly right or wrong; D is poisoned before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit import epilogues, inspection
+from gemmkit.layouts import ColMajor, GroupQuantised, RowMajor
+from gemmkit.matrices import Matrix
+from gemmkit.operators import MMAOp, QuantisedMMAOp
+from gemmkit.quantisation import dequantise
+from gemmkit.runtime.device import H100
+from gemmkit.tiling import Tile
+from tests.ptx_machine.compare import PTX
+from tests.support.machines import MACHINES, on_machines, poison, whole
+
+pytestmark = pytest.mark.sample(8)
+
+F16, F32 = np.dtype("f2"), np.dtype("f4")
+WORD = 32
+_EMULATOR = MACHINES["emulator"]
+
+
+def weights(rng: np.random.Generator, k: int, n: int, bits: int, group: int, symmetric: bool) -> Matrix:
+    """All words, scales of 1/2, 1 and 2, and any zeros."""
+    scales = rng.choice([0.5, 1, 2], (k // group, n)).astype(F16)
+    zeros = None if symmetric else rng.integers(0, 1 << bits, (k // group, n)).astype(np.uint8)
+    words = rng.integers(0, 2**32, (k * bits // WORD, n), dtype=np.uint32)
+    return Matrix(words, GroupQuantised(F16, scales, bits, group, zeros))
+
+
+def at(machine: Any, b: Matrix) -> Matrix:
+    """The matrix where the machine multiplies."""
+    layout: Any = b.layout
+    zeros = None if layout.zeros is None else machine.array(layout.zeros)
+    return Matrix(machine.array(b.array), replace(layout, scales=machine.array(layout.scales), zeros=zeros))
+
+
+def mapping(b: Matrix, m: int, n: int, k: int, part: int, **fields: Any) -> gk.Config:
+    """A block of m x n with k of K, divided into parts of 32 columns and ``part`` of K."""
+    layout: Any = b.layout
+    given: dict[str, Any] = dict(
+        operator=QuantisedMMAOp(layout.bits), kernel="quantised", global_a_layout=RowMajor(F16), global_b_layout=layout,
+        global_d_layout=RowMajor(F32), block_shape=Tile(M=m, N=n, K=k), compute_warp=Tile(M=m, N=32, K=part),
+        warps_per_block=n // 32 * (k // part), device=H100)
+    return gk.get_config(**{**given, **fields})
+
+
+def product(machine: Any, a: np.ndarray, b: Matrix, conf: Any = None, **keywords: Any) -> np.ndarray:
+    out = machine.array(poison((a.shape[0], b.shape[1]), F32))
+    of_b = at(machine, b)
+    with machine.session():
+        if conf is None:
+            gk.matmul(machine.array(a), of_b, out=out, **keywords)
+        else:
+            gk.matmul(machine.array(a), of_b.array, out=out, conf=replace(conf, global_b_layout=of_b.layout), **keywords)
+    return np.asarray(machine.numpy(out))
+
+
+def expected(a: np.ndarray, b: Matrix) -> np.ndarray:
+    return np.asarray(a.astype("f8") @ dequantise(b).astype(F16).astype("f8"))
+
+
+# -- by mappings ----------------------------------------------------------------------------------------------------------
+
+@on_machines
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(("bits", "part", "group"), [(4, 32, 8), (4, 64, 64), (2, 64, 16), (2, 64, 128)])
+@pytest.mark.parametrize("m", [1, 8, 19])
+@pytest.mark.parametrize(("warps", "stages", "splits"), [((1, 2), 1, 1), ((2, 1), 3, 1), ((1, 2), 2, 2)])
+def test_products(machine: Any, m: int, bits: int, part: int, group: int, symmetric: bool, warps: tuple[int, int], stages: int,
+                  splits: int, rng: np.random.Generator) -> None:
+    """Warps along N and K, rounds of the ring that end within it, blocks that share K; columns and rows beyond the last."""
+    k = 5 * 128
+    b = weights(rng, k, 36, bits, group, symmetric)
+    a = whole(rng, (m, k), F16, 2)
+    conf = mapping(b, 8 if m <= 8 else 16, 32 * warps[0], part * warps[1], part, stages=stages, splits=splits)
+    assert np.array_equal(product(machine, a, b, conf), expected(a, b))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("bits", "symmetric", "m"), [(4, True, 3), (2, False, 17)])
+def test_products_as_compiled(bits: int, symmetric: bool, m: int, rng: np.random.Generator) -> None:
+    """By the PTX of the kernel."""
+    b, a = weights(rng, 256, 36, bits, 64, symmetric), whole(rng, (m, 256), F16, 2)
+    assert np.array_equal(product(PTX, a, b), expected(a, b))
+
+
+# -- as a call chooses ----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("m", "n", "k", "bits", "group"), [(1, 32, 128, 4, 128), (16, 4, 64, 4, 8), (33, 132, 192, 2, 64),
+                                                            (65, 36, 64, 4, 8)])
+def test_a_call_takes_it(m: int, n: int, k: int, bits: int, group: int, rng: np.random.Generator) -> None:
+    b, a = weights(rng, k, n, bits, group, True), whole(rng, (m, k), F16, 2)
+    bias, out = whole(rng, (n,), F32), poison((m, n), F32)
+    with gk.emulate():
+        after = epilogues.Bias(bias) | epilogues.ReLU()
+        plan = gk.plan(a, b, out=out, epilogue=after)
+        gk.matmul(a, b, out=out, epilogue=after)
+    assert plan.config.kernel == "quantised"
+    assert np.array_equal(out, np.maximum(expected(a, b) + bias, 0))
+
+
+@pytest.mark.parametrize("case", ["columns", "part", "rows of A", "C", "transform", "a view of B"])
+def test_what_it_does_not_take_is_right(case: str, rng: np.random.Generator) -> None:
+    """By the layout's own dequantisation."""
+    m, n, k = 3, (33 if case == "columns" else 32), (24 if case == "part" else 64)
+    b, a = weights(rng, k, n, 4, 8, True), whole(rng, (m, k), F16, 2)
+    more: dict[str, Any] = {}
+    c = whole(rng, (m, n), F32) if case == "C" else None
+    if case == "rows of A":
+        a = np.asfortranarray(a)
+    if case == "transform":
+        more["transform_global_to_shared_a"] = gk.transforms.Elementwise(lambda x: x + x)
+    if case == "a view of B":
+        b = Matrix(np.concatenate([b.array[:, :1], b.array], axis=1)[:, 1:], b.layout)
+    out = poison((m, n), F32)
+    with gk.emulate():
+        plan = gk.plan(a, b, c, out=out, **more)
+        gk.matmul(a, b, c, out=out, **more)
+    assert plan.config.kernel != "quantised"
+    wanted = expected(a, Matrix(np.ascontiguousarray(b.array), b.layout))
+    assert np.array_equal(out, (2 * wanted if case == "transform" else wanted) + (0 if c is None else c))
+
+
+@pytest.mark.parametrize("sizes", [(0, 32, 64), (3, 0, 64), (3, 32, 0)])
+def test_nothing(sizes: tuple[int, int, int], rng: np.random.Generator) -> None:
+    m, n, k = sizes
+    b, a = weights(rng, k, n, 4, 32, True), whole(rng, (m, k), F16)
+    assert np.array_equal(product(_EMULATOR, a, b), np.zeros((m, n)))
+
+
+def test_special_values(rng: np.random.Generator) -> None:
+    """A row with a NaN is NaN, others are not touched by it; an infinite scale is one."""
+    b, a = weights(rng, 64, 32, 4, 32, True), whole(rng, (3, 64), F16)
+    a[1, 5] = np.nan
+    layout: Any = b.layout
+    layout.scales[0, 7] = np.inf
+    b.array[0, 7] = 0                                                         # -8 times infinity
+    a[:, 0] = 1
+    found = product(_EMULATOR, a, b)
+    assert np.isnan(found[1]).all() and np.isfinite(np.delete(found[[0, 2]], 7, axis=1)).all()
+    assert not np.isfinite(found[[0, 2], 7]).any()
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("fields", "said"), [
+    (dict(operator=MMAOp()), "operator=.*QuantisedMMAOp"),
+    (dict(operator=QuantisedMMAOp(2)), r"operator=QuantisedMMAOp\(2\).*4 bits"),
+    (dict(global_a_layout=ColMajor(F16)), "global_a_layout=.*RowMajor"),
+    (dict(global_c_layout=RowMajor(F32)), "global_c_layout=.*Residual"),
+    (dict(stages=0), "stages=0"),
+    (dict(splits=3), "splits=3"),
+    (dict(block_shape=Tile(M=32, N=64, K=64)), "compute_warp=.*all rows of the block"),
+    (dict(warps_per_block=3), "warps_per_block=3.*4 warps"),
+    (dict(block_shape=Tile(M=16, N=64, K=128), compute_warp=Tile(M=16, N=32, K=64)), "compute_warp=.*group=32"),
+    (dict(transform_shared_to_regs_b=gk.transforms.Elementwise(abs)), "transform_shared_to_regs_b=")])
+def test_configurations(fields: dict[str, Any], said: str, rng: np.random.Generator) -> None:
+    b = weights(rng, 128, 64, 4, 32, True)
+    with pytest.raises(gk.ConfigError, match=said):
+        mapping(b, 16, 64, 64, 32, **fields)
+
+
+def test_problems(rng: np.random.Generator) -> None:
+    for k, n, said in ((64, 33, "N=33.*multiple of 4"), (40, 32, "K=40")):
+        b = weights(rng, k, n, 4, 8, True)
+        with pytest.raises(gk.ConfigError, match=said):
+            product(_EMULATOR, np.ones((1, k), F16), b, mapping(b, 16, 32, 32, 32))
+
+
+def test_other_kernels_refuse_the_operator() -> None:
+    for kernel in ("singlestage", "multistage"):
+        with pytest.raises(gk.ConfigError, match="kernel='quantised'"):
+            gk.get_config(operator=QuantisedMMAOp(), kernel=kernel, global_a_layout=RowMajor(F16), device=H100)
+    with pytest.raises(ValueError, match="bits=3"):
+        QuantisedMMAOp(3)
+
+
+# -- machine code ---------------------------------------------------------------------------------------------------------
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("bits", "rows"), [(4, 1), pytest.param(4, 16, marks=pytest.mark.thorough),
+                                             pytest.param(2, 1, marks=pytest.mark.thorough), (4, 64)])
+def test_its_code(bits: int, rows: int) -> None:
+    """Nothing is spilled, words come 16 bytes at a time, and an integer takes 1.6 instructions to become a float16."""
+    b = Matrix(np.zeros((4096 * bits // WORD, 4096), np.uint32), GroupQuantised(F16, np.ones((32, 4096), F16), bits, 128))
+    with gk.emulate():
+        conf = gk.plan(np.ones((rows, 4096), F16), b, out=np.empty((rows, 4096), F16)).config
+    assert conf.kernel == "quantised"
+    made = inspection.compile_config(conf, device=H100, gemm_shape=dict(M=rows, N=4096, K=4096), operands=dict(b=b.array))
+    assert made.usage.spill_stores == made.usage.spill_loads == made.usage.stack_bytes == 0
+    counts = made.instructions
+    slabs = conf.stages * conf.compute_warp.size.K // conf.operator.shape[2]
+    loaded = slabs * (conf.block_shape.size.M // 8 * (4 // bits) + conf.compute_warp.size.N // 32)
+    assert made.sass.count("LDG.E.128") == 2 * loaded, counts
+    pairs = slabs * conf.compute_warp.size.N // 8 * 16 // bits
+    halves = sum(count for name, count in counts.items() if name.startswith(("HMUL2", "HADD2", "HFMA2")))
+    assert 2 * pairs <= halves <= 2 * pairs + 40, counts
