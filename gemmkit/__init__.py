@@ -50,9 +50,9 @@ __all__ = [
     "Array", "BlockSparse", "Braid", "Component", "ComponentError", "Concat", "Config", "ConfigError", "Diagonal",
     "Dual", "Explanation", "Gather", "Generated", "GroupPlan", "Mapping", "Matrix", "Plan", "Scalar", "Scatter", "StreamK",
     "Symmetric", "Tile", "Triangular", "Tuned", "attention", "blas", "einsum", "emulate", "epilogues", "explain", "fast",
-    "float16", "float32", "float64", "get_config", "glu", "grouped", "layernorm", "layouts", "linearise", "log_softmax", "lstm_cell",
-    "masks", "matmul", "mlp", "operators", "parallelise", "plan", "plan_grouped", "program", "programs", "rmsnorm",
-    "rowwise", "scores", "select", "softmax", "subdivide", "transforms", "translate", "translate_base",
+    "float16", "float32", "float64", "get_config", "glu", "grouped", "layernorm", "layouts", "linearise", "log_softmax",
+    "lstm_cell", "masks", "matmul", "mlp", "operators", "parallelise", "plan", "plan_grouped", "program", "programs",
+    "rmsnorm", "rowwise", "scores", "select", "softmax", "subdivide", "transforms", "translate", "translate_base",
     "translate_offset", "tune",
 ]
 
