@@ -134,15 +134,17 @@ def test_what_compiles_says_what_to_install() -> None:
 def test_no_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
     """numba-cuda without the toolkit's NVVM: the same answer."""
     from cuda import pathfinder
+    from numba.cuda.cudadrv import libs                                 # while its own libraries are to be found
 
     from gemmkit.lang import installed
     from gemmkit.runtime import compile
 
-    def nowhere(name: str) -> None:
+    def nowhere(name: str, *rest: object) -> None:
         raise pathfinder.DynamicLibNotFoundError(f"{name}: nowhere")
 
     monkeypatch.setattr(installed, "_not_found", [])
     monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", nowhere)
+    monkeypatch.setattr(libs, "get_cudalib", nowhere)                   # which may have found it for another test
     monkeypatch.setenv("CUDA_HOME", "/nowhere")
     with pytest.raises(installed.NotInstalledError, match=r"CUDA's toolkit, which is not found here.*gemmkit\[cu13\]"):
         compile._nvvm()

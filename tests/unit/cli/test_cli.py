@@ -95,7 +95,7 @@ def test_info(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["ptxas"][0].startswith("ptxas ") and "/" not in found["ptxas"][0]
     assert found["cache"][0].replace(" ", "") == f"{folder}:0kernels,0bytes".replace(" ", "")
     assert found["compiled for"][0].startswith("sm_") and "KiB a block" in found["shared memory"][0]
-    assert found["operator"][:2] == ["WMMAOp (bfloat16)", "yes"] and found["kernel"][:2] == ["warp_specialised", "yes"]
+    assert found["operator"][:2] == ["WMMAOp (bfloat16)", "yes"] and found["kernel"][:2] == ["quantised", "yes"]
 
 
 def test_info_without_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,6 +247,7 @@ def test_demo_away_from_the_source_tree(monkeypatch: pytest.MonkeyPatch, tmp_pat
                                         capsys: pytest.CaptureFixture[str]) -> None:
     """There they are a package beside gemmkit, or are not there."""
     monkeypatch.setattr(gk, "__file__", str(tmp_path / "gemmkit" / "__init__.py"))
+    monkeypatch.setitem(sys.modules, "gemmkit_examples", None)             # it may be installed
     assert main(["demo", "--emulate"]) == 2
     assert "neither beside the package" in capsys.readouterr().err
     installed = tmp_path / "gemmkit_examples"

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 from tests.support import ranks
 from tests.unit.distributed import shared_gpu_scenarios
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.thorough]      # two processes, which compile for themselves
 
 
 @pytest.fixture(scope="module")
