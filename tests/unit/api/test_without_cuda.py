@@ -134,7 +134,7 @@ def test_what_compiles_says_what_to_install() -> None:
 def test_no_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
     """numba-cuda without the toolkit's NVVM: the same answer."""
     from cuda import pathfinder
-    from numba.cuda.cudadrv import libs                                 # while its own libraries are to be found
+    from numba.cuda.cudadrv import libs  # while its own libraries are to be found
 
     from gemmkit.lang import installed
     from gemmkit.runtime import compile
