@@ -1,8 +1,9 @@
 """Which k-tiles of a tile of D are computed: all of its interval, or a list that the condition gives.
 
 The list is made in registers at the beginning of a tile, a word of bits for 32 k-tiles. The condition is asked of all of a
-word at a time, so that what it loads (a mask's elements) is on its way together: asked of one after the other, each waited for
-the one before. (Eight at a time: 2 % slower, of 4096 x 4096 with 90 % empty.) Producer and consumers iterate over the same list without communicating.
+word at a time, so that what it loads (a mask's elements) is on its way together: asked of one after the other, each waited
+for the one before. (Eight at a time: 2 % slower, of 4096 x 4096 with 90 % empty.) Producer and consumers iterate over the
+same list without communicating.
 """
 
 from __future__ import annotations
