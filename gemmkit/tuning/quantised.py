@@ -5,15 +5,15 @@ All time goes to B: 4096 x 4096 of 4 bits are 8.4 MB. A block with all of K need
 (Of clusters of four, 32 do not fit at once: M = 1 took 16.5 us by them.) Of more rows a warp has 64 columns: each of its
 loads of A serves twice as many products.
 
-Microseconds of 4096 x 4096 on an H200 in CUDA graphs (2026-11-24, copies of B in turns, groups of 128; the best of 4 to 11
-mappings; M = 1 with 8 warps 8.9), PyTorch's F.linear in float16, and the layout's own dequantisation in the default kernel:
+Microseconds of 4096 x 4096 on an H200 in CUDA graphs (2026-11-24, 16 copies of B in turns, groups of 128; M = 1 with 8 warps
+8.9), PyTorch's F.linear in float16, and the layout's own dequantisation in the default kernel:
 
 | M | 4 bits | float16 | ratio | default kernel |
 |---|---|---|---|---|
-| 1 | 5.1 | 12.8 | 2.53 | |
-| 16 | 6.4 | 12.7 | 1.98 | |
-| 64 | 12.8 | 11.6 | 0.9 | |
-| 256 | 32.7 | 17.0 | 0.5 | 238 |
+| 1 | 5.3 | 13.0 | 2.47 | |
+| 16 | 6.8 | 13.3 | 1.96 | |
+| 64 | 12.6 | 11.4 | 0.91 | |
+| 256 | 33.1 | 17.0 | 0.51 | 238 |
 """
 
 from __future__ import annotations
