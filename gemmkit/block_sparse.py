@@ -120,6 +120,7 @@ class BlockSparse(Matrix):
             raise ValueError(f"mask has shape {info.shape}; the array of shape {self.shape} has {needed[0]} x {needed[1]} "
                              f"blocks of {block[0]} x {block[1]}, and {needed} is needed")
         self.mask, self.block = mask, (int(block[0]), int(block[1]))
+        self._conditions: dict[str, Blocks] = {}
 
     @property
     def T(self) -> BlockSparse:
@@ -127,7 +128,10 @@ class BlockSparse(Matrix):
 
     def condition(self, name: str) -> Condition:
         """Which k-tiles are computed where this is operand ``name``, "a" or "b"."""
-        return Blocks(self.mask, *self.block, name == "b")
+        known = self._conditions.get(name)
+        if known is None or known.mask is not self.mask:           # one that comes again is recognised (`gemmkit.kept`)
+            self._conditions[name] = known = Blocks(self.mask, *self.block, name == "b")
+        return known
 
     def longest_first(self, name: str, conf: Config) -> Config:
         """``conf`` with an order of tiles in which those with the most blocks come first, where this is operand ``name``.

@@ -260,6 +260,16 @@ def test_the_mapping_is_chosen_by_the_blocks(block: tuple[int, int], of_b: bool)
     condition.check_tiles(fields["block_shape"])                               # raises where a tile lies in two blocks
 
 
+def test_the_condition_of_a_matrix_is_one() -> None:
+    """So a plan recognises it, and does not read its code in each call; another mask is another condition."""
+    a, mask = np.ones((4, 4), np.float32), np.ones((2, 2), bool)
+    sparse = gk.BlockSparse(a, mask, (2, 2))
+    assert sparse.condition("a") is sparse.condition("a") is not sparse.condition("b")
+    before = sparse.condition("a")
+    sparse.mask = ~mask
+    assert sparse.condition("a") is not before and not sparse.condition("a").mask.any()
+
+
 def test_an_order_for_no_operand() -> None:
     a = gk.BlockSparse(A, MASK, (16, 8))
     with pytest.raises(ValueError, match="name='c': 'a' or 'b' is needed"):
