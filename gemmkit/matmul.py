@@ -57,13 +57,14 @@ def matmul(a: Any, b: Any, c: Any = None, conf: Config | None = None, *, out: An
     ...     gemmkit.matmul(a, np.ones(3, np.float32)).tolist()                      # a matrix and a vector
     [3.0, 12.0]
     """
-    product = next((x.product for x in (a, b) if isinstance(x, Matrix) and hasattr(x, "product")), None)
-    if product is not None:                                           # it multiplies in its own way
-        return product(a, b, c, conf, out, stream, **keywords)
-    if isinstance(out, Matrix):
-        out, keywords = result(out, keywords)
     if isinstance(a, Matrix) or isinstance(b, Matrix):
+        product = next((x.product for x in (a, b) if isinstance(x, Matrix) and hasattr(x, "product")), None)
+        if product is not None:                                       # it multiplies in its own way
+            return product(a, b, c, conf, out, stream, **keywords)
+        out, keywords = result(out, keywords)
         a, b, keywords = unwrapped(a, b, (c, out), keywords, conf)
+    elif isinstance(out, Matrix):
+        out, keywords = result(out, keywords)
     try:
         return multiply(a, b, c, conf, out, stream, keywords, folded)
     except RequiresGradient:                                          # nothing has been launched or written

@@ -28,10 +28,9 @@ from gemmkit.runtime.arrays import ArrayInfo, describe, flipped, is_array, overl
 from gemmkit.runtime.device import DeviceInfo, target
 from gemmkit.stacks import check_steps, first_matrices, first_matrix, leading, stack_of
 from gemmkit.transforms import Transform
-from gemmkit.tuning import algebras, boxes, gathered, hopper, mappings, multistage_mappings, store, swapped, winners
+from gemmkit.tuning import algebras, store, swapped, tables
 from gemmkit.tuning.candidates import Candidate
 from gemmkit.tuning.operators import algebra_of, embed, new_layout, operator_for, result_dtype, sized
-from gemmkit.tuning.quantised import choice as choice_of_quantised
 from gemmkit.vectors import Vectors
 
 HOST = -1
@@ -294,33 +293,16 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
     c = layouts["c"]
     operator = keywords.get("operator")
     fields = dict(keywords)
-    found: Any = None
-    chosen = "units" if operator is None else "operator"
     observes = fields.get("observe_a") is not None
     if observes:
         fields.setdefault("splits", 1)
-    asked: dict[str, Callable[[], Any]] = {
-        "winners": lambda: winners.choice(a, b, infos, fields, sizes, device, products),
-        "boxes": lambda: boxes.choice(a, b, infos, fields, sizes, device, products),
-        "quantised": lambda: choice_of_quantised(a, b, infos, fields, sizes, device, products),
-        "multistage": lambda: multistage_mappings.choice(a, b, fields, sizes, device, products),
-        "gathered": lambda: gathered.choice(a, b, infos, fields, sizes, device, products),
-        "hopper": lambda: (hopper.choice(a, b, infos, fields, sizes, device, products, c=c, d=layouts["d"])
-                           if operator is None and mappings.applies(a.dtype, b.dtype, fields, device) else None)}
-    if candidate is not None:
-        asked = {"candidate": partial(candidate.choice, a, b, fields, device)}
+    by = "units" if operator is None else "operator"
+    table = tables.chosen(layouts, infos, fields, sizes, device, products, candidate)
+    if table is not None:
+        by, (operator, completed) = table
+        fields = {**completed, **fields}
     elif observes:
-        asked = {"hopper": asked["hopper"]}
-    for name, ask in asked.items():
-        found = ask()
-        if found is not None:
-            chosen = name
-            break
-    else:
-        if observes:
-            fields.setdefault("kernel", "singlestage")
-    if found is not None:
-        operator, fields = found[0], {**found[1], **fields}
+        fields.setdefault("kernel", "singlestage")
     if operator is None and algebra_of(a.dtype) is not None and a.dtype == b.dtype:
         operator = algebra_of(a.dtype)
     fields["operator"] = operator
@@ -338,7 +320,7 @@ def _configure(infos: dict[str, Any], layouts: dict[str, Layout | None], sizes: 
         dtype = result_dtype(a.dtype, b.dtype, c, operator) if own is None else own
         fields["global_d_layout"] = new_layout(a, b, dtype, new)
     shape = dict(zip("MNK", sizes), batch=products)
-    return get_config(operator=operator, gemm_shape=shape, device=device, **fields), chosen
+    return get_config(operator=operator, gemm_shape=shape, device=device, **fields), by
 
 
 def _check_operands(infos: dict[str, ArrayInfo | None], conf: Config, M: int, N: int, K: int) -> None:
