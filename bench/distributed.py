@@ -1,6 +1,9 @@
 """Products over several GPUs of one host against what PyTorch has:
 `torchrun --nproc-per-node=2 -m bench.distributed --out bench/results/distributed.json`.
 
+M x N x K is the product over all ranks: of an all-gather each rank computes N / ranks columns of D, of a reduce-scatter it
+multiplies K / ranks of the sum.
+
 | what | is |
 |---|---|
 | alone | our own product of the same local shape, with nothing to send |
@@ -19,6 +22,7 @@ import json
 import os
 import statistics
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -36,11 +40,11 @@ Variants = dict[str, Callable[[], Any]]
 
 
 def gathered(shape: tuple[int, int, int], device: torch.device) -> Variants:
-    """M rows are shared out; each rank has its own B, K x N."""
+    """M rows of A and N columns of B are shared out."""
     M, N, K = shape
     rank, ranks = dist.get_rank(), dist.get_world_size()
     whole = drawn((M, K), device, 0)
-    own, b = whole.chunk(ranks)[rank].contiguous(), drawn((K, N), device, 1 + rank)
+    own, b = whole.chunk(ranks)[rank].contiguous(), drawn((K, N // ranks), device, 1 + rank)
     room, group = torch.empty_like(whole), dist.group.WORLD
     assert group is not None
 
@@ -56,10 +60,10 @@ def gathered(shape: tuple[int, int, int], device: torch.device) -> Variants:
 
 
 def scattered(shape: tuple[int, int, int], device: torch.device) -> Variants:
-    """Each rank has its own A, M x K, and B; M rows of the sum are shared out."""
+    """K is shared out, and so are M rows of the sum."""
     M, N, K = shape
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    a, b = drawn((M, K), device, 1 + rank), drawn((K, N), device, 11 + rank)
+    a, b = drawn((M, K // ranks), device, 1 + rank), drawn((K // ranks, N), device, 11 + rank)
     mine, group = torch.empty(M // ranks, N, dtype=a.dtype, device=device), dist.group.WORLD
     assert group is not None
 
@@ -120,7 +124,7 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
+    dist.init_process_group("nccl", device_id=device, timeout=timedelta(seconds=60))
     results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "ranks": dist.get_world_size(),
                                "torch": str(torch.__version__)}
     for name, make, shapes in (("all-gather", gathered, SHAPES), ("reduce-scatter", scattered, SHAPES)):

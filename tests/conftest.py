@@ -6,6 +6,7 @@ Compare results with `from tests.support.checks import assert_close, relative_er
 from __future__ import annotations
 
 import gc
+import glob
 import os
 import secrets
 import sys
@@ -17,6 +18,8 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
+
+from tests.support.ranks import ALL_GPUS
 
 # Examples are the same in every run, so that a red run can be looked into; no deadline: kernels compile in
 # seconds.
@@ -36,6 +39,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """One seed for the drawn cases of all workers: xdist's inherit it. A sample has the same in every run: a change that
     is right must not fail by chance. All tests draw anew."""
     os.environ.setdefault("GEMMKIT_SEED", SAMPLE if config.getoption("sample") else str(secrets.randbelow(10**9)))
+    _take_a_gpu()
+
+
+def _take_a_gpu() -> None:
+    """Where there are several GPUs, each worker of xdist has one of them. (Before anything has asked the driver.)"""
+    worker, count = os.environ.get("PYTEST_XDIST_WORKER", ""), len(glob.glob("/dev/nvidia[0-9]*"))
+    if worker and count > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(int(worker.removeprefix("gw")) % count)
+        os.environ[ALL_GPUS] = str(count)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

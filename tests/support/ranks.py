@@ -23,6 +23,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = 2
+ALL_GPUS = "GEMMKIT_TEST_GPUS"                 # how many a machine has, of which a worker of xdist sees one (tests/conftest.py)
 
 
 def scenarios(module: Any) -> list[str]:
@@ -37,6 +38,8 @@ def run_all(module: str, folder: Path, timeout: float = 120.0, backend: str = "g
         port = free.getsockname()[1]
     env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS),
            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
+    if ALL_GPUS in env:
+        del env["CUDA_VISIBLE_DEVICES"]
     started = [subprocess.Popen([sys.executable, "-m", "tests.support.ranks", module, str(folder), backend], cwd=ROOT,
                                 env={**env, "RANK": str(rank)}) for rank in range(RANKS)]
     try:

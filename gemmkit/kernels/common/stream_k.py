@@ -227,18 +227,20 @@ class Streamed(TileScheduler):
 
 def division(tiles: int, steps: int, most: int, waves: int = 2, least: int = 1) -> tuple[int, int]:
     """How many blocks are launched, of ``most``, for tiles of ``steps`` k-tiles, and how many tiles are streamed, in shares
-    of ``least`` k-tiles or more.
+    of ``least`` k-tiles or more. Tiles without k-tiles have no shares.
 
     Nine tiles on four blocks: two waves and a tile, of which five are streamed (or one alone), and four a whole wave.
 
     >>> division(9, 32, 4), division(9, 32, 4, waves=1), division(8, 32, 4), division(1, 32, 4), division(1, 2, 4)
     ((4, 5), (4, 1), (4, 0), (4, 1), (2, 1))
+    >>> division(9, 0, 4)
+    (4, 0)
     """
     if tiles == 0:
         return 0, 0
     blocks = min(most, max(tiles, tiles * steps // least))
     full, rest = divmod(tiles, blocks)
-    return blocks, rest + blocks * min(full, waves - 1) if rest else 0
+    return blocks, rest + blocks * min(full, waves - 1) if rest and steps else 0
 
 
 def resident(device: DeviceInfo, threads: int, shared_bytes: int) -> int:

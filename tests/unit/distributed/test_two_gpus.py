@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ torch: Any = pytest.importorskip("torch")
 from tests.support import ranks  # noqa: E402
 from tests.unit.distributed import gpu_scenarios  # noqa: E402
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.device_count() < 2,
-                                                  reason="two GPUs of one host are needed")]
+GPUS = int(os.environ.get(ranks.ALL_GPUS, "0")) or (torch.cuda.device_count() if torch.cuda.is_available() else 0)
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPUS < 2, reason="two GPUs of one host are needed")]
 
 
 @pytest.fixture(scope="module")
