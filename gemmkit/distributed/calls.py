@@ -13,6 +13,7 @@ from gemmkit.config import TRANSFORMS
 from gemmkit.distributed.ranks import Ranks
 from gemmkit.distributed.statements import statement_of
 from gemmkit.matmul import matmul
+from gemmkit.matrices import Matrix
 from gemmkit.planning import Plan, plan
 from gemmkit.problem import FUNCTIONS, LAYOUTS
 from gemmkit.runtime.arrays import dtype_to_torch
@@ -71,11 +72,11 @@ def planned(a: Any, b: Any, c: Any, out: Any, conf: Any, components: dict[str, A
 
 def multiply(a: Any, b: Any, c: Any, out: Any, conf: Any, components: dict[str, Any]) -> Any:
     """`gemmkit.matmul` of tensors, as a tensor."""
-    found = matmul(array_of(a, "a"), array_of(b, "b"), array_or_none(c, "c"), conf, out=array_or_none(out, "out"),
-                   **components)
+    found = matmul(a if isinstance(a, Matrix) else array_of(a, "a"), array_of(b, "b"), array_or_none(c, "c"), conf,
+                   out=array_or_none(out, "out"), **components)
     if out is not None:
         return out
-    return found if a.is_cuda else _tensor_of(found)
+    return found if b.is_cuda else _tensor_of(found)
 
 
 def _tensor_of(x: np.ndarray) -> Any:

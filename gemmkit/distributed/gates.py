@@ -17,7 +17,6 @@ from gemmkit.runtime.arrays import describe
 
 __all__ = ["Gate", "Gates", "by_chunks", "by_shards", "gated"]
 
-_LIMIT = 64                            # merging epilogues that a call keeps
 _SOON = 2**31 - 1                      # milliseconds: the longest that a kernel waits
 
 Table = Callable[[Plan], np.ndarray]
@@ -54,7 +53,6 @@ class Gates:
         self.patience = min(int(ranks.timeout.total_seconds() * 1000), _SOON)
         self._table = table
         self._known: dict[Any, Gate | None] = {}
-        self._merging: dict[Any, tuple[Any, Any]] = {}
 
     def of(self, a: Any, b: Any, c: Any, out: Any, conf: Any, components: dict[str, Any]) -> Gate | None:
         """None where the product cannot be gated: its transpose is computed, or it has no tiles or no K.
@@ -79,15 +77,6 @@ class Gates:
             found = gate.orders[flags.data_ptr()] = Gated(gate.table, flags, self.rank, self.patience)
         return found
 
-    def merging(self, parts: Any, epilogue: Any, make: Callable[[], Any]) -> Any:
-        """What ``make`` makes of a slot's parts and the caller's epilogue: the same component where both come again."""
-        key = parts.data_ptr(), parts.shape, id(epilogue)
-        if key not in self._merging:
-            if len(self._merging) >= _LIMIT:
-                self._merging.clear()
-            self._merging[key] = make(), epilogue      # which is kept, so that its id stays its own
-        return self._merging[key][0]
-
     def check(self, gate: Gate | None, a: Any, b: Any, c: Any, out: Any, components: dict[str, Any]) -> None:
         """Compile the gated kernel."""
         if gate is not None:
@@ -104,5 +93,3 @@ def without_operator(components: dict[str, Any]) -> dict[str, Any]:
 def gated(gates: Gates, gate: Gate, inbox: Any, components: dict[str, Any]) -> dict[str, Any]:
     """The components of a gated product, beside its configuration."""
     return {**without_operator(components), "order": gates.order(gate, inbox.arrived)}
-
-

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from gemmkit.config import Config
+from gemmkit.distributed.again import key_of_call, known_call, remember
 from gemmkit.distributed.calls import check_keywords, meet, multiply, new, planned
 from gemmkit.distributed.gates import Gates, by_shards
-from gemmkit.distributed.overlapped import all_gather_overlapped, check_way, inbox_for
+from gemmkit.distributed.pushed import AllGather
 from gemmkit.distributed.ranks import Ranks, ranks_of
 from gemmkit.distributed.shards import check_tensors, dtypes, lengths_of
 from gemmkit.distributed.transport import all_gather
+from gemmkit.distributed.ways import check_way, inbox_for
 
 __all__ = ["all_gather_matmul", "gather_rows"]
 
@@ -30,7 +32,7 @@ def all_gather_matmul(a_shard: Any, b: Any, c: Any = None, *, group: Any = None,
         conf, components: as of `gemmkit.matmul`. They see the rank's own product: all rows, its own columns.
         return_a: return the gathered A, too.
         way: "symmetric" pushes the shards by copy engines while the kernel computes the rows that are there; "plain" gathers
-            and then multiplies. None is the plain way until the other has been run between two GPUs.
+            and then multiplies. None takes the first where the ranks' GPUs reach each other's memory.
 
     Returns:
         D, (M, N); with ``return_a`` the pair (D, A). The bits are those of `gemmkit.matmul` of the gathered A.
@@ -49,6 +51,10 @@ def all_gather_matmul(a_shard: Any, b: Any, c: Any = None, *, group: Any = None,
     >>> dist.destroy_process_group()
     """
     ranks = ranks_of(group)
+    key = key_of_call((a_shard, b, c, out), conf, components, "all_gather_matmul", lengths, return_a, way)
+    known = known_call(ranks, key)
+    if known is not None:
+        return known(a_shard, b, c, out)
     sizes: tuple[int, ...] = ()
 
     def facts() -> dict[str, Any]:
@@ -71,7 +77,8 @@ def all_gather_matmul(a_shard: Any, b: Any, c: Any = None, *, group: Any = None,
     gates = meet(ranks, "all_gather_matmul", a_shard, facts, {"conf": conf, **components}, make)
     inbox = inbox_for(ranks, a_shard.device, sum(sizes) * a_shard.shape[1] * a_shard.element_size(), way)
     if inbox is not None:
-        return all_gather_overlapped(ranks, inbox, gates, a_shard, sizes, b, c, out, conf, return_a, components)
+        call = AllGather(ranks, inbox, gates, sizes, return_a, conf, components)
+        return remember(ranks, key, call)(a_shard, b, c, out)
     whole = gather_rows(ranks, a_shard, sizes)
     d = multiply(whole, b, c, out, conf, components)
     return (d, whole) if return_a else d

@@ -4,7 +4,7 @@ Call number e (the *epoch*) uses slot e % 2 on every rank. ``arrived[slot, i, r]
 behind its copy, means that chunk i of rank r's part of call e lies in the slot.
 
 No barrier stands between calls, since each waits for a part from every rank. Rank r pushes call e behind its kernel of call
-e - 1, on the same stream; that kernel has waited for what rank p pushed in call e - 1; and that stood behind p's kernel of
+e - 1 (`Inbox.made`); that kernel has waited for what rank p pushed in call e - 1; and that stood behind p's kernel of
 call e - 2, the last to read the slot in p's memory that call e goes to. So two slots are enough, and one is not.
 
 Copies are the copy engines', and flags are stream commands: neither needs a multiprocessor, which a persistent kernel that
@@ -19,7 +19,8 @@ import torch
 
 from gemmkit.distributed.peers import Peers
 from gemmkit.distributed.ranks import Ranks
-from gemmkit.runtime.stream_values import wait_value, write_value
+from gemmkit.runtime.stream_commands import copy, new_event, record, wait_event, wait_value, write_value
+from gemmkit.runtime.streams import stream_finder
 
 __all__ = ["CHUNKS", "SLOTS", "Inbox", "size_class"]
 
@@ -39,16 +40,22 @@ def size_class(nbytes: int) -> int:
 
 
 class Inbox:
-    """The slots of ``slot_bytes`` bytes and the flags of all ranks, in memory of `total` bytes each."""
+    """The slots of ``slot_bytes`` bytes and the flags of all ranks, in memory of `total` bytes each.
+
+    A call is `begin`, then pushes, products of what has arrived, and `end`. Its commands go to the stream that is current
+    when it begins, and to the inbox's own, which pushes.
+    """
 
     def __init__(self, ranks: Ranks, peers: Peers, slot_bytes: int):
         self.ranks, self.peers, self.slot_bytes = ranks, peers, slot_bytes
         self.device = peers.buffers[0].device
         self.epoch = 0
-        self.stream = torch.cuda.Stream(self.device, priority=-1)           # of the pushes
-        self._pushed: list[Any] = [None] * SLOTS                            # events: this rank's pushes from a slot are done
-        self._ended: Any = None                                             # event: the last call's kernel
-        self._flags = [buffer.data_ptr() for buffer in peers.buffers]
+        self.stream = torch.cuda.Stream(self.device, priority=-1)           # kept, since the commands have its handle alone
+        self._pushes = int(self.stream.cuda_stream)
+        self._find_stream: Any = stream_finder("torch", self.device.index)
+        self._main, self._last = 0, -1                                      # streams: of this call, and of the last one
+        self._made, self._sent, self._ended = new_event(), new_event(), new_event()
+        self._memory = [int(buffer.data_ptr()) for buffer in peers.buffers]
         count = _FLAG * CHUNKS * ranks.size
         self._arrived = [peers.buffers[ranks.rank][slot * count:(slot + 1) * count].view(torch.uint32)
                          for slot in range(SLOTS)]
@@ -62,68 +69,75 @@ class Inbox:
         return cls.flag_bytes(ranks) + SLOTS * slot_bytes
 
     @property
+    def turn(self) -> int:
+        """Which slot is this call's."""
+        return self.epoch % SLOTS
+
+    @property
     def arrived(self) -> Any:
         """This call's flags of this rank, uint32: those of the ranks' first chunks, then of their second ones, ..."""
-        return self._arrived[self.epoch % SLOTS]
+        return self._arrived[self.turn]
 
-    def slot(self, rank: int) -> Any:
-        """This call's slot of a rank, as bytes."""
-        first = self.flag_bytes(self.ranks.size) + self.epoch % SLOTS * self.slot_bytes
-        return self.peers.buffers[rank][first:first + self.slot_bytes]
+    def slot(self) -> Any:
+        """This call's slot of this rank, as bytes."""
+        first = self._slot_begin()
+        return self.peers.buffers[self.ranks.rank][first:first + self.slot_bytes]
+
+    def matrix(self, rows: int, columns: int, dtype: Any) -> Any:
+        """This rank's slot as a matrix."""
+        return self.slot()[:rows * columns * dtype.itemsize].view(dtype).view(rows, columns)
 
     def parts(self, rows: int, columns: int, dtype: Any) -> Any:
         """This rank's slot as a matrix from each rank, (ranks, rows, columns)."""
-        nbytes = self.ranks.size * rows * columns * dtype.itemsize
-        return self.slot(self.ranks.rank)[:nbytes].view(dtype).view(self.ranks.size, rows, columns)
+        return self.matrix(self.ranks.size * rows, columns, dtype).view(self.ranks.size, rows, columns)
 
     # -- a call, in this order ----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The next call begins on the current stream, behind the one before and behind what was pushed from its slot."""
+        """The next call begins on the current stream, behind the one before."""
         self.epoch += 1
-        current = torch.cuda.current_stream(self.device)
-        for event in (self._ended, self._pushed[self.epoch % SLOTS]):
-            if event is not None:
-                current.wait_event(event)
+        self._main = self._find_stream()
+        if self._last not in (-1, self._main):
+            wait_event(self._main, self._ended)
+
+    def made(self) -> None:
+        """What is pushed from here on is there when the current stream has come here."""
+        record(self._made, self._main)
+        wait_event(self._pushes, self._made)
 
     def push(self, to: int, source: Any, first_byte: int, chunk: int = 0) -> None:
-        """Copy a dense tensor that the current stream has made into rank ``to``'s slot, and set this rank's flag there."""
-        rank, main = self.ranks.rank, torch.cuda.current_stream(self.device)
-        self.stream.wait_stream(main)
-        handle = self.stream.cuda_stream
-        if source.numel():
-            nbytes = source.numel() * source.element_size()
-            target = self.slot(to)[first_byte:first_byte + nbytes]
-            with torch.cuda.stream(self.stream):
-                target.copy_(source.view(-1).view(torch.uint8), non_blocking=True)
-        write_value(handle, self._flag(to, self._row(chunk), rank), self.epoch)
-
-    def pushed(self) -> None:
-        """All pushes of the call have been asked for."""
-        self._pushed[self.epoch % SLOTS] = self.stream.record_event()
+        """Copy a dense tensor into rank ``to``'s slot, and set this rank's flag there."""
+        nbytes = source.numel() * source.element_size()
+        if nbytes:
+            copy(self._pushes, self._memory[to] + self._slot_begin() + first_byte, source.data_ptr(), nbytes)
+        write_value(self._pushes, self._flag(to, self._row(chunk), self.ranks.rank), self.epoch)
 
     def own(self, chunks: int = 1) -> None:
-        """This rank's own part, of so many chunks, lies in its slot, once the current stream has come here."""
+        """This rank's own part, of so many chunks, is there, once the current stream has come here."""
         rank = self.ranks.rank
         for chunk in range(chunks):
-            write_value(self._current(), self._flag(rank, self._row(chunk), rank), self.epoch)
+            write_value(self._main, self._flag(rank, self._row(chunk), rank), self.epoch)
 
     def await_all(self, chunks: int = 1) -> None:
         """Have the current stream wait for all ranks' parts: what a kernel without a gate needs."""
         for rank in range(self.ranks.size):
             for chunk in range(chunks):
-                wait_value(self._current(), self._flag(self.ranks.rank, self._row(chunk), rank), self.epoch)
+                wait_value(self._main, self._flag(self.ranks.rank, self._row(chunk), rank), self.epoch)
 
     def end(self) -> None:
-        """The current stream has waited for every rank's part, and read the slot."""
-        self._ended = torch.cuda.current_stream(self.device).record_event()
+        """The current stream has waited for every rank's part, and read the slot. It waits for the pushes, so that what was
+        pushed may be written over behind the call."""
+        record(self._sent, self._pushes)
+        wait_event(self._main, self._sent)
+        record(self._ended, self._main)
+        self._last = self._main
 
-    def _current(self) -> int:
-        return int(torch.cuda.current_stream(self.device).cuda_stream)
+    def _slot_begin(self) -> int:
+        return self.flag_bytes(self.ranks.size) + self.turn * self.slot_bytes
 
     def _row(self, chunk: int) -> int:
-        return self.epoch % SLOTS * CHUNKS + chunk
+        return self.turn * CHUNKS + chunk
 
     def _flag(self, of: int, row: int, column: int) -> int:
         """The address of a flag in rank ``of``'s memory: a row for each slot and chunk."""
-        return int(self._flags[of] + _FLAG * (row * self.ranks.size + column))
+        return self._memory[of] + _FLAG * (row * self.ranks.size + column)

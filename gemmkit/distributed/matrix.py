@@ -9,7 +9,6 @@ import torch
 
 from gemmkit.distributed.calls import multiply
 from gemmkit.distributed.gathered import all_gather_matmul
-from gemmkit.distributed.overlapped import UNTRIED
 from gemmkit.distributed.peers import why_not_symmetric
 from gemmkit.distributed.ranks import Ranks, ranks_of
 from gemmkit.distributed.reduced import matmul_all_reduce, matmul_reduce_scatter
@@ -245,7 +244,9 @@ def _sent(call: str, ranks: Ranks, device: torch.device) -> str:
     plain = f"sent over {ranks.backend(device) or 'no backend'}"
     if call == "ring_matmul":
         return plain
-    return f"{plain}, since {why_not_symmetric(ranks, device) or UNTRIED}"
+    why = why_not_symmetric(ranks, device)
+    return "pushed by copy engines while the kernel computes, where the GPUs reach each other" if why is None else (
+        f"{plain}, since {why}")
 
 
 def _local_c(c: Any, result: str, lengths: Any) -> Any:

@@ -7,40 +7,37 @@ that any component that acts on sums acts there as in a product of one GPU.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from gemmkit.config import TRANSFORMS, Config, ConfigError
+from gemmkit.distributed.again import key_of_call, known_call, remember
 from gemmkit.distributed.calls import BEFORE_SUM, check_keywords, meet, multiply, new, planned
-from gemmkit.distributed.gates import Gates, by_chunks, gated
-from gemmkit.distributed.inbox import Inbox
-from gemmkit.distributed.overlapped import check_way, chunks_of, exchange_overlapped, in_rank_order, inbox_for
-from gemmkit.distributed.rank_order import OfTransform, accumulator_of, rule_of
+from gemmkit.distributed.gates import Gates, by_chunks
+from gemmkit.distributed.partial_sums import (
+    Reduction,
+    before_sum,
+    chunks_of,
+    finishing,
+    is_fused,
+    nothing,
+    sees_rows,
+    with_own,
+)
+from gemmkit.distributed.pushed import AllReduce, ReduceScatter
+from gemmkit.distributed.rank_order import accumulator_of, rule_of
 from gemmkit.distributed.ranks import Ranks, ranks_of
 from gemmkit.distributed.shards import check_tensors, dtypes, even_lengths, lengths_of, offsets
 from gemmkit.distributed.transport import Sent, all_gather, check_sends, send_and_receive
+from gemmkit.distributed.ways import check_way, inbox_for
 from gemmkit.epilogues import Default
 from gemmkit.runtime.arrays import dtype_from_torch
 
 __all__ = ["matmul_all_reduce", "matmul_reduce_scatter"]
 
-#: Components that see a row's number, or rows together: A is then multiplied as a whole, not rank by rank.
-_OF_ROWS = tuple(name for name in BEFORE_SUM if name.endswith("_a") or name in ("condition", "global_a_layout"))
-#: Transforms of D, in the order in which a kernel applies them.
-OF_D = "transform_regs_to_shared_d", "transform_shared_to_global_d"
 _AFTER = tuple(name for name in TRANSFORMS if name not in BEFORE_SUM)
-
-
-class Reduction(NamedTuple):
-    """How a call's partial sums are merged: of which dtype they travel, in which they are added, and by which rule."""
-
-    travels: np.dtype
-    adds: np.dtype
-    rule: Any
-    result: np.dtype
-    gates: Any = None                  # of this rank's own rows, where peers may push theirs
 
 
 def matmul_reduce_scatter(a: Any, b_shard: Any, c: Any = None, *, group: Any = None, lengths: Any = None, out: Any = None,
@@ -81,6 +78,11 @@ def matmul_reduce_scatter(a: Any, b_shard: Any, c: Any = None, *, group: Any = N
     >>> dist.destroy_process_group()
     """
     ranks = ranks_of(group)
+    key = key_of_call((a, b_shard, c, out), conf, components, "matmul_reduce_scatter", lengths, id(combine), reduce_dtype,
+                      way)
+    known = known_call(ranks, key)
+    if known is not None:
+        return known(a, b_shard, c, out)
     sizes: tuple[int, ...] = ()
 
     def facts() -> dict[str, Any]:
@@ -101,18 +103,19 @@ def matmul_reduce_scatter(a: Any, b_shard: Any, c: Any = None, *, group: Any = N
             return how
         gates = Gates(ranks, by_chunks(sizes[ranks.rank], _chunks(sizes, b_shard), ranks.size))
         how = how._replace(gates=gates)
-        if _is_fused(a, c, conf, components):
+        if is_fused(a, c, conf, components):
             mine = new(a, (sizes[ranks.rank], a.shape[1]), a.dtype)
             parts = new(a, (ranks.size, sizes[ranks.rank], b_shard.shape[1]), how.travels)
             whole = new(a, parts.shape[1:], how.result)
-            own = _with_own(parts, how, ranks.rank, components)
+            own = with_own(parts, how, ranks.rank, components)
             gates.check(gates.of(mine, b_shard, None, whole, None, own), mine, b_shard, None, whole, own)
         return how
 
     how = meet(ranks, "matmul_reduce_scatter", a, facts, {"conf": conf, "combine": combine, **components}, make)
     inbox = inbox_for(ranks, a.device, ranks.size * max(sizes) * b_shard.shape[1] * how.travels.itemsize, way)
     if inbox is not None:
-        return _overlapped(ranks, inbox, a, b_shard, c, out, conf, how, components, sizes)
+        call = ReduceScatter(ranks, inbox, how, sizes, _chunks(sizes, b_shard), conf, components)
+        return remember(ranks, key, call)(a, b_shard, c, out)
     parts = _exchanged(ranks, a, b_shard, conf, how, components, sizes)
     return _finished(parts, c, out, how, components)
 
@@ -134,6 +137,10 @@ def matmul_all_reduce(a: Any, b_shard: Any, c: Any = None, *, group: Any = None,
     >>> dist.destroy_process_group()
     """
     ranks = ranks_of(group)
+    key = key_of_call((a, b_shard, c, out), conf, components, "matmul_all_reduce", id(combine), reduce_dtype, way)
+    known = known_call(ranks, key)
+    if known is not None:
+        return known(a, b_shard, c, out)
 
     def facts() -> dict[str, Any]:
         check_tensors(a=a, b_shard=b_shard, c=c, out=out)
@@ -146,23 +153,12 @@ def matmul_all_reduce(a: Any, b_shard: Any, c: Any = None, *, group: Any = None,
     how = meet(ranks, "matmul_all_reduce", a, facts, {"conf": conf, "combine": combine, **components}, make)
     rows, columns = a.shape[0], b_shard.shape[1]
     inbox = inbox_for(ranks, a.device, ranks.size * rows * columns * how.travels.itemsize, way)
-    if inbox is None:
-        parts = new(a, (ranks.size, rows, columns), how.travels)
-        multiply(a, b_shard, None, parts[ranks.rank], conf, _before(components))
-        all_gather(ranks, list(parts))
-        return _finished(parts, c, out, how, components)
-    inbox.begin()
-    parts = inbox.parts(rows, columns, new(a, (0,), how.travels).dtype)
-    own = parts[ranks.rank]
-    multiply(a, b_shard, None, own, conf, _before(components))
-    inbox.own()
-    for step in range(1, ranks.size):
-        inbox.push((ranks.rank - step) % ranks.size, own, ranks.rank * own.numel() * how.travels.itemsize)
-    inbox.pushed()
-    inbox.await_all()
-    d = _finished(parts, c, out, how, components)
-    inbox.end()
-    return d
+    if inbox is not None:
+        return remember(ranks, key, AllReduce(ranks, inbox, how, conf, components))(a, b_shard, c, out)
+    parts = new(a, (ranks.size, rows, columns), how.travels)
+    multiply(a, b_shard, None, parts[ranks.rank], conf, before_sum(components))
+    all_gather(ranks, list(parts))
+    return _finished(parts, c, out, how, components)
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------
@@ -196,7 +192,7 @@ def _reduction(a: Any, b: Any, c: Any, out: Any, conf: Any, combine: Any, reduce
     result = np.dtype(made.config.global_d_layout.storage) if given is None else _numpy_dtype(given.dtype)
     travels = result if reduce_dtype is None else _numpy_dtype(reduce_dtype)
     how = Reduction(travels, accumulator_of(made.config, result), rule_of(made.config.operator, combine), result)
-    planned(a, b, None, new(a, (a.shape[0], b.shape[1]), travels), conf, _before(components))
+    planned(a, b, None, new(a, (a.shape[0], b.shape[1]), travels), conf, before_sum(components))
     parts = new(a, (ranks, rows, b.shape[1]), travels)
     _finish(planned, parts, c, new(a, (rows, b.shape[1]), result) if out is None else out, how, components)
     return how
@@ -210,11 +206,6 @@ def _numpy_dtype(dtype: Any) -> np.dtype:
 
 
 # -- partial products, and what becomes of them -----------------------------------------------------------------------
-
-def _before(components: dict[str, Any]) -> dict[str, Any]:
-    """The components of the partial products."""
-    return {name: value for name, value in components.items() if name in BEFORE_SUM}
-
 
 def _exchanged(ranks: Ranks, a: Any, b: Any, conf: Any, how: Reduction, components: dict[str, Any],
                lengths: tuple[int, ...]) -> Any:
@@ -236,78 +227,21 @@ def _exchanged(ranks: Ranks, a: Any, b: Any, conf: Any, how: Reduction, componen
 
 def _by_rows(a: Any, b: Any, conf: Any, how: Reduction, components: dict[str, Any]) -> Any:
     """The function (begin, end, out) that computes partial sums of some rows; all at once where a component sees rows."""
-    before = _before(components)
-    if not _sees_rows(conf, components):
+    before = before_sum(components)
+    if not sees_rows(conf, components):
         return lambda begin, end, out: multiply(a[begin:end], b, None, out, None, before)
     whole = new(a, (a.shape[0], b.shape[1]), how.travels)
     multiply(a, b, None, whole, conf, before)
     return lambda begin, end, out: out.copy_(whole[begin:end])
 
 
-def _sees_rows(conf: Any, components: dict[str, Any]) -> bool:
-    return conf is not None or any(components.get(name) is not None for name in _OF_ROWS)
-
-
 def _chunks(lengths: tuple[int, ...], b: Any) -> int:
     return chunks_of(lengths, b.shape[1], torch.cuda.get_device_properties(b.device).multi_processor_count)
 
 
-def _is_fused(a: Any, c: Any, conf: Any, components: dict[str, Any]) -> bool:
-    """Whether this rank's own rows are one product with the merge in its epilogue, behind a gate: nothing stands between
-    sums and epilogue, and every tile has a k-tile that waits."""
-    between = any(components.get(name) is not None for name in (*OF_D, "global_b_layout"))
-    return c is None and a.shape[1] > 0 and not between and not _sees_rows(conf, components)
-
-
-def _with_own(parts: Any, how: Reduction, own: int, components: dict[str, Any]) -> dict[str, Any]:
-    """The components of a product of this rank's own rows that takes the others' partial sums."""
-    epilogue, merging = components.get("epilogue"), in_rank_order(parts, how, own)
-    return {**_given(components), "epilogue": merging if epilogue is None else merging | epilogue}
-
-
-def _given(components: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in components.items() if value is not None}
-
-
-def _overlapped(ranks: Ranks, inbox: Inbox, a: Any, b: Any, c: Any, out: Any, conf: Any, how: Reduction,
-                components: dict[str, Any], lengths: tuple[int, ...]) -> Any:
-    """`matmul_reduce_scatter` over symmetric memory: the peers' rows, then this rank's own, which take what has arrived."""
-    # 1. The peers' rows, pushed while the next are computed.
-    chunks, own = _chunks(lengths, b), ranks.rank
-    multiply_rows, begin = _by_rows(a, b, conf, how, components), offsets(lengths)[own]
-    parts = exchange_overlapped(ranks, inbox, a, b, how, lengths, chunks, multiply_rows)
-    mine = a[begin:begin + lengths[own]]
-    gate, merged = None, {}
-    if _is_fused(a, c, conf, components):
-        out = new(a, parts.shape[1:], how.result) if out is None else out
-        merged = {**_given(components), "epilogue": how.gates.merging(
-            parts, components.get("epilogue"), lambda: _with_own(parts, how, own, components)["epilogue"])}
-        gate = how.gates.of(mine, b, None, out, None, merged)
-    # 2. This rank's rows: tiles wait for their chunks from all ranks, or the stream does.
-    if gate is not None:
-        inbox.own(chunks)
-        d = multiply(mine, b, None, out, gate.conf, gated(how.gates, gate, inbox, merged))
-    else:
-        multiply_rows(begin, begin + lengths[own], parts[own])
-        inbox.own(chunks)
-        inbox.await_all(chunks)
-        d = _finished(parts, c, out, how, components)
-    # 3. The slot may be filled again.
-    inbox.end()
-    return d
-
-
 def _finish(compute: Any, parts: Any, c: Any, out: Any, how: Reduction, components: dict[str, Any]) -> Any:
     """Merge partial sums in the order of ranks, and finish them, by a product of K = 0 with components that act on sums."""
-    after = {name: value for name, value in _given(components).items() if name not in BEFORE_SUM}
-    merging: Any = in_rank_order(parts, how, None, c is not None)
-    for name in OF_D:                                    # in a kernel they stand before the epilogue, which merges here
-        if name in after:
-            merging = merging | OfTransform(after.pop(name))
-    epilogue = after.pop("epilogue", None)
-    after["epilogue"] = merging if epilogue is None else merging | epilogue
-    nothing = new(parts, (parts.shape[1], 0), how.adds), new(parts, (0, parts.shape[2]), how.adds)
-    return compute(*nothing, c, out, None, after)
+    return compute(*nothing(parts, how), c, out, None, finishing(parts, how, c is not None, components))
 
 
 def _finished(parts: Any, c: Any, out: Any, how: Reduction, components: dict[str, Any]) -> Any:

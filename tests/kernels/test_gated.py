@@ -77,13 +77,19 @@ class Rank:
 
 
 def run(conf: gk.Config, lengths: tuple[int, ...], rank: int, rng: np.random.Generator, columns: int = 37, depth: int = 40,
-        seed: int | None = None, **how: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        seed: int | None = None, apart: bool = False, **how: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A, B and D; ``apart``: the rank's own rows are not in the buffer, but joined with it."""
     dtype = conf.global_a_layout.dtype
     a, b = whole(rng, (sum(lengths), depth), dtype), whole(rng, (depth, columns), dtype)
     own = Rank(conf, a, lengths, rank, columns)
     d = poison((sum(lengths), columns), conf.global_d_layout.dtype)
+    given: Any = own.a
+    if apart:
+        own.rows(rank)[:] = np.nan
+        runs = own.a[:own.ends[rank]], own.shards[rank], own.a[own.ends[rank + 1]:]
+        given = gk.Concat(*(part for part in runs if len(part)), axis=0)
     with gk.emulate(seed), beside(*own.pushes(**how)):
-        gk.matmul(own.a, b, None, own.conf, out=d)
+        gk.matmul(given, b, None, own.conf, out=d)
     return a, b, d
 
 
@@ -120,6 +126,14 @@ def test_two_ranks(name: str, lengths: tuple[int, int], rank: int, rng: np.rando
         lengths = lengths[0] // 4, lengths[1] // 4
     a, b, d = run(CONFIGURATIONS[name](), lengths, rank, rng)
     assert np.array_equal(d, (a.astype("f8") @ b) * (2 if name == "transformed" else 1))
+
+
+@pytest.mark.parametrize("name, rank", [("tensor cores", 0), ("ping-pong", 1), ("cluster", 2), ("multistage", 1)])
+def test_own_rows_elsewhere(name: str, rank: int, rng: np.random.Generator) -> None:
+    """As `gemmkit.distributed` has it: this rank's rows are where the caller has them, the others' in the slot."""
+    lengths = (16, 32, 16) if name == "multistage" else (64, 128, 64)
+    a, b, d = run(CONFIGURATIONS[name](), lengths, rank, rng, apart=True)
+    assert np.array_equal(d, a.astype("f8") @ b)
 
 
 def test_three_ranks_in_any_order_of_threads(rng: np.random.Generator) -> None:
@@ -176,7 +190,7 @@ def test_rows_that_a_copy_engine_brings(name: str, rng: np.random.Generator) -> 
     """From pinned memory, by a second stream, behind the launch: changing inputs, two slots in turn."""
     import cupy
 
-    from gemmkit.runtime.stream_values import write_value
+    from gemmkit.runtime.stream_commands import write_value
 
     conf, (own, other), columns, depth = CONFIGURATIONS[name](), (70, 60), 40, 48
     dtype = conf.global_a_layout.dtype

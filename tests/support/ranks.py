@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import faulthandler
 import importlib
 import json
 import os
@@ -23,6 +24,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = 2
+HANGS = 80                                    # seconds
 ALL_GPUS = "GEMMKIT_TEST_GPUS"                 # how many a machine has, of which a worker of xdist sees one (tests/conftest.py)
 
 
@@ -72,6 +74,7 @@ def main(module: str, folder: str, backend: str) -> None:
     import gemmkit as gk
 
     _small_tiles()
+    faulthandler.dump_traceback_later(HANGS, exit=False)           # where a rank that does not come to an end is
     rank = int(os.environ["RANK"])
     found = importlib.import_module(module)
     on_gpu = backend != "gloo"                     # "nccl": a GPU for each rank; "shared": one for both

@@ -14,7 +14,7 @@ from torch.multiprocessing import reductions
 
 import gemmkit as gk
 from gemmkit import distributed as gd
-from gemmkit.distributed import overlapped, reduced
+from gemmkit.distributed import reduced, ways
 from gemmkit.distributed.peers import Peers
 from gemmkit.distributed.ranks import Ranks, ranks_of
 from gemmkit.epilogues import Bias, ReLU
@@ -36,8 +36,8 @@ def by_ipc(ranks: Ranks, nbytes: int, device: torch.device) -> Peers:
 
 def prepare() -> None:
     """Have this process make its peers by IPC (`tests.support.ranks` calls it)."""
-    put(overlapped, "symmetric_peers", by_ipc)
-    put(overlapped, "why_not_symmetric", lambda ranks, device: None)
+    put(ways, "symmetric_peers", by_ipc)
+    put(ways, "why_not_symmetric", lambda ranks, device: None)
     put(reduced, "check_sends", lambda *given: None)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from gemmkit.distributed import inbox, overlapped  # noqa: E402
+from gemmkit.distributed import inbox, ways  # noqa: E402
 from gemmkit.distributed.inbox import Inbox  # noqa: E402
 from gemmkit.distributed.peers import Peers  # noqa: E402
 
@@ -58,64 +57,32 @@ class World:
 
 
 class Event:
+    """What it is now is what the streams that wait for it are told to wait for."""
+
     def __init__(self) -> None:
-        self.done = False
+        self.now: list[bool] = [True]
 
 
-class FakeStream:
-    def __init__(self, world: World, name: Any):
-        self.world, self.cuda_stream = world, name
+class Bytes:
+    """A rank's memory, of which the inbox sees addresses."""
 
-    def record_event(self) -> Event:
-        event = Event()
+    device = SimpleNamespace(index=0)
 
-        def command() -> bool:
-            event.done = True
-            return True
+    def __init__(self, rank: int):
+        self.rank = rank
 
-        self.world.queues[self.cuda_stream].append(command)
-        return event
+    def __getitem__(self, part: slice) -> Bytes:
+        return self
 
-    def wait_event(self, event: Event) -> None:
-        self.world.queues[self.cuda_stream].append(lambda: event.done)
-
-    def wait_stream(self, other: FakeStream) -> None:
-        self.wait_event(other.record_event())
-
-
-class FakeBytes:
-    """A rank's memory; a copy into a part of its slots takes two steps, between which anything may happen."""
-
-    def __init__(self, world: World, rank: int, first: int = 0):
-        self.world, self.rank, self.first = world, rank, first
-        self.device = "cuda:0"
-
-    def __getitem__(self, part: slice) -> FakeBytes:
-        return FakeBytes(self.world, self.rank, self.first + (part.start or 0))
-
-    def view(self, dtype: Any) -> FakeBytes:
+    def view(self, dtype: Any) -> Bytes:
         return self
 
     def data_ptr(self) -> int:
         return (self.rank + 1) << 32
 
-    def copy_(self, source: Any, non_blocking: bool) -> None:
-        slot = (self.first - Inbox.flag_bytes(self.world.ranks)) // SLOT
-        key = self.rank, slot, source.rank
-
-        def begin() -> bool:
-            self.world.parts[key] = "half a copy"
-            return True
-
-        def end() -> bool:
-            self.world.parts[key] = source.epoch
-            return True
-
-        self.world.queues[self.world.current].extend([begin, end])
-
 
 class Source:
-    """What a rank sends in a call."""
+    """What a rank sends in a call: its address says which rank's it is, and of which call."""
 
     def __init__(self, rank: int, epoch: int):
         self.rank, self.epoch = rank, epoch
@@ -126,32 +93,54 @@ class Source:
     def element_size(self) -> int:
         return 2
 
-    def view(self, *kind: Any) -> Source:
-        return self
+    def data_ptr(self) -> int:
+        return self.rank * 1000 + self.epoch
 
 
-def fake_torch(world: World) -> Any:
+def faked(world: World, patch: pytest.MonkeyPatch) -> None:
+    """The inbox's commands go to the world's queues."""
     count = iter(range(100, 200))
 
-    @contextlib.contextmanager
-    def on(stream: FakeStream) -> Iterator[None]:
-        before, world.current = world.current, stream.cuda_stream
-        yield
-        world.current = before
+    def copy(stream: Any, to: int, source: int, nbytes: int) -> None:
+        """In two steps, between which anything may happen."""
+        rank, first = (to >> 32) - 1, to & 0xFFFFFFFF
+        key = rank, (first - Inbox.flag_bytes(world.ranks)) // SLOT, source // 1000
 
-    cuda = SimpleNamespace(Stream=lambda device, priority: FakeStream(world, next(count)), stream=on,
-                           current_stream=lambda device: FakeStream(world, world.current))
-    return SimpleNamespace(cuda=cuda, uint8=None, uint32=None)
+        def put(value: Any) -> Command:
+            def command() -> bool:
+                world.parts[key] = value
+                return True
+
+            return command
+
+        world.queues[stream].extend([put("half a copy"), put(source % 1000)])
+
+    def record(event: Event, stream: Any) -> None:
+        event.now = done = [False]
+
+        def command() -> bool:
+            done[0] = True
+            return True
+
+        world.queues[stream].append(command)
+
+    def wait_event(stream: Any, event: Event) -> None:
+        world.queues[stream].append(lambda of=event.now: of[0])                    # type: ignore[misc]
+
+    cuda = SimpleNamespace(Stream=lambda device, priority: SimpleNamespace(cuda_stream=next(count)))
+    patch.setattr(inbox, "torch", SimpleNamespace(cuda=cuda, uint8=None, uint32=None))
+    patch.setattr(inbox, "stream_finder", lambda library, index: lambda: world.current)
+    for name, command in dict(write_value=world.write, wait_value=world.wait, copy=copy, record=record, wait_event=wait_event,
+                              new_event=Event).items():
+        patch.setattr(inbox, name, command)
 
 
 def simulate(ranks: int, calls: int, seed: int, monkeypatch: pytest.MonkeyPatch, slots: int = 2,
-             flag_first: bool = False) -> None:
+             flag_first: bool = False, made_first: bool = True) -> None:
     world = World(ranks)
-    monkeypatch.setattr(inbox, "torch", fake_torch(world))
-    monkeypatch.setattr(inbox, "write_value", world.write)
-    monkeypatch.setattr(inbox, "wait_value", world.wait)
+    faked(world, monkeypatch)
     monkeypatch.setattr(inbox, "SLOTS", slots)
-    peers = Peers(tuple(FakeBytes(world, rank) for rank in range(ranks)), None)
+    peers = Peers(tuple(Bytes(rank) for rank in range(ranks)), None)
     boxes = [Inbox(SimpleNamespace(rank=rank, size=ranks), peers, SLOT) for rank in range(ranks)]      # type: ignore[arg-type]
 
     def kernel(box: Inbox, rank: int) -> None:
@@ -174,13 +163,14 @@ def simulate(ranks: int, calls: int, seed: int, monkeypatch: pytest.MonkeyPatch,
         for rank, box in enumerate(boxes):
             world.current = rank
             box.begin()
+            if made_first:
+                box.made()
             box.own()
             for step in range(1, ranks):
                 to = (rank - step) % ranks
                 if flag_first:
-                    world.write(box.stream.cuda_stream, box._flag(to, box._row(0), rank), box.epoch)
+                    world.write(box._pushes, box._flag(to, box._row(0), rank), box.epoch)
                 box.push(to, Source(rank, box.epoch), 0)
-            box.pushed()
             kernel(box, rank)
             box.end()
     world.run(random.Random(seed))
@@ -192,10 +182,11 @@ def test_every_kernel_reads_its_call(ranks: int, monkeypatch: pytest.MonkeyPatch
         simulate(ranks, 9, seed, monkeypatch)
 
 
-@pytest.mark.parametrize("fault", [dict(slots=1), dict(flag_first=True)], ids=str)
+@pytest.mark.parametrize("fault", [dict(slots=1), dict(flag_first=True), dict(made_first=False)], ids=str)
 def test_faults_show(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One slot, which is filled again before it has been read, and flags before the data."""
-    with pytest.raises(AssertionError, match="reads"):
+    """One slot, which is filled again before it has been read, flags before the data, and pushes that do not wait for the
+    kernel of the call before."""
+    with pytest.raises((AssertionError, RuntimeError), match=r"reads|the streams wait for each other"):
         for seed in range(40):
             simulate(3, 9, seed, monkeypatch, **fault)
 
@@ -203,23 +194,22 @@ def test_faults_show(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_trial_finds_what_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks in one process: the first is alone until the second has pushed."""
 
-    class Now:
-        cuda_stream = 0
+    def at_once(stream: int, at: int, value: int) -> None:
+        ctypes.c_uint32.from_address(at).value = value
 
-        def record_event(self) -> None: ...
-        def wait_stream(self, other: Any) -> None: ...
-
-    cuda = SimpleNamespace(Stream=lambda device, priority: Now(), current_stream=lambda device: Now(),
-                           stream=lambda stream: contextlib.nullcontext())
+    cuda = SimpleNamespace(Stream=lambda device, priority: SimpleNamespace(cuda_stream=7))
     monkeypatch.setattr(inbox, "torch", SimpleNamespace(cuda=cuda, uint8=torch.uint8, uint32=torch.uint32))
-    monkeypatch.setattr(inbox, "write_value", lambda stream, at, value: setattr(ctypes.c_uint32.from_address(at), "value", value))
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
-    monkeypatch.setattr(overlapped, "_TRIAL", 0.1)
+    monkeypatch.setattr(inbox, "stream_finder", lambda library, index: lambda: 0)
+    for name, command in dict(write_value=at_once, copy=lambda stream, to, source, nbytes: ctypes.memmove(to, source, nbytes),
+                              record=lambda event, stream: None, wait_event=lambda stream, event: None,
+                              new_event=lambda: None).items():
+        monkeypatch.setattr(inbox, name, command)
+    monkeypatch.setattr(ways, "_TRIAL", 0.1)
     memory = tuple(torch.zeros(Inbox.total(2, SLOT), dtype=torch.uint8) for _ in range(2))
     boxes = [Inbox(SimpleNamespace(rank=rank, size=2, timeout=timedelta(seconds=9)), Peers(memory, None), SLOT)  # type: ignore
              for rank in range(2)]
-    assert "the flags [1, 0], where each is to be 1" in (overlapped._tried(boxes[0]) or "")
-    assert overlapped._tried(boxes[1]) is None
+    assert "the flags [1, 0], where each is to be 1" in (ways._tried(boxes[0]) or "")
+    assert ways._tried(boxes[1]) is None
     memory[1][boxes[1].flag_bytes(2) + SLOT] = 77                          # what rank 0 pushed is not what lies there
     monkeypatch.setattr(Inbox, "begin", lambda box: None)
-    assert "found [77, 2] behind the flags" in (overlapped._tried(boxes[1]) or "")
+    assert "found [77, 2] behind the flags" in (ways._tried(boxes[1]) or "")

@@ -1,0 +1,209 @@
+"""Calls over symmetric memory: copy engines push while the kernel computes what is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gemmkit.distributed.again import JoinedProduct, Product, Repeated
+from gemmkit.distributed.gates import Gates, gated
+from gemmkit.distributed.inbox import Inbox
+from gemmkit.distributed.partial_sums import Reduction, before_sum, finishing, is_fused, nothing, sees_rows, with_own
+from gemmkit.distributed.ranks import Ranks
+from gemmkit.distributed.shards import even_lengths, offsets
+from gemmkit.runtime.arrays import dtype_to_torch
+
+__all__ = ["AllGather", "AllReduce", "ReduceScatter"]
+
+
+class AllGather(Repeated):
+    """`all_gather_matmul` in one launch that begins with this rank's own rows.
+
+    A is the peers' rows in the slot and this rank's where the caller has them, joined by `gemmkit.Concat`: copied to the
+    slot first, 64 MiB took 41 us of 746. So it is where each tile has rows of one shard; else they are copied.
+    """
+
+    def __init__(self, ranks: Ranks, inbox: Inbox, gates: Gates, lengths: tuple[int, ...], returns_a: bool, conf: Any,
+                 components: dict[str, Any]):
+        super().__init__(inbox.device, conf, components)
+        self.inbox, self.lengths, self.returns_a = inbox, lengths, returns_a
+        self._rank, self._size, self._gates = ranks.rank, ranks.size, gates
+        self._begin, self._end = offsets(lengths)[ranks.rank:ranks.rank + 2]
+        self._products: dict[int, Any] = {}              # by the slot
+        self._parts: dict[int, list[Any]] = {}           # of A in the slot, with a place for this rank's
+
+    def __call__(self, a_shard: Any, b: Any, c: Any, out: Any) -> Any:
+        inbox, rank = self.inbox, self._rank
+        # 1. This rank's rows to the peers, the next one's first.
+        inbox.begin()
+        product = self._products.get(inbox.turn) or self._prepare(a_shard, b, c, out)
+        own = a_shard
+        if not self._joins:
+            own = self._whole()[self._begin:self._end]
+            own.copy_(a_shard)
+        inbox.made()
+        inbox.own()
+        first = self._begin * a_shard.shape[1] * a_shard.element_size()
+        for step in range(1, self._size):
+            inbox.push((rank - step) % self._size, own, first)
+        # 2. The product, whose tiles wait for the rows that they read; without a gate the stream does.
+        if not self._is_gated:
+            inbox.await_all()
+        if self._joins:
+            d = product.of_parts(tuple(a_shard if part is None else part for part in self._parts[inbox.turn]), b, c, out)
+        else:
+            d = product(self._whole(), b, c, out)
+        # 3. The slot may be filled again.
+        if self._is_gated and 0 in self.lengths:         # shards that no tile has waited for
+            inbox.await_all()
+        whole = self._copied(a_shard) if self.returns_a else None
+        inbox.end()
+        return (d, whole) if self.returns_a else d
+
+    def _prepare(self, a_shard: Any, b: Any, c: Any, out: Any) -> Any:
+        """What is this slot's: its product, with its flags, and A's parts."""
+        turn = self.inbox.turn
+        self._shape, self._dtype = (sum(self.lengths), a_shard.shape[1]), a_shard.dtype
+        whole = self._whole()
+        gate = self._gates.of(whole, b, c, out, self.conf, self.components)
+        self._is_gated = gate is not None
+        self._joins = gate is not None and a_shard.is_contiguous() and self._tiles_lie_in_shards(gate.conf)
+        runs = (whole[:self._begin], None, whole[self._end:])
+        self._parts[turn] = [part for part in runs if part is None or part.shape[0]]
+        kind = JoinedProduct if self._joins else Product
+        self._products[turn] = (kind(self.conf, self.components) if gate is None else
+                                kind(gate.conf, gated(self._gates, gate, self.inbox, self.components)))
+        return self._products[turn]
+
+    def _tiles_lie_in_shards(self, conf: Any) -> bool:
+        """Whether Hopper's kernel fetches each tile of A from one array. (The others look for the array line by line.)"""
+        if conf.kernel != "warp_specialised" or len(self.lengths) < 2 or 0 in self.lengths:
+            return False
+        return all(end % int(conf.block_shape.M) == 0 for end in offsets(self.lengths)[1:-1])
+
+    def _whole(self) -> Any:
+        return self.inbox.matrix(*self._shape, self._dtype)
+
+    def _copied(self, a_shard: Any) -> Any:
+        """The gathered A, in memory of the caller's."""
+        whole = self._whole().clone()
+        if self._joins:
+            whole[self._begin:self._end].copy_(a_shard)
+        return whole
+
+
+class ReduceScatter(Repeated):
+    """`matmul_reduce_scatter`: the peers' rows in chunks, each pushed while the next is computed; then this rank's own rows,
+    whose epilogue merges what has arrived."""
+
+    def __init__(self, ranks: Ranks, inbox: Inbox, how: Reduction, lengths: tuple[int, ...], chunks: int, conf: Any,
+                 components: dict[str, Any]):
+        super().__init__(inbox.device, conf, components, how.rule)
+        self.inbox, self.how, self.lengths, self.chunks = inbox, how, lengths, chunks
+        self._rank, self._size = ranks.rank, ranks.size
+        first = offsets(lengths)
+        self._begin, self._end = first[ranks.rank:ranks.rank + 2]
+        #: (to, begin, end, first row in the peer's slot, chunk), chunk by chunk, so that a peer's first ones arrive first.
+        self._pieces = []
+        for chunk in range(chunks):
+            for step in range(1, ranks.size):
+                to = (ranks.rank + step) % ranks.size
+                begin, end = offsets(even_lengths(lengths[to], chunks))[chunk:chunk + 2]
+                self._pieces.append((to, first[to] + begin, first[to] + end, ranks.rank * lengths[to] + begin, chunk))
+        self._travels, self._result = dtype_to_torch(how.travels), dtype_to_torch(how.result)
+        self._whole = Product(conf, before_sum(self.components)) if sees_rows(conf, self.components) else None
+        self._partial: dict[Any, Product] = {}           # of some rows, by how many and how they lie
+        self._merged: dict[int, Any] = {}                # by the slot: the product of the own rows, and whether it is gated
+
+    def __call__(self, a: Any, b: Any, c: Any, out: Any) -> Any:
+        inbox, columns = self.inbox, b.shape[1]
+        if out is None:
+            out = torch.empty((self.lengths[self._rank], columns), dtype=self._result, device=a.device)
+        inbox.begin()
+        # 1. The peers' rows.
+        sums = torch.empty((a.shape[0], columns), dtype=self._travels, device=a.device)
+        if self._whole is not None:                      # all at once where a component sees rows
+            self._whole(a, b, None, sums)
+        for to, begin, end, first, chunk in self._pieces:
+            block = sums[begin:end]
+            if self._whole is None:
+                self._multiply(a[begin:end], b, block)
+            inbox.made()
+            inbox.push(to, block, first * columns * self._travels.itemsize, chunk)
+        # 2. This rank's rows: tiles wait for their chunks from all ranks, or the stream does.
+        parts = inbox.parts(self.lengths[self._rank], columns, self._travels)
+        mine = a[self._begin:self._end]
+        merged, is_gated = self._merged.get(inbox.turn) or self._prepare(parts, mine, b, c, out)
+        if is_gated:
+            inbox.own(self.chunks)
+            d = merged(mine, b, None, out)
+        else:
+            own = parts[self._rank]
+            if self._whole is not None:
+                own.copy_(sums[self._begin:self._end])
+            else:
+                self._multiply(mine, b, own)
+            inbox.own(self.chunks)
+            inbox.await_all(self.chunks)
+            d = merged(*self._nothing, c, out)
+        # 3. The slot may be filled again.
+        inbox.end()
+        return d
+
+    def _multiply(self, a: Any, b: Any, out: Any) -> None:
+        key = a.shape[0], a.data_ptr() & 255, out.data_ptr() & 255
+        product = self._partial.get(key)
+        if product is None:
+            product = self._partial[key] = Product(None, before_sum(self.components))
+        product(a, b, None, out)
+
+    def _prepare(self, parts: Any, mine: Any, b: Any, c: Any, out: Any) -> Any:
+        how, turn = self.how, self.inbox.turn
+        gate = None
+        if is_fused(mine, c, self.conf, self.components):
+            merging = with_own(parts, how, self._rank, self.components)
+            gate = how.gates.of(mine, b, None, out, None, merging)
+        if gate is not None:
+            product = Product(gate.conf, gated(how.gates, gate, self.inbox, merging))
+        else:
+            self._nothing = nothing(parts, how)
+            product = Product(None, finishing(parts, how, c is not None, self.components))
+        self._merged[turn] = product, gate is not None
+        return self._merged[turn]
+
+
+class AllReduce(Repeated):
+    """`matmul_all_reduce`: all partial sums to all ranks; each merges them in the order of ranks."""
+
+    def __init__(self, ranks: Ranks, inbox: Inbox, how: Reduction, conf: Any, components: dict[str, Any]):
+        super().__init__(inbox.device, conf, components, how.rule)
+        self.inbox, self.how = inbox, how
+        self._rank, self._size = ranks.rank, ranks.size
+        self._travels, self._result = dtype_to_torch(how.travels), dtype_to_torch(how.result)
+        self._products: dict[int, tuple[Product, Product]] = {}          # by the slot: partial, and merging
+
+    def __call__(self, a: Any, b: Any, c: Any, out: Any) -> Any:
+        inbox, rank = self.inbox, self._rank
+        if out is None:
+            out = torch.empty((a.shape[0], b.shape[1]), dtype=self._result, device=a.device)
+        inbox.begin()
+        parts = inbox.parts(a.shape[0], b.shape[1], self._travels)
+        own = parts[rank]
+        partial, merging = self._products.get(inbox.turn) or self._prepare(parts, c)
+        partial(a, b, None, own)
+        inbox.made()
+        inbox.own()
+        for step in range(1, self._size):
+            inbox.push((rank - step) % self._size, own, rank * own.numel() * own.element_size())
+        inbox.await_all()
+        d = merging(*self._nothing, c, out)
+        inbox.end()
+        return d
+
+    def _prepare(self, parts: Any, c: Any) -> tuple[Product, Product]:
+        self._nothing = nothing(parts, self.how)
+        self._products[self.inbox.turn] = found = (
+            Product(self.conf, before_sum(self.components)),
+            Product(None, finishing(parts, self.how, c is not None, self.components)))
+        return found
