@@ -18,7 +18,6 @@ median, of all ranks the slowest. Results are compared with the product alone be
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 from collections.abc import Callable
@@ -30,11 +29,12 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory  # which makes the fused operators
 
 import gemmkit as gk
+from bench import report
 from gemmkit import distributed
 from gemmkit.operators import MIN_PLUS
 
 SHAPES = [(8192, 8192, 8192), (16384, 4096, 8192), (8192, 14336, 4096), (4096, 4096, 4096)]
-CALLS, TURNS = 4, 15
+CALLS, TURNS, WARM = 10, 11, 2
 
 Variants = dict[str, Callable[[], Any]]
 
@@ -78,10 +78,11 @@ def scattered(shape: tuple[int, int, int], device: torch.device) -> Variants:
             "plain": lambda: distributed.matmul_reduce_scatter(a, b, way="plain"), "NCCL": by_nccl, "fused": fused}
 
 
-def shortest(device: torch.device) -> Variants:
-    """Min-plus of float32, 16384^2 x 8192: rows of A are gathered, columns of B shared out. "halved" is a rank's part."""
+def shortest(shape: tuple[int, int, int], device: torch.device) -> Variants:
+    """Min-plus of float32: rows of A are gathered, columns of B shared out. "halved" is a rank's part."""
+    M, N, K = shape
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    whole, b = drawn((16384, 8192), device, 0, torch.float32), drawn((8192, 16384), device, 1, torch.float32)
+    whole, b = drawn((M, K), device, 0, torch.float32), drawn((K, N), device, 1, torch.float32)
     own, columns = whole.chunk(ranks)[rank].contiguous(), b.chunk(ranks, 1)[rank].contiguous()
     return {"halved": lambda: gk.matmul(whole, columns, operator=MIN_PLUS),
             "ours": lambda: distributed.all_gather_matmul(own, columns, operator=MIN_PLUS, way="symmetric")}
@@ -92,59 +93,67 @@ def drawn(shape: tuple[int, ...], device: torch.device, seed: int, dtype: torch.
     return torch.randn(shape, device=device, generator=made).to(dtype)
 
 
-def times(variants: Variants) -> dict[str, float]:
+def times(variants: Variants, calls: int) -> dict[str, float]:
     """Microseconds a call of each, in turns."""
     found: dict[str, list[float]] = {name: [] for name in variants}
-    for turn in range(TURNS + 2):
+    for turn in range(TURNS + WARM):
         for name, call in variants.items():
             dist.barrier()
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
-            for _ in range(CALLS):
+            for _ in range(calls):
                 call()
             end.record()
             end.synchronize()
-            if turn >= 2:
-                found[name].append(begin.elapsed_time(end) / CALLS * 1e3)
+            if turn >= WARM:
+                found[name].append(begin.elapsed_time(end) / calls * 1e3)
     medians = torch.tensor([statistics.median(own) for own in found.values()], device="cuda")
     dist.all_reduce(medians, op=dist.ReduceOp.MAX)
     return dict(zip(found, [round(us, 1) for us in medians.tolist()]))
 
 
-def differences(variants: Variants, reference: str, besides: str = "") -> dict[str, float]:
-    """The largest difference of each from another's result, relative to that one's largest element."""
+def errors(variants: Variants, reference: str, besides: str = "") -> dict[str, float]:
+    """The difference of each from another's result, relative to that one's norm."""
     expected = variants[reference]().double()
-    return {name: float((call().double() - expected).abs().max() / expected.abs().max())
+    return {name: float((call().double() - expected).norm() / expected.norm())
             for name, call in variants.items() if name != besides}
+
+
+def rows_of(work: str, shape: tuple[int, int, int], dtype: str, us: dict[str, float],
+            error: dict[str, float]) -> list[dict[str, Any]]:
+    """A row for each peer: "alone" (or "halved") first, of which ours is to be as much as possible."""
+    M, N, K = shape
+    peers = [name for name in us if name not in ("ours", "alone", "halved")]
+    return [dict(work=work, dtype=dtype, m=M, n=N, k=K, layout="nn", ours_us=us["ours"], peer=peer, peer_us=us[peer],
+                 ratio=round(us[peer] / us["ours"], 3), error=error["ours"])
+            for peer in (*(name for name in us if name in ("alone", "halved")), *peers)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser("bench.distributed")
-    parser.add_argument("--out", help="a file for the results")
+    parser.add_argument("--out", help="a file or folder for the results")
     options = parser.parse_args()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device, timeout=timedelta(seconds=60))
-    results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "ranks": dist.get_world_size(),
-                               "torch": str(torch.__version__)}
-    for name, make, shapes in (("all-gather", gathered, SHAPES), ("reduce-scatter", scattered, SHAPES)):
+    is_first = dist.get_rank() == 0
+    rows: list[dict[str, Any]] = []
+    for work, make, shapes in (("all-gather", gathered, SHAPES), ("reduce-scatter", scattered, SHAPES),
+                               ("min-plus", shortest, [(16384, 16384, 8192)])):
         for shape in shapes:
             variants = make(shape, device)
-            # (Of a reduction a rank's own product is no sum over ranks.)
-            errors = differences(variants, "NCCL", "alone" if make is scattered else "")
-            say(results, f"{name} {'x'.join(map(str, shape))}", times(variants), errors)
-    variants = shortest(device)
-    say(results, "min-plus 16384x16384x8192", times(variants), differences(variants, "halved"))
-    if dist.get_rank() == 0 and options.out:
-        with open(options.out, "w", encoding="utf-8") as out:
-            json.dump(results, out, indent=1)
+            is_sum = make is scattered                       # of which a rank's own product is no result
+            found = errors(variants, "NCCL" if "NCCL" in variants else "halved", "alone" if is_sum else "")
+            us = times(variants, 2 if make is shortest else CALLS)
+            rows += rows_of(work, shape, "float32" if make is shortest else "bfloat16", us, found)
+            if is_first:
+                print(work, "x".join(map(str, shape)), us, {name: f"{error:.1e}" for name, error in found.items()}, flush=True)
+            torch.cuda.empty_cache()
+    if is_first:
+        name = f"{dist.get_world_size()} x {torch.cuda.get_device_name()}"
+        report.write(report.document("distributed", rows, name, calls=CALLS, turns=TURNS),
+                     report.results_path("distributed", options.out))
     dist.destroy_process_group()
-
-
-def say(results: dict[str, Any], name: str, us: dict[str, float], errors: dict[str, float]) -> None:
-    results[name] = {"us": us, "errors": errors}
-    if dist.get_rank() == 0:
-        print(name, us, {key: f"{error:.1e}" for key, error in errors.items()}, flush=True)
 
 
 if __name__ == "__main__":
