@@ -147,7 +147,7 @@ def main() -> None:
             us = times(variants, 2 if make is shortest else CALLS)
             rows += rows_of(work, shape, "float32" if make is shortest else "bfloat16", us, found)
             if is_first:
-                print(work, "x".join(map(str, shape)), us, {name: f"{error:.1e}" for name, error in found.items()}, flush=True)
+                print(work, "x".join(map(str, shape)), us, {name: f"{of:.1e}" for name, of in found.items()}, flush=True)
             torch.cuda.empty_cache()
     if is_first:
         name = f"{dist.get_world_size()} x {torch.cuda.get_device_name()}"
