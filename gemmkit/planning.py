@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -39,10 +40,9 @@ from gemmkit.runtime.streams import check_stream, stream_finder
 __all__ = ["Plan", "plan"]
 
 
-# -- runtime values of components -------------------------------------------------------------------------------------
-
 _TRIES = 3                             # compilations that a change of code may interrupt
 _REMEMBERED = 64                       # calls' addresses that a plan keeps
+
 
 def leaf_ranges(parts: dict[str, Frozen]) -> dict[str, slice]:
     """Where the runtime values of a configuration's components, in the order of PARTS, lie among the kernel's arguments."""
@@ -52,8 +52,6 @@ def leaf_ranges(parts: dict[str, Frozen]) -> dict[str, slice]:
         at += len(frozen.leaves)
     return ranges
 
-
-# -- plans ------------------------------------------------------------------------------------------------------------
 
 class Plan:
     """A product of arrays of one kind (library, shape, strides, dtype, device): ``run(a, b, c, out=d)``.
@@ -232,6 +230,13 @@ class Plan:
     def run(self, values: tuple | None, a: Any, b: Any, c: Any, out: Any, stream: Any) -> Any:
         """`__call__` with other runtime values of the components (None: the plan's), whose code has been looked at."""
         return self._call(values, a, b, c, out, stream)
+
+    def fixed(self, values: tuple) -> Any:
+        """`run` with these values, as a function of (a, b, c, out) that costs what a call of the plan does."""
+        made = copy.copy(self)
+        made.values, made._launches = values, None
+        made._call = made._call_on_device()
+        return lambda a, b, c, out: made._call(None, a, b, c, out, None)
 
     def launch_new(self, a: Any, at_a: int, at_b: int) -> Any:
         """The product of operands at these addresses, known to be of the plan's kind, into a new array of a's library."""

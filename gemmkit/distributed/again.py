@@ -108,25 +108,24 @@ class JoinedProduct(Product):
 
     def __init__(self, conf: Config | None, components: dict[str, Any]):
         super().__init__(conf, components)
-        self._values: dict[tuple[int, ...], tuple[Any, ...]] = {}
+        self._at: dict[tuple[int, ...], Any] = {}
 
     def of_parts(self, parts: tuple[Any, ...], b: Any, c: Any, out: Any) -> Any:
         places = (*(part.data_ptr() for part in parts), 0 if out is None else out.data_ptr())
-        values = self._values.get(places)
-        if values is None:
+        found = self._at.get(places)
+        if found is None:
             a = Concat(*parts, axis=0)
             if not self._is_known:
                 self._is_known = True
                 return multiply(a, b, c, out, self.conf, self.components)
-            values = self._values_of(a, b, c, out)
-            if len(self._values) >= _PLACES:
-                self._values.clear()
-            self._values[places] = values
-        assert self._plan is not None
-        return self._plan.run(values, parts[0], b, c, out, None)
+            found = self._planned_at(a, b, c, out)
+            if len(self._at) >= _PLACES:
+                self._at.clear()
+            self._at[places] = found
+        return found(parts[0], b, c, out)
 
-    def _values_of(self, a: Concat, b: Any, c: Any, out: Any) -> tuple[Any, ...]:
-        """The kernel's arguments that are of A's parts, which may overlap nothing that is written."""
+    def _planned_at(self, a: Concat, b: Any, c: Any, out: Any) -> Any:
+        """The plan with A's parts where they are now, which may overlap nothing that is written."""
         if self._plan is None:
             self._plan = plan(a, b, c, self.conf, out=out, **self.components)
             self._plan.forget_arrays((_A_LAYOUT,))               # a part's memory is the caller's to free
@@ -134,4 +133,4 @@ class JoinedProduct(Product):
         self._plan.check_components(frozen, {_A_LAYOUT: a.layout}, a.array, b, c, out)
         values = list(self._plan.values)
         values[self._plan.ranges[_A_LAYOUT]] = self._plan.leaves(_A_LAYOUT, a.layout, frozen[_A_LAYOUT])
-        return tuple(values)
+        return self._plan.fixed(tuple(values))
