@@ -202,6 +202,15 @@ class Compiled:
         return cast(Spec, on_host(self.spec))
 
 
+def leaf_ranges(parts: dict[str, Frozen]) -> dict[str, slice]:
+    """Where the runtime values of a configuration's components, in the order of PARTS, lie among the kernel's arguments."""
+    ranges, at = {}, 0
+    for name, frozen in parts.items():
+        ranges[name] = slice(at, at + len(frozen.leaves))
+        at += len(frozen.leaves)
+    return ranges
+
+
 def _operand(info: ArrayInfo | None, layout: Layout, readonly: bool) -> Frozen:
     if info is None:
         return freeze(Nothing())

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from gemmkit.compiled import PARTS, Compiled, Launches
+from gemmkit.compiled import PARTS, Compiled, Launches, leaf_ranges
 from gemmkit.completing import normaliser_of
 from gemmkit.component_arrays import ALONGSIDE, Held, arrays_of, check_held
 from gemmkit.components import anew, freeze, without_arrays
@@ -42,15 +42,6 @@ __all__ = ["Plan", "plan"]
 
 _TRIES = 3                             # compilations that a change of code may interrupt
 _REMEMBERED = 64                       # calls' addresses that a plan keeps
-
-
-def leaf_ranges(parts: dict[str, Frozen]) -> dict[str, slice]:
-    """Where the runtime values of a configuration's components, in the order of PARTS, lie among the kernel's arguments."""
-    ranges, at = {}, 0
-    for name, frozen in parts.items():
-        ranges[name] = slice(at, at + len(frozen.leaves))
-        at += len(frozen.leaves)
-    return ranges
 
 
 class Plan:
@@ -237,6 +228,12 @@ class Plan:
         made.values, made._launches = values, None
         made._call = made._call_on_device()
         return lambda a, b, c, out: made._call(None, a, b, c, out, None)
+
+    def launch(self, stream: int, at: tuple[int, int, int, int]) -> None:
+        """The product of arrays at these addresses (a, b, c, out; 0: none), known to be of the plan's kind and to overlap
+        nothing, on a stream's handle."""
+        if self._has_work:
+            (self._launches or self._bind()).planned(stream, at)
 
     def launch_new(self, a: Any, at_a: int, at_b: int) -> Any:
         """The product of operands at these addresses, known to be of the plan's kind, into a new array of a's library."""

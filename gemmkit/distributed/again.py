@@ -103,6 +103,16 @@ class Product:
         return self._plan(a, b, c, out=out)
 
 
+    def into(self, stream: int, a: Any, b: Any, out: Any, begin: int, end: int, first: int) -> None:
+        """Rows ``begin`` to ``end`` of A into as many of ``out``, from ``first`` on, on a stream's handle. ``out`` is the
+        call's own, and the rows are always these. (Slices cost the host as much as launches.)"""
+        if self._plan is None:
+            self(a[begin:end], b, None, out[first:first + end - begin])
+        else:
+            self._plan.launch(stream, (a.data_ptr() + begin * a.stride(0) * a.element_size(), b.data_ptr(), 0,
+                                       out.data_ptr() + first * out.stride(0) * out.element_size()))
+
+
 class JoinedProduct(Product):
     """The same, of an A whose rows lie in several arrays (`gemmkit.Concat`), wherever these lie."""
 

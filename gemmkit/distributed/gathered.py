@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from gemmkit.config import Config
 from gemmkit.distributed.again import key_of_call, known_call, remember
 from gemmkit.distributed.calls import check_keywords, meet, multiply, new, planned
@@ -78,7 +80,8 @@ def all_gather_matmul(a_shard: Any, b: Any, c: Any = None, *, group: Any = None,
     inbox = inbox_for(ranks, a_shard.device, sum(sizes) * a_shard.shape[1] * a_shard.element_size(), way)
     if inbox is not None:
         call = AllGather(ranks, inbox, gates, sizes, return_a, conf, components)
-        return remember(ranks, key, call)(a_shard, b, c, out)
+        with torch.cuda.device(inbox.device):
+            return remember(ranks, key, call)(a_shard, b, c, out)
     whole = gather_rows(ranks, a_shard, sizes)
     d = multiply(whole, b, c, out, conf, components)
     return (d, whole) if return_a else d

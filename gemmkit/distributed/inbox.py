@@ -53,7 +53,7 @@ class Inbox:
         self.stream = torch.cuda.Stream(self.device, priority=-1)           # kept, since the commands have its handle alone
         self._pushes = int(self.stream.cuda_stream)
         self._find_stream: Any = stream_finder("torch", self.device.index)
-        self._main, self._last = 0, -1                                      # streams: of this call, and of the last one
+        self.main, self._last = 0, -1                                       # streams: of this call, and of the last one
         self._made, self._sent, self._ended = new_event(), new_event(), new_event()
         self._memory = [int(buffer.data_ptr()) for buffer in peers.buffers]
         count = _FLAG * CHUNKS * ranks.size
@@ -96,41 +96,40 @@ class Inbox:
     def begin(self) -> None:
         """The next call begins on the current stream, behind the one before."""
         self.epoch += 1
-        self._main = self._find_stream()
-        if self._last not in (-1, self._main):
-            wait_event(self._main, self._ended)
+        self.main = self._find_stream()
+        if self._last not in (-1, self.main):
+            wait_event(self.main, self._ended)
 
     def made(self) -> None:
         """What is pushed from here on is there when the current stream has come here."""
-        record(self._made, self._main)
+        record(self._made, self.main)
         wait_event(self._pushes, self._made)
 
-    def push(self, to: int, source: Any, first_byte: int, chunk: int = 0) -> None:
-        """Copy a dense tensor into rank ``to``'s slot, and set this rank's flag there."""
-        nbytes = source.numel() * source.element_size()
+    def push(self, to: int, source: int, nbytes: int, first_byte: int, chunk: int = 0) -> None:
+        """Copy bytes from an address to rank ``to``'s slot, and set this rank's flag there."""
         if nbytes:
-            copy(self._pushes, self._memory[to] + self._slot_begin() + first_byte, source.data_ptr(), nbytes)
+            copy(self._pushes, self._memory[to] + self._slot_begin() + first_byte, source, nbytes)
         write_value(self._pushes, self._flag(to, self._row(chunk), self.ranks.rank), self.epoch)
 
     def own(self, chunks: int = 1) -> None:
         """This rank's own part, of so many chunks, is there, once the current stream has come here."""
         rank = self.ranks.rank
         for chunk in range(chunks):
-            write_value(self._main, self._flag(rank, self._row(chunk), rank), self.epoch)
+            write_value(self.main, self._flag(rank, self._row(chunk), rank), self.epoch)
 
     def await_all(self, chunks: int = 1) -> None:
         """Have the current stream wait for all ranks' parts: what a kernel without a gate needs."""
         for rank in range(self.ranks.size):
             for chunk in range(chunks):
-                wait_value(self._main, self._flag(self.ranks.rank, self._row(chunk), rank), self.epoch)
+                wait_value(self.main, self._flag(self.ranks.rank, self._row(chunk), rank), self.epoch)
 
     def end(self) -> None:
         """The current stream has waited for every rank's part, and read the slot. It waits for the pushes, so that what was
         pushed may be written over behind the call."""
         record(self._sent, self._pushes)
-        wait_event(self._main, self._sent)
-        record(self._ended, self._main)
-        self._last = self._main
+        wait_event(self.main, self._sent)
+        record(self._ended, self.main)
+        self._last = self.main
 
     def _slot_begin(self) -> int:
         return self.flag_bytes(self.ranks.size) + self.turn * self.slot_bytes

@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmkit.distributed.calls import BEFORE_SUM, new
 from gemmkit.distributed.inbox import CHUNKS
-from gemmkit.distributed.rank_order import InRankOrder, OfTransform
+from gemmkit.distributed.rank_order import InRankOrder, OfTransform, WithOther
 from gemmkit.distributed.shards import even_lengths
 from gemmkit.torch.forms import array_of
 
@@ -63,7 +63,11 @@ def in_rank_order(parts: Any, how: Reduction, own: int | None, follows: bool = F
 
 def with_own(parts: Any, how: Reduction, own: int, components: dict[str, Any]) -> dict[str, Any]:
     """The components of a product of this rank's own rows that takes the others' partial sums."""
-    epilogue, merging = components.get("epilogue"), in_rank_order(parts, how, own)
+    epilogue: Any = components.get("epilogue")
+    if parts.shape[0] == 2:
+        merging: Any = WithOther(array_of(parts[1 - own], "parts"), how.rule, how.adds, how.travels, own == 0)
+    else:
+        merging = in_rank_order(parts, how, own)
     return {**given(components), "epilogue": merging if epilogue is None else merging | epilogue}
 
 

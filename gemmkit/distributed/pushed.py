@@ -46,7 +46,7 @@ class AllGather(Repeated):
         inbox.own()
         first = self._begin * a_shard.shape[1] * a_shard.element_size()
         for step in range(1, self._size):
-            inbox.push((rank - step) % self._size, own, first)
+            inbox.push((rank - step) % self._size, own.data_ptr(), own.numel() * own.element_size(), first)
         # 2. The product, whose tiles wait for the rows that they read; without a gate the stream does.
         if not self._is_gated:
             inbox.await_all()
@@ -114,7 +114,7 @@ class ReduceScatter(Repeated):
         self._travels, self._result = dtype_to_torch(how.travels), dtype_to_torch(how.result)
         self._whole = Product(conf, before_sum(self.components)) if sees_rows(conf, self.components) else None
         self._partial: dict[Any, Product] = {}           # of some rows, by how many and how they lie
-        self._merged: dict[int, Any] = {}                # by the slot: the product of the own rows, and whether it is gated
+        self._merged: dict[int, Any] = {}                # by the slot: see `_prepare`
 
     def __call__(self, a: Any, b: Any, c: Any, out: Any) -> Any:
         inbox, columns = self.inbox, b.shape[1]
@@ -125,51 +125,49 @@ class ReduceScatter(Repeated):
         sums = torch.empty((a.shape[0], columns), dtype=self._travels, device=a.device)
         if self._whole is not None:                      # all at once where a component sees rows
             self._whole(a, b, None, sums)
+        row_bytes = columns * self._travels.itemsize
         for to, begin, end, first, chunk in self._pieces:
-            block = sums[begin:end]
             if self._whole is None:
-                self._multiply(a[begin:end], b, block)
+                self._product(a, begin, end).into(inbox.main, a, b, sums, begin, end, begin)
             inbox.made()
-            inbox.push(to, block, first * columns * self._travels.itemsize, chunk)
+            inbox.push(to, sums.data_ptr() + begin * row_bytes, (end - begin) * row_bytes, first * row_bytes, chunk)
         # 2. This rank's rows: tiles wait for their chunks from all ranks, or the stream does.
-        parts = inbox.parts(self.lengths[self._rank], columns, self._travels)
         mine = a[self._begin:self._end]
-        merged, is_gated = self._merged.get(inbox.turn) or self._prepare(parts, mine, b, c, out)
-        if is_gated:
-            inbox.own(self.chunks)
+        merged, own = self._merged.get(inbox.turn) or self._prepare(mine, b, c, out)
+        inbox.own(self.chunks)
+        if own is None:
             d = merged(mine, b, None, out)
         else:
-            own = parts[self._rank]
             if self._whole is not None:
                 own.copy_(sums[self._begin:self._end])
             else:
-                self._multiply(mine, b, own)
-            inbox.own(self.chunks)
+                self._product(a, self._begin, self._end).into(inbox.main, a, b, own, self._begin, self._end, 0)
             inbox.await_all(self.chunks)
             d = merged(*self._nothing, c, out)
         # 3. The slot may be filled again.
         inbox.end()
         return d
 
-    def _multiply(self, a: Any, b: Any, out: Any) -> None:
-        key = a.shape[0], a.data_ptr() & 255, out.data_ptr() & 255
-        product = self._partial.get(key)
-        if product is None:
-            product = self._partial[key] = Product(None, before_sum(self.components))
-        product(a, b, None, out)
+    def _product(self, a: Any, begin: int, end: int) -> Product:
+        """That of these rows: rows that begin elsewhere may be aligned otherwise."""
+        found = self._partial.get((begin, end))
+        if found is None:
+            found = self._partial[begin, end] = Product(None, before_sum(self.components))
+        return found
 
-    def _prepare(self, parts: Any, mine: Any, b: Any, c: Any, out: Any) -> Any:
-        how, turn = self.how, self.inbox.turn
-        gate = None
+    def _prepare(self, mine: Any, b: Any, c: Any, out: Any) -> Any:
+        """What is this slot's: the product of the own rows, behind a gate; or the one that merges, and the place of this
+        rank's sums among all ranks'."""
+        how, turn, gate = self.how, self.inbox.turn, None
+        parts = self.inbox.parts(mine.shape[0], b.shape[1], self._travels)
         if is_fused(mine, c, self.conf, self.components):
             merging = with_own(parts, how, self._rank, self.components)
             gate = how.gates.of(mine, b, None, out, None, merging)
         if gate is not None:
-            product = Product(gate.conf, gated(how.gates, gate, self.inbox, merging))
+            self._merged[turn] = Product(gate.conf, gated(how.gates, gate, self.inbox, merging)), None
         else:
             self._nothing = nothing(parts, how)
-            product = Product(None, finishing(parts, how, c is not None, self.components))
-        self._merged[turn] = product, gate is not None
+            self._merged[turn] = (Product(None, finishing(parts, how, c is not None, self.components)), parts[self._rank])
         return self._merged[turn]
 
 
@@ -192,10 +190,11 @@ class AllReduce(Repeated):
         own = parts[rank]
         partial, merging = self._products.get(inbox.turn) or self._prepare(parts, c)
         partial(a, b, None, own)
+        nbytes = own.numel() * own.element_size()
         inbox.made()
         inbox.own()
         for step in range(1, self._size):
-            inbox.push((rank - step) % self._size, own, rank * own.numel() * own.element_size())
+            inbox.push((rank - step) % self._size, own.data_ptr(), nbytes, rank * nbytes)
         inbox.await_all()
         d = merging(*self._nothing, c, out)
         inbox.end()

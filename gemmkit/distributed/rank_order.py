@@ -19,7 +19,7 @@ from gemmkit.runtime.arrays import info_of
 from gemmkit.tiling import translate
 from gemmkit.transforms.base import transformed
 
-__all__ = ["InRankOrder", "OfTransform", "Rule", "accumulator_of", "rule_of"]
+__all__ = ["InRankOrder", "OfTransform", "Rule", "WithOther", "accumulator_of", "rule_of"]
 
 
 def plus(x: Any, y: Any) -> Any:
@@ -122,6 +122,52 @@ def as_sent(x: Any, n: int, merging: Any) -> Any:
 
 def merge_parts(x: Any, n: int, others: tuple, merging: Any) -> Any:
     return convert(merging.dtype, merging.rule.merge(x, others[n]))
+
+
+@dataclass(frozen=True)
+class WithOther(Epilogue):
+    """`InRankOrder` of two ranks, whose own partial sums the product has. ``other`` are the other rank's, in an array of D's
+    form, which Hopper's kernel fetches ahead of time; ``is_second``: they are rank 1's.
+
+    >>> others = np.float32([[1, 2]])
+    >>> float(WithOther(others, Rule(plus), np.dtype(np.float32), np.dtype(np.float32), True)(np.float32(3), 0, 1))
+    5.0
+    """
+
+    other: Array
+    rule: Any
+    dtype: Any
+    travels: Any
+    is_second: bool
+    layout: Any = None
+
+    beside = "other"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layout is None:
+            object.__setattr__(self, "layout", RowMajor(info_of(self.other, "other").dtype))
+
+    def __call__(self, x: Any, m: int, n: int) -> Any:
+        return self.merged(x, self.other[m, n])
+
+    def merged(self, x: Any, other: Any) -> Any:
+        """The product's sum, rounded as if it had been sent, and the other rank's, the first rank's first."""
+        own, sent = convert(self.dtype, convert(self.travels, x)), convert(self.dtype, other)
+        if self.is_second:
+            return convert(self.dtype, self.rule.merge(own, sent))
+        return convert(self.dtype, self.rule.merge(sent, own))
+
+    def finish(self, values: tuple, tile: Any, shape: Any) -> tuple:
+        return apply(merge_other, values, self.layout.load(self.other, tile, shape), self)
+
+    @property
+    def reads_tiles(self) -> bool:
+        return True
+
+
+def merge_other(x: Any, n: int, others: tuple, merging: Any) -> Any:
+    return merging.merged(x, others[n])
 
 
 @dataclass(frozen=True)

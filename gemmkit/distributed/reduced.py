@@ -115,7 +115,8 @@ def matmul_reduce_scatter(a: Any, b_shard: Any, c: Any = None, *, group: Any = N
     inbox = inbox_for(ranks, a.device, ranks.size * max(sizes) * b_shard.shape[1] * how.travels.itemsize, way)
     if inbox is not None:
         call = ReduceScatter(ranks, inbox, how, sizes, _chunks(sizes, b_shard), conf, components)
-        return remember(ranks, key, call)(a, b_shard, c, out)
+        with torch.cuda.device(inbox.device):
+            return remember(ranks, key, call)(a, b_shard, c, out)
     parts = _exchanged(ranks, a, b_shard, conf, how, components, sizes)
     return _finished(parts, c, out, how, components)
 
@@ -154,7 +155,8 @@ def matmul_all_reduce(a: Any, b_shard: Any, c: Any = None, *, group: Any = None,
     rows, columns = a.shape[0], b_shard.shape[1]
     inbox = inbox_for(ranks, a.device, ranks.size * rows * columns * how.travels.itemsize, way)
     if inbox is not None:
-        return remember(ranks, key, AllReduce(ranks, inbox, how, conf, components))(a, b_shard, c, out)
+        with torch.cuda.device(inbox.device):
+            return remember(ranks, key, AllReduce(ranks, inbox, how, conf, components))(a, b_shard, c, out)
     parts = new(a, (ranks.size, rows, columns), how.travels)
     multiply(a, b_shard, None, parts[ranks.rank], conf, before_sum(components))
     all_gather(ranks, list(parts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -53,25 +54,32 @@ def inbox_for(ranks: Ranks, device: Any, nbytes: int, way: str | None) -> Inbox 
 def _make(ranks: Ranks, key: Any) -> str | None:
     """The inbox; or why PyTorch cannot map the peers' memory: several hosts, GPUs without peer access."""
     device, slot_bytes = key
-    try:
-        peers = symmetric_peers(ranks, Inbox.total(ranks.size, slot_bytes), device)
-    except RuntimeError as error:
-        return f"PyTorch makes no symmetric memory: {error}"
-    ranks.inboxes[key] = Inbox(ranks, peers, slot_bytes)
+    with torch.cuda.device(device):
+        try:
+            peers = symmetric_peers(ranks, Inbox.total(ranks.size, slot_bytes), device)
+        except RuntimeError as error:
+            return f"PyTorch makes no symmetric memory: {error}"
+        ranks.inboxes[key] = Inbox(ranks, peers, slot_bytes)
     return None
+
+
+def _push_number(inbox: Inbox) -> None:
+    rank, size = inbox.ranks.rank, inbox.ranks.size
+    inbox.begin()
+    own = torch.full((1,), rank + 1, dtype=torch.int32, device=inbox.device)
+    inbox.made()
+    for step in range(1, size):
+        inbox.push((rank - step) % size, own.data_ptr(), own.element_size(), rank * own.element_size())
+    inbox.own()
+    inbox.end()
 
 
 def _tried(inbox: Inbox) -> str | None:
     """What is wrong with the inbox's first call, in which each rank pushes its number to all; None where all have come."""
     rank, size = inbox.ranks.rank, inbox.ranks.size
     try:
-        inbox.begin()
-        own = torch.full((1,), rank + 1, dtype=torch.int32, device=inbox.device)
-        inbox.made()
-        for step in range(1, size):
-            inbox.push((rank - step) % size, own, rank * own.element_size())
-        inbox.own()
-        inbox.end()
+        with torch.cuda.device(inbox.device) if inbox.device.type == "cuda" else nullcontext():
+            _push_number(inbox)
     except RuntimeError as error:
         return f"pushing to a peer fails: {error}"
     last = time.monotonic() + min(_TRIAL, inbox.ranks.timeout.total_seconds())

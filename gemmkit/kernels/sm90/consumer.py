@@ -9,6 +9,7 @@ from gemmkit.kernels.common.work import Outputs, Slot, Work
 from gemmkit.kernels.sm90.mainloop import numbers_of_parts
 from gemmkit.kernels.sm90.store import Part
 from gemmkit.lang.products import of_part, of_product
+from gemmkit.ptx.flags import fence_async_global
 from gemmkit.ptx.special import thread_index
 
 
@@ -17,9 +18,11 @@ def consume_together(spec: Any, outputs: Outputs, group: int, rank: int) -> None
     turn = thread_index() * 0
     slot = Slot(turn, turn)
     at, end, step = spec.scheduler.begin(), spec.scheduler.end(outputs.shape), spec.scheduler.step()
+    opened = turn - 1
     while at < end:
         here = of_part(spec, at)
         work = here.scheduler.work(here, here.scheduler.tile_of(at), rank, outputs.shape)
+        opened = await_arrivals(spec, here.scheduler.tile_of(at), opened)
         own, matrices = of_product(here, work.batch), outputs_of(spec, outputs, work.batch)
         if spec.exchange.finishes(here):
             first = work.n + spec.exchange.slice(spec, rank) * spec.exchange.columns
@@ -44,12 +47,14 @@ def consume_in_turns(spec: Any, outputs: Outputs, group: int, rank: int) -> None
     own_turn = turn                                    # flips with every tile that this consumer finishes
     slot = Slot(turn, turn)
     at, end, step = spec.scheduler.begin(), spec.scheduler.end(outputs.shape), spec.scheduler.step()
+    opened = turn - 1
     spec.turns.give_first(group)
     while at < end:
         here = of_part(spec, at)
         work = here.scheduler.work(here, here.scheduler.tile_of(at), rank, outputs.shape)
         steps = k_steps(here, work)
         if turn == group:
+            opened = await_arrivals(spec, here.scheduler.tile_of(at), opened)
             if spec.exchange.finishes(here):
                 spec.store.begin(spec, outputs.map_c, work.batch, Part(group, work.m, work.n, own_turn))
             spec.turns.wait(group)
@@ -67,6 +72,18 @@ def consume_in_turns(spec: Any, outputs: Outputs, group: int, rank: int) -> None
     spec.store.finish()
 
 
+def await_arrivals(spec: Any, tile: int, opened: int) -> int:
+    """Where operands arrive while the kernel runs, and the store fetches an array ahead of time: that array may be what
+    arrives, and TMA's thread waits for it as the producer's does for A."""
+    if spec.scheduler.order.gates and spec.store.reads_ahead:
+        if thread_index() % 128 == 0:
+            waited = spec.scheduler.order.await_tile(tile, opened)
+            if waited != opened:
+                fence_async_global()
+            opened = waited
+    return opened
+
+
 def outputs_of(spec: Any, outputs: Outputs, batch: int) -> Outputs:
     """C, D and the sizes of one product of a stack. (A tensor map is of the whole stack.)"""
     stack = spec.scheduler.stack
@@ -82,4 +99,4 @@ def multiply_tile(spec: Any, group: int, slot: Slot, steps: int, work: Work, sha
     return sums, slot
 
 
-__all__ = ["consume_in_turns", "consume_together"]
+__all__ = ["await_arrivals", "consume_in_turns", "consume_together"]

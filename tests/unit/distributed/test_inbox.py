@@ -81,22 +81,6 @@ class Bytes:
         return (self.rank + 1) << 32
 
 
-class Source:
-    """What a rank sends in a call: its address says which rank's it is, and of which call."""
-
-    def __init__(self, rank: int, epoch: int):
-        self.rank, self.epoch = rank, epoch
-
-    def numel(self) -> int:
-        return 1
-
-    def element_size(self) -> int:
-        return 2
-
-    def data_ptr(self) -> int:
-        return self.rank * 1000 + self.epoch
-
-
 def faked(world: World, patch: pytest.MonkeyPatch) -> None:
     """The inbox's commands go to the world's queues."""
     count = iter(range(100, 200))
@@ -170,7 +154,7 @@ def simulate(ranks: int, calls: int, seed: int, monkeypatch: pytest.MonkeyPatch,
                 to = (rank - step) % ranks
                 if flag_first:
                     world.write(box._pushes, box._flag(to, box._row(0), rank), box.epoch)
-                box.push(to, Source(rank, box.epoch), 0)
+                box.push(to, rank * 1000 + box.epoch, 2, 0)      # what is sent, as an address
             kernel(box, rank)
             box.end()
     world.run(random.Random(seed))

@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("torch")
 
 import gemmkit as gk
+from gemmkit.ahead import recorded
+from gemmkit.distributed.partial_sums import Reduction, with_own
 from gemmkit.distributed.rank_order import InRankOrder, rule_of
 from gemmkit.distributed.shards import even_lengths
 from gemmkit.emulator import errors
@@ -18,6 +20,7 @@ from gemmkit.emulator.streams import Stream, beside
 from gemmkit.epilogues import ReLU
 from gemmkit.kernels import gated
 from gemmkit.kernels.gated import Gated, arrivals
+from gemmkit.kernels.sm90 import consumer
 from gemmkit.layouts import RowMajor
 from gemmkit.operators import MIN_PLUS, FPUOp
 from gemmkit.tiling import Tile
@@ -70,6 +73,77 @@ def test_sums(conf: Any, rows: int, rng: np.random.Generator) -> None:
 def test_shortest_paths(rng: np.random.Generator) -> None:
     d, sums = run(by_threads(dataclasses.replace(MIN_PLUS, M=16, N=16)), 18, rng)
     assert np.array_equal(d, np.maximum(np.min(sums, axis=0), 0))
+
+
+# -- two ranks: the other's sums come ahead of time -----------------------------------------------------------------------
+
+def of_two(conf: gk.Config, rows: int, columns: int, own: int, rng: np.random.Generator, seed: int | None = None,
+           flag_first: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """D, and what it is to be. The other rank pushes its sums in two chunks."""
+    a, b = whole(rng, (rows, 20), conf.global_a_layout.dtype), whole(rng, (20, columns), conf.global_b_layout.dtype)
+    sums, slot = whole(rng, (rows, columns), F32, 50), np.full((2, rows, columns), np.nan, np.float32)
+    flags, lengths, stream, begin = np.zeros(2 * CHUNKS, np.uint32), even_lengths(rows, CHUNKS), Stream("the other"), 0
+    flags[own::2] = EPOCH
+    for chunk, length in enumerate(lengths):
+        part, flag = slice(begin, begin := begin + length), (flags, 2 * chunk + 1 - own, EPOCH)
+        if flag_first:
+            stream.write(*flag)
+        stream.copy(slot[1 - own, part], sums[part])
+        stream.write(*flag)
+    scheduler: Any = conf.spec().scheduler
+    table = arrivals(conf.order, lengths, 0, conf.block_shape.size.M * scheduler.cluster.m,
+                     -(-columns // (conf.block_shape.size.N * scheduler.cluster.n)))
+    table[:, 2:] *= 2
+    how = Reduction(F32, F32, rule_of(conf.operator, None), F32)
+    given = with_own(Slot(slot), how, own, dict(epilogue=ReLU()))
+    made = dataclasses.replace(conf, order=Gated(table, flags, own, 1000))
+    d = poison((rows, columns), F32)
+    with gk.emulate(seed), beside(stream):
+        gk.matmul(a, b, None, made, out=d, **given)
+    return d, np.maximum(a.astype("f8") @ b + sums, 0)
+
+
+class Slot:
+    """Both ranks' sums, as much of a tensor as `with_own` asks for."""
+
+    is_cuda = True                                           # an array is taken as it is
+
+    def __init__(self, sums: np.ndarray):
+        self.sums, self.shape = sums, sums.shape
+
+    def __getitem__(self, rank: int) -> Any:
+        return self.sums[rank].view(Taken)
+
+
+class Taken(np.ndarray):
+    is_cuda = True
+
+
+@pytest.mark.parametrize("name", ["one", "pingpong", "one-2x1"])
+@pytest.mark.parametrize("own", [0, 1])
+def test_two_ranks(name: str, own: int, rng: np.random.Generator) -> None:
+    d, expected = of_two(mapping(name), 130, 72, own, rng)
+    assert np.array_equal(d, expected)
+
+
+def test_the_other_ranks_sums_come_ahead_of_time(rng: np.random.Generator) -> None:
+    slot = np.zeros((2, 64, 64), np.float32)
+    given = with_own(Slot(slot), Reduction(F32, F32, rule_of(mapping().operator, None), F32), 0, {})
+    a, b = np.zeros((64, 16), mapping().global_a_layout.dtype), np.zeros((16, 64), mapping().global_b_layout.dtype)
+    (found,) = recorded(lambda: gk.matmul(a, b, None, mapping(), out=np.zeros((64, 64), F32), **given))
+    assert found.spec.store.reads_ahead
+
+
+def test_faults_of_two(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TMA reads what the consumer's thread has waited for, behind a fence."""
+    with pytest.raises(errors.RaceError, match=r"the other"):
+        of_two(mapping(), 128, 64, 1, rng, flag_first=True)
+    with monkeypatch.context() as patch, pytest.raises(errors.RaceError, match=r"the other"):
+        patch.setattr(consumer, "await_arrivals", lambda spec, tile, opened: opened)
+        of_two(mapping(), 128, 64, 1, rng)
+    monkeypatch.setattr(consumer, "fence_async_global", lambda: None)
+    with pytest.raises(errors.ProxyError):
+        of_two(mapping(), 128, 64, 1, rng)
 
 
 @pytest.mark.parametrize("conf, rows", [(mapping, 64), (by_threads, 20)])
