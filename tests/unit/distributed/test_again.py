@@ -1,0 +1,147 @@
+"""Calls that come again: what they are known by, and when they are asked for anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from gemmkit import epilogues  # noqa: E402
+from gemmkit.distributed import again  # noqa: E402
+from gemmkit.distributed.again import Repeated, key_of_call, known_call, remember  # noqa: E402
+from gemmkit.runtime import recognition  # noqa: E402
+
+DEVICE = SimpleNamespace(index=0)
+
+
+class Call(Repeated):
+    def __call__(self, *arrays: Any) -> Any:
+        return arrays
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of a process with a GPU, whose tensors are on the CPU, and have been multiplied before."""
+    monkeypatch.setitem(recognition.KEYS, torch.Tensor, recognition._torch_keys())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return SimpleNamespace(repeated={}, why_plain="of another call")
+
+
+def keyed(*arrays: Any, conf: Any = None, **components: Any) -> Any:
+    return key_of_call(arrays, conf, components, "call", None)
+
+
+def remembered(ranks: Any, *arrays: Any, **components: Any) -> Any:
+    call = Call(DEVICE, None, components)
+    assert remember(ranks, keyed(*arrays, **components), call) is call
+    return call
+
+
+def test_a_known_call(ranks: Any) -> None:
+    a, b = torch.zeros(4, 6), torch.zeros(6, 2)
+    call = remembered(ranks, a, b, None)
+    assert known_call(ranks, keyed(torch.ones(4, 6), b, None)) is call and ranks.why_plain is None
+
+
+@pytest.mark.parametrize("other", [
+    lambda a, b: keyed(a[:3], b, None), lambda a, b: keyed(a, b.T.contiguous().T, None), lambda a, b: keyed(a.half(), b, None),
+    lambda a, b: keyed(a, b, torch.zeros(4, 2)), lambda a, b: keyed(a, b, None, conf=object()),
+    lambda a, b: keyed(torch.zeros(25)[1:].view(4, 6), b, None), lambda a, b: keyed(a, b, None, epilogue=epilogues.ReLU()),
+    lambda a, b: keyed(a.requires_grad_(), b, None),
+    lambda a, b: key_of_call((a, b, None), None, {}, "another call", None)])
+def test_another_call(ranks: Any, other: Any) -> None:
+    """Another shape, order, dtype, configuration, component, name; a C; an address of another alignment; a gradient."""
+    a, b = torch.zeros(4, 6), torch.zeros(6, 2)
+    remembered(ranks, a, b, None)
+    assert known_call(ranks, other(a, b)) is None and ranks.why_plain == "of another call"
+
+
+def test_what_cannot_be_looked_up(ranks: Any) -> None:
+    a = torch.zeros(4, 6)
+    assert keyed(a, np.zeros((6, 2))) is None and key_of_call((a,), None, {}, [2, 2]) is None
+    call = Call(DEVICE, None, {})
+    assert remember(ranks, None, call) is call and not ranks.repeated
+    assert known_call(ranks, None) is None
+
+
+@pytest.mark.parametrize("where", ["captured", "device", "debug", "emulated"])
+def test_what_asks_anew(ranks: Any, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = torch.zeros(4, 6)
+    call = remembered(ranks, a)
+    assert known_call(ranks, keyed(a)) is call
+    if where == "captured":
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    elif where == "device":
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    elif where == "debug":
+        monkeypatch.setattr(again.dist, "get_debug_level", lambda: again.dist.DebugLevel.INFO)
+    else:
+        monkeypatch.setattr(again, "current_mode", lambda: object())
+    assert known_call(ranks, keyed(a)) is None
+
+
+def test_a_component_whose_code_changes(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks compare it anew."""
+    @dataclass(frozen=True)
+    class Doubled(epilogues.Epilogue):
+        def __call__(self, x: Any, m: int, n: int) -> Any:
+            return x + x
+
+    a, doubled = torch.zeros(4, 6), Doubled()
+    call = remembered(ranks, a, epilogue=doubled)
+    assert known_call(ranks, keyed(a, epilogue=doubled)) is call
+    monkeypatch.setattr(Doubled, "__call__", lambda self, x, m, n: 3 * x)
+    assert known_call(ranks, keyed(a, epilogue=doubled)) is None and not ranks.repeated
+
+
+def test_a_component_whose_memory_is_another(ranks: Any) -> None:
+    a, bias = torch.zeros(4, 6), torch.ones(6)
+    added = epilogues.Bias(bias.numpy())
+    remembered(ranks, a, epilogue=added)
+    assert known_call(ranks, keyed(a, epilogue=added)) is not None
+    assert known_call(ranks, keyed(a, epilogue=epilogues.Bias(bias.numpy()))) is None
+
+
+def test_a_bounded_memory(ranks: Any) -> None:
+    for n in range(again._CALLS + 1):
+        remembered(ranks, torch.zeros(n + 1, 2))
+    assert len(ranks.repeated) == 1
+
+
+# -- products ---------------------------------------------------------------------------------------------------------
+
+class Launched:
+    """A plan that writes its calls down."""
+
+    stands = None
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def __call__(self, a: Any, b: Any, c: Any, out: Any) -> Any:
+        self.calls.append((a.data_ptr(), b.data_ptr(), 0, out.data_ptr()))
+        return out
+
+    def launch(self, stream: int, at: Any) -> None:
+        self.calls.append(at)
+
+
+def test_rows_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first time they are multiplied, the second time planned, and launched from then on: of the same addresses."""
+    made, first = Launched(), []
+    monkeypatch.setattr(again, "multiply", lambda a, b, c, out, conf, components: first.append(
+        (a.data_ptr(), b.data_ptr(), 0, out.data_ptr())))
+    monkeypatch.setattr(again, "plan", lambda *arrays, **keywords: made)
+    for a in (torch.zeros(10, 6), torch.zeros(6, 10).T, torch.zeros(10, 16)[:, :6]):
+        b, out = torch.zeros(6, 4, dtype=torch.float16), torch.zeros(8, 4, dtype=torch.float16)
+        made.calls.clear(), first.clear()
+        product = again.Product(None, {})
+        for _ in range(4):
+            product.into(7, a, b, out, 3, 7, 2)
+        assert first * 3 == made.calls and len(first) == 1
