@@ -222,10 +222,12 @@ class Plan:
         """`__call__` with other runtime values of the components (None: the plan's), whose code has been looked at."""
         return self._call(values, a, b, c, out, stream)
 
-    def fixed(self, values: tuple) -> Any:
-        """`run` with these values, as a function of (a, b, c, out) that costs what a call of the plan does."""
+    def fixed(self, values: tuple, names: tuple[str, ...]) -> Any:
+        """`run` with these values, of other components in the fields ``names``, whose arrays have been checked: a function of
+        (a, b, c, out) that costs what a call of the plan does."""
         made = copy.copy(self)
         made.values, made._launches = values, None
+        made._held = [held for held in self._held if held[0] not in names]
         made._call = made._call_on_device()
         return lambda a, b, c, out: made._call(None, a, b, c, out, None)
 

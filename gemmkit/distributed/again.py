@@ -102,7 +102,6 @@ class Product:
             self._plan = plan(a, b, c, self.conf, out=out, **self.components)
         return self._plan(a, b, c, out=out)
 
-
     def into(self, stream: int, a: Any, b: Any, out: Any, begin: int, end: int, first: int) -> None:
         """Rows ``begin`` to ``end`` of A into as many of ``out``, from ``first`` on, on a stream's handle. ``out`` is the
         call's own, and the rows are always these. (Slices cost the host as much as launches.)"""
@@ -143,4 +142,4 @@ class JoinedProduct(Product):
         self._plan.check_components(frozen, {_A_LAYOUT: a.layout}, a.array, b, c, out)
         values = list(self._plan.values)
         values[self._plan.ranges[_A_LAYOUT]] = self._plan.leaves(_A_LAYOUT, a.layout, frozen[_A_LAYOUT])
-        return self._plan.fixed(tuple(values))
+        return self._plan.fixed(tuple(values), (_A_LAYOUT,))

@@ -66,8 +66,8 @@ def array_or_none(x: Any, name: str) -> Any:
 
 def planned(a: Any, b: Any, c: Any, out: Any, conf: Any, components: dict[str, Any]) -> Plan:
     """The plan of a product of tensors, compiled: it raises all that is wrong with one."""
-    return plan(array_of(a, "a"), array_of(b, "b"), array_or_none(c, "c"), conf, out=array_or_none(out, "out"),
-                **components)
+    return plan(a if isinstance(a, Matrix) else array_of(a, "a"), array_of(b, "b"), array_or_none(c, "c"), conf,
+                out=array_or_none(out, "out"), **components)
 
 
 def multiply(a: Any, b: Any, c: Any, out: Any, conf: Any, components: dict[str, Any]) -> Any:

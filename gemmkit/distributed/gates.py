@@ -78,9 +78,9 @@ class Gates:
         return found
 
     def check(self, gate: Gate | None, a: Any, b: Any, c: Any, out: Any, components: dict[str, Any]) -> None:
-        """Compile the gated kernel."""
+        """Compile the gated kernel; ``a`` may be a `gemmkit.Concat`."""
         if gate is not None:
-            flags = torch.zeros(1, dtype=torch.uint32, device=a.device)
+            flags = torch.zeros(1, dtype=torch.uint32, device=b.device)
             order = Gated(gate.table, flags, 0, self.patience)
             planned(a, b, c, out, gate.conf, {**without_operator(components), "order": order})
 

@@ -10,11 +10,12 @@ from gemmkit.config import Config
 from gemmkit.distributed.again import key_of_call, known_call, remember
 from gemmkit.distributed.calls import check_keywords, meet, multiply, new, planned
 from gemmkit.distributed.gates import Gates, by_shards
-from gemmkit.distributed.pushed import AllGather
+from gemmkit.distributed.pushed import AllGather, joins, parts_of
 from gemmkit.distributed.ranks import Ranks, ranks_of
 from gemmkit.distributed.shards import check_tensors, dtypes, lengths_of
 from gemmkit.distributed.transport import all_gather
 from gemmkit.distributed.ways import check_way, inbox_for
+from gemmkit.joined import Concat
 
 __all__ = ["all_gather_matmul", "gather_rows"]
 
@@ -70,10 +71,14 @@ def all_gather_matmul(a_shard: Any, b: Any, c: Any = None, *, group: Any = None,
                 **dtypes(c=c, out=out), "return_a": bool(return_a), "way": way}
 
     def make() -> Gates:
-        whole, gates = empty_whole(a_shard, sizes), Gates(ranks, by_shards(sizes, ranks.rank))
+        whole: Any = empty_whole(a_shard, sizes)
+        gates = Gates(ranks, by_shards(sizes, ranks.rank))
         planned(whole, b, c, out, conf, components)
         if a_shard.is_cuda and ranks.size > 1 and way != "plain":
-            gates.check(gates.of(whole, b, c, out, conf, components), whole, b, c, out, components)
+            gate, parts = gates.of(whole, b, c, out, conf, components), parts_of(whole, sizes, ranks.rank)
+            if gate is not None and joins(gate.conf, a_shard, sizes):
+                whole = Concat(*(a_shard if part is None else part for part in parts), axis=0)
+            gates.check(gate, whole, b, c, out, components)
         return gates
 
     gates = meet(ranks, "all_gather_matmul", a_shard, facts, {"conf": conf, **components}, make)

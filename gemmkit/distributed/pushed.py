@@ -6,22 +6,27 @@ from typing import Any
 
 import torch
 
+from gemmkit.config import TRANSFORMS, Config
 from gemmkit.distributed.again import JoinedProduct, Product, Repeated
 from gemmkit.distributed.gates import Gates, gated
 from gemmkit.distributed.inbox import Inbox
 from gemmkit.distributed.partial_sums import Reduction, before_sum, finishing, is_fused, nothing, sees_rows, with_own
 from gemmkit.distributed.ranks import Ranks
 from gemmkit.distributed.shards import even_lengths, offsets
+from gemmkit.layouts import RowMajor
 from gemmkit.runtime.arrays import dtype_to_torch
 
-__all__ = ["AllGather", "AllReduce", "ReduceScatter"]
+__all__ = ["AllGather", "AllReduce", "ReduceScatter", "joins", "parts_of"]
+
+_OF_A = tuple(name for name in TRANSFORMS if name.endswith("_a"))
+_TMA = 16                              # bytes: where arrays begin that TMA reads
 
 
 class AllGather(Repeated):
     """`all_gather_matmul` in one launch that begins with this rank's own rows.
 
-    A is the peers' rows in the slot and this rank's where the caller has them, joined by `gemmkit.Concat`: copied to the
-    slot first, 64 MiB took 41 us of 746. So it is where each tile has rows of one shard; else they are copied.
+    A is the peers' rows in the slot and this rank's where the caller has them, joined by `gemmkit.Concat` where it can be
+    (`joins`): copied to the slot first, 64 MiB took 41 us of 746.
     """
 
     def __init__(self, ranks: Ranks, inbox: Inbox, gates: Gates, lengths: tuple[int, ...], returns_a: bool, conf: Any,
@@ -68,19 +73,12 @@ class AllGather(Repeated):
         whole = self._whole()
         gate = self._gates.of(whole, b, c, out, self.conf, self.components)
         self._is_gated = gate is not None
-        self._joins = gate is not None and a_shard.is_contiguous() and self._tiles_lie_in_shards(gate.conf)
-        runs = (whole[:self._begin], None, whole[self._end:])
-        self._parts[turn] = [part for part in runs if part is None or part.shape[0]]
+        self._joins = gate is not None and joins(gate.conf, a_shard, self.lengths)
+        self._parts[turn] = parts_of(whole, self.lengths, self._rank)
         kind = JoinedProduct if self._joins else Product
         self._products[turn] = (kind(self.conf, self.components) if gate is None else
                                 kind(gate.conf, gated(self._gates, gate, self.inbox, self.components)))
         return self._products[turn]
-
-    def _tiles_lie_in_shards(self, conf: Any) -> bool:
-        """Whether Hopper's kernel fetches each tile of A from one array. (The others look for the array line by line.)"""
-        if conf.kernel != "warp_specialised" or len(self.lengths) < 2 or 0 in self.lengths:
-            return False
-        return all(end % int(conf.block_shape.M) == 0 for end in offsets(self.lengths)[1:-1])
 
     def _whole(self) -> Any:
         return self.inbox.matrix(*self._shape, self._dtype)
@@ -91,6 +89,22 @@ class AllGather(Repeated):
         if self._joins:
             whole[self._begin:self._end].copy_(a_shard)
         return whole
+
+
+def joins(conf: Config, a_shard: Any, lengths: tuple[int, ...]) -> bool:
+    """Whether A is joined: Hopper's kernel fetches each of its tiles, as it is, from one array. (The other kernels look for
+    the array line by line.)"""
+    rows = int(conf.block_shape.M)
+    return (conf.kernel == "warp_specialised" and type(conf.global_a_layout) is RowMajor and conf.observe_a is None
+            and conf.condition.is_always and all(getattr(conf, name).is_identity for name in _OF_A)
+            and a_shard.is_contiguous() and a_shard.data_ptr() % _TMA == 0
+            and len(lengths) > 1 and 0 not in lengths and all(end % rows == 0 for end in offsets(lengths)[1:-1]))
+
+
+def parts_of(whole: Any, lengths: tuple[int, ...], rank: int) -> list[Any]:
+    """The rows before a rank's own, None in their place, and those behind them."""
+    begin, end = offsets(lengths)[rank:rank + 2]
+    return [part for part in (whole[:begin], None, whole[end:]) if part is None or part.shape[0]]
 
 
 class ReduceScatter(Repeated):

@@ -11,10 +11,15 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from gemmkit import epilogues  # noqa: E402
+import gemmkit as gk  # noqa: E402
+from bench import stand_ins  # noqa: E402
+from gemmkit import epilogues, layouts, operators, transforms  # noqa: E402
 from gemmkit.distributed import again  # noqa: E402
 from gemmkit.distributed.again import Repeated, key_of_call, known_call, remember  # noqa: E402
+from gemmkit.distributed.pushed import joins, parts_of  # noqa: E402
 from gemmkit.runtime import recognition  # noqa: E402
+from gemmkit.runtime.device import H100  # noqa: E402
+from gemmkit.tiling import Tile  # noqa: E402
 
 DEVICE = SimpleNamespace(index=0)
 
@@ -145,3 +150,45 @@ def test_rows_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(4):
             product.into(7, a, b, out, 3, 7, 2)
         assert first * 3 == made.calls and len(first) == 1
+
+
+def test_rows_in_several_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the parts lie they are launched by the plan of the first. What is written may lie where parts have been, and
+    not where they are."""
+    launched: list[Any] = []
+    with stand_ins.gpu(), stand_ins.library("cupy") as make:
+        monkeypatch.setattr(stand_ins.CupyArray, "data_ptr", lambda array: array.data.ptr, raising=False)
+        monkeypatch.setattr(again, "multiply", lambda a, b, c, out, conf, components: gk.matmul(a, b, c, conf, out=out))
+        slot, b, d = make(256, 64), make(64, 128), make(512, 128)
+        conf = gk.plan(make(512, 64), b).config
+        product = again.JoinedProduct(conf, {})
+        for own in (make(256, 64), make(256, 64), make(256, 64)):
+            for _ in range(3):
+                assert product.of_parts((own, slot), b, None, d) is d
+            launched.append(own)
+        assert len(product._at) == 3
+        there = stand_ins.CupyArray((512, 128), "float16", launched[0].data.ptr)
+        assert product.of_parts((launched[2], slot), b, None, there) is there
+        with pytest.raises(ValueError, match="overlaps"):
+            product.of_parts((launched[0], slot), b, None, there)
+
+
+@pytest.mark.parametrize("lengths, what, expected", [
+    ((128, 128), {}, True), ((256, 384, 128), {}, True), ((128, 120), {}, True), ((120, 128), {}, False), ((128, 0), {}, False),
+    ((256,), {}, False), ((128, 128), dict(transform_global_to_shared_a=transforms.Elementwise(lambda x: x + x)), False),
+    ((128, 128), dict(kernel="singlestage"), False)])
+def test_where_rows_are_joined(lengths: Any, what: Any, expected: bool) -> None:
+    """Tiles of 128 rows are of one shard each; a shard at an odd address, or of strided rows, is copied."""
+    operator = operators.MMAOp() if what.get("kernel") else operators.WGMMAOp(128)
+    conf = gk.get_config(operator=operator, global_a_layout=layouts.RowMajor("f2"), device=H100, gemm_shape=dict(M=256, N=256, K=64),
+                         block_shape=Tile(M=128, N=128, K=64), **what)
+    shard = torch.zeros(128, 64, dtype=torch.float16)
+    assert joins(conf, shard, lengths) is expected
+    assert not joins(conf, torch.zeros(128 * 64 + 1, dtype=torch.float16)[1:].view(128, 64), lengths)
+    assert not joins(conf, torch.zeros(128, 128, dtype=torch.float16)[:, :64], lengths)
+
+
+def test_parts() -> None:
+    whole = torch.arange(6.0).view(6, 1)
+    found = [[None if part is None else part.view(-1).tolist() for part in parts_of(whole, (2, 1, 3), rank)] for rank in range(3)]
+    assert found == [[None, [2, 3, 4, 5]], [[0, 1], None, [3, 4, 5]], [[0, 1, 2], None]]
