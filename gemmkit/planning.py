@@ -223,8 +223,8 @@ class Plan:
         return self._call(values, a, b, c, out, stream)
 
     def fixed(self, values: tuple, names: tuple[str, ...]) -> Any:
-        """`run` with these values, of other components in the fields ``names``, whose arrays have been checked: a function of
-        (a, b, c, out) that costs what a call of the plan does."""
+        """`run` with these values, of other components in the fields ``names``, whose arrays have been checked. A function
+        of (a, b, c, out) that costs what a call of the plan does."""
         made = copy.copy(self)
         made.values, made._launches = values, None
         made._held = [held for held in self._held if held[0] not in names]
