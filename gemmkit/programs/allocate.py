@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from gemmkit.programs.order import LEAST_STAGES
 from gemmkit.programs.places import Places, Rounds
 from gemmkit.programs.values import Index
 
-__all__ = ["Allocation", "Ring", "allocated", "out_bytes", "sized"]
+__all__ = ["Allocation", "Ring", "allocated", "out_bytes", "said", "sized"]
 
 MOST = 4                               # stages where the mapping does not say how many
 DEFAULT_K = 64
@@ -103,6 +103,13 @@ def allocated(places: Places, mapping: Mapping, outs: dict[str, int], limit: int
                           f"{memory.nbytes} bytes of shared memory, and {bound} are there; "
                           "take fewer stages or smaller blocks")
     return Allocation(blocks, tuple(rings), places_out, memory.nbytes)
+
+
+def said(memory: Allocation, mapping: Mapping) -> Mapping:
+    """The mapping with all that was left open said: it derives the same text."""
+    stages = {ring.rounds.tiles[0].name: ring.stages for ring in memory.rings}
+    same = len(set(stages.values())) == 1
+    return replace(mapping, blocks=memory.blocks, stages=memory.rings[0].stages if same else stages)
 
 
 def _length(index: Index, blocks: dict[str, int]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping as Names
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -40,6 +40,8 @@ class Mapping:
     3
     >>> Mapping(stages={"q": 1, "k": 3}).stages_of(["k"])
     3
+    >>> Mapping({"n": 128}, ahead=False)
+    Mapping({'n': 128}, ahead=False)
 
     Raises ConfigError for numbers out of range.
     """
@@ -85,6 +87,16 @@ class Mapping:
                 raise ConfigError(f"Mapping(places={dict(self.places)!r}): {REGISTERS!r} by the names of values is "
                                   f"needed, such as "
                                   "{'p': 'registers'}; arrays that products take are in shared memory")
+
+    def __repr__(self) -> str:
+        """What is said alone, so that it can be pasted into a program."""
+        found = []
+        for part in fields(self):
+            value = getattr(self, part.name)
+            value = dict(value) if isinstance(value, Names) else value
+            if value or value is False:
+                found.append(f"{value!r}" if part.name == "blocks" else f"{part.name}={value!r}")
+        return f"Mapping({', '.join(found)})"
 
     def __hash__(self) -> int:
         stages = self.stages if isinstance(self.stages, int) else frozenset(self.stages.items())

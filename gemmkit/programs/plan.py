@@ -17,7 +17,7 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.lang.host import View
 from gemmkit.programs.algebra import simplified
-from gemmkit.programs.allocate import allocated, out_bytes
+from gemmkit.programs.allocate import allocated, out_bytes, said
 from gemmkit.programs.chains.chain import is_chained
 from gemmkit.programs.chains.plan import derived
 from gemmkit.programs.collectives import LINE, TmaOut
@@ -46,7 +46,8 @@ STORED = np.dtype(np.float16), np.dtype("float32")
 
 @dataclass(frozen=True)
 class ProgramPlan:
-    """The kernel of a program for arrays of some kinds. ``text`` is what runs: with ``plan(..., text=edited)`` another."""
+    """The kernel of a program for arrays of some kinds. ``text`` is what runs: with ``plan(..., text=edited)`` another.
+    ``mapping`` has all that was left open said: it derives the same text."""
 
     name: str
     mapping: Mapping
@@ -229,7 +230,8 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
     numbers = {key: float(x) for key, x in arguments.items() if isinstance(x, (float, np.floating))}
     if text is not None:
         module_of(name, text)                          # raises for what is no kernel's text
-    return ProgramPlan(name, mapping, printed, printed.text if text is None else text, infos, extents, numbers, device)
+    return ProgramPlan(name, said(memory, mapping), printed, printed.text if text is None else text, infos, extents, numbers,
+                       device)
 
 
 def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict[str, Any], mapping: Mapping,
@@ -256,7 +258,8 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     if text is not None:
         module_of(name, text)
     extents = {**{index.name: index.extent.size for index in indices}, "section": made.section(device.sm_count)}
-    return ProgramPlan(name, mapping, printed, printed.text if text is None else text, infos, extents, numbers, device)
+    return ProgramPlan(name, made.choice.said(mapping), printed, printed.text if text is None else text, infos, extents,
+                       numbers, device)
 
 
 def _device(infos: dict[str, ArrayInfo]) -> DeviceInfo:

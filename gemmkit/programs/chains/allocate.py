@@ -44,7 +44,7 @@ class May:
 @dataclass
 class Choice:
     """``stages`` and ``barriers`` by ring; ``offsets`` by block, within the first stage; ``outs``: of results that leave by
-    TMA."""
+    TMA; ``stacks``: the index of a stack that tiles go along."""
 
     blocks: dict[str, int]
     warpgroups: int
@@ -58,9 +58,17 @@ class Choice:
     barriers: dict[RingPlace, int] = field(default_factory=dict)
     outs: dict[str, int] = field(default_factory=dict)
     nbytes: int = 0
+    stacks: tuple[str, ...] = ()
 
     def size(self, dim: Any) -> int:
         return int(dim.size) if isinstance(dim, Axis) else self.blocks[dim.name]
+
+    def said(self, given: Mapping) -> Mapping:
+        """The mapping with all that was left open said: it derives the same text."""
+        blocks = {name: length for name, length in self.blocks.items() if name not in self.stacks}
+        return replace(given, blocks=blocks, warpgroups=self.warpgroups, ahead=self.ahead, across=self.across,
+                       stages={ring.blocks[0].name: n for ring, n in self.stages.items()}, turns=self.turns,
+                       descending=self.descending, longest_first=self.longest_first)
 
     def block_bytes(self, block: Block) -> int:
         return 2 * self.size(block.dims[0]) * self.size(block.dims[1])
@@ -182,9 +190,9 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, lengt
         turns = mapping.warpgroups > 1 and not only_adds(chain) and is_long
     longest = may.grow if mapping.longest_first is None else mapping.longest_first
     blocks = {chain.rows.name: ROWS * mapping.warpgroups, chain.index.name: length}
-    if chain.stack is not None:
-        blocks[chain.stack.name] = 1
-    return Choice(blocks, mapping.warpgroups, ahead, across and divided is None, turns, descending, longest)
+    stacks = () if chain.stack is None else (chain.stack.name,)
+    blocks.update(dict.fromkeys(stacks, 1))
+    return Choice(blocks, mapping.warpgroups, ahead, across and divided is None, turns, descending, longest, stacks=stacks)
 
 
 def _registers(chain: Chain, places: ChainPlaces, choice: Choice) -> str | None:
