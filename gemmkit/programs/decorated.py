@@ -18,7 +18,8 @@ from gemmkit.runtime.arrays import describe, is_array
 
 if TYPE_CHECKING:
     from gemmkit.programs.plan import ProgramPlan
-    from gemmkit.tuner import TunedProgram
+    from gemmkit.tuner.found import TunedProgram
+    from gemmkit.tuner.subject import Subject
 
 __all__ = ["Program", "program"]
 
@@ -110,6 +111,12 @@ class Program:
         found = tune(self, *arrays, mappings=mappings, effort=effort, budget=budget, keep=keep, jobs=jobs, progress=progress,
                      **components)
         return cast("TunedProgram", found)
+
+    def tuning_subject(self, *arrays: Any, **keywords: Any) -> Subject:
+        """What `gemmkit.tune` asks of a program with arguments."""
+        from gemmkit.tuner.programs import Programmed
+
+        return Programmed(self, *arrays, **keywords)
 
     def __call__(self, *arrays: Any, mapping: Mapping | None = None, stream: int | None = None, **components: Any) -> None:
         """Run the derived kernel on arrays of a GPU, or on NumPy's within ``with gemmkit.emulate():``."""

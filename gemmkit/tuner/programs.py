@@ -15,7 +15,6 @@ import numpy as np
 
 from gemmkit.programs.chains.allocate import DEFAULTS
 from gemmkit.programs.chains.chain import is_chained
-from gemmkit.programs.decorated import Program
 from gemmkit.programs.mapping import SWITCHES, Mapping
 from gemmkit.programs.plan import ProgramPlan, planned
 from gemmkit.programs.trace import Loop
@@ -37,11 +36,11 @@ F32 = np.dtype(np.float32)
 
 
 class Programmed(Subject):
-    """A program with arrays. ``mappings``: what is tried; None: what `listed` has."""
+    """A program (`gemmkit.programs.decorated.Program`) with arrays. ``mappings``: what is tried; None: what `listed` has."""
 
     answer = TunedProgram
 
-    def __init__(self, program: Program, *arrays: Any, mappings: Iterable[Mapping] | None = None, **components: Any):
+    def __init__(self, program: Any, *arrays: Any, mappings: Iterable[Mapping] | None = None, **components: Any):
         if components.get("mapping") is not None:
             raise TypeError("tune: mapping= is what is looked for; leave it out, or give mappings=[...] to try")
         components.pop("mapping", None)

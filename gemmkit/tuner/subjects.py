@@ -18,11 +18,9 @@ from gemmkit.matmul import matmul
 from gemmkit.matrices import Matrix, unwrapped
 from gemmkit.planning import Plan
 from gemmkit.problem import Call, held_by, resolve
-from gemmkit.programs.decorated import Program
 from gemmkit.runtime.array_info import ArrayInfo
 from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tuner.jobs import Job, Memory, group_job_of, group_memory_of, job_of, memory_of
-from gemmkit.tuner.programs import Programmed
 from gemmkit.tuner.subject import Output, Subject
 from gemmkit.tuner.verifying import tolerance
 from gemmkit.tuning import store
@@ -39,8 +37,9 @@ def subject_of(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Subject:
     if not arguments or not callable(arguments[0]):
         return Product(*arguments, **keywords)
     function, *given = arguments
-    if isinstance(function, Program):
-        return Programmed(function, *given, **keywords)
+    if hasattr(function, "tuning_subject"):                # a program
+        made: Subject = function.tuning_subject(*given, **keywords)
+        return made
     found = SUBJECTS.get(function)
     if found is None:
         raise TypeError(f"tune({getattr(function, '__name__', function)!r}, ...): matmul, einsum and grouped have mappings "
