@@ -135,6 +135,9 @@ def listed(loop: Loop) -> Iterator[Mapping]:
     else:
         lengths(loop.indices[-1].name, COLUMNS)
     choices["warpgroups"] = [dict(warpgroups=count) for count in WARPGROUPS]
+    if not chained:
+        m, n = (index.name for index in loop.indices[-2:])
+        choices["cluster"] = [dict(cluster=shape) for shape in ({m: 2}, {n: 2}, {m: 2, n: 2})]
     for switch in SWITCHES if chained else ():
         choices[switch] = [{switch: value} for value in (True, False)]
     choices["stages"] = [dict(stages=count) for count in STAGES]

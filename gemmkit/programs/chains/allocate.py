@@ -7,6 +7,7 @@ chain, rounds from the last to the first where they commute (then only a tile's 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -142,6 +143,10 @@ def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping) -> None:
     if other is not None:
         raise ConfigError(f"Mapping(blocks={{{other!r}: {mapping.blocks[other]}}}): the program's indices are "
                           f"{', '.join(names)}")
+    if math.prod(mapping.cluster.values()) > 1:
+        raise ConfigError(f"Mapping(cluster={dict(mapping.cluster)!r}): tiles of whole rows, parallel({chain.rows.extent}), "
+                          "go by blocks alone; clusters share operands of tiles of rows and columns, "
+                          "parallel(a.rows, b.columns)")
     rows = ROWS * mapping.warpgroups or "64, 128 or 192"
     given = mapping.blocks.get(chain.rows.name, rows)
     if given != rows and (mapping.warpgroups or given not in (ROWS, 2 * ROWS, 3 * ROWS)):
