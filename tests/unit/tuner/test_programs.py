@@ -74,6 +74,7 @@ def test_each_kernel_is_tried_once_and_what_cannot_be_is_told(folder: Path, meas
     texts = [listing.gemm.plan(*product(), mapping=row.config).text for row in timed]
     assert len(set(texts)) == len(timed) == len(process.order) > 30
     refused = {row.name: row.error for row in found.rows if row.ratio is None}
+    assert {"Mapping(cluster={'m': 2})", "Mapping({'n': 128}, cluster={'m': 2})"} <= {row.name for row in timed}
     assert "128 columns fit in registers" in str(refused["Mapping({'n': 256}, warpgroups=3)"])
     assert "bytes of shared memory" in str(refused["Mapping({'n': 256}, stages=5)"])
     assert all(str(error).startswith("not legal: ") for error in refused.values())
