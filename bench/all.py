@@ -35,6 +35,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "attention": ("attention", "attention_short"),
     "attention_rules": ("attention_rules",),
     "mlp": ("mlp",),
+    "programs": ("programs",),
     "specs": run.TOGETHER["specs"],
 }
 OTHERS = {"choice": choice.main, "gemm": gemm.main, "host": host.main}

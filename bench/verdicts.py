@@ -47,6 +47,7 @@ GROUPS = {
     "attention_short": "Attention of short sequences, against cuDNN through PyTorch",
     "attention_rules": "Attention with masks, scores and shared heads, against FlexAttention (torch.compile)",
     "mlp": "MLPs of width 128 in one launch, against a call of cuBLASLt a layer",
+    "programs": "A GEMM as a program, by blocks alone and in clusters, against cuBLAS",
     "decompositions": "Schedules 1 to 3 of docs/specs.md, float32, against cuBLAS",
     "listings": "Fireiron's listings, against the template of the same tiles and against cuBLAS",
     "small": "Small matrices, float16 to float32: the fastest of schedules and matmul, against cuBLAS",

@@ -20,6 +20,7 @@
 | attention, attention_short | attention against cuDNN (not among the default ones) | mean 1.08, 1.2; 0.95, 1.1 |
 | attention_rules | attention with masks and scores against FlexAttention (not among the default ones) | mean 1.2, 1.6 |
 | mlp | MLPs of 4, 8 and 20 layers against a call of cuBLASLt a layer (not among the default ones) | 20: 2.4, 5 |
+| programs | a GEMM as a program, by blocks alone and in clusters, against cuBLAS (not among the default ones) | |
 | decompositions | schedules 1 to 3 of docs/specs.md against cuBLAS (not among the default ones) | |
 | listings | both of Fireiron's, against a template of the same tiles, and cuBLAS (not among the default ones) | 1.0, 1.1 |
 | small | M = N = 16 to 512: schedules and matmul against cuBLAS (not among the default ones) | mean 1.1, 1.3 |
@@ -27,5 +28,5 @@
 
 diagonal, triangular and fusion are cases of `bench.cases`; the others are each an `experiment.Experiment`:
 algebras, minplus (and limit, the kernel that measures the card's), forced (and tensor_limit), contractions, groups, mlp,
-specs, stacks, stream_k, types.
+programs, specs, stacks, stream_k, types.
 """

@@ -28,6 +28,7 @@ from bench.experiments import (
     groups,
     minplus,
     mlp,
+    programs,
     random_shapes,
     rows,
     specs,
@@ -61,6 +62,7 @@ FURTHER: dict[str, Callable[[], Iterator[Experiment]]] = {
     "attention_short": attention.attention_short,
     "attention_rules": attention.attention_rules,
     "mlp": mlp.mlp,
+    "programs": programs.of_programs,
     "decompositions": specs.named,
     "listings": specs.listings,
     "small": specs.small,
@@ -69,7 +71,7 @@ MOST_SETS = 2048  # of inputs: a hundred thousand of 8 x 8 x 8 would take minute
 # Measured when asked for:
 ASKED = (
     "square", "decode", "stacks", "grouped", "float32", "float64", "complex", "long", "skinny", "random", "streamk",
-    "forced", "rows", "composed", "attention", "attention_short", "attention_rules", "mlp", "decompositions",
+    "forced", "rows", "composed", "attention", "attention_short", "attention_rules", "mlp", "programs", "decompositions",
     "listings", "small",
 )  # fmt: skip
 DEFAULT = (*cases.PAPER, *(group for group in FURTHER if group not in ASKED))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.common.pipeline import BARRIER
 from gemmkit.kernels.common.shared_memory import SharedMemory
 from gemmkit.lang.errors import ConfigError
@@ -15,7 +16,7 @@ from gemmkit.programs.order import LEAST_STAGES
 from gemmkit.programs.places import Places, Rounds
 from gemmkit.programs.values import Index
 
-__all__ = ["Allocation", "Ring", "allocated", "out_bytes", "sized"]
+__all__ = ["Allocation", "Ring", "allocated", "out_bytes", "said", "sized"]
 
 MOST = 4                               # stages where the mapping does not say how many
 DEFAULT_K = 64
@@ -35,12 +36,13 @@ class Ring:
 
 @dataclass(frozen=True)
 class Allocation:
-    """``outs``: of results that leave by shared memory, where they lie in it."""
+    """``outs``: of results that leave by shared memory, where they lie in it; ``cluster``: blocks that share operands."""
 
     blocks: dict[str, int]
     rings: tuple[Ring, ...]
     outs: dict[str, int]
     nbytes: int
+    cluster: Cluster
 
 
 def sized(places: Places, mapping: Mapping) -> dict[str, int]:
@@ -102,7 +104,24 @@ def allocated(places: Places, mapping: Mapping, outs: dict[str, int], limit: int
                           f"{sum(outs.values())} need "
                           f"{memory.nbytes} bytes of shared memory, and {bound} are there; "
                           "take fewer stages or smaller blocks")
-    return Allocation(blocks, tuple(rings), places_out, memory.nbytes)
+    return Allocation(blocks, tuple(rings), places_out, memory.nbytes, clustered(places, mapping))
+
+
+def clustered(places: Places, mapping: Mapping) -> Cluster:
+    """Raises ConfigError for a cluster along other indices than a tile's rows and columns."""
+    m, n = (index.name for index in places.indices)
+    other = next((name for name in mapping.cluster if name not in (m, n)), None)
+    if other is not None:
+        raise ConfigError(f"Mapping(cluster={{{other!r}: {mapping.cluster[other]}}}): blocks share operands along a tile's "
+                          f"rows and columns, {m} and {n}")
+    return Cluster(mapping.cluster.get(m, 1), mapping.cluster.get(n, 1))
+
+
+def said(memory: Allocation, mapping: Mapping) -> Mapping:
+    """The mapping with all that was left open said: it derives the same text."""
+    stages = {ring.rounds.tiles[0].name: ring.stages for ring in memory.rings}
+    same = len(set(stages.values())) == 1
+    return replace(mapping, blocks=memory.blocks, stages=memory.rings[0].stages if same else stages)
 
 
 def _length(index: Index, blocks: dict[str, int]) -> int:

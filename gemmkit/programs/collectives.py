@@ -15,6 +15,7 @@ import numpy as np
 from gemmkit.components import Component
 from gemmkit.kernels.attention.softmax import quad_sum
 from gemmkit.kernels.attention.store import put_matrix
+from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.mlp.store import put_pair
 from gemmkit.kernels.sm90.panels import Panels
 from gemmkit.kernels.sm90.store import own_column, own_row
@@ -31,7 +32,7 @@ from gemmkit.ptx.ldmatrix import ldmatrix
 from gemmkit.ptx.memory import shared
 from gemmkit.ptx.special import lane_index, thread_index, udiv
 from gemmkit.ptx.tensor_map import TensorMapSpec
-from gemmkit.ptx.tma import tma_commit, tma_load, tma_store, tma_wait, tma_wait_read
+from gemmkit.ptx.tma import tma_commit, tma_load, tma_load_multicast, tma_store, tma_wait, tma_wait_read
 from gemmkit.ptx.warpgroup import fence_async, named_barrier
 from gemmkit.tiling import Tile
 
@@ -41,6 +42,7 @@ __all__ = ["F32", "LINE", "ROWS", "DirectOut", "Part", "Product", "RowSums", "Ro
 F32 = np.dtype(np.float32)
 ROWS = 64                              # of a product, which a warpgroup has
 LINE = 64                              # elements of a swizzled line of 128 bytes
+ROW, COLUMN = "row", "column"          # of a cluster's tiles
 PATTERN = 1024                         # bytes of eight such lines, after which the swizzle begins anew
 
 
@@ -58,17 +60,43 @@ class Typed(Component):
 @dataclass(frozen=True)
 class Staged(Typed):
     """``lines`` x ``columns`` elements of a row-major array in every stage of a ring, by panels of 64 columns; of a
-    ``stacked`` array from one of its matrices."""
+    ``stacked`` array from one of its matrices.
+
+    In a ``cluster`` whose blocks of a ROW (or COLUMN) of tiles, ``peers``, have the same block of the array, each loads a
+    part for all: some of the panels, or some lines of each."""
 
     lines: int
     columns: int
     offset: int
     stage_bytes: int
     stacked: bool = False
+    cluster: Cluster = Cluster()
+    peers: str = ""
 
     @cached_property
     def panels(self) -> int:
         return self.columns // LINE
+
+    @cached_property
+    def k_axis(self) -> int:
+        """As a cluster counts: 1 for A, which the blocks of a row of tiles share, 0 for B."""
+        return int(self.peers == ROW)
+
+    @cached_property
+    def parts(self) -> int:
+        return {ROW: self.cluster.n, COLUMN: self.cluster.m}.get(self.peers, 1)
+
+    @cached_property
+    def by_panels(self) -> bool:
+        """Whether a part is some whole panels: fewer and longer copies."""
+        return self.panels % self.parts == 0
+
+    @cached_property
+    def part(self) -> tuple[int, int]:
+        """Panels and lines of a part."""
+        if self.by_panels:
+            return self.panels // self.parts, self.lines
+        return self.panels, self.lines // self.parts
 
     @cached_property
     def layout(self) -> Swizzled:
@@ -81,7 +109,8 @@ class Staged(Typed):
 
     @cached_property
     def map_spec(self) -> TensorMapSpec:
-        return TensorMapSpec(self.dtype, (LINE, self.lines, 1) if self.stacked else (LINE, self.lines), 2 * LINE)
+        box = LINE, self.part[1]
+        return TensorMapSpec(self.dtype, (*box, 1) if self.stacked else box, 2 * LINE)
 
     def load(self, tensor_map: Any, place: tuple, ring: Any, slot: Any) -> None:
         """Have TMA bring the block that begins at a place (column, row, which matrix of a stack); zeros where the array
@@ -93,6 +122,20 @@ class Staged(Typed):
                 tma_load(tensor_map, (place[0] + panel * LINE, place[1], place[2]), pointer, to, ring.full(), slot.stage)
             else:
                 tma_load(tensor_map, (place[0] + panel * LINE, place[1]), pointer, to, ring.full(), slot.stage)
+
+    def load_part(self, tensor_map: Any, place: tuple, ring: Any, slot: Any, rank: int) -> None:
+        """The same for all that share the block: of this one's part, whose place in the cluster is ``rank``."""
+        pointer, mask = shared(self.dtype, self.offset), self.cluster.sharers(self.k_axis, rank)
+        panels, lines = self.part
+        part = self.cluster.part(self.k_axis, rank)
+        for n in range(panels):
+            panel, line = (n + part * panels, 0) if self.by_panels else (n, part * lines)
+            to = slot.stage * (self.stage_bytes // 2) + (panel * self.lines + line) * LINE
+            column, row = place[0] + panel * LINE, place[1] + line
+            if self.stacked:
+                tma_load_multicast(tensor_map, (column, row, place[2]), pointer, to, ring.full(), slot.stage, mask)
+            else:
+                tma_load_multicast(tensor_map, (column, row), pointer, to, ring.full(), slot.stage, mask)
 
     def descriptor(self) -> int:
         """Of the first stage."""

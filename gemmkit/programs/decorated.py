@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -18,10 +18,13 @@ from gemmkit.runtime.arrays import describe, is_array
 
 if TYPE_CHECKING:
     from gemmkit.programs.plan import ProgramPlan
+    from gemmkit.tuner.found import TunedProgram
+    from gemmkit.tuner.subject import Subject
 
 __all__ = ["Program", "program"]
 
-OWN = "mapping", "stream", "text", "block"               # arguments of a program's calls
+#: Arguments of a program's calls.
+OWN = "mapping", "stream", "text", "block", "mappings", "effort", "budget", "keep", "jobs", "progress"
 
 
 class Program:
@@ -72,20 +75,55 @@ class Program:
         return found if len(found) > 1 else found[0]
 
     def plan(self, *arrays: Any, mapping: Mapping | None = None, text: str | None = None, **components: Any) -> ProgramPlan:
-        """The derived kernel for arrays of these kinds. ``text``: a kernel's text that is run in its place.
+        """The derived kernel for arrays of these kinds. ``text``: a kernel's text that is run in its place. Where no mapping
+        is given, it is the one that `tune` has kept, or the default.
 
         Raises ConfigError for a mapping that cannot be, ValueError and TypeError for a program that has no kernel yet.
         """
-        from gemmkit.programs.plan import planned
+        from gemmkit.programs.tuned import best_planned
 
-        return planned(self, self.bound(arrays, components), mapping or Mapping(), text)
+        return best_planned(self, self.bound(arrays, components), mapping, text)
+
+    def tune(self, *arrays: Any, mappings: Iterable[Mapping] | None = None, effort: str = "quick",
+             budget: float | None = None, keep: bool = True, jobs: int | None = None, progress: bool | None = None,
+             **components: Any) -> TunedProgram:
+        """Try mappings on arrays of a GPU, and keep the fastest for calls and plans without a mapping to take from now on.
+
+        What is tried, checked, timed and kept is `gemmkit.tune`'s, whose arguments ``effort``, ``budget`` (in seconds),
+        ``keep``, ``jobs`` and ``progress`` are. Results are not written.
+
+        Args:
+            arrays, components: as in a call.
+            mappings: what is tried; None: those that differ from the default in one thing, then in two, then in three.
+
+        Returns a `gemmkit.tuner.TunedProgram`: printed it is a table, its ``mapping`` the fastest mapping.
+
+        Raises TypeError for arrays of the host and within ``with gemmkit.emulate():``, ValueError for another effort or
+        budget, RuntimeError where the default does not run, and what `plan` raises. Example, on a GPU::
+
+            found = gemm.tune(a, b, d, budget=60)
+            print(found)                                       # a table
+            gemm(a, b, d)                                      # by the fastest
+            gemm(a, b, d, mapping=found.mapping)               # the same, said
+        """
+        from gemmkit.tuner import tune
+
+        found = tune(self, *arrays, mappings=mappings, effort=effort, budget=budget, keep=keep, jobs=jobs, progress=progress,
+                     **components)
+        return cast("TunedProgram", found)
+
+    def tuning_subject(self, *arrays: Any, **keywords: Any) -> Subject:
+        """What `gemmkit.tune` asks of a program with arguments."""
+        from gemmkit.tuner.programs import Programmed
+
+        return Programmed(self, *arrays, **keywords)
 
     def __call__(self, *arrays: Any, mapping: Mapping | None = None, stream: int | None = None, **components: Any) -> None:
         """Run the derived kernel on arrays of a GPU, or on NumPy's within ``with gemmkit.emulate():``."""
-        from gemmkit.programs.plan import planned
+        from gemmkit.programs.tuned import best_planned
 
         arguments = self.bound(arrays, components)
-        planned(self, arguments, mapping or Mapping(), None).run(arguments, stream)
+        best_planned(self, arguments, mapping, None).run(arguments, stream)
 
 
 def stored(loop: Loop) -> dict[str, None]:

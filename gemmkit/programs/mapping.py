@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping as Names
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +12,7 @@ from gemmkit.lang.errors import ConfigError
 
 __all__ = ["Mapping"]
 
-MOST_STAGES, MOST_WARPGROUPS = 16, 3
+MOST_STAGES, MOST_WARPGROUPS, MOST_BLOCKS = 16, 3, 4
 REGISTERS = "registers"
 SWITCHES = "ahead", "across", "turns", "descending", "longest_first"
 NEEDS = dict(ahead="a product that needs another product of its round", across="products that run a round ahead",
@@ -28,6 +29,7 @@ class Mapping:
     | ``blocks`` | by the name of an index, how long its blocks are | the largest that fit |
     | ``warpgroups`` | that consume, 64 rows each, beside one that produces | 2; 3 where a chain's sums fit |
     | ``stages`` | of the rings of sequential loops; or by the names of arrays | as many as fit, up to 4 |
+    | ``cluster`` | by the name of a tile's index, how many neighbouring tiles share what they both take | blocks alone |
     | ``shared_bytes`` | the bound for shared memory | what a block of the device can have |
     | ``ahead`` | products that need another product of their round go a round later | where there are such |
     | ``across`` | a tile's last products go beside the next tile's first | with ``ahead``, where two stages fit |
@@ -40,6 +42,8 @@ class Mapping:
     3
     >>> Mapping(stages={"q": 1, "k": 3}).stages_of(["k"])
     3
+    >>> Mapping({"n": 128}, ahead=False)
+    Mapping({'n': 128}, ahead=False)
 
     Raises ConfigError for numbers out of range.
     """
@@ -47,6 +51,7 @@ class Mapping:
     blocks: Names[str, int] = field(default_factory=dict)
     warpgroups: int = 0
     stages: int | Names[str, int] = 0
+    cluster: Names[str, int] = field(default_factory=dict)
     shared_bytes: int = 0
     ahead: bool | None = None
     across: bool | None = None
@@ -56,7 +61,7 @@ class Mapping:
     places: Names[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("blocks", "places"):
+        for name in ("blocks", "cluster", "places"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         bounds = [("warpgroups", 0, MOST_WARPGROUPS), ("shared_bytes", 0, 2**20)]
         if isinstance(self.stages, Names):
@@ -76,6 +81,11 @@ class Mapping:
             if not isinstance(name, str) or not _is_whole(size, 1, 2**31):
                 raise ConfigError(f"Mapping(blocks={dict(self.blocks)!r}): lengths of blocks by the names of indices are "
                                   "needed, such as {'m': 128}")
+        sizes = self.cluster.values()
+        if not all(isinstance(name, str) for name in self.cluster) or not all(
+                _is_whole(size, 1, MOST_BLOCKS) and size != 3 for size in sizes) or math.prod(sizes) > MOST_BLOCKS:
+            raise ConfigError(f"Mapping(cluster={dict(self.cluster)!r}): 1, 2 or 4 by the names of a tile's indices, and "
+                              f"{MOST_BLOCKS} blocks at most, are needed, such as {{'m': 2}}")
         for name in SWITCHES:
             value = getattr(self, name)
             if value is not None and not isinstance(value, bool):
@@ -86,10 +96,20 @@ class Mapping:
                                   f"needed, such as "
                                   "{'p': 'registers'}; arrays that products take are in shared memory")
 
+    def __repr__(self) -> str:
+        """What is said alone, so that it can be pasted into a program."""
+        found = []
+        for part in fields(self):
+            value = getattr(self, part.name)
+            value = dict(value) if isinstance(value, Names) else value
+            if value or value is False:
+                found.append(f"{value!r}" if part.name == "blocks" else f"{part.name}={value!r}")
+        return f"Mapping({', '.join(found)})"
+
     def __hash__(self) -> int:
         stages = self.stages if isinstance(self.stages, int) else frozenset(self.stages.items())
-        return hash((frozenset(self.blocks.items()), self.warpgroups, stages, self.shared_bytes, self.ahead, self.across,
-                     self.turns, self.descending, self.longest_first, frozenset(self.places.items())))
+        names = (frozenset(held.items()) for held in (self.blocks, self.cluster, self.places))
+        return hash((*names, self.warpgroups, stages, self.shared_bytes, *(getattr(self, switch) for switch in SWITCHES)))
 
     # -- asked by the passes -------------------------------------------------------------------------------------------
 

@@ -12,12 +12,13 @@ import numpy as np
 from gemmkit.components import freeze
 from gemmkit.emulator import machine
 from gemmkit.emulator.mode import current_mode
+from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.kernels.sm90.maps import Map
 from gemmkit.lang.errors import ConfigError
 from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.lang.host import View
 from gemmkit.programs.algebra import simplified
-from gemmkit.programs.allocate import allocated, out_bytes
+from gemmkit.programs.allocate import allocated, out_bytes, said
 from gemmkit.programs.chains.chain import is_chained
 from gemmkit.programs.chains.plan import derived
 from gemmkit.programs.collectives import LINE, TmaOut
@@ -40,13 +41,14 @@ from gemmkit.runtime.tensor_maps import Encoder, why_not
 
 __all__ = ["ProgramPlan", "planned"]
 
-HOPPER, WARPGROUPS = (9, 0), 2
+HOPPER, WARPGROUPS, ALONE = (9, 0), 2, Cluster()
 STORED = np.dtype(np.float16), np.dtype("float32")
 
 
 @dataclass(frozen=True)
 class ProgramPlan:
-    """The kernel of a program for arrays of some kinds. ``text`` is what runs: with ``plan(..., text=edited)`` another."""
+    """The kernel of a program for arrays of some kinds. ``text`` is what runs: with ``plan(..., text=edited)`` another.
+    ``mapping`` has all that was left open said: it derives the same text."""
 
     name: str
     mapping: Mapping
@@ -122,14 +124,21 @@ class ProgramPlan:
 
     @cached_property
     def blocks(self) -> int:
-        """Thread blocks: a tile each, as many as run at once; they go on to further tiles."""
-        return int(min(self.module.tiles(self.sizes), self.device.sm_count))
+        """Thread blocks: a tile each, as many as run at once; they go on to further tiles. A cluster's go together."""
+        tiles = int(self.module.tiles(self.sizes))
+        return min(tiles, self.cluster.at_once(self.device.sm_count)) * self.cluster.size
+
+    @property
+    def cluster(self) -> Cluster:
+        """Of blocks that share operands."""
+        found: Cluster = getattr(self.module, "cluster", ALONE)
+        return found
 
     @cached_property
     def launchable(self) -> Launchable:
         module, ordinal = self.module, next(iter(self.infos.values())).device
         return Launchable(module.kernel, self.arguments, module.WARPGROUPS.threads, self.blocks, self.device, ordinal,
-                          module.SHARED_BYTES)
+                          module.SHARED_BYTES, cluster=self.cluster.size)
 
     @cached_property
     def bound(self) -> _Bound:
@@ -165,8 +174,9 @@ class ProgramPlan:
         launch = self.launchable
         with np.errstate(all="ignore"):
             machine.launch(launch.kernel, (self.sizes, *values), grid=(launch.blocks, 1, 1), block=(launch.threads, 1, 1),
-                           shared_memory=launch.shared_bytes, max_shared_memory=self.device.shared_memory_per_block,
-                           schedule_seed=seed, registers=self.module.WARPGROUPS.warp_registers)
+                           cluster=(launch.cluster, 1, 1), shared_memory=launch.shared_bytes,
+                           max_shared_memory=self.device.shared_memory_per_block, schedule_seed=seed,
+                           registers=self.module.WARPGROUPS.warp_registers)
 
 
 def _kind(info: ArrayInfo) -> tuple:
@@ -222,14 +232,16 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
     nbytes = {out.name: out_bytes(places, mapping, out.dtype) for out in outs if out.kind == "TmaOut"}
     memory = allocated(places, mapping, nbytes, device.shared_memory_per_block)
     shown = ", ".join(f"{key} {size}" for key, size in memory.blocks.items())
-    title = f"{name}: blocks of {shown}; {mapping.warpgroups} warpgroups; {memory.rings[0].stages} stages."
+    together = "" if memory.cluster.is_single else f"; clusters of {memory.cluster.m} x {memory.cluster.n}"
+    title = f"{name}: blocks of {shown}; {mapping.warpgroups} warpgroups; {memory.rings[0].stages} stages{together}."
     printed = text_of(title, places, [ordered(rounds) for rounds in places.loops], memory, outs, mapping.warpgroups)
     indices = *_tile_indices(places), *(rounds.index for rounds in places.loops)
     extents = {index.name: index.extent.size for index in indices}
     numbers = {key: float(x) for key, x in arguments.items() if isinstance(x, (float, np.floating))}
     if text is not None:
         module_of(name, text)                          # raises for what is no kernel's text
-    return ProgramPlan(name, mapping, printed, printed.text if text is None else text, infos, extents, numbers, device)
+    return ProgramPlan(name, said(memory, mapping), printed, printed.text if text is None else text, infos, extents, numbers,
+                       device)
 
 
 def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict[str, Any], mapping: Mapping,
@@ -256,7 +268,8 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     if text is not None:
         module_of(name, text)
     extents = {**{index.name: index.extent.size for index in indices}, "section": made.section(device.sm_count)}
-    return ProgramPlan(name, mapping, printed, printed.text if text is None else text, infos, extents, numbers, device)
+    return ProgramPlan(name, made.choice.said(mapping), printed, printed.text if text is None else text, infos, extents,
+                       numbers, device)
 
 
 def _device(infos: dict[str, ArrayInfo]) -> DeviceInfo:

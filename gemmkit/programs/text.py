@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gemmkit.kernels.common.cluster import Cluster
 from gemmkit.programs.allocate import Allocation, Ring
+from gemmkit.programs.collectives import COLUMN, ROW
 from gemmkit.programs.expressions import Function
 from gemmkit.programs.order import Await, Event, Fill, Ordered, Read, Release, Start, Wait
 from gemmkit.programs.places import Multiply, Places, RowSum, TilePlace
@@ -18,8 +20,10 @@ __all__ = ["OWN_NAMES", "OWN_STARTS", "Out", "OutKind", "Printed", "text_of"]
 REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}      # of a thread that produces, and of one that consumes
 IMPORTS = [
     ("dataclasses", "dataclass", ()), ("gemmkit.components", "Component", ()), ("gemmkit.components", "Scalar", ()),
-    ("gemmkit.kernels.attention.elements", "column_at", ("column_at",)), ("gemmkit.kernels.common.pipeline", "Pipeline", ()),
-    ("gemmkit.kernels.common.pipeline", "WARPS", ("RowSums",)),
+    ("gemmkit.kernels.attention.elements", "column_at", ("column_at",)),
+    ("gemmkit.kernels.common.cluster", "Cluster", ("cluster",)),
+    *(("gemmkit.kernels.common.pipeline", name, (name,)) for name in ("CLUSTER", "CLUSTER_WARPS")),
+    ("gemmkit.kernels.common.pipeline", "Pipeline", ()), ("gemmkit.kernels.common.pipeline", "WARPS", ("WARPS",)),
     ("gemmkit.kernels.common.work", "Slot", ()), ("gemmkit.kernels.sm90.store", "own_column", ("column",)),
     ("gemmkit.kernels.sm90.store", "own_row", ("row",)), ("gemmkit.kernels.sm90.warpgroups", "Warpgroups", ()),
     ("gemmkit.lang.control", "interleave", ("interleave",)), ("gemmkit.lang.control", "split", ("interleave",)),
@@ -30,15 +34,16 @@ IMPORTS = [
     ("gemmkit.programs.collectives", "Staged", ()), ("gemmkit.programs.collectives", "TmaOut", ("TmaOut",)),
     ("gemmkit.programs.collectives", "blocks", ()), ("gemmkit.programs.collectives", "row_of", ("row_of",)),
     *(("gemmkit.ptx.approximate", name, (name,)) for name in ("exp2", "log2", "reciprocal")),
-    ("gemmkit.ptx.mbarrier", "mbarrier_fence_init", ()),
-    *(("gemmkit.ptx.special", name, ()) for name in ("barrier", "block_x", "grid_x", "rolled", "thread_index", "udiv",
+    *(("gemmkit.ptx.cluster", name, ("cluster",)) for name in ("cluster_barrier", "cluster_rank")),
+    ("gemmkit.ptx.mbarrier", "mbarrier_fence_init", ()), ("gemmkit.ptx.special", "barrier", ("barrier",)),
+    *(("gemmkit.ptx.special", name, ()) for name in ("block_x", "grid_x", "rolled", "thread_index", "udiv",
                                                  "uniform")),
     *(("gemmkit.ptx.wgmma", name, ()) for name in ("wgmma_commit", "wgmma_fence", "wgmma_wait")),
 ]
 #: What a text calls its own things: arrays, cells and indices of programs are called otherwise.
 OWN_NAMES = frozenset({name for _, name, _ in IMPORTS} | {
-    "SHARED_BYTES", "Sizes", "WARPGROUPS", "abs", "before", "column", "consume", "group", "kernel", "math", "max", "min",
-    "place", "produce", "ring", "row", "rows", "sizes", "slot", "tile", "tiles", "values", "zero"})
+    "SHARED_BYTES", "Sizes", "WARPGROUPS", "abs", "before", "cluster", "column", "consume", "group", "kernel", "math", "max",
+    "min", "place", "produce", "rank", "ring", "row", "rows", "sizes", "slot", "tile", "tiles", "values", "zero"})
 OWN_STARTS = "at_", "before_", "make_", "ring_", "slot_", "out_", "map_", "rows_of_", "element_of_", "last_", "value_"
 
 
@@ -109,21 +114,60 @@ class Printer:
         """The collective of a cell of rows' sums."""
         return f"rows_of_{next(x.a.name for x in row_sums if self.places.rows[x.carried.after] == name)}"
 
+    # -- clusters -----------------------------------------------------------------------------------------------------
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.memory.cluster
+
+    def peers(self, tile: TilePlace) -> str:
+        """Which blocks of a cluster have the same block of an operand: A's is that of a row of tiles. Empty: none have."""
+        if self.places.indices[0] in tile.dims:
+            return ROW if self.cluster.shares_a else ""
+        return COLUMN if self.cluster.shares_b else ""
+
+    def readers(self, ring: Ring) -> tuple[str, int]:
+        """Who releases a stage, and how many arrivals empty it: all that read what a block brings."""
+        by_warps = bool(ring.rounds.row_sums)
+        names = ("CLUSTER", "CLUSTER_WARPS") if self.cluster.shares else ("", "WARPS")
+        return names[by_warps], (4 if by_warps else 1) * self.warpgroups * self.cluster.readers
+
+    def each(self, count: str) -> str:
+        """Of blocks: of clusters."""
+        return count if self.cluster.is_single else f"udiv({count}, {self.cluster.size})"
+
+    def begin(self) -> list[str]:
+        """A block's first tile."""
+        rank = [] if self.cluster.is_single else ["rank = cluster_rank()"]
+        return [*rank, f"tile = {self.each('block_x()')}", "while tile < tiles(sizes):",
+                f"    {self.place} = place(tile, {'' if self.cluster.is_single else 'rank, '}sizes)"]
+
+    def corners(self, size: dict[str, int]) -> tuple[str, str]:
+        """A tile's first row and column: blocks of a cluster are neighbours."""
+        (m, n), cluster = (index.name for index in self.places.indices), self.cluster
+        row = f" + cluster.row(rank) * {size[m]}" if cluster.shares_b else ""
+        column = f" + cluster.column(rank) * {size[n]}" if cluster.shares_a else ""
+        outer = "outer" if self.places.stack is None else f"(outer - {self.places.stack.name} * rows)"
+        return (f"{outer} * {size[m] * cluster.m}{row}", f"(tile - outer * inner) * {size[n] * cluster.n}{column}")
+
     # -- constants ----------------------------------------------------------------------------------------------------
 
     def constants(self) -> None:
         size, (m, n) = self.memory.blocks, self.places.indices
         few, many = REGISTERS[self.warpgroups]
-        self.put(0, f"WARPGROUPS = Warpgroups(1, {self.warpgroups}, {few}, {many})", f"SHARED_BYTES = {self.memory.nbytes}")
+        self.put(0, f"WARPGROUPS = Warpgroups(1, {self.warpgroups}, {few}, {many})", f"SHARED_BYTES = {self.memory.nbytes}",
+                 *([] if self.cluster.is_single else [f"cluster = Cluster(m={self.cluster.m}, n={self.cluster.n})"]))
         for ring in self.memory.rings:
             for tile in ring.rounds.tiles:
                 self.put(0, f"{tile.name}_tile = Staged({np.dtype(tile.parameter.dtype).name!r}, "
                             f"lines={size[tile.dims[0].name]}, columns={size[tile.dims[1].name]}, "
                             f"offset={ring.offsets[tile.name]}, stage_bytes={ring.stage_bytes}"
-                            + (")" if tile.stack is None else ", stacked=True)"))
+                            + ("" if tile.stack is None else ", stacked=True")
+                            + (f", cluster=cluster, peers={self.peers(tile)!r})" if self.peers(tile) else ")"))
+            readers, arrivals = self.readers(ring)
             self.put(0, f"{self.ring(ring)} = Pipeline(stages={ring.stages}, offset={ring.barriers}, full_arrivals=1, "
-                        + (f"empty_arrivals={4 * self.warpgroups}, readers=WARPS)" if ring.rounds.row_sums else
-                           f"empty_arrivals={self.warpgroups})"))
+                        f"empty_arrivals={arrivals}{f', readers={readers}' if readers else ''}"
+                        f"{', cluster=cluster)' if self.cluster.shares else ')'}")
             for name in dict.fromkeys(row_sum.a.name for row_sum in ring.rounds.row_sums):
                 self.put(0, f"rows_of_{name} = RowSums({name}_tile)")
             said = set()
@@ -160,15 +204,16 @@ class Printer:
         self.put(1, "zero = thread_index() * 0",
                  *(f"{self.slot(ring)} = Slot(zero, zero + 1)          # fresh rings are empty"
                    for ring in self.memory.rings),
-                 "tile = block_x()", "while tile < tiles(sizes):", f"    {self.place} = place(tile, sizes)")
+                 *self.begin())
         for ring in self.memory.rings:
             k, name, slot = ring.rounds.index.name, self.ring(ring), self.slot(ring)
             self.put(2, f"{k} = 0 * tile", f"while {k} < sizes.{k}:")
             self.put(3, f"{name}.acquire({slot})", f"{name}.expect({slot}, {ring.stage_bytes})",
-                     *(f"{tile.name}_tile.load(map_{tile.parameter.name}, ({self.corner(tile)}), {name}, {slot})"
+                     *(f"{tile.name}_tile.load{'_part' if self.peers(tile) else ''}(map_{tile.parameter.name}, "
+                       f"({self.corner(tile)}), {name}, {slot}{', rank)' if self.peers(tile) else ')'}"
                        for tile in ring.rounds.tiles),
                      f"{slot} = {name}.advance({slot})", f"{k} = rolled({k} + {self.memory.blocks[k]})")
-        self.put(2, "tile = rolled(tile + grid_x())")
+        self.put(2, f"tile = rolled(tile + {self.each('grid_x()')})")
 
     # -- the consumers ------------------------------------------------------------------------------------------------
 
@@ -176,7 +221,7 @@ class Printer:
         self.put(0, f"def consume({', '.join(['sizes', *arguments, 'group'])}):",
                  '    """2. Products of stages, added up. 3. What becomes of the sums: registers -> global."""')
         self.put(1, "zero = thread_index() * 0", *(f"{self.slot(ring)} = Slot(zero, zero)" for ring in self.memory.rings),
-                 "tile = block_x()", "while tile < tiles(sizes):", f"    {self.place} = place(tile, sizes)")
+                 *self.begin())
         first = {name: next(p for r in self.memory.rings for p in r.rounds.products
                             if self.places.cells[p.carried.after] == name) for name in self.places.starts}
         for name, value in self.places.starts.items():
@@ -198,7 +243,7 @@ class Printer:
             self.put(2, f"{name} = {self.rows_of(name, row_sums)}.whole({name})")
         for out in self.outs:
             self.put(2, *self.stored(out))
-        self.put(2, "tile = rolled(tile + grid_x())")
+        self.put(2, f"tile = rolled(tile + {self.each('grid_x()')})")
         self.put(1, *(f"out_{out.name}.finish()" for out in self.outs))
 
     def events(self, depth: int, ring: Ring, events: Iterable[Event]) -> None:
@@ -270,6 +315,7 @@ def text_of(title: str, places: Places, loops: list[Ordered], memory: Allocation
     sizes = list(dict.fromkeys([*tile, *(ring.rounds.index.name for ring in memory.rings)]))
     operands = [f"map_{name}" for name in maps]
     uses = {out.kind for out in outs} | ({"RowSums"} if places.row_starts else set())
+    uses |= {"barrier" if memory.cluster.is_single else "cluster", *(printer.readers(ring)[0] for ring in memory.rings)}
     for made in functions:
         uses |= {"apply", *(["interleave"] if len(made.sums) > 1 else []), *made.needs, *made.parameters}
     printer.put(0, f'"""{title}"""', "", *(["import math"] if "math" in uses else []))
@@ -281,20 +327,25 @@ def text_of(title: str, places: Places, loops: list[Ordered], memory: Allocation
     printer.constants()
     printer.put(0, "", "", "@dataclass(frozen=True)", "class Sizes(Component):",
                 *(f"    {x}: Scalar" for x in (*sizes, *scalars)))
+    met = "barrier()" if memory.cluster.is_single else "cluster_barrier()"
     printer.put(0, "", "", f"def kernel({', '.join(['sizes', *operands, *names, *arrays])}):")
     printer.put(1, "group = uniform(udiv(thread_index(), 128))", "if thread_index() == 0:",
                 *(f"    {printer.ring(ring)}.initialise()" for ring in memory.rings), "    mbarrier_fence_init()",
-                "barrier()", "if group == 0:", "    WARPGROUPS.give_registers()", "    if thread_index() == 0:",
+                met, "if group == 0:", "    WARPGROUPS.give_registers()", "    if thread_index() == 0:",
                 f"        produce({', '.join(['sizes', *operands])})", "else:", "    WARPGROUPS.take_registers()",
-                f"    consume({', '.join(['sizes', *names, *arrays, 'group - 1'])})")
+                f"    consume({', '.join(['sizes', *names, *arrays, 'group - 1'])})",
+                *([] if memory.cluster.is_single else [f"{met}        # a peer may still arrive at this block's barriers"]))
+    outer, inner = (f"blocks(sizes.{index}, {size[index] * count})"
+                    for index, count in ((m, memory.cluster.m), (n, memory.cluster.n)))
+    row, column = printer.corners(size)
     printer.put(0, "", "", "def tiles(sizes):",
-                f"    return {'' if stack is None else f'sizes.{stack} * '}blocks(sizes.{m}, {size[m]}) * "
-                f"blocks(sizes.{n}, {size[n]})",
-                "", "", "def place(tile, sizes):", f'    """The tile\'s first row and column: tiles go along {n} first."""',
-                f"    inner = blocks(sizes.{n}, {size[n]})", "    outer = udiv(tile, inner)",
-                *([f"    return outer * {size[m]}, (tile - outer * inner) * {size[n]}"] if stack is None else
-                  [f"    rows = blocks(sizes.{m}, {size[m]})", f"    {stack} = udiv(outer, rows)",
-                   f"    return {stack}, (outer - {stack} * rows) * {size[m]}, (tile - outer * inner) * {size[n]}"]), "", "")
+                f"    return {'' if stack is None else f'sizes.{stack} * '}{outer} * {inner}",
+                "", "", f"def place(tile, {'' if memory.cluster.is_single else 'rank, '}sizes):",
+                f'    """The tile\'s first row and column: tiles go along {n} first."""',
+                f"    inner = {inner}", "    outer = udiv(tile, inner)",
+                *([f"    return {row}, {column}"] if stack is None else
+                  [f"    rows = {outer}", f"    {stack} = udiv(outer, rows)",
+                   f"    return {stack}, {row}, {column}"]), "", "")
     printer.produce(tiles)
     printer.put(0, "", "")
     printer.consume([*names, *arrays])

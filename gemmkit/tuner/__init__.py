@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from gemmkit.tuner.search import Tried, Tuned, tune
+from gemmkit.tuner.found import Tried, Tuned, TunedProgram
+from gemmkit.tuner.search import tune
 
-__all__ = ["Tried", "Tuned", "tune"]
+__all__ = ["Tried", "Tuned", "TunedProgram", "tune"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gemmkit.tuner.search import Tuned
+from gemmkit.tuner.found import Tuned
 
 __all__ = ["sweep", "tiles"]
 

@@ -7,23 +7,23 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from gemmkit.ahead import Kernel, compiled, kernel_of
-from gemmkit.config import Config
 from gemmkit.emulator.mode import is_emulating
 from gemmkit.lang.errors import ConfigError
 from gemmkit.products import forget_plans
+from gemmkit.tuner.found import Tried, Tuned
 from gemmkit.tuner.jobs import Memory, contents_of
 from gemmkit.tuner.measuring import Failed, Measuring
 from gemmkit.tuner.progress import Progress
-from gemmkit.tuner.subjects import Subject, subject_of
+from gemmkit.tuner.subject import Subject
+from gemmkit.tuner.subjects import subject_of
 from gemmkit.tuner.verifying import difference, elements
 from gemmkit.tuning import store
-from gemmkit.tuning.candidates import Candidate
 
-__all__ = ["Tried", "Tuned", "tune"]
+__all__ = ["tune"]
 
 
 @dataclass(frozen=True)
@@ -44,53 +44,10 @@ DEFAULT_S = 300.0                      # that the default may take to load and t
 CANDIDATE_S, TIMES = 20.0, 50          # that a candidate may take, and so many times what the default took once
 
 
-@dataclass(frozen=True)
-class Tried:
-    """A mapping that was tried: ``ratio`` is the default's time by its own (above 1 it is faster), timed in turns;
-    ``error`` says why there is none. ``candidate`` is None for the default."""
-
-    name: str
-    config: Config | None = field(default=None, repr=False)
-    candidate: Candidate | None = field(default=None, repr=False)
-    microseconds: float | None = None
-    ratio: float | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """What `tune` found. ``rows`` are all mappings tried, the fastest first and those without a time last; ``notes`` say
-    what was left out. ``kept`` is whether `gemmkit.matmul` finds the best one next time."""
-
-    what: str
-    rows: tuple[Tried, ...]
-    default: Tried
-    best: Tried
-    kept: bool
-    notes: tuple[str, ...] = ()
-
-    @property
-    def config(self) -> Config:
-        """The fastest configuration; its ``repr`` can be pasted into a program. (Where the default computes the transpose
-        and is the fastest, it is that of the transpose, as `gemmkit.plan(a, b).config` is: no ``conf`` of this product.)"""
-        assert self.best.config is not None
-        return self.best.config
-
-    def __str__(self) -> str:
-        lines = [self.what]
-        for row in self.rows:
-            mark = "*" if row is self.best else " "
-            if row.microseconds is None or row.ratio is None:
-                lines.append(f"{mark} {'-':>10} {'-':>6}  {row.name}: {row.error}")
-            else:
-                lines.append(f"{mark} {row.microseconds:8.1f}us {row.ratio:6.3f}  {row.name}")
-        return "\n".join([*lines, *self.notes])
-
-
 def tune(*arguments: Any, effort: str = "quick", budget: float | None = None, keep: bool = True, jobs: int | None = None,
          progress: bool | None = None, **keywords: Any) -> Tuned:
     """Try mappings of a product, and keep the fastest for `gemmkit.matmul`, `plan` and `gemmEx` to take from now on; or of a
-    contraction for `einsum`, or of a group for `grouped`.
+    contraction for `einsum`, of a group for `grouped`, or of a program (`gemmkit.program`).
 
     Candidates are compiled in processes side by side. One process more, with a context of its own and copies of the arrays,
     runs each: its result is compared with the default mapping's, and it is timed in turns with it. What cannot be compiled,
@@ -98,7 +55,8 @@ def tune(*arguments: Any, effort: str = "quick", budget: float | None = None, ke
 
     Args:
         arguments, keywords: those of `gemmkit.matmul` (but for ``conf`` and ``stream``), ``a, b, c=None, out=None``; or a
-            function, `gemmkit.matmul`, `einsum` (of two operands) or `grouped`, and its arguments. ``out`` is not written.
+            function, `gemmkit.matmul`, `einsum` (of two operands) or `grouped`, and its arguments; or a program and its
+            own, and ``mappings`` to try. ``out`` is not written, nor a program's results.
         effort: "quick" (16 candidates, a minute at most) or "full" (160, 20 minutes).
         budget: seconds in place of the effort's. Half of them may be spent on compiling.
         keep: whether the winner goes to the store of this kind of GPU (`gemmkit.tuning.store`).
@@ -106,7 +64,8 @@ def tune(*arguments: Any, effort: str = "quick", budget: float | None = None, ke
         progress: whether to show it on standard error; None where that is a terminal.
 
     Returns:
-        A `Tuned`: its ``config`` is the fastest configuration, and printed it is a table of all that were tried.
+        A `Tuned`: its ``config`` is the fastest configuration, and printed it is a table of all that were tried. Of a
+        program a `TunedProgram`, which has a ``mapping``.
 
     Raises:
         ValueError: another effort, a budget below 0, no time for the default itself; what `matmul` raises.
@@ -120,6 +79,7 @@ def tune(*arguments: Any, effort: str = "quick", budget: float | None = None, ke
         d = gemmkit.matmul(a, b)                               # by the fastest of them
         gemmkit.tune(gemmkit.einsum, "ijk,kl->lij", x, y)
         gemmkit.tune(gemmkit.grouped, a_list, b_list)
+        gemmkit.tune(program, x, y, out)                       # the same as program.tune(x, y, out)
     """
     chosen = _effort(effort, budget)
     if is_emulating():
@@ -146,13 +106,10 @@ class _Ready:
     """A candidate whose kernel is compiled."""
 
     number: int                                            # 0 is the default
-    candidate: Candidate | None
-    compiled: Any                                          # `Compiled`, or a `CompiledGroup`
+    candidate: Any                                         # None is the default
+    compiled: Any                                          # `Compiled`, a `CompiledGroup` or a `ProgramPlan`
+    config: Any
     cubin: bytes = b""
-
-    @property
-    def config(self) -> Config:
-        return self.compiled.problem.config
 
     @property
     def name(self) -> str:
@@ -168,8 +125,8 @@ class _Search:
 
     def __init__(self, subject: Subject, effort: Effort, start: float, measuring: Callable[..., Any] = Measuring):
         self._subject, self._effort, self._start, self._measuring = subject, effort, start, measuring
-        self._device, self._ordinal = subject.call.device, subject.call.a.device
-        self._default = _Ready(0, None, subject.default)
+        self._device, self._ordinal = subject.device, subject.ordinal
+        self._default = _Ready(0, None, subject.default, subject.config_of(subject.default))
         self._rows: dict[int, Tried] = {}
         self._limit = CANDIDATE_S
         self.notes: list[str] = []
@@ -180,10 +137,10 @@ class _Search:
         subject, effort = self._subject, self._effort
         if subject.is_empty:
             raise ValueError(f"{subject.what}: there is nothing to compute")
-        listed = list(self._candidates()) if effort.seconds else []
         if not effort.seconds:
             self.notes.append("a budget of 0 seconds: nothing was tried")
         try:
+            listed = list(self._candidates()) if effort.seconds else []
             ready = self._compiled([self._default, *listed], jobs, shown)
             self._measured(ready, shown)
         except KeyboardInterrupt:
@@ -205,10 +162,10 @@ class _Search:
             except (ConfigError, ValueError, TypeError) as error:
                 self._rows[number] = Tried(candidate.name, None, candidate, error=f"not legal: {error}")
                 continue
-            if self._subject.is_default(tried.problem.config):
+            if self._subject.is_known(tried):
                 continue
             found += 1
-            yield _Ready(number, candidate, tried)
+            yield _Ready(number, candidate, tried, self._subject.config_of(tried))
 
     def _compiled(self, listed: Sequence[_Ready], jobs: int | None, shown: Any) -> list[_Ready]:
         """Those whose kernels could be made, the default first. Half of the budget may be spent on it."""
@@ -254,8 +211,8 @@ class _Search:
                 self._rows[one.number] = self._tried(process, one, memory, expected, self._effort.pairs)
                 process.forget(one.number)
                 shown.advance()
-            fastest = sorted((row for row in self._rows.values() if row.ratio is not None), key=_slowness)[:FINALISTS]
-            for row in fastest if self._left() > 0 else ():
+            timed = [row for number, row in self._rows.items() if number and row.ratio is not None]
+            for row in sorted(timed, key=_slowness)[:FINALISTS] if self._left() > 0 else ():
                 one = next(one for one in ready if one.candidate is row.candidate)
                 process.keep(one.number, jobs[one.number])
                 again = self._tried(process, one, memory, expected, FINAL_PAIRS)
@@ -302,7 +259,7 @@ class _Search:
         best = next((row for row in timed[:1] if row.ratio is not None and row.ratio >= WORTH), default)
         is_kept = keep and len(timed) > 1 and self._keep(what, best, default)
         rest = [row for row in self._rows.values() if row.ratio is None]
-        return Tuned(what, (*timed, *rest), default, best, is_kept, tuple(self.notes))
+        return self._subject.answer(what, (*timed, *rest), default, best, is_kept, tuple(self.notes))
 
     def _keep(self, what: str, best: Tried, default: Tried) -> bool:
         kept = store.store_of(self._device)

@@ -1,4 +1,4 @@
-"""What can be tuned: a product of two matrices (a call of `matmul`, of `einsum`) or a group of them (`grouped`).
+"""What can be tuned: a product of two matrices (a call of `matmul`, of `einsum`), a group of them (`grouped`) or a program.
 
 A subject knows its arrays, its default mapping, which candidates there are and what each would launch. The search
 (`gemmkit.tuner.search`) compiles, checks and times them, and asks nothing else.
@@ -7,7 +7,7 @@ A subject knows its arrays, its default mapping, which candidates there are and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from gemmkit.compiled import Compiled
 from gemmkit.config import Config
@@ -19,67 +19,14 @@ from gemmkit.matrices import Matrix, unwrapped
 from gemmkit.planning import Plan
 from gemmkit.problem import Call, held_by, resolve
 from gemmkit.runtime.array_info import ArrayInfo
+from gemmkit.runtime.device import DeviceInfo
 from gemmkit.tuner.jobs import Job, Memory, group_job_of, group_memory_of, job_of, memory_of
+from gemmkit.tuner.subject import Output, Subject
 from gemmkit.tuner.verifying import tolerance
 from gemmkit.tuning import store
 from gemmkit.tuning.candidates import Candidate, candidates
 
-__all__ = ["Output", "Subject", "subject_of"]
-
-
-class Output(NamedTuple):
-    """An array that a launch writes, and how far a candidate's may lie from the default's (`verifying.difference`)."""
-
-    name: str
-    info: ArrayInfo
-    allowed: float
-
-
-class Subject:
-    """What is tuned. ``default`` is what the tables' mapping launches (`Compiled` or `CompiledGroup`)."""
-
-    default: Any
-    call: Call                                             # of a group its first product
-
-    @property
-    def what(self) -> str:
-        """In words."""
-        raise NotImplementedError
-
-    @property
-    def is_empty(self) -> bool:
-        raise NotImplementedError
-
-    def candidates(self) -> Sequence[Candidate]:
-        """In the order in which they should be tried."""
-        raise NotImplementedError
-
-    def tried(self, candidate: Candidate) -> Any:
-        """What a candidate launches. Raises ConfigError, ValueError or TypeError where it is not legal."""
-        raise NotImplementedError
-
-    def is_default(self, config: Config) -> bool:
-        """Whether a configuration is the default one again."""
-        own = self.config_of(self.default)
-        return (config.mapping, config.operator) == (own.mapping, own.operator)
-
-    @staticmethod
-    def config_of(compiled: Any) -> Config:
-        found: Config = compiled.problem.config
-        return found
-
-    def memory(self) -> Memory:
-        raise NotImplementedError
-
-    def job(self, compiled: Any, memory: Memory, cubin: bytes) -> Job:
-        raise NotImplementedError
-
-    def outputs(self) -> list[Output]:
-        raise NotImplementedError
-
-    def key(self) -> str:
-        """What the winner is kept under."""
-        raise NotImplementedError
+__all__ = ["subject_of"]
 
 
 def subject_of(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Subject:
@@ -90,14 +37,40 @@ def subject_of(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Subject:
     if not arguments or not callable(arguments[0]):
         return Product(*arguments, **keywords)
     function, *given = arguments
+    if hasattr(function, "tuning_subject"):                # a program
+        made: Subject = function.tuning_subject(*given, **keywords)
+        return made
     found = SUBJECTS.get(function)
     if found is None:
         raise TypeError(f"tune({getattr(function, '__name__', function)!r}, ...): matmul, einsum and grouped have mappings "
-                        "that are tuned; give one of these, or the operands of a product")
+                        "that are tuned, and programs; give one of these, or the operands of a product")
     return found(*given, **keywords)
 
 
-class Product(Subject):
+class Called(Subject):
+    """Products that a function of gemmkit's launches."""
+
+    call: Call                                             # of a group its first product
+
+    @property
+    def device(self) -> DeviceInfo:
+        return self.call.device
+
+    @property
+    def ordinal(self) -> int:
+        return self.call.a.device
+
+    def is_known(self, tried: Any) -> bool:
+        config, own = self.config_of(tried), self.config_of(self.default)
+        return (config.mapping, config.operator) == (own.mapping, own.operator)
+
+    @staticmethod
+    def config_of(compiled: Any) -> Config:
+        found: Config = compiled.problem.config
+        return found
+
+
+class Product(Called):
     """A product of two matrices, or a stack of them."""
 
     def __init__(self, a: Any, b: Any, c: Any = None, *, out: Any = None, **keywords: Any):
@@ -133,8 +106,8 @@ class Product(Subject):
             call = resolve(*self._infos, None, self._keywords, candidate)
         return Compiled(call, call.seen_out(self._out))
 
-    def is_default(self, config: Config) -> bool:
-        return super().is_default(config) and not self.call.is_transposed
+    def is_known(self, tried: Any) -> bool:
+        return super().is_known(tried) and not self.call.is_transposed
 
     def memory(self) -> Memory:
         return memory_of(self.default)
@@ -165,7 +138,7 @@ class Contraction(Product):
         return f"einsum({self._spec!r}): {super().what}"
 
 
-class Group(Subject):
+class Group(Called):
     """Products of different sizes in one launch."""
 
     def __init__(self, a_list: Any, b_list: Any, c_list: Any = None, out: Any = None, **keywords: Any):

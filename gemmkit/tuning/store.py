@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict
 from pathlib import Path
@@ -38,7 +38,8 @@ from gemmkit.tuning.operators import operator_for, result_dtype, sized
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["Store", "digest_of", "digest_of_group", "find", "is_as_new", "refused", "store_of", "unread"]
+__all__ = ["Store", "digest_of", "digest_of_group", "digest_of_program", "find", "is_as_new", "refused", "store_of",
+           "unread"]
 
 _FORMAT = 1
 _LARGEST = 2**26                       # bytes of a file that is read
@@ -80,6 +81,12 @@ def digest_of_group(infos: Sequence[Sequence[ArrayInfo | None]], keywords: Mappi
     return hashlib.sha256("\n".join([*parts, *_of_components(keywords)]).encode()).hexdigest()
 
 
+def digest_of_program(text: str, infos: Mapping[str, ArrayInfo]) -> str:
+    """The same of a program: ``text`` is its default kernel's, which has all of its mathematics."""
+    parts = [f"{name}: {info.shape} {info.strides} {info.dtype} {alignment(info)}" for name, info in infos.items()]
+    return hashlib.sha256("\n".join(["program", *parts, text]).encode()).hexdigest()
+
+
 def _of_components(keywords: Mapping[str, Any]) -> Iterator[str]:
     for name, value in sorted(keywords.items()):
         if value is None:                                      # as if it were not there
@@ -95,8 +102,9 @@ def is_as_new(info: ArrayInfo, dtype: Any, sizes: tuple[int, int, int], products
             and info.steps in ((), ((products, M * N),)))
 
 
-def find(device: DeviceInfo, key: Any) -> Candidate | None:
-    """The tuned mapping of a product; ``key()`` is its digest, asked for where there is a store alone."""
+def find(device: DeviceInfo, key: Any, read: Callable[[Any], Any] = Candidate.of_plain) -> Any:
+    """The tuned mapping of a product, or None; ``key()`` is its digest, asked for where there is a store alone. ``read``
+    makes a mapping of an entry's plain data, or raises ValueError."""
     if _is_unread.get() or os.environ.get("GEMMKIT_TUNED", "").strip().lower() in ("0", "off", "no", "false"):
         return None
     store = store_of(device)
@@ -105,7 +113,7 @@ def find(device: DeviceInfo, key: Any) -> Candidate | None:
     if found is None or found.get("mapping") is None:
         return None
     try:
-        return Candidate.of_plain(found["mapping"])
+        return read(found["mapping"])
     except ValueError as error:
         _warn(f"a tuned mapping in {store and store.file} cannot be used: {error}")
         return None
@@ -121,8 +129,8 @@ def unread() -> Iterator[None]:
         _is_unread.reset(token)
 
 
-def refused(device: DeviceInfo, candidate: Candidate, error: ConfigError) -> None:
-    """Say that no kernel takes a tuned mapping any more."""
+def refused(device: DeviceInfo, candidate: Any, error: ConfigError) -> None:
+    """Say that no kernel takes a tuned mapping any more (a `Candidate`, or whatever `find` has read)."""
     _warn(f"a tuned mapping for {device.name} cannot be used, the default is taken instead ({candidate.name}: {error}); "
           "tune again")
 

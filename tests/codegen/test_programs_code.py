@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -40,6 +41,16 @@ CASES: dict[str, tuple[Any, list[Any], gk.Mapping, dict[str, Any], int, int, int
              gk.Mapping({"n": 128}), {}, 4, 16, 56, True),
     "sums of rows": (listing.product_and_sums, [half(256, 512), half(512, 512), half(256, 512), half(256, dtype=F32)], TILE, {}, 2,
                      8, 124, True),
+    "clusters along m": (listing.gemm, [half(256, 512), half(512, 512), half(256, 512)], replace(TILE, cluster={"m": 2}), {}, 2, 8,
+                         60, True),
+    "clusters along n": (listing.gemm, [half(256, 512), half(512, 512), half(256, 512)], replace(TILE, cluster={"n": 2}), {}, 2, 8,
+                         60, True),
+    "clusters of 2 x 2": (listing.gemm, [half(256, 512), half(512, 512), half(256, 512)], replace(TILE, cluster={"m": 2, "n": 2}), {},
+                          2, 8, 72, True),
+    "dual in clusters": (listing.dual, [half(256, 512), half(512, 512), half(512, 512), half(256, 512)],
+                         gk.Mapping(stages=3, cluster={"m": 2}), dict(gate=listing.silu_times), 2, 16, 76, True),
+    "sums of rows in clusters": (listing.product_and_sums, [half(256, 512), half(512, 512), half(256, 512), half(256, dtype=F32)],
+                                 replace(TILE, cluster={"m": 2}), {}, 2, 8, 128, True),
     "float32 out": (listing.gemm, [half(256, 512), half(512, 512), half(256, 512, dtype=F32)], TILE, {}, 2, 8, 64, False),
 }
 

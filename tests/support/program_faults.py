@@ -6,6 +6,9 @@
 | one group less | `wgmma_wait` leaves one group more in flight |
 | too early | a stage is released before the wait for the group that reads it |
 | not advanced | a slot stays where it is |
+| one arrival less, more | a stage that a cluster shares is empty before all its readers have released it, or never |
+| reaches no peer | a release arrives at the block's own barrier alone; or as often as all would |
+| for itself | a block loads a shared operand's part, and its peers get none |
 
 A fault is found where the emulator raises, or the result is wrong. One that changes nothing on a GPU either is harmless:
 `HARMLESS` says of each of these why.
@@ -28,7 +31,8 @@ from tests.support import programs as listing
 __all__ = ["TEXTS", "Fault", "faults", "is_found", "planned"]
 
 ONE = dataclasses.replace(H100, sm_count=1)            # a block goes on from tile to tile
-DROPPED = re.compile(r"\.(?:acquire|expect|wait|release|initialise|give|give_first)\(|wgmma_commit\(|wgmma_fence\(|mbarrier_fence_init\(\)$")
+DROPPED = re.compile(r"\.(?:acquire|expect|wait|release|initialise|give|give_first)\(|wgmma_commit\(|wgmma_fence\("
+                     r"|mbarrier_fence_init\(\)$|cluster_barrier\(\)")
 FENCED = "no instruction but a wgmma has touched the registers since the last fence"
 FRESH = "a fresh ring: there is nothing to wait for"
 ENDS = "nothing follows that would use the stage"
@@ -37,6 +41,7 @@ READ = "the product that reads it has been waited for before"
 #: Text, fault, its line, and which one of such lines: why nothing goes wrong, on a GPU either.
 HARMLESS: dict[tuple[str, str, str, int], str] = {
     ("dual", "dropped", "wgmma_fence()", 1): FENCED,
+    ("clusters", "dropped", "wgmma_fence()", 1): FENCED,
     ("attention", "dropped", "wgmma_fence()", 2): FENCED,
     ("attention", "dropped", "wgmma_fence()", 4): FENCED,
     ("attention", "dropped", "ring_q.acquire(at_q)", 0): FRESH,
@@ -79,6 +84,8 @@ TEXTS: dict[str, tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any]]] = {
     "dual": (listing.dual, [half(100, 264, scale=0.25), half(264, 72, scale=0.25), half(264, 72, scale=0.26),
                             np.full((100, 72), np.nan, np.float16)],
              gk.Mapping({"n": 64}, warpgroups=1, stages=2), dict(gate=listing.silu_times)),
+    "clusters": (listing.gemm, [half(100, 264, scale=0.25), half(264, 200, scale=0.25), np.full((100, 200), np.nan, np.float16)],
+                 gk.Mapping({"n": 64}, warpgroups=1, stages=2, cluster={"m": 2, "n": 2}), {}),
     "attention": (listing.attention, _heads(), gk.Mapping({"n": 32}, warpgroups=1, stages=2), dict(scale=0.125)),
     "attention in turns": (listing.attention, _heads(), gk.Mapping({"n": 32}, warpgroups=2, stages=2, turns=True, ahead=False),
                            dict(scale=0.125)),
@@ -109,6 +116,16 @@ def faults(text: str) -> Iterator[Fault]:
             yield Fault(n, "dropped", said, nth, changed(indent + "pass"))
         if waits := re.search(r"wgmma_wait\((\d)", line):
             yield Fault(n, "one group less", said, nth, changed(line.replace(waits[0], f"wgmma_wait({int(waits[1]) + 1}")))
+        if "readers=CLUSTER" in line:
+            arrivals = re.search(r"empty_arrivals=(\d+)", line)
+            assert arrivals is not None
+            for kind, count in (("one arrival less", int(arrivals[1]) - 1), ("one arrival more", int(arrivals[1]) + 1)):
+                yield Fault(n, kind, said, nth, changed(line.replace(arrivals[0], f"empty_arrivals={count}")))
+            alone = line.replace("readers=CLUSTER", "readers='thread'")
+            yield Fault(n, "reaches no peer", said, nth, changed(alone))
+            yield Fault(n, "reaches no peer", said, nth, changed(alone.replace(arrivals[0], "empty_arrivals=1")))
+        if ".load_part(" in line:
+            yield Fault(n, "for itself", said, nth, changed(re.sub(r"load_part(\(.*), rank\)", r"load\1)", line)))
         if ".advance(" in line:
             yield Fault(n, "not advanced", said, nth, changed(re.sub(r"\w+\.advance\((\w+)\)", r"\1", line)))
         if ".release(" in line and (before := [k for k in range(n) if "wgmma_wait" in lines[k]]):

@@ -127,6 +127,10 @@ def silu_times(x: Any, y: Any) -> Any:
     return x / (1.0 + gp.exp(-x)) * y
 
 
+#: What a mapping has half of the time.
+CLUSTERS: tuple[dict[str, int], ...] = ({}, {}, {}, {"m": 2}, {"n": 2}, {"m": 2, "n": 2})
+
+
 def drawn_case(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any]]:
     """A program with operands, NaN where results belong, and a mapping."""
     rng = np.random.default_rng(seed)
@@ -147,5 +151,5 @@ def drawn_case(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, 
               "product_and_sums": [half(m, k), half(k, n), out[0], np.full(m, np.nan, np.float32)]}[name]
     more = {"dual": dict(gate=silu_times), "biased": dict(alpha=0.5)}.get(name, {})
     mapping = gk.Mapping({"n": int(rng.choice([64, 128])), "k": int(rng.choice([64, 128]))}, warpgroups=int(rng.integers(1, 3)),
-                         stages=2 if name == "lstm" else int(rng.integers(2, 4)))
+                         stages=2 if name == "lstm" else int(rng.integers(2, 4)), cluster=CLUSTERS[rng.integers(len(CLUSTERS))])
     return globals()[name], arrays, mapping, more

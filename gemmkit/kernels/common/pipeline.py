@@ -121,8 +121,9 @@ class Pipeline(Component):
                 mbarrier_arrive_at(self.empty(), stage, thread)
         elif self.readers == CLUSTER_WARPS:
             warp_barrier()
-            if lane_index() < self.cluster.size:
-                mbarrier_arrive_at(self.empty(), stage, lane_index())
+            lane = lane_index()
+            if lane < self.cluster.size and self.cluster.reads_of(cluster_rank(), lane):
+                mbarrier_arrive_at(self.empty(), stage, lane)
         elif self.readers == WARPS:
             warp_barrier()
             if lane_index() == 0:

@@ -7,6 +7,7 @@ chain, rounds from the last to the first where they commute (then only a tile's 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -44,7 +45,7 @@ class May:
 @dataclass
 class Choice:
     """``stages`` and ``barriers`` by ring; ``offsets`` by block, within the first stage; ``outs``: of results that leave by
-    TMA."""
+    TMA; ``stacks``: the index of a stack that tiles go along."""
 
     blocks: dict[str, int]
     warpgroups: int
@@ -58,9 +59,17 @@ class Choice:
     barriers: dict[RingPlace, int] = field(default_factory=dict)
     outs: dict[str, int] = field(default_factory=dict)
     nbytes: int = 0
+    stacks: tuple[str, ...] = ()
 
     def size(self, dim: Any) -> int:
         return int(dim.size) if isinstance(dim, Axis) else self.blocks[dim.name]
+
+    def said(self, given: Mapping) -> Mapping:
+        """The mapping with all that was left open said: it derives the same text."""
+        blocks = {name: length for name, length in self.blocks.items() if name not in self.stacks}
+        return replace(given, blocks=blocks, warpgroups=self.warpgroups, ahead=self.ahead, across=self.across,
+                       stages={ring.blocks[0].name: n for ring, n in self.stages.items()}, turns=self.turns,
+                       descending=self.descending, longest_first=self.longest_first)
 
     def block_bytes(self, block: Block) -> int:
         return 2 * self.size(block.dims[0]) * self.size(block.dims[1])
@@ -134,6 +143,10 @@ def _check_names(chain: Chain, places: ChainPlaces, mapping: Mapping) -> None:
     if other is not None:
         raise ConfigError(f"Mapping(blocks={{{other!r}: {mapping.blocks[other]}}}): the program's indices are "
                           f"{', '.join(names)}")
+    if math.prod(mapping.cluster.values()) > 1:
+        raise ConfigError(f"Mapping(cluster={dict(mapping.cluster)!r}): tiles of whole rows, parallel({chain.rows.extent}), "
+                          "go by blocks alone; clusters share operands of tiles of rows and columns, "
+                          "parallel(a.rows, b.columns)")
     rows = ROWS * mapping.warpgroups or "64, 128 or 192"
     given = mapping.blocks.get(chain.rows.name, rows)
     if given != rows and (mapping.warpgroups or given not in (ROWS, 2 * ROWS, 3 * ROWS)):
@@ -182,9 +195,9 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, lengt
         turns = mapping.warpgroups > 1 and not only_adds(chain) and is_long
     longest = may.grow if mapping.longest_first is None else mapping.longest_first
     blocks = {chain.rows.name: ROWS * mapping.warpgroups, chain.index.name: length}
-    if chain.stack is not None:
-        blocks[chain.stack.name] = 1
-    return Choice(blocks, mapping.warpgroups, ahead, across and divided is None, turns, descending, longest)
+    stacks = () if chain.stack is None else (chain.stack.name,)
+    blocks.update(dict.fromkeys(stacks, 1))
+    return Choice(blocks, mapping.warpgroups, ahead, across and divided is None, turns, descending, longest, stacks=stacks)
 
 
 def _registers(chain: Chain, places: ChainPlaces, choice: Choice) -> str | None:

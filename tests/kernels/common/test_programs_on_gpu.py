@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gemmkit as gk
+from gemmkit.runtime import cache
 from tests.support import chains
 from tests.support import programs as listing
 
@@ -56,6 +58,48 @@ def test_drawn_chains(seed: int) -> None:
         largest = max(1.0, np.abs(exact[shown]).max(initial=0.0))
         most = 2e-2 if more.get("score") else 3e-3     # tanh of 20 is to 2^-11 of it, and weights are its exponentials
         assert np.abs(got.astype(float) - exact)[shown].max(initial=0.0) <= most * largest
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("cluster", [{"m": 2}, {"n": 2}, {"m": 2, "n": 2}, {"m": 4}, {"n": 4}], ids=str)
+@pytest.mark.parametrize("sizes", [(4096, 1032, 520), (1, 8, 72), (333, 5000, 4096), (2000, 130, 64)], ids=str)
+def test_clusters(cluster: dict[str, int], sizes: tuple[int, int, int], rng: np.random.Generator) -> None:
+    """Some tiles of a cluster are past the edge, and clusters go on from tile to tile; launches come one after the other."""
+    import cupy
+
+    m, n, k = sizes
+    a, b, c = (cupy.asarray(rng.standard_normal(shape) / 8).astype("f2") for shape in ((m, k), (k, n), (k, n)))
+    d, e, y = cupy.full((m, n), cupy.nan, "f2"), cupy.full((m, n), cupy.nan, "f4"), cupy.full(m, cupy.nan, "f4")
+    for _ in range(3):
+        listing.dual(a, b, c, d, gate=listing.silu_times, mapping=gk.Mapping(cluster=cluster))
+        listing.product_and_sums(a, b, e, y, mapping=gk.Mapping(cluster=cluster))
+    one, other = (np.asarray((a.astype("f8") @ x.astype("f8")).get()) for x in (b, c))
+    exact = one / (1 + np.exp(-one)) * other
+    assert np.abs(d.get() - exact).max() <= 2e-3 * np.abs(exact).max()
+    assert np.abs(e.get() - one).max() <= 1e-4 * np.abs(one).max()
+    assert np.allclose(y.get(), a.astype("f8").sum(axis=1).get(), atol=1e-3)
+
+
+def test_what_is_tuned_is_taken_and_right(rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import cupy
+
+    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(tmp_path))
+    cache.default_cache.cache_clear()
+    try:
+        a, b = (cupy.asarray(rng.standard_normal(shape) / 8).astype("f2") for shape in ((512, 264), (264, 520)))
+        d = cupy.full((512, 520), cupy.nan, "f2")
+        found = listing.gemm.tune(a, b, d, budget=90)
+        assert len([row for row in found.rows if row.ratio is not None]) > 4 and found.kept, str(found)
+        assert not [row for row in found.rows if row.error and not row.error.startswith("not ")], str(found)
+        assert cupy.isnan(d).all() and listing.gemm.plan(a, b, d).mapping == found.mapping
+        listing.gemm(a, b, d)
+        exact = (a.astype("f8") @ b.astype("f8")).get()
+        assert np.abs(d.get() - exact).max() <= 2e-3 * np.abs(exact).max()
+        q, k, v, o = (cupy.asarray(rng.standard_normal((4, 500, 64))).astype("f2") for _ in range(4))
+        heads = listing.attention.tune(q, k, v, o, 0.125, budget=90, keep=False)
+        assert not [row for row in heads.rows if str(row.error).startswith(("wrong", "failed"))], str(heads)
+    finally:
+        cache.default_cache.cache_clear()
 
 
 @pytest.mark.parametrize("sizes", [(4096, 1032, 520), (1, 8, 4096)], ids=str)

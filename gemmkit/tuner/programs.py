@@ -1,0 +1,165 @@
+"""A program as it is tuned: its mappings in the order in which they are tried, and its launch.
+
+Mappings are tried that differ from the default in one thing, then in two, then in three. All else stays open in each, so
+that the passes fit it to what is said: ``Mapping(warpgroups=3)`` has shorter blocks and other stages than the default. Two
+mappings of one text are one kernel.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from gemmkit.programs.chains.allocate import DEFAULTS
+from gemmkit.programs.chains.chain import is_chained
+from gemmkit.programs.mapping import SWITCHES, Mapping
+from gemmkit.programs.plan import ProgramPlan, planned
+from gemmkit.programs.trace import Loop
+from gemmkit.programs.tuned import Laid, key_of
+from gemmkit.programs.values import Index
+from gemmkit.runtime.array_info import ArrayInfo
+from gemmkit.runtime.device import DeviceInfo
+from gemmkit.tuner.found import TunedProgram
+from gemmkit.tuner.jobs import Job, Memory, Pointer
+from gemmkit.tuner.subject import Output, Subject
+from gemmkit.tuner.verifying import tolerance
+
+__all__ = ["Programmed"]
+
+TOGETHER = 3                           # things in which a mapping differs from the default
+WARPGROUPS, STAGES = (1, 2, 3), (2, 3, 4, 5, 6)
+COLUMNS, DEPTHS = (64, 128, 192, 256), (64, 128)
+F32 = np.dtype(np.float32)
+
+
+class Programmed(Subject):
+    """A program (`gemmkit.programs.decorated.Program`) with arrays. ``mappings``: what is tried; None: what `listed` has."""
+
+    answer = TunedProgram
+
+    def __init__(self, program: Any, *arrays: Any, mappings: Iterable[Mapping] | None = None, **components: Any):
+        if components.get("mapping") is not None:
+            raise TypeError("tune: mapping= is what is looked for; leave it out, or give mappings=[...] to try")
+        components.pop("mapping", None)
+        self._program, self._arguments = program, program.bound(arrays, components)
+        self._mappings = None if mappings is None else _checked(mappings)
+        self.default: ProgramPlan = planned(program, self._arguments, Mapping(), None)
+        host = next((name for name, info in self.default.infos.items() if info.device < 0), None)
+        if host is not None:
+            raise TypeError(f"{host} is a host array (NumPy); mappings are timed on a GPU")
+        self._loop, self._texts = program.traced(self._arguments), {self.default.text}
+
+    @property
+    def what(self) -> str:
+        shapes = ", ".join(f"{name} {'x'.join(map(str, info.shape))} {info.dtype}" for name, info in
+                           self.default.infos.items())
+        return f"{self.default.name}: {shapes}, on {self.device.name}"
+
+    @property
+    def device(self) -> DeviceInfo:
+        return self.default.device
+
+    @property
+    def ordinal(self) -> int:
+        return next(iter(self.default.infos.values())).device
+
+    @property
+    def is_empty(self) -> bool:
+        return 0 in (self.default.extents[name] for name in self.default.printed.tile)
+
+    def candidates(self) -> Iterator[Laid]:
+        return map(Laid, listed(self._loop) if self._mappings is None else self._mappings)
+
+    def tried(self, candidate: Laid) -> ProgramPlan:
+        return planned(self._program, self._arguments, candidate.mapping, None)
+
+    def is_known(self, tried: ProgramPlan) -> bool:
+        known = tried.text in self._texts
+        self._texts.add(tried.text)
+        return known
+
+    @staticmethod
+    def config_of(compiled: ProgramPlan) -> Mapping:
+        return compiled.mapping
+
+    def memory(self) -> Memory:
+        printed, infos = self.default.printed, self.default.infos
+        return Memory([infos[name] for name in (*printed.maps, *printed.arrays)], [infos[name] for name in printed.outs])
+
+    def job(self, compiled: ProgramPlan, memory: Memory, cubin: bytes) -> Job:
+        kernel, values = compiled.launchable, list(compiled.launchable.values)
+        pointers: list[tuple[int, Pointer]] = []
+        maps: list[tuple[int, Pointer, tuple[Any, ...]]] = []
+        for n, name in enumerate(compiled.names):
+            slot, at = kernel.slot(n + 1), memory.pointer(compiled.infos[name].pointer)
+            if slot is None:
+                continue
+            if name in compiled.maps:
+                values[slot] = bytes(128)
+                maps.append((slot, at, compiled.maps[name].encoder.arguments))
+            else:
+                pointers.append((slot, at))
+        varied = tuple(dict.fromkeys(at.buffer for at in (*(at for _, at in pointers), *(at for _, at, _ in maps))))
+        return Job(cubin, kernel.blocks, kernel.threads, kernel.shared_bytes, tuple(kernel.formats), tuple(values),
+                   kernel.cluster, kernel.dependent, kernel.waits, tuple(pointers), tuple(maps), (), varied)
+
+    def outputs(self) -> list[Output]:
+        plan = self.default
+        terms = max(index.extent.size for index in _rounds(self._loop))
+        return [Output(name, plan.infos[name], self._allowed(plan.infos[name], terms)) for name in plan.printed.outs]
+
+    def _allowed(self, info: ArrayInfo, terms: int) -> float:
+        """A chain rounds what it hands over to its operands' dtype, by another maximum where blocks are longer."""
+        handed = [self.default.infos[name].dtype for name in self.default.printed.maps] if is_chained(self._loop) else []
+        return max(tolerance(dtype, F32, terms) for dtype in (info.dtype, *handed))
+
+    def key(self) -> str:
+        return key_of(self.default)
+
+
+def listed(loop: Loop) -> Iterator[Mapping]:
+    """The mappings of a traced program, those that differ least from the default first."""
+    chained, rounds = is_chained(loop), _rounds(loop)
+    choices: dict[str, list[dict[str, Any]]] = {}
+
+    def lengths(name: str, of: Iterable[int]) -> None:
+        choices[f"blocks of {name}"] = [dict(blocks={name: length}) for length in of]
+
+    if chained:
+        for index in rounds:
+            if not index.stack:
+                lengths(index.name, DEFAULTS)
+    else:
+        lengths(loop.indices[-1].name, COLUMNS)
+    choices["warpgroups"] = [dict(warpgroups=count) for count in WARPGROUPS]
+    if not chained:
+        m, n = (index.name for index in loop.indices[-2:])
+        choices["cluster"] = [dict(cluster=shape) for shape in ({m: 2}, {n: 2}, {m: 2, n: 2})]
+    for switch in SWITCHES if chained else ():
+        choices[switch] = [{switch: value} for value in (True, False)]
+    choices["stages"] = [dict(stages=count) for count in STAGES]
+    if not chained:
+        for index in rounds:
+            lengths(index.name, DEPTHS)
+    for count in range(1, TOGETHER + 1):
+        for names in itertools.combinations(choices, count):
+            for values in itertools.product(*(choices[name] for name in names)):
+                blocks = {name: length for value in values for name, length in value.get("blocks", {}).items()}
+                yield Mapping(**{**{key: x for value in values for key, x in value.items()}, "blocks": blocks})
+
+
+def _rounds(loop: Loop) -> list[Index]:
+    """The indices of sequential loops."""
+    return [held.indices[0] for held in loop.body if isinstance(held, Loop)]
+
+
+def _checked(mappings: Any) -> list[Mapping]:
+    given = list(mappings) if isinstance(mappings, Iterable) else [mappings]
+    other = next((x for x in given if not isinstance(x, Mapping)), None)
+    if other is not None or not isinstance(mappings, Iterable):
+        raise TypeError(f"tune(mappings={mappings!r}): a list of instances of gemmkit.Mapping is needed, such as "
+                        "[gemmkit.Mapping(stages=3)]")
+    return given

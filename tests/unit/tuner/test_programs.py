@@ -1,0 +1,227 @@
+"""`tune` of programs: which mappings are tried, what is kept, and that calls without a mapping take it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit.runtime.arrays import describe
+from gemmkit.tuner import TunedProgram
+from gemmkit.tuner import search as module
+from gemmkit.tuner.measuring import Failed
+from gemmkit.tuner.programs import Programmed, listed
+from gemmkit.tuner.search import Effort, tune
+from gemmkit.tuning import store
+from tests.support import programs as listing
+from tests.support.on_device import OnDevice
+from tests.unit.tuner.test_search import Measured, folder, measured
+
+__all__ = ["folder", "measured"]
+
+F16, F32 = np.float16, np.float32
+
+
+def half(*shape: int, dtype: Any = F16) -> OnDevice:
+    return OnDevice(np.zeros(shape, dtype))
+
+
+def product(m: int = 512, n: int = 512, k: int = 256) -> tuple[OnDevice, ...]:
+    return half(m, k), half(k, n), half(m, n)
+
+
+def heads() -> tuple[OnDevice, ...]:
+    return tuple(half(2, 512, 64) for _ in range(4))
+
+
+def test_the_fastest_is_kept_and_taken_next_time(folder: Path, measured: Any) -> None:
+    process: Measured = measured(lambda number: 50.0 if number == 4 else 80.0 + number)
+    arrays = product()
+    default = listing.gemm.plan(*arrays)
+    found = listing.gemm.tune(*arrays)
+    assert isinstance(found, TunedProgram) and found.best.ratio == pytest.approx(2.0) and found.kept and process.is_closed
+    assert str(found).startswith("gemm: a 512x256 float16, b 256x512 float16, d 512x512 float16, on ")
+    taken = listing.gemm.plan(*arrays)
+    assert taken.mapping == found.mapping != default.mapping and taken.text != default.text
+    assert listing.gemm.plan(*product()).text == taken.text                # other arrays of the kind
+    assert listing.gemm.plan(*arrays, mapping=eval(repr(found.mapping), {"Mapping": gk.Mapping})).text == taken.text
+    assert listing.gemm.plan(*arrays, mapping=gk.Mapping()).text == default.text
+    with store.unread():
+        assert listing.gemm.plan(*arrays).text == default.text
+    assert listing.gemm.plan(*product(m=520)).mapping == default.mapping    # other sizes are another entry
+    (entry,) = json.loads(next((folder / "tuned").glob("*.json")).read_text())["entries"].values()
+    assert entry["name"] == found.best.name and entry["ratio"] == pytest.approx(2.0)
+
+
+def test_a_call_takes_what_is_kept(folder: Path, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(lambda number: 50.0 if number == 2 else 90.0)
+    arrays = product()
+    found = gk.tune(listing.gemm, *arrays)
+    ran: list[Any] = []
+    monkeypatch.setattr("gemmkit.programs.plan.ProgramPlan.run", lambda self, arguments, stream: ran.append(self.mapping))
+    listing.gemm(*arrays)
+    assert ran == [found.mapping]                                           # type: ignore[attr-defined]
+
+
+def test_each_kernel_is_tried_once_and_what_cannot_be_is_told(folder: Path, measured: Any) -> None:
+    process: Measured = measured(lambda number: 90.0)
+    found = listing.gemm.tune(*product(), effort="full")
+    timed = [row for row in found.rows if row.ratio is not None]
+    texts = [listing.gemm.plan(*product(), mapping=row.config).text for row in timed]
+    assert len(set(texts)) == len(timed) == len(process.order) > 30
+    refused = {row.name: row.error for row in found.rows if row.ratio is None}
+    assert {"Mapping(cluster={'m': 2})", "Mapping({'n': 128}, cluster={'m': 2})"} <= {row.name for row in timed}
+    assert "128 columns fit in registers" in str(refused["Mapping({'n': 256}, warpgroups=3)"])
+    assert "bytes of shared memory" in str(refused["Mapping({'n': 256}, stages=5)"])
+    assert all(str(error).startswith("not legal: ") for error in refused.values())
+    assert all(error in str(found) for error in map(str, refused.values()))
+
+
+def test_a_chain_has_orders_to_try(folder: Path, measured: Any) -> None:
+    measured(lambda number: 90.0)
+    found = listing.attention.tune(*heads(), 0.125)
+    names = [row.name for row in found.rows]
+    assert {"Mapping({'n': 96})", "Mapping(warpgroups=2)", "Mapping(ahead=False)", "Mapping(descending=False)"} <= set(names)
+    assert "Mapping(descending=True)" not in names                          # the default again
+    (longest,) = (row for row in found.rows if row.name == "Mapping(longest_first=True)")
+    assert "tiles do not get longer" in str(longest.error)
+    assert found.mapping.stages != 0 and found.mapping.ahead is not None     # all is said
+
+
+def test_a_list_of_ones_own(folder: Path, measured: Any) -> None:
+    measured(lambda number: 70.0)
+    mine = [gk.Mapping(stages=2), gk.Mapping({"n": 72}), gk.Mapping({"n": 64})]
+    found = listing.gemm.tune(*product(), mappings=mine)
+    assert sorted(row.name for row in found.rows) == sorted([*map(repr, mine), "default"])
+    assert "64, 128, 192 or 256 is needed" in str(found) and found.mapping in (row.config for row in found.rows[:2])
+    assert found.rows[2] is found.default and found.default.ratio == 1.0     # which is no finalist
+    for wrong in (gk.Mapping(), [3]):
+        with pytest.raises(TypeError, match="a list of instances of gemmkit.Mapping is needed"):
+            listing.gemm.tune(*product(), mappings=wrong)                   # type: ignore[arg-type]
+
+
+def test_candidates_that_fail_are_told_and_nothing_is_lost(folder: Path, measured: Any) -> None:
+    outcomes: dict[int, Any] = {1: Failed("CUDA_ERROR_ILLEGAL_ADDRESS"), 2: "wrong"}
+    measured(lambda number: outcomes.get(number, 90.0))
+    found = listing.gemm.tune(*product())
+    errors = " ".join(str(row.error) for row in found.rows)
+    assert "failed: CUDA_ERROR_ILLEGAL_ADDRESS" in errors and "wrong: d: elements differ by up to 1, the largest is 2" in errors
+    assert found.best.ratio == pytest.approx(100 / 90) and found.kept
+
+
+def test_an_interruption_keeps_what_was_measured(folder: Path, measured: Any) -> None:
+    measured(lambda number: KeyboardInterrupt() if number == 4 else 70.0)
+    found = listing.gemm.tune(*product())
+    assert found.kept and found.best.ratio == pytest.approx(100 / 70) and "interrupted" in str(found)
+    assert listing.gemm.plan(*product()).mapping == found.mapping
+
+
+def test_an_interruption_while_mappings_are_derived(folder: Path, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(lambda number: 70.0)
+    real, count = Programmed.tried, [0]
+
+    def tried(self: Programmed, candidate: Any) -> Any:
+        count[0] += 1
+        if count[0] == 3:
+            raise KeyboardInterrupt
+        return real(self, candidate)
+
+    monkeypatch.setattr(Programmed, "tried", tried)
+    found = listing.gemm.tune(*product())
+    assert found.best is found.default and not found.kept and "interrupted" in str(found)
+
+
+def test_a_budget_of_nothing(folder: Path, measured: Any) -> None:
+    measured(lambda number: 1.0)
+    found = listing.gemm.tune(*product(), budget=0)
+    assert found.best is found.default and not found.kept and len(found.rows) == 1
+    assert found.notes == ("a budget of 0 seconds: nothing was tried",) and not (folder / "tuned").exists()
+    assert found.mapping == listing.gemm.plan(*product()).mapping
+
+
+def test_an_entry_that_no_kernel_takes(folder: Path, measured: Any) -> None:
+    measured(lambda number: 50.0)
+    default = listing.gemm.plan(*product())
+    listing.gemm.tune(*product())
+    (file,) = (folder / "tuned").glob("*.json")
+    held = json.loads(file.read_text())
+    (entry,) = held["entries"].values()
+    for mapping, words in (({"blocks": {"n": 72}}, "the default is taken instead"), ({"evil": 1}, "is no mapping of a program"),
+                           ([1], "is no mapping of a program")):
+        entry["mapping"] = mapping
+        file.write_text(json.dumps(held))
+        with pytest.warns(RuntimeWarning, match=words):
+            assert listing.gemm.plan(*product()).text == default.text
+
+
+def test_components_and_the_signs_of_numbers_are_part_of_it(folder: Path, measured: Any) -> None:
+    measured(lambda number: 50.0 if number == 1 else 90.0)
+    a, b, d = product()
+    found = listing.dual.tune(a, b, half(256, 512), d, gate=listing.silu_times)
+    assert found.kept
+    other = listing.dual.plan(a, b, half(256, 512), d, gate=lambda x, y: x * y)
+    assert other.mapping == found.default.config != found.mapping
+
+
+def test_a_job_is_the_plans_launch(folder: Path) -> None:
+    """Addresses, maps and all other values; results are written, and what is only read is not."""
+    arrays = (*product()[:2], half(512), half(512, dtype=F32), half(512, 512, dtype=F32))
+    subject = Programmed(listing.biased, *arrays, alpha=0.5)
+    memory, plan = subject.memory(), subject.default
+    job = subject.job(plan, memory, b"cubin")
+    kernel = plan.launchable
+    assert (job.blocks, job.threads, job.shared_bytes) == (kernel.blocks, kernel.threads, kernel.shared_bytes)
+    slots = {slot: memory.buffers[at.buffer].start + at.offset for slot, at in job.pointers}
+    assert slots == {kernel.slot(plan.names.index(name) + 1): describe(array, name).pointer
+                     for name, array in zip(("bias", "scale", "d"), arrays[2:])}
+    assert [slot for slot, _, _ in job.maps] == [kernel.slot(1), kernel.slot(2)]
+    others = [n for n in range(len(job.values)) if n not in slots and n not in dict((slot, 0) for slot, _, _ in job.maps)]
+    assert all(job.values[n] == kernel.values[n] for n in others) and len(job.varied) == 5
+    assert [buffer.is_written for buffer in memory.buffers].count(True) == 1
+
+
+def test_mappings_begin_with_those_that_differ_in_one_thing(folder: Path) -> None:
+    mappings = list(listed(listing.attention.traced(listing.attention.bound(heads(), dict(scale=0.125)))))
+    assert len(set(mappings)) == len(mappings) and mappings[0] == gk.Mapping({"n": 128})
+    said = [len(repr(mapping).split(", ")) for mapping in mappings]
+    assert said == sorted(said) and said[-1] == 3
+
+
+def test_bad_calls(folder: Path) -> None:
+    arrays = tuple(np.zeros((64, 64), F16) for _ in range(3))
+    with pytest.raises(TypeError, match="a is a host array"):
+        listing.gemm.tune(*arrays)
+    with gk.emulate(), pytest.raises(TypeError, match="this is the emulator"):
+        listing.gemm.tune(*arrays)
+    with pytest.raises(ValueError, match="nothing to compute"):
+        listing.gemm.tune(*product(m=0))
+    with pytest.raises(ValueError, match="budget=-1"):
+        listing.gemm.tune(*product(), budget=-1)
+    with pytest.raises(TypeError, match="mapping= is what is looked for"):
+        gk.tune(listing.gemm, *product(), mapping=gk.Mapping())
+    with pytest.raises(TypeError, match="the call has an argument of this name"):
+        gk.program(lambda a, budget: None)                                  # type: ignore[misc]
+
+
+@pytest.mark.compile
+def test_candidates_are_compiled_side_by_side(folder: Path, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = measured(lambda number: 90.0)
+    monkeypatch.undo()
+    monkeypatch.setenv("GEMMKIT_CACHE_DIR", str(folder))
+    monkeypatch.setattr("gemmkit.runtime.device.available", lambda: False)
+    monkeypatch.setattr("gemmkit.runtime.device.current_ordinal", lambda: 0)
+    monkeypatch.setattr(module, "contents_of", lambda memory, ordinal: [b"" for _ in memory.buffers])
+    subject = Programmed(listing.gemm, *product(128, 64, 64), mappings=[gk.Mapping(stages=2), gk.Mapping(warpgroups=1)])
+    found = module._Search(subject, Effort(2, 120.0, 3, 100.0), module.time.monotonic(), process).run(False, 2, module.Progress(False))
+    assert [row.error for row in found.rows] == [None] * 3 and len(list(folder.glob("*.kernel"))) == 3
+    assert all(job.cubin.startswith(b"\x7fELF") for job in process.kept.values())
+
+
+def test_tune_is_the_programs_own(folder: Path, measured: Any) -> None:
+    measured(lambda number: 90.0)
+    one, other = listing.gemm.tune(*product(), keep=False), tune(listing.gemm, *product(), keep=False)
+    assert [row.name for row in one.rows] == [row.name for row in other.rows] and not one.kept
