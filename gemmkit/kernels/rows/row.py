@@ -31,7 +31,7 @@ from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.values import convert, convert_all, fill
 from gemmkit.ptx.memory import load_global, store_global
 
-__all__ = ["Held", "Row", "RowsSpec", "Streamed", "along", "fold", "largest", "mapped", "moments", "put", "put_into",
+__all__ = ["Held", "Row", "Rows", "RowsSpec", "Streamed", "along", "fold", "largest", "mapped", "moments", "put", "put_into",
            "put_one", "row_of", "smallest", "total"]
 
 
@@ -129,7 +129,7 @@ def _smaller(a: Any, b: Any) -> Any:
 class Source(Component):
     """How a team gets at a row: pieces of ``vector`` neighbours, which lie in the row wholly or not at all."""
 
-    def load(self, spec: RowsSpec, x: Any, index: int, columns: int) -> Any:
+    def load(self, spec: Rows, x: Any, index: int, columns: int) -> Any:
         """What is kept of the row."""
         return ()
 
@@ -169,7 +169,7 @@ class Held(Source):
     pieces: int
     whole: int
 
-    def load(self, spec: RowsSpec, x: Any, index: int, columns: int) -> Any:
+    def load(self, spec: Rows, x: Any, index: int, columns: int) -> Any:
         return generate(self.pieces, load_own, spec, x, index, columns)
 
     def piece(self, row: Row, p: int, j: int) -> tuple:
@@ -225,21 +225,30 @@ class Across(Source):
 # -- what the kernel is made for ------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
-class RowsSpec(Component):
-    """What the kernel is specialised by: the caller's ``function``, which threads work on a row (``team``), and how they get
-    at it (``source``), ``vector`` elements at a time, which divides the columns. ``dtype`` is the working type, ``result``
-    y's."""
+class Rows(Component):
+    """Which threads work on a row (``team``), and how they get at it (``source``), ``vector`` elements at a time, which divides
+    the columns. ``dtype`` is the working type."""
 
-    function: Component
     team: Team
     source: Source
     vector: int
     dtype: np.dtype
-    result: np.dtype
 
     @property
     def across(self) -> AcrossSpec:
         return AcrossSpec(Across(), self.vector)
+
+    def load(self, x: Any, m: int, columns: int) -> Row:
+        """Row ``m`` of a matrix."""
+        return Row(m, columns, self.source.load(self, x, m, columns), x, x, self)
+
+
+@dataclass(frozen=True)
+class RowsSpec(Rows):
+    """What the kernel ``rows`` is specialised by: the caller's ``function``, too, and the type of its ``result``, y's."""
+
+    function: Component
+    result: np.dtype
 
 
 @dataclass(frozen=True)
@@ -252,12 +261,12 @@ class AcrossSpec(Component):
 
 # -- pieces ---------------------------------------------------------------------------------------------------------------
 
-def column_of(p: int, spec: RowsSpec) -> int:
+def column_of(p: int, spec: Rows) -> int:
     """Where a thread's ``p``-th piece begins: neighbouring threads have neighbouring pieces."""
     return (p * spec.team.threads + spec.team.thread()) * spec.vector
 
 
-def load_piece(spec: RowsSpec, x: Any, index: int, j: int) -> tuple:
+def load_piece(spec: Rows, x: Any, index: int, j: int) -> tuple:
     return convert_all(spec.dtype, load_global(x, 1, (index, j), (0, 0), spec.vector))
 
 
@@ -266,18 +275,18 @@ def load_mapped(row: Row, j: int) -> tuple:
     return map_streamed(load_piece(row.spec, row.x, row.m, j), row.held, j, row.spec)
 
 
-def map_streamed(values: tuple, functions: tuple, j: int, spec: RowsSpec) -> tuple:
+def map_streamed(values: tuple, functions: tuple, j: int, spec: Rows) -> tuple:
     """The functions from the first to the last, with what stands beside: ``((((), f, beside), g, beside), h, beside)``."""
     if len(functions) == 0:
         return values
     return map_piece(map_streamed(values, functions[0], j, spec), j, spec, functions[1], apply(piece_of, functions[2], 0, j))
 
 
-def map_piece(values: tuple, j: int, spec: RowsSpec, f: Any, beside: tuple) -> tuple:
+def map_piece(values: tuple, j: int, spec: Rows, f: Any, beside: tuple) -> tuple:
     return generate(spec.vector, map_element, values, j, spec, f, beside)
 
 
-def map_element(n: int, values: tuple, j: int, spec: RowsSpec, f: Any, beside: tuple) -> Any:
+def map_element(n: int, values: tuple, j: int, spec: Rows, f: Any, beside: tuple) -> Any:
     return convert(spec.dtype, f(values[n], j + n, *apply(element_of, beside, n)))
 
 
@@ -311,7 +320,7 @@ def fold_piece(own: Any, values: tuple, j: int, row: Row, f: Any, combine: Any, 
     return control.fold(row.spec.vector, fold_element, own, values, j, row.spec, f, combine, beside)
 
 
-def fold_element(own: Any, n: int, values: tuple, j: int, spec: RowsSpec, f: Any, combine: Any, beside: tuple) -> Any:
+def fold_element(own: Any, n: int, values: tuple, j: int, spec: Rows, f: Any, combine: Any, beside: tuple) -> Any:
     return convert(spec.dtype, combine(own, convert(spec.dtype, f(values[n], j + n, *apply(element_of, beside, n)))))
 
 
