@@ -98,8 +98,8 @@ class Interpreter:
         found = self.along("sum", x, axis)
         dim = self.lift(x).dims[1]
         if not isinstance(dim, Axis):
-            raise refused(ValueError, f"mean(axis={axis}) of a value of ({shown(self.lift(x).dims)}): {dim} is a block, and the "
-                                      "mean of a row is of all of it; add up sums, and divide behind the loop")
+            raise refused(ValueError, f"mean(axis={axis}) over {dim}: the mean of a row is of all of it; add up the sums of "
+                                      "blocks, and divide behind the loop")
         return self.make("div", found, dim.size)
 
     def cast(self, x: Any, dtype: Any) -> Any:

@@ -27,7 +27,7 @@ from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.modules import NEEDED, ROWS_NEEDED, module_of
 from gemmkit.programs.order import ordered
 from gemmkit.programs.places import Places, places_of
-from gemmkit.programs.rows.form import has_rows_alone
+from gemmkit.programs.rows.form import has_rows_alone, row_program_of
 from gemmkit.programs.rows.plan import derived as derived_rows
 from gemmkit.programs.rows.text import OWN_NAMES as NAMES_OF_ROWS
 from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, Out, OutKind, Printed, text_of
@@ -280,11 +280,12 @@ def _of_rows(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
              text: str | None, device: DeviceInfo) -> ProgramPlan:
     """Of a program without products (`gemmkit.programs.rows`)."""
     numbers = {key: float(x) for key, x in arguments.items() if isinstance(x, (float, np.floating))}
-    printed, program = derived_rows(name, loop, mapping, infos, list(numbers))
+    program = row_program_of(loop)
     for key in (*infos, *numbers, *(index.name for index in program.indices)):
         if key in NAMES_OF_ROWS:
             raise _taken(key)
     _check_launch(infos, {}, program.indices, [], {}, program.stores)
+    printed = derived_rows(name, program, mapping, infos, list(numbers))
     if text is not None:
         module_of(name, text, ROWS_NEEDED)
     extents = {**{index.name: index.extent.size for index in program.indices}, "columns": program.columns}

@@ -11,11 +11,10 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.lines import refused
 from gemmkit.programs.mapping import SWITCHES, Mapping
 from gemmkit.programs.rows.algebra import rewritten
-from gemmkit.programs.rows.form import RowProgram, is_vector, row_program_of
+from gemmkit.programs.rows.form import RowProgram, is_vector
 from gemmkit.programs.rows.steps import Steps, steps_of
 from gemmkit.programs.rows.text import printed
 from gemmkit.programs.text import Printed
-from gemmkit.programs.trace import Loop
 from gemmkit.row_plans import dealt
 from gemmkit.runtime.array_info import ArrayInfo
 
@@ -24,15 +23,13 @@ __all__ = ["derived"]
 F32 = np.dtype(np.float32)
 
 
-def derived(name: str, loop: Loop, mapping: Mapping, infos: Names[str, ArrayInfo],
-            numbers: list[str]) -> tuple[Printed, RowProgram]:
-    """Raises ValueError and TypeError, with the user's line, for what is no function of rows, and ConfigError for a mapping of
-    products."""
-    program = row_program_of(loop)
+def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, ArrayInfo], numbers: list[str]) -> Printed:
+    """``numbers``: the names of the run-time scalars. Raises ConfigError for a mapping of products, and ValueError, with the
+    user's line, for more rows than can be counted."""
     _refuse_blocks(mapping)
     count = program.rows.extent.size * (1 if program.stack is None else program.stack.extent.size)
     if count >= 2**31 or program.columns >= 2**31:
-        raise refused(ValueError, f"{count} rows of {program.columns} elements; less than 2**31 of each is needed", loop.line)
+        raise refused(ValueError, f"{count} rows of {program.columns} elements; less than 2**31 of each is needed", program.line)
     steps = steps_of(program, rewritten(program))
     whole = {x.data[0].name for x in steps.rows if x.op == "load"}
     whole |= {store.parameter.name for store in program.stores if len(store.parameter.shape) > len(program.indices)}
@@ -42,7 +39,7 @@ def derived(name: str, loop: Loop, mapping: Mapping, infos: Names[str, ArrayInfo
     title = (f"{name}: {threads} a row; rows are "
              f"{'held in registers' if isinstance(source, Held) else 'loaded anew for each fold and store'}.")
     used = {key: info.dtype for key, info in infos.items()}
-    return printed(title, program, steps, (team, source, vector), used, numbers), program
+    return printed(title, program, steps, (team, source, vector), used, numbers)
 
 
 def _refuse_blocks(mapping: Mapping) -> None:

@@ -178,9 +178,9 @@ class Builder:
 
 def _at_once(builder: Builder) -> int:
     """The most rows that are live between two steps."""
-    needs = [{y for y in _within(step.value, builder.rows | builder.named) if y in builder.rows and y is not step.value}
-             | ({step.value} if isinstance(step, (Moments, Put)) and step.value in builder.rows else set())
-             for step in builder.order]
+    known = builder.rows | builder.named
+    needs = [{step.value} & builder.rows if isinstance(step, (Moments, Put)) and step.value in known else
+             {y for y in _within(step.value, known) if y in builder.rows and y is not step.value} for step in builder.order]
     last = {row: n for n, used in enumerate(needs) for row in used}
     made = {step.value: n for n, step in enumerate(builder.order) if isinstance(step, (Load, Map))}
     return max(sum(made[row] <= n < last.get(row, made[row]) or made[row] == n for row in made) for n in range(len(needs)))
