@@ -91,7 +91,7 @@ def drawn_rows(seed: int) -> tuple[Any, list[np.ndarray], dict[str, Any]]:
     count = int(rng.integers(1, 6))
 
     def array(*shape: int) -> np.ndarray:
-        return rng.uniform(0.25, 1.5, shape).astype((F16, BF16, F32)[rng.integers(3)]) * rng.choice([1, -1])
+        return (rng.uniform(0.25, 1.5, shape) * rng.choice([1, -1])).astype((F16, BF16, F32)[rng.integers(3)])
 
     arrays = [array(count, columns), array(count, columns), array(columns), array(count)]
     outs = [np.full((count, columns), np.nan, (F16, BF16, F32)[rng.integers(3)]),
@@ -108,10 +108,10 @@ def drawn_rows(seed: int) -> tuple[Any, list[np.ndarray], dict[str, Any]]:
 
 UNARY: list[Callable[[Any], Any]] = [
     lambda v: gp.exp(gp.minimum(v, 2.0)), lambda v: gp.tanh(v), lambda v: gp.sqrt(v * v + 0.5), lambda v: -v,
-    lambda v: gp.log(v * v + 1.0), lambda v: gp.rsqrt(v * v + 0.25), lambda v: v.astype("float16"), lambda v: 0.5 * v]
+    lambda v: gp.log(v * v + 1.0), lambda v: gp.rsqrt(v * v + 0.25), lambda v: 0.5 * v]
 BINARY: list[Callable[[Any, Any], Any]] = [
     lambda a, b: a + b, lambda a, b: a - b, lambda a, b: a * b * 0.5, lambda a, b: a / (b * b + 0.5), gp.maximum, gp.minimum,
-    lambda a, b: gp.where(a < b, a, 0.25 * b)]
+    lambda a, b: gp.where(a < b, 0.5 * a, a - 0.5 * b)]
 FOLDED: list[Callable[[Any], Any]] = [
     lambda v: v.mean(axis=1), lambda v: v.max(axis=1), lambda v: v.min(axis=1), lambda v: v.sum(axis=1) * 1e-3,
     lambda v: ((v - v.mean(axis=1)) * (v - v.mean(axis=1))).mean(axis=1)]

@@ -121,9 +121,14 @@ class Element:
     def _float(self, x: Value, beside: Value | None = None) -> str:
         """In float32: an array's element by columns is of its own dtype, unless what it meets is in float32."""
         text = self.of(x)
-        if x.op == "const" or self.is_float(x) or (is_narrow(x) and beside is not None and self.is_float(beside)):
+        if x.op == "const" or self.is_float(x) or (is_narrow(x) and beside is not None and self._widens(beside)):
             return text
         return f"convert(F32, {_bare(text)})"
+
+    def _widens(self, x: Value) -> bool:
+        """Whether what a value meets becomes float32. (`math`'s functions give Python's numbers in the emulator, which do
+        not.)"""
+        return self._has_name(x) or x.op in FLOAT32 or (x.op in ("add", "sub", "mul") and any(map(self._widens, x.args)))
 
     def is_float(self, x: Value) -> bool:
         """Whether a value's text is in float32: not a constant, which is as wide as what it meets."""
