@@ -8,7 +8,8 @@
 | `mapped(row, f)` | the row with ``f(x, n)`` in place of each element: for what folds and `put` would both compute |
 | `put(row, f, columns)` | stores ``f(x, n, ...)``; of each array in ``columns`` the element of column n comes along |
 | `put_one(row, array, value)` | stores one value of the row into an array with an element for each |
-| `row_of(row, array)`, `along(row, array)` | the same row of another matrix, and an array with an element for each column, as rows |
+| `row_of(row, array)` | the same row of another matrix |
+| `along(row, array)` | an array with an element for each column, to stand beside a row |
 | `put_into(row, array, dtype, f, beside)` | stores ``f(x, n, ...)`` into the row of any array |
 
 Folds, `mapped` and `put_into` take rows ``beside``: their elements in column n come along, ``f(x, n, ...)``.
@@ -226,8 +227,8 @@ class Across(Source):
 
 @dataclass(frozen=True)
 class Rows(Component):
-    """Which threads work on a row (``team``), and how they get at it (``source``), ``vector`` elements at a time, which divides
-    the columns. ``dtype`` is the working type."""
+    """Which threads work on a row (``team``), and how they get at it (``source``), ``vector`` elements at a time, which
+    divides the columns. ``dtype`` is the working type."""
 
     team: Team
     source: Source

@@ -26,8 +26,8 @@ COLUMN = "column"                      # what an element's place in its row is c
 
 @dataclass
 class Element:
-    """``name``: what a value of a row, and an element of a row, is called. ``is_made``: the elements become a row, so that its
-    own name is not what they are."""
+    """``name``: what a value of a row, and an element of a row, is called. ``is_made``: the elements become a row, so that
+    its own name is not what they are."""
 
     steps: Steps
     root: Value
@@ -88,15 +88,16 @@ class Element:
     def _operation(self, x: Value) -> str:
         if x.op == "where":
             condition, one, other = self.of(x.args[0]), *(self._float(y) for y in x.args[1:])
-            text = f"({one} if {condition} else {other})"
-            return text if any(map(self.is_float, x.args[1:])) else f"convert(F32, {text})"
+            text = f"({_bare(one)} if {_bare(condition)} else {_bare(other)})"
+            return text if any(map(self.is_float, x.args[1:])) else self._converted(text)
         if x.op == "and":
             return "({} and {})".format(*map(self.of, x.args))
         if x.op == "cast":
-            kind = np.dtype(x.data).name
+            kind = DTYPES[np.dtype(x.data).name]
             self.needs.add(kind)
-            return f"convert(F32, convert({DTYPES[kind]}, {_bare(self._float(x.args[0]))}))"
-        whole = is_whole_number(x) and all(y.op == "const" and float(y.data).is_integer() or is_whole_number(y) for y in x.args)
+            return self._converted(f"convert({kind}, {_bare(self._float(x.args[0]))})")
+        whole = is_whole_number(x) and all(is_whole_number(y) or (y.op == "const" and float(y.data).is_integer())
+                                           for y in x.args)
         if x.op in SIGNS:
             one, other = ([self.of(y, True) for y in x.args] if whole else
                           [self._float(y, x.args[1 - n]) for n, y in enumerate(x.args)])
@@ -123,6 +124,10 @@ class Element:
         text = self.of(x)
         if x.op == "const" or self.is_float(x) or (is_narrow(x) and beside is not None and self._widens(beside)):
             return text
+        return self._converted(text)
+
+    def _converted(self, text: str) -> str:
+        self.needs |= {"convert", "F32"}
         return f"convert(F32, {_bare(text)})"
 
     def _widens(self, x: Value) -> bool:

@@ -94,8 +94,8 @@ def row_program_of(loop: Loop) -> RowProgram:
         if rank > len(made.indices):
             lengths.setdefault(store.parameter.shape[-1], store.line)
     if len(lengths) > 1:
-        raise refused(ValueError, f"rows of {' and of '.join(map(str, lengths))} elements: kernels are derived of functions of "
-                                  "rows of one length; of others there is the reference", list(lengths.values())[1])
+        raise refused(ValueError, f"rows of {' and of '.join(map(str, lengths))} elements: kernels are derived of functions "
+                                  "of rows of one length; of others there is the reference", list(lengths.values())[1])
     if not any(is_vector(x) and x.op == "load" for x in walked([store.value for store in stores])):
         raise refused(ValueError, "no sequential loop, and no row of an array that is read: kernels are derived of products "
                                   "in rounds and of functions of rows, x[m]", loop.line)
@@ -127,5 +127,5 @@ def _check(x: Value, program: RowProgram, lengths: dict[int, str]) -> None:
     for axis in axes:
         lengths.setdefault(axis.size, x.line)
     if x.op.startswith("row") and not isinstance(x.args[0].dims[1], Axis):
-        raise refused(ValueError, f"{x.op[3:]}(axis=1) of a value of ({shown(x.args[0].dims)}) goes over {x.args[0].dims[1]}: "
-                                  "rows are reduced, and do not know of each other", x.line)
+        raise refused(ValueError, f"{x.op[3:]}(axis=1) of a value of ({shown(x.args[0].dims)}) goes over "
+                                  f"{x.args[0].dims[1]}: rows are reduced, and do not know of each other", x.line)

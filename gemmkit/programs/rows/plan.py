@@ -29,7 +29,8 @@ def derived(name: str, program: RowProgram, mapping: Mapping, infos: Names[str, 
     _refuse_blocks(mapping)
     count = program.rows.extent.size * (1 if program.stack is None else program.stack.extent.size)
     if count >= 2**31 or program.columns >= 2**31:
-        raise refused(ValueError, f"{count} rows of {program.columns} elements; less than 2**31 of each is needed", program.line)
+        raise refused(ValueError, f"{count} rows of {program.columns} elements; less than 2**31 of each is needed",
+                      program.line)
     steps = steps_of(program, rewritten(program))
     whole = {x.data[0].name for x in steps.rows if x.op == "load"}
     whole |= {store.parameter.name for store in program.stores if len(store.parameter.shape) > len(program.indices)}

@@ -1,8 +1,8 @@
 """What a row's threads do, in order: rows are loaded, mapped and folded, and results are stored.
 
 A row is held in registers from where it is loaded or mapped to where it is needed last. What several folds and stores need
-is mapped once where computing it again costs more than a place in the registers: exponentials and the like, and what stands in
-place of the rows that it is made of. A difference from the mean is written where it is needed.
+is mapped once where computing it again costs more than a place in the registers: exponentials and the like, and what stands
+in place of the rows that it is made of. A difference from the mean is written where it is needed.
 """
 
 from __future__ import annotations
@@ -114,16 +114,20 @@ def _mapped(values: list[Value], roots: list[Value]) -> set[Value]:
                 places[x] |= {user} if user in held or user.op in FOLDS else where(user)
         return places[x]
 
+    of_rows = {x for x in values if is_row(x)}
+
+    def elements(x: Value, known: set[Value]) -> list[Value]:
+        return [y for y in _within(x, of_rows | known) if y not in of_rows]
+
     computed = [x for x in reversed(values) if is_vector(x) and x.op not in NEVER]
     for x in computed:                                 # what needs a value comes before it
-        parts = list(_within(x, {y for y in values if is_row(y)}))
-        loads = {y for y in parts if y.op == "load" and not is_row(y)}
-        if len(where(x)) > 1 and (COSTLY & {y.op for y in parts} or len(loads) > 1):
+        parts = elements(x, set())
+        if len(where(x)) > 1 and (COSTLY & {y.op for y in parts} or sum(y.op == "load" for y in parts) > 1):
             held.add(x)
     for x in computed:
         if x in held - forced:
             places.clear()
-            parts = list(_within(x, {y for y in values if is_row(y)} | (held - {x})))
+            parts = elements(x, held - {x})
             replaced = any(is_vector(y) and (y in held or y.op == "load") and where(y) == {x} for y in parts)
             inner = {y.op for y in parts if y not in held or y is x}
             if not COSTLY & inner and not replaced:

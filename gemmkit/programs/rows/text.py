@@ -27,6 +27,7 @@ IMPORTS = [
     *(("gemmkit.ptx.approximate", name) for name in ("exp2", "log2", "reciprocal")), ("gemmkit.ptx.special", "udiv")]
 FOLDED = dict(rowsum="total", rowmean="total", rowmax="largest", rowmin="smallest")
 CALLED = dict(rowsum="whole", rowmean="mean", rowmax="top", rowmin="low", variance="variance", reciprocal="over")
+LONG = 70                              # characters of an expression, beyond which it is a function of its own
 ALWAYS = {"Component", "Scalar", "Rows", "blocks"}
 #: What a text calls its own things: arrays, numbers and indices of programs are called otherwise.
 OWN_NAMES = frozenset({name for _, name in IMPORTS} | set(DTYPES.values()) | {
@@ -66,7 +67,8 @@ class Printer:
             if x.op == "scalar":
                 self.names[x] = str(x.data)            # an argument's name, which is its own
             else:
-                plain = f"{x.data[0].name}_value" if x.op == "load" else x.name or CALLED.get(x.op, "value")
+                given = "" if x.op == "reciprocal" and x.name == x.args[0].name else x.name      # the rewriter's, not the user's
+                plain = f"{x.data[0].name}_value" if x.op == "load" else given or CALLED.get(x.op, "value")
                 self.names[x] = self.unique(plain)
         return self.names[x]
 
@@ -144,7 +146,7 @@ class Printer:
 
     def element(self, x: Value, is_made: bool) -> Element:
         made = Element(self.steps, x, self.name, is_made)
-        self.needs |= made.needs | ({"convert"} if "convert(" in made.text + "".join(made.lines) else set())
+        self.needs |= made.needs
         return made
 
     def over(self, word: str, x: Value, called: str, is_made: bool = False, *given: str) -> str:
@@ -157,7 +159,7 @@ class Printer:
             main, beside, names = self.row(rows[0]), rows[1:], [self.name(rows[0])]
         parameters = ", ".join([*names, COLUMN, *map(self.name, beside)])
         text = made.text
-        if made.lines:
+        if made.lines or len(text) > LONG:
             f = self.unique(called or f"make_{self.elements.get(x, 'value')}")
             arguments = ", ".join([parameters, *made.outside])
             self.functions += ["", "", f"def {f}({arguments}):", *(f"    {line}" for line in made.lines),
@@ -194,24 +196,27 @@ def printed(title: str, program: RowProgram, steps: Steps, dealt: tuple[Team, So
     outs = [store.parameter.name for store in program.stores]
     reads = [name for name in dtypes if name in program.reads]
     used = [name for name in scalars if any(x.op == "scalar" and x.data == name for x in steps.named)]
-    body = "\n".join([*printer.lines, *printer.functions])
     imports: dict[str, list[str]] = {}
     for module, word in IMPORTS:
         if word in printer.needs:
             imports.setdefault(module, []).append(word)
-    numbers = [f'{short} = np.dtype("{kind}")' for kind, short in DTYPES.items() if short in printer.needs or f"{short}," in body]
-    at = (["    index = ROWS.team.row()", f"    if index < sizes.{stack.name} * sizes.{rows}:",
-           f"        {stack.name} = udiv(index, sizes.{rows})",
-           f"        {rows} = index - {stack.name} * sizes.{rows}"] if stack is not None else
-          [f"    {rows} = ROWS.team.row()", f"    if {rows} < sizes.{rows}:"])
-    count = " * ".join(f"sizes.{name}" for name in tile)
-    lines = [f'"""{title}"""', "", *(["import math"] if "math" in printer.needs else []), "from dataclasses import dataclass", "",
-             "import numpy as np", "", *(f"from {module} import {', '.join(words)}" for module, words in imports.items()), "",
-             *numbers, f"ROWS = Rows({shown_team(team)}, {shown_source(source)}, vector={vector}, dtype=F32)",
-             f"SHARED_BYTES = {team.shared_bytes}", "", "", "@dataclass(frozen=True)", "class Sizes(Component):",
-             *(f"    {name}: Scalar" for name in (*tile, "columns", *used)), "", "",
-             f"def kernel({', '.join(['sizes', *outs, *reads])}):", *at, *(f"        {line}" for line in printer.lines), "", "",
-             "def tiles(sizes):", f"    return blocks({count}, ROWS.team.rows)", *printer.functions]
+    at = [f"{rows} = ROWS.team.row()", f"if {rows} < sizes.{rows}:"]
+    if stack is not None:
+        at = ["index = ROWS.team.row()", f"if index < sizes.{stack.name} * sizes.{rows}:",
+              f"    {stack.name} = udiv(index, sizes.{rows})", f"    {rows} = index - {stack.name} * sizes.{rows}"]
+    lines = [
+        f'"""{title}"""', "", *(["import math"] if "math" in printer.needs else []), "from dataclasses import dataclass", "",
+        "import numpy as np", "",
+        *(f"from {module} import {', '.join(words)}" for module, words in imports.items()), "",
+        *(f'{short} = np.dtype("{kind}")' for kind, short in DTYPES.items() if short in printer.needs),
+        f"ROWS = Rows({shown_team(team)}, {shown_source(source)}, vector={vector}, dtype=F32)",
+        f"SHARED_BYTES = {team.shared_bytes}", "", "",
+        "@dataclass(frozen=True)", "class Sizes(Component):",
+        *(f"    {name}: Scalar" for name in (*tile, "columns", *used)), "", "",
+        f"def kernel({', '.join(['sizes', *outs, *reads])}):", *(f"    {line}" for line in at),
+        *(f"        {line}" for line in printer.lines), "", "",
+        "def tiles(sizes):", f"    return blocks({' * '.join(f'sizes.{name}' for name in tile)}, ROWS.team.rows)",
+        *printer.functions]
     return Printed("\n".join(lines) + "\n", (), tuple(outs), tuple(reads), (*tile, "columns"), tuple(tile), tuple(used),
                    team.block)
 
