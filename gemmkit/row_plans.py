@@ -111,10 +111,11 @@ def matrix(info: ArrayInfo, name: str) -> ArrayInfo:
 
 # -- which threads --------------------------------------------------------------------------------------------------------
 
-def dealt(columns: int, itemsize: int, dtype: np.dtype) -> tuple[Team, Source, int]:
+def dealt(columns: int, itemsize: int, dtype: np.dtype, held_at_once: int = 1) -> tuple[Team, Source, int]:
     """The threads of a row of so many elements, how they get at it, and how many elements they load at a time.
 
-    A warp takes a row that its lanes can hold, as few warps as can one that a block can; others are streamed.
+    A warp takes a row that its lanes can hold, as few warps as can one that a block can; others are streamed. Of
+    ``held_at_once`` rows, a thread has fewer pieces of each.
 
     >>> team, source, vector = dealt(768, 2, np.dtype(np.float32))
     >>> team.warps, source.pieces, source.whole, vector
@@ -122,12 +123,13 @@ def dealt(columns: int, itemsize: int, dtype: np.dtype) -> tuple[Team, Source, i
     """
     vector = math.gcd(columns, WORDS // itemsize) or 1
     pieces = -(-columns // vector)
+    most = min(MOST_PIECES, MOST_PIECES * WORDS // 2 // (vector * held_at_once))
     warps = 1
-    while warps < MOST_WARPS and pieces > warps * WARP * MOST_PIECES:
+    while warps < MOST_WARPS and pieces > warps * WARP * max(most, 1):
         warps *= 2
     threads = warps * WARP
     held = -(-pieces // threads)
-    source = Held(held, pieces // threads) if 0 < held <= MOST_PIECES else Streamed()
+    source = Held(held, pieces // threads) if 0 < held <= most else Streamed()
     return (WarpTeam(1, dtype, ROWS_PER_BLOCK) if warps == 1 else BlockTeam(warps, dtype)), source, vector
 
 
@@ -138,7 +140,7 @@ class RowsLaunch:
         working = x.dtype if x.dtype.itemsize >= 4 else np.dtype(np.float32)
         count, columns = x.shape
         team, source, vector = dealt(columns, max(x.dtype.itemsize, out.dtype.itemsize), working)
-        self.spec = RowsSpec(function, team, source, vector, working, out.dtype)
+        self.spec = RowsSpec(team, source, vector, working, function, out.dtype)
         self.shape = count, columns
         self.in_place = are_the_same(x, out)           # what is written cannot be read as what never changes
         self.x, self.out = _frozen(x, readonly=not self.in_place), _frozen(out, readonly=False)

@@ -24,9 +24,11 @@ from gemmkit.programs.words import (
     full,
     log,
     maximum,
+    minimum,
     once,
     parallel,
     place,
+    rsqrt,
     sequential,
     sqrt,
     tanh,
@@ -34,5 +36,5 @@ from gemmkit.programs.words import (
     zeros,
 )
 
-__all__ = ["Mapping", "Program", "copy", "exp", "finite", "full", "log", "maximum", "once", "parallel", "place",
-           "program", "sequential", "sqrt", "tanh", "where", "zeros"]
+__all__ = ["Mapping", "Program", "copy", "exp", "finite", "full", "log", "maximum", "minimum", "once", "parallel",
+           "place", "program", "rsqrt", "sequential", "sqrt", "tanh", "where", "zeros"]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gemmkit.programs.lines import refused
-from gemmkit.programs.values import Arithmetic, Axis, Cell, Extent, Index, _current, joined, shown
+from gemmkit.programs.values import Arithmetic, Axis, Cell, Extent, Index, Parameter, _current, joined, shown
 
 __all__ = ["Interpreter", "entered"]
 
@@ -50,11 +50,20 @@ class Interpreter:
     def lift(self, x: Any) -> Any:
         if isinstance(x, Cell):
             return x.value
+        if isinstance(x, Parameter):
+            return self.whole(x)
         if isinstance(x, Arithmetic):
             return x
         if isinstance(x, (bool, str)) or not hasattr(x, "__float__") or getattr(x, "shape", ()) != ():
             raise refused(TypeError, f"{x!r} is no value of a program: numbers, cells, and elements of array arguments are")
         return self.constant(x)
+
+    def whole(self, x: Parameter) -> Any:
+        """An array that is written without indices: all of a vector."""
+        if len(x.shape) != 1:
+            raise refused(TypeError, f"{x.name} is of shape {x.shape}: without indices an array with an element for each "
+                                     f"column is read; of others blocks are, {x.name}[m]")
+        return self.load(x, *x.place(()))
 
     def make(self, op: str, *given: Any) -> Any:
         args = tuple(map(self.lift, given))
@@ -84,6 +93,14 @@ class Interpreter:
             raise refused(ValueError, f"{op}(axis={axis}) of a value of ({shown(x.dims)}): rows of a matrix are reduced, "
                                       "axis=1")
         return self.compute("row" + op, (x,), x.dims[:1])
+
+    def mean(self, x: Any, axis: int) -> Any:
+        found = self.along("sum", x, axis)
+        dim = self.lift(x).dims[1]
+        if not isinstance(dim, Axis):
+            raise refused(ValueError, f"mean(axis={axis}) over {dim}: the mean of a row is of all of it; add up the sums of "
+                                      "blocks, and divide behind the loop")
+        return self.make("div", found, dim.size)
 
     def cast(self, x: Any, dtype: Any) -> Any:
         x = self.lift(x)

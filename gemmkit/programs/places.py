@@ -90,8 +90,8 @@ def places_of(loop: Loop) -> Places:
         elif isinstance(held, Loop):
             out.loops.append(_rounds(held, out, taken))
     if not out.loops:
-        raise refused(ValueError, "no sequential loop with a product is in this program; functions of rows are "
-                                  "gemmkit.rowwise's", loop.line)
+        raise refused(ValueError, "no sequential loop with a product is in this program; functions of rows go along rows "
+                                  "alone, for m in parallel(x.rows)", loop.line)
     return out
 
 

@@ -25,13 +25,17 @@ from gemmkit.programs.collectives import LINE, TmaOut
 from gemmkit.programs.expressions import function_of
 from gemmkit.programs.lines import refused
 from gemmkit.programs.mapping import Mapping
-from gemmkit.programs.modules import module_of
+from gemmkit.programs.modules import NEEDED, ROWS_NEEDED, module_of
 from gemmkit.programs.order import ordered
 from gemmkit.programs.places import Places, places_of
+from gemmkit.programs.rows.form import has_rows_alone, row_program_of
+from gemmkit.programs.rows.plan import derived as derived_rows
+from gemmkit.programs.rows.text import OWN_NAMES as NAMES_OF_ROWS
 from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, Out, OutKind, Printed, text_of
 from gemmkit.programs.trace import Loop, Store
 from gemmkit.programs.values import Index
 from gemmkit.ptx.tma import emulated_map
+from gemmkit.row_plans import RESIDENT
 from gemmkit.runtime.array_info import ArrayInfo, alignment, shares_memory, unit_axis
 from gemmkit.runtime.arrays import describe, is_array
 from gemmkit.runtime.device import DeviceInfo, target
@@ -90,7 +94,7 @@ class ProgramPlan:
 
     @cached_property
     def module(self) -> Any:
-        return module_of(self.name, self.text)
+        return module_of(self.name, self.text, ROWS_NEEDED if self.is_of_rows else NEEDED)
 
     @cached_property
     def sizes(self) -> Any:
@@ -105,7 +109,7 @@ class ProgramPlan:
         for name in self.printed.maps:
             tile = next(value for key, value in vars(module).items() if key == f"{name}_tile")
             made[name] = Map(0, len(made), self.infos[name], tile.map_spec.rank - 1, tile.map_spec)
-        for name in self.printed.outs:
+        for name in () if self.is_of_rows else self.printed.outs:
             out = getattr(module, f"out_{name}")
             if isinstance(out, TmaOut):
                 made[name] = Map(0, len(made), self.infos[name], out.map_spec.rank - 1, out.map_spec)
@@ -124,9 +128,15 @@ class ProgramPlan:
 
     @cached_property
     def blocks(self) -> int:
-        """Thread blocks: a tile each, as many as run at once; they go on to further tiles. A cluster's go together."""
+        """Thread blocks: a tile each, as many as run at once; they go on to further tiles. A cluster's go together. Of rows
+        all that there are."""
         tiles = int(self.module.tiles(self.sizes))
-        return min(tiles, self.cluster.at_once(self.device.sm_count)) * self.cluster.size
+        return tiles if self.is_of_rows else min(tiles, self.cluster.at_once(self.device.sm_count)) * self.cluster.size
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether it has no products, and teams of threads that take rows."""
+        return not self.printed.maps
 
     @property
     def cluster(self) -> Cluster:
@@ -137,8 +147,9 @@ class ProgramPlan:
     @cached_property
     def launchable(self) -> Launchable:
         module, ordinal = self.module, next(iter(self.infos.values())).device
-        return Launchable(module.kernel, self.arguments, module.WARPGROUPS.threads, self.blocks, self.device, ordinal,
-                          module.SHARED_BYTES, cluster=self.cluster.size)
+        threads = module.ROWS.team.block if self.is_of_rows else module.WARPGROUPS.threads
+        return Launchable(module.kernel, self.arguments, threads, self.blocks, self.device, ordinal, module.SHARED_BYTES,
+                          cluster=self.cluster.size, blocks_per_sm=max(1, RESIDENT // threads) if self.is_of_rows else 1)
 
     @cached_property
     def bound(self) -> _Bound:
@@ -176,7 +187,7 @@ class ProgramPlan:
             machine.launch(launch.kernel, (self.sizes, *values), grid=(launch.blocks, 1, 1), block=(launch.threads, 1, 1),
                            cluster=(launch.cluster, 1, 1), shared_memory=launch.shared_bytes,
                            max_shared_memory=self.device.shared_memory_per_block, schedule_seed=seed,
-                           registers=self.module.WARPGROUPS.warp_registers)
+                           registers=None if self.is_of_rows else self.module.WARPGROUPS.warp_registers)
 
 
 def _kind(info: ArrayInfo) -> tuple:
@@ -207,6 +218,11 @@ def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str
     loop, name = program.traced(arguments), program.function.__name__
     infos = {key: describe(x, key) for key, x in arguments.items() if is_array(x)}
     device = _device(infos)
+    if has_rows_alone(loop):
+        return _of_rows(name, loop, infos, arguments, mapping, text, device)
+    if device.arch != HOPPER:
+        raise ConfigError(f"programs with products have kernels for GPUs of compute capability 9.0, and {device.name} has "
+                          f"{device.arch[0]}.{device.arch[1]}")
     if is_chained(loop):
         return _chained(name, loop, infos, arguments, mapping, text, device)
     mapping = replace(mapping, warpgroups=mapping.warpgroups or WARPGROUPS)
@@ -272,15 +288,27 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
                        numbers, device)
 
 
+def _of_rows(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict[str, Any], mapping: Mapping,
+             text: str | None, device: DeviceInfo) -> ProgramPlan:
+    """Of a program without products (`gemmkit.programs.rows`)."""
+    numbers = {key: float(x) for key, x in arguments.items() if isinstance(x, (float, np.floating))}
+    program = row_program_of(loop)
+    for key in (*infos, *numbers, *(index.name for index in program.indices)):
+        if key in NAMES_OF_ROWS:
+            raise _taken(key)
+    _check_launch(infos, {}, program.indices, [], {}, program.stores)
+    printed = derived_rows(name, program, mapping, infos, list(numbers))
+    if text is not None:
+        module_of(name, text, ROWS_NEEDED)
+    extents = {**{index.name: index.extent.size for index in program.indices}, "columns": program.columns}
+    return ProgramPlan(name, mapping, printed, printed.text if text is None else text, infos, extents, numbers, device)
+
+
 def _device(infos: dict[str, ArrayInfo]) -> DeviceInfo:
     places = {info.device for info in infos.values()}
     if len(places) != 1:
         raise ValueError(f"{', '.join(infos)} are in different places; put them on one GPU")
-    device = target(places.pop())
-    if device.arch != HOPPER:
-        raise ConfigError(f"programs have kernels for GPUs of compute capability 9.0, and {device.name} has "
-                          f"{device.arch[0]}.{device.arch[1]}")
-    return device
+    return target(places.pop())
 
 
 def _tile_indices(places: Places) -> tuple[Index, ...]:
@@ -299,7 +327,11 @@ def _check_own_names(names: list[str], indices: list[str]) -> None:
     for name in names:
         is_made = name.startswith(OWN_STARTS) or name.endswith("_tile") or "_by_" in name
         if name in OWN_NAMES or is_made or (name == "i" and name not in indices):
-            raise ValueError(f"{name}: the derived text has this name for its own; call the array, cell or index otherwise")
+            raise _taken(name)
+
+
+def _taken(name: str) -> ValueError:
+    return ValueError(f"{name}: the derived text has this name for its own; call the array, cell or index otherwise")
 
 
 def _check_arrays(infos: dict[str, ArrayInfo], places: Places) -> None:

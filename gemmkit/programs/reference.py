@@ -47,8 +47,10 @@ class Reference(Interpreter):
             return Named(dims, args[0].array @ args[1].array)
         if op == "transpose":
             return Named(dims, args[0].array.T)
-        if op in ("rowmax", "rowsum"):
-            return Named(dims, getattr(np, op[3:])(args[0].array, axis=1))
+        if op == "rowmax":
+            return Named(dims, np.max(args[0].array, axis=1, initial=-np.inf))
+        if op == "rowsum":
+            return Named(dims, np.sum(args[0].array, axis=1))
         if op == "cast":
             return Named(dims, args[0].array.astype(data).astype(np.float64))
         with np.errstate(all="ignore"):

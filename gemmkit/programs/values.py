@@ -85,8 +85,14 @@ class Arithmetic:
     def max(self, axis: int) -> Any:
         return current().along("max", self, axis)
 
+    def min(self, axis: int) -> Any:
+        return -current().along("max", -self, axis)
+
     def sum(self, axis: int) -> Any:
         return current().along("sum", self, axis)
+
+    def mean(self, axis: int) -> Any:
+        return current().mean(self, axis)
 
     def astype(self, dtype: Any) -> Any:
         return current().cast(self, dtype)
@@ -142,8 +148,8 @@ class Index:
 
 
 @dataclass(eq=False)
-class Parameter:
-    """An array argument. ``data`` is the array where numbers are computed."""
+class Parameter(Arithmetic):
+    """An array argument. ``data`` is the array where numbers are computed. Without indices a vector is a value."""
 
     name: str
     shape: tuple[int, ...]

@@ -5,8 +5,9 @@
 | ``for m, n in parallel(a.rows, b.columns)`` | tiles, in no order: each is one thread block's |
 | ``for k in sequential(a.columns)`` | rounds, one after the other |
 | ``zeros(m, n)``, ``full(m, value)``, ``copy(x)`` | cells, whose values rounds carry |
-| ``x @ y``, ``.T``, ``x.max(axis=1)``, ``x.sum(axis=1)`` | of matrices |
-| ``exp``, ``log``, ``tanh``, ``sqrt``, ``finite``, ``maximum``, ``where`` | element by element |
+| ``x @ y``, ``.T`` | of matrices |
+| ``x.max(axis=1)``, ``min``, ``sum``, ``mean`` | of a matrix's rows |
+| ``exp``, ``log``, ``tanh``, ``sqrt``, ``rsqrt``, ``finite``, ``maximum``, ``minimum``, ``where`` | element by element |
 | ``place(m)`` | where the elements of a block are |
 | ``with once(n)`` | what is stored by the first block along ``n`` alone |
 """
@@ -19,8 +20,8 @@ from typing import Any
 from gemmkit.programs.lines import refused
 from gemmkit.programs.values import Cell, Extent, Index, current
 
-__all__ = ["copy", "exp", "finite", "full", "log", "maximum", "once", "parallel", "place", "sequential", "sqrt", "tanh",
-           "where", "zeros"]
+__all__ = ["copy", "exp", "finite", "full", "log", "maximum", "minimum", "once", "parallel", "place", "rsqrt", "sequential",
+           "sqrt", "tanh", "where", "zeros"]
 
 
 def parallel(*extents: Extent) -> Iterator[Any]:
@@ -66,6 +67,11 @@ def sqrt(x: Any) -> Any:
     return current().make("sqrt", x)
 
 
+def rsqrt(x: Any) -> Any:
+    """1 / sqrt(x)."""
+    return current().make("div", 1.0, sqrt(x))
+
+
 def finite(x: Any) -> Any:
     """0 in place of -inf."""
     return current().make("finite", x)
@@ -73,6 +79,11 @@ def finite(x: Any) -> Any:
 
 def maximum(x: Any, y: Any) -> Any:
     return current().make("max", x, y)
+
+
+def minimum(x: Any, y: Any) -> Any:
+    make = current().make
+    return make("neg", make("max", make("neg", x), make("neg", y)))
 
 
 def place(index: Index) -> Any:

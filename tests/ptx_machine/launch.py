@@ -141,6 +141,16 @@ def run_rows(made: Any, x: Any, out: Any) -> None:
             launch.shared_bytes)
 
 
+def run_row_program(plan: Any, arrays: Sequence[Any]) -> None:
+    """What a program's plan does in the emulator, with the kernel's PTX; of functions of rows."""
+    launch = plan.launchable
+    key = launch.kernel, tuple(argument.type for argument in launch.arguments), launch.threads, launch.target.arch_name
+    if key not in _ptx:
+        _ptx[key] = to_ptx(launch.kernel, key[1], launch.threads, launch.target, launch.blocks_per_sm)
+    memory = [Array(np.asarray(x.value), x.name, is_output=x.is_filled, is_written=not x.is_filled) for x in arrays]
+    run_ptx(_ptx[key], launch.threads, launch.blocks, _packed(launch, launch.values), memory, launch.shared_bytes)
+
+
 def run_mlp(made: Any, arrays: dict[str, Any]) -> None:
     """What `gemmkit.emulator.kernels.run_mlp` does, with the PTX of the kernel by mma.sync."""
     launch, layers = made.launchable, made.layers
@@ -187,6 +197,9 @@ class Interpreted(Mode):
 
     def run_mlp(self, made: Any, arrays: dict[str, Any]) -> None:
         run_mlp(made, arrays)
+
+    def run_specs(self, kernel: Any, arrays: Any, infos: Any) -> None:
+        run_row_program(kernel, arrays)
 
 
 class Ptx(Emulator):

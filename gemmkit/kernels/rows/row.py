@@ -8,6 +8,11 @@
 | `mapped(row, f)` | the row with ``f(x, n)`` in place of each element: for what folds and `put` would both compute |
 | `put(row, f, columns)` | stores ``f(x, n, ...)``; of each array in ``columns`` the element of column n comes along |
 | `put_one(row, array, value)` | stores one value of the row into an array with an element for each |
+| `row_of(row, array)` | the same row of another matrix |
+| `along(row, array)` | an array with an element for each column, to stand beside a row |
+| `put_into(row, array, dtype, f, beside)` | stores ``f(x, n, ...)`` into the row of any array |
+
+Folds, `mapped` and `put_into` take rows ``beside``: their elements in column n come along, ``f(x, n, ...)``.
 
 ``x`` is in the row's working type: float32 of 16-bit elements, else their own. The row is loaded once where its threads can
 hold it (`Held`), else once for each fold and for `put` (`Streamed`); a function is written alike for both.
@@ -27,8 +32,8 @@ from gemmkit.lang.registers import apply, generate
 from gemmkit.lang.values import convert, convert_all, fill
 from gemmkit.ptx.memory import load_global, store_global
 
-__all__ = ["Held", "Row", "RowsSpec", "Streamed", "fold", "largest", "mapped", "moments", "put", "put_one", "smallest",
-           "total"]
+__all__ = ["Held", "Row", "Rows", "RowsSpec", "Streamed", "along", "fold", "largest", "mapped", "moments", "put", "put_into",
+           "put_one", "row_of", "smallest", "total"]
 
 
 class Row(NamedTuple):
@@ -44,26 +49,26 @@ class Row(NamedTuple):
 
 # -- a function's words -------------------------------------------------------------------------------------------------
 
-def fold(row: Row, f: Any, combine: Any, identity: Any) -> Any:
+def fold(row: Row, f: Any, combine: Any, identity: Any, beside: tuple = ()) -> Any:
     """``combine`` of ``f(x, n)`` over the row, and of ``identity``, which changes nothing. The order is fixed: a thread's
     own elements by columns, then those of the threads in a tree."""
-    own = row.spec.source.fold(row, f, combine, convert(row.spec.dtype, identity))
+    own = row.spec.source.fold(row, f, combine, convert(row.spec.dtype, identity), beside)
     return row.spec.team.reduce(own, combine, convert(row.spec.dtype, identity))
 
 
-def total(row: Row, f: Any) -> Any:
+def total(row: Row, f: Any, beside: tuple = ()) -> Any:
     """The sum of ``f(x, n)``."""
-    return fold(row, f, _sum, 0)
+    return fold(row, f, _sum, 0, beside)
 
 
-def largest(row: Row, f: Any) -> Any:
+def largest(row: Row, f: Any, beside: tuple = ()) -> Any:
     """The largest ``f(x, n)``, NaN where one is."""
-    return fold(row, f, _larger, -np.inf)
+    return fold(row, f, _larger, -np.inf, beside)
 
 
-def smallest(row: Row, f: Any) -> Any:
+def smallest(row: Row, f: Any, beside: tuple = ()) -> Any:
     """The smallest ``f(x, n)``, NaN where one is."""
-    return fold(row, f, _smaller, np.inf)
+    return fold(row, f, _smaller, np.inf, beside)
 
 
 def moments(row: Row) -> tuple:
@@ -71,21 +76,40 @@ def moments(row: Row) -> tuple:
     return row.spec.team.moments(row)
 
 
-def mapped(row: Row, f: Any) -> Row:
+def mapped(row: Row, f: Any, beside: tuple = ()) -> Row:
     """The row with ``f(x, n)`` in place of each element: computed once where the row is held, and else each time that it is
     loaded."""
-    return row.spec.source.mapped(row, f)
+    return row.spec.source.mapped(row, f, beside)
 
 
 def put(row: Row, f: Any, columns: tuple = ()) -> None:
     """Store ``f(x, n, *c)`` as the row's result, ``c`` the elements in column n of ``columns``: once, and last."""
-    row.spec.source.put(row, f, columns)
+    row.spec.source.put(row, f, apply(as_row, columns, row), row.y, row.spec.result)
+
+
+def put_into(row: Row, array: Any, dtype: np.dtype, f: Any, beside: tuple = ()) -> None:
+    """Store ``f(x, n, ...)`` as the row of ``array``, which has elements of ``dtype`` and no memory of what is read."""
+    row.spec.source.put(row, f, beside, array, dtype)
 
 
 def put_one(row: Row, array: Any, value: Any) -> None:
     """Store a value of the row into ``array[m]``: an array of the function's that is among its ``outputs``."""
     if row.spec.team.thread() == 0:
         array[row.m] = value
+
+
+def row_of(row: Row, array: Any) -> Row:
+    """The row of another matrix: loaded as this one is, and held or streamed like it."""
+    return Row(row.m, row.columns, row.spec.source.load(row.spec, array, row.m, row.columns), array, array, row.spec)
+
+
+def along(row: Row, array: Any) -> Row:
+    """An array with an element for each column, to stand beside a row: its elements are loaded where they are needed."""
+    return Row(row.m, row.columns, (), array, array, row.spec.across)
+
+
+def as_row(array: Any, which: int, row: Row) -> Row:
+    return along(row, array)
 
 
 def _sum(a: Any, b: Any) -> Any:
@@ -106,28 +130,32 @@ def _smaller(a: Any, b: Any) -> Any:
 class Source(Component):
     """How a team gets at a row: pieces of ``vector`` neighbours, which lie in the row wholly or not at all."""
 
-    def load(self, spec: RowsSpec, x: Any, index: int, columns: int) -> Any:
+    def load(self, spec: Rows, x: Any, index: int, columns: int) -> Any:
         """What is kept of the row."""
         return ()
 
-    def fold(self, row: Row, f: Any, combine: Any, own: Any) -> Any:
+    def piece(self, row: Row, p: int, j: int) -> tuple:
+        """A thread's ``p``-th piece, which begins in column ``j``."""
+        return ()
+
+    def fold(self, row: Row, f: Any, combine: Any, own: Any, beside: tuple) -> Any:
         """A thread's own elements, combined."""
         return own
 
     def total(self, row: Row) -> Any:
         """The sum of a thread's own elements."""
-        return self.fold(row, lambda x, n: x, _sum, convert(row.spec.dtype, 0))
+        return self.fold(row, lambda x, n: x, _sum, convert(row.spec.dtype, 0), ())
 
     def squares(self, row: Row, mean: Any) -> Any:
         """The sum of squares of a thread's own elements about ``mean``."""
-        return self.fold(row, lambda x, n: (x - mean) * (x - mean), _sum, convert(row.spec.dtype, 0))
+        return self.fold(row, lambda x, n: (x - mean) * (x - mean), _sum, convert(row.spec.dtype, 0), ())
 
-    def mapped(self, row: Row, f: Any) -> Row:
+    def mapped(self, row: Row, f: Any, beside: tuple) -> Row:
         """The row of ``f(x, n)``."""
         return row
 
-    def put(self, row: Row, f: Any, columns: tuple) -> None:
-        """Store the function of a thread's own elements."""
+    def put(self, row: Row, f: Any, beside: tuple, out: Any, dtype: np.dtype) -> None:
+        """Store the function of a thread's own elements into ``out``."""
 
 
 @dataclass(frozen=True)
@@ -142,19 +170,22 @@ class Held(Source):
     pieces: int
     whole: int
 
-    def load(self, spec: RowsSpec, x: Any, index: int, columns: int) -> Any:
+    def load(self, spec: Rows, x: Any, index: int, columns: int) -> Any:
         return generate(self.pieces, load_own, spec, x, index, columns)
 
-    def mapped(self, row: Row, f: Any) -> Row:
-        return Row(row.m, row.columns, apply(map_held, row.held, row, f), row.x, row.y, row.spec)
+    def piece(self, row: Row, p: int, j: int) -> tuple:
+        return row.held[p]
 
-    def fold(self, row: Row, f: Any, combine: Any, own: Any) -> Any:
-        return control.fold(self.pieces, fold_held, own, row, f, combine)
+    def mapped(self, row: Row, f: Any, beside: tuple) -> Row:
+        return Row(row.m, row.columns, apply(map_held, row.held, row, f, beside), row.x, row.y, row.spec)
 
-    def put(self, row: Row, f: Any, columns: tuple) -> None:
+    def fold(self, row: Row, f: Any, combine: Any, own: Any, beside: tuple) -> Any:
+        return control.fold(self.pieces, fold_held, own, row, f, combine, beside)
+
+    def put(self, row: Row, f: Any, beside: tuple, out: Any, dtype: np.dtype) -> None:
         """The columns' elements of a piece are loaded in front of the store of the piece before: the compiler takes no load
         past a store, since y might be what is loaded."""
-        control.fold(self.pieces, put_with_next, beside_own(0, row, columns), row, f, columns)
+        control.fold(self.pieces, put_with_next, beside_own(0, row, beside), row, f, beside, out, dtype)
 
 
 @dataclass(frozen=True)
@@ -162,49 +193,81 @@ class Streamed(Source):
     """Of a row of any length: it is loaded anew each time, from the L2 where it fits there. What is kept are the functions
     that it was `mapped` by."""
 
-    def mapped(self, row: Row, f: Any) -> Row:
-        return Row(row.m, row.columns, (row.held, f), row.x, row.y, row.spec)
+    def piece(self, row: Row, p: int, j: int) -> tuple:
+        return load_mapped(row, j)
 
-    def fold(self, row: Row, f: Any, combine: Any, own: Any) -> Any:
+    def mapped(self, row: Row, f: Any, beside: tuple) -> Row:
+        return Row(row.m, row.columns, (row.held, f, beside), row.x, row.y, row.spec)
+
+    def fold(self, row: Row, f: Any, combine: Any, own: Any, beside: tuple) -> Any:
         step = row.spec.team.threads * row.spec.vector
         j = row.spec.team.thread() * row.spec.vector
         while j < row.columns:
-            own = fold_piece(own, load_mapped(row, j), j, row, f, combine)
+            own = fold_piece(own, load_mapped(row, j), j, row, f, combine, apply(piece_of, beside, 0, j))
             j += step
         return own
 
-    def put(self, row: Row, f: Any, columns: tuple) -> None:
+    def put(self, row: Row, f: Any, beside: tuple, out: Any, dtype: np.dtype) -> None:
         step = row.spec.team.threads * row.spec.vector
         j = row.spec.team.thread() * row.spec.vector
         while j < row.columns:
-            put_piece(load_mapped(row, j), j, row, f, apply(load_columns, columns, j, row.spec.vector))
+            put_piece(load_mapped(row, j), j, row, f, apply(piece_of, beside, 0, j), out, dtype)
             j += step
+
+
+@dataclass(frozen=True)
+class Across(Source):
+    """Of an array with an element for each column, which stands beside a row."""
+
+    def piece(self, row: Row, p: int, j: int) -> tuple:
+        return load_global(row.x, 0, (j,), (0,), row.spec.vector)
 
 
 # -- what the kernel is made for ------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
-class RowsSpec(Component):
-    """What the kernel is specialised by: the caller's ``function``, which threads work on a row (``team``), and how they get
-    at it (``source``), ``vector`` elements at a time, which divides the columns. ``dtype`` is the working type, ``result``
-    y's."""
+class Rows(Component):
+    """Which threads work on a row (``team``), and how they get at it (``source``), ``vector`` elements at a time, which
+    divides the columns. ``dtype`` is the working type."""
 
-    function: Component
     team: Team
     source: Source
     vector: int
     dtype: np.dtype
+
+    @property
+    def across(self) -> AcrossSpec:
+        return AcrossSpec(Across(), self.vector)
+
+    def load(self, x: Any, m: int, columns: int) -> Row:
+        """Row ``m`` of a matrix."""
+        return Row(m, columns, self.source.load(self, x, m, columns), x, x, self)
+
+
+@dataclass(frozen=True)
+class RowsSpec(Rows):
+    """What the kernel ``rows`` is specialised by: the caller's ``function``, too, and the type of its ``result``, y's."""
+
+    function: Component
     result: np.dtype
+
+
+@dataclass(frozen=True)
+class AcrossSpec(Component):
+    """How a team gets at an array that stands beside its row."""
+
+    source: Source
+    vector: int
 
 
 # -- pieces ---------------------------------------------------------------------------------------------------------------
 
-def column_of(p: int, spec: RowsSpec) -> int:
+def column_of(p: int, spec: Rows) -> int:
     """Where a thread's ``p``-th piece begins: neighbouring threads have neighbouring pieces."""
     return (p * spec.team.threads + spec.team.thread()) * spec.vector
 
 
-def load_piece(spec: RowsSpec, x: Any, index: int, j: int) -> tuple:
+def load_piece(spec: Rows, x: Any, index: int, j: int) -> tuple:
     return convert_all(spec.dtype, load_global(x, 1, (index, j), (0, 0), spec.vector))
 
 
@@ -213,23 +276,23 @@ def load_mapped(row: Row, j: int) -> tuple:
     return map_streamed(load_piece(row.spec, row.x, row.m, j), row.held, j, row.spec)
 
 
-def map_streamed(values: tuple, functions: tuple, j: int, spec: RowsSpec) -> tuple:
-    """The functions from the first to the last: ``((((), f), g), h)``."""
+def map_streamed(values: tuple, functions: tuple, j: int, spec: Rows) -> tuple:
+    """The functions from the first to the last, with what stands beside: ``((((), f, beside), g, beside), h, beside)``."""
     if len(functions) == 0:
         return values
-    return map_piece(map_streamed(values, functions[0], j, spec), j, spec, functions[1])
+    return map_piece(map_streamed(values, functions[0], j, spec), j, spec, functions[1], apply(piece_of, functions[2], 0, j))
 
 
-def map_piece(values: tuple, j: int, spec: RowsSpec, f: Any) -> tuple:
-    return generate(spec.vector, map_element, values, j, spec, f)
+def map_piece(values: tuple, j: int, spec: Rows, f: Any, beside: tuple) -> tuple:
+    return generate(spec.vector, map_element, values, j, spec, f, beside)
 
 
-def map_element(n: int, values: tuple, j: int, spec: RowsSpec, f: Any) -> Any:
-    return convert(spec.dtype, f(values[n], j + n))
+def map_element(n: int, values: tuple, j: int, spec: Rows, f: Any, beside: tuple) -> Any:
+    return convert(spec.dtype, f(values[n], j + n, *apply(element_of, beside, n)))
 
 
-def map_held(values: tuple, p: int, row: Row, f: Any) -> tuple:
-    return map_piece(values, column_of(p, row.spec), row.spec, f)
+def map_held(values: tuple, p: int, row: Row, f: Any, beside: tuple) -> tuple:
+    return map_piece(values, column_of(p, row.spec), row.spec, f, beside_own(p, row, beside))
 
 
 def load_own(p: int, spec: Any, x: Any, index: int, columns: int) -> tuple:
@@ -245,54 +308,53 @@ def load_own(p: int, spec: Any, x: Any, index: int, columns: int) -> tuple:
     return fill(spec.dtype, spec.vector, 0)
 
 
-def fold_held(own: Any, p: int, row: Row, f: Any, combine: Any) -> Any:
+def fold_held(own: Any, p: int, row: Row, f: Any, combine: Any, beside: tuple) -> Any:
     j = column_of(p, row.spec)
     if p < row.spec.source.whole:
-        return fold_piece(own, row.held[p], j, row, f, combine)
+        return fold_piece(own, row.held[p], j, row, f, combine, apply(piece_of, beside, p, j))
     if j < row.columns:
-        return fold_piece(own, row.held[p], j, row, f, combine)
+        return fold_piece(own, row.held[p], j, row, f, combine, apply(piece_of, beside, p, j))
     return own
 
 
-def fold_piece(own: Any, values: tuple, j: int, row: Row, f: Any, combine: Any) -> Any:
-    return control.fold(row.spec.vector, fold_element, own, values, j, row.spec, f, combine)
+def fold_piece(own: Any, values: tuple, j: int, row: Row, f: Any, combine: Any, beside: tuple) -> Any:
+    return control.fold(row.spec.vector, fold_element, own, values, j, row.spec, f, combine, beside)
 
 
-def fold_element(own: Any, n: int, values: tuple, j: int, spec: RowsSpec, f: Any, combine: Any) -> Any:
-    return convert(spec.dtype, combine(own, convert(spec.dtype, f(values[n], j + n))))
+def fold_element(own: Any, n: int, values: tuple, j: int, spec: Rows, f: Any, combine: Any, beside: tuple) -> Any:
+    return convert(spec.dtype, combine(own, convert(spec.dtype, f(values[n], j + n, *apply(element_of, beside, n)))))
 
 
-def put_with_next(beside: tuple, p: int, row: Row, f: Any, columns: tuple) -> tuple:
-    """Piece ``p`` with its columns' elements, behind the loads of the next piece's."""
-    following = beside_own(p + 1, row, columns) if p + 1 < row.spec.source.pieces else beside
+def put_with_next(now: tuple, p: int, row: Row, f: Any, beside: tuple, out: Any, dtype: np.dtype) -> tuple:
+    """Piece ``p`` with what stands beside it, behind the loads of what stands beside the next piece."""
+    following = beside_own(p + 1, row, beside) if p + 1 < row.spec.source.pieces else now
     j = column_of(p, row.spec)
     if p < row.spec.source.whole:
-        put_piece(row.held[p], j, row, f, beside)
+        put_piece(row.held[p], j, row, f, now, out, dtype)
     elif j < row.columns:
-        put_piece(row.held[p], j, row, f, beside)
+        put_piece(row.held[p], j, row, f, now, out, dtype)
     return following
 
 
-def beside_own(p: int, row: Row, columns: tuple) -> tuple:
-    """The columns' elements of the ``p``-th piece; beyond the row something that nothing looks at."""
+def beside_own(p: int, row: Row, beside: tuple) -> tuple:
+    """The elements beside the ``p``-th piece; beyond the row something that nothing looks at."""
     j = column_of(p, row.spec)
     if p < row.spec.source.whole:
-        return apply(load_columns, columns, j, row.spec.vector)
-    return apply(load_columns, columns, j if j < row.columns else 0, row.spec.vector)
+        return apply(piece_of, beside, p, j)
+    return apply(piece_of, beside, p, j if j < row.columns else 0)
 
 
-def put_piece(values: tuple, j: int, row: Row, f: Any, beside: tuple) -> None:
-    out = generate(row.spec.vector, put_element, values, j, row.spec, f, beside)
-    store_global(row.y, 1, (row.m, j), (0, 0), out)
+def put_piece(values: tuple, j: int, row: Row, f: Any, beside: tuple, out: Any, dtype: np.dtype) -> None:
+    made = generate(row.spec.vector, put_element, values, j, dtype, f, beside)
+    store_global(out, 1, (row.m, j), (0, 0), made)
 
 
-def load_columns(array: Any, which: int, j: int, count: int) -> tuple:
-    """Elements of an array with one for each column."""
-    return load_global(array, 0, (j,), (0,), count)
+def piece_of(beside: Row, which: int, p: int, j: int) -> tuple:
+    return beside.spec.source.piece(beside, p, j)
 
 
-def put_element(n: int, values: tuple, j: int, spec: RowsSpec, f: Any, beside: tuple) -> Any:
-    return convert(spec.result, f(values[n], j + n, *apply(element_of, beside, n)))
+def put_element(n: int, values: tuple, j: int, dtype: np.dtype, f: Any, beside: tuple) -> Any:
+    return convert(dtype, f(values[n], j + n, *apply(element_of, beside, n)))
 
 
 def element_of(values: tuple, which: int, n: int) -> Any:

@@ -44,10 +44,7 @@ def is_chained(loop: Loop) -> bool:
 def chain_of(loop: Loop) -> Chain:
     """Raises ValueError, with the user's line, for another form than rounds followed by stores."""
     loops = [held for held in loop.body if isinstance(held, Loop)]
-    if not loops:
-        raise refused(ValueError, "no sequential loop with a product is in this program; functions of rows are "
-                                  "gemmkit.rowwise's", loop.line)
-    if len(loops) != 1:
+    if len(loops) != 1:                                # there is one: `gemmkit.programs.rows` has programs without
         raise refused(ValueError, f"{len(loops)} sequential loops in tiles of whole rows: kernels are derived of "
                                   f"one; of others "
                                   "there is the reference", loops[1].line)

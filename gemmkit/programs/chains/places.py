@@ -90,7 +90,7 @@ def placed(chain: Chain) -> ChainPlaces:
             near[0].blocks += near[1].blocks
             places.rings.remove(near[1])
     if not dots(chain.body):
-        raise refused(ValueError, "rounds without a product; functions of rows are gemmkit.rowwise's", chain.line)
+        raise refused(ValueError, "rounds without a product; functions of rows have none, but whole rows, x[m]", chain.line)
     _peel(chain, places, known)
     for x in chain.values:
         wrong = next((y for y in x.args if y.op == "load" and len(y.dims) == 2), None)

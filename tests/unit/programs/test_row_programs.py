@@ -1,0 +1,314 @@
+"""Programs of rows in the emulator, against the same functions on NumPy in float64; what is refused names the line."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit import programs as gp
+from gemmkit import row_plans
+from gemmkit.kernels.rows.row import Held, Streamed
+from gemmkit.runtime import device
+from tests.support import row_programs as listing
+from tests.support.row_programs import BF16, F16, F32
+
+EPS = {F16: 2.0 ** -11, BF16: 2.0 ** -8, F32: 2.0 ** -23}
+
+
+def empty(*shape: int, dtype: Any = F16) -> np.ndarray:
+    return np.full(shape, np.nan, dtype)
+
+
+def close(got: np.ndarray, exact: np.ndarray, ulps: float = 40.0) -> None:
+    """Within the rounding of the result, and of some operations in float32."""
+    assert np.array_equal(np.isnan(got), np.isnan(exact))
+    shown = np.isfinite(exact)
+    largest = max(1.0, np.abs(exact[shown]).max(initial=0.0))
+    error = np.abs(got.astype(float) - exact)[shown]
+    assert np.all(error <= 2 * EPS[got.dtype] * np.abs(exact[shown]) + ulps * EPS[F32] * largest + (2 ** -24 if got.dtype == F16 else 0))
+
+
+def check(program: gp.Program, *arrays: np.ndarray, seed: int | None = None, ulps: float = 40.0, **components: Any) -> None:
+    wanted = program.reference(*arrays, **components)
+    plan = program.plan(*arrays, **components)
+    arguments = program.bound(arrays, components)
+    with gk.emulate(seed):
+        plan.run(arguments)
+    results = [array for name, array in arguments.items() if name in plan.printed.outs]
+    for got, exact in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+        close(got, exact, ulps)
+
+
+@pytest.fixture
+def drawn(rng: np.random.Generator) -> Any:
+    return lambda *shape, dtype=F16: (2 * rng.standard_normal(shape) + 0.5).astype(dtype)
+
+
+SHAPES = [(0, 8), (1, 1), (5, 7), (3, 31), (2, 127), (6, 64), (2, 768), (3, 1000), (2, 1031), (1, 4104)]
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
+def test_layernorm_and_softmax(drawn: Any, dtype: Any, shape: tuple[int, int]) -> None:
+    x, gamma, beta = drawn(*shape, dtype=dtype), drawn(shape[1], dtype=dtype), drawn(shape[1], dtype=F32)
+    check(listing.layernorm, x, gamma, beta, empty(*shape, dtype=dtype), eps=1e-3)
+    check(listing.softmax, x, empty(*shape, dtype=F32), scale=0.5, seed=3)
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_two_arrays_of_rows_and_several_results(drawn: Any, shape: tuple[int, int]) -> None:
+    m, n = shape
+    check(listing.added_rmsnorm, drawn(m, n), drawn(m, n, dtype=BF16), drawn(n), empty(m, n), empty(m, n, dtype=BF16),
+          empty(m, dtype=F32), eps=1e-5)
+    check(listing.layernorm_gradient, drawn(m, n, dtype=F32), drawn(m, n, dtype=F32), drawn(n, dtype=F32), drawn(m), drawn(m),
+          empty(m, n, dtype=F32), ulps=400)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("n", [1, 40, 97])
+def test_places_conditions_and_conversions(drawn: Any, n: int) -> None:
+    check(listing.causal_softmax, drawn(n, n), empty(n, n, dtype=F32), empty(n, dtype=F32))
+    check(listing.quantised, drawn(5, n, dtype=F32), empty(5, n), empty(5))
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 24), (0, 5, 24), (3, 0, 24), (2, 7, 33)], ids=str)
+def test_stacks(drawn: Any, shape: tuple[int, int, int]) -> None:
+    h, m, n = shape
+    check(listing.stacked, drawn(h, m, n), drawn(h, n), drawn(h), drawn(h, m), empty(h, m, n), empty(h, m, dtype=F32))
+
+
+def test_rows_without_elements() -> None:
+    """A sum of nothing is 0, a mean NaN, the largest -inf."""
+    def ends(x: Any, a: Any, b: Any, c: Any) -> None:
+        for m in gp.parallel(x.rows):
+            a[m] = x[m].sum(axis=1)
+            b[m] = x[m].mean(axis=1)
+            c[m] = x[m].max(axis=1)
+
+    results = [empty(3, dtype=F32) for _ in range(3)]
+    with gk.emulate():
+        gk.program(ends)(empty(3, 0), *results)
+    assert (results[0] == 0).all() and np.isnan(results[1]).all() and (results[2] == -np.inf).all()
+    for got, exact in zip(results, gk.program(ends).reference(empty(3, 0), *results)):
+        np.testing.assert_array_equal(got, exact)
+
+
+def test_what_is_not_finite() -> None:
+    x = np.array([[1, np.nan, 2, 3], [-np.inf, 0, 0, -np.inf], [-np.inf] * 4], F32)
+    check(listing.softmax, x, empty(3, 4, dtype=F32))
+
+
+@pytest.mark.parametrize("source", [Held, Streamed])
+@pytest.mark.parametrize("columns", [300, 301])
+def test_rows_that_no_block_can_hold_are_loaded_anew(drawn: Any, source: Any, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_plans, "MOST_WARPS", 4 if source is Held else 2)
+    monkeypatch.setattr(row_plans, "MOST_PIECES", 4 if source is Held else 1)
+    arrays = [drawn(2, columns), drawn(2, columns), drawn(columns), empty(2, columns), empty(2, columns), empty(2)]
+    plan = listing.added_rmsnorm.plan(*arrays, eps=0.1)
+    assert isinstance(plan.module.ROWS.source, source) or columns == 301
+    check(listing.added_rmsnorm, *arrays, eps=0.1)
+    check(listing.layernorm_gradient, *(drawn(2, columns) for _ in range(2)), drawn(columns), drawn(2), drawn(2),
+          empty(2, columns, dtype=F32), ulps=400)
+    check(listing.softmax, drawn(2, columns), empty(2, columns))
+    check(listing.layernorm, drawn(2, columns), drawn(columns), drawn(columns), empty(2, columns), eps=0.1)
+
+
+def test_views(drawn: Any) -> None:
+    """Rows at any distance, elements at any, misaligned ones; nothing beside a result is written."""
+    x, out = drawn(6, 90, dtype=F32), empty(6, 41)
+    for cut in (np.s_[:, 3:40], np.s_[::2, :32], np.s_[:, ::3], np.s_[::-1, ::-1]):
+        check(listing.softmax, x[cut], empty(*x[cut].shape, dtype=F32))
+    check(listing.softmax, x[:, 1:38], out[:, 2:39])
+    assert np.isnan(out[:, :2]).all() and np.isnan(out[:, 39:]).all()
+    columns = empty(37, 6, dtype=F32)
+    check(listing.layernorm, x[:, :37], drawn(74)[::2], drawn(38)[1:], columns.T, eps=0.1)
+
+
+@pytest.mark.sample(20)
+@pytest.mark.parametrize("seed", range(120))
+def test_drawn(seed: int) -> None:
+    program, arrays, more = listing.drawn_rows(seed)
+    check(program, *arrays, ulps=2000, **more)
+
+
+# -- the text ---------------------------------------------------------------------------------------------------------------
+
+X, Y = np.zeros((40, 64), F16), np.zeros((40, 64), F16)
+V = np.zeros(64, F32)
+
+
+def test_the_text_is_that_of_the_function_written_by_hand() -> None:
+    text = listing.layernorm.plan(X, V, V, Y, eps=0.1).text
+    assert "mean, variance = moments(x_row)" in text                   # one trip of a row's warps for both
+    text = listing.softmax.plan(X, Y).text
+    assert text.count("exp2(") == 1 and "p_row = mapped(" in text      # each exponential once
+    text = listing.added_rmsnorm.plan(X, X.copy(), V, Y, Y.copy(), np.zeros(40, F32), eps=0.1).text
+    assert "t_row = mapped(x_row, lambda x, column, residual: x + residual, (residual_row,))" in text
+
+
+def test_sizes_and_numbers_compile_nothing_anew() -> None:
+    one, other = (listing.layernorm.plan(np.zeros((m, n), F16), np.zeros(n, F16), np.zeros(n, F16), np.zeros((m, n), F16), eps=eps)
+                  for m, n, eps in ((40, 520, 0.1), (7, 528, 0.2)))
+    assert one.text == other.text and one.launchable.kernel is other.launchable.kernel
+    assert [x.fingerprint for x in one.arguments] == [x.fingerprint for x in other.arguments]
+
+
+def test_a_text_is_edited_and_run_in_its_place(drawn: Any) -> None:
+    x, y = drawn(3, 40), empty(3, 40, dtype=F32)
+    plan = listing.softmax.plan(x, y)
+    edited = plan.text.replace("p * over", "2.0 * p * over")
+    assert edited != plan.text
+    with gk.emulate():
+        listing.softmax.plan(x, y, text=edited).run(dict(x=x, y=y))
+    close(y, 2 * listing.softmax.reference(x, y))
+    with pytest.raises(ValueError, match="it has no kernel; a derived kernel's text has kernel, Sizes, ROWS"):
+        listing.softmax.plan(x, y, text="x = 1")
+
+
+def test_names_that_a_text_has_too(drawn: Any) -> None:
+    """A program's values may be called as the words of its text are; its arrays may not."""
+    def named(x: Any, out: Any) -> None:
+        for m in gp.parallel(x.rows):
+            total = x[m].sum(axis=1)
+            largest = gp.exp(x[m] - x[m].max(axis=1)) * total
+            mapped = largest.mean(axis=1)
+            out[m] = largest * mapped + gp.tanh(largest)
+
+    check(gk.program(named), drawn(3, 40, dtype=F32), empty(3, 40, dtype=F32), ulps=4000)
+
+    def taken(moments: Any, y: Any) -> None:
+        for m in gp.parallel(moments.rows):
+            y[m] = moments[m]
+
+    with pytest.raises(ValueError, match="moments: the derived text has this name for its own"):
+        gk.program(taken).plan(X, Y)
+
+
+def test_other_gpus() -> None:
+    """Functions of rows need no tensor cores."""
+    with device.assumed(dataclasses.replace(device.H100, arch=(8, 0))):
+        assert listing.softmax.plan(X, Y).launchable.threads == 128
+
+
+# -- refused ----------------------------------------------------------------------------------------------------------------
+
+def over_rows(x: Any, y: Any) -> None:
+    for m in gp.parallel(x.rows):
+        y[m] = x[m] - x[m].sum(axis=0)                 # here
+
+
+def over_the_block(x: Any, y: Any) -> None:
+    for m in gp.parallel(x.rows):
+        y[m] = x[m] * x[m].T.sum(axis=1)               # here
+
+
+def two_lengths(x: Any, y: Any) -> None:
+    for m in gp.parallel(x.rows):
+        y[m] = x[m].sum(axis=1)                        # here
+
+
+def product(x: Any, y: Any) -> None:
+    for m in gp.parallel(x.rows):
+        y[m] = x[m] @ gp.zeros(x.columns, x.columns)   # here
+
+
+def read_and_stored(x: Any, y: Any) -> None:
+    for m in gp.parallel(x.rows):
+        y[m] = x[m] + y[m]                             # here
+
+
+def stored_once(x: Any, y: Any) -> None:
+    for m in gp.parallel(x.rows):
+        with gp.once(m):
+            y[m] = x[m]                                # here
+
+
+def stored_twice(x: Any, y: Any) -> None:
+    for m in gp.parallel(x.rows):
+        y[m] = x[m]
+        y[m] = x[m] * 2.0                              # here
+
+
+def nothing_stored(x: Any, y: Any) -> None:
+    for m in gp.parallel(x.rows):                      # here
+        gp.exp(x[m])
+
+
+def nothing_read(x: Any, y: Any) -> None:
+    for m in gp.parallel(x.rows):                      # here
+        y[m] = 1.0
+
+
+def a_mean_of_blocks(x: Any, y: Any) -> None:
+    for m, n in gp.parallel(x.rows, x.columns):
+        y[m, n] = x[m, n] - x[m, n].mean(axis=1)       # here
+
+
+def a_matrix_without_indices(x: Any, y: Any) -> None:
+    for m in gp.parallel(x.rows):
+        y[m] = x * 2.0                                 # here
+
+
+def in_double(x: Any, y: Any) -> None:
+    for m in gp.parallel(x.rows):
+        y[m] = x[m].astype("float64")                  # here
+
+
+REFUSED = [
+    (over_rows, "rows of a matrix are reduced, axis=1"), (over_the_block, "rows are computed as they lie|goes over"),
+    (product, "products of whole rows are taken in rounds"), (read_and_stored, "y is read and stored"),
+    (stored_once, "without once"), (stored_twice, "stored twice"), (nothing_stored, "nothing is stored"),
+    (nothing_read, "no row of an array that is read"), (a_mean_of_blocks, "the mean of a row is of all of it"),
+    (a_matrix_without_indices, r"of others blocks are, x\[m\]"), (in_double, "computed in float32")]
+
+
+@pytest.mark.parametrize("function, words", REFUSED, ids=lambda x: getattr(x, "__name__", ""))
+def test_what_has_no_kernel_names_the_line(function: Any, words: str) -> None:
+    source, first = inspect.getsourcelines(function)
+    line = first + next(n for n, text in enumerate(source) if "# here" in text)
+    with pytest.raises((ValueError, TypeError), match=words) as error:
+        gk.program(function).plan(X, Y)
+    assert f"{__file__}:{line}" in str(error.value)
+
+
+def test_rows_of_two_lengths() -> None:
+    with pytest.raises(ValueError, match="rows of 64 and of 7 elements"):
+        gk.program(two_lengths).plan(X, np.zeros((40, 7), F16))
+    gk.program(two_lengths).plan(X, np.zeros(40, F16))
+
+
+@pytest.mark.parametrize("mapping, words", [
+    (gk.Mapping({"m": 64}), r"blocks=\{'m': 64\}\): tiles and rounds of products have it"), (gk.Mapping(warpgroups=2), "warpgroups=2"),
+    (gk.Mapping(stages=2), "stages=2"), (gk.Mapping(stages={"x": 2}), r"stages=\{'x': 2\}"), (gk.Mapping(shared_bytes=1000), "shared_bytes"),
+    (gk.Mapping(ahead=True), "ahead=True"), (gk.Mapping(descending=True), "descending"),
+    (gk.Mapping(places={"q": "registers"}), "the rows that are loaded or mapped are p, x")])
+def test_mappings_of_products(mapping: gk.Mapping, words: str) -> None:
+    with pytest.raises(gk.ConfigError, match=words):
+        listing.softmax.plan(X, Y, mapping=mapping)
+
+
+def test_places_of_rows() -> None:
+    listing.softmax.plan(X, Y, mapping=gk.Mapping(places={"p": "registers"}))
+    long = np.zeros((1, 70_000), F16)
+    with pytest.raises(gk.ConfigError, match="a row is longer than a block's registers"):
+        listing.softmax.plan(long, long.copy(), mapping=gk.Mapping(places={"p": "registers"}))
+
+
+def test_arrays_that_cannot_be() -> None:
+    with pytest.raises(TypeError, match="x is of float64; functions of rows read float16, bfloat16"):
+        listing.softmax.plan(X.astype(float), Y)
+    with pytest.raises(TypeError, match="y is of int32"):
+        listing.softmax.plan(X, Y.astype(np.int32))
+    with pytest.raises(ValueError, match="x and y share memory"):
+        listing.softmax.plan(X, X)
+    with pytest.raises(ValueError, match="y is a result, and read-only"):
+        listing.softmax.plan(X, np.broadcast_to(Y[:1], Y.shape))
+    with pytest.raises(TypeError, match="with gemmkit.emulate"):
+        listing.softmax(X, Y)
