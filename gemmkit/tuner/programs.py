@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.chains.allocate import DEFAULTS
 from gemmkit.programs.chains.chain import is_chained
 from gemmkit.programs.mapping import SWITCHES, Mapping
@@ -47,6 +48,9 @@ class Programmed(Subject):
         self._program, self._arguments = program, program.bound(arrays, components)
         self._mappings = None if mappings is None else _checked(mappings)
         self.default: ProgramPlan = planned(program, self._arguments, Mapping(), None)
+        if self.default.is_of_rows:
+            raise ConfigError(f"{self.default.name}: a function of rows has one mapping, which its rows' length decides, so "
+                              "that nothing is to be tuned")
         host = next((name for name, info in self.default.infos.items() if info.device < 0), None)
         if host is not None:
             raise TypeError(f"{host} is a host array (NumPy); mappings are timed on a GPU")

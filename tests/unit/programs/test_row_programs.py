@@ -287,7 +287,7 @@ def test_rows_of_two_lengths() -> None:
 @pytest.mark.parametrize("mapping, words", [
     (gk.Mapping({"m": 64}), r"blocks=\{'m': 64\}\): tiles and rounds of products have it"), (gk.Mapping(warpgroups=2), "warpgroups=2"),
     (gk.Mapping(stages=2), "stages=2"), (gk.Mapping(stages={"x": 2}), r"stages=\{'x': 2\}"), (gk.Mapping(shared_bytes=1000), "shared_bytes"),
-    (gk.Mapping(ahead=True), "ahead=True"), (gk.Mapping(descending=True), "descending"),
+    (gk.Mapping(cluster={"m": 2}), r"cluster=\{'m': 2\}"), (gk.Mapping(ahead=True), "ahead=True"), (gk.Mapping(descending=True), "descending"),
     (gk.Mapping(places={"q": "registers"}), "the rows that are loaded or mapped are p, x")])
 def test_mappings_of_products(mapping: gk.Mapping, words: str) -> None:
     with pytest.raises(gk.ConfigError, match=words):

@@ -18,6 +18,7 @@ from gemmkit.tuner.programs import Programmed, listed
 from gemmkit.tuner.search import Effort, tune
 from gemmkit.tuning import store
 from tests.support import programs as listing
+from tests.support import row_programs
 from tests.support.on_device import OnDevice
 from tests.unit.tuner.test_search import Measured, folder, measured
 
@@ -225,3 +226,8 @@ def test_tune_is_the_programs_own(folder: Path, measured: Any) -> None:
     measured(lambda number: 90.0)
     one, other = listing.gemm.tune(*product(), keep=False), tune(listing.gemm, *product(), keep=False)
     assert [row.name for row in one.rows] == [row.name for row in other.rows] and not one.kept
+
+
+def test_functions_of_rows_have_one_mapping() -> None:
+    with pytest.raises(gk.ConfigError, match="a function of rows has one mapping"):
+        row_programs.softmax.tune(half(8, 64), half(8, 64))
