@@ -34,11 +34,11 @@ _alive = 0                             # after it
 
 def _set_aside(made: int) -> None:
     """Put what was made among the old objects. The collector would walk through all of it as soon as it may (0.13 s of a
-    first call's 2.0, and seconds in a process that has millions of objects); so it does once a quarter as much was made as is
-    alive, which is Python's own rule for old objects."""
+    first call's 2.0, and seconds in a process that has millions of objects); so it does once as much was made as is alive.
+    That much may then lie dead, and a kernel's share of the walks is the same in a large process as in a small one."""
     global _made, _alive
     _made += max(0, made)
-    if _made >= max(_LEAST, _alive // 4):
+    if _made >= max(_LEAST, _alive):
         gc.collect()
         _made, _alive = 0, len(gc.get_objects())
     elif gc.get_freeze_count() == 0:                          # somebody else's frozen objects stay frozen

@@ -157,13 +157,14 @@ def test_what_compilations_leave_is_found(walks: list[str]) -> None:
     assert gc.isenabled() and gc.get_freeze_count() == frozen
 
 
-def test_a_walk_waits_for_a_quarter_of_what_is_alive(walks: list[str]) -> None:
-    for _ in range(2):
-        leave(1200)
+def test_a_walk_waits_until_as_much_was_made_as_is_alive(walks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc, "collect", lambda: walks.append("asked for"))
+    leave(1200)
     assert len(walks) == 1 and garbage._alive > 10_000          # after the first it is known what is alive
-    for _ in range(4):
-        leave(garbage._alive // 16 + 100)
-    assert len(walks) == 2
+    monkeypatch.setattr(garbage, "_alive", 10_000)
+    for walked in (1, 1, 2):
+        leave(4000)
+        assert len(walks) == walked
 
 
 def test_frozen_objects_stay_frozen(walks: list[str]) -> None:
