@@ -175,13 +175,17 @@ def _first_unordered(agent: Agent, states: Sequence[State], kind: str, address: 
                      shift: int) -> Conflict | None:
     if len(states) > 1 and states.count(states[0]) == len(states):
         states = states[:1]
-    previous = None
+    previous, block, seen = None, agent.block, agent.seen
     for position, state in enumerate(states):
         if state is None or state is previous:
             continue
         previous = state
         for record in state.records.values() if isinstance(state, Readers) else (state,):
-            if record[0] is not agent and not agent.is_after(record):
+            other = record[0]
+            if other is agent:
+                continue
+            # `is_after`, without the call for threads of one block, which are most
+            if record[1] > seen[other.index] if other.block is block else not agent.is_after(record):
                 return Conflict(kind, record, address + (position << shift))
     return None
 

@@ -86,7 +86,7 @@ def of(thread: Thread) -> TensorCores:
 
 def same(thread: Thread, name: str, values: Sequence[int]) -> int:
     """What all threads gave for an operand that must be the same in all; raises ProtocolError when it is not."""
-    if any(value != values[0] for value in values):
+    if values.count(values[0]) != len(values):
         raise ProtocolError(f"{name} differs between the threads of a warpgroup: {values[0]} in its first, "
                             f"{next(v for v in values if v != values[0])} in another", site=here(), thread=thread.id)
     return values[0]

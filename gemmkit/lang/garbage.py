@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
-from itertools import count
 
 __all__ = ["without_collections"]
 
@@ -19,23 +18,29 @@ def without_collections() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
+    before = gc.get_count()[0]
     gc.disable()
     try:
         yield
     finally:
-        _set_aside()
+        _set_aside(gc.get_count()[0] - before)
         gc.enable()
 
 
-_times = count(1)
-_WALK_EVERY = 4                        # kernels, which leave some 100,000 dead objects each
+_LEAST = 200_000                       # objects: a kernel leaves some 50,000 dead ones
+_made = 0                              # since the last walk
+_alive = 0                             # after it
 
 
-def _set_aside() -> None:
+def _set_aside(made: int) -> None:
     """Put what was made among the old objects. The collector would walk through all of it as soon as it may (0.13 s of a
-    first call's 2.0); so it does for several kernels at once."""
-    if next(_times) % _WALK_EVERY == 0:
+    first call's 2.0, and seconds in a process that has millions of objects); so it does once as much was made as is alive.
+    That much may then lie dead, and a kernel's share of the walks is the same in a large process as in a small one."""
+    global _made, _alive
+    _made += max(0, made)
+    if _made >= max(_LEAST, _alive):
         gc.collect()
+        _made, _alive = 0, len(gc.get_objects())
     elif gc.get_freeze_count() == 0:                          # somebody else's frozen objects stay frozen
         gc.freeze()
         gc.unfreeze()

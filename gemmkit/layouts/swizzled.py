@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from gemmkit.lang import static  # noqa: F401  (how a Swizzle is compiled)
@@ -59,21 +60,21 @@ class Swizzled(Layout):
     def vector_axis(self) -> int | None:
         return self.layout.axis
 
-    @property
+    @cached_property                           # with the next ones: the emulator asks for every access
     def line(self) -> int:
         """Elements of a panel's line."""
         return self.width // int(self.dtype.itemsize)
 
-    @property
+    @cached_property
     def itemsize(self) -> int:
         return int(self.dtype.itemsize)
 
-    @property
+    @cached_property
     def chunk(self) -> int:
         """Elements that stay together."""
         return max(1, CHUNK // self.itemsize)
 
-    @property
+    @cached_property
     def swizzle(self) -> Swizzle:
         """How the elements of a panel change places: whole chunks of them."""
         return lines(self.width, self.itemsize)

@@ -123,7 +123,7 @@ class WgmmaSpec:
     def fragment_a(self) -> Fragment:
         return Fragment(self.a, self.a_map.values)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The instruction's; two atoms of one name would be one compile-time value."""
         a, b, acc = _OPERAND_NAME[self.a], _OPERAND_NAME[self.b], _ACCUMULATOR_NAME[self.accumulator]

@@ -206,7 +206,7 @@ def test_a_transform_of_a_costs_no_shared_memory(mapping: Mapping, along: str, d
     assert code.count("LDS") == 0
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("mapping", ACROSS, ids=lambda m: f"{m.M}x{m.N}")
 @pytest.mark.parametrize("d", [RowMajor, ColMajor])
 def test_a_across_k_is_fetched_word_by_word(mapping: Mapping, d: Any) -> None:

@@ -117,7 +117,7 @@ def test_no_rows() -> None:
 
 # -- results ----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("lengths", [(64, 64), (70, 9)], ids=str)
 @pytest.mark.parametrize("name", CONFIGURATIONS)

@@ -69,6 +69,7 @@ def expected(a: np.ndarray, b: Matrix) -> np.ndarray:
 
 # -- by mappings ----------------------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(17)
 @on_machines
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize(("bits", "part", "group"), [(4, 32, 8), (4, 64, 64), (2, 64, 16), (2, 64, 128)])

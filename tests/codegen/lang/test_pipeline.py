@@ -6,7 +6,7 @@ import gc
 import re
 import subprocess
 import sys
-import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,29 +111,70 @@ def test_a_module_is_absent_in_one_thread_for_the_time_being() -> None:
 class _Node:
     """Refers to itself: only the collector frees it."""
 
+    __slots__ = ("itself",)
+    alive = 0
+
     def __init__(self) -> None:
         self.itself = self
+        _Node.alive += 1
+
+    def __del__(self) -> None:
+        _Node.alive -= 1
 
 
-def test_what_compilations_leave_is_found() -> None:
+@pytest.fixture
+def walks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The collector's walks from now on, the first when a thousand objects were set aside."""
+    seen: list[str] = []
+
+    def noted(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            seen.append(phase)
+
+    for name, value in dict(_LEAST=1000, _made=0, _alive=0).items():
+        monkeypatch.setattr(garbage, name, value)
+    gc.callbacks.append(noted)
+    yield seen
+    gc.callbacks.remove(noted)
+
+
+def leave(objects: int) -> None:
+    """What a compilation does."""
+    with garbage.without_collections():
+        assert not gc.isenabled()
+        for _ in range(objects):
+            _Node()
+
+
+def test_what_compilations_leave_is_found(walks: list[str]) -> None:
     """Not at once, but before it is much; and the collector runs again, over all objects."""
-    alive, frozen = weakref.WeakSet[_Node](), gc.get_freeze_count()           # (Python 3.12 begins with some)
-    for _ in range(garbage._WALK_EVERY):
-        with garbage.without_collections():
-            assert not gc.isenabled()
-            alive.add(_Node())
-    assert len(alive) < garbage._WALK_EVERY and gc.isenabled() and gc.get_freeze_count() == frozen
+    frozen = gc.get_freeze_count()                             # (Python 3.12 begins with some)
+    for number in range(1, 4):
+        leave(300)
+        assert _Node.alive >= 300 * number and not walks
+    leave(300)
+    assert _Node.alive == 0 and len(walks) == 1
+    assert gc.isenabled() and gc.get_freeze_count() == frozen
 
 
-def test_frozen_objects_stay_frozen() -> None:
+def test_a_walk_waits_until_as_much_was_made_as_is_alive(walks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc, "collect", lambda: walks.append("asked for"))
+    leave(1200)
+    assert len(walks) == 1 and garbage._alive > 10_000          # after the first it is known what is alive
+    monkeypatch.setattr(garbage, "_alive", 10_000)
+    for walked in (1, 1, 2):
+        leave(4000)
+        assert len(walks) == walked
+
+
+def test_frozen_objects_stay_frozen(walks: list[str]) -> None:
     gc.collect()
     gc.freeze()
     try:
-        frozen = gc.get_freeze_count()
-        for _ in range(garbage._WALK_EVERY):
-            with garbage.without_collections():
-                pass
-        assert gc.get_freeze_count() > frozen // 2
+        frozen, before = gc.get_freeze_count(), len(walks)
+        for _ in range(4):
+            leave(300)
+        assert gc.get_freeze_count() > frozen // 2 and len(walks) == before + 1
     finally:
         gc.unfreeze()
 

@@ -15,7 +15,7 @@ from tests.codegen.specs.test_drawn_schedules import by_ptx, check
 from tests.codegen.specs.test_listings import main_loop
 from tests.support.schedules import maxwell, operands, tensor_cores
 
-pytestmark = [pytest.mark.sample(3), pytest.mark.compile]
+pytestmark = [pytest.mark.sample(5), pytest.mark.compile]
 
 HALVES = (("f2", "row"), ("f2", "col"), ("f4", "row"))
 FLOATS = (("f4", "col"),) * 3

@@ -207,9 +207,9 @@ def test_c_and_the_order_of_the_result(order: str) -> None:
 @pytest.mark.parametrize("step", [0, 1, 8])
 def test_a_result_by_columns(M: int, order: str, step: int) -> None:
     """The strides of one row say nothing of its order: (1, 1) is that of both, and (1, 9) a row of elements 9 apart."""
-    a, b = operands(M, 264, 136, order)
-    c = np.asfortranarray(np.arange(M * 264).reshape(M, 264) % 7 - 3).astype(F16)
-    wide = np.full((264, M + step), np.nan, F16)
+    a, b = operands(M, 136, 136, order)
+    c = np.asfortranarray(np.arange(M * 136).reshape(M, 136) % 7 - 3).astype(F16)
+    wide = np.full((136, M + step), np.nan, F16)
     out, expected = wide.T[:M], a.astype(F64) @ b.astype(F64)
     with gk.emulate():
         for addend in (None, c):

@@ -39,7 +39,7 @@ def test_each_block_rewrites_a_part(machine: Any, schedule: str, orders: str, rn
     at = Elementwise(lambda x, i, j: x + (i + 2 * j) % 3)
     fields = {f"transform_global_to_shared_{which}": at for which in MORE[schedule]}
     conf = mapping(schedule, WGMMAOp(32), a=a_kind, b=b_kind, **fields)
-    m, n, k = 272, 80, 200
+    m, n, k = 144, 40, 200
     a, b = whole(rng, (m, k), F16), whole(rng, (k, n), F16)
     spec = spec_of(conf, a, b)
     assert routes(spec) == MORE[schedule] and spec.producer.sent_bytes > 0
@@ -59,7 +59,7 @@ def test_a_by_registers_beside_it(machine: Any, stages: int, b_kind: Any, rng: n
     """Table 2's last row: A is transformed by the consumers, B a half by each block; pairs at once, and an epilogue."""
     both = {f"transform_global_to_shared_{x}": Elementwise(lambda x: x + 1) for x in "ab"}
     conf = mapping("two-2x1", a=RowMajor, b=b_kind, stages=stages, **both)
-    a, b = whole(rng, (512, 264), F16), whole(rng, (264, 72), F16)
+    a, b = whole(rng, (256, 264), F16), whole(rng, (264, 40), F16)
     spec = spec_of(conf, a, b)
     assert isinstance(spec.mainloop, RegisterMainloop) and routes(spec) == "b"
     assert isinstance(spec.producer, RewriteProducer) and spec.producer.teams == (2 if stages == 6 else 1)
@@ -82,10 +82,10 @@ def test_a_mask_that_leaves_parts_as_they_are(machine: Any, transform: Any, rng:
     """They are sent, too."""
     fields = {} if transform is None else {"transform_global_to_shared_b": Elementwise(transform)}
     conf = mapping("one-2x1", b=lambda dtype: Triangular(ColMajor(dtype), "lower"), **fields)
-    a, b = whole(rng, (150, 200), F16), whole(rng, (200, 200), F16)
+    a, b = whole(rng, (150, 136), F16), whole(rng, (136, 136), F16)
     assert routes(spec_of(conf, a, b)) == "b"
     factor = 1 if transform is None else 2
-    assert np.array_equal(product(machine, conf, a, np.where(np.tri(200, dtype=bool), b, np.nan).astype(F16)),
+    assert np.array_equal(product(machine, conf, a, np.where(np.tri(136, dtype=bool), b, np.nan).astype(F16)),
                           factor * a.astype(F32) @ np.tril(b.astype(F32)))
 
 

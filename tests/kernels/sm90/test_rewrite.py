@@ -78,7 +78,7 @@ def test_lanes_that_do_not_divide_a_warps_tile(machine: Any, masked: bool, rng: 
     kind = (lambda dtype: Triangular(RowMajor(dtype), "lower")) if masked else RowMajor
     conf = mapping("three", a=kind, stages=2, transform_global_to_shared_a=Elementwise(lambda x: x + x),
                    mem_a_warp=Tile(M=3, K=64), mem_a_thread=Tile(M=1, K=4))
-    a, b = whole(rng, (200, 200), F16), whole(rng, (200, 40), F16)
+    a, b = whole(rng, (200, 200), F16), whole(rng, (200, 24), F16)
     spec = spec_of(conf, a, b)
     assert type(spec.a.route) is Rewrite and spec.a.shares == 0
     given = np.tril(a) if masked else a

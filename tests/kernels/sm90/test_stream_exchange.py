@@ -75,7 +75,7 @@ def test_consumers_hand_over_one_by_one(machine: Any, schedule: str, cluster: st
     assert np.array_equal(product(machine, conf, a, b), a.astype(F64) @ b.astype(F64))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(13)
 @on_machines
 @pytest.mark.parametrize("shape", [(64, 32, 260), (130, 40, 100), (1, 8, 72), (270, 16, 33), (33, 16, 0)], ids=str)
 @pytest.mark.parametrize("with_c", [False, True])

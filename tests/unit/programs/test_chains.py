@@ -46,7 +46,7 @@ def check(program: gp.Program, arrays: list[np.ndarray], mapping: gk.Mapping, se
     return plan
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(48)
 @pytest.mark.parametrize("seed", range(240))
 def test_drawn(seed: int) -> None:
     program, arrays, mapping, more = chains.drawn_case(seed)
