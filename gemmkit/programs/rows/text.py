@@ -67,7 +67,7 @@ class Printer:
             if x.op == "scalar":
                 self.names[x] = str(x.data)            # an argument's name, which is its own
             else:
-                given = "" if x.op == "reciprocal" and x.name == x.args[0].name else x.name      # the rewriter's, not the user's
+                given = "" if x.op == "reciprocal" and x.name == x.args[0].name else x.name       # the rewriter's
                 plain = f"{x.data[0].name}_value" if x.op == "load" else given or CALLED.get(x.op, "value")
                 self.names[x] = self.unique(plain)
         return self.names[x]
@@ -153,7 +153,7 @@ class Printer:
         """A word of rows with a function of elements: the first row that it needs, and those beside it."""
         made = self.element(x, is_made)
         rows = sorted(made.rows, key=lambda row: not is_vector(row))
-        if rows and not is_vector(rows[0]) or not rows:
+        if not rows or not is_vector(rows[0]):         # the first row says where the elements are
             main, beside, names = self.first, rows, ["_"]
         else:
             main, beside, names = self.row(rows[0]), rows[1:], [self.name(rows[0])]
