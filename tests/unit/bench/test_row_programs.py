@@ -7,11 +7,12 @@ from unittest import mock
 import pytest
 
 from bench import row_programs
+from bench.experiments.rows import WORKS
 from bench.harness import WrongResult
 from tests.conformance.test_experiments import Emulated
 
 
-@pytest.mark.parametrize("work", row_programs.WORKS)
+@pytest.mark.parametrize("work", WORKS)
 def test_a_row(work: str) -> None:
     host = Emulated()
     with host.launches():
