@@ -154,7 +154,7 @@ class Printer:
         """A word of rows with a function of elements: the first row that it needs, and those beside it."""
         made = self.element(x, is_made)
         rows = sorted(made.rows, key=lambda row: not is_vector(row))
-        if (rows and not is_vector(rows[0])) or not rows:
+        if not rows or not is_vector(rows[0]):         # the first row says where the elements are
             main, beside, names = self.first, rows, ["_"]
         else:
             main, beside, names = self.row(rows[0]), rows[1:], [self.name(rows[0])]

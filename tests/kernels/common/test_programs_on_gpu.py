@@ -10,8 +10,9 @@ import pytest
 
 import gemmkit as gk
 from gemmkit.runtime import cache
-from tests.support import chains
+from tests.support import chains, row_programs
 from tests.support import programs as listing
+from tests.support.machines import MACHINES
 
 pytestmark = pytest.mark.gpu
 
@@ -100,6 +101,47 @@ def test_what_is_tuned_is_taken_and_right(rng: np.random.Generator, tmp_path: Pa
         assert not [row for row in heads.rows if str(row.error).startswith(("wrong", "failed"))], str(heads)
     finally:
         cache.default_cache.cache_clear()
+
+
+def close(got: np.ndarray, exact: np.ndarray) -> None:
+    """To the rounding of the result, and of a row's sums in float32, of its largest element."""
+    largest, rounding = max(1.0, np.abs(exact).max(initial=0.0)), {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 1e-4}
+    assert np.array_equal(np.isnan(got), np.isnan(exact))
+    assert np.nanmax(np.abs(got.astype(float) - exact), initial=0.0) <= rounding[got.dtype.name] * largest
+
+
+@pytest.mark.sample(20)
+@pytest.mark.parametrize("seed", range(120))
+def test_drawn_rows(seed: int) -> None:
+    program, arrays, more = row_programs.drawn_rows(seed)
+    gpu = MACHINES["gpu"]
+    given = program.bound(tuple(gpu.array(x) for x in arrays), more)
+    plan = program.plan(*given.values())
+    plan.run(given)
+    for name, exact in zip(plan.printed.outs, program.reference(*arrays, **more), strict=True):
+        close(gpu.numpy(given[name]), exact)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("columns", [1, 31, 768, 1000, 4097, 16384, 32768, 33000])
+@pytest.mark.parametrize("dtype", [row_programs.F16, row_programs.BF16, row_programs.F32], ids=str)
+def test_rows(dtype: Any, columns: int, rng: np.random.Generator) -> None:
+    """Held by a warp and by blocks, and loaded anew; beside gemmkit's own functions."""
+    gpu = MACHINES["gpu"]
+    x, residual = ((2 * rng.standard_normal((300, columns)) + 0.5).astype(dtype) for _ in range(2))
+    gamma, beta = rng.standard_normal((2, columns)).astype(dtype)
+    held = {name: gpu.array(value) for name, value in dict(x=x, residual=residual, gamma=gamma, beta=beta).items()}
+    y, h, r = (gpu.array(np.full(shape, np.nan, kind)) for shape, kind in ((x.shape, dtype), (x.shape, dtype), ((300,), np.float32)))
+    row_programs.softmax(held["x"], y, scale=0.5)
+    close(gpu.numpy(y), row_programs.softmax.reference(x, np.empty(x.shape), scale=0.5))
+    close(gpu.numpy(gk.softmax(held["x"], scale=0.5)), gpu.numpy(y).astype(float))
+    row_programs.layernorm(held["x"], held["gamma"], held["beta"], y, eps=1e-3)
+    close(gpu.numpy(y), row_programs.layernorm.reference(x, gamma, beta, np.empty(x.shape), eps=1e-3))
+    close(gpu.numpy(gk.layernorm(held["x"], held["gamma"], held["beta"], eps=1e-3)), gpu.numpy(y).astype(float))
+    row_programs.added_rmsnorm(held["x"], held["residual"], held["gamma"], h, y, r, eps=1e-3)
+    exact = row_programs.added_rmsnorm.reference(x, residual, gamma, *(np.empty(shape) for shape in (x.shape, x.shape, 300)), eps=1e-3)
+    for got, wanted in zip((h, y, r), exact, strict=True):
+        close(gpu.numpy(got), wanted)
 
 
 @pytest.mark.parametrize("sizes", [(4096, 1032, 520), (1, 8, 4096)], ids=str)

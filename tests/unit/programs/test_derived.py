@@ -127,6 +127,31 @@ def test_cells_that_begin_with_numbers(drawn: Drawn) -> None:
     check(gk.program(scaled_sums), drawn(70, 72), drawn(72, 72), empty(70, 72), empty(70), drawn(70), drawn(72), factor=0.125)
 
 
+def clipped(a: Any, b: Any, d: Any) -> None:
+    for m, n in gp.parallel(a.rows, b.columns):
+        acc = gp.zeros(m, n)
+        for k in gp.sequential(a.columns):
+            acc += a[m, k] @ b[k, n]
+        d[m, n] = gp.minimum(acc, 0.5) * gp.rsqrt(acc * acc + 1.0)
+
+
+def normed_chain(a: Any, b: Any, c: Any, gamma: Any, d: Any) -> None:
+    """A layer norm behind a chain of products, and a vector without indices."""
+    for m in gp.parallel(a.rows):
+        out = gp.zeros(m, c.columns)
+        for n in gp.sequential(b.rows):
+            h = gp.minimum(a[m] @ b[n].T, 0.25)
+            out += h.astype(a.dtype) @ c[n]
+        centred = out - out.mean(axis=1)
+        d[m] = centred * gp.rsqrt((centred * centred).mean(axis=1) + 0.1) * gamma - out.min(axis=1)
+
+
+def test_words_of_rows_beside_products(drawn: Drawn) -> None:
+    check(gk.program(clipped), drawn(70, 72), drawn(72, 80), empty(70, 80))
+    check(gk.program(normed_chain), drawn(70, 64), drawn(90, 64, scale=0.2), drawn(90, 64, scale=0.2), drawn(64),
+          empty(70, 64, dtype=F32))
+
+
 def test_views_and_misaligned_results(drawn: Drawn) -> None:
     out = empty(67, 83)
     check(listing.gemm, drawn(67, 72), drawn(72, 80), out[:, 1:81])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
+import time
 from typing import Any
 
 import numpy as np
@@ -158,6 +160,15 @@ def test_sizes_and_numbers_compile_nothing_anew() -> None:
                   for m, n, eps in ((40, 520, 0.1), (7, 528, 0.2)))
     assert one.text == other.text and one.launchable.kernel is other.launchable.kernel
     assert [x.fingerprint for x in one.arguments] == [x.fingerprint for x in other.arguments]
+
+
+def test_deriving_takes_milliseconds() -> None:
+    best = math.inf
+    for _ in range(5):
+        begin = time.process_time()
+        listing.layernorm.plan(X, V, V, Y, eps=0.1)
+        best = min(best, time.process_time() - begin)
+    assert best * 1e3 <= 20
 
 
 def test_a_text_is_edited_and_run_in_its_place(drawn: Any) -> None:

@@ -1,0 +1,33 @@
+"""`bench.row_programs` without a GPU: programs and gemmkit's own functions are both right, and a wrong one is no row."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+
+from bench import row_programs
+from bench.experiments.rows import WORKS
+from bench.harness import WrongResult
+from tests.conformance.test_experiments import Emulated
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_a_row(work: str) -> None:
+    host = Emulated()
+    with host.launches():
+        row = row_programs.measured(host, work, "f16", 24, 16, pairs=2)
+    assert row["work"] == work and row["ratio"] > 0 and row["error"] < 2e-3
+
+
+def test_a_wrong_program_is_no_row() -> None:
+    host = Emulated()
+    with host.launches(), mock.patch.object(row_programs, "rmsnorm", lambda x, gamma, y, eps: row_programs.softmax(x, y)), \
+            pytest.raises(WrongResult):
+        row_programs.measured(host, "rmsnorm", "f16", 24, 16, pairs=2)
+
+
+def test_unknown_work(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        row_programs.main(["attention"])
+    assert "'attention' is none of layernorm, rmsnorm, softmax" in capsys.readouterr().err
