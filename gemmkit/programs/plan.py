@@ -28,6 +28,7 @@ from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.modules import NEEDED, ROWS_NEEDED, module_of
 from gemmkit.programs.order import ordered
 from gemmkit.programs.places import Places, places_of
+from gemmkit.programs.rows.elements import PART
 from gemmkit.programs.rows.form import has_rows_alone, row_program_of
 from gemmkit.programs.rows.plan import derived as derived_rows
 from gemmkit.programs.rows.text import OWN_NAMES as NAMES_OF_ROWS
@@ -294,7 +295,7 @@ def _of_rows(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     numbers = {key: float(x) for key, x in arguments.items() if isinstance(x, (float, np.floating))}
     program = row_program_of(loop)
     for key in (*infos, *numbers, *(index.name for index in program.indices)):
-        if key in NAMES_OF_ROWS:
+        if key in NAMES_OF_ROWS or key.startswith(PART):
             raise _taken(key)
     _check_launch(infos, {}, program.indices, [], {}, program.stores)
     printed = derived_rows(name, program, mapping, infos, list(numbers))

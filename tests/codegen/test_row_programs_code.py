@@ -48,6 +48,7 @@ def test_what_was_compiled_computes(dtype: Any, shape: tuple[int, int], rng: np.
     if n < 100:
         computed(listing.causal_softmax, drawn(n, n), empty(n, n), empty(n, dtype=F32))
         computed(listing.quantised, drawn(m, n), empty(m, n), empty(m))
+        computed(listing.corners, drawn(m, n), drawn(n), empty(m, n, dtype=F32), empty(m, n, dtype=F32), empty(m), alpha=0.5)
 
 
 @pytest.mark.sample(10)

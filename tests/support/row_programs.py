@@ -79,6 +79,22 @@ def quantised(x: Any, y: Any, step: Any) -> None:
         step[m] = most
 
 
+@gk.program
+def corners(x: Any, gamma: Any, y: Any, z: Any, r: Any, alpha: float) -> None:
+    """Cells, places, constants alone, conditions of a row, what is needed often within one function."""
+    for m in gp.parallel(x.rows):
+        h = gp.copy(x[m])
+        h[:] = h + gp.where(lambda i, j: j - i < 3, gp.full(m, x.columns, 1.0), 0.0) * gp.where(lambda j: j < 2, gamma, -1.0)
+        h += 0.25 * gp.place(m)
+        value, value_2 = h.sum(axis=1) * 1e-3, gp.finite(gp.log(gp.maximum(h.max(axis=1) - 100.0, 0.0)))
+        a = gp.where(value < 0.0, h, gp.exp(gp.minimum(h, 1.0)) - 1.0)
+        b = a * a + value_2
+        c = b * b - alpha * a
+        y[m] = (c * c + b) / (c * c + 1.0) * gp.finite(b) + value
+        z[m] = gp.where((h < 0.5) & (a < 0.25), value, gp.zeros(x.columns) + alpha)
+        r[m] = gp.where(value < alpha, value, 2.0 * alpha)
+
+
 # -- drawn ------------------------------------------------------------------------------------------------------------------
 
 COLUMNS = 1, 2, 7, 8, 31, 64, 97, 100, 257, 1000, 1031, 2056

@@ -15,13 +15,14 @@ from gemmkit.programs.rows.steps import Steps
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Axis
 
-__all__ = ["DTYPES", "Element"]
+__all__ = ["COLUMN", "DTYPES", "PART", "Element"]
 
 DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 #: Functions as the text calls them, and what it imports for that.
 CALLS = dict(exp2="exp2", log2="log2", reciprocal="reciprocal", tanh="math.tanh", sqrt="math.sqrt", max="max", min="min")
 FLOAT32 = frozenset({"exp2", "log2", "reciprocal", "cast", "scalar", *FOLDS})
 COLUMN = "column"                      # what an element's place in its row is called
+PART = "part_"                         # what is needed more than once in a function has such a name, which nothing else has
 
 
 @dataclass
@@ -64,7 +65,7 @@ class Element:
             return self._known[x]                      # it has a line of its own
         text = self._operation(x)
         if self._uses.get(x, 0) > 1:
-            name = f"value_{len(self._known)}"
+            name = f"{PART}{len(self._known)}"
             self.lines.append(f"{name} = {_bare(text)}")
             self._known[x] = text = name
         return text

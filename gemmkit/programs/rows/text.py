@@ -9,7 +9,7 @@ import numpy as np
 from gemmkit.kernels.rows.row import Held, Source
 from gemmkit.kernels.rows.team import Team, WarpTeam
 from gemmkit.programs.expressions import _bare
-from gemmkit.programs.rows.elements import COLUMN, DTYPES, Element
+from gemmkit.programs.rows.elements import COLUMN, DTYPES, PART, Element
 from gemmkit.programs.rows.form import RowProgram, is_row, is_vector
 from gemmkit.programs.rows.steps import Fold, Load, Map, Moments, Named, Put, Step, Steps
 from gemmkit.programs.text import Printed
@@ -51,6 +51,7 @@ class Printer:
     # -- names --------------------------------------------------------------------------------------------------------
 
     def unique(self, wanted: str) -> str:
+        wanted = wanted.replace(PART, "value_")
         name, n = wanted, 1
         while name in self.taken:
             n += 1

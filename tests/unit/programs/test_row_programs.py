@@ -78,6 +78,7 @@ def test_two_arrays_of_rows_and_several_results(drawn: Any, shape: tuple[int, in
 def test_places_conditions_and_conversions(drawn: Any, n: int) -> None:
     check(listing.causal_softmax, drawn(n, n), empty(n, n, dtype=F32), empty(n, dtype=F32))
     check(listing.quantised, drawn(5, n, dtype=F32), empty(5, n), empty(5))
+    check(listing.corners, drawn(5, n), drawn(n), empty(5, n, dtype=F32), empty(5, n, dtype=F32), empty(5), alpha=0.5)
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 24), (0, 5, 24), (3, 0, 24), (2, 7, 33)], ids=str)
@@ -200,6 +201,13 @@ def test_names_that_a_text_has_too(drawn: Any) -> None:
 
     with pytest.raises(ValueError, match="moments: the derived text has this name for its own"):
         gk.program(taken).plan(X, Y)
+
+    def part(part_0: Any, y: Any) -> None:
+        for m in gp.parallel(part_0.rows):
+            y[m] = part_0[m]
+
+    with pytest.raises(ValueError, match="part_0: the derived text has this name for its own"):
+        gk.program(part).plan(X, Y)
 
 
 def test_other_gpus() -> None:
