@@ -108,6 +108,8 @@ def as_kind(value: Any, kind: Kind) -> Any:
     if isinstance(kind, np.dtype):
         if isinstance(value, np.generic) and value.dtype == kind:
             return value
+        if isinstance(value, Coordinate) and kind.char in "fd" and -2**31 <= value < 2**31:
+            return kind.type(value)                           # exact in float64: rounded once
         if isinstance(value, int) and number_rules.is_integer(kind):
             return np.array(int(value) % (1 << 8 * kind.itemsize), f"u{kind.itemsize}").view(kind)[()]
         return np.asarray(value).astype(kind)[()]
@@ -145,17 +147,20 @@ def _compute(op: str, a: Any, b: Any, mine: Any, other: Any) -> Any:
 
 def _methods(op: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     direct: Any = None
-    if op in number_rules.COMPARISONS or op in ("+", "-", "*", "&", "|", "^"):
+    divides = op in ("//", "%")
+    if op in number_rules.COMPARISONS or op in ("+", "-", "*", "&", "|", "^") or divides:
         direct = getattr(int, f"__{_METHODS[op]}__")                          # Python's own
 
     def forward(self: Any, other: Any) -> Any:
         mine, theirs = self.__class__, other.__class__                        # mostly alike: no table is asked
-        if direct is not None and (theirs is mine or (theirs is int and -2**31 <= other < 2**31)):
+        if direct is not None and (theirs is mine or (theirs is int and -2**31 <= other < 2**31)) and (other or not divides):
             found = direct(self, other)
             return in_range(mine, found) if found.__class__ is int else np.bool_(found)
         return _compute(op, self, other, self, other)
 
     def backward(self: Any, other: Any) -> Any:
+        if direct is not None and other.__class__ is int and -2**31 <= other < 2**31 and (self or not divides):
+            return in_range(self.__class__, direct(other, self))
         return _compute(op, other, self, self, other)
 
     return forward, backward

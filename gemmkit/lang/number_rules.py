@@ -33,6 +33,8 @@ class Weak(enum.Enum):
     FLOAT = "float"
     COMPLEX = "complex"
 
+    __hash__ = object.__hash__          # an enumeration's own is Python code, and `result` is asked for every element
+
     def __repr__(self) -> str:
         return str(self)
 

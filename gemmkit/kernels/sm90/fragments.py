@@ -14,6 +14,7 @@ filled. What is fetched is a source's affair:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -174,7 +175,7 @@ class Transformed(Source):
 
     itemsize: int
 
-    @property
+    @cached_property
     def word(self) -> Tile:
         """A thread's elements in a register."""
         return Tile(M=1, K=4 // self.itemsize)
