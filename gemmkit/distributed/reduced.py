@@ -15,11 +15,10 @@ import torch
 from gemmkit.config import TRANSFORMS, Config, ConfigError
 from gemmkit.distributed.again import key_of_call, known_call, remember
 from gemmkit.distributed.calls import BEFORE_SUM, check_keywords, meet, multiply, new, planned
-from gemmkit.distributed.gates import Gates, by_chunks
+from gemmkit.distributed.gates import Gates, by_sums
 from gemmkit.distributed.partial_sums import (
     Reduction,
     before_sum,
-    chunks_of,
     finishing,
     is_fused,
     nothing,
@@ -101,7 +100,7 @@ def matmul_reduce_scatter(a: Any, b_shard: Any, c: Any = None, *, group: Any = N
         how = _reduction(a, b_shard, c, out, conf, combine, reduce_dtype, components, sizes[ranks.rank], ranks.size)
         if not a.is_cuda or ranks.size == 1 or way == "plain":
             return how
-        gates = Gates(ranks, by_chunks(sizes[ranks.rank], _chunks(sizes, b_shard), ranks.size))
+        gates = Gates(ranks, by_sums(sizes[ranks.rank], ranks.size))
         how = how._replace(gates=gates)
         if is_fused(a, c, conf, components):
             mine = new(a, (sizes[ranks.rank], a.shape[1]), a.dtype)
@@ -114,7 +113,7 @@ def matmul_reduce_scatter(a: Any, b_shard: Any, c: Any = None, *, group: Any = N
     how = meet(ranks, "matmul_reduce_scatter", a, facts, {"conf": conf, "combine": combine, **components}, make)
     inbox = inbox_for(ranks, a.device, ranks.size * max(sizes) * b_shard.shape[1] * how.travels.itemsize, way)
     if inbox is not None:
-        call = ReduceScatter(ranks, inbox, how, sizes, _chunks(sizes, b_shard), conf, components)
+        call = ReduceScatter(ranks, inbox, how, sizes, conf, components)
         with torch.cuda.device(inbox.device):
             return remember(ranks, key, call)(a, b_shard, c, out)
     parts = _exchanged(ranks, a, b_shard, conf, how, components, sizes)
@@ -235,10 +234,6 @@ def _by_rows(a: Any, b: Any, conf: Any, how: Reduction, components: dict[str, An
     whole = new(a, (a.shape[0], b.shape[1]), how.travels)
     multiply(a, b, None, whole, conf, before)
     return lambda begin, end, out: out.copy_(whole[begin:end])
-
-
-def _chunks(lengths: tuple[int, ...], b: Any) -> int:
-    return chunks_of(lengths, b.shape[1], torch.cuda.get_device_properties(b.device).multi_processor_count)
 
 
 def _finish(compute: Any, parts: Any, c: Any, out: Any, how: Reduction, components: dict[str, Any]) -> Any:
