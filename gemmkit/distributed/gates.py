@@ -10,11 +10,12 @@ import torch
 
 from gemmkit.distributed.calls import array_or_none, planned
 from gemmkit.distributed.ranks import Ranks
+from gemmkit.distributed.shards import even_lengths
 from gemmkit.kernels.gated import Gated, arrivals
 from gemmkit.planning import Plan
 from gemmkit.runtime.arrays import describe
 
-__all__ = ["Gate", "Gates", "by_shards", "by_sums", "gated"]
+__all__ = ["Gate", "Gates", "by_chunks", "by_shards", "gated", "without_operator"]
 
 _SOON = 2**31 - 1                      # milliseconds: the longest that a kernel waits
 
@@ -26,10 +27,10 @@ def by_shards(lengths: tuple[int, ...], rank: int) -> Table:
     return lambda made: arrivals(made.config.order, lengths, rank, *made.tiles)
 
 
-def by_sums(rows: int, ranks: int) -> Table:
-    """A tile waits for the partial sums of all ranks."""
+def by_chunks(rows: int, chunks: int, ranks: int) -> Table:
+    """The rows in chunks, one after the other; a tile waits for its chunks from all ranks."""
     def table(made: Plan) -> np.ndarray:
-        found = arrivals(made.config.order, (rows,), 0, *made.tiles)
+        found = arrivals(made.config.order, even_lengths(rows, chunks), 0, *made.tiles)
         found[:, 2:] *= ranks
         return found
 
@@ -61,7 +62,8 @@ class Gates:
         key = tuple(None if x is None else (describe(x, "x")[1:4], x.data_ptr() & 15) for x in
                     (array_or_none(a, "a"), array_or_none(b, "b"), array_or_none(c, "c"), array_or_none(out, "out")))
         if key not in self._known:
-            self._known[key] = self._made(planned(a, b, c, out, conf, components), a)
+            given = components if conf is None else without_operator(components)
+            self._known[key] = self._made(planned(a, b, c, out, conf, given), a)
         return self._known[key]
 
     def _made(self, made: Plan, a: Any) -> Gate | None:

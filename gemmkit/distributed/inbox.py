@@ -1,8 +1,8 @@
 """What the ranks of a group put into each other's memory: two slots, used in turn, and flags behind the data.
 
-Call number e (the *epoch*) uses slot e % 2 on every rank. ``arrived[slot, r]`` = e, which rank r writes behind its data,
-means that rank r's part of call e lies in the slot. The data are copied on a stream of the inbox's own (`Inbox.push`), or
-a kernel of the call's stream has stored them there itself (`Inbox.stored`).
+Call number e (the *epoch*) uses slot e % 2 on every rank. ``arrived[slot, i, r]`` = e, which rank r writes behind its data,
+means that chunk i of rank r's part of call e lies in the slot. The data are copied on a stream of the inbox's own
+(`Inbox.push`), or a kernel of the call's stream has stored them there itself (`Inbox.stored`).
 
 No barrier stands between calls, since each waits for a part from every rank. What rank r sends in call e stands behind its
 kernel of call e - 1 (`Inbox.made`); that kernel has waited for what rank p sent in call e - 1; and that stood behind p's
@@ -23,10 +23,11 @@ from gemmkit.distributed.ranks import Ranks
 from gemmkit.runtime.stream_commands import copy, new_event, record, wait_event, wait_value, write_value
 from gemmkit.runtime.streams import stream_finder
 
-__all__ = ["SLOTS", "Inbox", "size_class"]
+__all__ = ["CHUNKS", "SLOTS", "Inbox", "size_class"]
 
 _FLAG = 4
 _ALIGNED = 1024                        # bytes: where slots begin
+CHUNKS = 4                             # of a rank's part, at most
 SLOTS = 2
 
 
@@ -57,13 +58,13 @@ class Inbox:
         self._made, self._sent, self._ended = new_event(), new_event(), new_event()
         self._is_pushing = False
         self._memory = [int(buffer.data_ptr()) for buffer in peers.buffers]
-        count = _FLAG * ranks.size
+        count = _FLAG * CHUNKS * ranks.size
         self._arrived = [peers.buffers[ranks.rank][slot * count:(slot + 1) * count].view(torch.uint32)
                          for slot in range(SLOTS)]
 
     @staticmethod
     def flag_bytes(ranks: int) -> int:
-        return -(-SLOTS * ranks * _FLAG // _ALIGNED) * _ALIGNED
+        return -(-SLOTS * CHUNKS * ranks * _FLAG // _ALIGNED) * _ALIGNED
 
     @classmethod
     def total(cls, ranks: int, slot_bytes: int) -> int:
@@ -76,7 +77,7 @@ class Inbox:
 
     @property
     def arrived(self) -> Any:
-        """This call's flags of this rank, one for each rank, uint32."""
+        """This call's flags of this rank, uint32: those of the ranks' first chunks, then of their second ones, ..."""
         return self._arrived[self.turn]
 
     def slot(self, of: int | None = None) -> Any:
@@ -112,25 +113,28 @@ class Inbox:
         wait_event(self._pushes, self._made)
         self._is_pushing = True
 
-    def push(self, to: int, source: int, nbytes: int, first_byte: int) -> None:
+    def push(self, to: int, source: int, nbytes: int, first_byte: int, chunk: int = 0) -> None:
         """Copy bytes from an address to rank ``to``'s slot, and set this rank's flag there."""
         if nbytes:
             copy(self._pushes, self._memory[to] + self._slot_begin() + first_byte, source, nbytes)
-        write_value(self._pushes, self._flag(to, self.ranks.rank), self.epoch)
+        write_value(self._pushes, self._flag(to, self._row(chunk), self.ranks.rank), self.epoch)
 
     def stored(self, to: int) -> None:
         """Set this rank's flag in rank ``to``'s memory, where a kernel has stored this rank's part (`part_of`), once the
         current stream has come here. (The command is ordered behind the kernel's stores, at system scope.)"""
-        write_value(self.main, self._flag(to, self.ranks.rank), self.epoch)
+        write_value(self.main, self._flag(to, self._row(0), self.ranks.rank), self.epoch)
 
-    def own(self) -> None:
-        """This rank's own part is there, once the current stream has come here."""
-        self.stored(self.ranks.rank)
+    def own(self, chunks: int = 1) -> None:
+        """This rank's own part, of so many chunks, is there, once the current stream has come here."""
+        rank = self.ranks.rank
+        for chunk in range(chunks):
+            write_value(self.main, self._flag(rank, self._row(chunk), rank), self.epoch)
 
-    def await_all(self) -> None:
+    def await_all(self, chunks: int = 1) -> None:
         """Have the current stream wait for all ranks' parts: what a kernel without a gate needs."""
         for rank in range(self.ranks.size):
-            wait_value(self.main, self._flag(self.ranks.rank, rank), self.epoch)
+            for chunk in range(chunks):
+                wait_value(self.main, self._flag(self.ranks.rank, self._row(chunk), rank), self.epoch)
 
     def end(self) -> None:
         """The current stream has waited for every rank's part, and read the slot. It waits for the pushes, so that what was
@@ -145,6 +149,9 @@ class Inbox:
     def _slot_begin(self) -> int:
         return self.flag_bytes(self.ranks.size) + self.turn * self.slot_bytes
 
-    def _flag(self, of: int, source: int) -> int:
-        """The address of a rank's flag in rank ``of``'s memory: a row for each slot."""
-        return self._memory[of] + _FLAG * (self.turn * self.ranks.size + source)
+    def _row(self, chunk: int) -> int:
+        return self.turn * CHUNKS + chunk
+
+    def _flag(self, of: int, row: int, column: int) -> int:
+        """The address of a flag in rank ``of``'s memory: a row for each slot and chunk."""
+        return self._memory[of] + _FLAG * (row * self.ranks.size + column)

@@ -134,7 +134,7 @@ def simulate(ranks: int, calls: int, seed: int, monkeypatch: pytest.MonkeyPatch,
         for source in range(ranks):
             if source == rank:
                 continue
-            address = box._flag(rank, source)
+            address = box._flag(rank, box._row(0), source)
             world.queues[stream].append(lambda a=address, e=epoch: world.flags[a] == e)                # type: ignore[misc]
 
             def read(s: int = source) -> bool:
@@ -157,7 +157,7 @@ def simulate(ranks: int, calls: int, seed: int, monkeypatch: pytest.MonkeyPatch,
             for step in range(1, ranks):
                 to, part = (rank - step) % ranks, rank * 1000 + box.epoch        # what is sent, as an address
                 if flag_first:
-                    world.write(rank if stores else box._pushes, box._flag(to, rank), box.epoch)
+                    world.write(rank if stores else box._pushes, box._flag(to, box._row(0), rank), box.epoch)
                 if stores:
                     store(box, to, part)
                     box.stored(to)
