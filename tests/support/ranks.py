@@ -15,6 +15,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -33,8 +34,32 @@ def scenarios(module: Any) -> list[str]:
     return [name for name in vars(module) if name.startswith("check_")]
 
 
-def run_all(module: str, folder: Path, timeout: float = 120.0, backend: str = "gloo") -> dict[str, list[str]]:
-    """What each rank says of each scenario: nothing where all is right."""
+def run_all(module: str, folder: Path, timeout: float = 120.0, backend: str = "gloo",
+            apart: bool = False) -> dict[str, list[str]]:
+    """What each rank says of each scenario: nothing where all is right. After ``timeout`` seconds the ranks are ended, and
+    what they have not said is not lost on what they have.
+
+    With ``apart`` each scenario has two processes of its own, all at once: on a GPU, where what takes long is compiling.
+    """
+    names = scenarios(importlib.import_module(module))
+    groups = [[name] for name in names] if apart else [names]
+    folders = [folder / str(n) for n in range(len(groups))]
+    started = [process for place, group in zip(folders, groups, strict=True)
+               for process in _start(module, place, backend, group)]
+    end = time.monotonic() + timeout
+    try:
+        for process in started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end - time.monotonic()))
+    finally:
+        for process in started:
+            process.kill()
+    said = [dict(json.loads(line) for place in folders for line in _lines(place / f"{rank}.jsonl")) for rank in range(RANKS)]
+    return {name: [of.get(name, "it did not come to an end") for of in said] for name in names}
+
+
+def _start(module: str, folder: Path, backend: str, names: list[str]) -> list[Any]:
+    folder.mkdir()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -42,19 +67,12 @@ def run_all(module: str, folder: Path, timeout: float = 120.0, backend: str = "g
            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
     if ALL_GPUS in env:
         del env["CUDA_VISIBLE_DEVICES"]
-    started = [subprocess.Popen([sys.executable, "-m", "tests.support.ranks", module, str(folder), backend], cwd=ROOT,
-                                env={**env, "RANK": str(rank)}) for rank in range(RANKS)]
-    try:
-        for process in started:
-            process.wait(timeout)
-    finally:
-        for process in started:
-            process.kill()
-    said = []
-    for rank in range(RANKS):
-        lines = (folder / f"{rank}.jsonl").read_text().splitlines()
-        said.append(dict(json.loads(line) for line in lines))
-    return {name: [of.get(name, "it did not come to an end") for of in said] for name in {**said[0], **said[1]}}
+    return [subprocess.Popen([sys.executable, "-m", "tests.support.ranks", module, str(folder), backend, *names], cwd=ROOT,
+                             env={**env, "RANK": str(rank)}) for rank in range(RANKS)]
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
 def _small_tiles() -> None:
@@ -67,7 +85,7 @@ def _small_tiles() -> None:
         multistage_mappings.TABLES[np.dtype(name)] = (dataclasses.replace(smallest, block=block, warp=block[:2]),)
 
 
-def main(module: str, folder: str, backend: str) -> None:
+def main(module: str, folder: str, backend: str, *names: str) -> None:
     import torch
     import torch.distributed as dist
 
@@ -84,7 +102,7 @@ def main(module: str, folder: str, backend: str) -> None:
     getattr(found, "prepare", lambda: None)()
     session = contextlib.nullcontext() if on_gpu else gk.emulate()
     with open(Path(folder) / f"{rank}.jsonl", "w", buffering=1, encoding="utf-8") as out, session:
-        for name in scenarios(found):
+        for name in names:
             try:
                 getattr(found, name)(rank)
                 said = ""
