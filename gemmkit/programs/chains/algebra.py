@@ -7,8 +7,8 @@
 | x + a @ b | the product on top of x | an addition an element |
 | a sum of rows, carried | each thread's own part of it (`keep_parts`) | two exchanges a round |
 
-Beyond the end of an array stand zeros, as TMA fills up, and beyond a length what the array has there; `guard` sees to it that
-what folds over a row finds its identity there.
+Beyond the end of an array stand zeros, as TMA fills up, and behind a length what the array has there; `guard` sees to it
+that what folds over a row finds its identity there.
 """
 
 from __future__ import annotations

@@ -132,8 +132,8 @@ def why_not_ahead(chain: Chain) -> str | None:
     own = late | {c.inside for c in chain.carried if c.out in late}
     ragged = next((x for x in late if x.op == "inside"), None)
     if ragged is not None:
-        return (f"{ragged!r} is tested for what is out of range in its own round, behind a product that would run in the next "
-                f"one ({ragged.line})")
+        return (f"{ragged!r} is tested for what is out of range in its own round, behind a product that would run in the "
+                f"next one ({ragged.line})")
     for x in late:
         wrong = next((y for y in x.args if x.op != "dot" and y not in own and not _is_constant(y)), None)
         if wrong is not None:

@@ -1,9 +1,9 @@
 """Chained programs whose rounds end at a length of the tile's own (`gemmkit.programs.lengths`).
 
-A tile's rounds go to min(length, the axis): producer and consumers read it at the tile's beginning, and blocks behind it are
-not loaded. The last block is loaded as a whole, and holds what the array has there; so `guard` puts the identity of what is
-folded in place of it, in a tile's ragged block alone. A product's right operand is not guarded: its rows behind a length meet
-zeros, and must be finite, as padding is.
+A tile's rounds go to min(length, the axis): producer and consumers read it at the tile's beginning, and blocks behind it
+are not loaded. The last block is loaded as a whole, and holds what the array has there; so `guard` puts the identity of what
+is folded in place of it, in a tile's ragged block alone. A product's right operand is not guarded: its rows behind a length
+meet zeros, and must be finite, as padding is.
 
 | length | rounds | results |
 |---|---|---|
@@ -12,8 +12,8 @@ zeros, and must be finite, as padding is.
 | 0 or less | 1, which shows none | what the cells begin with: `begun` |
 
 Every tile has a round, since rounds run on across tile ends. Most programs are not changed by one that shows nothing: an
-attention's weights are zeros. Where trials find that a cell is changed, as by exp(-inf - -inf), it begins anew behind the loop:
-``out = apply(make_out, out, n_length)`` with ``0.0 if n_length < 1 else out``.
+attention's weights are zeros. Where trials find that a cell is changed, as by exp(-inf - -inf), it begins anew behind the
+loop: ``out = apply(make_out, out, n_length)`` with ``0.0 if n_length < 1 else out``.
 """
 
 from __future__ import annotations

@@ -149,8 +149,8 @@ def sums_of_operands(q: Any, k: Any, v: Any, lengths: Any, o: Any) -> None:
 def begins_as_a_block(q: Any, k: Any, v: Any, lengths: Any, o: Any) -> None:
     for h, m in gp.parallel(q.count, q.rows):
         out = gp.copy(q[h, m])
-        for n in gp.sequential(k.columns, stop=lengths[h]):                    # here
-            out[:] = gp.tanh(out @ k[h]).astype(q.dtype)
+        for n in gp.sequential(k.rows, stop=lengths[h]):                       # here
+            out[:] = ((out @ k[h, n].T).astype(q.dtype) @ v[h, n]).astype(q.dtype)
         o[h, m] = out
 
 
@@ -176,6 +176,7 @@ COUNTS = np.zeros(2, np.int32)
     (program_with(lambda x, h, m: x[h] + 1), COUNTS, TypeError, r"an element of an array of int32 or int64 is needed"),
     (program_with(lambda x, h, m: x[h], lambda k: k.count), COUNTS, ValueError, "one by one; rows and columns have lengths"),
     (sums_of_operands, COUNTS, ValueError, "takes both operands as they are"),
+    (begins_as_a_block, COUNTS, ValueError, "out begins as a block of q, and rounds have a length"),
     (tiles_of_both, COUNTS, ValueError, "lengths of the rounds of whole rows"),
     ], ids=lambda x: getattr(x, "__name__", ""))
 def test_what_is_no_length_names_the_line(function: Any, lengths: Any, kind: type[Exception], words: str) -> None:
