@@ -8,13 +8,11 @@ Both are gemmkit's, on the same teams of threads, timed in turns in one run (`be
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import gemmkit
-from bench import hopper
+from bench import hopper, report
 from bench.experiments.rows import COLUMNS, ROWS, WORKS, RowWise
 from bench.harness import Call, Row, Work, compare, input_sets
 from gemmkit import programs as gp
@@ -73,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("works", nargs="*", metavar="work", help=f"of {', '.join(WORKS)}; all if none is named")
     made.add_argument("--rows", type=int, default=ROWS)
     made.add_argument("--columns", type=int, nargs="*", default=list(COLUMNS))
-    made.add_argument("--out", type=Path, help="a file of JSON for the results")
+    made.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
     options = made.parse_args(arguments)
     for work in options.works:
         if work not in WORKS:
@@ -86,8 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 found.append(row)
                 print(f"{work:>9} {kind:>4} {options.rows} x {columns}: {row['ours_us']:8.1f} us, by hand "
                       f"{row['peer_us']:8.1f} us, ratio {row['ratio']:.3f}", flush=True)
-    if options.out is not None:
-        options.out.write_text(json.dumps(dict(device=lib.device(), rows=found), indent=1))
+    report.write(report.document("row_programs", found, lib.device()), report.results_path("row_programs", options.out))
     return 0
 
 

@@ -15,7 +15,7 @@ from gemmkit.kernels.gated import Gated, arrivals
 from gemmkit.planning import Plan
 from gemmkit.runtime.arrays import describe
 
-__all__ = ["Gate", "Gates", "by_chunks", "by_shards", "gated"]
+__all__ = ["Gate", "Gates", "by_chunks", "by_shards", "gated", "without_operator"]
 
 _SOON = 2**31 - 1                      # milliseconds: the longest that a kernel waits
 
@@ -62,7 +62,8 @@ class Gates:
         key = tuple(None if x is None else (describe(x, "x")[1:4], x.data_ptr() & 15) for x in
                     (array_or_none(a, "a"), array_or_none(b, "b"), array_or_none(c, "c"), array_or_none(out, "out")))
         if key not in self._known:
-            self._known[key] = self._made(planned(a, b, c, out, conf, components), a)
+            given = components if conf is None else without_operator(components)
+            self._known[key] = self._made(planned(a, b, c, out, conf, given), a)
         return self._known[key]
 
     def _made(self, made: Plan, a: Any) -> Gate | None:

@@ -1,11 +1,12 @@
-"""What the ranks of a group push into each other's memory: two slots, used in turn, and flags behind the data.
+"""What the ranks of a group put into each other's memory: two slots, used in turn, and flags behind the data.
 
-Call number e (the *epoch*) uses slot e % 2 on every rank. ``arrived[slot, i, r]`` = e, written by rank r's push stream
-behind its copy, means that chunk i of rank r's part of call e lies in the slot.
+Call number e (the *epoch*) uses slot e % 2 on every rank. ``arrived[slot, i, r]`` = e, which rank r writes behind its data,
+means that chunk i of rank r's part of call e lies in the slot. The data are copied on a stream of the inbox's own
+(`Inbox.push`), or a kernel of the call's stream has stored them there itself (`Inbox.stored`).
 
-No barrier stands between calls, since each waits for a part from every rank. Rank r pushes call e behind its kernel of call
-e - 1 (`Inbox.made`); that kernel has waited for what rank p pushed in call e - 1; and that stood behind p's kernel of
-call e - 2, the last to read the slot in p's memory that call e goes to. So two slots are enough, and one is not.
+No barrier stands between calls, since each waits for a part from every rank. What rank r sends in call e stands behind its
+kernel of call e - 1 (`Inbox.made`); that kernel has waited for what rank p sent in call e - 1; and that stood behind p's
+kernel of call e - 2, the last to read the slot in p's memory that call e goes to. So two slots are enough, and one is not.
 
 Copies are the copy engines', and flags are stream commands: neither needs a multiprocessor, which a persistent kernel that
 waits for them would not give away.
@@ -42,8 +43,8 @@ def size_class(nbytes: int) -> int:
 class Inbox:
     """The slots of ``slot_bytes`` bytes and the flags of all ranks, in memory of `total` bytes each.
 
-    A call is `begin`, then pushes, products of what has arrived, and `end`. Its commands go to the stream that is current
-    when it begins, and to the inbox's own, which pushes.
+    A call is `begin`, then what is sent, products of what has arrived, and `end`. Its commands go to the stream that is
+    current when it begins, and to the inbox's own, which pushes.
     """
 
     def __init__(self, ranks: Ranks, peers: Peers, slot_bytes: int):
@@ -55,6 +56,7 @@ class Inbox:
         self._find_stream: Any = stream_finder("torch", self.device.index)
         self.main, self._last = 0, -1                                       # streams: of this call, and of the last one
         self._made, self._sent, self._ended = new_event(), new_event(), new_event()
+        self._is_pushing = False
         self._memory = [int(buffer.data_ptr()) for buffer in peers.buffers]
         count = _FLAG * CHUNKS * ranks.size
         self._arrived = [peers.buffers[ranks.rank][slot * count:(slot + 1) * count].view(torch.uint32)
@@ -78,10 +80,10 @@ class Inbox:
         """This call's flags of this rank, uint32: those of the ranks' first chunks, then of their second ones, ..."""
         return self._arrived[self.turn]
 
-    def slot(self) -> Any:
-        """This call's slot of this rank, as bytes."""
+    def slot(self, of: int | None = None) -> Any:
+        """This call's slot of this rank, or of another, as bytes."""
         first = self._slot_begin()
-        return self.peers.buffers[self.ranks.rank][first:first + self.slot_bytes]
+        return self.peers.buffers[self.ranks.rank if of is None else of][first:first + self.slot_bytes]
 
     def matrix(self, rows: int, columns: int, dtype: Any) -> Any:
         """This rank's slot as a matrix."""
@@ -90,6 +92,11 @@ class Inbox:
     def parts(self, rows: int, columns: int, dtype: Any) -> Any:
         """This rank's slot as a matrix from each rank, (ranks, rows, columns)."""
         return self.matrix(self.ranks.size * rows, columns, dtype).view(self.ranks.size, rows, columns)
+
+    def part_of(self, to: int, rows: int, columns: int, dtype: Any) -> Any:
+        """This rank's matrix among those in rank ``to``'s slot, which a kernel of this rank's may write."""
+        nbytes = rows * columns * dtype.itemsize
+        return self.slot(to)[self.ranks.rank * nbytes:(self.ranks.rank + 1) * nbytes].view(dtype).view(rows, columns)
 
     # -- a call, in this order ----------------------------------------------------------------------------------------
 
@@ -104,12 +111,18 @@ class Inbox:
         """What is pushed from here on is there when the current stream has come here."""
         record(self._made, self.main)
         wait_event(self._pushes, self._made)
+        self._is_pushing = True
 
     def push(self, to: int, source: int, nbytes: int, first_byte: int, chunk: int = 0) -> None:
         """Copy bytes from an address to rank ``to``'s slot, and set this rank's flag there."""
         if nbytes:
             copy(self._pushes, self._memory[to] + self._slot_begin() + first_byte, source, nbytes)
         write_value(self._pushes, self._flag(to, self._row(chunk), self.ranks.rank), self.epoch)
+
+    def stored(self, to: int) -> None:
+        """Set this rank's flag in rank ``to``'s memory, where a kernel has stored this rank's part (`part_of`), once the
+        current stream has come here. (The command is ordered behind the kernel's stores, at system scope.)"""
+        write_value(self.main, self._flag(to, self._row(0), self.ranks.rank), self.epoch)
 
     def own(self, chunks: int = 1) -> None:
         """This rank's own part, of so many chunks, is there, once the current stream has come here."""
@@ -126,8 +139,10 @@ class Inbox:
     def end(self) -> None:
         """The current stream has waited for every rank's part, and read the slot. It waits for the pushes, so that what was
         pushed may be written over behind the call."""
-        record(self._sent, self._pushes)
-        wait_event(self.main, self._sent)
+        if self._is_pushing:
+            record(self._sent, self._pushes)
+            wait_event(self.main, self._sent)
+            self._is_pushing = False
         record(self._ended, self.main)
         self._last = self.main
 

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gemmkit.distributed.calls import BEFORE_SUM, new
-from gemmkit.distributed.inbox import CHUNKS
 from gemmkit.distributed.rank_order import InRankOrder, OfTransform, WithOther
-from gemmkit.distributed.shards import even_lengths
 from gemmkit.torch.forms import array_of
 
-__all__ = ["Reduction", "before_sum", "chunks_of", "finishing", "given", "is_fused", "nothing", "sees_rows", "with_own"]
+__all__ = ["Reduction", "before_sum", "finishing", "given", "is_fused", "nothing", "sees_rows", "with_own"]
 
 #: Components that see a row's number, or rows together: A is then multiplied as a whole, not rank by rank.
 _OF_ROWS = tuple(name for name in BEFORE_SUM if name.endswith("_a") or name in ("condition", "global_a_layout"))
 #: Transforms of D, in the order in which a kernel applies them.
 _OF_D = "transform_regs_to_shared_d", "transform_shared_to_global_d"
-_TILE = 128, 256                       # of D: what `chunks_of` counts in
 
 
 class Reduction(NamedTuple):
-    """How a call's partial sums are merged: of which dtype they travel, in which they are added, and by which rule."""
+    """How a call's partial sums are merged: of which dtype they travel, in which they are added, and by which rule.
+    ``mapping`` is the configuration of the partial product of all rows, None where its transpose is computed."""
 
     travels: np.dtype
     adds: np.dtype
     rule: Any
     result: np.dtype
+    mapping: Any = None
     gates: Any = None                  # of this rank's own rows, where peers may push theirs
 
 
@@ -86,22 +84,3 @@ def nothing(parts: Any, how: Reduction) -> tuple[Any, Any]:
     """Operands of K = 0, of which the merge is the epilogue."""
     return new(parts, (parts.shape[1], 0), how.adds), new(parts, (0, parts.shape[2]), how.adds)
 
-
-def chunks_of(lengths: tuple[int, ...], columns: int, sm_count: int) -> int:
-    """In how many chunks a rank's rows are computed and pushed. A chunk is pushed while the next is computed, so two ranks
-    have two at least, unless that takes more waves of tiles; with more ranks the next chunk is another rank's.
-
-    3 chunks of 4096 x 8192 are 9 waves of 132 tiles, where 2 and 4 are 8, as is one:
-
-    >>> chunks_of((4096, 4096), 8192, 132), chunks_of((256, 256), 512, 132), chunks_of((4096,) * 4, 8192, 132)
-    (2, 1, 1)
-    """
-    def waves(chunks: int) -> int:
-        tiles = (math.ceil(rows / _TILE[0]) * math.ceil(columns / _TILE[1])
-                 for rows in even_lengths(max(lengths), chunks))
-        return sum(math.ceil(one / sm_count) for one in tiles)
-
-    if len(lengths) > 2:
-        return 1
-    best = min(range(2, CHUNKS + 1), key=waves)
-    return best if waves(best) <= waves(1) else 1

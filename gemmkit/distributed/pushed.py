@@ -1,4 +1,4 @@
-"""Calls over symmetric memory: copy engines push while the kernel computes what is there."""
+"""Calls over symmetric memory: copy engines push, or kernels store to a peer, while what is there is computed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import torch
 
 from gemmkit.config import TRANSFORMS, Config
 from gemmkit.distributed.again import JoinedProduct, Product, Repeated
-from gemmkit.distributed.gates import Gates, gated
+from gemmkit.distributed.gates import Gates, gated, without_operator
 from gemmkit.distributed.inbox import Inbox
 from gemmkit.distributed.partial_sums import Reduction, before_sum, finishing, is_fused, nothing, sees_rows, with_own
 from gemmkit.distributed.ranks import Ranks
+from gemmkit.distributed.sending import Sending
 from gemmkit.distributed.shards import even_lengths, offsets
 from gemmkit.layouts import RowMajor
 from gemmkit.runtime.arrays import dtype_to_torch
@@ -108,65 +109,84 @@ def parts_of(whole: Any, lengths: tuple[int, ...], rank: int) -> list[Any]:
 
 
 class ReduceScatter(Repeated):
-    """`matmul_reduce_scatter`: the peers' rows in chunks, each pushed while the next is computed; then this rank's own rows,
-    whose epilogue merges what has arrived."""
+    """`matmul_reduce_scatter`: the peers' rows first, which are stored or pushed to them (`Sending`); then this rank's own
+    rows, whose epilogue merges what has arrived."""
 
-    def __init__(self, ranks: Ranks, inbox: Inbox, how: Reduction, lengths: tuple[int, ...], chunks: int, conf: Any,
+    def __init__(self, ranks: Ranks, inbox: Inbox, how: Reduction, lengths: tuple[int, ...], sending: Sending, conf: Any,
                  components: dict[str, Any]):
         super().__init__(inbox.device, conf, components, how.rule)
-        self.inbox, self.how, self.lengths, self.chunks = inbox, how, lengths, chunks
-        self._rank, self._size = ranks.rank, ranks.size
-        first = offsets(lengths)
+        self.inbox, self.how, self.lengths, self.sending = inbox, how, lengths, sending
+        self._rank, first = ranks.rank, offsets(lengths)
         self._begin, self._end = first[ranks.rank:ranks.rank + 2]
         #: (to, begin, end, first row in the peer's slot, chunk), chunk by chunk, so that a peer's first ones arrive first.
         self._pieces = []
-        for chunk in range(chunks):
+        for chunk in range(sending.chunks):
             for step in range(1, ranks.size):
                 to = (ranks.rank + step) % ranks.size
-                begin, end = offsets(even_lengths(lengths[to], chunks))[chunk:chunk + 2]
+                begin, end = offsets(even_lengths(lengths[to], sending.chunks))[chunk:chunk + 2]
                 self._pieces.append((to, first[to] + begin, first[to] + end, ranks.rank * lengths[to] + begin, chunk))
         self._travels, self._result = dtype_to_torch(how.travels), dtype_to_torch(how.result)
         self._whole = Product(conf, before_sum(self.components)) if sees_rows(conf, self.components) else None
-        self._partial: dict[Any, Product] = {}           # of some rows, by how many and how they lie
+        self._partial: dict[Any, Product] = {}           # of some rows, by which: they may be aligned otherwise than others
+        self._places: dict[Any, Any] = {}                # by the slot and whose: where this rank's sums go
         self._merged: dict[int, Any] = {}                # by the slot: see `_prepare`
 
     def __call__(self, a: Any, b: Any, c: Any, out: Any) -> Any:
-        inbox, columns = self.inbox, b.shape[1]
+        inbox, chunks = self.inbox, self.sending.chunks
         if out is None:
-            out = torch.empty((self.lengths[self._rank], columns), dtype=self._result, device=a.device)
+            out = torch.empty((self.lengths[self._rank], b.shape[1]), dtype=self._result, device=a.device)
         inbox.begin()
+        inbox.own(chunks)                                # what a tile merges of this rank's is its own
         # 1. The peers' rows.
-        sums = torch.empty((a.shape[0], columns), dtype=self._travels, device=a.device)
-        if self._whole is not None:                      # all at once where a component sees rows
-            self._whole(a, b, None, sums)
-        row_bytes = columns * self._travels.itemsize
-        for to, begin, end, first, chunk in self._pieces:
-            if self._whole is None:
-                self._product(a, begin, end).into(inbox.main, a, b, sums, begin, end, begin)
-            inbox.made()
-            inbox.push(to, sums.data_ptr() + begin * row_bytes, (end - begin) * row_bytes, first * row_bytes, chunk)
+        sums = self._store(a, b) if self.sending.stores else self._push(a, b)
         # 2. This rank's rows: tiles wait for their chunks from all ranks, or the stream does.
         mine = a[self._begin:self._end]
         merged, own = self._merged.get(inbox.turn) or self._prepare(mine, b, c, out)
-        inbox.own(self.chunks)
         if own is None:
             d = merged(mine, b, None, out)
         else:
             if self._whole is not None:
                 own.copy_(sums[self._begin:self._end])
             else:
-                self._product(a, self._begin, self._end).into(inbox.main, a, b, own, self._begin, self._end, 0)
-            inbox.await_all(self.chunks)
+                self._product(self._begin, self._end).into(inbox.main, a, b, own, self._begin, self._end, 0)
+            inbox.await_all(chunks)
             d = merged(*self._nothing, c, out)
         # 3. The slot may be filled again.
         inbox.end()
         return d
 
-    def _product(self, a: Any, begin: int, end: int) -> Product:
-        """That of these rows: rows that begin elsewhere may be aligned otherwise."""
+    def _store(self, a: Any, b: Any) -> Any:
+        """A peer's rows straight to its slot; no sums are at home."""
+        inbox = self.inbox
+        for to, begin, end, _, _ in self._pieces:
+            place = self._places.get((inbox.turn, to))
+            if place is None:
+                place = inbox.part_of(to, end - begin, b.shape[1], self._travels)
+                self._places[inbox.turn, to] = place
+            self._product(begin, end).into(inbox.main, a, b, place, begin, end, 0)
+            inbox.stored(to)
+        return None
+
+    def _push(self, a: Any, b: Any) -> Any:
+        """Chunks of the peers' rows, each on its way while the next is computed; returns all sums that are at home."""
+        inbox, columns = self.inbox, b.shape[1]
+        sums = torch.empty((a.shape[0], columns), dtype=self._travels, device=a.device)
+        if self._whole is not None:                      # all at once where a component sees rows
+            self._whole(a, b, None, sums)
+        row_bytes = columns * self._travels.itemsize
+        for to, begin, end, first, chunk in self._pieces:
+            if self._whole is None:
+                self._product(begin, end).into(inbox.main, a, b, sums, begin, end, begin)
+            inbox.made()
+            inbox.push(to, sums.data_ptr() + begin * row_bytes, (end - begin) * row_bytes, first * row_bytes, chunk)
+        return sums
+
+    def _product(self, begin: int, end: int) -> Product:
+        """That of these rows."""
         found = self._partial.get((begin, end))
         if found is None:
-            found = self._partial[begin, end] = Product(None, before_sum(self.components))
+            before, conf = before_sum(self.components), self.sending.conf
+            found = self._partial[begin, end] = Product(conf, before if conf is None else without_operator(before))
         return found
 
     def _prepare(self, mine: Any, b: Any, c: Any, out: Any) -> Any:
@@ -176,7 +196,7 @@ class ReduceScatter(Repeated):
         parts = self.inbox.parts(mine.shape[0], b.shape[1], self._travels)
         if is_fused(mine, c, self.conf, self.components):
             merging = with_own(parts, how, self._rank, self.components)
-            gate = how.gates.of(mine, b, None, out, None, merging)
+            gate = how.gates.of(mine, b, None, out, self.sending.conf, merging)
         if gate is not None:
             self._merged[turn] = Product(gate.conf, gated(how.gates, gate, self.inbox, merging)), None
         else:

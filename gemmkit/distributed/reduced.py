@@ -19,7 +19,6 @@ from gemmkit.distributed.gates import Gates, by_chunks
 from gemmkit.distributed.partial_sums import (
     Reduction,
     before_sum,
-    chunks_of,
     finishing,
     is_fused,
     nothing,
@@ -29,6 +28,7 @@ from gemmkit.distributed.partial_sums import (
 from gemmkit.distributed.pushed import AllReduce, ReduceScatter
 from gemmkit.distributed.rank_order import accumulator_of, rule_of
 from gemmkit.distributed.ranks import Ranks, ranks_of
+from gemmkit.distributed.sending import sending_of
 from gemmkit.distributed.shards import check_tensors, dtypes, even_lengths, lengths_of, offsets
 from gemmkit.distributed.transport import Sent, all_gather, check_sends, send_and_receive
 from gemmkit.distributed.ways import check_way, inbox_for
@@ -101,20 +101,22 @@ def matmul_reduce_scatter(a: Any, b_shard: Any, c: Any = None, *, group: Any = N
         how = _reduction(a, b_shard, c, out, conf, combine, reduce_dtype, components, sizes[ranks.rank], ranks.size)
         if not a.is_cuda or ranks.size == 1 or way == "plain":
             return how
-        gates = Gates(ranks, by_chunks(sizes[ranks.rank], _chunks(sizes, b_shard), ranks.size))
+        sending = sending_of(sizes, b_shard, how, conf, components)
+        gates = Gates(ranks, by_chunks(sizes[ranks.rank], sending.chunks, ranks.size))
         how = how._replace(gates=gates)
         if is_fused(a, c, conf, components):
             mine = new(a, (sizes[ranks.rank], a.shape[1]), a.dtype)
             parts = new(a, (ranks.size, sizes[ranks.rank], b_shard.shape[1]), how.travels)
             whole = new(a, parts.shape[1:], how.result)
             own = with_own(parts, how, ranks.rank, components)
-            gates.check(gates.of(mine, b_shard, None, whole, None, own), mine, b_shard, None, whole, own)
+            gates.check(gates.of(mine, b_shard, None, whole, sending.conf, own), mine, b_shard, None, whole, own)
         return how
 
     how = meet(ranks, "matmul_reduce_scatter", a, facts, {"conf": conf, "combine": combine, **components}, make)
     inbox = inbox_for(ranks, a.device, ranks.size * max(sizes) * b_shard.shape[1] * how.travels.itemsize, way)
     if inbox is not None:
-        call = ReduceScatter(ranks, inbox, how, sizes, _chunks(sizes, b_shard), conf, components)
+        call = ReduceScatter(ranks, inbox, how, sizes, sending_of(sizes, b_shard, how, conf, components), conf,
+                             components)
         with torch.cuda.device(inbox.device):
             return remember(ranks, key, call)(a, b_shard, c, out)
     parts = _exchanged(ranks, a, b_shard, conf, how, components, sizes)
@@ -193,8 +195,9 @@ def _reduction(a: Any, b: Any, c: Any, out: Any, conf: Any, combine: Any, reduce
     given = c if out is None else out
     result = np.dtype(made.config.global_d_layout.storage) if given is None else _numpy_dtype(given.dtype)
     travels = result if reduce_dtype is None else _numpy_dtype(reduce_dtype)
-    how = Reduction(travels, accumulator_of(made.config, result), rule_of(made.config.operator, combine), result)
-    planned(a, b, None, new(a, (a.shape[0], b.shape[1]), travels), conf, before_sum(components))
+    whole = planned(a, b, None, new(a, (a.shape[0], b.shape[1]), travels), conf, before_sum(components))
+    how = Reduction(travels, accumulator_of(made.config, result), rule_of(made.config.operator, combine), result,
+                    None if whole.is_transposed else whole.config)
     parts = new(a, (ranks, rows, b.shape[1]), travels)
     _finish(planned, parts, c, new(a, (rows, b.shape[1]), result) if out is None else out, how, components)
     return how
@@ -235,10 +238,6 @@ def _by_rows(a: Any, b: Any, conf: Any, how: Reduction, components: dict[str, An
     whole = new(a, (a.shape[0], b.shape[1]), how.travels)
     multiply(a, b, None, whole, conf, before)
     return lambda begin, end, out: out.copy_(whole[begin:end])
-
-
-def _chunks(lengths: tuple[int, ...], b: Any) -> int:
-    return chunks_of(lengths, b.shape[1], torch.cuda.get_device_properties(b.device).multi_processor_count)
 
 
 def _finish(compute: Any, parts: Any, c: Any, out: Any, how: Reduction, components: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from gemmkit.lang import dialect
 from gemmkit.lang.assertions import Assertions
 from gemmkit.lang.calls import Calls
 from gemmkit.lang.captures import Captures
+from gemmkit.lang.endings import Endings
 from gemmkit.lang.inner_functions import InnerFunctions
 from gemmkit.lang.module_attributes import ModuleAttributes
 from gemmkit.lang.numba_hooks import rules_hold_in
@@ -22,7 +23,7 @@ from gemmkit.lang.target import compiling, target_arch
 
 
 class _Pipeline(numba_compiler.CUDACompiler):
-    """numba-cuda's pipeline with five passes more, right after the bytecode is read."""
+    """numba-cuda's pipeline with six passes more, right after the bytecode is read."""
 
     _passes: Passes | None = None                             # the same for all functions
 
@@ -30,6 +31,7 @@ class _Pipeline(numba_compiler.CUDACompiler):
         if _Pipeline._passes is None:
             (pipeline,) = super().define_pipelines()
             passes = Passes(pipeline.passes)
+            passes.add_pass_after(Endings, Translation)
             passes.add_pass_after(ModuleAttributes, Translation)
             passes.add_pass_after(Captures, Translation)
             passes.add_pass_after(Assertions, Translation)

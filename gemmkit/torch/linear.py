@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from gemmkit.epilogues import GELU, Bias, Epilogue, ReLU, SiLU, Tanh
+from gemmkit.torch.biased import biased
 from gemmkit.torch.operators import Product, op
 from gemmkit.torch.recorded import matmul
 
@@ -96,7 +97,7 @@ class Linear(torch.nn.Module):
         if self._before_activation is None:
             return matmul(rows, weight)
         if torch.compiler.is_compiling():
-            return matmul(rows, weight) + self.bias
+            return biased(matmul(rows, weight), self.bias)
         return self._before_activation(rows, weight, self.bias)
 
     def extra_repr(self) -> str:

@@ -17,6 +17,7 @@ from gemmkit import distributed as gd
 from gemmkit.distributed import reduced, ways
 from gemmkit.distributed.peers import Peers
 from gemmkit.distributed.ranks import Ranks, ranks_of
+from gemmkit.distributed.sending import Sending
 from gemmkit.epilogues import Bias, ReLU
 from gemmkit.operators import MIN_PLUS
 from tests.unit.distributed.gpu_scenarios import check_a_thousand_gathers, check_gathers, drawn
@@ -50,13 +51,15 @@ def check_reductions(rank: int) -> None:
     """Whole numbers, whose sums over ranks bfloat16 has."""
     bias = torch.arange(128.0, device="cuda")
     for rows, shares, lengths, chunks, components in (
-            (256, (64, 64), None, 1, {}), (77, (40, 24), (70, 7), 2, {}), (64, (64, 0), None, 1, {}), (640, (64, 64), None, 3, {}),
-            (128, (32, 32), None, 4, dict(epilogue=Bias(bias) | ReLU())), (40, (16, 8), None, 2, dict(operator=MIN_PLUS))):
+            (256, (64, 64), None, 0, {}), (77, (40, 24), (70, 7), 2, {}), (77, (40, 24), (70, 7), 0, {}), (64, (64, 0), None, 1, {}),
+            (64, (64, 0), None, 0, {}), (640, (64, 64), None, 3, {}), (128, (32, 32), None, 4, dict(epilogue=Bias(bias) | ReLU())),
+            (128, (32, 32), None, 0, dict(epilogue=Bias(bias) | ReLU())), (40, (16, 8), None, 2, dict(operator=MIN_PLUS)),
+            (40, (16, 8), None, 0, dict(operator=MIN_PLUS))):                 # chunks; 0: kernels store to the peer
         dtype = torch.float32 if "operator" in components or "epilogue" in components else torch.bfloat16
         a, b = drawn(0, rows, sum(shares), dtype=dtype), drawn(1, sum(shares), 128, dtype=dtype)
         own = a.split(shares, 1)[rank], b.split(shares)[rank]
         expected = gk.matmul(a, b, **components)
-        put(reduced, "chunks_of", lambda *given, n=chunks: n)
+        put(reduced, "sending_of", lambda *given, n=chunks: Sending(n == 0, n or 1))
         for _ in range(5):
             d = gd.matmul_reduce_scatter(*own, lengths=lengths, way="symmetric", **components)
             assert torch.equal(d, expected.split(lengths or -(-rows // 2))[rank]), (rows, chunks, components)

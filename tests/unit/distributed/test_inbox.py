@@ -120,7 +120,8 @@ def faked(world: World, patch: pytest.MonkeyPatch) -> None:
 
 
 def simulate(ranks: int, calls: int, seed: int, monkeypatch: pytest.MonkeyPatch, slots: int = 2,
-             flag_first: bool = False, made_first: bool = True) -> None:
+             flag_first: bool = False, made_first: bool = True, stores: bool = False) -> None:
+    """``stores``: a kernel of the call's stream writes a peer's part where it belongs, in place of a copy engine."""
     world = World(ranks)
     faked(world, monkeypatch)
     monkeypatch.setattr(inbox, "SLOTS", slots)
@@ -143,30 +144,39 @@ def simulate(ranks: int, calls: int, seed: int, monkeypatch: pytest.MonkeyPatch,
 
             world.queues[stream] += [read, lambda: True, lambda: True, read]
 
+    def store(box: Inbox, to: int, part: int) -> None:
+        inbox.copy(world.current, box._memory[to] + box._slot_begin(), part, 2)
+
     for _ in range(calls):
         for rank, box in enumerate(boxes):
             world.current = rank
             box.begin()
-            if made_first:
+            if made_first and not stores:
                 box.made()
             box.own()
             for step in range(1, ranks):
-                to = (rank - step) % ranks
+                to, part = (rank - step) % ranks, rank * 1000 + box.epoch        # what is sent, as an address
                 if flag_first:
-                    world.write(box._pushes, box._flag(to, box._row(0), rank), box.epoch)
-                box.push(to, rank * 1000 + box.epoch, 2, 0)      # what is sent, as an address
+                    world.write(rank if stores else box._pushes, box._flag(to, box._row(0), rank), box.epoch)
+                if stores:
+                    store(box, to, part)
+                    box.stored(to)
+                else:
+                    box.push(to, part, 2, 0)
             kernel(box, rank)
             box.end()
     world.run(random.Random(seed))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_every_kernel_reads_its_call(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stores", [False, True])
+def test_every_kernel_reads_its_call(ranks: int, stores: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(10):
-        simulate(ranks, 9, seed, monkeypatch)
+        simulate(ranks, 9, seed, monkeypatch, stores=stores)
 
 
-@pytest.mark.parametrize("fault", [dict(slots=1), dict(flag_first=True), dict(made_first=False)], ids=str)
+@pytest.mark.parametrize("fault", [dict(slots=1), dict(flag_first=True), dict(made_first=False), dict(slots=1, stores=True),
+                                   dict(flag_first=True, stores=True)], ids=str)
 def test_faults_show(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One slot, which is filled again before it has been read, flags before the data, and pushes that do not wait for the
     kernel of the call before."""

@@ -14,6 +14,7 @@ import gemmkit.torch  # noqa: E402
 from gemmkit.emulator import machine  # noqa: E402
 from gemmkit.epilogues import Bias, SiLU  # noqa: E402
 from gemmkit.runtime.compile import stats  # noqa: E402
+from gemmkit.torch.biased import biased  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("small_tiles")
 
@@ -62,6 +63,48 @@ def test_a_model_compiles_without_a_break(emulated: None) -> None:
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
     found = trained(compiled, ours.parameters(), x, y, 3)
     assert found == pytest.approx(trained(theirs, theirs.parameters(), x, y, 3), rel=1e-5)
+
+
+def test_a_compiled_layers_bias(emulated: None) -> None:
+    """Its gradient is an operator, once a layer, behind an activation; and is right where weights, or x, need none."""
+    ours, theirs = models("cpu", (3, 5, 4, 2))
+    graphs: list[Any] = []
+
+    def seen(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    from torch._dynamo.backends.common import aot_autograd
+
+    compiled = torch.compile(ours, fullgraph=True, backend=aot_autograd(fw_compiler=seen, bw_compiler=seen))
+    for needs in ((True, True), (False, True), (True, False)):
+        x, y = torch.randn(6, 3, requires_grad=True), torch.randn(6, 2)
+        for layer, other in zip(ours, theirs[::2]):
+            for name, wanted in zip(("weight", "bias"), needs):
+                for one in (layer, other):
+                    getattr(one, name).requires_grad_(wanted)
+                    getattr(one, name).grad = None
+        graphs.clear()
+        (compiled(x) - y).square().sum().backward()
+        found, x.grad = x.grad, None
+        (theirs(x) - y).square().sum().backward()
+        torch.testing.assert_close(found, x.grad)
+        for layer, other in zip(ours, theirs[::2]):
+            for name in ("weight", "bias"):
+                one, two = getattr(layer, name).grad, getattr(other, name).grad
+                assert (one is None) == (two is None)
+                if one is not None:
+                    torch.testing.assert_close(one, two)
+        sums = [node for node in graphs[-1].graph.nodes if "sum_of_rows" in str(node.target)]
+        assert len(sums) == (2 if needs[1] else 0)
+
+
+def test_sums_of_rows_are_an_operator() -> None:
+    x, bias = torch.randn(3, 4, dtype=torch.double, requires_grad=True), torch.randn(4, dtype=torch.double, requires_grad=True)
+    torch.library.opcheck(torch.ops.gemmkit.sum_of_rows, (x,))
+    assert torch.autograd.gradcheck(biased, (x, bias)) and torch.autograd.gradgradcheck(biased, (x, bias))
+    many = torch.func.vmap(biased, in_dims=(0, None))(x[None].expand(2, 3, 4), bias)
+    torch.testing.assert_close(many, (x + bias).expand(2, 3, 4))
 
 
 @pytest.mark.gpu

@@ -1,0 +1,115 @@
+"""Models of three layers, compiled by `torch.compile`, against the same of ``torch.nn.Linear``:
+`python -m bench.training --out bench/results/training.json`.
+
+| what | is |
+|---|---|
+| forward | without a gradient |
+| step | forward and backward; the gradients are put in place of the last ones |
+| step in a graph | the same, `mode="reduce-overhead"` (CUDA graphs) |
+
+Both models have the same parameters and take turns in one run; a time is by events over `CALLS` calls, and of all turns the
+median. Losses and gradients are compared before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import gemmkit.torch
+from bench import report
+
+ROWS, WIDTH, LAYERS = 8192, 4096, 3
+CALLS, TURNS, WARM = 10, 9, 4
+
+
+def models(width: int, device: str, dtype: Any) -> tuple[Any, Any]:
+    """By gemmkit, and by PyTorch: linear, GELU, linear, GELU, linear."""
+    torch.manual_seed(0)
+    last = LAYERS - 1
+    ours = torch.nn.Sequential(*(gemmkit.torch.Linear(width, width, activation="gelu" if n < last else None, device=device,
+                                                      dtype=dtype) for n in range(LAYERS)))
+    parts: list[Any] = []
+    for n, layer in enumerate(ours):
+        parts.append(torch.nn.Linear(width, width, device=device, dtype=dtype))
+        parts[-1].load_state_dict(layer.state_dict())
+        if n < last:
+            parts.append(torch.nn.GELU())
+    return ours, torch.nn.Sequential(*parts)
+
+
+def forward(model: Any, x: Any) -> Callable[[], Any]:
+    def call() -> Any:
+        with torch.no_grad():
+            return model(x)
+
+    return call
+
+
+def step(model: Any, x: Any) -> Callable[[], Any]:
+    def call() -> Any:
+        for parameter in model.parameters():
+            parameter.grad = None
+        loss = model(x).float().square().mean()
+        loss.backward()
+        return loss
+
+    return call
+
+
+def compared(ours: Any, theirs: Any, x: Any) -> float:
+    """The largest difference of a gradient, over that gradient's largest element. Raises ValueError above 2 %."""
+    one, other = step(ours, x)().item(), step(theirs, x)().item()
+    worst = abs(one - other) / abs(other)
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        worst = max(worst, float((p.grad - q.grad).abs().max() / q.grad.abs().max()))
+    if not worst <= 0.02:
+        raise ValueError(f"losses {one} and {other}, or gradients, differ by {worst:.3f} of their largest")
+    return worst
+
+
+def timed(call: Callable[[], Any], calls: int) -> float:
+    """Microseconds a call, on the GPU."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    call()
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) / calls * 1e3
+
+
+def row(work: str, ours: Callable[[], Any], theirs: Callable[[], Any], error: float) -> dict[str, Any]:
+    for _ in range(WARM):
+        ours(), theirs()
+    found = [(timed(ours, CALLS), timed(theirs, CALLS)) for _ in range(TURNS)]
+    one, other = (statistics.median(times) for times in zip(*found))
+    ratio = statistics.median(b / a for a, b in found)
+    print(f"{work}: {one:.0f} us, torch.nn.Linear {other:.0f} us, ratio {ratio:.3f}", flush=True)
+    return dict(work=work, dtype="float16", m=ROWS, n=WIDTH, k=WIDTH, layout="nn", ours_us=round(one, 1),
+                peer="torch.nn.Linear", peer_us=round(other, 1), ratio=round(ratio, 4), error=error)
+
+
+def main() -> None:
+    made = argparse.ArgumentParser(prog="python -m bench.training", description=__doc__.splitlines()[0])
+    made.add_argument("--out", help="result file or folder (default: $OUT, else bench/results)")
+    options = made.parse_args()
+    x = torch.randn(ROWS, WIDTH, device="cuda", dtype=torch.float16)
+    rows = []
+    for work, kind, mode in (("forward", forward, None), ("step", step, None), ("step in a graph", step, "reduce-overhead")):
+        pair = models(WIDTH, "cuda", torch.float16)
+        compiled = [torch.compile(model, fullgraph=True, mode=mode) for model in pair]
+        error = 0.0 if kind is forward else compared(compiled[0], compiled[1], x)
+        rows.append(row(work, kind(compiled[0], x), kind(compiled[1], x), error))
+        torch._dynamo.reset()
+    content = report.document("training", rows, torch.cuda.get_device_name())
+    report.write(content, report.results_path("training", options.out))
+
+
+if __name__ == "__main__":
+    main()
