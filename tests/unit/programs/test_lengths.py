@@ -13,6 +13,7 @@ import pytest
 
 import gemmkit as gk
 from gemmkit import programs as gp
+from gemmkit.emulator.errors import EmulatorError
 from gemmkit.runtime.device import H100, assumed
 from tests.support import chains
 from tests.support import programs as listing
@@ -112,6 +113,32 @@ def test_cells_begin_anew_where_a_round_without_places_changes_them() -> None:
     changed = chains.bounded_weights.plan(*operands([70, 20]), 0.125, mapping=SMALL).text
     assert "n_length < 1" not in same and "before_n_length" not in same
     assert "return 0.0 if (n_length < 1) else out" in changed and "before_n_length" in changed
+
+
+@pytest.mark.parametrize("old, new, at", [
+    ("n_length = min(int(lengths[h]), sizes.n)", "n_length = sizes.n", "def produce"),
+    ("n_length = uniform(min(int(lengths[h]), sizes.n))", "n_length = sizes.n", "def consume"),
+    ("min(int(lengths[h]), sizes.n)", "int(lengths[h])", ""),
+    ("min(int(lengths[h]), sizes.n)", "min(int(lengths[0]), sizes.n)", ""),
+    ("n_end = max(n_length, 1)", "n_end = n_length", "def consume"),           # the producer's is harmless: a block of zeros
+    ("n_length - n - column", "sizes.n - n - column", ""), ("n_length - n - column", "n_length - n - column + 1", "")])
+def test_a_fault_is_found(old: str, new: str, at: str) -> None:
+    """Of the lines that lengths add to a text: each changed, the emulator raises, or a result is wrong."""
+    arrays = operands([70, 0, 400, 20], 60)
+    with assumed(ONE):
+        text = chains.bounded.plan(*arrays, 0.125, mapping=SMALL).text
+        begin = text.index(at)
+        end = text.index("def consume") if at == "def produce" else len(text)
+        assert old in text[begin:end]
+        edited = text[:begin] + text[begin:end].replace(old, new) + text[end:]
+        plan = chains.bounded.plan(*arrays, 0.125, mapping=SMALL, text=edited)
+    exact = chains.bounded.reference(*arrays, 0.125)
+    try:
+        with gk.emulate(1):
+            plan.run(chains.bounded.bound((*arrays, 0.125), {}))
+    except EmulatorError:
+        return
+    assert not all(np.allclose(got, wanted, atol=6e-3, equal_nan=True) for got, wanted in zip(arrays[4:], exact, strict=True))
 
 
 # -- refused ----------------------------------------------------------------------------------------------------------------
