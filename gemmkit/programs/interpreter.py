@@ -38,7 +38,8 @@ class Interpreter:
     def coordinate(self, dim: Any) -> Any:
         raise NotImplementedError
 
-    def loop(self, extents: tuple[Extent, ...], kind: str) -> Iterator[Any]:
+    def loop(self, extents: tuple[Extent, ...], kind: str, stop: Any = None) -> Iterator[Any]:
+        """``stop``: a length that bounds the only extent."""
         raise NotImplementedError
 
     def fitted(self, value: Any, dims: tuple) -> Any:

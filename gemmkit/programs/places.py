@@ -111,6 +111,9 @@ def _rounds(loop: Loop, out: Places, taken: set[str]) -> Rounds:
     """What a loop adds to its cells: each must be sum + product + product ..., which nothing else reads."""
     if loop.indices[0].stack:
         raise refused(ValueError, "rounds along a stack have no kernel yet, but a reference", loop.line)
+    if loop.stop is not None:
+        raise refused(ValueError, f"{loop.indices[0]} goes to a length (stop=): kernels are derived of lengths of the "
+                                  "rounds of whole rows, parallel(a.rows); of others there is the reference", loop.line)
     made = Rounds(loop.indices[0], [], [], loop.line)
     tiles: dict[Any, TilePlace] = {}
     used: set[Value] = set()

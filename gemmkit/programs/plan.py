@@ -21,6 +21,7 @@ from gemmkit.programs.algebra import simplified
 from gemmkit.programs.allocate import allocated, out_bytes, said
 from gemmkit.programs.chains.chain import is_chained
 from gemmkit.programs.chains.plan import derived
+from gemmkit.programs.chains.text import names_of_ranges
 from gemmkit.programs.collectives import LINE, TmaOut
 from gemmkit.programs.expressions import function_of
 from gemmkit.programs.lines import refused
@@ -278,6 +279,9 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     indices = *chain.indices, chain.index
     _check_own_names([*infos, *numbers, *(c.inside.name for c in chain.carried), *(index.name for index in indices)],
                      [index.name for index in indices])
+    clash = next((key for key in (*infos, *numbers) if key in names_of_ranges(chain)), None)
+    if clash is not None:
+        raise _taken(clash)
     operands = {block.parameter.name: chain.line for ring in made.places.rings for block in ring.blocks}
     _check_launch(infos, operands, chain.indices, [chain.index], {chain.index.name: chain.line}, chain.stores)
     for array, x in made.read.items():

@@ -71,13 +71,16 @@ class Reference(Interpreter):
     def coordinate(self, dim: Any) -> Named:
         return Named((dim,), np.arange(dim.size) if isinstance(dim, Axis) else np.arange(dim.start, dim.stop))
 
-    def loop(self, extents: tuple[Extent, ...], kind: str) -> Iterator[Any]:
-        for blocks in itertools.product(*map(self._blocks, extents)):
+    def loop(self, extents: tuple[Extent, ...], kind: str, stop: Any = None) -> Iterator[Any]:
+        if stop is not None:
+            yield from self._blocks(extents[0], min(int(stop.array), extents[0].size))
+            return
+        for blocks in itertools.product(*(self._blocks(extent, extent.size) for extent in extents)):
             yield blocks if len(blocks) > 1 else blocks[0]
 
-    def _blocks(self, extent: Extent) -> list[Index]:
+    def _blocks(self, extent: Extent, end: int) -> list[Index]:
         step = 1 if extent.stack else self.block
-        return [Index(extent, "", start, min(start + step, extent.size)) for start in range(0, extent.size, step)]
+        return [Index(extent, "", start, min(start + step, end)) for start in range(0, end, step)]
 
 
 def _length(dim: Any) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gemmkit.programs.interpreter import Interpreter, entered
+from gemmkit.programs.lengths import check_length
 from gemmkit.programs.lines import line_here, refused
 from gemmkit.programs.values import Arithmetic, Cell, Extent, Index, Parameter
 
@@ -55,12 +56,14 @@ class Carried:
 
 @dataclass(eq=False)
 class Loop:
-    """``body`` has values, stores and loops, in the order in which they were written."""
+    """``body`` has values, stores and loops, in the order in which they were written. ``stop``: the load of the length that
+    bounds its rounds."""
 
     kind: str
     indices: tuple[Index, ...]
     body: list = field(default_factory=list)
     carried: list[Carried] = field(default_factory=list)
+    stop: Value | None = None
     line: str = field(default_factory=line_here)
 
 
@@ -92,12 +95,13 @@ class Tracer(Interpreter):
     def coordinate(self, dim: Any) -> Value:
         return Value("coordinate", (), (dim,), dim)
 
-    def loop(self, extents: tuple[Extent, ...], kind: str) -> Iterator[Any]:
+    def loop(self, extents: tuple[Extent, ...], kind: str, stop: Any = None) -> Iterator[Any]:
         if kind == "parallel" and len(self.bodies) > 1:
             raise refused(ValueError, "parallel(...) within a loop: tiles are the outermost loop")
         if kind == "sequential" and len(self.bodies) == 1:
             raise refused(ValueError, "sequential(...) outside of parallel(...): rounds are a tile's")
-        loop = self.emit(Loop(kind, tuple(map(Index, extents))))
+        length = None if stop is None else check_length(stop, extents[0])
+        loop = self.emit(Loop(kind, tuple(map(Index, extents)), stop=length))
         user = sys._getframe(1)
         self.bodies.append(loop.body)
         before = [(cell, cell.value) for cell in self.cells]

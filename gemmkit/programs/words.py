@@ -4,6 +4,7 @@
 |---|---|
 | ``for m, n in parallel(a.rows, b.columns)`` | tiles, in no order: each is one thread block's |
 | ``for k in sequential(a.columns)`` | rounds, one after the other |
+| ``for n in sequential(k.rows, stop=lengths[h])`` | the same, up to a length of the tile's own |
 | ``zeros(m, n)``, ``full(m, value)``, ``copy(x)`` | cells, whose values rounds carry |
 | ``x @ y``, ``.T`` | of matrices |
 | ``x.max(axis=1)``, ``min``, ``sum``, ``mean`` | of a matrix's rows |
@@ -31,9 +32,12 @@ def parallel(*extents: Extent) -> Iterator[Any]:
     return current().loop(current().extents(extents), "parallel")
 
 
-def sequential(extent: Extent) -> Iterator[Any]:
-    """Blocks of an axis, one after the other: cells keep what a round has put there."""
-    return current().loop(current().extents((extent,)), "sequential")
+def sequential(extent: Extent, stop: Any = None) -> Iterator[Any]:
+    """Blocks of an axis, one after the other: cells keep what a round has put there.
+
+    ``stop``: an element of an array of whole numbers, ``lengths[h]``, behind which nothing is there (`lengths`).
+    """
+    return current().loop(current().extents((extent,)), "sequential", stop)
 
 
 def zeros(*dims: Any) -> Cell:

@@ -37,6 +37,12 @@ def hand(d: int, **keywords: Any) -> Callable[[], Any]:
     return lambda: recorded(lambda: gk.attention(*x, **keywords), H100)[0]
 
 
+def bounded(d: int, dtype: Any = np.int32) -> list[np.ndarray]:
+    """With a length for each of the stack, and logarithms."""
+    q, k, v, o = heads(d)
+    return [q, k, v, zeros(2, dtype=dtype), o, zeros(2, 512, dtype=F32)]
+
+
 def square(*more: np.ndarray) -> list[np.ndarray]:
     return [*(zeros(512, 128) for _ in range(4)), *more]
 
@@ -57,6 +63,13 @@ CASES: dict[str, tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any], Any]] 
     "attention 64": (listing.attention, heads(64), THREE, SCALED, hand(64)),
     "attention 192": (listing.attention, heads(192), gk.Mapping({"n": 96}), SCALED, hand(192)),
     "attention 256": (listing.attention, heads(256), gk.Mapping(), SCALED, 495),
+    "attention 128, window": (listing.attention, heads(128), gk.Mapping(), dict(SCALED, visible=chains.between), hand(128)),
+    "attention 128, lengths": (chains.bounded, bounded(128), gk.Mapping(), SCALED, hand(128)),
+    "attention 64, lengths": (chains.bounded, bounded(64), THREE, SCALED, hand(64)),
+    "attention 256, lengths": (chains.bounded, bounded(256), gk.Mapping(), SCALED, 495),
+    "attention 128, lengths and window": (chains.bounded, bounded(128), gk.Mapping(), dict(SCALED, visible=chains.between), hand(128)),
+    "attention 128, lengths in int64, not ahead": (chains.bounded, bounded(128, np.int64), gk.Mapping(ahead=False), SCALED, 475),
+    "weights, lengths": (chains.bounded_weights, bounded(128), gk.Mapping(), SCALED, hand(128)),
     "decayed": (chains.decayed, [*(zeros(2, 512, 128) for _ in range(3)), zeros(2, dtype=F32), zeros(512, 512), zeros(2, 512, 128),
                                  zeros(2, 512, dtype=F32)], gk.Mapping(), SCALED, 820),
     "gated chain": (chains.gated_chain, [zeros(512, 128), zeros(512, 128), zeros(512), *square()[:2]], gk.Mapping(), {}, 260),

@@ -30,6 +30,50 @@ def decayed(q: Any, k: Any, v: Any, decay: Any, bias: Any, o: Any, lse: Any, sca
 
 
 @gk.program
+def bounded(q: Any, k: Any, v: Any, lengths: Any, o: Any, lse: Any, scale: float, visible: Any = None) -> None:
+    """Attention to as many places as each of a stack has, and its logarithms."""
+    for h, m in gp.parallel(q.count, q.rows):
+        best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows, stop=lengths[h]):
+            s = scale * (q[h, m] @ k[h, n].T)
+            s = s if visible is None else gp.where(visible, s, -math.inf)
+            top = gp.maximum(best, s.max(axis=1))
+            zero = gp.finite(top)
+            p, shrink = gp.exp(s - zero), gp.exp(best - zero)
+            total[:] = total * shrink + p.sum(axis=1)
+            out[:] = out * shrink + p.astype(v.dtype) @ v[h, n]
+            best[:] = top
+        o[h, m] = out / total
+        lse[h, m] = best + gp.log(total)
+
+
+@gk.program
+def bounded_weights(q: Any, k: Any, v: Any, lengths: Any, o: Any, total: Any, scale: float) -> None:
+    """The same before the division, and without a word of rows that have seen nothing: a round without places is NaN."""
+    for h, m in gp.parallel(q.count, q.rows):
+        best, sums, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows, stop=lengths[h]):
+            s = scale * (q[h, m] @ k[h, n].T)
+            top = gp.maximum(best, s.max(axis=1))
+            p, shrink = gp.exp(s - top), gp.exp(best - top)
+            sums[:] = sums * shrink + p.sum(axis=1)
+            out[:] = out * shrink + p.astype(v.dtype) @ v[h, n]
+            best[:] = top
+        o[h, m] = out
+        total[h, m] = sums
+
+
+@gk.program
+def bounded_chain(a: Any, b: Any, c: Any, lengths: Any, d: Any) -> None:
+    """Sums of what each of a stack has: what is behind a length is no zero, and must not count."""
+    for h, m in gp.parallel(a.count, a.rows):
+        out = gp.zeros(m, c.columns)
+        for n in gp.sequential(b.rows, stop=lengths[h]):
+            out += gp.tanh(a[h, m] @ b[h, n].T).astype(a.dtype) @ c[h, n]
+        d[h, m] = out
+
+
+@gk.program
 def gated_chain(a: Any, b: Any, gate: Any, c: Any, d: Any) -> None:
     """(gate rows of A B) C: the product between is never stored."""
     for m in gp.parallel(a.rows):
@@ -86,6 +130,16 @@ def causal(m: Any, n: Any) -> Any:
 
 def window(m: Any, n: Any) -> Any:
     return (n <= m) & (m - n < 40)
+
+
+def between(m: Any, n: Any) -> Any:
+    """A window that is free at both ends: blocks before it and behind it are not visited, and those within it not tested."""
+    return (n - m < 100) & (m - n <= 90)
+
+
+def stretched(m: Any, n: Any) -> Any:
+    """The ends go at paces of their own."""
+    return (n < 2 * m + 30) & (m < n + 60)
 
 
 def odd(m: Any, n: Any) -> Any:
@@ -147,3 +201,37 @@ def drawn_case(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, 
     depth = 8 * int(rng.integers(1, 20))
     return softmax_gemm, [half(rng, rows, depth), half(rng, depth, 64, scale=0.3), empty(rows, 64, dtype=out),
                           empty(rows, dtype=np.float32)], mapping, {}
+
+
+def padded(x: np.ndarray, lengths: np.ndarray, value: float) -> np.ndarray:
+    """Each of the stack with ``value`` behind its length."""
+    for each, length in zip(x, lengths):
+        each[max(0, int(length)):] = value
+    return x
+
+
+def drawn_lengths(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any]]:
+    """The same of programs with lengths: some 0, some less, some more than there is; behind them K has NaN and V what is large."""
+    rng = np.random.default_rng(seed)
+
+    def pick(*given: Any) -> Any:
+        return given[rng.integers(len(given))]
+
+    count, rows, places = int(rng.integers(1, 5)), int(rng.integers(1, 200)), int(rng.integers(1, 300))
+    lengths = np.array([pick(0, -3, 1, places, places + 50, *rng.integers(0, places + 1, 4)) for _ in range(count)],
+                       pick(np.int32, np.int64))
+    groups, d, out = int(pick(1, 1, 2)), int(pick(64, 64, 128)), pick(np.float16, np.float32)
+    ahead = pick(None, None, False)
+    mapping = gk.Mapping({"n": int(pick(32, 48, 64))}, warpgroups=groups, ahead=ahead,
+                         across=pick(None, False) if ahead is None else None, turns=pick(None, True, False) if groups > 1 else None,
+                         descending=pick(None, False), stages=pick(0, 2, 3))
+    x, y, z = half(rng, count, rows, d), half(rng, count, places, d), half(rng, count, places, d)
+    y, z = padded(y, lengths, np.nan), padded(z, lengths, 6e4)
+    o, sums = empty(count, rows, d, dtype=out), empty(count, rows, dtype=np.float32)
+    name = pick("bounded", "bounded", "bounded_weights", "bounded_chain")
+    if name == "bounded":
+        seen = pick(None, causal, window, between, stretched, odd)
+        return bounded, [x, y, z, lengths, o, sums], mapping, dict(scale=float(pick(0.125, -0.1)), visible=seen)
+    if name == "bounded_weights":
+        return bounded_weights, [x, y, z, lengths, o, sums], mapping, dict(scale=0.125)
+    return bounded_chain, [x, y / np.float16(8), z, lengths, o], mapping, {}

@@ -7,8 +7,8 @@
 | x + a @ b | the product on top of x | an addition an element |
 | a sum of rows, carried | each thread's own part of it (`keep_parts`) | two exchanges a round |
 
-Beyond the end of an array stand zeros, as TMA fills up; `guard` sees to it that what folds over a row finds its identity
-there.
+Beyond the end of an array stand zeros, as TMA fills up, and behind a length what the array has there; `guard` sees to it
+that what folds over a row finds its identity there.
 """
 
 from __future__ import annotations
@@ -157,9 +157,9 @@ def in_order(roots: list[Value]) -> list[Value]:
 
 # -- beyond the end ---------------------------------------------------------------------------------------------------------
 
-def pads(values: list[Value], index: Any) -> dict[Value, float]:
+def pads(values: list[Value], index: Any, zeros: bool) -> dict[Value, float]:
     """What each value is where ``index`` is out of range (NaN: it depends), tried with two sets of numbers for all
-    others."""
+    others. ``zeros``: arrays have zeros there, as beyond their ends; behind a length they have anything."""
     out: dict[Value, float] = {}
 
     def sampled(x: Value, sample: float) -> float:
@@ -174,7 +174,7 @@ def pads(values: list[Value], index: Any) -> dict[Value, float]:
         for sample in (0.7, 1.3):
             given = [sampled(y, sample) for y in x.args]
             if x.op == "dot":
-                tries.append(0.0 if len(x.args) == 2 else math.nan)
+                tries.append(0.0 if zeros and len(x.args) == 2 else math.nan)
             elif x.op == "inside":
                 tries.append(given[1])
             elif x.op == "where":
@@ -191,7 +191,7 @@ def guard(chain: Chain) -> None:
     is out of range, if it is not there anyway. As early as it is needed, so that one does for all (exp of -inf is 0)."""
     index = chain.index
     while True:
-        found = pads(chain.body, index)
+        found = pads(chain.body, index, chain.length is None)
 
         def wanted(x: Value) -> tuple[Value, float] | None:
             if x.op in IDENTITY and x.args[0].dims[1] is index:

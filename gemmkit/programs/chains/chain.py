@@ -15,7 +15,7 @@ __all__ = ["Chain", "chain_of", "depends", "dots", "is_chained", "late_values", 
 @dataclass(eq=False)
 class Chain:
     """``body``: what a round computes, in order; ``carried``: its cells; ``end``: what is computed behind the loop, and
-    ``stores``: what becomes of it."""
+    ``stores``: what becomes of it. ``length``: the load of what bounds a tile's rounds, where not the array does."""
 
     stack: Index | None
     rows: Index
@@ -25,6 +25,7 @@ class Chain:
     end: list[Value]
     stores: list[Store]
     line: str
+    length: Value | None = None
 
     @property
     def values(self) -> list[Value]:
@@ -34,6 +35,11 @@ class Chain:
     def indices(self) -> tuple[Index, ...]:
         """Of a tile."""
         return (self.rows,) if self.stack is None else (self.stack, self.rows)
+
+    @property
+    def stop(self) -> str:
+        """What a text calls the place behind the last that rounds go to."""
+        return f"sizes.{self.index.name}" if self.length is None else f"{self.index.name}_length"
 
 
 def is_chained(loop: Loop) -> bool:
@@ -57,7 +63,8 @@ def chain_of(loop: Loop) -> Chain:
         raise refused(ValueError, "rounds that carry nothing", rounds.line)
     stores = [held for held in loop.body if isinstance(held, Store)]
     stack, rows = (None, loop.indices[0]) if len(loop.indices) == 1 else loop.indices
-    chain = Chain(stack, rows, rounds.indices[0], rounds.body, rounds.carried, [], stores, rounds.line)
+    chain = Chain(stack, rows, rounds.indices[0], rounds.body, rounds.carried, [], stores, rounds.line,
+                  rounds.stop)
     for store in stores:
         rank = len(store.parameter.shape)
         if tuple(store.key) != chain.indices or store.only is not None or rank - len(chain.indices) not in (0, 1):
@@ -123,6 +130,10 @@ def why_not_ahead(chain: Chain) -> str | None:
     if not late:
         return "no product of a round needs another product of it"
     own = late | {c.inside for c in chain.carried if c.out in late}
+    ragged = next((x for x in late if x.op == "inside"), None)
+    if ragged is not None:
+        return (f"{ragged!r} is tested for what is out of range in its own round, behind a product that would run in the "
+                f"next one ({ragged.line})")
     for x in late:
         wrong = next((y for y in x.args if x.op != "dot" and y not in own and not _is_constant(y)), None)
         if wrong is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemmkit.programs.chains.elements import ELEMENTWISE, Element, scalar_text
+from gemmkit.programs.chains.lengths import LENGTH
 from gemmkit.programs.chains.names import Naming
 from gemmkit.programs.chains.order import Compute, Event, Full, Pass, Release, Start, Turn, Wait
 from gemmkit.programs.chains.places import RECTIFIED
@@ -38,6 +39,8 @@ class Consumer(Role):
 
     def known(self, x: Value) -> str | None:
         """What a value is called that is computed elsewhere."""
+        if x.op == LENGTH:
+            return f"before_{self.chain.stop}" if self.before else self.chain.stop
         if not x.dims and x.op != "const" and self._is_constant(x):
             if x.op == "scalar":
                 return f"sizes.{x.data}"
@@ -182,7 +185,9 @@ class Consumer(Role):
     def kept(self) -> list[str]:
         needed = {y for x in self.chain.end for y in x.args} | {store.value for store in self.chain.stores}
         self.old = {self.naming.of(c.after) for c in self.chain.carried if c.after in needed and len(c.init.dims) == 1}
-        return [self.naming.of(c.after) for c in self.chain.carried if self.naming.of(c.after) in self.old]
+        kept = [self.naming.of(c.after) for c in self.chain.carried if self.naming.of(c.after) in self.old]
+        begins = any(y.op == LENGTH for x in self.chain.end if x.op == "where" for y in x.args[0].args)
+        return [*kept, self.chain.stop] if begins else kept
 
     def finish_tile(self) -> None:
         for x in self.chain.end:

@@ -21,8 +21,8 @@ ELEMENTWISE = frozenset({*SIGNS, *CALLS, "neg", "where", "inside", "and"})
 
 
 def is_whole_number(x: Value) -> bool:
-    """Whether a value is a place or made of places, which are counted in whole numbers; or a condition."""
-    if x.op in ("lt", "le", "and", "coordinate"):
+    """Whether a value is a place or made of places, which are counted in whole numbers; a length; or a condition."""
+    if x.op in ("lt", "le", "and", "coordinate", "length"):
         return True
     if x.op not in ("add", "sub", "mul", "neg", "max"):
         return False
@@ -83,7 +83,7 @@ class Element:
 
     def _outside(self, x: Value, name: str) -> str:
         if not x.dims:
-            short = name.removeprefix("sizes.")
+            short = name.removeprefix("sizes.").removeprefix("before_")
             self.extra[short] = name
             return short
         if len(x.dims) == len(self.root.dims):
@@ -121,7 +121,7 @@ class Element:
             return text if top else f"({text})"
         if x.op == "inside":
             index = x.data.name
-            self.extra["room"] = f"sizes.{index} - {index} - column"
+            self.extra["room"] = f"{self.chain.stop} - {index} - column"
             text = f"{args[0]} if column_at(i) < room else {args[1]}"
             return text if top else f"({text})"
         return f"{CALLS[x.op]}({', '.join(args)})"

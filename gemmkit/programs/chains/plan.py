@@ -11,6 +11,7 @@ import numpy as np
 from gemmkit.programs.chains.algebra import guard, keep_parts, rewrite
 from gemmkit.programs.chains.allocate import Choice, May, chosen
 from gemmkit.programs.chains.chain import Chain, chain_of
+from gemmkit.programs.chains.lengths import begun, check_bounded
 from gemmkit.programs.chains.order import ordered
 from gemmkit.programs.chains.places import ChainPlaces, placed
 from gemmkit.programs.chains.ranges import ranges_of
@@ -48,11 +49,13 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
             limit: int) -> Derived:
     """``numbers``: the run-time scalars, whose signs the text depends on. ``outs``: how a store leaves (`OutKind`)."""
     chain = chain_of(loop)
+    check_bounded(chain)
     kinds: dict[str, OutKind] = {store.parameter.name: outs(store) for store in chain.stores}
     ranges = ranges_of(chain, numbers)
     may = May(commutes(chain, numbers), ranges.grow)
     rewrite(chain, numbers)
     guard(chain)
+    begun(chain, numbers)
     keep_parts(chain)
     places = placed(chain)
     by_tma = {key: np.dtype(kind.dtype) for key, kind in kinds.items() if kind.kind == "TmaOut"}

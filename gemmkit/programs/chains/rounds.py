@@ -97,24 +97,36 @@ class Role:
 
     @property
     def end(self) -> str:
-        return f"{self.n}_end" if self.is_bounded and self.ranges.ends else f"sizes.{self.n}"
+        return f"{self.n}_end" if self.has_end else f"sizes.{self.n}"
 
-    # -- ranges -------------------------------------------------------------------------------------------------------
+    @property
+    def has_end(self) -> bool:
+        """Whether tiles end where the array does not."""
+        return self.chain.length is not None or (self.is_bounded and bool(self.ranges.ends))
 
     def range(self) -> None:
         """Where a tile's rounds begin."""
-        n, rows, step, uniform = self.n, self.chain.rows.name, self.step, self.kind == CONSUMER
+        n, step, uniform, length = self.n, self.step, self.kind == CONSUMER, self.chain.length
+        given = ", ".join([self.chain.rows.name, *([self.chain.stop] if length is not None else []), "sizes"])
+
+        def put(name: str, made: str) -> None:
+            self.put(f"{name} = uniform({made})" if uniform else f"{name} = {made}")
+
+        if length is not None:
+            parameter, key = length.data
+            put(self.chain.stop, f"min(int({parameter.name}[{', '.join(index.name for index in key)}]), sizes.{n})")
         if self.is_bounded:
             for name, function, bounds in ((self.first, "first_seen", self.ranges.begins),
                                            (self.end, "end_seen", self.ranges.ends)):
                 if bounds:                             # the assembler does not see that loops over them are uniform
-                    made = f"{function}({rows}, sizes)"
-                    self.put(f"{name} = uniform({made})" if uniform else f"{name} = {made}")
+                    put(name, f"{function}({given})")
+        if length is not None and not (self.is_bounded and self.ranges.ends):
+            self.put(f"{self.end} = max({self.chain.stop}, {f'{self.first} + 1' if self.first != '0' else '1'})")
         if uniform and self.ranges.has_tests and self.ranges.has_free:
             for name, function, bounds in ((f"{n}_free", "free_from", self.ranges.begins),
                                            (f"{n}_tested", "free_to", self.ranges.ends)):
                 if bounds:
-                    self.put(f"{name} = uniform({function}({rows}, sizes))")
+                    put(name, f"{function}({given})")
         begins = self.first != "0"
         if self.choice.descending:
             count = f"(blocks({self.end}{f' - {self.first}' if begins else ''}, {step}) - 1) * {step}"
@@ -126,7 +138,7 @@ class Role:
         """A tile's rounds but the first ones: those with tests, and the others."""
         n, step, ranges = self.n, self.step, self.ranges
         tests = self.kind == CONSUMER and self.has_tests
-        free_end = f"{n}_tested" if ranges.ends else f"sizes.{n}"
+        free_end = f"{n}_tested" if ranges.ends else self.chain.stop
         if self.choice.descending:
             if tests and ranges.has_free:
                 if ranges.ends or not self.order.before:

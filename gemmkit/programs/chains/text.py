@@ -45,6 +45,11 @@ TAKEN = ("begins", "end_seen", "ends", "first_seen", "following", "free_from", "
          "turns", "values")
 
 
+def names_of_ranges(chain: Chain) -> list[str]:
+    """What a text calls the places where rounds begin and end."""
+    return [f"{chain.index.name}_{what}" for what in ("end", "first", "free", "length", "tested")]
+
+
 def tests_of(chain: Chain, ranges: Ranges) -> set[Value]:
     """Values that rounds without tests leave out: they are what they test there."""
     users: dict[Value, int] = {}
@@ -72,17 +77,20 @@ def printed(title: str, chain: Chain, places: ChainPlaces, choice: Choice, order
     tests = tests_of(chain, ranges)
     indices = [index.name for index in (*chain.indices, chain.index)]
     taken = {*OWN_NAMES, *TAKEN, *(name for _, name in IMPORTS), *arrays, *scalars, *indices,
-             *(f"last_{name}" for name in indices)}
+             *(f"last_{name}" for name in indices), *names_of_ranges(chain)}
     parts = [part for part in (order.round, order.before, order.join, order.after) if part]
     naming = Naming(chain, places, tests, parts, taken)
     given = (chain, places, choice, order, ranges, bool(tests))
     producer, consumer = Producer(*given), Consumer(*given, naming=naming)
     producer.tiles()
     consumer.tiles()
+    if chain.length is not None:
+        consumer.arrays.setdefault(chain.length.data[0].name, chain.length)
     read = list(consumer.arrays)
     maps = list(dict.fromkeys(block.parameter.name for ring in places.rings for block in ring.blocks))
     sizes = [*dict.fromkeys(indices), *(["section"] if choice.longest_first and chain.stack is not None else [])]
     takes_maps, takes_all = [f"map_{name}" for name in maps], [*outs, *[name for name in read if name not in outs]]
+    takes_blocks = [*takes_maps, *([] if chain.length is None else [chain.length.data[0].name])]
     lines = _constants(chain, places, choice, consumer, outs)
     lines += ["", "", "@dataclass(frozen=True)", "class Sizes(Component):",
               *(f"    {name}: Scalar" for name in (*sizes, *scalars)), "", "",
@@ -91,10 +99,10 @@ def printed(title: str, chain: Chain, places: ChainPlaces, choice: Choice, order
               *(f"        ring_{ring.name}.initialise()" for ring in places.rings), "        mbarrier_fence_init()",
               "    barrier()", "    if group == 0:", "        WARPGROUPS.give_registers()",
               "        if thread_index() == 0:",
-              f"            produce({', '.join(['sizes', *takes_maps])})", "    else:",
+              f"            produce({', '.join(['sizes', *takes_blocks])})", "    else:",
               "        WARPGROUPS.take_registers()",
               f"        consume({', '.join(['sizes', *takes_all, 'group - 1'])})", "", "", *_tiles(chain, choice), "", "",
-              *_ranges(chain, choice, ranges), f"def produce({', '.join(['sizes', *takes_maps])}):",
+              *_ranges(chain, choice, ranges), f"def produce({', '.join(['sizes', *takes_blocks])}):",
               '    """1. Blocks of the operands: global -> shared."""', "    zero = thread_index() * 0",
               *(f"    at_{ring.name} = Slot(zero, zero + 1)          # fresh rings are empty" for ring in places.rings),
               *producer.lines, "", "", f"def consume({', '.join(['sizes', *takes_all, 'group'])}):",
@@ -193,8 +201,9 @@ def _places(chain: Chain, choice: Choice) -> list[str]:
 
 def _ranges(chain: Chain, choice: Choice, ranges: Ranges) -> list[str]:
     """Functions that say which blocks a tile's rounds visit, and where nothing is tested."""
-    m, n, rows, step = chain.rows.name, chain.index.name, choice.blocks[chain.rows.name], choice.blocks[chain.index.name]
-    last = f"min({m} + {rows}, sizes.{m}) - 1"
+    m, rows, step = chain.rows.name, choice.blocks[chain.rows.name], choice.blocks[chain.index.name]
+    last, stop = f"min({m} + {rows}, sizes.{m}) - 1", chain.stop
+    given = f"{m}, sizes" if chain.length is None else f"{m}, {stop}, sizes"
 
     def extreme(bounds: list, of_last: bool) -> list[str]:
         """The bounds of the last of the rows where they grow with them, or of the first."""
@@ -202,21 +211,21 @@ def _ranges(chain: Chain, choice: Choice, ranges: Ranges) -> list[str]:
 
     out: list[str] = []
     if ranges.visits_less and ranges.begins:
-        out += [f"def first_seen({m}, sizes):", f'    """The first block that rows {m} on visit."""', f"    last = {last}",
+        out += [f"def first_seen({given}):", f'    """The first block that rows {m} on visit."""', f"    last = {last}",
                 f"    first = udiv(max({', '.join(['0', *extreme(ranges.begins, False)])}), {step}) * {step}",
-                f"    return min(first, udiv(max(sizes.{n} - 1, 0), {step}) * {step})", "", ""]
+                f"    return min(first, udiv(max({stop} - 1, 0), {step}) * {step})", "", ""]
     if ranges.visits_less and ranges.ends:
-        least = f"first_seen({m}, sizes) + 1" if ranges.begins else "1"
-        ends = ", ".join([f"sizes.{n}", *extreme(ranges.ends, True)])
-        out += [f"def end_seen({m}, sizes):",
+        least = f"first_seen({given}) + 1" if ranges.begins else "1"
+        ends = ", ".join([stop, *extreme(ranges.ends, True)])
+        out += [f"def end_seen({given}):",
                 f'    """The place behind the last that rows {m} on see, in one block at least."""', f"    last = {last}",
                 f"    return max(min({ends}), {least})", "", ""]
     if ranges.has_tests and ranges.has_free:
         for name, bounds, kind, least in (("free_from", ranges.begins, "max", "0"),
-                                          ("free_to", ranges.ends, "min", f"sizes.{n}")):
+                                          ("free_to", ranges.ends, "min", stop)):
             if bounds:
                 what = "first place" if kind == "max" else "place behind the last"
-                out += [f"def {name}({m}, sizes):", f'    """The {what} that all of rows {m} on see."""',
+                out += [f"def {name}({given}):", f'    """The {what} that all of rows {m} on see."""',
                         f"    last = {last}",
                         f"    return {kind}({', '.join([least, *extreme(bounds, kind == 'max')])})", "", ""]
     return out

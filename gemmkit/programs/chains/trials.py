@@ -1,4 +1,4 @@
-"""What rounds do, tried with drawn numbers: whether they commute, and whether one that is shown nothing changes nothing.
+"""What rounds do, tried with drawn numbers: whether they commute, and what one changes that is shown nothing.
 
 Both are questions about the mathematics of a round, which a few lines of NumPy answer for any operations: an identity that
 holds at drawn points holds but for a set of points of measure zero. So blocks of which a condition shows nothing are left
@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from gemmkit.programs import reference
+from gemmkit.programs.chains import algebra
 from gemmkit.programs.chains.chain import Chain
-from gemmkit.programs.reference import FUNCTIONS
 from gemmkit.programs.trace import Value
 
-__all__ = ["commutes", "ignores_hidden"]
+__all__ = ["changed_by_nothing", "commutes", "ignores_hidden"]
+
+FUNCTIONS = {**algebra.FUNCTIONS, **reference.FUNCTIONS}               # of programs as they are traced, and rewritten
 
 SIZE = 4                               # of a block, or of a whole axis
 CLOSE = 1e-8
@@ -63,13 +66,15 @@ class Trial:
 
     def operation(self, x: Value, args: list[Any], hidden: frozenset[Value]) -> Any:
         if x.op == "dot":
-            return args[0] @ args[1]
+            return args[0] @ args[1] + (_over(x.args[2], args[2], x.dims) if len(args) > 2 else 0.0)
         if x.op == "transpose":
             return args[0].T
         if x.op in ("rowmax", "rowsum"):
             return getattr(np, x.op[3:])(_spread(args[0], x.args[0], x.args[0].dims), axis=1)
         if x.op == "cast":
             return args[0]
+        if x.op == "inside":                           # nothing is
+            return np.full([SIZE] * len(x.dims), args[1])
         given = [_over(y, a, x.dims) for y, a in zip(x.args, args)]
         if x in hidden:
             given[0] = np.zeros_like(given[0], bool)
@@ -114,3 +119,16 @@ def ignores_hidden(chain: Chain, where: Value, signs: dict[str, float]) -> bool:
             if not all(_same(state, trial.round(state, 1, frozenset([where]))) for state in (begin, later)):
                 return False
     return True
+
+
+def changed_by_nothing(chain: Chain, signs: dict[str, float]) -> list[Value]:
+    """The cells (as a round begins) that a tile's first round changes if all of its places are out of range. ``chain`` is
+    guarded: what is out of range is a fold's identity."""
+    found: dict[Value, None] = {}
+    with np.errstate(all="ignore"):
+        for scale in SCALES:
+            trial = Trial(chain, signs, scale)
+            begin = trial.begin()
+            after = trial.round(begin, 0)
+            found.update((cell, None) for cell in begin if not _same({cell: begin[cell]}, {cell: after[cell]}))
+    return list(found)

@@ -61,6 +61,43 @@ def test_drawn_chains(seed: int) -> None:
         assert np.abs(got.astype(float) - exact)[shown].max(initial=0.0) <= most * largest
 
 
+@pytest.mark.sample(20)
+@pytest.mark.parametrize("seed", range(120))
+def test_drawn_lengths(seed: int) -> None:
+    """Rounds that end at each one's own length, with windows; K has NaN behind it, and results begin with NaN."""
+    program, arrays, mapping, more = chains.drawn_lengths(seed)
+    given = program.bound(tuple(there(x) for x in arrays), more)
+    plan = program.plan(*given.values(), mapping=mapping)
+    wanted = program.reference(*arrays, **more)
+    plan.run(given)
+    results = [given[name].get() for name in given if name in plan.printed.outs]
+    for got, exact in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+        shown = np.isfinite(exact)
+        assert np.array_equal(np.isnan(got), np.isnan(exact)) and np.array_equal(got[np.isinf(exact)], exact[np.isinf(exact)])
+        largest = max(1.0, np.abs(exact[shown]).max(initial=0.0))
+        assert np.abs(got.astype(float)[shown] - exact[shown]).max(initial=0.0) <= 3e-3 * largest
+
+
+def test_lengths_change_between_launches(rng: np.random.Generator) -> None:
+    """One plan, many tiles: lengths are read in every launch."""
+    import cupy
+
+    q, k, v = (cupy.asarray(rng.standard_normal((16, 2000, 128))).astype("f2") for _ in range(3))
+    o, lse, lengths = cupy.full(q.shape, cupy.nan, "f2"), cupy.full(q.shape[:2], cupy.nan, "f4"), cupy.zeros(16, "i4")
+    plan = chains.bounded.plan(q, k, v, lengths, o, lse, 0.09, visible=chains.between)
+    for _ in range(3):
+        lengths[:] = cupy.asarray(rng.integers(0, 2100, 16).astype("i4"))
+        plan.run(dict(q=q, k=k, v=v, lengths=lengths, o=o, lse=lse))
+        for h in range(16):
+            i, j = np.arange(2000)[:, None], np.arange(min(2000, int(lengths[h])))
+            shown = chains.between(i, j)
+            s = np.where(shown, 0.09 * (q[h].get().astype("f8") @ k[h, :len(j)].get().astype("f8").T), -np.inf)
+            top = s.max(1, keepdims=True, initial=-np.inf)
+            p = np.exp(s - np.where(np.isinf(top), 0.0, top))
+            with np.errstate(all="ignore"):
+                close(o[h].get(), p @ v[h, :len(j)].get().astype("f8") / p.sum(1, keepdims=True))
+
+
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("cluster", [{"m": 2}, {"n": 2}, {"m": 2, "n": 2}, {"m": 4}, {"n": 4}], ids=str)
 @pytest.mark.parametrize("sizes", [(4096, 1032, 520), (1, 8, 72), (333, 5000, 4096), (2000, 136, 64)], ids=str)
