@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPUS < 2, reason="two GPUs of 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: Any) -> dict[str, list[str]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    return ranks.run_all(gpu_scenarios.__name__, folder, timeout=240.0, backend="nccl", apart=True)
+    return ranks.run_all(gpu_scenarios.__name__, folder, timeout=170.0, backend="nccl", apart=True)
 
 
 @pytest.mark.parametrize("name", ranks.scenarios(gpu_scenarios))
