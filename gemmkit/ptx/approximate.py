@@ -30,8 +30,9 @@ F32 = np.float32
 
 def _of_floats(name: str, text: str, count: int, compute: Callable[..., Any], doc: str, low: float = 1.0,
                high: float = 100.0) -> Atom:
-    """``low`` and ``high``: between them float32 arguments set off no warning of NumPy's. It need not be told to be silent then,
-    which takes longer than to compute: attention has this for every score."""
+    """``low``, ``high``: between them float32 arguments set off no warning, and NumPy need not be told to be silent.
+    That takes longer than to compute, and attention has this for every score."""
+
     def typer(context: Any, *args: Any) -> Any:
         if len(args) != count or any(kind_of_type(t) is None or isinstance(t, types.Complex) for t in args):
             return None

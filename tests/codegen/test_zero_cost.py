@@ -155,6 +155,7 @@ def test_shared_stores_are_register_plus_immediate(how: Copy) -> None:
     assert offsets == expected
 
 
+@pytest.mark.kin(2)
 @pytest.mark.sample(18)
 @every_copy
 def test_machine_code_is_the_same(how: Copy) -> None:
@@ -340,6 +341,7 @@ def test_the_inner_product_costs_what_it_does_by_hand(how: Inner) -> None:
     assert leaves_nothing(tiles)
 
 
+@pytest.mark.kin(2)
 def test_the_inner_product_is_the_same_machine_code() -> None:
     how = INNERS["the paper's"]
     first, second = (instruction_counts(disassemble(assemble(compiled(

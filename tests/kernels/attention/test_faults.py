@@ -138,6 +138,7 @@ def q_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(consumer, "release_q", nothing)
 
 
+@pytest.mark.kin(2)
 @pytest.mark.parametrize("fault", [q_released_early, q_kept, released_early, without_wait("q"), without_wait("v"), without_acquire,
                                    without_wgmma_wait, packed_early, short_load])
 def test_a_fault_is_found_where_tiles_come_apart(fault: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +148,7 @@ def test_a_fault_is_found_where_tiles_come_apart(fault: Patch, monkeypatch: pyte
             run(monkeypatch, **APART)
 
 
+@pytest.mark.kin(2)
 @pytest.mark.parametrize("fields", [{}, APART], ids=["joined", "apart"])
 @pytest.mark.parametrize("seed", [None, 1])
 def test_sound_it_is_right(seed: int | None, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
