@@ -117,7 +117,7 @@ def test_no_rows() -> None:
 
 # -- results ----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.kin(4)
+@pytest.mark.kin(5)
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("lengths", [(64, 64), (70, 9)], ids=str)
@@ -129,7 +129,7 @@ def test_two_ranks(name: str, lengths: tuple[int, int], rank: int, rng: np.rando
     assert np.array_equal(d, (a.astype("f8") @ b) * (2 if name == "transformed" else 1))
 
 
-@pytest.mark.kin(4)
+@pytest.mark.kin(5)
 @pytest.mark.parametrize("name, rank", [("tensor cores", 0), ("ping-pong", 1), ("cluster", 2), ("multistage", 1)])
 def test_own_rows_elsewhere(name: str, rank: int, rng: np.random.Generator) -> None:
     """As `gemmkit.distributed` has it: this rank's rows are where the caller has them, the others' in the slot."""
@@ -138,7 +138,7 @@ def test_own_rows_elsewhere(name: str, rank: int, rng: np.random.Generator) -> N
     assert np.array_equal(d, a.astype("f8") @ b)
 
 
-@pytest.mark.kin(4)
+@pytest.mark.kin(5)
 def test_three_ranks_in_any_order_of_threads(rng: np.random.Generator) -> None:
     a, b, d = run(threads("multistage"), (17, 0, 14), 2, rng, seed=5)
     assert np.array_equal(d, a.astype("f8") @ b)
@@ -154,14 +154,14 @@ def test_shortest_paths(rng: np.random.Generator) -> None:
 KERNELS = pytest.mark.parametrize("name, lengths", [("tensor cores", (64, 64)), ("multistage", (16, 16))])
 
 
-@pytest.mark.kin(4)
+@pytest.mark.kin(5)
 @KERNELS
 def test_a_flag_before_the_data(name: str, lengths: Any, rng: np.random.Generator) -> None:
     with pytest.raises(errors.RaceError, match="rank 1"):
         run(CONFIGURATIONS[name](), lengths, 0, rng, flag_first=True)
 
 
-@pytest.mark.kin(4)
+@pytest.mark.kin(5)
 @KERNELS
 def test_no_wait(name: str, lengths: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gated, "await_flag", lambda *given: None)
@@ -169,7 +169,7 @@ def test_no_wait(name: str, lengths: Any, rng: np.random.Generator, monkeypatch:
         run(CONFIGURATIONS[name](), lengths, 0, rng)
 
 
-@pytest.mark.kin(4)
+@pytest.mark.kin(5)
 @KERNELS
 def test_a_stale_epoch(name: str, lengths: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that takes the flag of the buffer's last call for this one's; and a flag that is not this call's."""
@@ -224,7 +224,8 @@ def test_rows_that_a_copy_engine_brings(name: str, rng: np.random.Generator) -> 
 
 # -- compiled ---------------------------------------------------------------------------------------------------------
 
-@pytest.mark.kin(4)
+@pytest.mark.sample(2)
+@pytest.mark.kin(5)
 @pytest.mark.compile
 @pytest.mark.parametrize("name", ["tensor cores", "multistage"])
 def test_instructions(name: str) -> None:
@@ -236,7 +237,7 @@ def test_instructions(name: str) -> None:
     assert found.usage.spill_stores == found.usage.spill_loads == 0
 
 
-@pytest.mark.kin(4)
+@pytest.mark.kin(5)
 @pytest.mark.compile
 def test_no_gate_no_instructions() -> None:
     ptx = compile_config(mapping()).ptx
