@@ -41,7 +41,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 # -- by a mapping of small tiles ------------------------------------------------------------------------------------------
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(24)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 @pytest.mark.parametrize("n", [8, 16])

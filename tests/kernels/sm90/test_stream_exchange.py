@@ -114,7 +114,7 @@ def test_sums_in_portions(machine: Any, promote: int, rng: np.random.Generator) 
 
 
 @pytest.mark.kin(5)
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("d, columns", [(RowMajor(F16), 64), (RowMajor(F16), 61), (ColMajor(F16), 64), (RowMajor(F32), 61)], ids=str)
 @pytest.mark.parametrize("cluster, shares", [("1x1", 3), ("2x1", 2)])
