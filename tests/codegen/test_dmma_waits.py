@@ -138,7 +138,6 @@ def without_waits(text: str) -> str:
                      for n, line in enumerate(lines))
 
 
-@pytest.mark.kin(3)
 def test_missing_waits_are_noticed() -> None:
     text = hex_listing(kernel("float64", 128, "nn", H100).assembled.cubin)
     code, _ = listing(text)

@@ -155,7 +155,6 @@ def test_shared_stores_are_register_plus_immediate(how: Copy) -> None:
     assert offsets == expected
 
 
-@pytest.mark.kin(2)
 @pytest.mark.sample(18)
 @every_copy
 def test_machine_code_is_the_same(how: Copy) -> None:

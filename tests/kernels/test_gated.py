@@ -154,14 +154,12 @@ def test_shortest_paths(rng: np.random.Generator) -> None:
 KERNELS = pytest.mark.parametrize("name, lengths", [("tensor cores", (64, 64)), ("multistage", (16, 16))])
 
 
-@pytest.mark.kin(5)
 @KERNELS
 def test_a_flag_before_the_data(name: str, lengths: Any, rng: np.random.Generator) -> None:
     with pytest.raises(errors.RaceError, match="rank 1"):
         run(CONFIGURATIONS[name](), lengths, 0, rng, flag_first=True)
 
 
-@pytest.mark.kin(5)
 @KERNELS
 def test_no_wait(name: str, lengths: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gated, "await_flag", lambda *given: None)
@@ -169,7 +167,6 @@ def test_no_wait(name: str, lengths: Any, rng: np.random.Generator, monkeypatch:
         run(CONFIGURATIONS[name](), lengths, 0, rng)
 
 
-@pytest.mark.kin(5)
 @KERNELS
 def test_a_stale_epoch(name: str, lengths: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that takes the flag of the buffer's last call for this one's; and a flag that is not this call's."""

@@ -138,7 +138,6 @@ def q_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(consumer, "release_q", nothing)
 
 
-@pytest.mark.kin(2)
 @pytest.mark.parametrize("fault", [q_released_early, q_kept, released_early, without_wait("q"), without_wait("v"), without_acquire,
                                    without_wgmma_wait, packed_early, short_load])
 def test_a_fault_is_found_where_tiles_come_apart(fault: Patch, monkeypatch: pytest.MonkeyPatch) -> None:

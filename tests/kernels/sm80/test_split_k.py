@@ -280,7 +280,6 @@ def test_a_block_that_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         run_small(9)
 
 
-@pytest.mark.kin(5)
 @pytest.mark.parametrize("splits", [3, 9])
 def test_every_barrier_matters(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a block of two warps, the first barriers of `gather` (those behind have nothing more to order than the next)."""

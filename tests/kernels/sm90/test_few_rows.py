@@ -271,7 +271,6 @@ def test_other_arrays_of_the_kind_and_bad_ones() -> None:
             gk.matmul(a, b[:100])
 
 
-@pytest.mark.kin(5)
 @pytest.mark.usefixtures("small")
 def test_a_fault_names_the_callers_array(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = operands(6, 128, 136, "nt")

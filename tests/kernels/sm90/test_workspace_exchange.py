@@ -216,7 +216,6 @@ def unordered(order: str) -> Callable[..., int]:
     return lambda view, at, number, how: real(view, at, number, "relaxed" if how == order else how)
 
 
-@pytest.mark.kin(5)
 @pytest.mark.parametrize("cluster, splits", [("1x1", 3), ("2x1", 2)])
 def test_arrivals_that_release_nothing(cluster: str, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run_small(splits, cluster)
