@@ -32,7 +32,8 @@ SAMPLE = "20261122"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sample", action="store_true",
-                     help="what `make test` runs: no tests marked thorough, every n-th case of each function marked sample(n)")
+                     help="what `make test` runs: no tests marked thorough, every n-th case of each function marked sample(n), "
+                          "every n-th of a module's functions that are marked kin(n)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -70,22 +71,37 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 def _left_out(items: list[pytest.Item]) -> list[pytest.Item]:
     """The cases that a sample does without. Which ones follows from the function's name alone, so every run has the same, and
-    every function keeps one at least: one in the emulator and one on a GPU, where it has both. On a GPU it then has no more
-    than that one: its cost is compiling, and what distinguishes the cases is looked at in the emulator."""
+    every function keeps one at least (but see `_kin_left_out`): one in the emulator and one on a GPU, where it has both. On a GPU
+    it then has no more than that one: its cost is compiling, and what distinguishes the cases is looked at in the emulator."""
     functions: dict[tuple[str, bool, int], list[pytest.Item]] = {}
+    out = [item for item in items if item.get_closest_marker("thorough")] + _kin_left_out(items)
+    without = set(out)
+    emulated = {item.nodeid.partition("[")[0] for item in items
+                if not item.get_closest_marker("gpu") and not item.get_closest_marker("thorough")}
     for item in items:
-        if not item.get_closest_marker("thorough"):
+        if item not in without:
             mark: Any = item.get_closest_marker("sample")
             key = item.nodeid.partition("[")[0], item.get_closest_marker("gpu") is not None, mark.args[0] if mark else 1
             functions.setdefault(key, []).append(item)
-    emulated = {name for name, on_gpu, _ in functions if not on_gpu}
-    out = [item for item in items if item.get_closest_marker("thorough")]
     for (name, on_gpu, every), cases in functions.items():
         if on_gpu and name in emulated:
             every = len(cases)
         kept = zlib.crc32(name.encode()) % min(every, len(cases))
         out += [item for n, item in enumerate(cases) if n % every != kept]
     return out
+
+
+def _kin_left_out(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Of a module's functions that are marked ``kin`` all but every n-th: slow ones that look at one thing from several sides.
+    Which ones follows from the module's name. What they have on a GPU stays."""
+    modules: dict[tuple[str, int], dict[str, list[pytest.Item]]] = {}
+    for item in items:
+        mark: Any = item.get_closest_marker("kin")
+        if mark and not item.get_closest_marker("gpu") and not item.get_closest_marker("thorough"):
+            module, _, function = item.nodeid.partition("[")[0].partition("::")
+            modules.setdefault((module, mark.args[0]), {}).setdefault(function, []).append(item)
+    return [item for (module, every), functions in modules.items() for n, cases in enumerate(functions.values())
+            if n % every != zlib.crc32(module.encode()) % min(every, len(functions)) for item in cases]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -59,7 +59,7 @@ class Scheduler:
         self._turns = 0
         self._moved = False  # whether a thread has begun, or a condition held, since the last round of polls
         self._stopped = False
-        self._warp: tuple[Block, int] | None = None
+        self._warp: tuple[Block | None, int] = None, 0       # of the thread that was chosen last
 
     def run(self) -> None:
         """Runs all blocks.
@@ -131,9 +131,13 @@ class Scheduler:
         if self._random is not None:
             choice = self._random.randrange(len(ready))
             if self._random.random() < self._stay_in_warp:
-                same = (i for i, thread in enumerate(ready) if (thread.block, thread.warp) == self._warp)
-                choice = next(same, choice)
-            self._warp = ready[choice].block, ready[choice].warp
+                block, warp = self._warp
+                for i, thread in enumerate(ready):
+                    if thread.warp == warp and thread.block is block:
+                        choice = i
+                        break
+            thread = ready[choice]
+            self._warp = thread.block, thread.warp
             ready.rotate(-choice)
         return self._fibers[ready.popleft()]
 

@@ -38,6 +38,10 @@ def fma(a: Any, b: Any, c: Any) -> Any:
 
     The emulation computes in float64: it rounds a float64 product before the sum, too.
     """
+    if type(a) is type(b) is type(c) is np.float32:
+        value = float(a) * float(b) + float(c)
+        if 1e-37 < abs(value) < 3e38:                      # NumPy warns of no such number: it need not be told to be silent
+            return np.float32(value)
     kind = np.asarray(c).dtype
     with np.errstate(all="ignore"):
         if kind.kind in "iu":

@@ -47,6 +47,7 @@ CASES: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.kin(2)
 @pytest.mark.parametrize("name", CASES)
 def test_machine_code(name: str) -> None:
     made = CASES[name]()
@@ -72,6 +73,7 @@ def test_machine_code(name: str) -> None:
         assert all(sum(x.startswith("R2UR") for x in loop) < 8 for loop in found if len(loop) < 1000)
 
 
+@pytest.mark.kin(2)
 @pytest.mark.parametrize("arch", [(8, 0), (8, 9), (10, 0)], ids=str)
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 192, 256])
 def test_machine_code_by_warps(head_dim: int, arch: tuple[int, int]) -> None:

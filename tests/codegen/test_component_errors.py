@@ -27,6 +27,7 @@ def compiled(function: Callable[..., Any]) -> inspection.CompiledKernel:
     return inspection.compile_config(conf, device=H100)
 
 
+@pytest.mark.kin(2)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("function", "name", "marker", "reason"), [
     (lambda x: x.clipped(0, 1), "<lambda>", "ATTRIBUTE", "Unknown attribute 'clipped' of type float32"),  # ATTRIBUTE
@@ -42,5 +43,6 @@ def test_the_users_line_comes_first(function: Any, name: str, marker: str, reaso
     assert place.startswith(f'  File "{__file__}", line ') and source.endswith(f"# {marker}") and reason in why
 
 
+@pytest.mark.kin(2)
 def test_the_same_function_repaired() -> None:
     assert compiled(lambda x: math.exp(x) + 1).usage.stack_bytes == 0

@@ -94,6 +94,7 @@ def compact(**fields: Any) -> gk.Config:
         device=H100), **fields})
 
 
+@pytest.mark.kin(4)
 @on_machines
 def test_a_layout_a_transform_and_an_epilogue_of_the_users(machine: Any, rng: np.random.Generator) -> None:
     t, b = rng.standard_normal(M + K - 1).astype(F4), rng.standard_normal((K, N)).astype(F4)
@@ -107,6 +108,7 @@ def test_a_layout_a_transform_and_an_epilogue_of_the_users(machine: Any, rng: np
     assert relative_error(machine.numpy(d), expected) < 1e-5
 
 
+@pytest.mark.kin(4)
 @on_machines
 def test_an_operator_of_the_users(machine: Any, rng: np.random.Generator) -> None:
     a, b = (rng.uniform(0, 9, shape).astype(F4) for shape in ((M, K), (K, N)))
@@ -116,6 +118,7 @@ def test_an_operator_of_the_users(machine: Any, rng: np.random.Generator) -> Non
     assert np.array_equal(machine.numpy(d), (a[:, :, None] + b).min(axis=1))
 
 
+@pytest.mark.kin(4)
 @pytest.mark.compile
 def test_the_users_classes_compile_without_a_gpu() -> None:
     rows = np.ones(256)
@@ -278,6 +281,7 @@ def kernel_of(conf: gk.Config) -> Any:
     return compile_module.cubin_of(KERNELS[conf.kernel], given, conf.threads, H100)
 
 
+@pytest.mark.kin(4)
 @pytest.mark.compile
 def test_a_new_bias_and_a_new_alpha_compile_nothing(fresh_cache: Any) -> None:
     before = stats.compiled

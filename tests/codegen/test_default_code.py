@@ -64,6 +64,7 @@ def test_tensor_cores(name: str, a: Any, b: Any) -> None:
     assert code.count("LDSM") > 0
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["f2", BF16], ids=str)
 def test_narrow_results_are_packed_and_leave_in_wide_stores(dtype: Any) -> None:
@@ -75,6 +76,7 @@ def test_narrow_results_are_packed_and_leave_in_wide_stores(dtype: Any) -> None:
     assert code.count("F2FP", "PACK_AB") == 4 * code.count("STG") and code.count("F2F") == 0
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype,opcode", [("f4", "FFMA"), ("f8", "DFMA")])
 @pytest.mark.parametrize("a,b", [(RowMajor, RowMajor), (ColMajor, ColMajor)], ids=["NN", "TT"])
@@ -90,6 +92,7 @@ def test_ordinary_units(dtype: str, opcode: str, a: Any, b: Any) -> None:
     assert code.count("LDS", "128") > 0
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["mma-f16", "fpu-f32"])
 def test_edges_do_not_narrow_the_inside(name: str) -> None:
@@ -102,6 +105,7 @@ def test_edges_do_not_narrow_the_inside(name: str) -> None:
     assert code.count("LDG") > code.count("LDG", "128")           # the edges, element by element
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["mma-f16", "fpu-f32"])
 def test_transforms_everywhere_cost_no_memory(name: str) -> None:
@@ -129,6 +133,7 @@ class MinPlus(FPUOp):
         return min(c, product)
 
 
+@pytest.mark.kin(5)
 def test_another_algebra_is_as_tight() -> None:
     """Min-plus: one addition and one minimum where the ordinary product has one fused instruction."""
     conf = default(MinPlus(M=64, N=32, MB=8, NB=4), block_shape=gk.Tile(M=64, N=64, K=16), warps_per_block=2)
@@ -140,6 +145,7 @@ def test_another_algebra_is_as_tight() -> None:
     assert minima >= work and code.count("FSEL") == 0
 
 
+@pytest.mark.kin(5)
 def test_a_line_of_16_bit_floats_by_one_thread() -> None:
     """NVVM made vectors of `half` of it and gave up on them ("unsupported operation")."""
     tiles: dict[str, Any] = dict(block_shape=gk.Tile(M=16, N=32, K=1), compute_warp=gk.Tile(M=16, N=16, K=1))
@@ -151,6 +157,7 @@ def test_a_line_of_16_bit_floats_by_one_thread() -> None:
     check_tidy(machine_code(conf))
 
 
+@pytest.mark.kin(5)
 def test_a_product_of_float16_is_rounded_before_it_is_added() -> None:
     """As NumPy rounds it; a fused multiply-add would not."""
     conf = default(MMAOp(), transform_global_to_shared_a=Elementwise(lambda x: x - 7 * x * x))

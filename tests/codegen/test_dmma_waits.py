@@ -39,6 +39,7 @@ def kernel(dtype: str, size: int, trans: str, device: Any, operator: Any = None)
     return compile_config(conf, device=device, operands=arrays, gemm_shape=dict(M=64, N=64, K=64) if arrays else sizes)
 
 
+@pytest.mark.kin(3)
 @pytest.mark.sample(36)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("size", SIZES)
@@ -50,6 +51,7 @@ def test_every_product_waits_for_the_one_before(dtype: str, trans: str, size: in
     assert unwaited_products(found.assembled.cubin) == []
 
 
+@pytest.mark.kin(3)
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("K", [4, 16])
 @pytest.mark.parametrize("trans", ORDERS)

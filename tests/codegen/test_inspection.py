@@ -23,6 +23,7 @@ def configuration(**fields: Any) -> gk.Config:
                             **SMALL, **fields})
 
 
+@pytest.mark.kin(3)
 def test_a_kernel_and_what_it_takes() -> None:
     kernel = compile_config(configuration(), device=H100)
     assert ".target sm_90a" in kernel.ptx and "mma.sync" in kernel.ptx
@@ -41,6 +42,7 @@ def test_sizes_decide_the_class_alone() -> None:
     assert "ld.global.v4" in whole.ptx and "ld.global.v4" not in odd.ptx
 
 
+@pytest.mark.kin(3)
 def test_a_c_and_components_with_arrays() -> None:
     conf = replace(configuration(), global_c_layout=layouts.RowMajor("float32"),
                    epilogue=gk.epilogues.Bias(np.zeros(4096, np.float32)))
@@ -54,6 +56,7 @@ class Toeplitz(layouts.Layout):
         return data[m - k + shape.K - 1]
 
 
+@pytest.mark.kin(3)
 def test_layouts_that_are_not_plain_need_an_array() -> None:
     conf = configuration(global_a_layout=Toeplitz("float16"), global_b_layout=layouts.RowMajor("float16"),
                          global_d_layout=layouts.RowMajor("float32"))

@@ -44,6 +44,7 @@ def small(**fields: Any) -> gk.Config:
                                    block_shape=Tile(M=16, N=16, K=8)), **fields})
 
 
+@pytest.mark.kin(5)
 @pytest.mark.compile
 def test_threads_that_ask_for_one_kernel_compile_it_once(cache: CubinCache) -> None:
     before, meet = compiling.stats.compiled, Barrier(4)
@@ -91,6 +92,7 @@ def test_what_is_the_same_kernel_and_what_is_not(cache: CubinCache) -> None:
     assert cache.stats.builds == len(kernels) + 2
 
 
+@pytest.mark.kin(5)
 @pytest.mark.compile
 def test_another_version_of_gemmkit_or_of_a_compiler_is_another_key(cache: CubinCache, monkeypatch: pytest.MonkeyPatch) -> None:
     from gemmkit.lang import package_state
@@ -153,6 +155,7 @@ def test_another_process_finds_the_kernel(tmp_path: Path) -> None:
     assert process(SCRIPT, "1.0", **where)[:2] == [1, False]
 
 
+@pytest.mark.kin(5)
 @pytest.mark.compile
 def test_nothing_is_kept_where_that_is_asked(tmp_path: Path) -> None:
     where = dict(GEMMKIT_CACHE_DIR=str(tmp_path), GEMMKIT_CACHE="0")
@@ -177,6 +180,7 @@ KEY_SCRIPT = """
 """
 
 
+@pytest.mark.kin(5)
 def test_a_kernel_has_one_key_in_all_processes() -> None:
     """An address in a fingerprint would make every process compile anew."""
     assert process(KEY_SCRIPT) == process(KEY_SCRIPT)
@@ -222,6 +226,7 @@ def test_threads_that_call_for_one_kernel_compile_it_once(cache: CubinCache) -> 
     assert all(bool((d == 48 * n).all()) for n, d in enumerate(results))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.compile
 def test_a_captured_array_dies_with_its_function(cache: CubinCache) -> None:
     """A kernel is kept for as long as the process lives; an array that its first user captured is not."""

@@ -41,6 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.kin(2)
 @pytest.mark.sample(15)
 @pytest.mark.parametrize("name", CASES)
 def test_machine_code(name: str) -> None:
@@ -69,6 +70,7 @@ def test_machine_code(name: str) -> None:
         assert spec.has_bias or not loads
 
 
+@pytest.mark.kin(2)
 @pytest.mark.sample(18)
 @pytest.mark.parametrize("arch", [(8, 0), (8, 9), (10, 0)], ids=str)
 @pytest.mark.parametrize("widths,order", [([64] * 4, "C"), ([128] * 4, "F"), ([128] * 4, "C"), ([30, 50, 10], "C"), ([64, 64], "F"), ([192] * 4, "C")], ids=str)

@@ -22,6 +22,7 @@ from tests.support.joined import F16, F32, config, dtype_of
 from tests.support.machines import poison
 
 
+@pytest.mark.kin(2)
 @pytest.mark.compile
 @pytest.mark.sample(24)
 @pytest.mark.parametrize("family", ["singlestage", "multistage"])
@@ -52,6 +53,7 @@ def test_hoppers_kernel_spills_nothing_and_waits_as_the_plain_product(kind: str,
     assert sum(n for name, n in counts.items() if "HGMMA" in name) == sum(n for name, n in plain.items() if "HGMMA" in name)
 
 
+@pytest.mark.kin(2)
 @pytest.mark.compile
 @pytest.mark.sample(12)
 @pytest.mark.parametrize(("N", "tile", "schedule", "blocks"), [(1024, (128, 256), "cooperative", 4), (2048, (128, 256), "cooperative", 8),

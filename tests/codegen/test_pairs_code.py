@@ -20,6 +20,7 @@ from tests.support.joined import F16, F32, config, dtype_of
 from tests.support.machines import poison
 
 
+@pytest.mark.kin(3)
 @pytest.mark.compile
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("family", ["singlestage", "multistage"])
@@ -42,6 +43,7 @@ def test_hoppers_kernel_spills_nothing_and_waits_as_the_plain_product() -> None:
     assert groups(counts) == groups(plain)
 
 
+@pytest.mark.kin(3)
 @pytest.mark.compile
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("family", ["singlestage", "multistage"])
@@ -54,6 +56,7 @@ def test_what_was_packed(family: str, d: Any) -> None:
     np.testing.assert_array_equal(out, packed(product))
 
 
+@pytest.mark.kin(3)
 @pytest.mark.compile
 def test_hoppers_kernel_packs_without_spills() -> None:
     a, b, out = np.empty((4096, 4096), np.float16), np.empty((4096, 4096), np.float16), np.empty((4096, 2048), np.uint8)

@@ -20,6 +20,7 @@ from tests.support.joined import config, dtype_of
 from tests.support.machines import poison
 
 
+@pytest.mark.kin(3)
 @pytest.mark.compile
 @pytest.mark.sample(24)
 @pytest.mark.parametrize("family", ["singlestage", "multistage"])
@@ -36,6 +37,7 @@ def test_what_was_compiled_computes(family: str, kind: str, op: str) -> None:
     same(out, expected(op, 2 * product, axis), op)
 
 
+@pytest.mark.kin(3)
 @pytest.mark.sample(3)
 @pytest.mark.compile
 @pytest.mark.parametrize("op", ["max", "min", "argmax"])
@@ -49,6 +51,7 @@ def test_extremes_of_integers(op: str) -> None:
     np.testing.assert_array_equal(out, getattr(a @ b, op)(1))
 
 
+@pytest.mark.kin(3)
 @pytest.mark.compile
 def test_an_observer_and_states_of_ones_own_compute() -> None:
     a, b, product = operands((35, 40, 37), dtype_of("singlestage"))

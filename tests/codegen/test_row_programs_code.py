@@ -32,7 +32,7 @@ def empty(*shape: int, dtype: Any = F16) -> np.ndarray:
     return np.full(shape, np.nan, dtype)
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("shape", [(5, 1), (3, 31), (6, 96), (1, 1100), (2, 4608)], ids=str)
 @pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
 def test_what_was_compiled_computes(dtype: Any, shape: tuple[int, int], rng: np.random.Generator) -> None:
@@ -51,7 +51,7 @@ def test_what_was_compiled_computes(dtype: Any, shape: tuple[int, int], rng: np.
         computed(listing.corners, drawn(m, n), drawn(n), empty(m, n, dtype=F32), empty(m, n, dtype=F32), empty(m), alpha=0.5)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("seed", range(40))
 def test_drawn(seed: int) -> None:
     program, arrays, more = listing.drawn_rows(seed)
@@ -73,7 +73,7 @@ CASES: dict[str, Any] = {
 }
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(27)
 @pytest.mark.parametrize("columns", [768, 1024, 4096, 16384, 32768, 65536])
 @pytest.mark.parametrize("name", CASES)
 def test_machine_code(name: str, columns: int) -> None:

@@ -165,6 +165,7 @@ def test_types(name: str) -> None:
     code.check_dealt()
 
 
+@pytest.mark.kin(5)
 def test_a_bias_costs_no_memory() -> None:
     code = Code(config(LARGEST, epilogue=epilogues.Bias(np.ones(4096, F16))))
     code.check_tidy()
@@ -172,6 +173,7 @@ def test_a_bias_costs_no_memory() -> None:
     assert code.count("UTMALDG") > 0 and code.count("UTMASTG") > 0 and code.count("STG") == 0
 
 
+@pytest.mark.kin(5)
 def test_c_costs_no_memory() -> None:
     code = Code(config(LARGEST, global_c_layout=RowMajor(F16), transform_global_to_shared_c=Elementwise(lambda x: max(x, 0))))
     code.check_tidy()
@@ -191,6 +193,7 @@ def test_composed_epilogues_cost_no_memory() -> None:
 ROWS_OF = {"K": RowMajor, "M": ColMajor}
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("mapping, along, depth", [(TRANSFORMED[0], "K", 64), (TRANSFORMED[0], "M", 48), (TRANSFORMED[1], "M", 64),
                                                    (TRANSFORMED[1], "K", 48), (TRANSFORMED[2], "K", 16), (TRANSFORMED[3], "M", 64)],
@@ -206,6 +209,7 @@ def test_a_transform_of_a_costs_no_shared_memory(mapping: Mapping, along: str, d
     assert code.count("LDS") == 0
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("mapping", ACROSS, ids=lambda m: f"{m.M}x{m.N}")
 @pytest.mark.parametrize("d", [RowMajor, ColMajor])
@@ -235,6 +239,7 @@ def test_b_is_transposed_beside_a_from_registers(mapping: Mapping) -> None:
     code.check_copied()
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("mapping", MAPPINGS[:4], ids=lambda m: f"{m.M}x{m.N}-{m.schedule}")
 def test_d_by_columns_leaves_by_tma(mapping: Mapping) -> None:
@@ -267,6 +272,7 @@ class Toeplitz(layouts.Layout):
         return data[m - k + shape.K - 1]
 
 
+@pytest.mark.kin(5)
 def test_a_layout_of_the_users_costs_no_memory() -> None:
     code = Code(config(LARGEST, global_a_layout=Toeplitz(F16)), a=np.ones(8191, F16))
     code.check_tidy()
@@ -274,6 +280,7 @@ def test_a_layout_of_the_users_costs_no_memory() -> None:
     assert code.count("UTMALDG") > 0                               # B still goes by TMA
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("half", ["lower", "upper"])
 def test_a_triangular_operand_costs_no_memory(half: str) -> None:
@@ -283,6 +290,7 @@ def test_a_triangular_operand_costs_no_memory(half: str) -> None:
     assert code.count("UTMALDG") > 0 and code.count("LDG") == 0    # A by TMA, too
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("mapping", TRANSPOSED, ids=lambda m: f"{m.M}x{m.N}")
 def test_turned_tiles_cost_no_memory(mapping: Mapping) -> None:
@@ -292,6 +300,7 @@ def test_turned_tiles_cost_no_memory(mapping: Mapping) -> None:
     assert code.count("UTMALDG") > 0 and code.count("LDG") == 0
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("mapping", SPLIT[1:3] + SPLIT[-1:], ids=lambda m: f"{m.M}x{m.N}-{m.splits}")
 def test_exchanged_sums_cost_no_memory(mapping: Mapping) -> None:
@@ -302,6 +311,7 @@ def test_exchanged_sums_cost_no_memory(mapping: Mapping) -> None:
     assert code.count("STG") == 0
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("mapping", PROMOTED, ids=lambda m: f"{m.M}x{m.N}")
 def test_promoted_sums_cost_no_memory(mapping: Mapping) -> None:
@@ -311,6 +321,7 @@ def test_promoted_sums_cost_no_memory(mapping: Mapping) -> None:
     code.check_copied()
 
 
+@pytest.mark.kin(5)
 def test_clusters_load_for_each_other() -> None:
     code = Code(config(SMALL, cluster=gk.Tile(M=2, N=1)))
     code.check_tidy()
@@ -319,6 +330,7 @@ def test_clusters_load_for_each_other() -> None:
     assert 0 < sum("UTMALDG" in line and "MULTICAST" in line for line in code.lines) < code.count("UTMALDG")
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("shape", [(2, 2, 72, 32), (2, 1, 72, 32), (2, 72, 32), (72, 32)], ids=str)
 def test_residuals_of_stacks_compile(shape: tuple[int, ...]) -> None:

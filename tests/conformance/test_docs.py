@@ -23,6 +23,7 @@ def part_of(count: int, part: int) -> range:
     return range(part, count, PARTS)
 
 
+@pytest.mark.kin(4)
 @pytest.mark.compile
 @pytest.mark.sample(PARTS)
 @pytest.mark.parametrize("part", range(PARTS))
@@ -39,6 +40,7 @@ def test_components(part: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.G
     assert markdown.run(path, monkeypatch, rng, {}, check, part_of(21, part)) >= 21 // PARTS
 
 
+@pytest.mark.kin(4)
 def test_number_systems(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     def check(block: markdown.Block, names: dict[str, Any], said: str) -> None:
         assert not said, said
@@ -46,6 +48,7 @@ def test_number_systems(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generato
     assert markdown.run(DOCS / "number_systems.md", monkeypatch, rng, {}, check) == 12
 
 
+@pytest.mark.kin(4)
 @pytest.mark.parametrize(("about", "blocks"), [("Band", 1), ("BlockSparse", 2), ("Scatter", 1)])
 def test_conditions(about: str, blocks: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     path, ran = DOCS / "schedulers.md", []
@@ -69,6 +72,7 @@ def test_rows(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None
                                                              "zeros(768,": "zeros(12,"}, check) == 3
 
 
+@pytest.mark.kin(4)
 @pytest.mark.shipped                                  # a braid of four needs 32 columns
 @pytest.mark.sample(PARTS)
 @pytest.mark.parametrize("part", range(PARTS))

@@ -102,6 +102,7 @@ def test_a_drawn_family_compiles(kernel: str, number: int) -> None:
     drawn(Reach(False), 1, f"compiled {kernel} {number}", kernel, act)
 
 
+@pytest.mark.kin(3)
 def test_most_drawn_mappings_are_legal() -> None:
     """Strategies draw what gemmkit takes: what it refuses is rare."""
     before, found = refused.total(), []
@@ -128,6 +129,7 @@ def test_a_wrong_product_is_noticed() -> None:
             assert_within(out, expected, "D")
 
 
+@pytest.mark.kin(3)
 @on_machines
 def test_a_factor_is_as_weak_as_a_literal(machine: Any) -> None:
     """alpha x is float16 where x is, though float32 is added to it: found by seed 20261122, when the reference knew no better
@@ -148,6 +150,7 @@ def test_a_narrow_integer_beside_a_captured_one_is_as_wide(machine: Any) -> None
     run(machine, family, Problem(12, 11, 11, "whole", trans="TN"))
 
 
+@pytest.mark.kin(3)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("fault", ["beside", "element"])
 def test_faults_of_a_kernel_are_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from tests.support.checks import assert_close
 EMULATOR = machine.Machine("numpy")
 
 
+@pytest.mark.kin(5)
 def test_a_gram_matrix_is_exact_to_the_last_places() -> None:
     few = digits.load(24, 10)
     with EMULATOR.session():
@@ -60,6 +61,7 @@ def test_digits_says_when_the_answer_is_not_good(capsys: pytest.CaptureFixture[s
     assert "wanted: at least 0.97" in said
 
 
+@pytest.mark.kin(5)
 def test_shortest_paths_of_a_small_graph(capsys: pytest.CaptureFixture[str]) -> None:
     assert shortest_paths.main(emulate=True, graphs=["florentine-families"])
     said = capsys.readouterr().out
@@ -102,6 +104,7 @@ def test_paths_are_along_edges_and_as_long_as_they_must_be() -> None:
     assert not shortest_paths.are_paths(network, before, distances)
 
 
+@pytest.mark.kin(5)
 def test_predecessors_are_those_of_shortest_paths() -> None:
     """With a node that nothing leads to."""
     lengths = shortest_paths.load("southern-women").lengths.copy()
@@ -187,10 +190,12 @@ def check_attention(where: machine.Machine, count: int) -> None:
     assert dense / 2 < taken < dense
 
 
+@pytest.mark.kin(5)
 def test_attention_is_causal() -> None:
     check_attention(EMULATOR, 100)
 
 
+@pytest.mark.kin(5)
 def test_attention_recognises_digits(capsys: pytest.CaptureFixture[str]) -> None:
     assert attention.main(emulate=True)
     assert "193 of 1797 digits" in capsys.readouterr().out
@@ -320,6 +325,7 @@ def test_a_transformer_reads_digits(capsys: pytest.CaptureFixture[str]) -> None:
     assert "5 of 599 held out are read" in capsys.readouterr().out
 
 
+@pytest.mark.kin(5)
 def test_programs_that_no_library_has(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert programs.main(emulate=True, rows=70)
     assert "in the emulator (no GPU is used): 70 rows" in capsys.readouterr().out

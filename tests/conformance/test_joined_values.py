@@ -21,6 +21,7 @@ pytestmark = pytest.mark.compile
 INTERPRETED = [family for family in FAMILIES if family != "warp_specialised"]
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("family", INTERPRETED)
 @pytest.mark.parametrize("join", ["K at odds", "M and N", "K, nothing of one"])
@@ -30,6 +31,7 @@ def test_joined(family: str, join: str) -> None:
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(9)
 @pytest.mark.parametrize("family", INTERPRETED)
 @pytest.mark.parametrize(("order", "shift", "gap"), [(("C", "F"), 1, 0), (("F", "C"), 8, 8), (("F", "F"), 0, 3)], ids=str)
@@ -38,6 +40,7 @@ def test_joined_of_any_order_and_alignment(family: str, order: tuple[str, str], 
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("family", INTERPRETED)
 @pytest.mark.parametrize(("count", "shape", "order", "d"), [(2, (37, 29, 33), "C", RowMajor(F32)), (3, (20, 32, 16), "F", ColMajor(F32)),
@@ -47,6 +50,7 @@ def test_folded(family: str, count: int, shape: tuple[int, int, int], order: str
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.kin(4)
 def test_parts_of_different_orders_and_stacks() -> None:
     rng = np.random.default_rng(3)
     x, h, w = whole(rng, (2, 21, 20), "f4"), whole(rng, (2, 13, 21), "f4").swapaxes(1, 2), whole(rng, (33, 9), "f4")

@@ -62,6 +62,7 @@ def test_a_wrong_anchor_would_be_found() -> None:
     assert "the-emulator" in anchors(DOCS / "architecture.md") and "the-simulator" not in anchors(DOCS / "architecture.md")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("page", BLOCKS)
 def test_blocks_run(page: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     path = DOCS / page

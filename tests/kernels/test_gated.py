@@ -117,6 +117,7 @@ def test_no_rows() -> None:
 
 # -- results ----------------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(10)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("lengths", [(64, 64), (70, 9)], ids=str)
@@ -128,6 +129,7 @@ def test_two_ranks(name: str, lengths: tuple[int, int], rank: int, rng: np.rando
     assert np.array_equal(d, (a.astype("f8") @ b) * (2 if name == "transformed" else 1))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.parametrize("name, rank", [("tensor cores", 0), ("ping-pong", 1), ("cluster", 2), ("multistage", 1)])
 def test_own_rows_elsewhere(name: str, rank: int, rng: np.random.Generator) -> None:
     """As `gemmkit.distributed` has it: this rank's rows are where the caller has them, the others' in the slot."""
@@ -136,6 +138,7 @@ def test_own_rows_elsewhere(name: str, rank: int, rng: np.random.Generator) -> N
     assert np.array_equal(d, a.astype("f8") @ b)
 
 
+@pytest.mark.kin(5)
 def test_three_ranks_in_any_order_of_threads(rng: np.random.Generator) -> None:
     a, b, d = run(threads("multistage"), (17, 0, 14), 2, rng, seed=5)
     assert np.array_equal(d, a.astype("f8") @ b)
@@ -218,6 +221,8 @@ def test_rows_that_a_copy_engine_brings(name: str, rng: np.random.Generator) -> 
 
 # -- compiled ---------------------------------------------------------------------------------------------------------
 
+@pytest.mark.sample(2)
+@pytest.mark.kin(5)
 @pytest.mark.compile
 @pytest.mark.parametrize("name", ["tensor cores", "multistage"])
 def test_instructions(name: str) -> None:
@@ -229,6 +234,7 @@ def test_instructions(name: str) -> None:
     assert found.usage.spill_stores == found.usage.spill_loads == 0
 
 
+@pytest.mark.kin(5)
 @pytest.mark.compile
 def test_no_gate_no_instructions() -> None:
     ptx = compile_config(mapping()).ptx

@@ -61,7 +61,7 @@ def test_there_is_no_branch() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.sample(16)
+@pytest.mark.sample(32)
 @pytest.mark.parametrize("orders", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("kernel", ["singlestage", "multistage"])
 @pytest.mark.parametrize("dtype", [F16, F32], ids=str)

@@ -36,6 +36,7 @@ def as_ptx(drawn: Drawn) -> None:
     drawn.check(out, a, b)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.compile
 @hypothesis.settings(max_examples=5, phases=[hypothesis.Phase.generate])      # each is compiled: no hunt for a smaller one
 @hypothesis.given(schedules(pads=PTX_PADS))
@@ -62,6 +63,7 @@ def by_ptx(schedule: Any, a: Any, b: Any, out: Any) -> None:
     run_ptx(ptx, kernel.threads, kernel.blocks, values, [a, b, out], kernel.shared_bytes)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.compile
 def test_maxwell_as_ptx() -> None:
     """Warps, a swizzle, strided tiles, shared memory."""
@@ -72,6 +74,7 @@ def test_maxwell_as_ptx() -> None:
     check(out, a, b)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.compile
 def test_tiles_over_the_edge_as_ptx() -> None:
     from tests.support.schedules import maxwell
@@ -83,6 +86,7 @@ def test_tiles_over_the_edge_as_ptx() -> None:
     assert code.usage.spill_stores == code.usage.stack_bytes == 0
 
 
+@pytest.mark.kin(5)
 @pytest.mark.compile
 def test_prefetch_as_ptx() -> None:
     from tests.support.schedules import maxwell
@@ -103,6 +107,7 @@ def test_a_users_micro_kernel_as_ptx() -> None:
     check(out, a, b)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.compile
 def test_wmma_as_ptx() -> None:
     """Fragments, by a smaller sample."""
@@ -113,6 +118,7 @@ def test_wmma_as_ptx() -> None:
     check(out, a, b)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.compile
 def test_the_cache_knows_a_schedule(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a launch compiles is kept by a text of all that is in it: another swizzle is another kernel, the same one is found."""

@@ -29,6 +29,7 @@ ROWS = {
 }
 
 
+@pytest.mark.kin(2)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("kernel", ROWS, ids=lambda kernel: kernel.__name__)
 def test_opcodes(kernel: Any) -> None:
@@ -41,6 +42,7 @@ def test_opcodes(kernel: Any) -> None:
     assert made.usage.spill_stores == made.usage.spill_loads == made.usage.stack_bytes == 0
 
 
+@pytest.mark.kin(2)
 def test_quad_pairs_on_hopper() -> None:
     """It has no such tensor cores any more: ptxas makes a subroutine of multiply-adds."""
     arguments, _ = ROWS[kernels.by_quad_pairs]

@@ -30,6 +30,7 @@ def test_as_many_lines_as_the_paper() -> None:
     assert schedule + lines_of("@micro_kernel", "\n        barrier()\n\n") + lines_of("def swizz", "<< 3)\n") <= 44
 
 
+@pytest.mark.kin(2)
 @pytest.mark.compile
 @pytest.mark.parametrize(("schedule", "kinds", "blocks", "loop", "whole"), [
     (listings.cuda_wmma_sample, WMMA, 1, {"HMMA": 128, "LDSM": 48}, {"LDG.E.128": 16, "STS.128": 16, "STG.E.128": 16}),
@@ -48,6 +49,7 @@ def test_machine_code(schedule: Any, kinds: tuple, blocks: int, loop: dict, whol
     assert {name: sum(n for opcode, n in full.items() if opcode.startswith(name)) for name in whole} == whole
 
 
+@pytest.mark.kin(2)
 @pytest.mark.compile
 @pytest.mark.parametrize(("schedule", "kinds", "loop", "whole"), [
     (families.tensor_cores((128, 128), 64, (64, 32), ahead=True, occupancy=2), WMMA, {"HMMA": 64, "LDSM": 24, "LDGSTS": 8}, {"STG.E.128": 16}),

@@ -46,6 +46,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.kin(4)
 @pytest.mark.parametrize("name", COMPILED)
 def test_machine_code(name: str) -> None:
     schedule, kinds, loop, whole = COMPILED[name]
@@ -58,6 +59,7 @@ def test_machine_code(name: str) -> None:
     assert {opcode: sum(n for found, n in full.items() if found.startswith(opcode)) for opcode in whole} == whole
 
 
+@pytest.mark.kin(4)
 def test_rows_at_immediates() -> None:
     """A swizzle costs its XOR once for the tiles of a step that lie whole patterns apart: 4 of A's and 2 of B's in each of 4 steps."""
     schedule, kinds, _, _ = COMPILED["swizzled"]
@@ -78,6 +80,7 @@ AS_PTX = {
 }
 
 
+@pytest.mark.kin(4)
 @pytest.mark.parametrize("name", AS_PTX)
 def test_as_ptx(name: str) -> None:
     schedule, sizes, order = AS_PTX[name]
@@ -86,6 +89,7 @@ def test_as_ptx(name: str) -> None:
     check(out, a, b)
 
 
+@pytest.mark.kin(4)
 @pytest.mark.parametrize("how", [dict(pad=0, b_swizzle=XOR), dict(prefetch=True, through="a"), dict(b_layout="[(8,(4,16)):(4,(1,32))]")],
                          ids=["swizzle", "registers", "layout"])
 @pytest.mark.parametrize("sizes", [(64, 64, 24), (60, 34, 12)])

@@ -41,6 +41,7 @@ TILE_ENDS: list[dict[str, Any]] = [{"joins_tiles": joins, "q_stages": 1, "store"
 TILE_ENDS += [{"joins_tiles": False, "q_stages": 1, "store": QuadOut(), "skips": True, "block_n": keys} for keys in (16, 80)]
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(50)
 @on_machines
 @pytest.mark.parametrize("sizes", [(1, 1), (5, 3), (67, 130), (197, 61), (150, 150)], ids=str)
@@ -58,6 +59,7 @@ def test_masks(machine: Any, session: Any, head_dim: int, dtype: Any, mask: str,
     close(machine.numpy(out), reference(q, k, v, visible=visible), machine.numpy(lse))
 
 
+@pytest.mark.kin(5)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 192, 256])
@@ -87,6 +89,7 @@ def test_tile_ends(fields: dict[str, Any], mask: str, sizes: tuple[int, int], mo
     assert np.array_equal(whole[..., 1:65], found) and np.isnan(whole[..., :1]).all() and np.isnan(whole[..., 65:]).all()
 
 
+@pytest.mark.kin(5)
 @on_machines
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2), (3, 1)], ids=str)
 def test_shared_heads(machine: Any, session: Any, heads: tuple[int, int], rng: np.random.Generator) -> None:
@@ -102,6 +105,7 @@ def test_shared_heads(machine: Any, session: Any, heads: tuple[int, int], rng: n
     close(machine.numpy(found), reference(q, k, v))
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_layouts_and_strides(machine: Any, session: Any, rng: np.random.Generator) -> None:
     """(batch, rows, heads, head size); slices of one projection; every other row; a result of any strides."""
@@ -148,6 +152,7 @@ def test_nothing(machine: Any, session: Any, shape: tuple[int, ...]) -> None:
     assert machine.numpy(lse).shape == q.shape[:3] and np.isneginf(machine.numpy(lse)).all()
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_what_is_not_finite(machine: Any, session: Any, rng: np.random.Generator) -> None:
     """A NaN in a query makes its row NaN and no other; one in a key all that see it; a score of -inf hides."""
@@ -169,6 +174,7 @@ def test_large_scores_do_not_overflow(machine: Any, session: Any, rng: np.random
     close(machine.numpy(found), reference(100 * q, 100 * k, v), slack=0.02)
 
 
+@pytest.mark.kin(5)
 @on_machines
 @pytest.mark.parametrize("fields", [{}, TILE_ENDS[-1]], ids=["", "skips"])
 @pytest.mark.parametrize("mask", [None, Causal()], ids=str)
@@ -192,6 +198,7 @@ def test_packed_sequences(machine: Any, session: Any, mask: Any, layout: str, fi
             s + 0.125 * batch * (n < 3) - 0.25 * head * (m > 2) * (n > 4))))
 
 
+@pytest.mark.kin(5)
 @on_machines
 @pytest.mark.parametrize("fields", [{}, TILE_ENDS[-1]], ids=["", "skips"])
 def test_documents(machine: Any, session: Any, fields: dict[str, Any], rng: np.random.Generator) -> None:
@@ -206,6 +213,7 @@ def test_documents(machine: Any, session: Any, fields: dict[str, Any], rng: np.r
     close(machine.numpy(causal), reference(q, k, v, visible=lambda m, n, h, b: (of[m] == of[n]) & (n <= m)))
 
 
+@pytest.mark.kin(5)
 @on_machines
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_same_bits_every_time(machine: Any, session: Any, head_dim: int, rng: np.random.Generator) -> None:
@@ -221,6 +229,7 @@ def test_the_same_bits_every_time(machine: Any, session: Any, head_dim: int, rng
                 assert np.array_equal(gk.attention(q, k, v, mask=Causal()), first)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.parametrize("turns", [False, True])
 @pytest.mark.parametrize("consumers", [2, 3])
 def test_mappings(turns: bool, consumers: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:

@@ -147,6 +147,7 @@ def test_a_fault_is_found_where_tiles_come_apart(fault: Patch, monkeypatch: pyte
             run(monkeypatch, **APART)
 
 
+@pytest.mark.kin(2)
 @pytest.mark.parametrize("fields", [{}, APART], ids=["joined", "apart"])
 @pytest.mark.parametrize("seed", [None, 1])
 def test_sound_it_is_right(seed: int | None, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

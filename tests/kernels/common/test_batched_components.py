@@ -55,6 +55,7 @@ NUMBER = np.arange(6).reshape(2, 3, 1, 1)
 
 # -- which product an element is of -----------------------------------------------------------------------------------
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("where", ["c and d", "a", "b"])
 @pytest.mark.parametrize("kernel", ["sm90", "simt"])
@@ -75,6 +76,7 @@ def test_functions_of_the_product(machine: Any, rng: np.random.Generator, kernel
     assert np.array_equal(d, (2 * of_a + NUMBER) @ of_b if where == "a" else of_a @ (2 * of_b + NUMBER))
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_without_a_stack_the_number_is_zero(machine: Any, rng: np.random.Generator) -> None:
     a, b, expected = operands(machine, rng, ())
@@ -105,6 +107,7 @@ class Shifted(Epilogue):
         return x - self.vector[n]
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kernel", ["sm90", "simt"])
 @on_machines
@@ -134,6 +137,7 @@ class OwnToeplitz(layouts.Layout):
         return data[m - k + shape.K - 1]
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("kernel", ["simt", "sm90"])
 @pytest.mark.parametrize("layout", [Toeplitz, OwnToeplitz])
@@ -146,6 +150,7 @@ def test_layouts_of_the_users(machine: Any, rng: np.random.Generator, kernel: st
     assert np.array_equal(d, full @ b.swapaxes(1, 2).astype(F64))
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_generated_matrices_of_each_product(machine: Any, rng: np.random.Generator) -> None:
     b = whole(rng, (3, 20, 9), F32)
@@ -185,6 +190,7 @@ def test_triangles_in_the_warp_specialised_kernel(machine: Any, rng: np.random.G
 
 # -- arrays with a matrix or a vector for each product ----------------------------------------------------------------
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kernel", ["sm90", "simt"])
 @on_machines
@@ -202,6 +208,7 @@ def test_arrays_of_stacks(machine: Any, rng: np.random.Generator, kernel: str) -
     assert np.array_equal(d, before + residual.swapaxes(0, 1) + all_alike)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("kernel", ["simt", "sm90"])

@@ -103,6 +103,7 @@ def test_shapes_in_the_single_stage_kernel(machine: Any, shape_a: tuple, shape_b
     assert np.array_equal(d, expected)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("kind", ["transposed stack", "apart", "reversed", "transposed matrices"])
@@ -125,6 +126,7 @@ def test_strides_of_all_kinds(machine: Any, kind: str, rng: np.random.Generator)
     assert np.array_equal(machine.numpy(d), product64(machine.numpy(x), machine.numpy(y)))
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_integers_semirings_and_complex_numbers(machine: Any, rng: np.random.Generator) -> None:
     a, b = rng.integers(-9, 9, (3, 7, 5)).astype("i4"), rng.integers(-9, 9, (3, 5, 6)).astype("i4")
@@ -137,6 +139,7 @@ def test_integers_semirings_and_complex_numbers(machine: Any, rng: np.random.Gen
     assert np.array_equal(multiplied(machine, machine.array(u), machine.array(v), (3, 7, 6), "c8"), u @ v)
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_numbers_by_their_parts(machine: Any, rng: np.random.Generator) -> None:
     """Stacks of arrays with the parts along a last axis, and of planes."""
@@ -153,6 +156,7 @@ def test_numbers_by_their_parts(machine: Any, rng: np.random.Generator) -> None:
     assert np.array_equal(d[:, 0] + 1j * d[:, 1], expected)
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_splits_in_the_single_stage_kernel(machine: Any, rng: np.random.Generator) -> None:
     conf = gk.get_config(operator=MMAOp(), global_a_layout=RowMajor(F16), block_shape=Tile(M=32, N=32, K=16), splits=4)
@@ -162,6 +166,7 @@ def test_splits_in_the_single_stage_kernel(machine: Any, rng: np.random.Generato
 
 # -- the warp-specialised kernel --------------------------------------------------------------------------------------
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @on_machines
@@ -182,6 +187,7 @@ ROUTES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("how", ROUTES)
 @on_machines
@@ -196,6 +202,7 @@ def test_routes(machine: Any, rng: np.random.Generator, how: str) -> None:
     assert np.array_equal(d, np.maximum(expected, 0) if how == "ReLU" else expected)
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_stacks_that_tma_does_not_take(machine: Any, rng: np.random.Generator) -> None:
     """Matrices an odd distance apart, rows of odd length, and stacks of too many dimensions: threads move them."""
@@ -215,6 +222,7 @@ def test_stacks_that_tma_does_not_take(machine: Any, rng: np.random.Generator) -
     assert np.array_equal(multiplied(machine, a, b, expected.shape, F16, conf), expected)
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_shared_matrices_and_stacks_of_two_dimensions(machine: Any, rng: np.random.Generator) -> None:
     """TMA has a dimension for each of a stack's that an operand moves along, and none for the others."""
@@ -227,6 +235,7 @@ def test_shared_matrices_and_stacks_of_two_dimensions(machine: Any, rng: np.rand
     assert np.array_equal(d, product64(machine.numpy(a), machine.numpy(b)))
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_splits_in_the_warp_specialised_kernel(machine: Any, rng: np.random.Generator) -> None:
     conf = gk.get_config(operator=WGMMAOp(64), global_a_layout=RowMajor(F16), global_b_layout=RowMajor(F16),
@@ -235,6 +244,7 @@ def test_splits_in_the_warp_specialised_kernel(machine: Any, rng: np.random.Gene
     assert np.array_equal(multiplied(machine, machine.array(a), machine.array(b), (3, 72, 72), F32, conf), product64(a, b))
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_complex_halves(machine: Any, rng: np.random.Generator) -> None:
     """Numbers that producer warps, or the consumers, tell apart, and planes that TMA brings."""

@@ -100,6 +100,7 @@ VIEWS: dict[str, Any] = {
 }
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("how", VIEWS)
@@ -122,6 +123,7 @@ def test_views(machine: Any, how: str, rng: np.random.Generator) -> None:
     assert np.array_equal(machine.numpy(on), memory)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("first, other", [("rows", "turned"), ("turned", "spread"), ("spread", "rows")])
@@ -146,6 +148,7 @@ def test_the_same_arrays_in_another_order(machine: Any, first: str, other: str, 
 
 # -- numbers of several parts, structure ------------------------------------------------------------------------------
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("trans", ["NN", "CT", "TC"])
@@ -164,6 +167,7 @@ def test_parts_along_a_last_axis(machine: Any, dtype: Any, trans: str, rng: np.r
     assert np.array_equal(complex_of(machine.numpy(c)), 1j * (full[0] @ full[1]) + (2 - 1j) * before)
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_quaternions_and_complex_arrays(machine: Any, rng: np.random.Generator) -> None:
     """Numbers of more parts, with C unread; and complex arrays with their operator named, whose last axis is none of parts."""
@@ -180,6 +184,7 @@ def test_quaternions_and_complex_arrays(machine: Any, rng: np.random.Generator) 
     assert np.array_equal(machine.numpy(z), 1j * (x @ y) + 2 * before)
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_dual_arrays(machine: Any, rng: np.random.Generator) -> None:
     """The product rule for each product of a stack; a real operand is a constant."""
@@ -197,6 +202,7 @@ def test_dual_arrays(machine: Any, rng: np.random.Generator) -> None:
         assert np.array_equal(machine.numpy(w.parts)[..., p], a[..., p] @ real)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("kind", ["triangular", "symmetric", "generated", "diagonal"])
@@ -233,6 +239,7 @@ CONFIGURATIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(5)
 @on_machines
 @pytest.mark.parametrize("name", CONFIGURATIONS)
@@ -290,6 +297,7 @@ def test_a_stack_is_one_launch(call: str, monkeypatch: pytest.MonkeyPatch, rng: 
     assert len(launches) == 1
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @pytest.mark.compile
 @pytest.mark.parametrize("operator", [MMAOp(), WGMMAOp(128), COMPLEX.with_base(FPUOp(8, 16))], ids=["mma", "wgmma", "parts"])

@@ -47,6 +47,7 @@ def test_a_transpose_joins_the_transposes(machine: Any, family: str, join: str) 
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.kin(3)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
 def test_with_transforms_and_an_epilogue(machine: Any, family: str) -> None:
@@ -64,6 +65,7 @@ def test_with_transforms_and_an_epilogue(machine: Any, family: str) -> None:
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.kin(3)
 @pytest.mark.shipped
 @pytest.mark.sample(10)
 @on_machines
@@ -88,6 +90,7 @@ def test_parts_of_different_orders(machine: Any) -> None:
     np.testing.assert_array_equal(machine.numpy(got), np.concatenate([x, h, x], 1).astype("f8") @ np.concatenate([w, w[:20]]).astype("f8"))
 
 
+@pytest.mark.kin(3)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", "f4"])

@@ -90,6 +90,7 @@ def test_tccg_in_small(case: str, rng: np.random.Generator) -> None:
     assert np.array_equal(d, reference(einsum_spec(case), *arrays))
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("case", ["ij-ikl-ljk", "abcijk-ijmb-mkac", "ajbdc-ckbad-jk"])
 def test_tccg_on_tensor_cores_in_small(case: str, rng: np.random.Generator) -> None:
@@ -237,6 +238,7 @@ def test_chains(machine: Any, spec: str, rng: np.random.Generator) -> None:
     assert np.array_equal(contract(machine, spec, *arrays, epilogue=Scale(0.5), optimize=False), reference(spec, *arrays) / 2)
 
 
+@pytest.mark.kin(4)
 @on_machines
 def test_other_sizes_compile_nothing(machine: Any, rng: np.random.Generator) -> None:
     def call(i: int, j: int, k: int) -> None:
@@ -299,6 +301,7 @@ def test_lines_of_tensors_are_moved_at_once() -> None:
         assert made.instructions["MUFU"] == plain.instructions["MUFU"] and made.instructions["CALL"] == 0
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(2)
 @pytest.mark.compile
 @pytest.mark.parametrize("spec", ["njmi,mknl->lkji", "njmi,kmln->lkji"])
@@ -352,6 +355,7 @@ def test_stacks(machine: Any, rng: np.random.Generator) -> None:
         assert d.dtype == F32 and np.array_equal(d, a @ b)
 
 
+@pytest.mark.kin(4)
 @on_machines
 def test_stacks_with_everything(machine: Any, rng: np.random.Generator) -> None:
     """A c that is broadcast, an out with strides, transposed matrices, an epilogue that knows its row, a structured layout."""

@@ -79,6 +79,7 @@ def check(machine: Any, spec: str, sizes: dict[str, int], dtype: Any, rng: np.ra
 
 # -- right ------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(24)
 @on_machines
 @pytest.mark.parametrize("kernel", KERNELS_OF)
@@ -115,6 +116,7 @@ def test_int8(machine: Any, rng: np.random.Generator) -> None:
     assert np.array_equal(machine.numpy(out), np.einsum(SPECS["K"], *(x.astype(np.int64) for x in arrays)).astype(np.int8))
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(3)
 @pytest.mark.usefixtures("small_tiles")
 @on_machines
@@ -168,6 +170,7 @@ def lies_side_by_side(conf: gk.Config, name: str) -> int:
     return int(layout.dtype.itemsize * min(lanes // layout.comb, layout.vector))
 
 
+@pytest.mark.kin(4)
 @pytest.mark.parametrize("case", list(tccg()), ids=lambda case: f"{case.kind}-{case.work}")
 def test_all_of_the_benchmark_move_in_vectors(case: Contraction) -> None:
     """Less than 16 bytes where a tile has too few of them for all threads: `ij-kil-lkj` with its small D, and a short K; and
@@ -183,6 +186,7 @@ def test_all_of_the_benchmark_move_in_vectors(case: Contraction) -> None:
     assert isinstance(layout, Plain) or (layout.vector_axis is not None and layout.run * layout.dtype.itemsize == 16 * layout.comb)
 
 
+@pytest.mark.kin(4)
 def test_the_benchmark_has_combs() -> None:
     found = {(case.kind, case.work): combs(made.problem.config) for case in tccg() for made in products(case)}
     assert {name for (kind, _), name in found.items()} == {"", "b", "d"}

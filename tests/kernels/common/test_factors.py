@@ -89,6 +89,7 @@ def test_of_a_stack(machine: Any, rng: np.random.Generator) -> None:
 ALPHA, BETA = np.array([1, -2, 3, 0], F32), np.array([0, 1, 2, -1], F32)
 
 
+@pytest.mark.kin(3)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, F32], ids=str)
 @pytest.mark.parametrize("kind", ["tuple", "memory", "beta 0", "beta 0 in memory", "real in memory"])
@@ -136,6 +137,7 @@ def test_dual_factors(machine: Any, in_memory: bool, rng: np.random.Generator) -
     assert np.array_equal(made[..., 1], 3 * value + 2 * tangent + c[..., 1])
 
 
+@pytest.mark.kin(3)
 @on_machines
 @pytest.mark.parametrize("trans", [(a, b) for a in range(3) for b in range(3)], ids=str)
 def test_the_constants_of_cublas(machine: Any, trans: tuple[int, int], rng: np.random.Generator) -> None:
@@ -208,6 +210,7 @@ def test_a_factor_in_memory_is_read_when_the_kernel_runs() -> None:
         assert (c == 64 * value).all()
 
 
+@pytest.mark.kin(3)
 @on_machines
 @pytest.mark.parametrize("of_factor", [F32, F16, np.dtype(np.int32)], ids=str)
 def test_a_scale_in_memory(machine: Any, of_factor: Any, rng: np.random.Generator) -> None:

@@ -88,6 +88,7 @@ def test_arrays_that_the_function_captured(machine: Any, family: str) -> None:
     np.testing.assert_array_equal(machine.numpy(got), i + f * states - g + o)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(5)
 @on_machines
 @pytest.mark.parametrize(("schedule", "fields"), [("pingpong", {}), ("one", dict(splits=2)), ("one", dict(splits=3)), ("one-1x2", {}),
@@ -103,6 +104,7 @@ def test_schedules_of_the_warp_specialised_kernel(machine: Any, schedule: str, f
     np.testing.assert_array_equal(machine.numpy(out), folded(2, [x.astype("f8") @ w.astype("f8"), x.astype("f8") @ v.astype("f8")]))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize(("d", "N", "store"), [(RowMajor(F32), 40, "FoldingTmaStore"), (RowMajor(F16), 40, "FoldingTmaStore"),
@@ -124,6 +126,7 @@ def test_stores_of_the_warp_specialised_kernel(machine: Any, d: Any, N: int, sto
     np.testing.assert_array_equal(machine.numpy(out), expected.astype(d.dtype))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("splits", [2, gk.StreamK(5)], ids=str)
@@ -132,6 +135,7 @@ def test_shares_of_k_of_the_multistage_kernel(machine: Any, splits: Any) -> None
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1"])
@@ -146,6 +150,7 @@ def test_the_kernel_that_a_call_chooses(machine: Any, dtype: str, shape: tuple[i
     np.testing.assert_array_equal(machine.numpy(got), expected.astype("i8").astype(dtype) if dtype == "i1" else expected)
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_stacks_of_either_side(machine: Any) -> None:
     rng = np.random.default_rng(5)
@@ -172,6 +177,7 @@ def test_a_joined_a_by_a_braid(machine: Any) -> None:
     np.testing.assert_allclose(machine.numpy(got), c / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i)), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", "f4"])
@@ -226,6 +232,7 @@ def test_functions_of_large_results_get_wide_coordinates(machine: Any, monkeypat
     np.testing.assert_array_equal(got, x @ w - x @ v + 2 * m + 1)
 
 
+@pytest.mark.kin(5)
 def test_a_gated_unit_is_its_fold_bit_for_bit(rng: np.random.Generator) -> None:
     """In the emulator too the shipped unit's arithmetic is the device's: it was Python's, in float64, where a fold by hand had
     float32."""

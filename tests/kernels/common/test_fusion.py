@@ -96,6 +96,7 @@ def test_without_operands(machine: Any, name: str, rng: np.random.Generator) -> 
         assert_close(product(machine, a, b, operator, epilogue=epilogue), by_numpy(reference(a, b)), 1e-6)
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, F32, F64], ids=str)
@@ -114,6 +115,7 @@ def test_with_operands(machine: Any, dtype: np.dtype, rng: np.random.Generator) 
             assert_close(product(machine, a, b, operator, order, epilogue=epilogue), expected, 1e-6)
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -207,6 +209,7 @@ def placed(x, i, j):
 POINTS = {"transform_global_to_shared_a": "a", "transform_shared_to_regs_a": "a", "transform_regs_to_shared_d": "d", "transform_shared_to_global_d": "d"}
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("point", POINTS)
@@ -268,6 +271,7 @@ def test_activations_do_not_overflow(machine: Any, name: str) -> None:
 
 # -- compiled, and bad input ------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(4)
 @pytest.mark.compile
 def test_a_chain_leaves_no_trace() -> None:
     """No call, no stack, no spill; and a chain of nothing is the code of the plain product."""

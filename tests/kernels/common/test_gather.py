@@ -76,6 +76,7 @@ def test_plans_take_other_indices(machine: Any, rng: np.random.Generator) -> Non
             plan(put(x), put(b))
 
 
+@pytest.mark.kin(3)
 def test_no_rows_and_a_chosen_mapping() -> None:
     x, b = np.arange(15, dtype=F32).reshape(3, 5), np.eye(5, dtype=F32)
     with gk.emulate():
@@ -84,6 +85,7 @@ def test_no_rows_and_a_chosen_mapping() -> None:
             assert np.array_equal(d, x[np.array(index, int)])
 
 
+@pytest.mark.kin(3)
 @pytest.mark.sample(3)
 @pytest.mark.compile
 @pytest.mark.parametrize("family", FAMILIES)
@@ -132,6 +134,7 @@ def test_an_index_that_overlaps_the_result() -> None:
         gk.matmul(gk.Gather(X, out.view(np.int32)[0]), np.ones((8, 2), F32), out=out)
 
 
+@pytest.mark.kin(3)
 def test_beside_other_operands(rng: np.random.Generator) -> None:
     """A stack of B, and empty blocks of B."""
     x, index, b = whole(rng, (6, 32), F32), np.int32([5, 0, 5]), whole(rng, (2, 32, 3), F32)

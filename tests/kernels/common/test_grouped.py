@@ -61,6 +61,7 @@ def agree(found: list, a: list, b: list, c: list | None = None) -> bool:
 
 # -- results ----------------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("kernel", ["multistage", "singlestage"])
@@ -71,6 +72,7 @@ def test_sizes(machine: Any, kernel: str, operator: Any, rng: np.random.Generato
     assert agree(computed(machine, a, b, conf=mapped(operator, kernel), seed=5), a, b)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, F32], ids=str)
@@ -91,6 +93,7 @@ def test_orders(machine: Any, order: str, rng: np.random.Generator) -> None:
     assert agree(computed(machine, a, b, conf=conf), a, b)
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_views_of_one_array(machine: Any, rng: np.random.Generator) -> None:
     """Rows between offsets, as tokens of experts are; results side by side in one array, by rows and by columns."""
@@ -107,6 +110,7 @@ def test_views_of_one_array(machine: Any, rng: np.random.Generator) -> None:
         assert np.array_equal(machine.numpy(e), np.concatenate([tokens.astype(F64) @ y for y in weights], axis=1))
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_strides_and_places_that_are_not_aligned(machine: Any, rng: np.random.Generator) -> None:
     """Every other column, and views from odd elements on: accesses are as narrow as the worst of them needs."""
@@ -119,6 +123,7 @@ def test_strides_and_places_that_are_not_aligned(machine: Any, rng: np.random.Ge
         assert agree([machine.numpy(d) for d in found], [machine.numpy(y) for y in a], [machine.numpy(y) for y in b])
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @pytest.mark.compile
 @pytest.mark.parametrize("family", ["singlestage", "multistage"])
@@ -131,6 +136,7 @@ def test_what_was_compiled_for_strides_that_differ_computes(family: str, rng: np
     assert agree(found, a, b)
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_c_and_components(machine: Any, rng: np.random.Generator) -> None:
     a, b = lists(rng, SHAPES[:4], F16)
@@ -153,6 +159,7 @@ def test_in_place(machine: Any, rng: np.random.Generator) -> None:
         assert agree([machine.numpy(x) for x in d], a, b, c)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 def test_semirings_and_complex_numbers(machine: Any, rng: np.random.Generator) -> None:
@@ -164,6 +171,7 @@ def test_semirings_and_complex_numbers(machine: Any, rng: np.random.Generator) -
     assert all(np.array_equal(d, x @ y) for d, x, y in zip(found, u, v))
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_plans(machine: Any, rng: np.random.Generator) -> None:
     """A plan takes other arrays of its kinds; with those it has seen, only the launch is left."""

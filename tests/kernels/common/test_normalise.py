@@ -79,6 +79,7 @@ def test_rows(machine: Any, family: str, kind: str, shape: tuple[int, int, int])
          expected(kind, product, gain, bias), 3e-6)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(32)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
@@ -93,6 +94,7 @@ def test_orders_and_types_of_results(machine: Any, family: str, d: Any, N: int) 
     same(normalised(machine, "layer", a, b, config(family, d=d)), expected("layer", product), 4 * unit)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
@@ -121,6 +123,7 @@ def test_views_of_results(machine: Any, family: str, N: int, shift: int) -> None
     assert is_poison(found[:, :shift].copy()) and is_poison(found[:, N + shift:].copy())
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
@@ -167,6 +170,7 @@ def test_not_a_number_and_infinities(machine: Any, family: str, kind: str, N: in
     same(normalised(machine, kind, a, b, config(family), before=before), expected(kind, product), 3e-6)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(36)
 @on_machines
 @pytest.mark.parametrize(("schedule", "fields"), [("pingpong", {}), ("one", dict(splits=2)), ("one", dict(splits=3)), ("one-1x2", {}),
@@ -178,6 +182,7 @@ def test_schedules_of_the_warp_specialised_kernel(machine: Any, schedule: str, f
     same(normalised(machine, kind, a, b, sm90.mapping(schedule, WGMMAOp(64), **fields)), expected(kind, product), 3e-6)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize(("family", "splits"), [("multistage", 3), ("singlestage", 2), ("multistage", gk.StreamK(3))], ids=str)
@@ -186,6 +191,7 @@ def test_blocks_that_share_k(machine: Any, family: str, splits: Any) -> None:
     same(normalised(machine, "softmax", a, b, config(family, splits=splits)), expected("softmax", product))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
@@ -202,6 +208,7 @@ def test_of_folded_products(machine: Any, family: str, N: int) -> None:
         same(machine.numpy(out), expected(kind, values / 8), 3e-6)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
@@ -224,6 +231,7 @@ def test_nothing(machine: Any) -> None:
         assert normalised(machine, "softmax", a, b, config("warp_specialised")).shape == shape[:2]
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_plans_say_how(machine: Any) -> None:
     """And take other arrays, of the epilogue too."""
@@ -241,6 +249,7 @@ def test_plans_say_how(machine: Any) -> None:
     same(found[1], expected("rms", product, 3.0))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("kind", KINDS)
@@ -254,6 +263,7 @@ def test_large_values_do_not_overflow(machine: Any, kind: str) -> None:
     same(found, expected(kind, product), 4e-3 if kind == "layer" else 0.0)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("kind", KINDS)
@@ -265,6 +275,7 @@ def test_float64(machine: Any, kind: str) -> None:
     same(found, expected(kind, a @ b))
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_the_same_bits_every_time(machine: Any) -> None:
     rng = np.random.default_rng(8)

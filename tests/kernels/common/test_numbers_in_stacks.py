@@ -100,6 +100,7 @@ def test_a_stack_is_one_launch(call: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 # -- numbers of several parts -----------------------------------------------------------------------------------------
 
+@pytest.mark.kin(4)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, F32, F64, BF16], ids=str)
 @pytest.mark.parametrize("algebra", [COMPLEX, QUATERNION], ids=["complex", "quaternion"])
@@ -127,6 +128,7 @@ def test_gemm_ex_of_a_real_matrix_by_numbers(machine: Any, rng: np.random.Genera
     assert np.array_equal(machine.numpy(out).astype(F64), 2 * product(COMPLEX.table, as_numbers(x.T, 2), turned) - c)
 
 
+@pytest.mark.kin(4)
 @on_machines
 @pytest.mark.parametrize("kind", ["triangular", "diagonal", "plain", "stack of real"])
 def test_dual_numbers_by_structure_in_stacks(machine: Any, kind: str, rng: np.random.Generator) -> None:
@@ -166,6 +168,7 @@ def test_stacks_of_dual_numbers(machine: Any, rng: np.random.Generator) -> None:
     assert np.array_equal(machine.numpy(out.parts), product(DUAL.table, x, y))
 
 
+@pytest.mark.kin(4)
 @on_machines
 @pytest.mark.parametrize("shapes", [((3, N, 7), (3, 7, 5)), ((2, 1, N, 7), (2, 7, 5)), ((N, 7), (2, 7, 5))], ids=str)
 def test_which_k_decided_in_stacks(machine: Any, shapes: Any, rng: np.random.Generator) -> None:
@@ -191,6 +194,7 @@ def planes(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(x, -1, -3))
 
 
+@pytest.mark.kin(4)
 @on_machines
 @pytest.mark.parametrize("stack", [(), (2,)], ids=str)
 @pytest.mark.parametrize("kinds,lies", [("PP", "P"), ("PI", "P"), ("IP", "I"), ("RP", "P"), ("RI", "I"), ("PR", "P")])

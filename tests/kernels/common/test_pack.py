@@ -69,6 +69,7 @@ def test_views_words_and_reductions(machine: Any, family: str, shift: int) -> No
     assert is_poison(found[:, :shift].copy()) and is_poison(found[:, 22 + shift:].copy())
 
 
+@pytest.mark.kin(3)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
@@ -81,6 +82,7 @@ def test_stacks(machine: Any, family: str) -> None:
     np.testing.assert_array_equal(machine.numpy(out), packed(a.astype("f8") @ b.astype("f8")))
 
 
+@pytest.mark.kin(3)
 @pytest.mark.sample(5)
 @on_machines
 @pytest.mark.parametrize(("schedule", "fields"), [("pingpong", {}), ("one", dict(splits=2)), ("one", dict(splits=3)), ("two-2x1", {})], ids=str)
@@ -127,6 +129,7 @@ CALLS: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
+@pytest.mark.kin(3)
 @pytest.mark.parametrize("name", CALLS)
 def test_what_is_refused(name: str) -> None:
     call, kind, said = CALLS[name]

@@ -35,6 +35,7 @@ def expected(x: np.ndarray) -> np.ndarray:
     return out
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(40)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
@@ -49,6 +50,7 @@ def test_pairs(machine: Any, family: str, d: Any, shape: tuple[int, int, int]) -
     np.testing.assert_array_equal(machine.numpy(out), expected(product))
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
@@ -105,6 +107,7 @@ def test_rotary(machine: Any, family: str, head: int) -> None:
     np.testing.assert_allclose(machine.numpy(out), np.stack([numbers.real, numbers.imag], -1).reshape(37, 48), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("schedule", ["pingpong", "one-1x2", "two-2x1", "three"])
@@ -116,6 +119,7 @@ def test_schedules_of_the_warp_specialised_kernel(machine: Any, schedule: str) -
     np.testing.assert_array_equal(machine.numpy(out), expected(product))
 
 
+@pytest.mark.kin(4)
 @on_machines
 def test_groups_and_other_types(machine: Any) -> None:
     """Products of a group; float64, of which a thread stores two; and a plan without a configuration."""

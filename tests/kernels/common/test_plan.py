@@ -24,6 +24,7 @@ def operands(rng: np.random.Generator, dtype: Any = F16) -> list[np.ndarray]:
 
 # -- what a plan accepts ----------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(3)
 @on_machines
 def test_a_plan_computes_with_all_arrays_of_its_kind(machine: Any, rng: np.random.Generator) -> None:
     a, b, c = operands(rng)
@@ -182,6 +183,7 @@ def test_a_remembered_plan_keeps_no_array_alive() -> None:
         assert [reference() for reference in references] == [None] * 4
 
 
+@pytest.mark.kin(3)
 def test_a_plan_that_forgets_arrays_keeps_none_alive() -> None:
     """What a remembered plan of device arrays does, on one that was made for host arrays."""
     import gc
@@ -198,6 +200,7 @@ def test_a_plan_that_forgets_arrays_keeps_none_alive() -> None:
     assert all(reference() is None for reference in references)
 
 
+@pytest.mark.kin(3)
 @on_machines
 def test_values_of_a_call_are_those_of_the_call(machine: Any, rng: np.random.Generator) -> None:
     """A remembered plan takes this call's bias, alpha and captured arrays, not the first call's."""

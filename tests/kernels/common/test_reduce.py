@@ -90,6 +90,7 @@ def test_nothing_to_reduce(machine: Any, family: str, shape: tuple[int, int, int
             np.testing.assert_array_equal(found, np.full(found.shape, 0.0 if op == "sum" else -np.inf))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(24)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
@@ -104,6 +105,7 @@ def test_orders_and_types_of_results(machine: Any, family: str, d: Any, N: int) 
         same(found, expected(op, product, 1 if kind == "rows" else 0), op)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
@@ -142,6 +144,7 @@ def span(a: Any, b: Any) -> Any:
     return min(a.least, b.least), max(a.most, b.most)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
@@ -160,6 +163,7 @@ def test_a_combine_of_ones_own(machine: Any, family: str, kind: str) -> None:
     np.testing.assert_array_equal(found, (product * weights).sum(axis))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
@@ -192,6 +196,7 @@ def test_not_a_number_and_infinities(machine: Any, family: str, kind: str) -> No
         same(found, wanted, op)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize(("schedule", "fields"), [("pingpong", {}), ("one", dict(splits=2)), ("one", dict(splits=3)), ("one-1x2", {}),
@@ -205,6 +210,7 @@ def test_schedules_of_the_warp_specialised_kernel(machine: Any, schedule: str, f
         same(found, expected(op, product, 1 if kind == "rows" else 0), op)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize(("family", "splits"), [("multistage", 3), ("singlestage", 2), ("multistage", gk.StreamK(3))], ids=str)
@@ -234,6 +240,7 @@ def test_of_folded_products(machine: Any, family: str, count: int) -> None:
     np.testing.assert_array_equal(machine.numpy(columns), wanted.argmax(0))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("family", FAMILIES)
@@ -286,6 +293,7 @@ def test_extremes_of_integers(machine: Any, op: str, kind: str) -> None:
     np.testing.assert_array_equal(machine.numpy(out), getattr(product, op)(axis))
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_dtypes(machine: Any) -> None:
     """Sums of integers are integers; of float64 products states are float64; halves are combined in float32."""
@@ -305,6 +313,7 @@ def test_dtypes(machine: Any) -> None:
         np.testing.assert_array_equal(machine.numpy(half), np.full(19, 320, "f2"))
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_the_same_bits_every_time(machine: Any) -> None:
     rng = np.random.default_rng(8)

@@ -25,6 +25,7 @@ def places(rng: np.random.Generator, rows: int, of: int) -> np.ndarray:
     return rng.permutation(of)[:rows].astype(np.int32)
 
 
+@pytest.mark.kin(3)
 @on_machines
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("odd", [0, 1])
@@ -64,6 +65,7 @@ def test_an_expert(machine: Any, rng: np.random.Generator) -> None:
     assert np.array_equal(machine.numpy(y), expected)
 
 
+@pytest.mark.kin(3)
 def test_a_chosen_mapping_and_no_rows() -> None:
     y, b = np.full((6, 5), np.nan, F32), np.eye(5, dtype=F32)
     with gk.emulate():
@@ -83,6 +85,7 @@ def test_an_index_out_of_range_is_a_fault(family: str, wrong: int) -> None:
         gk.matmul(np.ones((3, 8), dtype), np.ones((8, 8), dtype), conf=conf, out=gk.Scatter(y[4:8], np.int32([0, wrong, 1])))
 
 
+@pytest.mark.kin(3)
 @pytest.mark.compile
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compiled(family: str) -> None:

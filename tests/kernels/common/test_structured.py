@@ -68,6 +68,7 @@ def multiply(machine: Any, a: Any, b: Any, shape: tuple[int, int], conf: gk.Conf
 
 # -- as A, as B, as both; each transposed -------------------------------------------------------------------------------
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(24)
 @on_machines
 @pytest.mark.parametrize("name", OPERATORS)
@@ -85,6 +86,7 @@ def test_diagonal(machine: Any, name: str, rng: np.random.Generator) -> None:
         assert np.array_equal(multiply(machine, x, y, (n, n), both), reference(np.diag(d), np.diag(e)))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(24)
 @on_machines
 @pytest.mark.parametrize("unit", [False, True], ids=["own diagonal", "unit"])
@@ -108,6 +110,7 @@ def test_triangular(machine: Any, name: str, half: str, unit: bool, rng: np.rand
     assert np.array_equal(multiply(machine, kept.T, kept, (n, n), config(operator, column, row)), reference(full.T, full))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("half", ["lower", "upper"])
@@ -123,6 +126,7 @@ def test_trapezoids(machine: Any, half: str, rng: np.random.Generator) -> None:
         assert np.array_equal(multiply(machine, machine.array(a), kept, (OTHER, shape[1]), as_b), reference(a, full))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("half", ["lower", "upper"])
@@ -148,6 +152,7 @@ def two(i, j, table, step):
     return table[i] + step * j
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("name", OPERATORS)
@@ -220,6 +225,7 @@ class Told(layouts.RowMajor):
         print("block", k // 8)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.parametrize(("layout", "array", "blocks"), [
     (layouts.Diagonal(F32), np.ones(64, F32), {2, 3}),
     (layouts.Triangular(layouts.RowMajor(F32)), np.ones((64, 64), F32), {0, 1, 2, 3}),

@@ -49,6 +49,7 @@ CASES = {
 }
 
 
+@pytest.mark.kin(4)
 @on_machines
 @pytest.mark.parametrize("case", CASES)
 def test_numpys_notation(machine: Any, case: str) -> None:
@@ -61,6 +62,7 @@ def test_numpys_notation(machine: Any, case: str) -> None:
     np.testing.assert_array_equal(machine.numpy(out), wanted)
 
 
+@pytest.mark.kin(4)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", "f8", "c8", "i4", "?"])
 def test_sums_of_other_dtypes(machine: Any, dtype: str) -> None:
@@ -97,6 +99,7 @@ STRUCTURED = {
 }
 
 
+@pytest.mark.kin(4)
 @on_machines
 @pytest.mark.parametrize("case", STRUCTURED)
 @pytest.mark.parametrize("kind", ["triangular", "diagonal", "generated"])
@@ -171,6 +174,7 @@ def test_drawn_subscripts(call: tuple[str, list[tuple[int, ...]]]) -> None:
     np.testing.assert_array_equal(made, wanted)
 
 
+@pytest.mark.kin(4)
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
 @given(calls())
 def test_drawn_subscripts_are_views(call: tuple[str, list[tuple[int, ...]]]) -> None:

@@ -24,6 +24,7 @@ def run(x: np.ndarray, weights: Any, biases: Any, **keywords: Any) -> np.ndarray
     return out
 
 
+@pytest.mark.kin(2)
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("widths,dtype,bias", [([32, 64, 64, 32], F16, np.float32), ([64, 64], BF16, BF16), ([30, 50, 20, 10], F16, F16),
@@ -39,6 +40,7 @@ def test_widths(widths: list[int], dtype: Any, bias: Any, order: str, rng: np.ra
     close(found, (emulated.astype(np.float64), reference(x, weights, biases)[1]))
 
 
+@pytest.mark.kin(2)
 def test_whole_numbers_and_functions(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks, a function at both ends, whose zero is none."""
     monkeypatch.setattr(mlp_plans, "HOPPER", (0, 0))

@@ -77,6 +77,7 @@ def test_rows(machine: Any, kernel: None, rows: int, rng: np.random.Generator) -
     assert np.array_equal(run(machine, x, weights, biases), expected)
 
 
+@pytest.mark.kin(5)
 @on_machines
 @KERNELS
 @pytest.mark.parametrize("layers", [1, 2, 3, 9])
@@ -89,6 +90,7 @@ def test_depths_stacked(machine: Any, kernel: None, layers: int, dtype: Any, rng
     assert np.array_equal(found, run(machine, x, weights, biases))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.parametrize("stages", [2, 16])
 @pytest.mark.parametrize("multiprocessors,rows", [(2, 260), (4, 700), (1, 131)])
 def test_blocks_with_several_tiles(stages: int, multiprocessors: int, rows: int, rng: np.random.Generator,
@@ -101,6 +103,7 @@ def test_blocks_with_several_tiles(stages: int, multiprocessors: int, rows: int,
     assert np.array_equal(found, reference(x, weights, biases)[0])
 
 
+@pytest.mark.kin(5)
 def test_wide_blocks_with_several_tiles(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """As few stages as there are anywhere: the first layer's weights fill them while x is waited for."""
     x, weights, _ = whole(rng, 260, [256, 256, 32], F16)
@@ -114,6 +117,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
 
+@pytest.mark.kin(5)
 @on_machines
 @KERNELS
 @pytest.mark.parametrize("widths", [[32, 64, 64, 32], [32, 48, 24, 16]], ids=str)
@@ -192,6 +196,7 @@ def test_misaligned_bases(machine: Any, rng: np.random.Generator) -> None:
     close(machine.numpy(moved[3]), reference(x, weights, biases))
 
 
+@pytest.mark.kin(5)
 def test_the_same_bits_in_any_order_of_threads(rng: np.random.Generator) -> None:
     x, weights, biases = draw(rng, 131, [32, 64, 32], F16)
     found = []

@@ -72,6 +72,7 @@ def test_rows(machine: Any, name: str, dtype: np.dtype, shape: tuple[int, int], 
     assert machine.numpy(made).dtype == dtype
 
 
+@pytest.mark.kin(4)
 @on_machines
 @pytest.mark.parametrize("source", ["held", "streamed"])
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -95,6 +96,7 @@ def test_rows_that_no_block_can_hold_are_streamed(machine: Any, name: str, sourc
     assert np.array_equal(machine.numpy(given), found)
 
 
+@pytest.mark.kin(4)
 @on_machines
 @pytest.mark.parametrize("columns", [8, 9, 96])
 @pytest.mark.parametrize("affine", [F16, F32, F64], ids=str)
@@ -117,6 +119,7 @@ def test_gamma_and_beta(machine: Any, columns: int, affine: np.dtype, rng: np.ra
         close(machine.numpy(found[1]), rmsnorm(*wide[:2], eps=0.1), F16)
 
 
+@pytest.mark.kin(4)
 @on_machines
 def test_views(machine: Any, rng: np.random.Generator) -> None:
     """Leading axes that are one, rows at any distance, elements at any, misaligned rows, one row; results of another dtype."""
@@ -262,6 +265,7 @@ class Moments(RowFunction):
         put(row, lambda x, n: x)
 
 
+@pytest.mark.kin(4)
 @on_machines
 @pytest.mark.sample(9)
 @pytest.mark.parametrize("columns", [1, 31, 96, 1024, 1025, 1111, 2048, 4104, 33000])

@@ -146,6 +146,7 @@ def test_complex64_is_planes_of_float32() -> None:
     assert isinstance(conf.shared_a_layout, Planes) and conf.shared_a_layout.plane.dtype == np.float32
 
 
+@pytest.mark.kin(5)
 def test_structured_arrays(rng: np.random.Generator) -> None:
     """A NumPy array of numbers is one of two dimensions, and knows its algebra."""
     number = dual(2).number_dtype("f4")
@@ -178,6 +179,7 @@ def test_strided_and_misaligned_views(machine: Any, rng: np.random.Generator) ->
 
 # -- functions of numbers -------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(5)
 @on_machines
 def test_functions_see_numbers(machine: Any, rng: np.random.Generator) -> None:
     """A transform returns a tuple of parts, an epilogue computes with the numbers themselves."""
@@ -255,6 +257,7 @@ def compiled(algebra: Algebra, dtype: Any, order: str = "row") -> tuple[gk.Confi
     return conf, kernel
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(7)
 @pytest.mark.compile
 @pytest.mark.parametrize("name,order", [("complex", "row"), ("complex", "col"), ("dual", "row"), ("dual3", "col"),
@@ -270,6 +273,7 @@ def test_tensor_cores_do_what_the_table_asks(name: str, order: str) -> None:
     assert algebra.products == {"complex": 4, "dual": 3, "dual3": 7, "quaternion": 16, "split": 4}[name]
 
 
+@pytest.mark.kin(5)
 @pytest.mark.compile
 def test_numbers_that_start_at_odd_parts_compile() -> None:
     """2-byte alignment: part by part, and no wider access."""
@@ -284,6 +288,7 @@ def test_numbers_that_start_at_odd_parts_compile() -> None:
     assert "LDG.E.128" not in kernel.sass and "STG.E.128" not in kernel.sass
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @pytest.mark.compile
 @pytest.mark.parametrize("name,dtype,opcode", [("complex", "f4", "FFMA"), ("complex", "f8", "DMMA"), ("dual", "f4", "FFMA"),

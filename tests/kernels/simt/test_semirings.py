@@ -49,6 +49,7 @@ def empty_or(reduce: Any, x: np.ndarray, absent: Any) -> np.ndarray:
     return np.asarray(reduce(x, axis=1, initial=absent))
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "i8", "i2"])
@@ -136,6 +137,7 @@ def test_or_and(machine: Any, dtype: str, rng: np.random.Generator) -> None:
         assert np.array_equal(out, np.bitwise_or.reduce(a[:, :, None] & b[None], axis=1))
 
 
+@pytest.mark.kin(4)
 @on_machines
 def test_a_users_semiring_with_a_shape_and_a_configuration(machine: Any, rng: np.random.Generator) -> None:
     """Of all paths, the one whose narrowest edge is the widest; as a recipe, and with a shape of its own."""
@@ -151,6 +153,7 @@ def test_a_users_semiring_with_a_shape_and_a_configuration(machine: Any, rng: np
 
 # -- which k ------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "i8"])
@@ -238,6 +241,7 @@ def test_compiled(name: str, dtype: str, opcodes: dict[str, int]) -> None:
     assert code.count("DADD") == code.count("DFMA") == 0         # nothing has widened
 
 
+@pytest.mark.kin(4)
 @pytest.mark.compile
 def test_select_compiled() -> None:
     """A pair costs a compare and a select more, and stays in registers."""

@@ -80,6 +80,7 @@ def test_other_operators(machine: Any, operator: Any, rng: np.random.Generator) 
     assert np.array_equal(product(machine, conf, a, b), expected)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("algebra", [COMPLEX, DUAL, QUATERNION], ids=["complex", "dual", "quaternion"])
@@ -95,6 +96,7 @@ def test_numbers_of_several_parts(machine: Any, algebra: Any, rng: np.random.Gen
     assert np.array_equal(np.ascontiguousarray(d).view(F4).reshape(expected.shape), expected)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("k", [150, 20, 0])
@@ -129,6 +131,7 @@ class EverySecond(Condition):
         return k // 16 % 2 == 0
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_a_condition_still_chooses(machine: Any, rng: np.random.Generator) -> None:
     a, b = whole(rng, (20, 150), F4), whole(rng, (150, 20), F4)
@@ -165,6 +168,7 @@ def test_of_equal_paths_the_first_is_kept(machine: Any, rng: np.random.Generator
     assert np.array_equal(machine.numpy(index), expected)
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_blocks_of_their_own_order(machine: Any, rng: np.random.Generator) -> None:
     """More tiles than one along both sides: a cluster is one tile of the order."""
@@ -220,6 +224,7 @@ def test_clusters_need_compute_capability_9() -> None:
     assert conf.splits == 1
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_an_operator_may_say_that_it_merges(machine: Any, rng: np.random.Generator) -> None:
     a, b = whole(rng, (20, 70), F4), whole(rng, (70, 20), F4)
@@ -292,6 +297,7 @@ def test_blocks_that_do_not_meet_are_found(which: int, error: Any, seed: int | N
 
 # -- the machine code -------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(6)
 @pytest.mark.compile
 @pytest.mark.parametrize("sizes, dtype", [((360, 372, 133920), F4), ((360, 372, 133920), F8), ((256, 256, 16384), F2)], ids=str)
@@ -306,6 +312,7 @@ def test_sums_take_no_registers_from_the_loop(sizes: tuple, dtype: np.dtype, is_
     assert fit.blocks * H100.sm_count >= conf.spec().blocks(*sizes[:2], H100.sm_count)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.compile
 def test_a_block_alone_has_nothing_of_it() -> None:
     code = machine_code(default((4096, 4096, 4096)))

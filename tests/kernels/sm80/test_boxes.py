@@ -41,7 +41,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 # -- by a mapping of small tiles ------------------------------------------------------------------------------------------
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(24)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 @pytest.mark.parametrize("n", [8, 16])
@@ -62,6 +62,7 @@ def test_products_as_compiled(combed: str, dtype: Any, rng: np.random.Generator)
     assert np.array_equal(product(PTX, x, y, BoxMMAOp(combed=combed, dtype=dtype), warps=(1, 1), stages=2), expected(x, y))
 
 
+@pytest.mark.kin(2)
 @pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("combed", "ab")
@@ -88,6 +89,7 @@ def test_a_transform_of_the_other_operand(rng: np.random.Generator) -> None:
 SPECS = ("iqp,jpq->ij", "iqp,jpq->ji", "irqsp,jprq->isj", "iqp,srtpq->istr", "riqp,rjpq->rij", "qip,jspq->isj")
 
 
+@pytest.mark.kin(2)
 @pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)

@@ -16,7 +16,7 @@ from tests.ptx_machine.compare import PTX
 from tests.support.machines import MACHINES, poison, whole
 
 OPERATORS: dict[str, Any] = {"f16": MMAOp(), "f64": MMAOp(dtype="f8"), "f32": FPUOp(32, 32)}
-MACHINE = [pytest.param(MACHINES["emulator"], id="emulator"), pytest.param(PTX, id="ptx", marks=pytest.mark.compile),
+MACHINE = [pytest.param(MACHINES["emulator"], id="emulator"), pytest.param(PTX, id="ptx", marks=[pytest.mark.compile, pytest.mark.thorough]),
            pytest.param(MACHINES["gpu"], id="gpu", marks=pytest.mark.gpu)]
 
 
@@ -31,7 +31,8 @@ def parts(rng: np.random.Generator, rows: tuple[int, ...], columns: tuple[int, .
     return [np.asarray(whole(rng, shape, dtype), order=order) for shape in zip(rows, columns)]
 
 
-@pytest.mark.sample(12)
+@pytest.mark.kin(2)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("machine", MACHINE)
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -60,6 +61,7 @@ def test_lines_are_copied_from_the_array_that_has_them(machine: Any, kind: str, 
 REFUSED = {"a boundary of 7": (7, 33, 0, "C"), "a misaligned part": (8, 32, 1, "C"), "parts of different orders": (8, 32, 0, "F")}
 
 
+@pytest.mark.kin(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_left_to_the_registers(name: str) -> None:
     first, second, shift, order = REFUSED[name]

@@ -39,6 +39,7 @@ def test_every_type_in_every_order(machine: Any, kind: str, trans: str, rng: np.
 SIZES = [(1, 1, 1), (1, 37, 5), (31, 1, 29), (13, 17, 1), (33, 35, 97), (0, 5, 7), (5, 0, 7), (0, 0, 0), (37, 41, 0)]
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(9)
 @on_machines
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -51,6 +52,7 @@ def test_sizes(machine: Any, kind: str, size: tuple[int, int, int], rng: np.rand
 
 # -- the ring -----------------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(40)
 @on_machines
 @pytest.mark.parametrize("stages", [2, 3, 4, 5, 8])
@@ -67,6 +69,7 @@ def test_stages_and_steps(machine: Any, kind: str, steps: int, stages: int, rng:
         assert np.array_equal(product(machine, conf, a, b), expected(operator, a, b)), k
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_sixteen_products_a_step_go_across_rounds(machine: Any, rng: np.random.Generator) -> None:
     """float64 with enough products for ptxas to keep its waits: the usual main loop."""
@@ -77,6 +80,7 @@ def test_sixteen_products_a_step_go_across_rounds(machine: Any, rng: np.random.G
     assert np.array_equal(product(machine, conf, a, b), expected(operator, a, b))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", ["f16", "f32", "f64 by dmma"])
@@ -112,6 +116,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("name", VIEWS)
@@ -128,6 +133,7 @@ def test_views_of_f16(machine: Any, name: str, rng: np.random.Generator) -> None
     assert np.array_equal(machine.numpy(out), expected(MMAOp(), machine.numpy(a), machine.numpy(b)))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(5)
 @on_machines
 @pytest.mark.parametrize("view", range(5))
@@ -145,6 +151,7 @@ def test_views_of_f32(machine: Any, view: int, rng: np.random.Generator) -> None
     assert np.array_equal(machine.numpy(out), expected(F32_OPERATOR, machine.numpy(a), machine.numpy(b)))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("columns", [24, 40])

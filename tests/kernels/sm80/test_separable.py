@@ -47,6 +47,7 @@ def contracted(machine: Any, spec: str, a: np.ndarray, b: np.ndarray) -> tuple[n
     return np.asarray(machine.numpy(out)), wanted
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(72)
 @on_machines
 @pytest.mark.parametrize("extents", EXTENTS, ids=lambda of: "x".join(map(str, of.values())))
@@ -87,6 +88,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(40)
 @on_machines
 @pytest.mark.parametrize("near", [False, True], ids=["64 bits", "32 bits"])
@@ -105,6 +107,7 @@ def test_views(machine: Any, view: str, order: str, side: str, near: bool, rng: 
     assert np.array_equal(product(machine, *given, 2, 2, near), matrix(a, 2) @ matrix(b, 2))
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("splits", [1, 3])
@@ -133,6 +136,7 @@ class Panels(layouts.Layout):
         return offset_of(data, (j // 8, 0, j % 8))
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("side", "ab")

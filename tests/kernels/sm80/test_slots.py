@@ -54,6 +54,7 @@ def test_c(machine: Any, name: str, dtype: str, rng: np.random.Generator) -> Non
         assert np.array_equal(product(machine, conf, a, b, c), reference(a, b, c))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("f", [plain, placed], ids=["f(x)", "f(x,i,j)"])
@@ -128,6 +129,7 @@ def test_other_epilogues(machine: Any, name: str, kind: str, rng: np.random.Gene
 
 # -- layouts and conditions -----------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("name", TWO)
@@ -151,6 +153,7 @@ def test_layouts_of_the_users(machine: Any, name: str, rng: np.random.Generator)
 HALVES = {"lower": np.tril, "upper": np.triu}
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("half", HALVES)
@@ -166,6 +169,7 @@ def test_triangles_skip_work(machine: Any, name: str, half: str, rng: np.random.
     assert np.array_equal(product(machine, small(name, b=layout), a, stored), reference(a, full))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("name", TWO)
@@ -180,6 +184,7 @@ def test_diagonals_and_symmetric_matrices(machine: Any, name: str, rng: np.rando
     assert np.array_equal(product(machine, small(name, a=layouts.Symmetric(RowMajor(dtype), "lower")), stored, b), reference(full, b))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("steps", [1, 2])
@@ -201,6 +206,7 @@ def sized(semiring: Any, dtype: Any = F32) -> Any:
     return semiring.sized(dict(M=16, N=16, MB=4, NB=8), dtype, dtype, dtype)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("k", [0, 1, 16, 53])
@@ -220,6 +226,7 @@ def test_the_identity_stands_beyond_the_edges(machine: Any, semiring: Any, absen
     assert np.array_equal(product(machine, with_c, a, b, c), np.minimum(total, c) if sign > 0 else np.maximum(total, c))
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_the_identity_by_wide_copies(machine: Any, rng: np.random.Generator) -> None:
     """Four elements a copy, wholly in range or out; of integers, too."""
@@ -233,6 +240,7 @@ def test_the_identity_by_wide_copies(machine: Any, rng: np.random.Generator) -> 
 
 # -- stacks, splits, orders, streams ----------------------------------------------------------------------------------------
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("kind", ["f16", "f32", "c64", "f64 by dmma"])
@@ -254,6 +262,7 @@ def test_stacks(machine: Any, kind: str, rng: np.random.Generator, monkeypatch: 
     assert len(launches) == (1 if machine.emulated else 0)
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_a_stack_with_a_function_of_the_products_number(machine: Any, rng: np.random.Generator) -> None:
     a, b, bias = whole(rng, (3, 20, 40), F16), whole(rng, (3, 40, 24), F16), whole(rng, (3, 24), F32)
@@ -264,6 +273,7 @@ def test_a_stack_with_a_function_of_the_products_number(machine: Any, rng: np.ra
     assert np.array_equal(machine.numpy(out), (a.astype(F64) + np.arange(3)[:, None, None]) @ b + bias[:, None])
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("splits", [2, 3, 8])
@@ -278,6 +288,7 @@ def test_splits(machine: Any, kind: str, splits: int, rng: np.random.Generator) 
         assert np.array_equal(product(machine, conf, a, b, c), expected(operator, a, b) + c)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(5)
 @on_machines
 @pytest.mark.parametrize("order", [Columns(), Grouped(1), Grouped(3), Hilbert()], ids=repr)
@@ -313,6 +324,7 @@ class SquaredDistance(FPUOp):
         return (a - b) * (a - b)
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_an_operator_of_the_users(machine: Any, rng: np.random.Generator) -> None:
     a, b = whole(rng, (M, 64), F32), whole(rng, (64, N), F32)
@@ -320,6 +332,7 @@ def test_an_operator_of_the_users(machine: Any, rng: np.random.Generator) -> Non
     assert np.array_equal(d, ((a[:, :, None].astype(F64) - b[None]) ** 2).sum(1))
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_an_operator_without_places(machine: Any, rng: np.random.Generator) -> None:
     """WMMAOp loads from where it likes, in the order that shared tiles have: the defaults tell it."""

@@ -66,6 +66,7 @@ def test_any_number_of_shares(machine: Any, splits: int, shape: tuple, rng: np.r
     assert np.array_equal(product(machine, mapped(splits), a, b), a.astype(F64) @ b.astype(F64))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("splits", [3, 9])
@@ -76,6 +77,7 @@ def test_operators(machine: Any, splits: int, operator: Any, rng: np.random.Gene
     assert np.array_equal(product(machine, mapped(splits, operator), a, b), a.astype(F64) @ b.astype(F64))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("splits", [3, 9])
@@ -86,6 +88,7 @@ def test_semirings(machine: Any, splits: int, rng: np.random.Generator) -> None:
     assert np.array_equal(product(machine, conf, a, b), (a[:, :, None] + b[None]).min(1))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("splits", [3, 9])
@@ -97,6 +100,7 @@ def test_complex_numbers(machine: Any, splits: int, rng: np.random.Generator) ->
     assert np.array_equal(product(machine, conf, u, v), u @ v)
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_c_and_the_epilogue_count_once(machine: Any, rng: np.random.Generator) -> None:
     a, b, c = whole(rng, (20, 200), F16), whole(rng, (200, 18), F16), whole(rng, (20, 18), F32)
@@ -107,6 +111,7 @@ def test_c_and_the_epilogue_count_once(machine: Any, rng: np.random.Generator) -
         assert np.array_equal(product(machine, conf, a, b, c), expected)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("splits", [2, 9])
@@ -115,6 +120,7 @@ def test_stacks(machine: Any, splits: int, rng: np.random.Generator) -> None:
     assert np.array_equal(product(machine, mapped(splits), a, b), a.astype(F64) @ b.astype(F64))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("splits", [3, 11])
@@ -127,6 +133,7 @@ def test_the_same_bits_in_every_run(machine: Any, splits: int, rng: np.random.Ge
     assert len(found) == 1
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("splits", [3, 9])
@@ -236,6 +243,7 @@ def ordered(order: dict[str, str]) -> Any:
     return lambda view, at, number, how: real(view, at, number, order.get(how, how))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("splits", [3, 9])
 @pytest.mark.parametrize("order", [{"acq_rel": "release"}, {"acq_rel": "acquire"}, {"acq_rel": "relaxed"}], ids=str)

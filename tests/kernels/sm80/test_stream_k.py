@@ -92,6 +92,7 @@ def test_the_division() -> None:
 SHAPES = [(48, 48, 160), (17, 19, 331), (16, 16, 512), (1, 1, 97), (80, 16, 96), (33, 16, 32), (33, 16, 1), (33, 16, 0), (0, 7, 64)]
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(72)
 @on_machines
 @pytest.mark.parametrize("waves", [1, 2])
@@ -117,6 +118,7 @@ def test_operators(machine: Any, operator: Any, orders: str, rng: np.random.Gene
     assert np.array_equal(product(machine, conf, a, b), a.astype(F64) @ b.astype(F64))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("kind", ["min-plus", "c64", "c128"])
@@ -131,6 +133,7 @@ def test_semirings_and_complex_numbers(machine: Any, kind: str, rng: np.random.G
     assert np.array_equal(product(machine, mapping(operator, splits=StreamK(3)), u, v), expected(operator, u, v))
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_c_and_the_epilogue_count_once(machine: Any, rng: np.random.Generator) -> None:
     """And transforms see the coordinates that they would; operands are views."""
@@ -155,6 +158,7 @@ class Nearby(Condition):
         return abs(m - k) < 64
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("blocks", [2, 5])
@@ -164,6 +168,7 @@ def test_stacks(machine: Any, blocks: int, rng: np.random.Generator) -> None:
     assert np.array_equal(product(machine, mapped(blocks), a, b), a.astype(F64) @ b.astype(F64))
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_structure(machine: Any, rng: np.random.Generator) -> None:
     """Where k-tiles are left out shares are not equal, and sums are right."""
@@ -174,6 +179,7 @@ def test_structure(machine: Any, rng: np.random.Generator) -> None:
     assert np.array_equal(product(machine, mapped(5, condition=Nearby()), a, b), (a * kept).astype(F64) @ b.astype(F64))
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_the_same_bits_in_every_run(machine: Any, rng: np.random.Generator) -> None:
     """Whatever order blocks come in (in the emulator, shuffled)."""
@@ -182,6 +188,7 @@ def test_the_same_bits_in_every_run(machine: Any, rng: np.random.Generator) -> N
     assert len(found) == 1
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_counters_are_ready_for_the_next_launch(machine: Any, rng: np.random.Generator) -> None:
     with machine.session():

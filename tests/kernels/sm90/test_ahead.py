@@ -68,6 +68,7 @@ SCHEDULES = [("one", 32), ("two", 32), ("three", 32), ("pingpong", 32), ("pingpo
 SIZES = [(64, 32), (136, 40), (449, 8), (72, 200), (1, 8), (257, 104)]
 
 
+@pytest.mark.kin(5)
 @on_machines
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("schedule, columns", SCHEDULES)
@@ -77,6 +78,7 @@ def test_c(machine: Any, schedule: str, columns: int, size: tuple[int, int], rng
     assert np.array_equal(run(machine, conf, a, b, machine.array(c)), product(a, b) + c)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("size", [(264, 136), (72, 264)], ids=str)
@@ -89,6 +91,7 @@ def test_fragments(machine: Any, schedule: str, rows: int, columns: int, size: t
     assert np.array_equal(run(machine, conf, a, b, machine.array(c)), product(a, b) + c)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(60)
 @on_machines
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -102,6 +105,7 @@ def test_a_residual(machine: Any, schedule: str, columns: int, size: tuple[int, 
     assert np.array_equal(d, np.clip(np.maximum(product(a, b) + bias, 0) + c, -99, 99))
 
 
+@pytest.mark.kin(5)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, F32], ids=str)
 @pytest.mark.parametrize("schedule", ["two", "pingpong"])
@@ -115,6 +119,7 @@ def test_transforms_and_dtypes(machine: Any, schedule: str, dtype: np.dtype, rng
     assert np.array_equal(run(machine, conf, a, b, machine.array(c.astype(dtype))), want.astype(dtype))
 
 
+@pytest.mark.kin(5)
 @on_machines
 @pytest.mark.parametrize("schedule", ["two", "pingpong", "one-2x1"])
 @pytest.mark.parametrize("which", ["c", "residual", "linear combination"])
@@ -133,6 +138,7 @@ def test_in_place(machine: Any, schedule: str, which: str, rng: np.random.Genera
         assert np.array_equal(run(machine, config(schedule, epilogue=epilogue), a, b, None, held), 2 * product(a, b) - c)
 
 
+@pytest.mark.kin(5)
 @on_machines
 @pytest.mark.parametrize("schedule", ["two", "pingpong"])
 def test_beta_of_nothing(machine: Any, schedule: str, rng: np.random.Generator) -> None:
@@ -146,6 +152,7 @@ def test_beta_of_nothing(machine: Any, schedule: str, rng: np.random.Generator) 
     assert np.array_equal(run(machine, config(schedule, epilogue=epilogue), a, b, None, out), 2 * product(a, b))
 
 
+@pytest.mark.kin(5)
 @on_machines
 @pytest.mark.parametrize("schedule", ["one", "pingpong"])
 @pytest.mark.parametrize("which", ["c", "each", "slower", "faster", "all"])
@@ -161,6 +168,7 @@ def test_stacks(machine: Any, schedule: str, which: str, rng: np.random.Generato
     assert np.array_equal(d, np.maximum(product(a, b), 0) + given)
 
 
+@pytest.mark.kin(5)
 @on_machines
 @pytest.mark.parametrize("splits", [2, 3])
 def test_shares_of_k(machine: Any, splits: int, rng: np.random.Generator) -> None:
@@ -170,6 +178,7 @@ def test_shares_of_k(machine: Any, splits: int, rng: np.random.Generator) -> Non
     assert np.array_equal(run(machine, conf, a, b, machine.array(c)), product(a, b) + c)
 
 
+@pytest.mark.kin(5)
 @on_machines
 @pytest.mark.parametrize("schedule", ["two", "pingpong"])
 def test_views(machine: Any, schedule: str, rng: np.random.Generator) -> None:
@@ -188,8 +197,9 @@ def test_views(machine: Any, schedule: str, rng: np.random.Generator) -> None:
 
 # -- machine code -----------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(5)
 @pytest.mark.compile
-@pytest.mark.sample(12)
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("which", ["c", "residual", "linear combination"])
 @pytest.mark.parametrize("mapping", MAPPINGS, ids=lambda x: f"{x.M}x{x.N}-{x.schedule}-{x.cluster[0]}x{x.cluster[1]}")
 def test_shipped_mappings_load_nothing_themselves(mapping: Mapping, which: str) -> None:
@@ -231,6 +241,7 @@ def test_others_are_read_late(name: str, kind: Any, make: Callable[..., Any], rn
     assert np.array_equal(d, (product(a, b) + given).astype(F16)), name
 
 
+@pytest.mark.kin(5)
 def test_reductions_and_second_arrays_are_read_late(rng: np.random.Generator) -> None:
     a, b, c = operands(rng, 72, 40)
     sums = np.zeros(72, F32)
@@ -284,6 +295,7 @@ def test_a_fault_is_found(name: str, schedule: str, rng: np.random.Generator, mo
         run(EMULATOR, conf, a, b, c)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("schedule", ["two", "pingpong", "one-2x1"])

@@ -95,6 +95,7 @@ def test_every_algebra(machine: Any, name: str, dtype: Any, rng: np.random.Gener
         assert lands(plan) == (even and algebra.parts in (2, 4))           # numbers of 6 bytes are no elements of TMA's
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("orders", ["NN", "NT", "TN", "TT", "CN", "NC", "CT", "CC"])
@@ -116,6 +117,7 @@ def test_gemm_ex(machine: Any, name: str, orders: str, rng: np.random.Generator)
         assert np.array_equal(machine.numpy(out), expected.astype("f2"))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("size", [EVEN, ODD], ids=["even", "odd"])
@@ -163,6 +165,7 @@ SPLIT = {schedule: dict(shared_b_layout=Planes(Swizzled(RowMajor("f2"), 32), COM
          for schedule in SCHEDULES if "2x1" in schedule or "2x2" in schedule}                  # two panels of B, for two blocks
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(11)
 @on_machines
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -176,6 +179,7 @@ def test_schedules(machine: Any, schedule: str, rng: np.random.Generator, few_bl
     assert np.array_equal(d, product64(COMPLEX, a, b))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("schedule", ["one-2x1", "one-1x2"])
@@ -191,6 +195,7 @@ def test_clusters_share_planes(machine: Any, schedule: str, rng: np.random.Gener
     assert np.array_equal(machine.numpy(out), product64(COMPLEX, a, b))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("stages", [2, 3, 5])
@@ -221,6 +226,7 @@ class EveryOther(Condition):
         return (k // 32) % 2 == 1 and m >= 64
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_a_condition(machine: Any, rng: np.random.Generator, few_blocks: Any) -> None:
     a, b = whole(rng, 264, 136, 2), whole(rng, 136, 40, 2)
@@ -239,6 +245,7 @@ def weighed(x, i, j):
     return x[0] + i % 3, x[1] - j % 2
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("size", [EVEN, ODD], ids=["even", "odd"])

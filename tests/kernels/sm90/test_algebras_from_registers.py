@@ -77,6 +77,7 @@ def test_tables(machine: Any, algebra: Algebra, orders: str, rng: np.random.Gene
     check(machine, algebra, (69, 24, 44) if machine.emulated else (1021, 524, 332), rng, orders)
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(7)
 @on_machines
 @pytest.mark.parametrize("K", [4, 12, 16, 20, 32, 36, 100])
@@ -86,6 +87,7 @@ def test_ends_along_k(machine: Any, K: int, rng: np.random.Generator) -> None:
         check(machine, COMPLEX, (65, 20, K) if machine.emulated else (517, 260, K), rng, orders)
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("dtype", ["f2", BF16], ids=lambda d: np.dtype(d).name)
@@ -104,6 +106,7 @@ def test_mappings(machine: Any, rows: int, warps: int, depth: int, stages: int, 
         check(machine, DUAL, (133, 36, 104) if machine.emulated else (1021, 524, 332), rng, orders, dtype, conf=conf)
 
 
+@pytest.mark.kin(4)
 @on_machines
 def test_b_is_transformed_on_its_way(machine: Any, rng: np.random.Generator) -> None:
     """In range and beyond, along K and across it; its coordinates are those of the matrix."""
@@ -117,6 +120,7 @@ def test_b_is_transformed_on_its_way(machine: Any, rng: np.random.Generator) -> 
         assert np.array_equal(d, product64(COMPLEX, a, np.stack([b[..., 0] + k % 5, b[..., 1] - n % 3], -1)))
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("seed", range(4))
 def test_any_order_of_threads_is_right(seed: int, rng: np.random.Generator) -> None:

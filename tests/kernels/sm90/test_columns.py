@@ -40,6 +40,7 @@ def stored(machine: Any, conf: gk.Config, size: tuple[int, int, int], above: int
     return store
 
 
+@pytest.mark.kin(2)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("dtype", [F16, BF16, F32, F64], ids=str)
@@ -59,6 +60,7 @@ def test_what_tma_takes(machine: Any, M: int, above: int, below: int, kind: Any,
     assert type(stored(machine, conf, (M, 43, 40), above, below, rng)) is kind
 
 
+@pytest.mark.kin(2)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("splits", [1, 2, 4])

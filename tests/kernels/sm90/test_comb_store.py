@@ -47,6 +47,7 @@ def computed(machine: Any, conf: gk.Config, a: np.ndarray, b: np.ndarray, out: A
     return plan._compiled.spec.store
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(24)
 @on_machines
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -65,6 +66,7 @@ def test_vectors(machine: Any, schedule: str, run: int, offset: int, length: int
     assert np.isnan(machine.numpy(flat)[:offset]).all()
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("schedule", ["one", "two", "pingpong"])
@@ -82,6 +84,7 @@ def test_what_comes_before_it(machine: Any, schedule: str, rng: np.random.Genera
     assert np.array_equal(in_order(machine.numpy(flat), 0, m, n, 8), expected.astype(F16))
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_a_cluster_that_shares_k(machine: Any, rng: np.random.Generator) -> None:
     """Each block finishes half of the columns, which hold shorter vectors."""
@@ -94,6 +97,7 @@ def test_a_cluster_that_shares_k(machine: Any, rng: np.random.Generator) -> None
     assert not isinstance(store, CombStore) or store.length <= 4
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(5)
 @on_machines
 @pytest.mark.parametrize("sizes", [(64, 40, 32, 48), (9, 40, 32, 47), (16, 8, 24, 40), (8, 40, 48, 33), (24, 72, 16, 256)], ids=str)
@@ -112,6 +116,7 @@ def test_the_papers_contraction(machine: Any, sizes: tuple, dtype: Any, rng: np.
     assert np.array_equal(machine.numpy(out), np.einsum("adb,cd->cba", a.astype("f8"), b.astype("f8")).astype(dtype))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.compile
 def test_machine_code_of_the_papers_contraction() -> None:
     """B comes by cp.async, 32 bytes of a line side by side, and D leaves 16 bytes at a time, without a subtile."""

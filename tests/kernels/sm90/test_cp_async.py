@@ -83,6 +83,7 @@ def operands(rng: np.random.Generator, m: int, n: int, k: int, dtype: Any = F16)
     return whole(rng, (m, k), dtype), whole(rng, (k, n), dtype)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(40)
 @on_machines
 @pytest.mark.parametrize("fast", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=str)
@@ -94,6 +95,7 @@ def test_every_order(machine: Any, fast: tuple, shape: tuple, rng: np.random.Gen
     assert isinstance(spec_of(plan).a.route, CpAsync) and isinstance(spec_of(plan).b.route, CpAsync)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("inner, count", [((4, 8), 4), ((2, 4), 2), ((8, 2), 8)], ids=str)
@@ -124,6 +126,7 @@ def test_every_schedule(machine: Any, schedule: str, fields: dict, rng: np.rando
     assert np.array_equal(d, a.astype(F32) @ b.astype(F32)) and isinstance(spec_of(plan).producer, CpAsyncProducer)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("dtype, accumulator", [(BF16, F32), (np.dtype("i1"), np.dtype("i4")), (F32, F32)], ids=str)
@@ -134,6 +137,7 @@ def test_other_types(machine: Any, dtype: np.dtype, accumulator: np.dtype, rng: 
     assert np.array_equal(d, a.astype(F32) @ b.astype(F32)) and isinstance(spec_of(plan).producer, CpAsyncProducer)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(48)
 @on_machines
 @pytest.mark.parametrize("d_fast", [0, 2])
@@ -158,6 +162,7 @@ def test_columns_of_any_length(machine: Any, m: int, run_: int, rng: np.random.G
     assert np.array_equal(d, a.astype(F32) @ b.astype(F32)) and run_length(plan) == run_
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(16)
 @on_machines
 @pytest.mark.parametrize("d_fast", [0, 2])
@@ -187,6 +192,7 @@ def test_a_fault_is_found(name: str, seed: int, rng: np.random.Generator, monkey
         product()
 
 
+@pytest.mark.kin(5)
 def test_what_is_not_gathered() -> None:
     """Extents that a piece does not divide, and elements that a transform changes, go the other way."""
     rng = np.random.default_rng(0)

@@ -25,6 +25,7 @@ def whole(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.nd
     return rng.integers(-3, 4, shape).astype(dtype)
 
 
+@pytest.mark.kin(2)
 @pytest.mark.sample(18)
 @on_machines
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -47,6 +48,7 @@ class Own(epilogues.Epilogue):
         return x + self.array[m, n]
 
 
+@pytest.mark.kin(2)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("kind", ["Residual", "LinearCombination", "Own"])

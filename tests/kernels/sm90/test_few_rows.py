@@ -106,6 +106,7 @@ EPILOGUES: dict[str, Any] = {
 }
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(10)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kind", EPILOGUES)
@@ -122,6 +123,7 @@ def test_epilogues_see_coordinates_of_the_product(kind: str) -> None:
     assert np.array_equal(out.astype(F64), expected(a.astype(F64) @ b.astype(F64)).astype(F16).astype(F64))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -139,6 +141,7 @@ def test_a_chain_that_keeps_what_it_computes(order: str) -> None:
     assert np.array_equal(out.astype(F64), (np.maximum(plain, 0) + before).astype(F16).astype(F64))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.usefixtures("small")
 def test_blas_in_place() -> None:
     a, b = operands(5, 136, 192, "nt")
@@ -151,6 +154,7 @@ def test_blas_in_place() -> None:
     assert np.array_equal(c.astype(F64), a.astype(F64) @ b.astype(F64))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.usefixtures("small")
 def test_another_array_of_an_epilogue_compiles_nothing() -> None:
     """Its runtime values are those of the epilogue that the caller gives."""
@@ -171,6 +175,7 @@ def test_another_array_of_an_epilogue_compiles_nothing() -> None:
         gk.matmul(a, b, epilogue=epilogues.Bias(np.ones(5, "f4")))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.compile
 def test_the_code_with_an_epilogue() -> None:
     """Nothing spills, and B still comes by TMA."""
@@ -186,6 +191,7 @@ def test_the_code_with_an_epilogue() -> None:
     assert "cp.async.bulk.tensor" in ptx and "wgmma" in ptx
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -201,6 +207,7 @@ def test_c_and_the_order_of_the_result(order: str) -> None:
     assert np.array_equal(out, c)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(12)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("M, order", [(1, "nt"), (1, "tn"), (3, "nt"), (9, "nn")])
@@ -218,6 +225,7 @@ def test_a_result_by_columns(M: int, order: str, step: int) -> None:
     assert np.isnan(wide[:, M:]).all()
 
 
+@pytest.mark.kin(5)
 @pytest.mark.parametrize("N, K", [(3648, 2592), (4096, 4096), (1024, 8192), (2048, 2048)])
 @pytest.mark.parametrize("M", [1, 2, 7])
 def test_every_order_has_a_default(M: int, N: int, K: int) -> None:
@@ -236,6 +244,7 @@ def test_every_order_has_a_default(M: int, N: int, K: int) -> None:
         assert recorded(lambda: gk.matmul(a, b, c, out=np.empty((N, M), F16).T), H100, zeros=False)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.usefixtures("small")
 def test_a_view_of_a_larger_array() -> None:
     a, b = operands(6, 128, 136, "nt")
@@ -246,6 +255,7 @@ def test_a_view_of_a_larger_array() -> None:
     assert np.isnan(wide[:, :64]).all() and np.isnan(wide[:, 192:]).all()
 
 
+@pytest.mark.kin(5)
 @pytest.mark.usefixtures("small")
 def test_other_arrays_of_the_kind_and_bad_ones() -> None:
     a, b = operands(6, 128, 136, "nt")

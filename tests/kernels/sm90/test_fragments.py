@@ -79,6 +79,7 @@ def check(machine: Any, conf: gk.Config, size: tuple[int, int, int], rng: np.ran
 
 # -- products ---------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(3)
 @pytest.mark.sample(48)
 @on_machines
 @pytest.mark.parametrize("function", [plus_one, by_place], ids=["in pairs", "by place"])
@@ -112,6 +113,7 @@ def reciprocals(machine: Any, K: int, kind: Any, rng: np.random.Generator) -> bo
     return np.array_equal(machine.numpy(out), 2 / a[:M, :K].astype(np.float64) @ b.astype(np.float64))
 
 
+@pytest.mark.kin(3)
 @pytest.mark.sample(24)
 @on_machines
 @pytest.mark.parametrize("K", [1, 2, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 130])
@@ -137,6 +139,7 @@ def test_mappings(machine: Any, rows: int, warps: int, depth: int, stages: int, 
         check(machine, conf, size, rng)
 
 
+@pytest.mark.kin(3)
 @on_machines
 def test_captured_arrays_are_read_in_range(machine: Any, rng: np.random.Generator) -> None:
     """Factors of rows and of columns of A: out of range there are none, and none are asked for."""

@@ -49,6 +49,7 @@ def in_place(machine: Any, conf: gk.Config, a: np.ndarray, b: np.ndarray, c: np.
 HOWS = "c", "residual", "linear combination"
 
 
+@pytest.mark.kin(3)
 @pytest.mark.sample(30)
 @on_machines
 @pytest.mark.parametrize("how", HOWS)
@@ -61,6 +62,7 @@ def test_edges(machine: Any, schedule: str, sizes: tuple[int, int, int], dtype: 
     in_place(machine, conf, whole(rng, (m, k), F16), whole(rng, (k, n), F16), whole(rng, (m, n), dtype), how)
 
 
+@pytest.mark.kin(3)
 @pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("how", HOWS)
@@ -110,6 +112,7 @@ def test_a_fragment_that_does_not_count_is_noticed(monkeypatch: pytest.MonkeyPat
         gk.matmul(a, b, c if has_c else None, conf=tall(), out=c, epilogue=epilogues.ReLU())
 
 
+@pytest.mark.kin(3)
 def test_blas_on_ragged_rows(rng: np.random.Generator) -> None:
     """As a user calls it: rows that are no multiple of a tile's."""
     a, b, c = whole(rng, (150, 64), F16), whole(rng, (64, 136), F16), whole(rng, (150, 136), F16)

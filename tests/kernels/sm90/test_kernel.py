@@ -51,6 +51,7 @@ def test_sizes_for_tma(machine: Any, schedule: str, rng: np.random.Generator) ->
         check(machine, conf, rng, *size)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(8)
 @on_machines
 @pytest.mark.parametrize("schedule", ["one", "three", "pingpong", "one-2x1"])
@@ -61,6 +62,7 @@ def test_sizes_that_tma_refuses(machine: Any, schedule: str, rng: np.random.Gene
         check(machine, conf, rng, *size)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @on_machines
 @pytest.mark.parametrize("schedule", ["pingpong", "one-2x1", "one-1x2"])
@@ -96,6 +98,7 @@ def test_no_products_leave_c(machine: Any, rng: np.random.Generator) -> None:
     assert np.array_equal(d, 3 * c + 1)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("schedule, n", [("one", 16), ("one", 48), ("pingpong", 48), ("one-2x1", 48)])
@@ -105,6 +108,7 @@ def test_blocks_with_several_tiles(machine: Any, schedule: str, n: int, rng: np.
     check(machine, conf, rng, 64 * 5, n, 40)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("k", [16, 32, 48, 80])
@@ -195,6 +199,7 @@ def view(machine: Any, x: np.ndarray, padding: int, offset: int, layout: Any) ->
     return machine.array(held)[tuple(place)]
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("kinds", ["RR", "CC"])
@@ -222,6 +227,7 @@ def test_d_column_by_column(machine: Any, dtype: np.dtype, rng: np.random.Genera
     check(machine, mapping("one", d=ColMajor(dtype)), rng, 72, 41, 24)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)

@@ -29,6 +29,7 @@ def routes(spec: Any) -> str:
     return "".join(name for name, x in (("a", spec.a), ("b", spec.b)) if type(x.route) is PartRewrite)
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("orders", ACROSS)
@@ -51,6 +52,7 @@ def test_each_block_rewrites_a_part(machine: Any, schedule: str, orders: str, rn
     assert np.array_equal(product(machine, conf, a, b), changed("a", a) @ changed("b", b))
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("stages", [2, 3, 6])
@@ -66,6 +68,7 @@ def test_a_by_registers_beside_it(machine: Any, stages: int, b_kind: Any, rng: n
     assert np.array_equal(product(machine, conf, a, b), (a + F32.type(1)) @ (b + F32.type(1)))
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("k", [0, 8, 64, 72])
@@ -75,6 +78,7 @@ def test_few_stages(machine: Any, k: int, rng: np.random.Generator) -> None:
     assert np.array_equal(product(machine, conf, a, b), a.astype(F32) @ (b.astype(F32) + 1))
 
 
+@pytest.mark.kin(4)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("transform", [None, lambda x: x + x])

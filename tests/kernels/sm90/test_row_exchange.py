@@ -52,6 +52,7 @@ def test_rows(machine: Any, kind: str, schedule: str, blocks: int, shape: tuple[
          expected(kind, product, gain, bias), 3e-6 if d.dtype == F32 else 4e-3 if d.dtype == F16 else 3e-2)
 
 
+@pytest.mark.kin(2)
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("schedule", ["one", "two", "pingpong"])
@@ -64,6 +65,7 @@ def test_tile_after_tile(schedule: str, kind: str, seed: int | None) -> None:
     same(out, expected(kind, product), 3e-6)
 
 
+@pytest.mark.kin(2)
 @on_machines
 def test_a_chain_with_c_and_a_stack(machine: Any) -> None:
     """C, a bias and a mask come before; of a stack each product has its rows."""

@@ -36,6 +36,7 @@ def small(schedule: str = "one", **fields: Any) -> gk.Config:
 
 # -- layouts of the user's --------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(5)
 @on_machines
 @pytest.mark.parametrize("schedule", ["one", "pingpong"])
 def test_a_layout_of_a(machine: Any, schedule: str, rng: np.random.Generator) -> None:
@@ -107,6 +108,7 @@ POINTS = {"global_to_shared_a": "a", "global_to_shared_b": "b", "global_to_share
           "shared_to_regs_b": "b", "shared_to_regs_c": "c", "regs_to_shared_d": "d", "shared_to_global_d": "d"}
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(11)
 @on_machines
 @pytest.mark.parametrize("point", POINTS)
@@ -132,6 +134,7 @@ def check_transform(machine: Any, point: str, f: Any, rng: np.random.Generator) 
         assert np.array_equal(d, by_numpy(f, expected) if which == "d" else expected), size
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("schedule", ["pingpong", "one-2x1"])
@@ -164,6 +167,7 @@ def test_transforms_from_other_types(machine: Any, name: str, rng: np.random.Gen
     assert np.array_equal(product(machine, conf, a, b), reference(a.astype(F32) - 1, b.astype(F32)))
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_captured_arrays_are_read_within_their_bounds(machine: Any, rng: np.random.Generator) -> None:
     """Arrays of an operand's size, looked up by coordinates, and a scalar: at the edges, too."""
@@ -221,6 +225,7 @@ def test_composed_epilogues(machine: Any, schedule: str, rng: np.random.Generato
     assert np.array_equal(product(machine, conf, a, b, c), np.maximum(reference(a, b, c) + bias, 0) + residual)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("trans, dtype", [("NN", F32), ("TN", F16), ("NT", F16)], ids=str)
@@ -249,6 +254,7 @@ class Clamp(epilogues.Epilogue):
         return min(max(x + m, self.low), self.high + n)
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_an_epilogue_of_the_users(machine: Any, rng: np.random.Generator) -> None:
     a, b, _ = operands(rng)
@@ -276,6 +282,7 @@ def test_an_epilogue_that_stores_itself(machine: Any, rng: np.random.Generator) 
     assert np.array_equal(d[kept], expected[kept]) and np.isnan(d[~kept]).all()
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("size", [EVEN, (70, 40, 24), (M, N, K)], ids=str)
@@ -300,6 +307,7 @@ class Banded(Condition):
         return k % (2 * self.block_k) == 0 and n < self.columns
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("schedule, size", [("one", (71, 37, 77)), ("pingpong", (72, 40, 80))])

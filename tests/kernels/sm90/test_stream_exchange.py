@@ -64,6 +64,7 @@ def test_any_number_of_clusters(machine: Any, cluster: str, shape: tuple, shares
     assert np.array_equal(product(machine, conf, a, b), a.astype(F64) @ b.astype(F64))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("schedule, cluster, shares", [("two", "1x1", 2), ("two", "1x1", 5), ("three", "1x1", 3),
@@ -75,6 +76,7 @@ def test_consumers_hand_over_one_by_one(machine: Any, schedule: str, cluster: st
     assert np.array_equal(product(machine, conf, a, b), a.astype(F64) @ b.astype(F64))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(13)
 @on_machines
 @pytest.mark.parametrize("shape", [(64, 32, 260), (130, 40, 100), (1, 8, 72), (270, 16, 33), (33, 16, 0)], ids=str)
@@ -90,6 +92,7 @@ def test_ping_pong(machine: Any, cluster: str, shares: int, with_c: bool, shape:
     assert np.array_equal(found, a.astype(F64) @ b.astype(F64) + (c if with_c else 0))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("dtype", [BF16, F32, np.dtype("i1")], ids=str)
@@ -110,7 +113,8 @@ def test_sums_in_portions(machine: Any, promote: int, rng: np.random.Generator) 
     assert np.array_equal(product(machine, conf, a, b), a.astype(F64) @ b.astype(F64))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.kin(5)
+@pytest.mark.sample(12)
 @on_machines
 @pytest.mark.parametrize("d, columns", [(RowMajor(F16), 64), (RowMajor(F16), 61), (ColMajor(F16), 64), (RowMajor(F32), 61)], ids=str)
 @pytest.mark.parametrize("cluster, shares", [("1x1", 3), ("2x1", 2)])
@@ -121,6 +125,7 @@ def test_ways_of_d(machine: Any, cluster: str, shares: int, d: Any, columns: int
     assert np.array_equal(product(machine, conf, a, b), a.astype(F64) @ b.astype(F64))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(6)
 @on_machines
 @pytest.mark.parametrize("columns", [40, 37])
@@ -130,6 +135,7 @@ def test_every_slot_stays_open(machine: Any, cluster: str, shares: int, columns:
     check_every_slot(machine, partial(mapped, cluster, shares), (140, columns, 60), rng)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("cluster, shares", [("1x1", 2), ("2x1", 3)])
@@ -142,6 +148,7 @@ def test_c_by_tma_ahead_of_time(machine: Any, cluster: str, shares: int, rng: np
     assert np.array_equal(product(machine, conf, a, b, c), a.astype(F64) @ b.astype(F64) + c)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(5)
 @on_machines
 @pytest.mark.parametrize("route", ["staged", "in place", "columns of B", "condition", "triangle"])
@@ -174,6 +181,7 @@ class Nearby(Condition):
         return abs(m - k) < 48
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("cluster, shares", [("1x1", 3), ("2x1", 2), ("2x2", 2)])
@@ -192,6 +200,7 @@ def test_reductions(machine: Any, rng: np.random.Generator) -> None:
     assert np.array_equal(machine.numpy(sums), found.sum(1))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("cluster, shares", [("1x1", 5), ("2x1", 3)])
@@ -204,6 +213,7 @@ def test_the_same_bits_in_every_run(machine: Any, cluster: str, shares: int, rng
     assert np.allclose(found[0], a.astype(F64) @ b.astype(F64), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("cluster, shares", [("1x1", 4), ("2x1", 3)])

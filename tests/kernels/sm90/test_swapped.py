@@ -65,6 +65,7 @@ def is_swapped(made: Any) -> bool:
 SIZES = [(70, 72, 40), (3, 64, 33), (65, 67, 31), (130, 36, 72)]
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(5)
 @on_machines
 @pytest.mark.parametrize("order", ORDERS)
@@ -79,6 +80,7 @@ def test_tf32(machine: Any, size: tuple[int, int, int], order: str, rng: np.rand
     assert isinstance(getattr(made._compiled.spec.mainloop, "source", None), Across) == (order != "nt")
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("order", ["nn", "tt"])
@@ -90,6 +92,7 @@ def test_what_comes_through_registers_is_rounded(machine: Any, order: str, rng: 
     assert np.allclose(d, a_seen(a).astype(F64) @ b_seen(b), rtol=0, atol=2e-5)
 
 
+@pytest.mark.kin(5)
 @on_machines
 def test_what_is_no_number_stays_none(machine: Any) -> None:
     """A NaN with all bits of the mantissa set, whose rounding would carry into the sign; infinities, and what rounds to one."""
@@ -102,6 +105,7 @@ def test_what_is_no_number_stays_none(machine: Any) -> None:
     assert (np.delete(d, (5, 8, 11, 35), axis=1) == 40).all()
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("order", ["nn", "tn"])
@@ -143,6 +147,7 @@ TRANSFORMS: dict[str, Any] = {
 }
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(7)
 @on_machines
 @pytest.mark.parametrize("order, dtype", [*((order, F16) for order in ORDERS), ("nn", BF16)], ids=str)
@@ -158,6 +163,7 @@ def test_transforms_of_b(machine: Any, kind: str, order: str, dtype: np.dtype, r
     assert is_swapped(made) and np.array_equal(d.astype(F64), want.astype(dtype).astype(F64))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -173,6 +179,7 @@ def test_both_transforms_and_an_epilogue(machine: Any, order: str, rng: np.rando
     assert is_swapped(made) and np.array_equal(d.astype(F64), want.astype(F16).astype(F64))
 
 
+@pytest.mark.kin(5)
 def test_other_arrays_of_a_transform() -> None:
     """A captured array is a value of the launch, found by the caller's field; messages name that field, too."""
     a, b, rng = np.ones((72, 64), F16), np.ones((64, 48), F16), np.random.default_rng(0)

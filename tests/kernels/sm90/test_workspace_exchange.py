@@ -49,6 +49,7 @@ SHARES = [("1x1", 3), ("1x1", 5), ("1x1", 7), ("1x1", 12), ("1x1", 17), ("2x1", 
 SHAPES = [(64, 32, 260), (70, 30, 147), (60, 37, 72), (1, 8, 72), (33, 16, 16), (64, 32, 0)]
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(84)
 @on_machines
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -60,6 +61,7 @@ def test_any_number_of_shares(machine: Any, cluster: str, splits: int, shape: tu
     assert np.array_equal(product(machine, mapped(cluster, splits), a, b), a.astype(F64) @ b.astype(F64))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("cluster, splits, shape", [("1x1", 3, (130, 50, 60)), ("2x1", 3, (200, 30, 60)), ("1x2", 2, (140, 30, 60)),
@@ -72,6 +74,7 @@ def test_several_tiles_and_consumers(machine: Any, cluster: str, splits: int, sh
     assert np.array_equal(product(machine, conf, a, b), a.astype(F64) @ b.astype(F64))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("dtype", [BF16, F32, np.dtype("i1")], ids=str)
@@ -94,6 +97,7 @@ def test_ways_of_d(machine: Any, cluster: str, splits: int, d: Any, columns: int
     assert np.array_equal(product(machine, conf, a, b), a.astype(F64) @ b.astype(F64))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @on_machines
 @pytest.mark.parametrize("columns", [40, 37])
@@ -111,6 +115,7 @@ def test_a_part_of_k(machine: Any, rng: np.random.Generator) -> None:
     assert np.array_equal(product(machine, conf, a, b), np.tril(a.astype(F64)) @ b.astype(F64))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("cluster, splits", [("1x1", 3), ("2x1", 2), ("2x2", 2)])
@@ -118,6 +123,7 @@ def test_stacks(machine: Any, cluster: str, splits: int, rng: np.random.Generato
     check_stack(machine, mapped(cluster, splits), 2, rng)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("cluster, splits", [("1x1", 11), ("2x1", 4)])
@@ -132,6 +138,7 @@ def test_the_same_bits_in_every_run(machine: Any, cluster: str, splits: int, rng
     assert np.allclose(found[0], sum(parts), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(2)
 @on_machines
 @pytest.mark.parametrize("cluster, splits", [("1x1", 7), ("2x1", 3)])
@@ -263,6 +270,7 @@ def large(cluster: str, splits: int, N: int = 128) -> gk.Config:
                          **{f"global_{name}_layout": RowMajor(F16) for name in "abd"})
 
 
+@pytest.mark.kin(5)
 @pytest.mark.compile
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("cluster, splits, N", [("2x2", 7, 128), ("2x1", 15, 256), ("1x1", 33, 128)])

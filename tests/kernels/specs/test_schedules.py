@@ -50,10 +50,12 @@ def product(schedule: Any, given: tuple = FLOAT32, seed: int | None = None) -> N
 
 # -- right ------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(5)
 def test_several_blocks() -> None:
     product(maxwell(), operands(64, 128, 24), seed=3)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("pad", [0, 3, 8])
 def test_pads(pad: int) -> None:
@@ -61,6 +63,7 @@ def test_pads(pad: int) -> None:
     product(maxwell(pad=pad))
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("how", [dict(block=(128, 64)), dict(block=(64, 128)), dict(storage=(RowMajor, ColMajor)), dict(storage=(ColMajor, ColMajor), pad=0)],
                          ids=["128x64", "64x128", "other storage", "column-major"])
@@ -117,6 +120,7 @@ def multiply_add(a: Any, b: Any, c: Any) -> None:
     c.storage[i, j] = (c.storage[i, j][0] + a.storage[a.at] * b.storage[b.at],)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("sizes", [(60, 64, 16), (64, 35, 16), (64, 64, 13), (70, 33, 5), (1, 1, 1)])
 def test_tiles_over_the_edge(sizes: tuple) -> None:
@@ -124,6 +128,7 @@ def test_tiles_over_the_edge(sizes: tuple) -> None:
     product(scalar(), operands(*(size % 24 + 1 for size in sizes), orders="CFC"))
 
 
+@pytest.mark.kin(5)
 def test_fragments_over_the_edge() -> None:
     from gemmkit.specs.listings import cuda_wmma_sample
 
@@ -135,7 +140,8 @@ def test_what_knows_nothing_of_edges_is_refused() -> None:
         product(maxwell(end=Move.done(store_cuda)), operands(60, 64, 16))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.kin(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("sizes", [(60, 64, 16), (70, 33, 13), (69, 35, 5)])
 def test_prefetch_over_the_edge(sizes: tuple) -> None:
     """By cp.async where lines are aligned, by registers whatever they are."""
@@ -147,7 +153,8 @@ def test_prefetch_over_the_edge(sizes: tuple) -> None:
     product(maxwell(prefetch=True, through="ab"), operands(*sizes), seed=3)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.kin(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("through", ["a", "b", "ab"])
 def test_prefetch_by_registers(through: str) -> None:
     product(maxwell(prefetch=True, through=through), operands(64, 64, 40), seed=7)
@@ -165,6 +172,7 @@ def test_a_prefetch_by_registers_needs_what_it_has(name: str, monkeypatch: pytes
         product(maxwell(prefetch=True, through="a"), operands(64, 64, 24))
 
 
+@pytest.mark.kin(5)
 def test_prefetch() -> None:
     product(maxwell(prefetch=True), operands(64, 64, 40), seed=7)
     product(maxwell(prefetch=True), operands(64, 64, 8))

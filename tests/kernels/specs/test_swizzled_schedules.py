@@ -45,6 +45,7 @@ def product(schedule: Any, given: tuple, seed: int | None = None, atol: float = 
 
 # -- fragments ----------------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(5)
 @pytest.mark.parametrize(("a", "b"), [(xor, xor), (xor, pad), (pad, xor)], ids=["both", "a", "b"])
 @pytest.mark.parametrize("k", [32, 64])
 def test_rows_of_ldmatrix_meet_in_no_bank(a: Any, b: Any, k: int) -> None:
@@ -68,6 +69,7 @@ def test_tiles_that_are_transposed(storage: tuple) -> None:
     assert conflicts(seen.loads) == 0
 
 
+@pytest.mark.kin(5)
 @pytest.mark.parametrize("order", ["CFC", "CFF"])
 @pytest.mark.parametrize("how", [xor, pad], ids=["mma.sync", "wmma"])
 @pytest.mark.parametrize("sums", [np.float32, np.float16])
@@ -83,11 +85,13 @@ def test_bfloat16() -> None:
     product(tensor_cores(xor, xor, **SMALL), (a.astype(ml_dtypes.bfloat16), b.astype(ml_dtypes.bfloat16, order="K"), out), atol=1e-3)
 
 
+@pytest.mark.kin(5)
 def test_sums_by_shared_memory() -> None:
     """Pairs of mma.sync's, and a second fragment's memory."""
     product(tensor_cores(xor, xor, end=BY_SHARED, **SMALL), operands(64, 128, 64, np.float16, "CFC"), seed=3)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.parametrize("sizes", [(60, 56, 40), (33, 64, 32), (2, 3, 8)])
 def test_fragments_over_the_edge(sizes: tuple) -> None:
     """mma.sync's pairs know where they are; wmma stores whole tiles."""
@@ -122,6 +126,7 @@ def test_wmma_has_no_swizzle_of_its_own() -> None:
 
 # -- threads ------------------------------------------------------------------------------------------------------------
 
+@pytest.mark.kin(5)
 @pytest.mark.parametrize("swizzle", [XOR, lambda i: i ^ (i >> 4 & 28), Swizzle((4, 28)), Swizzle((5, 28), (6, 12))], ids=["xor", "function", "terms", "two terms"])
 def test_b_is_turned_without_a_pad(swizzle: Any) -> None:
     """The listing's B comes by columns and is read by rows: 8 lanes store to one column of shared memory."""
@@ -130,6 +135,7 @@ def test_b_is_turned_without_a_pad(swizzle: Any) -> None:
         assert conflicts(seen.stores) == 0
 
 
+@pytest.mark.kin(5)
 def test_banks_as_the_pad_has_them() -> None:
     """The swizzle leaves no more conflicts than the paper's four elements, and takes no memory for it."""
     given = operands(64, 64, 16)
@@ -138,6 +144,7 @@ def test_banks_as_the_pad_has_them() -> None:
     assert conflicts(swizzled.loads) <= conflicts(padded.loads)
 
 
+@pytest.mark.kin(5)
 @pytest.mark.parametrize("layout", ["[(8,64):(68,1)]", "[(8,(4,16)):(4,(1,32))]", "[((2,4),64):((256,64),1)]"])
 def test_layouts_by_shape(layout: str) -> None:
     """Padded, in panels of four columns, rows in another order: any dims:strides."""
@@ -159,6 +166,7 @@ def test_one_by_copies_and_one_by_registers() -> None:
     product(how, operands(64, 64, 96, np.float16, "CFC"), seed=9)
 
 
+@pytest.mark.kin(5)
 def test_lines_that_only_registers_bring() -> None:
     """Rows of 65 elements: aligned to 2 bytes."""
     a, b, out = operands(64, 64, 65, np.float16, "CFC")

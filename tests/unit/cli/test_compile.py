@@ -45,6 +45,7 @@ print("a program's own words")
 """
 
 
+@pytest.mark.kin(3)
 def test_a_program(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its kernels, each once; what a GPU's arrays then ask for is there."""
     (folder / "helpers.py").write_text("def twice(x):\n    return 2 * x\n")
@@ -57,6 +58,7 @@ def test_a_program(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "0 compiled, 2 were there, 0 failed" in capsys.readouterr().out
 
 
+@pytest.mark.kin(3)
 def test_a_gpu_finds_what_was_compiled_for_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mapping, and so the kernel, is the one that device arrays choose."""
     assert main(["compile", "--shapes", "2x32x48x16", "--dtypes", "f64", "--layouts", "nt", "--arch", "sm_80"]) == 0
@@ -92,6 +94,7 @@ def test_products_of_all_that_is_asked_for(folder: Path, monkeypatch: pytest.Mon
     assert len({id(kernel) for kernel in wanted}) == len(wanted) <= 16
 
 
+@pytest.mark.kin(3)
 def test_a_kernel_that_fails_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "bad.py").write_text(
         "import numpy as np, gemmkit as gk\na = np.ones((16, 16), np.float32)\n"

@@ -26,7 +26,7 @@ def laid(cluster: dict[str, int], **more: Any) -> gk.Mapping:
     return gk.Mapping({"n": 64}, warpgroups=1, stages=2, cluster=cluster, **more)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("cluster", SHAPES, ids=str)
 @pytest.mark.parametrize("m, n, k", [(200, 136, 168), (1, 1, 8), (67, 300, 72), (129, 64, 264)])
 def test_gemm_at_odd_sizes(drawn: Drawn, cluster: dict[str, int], m: int, n: int, k: int) -> None:
@@ -36,6 +36,7 @@ def test_gemm_at_odd_sizes(drawn: Drawn, cluster: dict[str, int], m: int, n: int
         check(listing.gemm, drawn(m, k), b, empty(m, n), mapping=laid(cluster), seed=m)
 
 
+@pytest.mark.kin(2)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("cluster", SHAPES[:3], ids=str)
 def test_other_programs(drawn: Drawn, cluster: dict[str, int]) -> None:
@@ -51,7 +52,8 @@ def test_other_programs(drawn: Drawn, cluster: dict[str, int]) -> None:
               empty(3, 130, dtype=F32), mapping=laid(cluster), seed=6)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.kin(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mapping", [
     gk.Mapping({"n": 256, "k": 64}, stages=2, cluster={"m": 2}), gk.Mapping({"n": 192, "k": 128}, warpgroups=2, cluster={"n": 2}),
     gk.Mapping({"n": 128}, warpgroups=3, cluster={"m": 2, "n": 2}), gk.Mapping(cluster={"m": 4})], ids=str)

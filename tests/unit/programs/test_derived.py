@@ -104,6 +104,7 @@ def test_rows_are_added_up_where_they_are_staged(drawn: Drawn, k: int, warpgroup
           mapping=gk.Mapping({"n": 64}, warpgroups=warpgroups))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("out, n", [(F16, 72), (F32, 67)])
 def test_stacks(drawn: Drawn, out: Any, n: int) -> None:
     b = drawn(72, n + -n % 8)[:, :n]
