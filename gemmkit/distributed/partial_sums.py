@@ -19,14 +19,12 @@ _OF_D = "transform_regs_to_shared_d", "transform_shared_to_global_d"
 
 
 class Reduction(NamedTuple):
-    """How a call's partial sums are merged: of which dtype they travel, in which they are added, and by which rule.
-    ``mapping`` is the configuration of the partial product of all rows, None where its transpose is computed."""
+    """How a call's partial sums are merged: of which dtype they travel, in which they are added, and by which rule."""
 
     travels: np.dtype
     adds: np.dtype
     rule: Any
     result: np.dtype
-    mapping: Any = None
     gates: Any = None                  # of this rank's own rows, where peers may push theirs
 
 

@@ -196,7 +196,7 @@ class ReduceScatter(Repeated):
         parts = self.inbox.parts(mine.shape[0], b.shape[1], self._travels)
         if is_fused(mine, c, self.conf, self.components):
             merging = with_own(parts, how, self._rank, self.components)
-            gate = how.gates.of(mine, b, None, out, self.sending.conf, merging)
+            gate = how.gates.of(mine, b, None, out, self.sending.own, merging)
         if gate is not None:
             self._merged[turn] = Product(gate.conf, gated(how.gates, gate, self.inbox, merging)), None
         else:

@@ -101,7 +101,7 @@ def matmul_reduce_scatter(a: Any, b_shard: Any, c: Any = None, *, group: Any = N
         how = _reduction(a, b_shard, c, out, conf, combine, reduce_dtype, components, sizes[ranks.rank], ranks.size)
         if not a.is_cuda or ranks.size == 1 or way == "plain":
             return how
-        sending = sending_of(sizes, b_shard, how, conf, components)
+        sending = sending_of(sizes, a, b_shard, how, conf, components)
         gates = Gates(ranks, by_chunks(sizes[ranks.rank], sending.chunks, ranks.size))
         how = how._replace(gates=gates)
         if is_fused(a, c, conf, components):
@@ -109,13 +109,13 @@ def matmul_reduce_scatter(a: Any, b_shard: Any, c: Any = None, *, group: Any = N
             parts = new(a, (ranks.size, sizes[ranks.rank], b_shard.shape[1]), how.travels)
             whole = new(a, parts.shape[1:], how.result)
             own = with_own(parts, how, ranks.rank, components)
-            gates.check(gates.of(mine, b_shard, None, whole, sending.conf, own), mine, b_shard, None, whole, own)
+            gates.check(gates.of(mine, b_shard, None, whole, sending.own, own), mine, b_shard, None, whole, own)
         return how
 
     how = meet(ranks, "matmul_reduce_scatter", a, facts, {"conf": conf, "combine": combine, **components}, make)
     inbox = inbox_for(ranks, a.device, ranks.size * max(sizes) * b_shard.shape[1] * how.travels.itemsize, way)
     if inbox is not None:
-        call = ReduceScatter(ranks, inbox, how, sizes, sending_of(sizes, b_shard, how, conf, components), conf,
+        call = ReduceScatter(ranks, inbox, how, sizes, sending_of(sizes, a, b_shard, how, conf, components), conf,
                              components)
         with torch.cuda.device(inbox.device):
             return remember(ranks, key, call)(a, b_shard, c, out)
@@ -195,9 +195,8 @@ def _reduction(a: Any, b: Any, c: Any, out: Any, conf: Any, combine: Any, reduce
     given = c if out is None else out
     result = np.dtype(made.config.global_d_layout.storage) if given is None else _numpy_dtype(given.dtype)
     travels = result if reduce_dtype is None else _numpy_dtype(reduce_dtype)
-    whole = planned(a, b, None, new(a, (a.shape[0], b.shape[1]), travels), conf, before_sum(components))
-    how = Reduction(travels, accumulator_of(made.config, result), rule_of(made.config.operator, combine), result,
-                    None if whole.is_transposed else whole.config)
+    how = Reduction(travels, accumulator_of(made.config, result), rule_of(made.config.operator, combine), result)
+    planned(a, b, None, new(a, (a.shape[0], b.shape[1]), travels), conf, before_sum(components))
     parts = new(a, (ranks, rows, b.shape[1]), travels)
     _finish(planned, parts, c, new(a, (rows, b.shape[1]), result) if out is None else out, how, components)
     return how

@@ -7,39 +7,68 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gemmkit.config import Config
 from gemmkit.distributed.inbox import CHUNKS
-from gemmkit.distributed.partial_sums import Reduction, sees_rows
+from gemmkit.distributed.partial_sums import Reduction, before_sum, sees_rows
 from gemmkit.distributed.shards import even_lengths
+from gemmkit.problem import resolve
+from gemmkit.runtime.arrays import ArrayInfo, describe
+from gemmkit.torch.forms import array_of
 
-__all__ = ["Sending", "chunks_of", "sending_of"]
+__all__ = ["Sending", "alone", "chunks_of", "sending_of"]
 
 _SMALL = 32 << 20                      # bytes for a peer
 _TILE = 128, 256                       # of D: what `chunks_of` counts in
+_ELSEWHERE = 1 << 56                   # an address that no operand has
 
 
 class Sending(NamedTuple):
     """``stores``: a peer's rows are one product, whose kernel writes to the peer's slot over NVLink. Else they are computed
-    in ``chunks``, by the mapping ``conf`` of the product of all rows, and each is copied while the next is computed.
+    in ``chunks``, by the mapping ``conf``, and each is copied while the next is computed. ``own`` is the mapping of this
+    rank's own rows, which become D.
 
     Of two H100, a reduce-scatter of 4096^3 takes 142 us with stores and 187 with copies: two launches in place of three, and
     no wait of one stream for another. A kernel that stores 67 MB to a peer takes 417 us, and 355 at home, however many
-    subtiles of D are on their way; so copies are ahead at 8192^3 (807 us, 855 with stores). Halves of 8192 x 14336 x 2048
-    have a mapping of their own in the model, which takes 345 to 388 us; that of the whole takes 322.
+    subtiles of D are on their way; so copies are ahead at 8192^3 (807 us, 855 with stores).
     """
 
     stores: bool
     chunks: int
-    conf: Any = None
+    conf: Config | None = None
+    own: Config | None = None
 
 
-def sending_of(lengths: tuple[int, ...], b: Any, how: Reduction, conf: Any, components: dict[str, Any]) -> Sending:
-    """The way of a reduction on this rank's GPU; ``lengths`` are the rows of all ranks, ``b`` this rank's operand."""
+def sending_of(lengths: tuple[int, ...], a: Any, b: Any, how: Reduction, conf: Config | None,
+               components: dict[str, Any]) -> Sending:
+    """The way of a reduction on this rank's GPU; ``lengths`` are the rows of all ranks, ``a`` and ``b`` its operands."""
     if sees_rows(conf, components):                      # all rows are multiplied at once
         return Sending(False, 1)
     if max(lengths) * b.shape[1] * how.travels.itemsize < _SMALL:
         return Sending(True, 1)
     sm_count = torch.cuda.get_device_properties(b.device).multi_processor_count
-    return Sending(False, chunks_of(lengths, b.shape[1], sm_count), how.mapping)
+    mapping = alone(max(lengths), a, b, len(lengths), how, components)
+    return Sending(False, chunks_of(lengths, b.shape[1], sm_count), mapping, mapping if how.travels == how.result else None)
+
+
+def alone(rows: int, a: Any, b: Any, ranks: int, how: Reduction, components: dict[str, Any]) -> Config | None:
+    """The mapping of the product that gives the sum without other ranks: of one rank's rows and all of K. None where its
+    transpose would be computed.
+
+    It is that of the partial products, too. A reduce-scatter of 8192 x 14336 x 4096 over two H100 takes 753 us so, and 786 with
+    the model's mapping for half of K (128 x 128 in turns); one of 8192^3 807, and 859 with that of all ranks' rows, whose
+    tiles of 192 columns leave the sixth wave of a chunk a fifth full.
+    """
+    of_a, of_b = (describe(array_of(x, name), name) for x, name in ((a, "a"), (b, "b")))
+    out = of_a._replace(pointer=_ELSEWHERE, shape=(rows, b.shape[1]), strides=(b.shape[1], 1), dtype=how.travels)
+    found = resolve(_longer(of_a, (rows, a.shape[1] * ranks), ranks), _longer(of_b, (b.shape[0] * ranks, b.shape[1]), ranks),
+                    None, out, None, before_sum(components))
+    return None if found.is_transposed else found.config
+
+
+def _longer(info: ArrayInfo, shape: tuple[int, int], ranks: int) -> ArrayInfo:
+    """An array that continues along K as this one does: lines along K become longer."""
+    inner = info.strides.index(1) if 1 in info.strides else 1
+    return info._replace(shape=shape, strides=tuple(s if n == inner else s * ranks for n, s in enumerate(info.strides)))
 
 
 def chunks_of(lengths: tuple[int, ...], columns: int, sm_count: int) -> int:

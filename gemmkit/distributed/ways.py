@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from gemmkit.distributed.inbox import Inbox, size_class
 from gemmkit.distributed.peers import symmetric_peers, why_not_symmetric
@@ -55,6 +56,8 @@ def _make(ranks: Ranks, key: Any) -> str | None:
     """The inbox; or why PyTorch cannot map the peers' memory: several hosts, GPUs without peer access."""
     device, slot_bytes = key
     with torch.cuda.device(device):
+        if ranks.backend(device) == "nccl":              # a capture takes the plain way, where no communicator can be made
+            dist.all_reduce(torch.zeros(1, device=device), group=ranks.group)
         try:
             peers = symmetric_peers(ranks, Inbox.total(ranks.size, slot_bytes), device)
         except RuntimeError as error:

@@ -10,12 +10,16 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
+import gemmkit as gk  # noqa: E402
 from gemmkit.distributed.partial_sums import Reduction  # noqa: E402
 from gemmkit.distributed.rank_order import Rule, plus  # noqa: E402
 from gemmkit.distributed.sending import Sending, sending_of  # noqa: E402
+from gemmkit.problem import resolve  # noqa: E402
+from gemmkit.runtime.arrays import describe  # noqa: E402
+from gemmkit.tiling import Tile  # noqa: E402
 from gemmkit.transforms import Elementwise  # noqa: E402
 
-F32, F16, MAPPING = np.dtype("f4"), np.dtype("f2"), object()
+F32, F16 = np.dtype("f4"), np.dtype("f2")
 
 
 @pytest.fixture(autouse=True)
@@ -23,21 +27,42 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
 
 
-def sent(lengths: tuple[int, ...], columns: int, travels: np.dtype = F16, **components: Any) -> Sending:
-    b = SimpleNamespace(shape=(64, columns), device="cuda")
-    return sending_of(lengths, b, Reduction(travels, F32, Rule(plus), F16, MAPPING), None, components)
+def sent(lengths: tuple[int, ...], columns: int, travels: np.dtype = F16, k: int = 64, turned: bool = False,
+         **components: Any) -> Sending:
+    a, b = torch.zeros(sum(lengths), k, dtype=torch.float16), torch.zeros(k, columns, dtype=torch.float16)
+    if turned:
+        a, b = a.T.contiguous().T, b.T.contiguous().T
+    with gk.emulate():
+        return sending_of(lengths, a, b, Reduction(travels, F32, Rule(plus), F16), None, components)
 
 
 def test_small_sums_are_stored() -> None:
     assert sent((2048, 2048), 4096) == Sending(True, 1) == sent((1, 0), 1) == sent((256,) * 8, 4096)
-    assert sent((2048, 2048), 8192, F16) == Sending(False, 2, MAPPING)              # 32 MiB for a peer
-    assert sent((2048, 2048), 8191, F16).stores and not sent((2048, 2048), 4096, F32).stores
+    assert sent((2048, 2048), 8191).stores and not sent((2048, 2048), 8192).stores          # below 32 MiB for a peer
+    assert not sent((2048, 2048), 4096, F32).stores
 
 
-def test_large_ones_are_copied_by_the_mapping_of_all_rows() -> None:
-    assert sent((4096, 4096), 8192) == Sending(False, 2, MAPPING)
-    assert sent((4096,) * 4, 8192) == Sending(False, 1, MAPPING)
-    assert sent((70, 8192), 8192).chunks == 2                                       # what the largest takes
+@pytest.mark.parametrize("turned", [False, True])
+def test_large_ones_are_copied_by_one_ranks_mapping(turned: bool) -> None:
+    found = sent((4096, 4096), 8192, k=4096, turned=turned)
+    assert (found.stores, found.chunks) == (False, 2) and found.own is found.conf is not None
+    a, b, d = np.zeros((4096, 8192), F16), np.zeros((8192, 8192), F16), np.zeros((4096, 8192), F16)
+    if turned:
+        a, b = np.asfortranarray(a), np.asfortranarray(b)
+    with gk.emulate():
+        whole = resolve(describe(a, "a"), describe(b, "b"), None, describe(d, "out"), None, {})
+    assert repr(found.conf) == repr(whole.config)
+    assert found.conf.block_shape == Tile(M=128, N=256, K=64) and found.conf.schedule == "cooperative"
+
+
+def test_sums_that_are_rounded_behind_the_merge() -> None:
+    """The own rows are stored in another dtype than the others': the mapping is the model's."""
+    found = sent((4096, 4096), 4096, F32)
+    assert found.conf is not None and found.conf.global_d_layout.dtype == F32 and found.own is None
+
+
+def test_more_ranks_and_the_largest() -> None:
+    assert sent((4096,) * 4, 8192).chunks == 1 and sent((70, 8192), 8192).chunks == 2
 
 
 def test_rows_that_are_seen_are_at_home_first() -> None:
