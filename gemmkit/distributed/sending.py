@@ -54,9 +54,9 @@ def alone(rows: int, a: Any, b: Any, ranks: int, how: Reduction, components: dic
     """The mapping of the product that gives the sum without other ranks: of one rank's rows and all of K. None where its
     transpose would be computed.
 
-    It is that of the partial products, too. A reduce-scatter of 8192 x 14336 x 4096 over two H100 takes 753 us so, and 786 with
-    the model's mapping for half of K (128 x 128 in turns); one of 8192^3 807, and 859 with that of all ranks' rows, whose
-    tiles of 192 columns leave the sixth wave of a chunk a fifth full.
+    It is that of the partial products, too. A reduce-scatter of 8192 x 14336 x 4096 over two H100 takes 753 us so, and 786
+    with the model's mapping for half of K (128 x 128 in turns); one of 8192^3 807, and 859 with that of all ranks' rows,
+    whose tiles of 192 columns leave the sixth wave of a chunk a fifth full.
     """
     of_a, of_b = (describe(array_of(x, name), name) for x, name in ((a, "a"), (b, "b")))
     out = of_a._replace(pointer=_ELSEWHERE, shape=(rows, b.shape[1]), strides=(b.shape[1], 1), dtype=how.travels)
