@@ -56,6 +56,13 @@ class Walk(NamedTuple):
     step: Any
 
 
+class Factors(NamedTuple):
+    """Of a part, by fragments: what a lane's four columns are multiplied by, and what is taken away before."""
+
+    scales: Any
+    zeros: Any
+
+
 def run(spec: Any, accumulators: Any, a: Any, b: Any, work: Work, warp: int, shape: Any) -> None:
     """The products of a block's share of K, each warp's added to its accumulators."""
     of_n, of_k, lane = warp % spec.warps_n, udiv(warp, spec.warps_n), lane_index()
@@ -136,7 +143,7 @@ def one_place(_: int, place: int, spec: Any, ring: Ring, accumulators: Any, sour
 def multiply(spec: Any, ring: Ring, accumulators: Any, place: int) -> None:
     scales = generate(spec.fragments_n, scales_of, spec, ring, place)
     zeros = generate(spec.fragments_n, zeros_of, spec, ring, place)
-    fold(spec.slabs, one_slab, 0, spec, ring, accumulators, scales, zeros, place)
+    fold(spec.slabs, one_slab, 0, spec, ring, accumulators, Factors(scales, zeros), place)
 
 
 def scales_of(fragment: int, spec: Any, ring: Ring, place: int) -> tuple:
@@ -156,10 +163,10 @@ def zeros_of_column(column: int, spec: Any, ring: Ring, at: int) -> tuple:
     return zero_words(spec.operator.bits, spec.b.layout.middle)
 
 
-def one_slab(_: int, slab: int, spec: Any, ring: Ring, accumulators: Any, scales: tuple, zeros: tuple, place: int) -> int:
+def one_slab(_: int, slab: int, spec: Any, ring: Ring, accumulators: Any, factors: Any, place: int) -> int:
     """An operation along K, of all rows and columns."""
     n = place * spec.slabs + slab
-    b = generate(spec.fragments_n, dequantised, spec, ring, n, zeros, scales)
+    b = generate(spec.fragments_n, dequantised, spec, ring, n, factors.zeros, factors.scales)
     fold(spec.fragments_m, one_fragment, 0, spec, ring, accumulators, b, n)
     return 0
 
