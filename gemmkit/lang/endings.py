@@ -9,7 +9,7 @@ that take different ways then meet a barrier at different instructions, and one 
     cluster_barrier()                  # 3.12: one copy for thread 0, one for the other threads of its warp
 
 Copies are known by their lines: they are ends of blocks that do the same at the same lines, up to the names of intermediate
-values. All jump to one of them again, and the machine code is the same from every Python.
+values. All jump to one of them again.
 """
 
 from __future__ import annotations
