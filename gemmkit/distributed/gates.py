@@ -15,7 +15,7 @@ from gemmkit.kernels.gated import Gated, arrivals
 from gemmkit.planning import Plan
 from gemmkit.runtime.arrays import describe
 
-__all__ = ["Gate", "Gates", "by_chunks", "by_shards", "gated", "without_operator"]
+__all__ = ["Gate", "Gates", "beside", "by_chunks", "by_shards", "gated"]
 
 _SOON = 2**31 - 1                      # milliseconds: the longest that a kernel waits
 
@@ -62,8 +62,7 @@ class Gates:
         key = tuple(None if x is None else (describe(x, "x")[1:4], x.data_ptr() & 15) for x in
                     (array_or_none(a, "a"), array_or_none(b, "b"), array_or_none(c, "c"), array_or_none(out, "out")))
         if key not in self._known:
-            given = components if conf is None else without_operator(components)
-            self._known[key] = self._made(planned(a, b, c, out, conf, given), a)
+            self._known[key] = self._made(planned(a, b, c, out, conf, components), a)
         return self._known[key]
 
     def _made(self, made: Plan, a: Any) -> Gate | None:
@@ -83,14 +82,14 @@ class Gates:
         if gate is not None:
             flags = torch.zeros(1, dtype=torch.uint32, device=b.device)
             order = Gated(gate.table, flags, 0, self.patience)
-            planned(a, b, c, out, gate.conf, {**without_operator(components), "order": order})
+            planned(a, b, c, out, gate.conf, {**beside(gate.conf, components), "order": order})
 
 
-def without_operator(components: dict[str, Any]) -> dict[str, Any]:
-    """Beside a configuration, which has it."""
-    return {name: value for name, value in components.items() if name != "operator"}
+def beside(conf: Any, components: dict[str, Any]) -> dict[str, Any]:
+    """The components to give beside a configuration that was made with them, which has the operator; all without one."""
+    return components if conf is None else {name: value for name, value in components.items() if name != "operator"}
 
 
 def gated(gates: Gates, gate: Gate, inbox: Any, components: dict[str, Any]) -> dict[str, Any]:
     """The components of a gated product, beside its configuration."""
-    return {**without_operator(components), "order": gates.order(gate, inbox.arrived)}
+    return {**beside(gate.conf, components), "order": gates.order(gate, inbox.arrived)}

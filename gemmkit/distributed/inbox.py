@@ -119,16 +119,15 @@ class Inbox:
             copy(self._pushes, self._memory[to] + self._slot_begin() + first_byte, source, nbytes)
         write_value(self._pushes, self._flag(to, self._row(chunk), self.ranks.rank), self.epoch)
 
-    def stored(self, to: int) -> None:
+    def stored(self, to: int, chunk: int = 0) -> None:
         """Set this rank's flag in rank ``to``'s memory, where a kernel has stored this rank's part (`part_of`), once the
         current stream has come here. (The command is ordered behind the kernel's stores, at system scope.)"""
-        write_value(self.main, self._flag(to, self._row(0), self.ranks.rank), self.epoch)
+        write_value(self.main, self._flag(to, self._row(chunk), self.ranks.rank), self.epoch)
 
     def own(self, chunks: int = 1) -> None:
         """This rank's own part, of so many chunks, is there, once the current stream has come here."""
-        rank = self.ranks.rank
         for chunk in range(chunks):
-            write_value(self.main, self._flag(rank, self._row(chunk), rank), self.epoch)
+            self.stored(self.ranks.rank, chunk)
 
     def await_all(self, chunks: int = 1) -> None:
         """Have the current stream wait for all ranks' parts: what a kernel without a gate needs."""

@@ -81,4 +81,3 @@ def finishing(parts: Any, how: Reduction, follows: bool, components: dict[str, A
 def nothing(parts: Any, how: Reduction) -> tuple[Any, Any]:
     """Operands of K = 0, of which the merge is the epilogue."""
     return new(parts, (parts.shape[1], 0), how.adds), new(parts, (0, parts.shape[2]), how.adds)
-

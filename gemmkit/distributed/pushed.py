@@ -8,7 +8,7 @@ import torch
 
 from gemmkit.config import TRANSFORMS, Config
 from gemmkit.distributed.again import JoinedProduct, Product, Repeated
-from gemmkit.distributed.gates import Gates, gated, without_operator
+from gemmkit.distributed.gates import Gates, beside, gated
 from gemmkit.distributed.inbox import Inbox
 from gemmkit.distributed.partial_sums import Reduction, before_sum, finishing, is_fused, nothing, sees_rows, with_own
 from gemmkit.distributed.ranks import Ranks
@@ -185,8 +185,8 @@ class ReduceScatter(Repeated):
         """That of these rows."""
         found = self._partial.get((begin, end))
         if found is None:
-            before, conf = before_sum(self.components), self.sending.conf
-            found = self._partial[begin, end] = Product(conf, before if conf is None else without_operator(before))
+            conf = self.sending.conf
+            found = self._partial[begin, end] = Product(conf, beside(conf, before_sum(self.components)))
         return found
 
     def _prepare(self, mine: Any, b: Any, c: Any, out: Any) -> Any:
@@ -195,8 +195,8 @@ class ReduceScatter(Repeated):
         how, turn, gate = self.how, self.inbox.turn, None
         parts = self.inbox.parts(mine.shape[0], b.shape[1], self._travels)
         if is_fused(mine, c, self.conf, self.components):
-            merging = with_own(parts, how, self._rank, self.components)
-            gate = how.gates.of(mine, b, None, out, self.sending.own, merging)
+            conf, merging = self.sending.own, with_own(parts, how, self._rank, self.components)
+            gate = how.gates.of(mine, b, None, out, conf, beside(conf, merging))
         if gate is not None:
             self._merged[turn] = Product(gate.conf, gated(how.gates, gate, self.inbox, merging)), None
         else:

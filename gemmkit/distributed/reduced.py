@@ -15,7 +15,7 @@ import torch
 from gemmkit.config import TRANSFORMS, Config, ConfigError
 from gemmkit.distributed.again import key_of_call, known_call, remember
 from gemmkit.distributed.calls import BEFORE_SUM, check_keywords, meet, multiply, new, planned
-from gemmkit.distributed.gates import Gates, by_chunks
+from gemmkit.distributed.gates import Gates, beside, by_chunks
 from gemmkit.distributed.partial_sums import (
     Reduction,
     before_sum,
@@ -109,7 +109,8 @@ def matmul_reduce_scatter(a: Any, b_shard: Any, c: Any = None, *, group: Any = N
             parts = new(a, (ranks.size, sizes[ranks.rank], b_shard.shape[1]), how.travels)
             whole = new(a, parts.shape[1:], how.result)
             own = with_own(parts, how, ranks.rank, components)
-            gates.check(gates.of(mine, b_shard, None, whole, sending.own, own), mine, b_shard, None, whole, own)
+            gate = gates.of(mine, b_shard, None, whole, sending.own, beside(sending.own, own))
+            gates.check(gate, mine, b_shard, None, whole, own)
         return how
 
     how = meet(ranks, "matmul_reduce_scatter", a, facts, {"conf": conf, "combine": combine, **components}, make)

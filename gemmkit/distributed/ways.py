@@ -56,7 +56,8 @@ def _make(ranks: Ranks, key: Any) -> str | None:
     """The inbox; or why PyTorch cannot map the peers' memory: several hosts, GPUs without peer access."""
     device, slot_bytes = key
     with torch.cuda.device(device):
-        if ranks.backend(device) == "nccl":              # a capture takes the plain way, where no communicator can be made
+        # A capture takes the plain way, and no communicator can be made in it: the first inbox sees to that.
+        if not ranks.inboxes and ranks.backend(device) == "nccl":
             dist.all_reduce(torch.zeros(1, device=device), group=ranks.group)
         try:
             peers = symmetric_peers(ranks, Inbox.total(ranks.size, slot_bytes), device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,21 @@ import numpy as np
 import gemmkit as gk
 from gemmkit import programs as gp
 from tests.support import programs as listing
+
+
+def check_close(results: list[Any], wanted: Any, most: Callable[[Any], float]) -> None:
+    """Every result is the reference's: NaN where it is, and else to ``most(result)`` of the largest element."""
+    for got, exact in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+        shown = np.isfinite(exact)
+        assert np.array_equal(np.isnan(got), np.isnan(exact))
+        largest = max(1.0, np.abs(exact[shown]).max(initial=0.0))
+        assert np.abs(got[shown].astype(float) - exact[shown]).max(initial=0.0) <= most(got) * largest
+
+
+def check_infinite(results: list[Any], wanted: Any) -> None:
+    """They are infinite where the reference is, and as it is."""
+    for got, exact in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+        assert np.array_equal(got[np.isinf(exact)], exact[np.isinf(exact)])
 
 
 @gk.program

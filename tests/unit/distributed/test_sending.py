@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import gemmkit as gk  # noqa: E402
+from gemmkit.distributed.gates import Gates, beside, by_shards  # noqa: E402
 from gemmkit.distributed.partial_sums import Reduction  # noqa: E402
 from gemmkit.distributed.rank_order import Rule, plus  # noqa: E402
 from gemmkit.distributed.sending import Sending, sending_of  # noqa: E402
@@ -70,3 +72,24 @@ def test_rows_that_are_seen_are_at_home_first() -> None:
     doubled = Elementwise(lambda x: x + x)
     assert sent((8, 8), 16, transform_global_to_shared_a=doubled) == Sending(False, 1)
     assert sent((8, 8), 16, epilogue=doubled) == Sending(True, 1)
+
+
+class Taken(np.ndarray):
+    """What a gate asks of a GPU's tensor, which is taken as it is."""
+
+    is_cuda = True
+
+    def data_ptr(self) -> int:
+        return self.ctypes.data
+
+
+def test_a_configuration_and_an_operator_are_refused() -> None:
+    """The gate drops no operator that a caller gives beside a configuration; only the call's own mapping has it already."""
+    gates = Gates(SimpleNamespace(rank=0, timeout=timedelta(seconds=9)), by_shards((64, 64), 0))          # type: ignore[arg-type]
+    a, b = np.zeros((128, 64), F16).view(Taken), np.zeros((64, 64), F16).view(Taken)
+    with gk.emulate():
+        conf = gk.plan(np.asarray(a), np.asarray(b)).config
+        given = dict(operator=conf.operator)
+        with pytest.raises(gk.ConfigError, match="operator: it is given beside conf"):
+            gates.of(a, b, None, None, conf, given)
+        assert beside(conf, given) == {} and beside(None, given) is given

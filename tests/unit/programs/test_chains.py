@@ -38,11 +38,7 @@ def check(program: gp.Program, arrays: list[np.ndarray], mapping: gk.Mapping, se
     with gk.emulate(seed):
         plan.run(given)
     results = [given[name] for name in given if name in plan.printed.outs]
-    for got, exact in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
-        shown = np.isfinite(exact)
-        assert np.array_equal(np.isnan(got), np.isnan(exact))
-        largest = max(1.0, np.abs(exact[shown]).max(initial=0.0))
-        assert np.abs(got.astype(float) - exact)[shown].max(initial=0.0) <= (2e-2 if got.dtype == BF16 else 3e-3) * largest
+    chains.check_close(results, wanted, lambda got: 2e-2 if got.dtype == BF16 else 3e-3)
     return plan
 
 
