@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from gemmkit.config import TRANSFORMS
-from gemmkit.distributed.ranks import Ranks
-from gemmkit.distributed.statements import statement_of
+from gemmkit.distributed.ranks import GPU, Ranks
+from gemmkit.distributed.statements import gpu_text, statement_of
 from gemmkit.matmul import matmul
 from gemmkit.matrices import Matrix
 from gemmkit.planning import Plan, plan
@@ -36,7 +36,7 @@ def check_keywords(call: str, components: dict[str, Any], refused: tuple[str, ..
         raise TypeError(f"{call}() got keywords {', '.join(unknown)}; of components it takes {', '.join(known)}")
 
 
-def meet(ranks: Ranks, call: str, device: Any, facts: Callable[[], dict[str, Any]], components: dict[str, Any],
+def meet(ranks: Ranks, call: str, tensor: Any, facts: Callable[[], dict[str, Any]], components: dict[str, Any],
          make: Callable[[], Made]) -> Made:
     """All ranks make the same call, and each of them can compute it: or all refuse, and nothing has been launched.
 
@@ -46,7 +46,9 @@ def meet(ranks: Ranks, call: str, device: Any, facts: Callable[[], dict[str, Any
     repeats a known call while another makes a new one is found by the timeout otherwise.
     """
     try:
-        statement = statement_of(call, device, facts(), components)
+        statement = statement_of(call, tensor, facts(), components)
+        if tensor.is_cuda and ranks.backend(tensor.device) == "nccl":
+            statement[GPU] = gpu_text(tensor.device)
         key = tuple(statement.items())
         known = key in ranks.agreed
         if known and dist.get_debug_level() == dist.DebugLevel.OFF:

@@ -11,9 +11,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-__all__ = ["Ranks", "ranks_of"]
+__all__ = ["GPU", "Ranks", "ranks_of"]
 
 Statement = dict[str, str]
+
+#: The entry of a statement that no two ranks may have alike: which GPU it is, where the group's backend needs one for each.
+GPU = "the GPU"
 
 
 class Ranks:
@@ -61,6 +64,11 @@ class Ranks:
         for rank, other in enumerate(said):
             if "refuses" in other:
                 raise ValueError(f"rank {rank} refuses the call, so no rank computes it; it says {other['refuses']}")
+        places = [other.pop(GPU, str(rank)) for rank, other in enumerate(said)]
+        for rank, place in enumerate(places):
+            if (first := places.index(place)) != rank:
+                raise ValueError(f"ranks {first} and {rank} have their tensors on one GPU ({place}), and NCCL needs one for "
+                                 "each; call torch.cuda.set_device(local_rank) first, and put tensors on that device")
         for rank, other in enumerate(said):
             for name in {**said[0], **other}:
                 first, second = said[0].get(name, "none"), other.get(name, "none")

@@ -23,7 +23,7 @@ from gemmkit.lang.package_state import package_digest
 from gemmkit.lang.runtime_fields import Scalar, annotated
 from gemmkit.runtime.arrays import info_of, is_array
 
-__all__ = ["component_text", "statement_of"]
+__all__ = ["component_text", "gpu_text", "statement_of"]
 
 _texts: dict[str, str] = {}                          # by the fingerprint, which has more in it (alignment)
 _LIMIT = 1024
@@ -83,3 +83,8 @@ def _device_text(device: Any) -> str:
         return f"{device.type}{', emulated' if is_emulating() else ''}"
     major, minor = torch.cuda.get_device_capability(device)
     return f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"
+
+
+def gpu_text(device: Any) -> str:
+    """Which GPU it is, of all hosts."""
+    return f"{platform.node()}, {torch.cuda.get_device_properties(device).uuid}"

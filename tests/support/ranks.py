@@ -26,6 +26,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = 2
 HANGS = 150                                    # seconds
+UNENDED = "it did not come to an end"
 ALL_GPUS = "GEMMKIT_TEST_GPUS"                 # how many a machine has, of which a worker of xdist sees one (tests/conftest.py)
 
 
@@ -55,7 +56,15 @@ def run_all(module: str, folder: Path, timeout: float = 120.0, backend: str = "g
         for process in started:
             process.kill()
     said = [dict(json.loads(line) for place in folders for line in _lines(place / f"{rank}.jsonl")) for rank in range(RANKS)]
-    return {name: [of.get(name, "it did not come to an end") for of in said] for name in names}
+    return {name: [of.get(name, UNENDED) for of in said] for name in names}
+
+
+def assert_right(said: list[str], ended: int | None = None) -> None:
+    """No rank of a scenario says that anything is wrong, but for one that the scenario ends. (All that is wrong is shown: a
+    rank's error is often another one's end.)"""
+    wrong = [f"rank {rank}: {error or 'it came to an end'}" for rank, error in enumerate(said)
+             if error != (UNENDED if rank == ended else "")]
+    assert not wrong, "\n".join(wrong)
 
 
 def _start(module: str, folder: Path, backend: str, names: list[str]) -> list[Any]:

@@ -92,6 +92,14 @@ def check_the_check_and_examples(rank: int) -> None:
     assert distributed_paths.main(nodes=512) and distributed_mlp.main(rows=256, width=256)
 
 
+def check_one_gpu_for_both(rank: int) -> None:
+    """NCCL would wait for a rank of its own until the timeout."""
+    first = torch.ones(16, 16, device="cuda:0")
+    with group_of(20, "nccl") as group:
+        refused(ValueError, "ranks 0 and 1 have their tensors on one GPU", lambda: gd.all_gather_matmul(first, first, group=group))
+        refused(ValueError, "set_device", lambda: gd.ring_matmul(torch.ones(8, 16, device="cuda:0"), first[:8], group=group))
+
+
 def check_a_rank_that_is_killed(rank: int) -> None:
     """The other one's kernel traps when the flag has not come within the group's timeout."""
     a, b = drawn(0, 256, 64), drawn(1, 64, 128)

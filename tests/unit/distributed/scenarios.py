@@ -16,7 +16,7 @@ import gemmkit as gk
 from examples import distributed_mlp, distributed_paths
 from gemmkit import distributed as gd
 from gemmkit.distributed import checking
-from gemmkit.distributed.ranks import ranks_of
+from gemmkit.distributed.ranks import GPU, ranks_of
 from gemmkit.epilogues import Bias, Elementwise, ReLU, Residual, Scale
 from gemmkit.operators import MIN_PLUS
 
@@ -271,6 +271,13 @@ def _refusals(rank: int, a: Any, b: Any, call: Callable[..., Any]) -> None:
         refused(ValueError, "gemmkit's version differs between the ranks", lambda: call(whole(0, 2, 4), b, epilogue=Scale(3.0)))
     finally:
         gk.__version__ = version
+
+
+def check_one_gpu_for_both(rank: int) -> None:
+    ranks = ranks_of()
+    ranks.agree({"the call": "one", GPU: f"a host, GPU {rank}"})
+    refused(ValueError, "ranks 0 and 1 have their tensors on one GPU (a host, GPU 0), and NCCL needs one for each",
+            lambda: ranks.agree({"the call": "one", GPU: "a host, GPU 0"}))
 
 
 def check_run_time_values_may_differ(rank: int) -> None:

@@ -23,5 +23,4 @@ def said(tmp_path_factory: Any) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("name", ranks.scenarios(shared_gpu_scenarios))
 def test_one_gpu(said: dict[str, list[str]], name: str) -> None:
-    for rank, error in enumerate(said[name]):
-        assert error == "", f"rank {rank}: {error}"
+    ranks.assert_right(said[name])
