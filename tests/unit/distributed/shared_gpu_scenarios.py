@@ -48,15 +48,18 @@ def put(module: Any, name: str, value: Any) -> None:
 
 
 def check_reductions(rank: int) -> None:
-    """Whole numbers, whose sums over ranks bfloat16 has."""
-    bias = torch.arange(128.0, device="cuda")
-    for rows, shares, lengths, chunks, components in (
+    """Whole numbers, whose sums over ranks bfloat16 has. Each case has columns of its own: what ranks have agreed on for one
+    stays for a call like it, and so would its chunks."""
+    for case, (rows, shares, lengths, chunks, components) in enumerate((
             (256, (64, 64), None, 0, {}), (77, (40, 24), (70, 7), 2, {}), (77, (40, 24), (70, 7), 0, {}), (64, (64, 0), None, 1, {}),
-            (64, (64, 0), None, 0, {}), (640, (64, 64), None, 3, {}), (128, (32, 32), None, 4, dict(epilogue=Bias(bias) | ReLU())),
-            (128, (32, 32), None, 0, dict(epilogue=Bias(bias) | ReLU())), (40, (16, 8), None, 2, dict(operator=MIN_PLUS)),
-            (40, (16, 8), None, 0, dict(operator=MIN_PLUS))):                 # chunks; 0: kernels store to the peer
-        dtype = torch.float32 if "operator" in components or "epilogue" in components else torch.bfloat16
-        a, b = drawn(0, rows, sum(shares), dtype=dtype), drawn(1, sum(shares), 128, dtype=dtype)
+            (64, (64, 0), None, 0, {}), (640, (64, 64), None, 3, {}), (128, (32, 32), None, 4, dict(epilogue=ReLU())),
+            (128, (32, 32), None, 0, dict(epilogue=ReLU())), (40, (16, 8), None, 2, dict(operator=MIN_PLUS)),
+            (40, (16, 8), None, 0, dict(operator=MIN_PLUS)))):                # chunks; 0: kernels store to the peer
+        columns = 128 + 8 * case
+        dtype = torch.float32 if components else torch.bfloat16
+        a, b = drawn(0, rows, sum(shares), dtype=dtype), drawn(1, sum(shares), columns, dtype=dtype)
+        if "epilogue" in components:
+            components = dict(epilogue=Bias(torch.arange(float(columns), device="cuda")) | ReLU())
         own = a.split(shares, 1)[rank], b.split(shares)[rank]
         expected = gk.matmul(a, b, **components)
         put(reduced, "sending_of", lambda *given, n=chunks: Sending(n == 0, n or 1))
@@ -65,8 +68,8 @@ def check_reductions(rank: int) -> None:
             assert torch.equal(d, expected.split(lengths or -(-rows // 2))[rank]), (rows, chunks, components)
             whole = gd.matmul_all_reduce(*own, way="symmetric", **components)
             assert torch.equal(whole, expected), (rows, components)
-        c = drawn(2, rows, 128, dtype=dtype).split(lengths or -(-rows // 2))[rank]
         if not components:                                             # behind the exchange, since there is a C
+            c = drawn(2, rows, columns, dtype=dtype).split(lengths or -(-rows // 2))[rank]
             d = gd.matmul_reduce_scatter(*own, c, lengths=lengths, way="symmetric")
             assert torch.equal(d, (expected.split(lengths or -(-rows // 2))[rank].float() + c.float()).to(dtype))
     assert ranks_of().why_plain is None
