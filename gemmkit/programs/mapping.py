@@ -12,7 +12,7 @@ from gemmkit.lang.errors import ConfigError
 
 __all__ = ["Mapping"]
 
-MOST_STAGES, MOST_WARPGROUPS, MOST_BLOCKS = 16, 3, 4
+MOST_STAGES, MOST_WARPGROUPS, MOST_BLOCKS, MOST_SPLITS = 16, 3, 4, 16
 REGISTERS = "registers"
 SWITCHES = "ahead", "across", "turns", "descending", "longest_first"
 NEEDS = dict(ahead="a product that needs another product of its round", across="products that run a round ahead",
@@ -36,6 +36,7 @@ class Mapping:
     | ``turns`` | warpgroups start their products one after the other | with 3, or much to compute |
     | ``descending`` | rounds go from the last block to the first; refused where they do not commute | where they commute |
     | ``longest_first`` | tiles that visit most blocks go first; refused where all visit the same | where they differ |
+    | ``splits`` | a tile's rounds are split over so many blocks, and a second kernel merges their cells | as many as idle multiprocessors take, with 4 rounds each |
     | ``places`` | by the name of a value, ``"registers"``: an error where it has another place | |
 
     >>> Mapping({"m": 128, "n": 256, "k": 64}, stages=3).stages
@@ -58,12 +59,13 @@ class Mapping:
     turns: bool | None = None
     descending: bool | None = None
     longest_first: bool | None = None
+    splits: int = 0
     places: Names[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("blocks", "cluster", "places"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
-        bounds = [("warpgroups", 0, MOST_WARPGROUPS), ("shared_bytes", 0, 2**20)]
+        bounds = [("warpgroups", 0, MOST_WARPGROUPS), ("shared_bytes", 0, 2**20), ("splits", 0, MOST_SPLITS)]
         if isinstance(self.stages, Names):
             object.__setattr__(self, "stages", MappingProxyType(dict(self.stages)))
             for name, value in self.stages.items():
@@ -109,7 +111,7 @@ class Mapping:
     def __hash__(self) -> int:
         stages = self.stages if isinstance(self.stages, int) else frozenset(self.stages.items())
         names = (frozenset(held.items()) for held in (self.blocks, self.cluster, self.places))
-        return hash((*names, self.warpgroups, stages, self.shared_bytes, *(getattr(self, switch) for switch in SWITCHES)))
+        return hash((*names, self.warpgroups, stages, self.shared_bytes, self.splits, *(getattr(self, switch) for switch in SWITCHES)))
 
     # -- asked by the passes -------------------------------------------------------------------------------------------
 
@@ -135,6 +137,9 @@ class Mapping:
         for name, need in NEEDS.items():
             if getattr(self, name):
                 raise ConfigError(f"Mapping({name}=True): it takes {need}, and these rounds only add to cells")
+        if self.splits > 1:
+            raise ConfigError(f"Mapping(splits={self.splits}): rounds of tiles of whole rows, parallel(a.rows), are split over "
+                              "blocks, and these have rows and columns; take smaller blocks, or gemmkit.matmul")
         other = next((name for name in self.places if name not in values), None)
         if other is not None:
             raise ConfigError(f"Mapping(places={{{other!r}: ...}}): the cells of the program are {', '.join(values)}")

@@ -13,7 +13,8 @@ from typing import Any
 
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.mapping import Mapping
-from gemmkit.programs.plan import ProgramPlan, planned
+from gemmkit.programs.plan import ProgramPlan
+from gemmkit.programs.planned import planned
 from gemmkit.tuning import store
 
 __all__ = ["Laid", "best_planned", "key_of"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.chains.allocate import DEFAULTS
 from gemmkit.programs.chains.chain import is_chained
 from gemmkit.programs.mapping import SWITCHES, Mapping
-from gemmkit.programs.plan import ProgramPlan, planned
+from gemmkit.programs.plan import ProgramPlan
+from gemmkit.programs.planned import planned
 from gemmkit.programs.trace import Loop
 from gemmkit.programs.tuned import Laid, key_of
 from gemmkit.programs.values import Index
@@ -51,6 +53,9 @@ class Programmed(Subject):
         if self.default.is_of_rows:
             raise ConfigError(f"{self.default.name}: a function of rows has one mapping, which its rows' length decides, so "
                               "that nothing is to be tuned")
+        if self.default.merge is not None:
+            raise ConfigError(f"{self.default.name}: its rounds are split over {self.default.mapping.splits} blocks, and a second "
+                              "kernel merges them; the tuner times programs of one kernel")
         host = next((name for name, info in self.default.infos.items() if info.device < 0), None)
         if host is not None:
             raise TypeError(f"{host} is a host array (NumPy); mappings are timed on a GPU")
@@ -78,7 +83,10 @@ class Programmed(Subject):
         return map(Laid, listed(self._loop) if self._mappings is None else self._mappings)
 
     def tried(self, candidate: Laid) -> ProgramPlan:
-        return planned(self._program, self._arguments, candidate.mapping, None)
+        mapping = candidate.mapping
+        if mapping.splits > 1:
+            raise ConfigError(f"Mapping(splits={mapping.splits}) is of two kernels, and the tuner times one")
+        return planned(self._program, self._arguments, replace(mapping, splits=1) if is_chained(self._loop) else mapping, None)
 
     def is_known(self, tried: ProgramPlan) -> bool:
         known = tried.text in self._texts

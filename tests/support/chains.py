@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -251,3 +252,14 @@ def drawn_lengths(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[st
     if name == "bounded_weights":
         return bounded_weights, [x, y, z, lengths, o, sums], mapping, dict(scale=0.125)
     return bounded_chain, [x, y / np.float16(8), z, lengths, o], mapping, {}
+
+
+#: Programs whose rounds are not split, and what they are told.
+NO_SHARES = {"decayed": "shows a row nothing", "bounded_weights": "is not what their rounds in a row make of them",
+             "mlp": "goes along a stack", "softmax_gemm": "largest: the derived text has this name"}
+
+
+def drawn_shares(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any]]:
+    """A program of either kind whose rounds are split over 2 to 16 blocks; most of them have fewer."""
+    program, arrays, mapping, more = (drawn_lengths if seed % 2 else drawn_case)(seed)
+    return program, arrays, dataclasses.replace(mapping, splits=(2, 3, 5, 16)[seed // 2 % 4], longest_first=None), more

@@ -60,6 +60,7 @@ class Choice:
     outs: dict[str, int] = field(default_factory=dict)
     nbytes: int = 0
     stacks: tuple[str, ...] = ()
+    splits: int = 1
 
     def size(self, dim: Any) -> int:
         return int(dim.size) if isinstance(dim, Axis) else self.blocks[dim.name]
@@ -69,6 +70,7 @@ class Choice:
         blocks = {name: length for name, length in self.blocks.items() if name not in self.stacks}
         return replace(given, blocks=blocks, warpgroups=self.warpgroups, ahead=self.ahead, across=self.across,
                        stages={ring.blocks[0].name: n for ring, n in self.stages.items()}, turns=self.turns,
+                       splits=self.splits,
                        descending=self.descending, longest_first=self.longest_first)
 
     def block_bytes(self, block: Block) -> int:
@@ -193,11 +195,12 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, lengt
     if turns is None:
         is_long = mapping.warpgroups == 3 or not ahead or _is_heavy(chain)
         turns = mapping.warpgroups > 1 and not only_adds(chain) and is_long
-    longest = may.grow if mapping.longest_first is None else mapping.longest_first
+    longest = may.grow and chain.splits == 1 if mapping.longest_first is None else mapping.longest_first
     blocks = {chain.rows.name: ROWS * mapping.warpgroups, chain.index.name: length}
     stacks = () if chain.stack is None else (chain.stack.name,)
     blocks.update(dict.fromkeys(stacks, 1))
-    return Choice(blocks, mapping.warpgroups, ahead, across and divided is None, turns, descending, longest, stacks=stacks)
+    return Choice(blocks, mapping.warpgroups, ahead, across and divided is None, turns, descending, longest, stacks=stacks,
+                  splits=chain.splits)
 
 
 def _registers(chain: Chain, places: ChainPlaces, choice: Choice) -> str | None:

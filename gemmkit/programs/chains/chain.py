@@ -15,7 +15,8 @@ __all__ = ["Chain", "chain_of", "depends", "dots", "is_chained", "late_values", 
 @dataclass(eq=False)
 class Chain:
     """``body``: what a round computes, in order; ``carried``: its cells; ``end``: what is computed behind the loop, and
-    ``stores``: what becomes of it. ``length``: the load of what bounds a tile's rounds, where not the array does."""
+    ``stores``: what becomes of it. ``length``: the load of what bounds a tile's rounds, where not the array does. ``splits``: how many
+    blocks share a tile's rounds (`gemmkit.programs.chains.shares`)."""
 
     stack: Index | None
     rows: Index
@@ -26,6 +27,7 @@ class Chain:
     stores: list[Store]
     line: str
     length: Value | None = None
+    splits: int = 1
 
     @property
     def values(self) -> list[Value]:
@@ -39,7 +41,20 @@ class Chain:
     @property
     def stop(self) -> str:
         """What a text calls the place behind the last that rounds go to."""
-        return f"sizes.{self.index.name}" if self.length is None else f"{self.index.name}_length"
+        return f"{self.index.name}_length" if self.is_bounded else f"sizes.{self.index.name}"
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a tile's rounds may end where the array does not."""
+        return self.length is not None or self.splits > 1
+
+    @property
+    def results_are_stacked(self) -> bool:
+        return self.stack is not None or self.splits > 1
+
+    def stores_rows(self, store: Store) -> bool:
+        """Whether a store is of a value of each row, and not of rows."""
+        return len(store.parameter.shape) == 1 + self.results_are_stacked
 
 
 def is_chained(loop: Loop) -> bool:
@@ -138,7 +153,18 @@ def why_not_ahead(chain: Chain) -> str | None:
         wrong = next((y for y in x.args if x.op != "dot" and y not in own and not _is_constant(y)), None)
         if wrong is not None:
             return f"{x!r} needs {wrong!r} of its own round, behind a product that would run in the next one ({x.line})"
+    early = {_block_of(y, chain.index) for d in dots(chain.body) if d not in late for y in d.args[:2]} - {None}
+    both = next((y for d in dots(chain.body) if d in late for y in d.args[:2] if _block_of(y, chain.index) in early), None)
+    if both is not None:
+        return (f"a block of {loaded(both)!r} is an operand of two products, of which one would run in the next round, when "
+                f"its stage has another block ({chain.line})")
     return None
+
+
+def _block_of(x: Value, index: Index) -> tuple | None:
+    """Which block of which array a product takes, if rounds take one after the other."""
+    load = loaded(x)
+    return None if load is None or index not in load.data[1] else (load.data[0].name, load.data[1])
 
 
 def why_not_across(chain: Chain) -> str | None:

@@ -193,10 +193,12 @@ class Consumer(Role):
         for x in self.chain.end:
             self.compute(x, False)
         stack = "0" if self.chain.stack is None else self.of_tile(self.chain.stack)
+        if self.chain.splits > 1:
+            stack = "before_outer" if self.before else "outer"
         rows = self.chain.rows
         for store in self.chain.stores:
             name = store.parameter.name
-            columns = store.parameter.shape[-1] if len(store.parameter.shape) > len(self.chain.indices) else 1
+            columns = 1 if self.chain.stores_rows(store) else store.parameter.shape[-1]
             part = f"Part({self.of_tile(rows)} + group * 64, 0, sizes.{rows.name}, {columns}, {stack})"
             value = store.value
             text = self.applied(value) if value.op in ("const", "scalar", "load") else self.name(value)

@@ -15,6 +15,7 @@ from gemmkit.programs.chains.lengths import begun, check_bounded
 from gemmkit.programs.chains.order import ordered
 from gemmkit.programs.chains.places import ChainPlaces, placed
 from gemmkit.programs.chains.ranges import ranges_of
+from gemmkit.programs.chains.shares import Shares, shares_of
 from gemmkit.programs.chains.text import printed
 from gemmkit.programs.chains.tile_order import section_of
 from gemmkit.programs.chains.trials import commutes
@@ -30,8 +31,10 @@ ORDERS = "ahead", "across", "turns", "descending", "longest_first"
 class Derived:
     """What the passes make of a program: the parts that a launch and its checks need."""
 
-    def __init__(self, chain: Chain, places: ChainPlaces, choice: Choice, text: Printed, read: dict[str, Value]):
+    def __init__(self, chain: Chain, places: ChainPlaces, choice: Choice, text: Printed, read: dict[str, Value],
+                 shares: Shares | None):
         self.chain, self.places, self.choice, self.text, self.read = chain, places, choice, text, read
+        self.shares = shares
 
     def section(self, processors: int) -> int:
         """How many of the stack are taken side by side (`gemmkit.programs.chains.tile_order`)."""
@@ -46,11 +49,14 @@ class Derived:
 
 
 def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], outs: Any, arrays: list[str],
-            limit: int) -> Derived:
-    """``numbers``: the run-time scalars, whose signs the text depends on. ``outs``: how a store leaves (`OutKind`)."""
+            limit: int, processors: int) -> Derived:
+    """``numbers``: the run-time scalars, whose signs the text depends on. ``outs``: how a store leaves (`OutKind`), by the
+    store and the descriptions of what is stored to beside the program's arrays."""
     chain = chain_of(loop)
     check_bounded(chain)
-    kinds: dict[str, OutKind] = {store.parameter.name: outs(store) for store in chain.stores}
+    shares = shares_of(chain, mapping, numbers, processors)
+    cells = {} if shares is None else shares.cells
+    kinds: dict[str, OutKind] = {store.parameter.name: outs(chain, store, cells) for store in chain.stores}
     ranges = ranges_of(chain, numbers)
     may = May(commutes(chain, numbers), ranges.grow)
     rewrite(chain, numbers)
@@ -65,6 +71,7 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     order = ordered(chain, places, choice)
     shown = ", ".join(f"{key} {size}" for key, size in choice.blocks.items())
     how = ", ".join(word.replace("_", " ") for word in ORDERS if getattr(choice, word))
-    title = f"{name}: blocks of {shown}; {choice.warpgroups} warpgroups{'; ' if how else ''}{how}."
-    text, read = printed(title, chain, places, choice, order, ranges, kinds, list(numbers), arrays)
-    return Derived(chain, places, choice, text, read)
+    split = f"; rounds in {chain.splits} shares" if chain.splits > 1 else ""
+    title = f"{name}: blocks of {shown}; {choice.warpgroups} warpgroups{'; ' if how else ''}{how}{split}."
+    text, read = printed(title, chain, places, choice, order, ranges, kinds, list(numbers), [*arrays, *cells])
+    return Derived(chain, places, choice, text, read, shares)

@@ -93,7 +93,7 @@ class Role:
 
     @property
     def first(self) -> str:
-        return f"{self.n}_first" if self.is_bounded and self.ranges.begins else "0"
+        return f"{self.n}_first" if self.chain.splits > 1 or (self.is_bounded and self.ranges.begins) else "0"
 
     @property
     def end(self) -> str:
@@ -102,12 +102,12 @@ class Role:
     @property
     def has_end(self) -> bool:
         """Whether tiles end where the array does not."""
-        return self.chain.length is not None or (self.is_bounded and bool(self.ranges.ends))
+        return self.chain.is_bounded or (self.is_bounded and bool(self.ranges.ends))
 
     def range(self) -> None:
         """Where a tile's rounds begin."""
         n, step, uniform, length = self.n, self.step, self.kind == CONSUMER, self.chain.length
-        given = ", ".join([self.chain.rows.name, *([self.chain.stop] if length is not None else []), "sizes"])
+        given = ", ".join([self.chain.rows.name, *([self.chain.stop] if self.chain.is_bounded else []), "sizes"])
 
         def put(name: str, made: str) -> None:
             self.put(f"{name} = uniform({made})" if uniform else f"{name} = {made}")
@@ -115,13 +115,22 @@ class Role:
         if length is not None:
             parameter, key = length.data
             put(self.chain.stop, f"min(int({parameter.name}[{', '.join(index.name for index in key)}]), sizes.{n})")
+        elif self.chain.is_bounded:
+            self.put(f"{self.chain.stop} = sizes.{n}")
         if self.is_bounded:
             for name, function, bounds in ((self.first, "first_seen", self.ranges.begins),
                                            (self.end, "end_seen", self.ranges.ends)):
                 if bounds:                             # the assembler does not see that loops over them are uniform
                     put(name, f"{function}({given})")
-        if length is not None and not (self.is_bounded and self.ranges.ends):
-            self.put(f"{self.end} = max({self.chain.stop}, {f'{self.first} + 1' if self.first != '0' else '1'})")
+        begins = self.is_bounded and bool(self.ranges.begins)
+        if self.chain.is_bounded and not (self.is_bounded and self.ranges.ends):
+            self.put(f"{self.end} = max({self.chain.stop}, {f'{self.first} + 1' if begins else '1'})")
+        if self.chain.splits > 1:
+            of_tile, share, stop = f" - {self.first}" if begins else "", f"{n}_share", self.chain.stop
+            self.put(f"{share} = blocks(blocks({self.end}{of_tile}, {step}), {self.chain.splits}) * {step}")
+            put(self.first, f"{f'{self.first} + ' if begins else ''}share * {share}")
+            put(self.end, f"max(min({self.end}, {self.first} + {share}), {self.first} + 1)")
+            put(stop, f"{stop} if {self.first} < {stop} else 0")
         if uniform and self.ranges.has_tests and self.ranges.has_free:
             for name, function, bounds in ((f"{n}_free", "free_from", self.ranges.begins),
                                            (f"{n}_tested", "free_to", self.ranges.ends)):
@@ -152,7 +161,8 @@ class Role:
         if tests and ranges.has_free:
             if ranges.begins:
                 self.loop(f"{n} < {self.end} and {n} < {n}_free", True)
-            self.loop(f"{n} + {step} <= {free_end}", False)
+            bound = f"{n} < {self.end} and " if self.chain.splits > 1 else ""
+            self.loop(f"{bound}{n} + {step} <= {free_end}", False)
         self.loop(f"{n} < {self.end}", tests)
 
     def loop(self, condition: str, guarded: bool) -> None:
@@ -198,7 +208,8 @@ class Role:
         self.end_rounds()
         self.put(self.next_tile, "if tile < tiles(sizes):")
         self.depth += 1
-        kept = [*(index.name for index in self.chain.indices), *self.kept()]
+        outer = ["outer"] if self.chain.splits > 1 else []
+        kept = [*outer, *(index.name for index in self.chain.indices), *self.kept()]
         self.put(f"{', '.join(f'before_{name}' for name in kept)} = {', '.join(kept)}")
         self.begin(True)
         self.events(self.order.join, True, joined=True)
@@ -215,7 +226,14 @@ class Role:
         self.depth -= 2
 
     def begin(self, joined: bool) -> None:
-        self.put(f"{self.tile} = place(tile, sizes)")
+        chain = self.chain
+        if chain.splits == 1:
+            self.put(f"{self.tile} = place(tile, sizes)")
+        else:
+            self.put(f"outer, {chain.rows.name} = place(tile, sizes)")
+            self.put(f"share = outer - udiv(outer, {chain.splits}) * {chain.splits}")
+            if chain.stack is not None:
+                self.put(f"{chain.stack.name} = udiv(outer, {chain.splits})")
         self.begin_tile(joined)
         self.range()
 

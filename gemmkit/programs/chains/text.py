@@ -41,13 +41,13 @@ IMPORTS = [
 ]
 
 #: What a text calls its own things, beside `OWN_NAMES`.
-TAKEN = ("begins", "end_seen", "ends", "first_seen", "following", "free_from", "free_to", "i", "place", "room", "section",
+TAKEN = ("begins", "end_seen", "ends", "first_seen", "outer", "following", "free_from", "free_to", "i", "place", "room", "section", "share",
          "turns", "values")
 
 
 def names_of_ranges(chain: Chain) -> list[str]:
     """What a text calls the places where rounds begin and end."""
-    return [f"{chain.index.name}_{what}" for what in ("end", "first", "free", "length", "tested")]
+    return [f"{chain.index.name}_{what}" for what in ("end", "first", "free", "length", "share", "tested")]
 
 
 def tests_of(chain: Chain, ranges: Ranges) -> set[Value]:
@@ -161,7 +161,7 @@ def _constants(chain: Chain, places: ChainPlaces, choice: Choice, consumer: Cons
     if choice.turns:
         lines.append(f"turns = Turns({choice.warpgroups}, {1 + choice.warpgroups}, True)")
     rows = choice.blocks[chain.rows.name]
-    stacked = "" if chain.stack is None else ", stacked=True"
+    stacked = ", stacked=True" if chain.results_are_stacked else ""
     for name, out in outs.items():
         if out.kind == "TmaOut":
             lines.append(f"out_{name} = TmaOut({out.dtype.name!r}, block_m={rows}, columns={out.columns}, "
@@ -183,6 +183,12 @@ def _tiles(chain: Chain, choice: Choice) -> list[str]:
 
 def _places(chain: Chain, choice: Choice) -> list[str]:
     m, size = chain.rows.name, choice.blocks[chain.rows.name]
+    if chain.splits > 1:
+        count = f"{chain.splits}" if chain.stack is None else f"sizes.{chain.stack.name} * {chain.splits}"
+        return ["def tiles(sizes):", f"    return {count} * blocks(sizes.{m}, {size})", "", "", "def place(tile, sizes):",
+                '    """Which of the stack, which of its shares, and the tile\'s first row."""',
+                f"    inner = blocks(sizes.{m}, {size})", "    outer = udiv(tile, inner)",
+                f"    return outer, (tile - outer * inner) * {size}"]
     if chain.stack is None:
         n = f"(blocks(sizes.{m}, {size}) - 1 - tile)" if choice.longest_first else "tile"
         return ["def tiles(sizes):", f"    return blocks(sizes.{m}, {size})", "", "", "def place(tile, sizes):",
@@ -203,7 +209,7 @@ def _ranges(chain: Chain, choice: Choice, ranges: Ranges) -> list[str]:
     """Functions that say which blocks a tile's rounds visit, and where nothing is tested."""
     m, rows, step = chain.rows.name, choice.blocks[chain.rows.name], choice.blocks[chain.index.name]
     last, stop = f"min({m} + {rows}, sizes.{m}) - 1", chain.stop
-    given = f"{m}, sizes" if chain.length is None else f"{m}, {stop}, sizes"
+    given = f"{m}, {stop}, sizes" if chain.is_bounded else f"{m}, sizes"
 
     def extreme(bounds: list, of_last: bool) -> list[str]:
         """The bounds of the last of the rows where they grow with them, or of the first."""

@@ -17,7 +17,7 @@ from gemmkit.programs.chains import algebra
 from gemmkit.programs.chains.chain import Chain
 from gemmkit.programs.trace import Value
 
-__all__ = ["changed_by_nothing", "commutes", "ignores_hidden"]
+__all__ = ["SCALES", "Trial", "same", "changed_by_nothing", "commutes", "ignores_hidden"]
 
 FUNCTIONS = {**algebra.FUNCTIONS, **reference.FUNCTIONS}               # of programs as they are traced, and rewritten
 
@@ -92,7 +92,7 @@ def _spread(array: Any, x: Value, dims: tuple) -> Any:
     return np.broadcast_to(_over(x, array, dims), [SIZE] * len(dims))
 
 
-def _same(one: dict[Value, Any], other: dict[Value, Any]) -> bool:
+def same(one: dict[Value, Any], other: dict[Value, Any]) -> bool:
     return all(np.allclose(one[key], other[key], rtol=CLOSE, atol=CLOSE, equal_nan=True) for key in one)
 
 
@@ -103,7 +103,7 @@ def commutes(chain: Chain, signs: dict[str, float]) -> bool:
             trial = Trial(chain, signs, scale)
             for begin in (trial.begin(), trial.round(trial.begin(), 2)):
                 forth = trial.round(trial.round(begin, 0), 1)
-                if not _same(forth, trial.round(trial.round(begin, 1), 0)):
+                if not same(forth, trial.round(trial.round(begin, 1), 0)):
                     return False
     return True
 
@@ -116,7 +116,7 @@ def ignores_hidden(chain: Chain, where: Value, signs: dict[str, float]) -> bool:
             trial = Trial(chain, signs, scale)
             begin = trial.begin()
             later = trial.round(begin, 0)
-            if not all(_same(state, trial.round(state, 1, frozenset([where]))) for state in (begin, later)):
+            if not all(same(state, trial.round(state, 1, frozenset([where]))) for state in (begin, later)):
                 return False
     return True
 
@@ -130,5 +130,5 @@ def changed_by_nothing(chain: Chain, signs: dict[str, float]) -> list[Value]:
             trial = Trial(chain, signs, scale)
             begin = trial.begin()
             after = trial.round(begin, 0)
-            found.update((cell, None) for cell in begin if not _same({cell: begin[cell]}, {cell: after[cell]}))
+            found.update((cell, None) for cell in begin if not same({cell: begin[cell]}, {cell: after[cell]}))
     return list(found)

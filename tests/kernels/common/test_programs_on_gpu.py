@@ -71,6 +71,54 @@ def test_drawn_lengths(seed: int) -> None:
     chains.check_infinite(results, wanted)
 
 
+@pytest.mark.sample(10)
+@pytest.mark.parametrize("seed", range(0, 120, 2))
+def test_drawn_shares(seed: int) -> None:
+    """Rounds that are split over blocks, and merged by a second kernel."""
+    for program, arrays, mapping, more in map(chains.drawn_shares, (seed, seed + 1)):
+        given = program.bound(tuple(there(x) for x in arrays), more)
+        try:
+            plan = program.plan(*given.values(), mapping=mapping)
+        except gk.ConfigError as error:
+            assert "splits=" in str(error) and program.function.__name__ in chains.NO_SHARES
+            continue
+        wanted = program.reference(*arrays, **more)
+        plan.run(given)
+        results = [given[name].get() for name in given if name in plan.results]
+        chains.check_close(results, wanted, lambda got, most=2e-2 if more.get("score") else 3e-3: most)
+        chains.check_infinite(results, wanted)
+
+
+def test_shares_on_streams_and_in_a_graph(rng: np.random.Generator) -> None:
+    """What shares leave is in memory of the stream's: two streams at once, and a graph that runs beside its stream."""
+    import cupy
+
+    q, k, v = (cupy.asarray(rng.standard_normal((8, extent, 128))).astype("f2") for extent in (16, 20000, 20000))
+    results = [cupy.full(q.shape, cupy.nan, "f2") for _ in range(4)]
+    plan = listing.attention.plan(q, k, v, results[0], 0.09)
+    assert plan.mapping.splits == 16
+    listing.attention(q, k, v, results[0], 0.09)
+    others = [q * factor for factor in (0.5, 1.5)]
+    wanted = [listing.attention.reference(x.get(), k.get(), v.get(), np.empty(q.shape), 0.09) for x in (q, *others)]
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    cupy.cuda.Device().synchronize()
+    for _ in range(20):
+        for stream, x, o in zip(streams, others, results[1:], strict=False):
+            with stream:
+                listing.attention(x, k, v, o, 0.09)
+    with streams[0]:
+        streams[0].begin_capture()
+        listing.attention(q, k, v, results[3], 0.09)
+        graph = streams[0].end_capture()
+    for _ in range(5):
+        graph.launch(streams[1])
+        with streams[0]:
+            listing.attention(others[0], k, v, results[1], 0.09)
+    cupy.cuda.Device().synchronize()
+    for got, exact in zip((results[0], results[1], results[2], results[3]), (*wanted, wanted[0]), strict=True):
+        close(got.get(), exact)
+
+
 def test_lengths_change_between_launches(rng: np.random.Generator) -> None:
     """One plan, many tiles: lengths are read in every launch."""
     import cupy

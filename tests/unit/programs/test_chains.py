@@ -264,3 +264,26 @@ def test_deriving_takes_milliseconds() -> None:
             call()
             best = min(best, time.process_time() - begin)
         assert best * 1e3 <= MOST_MS
+
+
+def test_a_block_that_two_products_take_is_not_taken_a_round_later() -> None:
+    """The second product would find the next round's block: this gave wrong results, by default."""
+    @gk.program
+    def scored(a: Any, b: Any, d: Any) -> None:
+        for m in gp.parallel(a.rows):
+            out = gp.zeros(m, b.columns)
+            for n in gp.sequential(b.rows):
+                out += gp.tanh(a[m] @ b[n].T).astype(a.dtype) @ b[n]
+            d[m] = out
+
+    rng = np.random.default_rng(2)
+    arrays = [chains.half(rng, 70, 64, scale=0.3), chains.half(rng, 200, 64, scale=0.3), chains.empty(70, 64)]
+    exact = scored.reference(*arrays)
+    for mapping in (gk.Mapping(), gk.Mapping({"n": 32}, stages=3)):
+        plan = scored.plan(*arrays, mapping=mapping)
+        assert plan.mapping.ahead is False
+        with gk.emulate():
+            plan.run(scored.bound(tuple(arrays), {}))
+        assert np.abs(arrays[-1] - exact).max() <= 3e-3 * np.abs(exact).max()
+    with pytest.raises(gk.ConfigError, match="a block of b is an operand of two products, of which one would run in the next round"):
+        scored.plan(*arrays, mapping=gk.Mapping(ahead=True))

@@ -1,0 +1,249 @@
+"""All passes: from a program with arrays and a mapping to its plan, or to an error before anything is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from gemmkit.lang.errors import ConfigError
+from gemmkit.programs.algebra import simplified
+from gemmkit.programs.allocate import allocated, out_bytes, said
+from gemmkit.programs.chains.chain import Chain, is_chained
+from gemmkit.programs.chains.plan import derived
+from gemmkit.programs.chains.shares import Shares
+from gemmkit.programs.chains.text import names_of_ranges
+from gemmkit.programs.collectives import LINE
+from gemmkit.programs.expressions import function_of
+from gemmkit.programs.lines import refused
+from gemmkit.programs.mapping import Mapping
+from gemmkit.programs.modules import ROWS_NEEDED, module_of
+from gemmkit.programs.order import ordered
+from gemmkit.programs.places import Places, places_of
+from gemmkit.programs.plan import ProgramPlan
+from gemmkit.programs.rows.elements import PART
+from gemmkit.programs.rows.form import has_rows_alone, row_program_of, walked
+from gemmkit.programs.rows.plan import derived as derived_rows
+from gemmkit.programs.rows.text import OWN_NAMES as NAMES_OF_ROWS
+from gemmkit.programs.text import OWN_NAMES, OWN_STARTS, Out, OutKind, text_of
+from gemmkit.programs.trace import Loop, Store
+from gemmkit.programs.values import Index
+from gemmkit.runtime.array_info import ArrayInfo, shares_memory, unit_axis
+from gemmkit.runtime.arrays import describe, is_array
+from gemmkit.runtime.device import DeviceInfo, target
+from gemmkit.runtime.tensor_maps import why_not
+
+__all__ = ["planned"]
+
+HOPPER, WARPGROUPS = (9, 0), 2
+
+
+def planned(program: Any, arguments: dict[str, Any], mapping: Mapping, text: str | None) -> ProgramPlan:
+    """All passes. Raises ValueError, TypeError and ConfigError before anything is compiled."""
+    loop, name = program.traced(arguments), program.function.__name__
+    infos = {key: describe(x, key) for key, x in arguments.items() if is_array(x)}
+    device = _device(infos)
+    if has_rows_alone(loop):
+        return _of_rows(name, loop, infos, arguments, mapping, text, device)
+    if device.arch != HOPPER:
+        raise ConfigError(f"programs with products have kernels for GPUs of compute capability 9.0, and {device.name} has "
+                          f"{device.arch[0]}.{device.arch[1]}")
+    if is_chained(loop):
+        try:
+            return _chained(name, loop, infos, arguments, mapping, text, device)
+        except _NoMerge as error:
+            if mapping.splits:
+                raise error.reason from None
+            return planned(program, arguments, replace(mapping, splits=1), text)
+    mapping = replace(mapping, warpgroups=mapping.warpgroups or WARPGROUPS)
+    places = places_of(loop)
+    _check_names(infos, places, arguments)
+    _check_arrays(infos, places)
+    stores, outs = places.stores, []
+    roots = simplified([store.value for store in stores])
+    stale = {carried.init for rounds in loop.body if hasattr(rounds, "carried") for carried in rounds.carried}
+    for store, root in zip(stores, roots):
+        is_rows = store.only is not None
+        made = function_of(f"element_of_{store.parameter.name}", root, places.indices[:1] if is_rows else places.indices,
+                           places.rows if is_rows else places.cells, places.stack)
+        if stale & set(made.uses):
+            raise refused(ValueError, "sums are read here, and a later loop adds to them: store them when all is "
+                                      "added", store.line)
+        info = infos[store.parameter.name]
+        plain = root.op == "after"
+        for array in made.arrays:
+            _check_read(array, infos[array], store.line)
+        kind = "RowsOut" if is_rows else "TmaOut" if _leaves_by_tma(info) else "DirectOut"
+        outs.append(Out(store, info.dtype, kind, not is_rows and _in_pairs(info), None if plain else made, made.sums[0]))
+    nbytes = {out.name: out_bytes(places, mapping, out.dtype) for out in outs if out.kind == "TmaOut"}
+    memory = allocated(places, mapping, nbytes, device.shared_memory_per_block)
+    shown = ", ".join(f"{key} {size}" for key, size in memory.blocks.items())
+    together = "" if memory.cluster.is_single else f"; clusters of {memory.cluster.m} x {memory.cluster.n}"
+    title = f"{name}: blocks of {shown}; {mapping.warpgroups} warpgroups; {memory.rings[0].stages} stages{together}."
+    printed = text_of(title, places, [ordered(rounds) for rounds in places.loops], memory, outs, mapping.warpgroups)
+    indices = *_tile_indices(places), *(rounds.index for rounds in places.loops)
+    extents = {index.name: index.extent.size for index in indices}
+    numbers = {key: float(x) for key, x in arguments.items() if isinstance(x, (float, np.floating))}
+    if text is not None:
+        module_of(name, text)                          # raises for what is no kernel's text
+    return ProgramPlan(name, said(memory, mapping), printed, printed.text if text is None else text, infos, extents, numbers,
+                       device)
+
+
+def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict[str, Any], mapping: Mapping,
+             text: str | None, device: DeviceInfo) -> ProgramPlan:
+    """Of a program whose tiles are whole rows (`gemmkit.programs.chains`)."""
+    numbers = {key: float(x) for key, x in arguments.items() if isinstance(x, (float, np.floating))}
+
+    def leaves(chain: Chain, store: Store, cells: dict[str, ArrayInfo]) -> OutKind:
+        info, is_rows = {**infos, **cells}[store.parameter.name], chain.stores_rows(store)
+        columns = 1 if is_rows else info.shape[-1]
+        by_tma = not is_rows and columns % LINE == 0 and _leaves_by_tma(info)
+        kind = "RowsOut" if is_rows else "TmaOut" if by_tma else "DirectOut"
+        return OutKind(kind, info.dtype, not is_rows and _in_pairs(info), columns)
+
+    made = derived(name, loop, mapping, numbers, leaves, list(infos), device.shared_memory_per_block,
+                   device.sm_count)
+    chain, printed = made.chain, made.text
+    indices = *chain.indices, chain.index
+    _check_own_names([*infos, *numbers, *(c.inside.name for c in chain.carried), *(index.name for index in indices)],
+                     [index.name for index in indices])
+    clash = next((key for key in (*infos, *numbers) if key in names_of_ranges(chain)), None)
+    if clash is not None:
+        raise _taken(clash)
+    operands = {block.parameter.name: chain.line for ring in made.places.rings for block in ring.blocks}
+    shares = made.shares
+    stores: list[Store] = chain.stores if shares is None else shares.merging.body
+    _check_launch(infos, operands, chain.indices, [chain.index], {chain.index.name: chain.line}, stores)
+    for array, x in made.read.items():
+        _check_read(array, infos[array], x.line)
+    if text is not None:
+        module_of(name, text)
+    extents = {**{index.name: index.extent.size for index in indices}, "section": made.section(device.sm_count)}
+    merge = None if shares is None else _merging(name, shares, infos, arguments, device)
+    cells = {} if shares is None else shares.cells
+    return ProgramPlan(name, made.choice.said(mapping), printed, printed.text if text is None else text, {**infos, **cells},
+                       extents, numbers, device, tuple(cells), merge)
+
+
+class _NoMerge(Exception):
+    def __init__(self, reason: Exception):
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+def _merging(name: str, shares: Shares, infos: dict[str, ArrayInfo], arguments: dict[str, Any],
+             device: DeviceInfo) -> ProgramPlan:
+    """Of the kernel that merges what shares of rounds have made, a function of rows."""
+    clash = next((key for key in (*shares.cells, *shares.parts) if key in infos), None)
+    if clash is not None:
+        raise _taken(clash)
+    used = {store.parameter.name for store in shares.merging.body}
+    used |= {x.data[0].name for x in walked([store.value for store in shares.merging.body]) if x.op == "load"}
+    held = {key: info for key, info in {**infos, **shares.parts}.items() if key in used}
+    try:
+        plan = _of_rows(f"{name}_merged", shares.merging, held, arguments, Mapping(), None, device)
+    except (ValueError, TypeError) as error:
+        raise _NoMerge(ConfigError(f"Mapping(splits=...): the kernel that merges shares is a function of rows, and: "
+                                   f"{error}")) from None
+    return replace(plan, spare=tuple(key for key in shares.parts if key in used))
+
+
+def _of_rows(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict[str, Any], mapping: Mapping,
+             text: str | None, device: DeviceInfo) -> ProgramPlan:
+    """Of a program without products (`gemmkit.programs.rows`)."""
+    numbers = {key: float(x) for key, x in arguments.items() if isinstance(x, (float, np.floating))}
+    program = row_program_of(loop)
+    for key in (*infos, *numbers, *(index.name for index in program.indices)):
+        if key in NAMES_OF_ROWS or key.startswith(PART):
+            raise _taken(key)
+    _check_launch(infos, {}, program.indices, [], {}, program.stores)
+    printed = derived_rows(name, program, mapping, infos, list(numbers))
+    if text is not None:
+        module_of(name, text, ROWS_NEEDED)
+    extents = {**{index.name: index.extent.size for index in program.indices}, "columns": program.columns}
+    return ProgramPlan(name, mapping, printed, printed.text if text is None else text, infos, extents, numbers, device)
+
+
+def _device(infos: dict[str, ArrayInfo]) -> DeviceInfo:
+    places = {info.device for info in infos.values()}
+    if len(places) != 1:
+        raise ValueError(f"{', '.join(infos)} are in different places; put them on one GPU")
+    return target(places.pop())
+
+
+def _tile_indices(places: Places) -> tuple[Index, ...]:
+    """Rows, columns, and the stack if there is one."""
+    return places.indices if places.stack is None else (*places.indices, places.stack)
+
+
+def _check_names(infos: dict[str, ArrayInfo], places: Places, arguments: dict[str, Any]) -> None:
+    """Raises ValueError for names that the text has for its own."""
+    numbers = [key for key, x in arguments.items() if isinstance(x, (float, np.floating))]
+    indices = [index.name for index in (*_tile_indices(places), *(rounds.index for rounds in places.loops))]
+    _check_own_names([*infos, *numbers, *places.starts, *places.row_starts, *indices], indices)
+
+
+def _check_own_names(names: list[str], indices: list[str]) -> None:
+    for name in names:
+        is_made = name.startswith(OWN_STARTS) or name.endswith("_tile") or "_by_" in name
+        if name in OWN_NAMES or is_made or (name == "i" and name not in indices):
+            raise _taken(name)
+
+
+def _taken(name: str) -> ValueError:
+    return ValueError(f"{name}: the derived text has this name for its own; call the array, cell or index otherwise")
+
+
+def _check_arrays(infos: dict[str, ArrayInfo], places: Places) -> None:
+    operands = {tile.parameter.name: rounds.line for rounds in places.loops for tile in rounds.tiles}
+    _check_launch(infos, operands, _tile_indices(places), [rounds.index for rounds in places.loops],
+                  {rounds.index.name: rounds.line for rounds in places.loops}, places.stores)
+
+
+def _check_launch(infos: dict[str, ArrayInfo], operands: dict[str, str], tile: tuple[Index, ...], rounds: list[Index],
+                  lines: dict[str, str], stores: list[Store]) -> None:
+    """Raises ValueError where TMA cannot bring an operand, a sum goes over nothing, or results share memory."""
+    for index in rounds:
+        if index.extent.size == 0:
+            raise refused(ValueError, f"{index} goes along {index.extent}: a kernel's sums go over one element or more",
+                          lines[index.name])
+    if 0 not in (index.extent.size for index in tile):
+        for name, line in operands.items():
+            reason = why_not(infos[name], len(infos[name].shape) - 1)
+            if reason is not None:
+                raise refused(ValueError, f"{name} is an operand of a product, and TMA cannot bring it: {reason}", line)
+    results = [store.parameter.name for store in stores]
+    twice = next((name for name in results if results.count(name) > 1), None)
+    if twice is not None:
+        raise refused(ValueError, f"{twice} is stored twice; one store for each result is needed", stores[-1].line)
+    for store in stores:
+        info = infos[store.parameter.name]
+        if info.readonly:
+            raise ValueError(f"{store.parameter.name} is a result, and read-only")
+        if info.dtype.name not in ("float16", "bfloat16", "float32"):
+            raise TypeError(f"{store.parameter.name} is of {info.dtype}; results of float16, bfloat16 and "
+                            "float32 are stored")
+    for (one, x), (other, y) in combinations(infos.items(), 2):
+        if (one in results or other in results) and shares_memory(x, y):
+            raise ValueError(f"{one} and {other} share memory, and a result is among them; a result needs memory of its own")
+
+
+def _check_read(name: str, info: ArrayInfo, line: str) -> None:
+    """Raises TypeError for elements that no float32 can meet."""
+    if info.dtype.kind == "c" or info.dtype.names is not None:
+        raise refused(TypeError, f"{name} is of {info.dtype}; arrays of real numbers are read where a tile is stored", line)
+
+
+def _leaves_by_tma(info: ArrayInfo) -> bool:
+    """TMA clips rows at multiples of 16 bytes alone."""
+    return info.dtype.itemsize == 2 and info.shape[-1] * 2 % 16 == 0 and why_not(info, len(info.shape) - 1) is None
+
+
+def _in_pairs(info: ArrayInfo) -> bool:
+    """Whether two neighbours of a row are stored at once."""
+    size = 2 * info.dtype.itemsize
+    return (info.shape[-1] % 2 == 0 and info.strides[-1] == 1 and all(stride % 2 == 0 for stride in info.strides[:-1])
+            and info.pointer % size == 0 and unit_axis(info) == len(info.shape) - 1)

@@ -1,0 +1,49 @@
+"""Arrays of a program's own, in memory of the stream's: what its first kernel leaves for the second.
+
+They are described by places from `BEGIN` on, which no array has (`gemmkit.runtime.workspace`), and have addresses with a
+launch; in the emulator they are NumPy arrays of NaNs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from gemmkit.runtime.array_info import ArrayInfo
+from gemmkit.runtime.workspace import PLACES, Space, addresses
+
+__all__ = ["BEGIN", "host_arrays", "spare", "stream_memory"]
+
+ROLE = "sums"
+BEGIN = PLACES[ROLE]
+F32 = np.dtype(np.float32)
+
+
+def spare(first: int, shape: tuple[int, ...]) -> ArrayInfo:
+    """An array of float32, ``first`` bytes from the beginning.
+
+    >>> spare(256, (4, 2)).strides
+    (2, 1)
+    """
+    return ArrayInfo(BEGIN + first, shape, tuple(math.prod(shape[n + 1:]) for n in range(len(shape))), F32, -1, False, "workspace")
+
+
+def stream_memory(ordinal: int, stream: int, infos: list[ArrayInfo]) -> Callable[[ArrayInfo], int]:
+    """The addresses that arrays have in a stream's memory, which is large enough for ``infos``."""
+    (begin,) = addresses(ordinal, stream, [Space(0, ROLE, _bytes(infos))])
+    return lambda info: begin + info.pointer - BEGIN
+
+
+def host_arrays(infos: dict[str, ArrayInfo]) -> dict[str, np.ndarray]:
+    """NumPy arrays in one memory, as they lie on the GPU."""
+    memory = np.full(_bytes(list(infos.values())) // F32.itemsize, np.nan, F32)
+    return {name: np.lib.stride_tricks.as_strided(memory[(info.pointer - BEGIN) // F32.itemsize:], info.shape,
+                                                  [F32.itemsize * stride for stride in info.strides])
+            for name, info in infos.items()}
+
+
+def _bytes(infos: list[ArrayInfo]) -> int:
+    """From the beginning to the last array's end."""
+    return max((info.pointer - BEGIN + F32.itemsize * math.prod(info.shape) for info in infos), default=0)

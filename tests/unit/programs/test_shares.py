@@ -1,0 +1,197 @@
+"""Rounds that are split over blocks, whose cells a second kernel merges: drawn ones in the emulator, the rule by which cells
+are merged, the number of shares where none is said, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gemmkit as gk
+from gemmkit import programs as gp
+from gemmkit.emulator.errors import EmulatorError
+from gemmkit.runtime.device import H100, assumed
+from tests.support import chains
+from tests.support import programs as listing
+
+F16, F32 = np.float16, np.float32
+ONE, TWO = (dataclasses.replace(H100, sm_count=count) for count in (1, 2))     # blocks go on from tile to tile
+SPLIT = gk.Mapping({"n": 32}, warpgroups=1, splits=3)
+
+
+def check(program: gp.Program, arrays: list[np.ndarray], mapping: gk.Mapping, seed: int | None = None, **components: Any) -> Any:
+    """Every result is the reference's: to rounding, and NaN and infinite where it is."""
+    plan = program.plan(*arrays, mapping=mapping, **components)
+    wanted, given = program.reference(*arrays, **components), program.bound(tuple(arrays), components)
+    with gk.emulate(seed):
+        plan.run(given)
+    results = [given[name] for name in given if name in plan.results]
+    chains.check_close(results, wanted, lambda got: 2e-2 if components.get("score") else 3e-3)
+    chains.check_infinite(results, wanted)
+    return plan
+
+
+@pytest.mark.sample(16)
+@pytest.mark.parametrize("seed", range(120))
+def test_drawn(seed: int) -> None:
+    program, arrays, mapping, more = chains.drawn_shares(seed)
+    why = chains.NO_SHARES.get(program.function.__name__)
+    with assumed(TWO if seed % 4 < 2 else ONE):
+        try:
+            plan = check(program, arrays, mapping, seed, **more)
+        except gk.ConfigError as error:
+            assert why is not None and why in str(error), str(error)
+            return
+        said = program.plan(*arrays, mapping=plan.mapping, **more)
+    assert plan.merge is not None and (said.text, said.merge.text) == (plan.text, plan.merge.text)
+    assert f"rounds in {mapping.splits} shares" in plan.text
+
+
+@gk.program
+def ranges_of_rows(a: Any, b: Any, low: Any, high: Any, sums: Any) -> None:
+    """A cell that keeps the least, one the largest, and a product that is added up; no stack."""
+    for m in gp.parallel(a.rows):
+        least, most, out = gp.full(m, math.inf), gp.full(m, -math.inf), gp.zeros(m, b.columns)
+        for n in gp.sequential(b.rows):
+            s = a[m] @ b[n].T
+            least[:] = gp.minimum(least, s.min(axis=1))
+            most[:] = gp.maximum(most, s.max(axis=1))
+            out += s.astype(a.dtype) @ b[n]
+        low[m] = least
+        high[m] = most
+        sums[m] = out
+
+
+@pytest.mark.parametrize("rows, places, splits", [(1, 300, 2), (70, 129, 7), (100, 31, 16)])
+def test_cells_of_several_kinds(rows: int, places: int, splits: int) -> None:
+    rng = np.random.default_rng(rows)
+    a, b = chains.half(rng, rows, 64) / F16(8), chains.half(rng, places, 64)
+    arrays = [a, b, chains.empty(rows, dtype=F32), chains.empty(rows, dtype=F32), chains.empty(rows, 64)]
+    with assumed(TWO):
+        check(ranges_of_rows, arrays, dataclasses.replace(SPLIT, splits=splits))
+        assert check(ranges_of_rows, arrays, dataclasses.replace(SPLIT, splits=1)).merge is None
+
+
+def test_a_cell_that_is_normalised_in_every_round() -> None:
+    """What a share has is its own sums' quotient: its factor is made of two other cells, merged and its own."""
+    rng = np.random.default_rng(1)
+    q, k, v = (chains.half(rng, extent, 64) for extent in (70, 200, 200))
+    with assumed(ONE):
+        plan = check(chains.normalised, [q, k, v, chains.empty(70, 64)], SPLIT)
+    assert plan.merge.printed.outs == ("o",) and {"total_0", "total_2", "out_1"} <= set(plan.merge.spare)
+
+
+def test_shares_end_where_blocks_do() -> None:
+    """Of 9 blocks of 32 in 4 shares: 3, 3, 3 and none, which has a round that shows nothing."""
+    loads: list[int] = []
+    q, k, v = (np.zeros((1, extent, 64), F16) for extent in (60, 280, 280))
+    arrays = [q, k, v, np.zeros((1, 60, 64), F16)]
+    mapping = dataclasses.replace(SPLIT, splits=4, ahead=False)
+    with assumed(ONE):
+        text = listing.attention.plan(*arrays, 0.125, mapping=mapping).text
+        old = "k_tile.load(map_k, (0, n, h)"
+        assert text.count(old) == 1
+        plan = listing.attention.plan(*arrays, 0.125, mapping=mapping, text=text.replace(old, "k_tile.load(map_k, (0, counted(n), h)"))
+    plan.module.counted = lambda n: loads.append(int(n)) or n
+    with gk.emulate():
+        plan.run(listing.attention.bound((*arrays, 0.125), {}))
+    assert loads == [64, 32, 0, 160, 128, 96, 256, 224, 192, 288]
+
+
+@pytest.mark.parametrize("old, new", [
+    ("n_first = share * n_share", "n_first = 0 * share"), ("share * n_share", "share * n_share + 32"),
+    ("n_end = max(min(n_end, n_first + n_share), n_first + 1)", "n_end = n_end"),
+    ("n_length = n_length if n_first < n_length else 0", "n_length = n_length"),        # harmless: see the test
+    ("return outer, ", "return outer + 1 - 1 * 2, "), ("udiv(outer, 3) * 3", "udiv(outer, 3) * 2"),
+    ("0, sizes.m, 64, outer)", "0, sizes.m, 64, h)")])
+def test_a_fault_is_found(old: str, new: str) -> None:
+    """Of the lines that shares add to a text: each changed everywhere, the emulator raises, or a result is wrong."""
+    rng = np.random.default_rng(3)
+    q, k, v = (chains.half(rng, 2, extent, 64) for extent in (60, 150, 150))
+    arrays = [q, k, v, chains.empty(2, 60, 64)]
+    mapping = dataclasses.replace(SPLIT, ahead=False)
+    with assumed(ONE):
+        text = listing.attention.plan(*arrays, 0.125, mapping=mapping).text
+        text = text.replace("uniform(share * n_share)", "share * n_share").replace(
+            "uniform(max(min(n_end, n_first + n_share), n_first + 1))", "max(min(n_end, n_first + n_share), n_first + 1)").replace(
+            "uniform(n_length if n_first < n_length else 0)", "n_length if n_first < n_length else 0")
+        assert old in text
+        plan = listing.attention.plan(*arrays, 0.125, mapping=mapping, text=text.replace(old, new))
+    exact = listing.attention.reference(*arrays, 0.125)
+    try:
+        with gk.emulate(1):
+            plan.run(listing.attention.bound((*arrays, 0.125), {}))
+    except EmulatorError:
+        return
+    is_right = np.allclose(arrays[3], exact, atol=6e-3)
+    assert is_right == ("else 0" in old)               # a block behind the array is all zeros' place: n_length - n is below 0
+
+
+# -- where nothing is said ----------------------------------------------------------------------------------------------------
+
+def heads(count: int, rows: int, places: int) -> list[np.ndarray]:
+    return [np.zeros((count, extent, 128), F16) for extent in (rows, places, places, rows)]
+
+
+@pytest.mark.parametrize("count, rows, places, splits", [
+    (8, 16, 32768, 16), (8, 16, 4096, 8), (1, 1, 8192, 16), (32, 100, 16384, 4), (64, 256, 4096, 1), (66, 1, 9000, 2),
+    (2, 100, 700, 1), (4, 0, 8192, 1)])
+def test_idle_multiprocessors_take_shares(count: int, rows: int, places: int, splits: int) -> None:
+    """Of 132: as many as are idle, of 4 blocks of 128 at least, and 16 at most."""
+    with assumed(H100):
+        plan = listing.attention.plan(*heads(count, rows, places), 0.1)
+    assert plan.mapping.splits == splits and (plan.merge is None) == (splits == 1)
+    assert plan.blocks >= min(132, count * splits) or not rows
+
+
+def test_a_program_without_a_rule_is_not_split() -> None:
+    arrays = heads(2, 64, 8192)
+    with assumed(H100):
+        plan = chains.bounded_weights.plan(*arrays[:3], np.zeros(2, np.int32), arrays[3], np.zeros((2, 64), F32), 0.125)
+    assert plan.merge is None and plan.mapping.splits == 1
+
+
+# -- refused ------------------------------------------------------------------------------------------------------------------
+
+@gk.program
+def squared(q: Any, k: Any, v: Any, o: Any) -> None:
+    for h, m in gp.parallel(q.count, q.rows):
+        out = gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows):
+            out[:] = out * out + (q[h, m] @ k[h, n].T).astype(v.dtype) @ v[h, n]       # here
+        o[h, m] = out
+
+
+@gk.program
+def scaled_by_a_block(q: Any, k: Any, v: Any, o: Any) -> None:
+    for h, m in gp.parallel(q.count, q.rows):
+        out = gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows):
+            s = q[h, m] @ k[h, n].T
+            out[:] = out * s.max(axis=1) + s.astype(v.dtype) @ v[h, n]
+        o[h, m] = out
+
+
+@pytest.mark.parametrize("program, arrays, mapping, words", [
+    (squared, heads(2, 64, 256), SPLIT, "out becomes neither the largest"),
+    (scaled_by_a_block, heads(2, 64, 256), SPLIT, "depends on a round's own block"),
+    (listing.mlp, [np.zeros(s, F16) for s in ((64, 64), (4, 64, 64), (4, 64), (64, 64))], gk.Mapping(splits=2), "goes along a stack"),
+    (listing.gemm, [np.zeros((64, 64), F16)] * 2 + [np.zeros((64, 64), F16)], gk.Mapping(splits=2), "tiles of whole rows"),
+])
+def test_what_cannot_be_split(program: gp.Program, arrays: list[np.ndarray], mapping: gk.Mapping, words: str) -> None:
+    with pytest.raises(gk.ConfigError, match=words):
+        program.plan(*arrays, mapping=mapping)
+
+
+def test_other_words_that_do_not_go_with_shares() -> None:
+    arrays = heads(2, 256, 256)
+    with pytest.raises(gk.ConfigError, match=r"longest_first=True, splits=3\): shares of a tile are of one length"):
+        listing.attention.plan(*arrays, 0.1, visible=chains.causal, mapping=dataclasses.replace(SPLIT, longest_first=True))
+    for wrong in (-1, 17, 2.0, True, "2"):
+        with pytest.raises(gk.ConfigError, match="splits=.*a whole number from 0 to 16"):
+            gk.Mapping(splits=wrong)                   # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="share memory"):
+        listing.attention.plan(*arrays[:3], arrays[0], 0.1, mapping=SPLIT)
