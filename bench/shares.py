@@ -6,7 +6,8 @@ different lengths: `python -m bench.shares --out bench/results/shares.json`.
 | shares | the program's default mapping | the same by ``splits=1``; PyTorch's ``scaled_dot_product_attention`` |
 | lengths | ``stop=lengths[h]``, lengths evenly from 0 to all | the same program with all of them |
 
-All are CUDA graphs of `CALLS` calls, timed in turns in one run; a time is the median of `TURNS`. Results are compared before.
+All are CUDA graphs of `CALLS` calls, timed in turns in one run; a time is the median of `TURNS`. Results are compared
+before.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def times(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
     return {name: statistics.median(taken) for name, taken in found.items()}
 
 
-def row(work: str, shape: tuple[int, int, int], calls: dict[str, Callable[[], Any]], results: list[Any]) -> list[dict[str, Any]]:
+def row(work: str, shape: tuple[int, int, int], calls: dict[str, Callable[[], Any]],
+        results: list[Any]) -> list[dict[str, Any]]:
     """One for each thing that "ours" is beside. Raises ValueError where results differ."""
     for call in calls.values():
         call()

@@ -66,9 +66,9 @@ class Ranks:
                 raise ValueError(f"rank {rank} refuses the call, so no rank computes it; it says {other['refuses']}")
         places = [other.pop(GPU, str(rank)) for rank, other in enumerate(said)]
         for rank, place in enumerate(places):
-            if (first := places.index(place)) != rank:
-                raise ValueError(f"ranks {first} and {rank} have their tensors on one GPU ({place}), and NCCL needs one for "
-                                 "each; call torch.cuda.set_device(local_rank) first, and put tensors on that device")
+            if (earlier := places.index(place)) != rank:
+                raise ValueError(f"ranks {earlier} and {rank} have their tensors on one GPU ({place}), and NCCL needs one "
+                                 "for each; call torch.cuda.set_device(local_rank) first, and put tensors on that device")
         for rank, other in enumerate(said):
             for name in {**said[0], **other}:
                 first, second = said[0].get(name, "none"), other.get(name, "none")

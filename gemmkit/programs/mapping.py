@@ -36,7 +36,7 @@ class Mapping:
     | ``turns`` | warpgroups start their products one after the other | with 3, or much to compute |
     | ``descending`` | rounds go from the last block to the first; refused where they do not commute | where they commute |
     | ``longest_first`` | tiles that visit most blocks go first; refused where all visit the same | where they differ |
-    | ``splits`` | a tile's rounds are split over so many blocks, and a second kernel merges their cells | as many as idle multiprocessors take, with 4 rounds each |
+    | ``splits`` | so many blocks share a tile's rounds, and a second kernel merges | as idle multiprocessors take them |
     | ``places`` | by the name of a value, ``"registers"``: an error where it has another place | |
 
     >>> Mapping({"m": 128, "n": 256, "k": 64}, stages=3).stages
@@ -111,7 +111,8 @@ class Mapping:
     def __hash__(self) -> int:
         stages = self.stages if isinstance(self.stages, int) else frozenset(self.stages.items())
         names = (frozenset(held.items()) for held in (self.blocks, self.cluster, self.places))
-        return hash((*names, self.warpgroups, stages, self.shared_bytes, self.splits, *(getattr(self, switch) for switch in SWITCHES)))
+        switches = (getattr(self, switch) for switch in SWITCHES)
+        return hash((*names, self.warpgroups, stages, self.shared_bytes, self.splits, *switches))
 
     # -- asked by the passes -------------------------------------------------------------------------------------------
 
@@ -138,8 +139,8 @@ class Mapping:
             if getattr(self, name):
                 raise ConfigError(f"Mapping({name}=True): it takes {need}, and these rounds only add to cells")
         if self.splits > 1:
-            raise ConfigError(f"Mapping(splits={self.splits}): rounds of tiles of whole rows, parallel(a.rows), are split over "
-                              "blocks, and these have rows and columns; take smaller blocks, or gemmkit.matmul")
+            raise ConfigError(f"Mapping(splits={self.splits}): rounds of tiles of whole rows, parallel(a.rows), are split "
+                              "over blocks, and these have rows and columns; take smaller blocks, or gemmkit.matmul")
         other = next((name for name in self.places if name not in values), None)
         if other is not None:
             raise ConfigError(f"Mapping(places={{{other!r}: ...}}): the cells of the program are {', '.join(values)}")

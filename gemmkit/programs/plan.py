@@ -16,9 +16,9 @@ from gemmkit.kernels.sm90.maps import Map
 from gemmkit.lang.freezing import Frozen, freeze_array
 from gemmkit.lang.host import View
 from gemmkit.programs.collectives import TmaOut
-from gemmkit.programs.spare import host_arrays, stream_memory
 from gemmkit.programs.mapping import Mapping
 from gemmkit.programs.modules import NEEDED, ROWS_NEEDED, module_of
+from gemmkit.programs.spare import host_arrays, stream_memory
 from gemmkit.programs.text import Printed
 from gemmkit.ptx.tma import emulated_map
 from gemmkit.row_plans import RESIDENT

@@ -27,7 +27,8 @@ def spare(first: int, shape: tuple[int, ...]) -> ArrayInfo:
     >>> spare(256, (4, 2)).strides
     (2, 1)
     """
-    return ArrayInfo(BEGIN + first, shape, tuple(math.prod(shape[n + 1:]) for n in range(len(shape))), F32, -1, False, "workspace")
+    strides = tuple(math.prod(shape[n + 1:]) for n in range(len(shape)))
+    return ArrayInfo(BEGIN + first, shape, strides, F32, -1, False, "workspace")
 
 
 def stream_memory(ordinal: int, stream: int, infos: list[ArrayInfo]) -> Callable[[ArrayInfo], int]:

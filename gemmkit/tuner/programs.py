@@ -54,8 +54,8 @@ class Programmed(Subject):
             raise ConfigError(f"{self.default.name}: a function of rows has one mapping, which its rows' length decides, so "
                               "that nothing is to be tuned")
         if self.default.merge is not None:
-            raise ConfigError(f"{self.default.name}: its rounds are split over {self.default.mapping.splits} blocks, and a second "
-                              "kernel merges them; the tuner times programs of one kernel")
+            raise ConfigError(f"{self.default.name}: its rounds are split over {self.default.mapping.splits} blocks, and a "
+                              "second kernel merges them; the tuner times programs of one kernel")
         host = next((name for name, info in self.default.infos.items() if info.device < 0), None)
         if host is not None:
             raise TypeError(f"{host} is a host array (NumPy); mappings are timed on a GPU")
@@ -86,7 +86,9 @@ class Programmed(Subject):
         mapping = candidate.mapping
         if mapping.splits > 1:
             raise ConfigError(f"Mapping(splits={mapping.splits}) is of two kernels, and the tuner times one")
-        return planned(self._program, self._arguments, replace(mapping, splits=1) if is_chained(self._loop) else mapping, None)
+        if is_chained(self._loop):
+            mapping = replace(mapping, splits=1)
+        return planned(self._program, self._arguments, mapping, None)
 
     def is_known(self, tried: ProgramPlan) -> bool:
         known = tried.text in self._texts

@@ -15,8 +15,8 @@ __all__ = ["Chain", "chain_of", "depends", "dots", "is_chained", "late_values", 
 @dataclass(eq=False)
 class Chain:
     """``body``: what a round computes, in order; ``carried``: its cells; ``end``: what is computed behind the loop, and
-    ``stores``: what becomes of it. ``length``: the load of what bounds a tile's rounds, where not the array does. ``splits``: how many
-    blocks share a tile's rounds (`gemmkit.programs.chains.shares`)."""
+    ``stores``: what becomes of it. ``length``: the load of what bounds a tile's rounds, where not the array does.
+    ``splits``: how many blocks share a tile's rounds (`gemmkit.programs.chains.shares`)."""
 
     stack: Index | None
     rows: Index

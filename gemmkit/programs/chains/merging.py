@@ -41,7 +41,8 @@ class Merge:
 
     def of(self, one: dict[Value, Value], other: dict[Value, Value]) -> dict[Value, Value]:
         """The merged cells of these."""
-        known = {leaf: one[cell] for cell, leaf in self.one.items()} | {leaf: other[cell] for cell, leaf in self.other.items()}
+        known = {leaf: one[cell] for cell, leaf in self.one.items()}
+        known |= {leaf: other[cell] for cell, leaf in self.other.items()}
 
         def made(x: Value) -> Value:
             if x not in known:
@@ -56,14 +57,16 @@ def merge_of(chain: Chain, signs: dict[str, float]) -> Merge:
     merge = _Reader(chain).merge
     hidden = [x for x in chain.body if x.op == "where" and (chain.index in x.args[0].dims or x.args[0].dims == ())]
     if not all(ignores_hidden(chain, x, signs) for x in hidden):
-        raise _unsplit(chain, "a share of them that shows a row nothing would change its cells; guard them, as by finite(...)")
+        raise _unsplit(chain, "a share of them that shows a row nothing would change its cells; guard them, as by "
+                              "finite(...)")
     if not _is_right(chain, merge, signs):
         raise _unsplit(chain, "what two shares' cells become is not what their rounds in a row make of them")
     return merge
 
 
 def _unsplit(chain: Chain, why: str, line: str = "") -> ConfigError:
-    return refused(ConfigError, f"Mapping(splits=...): the rounds of {chain.index} cannot be split: {why}", line or chain.line)
+    said = f"Mapping(splits=...): the rounds of {chain.index} cannot be split: {why}"
+    return refused(ConfigError, said, line or chain.line)
 
 
 class _Reader:
@@ -95,9 +98,10 @@ class _Reader:
         one, other = self.one[cell], self.other[cell]
         if out.op == "max" and cell in out.args:
             return Value("max", (one, other), dims, None, cell.name, cell.line)
-        if out.op == "neg" and out.args[0].op == "max" and any(y.op == "neg" and y.args[0] is cell for y in out.args[0].args):
-            least = Value("max", tuple(Value("neg", (y,), dims, None, "", cell.line) for y in (one, other)), dims, None, "", cell.line)
-            return Value("neg", (least,), dims, None, cell.name, cell.line)
+        if out.op == "neg" and out.args[0].op == "max" and any(
+                y.op == "neg" and y.args[0] is cell for y in out.args[0].args):
+            minus = tuple(Value("neg", (y,), dims, None, "", cell.line) for y in (one, other))     # the least: -max(-x, -y)
+            return Value("neg", (Value("max", minus, dims, None, "", cell.line),), dims, None, cell.name, cell.line)
         factor = self._factor(out, cell)
         parts = [x if factor is None else Value("mul", (x, self._moved(factor, held)), dims, None, "", cell.line)
                  for x, held in ((one, self.one), (other, self.other))]
@@ -115,16 +119,14 @@ class _Reader:
             (y,) = having
             if x.op == "add" or (x.op == "sub" and y is x.args[0]) or (x.op == "dot" and x.args[2:] == (y,)):
                 return self._factor(y, cell)
-            if x.op == "mul":
-                (by,) = (z for z in x.args if z is not y)
+            if x.op == "mul" or (x.op == "div" and y is x.args[0]):
+                by = next(z for z in x.args if z is not y)
+                if x.op == "div":
+                    by = Value("div", (Value("const", (), by.dims, 1.0, "", x.line), by), by.dims, None, "", x.line)
                 inner = self._factor(y, cell)
                 return by if inner is None else Value("mul", (inner, by), by.dims, None, "", x.line)
-            if x.op == "div" and y is x.args[0]:
-                by = Value("div", (Value("const", (), x.args[1].dims, 1.0, "", x.line), x.args[1]), x.args[1].dims, None, "", x.line)
-                inner = self._factor(y, cell)
-                return by if inner is None else Value("mul", (inner, by), by.dims, None, "", x.line)
-        raise _unsplit(self.chain, f"{cell!r} becomes neither the largest of itself and what a round finds, nor itself times "
-                                   f"a factor and what a round adds", x.line)
+        raise _unsplit(self.chain, f"{cell!r} becomes neither the largest of itself and what a round finds, nor itself "
+                                   "times a factor and what a round adds", x.line)
 
     def _moved(self, x: Value, held: dict[Value, Value]) -> Value:
         """A factor from a share's own cells to the merged ones."""

@@ -1,7 +1,7 @@
 """Rounds that are split over blocks, ``Mapping(splits=4)``: each block has a share of a tile's rounds, and stores its cells.
 
-A tile of few rows and long rounds, as in decoding, leaves most multiprocessors idle: 8 heads of one sequence are 8 tiles. With
-shares they are 8 times as many. What a share's cells are is stored in float32, in memory of the stream's; a second kernel, a
+A tile of few rows and long rounds, as in decoding, leaves most multiprocessors idle: 8 heads of one sequence are 8 tiles.
+With shares they are as many times more. A share's cells are stored in float32, in memory of the stream's; a second kernel, a
 function of rows (`gemmkit.programs.rows`), merges them in the order of the shares by the rule of
 `gemmkit.programs.chains.merging`, and computes what the program stores.
 
@@ -78,8 +78,8 @@ def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processor
             parts[part] = info._replace(pointer=info.pointer + 4 * step * share, readonly=True,
                                         shape=((count,) if of_stack else ()) + shape[1:],
                                         strides=((splits * step,) if of_stack else ()) + info.strides[1:])
-            states[share][c.inside] = Value("load", (), c.init.dims, (Parameter(part, parts[part].shape, F32), chain.indices), part,
-                                            c.inside.line)
+            held = Parameter(part, parts[part].shape, F32), chain.indices
+            states[share][c.inside] = Value("load", (), c.init.dims, held, part, c.inside.line)
         first += -(-4 * math.prod(shape) // ALIGNED) * ALIGNED
     return Shares(cells, _merging(chain, merge, states, stores), parts)
 

@@ -41,8 +41,8 @@ IMPORTS = [
 ]
 
 #: What a text calls its own things, beside `OWN_NAMES`.
-TAKEN = ("begins", "end_seen", "ends", "first_seen", "outer", "following", "free_from", "free_to", "i", "place", "room", "section", "share",
-         "turns", "values")
+TAKEN = ("begins", "end_seen", "ends", "first_seen", "following", "free_from", "free_to", "i", "outer", "place", "room",
+         "section", "share", "turns", "values")
 
 
 def names_of_ranges(chain: Chain) -> list[str]:

@@ -17,7 +17,7 @@ from gemmkit.programs.chains import algebra
 from gemmkit.programs.chains.chain import Chain
 from gemmkit.programs.trace import Value
 
-__all__ = ["SCALES", "Trial", "same", "changed_by_nothing", "commutes", "ignores_hidden"]
+__all__ = ["SCALES", "Trial", "changed_by_nothing", "commutes", "ignores_hidden", "same"]
 
 FUNCTIONS = {**algebra.FUNCTIONS, **reference.FUNCTIONS}               # of programs as they are traced, and rewritten
 

@@ -38,7 +38,7 @@ def test_drawn(seed: int) -> None:
     wanted = program.reference(*arrays, **more)
     arguments = program.bound(tuple(given), more)
     plan.run(arguments)
-    results = [arguments[name] for name in arguments if name in plan.printed.outs]
+    results = [arguments[name] for name in arguments if name in plan.results]
     for result, exact in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
         got = result.get()
         assert np.abs(got - exact).max() <= (2e-3 if got.dtype == np.float16 else 1e-4) * max(1.0, np.abs(exact).max())
@@ -52,7 +52,7 @@ def test_drawn_chains(seed: int) -> None:
     plan = program.plan(*given.values(), mapping=mapping)
     wanted = program.reference(*arrays, **more)
     plan.run(given)
-    results = [given[name].get() for name in given if name in plan.printed.outs]
+    results = [given[name].get() for name in given if name in plan.results]
     most = 2e-2 if more.get("score") else 3e-3         # tanh of 20 is to 2^-11 of it, and weights are its exponentials
     chains.check_close(results, wanted, lambda got: most)
 
@@ -66,7 +66,7 @@ def test_drawn_lengths(seed: int) -> None:
     plan = program.plan(*given.values(), mapping=mapping)
     wanted = program.reference(*arrays, **more)
     plan.run(given)
-    results = [given[name].get() for name in given if name in plan.printed.outs]
+    results = [given[name].get() for name in given if name in plan.results]
     chains.check_close(results, wanted, lambda got: 3e-3)
     chains.check_infinite(results, wanted)
 

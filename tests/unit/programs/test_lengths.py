@@ -37,7 +37,7 @@ def check(program: gp.Program, arrays: list[np.ndarray], mapping: gk.Mapping, se
     given = program.bound(tuple(arrays), components)
     with gk.emulate(seed):
         plan.run(given)
-    results = [given[name] for name in given if name in plan.printed.outs]
+    results = [given[name] for name in given if name in plan.results]
     chains.check_close(results, wanted, lambda got: 3e-3)
     chains.check_infinite(results, wanted)
     return plan

@@ -41,7 +41,7 @@ def check(program: gp.Program, *arrays: np.ndarray, seed: int | None = None, ulp
     arguments = program.bound(arrays, components)
     with gk.emulate(seed):
         plan.run(arguments)
-    results = [array for name, array in arguments.items() if name in plan.printed.outs]
+    results = [array for name, array in arguments.items() if name in plan.results]
     for got, exact in zip(results, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
         close(got, exact, ulps)
 
