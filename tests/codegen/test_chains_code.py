@@ -99,3 +99,17 @@ def test_machine_code(name: str) -> None:
     assert rounds and not [line for one in rounds for line in written_in_flight(one)]
     least = min(map(len, rounds))
     assert least <= (most if isinstance(most, int) else MORE * min(map(len, rounds_of(most()))))
+
+
+@pytest.mark.parametrize("splits, d, components", [(4, 128, SCALED), (16, 128, dict(SCALED, visible=chains.between)), (16, 256, SCALED)])
+def test_shares_have_the_rounds_of_whole_tiles(splits: int, d: int, components: dict[str, Any]) -> None:
+    """And in the kernel that merges them nothing spills, of up to 16 rows that are added up."""
+    arrays = heads(d)
+    plans = [recorded(lambda mapping=gk.Mapping(splits=n): listing.attention(*arrays, mapping=mapping, **components), H100, zeros=False)
+             for n in (1, splits)]
+    (whole,), (shares, merge) = plans
+    for plan in (shares, merge):
+        usage = plan.launchable.entry().meta["usage"]
+        assert usage["spill_stores"] == usage["spill_loads"] == usage["stack_bytes"] == 0
+    found, wanted = (min(map(len, rounds_of(plan))) for plan in (shares, whole))
+    assert found <= MORE * wanted and not [line for one in rounds_of(shares) for line in written_in_flight(one)]
