@@ -36,6 +36,7 @@ __all__ = ["RowsLaunch", "dealt", "run_rows"]
 FLOATS = "float16", "bfloat16", "float32", "float64"
 WORDS = 16                             # bytes that a thread loads at a time
 WARP, MOST_WARPS = 32, 32
+MOST_AT_ONCE = 48                      # of all rows: elements, and two values of each row (16 x 4 spilled 124 bytes)
 MOST_PIECES = 4                        # of these that a thread holds: with more, blocks of 1,024 threads spill
 ROWS_PER_BLOCK = 4                     # where a warp has a row
 RESIDENT = 1024                        # threads of a multiprocessor: while some fold their rows, others wait for theirs
@@ -122,6 +123,8 @@ def dealt(columns: int, itemsize: int, dtype: np.dtype, held_at_once: int = 1) -
     (1, 3, 3, 8)
     """
     vector = math.gcd(columns, WORDS // itemsize) or 1
+    while vector > 1 and (vector + 2) * held_at_once > MOST_AT_ONCE:
+        vector //= 2
     pieces = -(-columns // vector)
     most = min(MOST_PIECES, MOST_PIECES * WORDS // 2 // (vector * held_at_once))
     warps = 1

@@ -158,8 +158,9 @@ class ProgramPlan:
     def launchable(self) -> Launchable:
         module, ordinal = self.module, max(info.device for info in self.infos.values())
         threads = module.ROWS.team.block if self.is_of_rows else module.WARPGROUPS.threads
+        resident = RESIDENT // 2 if self.spare else RESIDENT       # what merges 16 shares has some 60 values of a row
         return Launchable(module.kernel, self.arguments, threads, self.blocks, self.device, ordinal, module.SHARED_BYTES,
-                          cluster=self.cluster.size, blocks_per_sm=max(1, RESIDENT // threads) if self.is_of_rows else 1)
+                          cluster=self.cluster.size, blocks_per_sm=max(1, resident // threads) if self.is_of_rows else 1)
 
     @cached_property
     def bound(self) -> _Bound:

@@ -105,8 +105,8 @@ def test_machine_code(name: str) -> None:
 def test_shares_have_the_rounds_of_whole_tiles(splits: int, d: int, components: dict[str, Any]) -> None:
     """And in the kernel that merges them nothing spills, of up to 16 rows that are added up."""
     arrays = heads(d)
-    plans = [recorded(lambda mapping=gk.Mapping(splits=n): listing.attention(*arrays, mapping=mapping, **components), H100, zeros=False)
-             for n in (1, splits)]
+    plans = [recorded(lambda mapping=gk.Mapping(splits=n, across=False): listing.attention(
+        *arrays, mapping=mapping, **components), H100, zeros=False) for n in (1, splits)]
     (whole,), (shares, merge) = plans
     for plan in (shares, merge):
         usage = plan.launchable.entry().meta["usage"]

@@ -106,6 +106,8 @@ def _candidates(chain: Chain, places: ChainPlaces, mapping: Mapping) -> Iterator
         raise ConfigError(f"Mapping(blocks={{{chain.index.name!r}: {given}}}): {chain.index} goes along a stack, one by one")
     lengths = (1,) if chain.index.stack else (given,) if given is not None else DEFAULTS
     joins = (mapping.across,) if mapping.across is not None else (True, False)
+    if chain.splits > 1 and mapping.across is None:    # a share has few tiles, and rounds of 475 instructions: 496 across
+        joins = (False,)
     three = not mapping.warpgroups and chain.rows.extent.size > 2 * ROWS and not only_adds(chain) and not _is_heavy(chain)
     rows = mapping.blocks.get(chain.rows.name, 0)
     if not mapping.warpgroups and rows in (ROWS, 2 * ROWS, 3 * ROWS):
