@@ -12,6 +12,7 @@ shows nothing.
 from __future__ import annotations
 
 import math
+from itertools import count as count_from
 from typing import NamedTuple
 
 import numpy as np
@@ -67,7 +68,8 @@ def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processor
     rows, first, cells, parts = chain.rows.extent.size, 0, {}, {}
     states: list[dict[Value, Value]] = [{} for _ in range(splits)]
     for c in chain.carried:
-        name, columns = f"{c.inside.name or 'cell'}_shares", [dim.size for dim in c.init.dims[1:]]
+        base, columns = c.inside.name or "cell", [dim.size for dim in c.init.dims[1:]]
+        name = next(x for n in count_from(1) if (x := f"{base}{'' if n == 1 else f'_{n}'}_shares") not in cells)
         shape = (count * splits, rows, *columns)
         info = cells[name] = spare(first, shape)
         chain.stores.append(Store(Parameter(name, shape, F32), chain.indices, c.after, None, c.inside.line))

@@ -75,6 +75,27 @@ def test_cells_of_several_kinds(rows: int, places: int, splits: int) -> None:
         assert check(ranges_of_rows, arrays, dataclasses.replace(SPLIT, splits=1)).merge is None
 
 
+@gk.program
+def in_a_list(a: Any, b: Any, most: Any, sums: Any) -> None:
+    """Cells that no variable has for its own."""
+    for m in gp.parallel(a.rows):
+        cells = [gp.full(m, -math.inf), gp.zeros(m, b.columns)]
+        for n in gp.sequential(b.rows):
+            s = a[m] @ b[n].T
+            cells[0][:] = gp.maximum(cells[0], s.max(axis=1))
+            cells[1][:] = cells[1] + s.astype(a.dtype) @ b[n]
+        most[m] = cells[0]
+        sums[m] = cells[1]
+
+
+def test_cells_without_a_name() -> None:
+    rng = np.random.default_rng(5)
+    a, b = chains.half(rng, 70, 64) / F16(8), chains.half(rng, 200, 64)
+    with assumed(ONE):
+        plan = check(in_a_list, [a, b, chains.empty(70, dtype=F32), chains.empty(70, 64)], SPLIT)
+    assert plan.spare == ("cell_shares", "cell_2_shares")
+
+
 def test_a_cell_that_is_normalised_in_every_round() -> None:
     """What a share has is its own sums' quotient: its factor is made of two other cells, merged and its own."""
     rng = np.random.default_rng(1)
