@@ -110,9 +110,10 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
     indices = *chain.indices, chain.index
     _check_own_names([*infos, *numbers, *(c.inside.name for c in chain.carried), *(index.name for index in indices)],
                      [index.name for index in indices])
-    clash = next((key for key in (*infos, *numbers) if key in names_of_ranges(chain)), None)
+    names = *infos, *numbers, *(index.name for index in indices)
+    clash = next((key for key in names if key in names_of_ranges(chain)), None)
     if clash is not None:
-        raise _taken(clash)
+        raise _taken(clash) if made.shares is None else _NoMerge(_taken(clash))
     operands = {block.parameter.name: chain.line for ring in made.places.rings for block in ring.blocks}
     shares = made.shares
     stores: list[Store] = chain.stores if shares is None else shares.merging.body
@@ -129,6 +130,8 @@ def _chained(name: str, loop: Loop, infos: dict[str, ArrayInfo], arguments: dict
 
 
 class _NoMerge(Exception):
+    """Rounds cannot be split, by this ``reason``: where nothing is said of splits, they are not."""
+
     def __init__(self, reason: Exception):
         super().__init__(str(reason))
         self.reason = reason
@@ -139,7 +142,7 @@ def _merging(name: str, shares: Shares, infos: dict[str, ArrayInfo], arguments: 
     """Of the kernel that merges what shares of rounds have made, a function of rows."""
     clash = next((key for key in (*shares.cells, *shares.parts) if key in infos), None)
     if clash is not None:
-        raise _taken(clash)
+        raise _NoMerge(_taken(clash))
     used = {store.parameter.name for store in shares.merging.body}
     used |= {x.data[0].name for x in walked([store.value for store in shares.merging.body]) if x.op == "load"}
     held = {key: info for key, info in {**infos, **shares.parts}.items() if key in used}

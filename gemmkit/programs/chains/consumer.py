@@ -194,7 +194,7 @@ class Consumer(Role):
             self.compute(x, False)
         stack = "0" if self.chain.stack is None else self.of_tile(self.chain.stack)
         if self.chain.splits > 1:
-            stack = "before_outer" if self.before else "outer"
+            stack = f"before_{self.outer}" if self.before else self.outer
         rows = self.chain.rows
         for store in self.chain.stores:
             name = store.parameter.name

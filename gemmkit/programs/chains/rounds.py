@@ -54,6 +54,11 @@ class Role:
         return f"before_{index.name}" if self.before and index in self.chain.indices else index.name
 
     @property
+    def outer(self) -> str:
+        """Which share of which of the stack a tile is of, where shares are."""
+        return f"{self.n}_outer"
+
+    @property
     def forward(self) -> str:
         return "-" if self.choice.descending else "+"
 
@@ -126,10 +131,10 @@ class Role:
         if self.chain.is_bounded and not (self.is_bounded and self.ranges.ends):
             self.put(f"{self.end} = max({self.chain.stop}, {f'{self.first} + 1' if begins else '1'})")
         if self.chain.splits > 1:
-            of_tile, share, stop = f" - {self.first}" if begins else "", f"{n}_share", self.chain.stop
-            self.put(f"{share} = blocks(blocks({self.end}{of_tile}, {step}), {self.chain.splits}) * {step}")
-            put(self.first, f"{f'{self.first} + ' if begins else ''}share * {share}")
-            put(self.end, f"max(min({self.end}, {self.first} + {share}), {self.first} + 1)")
+            of_tile, each, stop = f" - {self.first}" if begins else "", f"{n}_each", self.chain.stop
+            self.put(f"{each} = blocks(blocks({self.end}{of_tile}, {step}), {self.chain.splits}) * {step}")
+            put(self.first, f"{f'{self.first} + ' if begins else ''}{n}_share * {each}")
+            put(self.end, f"max(min({self.end}, {self.first} + {each}), {self.first} + 1)")
             put(stop, f"{stop} if {self.first} < {stop} else 0")
         if uniform and self.ranges.has_tests and self.ranges.has_free:
             for name, function, bounds in ((f"{n}_free", "free_from", self.ranges.begins),
@@ -208,7 +213,7 @@ class Role:
         self.end_rounds()
         self.put(self.next_tile, "if tile < tiles(sizes):")
         self.depth += 1
-        outer = ["outer"] if self.chain.splits > 1 else []
+        outer = [self.outer] if self.chain.splits > 1 else []
         kept = [*outer, *(index.name for index in self.chain.indices), *self.kept()]
         self.put(f"{', '.join(f'before_{name}' for name in kept)} = {', '.join(kept)}")
         self.begin(True)
@@ -230,10 +235,11 @@ class Role:
         if chain.splits == 1:
             self.put(f"{self.tile} = place(tile, sizes)")
         else:
-            self.put(f"outer, {chain.rows.name} = place(tile, sizes)")
-            self.put(f"share = outer - udiv(outer, {chain.splits}) * {chain.splits}")
+            which = f"udiv({self.outer}, {chain.splits})"
+            self.put(f"{self.outer}, {chain.rows.name} = place(tile, sizes)")
+            self.put(f"{self.n}_share = {self.outer} - {which} * {chain.splits}")
             if chain.stack is not None:
-                self.put(f"{chain.stack.name} = udiv(outer, {chain.splits})")
+                self.put(f"{chain.stack.name} = {which}")
         self.begin_tile(joined)
         self.range()
 

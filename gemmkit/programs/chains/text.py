@@ -41,13 +41,14 @@ IMPORTS = [
 ]
 
 #: What a text calls its own things, beside `OWN_NAMES`.
-TAKEN = ("begins", "end_seen", "ends", "first_seen", "following", "free_from", "free_to", "i", "outer", "place", "room",
-         "section", "share", "turns", "values")
+TAKEN = ("begins", "end_seen", "ends", "first_seen", "following", "free_from", "free_to", "i", "place", "room", "section",
+         "turns", "values")
 
 
 def names_of_ranges(chain: Chain) -> list[str]:
-    """What a text calls the places where rounds begin and end."""
-    return [f"{chain.index.name}_{what}" for what in ("end", "first", "free", "length", "share", "tested")]
+    """What a text calls the places where rounds begin and end, and the shares of a tile's."""
+    of_shares = ("each", "outer", "share") if chain.splits > 1 else ()
+    return [f"{chain.index.name}_{what}" for what in ("end", "first", "free", "length", "tested", *of_shares)]
 
 
 def tests_of(chain: Chain, ranges: Ranges) -> set[Value]:

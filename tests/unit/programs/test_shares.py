@@ -96,6 +96,38 @@ def test_cells_without_a_name() -> None:
     assert plan.spare == ("cell_shares", "cell_2_shares")
 
 
+@gk.program
+def called_as_the_text(q: Any, k: Any, v: Any, share: Any, o: Any) -> None:
+    for outer, m in gp.parallel(q.count, q.rows):
+        out = gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows):
+            out += gp.tanh(q[outer, m] @ k[outer, n].T).astype(v.dtype) @ v[outer, n]
+        o[outer, m] = out * share[outer, m]
+
+
+@gk.program
+def called_as_ranges(q: Any, k: Any, v: Any, n_share: Any, o: Any) -> None:
+    for h, m in gp.parallel(q.count, q.rows):
+        out = gp.zeros(m, v.columns)
+        for n in gp.sequential(k.rows):
+            out += gp.tanh(q[h, m] @ k[h, n].T).astype(v.dtype) @ v[h, n]
+        o[h, m] = out * n_share[h, m]
+
+
+def test_names() -> None:
+    """Indices called ``share`` and ``outer`` were taken for the text's own, and results were wrong. Of a name that the text
+    needs for shares they are refused where they are asked for, and else there are none."""
+    rng = np.random.default_rng(6)
+    q, k, v = (chains.half(rng, 2, extent, 64, scale=0.3) for extent in (70, 300, 300))
+    arrays = [q, k, v, rng.random((2, 70)).astype(F32), chains.empty(2, 70, 64)]
+    open_ = gk.Mapping({"n": 16}, warpgroups=1)
+    for mapping in (SPLIT, open_):
+        assert check(called_as_the_text, arrays, mapping).merge is not None
+    assert check(called_as_ranges, arrays, open_).merge is None
+    with pytest.raises(ValueError, match="n_share: the derived text has this name"):
+        called_as_ranges.plan(*arrays, mapping=SPLIT)
+
+
 def test_a_cell_that_is_normalised_in_every_round() -> None:
     """What a share has is its own sums' quotient: its factor is made of two other cells, merged and its own."""
     rng = np.random.default_rng(1)
@@ -123,11 +155,11 @@ def test_shares_end_where_blocks_do() -> None:
 
 
 @pytest.mark.parametrize("old, new", [
-    ("n_first = share * n_share", "n_first = 0 * share"), ("share * n_share", "share * n_share + 32"),
-    ("n_end = max(min(n_end, n_first + n_share), n_first + 1)", "n_end = n_end"),
+    ("n_first = n_share * n_each", "n_first = 0 * n_share"), ("n_share * n_each", "n_share * n_each + 32"),
+    ("n_end = max(min(n_end, n_first + n_each), n_first + 1)", "n_end = n_end"),
     ("n_length = n_length if n_first < n_length else 0", "n_length = n_length"),        # harmless: see the test
-    ("return outer, ", "return outer + 1 - 1 * 2, "), ("udiv(outer, 3) * 3", "udiv(outer, 3) * 2"),
-    ("0, sizes.m, 64, outer)", "0, sizes.m, 64, h)")])
+    ("return outer, ", "return outer + 1 - 1 * 2, "), ("udiv(n_outer, 3) * 3", "udiv(n_outer, 3) * 2"),
+    ("0, sizes.m, 64, n_outer)", "0, sizes.m, 64, h)")])
 def test_a_fault_is_found(old: str, new: str) -> None:
     """Of the lines that shares add to a text: each changed everywhere, the emulator raises, or a result is wrong."""
     rng = np.random.default_rng(3)
@@ -136,8 +168,8 @@ def test_a_fault_is_found(old: str, new: str) -> None:
     mapping = dataclasses.replace(SPLIT, ahead=False)
     with assumed(ONE):
         text = listing.attention.plan(*arrays, 0.125, mapping=mapping).text
-        text = text.replace("uniform(share * n_share)", "share * n_share").replace(
-            "uniform(max(min(n_end, n_first + n_share), n_first + 1))", "max(min(n_end, n_first + n_share), n_first + 1)").replace(
+        text = text.replace("uniform(n_share * n_each)", "n_share * n_each").replace(
+            "uniform(max(min(n_end, n_first + n_each), n_first + 1))", "max(min(n_end, n_first + n_each), n_first + 1)").replace(
             "uniform(n_length if n_first < n_length else 0)", "n_length if n_first < n_length else 0")
         assert old in text
         plan = listing.attention.plan(*arrays, 0.125, mapping=mapping, text=text.replace(old, new))
