@@ -4,10 +4,10 @@ different lengths: `python -m bench.shares --out bench/results/shares.json`.
 | kind | ours | beside |
 |---|---|---|
 | shares | the program's default mapping | the same by ``splits=1``; PyTorch's ``scaled_dot_product_attention`` |
-| lengths | ``stop=lengths[h]``, lengths evenly from 0 to all | the same program with all of them |
+| lengths | ``stop=lengths[h]``, lengths evenly from 1 to all | the same with all of them; without ``stop=`` |
 
 All are CUDA graphs of `CALLS` calls, timed in turns in one run; a time is the median of `TURNS`. Results are compared
-before.
+before, of shares and of lengths with PyTorch's.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 
 import gemmkit as gk
 from bench import report
+from bench.backends import Torch
 from gemmkit import programs as gp
 
 CALLS, TURNS, D = 10, 9, 128
@@ -31,10 +32,10 @@ LONG = 64, 2048, 2048
 
 
 @gk.program
-def attention(q: Any, k: Any, v: Any, o: Any, scale: float) -> None:
+def attention(q: Any, k: Any, v: Any, o: Any, scale: float, lengths: Any = None) -> None:
     for h, m in gp.parallel(q.count, q.rows):
         best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
-        for n in gp.sequential(k.rows):
+        for n in gp.sequential(k.rows, stop=None if lengths is None else lengths[h]):
             s = scale * (q[h, m] @ k[h, n].T)
             top = gp.maximum(best, s.max(axis=1))
             zero = gp.finite(top)
@@ -43,57 +44,25 @@ def attention(q: Any, k: Any, v: Any, o: Any, scale: float) -> None:
             out[:] = out * shrink + p.astype(v.dtype) @ v[h, n]
             best[:] = top
         o[h, m] = out / total
-
-
-@gk.program
-def padded_attention(q: Any, k: Any, v: Any, lengths: Any, o: Any, scale: float) -> None:
-    for h, m in gp.parallel(q.count, q.rows):
-        best, total, out = gp.full(m, -math.inf), gp.zeros(m), gp.zeros(m, v.columns)
-        for n in gp.sequential(k.rows, stop=lengths[h]):
-            s = scale * (q[h, m] @ k[h, n].T)
-            top = gp.maximum(best, s.max(axis=1))
-            zero = gp.finite(top)
-            p, shrink = gp.exp(s - zero), gp.exp(best - zero)
-            total[:] = total * shrink + p.sum(axis=1)
-            out[:] = out * shrink + p.astype(v.dtype) @ v[h, n]
-            best[:] = top
-        o[h, m] = out / total
-
-
-def captured(call: Callable[[], Any]) -> Any:
-    """A graph of `CALLS` calls."""
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            call()
-    return graph
 
 
 def times(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
     """Microseconds a call, by the name."""
-    graphs = {name: captured(call) for name, call in calls.items()}
+    lib = Torch()
+    graphs = {name: lib.capture([call] * CALLS) for name, call in calls.items()}
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(TURNS):
         for name, graph in graphs.items():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            graph.replay()
-            begin.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            found[name].append(begin.elapsed_time(end) / CALLS * 1e3)
+            found[name].append(lib.elapsed_us(graph) / CALLS)
     return {name: statistics.median(taken) for name, taken in found.items()}
 
 
 def row(work: str, shape: tuple[int, int, int], calls: dict[str, Callable[[], Any]],
-        results: list[Any]) -> list[dict[str, Any]]:
-    """One for each thing that "ours" is beside. Raises ValueError where results differ."""
+        compared: list[tuple[Any, Any]]) -> list[dict[str, Any]]:
+    """One for each thing that "ours" is beside. Raises ValueError where two results that are ``compared`` differ."""
     for call in calls.values():
         call()
-    exact = results[-1].float()
-    error = max(float((x.float() - exact).abs().max() / exact.abs().max()) for x in results)
+    error = max(float((one.float() - exact.float()).abs().max() / exact.float().abs().max()) for one, exact in compared)
     if not error <= 1e-2:
         raise ValueError(f"{work} {shape}: results differ by {error:.3f} of the largest element")
     found = times(calls)
@@ -104,35 +73,41 @@ def row(work: str, shape: tuple[int, int, int], calls: dict[str, Callable[[], An
                  error=error) for name, taken in found.items() if name != "ours"]
 
 
-def heads(count: int, rows: int, places: int) -> list[Any]:
-    return [torch.randn(count, extent, D, device="cuda", dtype=torch.float16) for extent in (rows, places, places)]
+def heads(count: int, rows: int, places: int) -> tuple[Any, Any, Any]:
+    q, k, v = (torch.randn(count, extent, D, device="cuda", dtype=torch.float16) for extent in (rows, places, places))
+    return q, k, v
+
+
+def run(q: Any, k: Any, v: Any, mapping: gk.Mapping | None = None,
+        lengths: Any = None) -> tuple[Any, Callable[[], Any], Any]:
+    """A plan, a call of it, and what it stores into."""
+    given = dict(q=q, k=k, v=v, o=torch.full_like(q, torch.nan), scale=D ** -0.5, lengths=lengths)
+    plan = attention.plan(**given, mapping=mapping)
+    return plan, lambda: plan.run(given), given["o"]
+
+
+def by_pytorch(q: Any, k: Any, v: Any) -> Any:
+    return torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], scale=D ** -0.5)[0]
 
 
 def shares(shape: tuple[int, int, int]) -> list[dict[str, Any]]:
-    q, k, v = heads(*shape)
-    scale, results = D ** -0.5, [torch.full_like(q, torch.nan) for _ in range(3)]
-    plans = [attention.plan(q, k, v, o, scale, mapping=mapping) for o, mapping in zip(results, (None, gk.Mapping(splits=1)))]
-    given = [dict(q=q, k=k, v=v, o=o, scale=scale) for o in results]
-
-    def theirs() -> Any:
-        return torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], scale=scale)[0]
-
-    results[2].copy_(theirs())
-    calls = {"ours": lambda: plans[0].run(given[0]), "splits=1": lambda: plans[1].run(given[1]), "PyTorch": theirs}
-    return row(f"{plans[0].mapping.splits} shares", shape, calls, results)
+    x = heads(*shape)
+    plan, ours, o = run(*x)
+    _, whole, of_whole = run(*x, mapping=gk.Mapping(splits=1))
+    exact = by_pytorch(*x)
+    return row(f"{plan.mapping.splits} shares", shape, {"ours": ours, "splits=1": whole, "PyTorch": lambda: by_pytorch(*x)},
+               [(o, exact), (of_whole, exact)])
 
 
 def lengths(shape: tuple[int, int, int]) -> list[dict[str, Any]]:
     q, k, v = heads(*shape)
-    scale, results = D ** -0.5, [torch.full_like(q, torch.nan) for _ in range(3)]
-    some = torch.linspace(1, shape[2], shape[0], device="cuda").int()
-    every = torch.full_like(some, shape[2])
-    plans = {name: padded_attention.plan(q, k, v, some, o, scale) for name, o in zip(("ours", "all", "without"), results)}
-    whole = attention.plan(q, k, v, results[2], scale)
-    calls = {"all of them": lambda: plans["all"].run(dict(q=q, k=k, v=v, lengths=every, o=results[1], scale=scale)),
-             "ours": lambda: plans["ours"].run(dict(q=q, k=k, v=v, lengths=some, o=results[0], scale=scale)),
-             "no stop=": lambda: whole.run(dict(q=q, k=k, v=v, o=results[2], scale=scale))}
-    return row(f"lengths, {float(some.float().mean()) / shape[2]:.2f} of all", shape, calls, results[1:])
+    some = torch.linspace(1, shape[2], shape[0], device=q.device).int()
+    _, ours, o = run(q, k, v, lengths=some)
+    _, every, of_all = run(q, k, v, lengths=torch.full_like(some, shape[2]))
+    _, without, of_none = run(q, k, v)
+    exact = torch.cat([by_pytorch(q[h:h + 1], k[h:h + 1, :n], v[h:h + 1, :n]) for h, n in enumerate(some.tolist())])
+    return row(f"lengths, {float(some.float().mean()) / shape[2]:.2f} of all", shape,
+               {"ours": ours, "all of them": every, "no stop=": without}, [(o, exact), (of_all, of_none)])
 
 
 def main() -> None:

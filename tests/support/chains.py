@@ -29,6 +29,18 @@ def check_infinite(results: list[Any], wanted: Any) -> None:
         assert np.array_equal(got[np.isinf(exact)], exact[np.isinf(exact)])
 
 
+def check(program: gp.Program, arrays: list[np.ndarray], mapping: gk.Mapping, seed: int | None = None, **components: Any) -> Any:
+    """The plan of a program, all of whose results in the emulator are the reference's: to rounding, NaN and infinite where it is."""
+    plan = program.plan(*arrays, mapping=mapping, **components)
+    wanted, given = program.reference(*arrays, **components), program.bound(tuple(arrays), components)
+    with gk.emulate(seed):
+        plan.run(given)
+    results = [given[name] for name in given if name in plan.results]
+    check_close(results, wanted, lambda got: 2e-2 if components.get("score") else 3e-3)
+    check_infinite(results, wanted)
+    return plan
+
+
 @gk.program
 def decayed(q: Any, k: Any, v: Any, decay: Any, bias: Any, o: Any, lse: Any, scale: float) -> None:
     """Attention whose scores fall with the distance, by a factor for each head, on top of a bias; and its logarithms."""

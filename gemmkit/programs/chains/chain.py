@@ -41,11 +41,11 @@ class Chain:
     @property
     def stop(self) -> str:
         """What a text calls the place behind the last that rounds go to."""
-        return f"{self.index.name}_length" if self.is_bounded else f"sizes.{self.index.name}"
+        return f"{self.index.name}_length" if self.has_length else f"sizes.{self.index.name}"
 
     @property
-    def is_bounded(self) -> bool:
-        """Whether a tile's rounds may end where the array does not."""
+    def has_length(self) -> bool:
+        """Whether a text has a length of each tile's own."""
         return self.length is not None or self.splits > 1
 
     @property

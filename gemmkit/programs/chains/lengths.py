@@ -51,7 +51,7 @@ def check_bounded(chain: Chain) -> None:
 def begun(chain: Chain, signs: dict[str, float]) -> None:
     """Where a length is 0, or a share has no rounds, cells are what they begin with: of those that a round without places
     changes behind the loop."""
-    if not chain.is_bounded:
+    if not chain.has_length:
         return
     changed = set(changed_by_nothing(chain, signs))
     needed = {y for x in chain.end for y in x.args} | {store.value for store in chain.stores}

@@ -26,7 +26,7 @@ from gemmkit.programs.chains.trials import SCALES, Trial, ignores_hidden, same
 from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Value
 
-__all__ = ["Merge", "merge_of"]
+__all__ = ["Merge", "made_anew", "merge_of"]
 
 _OF_A_BLOCK = "load", "dot", "rowmax", "rowsum", "transpose", "coordinate", "inside", "carried"
 
@@ -41,15 +41,19 @@ class Merge:
 
     def of(self, one: dict[Value, Value], other: dict[Value, Value]) -> dict[Value, Value]:
         """The merged cells of these."""
-        known = {leaf: one[cell] for cell, leaf in self.one.items()}
-        known |= {leaf: other[cell] for cell, leaf in self.other.items()}
+        known = self.leaves(one, other)
+        return {cell: made_anew(x, known) for cell, x in self.result.items()}
 
-        def made(x: Value) -> Value:
-            if x not in known:
-                known[x] = Value(x.op, tuple(map(made, x.args)), x.dims, x.data, x.name, x.line) if x.args else x
-            return known[x]
+    def leaves(self, one: dict[Value, Any], other: dict[Value, Any]) -> dict[Value, Any]:
+        """What the leaves stand for, of two shares' cells."""
+        return {held[cell]: given[cell] for held, given in ((self.one, one), (self.other, other)) for cell in held}
 
-        return {cell: made(x) for cell, x in self.result.items()}
+
+def made_anew(x: Value, known: dict[Value, Value]) -> Value:
+    """A value with others in place of those in ``known``, which what is made is added to."""
+    if x not in known:
+        known[x] = Value(x.op, tuple(made_anew(y, known) for y in x.args), x.dims, x.data, x.name, x.line) if x.args else x
+    return known[x]
 
 
 def merge_of(chain: Chain, signs: dict[str, float]) -> Merge:
@@ -162,8 +166,7 @@ def _is_right(chain: Chain, merge: Merge, signs: dict[str, float]) -> bool:
 
 
 def _computed(trial: Trial, merge: Merge, one: dict[Value, Any], other: dict[Value, Any]) -> dict[Value, Any]:
-    known: dict[Value, Any] = {leaf: one[cell] for cell, leaf in merge.one.items()}
-    known |= {leaf: other[cell] for cell, leaf in merge.other.items()}
+    known = merge.leaves(one, other)
 
     def value(x: Value) -> Any:
         if x not in known:

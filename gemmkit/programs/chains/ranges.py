@@ -15,7 +15,7 @@ from gemmkit.programs.chains.trials import ignores_hidden
 from gemmkit.programs.trace import Value
 from gemmkit.programs.values import Index
 
-__all__ = ["Bound", "Ranges", "bounds_of", "ranges_of"]
+__all__ = ["Bound", "Ranges", "bounds_of", "mentions", "ranges_of"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def ranges_of(chain: Chain, signs: dict[str, float]) -> Ranges:
     """Of a program as it is traced."""
     out, ignored = Ranges(), True
     for x in chain.body:
-        if x.op == "where" and (chain.index in x.args[0].dims or _mentions(x.args[0], chain.index)):
+        if x.op == "where" and (chain.index in x.args[0].dims or mentions(x.args[0], chain.index)):
             out.has_tests = True
             bounds = bounds_of(x.args[0], chain.rows, chain.index)
             if bounds is None:
@@ -67,8 +67,9 @@ def ranges_of(chain: Chain, signs: dict[str, float]) -> Ranges:
     return out
 
 
-def _mentions(x: Value, index: Index) -> bool:
-    return (x.op == "coordinate" and x.data is index) or any(_mentions(y, index) for y in x.args)
+def mentions(x: Value, index: Index) -> bool:
+    """Whether a value depends on the places along an index."""
+    return (x.op == "coordinate" and x.data is index) or any(mentions(y, index) for y in x.args)
 
 
 def bounds_of(x: Value, rows: Index, index: Index) -> tuple[list[Bound], list[Bound]] | None:

@@ -107,12 +107,12 @@ class Role:
     @property
     def has_end(self) -> bool:
         """Whether tiles end where the array does not."""
-        return self.chain.is_bounded or (self.is_bounded and bool(self.ranges.ends))
+        return self.chain.has_length or (self.is_bounded and bool(self.ranges.ends))
 
     def range(self) -> None:
         """Where a tile's rounds begin."""
         n, step, uniform, length = self.n, self.step, self.kind == CONSUMER, self.chain.length
-        given = ", ".join([self.chain.rows.name, *([self.chain.stop] if self.chain.is_bounded else []), "sizes"])
+        given = ", ".join([self.chain.rows.name, *([self.chain.stop] if self.chain.has_length else []), "sizes"])
 
         def put(name: str, made: str) -> None:
             self.put(f"{name} = uniform({made})" if uniform else f"{name} = {made}")
@@ -120,7 +120,7 @@ class Role:
         if length is not None:
             parameter, key = length.data
             put(self.chain.stop, f"min(int({parameter.name}[{', '.join(index.name for index in key)}]), sizes.{n})")
-        elif self.chain.is_bounded:
+        elif self.chain.has_length:
             self.put(f"{self.chain.stop} = sizes.{n}")
         if self.is_bounded:
             for name, function, bounds in ((self.first, "first_seen", self.ranges.begins),
@@ -128,7 +128,7 @@ class Role:
                 if bounds:                             # the assembler does not see that loops over them are uniform
                     put(name, f"{function}({given})")
         begins = self.is_bounded and bool(self.ranges.begins)
-        if self.chain.is_bounded and not (self.is_bounded and self.ranges.ends):
+        if self.chain.has_length and not (self.is_bounded and self.ranges.ends):
             self.put(f"{self.end} = max({self.chain.stop}, {f'{self.first} + 1' if begins else '1'})")
         if self.chain.splits > 1:
             of_tile, each, stop = f" - {self.first}" if begins else "", f"{n}_each", self.chain.stop

@@ -12,15 +12,16 @@ shows nothing.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import count as count_from
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gemmkit.lang.errors import ConfigError
 from gemmkit.programs.chains.allocate import DEFAULTS
 from gemmkit.programs.chains.chain import Chain
-from gemmkit.programs.chains.merging import Merge, merge_of
+from gemmkit.programs.chains.merging import Merge, made_anew, merge_of
 from gemmkit.programs.collectives import ROWS
 from gemmkit.programs.mapping import MOST_SPLITS, Mapping
 from gemmkit.programs.spare import spare
@@ -68,14 +69,15 @@ def shares_of(chain: Chain, mapping: Mapping, signs: dict[str, float], processor
     rows, first, cells, parts = chain.rows.extent.size, 0, {}, {}
     states: list[dict[Value, Value]] = [{} for _ in range(splits)]
     for c in chain.carried:
-        base, columns = c.inside.name or "cell", [dim.size for dim in c.init.dims[1:]]
-        name = next(x for n in count_from(1) if (x := f"{base}{'' if n == 1 else f'_{n}'}_shares") not in cells)
+        columns, base = [dim.size for dim in c.init.dims[1:]], c.inside.name or "cell"
+        stem = next(x for n in count_from(1) if f"{(x := base if n == 1 else f'{base}_{n}')}_shares" not in cells)
+        name = f"{stem}_shares"
         shape = (count * splits, rows, *columns)
         info = cells[name] = spare(first, shape)
         chain.stores.append(Store(Parameter(name, shape, F32), chain.indices, c.after, None, c.inside.line))
         step = math.prod(shape[1:])
         for share in range(splits):
-            part = f"{name.removesuffix('_shares')}_{share}"
+            part = f"{stem}_{share}"
             of_stack = chain.stack is not None
             parts[part] = info._replace(pointer=info.pointer + 4 * step * share, readonly=True,
                                         shape=((count,) if of_stack else ()) + shape[1:],
@@ -103,11 +105,5 @@ def _merging(chain: Chain, merge: Merge, states: list[dict[Value, Value]], store
     for further in states[1:]:
         state = merge.of(state, further)
     known = {c.after: state[c.inside] for c in chain.carried}
-
-    def made(x: Value) -> Value:
-        if x not in known:
-            known[x] = Value(x.op, tuple(map(made, x.args)), x.dims, x.data, x.name, x.line) if x.args else x
-        return known[x]
-
-    body = [Store(store.parameter, store.key, made(store.value), store.only, store.line) for store in stores]
+    body: list[Any] = [replace(store, value=made_anew(store.value, known)) for store in stores]
     return Loop("parallel", chain.indices, body, line=chain.line)

@@ -14,7 +14,7 @@ from gemmkit.programs.chains.elements import scalar_text
 from gemmkit.programs.chains.names import Naming
 from gemmkit.programs.chains.order import Ordered
 from gemmkit.programs.chains.places import ChainPlaces
-from gemmkit.programs.chains.ranges import Ranges
+from gemmkit.programs.chains.ranges import Ranges, mentions
 from gemmkit.programs.chains.rounds import Producer
 from gemmkit.programs.text import OWN_NAMES, OutKind, Printed
 from gemmkit.programs.trace import Value
@@ -63,13 +63,9 @@ def tests_of(chain: Chain, ranges: Ranges) -> set[Value]:
             return True
         tested = x.args[1] if x.op == "where" else x
         return (x.op == "where" and ranges.has_free and chain.index in x.dims and tested.dims == x.dims
-                and users[tested] == 1 and bool(tested.args) and _mentions(x.args[0], chain.index))
+                and users[tested] == 1 and bool(tested.args) and mentions(x.args[0], chain.index))
 
     return {x for x in chain.body if is_test(x)}
-
-
-def _mentions(x: Value, index: object) -> bool:
-    return (x.op == "coordinate" and x.data is index) or any(_mentions(y, index) for y in x.args)
 
 
 def printed(title: str, chain: Chain, places: ChainPlaces, choice: Choice, order: Ordered, ranges: Ranges,
@@ -210,7 +206,7 @@ def _ranges(chain: Chain, choice: Choice, ranges: Ranges) -> list[str]:
     """Functions that say which blocks a tile's rounds visit, and where nothing is tested."""
     m, rows, step = chain.rows.name, choice.blocks[chain.rows.name], choice.blocks[chain.index.name]
     last, stop = f"min({m} + {rows}, sizes.{m}) - 1", chain.stop
-    given = f"{m}, {stop}, sizes" if chain.is_bounded else f"{m}, sizes"
+    given = f"{m}, {stop}, sizes" if chain.has_length else f"{m}, sizes"
 
     def extreme(bounds: list, of_last: bool) -> list[str]:
         """The bounds of the last of the rows where they grow with them, or of the first."""

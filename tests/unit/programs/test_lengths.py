@@ -17,6 +17,7 @@ from gemmkit.emulator.errors import EmulatorError
 from gemmkit.runtime.device import H100, assumed
 from tests.support import chains
 from tests.support import programs as listing
+from tests.support.chains import check
 
 F16, F32 = np.float16, np.float32
 ONE, TWO = (dataclasses.replace(H100, sm_count=count) for count in (1, 2))     # blocks go on from tile to tile
@@ -28,19 +29,6 @@ def operands(lengths: Any, rows: int = 100, places: int = 150, dtype: Any = np.i
     q, k, v = (chains.half(rng, len(lengths), extent, 64) for extent in (rows, places, places))
     k, v = chains.padded(k, lengths, np.nan), chains.padded(v, lengths, 6e4)
     return [q, k, v, lengths, chains.empty(*q.shape), chains.empty(*q.shape[:2], dtype=F32)]
-
-
-def check(program: gp.Program, arrays: list[np.ndarray], mapping: gk.Mapping, seed: int | None = None, **components: Any) -> Any:
-    """Every result is the reference's: to rounding, and NaN and infinite where it is."""
-    plan = program.plan(*arrays, mapping=mapping, **components)
-    wanted = program.reference(*arrays, **components)
-    given = program.bound(tuple(arrays), components)
-    with gk.emulate(seed):
-        plan.run(given)
-    results = [given[name] for name in given if name in plan.results]
-    chains.check_close(results, wanted, lambda got: 3e-3)
-    chains.check_infinite(results, wanted)
-    return plan
 
 
 @pytest.mark.sample(30)

@@ -16,22 +16,11 @@ from gemmkit.emulator.errors import EmulatorError
 from gemmkit.runtime.device import H100, assumed
 from tests.support import chains
 from tests.support import programs as listing
+from tests.support.chains import check
 
 F16, F32 = np.float16, np.float32
 ONE, TWO = (dataclasses.replace(H100, sm_count=count) for count in (1, 2))     # blocks go on from tile to tile
 SPLIT = gk.Mapping({"n": 32}, warpgroups=1, splits=3)
-
-
-def check(program: gp.Program, arrays: list[np.ndarray], mapping: gk.Mapping, seed: int | None = None, **components: Any) -> Any:
-    """Every result is the reference's: to rounding, and NaN and infinite where it is."""
-    plan = program.plan(*arrays, mapping=mapping, **components)
-    wanted, given = program.reference(*arrays, **components), program.bound(tuple(arrays), components)
-    with gk.emulate(seed):
-        plan.run(given)
-    results = [given[name] for name in given if name in plan.results]
-    chains.check_close(results, wanted, lambda got: 2e-2 if components.get("score") else 3e-3)
-    chains.check_infinite(results, wanted)
-    return plan
 
 
 @pytest.mark.sample(16)
