@@ -6,15 +6,14 @@ different lengths: `python -m bench.shares --out bench/results/shares.json`.
 | shares | the program's default mapping | the same by ``splits=1``; PyTorch's ``scaled_dot_product_attention`` |
 | lengths | ``stop=lengths[h]``, lengths evenly from 1 to all | the same with all of them; without ``stop=`` |
 
-All are CUDA graphs of `CALLS` calls, timed in turns in one run; a time is the median of `TURNS`. Results are compared
-before, of shares and of lengths with PyTorch's.
+All are CUDA graphs, timed in turns in one run (`bench.turns`). Results are compared before, of shares and of lengths with
+PyTorch's.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -22,10 +21,10 @@ import torch
 
 import gemmkit as gk
 from bench import report
-from bench.backends import Torch
+from bench.turns import times
 from gemmkit import programs as gp
 
-CALLS, TURNS, D = 10, 9, 128
+D = 128
 #: (matrices of a stack, rows of Q, rows of K)
 SHAPES = (8, 16, 32768), (8, 1, 8192), (32, 16, 8192), (1, 64, 65536), (2, 128, 131072), (64, 16, 4096)
 LONG = 64, 2048, 2048
@@ -44,17 +43,6 @@ def attention(q: Any, k: Any, v: Any, o: Any, scale: float, lengths: Any = None)
             out[:] = out * shrink + p.astype(v.dtype) @ v[h, n]
             best[:] = top
         o[h, m] = out / total
-
-
-def times(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Microseconds a call, by the name."""
-    lib = Torch()
-    graphs = {name: lib.capture([call] * CALLS) for name, call in calls.items()}
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(TURNS):
-        for name, graph in graphs.items():
-            found[name].append(lib.elapsed_us(graph) / CALLS)
-    return {name: statistics.median(taken) for name, taken in found.items()}
 
 
 def row(work: str, shape: tuple[int, int, int], calls: dict[str, Callable[[], Any]],
