@@ -14,10 +14,10 @@ __all__ = ["Mapping"]
 
 MOST_STAGES, MOST_WARPGROUPS, MOST_BLOCKS, MOST_SPLITS = 16, 3, 4, 16
 REGISTERS = "registers"
-SWITCHES = "ahead", "across", "turns", "descending", "longest_first"
+SWITCHES = "ahead", "across", "turns", "descending", "longest_first", "lazy"
 NEEDS = dict(ahead="a product that needs another product of its round", across="products that run a round ahead",
              turns="something to compute between the products of a round", descending="tiles of whole rows",
-             longest_first="tiles that get longer with their rows")
+             longest_first="tiles that get longer with their rows", lazy="a running maximum that scales cells")
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Mapping:
     | ``turns`` | warpgroups start their products one after the other | with 3, or much to compute |
     | ``descending`` | rounds go from the last block to the first; refused where they do not commute | where they commute |
     | ``longest_first`` | tiles that visit most blocks go first; refused where all visit the same | where they differ |
+    | ``lazy`` | a running maximum stays until what it scales would shrink below 2^-8; refused where results depend on it | not |
     | ``splits`` | so many blocks share a tile's rounds, and a second kernel merges | as idle multiprocessors take them |
     | ``places`` | by the name of a value, ``"registers"``: an error where it has another place | |
 
@@ -59,6 +60,7 @@ class Mapping:
     turns: bool | None = None
     descending: bool | None = None
     longest_first: bool | None = None
+    lazy: bool | None = None
     splits: int = 0
     places: Names[str, str] = field(default_factory=dict)
 

@@ -60,6 +60,9 @@ CASES: dict[str, tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any], Any]] 
     "attention 128, ascending": (listing.attention, heads(128), gk.Mapping(descending=False), SCALED, hand(128)),
     "attention 128, not ahead": (listing.attention, heads(128), gk.Mapping(ahead=False), SCALED, 475),
     "attention 128, soft cap": (listing.attention, heads(128), gk.Mapping(), dict(SCALED, score=chains.soft_cap), 590),
+    "attention 128, lazy": (listing.attention, heads(128), gk.Mapping(lazy=True), SCALED, 475),
+    "attention 256, lazy": (listing.attention, heads(256), gk.Mapping(lazy=True), SCALED, 510),
+    "attention 128, lazy, lengths": (chains.bounded, bounded(128), gk.Mapping(lazy=True), SCALED, 480),
     "attention 64": (listing.attention, heads(64), THREE, SCALED, hand(64)),
     "attention 192": (listing.attention, heads(192), gk.Mapping({"n": 96}), SCALED, hand(192)),
     "attention 256": (listing.attention, heads(256), gk.Mapping(), SCALED, 495),
@@ -113,3 +116,14 @@ def test_shares_have_the_rounds_of_whole_tiles(splits: int, d: int, components: 
         assert usage["spill_stores"] == usage["spill_loads"] == usage["stack_bytes"] == 0
     found, wanted = (min(map(len, rounds_of(plan))) for plan in (shares, whole))
     assert found <= MORE * wanted and not [line for one in rounds_of(shares) for line in written_in_flight(one)]
+
+
+@pytest.mark.parametrize("d, sums", [(128, 64), (256, 128)])
+def test_lazy_rounds_leave_multiplications_out(d: int, sums: int) -> None:
+    """The branch is one for the warp, by a vote, and jumps over all that rescales."""
+    (plan,) = recorded(lambda: listing.attention(*heads(d), mapping=gk.Mapping(lazy=True), **SCALED), H100, zeros=False)
+    least = min(rounds_of(plan), key=len)
+    vote = next(n for n, line in enumerate(least) if line.startswith("VOTE.ANY"))
+    jump = next(n for n, line in enumerate(least) if n > vote and "BRA" in line)
+    scaled = [n for n, line in enumerate(least) if line.startswith("FMUL") and n > jump]
+    assert len(scaled) >= sums and all(not line.startswith("FMUL") for line in least[vote:jump])

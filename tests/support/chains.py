@@ -275,3 +275,19 @@ def drawn_shares(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str
     """A program of either kind whose rounds are split over 2 to 16 blocks; most of them have fewer."""
     program, arrays, mapping, more = (drawn_lengths if seed % 2 else drawn_case)(seed)
     return program, arrays, dataclasses.replace(mapping, splits=(2, 3, 5, 16)[seed // 2 % 4], longest_first=None), more
+
+
+#: Programs without lazy rescaling, and what they are told.
+NOT_LAZY = {"bounded_weights": "results depend on the maximum", "bounded_chain": "no cell of rows keeps a maximum",
+            "gated_chain": "no cell of rows", "glu_chain": "no cell of rows", "mlp": "no cell of rows", "softmax_gemm": "no cell of rows",
+            "normalised": "no sums of a tile are multiplied by"}
+
+
+def drawn_lazy(seed: int) -> tuple[Any, list[np.ndarray], gk.Mapping, dict[str, Any]]:
+    """The same, lazily, of scores that grow along the keys or fall: maxima grow by little, by much, or not."""
+    program, arrays, mapping, more = (drawn_case, drawn_lengths, drawn_shares)[seed % 3](seed // 3)
+    if program.function.__name__ in ("attention", "decayed", "bounded", "normalised"):
+        keys = arrays[1]
+        steps = np.linspace(*((0.1, 4.0), (4.0, 0.1), (1.0, 1.0))[seed // 3 % 3], keys.shape[-2], dtype=np.float16)
+        arrays[1] = keys * steps[:, None]
+    return program, arrays, dataclasses.replace(mapping, lazy=True), more

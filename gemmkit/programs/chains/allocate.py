@@ -61,6 +61,7 @@ class Choice:
     nbytes: int = 0
     stacks: tuple[str, ...] = ()
     splits: int = 1
+    lazy: bool = False
 
     def size(self, dim: Any) -> int:
         return int(dim.size) if isinstance(dim, Axis) else self.blocks[dim.name]
@@ -70,7 +71,7 @@ class Choice:
         blocks = {name: length for name, length in self.blocks.items() if name not in self.stacks}
         return replace(given, blocks=blocks, warpgroups=self.warpgroups, ahead=self.ahead, across=self.across,
                        stages={ring.blocks[0].name: n for ring, n in self.stages.items()}, turns=self.turns,
-                       splits=self.splits,
+                       splits=self.splits, lazy=self.lazy,
                        descending=self.descending, longest_first=self.longest_first)
 
     def block_bytes(self, block: Block) -> int:
@@ -202,7 +203,7 @@ def _orders(chain: Chain, places: ChainPlaces, mapping: Mapping, may: May, lengt
     stacks = () if chain.stack is None else (chain.stack.name,)
     blocks.update(dict.fromkeys(stacks, 1))
     return Choice(blocks, mapping.warpgroups, ahead, across and divided is None, turns, descending, longest, stacks=stacks,
-                  splits=chain.splits)
+                  splits=chain.splits, lazy=bool(chain.factors))
 
 
 def _registers(chain: Chain, places: ChainPlaces, choice: Choice) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gemmkit.programs.lines import refused
 from gemmkit.programs.trace import Carried, Loop, Store, Value
@@ -16,7 +16,8 @@ __all__ = ["Chain", "chain_of", "depends", "dots", "is_chained", "late_values", 
 class Chain:
     """``body``: what a round computes, in order; ``carried``: its cells; ``end``: what is computed behind the loop, and
     ``stores``: what becomes of it. ``length``: the load of what bounds a tile's rounds, where not the array does.
-    ``splits``: how many blocks share a tile's rounds (`gemmkit.programs.chains.shares`)."""
+    ``splits``: how many blocks share a tile's rounds (`gemmkit.programs.chains.shares`). ``factors``: of rows, which are 1
+    in most rounds (`gemmkit.programs.chains.lazy`)."""
 
     stack: Index | None
     rows: Index
@@ -28,6 +29,7 @@ class Chain:
     line: str
     length: Value | None = None
     splits: int = 1
+    factors: set[Value] = field(default_factory=set)
 
     @property
     def values(self) -> list[Value]:

@@ -29,10 +29,12 @@ from gemmkit.ptx.descriptors import advance
 from gemmkit.ptx.memory import store_global
 from gemmkit.ptx.pack_fragment import pack_fragment, pack_relu
 from gemmkit.ptx.special import lane_index
+from gemmkit.ptx.vote import any_lane
 from gemmkit.ptx.words import pack_narrow, unpack_narrow
 from gemmkit.tiling import Tile
 
-__all__ = ["HandedProduct", "OctetOut", "lane_value", "limits", "own_sum", "row_max", "row_value", "whole_sum"]
+__all__ = ["HandedProduct", "OctetOut", "lane_value", "limits", "own_sum", "rescales", "row_max", "row_value",
+           "whole_sum"]
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,11 @@ def lane_value(rows: tuple, i: int) -> Any:
 def limits(row: int, place: int, slope: int, shift: int) -> tuple:
     """Of a thread's two rows slope * row + shift, counted from its first place on."""
     return slope * row + shift - place, slope * (row + 8) + shift - place
+
+
+def rescales(factors: tuple) -> bool:
+    """Whether a row of the warp's has another factor than 1."""
+    return any_lane((factors[0] != 1.0) | (factors[1] != 1.0))
 
 
 def row_max(values: tuple) -> tuple:

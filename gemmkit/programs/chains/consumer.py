@@ -71,7 +71,14 @@ class Consumer(Role):
             self.put(f"{self.name(x)} = {self.product(dot)}.{packed}({self.name(x.args[0])})")
         else:
             assert x.op in ELEMENTWISE, x.op
-            self.put(f"{self.name(x)} = {self.applied(x)}")
+            self.rescale(x) if self.is_rescaled(x) else self.put(f"{self.name(x)} = {self.applied(x)}")
+
+    def is_rescaled(self, x: Value) -> bool:
+        """Whether a value becomes itself times a factor that is 1 in most rounds."""
+        return x.op == "mul" and x.args[1] in self.chain.factors and self.name(x) == self.name(x.args[0])
+
+    def rescale(self, x: Value) -> None:
+        self.put(f"if rescales({self.name(x.args[1])}):", f"    {self.name(x)} = {self.applied(x)}")
 
     def applied(self, x: Value) -> str:
         made = Element(self.chain, x, self.known, self.of_tile)

@@ -11,6 +11,7 @@ import numpy as np
 from gemmkit.programs.chains.algebra import guard, keep_parts, rewrite
 from gemmkit.programs.chains.allocate import Choice, May, chosen
 from gemmkit.programs.chains.chain import Chain, chain_of
+from gemmkit.programs.chains.lazy import begin_lazily, references
 from gemmkit.programs.chains.lengths import begun, check_bounded
 from gemmkit.programs.chains.order import ordered
 from gemmkit.programs.chains.places import ChainPlaces, placed
@@ -25,7 +26,7 @@ from gemmkit.programs.trace import Loop, Value
 
 __all__ = ["Derived", "derived"]
 
-ORDERS = "ahead", "across", "turns", "descending", "longest_first"
+ORDERS = "ahead", "across", "turns", "descending", "longest_first", "lazy"
 
 
 class Derived:
@@ -54,12 +55,14 @@ def derived(name: str, loop: Loop, mapping: Mapping, numbers: dict[str, float], 
     store and the descriptions of what is stored to beside the program's arrays."""
     chain = chain_of(loop)
     check_bounded(chain)
+    lazy = references(chain, numbers) if mapping.lazy else []
     shares = shares_of(chain, mapping, numbers, processors)
     cells = {} if shares is None else shares.cells
     kinds: dict[str, OutKind] = {store.parameter.name: outs(chain, store, cells) for store in chain.stores}
     ranges = ranges_of(chain, numbers)
     may = May(commutes(chain, numbers), ranges.grow)
     rewrite(chain, numbers)
+    begin_lazily(chain, lazy)
     guard(chain)
     begun(chain, numbers)
     keep_parts(chain)

@@ -89,6 +89,24 @@ def test_drawn_shares(seed: int) -> None:
         chains.check_infinite(results, wanted)
 
 
+@pytest.mark.sample(10)
+@pytest.mark.parametrize("seed", range(120))
+def test_drawn_lazy(seed: int) -> None:
+    """Scores that grow along the keys, fall, or do neither."""
+    program, arrays, mapping, more = chains.drawn_lazy(seed)
+    given = program.bound(tuple(there(x) for x in arrays), more)
+    try:
+        plan = program.plan(*given.values(), mapping=mapping)
+    except gk.ConfigError as error:
+        reasons = {**chains.NO_SHARES, **chains.NOT_LAZY}
+        assert reasons[program.function.__name__] in str(error) or program.function.__name__ in chains.NO_SHARES
+        return
+    wanted = program.reference(*arrays, **more)
+    plan.run(given)
+    most = 2e-2 if more.get("score") else 3e-3
+    chains.check_close([given[name].get() for name in given if name in plan.results], wanted, lambda got: most)
+
+
 def test_shares_on_streams_and_in_a_graph(rng: np.random.Generator) -> None:
     """What shares leave is in memory of the stream's: two streams at once, and a graph that runs beside its stream."""
     import cupy

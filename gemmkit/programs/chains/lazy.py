@@ -1,0 +1,157 @@
+"""Lazy rescaling: a running maximum stays as it is while what it scales would shrink by no more than 2^-8.
+
+In attention a round finds the largest score so far, and everything that was added up relative to the old one is multiplied
+by exp(best - top). The reference need not be the largest score: any place near it gives the same quotient. So with
+``Mapping(lazy=True)`` a row's reference stays until the factor would be below 2^-8, and a warp whose rows all have factor 1
+leaves the multiplication of its sums out (`gemmkit.programs.chains.collectives.rescales`). Of heads of 128 these are 64 of
+a round's 455 instructions. FlashAttention-4 (Zadouri et al., 2026) does so on Blackwell.
+
+| written | computed |
+|---|---|
+| top = max(best, ...) | highest = max(best, ...), drop = the exponent of the factor from best to highest |
+| | top = best if drop >= -8 else highest |
+| shrink = exp(best - top) | 1 if drop >= -8 else 2^drop |
+
+That results do not depend on the reference is not proved, but tried: rounds whose references are moved by drawn numbers
+store the same. Weights are 2^8 times as large at most; of float16 only powers that a maximum bounds by 1 have room for that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gemmkit.lang.errors import ConfigError
+from gemmkit.programs.chains.algebra import in_order
+from gemmkit.programs.chains.chain import Chain, dots, loaded
+from gemmkit.programs.chains.trials import SCALES, Trial
+from gemmkit.programs.lines import refused
+from gemmkit.programs.trace import Carried, Value
+
+__all__ = ["DROP", "begin_lazily", "references"]
+
+DROP = -8.0                            # the least exponent of a factor for which rows are left as they are
+CLOSE = 1e-8
+
+
+def references(chain: Chain, signs: dict[str, float]) -> list[Carried]:
+    """Of a program as it is traced: cells that keep a maximum of which results do not depend.
+
+    Raises ConfigError where there is none.
+    """
+    maxima = [c for c in chain.carried if c.out.op == "max" and c.inside in c.out.args and len(c.out.dims) == 1]
+    found = [c for c in maxima if _does_not_matter(chain, c, signs)]
+    if not found:
+        why = (f"results depend on the maximum that {maxima[0].inside!r} keeps" if maxima else
+               "no cell of rows keeps a maximum, such as best[:] = maximum(best, s.max(axis=1))")
+        raise _refused(chain, why)
+    return found
+
+
+def _refused(chain: Chain, why: str, line: str = "") -> ConfigError:
+    return refused(ConfigError, f"Mapping(lazy=True): {why}", line or chain.line)
+
+
+def _does_not_matter(chain: Chain, cell: Carried, signs: dict[str, float]) -> bool:
+    """Whether three rounds whose maxima are moved by drawn numbers store what they store otherwise."""
+    by = Value("moved", (), cell.out.dims, None, "", cell.out.line)
+    moved = Value("add", (cell.out, by), cell.out.dims, None, "", cell.out.line)
+    with_it = _Replaced({cell.out: moved}, cell.out)
+    other = replace(chain, carried=[replace(c, out=with_it.of(c.out)) for c in chain.carried])
+    with np.errstate(all="ignore"):
+        for scale in SCALES:
+            trial = Trial(chain, signs, scale)
+            wanted = _stored(trial)
+            trial.chain = other                        # the same operands
+            if not all(np.allclose(x, y, rtol=CLOSE, atol=CLOSE, equal_nan=True) for x, y in zip(wanted, _stored(trial))):
+                return False
+    return True
+
+
+def _stored(trial: Trial) -> list[Any]:
+    state = trial.begin()
+    for turn in range(3):
+        state = trial.round(state, turn)
+    known: dict[Value, Any] = {c.after: state[c.inside] for c in trial.chain.carried}
+
+    def value(x: Value) -> Any:
+        if x not in known:
+            known[x] = trial.operation(x, [value(y) for y in x.args], frozenset()) if x.args else trial.leaf(x, 0)
+        return known[x]
+
+    return [value(store.value) for store in trial.chain.stores]
+
+
+@dataclass
+class _Replaced:
+    """Values with others in the place of some; what does not depend on those stays the same value. ``kept``: a value that
+    is read by what takes its place, and stays."""
+
+    known: dict[Value, Value]
+    kept: Value
+
+    def of(self, x: Value) -> Value:
+        if x not in self.known:
+            args = tuple(map(self.of, x.args))
+            same = all(one is other for one, other in zip(args, x.args))
+            self.known[x] = x if same else Value(x.op, args, x.dims, x.data, x.name, x.line)
+        return self.known[x]
+
+
+# -- the rounds -----------------------------------------------------------------------------------------------------------
+
+def begin_lazily(chain: Chain, cells: list[Carried]) -> None:
+    """Rewrite the rounds (`gemmkit.programs.chains.algebra` has), and name the factors: `Chain.factors`."""
+    for cell in cells:
+        _check_room(chain, cell)
+        _one(chain, cell)
+
+
+def _one(chain: Chain, cell: Carried) -> None:
+    best, highest = cell.inside, cell.out
+    factors = [x for x in chain.body if x.op == "exp2" and len(x.dims) == 1 and _depends(x, best) and _depends(x, highest)]
+    if len(factors) != 1:
+        raise _refused(chain, f"{len(factors)} factors of rows go from the old {best!r} to the new one; one is needed, such as "
+                              "exp(best - top)", highest.line)
+    (shrink,), dims, line = factors, highest.dims, highest.line
+    drop = shrink.args[0]
+
+    def made(op: str, *args: Value, name: str = "") -> Value:
+        return Value(op, args, dims, None, name, line)
+
+    stays = made("le", Value("const", (), (), DROP, "", line), drop)
+    top = made("where", stays, best, highest, name=highest.name)
+    factor = made("where", stays, Value("const", (), (), 1.0, "", line), made("exp2", drop), name=shrink.name)
+    new = _Replaced({highest: top, shrink: factor}, highest)
+    for c in chain.carried:
+        c.out = new.of(c.out)
+    for x in (highest, drop, *_between(drop, highest)):
+        x.name = ""
+    highest.name, drop.name = "highest", "drop"
+    chain.body = in_order([c.out for c in chain.carried])
+    if not any(x.op == "mul" and len(x.dims) == 2 and x.args[1] is factor for x in chain.body):
+        raise _refused(chain, f"no sums of a tile are multiplied by {factor!r}, so that nothing is left out", line)
+    chain.factors.add(factor)
+
+
+def _depends(x: Value, on: Value) -> bool:
+    return x is on or any(_depends(y, on) for y in x.args if len(y.dims) < 2)
+
+
+def _between(x: Value, on: Value) -> list[Value]:
+    """What a value of rows is made of, down to another."""
+    return [] if x is on else [z for y in x.args if _depends(y, on) for z in (y, *_between(y, on))]
+
+
+def _check_room(chain: Chain, cell: Carried) -> None:
+    """Raises ConfigError for what is handed over in float16 and may exceed it."""
+    for dot in dots(chain.body):
+        a, b = dot.args[0], loaded(dot.args[1])
+        if loaded(a) is not None or b is None or np.dtype(b.data[0].dtype) != np.float16:
+            continue
+        source = a.args[0] if a.op == "cast" else a
+        if source.op != "exp2":
+            raise _refused(chain, f"{source!r} is handed over to a product in float16, and may be 2^8 times as large; of "
+                                  "bfloat16, or of a power such as exp(s - top), there is room", dot.line)
